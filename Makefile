@@ -1,0 +1,48 @@
+# The two commands are `make demo` and `make test`; each makes its own environment first.
+# PYTHON=python3.12 make test   uses another interpreter.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: help demo test check format unit bench chaos frameworks system-packages clean
+
+help:
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
+
+# The stamp holds a checksum of what was installed, so a second run installs nothing.
+$(STAMP): pyproject.toml constraints.txt scripts/install
+	@scripts/install $(PYTHON) $(VENV)
+
+demo: $(STAMP) ## train on real digits on two simulated nodes, kill a worker, recover
+	@$(BIN)/python examples/digits/demo.py
+
+test: $(STAMP) system-packages ## all checks and tests (what CI calls)
+	@scripts/test $(VENV)
+
+check: $(STAMP) ## format, lint, types, import contracts
+	@scripts/check $(VENV)
+
+format: $(STAMP) ## let ruff format and mend
+	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+unit: $(STAMP) ## the quick tests only
+	@$(BIN)/python -m pytest tests/unit
+
+bench: $(STAMP) ## launch and rendezvous against torchrun
+	@$(BIN)/python benchmarks/launch.py
+	@$(BIN)/python benchmarks/rendezvous.py
+
+chaos: $(STAMP) ## random kills, the long form of the fault tests
+	@MUSTER_CHAOS=100 $(BIN)/python -m pytest --timeout 1800 -s -k chaos tests/faults
+
+frameworks: $(STAMP) ## Lightning, Accelerate and Transformers under muster and torchrun
+	@scripts/install-frameworks $(VENV)
+	@$(BIN)/python -m pytest tests/frameworks
+
+system-packages:
+	@scripts/system-packages
+
+clean: ## remove the environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build src/*.egg-info

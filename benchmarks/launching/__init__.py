@@ -1,0 +1,1 @@
+"""What `benchmarks/launch.py` is made of: sides, jobs, cases and the report."""

@@ -1,0 +1,184 @@
+"""The launchers that are compared, each at its best settings.
+
+torchrun stands here twice. `torchrun` is the command that everybody types. `torchrun-fork` forks
+its workers from the agent, which has imported torch already: the fastest that torchrun can be,
+at the price of forking a process with threads.
+"""
+
+import os
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+WORKER = Path(__file__).with_name("worker.py")
+
+MAX_RESTARTS = 3
+
+# Without RES_OPTIONS one lost answer of a name server stalls a worker by 5 s, on every side.
+COMMON_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "RES_OPTIONS": "timeout:1 attempts:1"}
+
+# Installed torch has its bytecode, a checkout of muster must be allowed to write its own.
+NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
+
+TORCHRUN_ENVIRONMENT = {
+    # torchrun 2.13 does not survive the SIGKILL of a Gloo worker without it.
+    "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    # Ranks are computed, not asked for. Source: elastic/agent/server/api.py, _assign_worker_ranks.
+    "TORCH_ELASTIC_WORKER_IDENTICAL": "1",
+}
+# No look-up of this machine's own name. Source: elastic/rendezvous/dynamic_rendezvous.py.
+TORCHRUN_OPTIONS = ["--local-addr", "127.0.0.1"]
+FORK_OPTIONS = ["--run-path", "--start-method", "fork"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """How large a job is and what it must be able to do.
+
+    Attributes:
+        num_nodes: Agents, all on this machine.
+        num_workers_per_node: Workers of each agent.
+        restarts: Whether the job must survive the loss of a worker.
+        monitor_interval_s: How often torchrun's agent looks at its workers; 0.1 is its default.
+    """
+
+    num_nodes: int = 1
+    num_workers_per_node: int
+    restarts: bool = True
+    monitor_interval_s: float = 0.1
+
+    @property
+    def num_workers(self) -> int:
+        """Return the number of workers on all nodes."""
+        return self.num_nodes * self.num_workers_per_node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One launcher: how it is started and which of its processes is the agent.
+
+    Attributes:
+        commands: From a shape and the worker's arguments to one command line for each launcher.
+        is_agent: Says from a command line whether the process is an agent.
+        module: What `python -m` starts.
+        has_monitor_interval: Whether the agent polls its workers at an interval one can set.
+    """
+
+    name: str
+    commands: Callable[[Shape, list[str]], list[list[str]]]
+    is_agent: Callable[[str], bool]
+    environment: dict[str, str]
+    module: str
+    has_monitor_interval: bool
+
+
+def side_environment(side: Side, folder: Path) -> dict[str, str]:
+    """Return the environment in which the launchers of `side` run, with all files in `folder`."""
+    python_path = [str(REPOSITORY / "src"), os.environ.get("PYTHONPATH", "")]
+    inherited = {key: value for key, value in os.environ.items() if key != NO_BYTECODE}
+    return {
+        **inherited,
+        **COMMON_ENVIRONMENT,
+        **side.environment,
+        "PYTHONPATH": os.pathsep.join(filter(None, python_path)),
+        "MUSTER_HOME": str(folder / "home"),
+        "TMPDIR": str(folder),
+    }
+
+
+def help_command(side: Side) -> list[str]:
+    """Return the command that prints the help of `side`."""
+    return [sys.executable, "-m", side.module, "--help"]
+
+
+def _muster_commands(shape: Shape, worker: list[str]) -> list[list[str]]:
+    nodes = ["--nodes", str(shape.num_nodes)] if shape.num_nodes > 1 else []
+    return [
+        [
+            *[sys.executable, "-m", "torchmuster", "run", *nodes],
+            *["--nproc-per-node", str(shape.num_workers_per_node)],
+            *["--max-restarts", str(MAX_RESTARTS), *worker],
+        ]
+    ]
+
+
+def _torchrun_commands(shape: Shape, worker: list[str]) -> list[list[str]]:
+    return [
+        [
+            *[sys.executable, "-m", "torch.distributed.run", *TORCHRUN_OPTIONS, *meeting],
+            *["--nnodes", str(shape.num_nodes)],
+            *["--nproc-per-node", str(shape.num_workers_per_node)],
+            *["--max-restarts", str(MAX_RESTARTS)],
+            *["--monitor-interval", str(shape.monitor_interval_s), *worker],
+        ]
+        for meeting in _torchrun_meetings(shape)
+    ]
+
+
+def _torchrun_fork_commands(shape: Shape, worker: list[str]) -> list[list[str]]:
+    return _torchrun_commands(shape, [*FORK_OPTIONS, *worker])
+
+
+def _torchrun_meetings(shape: Shape) -> list[list[str]]:
+    """Return for each agent of torchrun how it meets the others, the fastest that will do.
+
+    A static rendezvous saves a random delay of up to 0.3 s, but its workers don't find each other
+    again after a restart. `last_call_timeout` has no effect when the number of nodes is fixed.
+    """
+    if shape.num_nodes == 1 and not shape.restarts:
+        return [["--master-port", str(_free_port())]]
+    if shape.num_nodes == 1:
+        return [["--standalone"]]
+    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{_free_port()}"]
+    meeting += ["--rdzv-id", "benchmark", "--rdzv-conf"]
+    hosts = ["true", *["false"] * (shape.num_nodes - 1)]
+    return [[*meeting, f"is_host={is_host}"] for is_host in hosts]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _is_muster_agent(command: str) -> bool:
+    return "torchmuster/agent/" in command and "spawner" not in command
+
+
+def _is_torchrun_agent(command: str) -> bool:
+    return "-m torch.distributed.run" in command
+
+
+SIDES = {
+    side.name: side
+    for side in (
+        Side(
+            name="muster",
+            commands=_muster_commands,
+            is_agent=_is_muster_agent,
+            environment={},
+            module="torchmuster",
+            has_monitor_interval=False,
+        ),
+        Side(
+            name="torchrun",
+            commands=_torchrun_commands,
+            is_agent=_is_torchrun_agent,
+            environment=TORCHRUN_ENVIRONMENT,
+            module="torch.distributed.run",
+            has_monitor_interval=True,
+        ),
+        Side(
+            name="torchrun-fork",
+            commands=_torchrun_fork_commands,
+            is_agent=_is_torchrun_agent,
+            environment=TORCHRUN_ENVIRONMENT,
+            module="torch.distributed.run",
+            has_monitor_interval=True,
+        ),
+    )
+}

@@ -1,0 +1,1 @@
+"""One agent per node, and the coordinator in the head's: standard library only."""

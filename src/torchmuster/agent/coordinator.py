@@ -1,0 +1,882 @@
+"""The coordinator: calls the roll, starts and ends attempts, gives the one verdict.
+
+One task owns all state and takes everything from one inbox, in the order of arrival: that order is the
+order of events (`docs/design.md`, rule 3). Connections only put messages into the inbox.
+
+    GATHERING --all here--> RUNNING --failure, loss, growth, stop--> ENDING --all reaped--> GATHERING
+                               |                                        |
+                               +--all ended well--> OVER <--no more-----+
+"""
+
+import asyncio
+import enum
+import json
+import signal
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import torchmuster
+from torchmuster.agent.restarts import Next, RestartBook
+from torchmuster.agent.roll import SILENT_S, Member, Roll
+from torchmuster.files.disk import DiskWriter
+from torchmuster.files.layout import RunDir
+from torchmuster.model import codec, contract
+from torchmuster.model.failure import EndKind, WorkerEnd, describe, first_cause
+from torchmuster.model.plan import RunPlan
+from torchmuster.model.ranks import NodeRanks, assign_ranks, compress_ranks
+from torchmuster.model.verdict import (
+    Circumstances,
+    Report,
+    Result,
+    RunState,
+    explain_failure,
+    final_exit_code,
+)
+from torchmuster.net import messages
+from torchmuster.net.channel import Channel, ChannelClosedError
+from torchmuster.net.handshake import HandshakeError, Reason, Role
+
+SAY_EVERY_S = 5.0
+FIRST_SAY_S = 4.0
+EARLY_END_SAY_S = 3.0
+PROOF_EVERY_S = 0.02
+PREEMPTION_GRACE_S = 30.0
+_MAX_LISTED = 256  # nodes in one event
+_MAX_UNSENT_OUTPUT_BYTES = 1 << 20
+
+
+class Phase(enum.Enum):
+    """Where the run stands."""
+
+    GATHERING = "gathering"
+    RUNNING = "running"
+    ENDING = "ending"
+    OVER = "over"
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One life of the process group, as the coordinator sees it."""
+
+    number: int
+    world_size: int
+    started_at: float
+    members: dict[int, Member]  # by place
+    ranks: dict[int, NodeRanks]
+    workers_up_at: float | None = None
+    places_up: set[int] = field(default_factory=set)
+    ends: list[WorkerEnd] = field(default_factory=list)
+    reaped: set[int] = field(default_factory=set)
+    ending_at: float | None = None
+    ending_why: str = ""
+    early_said: int = 0
+    early_at: float | None = None
+    preempted_at: float | None = None
+
+    @property
+    def ended_ranks(self) -> set[int]:
+        """The ranks whose end is known."""
+        return {end.rank for end in self.ends}
+
+    @property
+    def early_ranks(self) -> list[int]:
+        """The ranks that ended with 0 while others ran on."""
+        return [end.rank for end in self.ends if end.kind is EndKind.SUCCESS]
+
+
+@dataclass(slots=True)
+class _Client:
+    channel: Channel
+    owner: bool
+    left_out: int = 0
+
+
+@dataclass(slots=True)
+class _StopRequest:
+    signum: int
+    who: str
+    kill_at: float
+    sent: bool = False
+    killed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorOptions:
+    """What the coordinator is given beside its plan.
+
+    Attributes:
+        open_store: Binds the store's port on an address and returns the port.
+        first_attempt: Not 0 when the head was lost and the engine started the run again.
+        on_event: Called with every event, e.g. to print it where the head has a terminal.
+    """
+
+    plan: RunPlan
+    run_dir: RunDir
+    open_store: Callable[[int, str], int]
+    own_address: str
+    first_attempt: int = 0
+    restarts_spent: int = 0
+    on_event: Callable[[messages.Event], None] | None = None
+
+
+class Coordinator:
+    """Conducts one run."""
+
+    def __init__(self, options: CoordinatorOptions, disk: DiskWriter) -> None:
+        self.plan = options.plan
+        self.options = options
+        self.disk = disk
+        self.roll = Roll(options.plan)
+        self.book = RestartBook(options.plan.limits.max_restarts, options.restarts_spent)
+        self.inbox: asyncio.Queue[tuple[Member | _Client | None, Any]] = asyncio.Queue()
+        self.phase = Phase.GATHERING
+        self.attempt: Attempt | None = None
+        self.result: Result | None = None
+        self._next_attempt = options.first_attempt
+        self._clients: list[_Client] = []
+        self._started_at = time.monotonic()
+        self._gathering_since = self._started_at
+        self._enough_since: float | None = None
+        self._say_at = self._started_at + FIRST_SAY_S
+        self._stop: _StopRequest | None = None
+        self._debugging: set[int] = set()
+        self._asked_for: set[int] = set()
+        self._refusals: dict[str, float] = {}
+        self._why_next = "start"
+        self._failed_at: float | None = None
+        self._lost_s = 0.0
+        self._logs_lost = 0
+        self._held_failure_said = False
+        self._owner_came = False
+        self._unheard: deque[messages.Event] = deque(maxlen=_MAX_LISTED)
+
+    # Connections: they only fill the inbox.
+
+    async def serve(self, channel: Channel) -> None:
+        """Serve one authenticated connection until it ends."""
+        if channel.role is Role.CLIENT:
+            await self._serve_client(channel)
+        else:
+            await self._serve_agent(channel)
+
+    async def _serve_agent(self, channel: Channel) -> None:
+        try:
+            async with asyncio.timeout(SILENT_S):
+                hello = await channel.receive()
+        except (ChannelClosedError, TimeoutError):
+            return
+        if not isinstance(hello, messages.Hello):
+            return
+        joined: asyncio.Future[Member | None] = asyncio.get_running_loop().create_future()
+        await self.inbox.put((None, (hello, channel, joined)))
+        member = await joined
+        if member is None:
+            await channel.close()
+            return
+        why = "its connection ended"
+        try:
+            while True:
+                async with asyncio.timeout(SILENT_S):
+                    message = await channel.receive()
+                member.heard_at = time.monotonic()
+                if isinstance(message, messages.Ping):
+                    channel.send_nowait(messages.Pong(number=message.number))
+                else:
+                    self.inbox.put_nowait((member, message))
+        except ChannelClosedError as error:
+            why = f"its agent has gone ({error})"
+        except TimeoutError:
+            why = f"its agent has been silent for {SILENT_S:.0f} s"
+        finally:
+            self.inbox.put_nowait((member, (channel, why)))
+
+    async def _serve_client(self, channel: Channel) -> None:
+        client = _Client(channel, owner=False)
+        try:
+            while True:
+                self.inbox.put_nowait((client, await channel.receive()))
+        except ChannelClosedError:
+            pass
+        finally:
+            self.inbox.put_nowait((client, None))
+
+    def refuse_stranger(self, peer: str, error: HandshakeError) -> None:
+        """Note a caller that failed the handshake; garbage is not worth a line."""
+        if error.reason in (Reason.WRONG_SECRET, Reason.OTHER_VERSION):
+            why = {
+                Reason.WRONG_SECRET: "it has another secret",
+                Reason.OTHER_VERSION: "it speaks another version of muster's protocol",
+            }[error.reason]
+            self._note_refusal(peer, why)
+
+    def _note_refusal(self, host: str, why: str) -> None:
+        now = time.monotonic()
+        if len(self._refusals) < 1024 and now - self._refusals.get(why, -60.0) >= 60.0:
+            self._refusals[why] = now
+            self.event("agent_refused", host=host, why=why)
+
+    # The record.
+
+    def event(self, name: str, **fields: Any) -> None:
+        """Write one event to the record and to everyone who watches."""
+        now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        line = {"time": now, "event": name, **fields}
+        text = json.dumps(line, separators=(",", ":")) + "\n"
+        self.disk.append(self.options.run_dir.events, text.encode())
+        message = messages.Event(name=name, time=now, fields=fields)
+        if self.options.on_event is not None:
+            self.options.on_event(message)
+        for client in self._clients:
+            client.channel.send_nowait(message)
+        if not self._owner_came:
+            self._unheard.append(message)
+
+    # The one loop.
+
+    async def conduct(self) -> Result:
+        """Conduct the run to its end and return its result."""
+        self.event("run_started", run_id=self.plan.run_id, first_attempt=self._next_attempt)
+        while self.result is None:
+            try:
+                async with asyncio.timeout(max(self._next_wakeup() - time.monotonic(), 0.0)):
+                    source, message = await self.inbox.get()
+            except TimeoutError:
+                pass
+            else:
+                self._take(source, message)
+                while not self.inbox.empty() and self.result is None:
+                    self._take(*self.inbox.get_nowait())
+            self._advance()
+        await self._say_goodbye(self.result)
+        return self.result
+
+    def _next_wakeup(self) -> float:
+        """Return when something is due even if nobody calls."""
+        now = time.monotonic()
+        due = now + 1.0
+        if self.phase is Phase.GATHERING and self._enough_since is not None:
+            due = min(due, self._enough_since + self.plan.limits.last_call_s)
+        if self.phase in (Phase.GATHERING, Phase.ENDING) and self.roll.dangerous():
+            due = min(due, now + PROOF_EVERY_S)
+        if self._stop is not None and not self._stop.killed:
+            due = min(due, self._stop.kill_at)
+        return due
+
+    def _advance(self) -> None:
+        if self.result is not None:
+            return
+        if self.phase is Phase.GATHERING:
+            self._advance_gathering()
+        elif self.phase is Phase.RUNNING:
+            self._advance_running()
+        elif self.phase is Phase.ENDING:
+            self._advance_ending()
+
+    # Taking what comes in.
+
+    def _take(self, source: Member | _Client | None, message: Any) -> None:
+        if source is None:
+            self._take_hello(*message)
+        elif isinstance(source, _Client):
+            self._take_client(source, message)
+        elif isinstance(message, tuple):
+            self._take_loss(source, *message)
+        else:
+            self._take_agent(source, message)
+
+    def _take_hello(
+        self, hello: messages.Hello, channel: Channel, joined: "asyncio.Future[Member | None]"
+    ) -> None:
+        known = self.roll.by_incarnation(hello.incarnation)
+        if known is not None:  # it calls again; what it was is settled by what it says now
+            if known.lost_why is None and known.channel is not None:
+                self._take_loss(known, known.channel, "its agent called a second time")
+            self.roll.forget(known)
+        why_not = self.roll.why_not(hello, torchmuster.__version__)
+        if why_not is not None:
+            channel.send_nowait(messages.Refused(sentence=f"this agent is not wanted: {why_not}"))
+            self._note_refusal(hello.host, why_not)
+            joined.set_result(None)
+            return
+        member = self.roll.admit(hello, channel)
+        member.running_attempt = hello.attempt
+        if member.place is None and self._next_attempt > self.options.first_attempt:
+            self.roll.number_places()
+        name = self._name(member)
+        channel.send_nowait(
+            messages.Welcome(run_id=self.plan.run_id, node=name, tee=self.plan.tee.value)
+        )
+        self.event("agent_joined", node=name, host=hello.host, pid=hello.pid)
+        joined.set_result(member)
+        if channel.is_open:
+            text = f"{name} has no key in common with the head: its channel is not authenticated"
+            self.event("notice", node=name, text=text)
+        if self.phase is not Phase.GATHERING:
+            self._take_newcomer(name)
+
+    def _take_newcomer(self, name: str) -> None:
+        self.event("newcomer", node=name)
+        if self.plan.grow and self.phase is Phase.RUNNING:
+            self._begin_ending(f"{name} has come")
+            self._why_next = f"{name} has come"
+
+    def _take_loss(self, member: Member, channel: Channel, why: str) -> None:
+        if member.channel is not channel:  # it has called again since
+            return
+        self.roll.lose(member, why)
+        if self.phase is Phase.OVER:
+            return
+        name = self._name(member)
+        in_attempt = self.attempt is not None and member in self.attempt.members.values()
+        self.event("node_lost", node=name, why=why)
+        if in_attempt and self.attempt is not None and self.phase is Phase.RUNNING:
+            self.attempt.ends.append(self._node_end(member, why))
+        if member.place is not None and not self.plan.is_elastic:
+            self._ask_for([member.place])
+
+    def _node_end(self, member: Member, why: str) -> WorkerEnd:
+        attempt = self.attempt
+        ranks = attempt.ranks[member.place] if attempt and member.place is not None else None
+        return WorkerEnd(
+            attempt=attempt.number if attempt else -1,
+            rank=ranks.first_rank if ranks else -1,
+            local_rank=0,
+            node=self._name(member),
+            kind=EndKind.NODE_LOST,
+            asked=False,
+            elapsed_s=round(time.monotonic() - attempt.started_at, 3) if attempt else 0.0,
+            signum=9,
+            detail=why,
+        )
+
+    def _take_agent(self, member: Member, message: messages.Message) -> None:
+        attempt = self.attempt
+        match message:
+            case messages.SpawnerReady():
+                again, member.ready = member.ready is not None, message
+                if again:
+                    return
+                if message.why:
+                    self.event("notice", node=self._name(member), text=message.why)
+                if message.torch is None and message.why is None and message.forks:
+                    text = "torch is not installed in the job's interpreter: there is no store"
+                    self.event("notice", node=self._name(member), text=text)
+            case messages.SpawnerRefused(why=why):
+                member.refused_why = why
+                self._fail_to_start(member, why)
+            case messages.WorkersStarted(attempt=number) if attempt and number == attempt.number:
+                member.worker_pids = message.pids
+                member.spawner_pid = message.spawner_pid
+                self._note_up(attempt, member)
+            case messages.WorkerEnded(end=end) if attempt and end.attempt == attempt.number:
+                self._take_end(attempt, end)
+            case messages.StoreLost(attempt=number, detail=detail):
+                if attempt and number == attempt.number and self.phase is Phase.RUNNING:
+                    end = self._node_end(member, f"the store of the attempt ended ({detail})")
+                    attempt.ends.append(end)
+            case messages.AllReaped(attempt=number):
+                member.running_attempt = None
+                if attempt and number == attempt.number and member.place is not None:
+                    attempt.reaped.add(member.place)
+            case messages.Output():
+                self._pass_on(message)
+            case messages.Notice():
+                self._logs_lost += message.logs_lost_lines
+                if message.text:
+                    self.event("notice", node=self._name(member), text=message.text)
+            case messages.Debugger(rank=rank, active=active):
+                self._debugging.add(rank) if active else self._debugging.discard(rank)
+            case messages.SignalReceived(signum=signum):
+                # Schedulers send SIGTERM to every agent, some twice; Ctrl-C twice means at once.
+                repeat = signum == signal.SIGINT and member.interrupted
+                member.interrupted = signum == signal.SIGINT
+                self._request_stop(signum, f"the agent of {self._name(member)}", repeat=repeat)
+
+    def _note_up(self, attempt: Attempt, member: Member) -> None:
+        if member.place is None or member.place in attempt.places_up:
+            return
+        attempt.places_up.add(member.place)
+        if len(attempt.places_up) == len(attempt.members):
+            attempt.workers_up_at = time.monotonic()
+            lost_s = 0.0
+            if self._failed_at is not None:
+                lost_s = attempt.workers_up_at - self._failed_at
+                self._lost_s += lost_s
+                self._failed_at = None
+            self.event("workers_started", attempt=attempt.number, restart_s=round(lost_s, 3))
+
+    def _take_end(self, attempt: Attempt, end: WorkerEnd) -> None:
+        if any(e.rank == end.rank and e.kind is not EndKind.NODE_LOST for e in attempt.ends):
+            return  # said again after a broken connection
+        attempt.ends.append(end)
+        self._debugging.discard(end.rank)
+        fields = {"attempt": end.attempt, "rank": end.rank, "node": end.node, "asked": end.asked}
+        self.event("worker_ended", what=describe(end), elapsed_s=end.elapsed_s, **fields)
+        if end.kind is EndKind.SUCCESS and attempt.early_at is None:
+            attempt.early_at = time.monotonic()
+        if end.kind is EndKind.PREEMPTED and attempt.preempted_at is None:
+            attempt.preempted_at = time.monotonic()
+
+    def _take_client(self, client: _Client, message: messages.Message | None) -> None:
+        match message:
+            case None:
+                self._clients = [c for c in self._clients if c is not client]
+            case messages.Watch(owner=owner):
+                client.owner = owner
+                if client not in self._clients:
+                    self._clients.append(client)
+                if owner:
+                    self._owner_came = True
+                    while self._unheard:  # what was said before anyone listened
+                        client.channel.send_nowait(self._unheard.popleft())
+                if owner and self._asked_for:
+                    places = tuple(sorted(self._asked_for))
+                    client.channel.send_nowait(messages.NeedNodes(places=places))
+            case messages.Stop(signum=signum, at_once=at_once, who=who):
+                self._request_stop(signum, who, repeat=at_once)
+            case messages.Forward(signum=signum):
+                for member in self._attempt_members():
+                    self._send(member, messages.SignalWorkers(signum=signum, if_caught=True))
+            case messages.Input(rank=rank):
+                for member in self._attempt_members():
+                    ranks = self.attempt.ranks[member.place] if self.attempt else None  # type: ignore[index]
+                    if ranks and 0 <= rank - ranks.first_rank < ranks.num_workers:
+                        self._send(member, message)
+            case messages.Ping(number=number):
+                client.channel.send_nowait(messages.Pong(number=number))
+
+    def _pass_on(self, output: messages.Output) -> None:
+        for client in self._clients:
+            if client.channel.unsent_bytes > _MAX_UNSENT_OUTPUT_BYTES:
+                client.left_out += output.dropped_lines + (output.text.count("\n") or 1)
+                continue
+            left_out, client.left_out = client.left_out + output.dropped_lines, 0
+            client.channel.send_nowait(
+                messages.Output(
+                    rank=output.rank,
+                    attempt=output.attempt,
+                    stream=output.stream,
+                    text=output.text,
+                    dropped_lines=left_out,
+                )
+            )
+
+    # Gathering.
+
+    def _advance_gathering(self) -> None:
+        if self._stop is not None:
+            self._finish_stopped()
+            return
+        now = time.monotonic()
+        left_s = self._gathering_since + self.plan.limits.join_timeout_s - now
+        if len(self.roll.members) < self.plan.min_nodes and now < self._say_at and left_s > 0:
+            return  # thousands are calling: the roll is not worth reading for each of them
+        here = self.roll.present()
+        dangerous = self.roll.dangerous()
+        busy = any(m.running_attempt is not None for m in here)
+        if not dangerous and not busy and self._is_complete(here, now):
+            self._start_attempt(here)
+            return
+        if left_s <= 0:
+            self._fail_to_gather(len(here))
+        elif now >= self._say_at:
+            self._say_at = now + SAY_EVERY_S
+            self._say_who_is_missing(here, dangerous, left_s)
+
+    def _is_complete(self, here: list[Member], now: float) -> bool:
+        if len(here) >= self.plan.max_nodes:
+            return True
+        if not self.plan.is_elastic or len(here) < self.plan.min_nodes:
+            self._enough_since = None
+            return False
+        if not any(m.hello.wants_place_0 for m in here):
+            return False  # the head's own agent is always of the party
+        if self._enough_since is None:
+            self._enough_since = now
+        shrinking = self._next_attempt > self.options.first_attempt
+        return shrinking or now - self._enough_since >= self.plan.limits.last_call_s
+
+    def _say_who_is_missing(
+        self, here: list[Member], dangerous: list[Member], left_s: float
+    ) -> None:
+        if dangerous:
+            name = self._name(dangerous[0])
+            text = (
+                f"waiting until the lease of {name} has ended, so that its workers are surely gone"
+            )
+            self.event("waiting_for_end", text=text)
+            return
+        if len(here) >= self.plan.min_nodes and self.plan.is_elastic:
+            return
+        missing = [self._missing(place) for place in self.roll.missing_places()]
+        wanted = self.plan.max_nodes
+        if self.plan.is_elastic:
+            missing, wanted = missing[: self.plan.min_nodes - len(here)], self.plan.min_nodes
+        self.event(
+            "waiting",
+            missing=missing[:_MAX_LISTED],
+            num_missing=len(missing),
+            wanted=wanted,
+            left_s=round(left_s, 1),
+        )
+        self._send_need(self.roll.missing_places(), again=True)
+
+    def _missing(self, place: int) -> dict[str, str]:
+        why = "no agent has called"
+        if place in self._asked_for:
+            why = "lost; a replacement has not called"
+        return {"node": self.plan.node_name(place), "why": why}
+
+    def _ask_for(self, places: list[int]) -> None:
+        self._asked_for.update(places)
+        self._send_need(places)
+
+    def _send_need(self, places: list[int], *, again: bool = False) -> None:
+        for client in self._clients:
+            if client.owner:
+                need = messages.NeedNodes(places=tuple(places), again=again)
+                client.channel.send_nowait(need)
+
+    def _start_attempt(self, here: list[Member]) -> None:
+        self.roll.number_places()
+        now = time.monotonic()
+        members = {m.place: m for m in here if m.place is not None}
+        ranks = assign_ranks({p: m.hello.num_workers for p, m in members.items()})
+        number, self._next_attempt = self._next_attempt, self._next_attempt + 1
+        world_size = sum(r.num_workers for r in ranks.values())
+        address = self._master_address(here)
+        port = self.options.open_store(number, address)
+        self.attempt = Attempt(number, world_size, now, members, ranks)
+        self.phase = Phase.RUNNING
+        self._asked_for.clear()
+        if self.plan.is_elastic and len(members) < self.plan.max_nodes and number:
+            wanted = self.plan.max_nodes
+            self.event("shrunk", num_nodes=len(members), wanted=wanted)
+        for place, member in members.items():
+            member.running_attempt = number
+            member.worker_pids = ()
+            self._send(
+                member,
+                messages.StartAttempt(
+                    attempt=number,
+                    ranks=ranks[place],
+                    world_size=world_size,
+                    num_nodes=len(members),
+                    master_addr=address,
+                    master_port=port,
+                    restarts_spent=self.book.spent,
+                    max_restarts=self.plan.limits.max_restarts,
+                    node=self._name(member),
+                    stdin_rank=self.plan.stdin_rank,
+                ),
+            )
+        self.event(
+            "attempt_started",
+            attempt=number,
+            world_size=world_size,
+            num_nodes=len(members),
+            why=self._why_next,
+            master=f"{address}:{port}",
+            nodes=[self._describe_node(m, ranks[p]) for p, m in sorted(members.items())][
+                :_MAX_LISTED
+            ],
+        )
+
+    def _describe_node(self, member: Member, ranks: NodeRanks) -> dict[str, Any]:
+        last = ranks.first_rank + ranks.num_workers - 1
+        shown = compress_ranks([ranks.first_rank, last] if last > ranks.first_rank else [last])
+        if ranks.num_workers > 2:
+            shown = f"{ranks.first_rank}-{last}"
+        return {"node": self._name(member), "host": member.hello.host, "ranks": shown}
+
+    def _master_address(self, here: list[Member]) -> str:
+        """Return the head's address that other nodes have reached; ours when there are none."""
+        proved = [
+            m.channel.own_address
+            for m in here
+            if m.channel is not None and not m.hello.wants_place_0
+        ]
+        return max(sorted(set(proved)), key=proved.count) if proved else self.options.own_address
+
+    # Running.
+
+    def _advance_running(self) -> None:
+        attempt = self.attempt
+        if attempt is None:
+            return
+        now = time.monotonic()
+        if self._stop is not None:
+            self._advance_stop(self._stop, now)
+        failures = [end for end in attempt.ends if end.is_failure]
+        if failures and not self._is_held_by_debugger(failures):
+            self._failed_at = now
+            self._begin_ending(describe(failures[0]))
+        elif len(attempt.ended_ranks) >= attempt.world_size:
+            self._begin_ending("all workers have ended")
+        elif attempt.preempted_at and now - attempt.preempted_at > PREEMPTION_GRACE_S:
+            self._begin_ending("a worker was preempted and the others did not follow")
+        elif attempt.early_at and now - attempt.early_at > EARLY_END_SAY_S:
+            self._say_early_end(attempt)
+
+    def _is_held_by_debugger(self, failures: list[WorkerEnd]) -> bool:
+        """Say whether someone sits in a debugger that a restart would end."""
+        if not self._debugging or self._stop is not None:
+            return False
+        if not self._held_failure_said:
+            self._held_failure_said = True
+            text = (
+                f"rank {failures[0].rank} failed ({describe(failures[0])}) while rank"
+                f" {min(self._debugging)} is in the debugger; the restart waits for it"
+            )
+            self.event("notice", node=failures[0].node, text=text)
+        return True
+
+    def _say_early_end(self, attempt: Attempt) -> None:
+        early = attempt.early_ranks
+        if len(early) > attempt.early_said:
+            num_running = attempt.world_size - len(attempt.ended_ranks)
+            ranks = compress_ranks(early)
+            self.event("early_end", ranks=ranks, num_running=num_running)
+            attempt.early_said = len(early)
+
+    def _begin_ending(self, why: str) -> None:
+        attempt = self.attempt
+        if attempt is None or self.phase is not Phase.RUNNING:
+            return
+        self.phase = Phase.ENDING
+        attempt.ending_at, attempt.ending_why = time.monotonic(), why
+        self._say_at = attempt.ending_at + FIRST_SAY_S
+        for member in self._attempt_members():
+            self._send(member, messages.KillAttempt(attempt=attempt.number))
+
+    # Stopping.
+
+    def _request_stop(self, signum: int, who: str, *, repeat: bool) -> None:
+        now = time.monotonic()
+        if self._stop is None:
+            kill_at = now if repeat else now + self.plan.limits.grace_s
+            self._stop = _StopRequest(signum, who, kill_at)
+            name = contract.signal_name(signum)
+            grace = self.plan.limits.grace_s
+            text = f"{who} asked to stop: {name} goes to every worker, SIGKILL after {grace:.0f} s"
+            self.event("stopping", signal=name, who=who, text=text)
+        elif repeat:
+            self._stop.kill_at = now
+
+    def _advance_stop(self, stop: _StopRequest, now: float) -> None:
+        if not stop.sent:
+            stop.sent = True
+            order = messages.SignalWorkers(signum=stop.signum, asks_to_stop=True)
+            for member in self._attempt_members():
+                self._send(member, order)
+        if now >= stop.kill_at and not stop.killed:
+            stop.killed = True
+            self._begin_ending("stopped")
+
+    def _finish_stopped(self) -> None:
+        stop, attempt = self._stop, self.attempt
+        if stop is None:
+            return
+        ends = attempt.ends if attempt is not None else []
+        if any(end.exit_code == contract.EX_TEMPFAIL for end in ends):
+            report = Report(
+                error="the run was preempted and can be resumed",
+                because=(f"{stop.who} asked to stop with {contract.signal_name(stop.signum)}",),
+            )
+            self._finish(RunState.PREEMPTED, contract.EX_TEMPFAIL, report)
+            return
+        report = Report(
+            error=f"the run was stopped with {contract.signal_name(stop.signum)}",
+            because=(f"{stop.who} asked for it",),
+        )
+        self._finish(RunState.CANCELLED, 128 + stop.signum, report)
+
+    # Ending.
+
+    def _advance_ending(self) -> None:
+        attempt = self.attempt
+        if attempt is None:
+            return
+        waiting = [m for m in attempt.members.values() if m.lost_why is None]
+        unreaped = [m for m in waiting if m.place not in attempt.reaped]
+        if unreaped:
+            if time.monotonic() >= self._say_at:
+                self._say_at = time.monotonic() + SAY_EVERY_S
+                text = f"waiting until the killed workers of {self._name(unreaped[0])} are gone"
+                self.event("waiting_for_end", text=text)
+            return
+        dangerous = self.roll.dangerous()
+        if dangerous and self.plan.is_elastic and self._could_finish(attempt):
+            dangerous = []
+        if dangerous:
+            if time.monotonic() >= self._say_at:
+                self._say_at = time.monotonic() + SAY_EVERY_S
+                self._say_who_is_missing([], dangerous, 0.0)
+            return
+        self._decide(attempt)
+
+    def _could_finish(self, attempt: Attempt) -> bool:
+        """Say whether the run is over whatever a lost node still does."""
+        return not any(end.is_failure for end in attempt.ends) and self._stop is None
+
+    def _decide(self, attempt: Attempt) -> None:
+        self._held_failure_said = False
+        self._debugging.clear()
+        all_ended = len(attempt.ended_ranks) >= attempt.world_size
+        if all_ended and all(e.kind is EndKind.SUCCESS and not e.asked for e in attempt.ends):
+            self._finish(RunState.SUCCEEDED, 0, None)
+            return
+        if self._stop is not None:
+            self._finish_stopped()
+            return
+        cause = first_cause(attempt.ends)
+        preempted = [end for end in attempt.ends if end.kind is EndKind.PREEMPTED]
+        if cause is not None and not (preempted and cause.looks_like_echo):
+            self._decide_after_failure(attempt, cause)
+        elif preempted:
+            self._decide_after_preemption(attempt, preempted[0])
+        else:  # growth
+            self._gather_again()
+
+    def _decide_after_failure(self, attempt: Attempt, cause: WorkerEnd) -> None:
+        follows = self.book.after_failure(cause)
+        again = follows is Next.AGAIN
+        what = f"{describe(cause)} in rank {cause.rank} on {cause.node}"
+        if cause.kind is EndKind.NODE_LOST:
+            what = f"{cause.node}: {describe(cause)}"
+        self.event(
+            "attempt_failed",
+            attempt=attempt.number,
+            what=what,
+            cause=codec.to_plain(cause),
+            restarts_left=self.book.max_restarts - self.book.spent if again else None,
+        )
+        if again:
+            self._why_next = f"after {describe(cause)}"
+            self._gather_again()
+            return
+        circumstances = Circumstances(
+            world_size=attempt.world_size,
+            attempt=attempt.number,
+            restarts_spent=self.book.spent,
+            max_restarts=self.book.max_restarts,
+            same_bug=follows is Next.FAIL_SAME_BUG,
+            early_ranks=tuple(attempt.early_ranks),
+            restart_hint=self.plan.restart_hint,
+            log_path=self.options.run_dir.rank_log(attempt.number, cause.rank)
+            if cause.rank >= 0
+            else None,
+        )
+        report = explain_failure(cause, attempt.ends, circumstances)
+        code = final_exit_code(cause, first_cause_code=self.plan.first_cause_code)
+        self._finish(RunState.FAILED, code, report, cause)
+
+    def _decide_after_preemption(self, attempt: Attempt, end: WorkerEnd) -> None:
+        if self.book.after_preemption(end) is Next.AGAIN:
+            text = (
+                f"rank {end.rank} was preempted (exit code 75): the run goes on, no restart spent"
+            )
+            self.event("notice", node=end.node, text=text)
+            self._why_next = "after a preemption"
+            self._gather_again()
+            return
+        report = Report(
+            error=f"rank {end.rank} left with exit code 75 twice within 5 s of its start",
+            at=f"rank {end.rank} of {attempt.world_size} on {end.node}, attempt {end.attempt}",
+            because=("code 75 asks to be resumed, but resuming leads straight back to it",),
+        )
+        self._finish(RunState.PREEMPTED, contract.EX_TEMPFAIL, report, end)
+
+    def _gather_again(self) -> None:
+        now = time.monotonic()
+        self.phase = Phase.GATHERING
+        self._gathering_since, self._enough_since = now, None
+        self._say_at = now + FIRST_SAY_S
+        if not self.plan.is_elastic:
+            wanted = [p for p in self.roll.missing_places() if p not in self._asked_for]
+            if wanted:
+                self._ask_for(wanted)
+        elif len(self.roll.present()) < self.plan.min_nodes:
+            self._ask_for(self.roll.missing_places())
+        self._advance_gathering()
+
+    # The end.
+
+    def _fail_to_gather(self, num_here: int) -> None:
+        limit = self.plan.limits.join_timeout_s
+        missing = [self._missing(p) for p in self.roll.missing_places()]
+        names = ", ".join(m["node"] for m in missing[:8])
+        report = Report(
+            error=f"only {num_here} of {self.plan.min_nodes} nodes came within {limit:.0f} s",
+            at=names,
+            because=tuple(f"{m['node']}: {m['why']}" for m in missing[:8]),
+            hint="start the missing nodes, or give `--join-timeout` more seconds",
+        )
+        self._finish(RunState.FAILED, 6, report)
+
+    def _fail_to_start(self, member: Member, why: str) -> None:
+        report = Report(
+            error="the workers could not be started",
+            at=self._name(member),
+            because=(why,),
+            hint="`--python PATH` names the interpreter that has the job's packages",
+        )
+        self._finish(RunState.FAILED, 1, report)
+
+    def _finish(
+        self, state: RunState, code: int, report: Report | None, cause: WorkerEnd | None = None
+    ) -> None:
+        if self.result is not None:
+            return
+        self.phase = Phase.OVER
+        self.result = Result(
+            run_id=self.plan.run_id,
+            state=state,
+            exit_code=code,
+            attempts=self._next_attempt,
+            restarts_spent=self.book.spent,
+            elapsed_s=round(time.monotonic() - self._started_at, 3),
+            report=report,
+            cause=cause,
+            lost_s=round(self._lost_s, 3),
+            logs_lost_lines=self._logs_lost,
+        )
+
+    async def _say_goodbye(self, result: Result) -> None:
+        plain = codec.to_plain(result)
+        text = json.dumps(plain, indent=1) + "\n"
+        self.disk.replace(self.options.run_dir.result, text.encode())
+        self.event("run_ended", **plain)
+        sentence = None
+        if result.report is not None:
+            sentence = f"the run has ended: {result.report.error}"
+        for member in [m for m in self.roll.members if m.is_present]:
+            if member.hello.wants_place_0:
+                self._send(member, messages.Goodbye(exit_code=result.exit_code))
+            else:
+                self._send(member, messages.Goodbye(exit_code=result.exit_code, sentence=sentence))
+        deadline = time.monotonic() + 2.0
+        while self.roll.present() and time.monotonic() < deadline:
+            try:
+                async with asyncio.timeout(deadline - time.monotonic()):
+                    self._take(*await self.inbox.get())
+            except TimeoutError:
+                return
+
+    # Small things.
+
+    def _attempt_members(self) -> list[Member]:
+        return [m for m in self.attempt.members.values() if m.is_present] if self.attempt else []
+
+    def _send(self, member: Member, message: messages.Message) -> None:
+        if member.channel is not None:
+            member.channel.send_nowait(message)
+
+    def _name(self, member: Member) -> str:
+        if member.place is not None and member.place < len(self.plan.node_names):
+            return self.plan.node_names[member.place]
+        return member.hello.host

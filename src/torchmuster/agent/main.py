@@ -1,0 +1,331 @@
+"""One agent process from its first line to its last.
+
+The spawner is started before anything else is imported: its `import torch` takes a second, in which the
+agent gets ready and finds the others.
+"""
+
+import argparse
+import json
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torchmuster import proc
+from torchmuster.agent.spawner_link import start_spawner
+from torchmuster.agent.worker_socket import make_socket_folder
+from torchmuster.errors import MusterError
+from torchmuster.files.disk import DiskWriter
+from torchmuster.files.layout import RunDir
+from torchmuster.model import codec
+from torchmuster.model.plan import RunPlan
+from torchmuster.net.secret import read_secret
+
+if TYPE_CHECKING:
+    from torchmuster.agent.coordinator import Coordinator
+    from torchmuster.agent.node import Agent
+    from torchmuster.agent.voice import Voice
+    from torchmuster.net.messages import Event
+
+_FLUSH_S = 5.0
+EX_SOFTWARE = 70
+
+
+class StoreDesk:
+    """Binds the port of every attempt's store before anyone needs it.
+
+    The port is known, and callers queue in the kernel, before the store's process has begun.
+    """
+
+    def __init__(self) -> None:
+        self._listening: dict[int, socket.socket] = {}
+
+    def open(self, attempt: int, address: str) -> int:
+        """Bind a port for an attempt and return it."""
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listening.bind((address, 0))
+            listening.listen(4096)
+        except OSError:
+            listening.close()
+            raise
+        self._listening[attempt] = listening
+        return int(listening.getsockname()[1])
+
+    def take(self, attempt: int) -> socket.socket | None:
+        """Return the listening socket of an attempt, once."""
+        return self._listening.pop(attempt, None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentLaunch:
+    """Everything that makes an agent: given on a command line, or by `muster torchrun`.
+
+    Attributes:
+        listening: The coordinator's socket; only the head has one.
+        open_secret: The public key, for nodes that have no key in common; None forbids it.
+        local_addr: This node's own address, when the user knows better.
+        console: For a local rank, the streams shown here; None follows the run's --tee.
+        saved: For (attempt, local rank, stream), a second file that gets it.
+        lifeline_fd: Its end of file means that the owner of the run has gone.
+    """
+
+    plan: RunPlan
+    num_workers: int
+    host: str
+    addresses: tuple[tuple[str, int], ...]
+    secret: bytes
+    environment: Mapping[str, str]
+    run_dir: str | None = None
+    place: int | None = None
+    listening: socket.socket | None = None
+    own_address: str = "127.0.0.1"
+    lifeline_fd: int | None = None
+    first_attempt: int = 0
+    restarts_spent: int = 0
+    open_secret: bytes | None = None
+    local_addr: str | None = None
+    local_show: bool = False
+    console: Callable[[int], frozenset[int]] | None = None
+    saved: Callable[[int, int, int], str | None] | None = None
+    agent_log: str | None = None
+    signals: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    notes: tuple[str, ...] = ()
+
+    def run_directory(self, run_id: str) -> RunDir:
+        """Return where this agent writes."""
+        from torchmuster.files.layout import runs_dir
+
+        return RunDir(self.run_dir or os.path.join(runs_dir(), run_id))
+
+
+def main(arguments: list[str]) -> None:
+    """Run the agent that a client or an engine has asked for on the command line."""
+    try:
+        launch = _read_launch(arguments)
+    except MusterError as error:
+        sys.stderr.write(_plain(error))
+        os._exit(error.exit_code)
+    os._exit(run_agent(launch))
+
+
+def _read_launch(arguments: list[str]) -> AgentLaunch:
+    parser = argparse.ArgumentParser(prog="agent")
+    parser.add_argument("--run-dir", required=True)
+    parser.add_argument("--place", type=int, required=True)
+    parser.add_argument("--head", required=True)
+    parser.add_argument("--listen-fd", type=int)
+    parser.add_argument("--lifeline-fd", type=int)
+    parser.add_argument("--first-attempt", type=int, default=0)
+    parser.add_argument("--restarts-spent", type=int, default=0)
+    options = parser.parse_args(arguments)
+    run_dir = RunDir(options.run_dir)
+    with open(run_dir.plan) as file:
+        plan = codec.from_plain(RunPlan, json.load(file))
+    host, _, port = options.head.rpartition(":")
+    listening = None
+    if options.listen_fd is not None:
+        listening = socket.socket(fileno=options.listen_fd)
+        listening.setblocking(False)
+    num_workers = plan.num_workers(options.place)
+    name = plan.node_name(options.place)
+    return AgentLaunch(
+        plan=plan,
+        num_workers=num_workers,
+        host=name,
+        addresses=((host, int(port)),),
+        secret=read_secret(run_dir.secret),
+        environment=job_environment(num_workers),
+        run_dir=run_dir.path,
+        place=options.place,
+        listening=listening,
+        own_address=host,
+        lifeline_fd=options.lifeline_fd,
+        first_attempt=options.first_attempt,
+        restarts_spent=options.restarts_spent,
+        agent_log=run_dir.agent_log(name),
+    )
+
+
+def job_environment(num_workers: int) -> dict[str, str]:
+    """Return the environment for the job's interpreter: ours, and what torchrun adds to it."""
+    environment = dict(os.environ)
+    if num_workers > 1:
+        environment.setdefault("OMP_NUM_THREADS", "1")
+    return environment
+
+
+def run_agent(launch: AgentLaunch) -> int:
+    """Run an agent to its end and return its exit code."""
+    folder = make_socket_folder()
+    socket_path = os.path.join(folder, "agent.sock")
+    try:
+        spawner = start_spawner(launch.plan.program, launch.environment, socket_path)
+    except MusterError as error:
+        os.rmdir(folder)
+        sys.stderr.write(_plain(error))
+        return error.exit_code
+    import asyncio  # after the spawner is on its way
+
+    return asyncio.run(_run(launch, spawner, socket_path))
+
+
+async def _run(launch: AgentLaunch, spawner: tuple[proc.Child, Any], socket_path: str) -> int:
+    import asyncio
+
+    from torchmuster.agent.node import Agent
+
+    disk = DiskWriter()
+    disk.start()
+    voice = _make_voice(launch, disk)
+    desk = StoreDesk()
+    agent = Agent(_agent_options(launch, desk), spawner, socket_path, disk, voice)
+    for note in launch.notes:
+        voice.say(note)
+    if launch.lifeline_fd is not None:
+        _watch_lifeline(launch.lifeline_fd, agent)
+    conduct = None
+    if launch.listening is not None:
+        conduct = asyncio.create_task(_conduct(launch, desk, disk, voice))
+        conduct.add_done_callback(lambda task: _end_with_coordinator(task, agent))
+    try:
+        code = await agent.run()
+    except MusterError as error:
+        voice.print(_plain(error))
+        code = error.exit_code
+    finally:
+        if conduct is not None:
+            await asyncio.wait({conduct}, timeout=3.0)
+            conduct.cancel()
+    voice.flush(_FLUSH_S)
+    disk.flush(_FLUSH_S)
+    return code
+
+
+def _make_voice(launch: AgentLaunch, disk: DiskWriter) -> "Voice":
+    from torchmuster.agent.voice import LogVoice
+    from torchmuster.files.terminal import TerminalVoice
+
+    if launch.agent_log is not None:
+        return LogVoice(launch.agent_log, disk)
+    voice = TerminalVoice(prefix_always=launch.num_workers > 1)
+    voice.start()
+    return voice
+
+
+def _agent_options(launch: AgentLaunch, desk: StoreDesk) -> Any:
+    from torchmuster.agent.node import AgentOptions
+
+    return AgentOptions(
+        program=launch.plan.program,
+        num_workers=launch.num_workers,
+        host=launch.host,
+        addresses=launch.addresses,
+        secret=launch.secret,
+        run_dir=launch.run_directory,
+        join_timeout_s=launch.plan.limits.join_timeout_s,
+        place=launch.place,
+        role=launch.plan.role,
+        is_head=launch.listening is not None,
+        take_store=desk.take if launch.listening is not None else None,
+        local_show=launch.local_show,
+        virtual_local_rank=launch.plan.virtual_local_rank,
+        rdzv_id=launch.plan.rdzv_id,
+        open_secret=launch.open_secret,
+        local_addr=launch.local_addr,
+        console=launch.console,
+        saved=launch.saved,
+        stdin_fd=0 if launch.local_show and launch.plan.stdin_rank is not None else None,
+        signals=launch.signals,
+        environment=dict(launch.environment),
+    )
+
+
+def _watch_lifeline(fd: int, agent: "Agent") -> None:
+    import asyncio
+
+    def end() -> None:
+        asyncio.get_running_loop().remove_reader(fd)
+        agent.fail(MusterError("the owner of this run has gone, so its workers were ended"))
+
+    asyncio.get_running_loop().add_reader(fd, end)
+
+
+async def _conduct(
+    launch: AgentLaunch, desk: StoreDesk, disk: DiskWriter, voice: "Voice"
+) -> "Coordinator":
+    import asyncio
+
+    from torchmuster.agent.coordinator import Coordinator, CoordinatorOptions
+    from torchmuster.net.listener import Listener
+
+    options = CoordinatorOptions(
+        plan=launch.plan,
+        run_dir=launch.run_directory(launch.plan.run_id),
+        open_store=desk.open,
+        own_address=launch.own_address,
+        first_attempt=launch.first_attempt,
+        restarts_spent=launch.restarts_spent,
+        on_event=_teller(voice) if launch.local_show else None,
+    )
+    coordinator = Coordinator(options, disk)
+    assert_listening = launch.listening
+    if assert_listening is None:
+        raise ValueError("only the head has a coordinator")
+    listener = Listener(
+        assert_listening,
+        (launch.secret, launch.open_secret),
+        coordinator.serve,
+        coordinator.refuse_stranger,
+    )
+    serving = asyncio.create_task(listener.serve())
+    try:
+        await coordinator.conduct()
+    finally:
+        serving.cancel()
+    return coordinator
+
+
+def _teller(voice: "Voice") -> Any:
+    from torchmuster.model.narration import narrate
+
+    def tell(event: "Event") -> None:
+        if event.name == "run_ended" and event.fields.get("report"):
+            from torchmuster.model.verdict import Report
+
+            report = codec.from_plain(Report, event.fields["report"])
+            voice.print(_plain_report(report))
+            return
+        sentence = narrate(event.name, event.fields)
+        if sentence is not None:
+            voice.say(sentence)
+
+    return tell
+
+
+def _end_with_coordinator(task: Any, agent: "Agent") -> None:
+    """A coordinator that breaks must not leave its agent waiting."""
+    if task.cancelled() or task.exception() is None:
+        return
+    import traceback
+
+    why = "".join(traceback.format_exception(task.exception()))
+    error = MusterError("the coordinator met a bug in muster", why=why, fix="please report this")
+    error.exit_code = EX_SOFTWARE
+    agent.fail(error)
+
+
+def _plain_report(report: Any) -> str:
+    from torchmuster.model.text import render_report
+
+    return render_report(report)
+
+
+def _plain(error: MusterError) -> str:
+    from torchmuster.model.text import report_of_error
+
+    return _plain_report(report_of_error(error))

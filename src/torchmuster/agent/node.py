@@ -1,0 +1,632 @@
+"""The agent of one node: keeps a spawner, obeys the coordinator, and never lets workers outlive it.
+
+Its lease: an echo of its own ping prolongs it, counted from the moment that the ping was sent. So a link
+that is cut in either direction ends it, and without it the workers are killed (`docs/design.md`,
+"lease"): a node that nobody hears can't train beside its successors.
+"""
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torchmuster
+from torchmuster import proc
+from torchmuster.agent.spawner_link import SpawnerLink, start_spawner
+from torchmuster.agent.voice import Voice
+from torchmuster.agent.worker_socket import WorkerSocket
+from torchmuster.agent.workers import NodeAttempt, WorkerSettings
+from torchmuster.doctor.gpus import visible_gpus
+from torchmuster.errors import HeadLostError, JoinTimeoutError, MusterError
+from torchmuster.files.disk import DiskWriter
+from torchmuster.files.layout import RunDir
+from torchmuster.model import contract
+from torchmuster.model.failure import WorkerEnd
+from torchmuster.model.plan import Program
+from torchmuster.net import messages
+from torchmuster.net.address import interface_of
+from torchmuster.net.channel import Channel, ChannelClosedError, connect
+from torchmuster.net.handshake import HandshakeError, Reason, Role
+
+PING_EVERY_S = 2.0
+LEASE_S = 10.0
+SAY_EVERY_S = 5.0
+_RETRY_S = 0.1
+_HEAD_GONE_S = 2.0
+_MAX_UNSENT_SHOW_BYTES = 1 << 20
+_REAP_EVERY_S = 0.01
+_STOPPED_S = 3.0
+_MAX_EARLY_DEATHS = 3
+
+
+class AgentRefusedError(MusterError):
+    """The coordinator does not want this agent."""
+
+    exit_code = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentOptions:
+    """What an agent is told when it is started.
+
+    Attributes:
+        addresses: Where the coordinator may listen; the first that answers is taken.
+        take_store: Returns the listening socket of an attempt's store, on the head only.
+        local_show: Show this node's output here instead of sending it to the coordinator.
+    """
+
+    program: Program
+    num_workers: int
+    host: str
+    addresses: tuple[tuple[str, int], ...]
+    secret: bytes
+    run_dir: Callable[[str], RunDir]
+    join_timeout_s: float
+    place: int | None = None
+    role: str = "default"
+    is_head: bool = False
+    take_store: Callable[[int], Any] | None = None
+    local_show: bool = False
+    virtual_local_rank: bool = False
+    rdzv_id: str | None = None
+    open_secret: bytes | None = None
+    local_addr: str | None = None
+    console: Callable[[int], frozenset[int]] | None = None
+    saved: Callable[[int, int, int], str | None] | None = None
+    stdin_fd: int | None = None
+    signals: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGINT)
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+class Agent:
+    """One agent process."""
+
+    def __init__(
+        self,
+        options: AgentOptions,
+        spawner: tuple[proc.Child, Any],
+        socket_path: str,
+        disk: DiskWriter,
+        voice: Voice,
+    ) -> None:
+        self.options = options
+        self.disk = disk
+        self.voice = voice
+        self._first_spawner = spawner
+        self._socket_path = socket_path
+        self._incarnation = secrets.token_hex(8)
+        self._spawner: SpawnerLink | None = None
+        self._ready: dict[str, Any] | None = None
+        self._refused_why: str | None = None
+        self._num_early_deaths = 0  # of spawners, while they imported
+        self._waiting_order: messages.StartAttempt | None = None
+        self._attempt: NodeAttempt | None = None
+        self._channel: Channel | None = None
+        self._welcome: messages.Welcome | None = None
+        self._lease_from = time.monotonic()
+        self._pings: dict[int, float] = {}
+        self._goodbye: messages.Goodbye | None = None
+        self._lost_lines: dict[str, int] = {}
+        self._not_shown: dict[int, int] = {}  # lines of a rank that the channel had no room for
+        self._ended = asyncio.Event()
+        self._failure: MusterError | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # Life.
+
+    async def run(self) -> int:
+        """Serve until the run is over; return the exit code.
+
+        Raises:
+            MusterError: The run ended for this agent: refused, or its head is gone.
+        """
+        proc.become_subreaper()
+        loop = asyncio.get_running_loop()
+
+        def lose(lines: int, why: str) -> None:
+            loop.call_soon_threadsafe(self._lose, lines, why)
+
+        self.disk.on_loss = lose
+        worker_socket = WorkerSocket(self._socket_path, self._worker_pids, self._take_report)
+        await worker_socket.open()
+        for signum in (*self.options.signals, signal.SIGUSR1, signal.SIGUSR2):
+            loop.add_signal_handler(signum, self._take_signal, signum)
+        self._adopt_spawner(*self._first_spawner)
+        if self.options.stdin_fd is not None:
+            loop.add_reader(self.options.stdin_fd, self._read_stdin, self.options.stdin_fd)
+        connection = loop.create_task(self._stay_connected())
+        lease = loop.create_task(self._watch_lease())
+        end = loop.create_task(self._ended.wait())
+        tasks: set[asyncio.Task[Any]] = {connection, lease, end}
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in (connection, lease):
+                if task.done() and not task.cancelled() and task.exception() is not None:
+                    self._failure = self._failure or _as_muster_error(task.exception())
+        finally:
+            for running in tasks:
+                running.cancel()
+            await self._end_all_processes()
+            worker_socket.close()
+            if self._channel is not None:
+                await self._channel.close()
+        if self._failure is not None:
+            raise self._failure
+        return self._goodbye.exit_code if self._goodbye is not None else 1
+
+    def fail(self, error: MusterError) -> None:
+        """End the agent with this error."""
+        self._failure = self._failure or error
+        self._ended.set()
+
+    async def _end_all_processes(self) -> None:
+        """Close the spawner's pair, then kill until nothing is left below us."""
+        if self._spawner is not None:
+            self._spawner.close()
+            pid = self._spawner.pid
+            deadline = time.monotonic() + 1.0
+            while self._spawner.exit_status() is None and time.monotonic() < deadline:
+                await asyncio.sleep(_REAP_EVERY_S)
+            proc.kill_quietly(pid)
+        while proc.end_children():
+            await asyncio.sleep(_REAP_EVERY_S)
+        if self._attempt is not None and not self._attempt.reaped:
+            await self._attempt.finish()
+
+    def _spawn(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finish_task)
+
+    def _finish_task(self, task: "asyncio.Future[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self.fail(_as_muster_error(task.exception()))
+
+    # The coordinator.
+
+    async def _stay_connected(self) -> None:
+        started = time.monotonic()
+        gone_since: float | None = None
+        say_at = started + SAY_EVERY_S - 1.0
+        attempts = 0
+        while True:
+            host, port = self.options.addresses[attempts % len(self.options.addresses)]
+            attempts += 1
+            try:
+                channel = await self._call(host, port)
+            except HandshakeError as error:
+                self._judge_handshake(error, host, port)
+                problem = str(error)
+            except TimeoutError:
+                problem = "it does not answer"
+                gone_since = None
+            except OSError as error:
+                problem = os.strerror(error.errno) if error.errno else str(error)
+                refused = isinstance(error, ConnectionRefusedError)
+                gone_since = (gone_since or time.monotonic()) if refused else None
+            else:
+                gone_since = None
+                await self._converse(channel)
+                started, say_at = time.monotonic(), time.monotonic() + SAY_EVERY_S - 1.0
+                continue
+            now = time.monotonic()
+            if self._welcome and gone_since is not None and now - gone_since > _HEAD_GONE_S:
+                raise HeadLostError(
+                    "the head of this run has ended, so this node's workers were ended too",
+                    where=f"{host}:{port}",
+                    why=f"{problem} for {now - gone_since:.0f} s",
+                )
+            if now - started > self.options.join_timeout_s:
+                raise JoinTimeoutError(
+                    f"the head at {host}:{port} could not be reached within"
+                    f" {self.options.join_timeout_s:.0f} s",
+                    why=problem,
+                    fix="start the same command on the head, or check the endpoint's address",
+                )
+            if now >= say_at:
+                left = self.options.join_timeout_s - (now - started)
+                self.voice.say(
+                    f"waiting for the head at {host}:{port} ({problem}); {left:.0f} s left"
+                )
+                say_at = now + SAY_EVERY_S
+            await asyncio.sleep(_RETRY_S if now - started < 5 else 4 * _RETRY_S)
+
+    async def _call(self, host: str, port: int) -> Channel:
+        """Call the head with our key, else with the public one where that is allowed."""
+        options = self.options
+        try:
+            return await connect(host, port, Role.AGENT, options.secret)
+        except HandshakeError as error:
+            if error.reason is not Reason.WRONG_SECRET or options.open_secret is None:
+                raise
+            channel = await connect(host, port, Role.AGENT, options.open_secret, is_open=True)
+            self.voice.say(
+                "this node has no key in common with the head: the channel is not authenticated;"
+                " `--rdzv_conf secret_file=FILE` names one"
+            )
+            return channel
+
+    def _judge_handshake(self, error: HandshakeError, host: str, port: int) -> None:
+        if error.reason in (Reason.WRONG_SECRET, Reason.OTHER_VERSION):
+            raise AgentRefusedError(
+                f"the head at {host}:{port} refused this agent",
+                why=str(error),
+                fix="give all nodes the same key: `--rdzv_conf secret_file=FILE`"
+                if error.reason is Reason.WRONG_SECRET
+                else "install the same version of torchmuster on all nodes",
+            )
+
+    async def _converse(self, channel: Channel) -> None:
+        self._channel = channel
+        running = self._attempt is not None and not self._attempt.reaped
+        channel.send_nowait(
+            messages.Hello(
+                incarnation=self._incarnation,
+                version=torchmuster.__version__,
+                host=self.options.host,
+                pid=os.getpid(),
+                boot_id=proc.boot_id(),
+                num_workers=self.options.num_workers,
+                place=self.options.place,
+                spawner_pid=self._spawner.pid if self._spawner else None,
+                attempt=self._attempt.attempt if running and self._attempt else None,
+                wants_place_0=self.options.is_head,
+            )
+        )
+        pings = asyncio.get_running_loop().create_task(self._ping(channel))
+        try:
+            while True:
+                self._obey(await channel.receive())
+        except ChannelClosedError as error:
+            if self._goodbye is None and self._welcome is not None:
+                self.voice.say(f"the connection to the head ended: {error}; calling again")
+        finally:
+            pings.cancel()
+            self._channel = None
+            channel.abort()
+
+    async def _ping(self, channel: Channel) -> None:
+        number = 0
+        while True:
+            number += 1
+            self._pings[number] = time.monotonic()
+            channel.send_nowait(messages.Ping(number=number))
+            await asyncio.sleep(PING_EVERY_S)
+
+    async def _watch_lease(self) -> None:
+        """Keep the spawner's lease alive while ours is; kill the workers when ours has ended."""
+        while True:
+            await asyncio.sleep(PING_EVERY_S / 2)
+            if self._spawner is not None:
+                self._spawner.order({"op": "ping"})
+            silent_s = time.monotonic() - self._lease_from
+            attempt = self._attempt
+            if silent_s > LEASE_S and attempt and not attempt.killed and not attempt.reaped:
+                self.voice.say(
+                    f"no word from the head for {silent_s:.0f} s: this node's workers are killed"
+                )
+                attempt.note_lost("its agent had no word from the head and ended its workers")
+                self._kill_workers()
+
+    def _send(self, message: messages.Message) -> None:
+        if self._channel is not None:
+            self._channel.send_nowait(message)
+
+    # Orders of the coordinator.
+
+    def _obey(self, message: messages.Message) -> None:
+        match message:
+            case messages.Pong(number=number):
+                self._lease_from = self._pings.pop(number, self._lease_from)
+            case messages.Welcome():
+                self._take_welcome(message)
+            case messages.Refused(sentence=sentence):
+                self.fail(AgentRefusedError(sentence))
+            case messages.StartAttempt():
+                self._waiting_order = message
+                self._start_if_ready()
+            case messages.KillAttempt(attempt=attempt):
+                self._waiting_order = None
+                if (
+                    self._attempt is None
+                    or self._attempt.attempt != attempt
+                    or self._attempt.reaped
+                ):
+                    self._send(messages.AllReaped(attempt=attempt))
+                else:
+                    self._kill_workers()
+            case messages.SignalWorkers(signum=signum, if_caught=if_caught):
+                if self._attempt is not None and not self._attempt.reaped:
+                    self._attempt.asked = self._attempt.asked or message.asks_to_stop
+                    self._attempt.signal(signum, if_caught=if_caught)
+            case messages.Input(rank=rank, text=text, end=end):
+                if self._attempt is not None and not self._attempt.reaped:
+                    self._attempt.write_input(rank, text, end=end)
+            case messages.Goodbye():
+                self._goodbye = message
+                if message.sentence:
+                    self.voice.say(message.sentence)
+                self._ended.set()
+
+    def _take_welcome(self, welcome: messages.Welcome) -> None:
+        first = self._welcome is None
+        self._welcome = welcome
+        if first and not self.options.is_head:
+            self.voice.say(f"joined run {welcome.run_id} as {welcome.node}")
+        if self._ready is not None:
+            self._announce_spawner()
+        if self._refused_why is not None:
+            self._send(messages.SpawnerRefused(why=self._refused_why))
+        # An agent that calls again was given up for lost: its workers belong to an attempt that has
+        # ended everywhere else.
+        self._kill_workers()
+
+    # The spawner.
+
+    def _adopt_spawner(self, child: proc.Child, control: Any) -> None:
+        self._ready = None
+        self._spawner = SpawnerLink(child, control, self._take_event, self._lose_spawner)
+        self._spawner.open()
+
+    def _take_event(self, event: dict[str, Any]) -> None:
+        match event["ev"]:
+            case "ready":
+                self._ready, self._num_early_deaths = event, 0
+                self._announce_spawner()
+                self._start_if_ready()
+            case "refused":
+                self._refused_why = event["why"]
+                self._send(messages.SpawnerRefused(why=event["why"]))
+            case "fell_back":
+                self._send(messages.Notice(text=_fell_back(event["why"])))
+            case "lease_ended":
+                self.voice.say("the spawner had no word from this agent and ended its workers")
+                if self._attempt is not None and not self._attempt.reaped:
+                    self._attempt.note_lost("its agent stood still, so its workers were ended")
+                    self._attempt.killed = True
+            case "started" if self._attempt is not None and event["kind"] == "worker":
+                self._attempt.note_started(event["rank"], event["pid"])
+                self._announce_start()
+            case "exit" if self._attempt is not None:
+                self._take_exit(self._attempt, event)
+            case "empty":
+                self._spawn(self._finish_attempt())
+
+    def _announce_spawner(self) -> None:
+        ready = self._ready or {}
+        self._send(
+            messages.SpawnerReady(
+                python=ready["python"],
+                torch=ready["torch"],
+                forks=ready["forks"],
+                why=_fell_back(ready["why"]) if ready["why"] else None,
+            )
+        )
+
+    def _announce_start(self) -> None:
+        attempt = self._attempt
+        if attempt is not None and attempt.all_started:
+            self._send(
+                messages.WorkersStarted(
+                    attempt=attempt.attempt,
+                    pids=attempt.pids,
+                    spawner_pid=self._spawner.pid if self._spawner else None,
+                )
+            )
+
+    def _take_exit(self, attempt: NodeAttempt, event: dict[str, Any]) -> None:
+        if event["kind"] == "worker":
+            attempt.note_exit(event["rank"], event["status"])
+        elif not attempt.killed:
+            detail = _describe_status(event["status"])
+            self._send(messages.StoreLost(attempt=attempt.attempt, detail=detail))
+
+    def _lose_spawner(self) -> None:
+        spawner, self._spawner = self._spawner, None  # an order that comes now waits for the next
+        if spawner is not None and not self._ended.is_set():
+            self._spawn(self._replace_spawner(spawner))
+
+    async def _replace_spawner(self, spawner: SpawnerLink) -> None:
+        attempt = self._attempt
+        deadline = time.monotonic() + 5.0
+        while (status := spawner.exit_status()) is None and time.monotonic() < deadline:
+            await asyncio.sleep(_REAP_EVERY_S)
+        killed = status is not None and status < 0
+        self._num_early_deaths += self._ready is None
+        if self._ready is None and not (killed and self._num_early_deaths < _MAX_EARLY_DEATHS):
+            why = "it ended before it was ready" if status is None else _describe_exit(status)
+            self._refused_why = self._refused_why or f"the job's interpreter ended: {why}"
+            self._send(messages.SpawnerRefused(why=self._refused_why))
+            return
+        proc.kill_quietly(spawner.pid)
+        while proc.end_children():  # its workers died with it; what they started is ours now
+            await asyncio.sleep(_REAP_EVERY_S)
+        new = await asyncio.to_thread(
+            start_spawner, self.options.program, self.options.environment, self._socket_path
+        )
+        self._adopt_spawner(*new)
+        if attempt is not None and not attempt.reaped:
+            ended = _describe_exit(status if status is not None else -int(signal.SIGKILL))
+            attempt.note_lost(f"its spawner ended ({ended})")
+            await self._finish_attempt()
+
+    # Attempts.
+
+    def _start_if_ready(self) -> None:
+        order, welcome = self._waiting_order, self._welcome
+        if order is None or welcome is None or self._ready is None or self._spawner is None:
+            return
+        if self._attempt is not None and not self._attempt.reaped:
+            return
+        self._waiting_order = None
+        attempt = NodeAttempt(
+            order, self._settings(welcome, order), self._spawner, self._report_end
+        )
+        self._attempt = attempt
+        store = self.options.take_store(order.attempt) if self.options.take_store else None
+        if store is not None and self._ready["torch"] is not None:
+            host, port = order.master_addr, order.master_port
+            fd = os.dup(store.fileno())
+            self._spawner.order({"op": "store", "host": host, "port": port}, [fd])
+        if store is not None:
+            store.close()
+        attempt.start(self.disk, self._show)
+
+    def _settings(self, welcome: messages.Welcome, order: messages.StartAttempt) -> WorkerSettings:
+        extra = {contract.SOCKET_VARIABLE: self._socket_path}
+        run_dir = self.options.run_dir(welcome.run_id)
+        extra[contract.RUN_DIR_VARIABLE] = run_dir.path
+        environment = self.options.environment
+        # Reverse DNS stalls every worker's start by 5 s when one answer is lost.
+        if "RES_OPTIONS" not in environment:
+            extra["RES_OPTIONS"] = "timeout:1 attempts:1"
+        if "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in environment:
+            extra["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "1"
+        address = order.master_addr if self.options.is_head else self._own_address()
+        interface = interface_of(address) if address else None
+        if interface is not None and "GLOO_SOCKET_IFNAME" not in environment:
+            extra["GLOO_SOCKET_IFNAME"] = interface
+        return WorkerSettings(
+            run_id=self.options.rdzv_id or welcome.run_id,
+            run_dir=run_dir,
+            role=self.options.role,
+            extra_env=extra,
+            shown=self._shown(welcome.tee),
+            saved=self.options.saved,
+            gpus=tuple(visible_gpus()),
+            virtual_local_rank=self.options.virtual_local_rank,
+            has_store=bool(self._ready and self._ready["torch"] is not None),
+        )
+
+    def _shown(self, tee: str) -> Callable[[int, int], frozenset[int]]:
+        """Return which streams of (rank, local rank) the terminal shows."""
+        console = self.options.console
+        if console is not None:
+            return lambda rank, local_rank: console(local_rank)
+        both, none = frozenset({1, 2}), frozenset[int]()
+        return lambda rank, local_rank: both if tee == "all" or (tee == "0" and not rank) else none
+
+    def _own_address(self) -> str | None:
+        if self.options.local_addr is not None:
+            return self.options.local_addr
+        return self._channel.own_address if self._channel is not None else None
+
+    def _report_end(self, end: WorkerEnd) -> None:
+        self._send(messages.WorkerEnded(end=end))
+
+    def _kill_workers(self) -> None:
+        if self._attempt is not None and not self._attempt.reaped:
+            self._attempt.killed = True
+            if self._spawner is not None:
+                self._spawner.order({"op": "kill"})
+                loop = asyncio.get_running_loop()
+                loop.call_later(_STOPPED_S, self._end_stopped_spawner, self._attempt)
+
+    def _end_stopped_spawner(self, attempt: NodeAttempt) -> None:
+        """A spawner that stands still (SIGSTOP) obeys no order; its death is its workers' death."""
+        if self._attempt is attempt and not attempt.reaped and self._spawner is not None:
+            facts = proc.read_process(self._spawner.pid)
+            if facts is not None and facts.state in ("T", "t"):
+                self.voice.say("the spawner stands still: it is killed, and its workers with it")
+                proc.kill_quietly(self._spawner.pid)
+
+    async def _finish_attempt(self) -> None:
+        attempt = self._attempt
+        if attempt is None or attempt.reaped:
+            return
+        await attempt.finish()
+        self._send(messages.AllReaped(attempt=attempt.attempt))
+        self._start_if_ready()
+
+    # What workers and the system say.
+
+    def _worker_pids(self) -> set[int]:
+        return self._attempt.running_pids if self._attempt is not None else set()
+
+    def _take_report(self, pid: int, report: dict[str, Any]) -> None:
+        if self._attempt is None:
+            return
+        rank = self._attempt.note_report(pid, report)
+        if rank is not None and report.get("kind") == "debugger":
+            self._send(messages.Debugger(rank=rank, active=bool(report.get("active"))))
+
+    def _show(self, rank: int, stream: int, text: str, left_out: int) -> None:
+        if self.options.local_show:
+            self.voice.show(rank, stream, text, left_out)
+            return
+        channel, attempt = self._channel, self._attempt
+        if channel is None or attempt is None or channel.unsent_bytes > _MAX_UNSENT_SHOW_BYTES:
+            self._not_shown[rank] = self._not_shown.get(rank, 0) + left_out + text.count("\n")
+            return
+        left_out += self._not_shown.pop(rank, 0)
+        for start in range(0, len(text) or 1, 1 << 16):
+            channel.send_nowait(
+                messages.Output(
+                    rank=rank,
+                    attempt=attempt.attempt,
+                    stream=stream,
+                    text=text[start : start + (1 << 16)],
+                    dropped_lines=left_out if start == 0 else 0,
+                )
+            )
+
+    def _read_stdin(self, fd: int) -> None:
+        """Give what is typed here to the first rank of this node."""
+        if os.tcgetpgrp(fd) != os.getpgrp():
+            return  # in the background: reading would stop us
+        data = os.read(fd, 4096)
+        if not data:
+            asyncio.get_running_loop().remove_reader(fd)
+        if self._attempt is not None and not self._attempt.reaped:
+            rank = self._attempt.order.ranks.first_rank
+            self._attempt.write_input(rank, data.decode(errors="replace"), end=not data)
+
+    def _lose(self, lines: int, why: str) -> None:
+        first = why not in self._lost_lines
+        self._lost_lines[why] = self._lost_lines.get(why, 0) + lines
+        if first:
+            text = f"logs are being lost on {self.options.host}: {why}; the job goes on"
+            self._send(messages.Notice(text=text, level="warning", logs_lost_lines=lines))
+        else:
+            self._send(messages.Notice(text="", logs_lost_lines=lines))
+
+    def _take_signal(self, signum: signal.Signals) -> None:
+        if signum in (signal.SIGUSR1, signal.SIGUSR2):
+            if self._attempt is not None and not self._attempt.reaped:
+                self._attempt.signal(signum, if_caught=True)
+            return
+        if self._channel is None:
+            self.fail(MusterError(f"this agent received {signum.name} before it had joined"))
+            return
+        self._send(messages.SignalReceived(signum=int(signum)))
+
+
+def _fell_back(why: str) -> str:
+    return f"workers are started as fresh interpreters, not forked: {why}"
+
+
+def _describe_status(status: int) -> str:
+    if os.WIFSIGNALED(status):
+        return contract.signal_name(os.WTERMSIG(status))
+    return f"exit code {os.WEXITSTATUS(status)}"
+
+
+def _describe_exit(status: int) -> str:
+    return contract.signal_name(-status) if status < 0 else f"exit code {status}"
+
+
+def _as_muster_error(error: BaseException | None) -> MusterError:
+    if isinstance(error, MusterError):
+        return error
+    with contextlib.suppress(Exception):
+        import traceback
+
+        why = "".join(traceback.format_exception(error)) if error else ""
+        return MusterError("the agent met a bug in muster", why=why, fix="please report this")
+    return MusterError("the agent met a bug in muster")

@@ -1,0 +1,186 @@
+"""What workers write: drained from their pipes, kept in files, and shown in part on the terminal.
+
+A worker must never wait for us, so pipes are read in large blocks and every block goes to the disk
+writer at once. The terminal is a courtesy: it gets at most `SHOWN_BYTES_PER_S` of a rank, whole lines
+from the first line that is left out, and says how many it left out.
+"""
+
+import asyncio
+import codecs
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torchmuster.files.disk import DiskWriter
+
+TAIL_LINES = 20
+TAIL_BYTES = 16 << 10
+LINE_CHARACTERS = 500
+SHOWN_BYTES_PER_S = 1 << 20
+_RESUME_BYTES = SHOWN_BYTES_PER_S * 3 // 4
+_BLOCK_BYTES = 256 << 10
+_PIPE_BYTES = 1 << 20
+_CONGESTION_POLL_S = 0.01
+_F_SETPIPE_SZ = 1031  # linux/fcntl.h
+
+# rank, stream (1 or 2), text, lines left out before it
+Show = Callable[[int, int, str, int], None]
+
+
+def open_pipe() -> tuple[int, int]:
+    """Return (read, write) ends of a large pipe; only the read end doesn't block."""
+    read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
+    os.set_blocking(read_fd, False)
+    with contextlib.suppress(OSError):  # the user's limit on pipe memory may be reached
+        fcntl.fcntl(read_fd, _F_SETPIPE_SZ, _PIPE_BYTES)
+    return read_fd, write_fd
+
+
+@dataclass(slots=True)
+class _Allowance:
+    """A token bucket: what the terminal may still get of one rank."""
+
+    left: float = SHOWN_BYTES_PER_S
+    at: float = field(default_factory=time.monotonic)
+
+    def take(self, num_bytes: int, *, at_least: int = 0) -> bool:
+        now = time.monotonic()
+        self.left = min(SHOWN_BYTES_PER_S, self.left + (now - self.at) * SHOWN_BYTES_PER_S)
+        self.at = now
+        if max(num_bytes, at_least) > self.left:
+            return False
+        self.left -= num_bytes
+        return True
+
+
+class RankOutput:
+    """The two streams of one rank in one attempt."""
+
+    def __init__(
+        self,
+        rank: int,
+        log_path: str,
+        disk: DiskWriter,
+        show: Show | None,
+        shown: frozenset[int],
+        copies: dict[int, str],
+    ) -> None:
+        self.rank = rank
+        self._shown = shown
+        self._copies = copies
+        self.log_path = log_path
+        self._disk = disk
+        self._show = show
+        self._recent = b""
+        self._allowance = _Allowance()
+        self._streams: dict[int, _Stream] = {}
+
+    def open(self) -> tuple[int, int]:
+        """Return the write ends for stdout and stderr; the caller closes them."""
+        ends: list[int] = []
+        for number in (1, 2):
+            read_fd, write_fd = open_pipe()
+            self._streams[read_fd] = _Stream(number)
+            asyncio.get_running_loop().add_reader(read_fd, self._read_unless_congested, read_fd)
+            ends.append(write_fd)
+        return ends[0], ends[1]
+
+    def mute(self) -> None:
+        """Show nothing more: what comes is an echo of another rank's end. The log still gets it."""
+        self._shown = frozenset()
+
+    def drain(self) -> None:
+        """Read what is in the pipes now: the writer has ended, but a child of it may write on."""
+        for fd in list(self._streams):
+            for _ in range(2 * _PIPE_BYTES // _BLOCK_BYTES):
+                if fd not in self._streams or not self._read(fd):
+                    break
+
+    def close(self) -> None:
+        """Drain and close; a child that the worker left behind writes into a broken pipe."""
+        self.drain()
+        for fd in list(self._streams):
+            self._close(fd)
+        for path in (self.log_path, *self._copies.values()):
+            self._disk.close_file(path)
+
+    def tail(self) -> tuple[str, ...]:
+        """Return the last lines, both streams in the order of their arrival."""
+        lines = self._recent.decode(errors="replace").splitlines()
+        return tuple(line[:LINE_CHARACTERS] for line in lines[-TAIL_LINES:])
+
+    def _read_unless_congested(self, fd: int) -> None:
+        if not self._disk.is_congested:
+            self._read(fd)
+            return
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(fd)
+        loop.call_later(_CONGESTION_POLL_S, self._read_again, fd)
+
+    def _read_again(self, fd: int) -> None:
+        if fd in self._streams:
+            loop = asyncio.get_running_loop()
+            loop.add_reader(fd, self._read_unless_congested, fd)
+
+    def _read(self, fd: int) -> bool:
+        try:
+            data = os.read(fd, _BLOCK_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if not data:
+            self._close(fd)
+            return False
+        self._disk.append(self.log_path, data)
+        self._recent = (self._recent + data[-TAIL_BYTES:])[-TAIL_BYTES:]
+        number = self._streams[fd].number
+        if number in self._copies:
+            self._disk.append(self._copies[number], data)
+        if self._show is not None and number in self._shown:
+            self._show_block(self._streams[fd], data)
+        return True
+
+    def _show_block(self, stream: "_Stream", data: bytes) -> None:
+        if stream.skips or not self._allowance.take(len(data)):
+            data = self._leave_out(stream, data)
+            if not data:
+                return
+        text = stream.decoder.decode(data)
+        if text and self._show is not None:
+            self._show(self.rank, stream.number, text, stream.left_out)
+            stream.left_out = 0
+
+    def _leave_out(self, stream: "_Stream", data: bytes) -> bytes:
+        """Return what may be shown of a block after lines had to be left out: whole lines."""
+        _, newline, rest = data.partition(b"\n")
+        # Wait until a good part may be shown: a flood shall not end in a line of ours for each block.
+        if stream.skips and newline and self._allowance.take(len(rest), at_least=_RESUME_BYTES):
+            stream.skips = False
+            stream.left_out += 1
+            return rest
+        stream.skips = True
+        stream.left_out += data.count(b"\n")
+        stream.decoder.reset()
+        return b""
+
+    def _close(self, fd: int) -> None:
+        asyncio.get_running_loop().remove_reader(fd)
+        os.close(fd)
+        stream = self._streams.pop(fd)
+        left_out = stream.left_out or int(stream.skips)
+        if left_out and self._show is not None and stream.number in self._shown:
+            self._show(self.rank, stream.number, "", left_out)
+
+
+class _Stream:
+    """Where one stream's text stands."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self.left_out = 0
+        self.skips = False  # until the end of a line

@@ -1,0 +1,161 @@
+"""The roll: which agents are here, which place each holds, who is missing and why.
+
+Values and rules only; the coordinator does the talking. A member that has gone stays in the roll until it
+is certain that none of its workers lives: by proof, or because its lease has ended.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torchmuster import proc
+from torchmuster.model.plan import RunPlan
+from torchmuster.model.ranks import free_places, natural_key
+from torchmuster.net.channel import Channel
+from torchmuster.net.messages import Hello, SpawnerReady
+
+# A silent node's workers kill themselves after 10 s (`node.LEASE_S`); the rest is the time that the
+# killing may take.
+SILENT_S = 15.0
+
+
+@dataclass(slots=True)
+class Member:
+    """One agent that called."""
+
+    hello: Hello
+    channel: Channel | None
+    heard_at: float
+    place: int | None = None
+    ready: SpawnerReady | None = None
+    refused_why: str | None = None
+    spawner_pid: int | None = None
+    worker_pids: tuple[int, ...] = ()
+    running_attempt: int | None = None
+    lost_why: str | None = None
+    interrupted: bool = False  # its terminal has sent one Ctrl-C already
+
+    @property
+    def is_present(self) -> bool:
+        """Say whether the agent is connected."""
+        return self.channel is not None and self.lost_why is None
+
+
+@dataclass(slots=True)
+class Roll:
+    """All members of a run."""
+
+    plan: RunPlan
+    clock: Callable[[], float] = time.monotonic
+    own_boot_id: str = field(default_factory=proc.boot_id)
+    members: list[Member] = field(default_factory=list)
+    _by_incarnation: dict[str, Member] = field(default_factory=dict)
+    _holders: dict[int, Member] = field(default_factory=dict)
+    _any_lost: bool = False
+
+    def present(self) -> list[Member]:
+        """Return the members that an attempt could be started with."""
+        return [m for m in self.members if m.is_present and m.refused_why is None]
+
+    def at_place(self, place: int) -> Member | None:
+        """Return who holds a place now."""
+        holder = self._holders.get(place)
+        return holder if holder is not None and holder.lost_why is None else None
+
+    def by_incarnation(self, incarnation: str) -> Member | None:
+        """Return the member with this random name, gone or not."""
+        return self._by_incarnation.get(incarnation)
+
+    def why_not(self, hello: Hello, version: str) -> str | None:
+        """Return the sentence that refuses an agent; None when it may join."""
+        if hello.version != version:
+            return f"it has torchmuster {hello.version}, the head has {version}"
+        if hello.place is not None:
+            holder = self.at_place(hello.place)
+            if holder is not None and holder.hello.incarnation != hello.incarnation:
+                name = self.plan.node_name(hello.place)
+                return (
+                    f"the place of {name} is held by another agent"
+                    f" (pid {holder.hello.pid} on {holder.hello.host})"
+                )
+            if not 0 <= hello.place < self.plan.max_nodes:
+                return f"place {hello.place} is outside this run of {self.plan.max_nodes} nodes"
+        if len(self.members) < self.plan.max_nodes:
+            return None
+        if sum(m.lost_why is None for m in self.members) >= self.plan.max_nodes:
+            return f"the run has all its {self.plan.max_nodes} nodes"
+        return None
+
+    def admit(self, hello: Hello, channel: Channel) -> Member:
+        """Take an agent in."""
+        member = Member(
+            hello=hello,
+            channel=channel,
+            heard_at=self.clock(),
+            place=0 if hello.wants_place_0 else hello.place,
+            spawner_pid=hello.spawner_pid,
+        )
+        self.members.append(member)
+        self._by_incarnation[hello.incarnation] = member
+        if member.place is not None:
+            self._holders[member.place] = member
+        return member
+
+    def forget(self, member: Member) -> None:
+        """Strike a member off at once: it has called anew."""
+        self.members.remove(member)
+        del self._by_incarnation[member.hello.incarnation]
+        if member.place is not None and self._holders.get(member.place) is member:
+            del self._holders[member.place]
+
+    def number_places(self) -> None:
+        """Give a place to every member without one: natural order of host names, head first."""
+        taken = [m.place for m in self.members if m.place is not None and m.lost_why is None]
+        reserved = [] if any(m.place == 0 for m in self.members) else [0]
+        free = free_places([*taken, *reserved], self.plan.max_nodes)
+        homeless = [m for m in self.members if m.place is None and m.lost_why is None]
+        homeless.sort(key=lambda m: natural_key(m.hello.host))
+        for member, place in zip(homeless, free, strict=False):
+            member.place = place
+            self._holders[place] = member
+
+    def missing_places(self) -> list[int]:
+        """Return the places that nobody holds, for a run of fixed size."""
+        self_numbered = [m for m in self.present() if m.place is None]
+        taken = {m.place for m in self.present() if m.place is not None}
+        free = [p for p in range(self.plan.max_nodes) if p not in taken]
+        return free[len(self_numbered) :] if self_numbered else free
+
+    def lose(self, member: Member, why: str) -> None:
+        """Strike a member off; it stays listed while its workers may live."""
+        member.lost_why = why
+        member.channel = None
+        self._any_lost = True
+
+    def dangerous(self) -> list[Member]:
+        """Return lost members whose workers may still live; forget the others."""
+        if not self._any_lost:
+            return []
+        lost = [m for m in self.members if m.lost_why is not None]
+        for member in lost:
+            if not self._may_have_workers(member):
+                self.forget(member)
+        left = [m for m in lost if m in self.members]
+        self._any_lost = bool(left)
+        return left
+
+    def _may_have_workers(self, member: Member) -> bool:
+        if member.running_attempt is None:
+            return False
+        if self.clock() - member.heard_at > SILENT_S:
+            return False
+        return not self._is_proved_dead(member)
+
+    def _is_proved_dead(self, member: Member) -> bool:
+        """Say whether, on this very machine, the agent's workers are seen to be gone."""
+        if not self.own_boot_id or member.hello.boot_id != self.own_boot_id:
+            return False
+        pids = {member.hello.pid, *member.worker_pids}
+        if member.spawner_pid is not None:
+            pids.add(member.spawner_pid)
+        return not any(proc.is_running(pid) for pid in pids)

@@ -1,0 +1,1 @@
+"""The command line: parses, calls, prints, exits. Only here are errors caught."""

@@ -1,0 +1,148 @@
+"""`muster`: the group of all commands.
+
+Commands are imported when they are called, so that `muster --help` stays quick.
+"""
+
+import difflib
+import importlib
+import os
+import sys
+from typing import Any, NoReturn
+
+import click
+
+import torchmuster
+from torchmuster.cli.spelling import hint_for_option
+from torchmuster.errors import MusterError, UsageError
+
+COMMANDS = {
+    "run": ("torchmuster.cli.run", "Run a training script on one or many nodes."),
+    "torchrun": ("torchmuster.cli.torchrun", "Take torchrun's own command line."),
+    "ps": ("torchmuster.cli.views", "List the runs."),
+    "status": ("torchmuster.cli.views", "Show where a run stands."),
+    "logs": ("torchmuster.cli.views", "Print what the ranks wrote."),
+    "wait": ("torchmuster.cli.views", "Wait for the end of a run; exit as it did."),
+    "cancel": ("torchmuster.cli.views", "Stop a run."),
+}
+
+
+class ManyErrors(Exception):  # noqa: N818 - it is a bag of errors, not one
+    """Several problems of one command line."""
+
+    def __init__(self, errors: list[UsageError]) -> None:
+        super().__init__(errors[0].what)
+        self.errors = errors
+
+
+class _LazyGroup(click.Group):
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, args or ["--help"])
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _ = COMMANDS[cmd_name]
+        command = getattr(importlib.import_module(module), cmd_name)
+        if not isinstance(command, click.Command):
+            raise TypeError(cmd_name)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0] if args else ""
+        if name and name not in COMMANDS and not name.startswith("-"):
+            near = difflib.get_close_matches(name, COMMANDS, n=1)
+            fix = f"did you mean `muster {near[0]}`?" if near else "muster --help"
+            if os.path.isfile(name):
+                fix = f"muster run {name}"
+            raise UsageError(f"muster has no command `{name}`", fix=fix)
+        if name in ("run", "torchrun"):
+            _check_working_directory()
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(torchmuster.__version__, prog_name="muster")
+def muster() -> None:
+    """Take a PyTorch training script from one GPU to many nodes.
+
+    \b
+    muster run train.py --epochs 10              every GPU of this machine
+    muster run --nodes 2 --nproc-per-node 2 train.py     two simulated nodes
+    muster torchrun --nnodes 2 ... train.py      torchrun's own line
+    """  # noqa: D301 - \b is click's mark
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Run a command; every error of ours ends in a message and an exit code."""
+    try:
+        code: Any = muster.main(
+            args=arguments, prog_name="muster", standalone_mode=False, windows_expand_args=False
+        )
+    except MusterError as error:
+        _leave([error])
+    except ManyErrors as many:
+        _leave(many.errors)
+    except click.exceptions.Exit as end:
+        code = end.exit_code
+    except click.Abort:
+        code = 130
+    except click.UsageError as error:
+        words = sys.argv[1:] if arguments is None else arguments
+        _leave([_translate(error, words)])
+    except click.ClickException as error:
+        _leave([UsageError(error.format_message())])
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        code = 141
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _check_working_directory() -> None:
+    try:
+        os.getcwd()
+    except OSError as error:
+        what = "the working directory does not exist any more"
+        raise UsageError(what, why=error.strerror, fix="cd to a folder that exists") from error
+
+
+def _leave(errors: Any) -> NoReturn:
+    from torchmuster.ui.messages import print_errors
+
+    print_errors(errors)
+    sys.exit(errors[0].exit_code)
+
+
+def _translate(error: click.UsageError, words: list[str]) -> UsageError:
+    """Return click's complaint in our own form."""
+    command = " ".join(["muster", *[word for word in words[:1] if word in COMMANDS]])
+    help_line = f"{command} --help"
+    if isinstance(error, click.NoSuchOption):
+        known: list[str] = []
+        if error.ctx is not None:
+            params = error.ctx.command.get_params(error.ctx)
+            known = [name for param in params for name in param.opts if name.startswith("--")]
+        what = f"`{command}` has no option `{error.option_name}`"
+        return UsageError(what, fix=hint_for_option(error.option_name, known) or help_line)
+    if isinstance(error, click.MissingParameter) and error.param is not None:
+        name = error.param.human_readable_name
+        return UsageError(f"`{command}` needs {name}", fix=help_line)
+    if isinstance(error, click.BadParameter) and error.param is not None:
+        name = error.param.opts[-1]
+        what = error.message.rstrip(".").replace("'", "`")
+        what = what.replace(" is not in the range x>=", " is less than ")
+        return UsageError(what, where=name, fix=help_line)
+    if isinstance(error, click.BadOptionUsage) and "requires an argument" in error.message:
+        return UsageError(f"`{error.option_name}` needs a value", fix=help_line)
+    what = error.format_message().rstrip(".").replace("'", "`")
+    if what.startswith("Got unexpected extra"):
+        what = f"`{command}` takes no argument `{what.partition('(')[2].rstrip(')')}`"
+    return UsageError(what, fix=help_line)

@@ -1,0 +1,155 @@
+"""`muster run`."""
+
+import os
+import sys
+from typing import Any
+
+import click
+
+from torchmuster.errors import MusterError
+
+
+@click.command(
+    context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
+    options_metavar="[OPTIONS]",
+)
+@click.option("--nodes", default="1", metavar="N|MIN:MAX", help="Number of nodes; default 1.")
+@click.option(
+    "--nproc-per-node",
+    metavar="N[,N...]|gpu|cpu|auto",
+    help="Workers on each node; default one for each GPU, or one.",
+)
+@click.option("--max-restarts", default=3, metavar="K", help="Restarts after failures; default 3.")
+@click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as with `python -m`.")
+@click.option("--on", "engine", default="local", metavar="ENGINE", help="Engine; default local.")
+@click.option("--run-id", metavar="NAME", help="Name of the run and of its folder.")
+@click.option(
+    "--tee",
+    type=click.Choice(["0", "all", "none"]),
+    default="0",
+    help="Whose output the terminal shows; default rank 0.",
+)
+@click.option("--detach", is_flag=True, help="Return at once; the run goes on in the background.")
+@click.option("--grow", is_flag=True, help="End the attempt to take a newcomer in.")
+@click.option(
+    "--start",
+    type=click.Choice(["auto", "fork", "fresh"]),
+    default="auto",
+    help="Fork workers from a process with torch, or start fresh interpreters.",
+)
+@click.option("--preload", multiple=True, metavar="MODULE", help="Import this before forking too.")
+@click.option("--python", metavar="PATH", help="The job's interpreter, with flags if quoted.")
+@click.option("--stdin", "stdin_rank", type=int, metavar="RANK", help="Who gets standard input.")
+@click.option("--grace", default="30", metavar="TIME", help="From a stop to SIGKILL; default 30s.")
+@click.option("--join-timeout", default="600", metavar="TIME", help="Wait for nodes; default 10m.")
+@click.option(
+    "--last-call", default="2", metavar="TIME", help="Wait for more than MIN; default 2s."
+)
+@click.argument("script")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def run(**given: Any) -> int:
+    """Run SCRIPT with ARGS on one or many nodes.
+
+    It starts in about a second, survives the loss of any worker or node, and says what was wrong.
+    Options of muster stand before SCRIPT, the script's own behind it.
+    """
+    from torchmuster.cli.main import ManyErrors
+    from torchmuster.doctor.gpus import visible_gpus
+    from torchmuster.engines.local import LocalEngine
+    from torchmuster.errors import UsageError
+    from torchmuster.run.create import check_run_id, create_run_dir, new_run_id
+    from torchmuster.spec.launch import LaunchOptions, Problems, plan_run
+
+    problems = Problems()
+    if given["engine"] != "local":
+        fix = "leave --on out: only this machine can be used yet"
+        problems.add(f"there is no engine `{given['engine']}`", "--on", fix=fix)
+    detach = given["detach"]
+    stdin_rank = _stdin_rank(given["stdin_rank"], detach=detach)
+    options = LaunchOptions(
+        target=given["script"],
+        stdin_rank=stdin_rank,
+        **{name: given[name] for name in _PLAN_OPTIONS},
+    )
+    run_id = given["run_id"] or new_run_id(given["script"])
+    try:
+        check_run_id(run_id)
+    except UsageError as error:
+        problems.found.append(error)
+    gpus = visible_gpus()
+    plan = plan_run(options, run_id, gpus, problems)
+    if problems.found or plan is None:
+        raise ManyErrors(problems.found)
+    run_dir = create_run_dir(plan)
+    if detach:
+        from torchmuster.run.detach import detach_supervisor
+
+        detach_supervisor(run_dir)
+        click.echo(run_id)
+        return 0
+    engine = LocalEngine(plan, run_dir, tuple(gpus))
+    engine.start_all()
+    return _follow(engine, forward_stdin=stdin_rank is not None)
+
+
+_PLAN_OPTIONS = (
+    "args",
+    "module",
+    "nodes",
+    "nproc_per_node",
+    "max_restarts",
+    "grace",
+    "join_timeout",
+    "last_call",
+    "grow",
+    "start",
+    "preload",
+    "tee",
+    "python",
+)
+
+
+def _stdin_rank(asked: int | None, *, detach: bool) -> int | None:
+    """Return who gets standard input: nobody unless asked for, or someone sits at a terminal."""
+    if asked is not None:
+        return asked
+    try:
+        return 0 if sys.stdin.isatty() and not detach else None
+    except (AttributeError, ValueError):  # closed
+        return None
+
+
+def _follow(engine: Any, *, forward_stdin: bool) -> int:
+    import asyncio  # while the agents start
+
+    from torchmuster.files.terminal import TerminalVoice
+    from torchmuster.model.plan import Tee
+    from torchmuster.run.supervise import Supervisor
+    from torchmuster.ui.messages import is_worth_a_report, paint_report, summary, uses_colour
+
+    plan, run_dir = engine.plan, engine.run_dir
+    several = plan.max_nodes > 1 or plan.num_workers(0) > 1
+    voice = TerminalVoice(prefix_always=several and plan.tee is Tee.ALL)
+    voice.start()
+    near = os.path.relpath(run_dir.logs)
+    logs = run_dir.logs if near.startswith("..") else near
+    voice.say(f"run {plan.run_id}: {_size(plan)}; logs in {logs}")
+    supervisor = Supervisor(plan, run_dir, engine, voice, forward_stdin=forward_stdin)
+    try:
+        result = asyncio.run(supervisor.run())
+    except MusterError:
+        voice.flush(5.0)
+        raise
+    if is_worth_a_report(result) and result.report is not None:
+        voice.print(paint_report(result.report, colour=uses_colour()))
+    voice.say(summary(result))
+    voice.flush(5.0)
+    return int(result.exit_code)
+
+
+def _size(plan: Any) -> str:
+    nodes = f"{plan.min_nodes} to {plan.max_nodes}" if plan.is_elastic else str(plan.max_nodes)
+    total = sum(plan.num_workers(place) for place in range(plan.max_nodes))
+    most = "up to " if plan.is_elastic else ""
+    workers = f"{most}{total} worker{'s' if total != 1 else ''}"
+    return f"{workers} on {nodes} node{'s' if plan.max_nodes != 1 else ''}"

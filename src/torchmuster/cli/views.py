@@ -1,0 +1,189 @@
+"""`muster ps`, `status`, `logs`, `wait` and `cancel`."""
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchmuster.errors import MusterError, NotFoundError
+
+if TYPE_CHECKING:
+    from torchmuster.run.find import RunView
+
+_CONTEXT = {"help_option_names": ["-h", "--help"]}
+
+
+@click.command(context_settings=_CONTEXT)
+@click.option("-a", "--all", "everything", is_flag=True, help="All runs, not only the last 20.")
+def ps(*, everything: bool) -> int:
+    """List the runs, the newest last."""
+    from torchmuster.run.find import all_runs
+    from torchmuster.ui.table import render_table
+
+    views = all_runs()
+    if not views:
+        click.echo("no runs yet", err=True)
+        return 0
+    shown = views if everything else views[-20:]
+    rows = [_row(view) for view in shown]
+    click.echo(
+        render_table(["RUN", "STATE", "STARTED", "ATTEMPTS", "WORKERS", "COMMAND"], rows), nl=False
+    )
+    return 0
+
+
+def _row(view: "RunView") -> list[str]:
+    attempts = view.attempts
+    workers = str(attempts[-1]["world_size"]) if attempts else "-"
+    command = " ".join(view.plan.program.display()) if view.plan else "-"
+    started = view.started[:19].replace("T", " ")
+    return [view.run_id, view.state.value, started, str(len(attempts)), workers, command[:60]]
+
+
+@click.command(context_settings=_CONTEXT)
+@click.argument("run")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def status(run: str, *, as_json: bool) -> int:
+    """Show where RUN stands: its nodes, its attempts and its verdict."""
+    from torchmuster.model import codec
+    from torchmuster.run.find import find_run
+    from torchmuster.ui.messages import is_worth_a_report, paint_report, summary
+
+    view = find_run(run)
+    if as_json:
+        import json
+
+        plain = {
+            "run_id": view.run_id,
+            "state": view.state.value,
+            "attempts": view.attempts,
+            "result": codec.to_plain(view.result) if view.result else None,
+        }
+        click.echo(json.dumps(plain, indent=1))
+        return 0
+    click.echo(f"run      {view.run_id}")
+    click.echo(f"state    {view.state.value}")
+    if view.plan is not None:
+        click.echo(f"command  {' '.join(view.plan.program.display())}")
+    click.echo(f"folder   {view.run_dir.path}")
+    _print_attempts(view)
+    if view.result is not None:
+        click.echo(f"\n{summary(view.result)}")
+        if is_worth_a_report(view.result) and view.result.report is not None:
+            click.echo(paint_report(view.result.report, colour=False), nl=False)
+    return 0
+
+
+def _print_attempts(view: "RunView") -> None:
+    from torchmuster.ui.table import render_table
+
+    rows: list[list[str]] = []
+    failures = {e["attempt"]: e for e in view.events if e.get("event") == "attempt_failed"}
+    for start in view.attempts:
+        failure: Any = failures.get(start["attempt"])
+        end = failure["what"] if failure else ""
+        nodes: Any = start["nodes"]
+        places = ", ".join(f"{n['node']}: {n['ranks']}" for n in nodes[:8])
+        more = f", {len(nodes) - 8} more" if len(nodes) > 8 else ""
+        rows.append([str(start["attempt"]), str(start["world_size"]), places + more, end])
+    if rows:
+        click.echo("\n" + render_table(["ATTEMPT", "WORKERS", "RANKS", "ENDED BY"], rows), nl=False)
+
+
+@click.command(context_settings=_CONTEXT)
+@click.argument("run")
+@click.option("-f", "--follow", is_flag=True, help="Go on until the run ends.")
+@click.option("--rank", type=click.IntRange(min=0), help="This rank only.")
+@click.option("--attempt", type=click.IntRange(min=0), help="This attempt; default the last.")
+def logs(run: str, *, follow: bool, rank: int | None, attempt: int | None) -> int:
+    """Print what the ranks of RUN wrote."""
+    import asyncio
+
+    from torchmuster.model.lines import LineJoiner
+    from torchmuster.run.control import follow_logs, log_files
+    from torchmuster.run.find import find_run
+
+    view = find_run(run)
+    joiner = LineJoiner(prefix_always=rank is None and _num_ranks(view) > 1)
+
+    def write(number: int, text: str) -> None:
+        for _, part in joiner.add(number, 1, text):
+            sys.stdout.write(part)
+        sys.stdout.flush()
+
+    try:
+        if follow:
+            asyncio.run(follow_logs(view, attempt, rank, write))
+        else:
+            for path in log_files(view, attempt, rank):
+                _print_file(path, write)
+    except KeyboardInterrupt:
+        return 130
+    for _, part in joiner.rest():
+        sys.stdout.write(part)
+    return 0
+
+
+def _num_ranks(view: "RunView") -> int:
+    attempts = view.attempts
+    return int(str(attempts[-1]["world_size"])) if attempts else 1
+
+
+def _print_file(path: str, write: Any) -> None:
+    number = int(os.path.basename(path).removeprefix("rank-").removesuffix(".log"))
+    try:
+        with open(path, errors="replace") as log:
+            while text := log.read(1 << 20):
+                write(number, text)
+    except OSError as error:
+        raise NotFoundError("the log can't be read", where=path, why=error.strerror) from error
+
+
+@click.command(context_settings=_CONTEXT)
+@click.argument("run")
+def wait(run: str) -> int:
+    """Wait for the end of RUN and exit with its exit code."""
+    import asyncio
+
+    from torchmuster.run.control import wait_for_result
+    from torchmuster.run.find import find_run
+    from torchmuster.ui.messages import summary
+
+    view = find_run(run)
+    try:
+        result = asyncio.run(wait_for_result(view.run_dir))
+    except KeyboardInterrupt:
+        return 130
+    if result is None:
+        raise MusterError(
+            f"the run {view.run_id} has no result and its owner has gone",
+            where=view.run_dir.owner,
+            why="the process that started it was killed",
+            fix=f"muster logs {view.run_id}",
+        )
+    click.echo(summary(result), err=True)
+    return result.exit_code
+
+
+@click.command(context_settings=_CONTEXT)
+@click.argument("run")
+@click.option("--now", is_flag=True, help="SIGKILL at once, without the grace.")
+def cancel(run: str, *, now: bool) -> int:
+    """Stop RUN: SIGTERM to its workers, SIGKILL after its grace."""
+    from torchmuster.run.control import stop_and_wait
+    from torchmuster.run.find import find_run
+    from torchmuster.ui.messages import summary
+
+    view = find_run(run)
+    if view.state.is_final:
+        click.echo(f"the run {view.run_id} has ended already: {view.state.value}", err=True)
+        return 0
+    grace_s = view.plan.limits.grace_s if view.plan is not None else 30.0
+    result = stop_and_wait(view, at_once=now, timeout_s=grace_s + 10.0)
+    if result is None:
+        raise MusterError(
+            f"the run {view.run_id} has not ended yet", fix=f"muster cancel --now {run}"
+        )
+    click.echo(summary(result), err=True)
+    return 0

@@ -1,0 +1,133 @@
+"""Evidence of out-of-memory kills: the kernel's own counters, and its log where we may read it.
+
+Every readable ancestor of our control group is asked, because the limit that kills is often the job's or
+the pod's, not our own. Version 2 counts `oom_kill` in `memory.events`, version 1 in
+`memory.oom_control`.
+
+Source: kernel documentation, admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_COUNTER = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
+_KERNEL_LINE = re.compile(r"[Kk]illed process (\d+) \(([^)]*)\)(?:.*?anon-rss:(\d+)kB)?")
+_MAX_KERNEL_RECORDS = 20_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryCounters:
+    """The kills counted by each control group above us, by the path of its file."""
+
+    kills: Mapping[str, int]
+
+
+def read_counters() -> MemoryCounters:
+    """Return the counters of our control group and its readable ancestors."""
+    kills: dict[str, int] = {}
+    for path in _counter_files():
+        try:
+            with open(path, "rb") as file:
+                match = _COUNTER.search(file.read())
+        except OSError:
+            continue
+        if match:
+            kills[path] = int(match.group(1))
+    return MemoryCounters(kills=kills)
+
+
+def explain_kill(before: MemoryCounters, pid: int) -> str | None:
+    """Return what shows that memory was the reason for a SIGKILL; None when nothing does."""
+    from_log = kernel_log_line(pid)
+    if from_log is not None:
+        return from_log
+    after = read_counters()
+    for path, count in after.kills.items():
+        new = count - before.kills.get(path, count)
+        if new > 0:
+            limit = _limit_of(path)
+            return (
+                f"the kernel killed {new} process{'es' if new > 1 else ''} for want of memory in"
+                f" this control group since the attempt began: {path}{limit}"
+            )
+    return None
+
+
+def _counter_files() -> list[str]:
+    mounts = _mounts()
+    files: list[str] = []
+    try:
+        with open("/proc/self/cgroup") as cgroup:
+            rows = [line.rstrip("\n").split(":", 2) for line in cgroup]
+    except OSError:
+        return []
+    for number, controllers, path in rows:
+        if number == "0" and "cgroup2" in mounts:
+            files += _ancestors(*mounts["cgroup2"], path, "memory.events")
+        elif "memory" in controllers.split(",") and "memory" in mounts:
+            files += _ancestors(*mounts["memory"], path, "memory.oom_control")
+    return files
+
+
+def _ancestors(mount_point: str, root: str, path: str, name: str) -> list[str]:
+    """Return the files from our own group up to the mount's root, nearest first."""
+    below = os.path.relpath(path, root) if path.startswith(root) else "."
+    parts = [] if below in (".", "") or below.startswith("..") else below.split("/")
+    depths = range(len(parts), -1, -1)
+    return [os.path.join(mount_point, *parts[:depth], name) for depth in depths]
+
+
+def _mounts() -> dict[str, tuple[str, str]]:
+    """Return mount point and mounted root of cgroup v2 and of v1's memory controller."""
+    found: dict[str, tuple[str, str]] = {}
+    try:
+        with open("/proc/self/mountinfo") as mountinfo:
+            rows = [line.split() for line in mountinfo]
+    except OSError:
+        return found
+    for row in rows:
+        kind, options = row[row.index("-") + 1], row[-1].split(",")
+        if kind == "cgroup2":
+            found.setdefault("cgroup2", (row[4], row[3]))
+        elif kind == "cgroup" and "memory" in options:
+            found.setdefault("memory", (row[4], row[3]))
+    return found
+
+
+def _limit_of(counter_path: str) -> str:
+    folder = os.path.dirname(counter_path)
+    for name in ("memory.max", "memory.limit_in_bytes"):
+        try:
+            with open(os.path.join(folder, name)) as file:
+                text = file.read().strip()
+        except OSError:
+            continue
+        if text.isdigit() and int(text) < 1 << 60:
+            return f" (limit {int(text) / 2**30:.2f} GiB)"
+    return ""
+
+
+def kernel_log_line(pid: int) -> str | None:
+    """Return the kernel's own line about the kill of `pid`, where its log may be read."""
+    try:
+        fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    found = None
+    try:
+        for _ in range(_MAX_KERNEL_RECORDS):
+            try:
+                record = os.read(fd, 8192).decode(errors="replace")
+            except BrokenPipeError:  # the record was overwritten while we read
+                continue
+            except OSError:
+                break
+            match = _KERNEL_LINE.search(record)
+            if match and int(match.group(1)) == pid:
+                size = f" with {int(match.group(3)) / 2**20:.2f} GiB" if match.group(3) else ""
+                found = f"the kernel's log says: out of memory, killed process {pid} ({match.group(2)}){size}"
+    finally:
+        os.close(fd)
+    return found

@@ -1,0 +1,111 @@
+"""The local engine: it "allocates" nodes on this machine, each with an agent of its own.
+
+It owns what it starts. When an agent dies, its orphans become ours (we are a subreaper) and are killed
+before a replacement is started; when we die, the agents see the end of their lifeline.
+"""
+
+import os
+import sys
+from dataclasses import dataclass, field
+
+from torchmuster import proc
+from torchmuster.files.layout import RunDir
+from torchmuster.model.plan import RunPlan
+from torchmuster.net import listener
+
+HEAD = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentEnd:
+    """The end of an agent process; the status is negative for a signal."""
+
+    place: int
+    status: int
+
+
+@dataclass(slots=True)
+class LocalEngine:
+    """The agents of one run on this machine."""
+
+    plan: RunPlan
+    run_dir: RunDir
+    gpus: tuple[str, ...] = ()
+    address: tuple[str, int] = ("127.0.0.1", 0)
+    _agents: list[tuple[int, proc.Child]] = field(default_factory=list)
+    _lifeline: tuple[int, int] | None = None
+
+    def start_all(self, *, first_attempt: int = 0, restarts_spent: int = 0) -> None:
+        """Start one agent on every place, the head first."""
+        proc.become_subreaper()
+        self._lifeline = os.pipe2(os.O_CLOEXEC)
+        listening = listener.bind("127.0.0.1", 0)
+        self.address = ("127.0.0.1", int(listening.getsockname()[1]))
+        with listening:
+            # Our copy is closed at once: when the head dies, callers shall be refused.
+            extra = [f"--listen-fd={listening.fileno()}"]
+            extra += [f"--first-attempt={first_attempt}", f"--restarts-spent={restarts_spent}"]
+            self._start(HEAD, extra, [listening.fileno()])
+        for place in range(1, self.plan.max_nodes):
+            self.start_place(place)
+
+    def start_place(self, place: int) -> None:
+        """Start an agent on one place, first or replacement."""
+        self._start(place, [], [])
+
+    def _start(self, place: int, extra: list[str], fds: list[int]) -> None:
+        if self._lifeline is None:
+            raise ValueError("start_all comes first")
+        entry = os.path.join(
+            os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "agent", "__main__.py"
+        )
+        argv = [sys.executable, "-I", "-S", entry]
+        argv += [f"--run-dir={self.run_dir.path}", f"--place={place}"]
+        argv += [f"--head={self.address[0]}:{self.address[1]}"]
+        argv += [f"--lifeline-fd={self._lifeline[0]}", *extra]
+        child = proc.start(argv, env=self._environment(place), pass_fds=[self._lifeline[0], *fds])
+        self._agents.append((place, child))
+
+    def _environment(self, place: int) -> dict[str, str] | None:
+        """Give each simulated node GPUs of its own."""
+        if self.plan.max_nodes == 1 or not self.gpus:
+            return None
+        first = sum(self.plan.num_workers(p) for p in range(place))
+        mine = self.gpus[first : first + self.plan.num_workers(place)]
+        return {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(mine)}
+
+    def holds(self, place: int) -> bool:
+        """Say whether an agent of this place runs."""
+        return any(p == place for p, _ in self._agents)
+
+    @property
+    def pids(self) -> list[int]:
+        """The agents' process ids."""
+        return [child.pid for _, child in self._agents]
+
+    def poll(self) -> list[AgentEnd]:
+        """Reap agents that have ended, and end what they left behind."""
+        ends: list[AgentEnd] = []
+        for place, child in list(self._agents):
+            status = child.poll()
+            if status is not None:
+                self._agents.remove((place, child))
+                ends.append(AgentEnd(place=place, status=status))
+        proc.end_children(frozenset(child.pid for _, child in self._agents))
+        return ends
+
+    def has_orphans(self) -> bool:
+        """Kill and reap what ended agents left behind; say whether any of it is left."""
+        return proc.end_children(frozenset(child.pid for _, child in self._agents))
+
+    def kill_all(self) -> None:
+        """SIGKILL every agent; `poll` reaps them."""
+        for _, child in self._agents:
+            child.send_signal(9)
+
+    def cut_lifeline(self) -> None:
+        """Let the agents end themselves and their workers."""
+        if self._lifeline is not None:
+            for fd in self._lifeline:
+                os.close(fd)
+            self._lifeline = None

@@ -1,0 +1,192 @@
+"""A thread that writes files, so that no event loop ever waits for a disk.
+
+A hung file system must not stop heartbeats, and a full one must not stop training: blocks wait in a
+bounded queue, and what does not fit or can't be written is dropped, counted and marked in the file.
+A disk that works but is slower than its writers makes them wait; one that stands still for half a
+second does not.
+"""
+
+import contextlib
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+MAX_WAITING_BYTES = 32 << 20
+_TOO_SLOW = "the disk was too slow"
+_CONGESTED_BYTES = 8 << 20
+_PATIENCE_S = 0.5
+
+
+@dataclass(slots=True)
+class _Target:
+    path: str
+    fd: int | None = None
+    lost_lines: int = 0
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Work:
+    """Append `data` to `path`, or replace the file, or close it."""
+
+    path: str
+    data: bytes = b""
+    replace: bool = False
+    close: bool = False
+    mode: int = 0o644
+    lost_lines: int = 0
+    why: str = ""
+
+
+@dataclass(slots=True)
+class DiskWriter:
+    """Appends to files in a thread of its own; the queue is bounded in bytes.
+
+    Attributes:
+        on_loss: Called with (lines, why) when output is lost, often in the writer's thread.
+    """
+
+    on_loss: Callable[[int, str], None] | None = None
+    _queue: deque[_Work] = field(default_factory=deque)
+    _targets: dict[str, _Target] = field(default_factory=dict)
+    _overflow: dict[str, int] = field(default_factory=dict)
+    _waiting_bytes: int = 0
+    _progress_at: float = 0.0
+    _busy: bool = False
+    _closed: bool = False
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread = threading.Thread(target=self._work, name="disk writer", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_congested(self) -> bool:
+        """Say whether the disk works, but more slowly than it is given: worth a short wait."""
+        return (
+            self._waiting_bytes > _CONGESTED_BYTES
+            and time.monotonic() - self._progress_at < _PATIENCE_S
+        )
+
+    def append(self, path: str, data: bytes) -> None:
+        """Queue bytes for the end of a file; never waits."""
+        with self._changed:
+            if self._waiting_bytes + len(data) > MAX_WAITING_BYTES:
+                lines = _num_lines(data)
+                self._overflow[path] = self._overflow.get(path, 0) + lines
+                if self.on_loss is not None:  # now: a disk that hangs may never come back
+                    self.on_loss(lines, _TOO_SLOW)
+                return
+            self._put_overflow(path)
+            self._put(_Work(path=path, data=data))
+
+    def replace(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        """Queue the whole new content of a small file; never waits."""
+        with self._changed:
+            self._put(_Work(path=path, data=data, replace=True, mode=mode))
+
+    def close_file(self, path: str) -> None:
+        """Queue the end of a file that nothing more is appended to."""
+        with self._changed:
+            self._put_overflow(path)
+            self._put(_Work(path=path, close=True))
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until all that was queued has been tried; return whether it was in time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._queue and not self._busy, timeout_s)
+
+    def _put_overflow(self, path: str) -> None:
+        lines = self._overflow.pop(path, 0)
+        if lines:
+            self._put(_Work(path=path, lost_lines=lines, why=_TOO_SLOW))
+
+    def _put(self, work: _Work) -> None:
+        self._queue.append(work)
+        self._waiting_bytes += len(work.data)
+        self._changed.notify_all()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: bool(self._queue))
+                work = self._queue.popleft()
+                self._busy = True
+            self._do(work)
+            with self._changed:
+                self._waiting_bytes -= len(work.data)
+                self._busy = False
+                self._progress_at = time.monotonic()
+                self._changed.notify_all()
+
+    def _do(self, work: _Work) -> None:
+        if work.replace:
+            self._replace(work)
+            return
+        target = self._targets.setdefault(work.path, _Target(work.path))
+        if work.lost_lines:
+            target.lost_lines += work.lost_lines
+            target.why = work.why
+        try:
+            self._write(target, work.data)
+        except OSError as error:
+            self._lose(target, _num_lines(work.data), error.strerror or str(error))
+        if work.close:
+            self._close(target)
+            self._targets.pop(work.path, None)
+
+    def _replace(self, work: _Work) -> None:
+        temporary = f"{work.path}.{os.getpid()}.tmp"
+        try:
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, work.mode)
+            try:
+                _write_all(fd, work.data)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            os.replace(temporary, work.path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            if self.on_loss is not None:
+                self.on_loss(0, f"{os.path.basename(work.path)}: {error.strerror}")
+
+    def _write(self, target: _Target, data: bytes) -> None:
+        if not data and not target.lost_lines:
+            return
+        if target.fd is None:
+            os.makedirs(os.path.dirname(target.path), exist_ok=True)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+            target.fd = os.open(target.path, flags, 0o644)
+        if target.lost_lines:
+            mark = f"\n[muster: {target.lost_lines} lines are lost here: {target.why}]\n"
+            _write_all(target.fd, mark.encode())
+            target.lost_lines = 0
+        _write_all(target.fd, data)
+
+    def _lose(self, target: _Target, lines: int, why: str) -> None:
+        target.lost_lines += lines
+        target.why = why
+        self._close(target)
+        if self.on_loss is not None:
+            self.on_loss(lines, why)
+
+    def _close(self, target: _Target) -> None:
+        if target.fd is not None:
+            os.close(target.fd)
+            target.fd = None
+
+
+def _num_lines(data: bytes) -> int:
+    return data.count(b"\n") or int(bool(data))
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

@@ -1,0 +1,105 @@
+"""A thread that writes to the terminal, so that a slow one never holds an event loop.
+
+Its queue is bounded: a terminal that does not keep up loses lines, and is told how many.
+"""
+
+import os
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+
+from torchmuster.model.lines import LineJoiner
+
+_MAX_WAITING_BYTES = 1 << 20
+_OWN_WORDS_BYTES = 1 << 20  # a verdict finds room behind any flood
+
+
+@dataclass(slots=True)
+class TerminalVoice:
+    """Speaks on this process's standard streams, through a thread.
+
+    Attributes:
+        prefix_always: More than one rank will print, so each line says whose it is.
+    """
+
+    prefix_always: bool = False
+    _joiner: LineJoiner = field(default_factory=LineJoiner)
+    _queue: deque[tuple[int, bytes]] = field(default_factory=deque)
+    _waiting_bytes: int = 0
+    _lost_lines: int = 0
+    _busy: bool = False
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._joiner.prefix_always = self.prefix_always
+        threading.Thread(target=self._work, name="terminal", daemon=True).start()
+
+    def say(self, sentence: str) -> None:
+        """Print a sentence on standard error, on a line of its own."""
+        for stream, text in self._joiner.interject():
+            self._put(stream, text)
+        text = "".join(f"muster: {line}\n" for line in sentence.splitlines())
+        self._put(2, text, _OWN_WORDS_BYTES)
+
+    def show(self, rank: int, stream: int, text: str, left_out: int) -> None:
+        """Print output on the stream that it came from."""
+        for number, part in self._joiner.add(rank, stream, text, left_out):
+            self._put(number, part)
+
+    def print(self, text: str) -> None:
+        """Print text as it is on standard error."""
+        for stream, part in self._joiner.interject():
+            self._put(stream, part)
+        self._put(2, text, _OWN_WORDS_BYTES)
+
+    def flush(self, timeout_s: float) -> None:
+        """Print the last half lines and wait for the terminal."""
+        for number, part in self._joiner.rest():
+            self._put(number, part)
+        with self._changed:
+            self._say_what_was_lost()
+            self._changed.wait_for(lambda: not self._queue and not self._busy, timeout_s)
+
+    def _put(self, stream: int, text: str, more_bytes: int = 0) -> None:
+        data = text.encode(errors="replace")
+        with self._changed:
+            if self._waiting_bytes + len(data) > _MAX_WAITING_BYTES + more_bytes:
+                self._lost_lines += text.count("\n") or 1
+                return
+            self._say_what_was_lost()
+            self._queue_bytes(stream, data)
+
+    def _say_what_was_lost(self) -> None:
+        if self._lost_lines:
+            mark = f"\nmuster: {self._lost_lines} lines were not shown: this terminal is slow\n"
+            self._lost_lines = 0
+            self._queue_bytes(2, mark.encode())
+
+    def _queue_bytes(self, stream: int, data: bytes) -> None:
+        self._queue.append((stream, data))
+        self._waiting_bytes += len(data)
+        self._changed.notify_all()
+
+    def _work(self) -> None:
+        gone: set[int] = set()
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: bool(self._queue))
+                stream, data = self._queue.popleft()
+                self._busy = True
+            if stream not in gone:
+                try:
+                    _write_all(stream, data)
+                except OSError:  # the reader of our output has gone
+                    gone.add(stream)
+            with self._changed:
+                self._waiting_bytes -= len(data)
+                self._busy = False
+                self._changed.notify_all()
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

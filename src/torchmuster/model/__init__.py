@@ -1,0 +1,1 @@
+"""Frozen values without I/O: the words that all other packages share."""

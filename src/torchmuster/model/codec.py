@@ -1,0 +1,119 @@
+"""Turn frozen dataclasses into plain JSON values and back, strictly.
+
+One codec serves `plan.json`, `events.jsonl` and the channel. It accepts exactly the declared fields
+with exactly the declared types: a peer or a file can't smuggle in anything else. Pickle is not used
+anywhere (`docs/design.md`, rule 7).
+"""
+
+import dataclasses
+import enum
+import functools
+import types
+import typing
+from typing import Any, TypeVar, Union
+
+T = TypeVar("T")
+
+
+class CodecError(ValueError):
+    """A value does not have the declared shape; the message names the field."""
+
+
+def to_plain(value: Any) -> Any:
+    """Return `value` as dicts, lists, strings, numbers, booleans and None."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = _field_types(type(value))
+        return {name: to_plain(getattr(value, name)) for name in names}
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, list | tuple):
+        return [to_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: to_plain(item) for key, item in value.items()}
+    return value
+
+
+def from_plain(cls: type[T], value: Any, where: str = "") -> T:
+    """Return an instance of the dataclass `cls` made from plain values.
+
+    Raises:
+        CodecError: A field is missing, unknown or of another type.
+    """
+    if not isinstance(value, dict):
+        raise CodecError(f"{where or cls.__name__}: expected an object")
+    wanted = _field_types(cls)  # type: ignore[arg-type]  # a class is hashable
+    unknown = value.keys() - wanted.keys()
+    if unknown:
+        raise CodecError(f"{where or cls.__name__}: unknown field {min(map(str, unknown))}")
+    given: dict[str, Any] = {}
+    for name, (annotation, required) in wanted.items():
+        if name in value:
+            given[name] = _convert(annotation, value[name], f"{where}.{name}" if where else name)
+        elif required:
+            raise CodecError(f"{where or cls.__name__}: field {name} is missing")
+    return cls(**given)
+
+
+@functools.cache
+def _field_types(cls: type[Any]) -> dict[str, tuple[Any, bool]]:
+    hints = typing.get_type_hints(cls)
+    return {
+        field.name: (
+            hints[field.name],
+            field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING,
+        )
+        for field in dataclasses.fields(cls)
+    }
+
+
+def _convert(annotation: Any, value: Any, where: str) -> Any:
+    origin = typing.get_origin(annotation)
+    if origin is Union or origin is types.UnionType:
+        return _convert_union(typing.get_args(annotation), value, where)
+    if origin in (tuple, list):
+        if not isinstance(value, list | tuple):
+            raise CodecError(f"{where}: expected a list")
+        item_type = typing.get_args(annotation)[0]
+        items = [_convert(item_type, item, f"{where}[{i}]") for i, item in enumerate(value)]
+        return tuple(items) if origin is tuple else items
+    if origin is dict:
+        if not isinstance(value, dict):
+            raise CodecError(f"{where}: expected an object")
+        item_type = typing.get_args(annotation)[1]
+        return {
+            str(key): _convert(item_type, item, f"{where}.{key}") for key, item in value.items()
+        }
+    return _convert_scalar(annotation, value, where)
+
+
+def _convert_union(choices: tuple[Any, ...], value: Any, where: str) -> Any:
+    if value is None and types.NoneType in choices:
+        return None
+    rest = [choice for choice in choices if choice is not types.NoneType]
+    for choice in rest[:-1]:
+        try:
+            return _convert(choice, value, where)
+        except CodecError:
+            continue
+    return _convert(rest[-1], value, where)
+
+
+def _convert_scalar(annotation: Any, value: Any, where: str) -> Any:
+    if annotation is Any:
+        return value
+    if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
+        return from_plain(annotation, value, where)
+    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
+        try:
+            return annotation(value)
+        except ValueError:
+            raise CodecError(f"{where}: unknown word {str(value)[:40]!r}") from None
+    if annotation is float and type(value) is int:
+        try:
+            return float(value)
+        except OverflowError:
+            raise CodecError(f"{where}: the number is too large") from None
+    if type(value) is not annotation:
+        name = getattr(annotation, "__name__", str(annotation))
+        raise CodecError(f"{where}: expected {name}, got {type(value).__name__}")
+    return value

@@ -1,0 +1,110 @@
+"""The environment that workers get, and the exit codes that mean something.
+
+The variables are torchrun's own, name for name, so that PyTorch, Lightning, Accelerate and DeepSpeed
+scripts run unchanged.
+
+Source: torch/distributed/elastic/agent/server/local_elastic_agent.py, `_start_workers` (2.13).
+"""
+
+import signal
+from dataclasses import dataclass
+
+# sysexits.h: a temporary failure, try again. A worker that leaves with it was preempted.
+EX_TEMPFAIL = 75
+
+# Ours, for the library in the script; the library also works without them.
+SOCKET_VARIABLE = "TORCHMUSTER_SOCKET"
+RUN_DIR_VARIABLE = "TORCHMUSTER_RUN_DIR"
+ATTEMPT_VARIABLE = "TORCHMUSTER_ATTEMPT"
+
+# What torch, its BLAS and its OpenMP read when they are loaded, so before the script can set it in
+# a forked worker. TORCH_NCCL_* is read when the process group is made and needs no fresh start.
+READ_AT_IMPORT_PREFIXES = (
+    "ATEN_",
+    "BLIS_",
+    "COMPILE_STROBELIGHT_",
+    "DNNL_",
+    "FX_",
+    "GFORTRAN_",
+    "GOMP_",
+    "GOTO_",
+    "KINETO_",
+    "KMP_",
+    "LD_",
+    "MALLOC_",
+    "MKLDNN_",
+    "MKL_",
+    "NPY_",
+    "NUMEXPR_",
+    "NUMPY_",
+    "OMP_",
+    "ONEDNN_",
+    "OPENBLAS_",
+    "OPENSSL_",
+    "PYTORCH_",
+    "TORCH",
+)
+READ_LATER_PREFIXES = ("TORCH_NCCL_", "TORCHELASTIC_", "TORCHMUSTER_")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerPlace:
+    """Where one worker stands in the world of one attempt."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    node_rank: int
+    num_nodes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptFacts:
+    """What all workers of one attempt share."""
+
+    run_id: str
+    attempt: int
+    restarts_spent: int
+    max_restarts: int
+    master_addr: str
+    master_port: int
+    role: str = "default"
+    has_store: bool = True
+
+
+def worker_environment(place: WorkerPlace, facts: AttemptFacts) -> dict[str, str]:
+    """Return the variables that torchrun would set for this worker."""
+    return {
+        "RANK": str(place.rank),
+        "LOCAL_RANK": str(place.local_rank),
+        "WORLD_SIZE": str(place.world_size),
+        "LOCAL_WORLD_SIZE": str(place.local_world_size),
+        "GROUP_RANK": str(place.node_rank),
+        "GROUP_WORLD_SIZE": str(place.num_nodes),
+        "ROLE_RANK": str(place.rank),
+        "ROLE_NAME": facts.role,
+        "ROLE_WORLD_SIZE": str(place.world_size),
+        "MASTER_ADDR": facts.master_addr,
+        "MASTER_PORT": str(facts.master_port),
+        "TORCHELASTIC_RESTART_COUNT": str(facts.attempt),
+        "TORCHELASTIC_MAX_RESTARTS": str(facts.max_restarts),
+        "TORCHELASTIC_RUN_ID": facts.run_id,
+        "TORCHELASTIC_USE_AGENT_STORE": str(facts.has_store),
+        ATTEMPT_VARIABLE: str(facts.attempt),
+    }
+
+
+def signal_name(signum: int) -> str:
+    """Return `SIGSEGV` for 11; unknown numbers keep their number."""
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"
+
+
+def is_read_at_import(variable: str) -> bool:
+    """Say whether torch may read `variable` while it is imported."""
+    return variable.startswith(READ_AT_IMPORT_PREFIXES) and not variable.startswith(
+        READ_LATER_PREFIXES
+    )

@@ -1,0 +1,164 @@
+"""What is known about the end of a worker, and which of many ends is the cause of the others.
+
+One dead rank makes all others fail louder. The coordinator collects every end of an attempt, and the
+functions here pick the one that came first and was nobody's echo.
+"""
+
+import enum
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torchmuster.model import contract
+
+# An exception or exit code this soon after the start is a bug in the script if it comes twice.
+SAME_BUG_WITHIN_S = 5.0
+
+# What a healthy rank says when another one has gone. Source: torch 2.13 and NCCL 2.27 messages seen
+# in Gloo and NCCL runs; `docs/design.md`, rule 3.
+ECHOES = re.compile(
+    r"""
+      Connection\ closed\ by\ peer | Connection\ reset\ by\ peer | Broken\ pipe
+    | Connection\ refused | connectFullMesh | Gloo\ \w+\ failed | gloo/transport
+    | Application\ timeout\ caused\ pair\ closure | Timed\ out\ waiting\ \d+ms\ for\ (recv|send)
+    | Socket\ closed | recvValue\ failed | sendBytes\ failed | failed\ to\ recv,\ got\ 0\ bytes
+    | Watchdog\ caught\ collective\ operation\ timeout | ProcessGroupNCCL.*(abort|timed?\ ?out)
+    | ncclRemoteError | ncclSystemError | remote\ process\ exited
+    | wait\ timeout\ after | The\ client\ socket\ has\ (timed\ out|failed) | DistNetworkError
+    | DistStoreError | monitoredBarrier
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+
+
+class EndKind(enum.Enum):
+    """How a worker's life ended."""
+
+    SUCCESS = "success"
+    PREEMPTED = "preempted"
+    EXCEPTION = "exception"
+    EXIT_CODE = "exit_code"
+    SIGNAL = "signal"
+    NODE_LOST = "node_lost"
+    NOT_STARTED = "not_started"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PythonError:
+    """An exception that ended a worker.
+
+    Attributes:
+        where: `file:line` of the innermost frame that belongs to the user, else of the last frame.
+    """
+
+    type_name: str
+    message: str
+    where: str | None
+    traceback: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerEnd:
+    """The end of one worker, with everything its agent could find out about it.
+
+    Attributes:
+        asked: muster itself had already sent this worker a signal when it ended.
+        elapsed_s: From the worker's start to its end.
+        tail: Its last lines, at most 20.
+        memory_evidence: What the kernel says of an out-of-memory kill; None if it says nothing.
+        core_dumped: The kernel wrote a core file.
+    """
+
+    attempt: int
+    rank: int
+    local_rank: int
+    node: str
+    kind: EndKind
+    asked: bool
+    elapsed_s: float
+    exit_code: int | None = None
+    signum: int | None = None
+    error: PythonError | None = None
+    tail: tuple[str, ...] = ()
+    memory_evidence: str | None = None
+    detail: str | None = None
+
+    @property
+    def is_failure(self) -> bool:
+        """Say whether this end, unasked for, ends the attempt."""
+        return not self.asked and self.kind not in (EndKind.SUCCESS, EndKind.PREEMPTED)
+
+    @property
+    def shell_code(self) -> int:
+        """Return the exit code that a shell would show: 128+n for a signal."""
+        if self.signum is not None:
+            return 128 + self.signum
+        return self.exit_code if self.exit_code is not None else 1
+
+    @property
+    def looks_like_echo(self) -> bool:
+        """Say whether this end reads like the answer to another rank's death."""
+        if self.kind is EndKind.EXCEPTION and self.error is not None:
+            return is_echo(self.error)
+        if self.kind is EndKind.SIGNAL and self.signum == 6:  # the NCCL watchdog aborts
+            return bool(ECHOES.search("\n".join(self.tail)))
+        return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fingerprint:
+    """What makes two failures the same bug; signals never are."""
+
+    kind: EndKind
+    what: str
+    where: str | None
+
+
+def is_echo(error: PythonError) -> bool:
+    """Say whether an exception reads like the answer to another rank's death."""
+    return bool(ECHOES.search(f"{error.type_name}: {error.message}"))
+
+
+def first_cause(ends: Sequence[WorkerEnd]) -> WorkerEnd | None:
+    """Return the failure that explains the others, from ends in the order of their arrival."""
+    failures = [end for end in ends if end.is_failure]
+    causes = [end for end in failures if not end.looks_like_echo]
+    # A lost node is itself often the cause of a worker's error that is no known echo; but a
+    # worker's own words say more than a silence that began later.
+    found = causes or failures
+    return found[0] if found else None
+
+
+def fingerprint(end: WorkerEnd) -> Fingerprint | None:
+    """Return what identifies this failure as a bug in the script; None if it can't be one."""
+    if end.elapsed_s > SAME_BUG_WITHIN_S:
+        return None
+    if end.kind is EndKind.EXCEPTION and end.error is not None:
+        return Fingerprint(kind=end.kind, what=end.error.type_name, where=end.error.where)
+    if end.kind in (EndKind.EXIT_CODE, EndKind.PREEMPTED):
+        where = end.error.where if end.error else None
+        return Fingerprint(kind=end.kind, what=str(end.exit_code), where=where)
+    return None
+
+
+def describe(end: WorkerEnd) -> str:
+    """Return the end in a few words: `SIGSEGV`, `exit code 3`, `ValueError: no such file`."""
+    if end.kind is EndKind.EXCEPTION and end.error is not None:
+        first_line = end.error.message.strip().splitlines()
+        text = f": {_shorten(first_line[0])}" if first_line else ""
+        return f"{end.error.type_name}{text}"
+    if end.kind is EndKind.SIGNAL and end.signum is not None:
+        return contract.signal_name(end.signum)
+    if end.kind is EndKind.NODE_LOST:
+        return end.detail or "its node was lost"
+    if end.kind is EndKind.NOT_STARTED:
+        return end.detail or "it could not be started"
+    if end.kind is EndKind.PREEMPTED:
+        return f"exit code {contract.EX_TEMPFAIL} (preempted)"
+    return f"exit code {end.exit_code}"
+
+
+def _shorten(line: str) -> str:
+    """Return a line that fits a sentence; Gloo puts a source path of its own in front."""
+    bare = re.sub(r"^\[[^\]]*\.(?:cc|cpp|h):\d+\]\s*", "", line)
+    return bare if len(bare) <= 100 else f"{bare[:97]}..."

@@ -1,0 +1,71 @@
+"""Events in words: the one place where a line of `events.jsonl` becomes a sentence for a person."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def narrate(name: str, fields: Mapping[str, Any]) -> str | None:
+    """Return the sentence for an event, or None for one that only the record needs."""
+    teller = _TELLERS.get(name)
+    return teller(fields) if teller is not None else None
+
+
+def _waiting(f: Mapping[str, Any]) -> str:
+    missing = f["missing"]
+    what = ", ".join(f"{m['node']} ({m['why']})" for m in missing[:8])
+    num_missing = f["num_missing"]
+    more = f" and {num_missing - 8} more" if num_missing > 8 else ""
+    return (
+        f"waiting for {num_missing} of {f['wanted']} nodes: {what}{more}; {f['left_s']:.0f} s left"
+    )
+
+
+def _attempt_started(f: Mapping[str, Any]) -> str | None:
+    if f["attempt"] == 0 and not f.get("verbose"):
+        return None
+    nodes = "node" if f["num_nodes"] == 1 else "nodes"
+    workers = "worker" if f["world_size"] == 1 else "workers"
+    return (
+        f"attempt {f['attempt']}: {f['world_size']} {workers} on {f['num_nodes']} {nodes}"
+        f" ({f['why']})"
+    )
+
+
+def _attempt_failed(f: Mapping[str, Any]) -> str:
+    left = f["restarts_left"]
+    what = f"attempt {f['attempt']} ended: {f['what']}"
+    if left is None:
+        return what  # the verdict follows
+    rank = f["cause"]["rank"]
+    lines = f["cause"]["tail"] if rank != 0 else []
+    shown = "".join(f"\n  [rank {rank}] {line}" for line in lines)
+    return f"{what}; {left} restart{'s' if left != 1 else ''} left{shown}"
+
+
+def _refused(f: Mapping[str, Any]) -> str:
+    return f"refused an agent from {f['host']}: {f['why']}; the run goes on"
+
+
+def _early_end(f: Mapping[str, Any]) -> str:
+    ranks = f"rank{'' if f['ranks'].isdecimal() else 's'} {f['ranks']}"
+    return (
+        f"{ranks} ended with exit code 0 while {f['num_running']}"
+        f" other{'s run' if f['num_running'] > 1 else ' runs'}"
+    )
+
+
+_TELLERS: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
+    "waiting": _waiting,
+    "attempt_started": _attempt_started,
+    "attempt_failed": _attempt_failed,
+    "agent_refused": _refused,
+    "early_end": _early_end,
+    "node_silent": lambda f: f"{f['node']} has been silent for {f['silent_s']:.0f} s",
+    "node_lost": lambda f: f"{f['node']} was lost: {f['why']}",
+    "node_back": lambda f: f"{f['node']} is back",
+    "newcomer": lambda f: f"{f['node']} has come; it is taken in at the next attempt",
+    "notice": lambda f: f["text"] or None,
+    "stopping": lambda f: f["text"],
+    "waiting_for_end": lambda f: f["text"],
+    "shrunk": lambda f: f"the world shrinks to {f['num_nodes']} of {f['wanted']} nodes",
+}

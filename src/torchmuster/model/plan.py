@@ -1,0 +1,106 @@
+"""What will be started: the values that `plan.json` holds and that agents read."""
+
+import enum
+from dataclasses import dataclass, field
+
+
+class ScriptKind(enum.Enum):
+    """How the user named the program."""
+
+    FILE = "file"
+    MODULE = "module"
+    COMMAND = "command"  # torchrun --no-python: executed as it is
+
+
+class StartMethod(enum.Enum):
+    """How workers come to life; `AUTO` forks where that is right and says so where it isn't."""
+
+    AUTO = "auto"
+    FORK = "fork"
+    FRESH = "fresh"
+
+
+class Tee(enum.Enum):
+    """Whose output the terminal shows."""
+
+    RANK_0 = "0"
+    ALL = "all"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """The user's program and the interpreter that runs it.
+
+    Attributes:
+        python: Interpreter and its flags, e.g. `("/usr/bin/python3", "-u")`.
+        target: Script path, module name or command.
+        preload: Modules that the spawner imports beside torch.
+        macros: Replace `${local_rank}` in the arguments, as torchrun does.
+    """
+
+    kind: ScriptKind
+    target: str
+    args: tuple[str, ...]
+    python: tuple[str, ...]
+    cwd: str
+    start: StartMethod = StartMethod.AUTO
+    preload: tuple[str, ...] = ()
+    macros: bool = False
+
+    def display(self) -> tuple[str, ...]:
+        """Return the words that stand at the end of the spawner's command line."""
+        flag = ("-m",) if self.kind is ScriptKind.MODULE else ()
+        return (*flag, self.target, *self.args)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Every limit that the run knows, in seconds or counts."""
+
+    max_restarts: int = 3
+    grace_s: float = 30.0
+    join_timeout_s: float = 600.0
+    last_call_s: float = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan:
+    """One run of one program, complete: nothing else decides what is started.
+
+    Attributes:
+        workers_per_node: Workers on each place; a place beyond the end takes the last number.
+        node_names: What to call the places in messages; simulated nodes are n1, n2, ...
+        rdzv_id: What workers see as TORCHELASTIC_RUN_ID; the run id when absent.
+        first_cause_code: Exit with the worker's own code; torchrun exits with 1.
+        virtual_local_rank: torchrun's option: LOCAL_RANK 0 everywhere, one GPU visible to each.
+    """
+
+    run_id: str
+    program: Program
+    min_nodes: int
+    max_nodes: int
+    workers_per_node: tuple[int, ...]
+    limits: Limits = field(default_factory=Limits)
+    node_names: tuple[str, ...] = ()
+    grow: bool = False
+    tee: Tee = Tee.RANK_0
+    stdin_rank: int | None = 0
+    role: str = "default"
+    rdzv_id: str | None = None
+    first_cause_code: bool = True
+    restart_hint: bool = False
+    virtual_local_rank: bool = False
+
+    def num_workers(self, place: int) -> int:
+        """Return the number of workers on `place`."""
+        return self.workers_per_node[min(place, len(self.workers_per_node) - 1)]
+
+    def node_name(self, place: int) -> str:
+        """Return what messages call `place`."""
+        return self.node_names[place] if place < len(self.node_names) else f"node {place}"
+
+    @property
+    def is_elastic(self) -> bool:
+        """Say whether the number of nodes may change."""
+        return self.min_nodes < self.max_nodes

@@ -1,0 +1,166 @@
+"""The one verdict on a run: what failed first, on which rank and node, with the evidence.
+
+Pure text and values: `result.json` keeps the verdict, `ui.errors` prints it.
+"""
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torchmuster.model import contract
+from torchmuster.model.failure import EndKind, WorkerEnd, describe
+from torchmuster.model.ranks import name_ranks
+
+
+class RunState(enum.Enum):
+    """Where a run stands; the last five are final."""
+
+    STARTING = "starting"
+    WAITING = "waiting"
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    PREEMPTED = "preempted"
+    CANCELLED = "cancelled"
+    LOST = "lost"
+
+    @property
+    def is_final(self) -> bool:
+        """Say whether nothing can follow this state."""
+        return self not in (RunState.STARTING, RunState.WAITING, RunState.RUNNING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """A message in the four parts that every message of muster has."""
+
+    error: str
+    at: str | None = None
+    because: tuple[str, ...] = ()
+    hint: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What `result.json` holds."""
+
+    run_id: str
+    state: RunState
+    exit_code: int
+    attempts: int
+    restarts_spent: int
+    elapsed_s: float
+    report: Report | None = None
+    cause: WorkerEnd | None = None
+    lost_s: float = 0.0
+    logs_lost_lines: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Circumstances:
+    """What the coordinator knows beside the ends themselves."""
+
+    world_size: int
+    attempt: int
+    restarts_spent: int
+    max_restarts: int
+    same_bug: bool
+    early_ranks: tuple[int, ...]
+    restart_hint: bool
+    log_path: str | None
+
+
+def explain_failure(
+    cause: WorkerEnd, ends: Sequence[WorkerEnd], circumstances: Circumstances
+) -> Report:
+    """Return the report on a run that `cause` ended."""
+    return Report(
+        error=_headline(cause, circumstances),
+        at=_location(cause, circumstances),
+        because=tuple(_evidence(cause, circumstances) + _consequences(cause, ends)),
+        hint=_hint(cause, circumstances),
+    )
+
+
+def _headline(cause: WorkerEnd, circumstances: Circumstances) -> str:
+    if circumstances.early_ranks and cause.looks_like_echo:
+        early = circumstances.early_ranks
+        needed = "it" if len(early) == 1 else "them"
+        return f"{name_ranks(early)} ended with exit code 0 while rank {cause.rank} still needed {needed}"
+    if cause.kind is EndKind.NODE_LOST:
+        return f"{cause.node} was lost: {describe(cause)}"
+    if cause.kind is EndKind.NOT_STARTED:
+        return f"rank {cause.rank} could not be started: {describe(cause)}"
+    if cause.kind is EndKind.EXCEPTION:
+        return f"rank {cause.rank} raised {describe(cause)}"
+    if cause.kind is EndKind.SIGNAL:
+        killed = " for want of memory" if cause.memory_evidence else ""
+        return f"rank {cause.rank} was ended by {describe(cause)}{killed}"
+    return f"rank {cause.rank} ended with {describe(cause)}"
+
+
+def _location(cause: WorkerEnd, circumstances: Circumstances) -> str:
+    node = f"{cause.node}, attempt {cause.attempt}"
+    if cause.kind is EndKind.NODE_LOST:
+        return node
+    where = f"rank {cause.rank} of {circumstances.world_size} on {node}"
+    if cause.error is not None and cause.error.where:
+        where = f"{cause.error.where}, {where}"
+    return where
+
+
+def _evidence(cause: WorkerEnd, circumstances: Circumstances) -> list[str]:
+    lines: list[str] = []
+    if cause.error is not None and cause.error.traceback:
+        lines += cause.error.traceback.rstrip().splitlines()
+    if cause.memory_evidence:
+        lines.append(cause.memory_evidence)
+    elif cause.kind is EndKind.SIGNAL and cause.signum == 9:
+        lines.append("nobody here sent it, and no memory counter of the kernel moved")
+    if circumstances.early_ranks and cause.looks_like_echo:
+        lines.append("that is the likely cause of the error above: its peer was gone")
+    if cause.tail and cause.error is None:
+        lines.append("its last lines:")
+        lines += [f"  {line}" for line in cause.tail]
+    if not lines and cause.kind not in (EndKind.NODE_LOST, EndKind.NOT_STARTED):
+        lines.append("it wrote nothing before it ended")
+    return lines
+
+
+def _consequences(cause: WorkerEnd, ends: Sequence[WorkerEnd]) -> list[str]:
+    followers: dict[str, list[int]] = {}
+    for end in ends:
+        if end is not cause and end.is_failure and end.rank >= 0:
+            followers.setdefault(describe(end), []).append(end.rank)
+    return [f"then {name_ranks(ranks)}: {what}" for what, ranks in followers.items()]
+
+
+def _hint(cause: WorkerEnd, circumstances: Circumstances) -> str | None:
+    hints: list[str] = []
+    if circumstances.early_ranks and cause.looks_like_echo:
+        hints.append(
+            "let every rank make the same number of steps, or train inside `with model.join():`"
+        )
+    elif cause.memory_evidence:
+        hints.append("lower the batch size or the number of loader workers, or ask for more memory")
+    elif cause.kind is EndKind.SIGNAL and cause.signum == 9:
+        hints.append("ask the scheduler or the machine's owner who sends SIGKILL")
+    if circumstances.same_bug:
+        hints.append(
+            "it failed twice in the same place within 5 s of the start, so it was not tried again"
+        )
+    elif circumstances.restart_hint and circumstances.max_restarts == 0:
+        hints.append("`--max-restarts 3` would have started all workers again")
+    elif circumstances.restarts_spent >= circumstances.max_restarts > 0:
+        hints.append(f"all {circumstances.max_restarts} restarts are spent")
+    if circumstances.log_path:
+        hints.append(f"the whole output is in {circumstances.log_path}")
+    return "; ".join(hints) or None
+
+
+def final_exit_code(cause: WorkerEnd, *, first_cause_code: bool) -> int:
+    """Return the exit code of a failed run: the worker's own, or 1 as torchrun."""
+    if not first_cause_code:
+        return 1
+    code = cause.shell_code
+    return code if code not in (0, contract.EX_TEMPFAIL) else 1

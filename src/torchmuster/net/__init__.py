@@ -1,0 +1,1 @@
+"""The authenticated channel between agents, coordinator and client."""

@@ -1,0 +1,51 @@
+"""Which interface carries an address: measured from connections that worked, never guessed."""
+
+import fcntl
+import socket
+import struct
+
+_SIOCGIFADDR = 0x8915  # linux/sockios.h
+
+
+def interface_of(address: str) -> str | None:
+    """Return the name of the interface that has `address`; None when there is none here."""
+    if ":" in address:
+        return _interface_of_ipv6(address)
+    if address.startswith("127."):
+        return "lo"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+            except OSError:
+                continue
+            if socket.inet_ntoa(answer[20:24]) == address:
+                return name
+    return None
+
+
+def _interface_of_ipv6(address: str) -> str | None:
+    wanted = socket.inet_pton(socket.AF_INET6, address.split("%", maxsplit=1)[0]).hex()
+    try:
+        with open("/proc/net/if_inet6") as table:
+            rows = [line.split() for line in table]
+    except OSError:
+        return None
+    return next((row[5] for row in rows if row[0] == wanted), None)
+
+
+def is_own_address(host: str) -> bool:
+    """Say whether `host` names an address that we could bind, so that it is this machine."""
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):  # no such name, or no name at all
+        return False
+    for family, kind, protocol, _, sockaddr in found:
+        with socket.socket(family, kind, protocol) as probe:
+            try:
+                probe.bind((sockaddr[0], 0))
+            except OSError:
+                continue
+            return True
+    return False

@@ -1,0 +1,142 @@
+"""Frames on an authenticated connection: length, JSON, MAC; each counted, each bounded.
+
+    4 bytes   length of the payload, at most MAX_FRAME_BYTES
+    n bytes   payload
+    16 bytes  HMAC-SHA256 over counter, length and payload, cut
+
+A frame whose MAC is wrong never reaches the parser; the connection is closed.
+"""
+
+import asyncio
+import contextlib
+import hmac
+import struct
+
+from torchmuster.model.codec import CodecError
+from torchmuster.net import handshake, messages
+from torchmuster.net.handshake import Role, Session
+from torchmuster.net.messages import Message
+
+MAX_FRAME_BYTES = 1 << 20
+MAX_UNSENT_BYTES = 8 << 20
+CONNECT_TIMEOUT_S = 5.0
+HANDSHAKE_TIMEOUT_S = 2.0
+_TAG_BYTES = 16
+_LENGTH = struct.Struct("!I")
+_COUNTED = struct.Struct("!QI")
+
+
+class ChannelClosedError(Exception):
+    """The connection has ended; the message says how."""
+
+
+class Channel:
+    """One authenticated connection."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, session: Session
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._session = session
+        self._num_sent = 0
+        self._num_received = 0
+        self.role = session.role
+        self.is_open = session.is_open
+
+    @property
+    def peer_address(self) -> str:
+        """Return the other side's address, for messages."""
+        peer = self._writer.get_extra_info("peername")
+        return str(peer[0]) if isinstance(peer, tuple) else "a local socket"
+
+    @property
+    def own_address(self) -> str:
+        """Return the address of this side: one that is proved to reach the other."""
+        return str(self._writer.get_extra_info("sockname")[0])
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Return how much the other side has not taken yet."""
+        return self._writer.transport.get_write_buffer_size()
+
+    def send_nowait(self, message: Message) -> None:
+        """Queue a message. A peer that takes nothing for too long loses the connection."""
+        if self._writer.is_closing():
+            return
+        payload = messages.encode(message)
+        if len(payload) > MAX_FRAME_BYTES:
+            raise ValueError(f"{type(message).__name__} has {len(payload)} bytes")
+        tag = _tag(self._session.send_key, self._num_sent, payload)
+        self._num_sent += 1
+        self._writer.write(_LENGTH.pack(len(payload)) + payload + tag)
+        if self.unsent_bytes > MAX_UNSENT_BYTES:
+            self.abort()
+
+    async def receive(self) -> Message:
+        """Return the next message.
+
+        Raises:
+            ChannelClosedError: The connection ended, or a frame was not the other side's.
+        """
+        try:
+            (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
+            if length > MAX_FRAME_BYTES:
+                raise ChannelClosedError(f"a frame claims {length} bytes")
+            payload = await self._reader.readexactly(length)
+            tag = await self._reader.readexactly(_TAG_BYTES)
+        except (asyncio.IncompleteReadError, OSError) as error:
+            raise ChannelClosedError(_how_it_ended(error)) from None
+        if not hmac.compare_digest(
+            tag, _tag(self._session.receive_key, self._num_received, payload)
+        ):
+            raise ChannelClosedError("a frame failed its authentication")
+        self._num_received += 1
+        try:
+            return messages.decode(payload)
+        except CodecError as error:
+            raise ChannelClosedError(str(error)) from None
+
+    async def close(self) -> None:
+        """Send what is queued, for at most a second, and close."""
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(1.0):
+                await self._writer.drain()
+                self._writer.close()
+                await self._writer.wait_closed()
+        self.abort()
+
+    def abort(self) -> None:
+        """Close at once; what is queued is lost."""
+        self._writer.transport.abort()
+
+
+def _tag(key: bytes, counter: int, payload: bytes) -> bytes:
+    head = _COUNTED.pack(counter, len(payload))
+    return hmac.digest(key, head + payload, "sha256")[:_TAG_BYTES]
+
+
+def _how_it_ended(error: Exception) -> str:
+    if isinstance(error, asyncio.IncompleteReadError):
+        return "the other side closed the connection"
+    return str(error)
+
+
+async def connect(
+    host: str, port: int, role: Role, secret: bytes, *, is_open: bool = False
+) -> Channel:
+    """Return a channel to the coordinator.
+
+    Raises:
+        OSError: Nobody listens there, or it can't be reached in time.
+        HandshakeError: Who listens there is not our coordinator.
+    """
+    async with asyncio.timeout(CONNECT_TIMEOUT_S):
+        reader, writer = await asyncio.open_connection(host, port, limit=1 << 18)
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            session = await handshake.call(reader, writer, role, secret, is_open=is_open)
+    except BaseException:
+        writer.transport.abort()
+        raise
+    return Channel(reader, writer, session)

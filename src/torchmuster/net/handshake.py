@@ -1,0 +1,156 @@
+"""Who speaks to whom: a mutual handshake of fixed bytes, before anything is parsed.
+
+    client -> server   MAGIC  version  role    key  client nonce         44 bytes
+    server -> client   MAGIC  version  reason  key  server nonce  MAC    76 bytes
+    client -> server   MAC                                               32 bytes
+    server -> client   reason  MAC                                       33 bytes
+
+Every MAC is HMAC-SHA256 under the run's secret over a label and all bytes sent so far, so neither side
+can be replayed, and each proves that it knows the secret. The session keys, one for each direction,
+come from both nonces. `key` is 0 for the run's secret and 1 for the public key, which
+proves nothing and is taken only where nodes have no secret in common (`muster torchrun`). A side that fails gets one reason byte and the connection is closed.
+"""
+
+import asyncio
+import enum
+import hmac
+import os
+import struct
+from dataclasses import dataclass
+
+MAGIC = b"MUSTERCH"
+VERSION = 1
+NONCE_BYTES = 32
+MAC_BYTES = 32
+_HELLO = struct.Struct(f"!{len(MAGIC)}sHBB{NONCE_BYTES}s")
+
+
+class Role(enum.IntEnum):
+    """What the calling side is."""
+
+    AGENT = 1
+    CLIENT = 2
+
+
+class Reason(enum.IntEnum):
+    """The one byte that says why a connection was closed, or that it was not."""
+
+    ACCEPTED = 0
+    OTHER_VERSION = 1
+    WRONG_SECRET = 2
+    NOT_MUSTER = 3
+    CLOSED = 4
+
+
+SENTENCES = {
+    Reason.OTHER_VERSION: "the other side speaks another version of muster's protocol",
+    Reason.WRONG_SECRET: "the other side has another secret",
+    Reason.NOT_MUSTER: "what listens there is not muster",
+    Reason.CLOSED: "the other side closed the connection during the handshake",
+}
+
+
+class HandshakeError(Exception):
+    """The handshake failed; `reason` says how."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(SENTENCES[reason])
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """The two keys of one connection."""
+
+    role: Role
+    send_key: bytes
+    receive_key: bytes
+    is_open: bool = False
+
+
+async def call(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    role: Role,
+    secret: bytes,
+    *,
+    is_open: bool = False,
+) -> Session:
+    """Do the calling side's part.
+
+    Raises:
+        HandshakeError: The other side is not muster, or refused us.
+    """
+    hello = _HELLO.pack(MAGIC, VERSION, role, int(is_open), os.urandom(NONCE_BYTES))
+    writer.write(hello)
+    answer = await _read(reader, _HELLO.size + MAC_BYTES)
+    magic, version, reason, _, _ = _HELLO.unpack(answer[: _HELLO.size])
+    if magic != MAGIC:
+        raise HandshakeError(Reason.NOT_MUSTER)
+    if version != VERSION or reason == Reason.OTHER_VERSION:
+        raise HandshakeError(Reason.OTHER_VERSION)
+    transcript = hello + answer[: _HELLO.size]
+    if not hmac.compare_digest(_mac(secret, b"server", transcript), answer[_HELLO.size :]):
+        writer.write(bytes(MAC_BYTES))  # proves nothing: the other side can say who was refused
+        raise HandshakeError(Reason.WRONG_SECRET)
+    writer.write(_mac(secret, b"client", transcript))
+    last = await _read(reader, 1 + MAC_BYTES)
+    if last[0] != Reason.ACCEPTED:
+        raise HandshakeError(Reason.WRONG_SECRET)
+    if not hmac.compare_digest(_mac(secret, b"done", transcript), last[1:]):
+        raise HandshakeError(Reason.WRONG_SECRET)
+    return Session(
+        role=role,
+        send_key=_mac(secret, b"key client to server", transcript),
+        receive_key=_mac(secret, b"key server to client", transcript),
+        is_open=is_open,
+    )
+
+
+async def answer(
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    secrets: tuple[bytes, bytes | None],
+) -> Session:
+    """Do the called side's part; `secrets` are the run's own and, where allowed, the public one.
+
+    Raises:
+        HandshakeError: The caller is not muster, has another version or another secret.
+    """
+    hello = await _read(reader, len(MAGIC))
+    if hello != MAGIC:
+        raise HandshakeError(Reason.NOT_MUSTER)
+    hello += await _read(reader, _HELLO.size - len(MAGIC))
+    _, version, role, key, _ = _HELLO.unpack(hello)
+    secret = secrets[key] if key in (0, 1) else None
+    is_open = key == 1
+    agreed = Reason.ACCEPTED if version == VERSION else Reason.OTHER_VERSION
+    if secret is None:
+        secret, agreed = secrets[0], Reason.WRONG_SECRET
+    reply = _HELLO.pack(MAGIC, VERSION, agreed, key, os.urandom(NONCE_BYTES))
+    transcript = hello + reply
+    writer.write(reply + _mac(secret, b"server", transcript))
+    if agreed is not Reason.ACCEPTED or role not in tuple(Role):
+        raise HandshakeError(agreed or Reason.OTHER_VERSION)
+    proof = await _read(reader, MAC_BYTES)
+    if not hmac.compare_digest(_mac(secret, b"client", transcript), proof):
+        writer.write(bytes([Reason.WRONG_SECRET]) + bytes(MAC_BYTES))
+        raise HandshakeError(Reason.WRONG_SECRET)
+    writer.write(bytes([Reason.ACCEPTED]) + _mac(secret, b"done", transcript))
+    return Session(
+        role=Role(role),
+        send_key=_mac(secret, b"key server to client", transcript),
+        receive_key=_mac(secret, b"key client to server", transcript),
+        is_open=is_open,
+    )
+
+
+def _mac(secret: bytes, label: bytes, transcript: bytes) -> bytes:
+    return hmac.digest(secret, label + b"\0" + transcript, "sha256")
+
+
+async def _read(reader: asyncio.StreamReader, num_bytes: int) -> bytes:
+    try:
+        return await reader.readexactly(num_bytes)
+    except (asyncio.IncompleteReadError, OSError):
+        raise HandshakeError(Reason.CLOSED) from None

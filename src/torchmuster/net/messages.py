@@ -1,0 +1,281 @@
+"""Everything that travels over the channel: read this file and you know the protocol.
+
+Agents call the coordinator; the client calls it too. One JSON object a frame, whose `type` is the name
+of a class here and whose other fields are that class's fields (`model.codec`).
+"""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchmuster.model import codec
+from torchmuster.model.failure import WorkerEnd
+from torchmuster.model.ranks import NodeRanks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """What all messages are."""
+
+
+# Agent to coordinator.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello(Message):
+    """An agent introduces itself, or comes back.
+
+    Attributes:
+        incarnation: Random, one for the life of the agent process.
+        place: The place that it was started for; None when the coordinator shall number it.
+        boot_id: Names kernel and process namespace: on the coordinator's own, pids can be checked.
+        attempt: The attempt whose workers it still runs; None without workers.
+    """
+
+    incarnation: str
+    version: str
+    host: str
+    pid: int
+    boot_id: str
+    num_workers: int
+    place: int | None = None
+    spawner_pid: int | None = None
+    attempt: int | None = None
+    wants_place_0: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ping(Message):
+    """I am here; the echo of this number prolongs my lease."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpawnerReady(Message):
+    """The spawner can start workers."""
+
+    python: str
+    torch: str | None
+    forks: bool
+    why: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpawnerRefused(Message):
+    """This node can't run the job at all."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersStarted(Message):
+    """All workers of the attempt live on this node."""
+
+    attempt: int
+    pids: tuple[int, ...]
+    spawner_pid: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerEnded(Message):
+    """One worker has ended, with the evidence."""
+
+    end: WorkerEnd
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreLost(Message):
+    """The store of the attempt has ended by itself."""
+
+    attempt: int
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllReaped(Message):
+    """No process of this attempt is left on this node."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output(Message):
+    """What a worker wrote, for the terminal. Goes on from the coordinator to the clients."""
+
+    rank: int
+    attempt: int
+    stream: int  # 1 or 2
+    text: str
+    dropped_lines: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice(Message):
+    """A sentence for the user: a fall-back, a loss of logs."""
+
+    text: str
+    level: str = "note"
+    logs_lost_lines: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Debugger(Message):
+    """A worker entered or left the debugger."""
+
+    rank: int
+    active: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignalReceived(Message):
+    """The scheduler (or a person) sent this agent a signal that is meant for the job."""
+
+    signum: int
+
+
+# Coordinator to agent.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Welcome(Message):
+    """The agent is in."""
+
+    run_id: str
+    node: str
+    tee: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused(Message):
+    """The agent is not wanted; the sentence says why. It ends."""
+
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pong(Message):
+    """The echo of a ping."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartAttempt(Message):
+    """Start the workers of one attempt on this node."""
+
+    attempt: int
+    ranks: NodeRanks
+    world_size: int
+    num_nodes: int
+    master_addr: str
+    master_port: int
+    restarts_spent: int
+    max_restarts: int
+    node: str
+    stdin_rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KillAttempt(Message):
+    """SIGKILL every process of the attempt and say when all are gone."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignalWorkers(Message):
+    """Send a signal to each worker process, once."""
+
+    signum: int
+    if_caught: bool = False
+    asks_to_stop: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input(Message):
+    """What the terminal's user typed for one rank; `end` closes its standard input."""
+
+    rank: int
+    text: str
+    end: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goodbye(Message):
+    """The run is over."""
+
+    exit_code: int
+    sentence: str | None = None
+
+
+# Client to coordinator, and back.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch(Message):
+    """The client wants events and output."""
+
+    owner: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop(Message):
+    """Stop the run: the signal, then SIGKILL after the grace; `at_once` skips the grace."""
+
+    signum: int
+    at_once: bool = False
+    who: str = "the user"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forward(Message):
+    """Send SIGUSR1 or SIGUSR2 to the workers that catch it."""
+
+    signum: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event(Message):
+    """A line of `events.jsonl`, as it is written."""
+
+    name: str
+    time: str
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NeedNodes(Message):
+    """The engine shall fill these places, if it can.
+
+    Attributes:
+        again: Asked before; an agent that runs there may only be slow, so it is not doubled.
+    """
+
+    places: tuple[int, ...]
+    again: bool = False
+
+
+_TYPES: dict[str, type[Message]] = {cls.__name__: cls for cls in Message.__subclasses__()}
+
+
+def encode(message: Message) -> bytes:
+    """Return the payload of one frame."""
+    plain = codec.to_plain(message)
+    plain["type"] = type(message).__name__
+    return json.dumps(plain, separators=(",", ":")).encode()
+
+
+def decode(payload: bytes) -> Message:
+    """Return the message in a payload whose MAC was right.
+
+    Raises:
+        codec.CodecError: It is not one of ours.
+    """
+    try:
+        plain = json.loads(payload)
+        name = plain.pop("type")
+        cls = _TYPES[name]
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        raise codec.CodecError(f"no message of ours: {error!r}") from None
+    return codec.from_plain(cls, plain)

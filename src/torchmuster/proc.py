@@ -1,0 +1,227 @@
+"""The only module that starts commands, and what it takes to end them for good.
+
+Standard library only: agents use it on nodes where nothing else is installed.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torchmuster.errors import MusterError
+
+# The options of prctl(2), from the kernel's header linux/prctl.h.
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+# Children that a shell had before it became us by `exec`, e.g. the `tee` of `exec muster ... > >(tee log)`.
+_inherited: frozenset[int] | None = None
+
+
+class Child:
+    """A process that we started and are the parent of."""
+
+    def __init__(self, popen: "subprocess.Popen[bytes]") -> None:
+        self._popen = popen
+        self.pid = popen.pid
+
+    def poll(self) -> int | None:
+        """Return the exit status (negative for a signal), or None while the process runs."""
+        return self._popen.poll()
+
+    def wait(self, timeout_s: float) -> int | None:
+        """Wait for the end; return the exit status or None when the time is up."""
+        try:
+            return self._popen.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def send_signal(self, signum: int) -> None:
+        """Send a signal, unless the process has been reaped already."""
+        self._popen.send_signal(signum)
+
+
+def start(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: str | None = None,
+    stdin: int | None = None,
+    stdout: int | None = None,
+    pass_fds: Sequence[int] = (),
+) -> Child:
+    """Start a command in a session of its own; standard input is /dev/null unless given.
+
+    Raises:
+        MusterError: The command can't be executed.
+    """
+    _note_inherited()
+    try:
+        popen = subprocess.Popen(
+            list(argv),
+            env=None if env is None else dict(env),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL if stdin is None else stdin,
+            stdout=stdout,
+            pass_fds=tuple(pass_fds),
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise MusterError(
+            f"`{argv[0]}` can't be started", where=" ".join(argv)[:200], why=str(error)
+        ) from error
+    return Child(popen)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessFacts:
+    """What /proc says of one process."""
+
+    pid: int
+    parent_pid: int
+    session: int
+    state: str
+    start_ticks: int
+
+
+def read_process(pid: int) -> ProcessFacts | None:
+    """Return the facts of a process, or None when there is none (a zombie counts as a process)."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            text = stat.read()
+    except OSError:
+        return None
+    # The name stands in parentheses and may hold anything, parentheses included.
+    fields = text[text.rindex(b")") + 2 :].split()
+    return ProcessFacts(
+        pid=pid,
+        state=fields[0].decode(),
+        parent_pid=int(fields[1]),
+        session=int(fields[3]),
+        start_ticks=int(fields[19]),
+    )
+
+
+def is_running(pid: int) -> bool:
+    """Say whether `pid` is a process that can still run; a zombie can't."""
+    facts = read_process(pid)
+    return facts is not None and facts.state not in ("Z", "X")
+
+
+def all_processes() -> list[ProcessFacts]:
+    """Return the facts of every process that /proc shows."""
+    found = (read_process(int(name)) for name in os.listdir("/proc") if name.isdigit())
+    return [facts for facts in found if facts is not None]
+
+
+def descendants(root: int) -> list[int]:
+    """Return the pids of all living processes below `root`, parents before children."""
+    children: dict[int, list[int]] = {}
+    for facts in all_processes():
+        if facts.state not in ("Z", "X"):
+            children.setdefault(facts.parent_pid, []).append(facts.pid)
+    found: list[int] = []
+    waiting = [root]
+    while waiting:
+        below = children.get(waiting.pop(), [])
+        found += below
+        waiting += below
+    return found
+
+
+def kill_quietly(pid: int, signum: int = signal.SIGKILL) -> None:
+    """Send a signal to a process that may have gone."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signum)
+
+
+def kill_session(leader: int) -> None:
+    """SIGKILL the process group of a session leader and what else is in its session."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(leader, signal.SIGKILL)
+    for facts in all_processes():
+        if facts.session == leader and facts.state not in ("Z", "X"):
+            kill_quietly(facts.pid)
+
+
+def become_subreaper() -> None:
+    """Adopt orphaned descendants, so that none escapes by forking twice."""
+    _note_inherited()
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Ask the kernel to SIGKILL this process when its parent dies; leave at once if it has."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option}, {value})")
+
+
+def catches_signal(pid: int, signum: int) -> bool:
+    """Say whether the process has a handler of its own for `signum` (`SigCgt` in /proc)."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as status:
+            for line in status:
+                if line.startswith(b"SigCgt:"):
+                    return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
+    except OSError:
+        return False
+    return False
+
+
+def boot_id() -> str:
+    """Return what identifies this boot of this kernel and this process namespace."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as boot:
+            return f"{boot.read().strip()}/{os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def children_of(pid: int) -> list[int]:
+    """Return the pids of the direct children of `pid`, zombies included."""
+    found: list[int] = []
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):  # each lists only those that it started
+            with open(f"/proc/{pid}/task/{thread}/children", "rb") as children:
+                found += [int(word) for word in children.read().split()]
+    except OSError:  # a kernel without CONFIG_PROC_CHILDREN, or a thread that has just ended
+        return [facts.pid for facts in all_processes() if facts.parent_pid == pid]
+    return found
+
+
+def _note_inherited() -> None:
+    """Remember the children that were here before our first; they are not ours to end."""
+    global _inherited
+    if _inherited is None:
+        _inherited = frozenset(children_of(os.getpid()))
+
+
+def end_children(keep: frozenset[int] = frozenset()) -> bool:
+    """SIGKILL and reap every child of this process but `keep`; return whether any is left.
+
+    Call it until it returns False: the children of a killed child become ours when this process
+    is a subreaper, so each pass meets the next generation.
+    """
+    keep |= _inherited or frozenset()
+    left = False
+    for pid in children_of(os.getpid()):
+        if pid in keep:
+            continue
+        kill_quietly(pid)
+        try:
+            reaped, _ = os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            continue
+        left = left or reaped == 0
+    return left or any(pid not in keep for pid in children_of(os.getpid()))

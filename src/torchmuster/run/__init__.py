@@ -1,0 +1,1 @@
+"""Runs: make one, follow one, look at one."""

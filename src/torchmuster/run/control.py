@@ -1,0 +1,137 @@
+"""Speak to a running run: wait for its end, stop it, follow its logs."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+
+from torchmuster.errors import ChannelError, NotFoundError
+from torchmuster.files import atomic
+from torchmuster.files.layout import RunDir
+from torchmuster.model.ranks import name_ranks
+from torchmuster.model.verdict import Result
+from torchmuster.net import messages
+from torchmuster.net.channel import connect
+from torchmuster.net.handshake import HandshakeError, Role
+from torchmuster.net.secret import read_secret
+from torchmuster.run.find import RunView, owner_lives, view_run
+from torchmuster.run.record import read_result
+
+_POLL_S = 0.1
+_BLOCK_BYTES = 1 << 20
+
+
+async def wait_for_result(run_dir: RunDir) -> Result | None:
+    """Wait until the run has a result; None when its owner has gone without one."""
+    while True:
+        result = read_result(run_dir)
+        if result is not None:
+            return result
+        if not owner_lives(run_dir):
+            return read_result(run_dir)
+        await asyncio.sleep(_POLL_S)
+
+
+async def send_stop(view: RunView, signum: int, *, at_once: bool) -> None:
+    """Ask the coordinator to stop the run.
+
+    Raises:
+        ChannelError: It can't be reached.
+    """
+    where = atomic.read_json(view.run_dir.head)
+    if not isinstance(where, dict):
+        raise ChannelError(
+            "the run has no coordinator yet", where=view.run_dir.head, fix="try again in a second"
+        )
+    try:
+        channel = await connect(
+            str(where["host"]), int(where["port"]), Role.CLIENT, read_secret(view.run_dir.secret)
+        )
+    except (OSError, TimeoutError, HandshakeError) as error:
+        raise ChannelError(
+            "the coordinator of the run can't be reached",
+            where=f"{where['host']}:{where['port']}",
+            why=str(error),
+        ) from error
+    channel.send_nowait(messages.Stop(signum=signum, at_once=at_once, who="`muster cancel`"))
+    await channel.close()
+
+
+def log_files(view: RunView, attempt: int | None, rank: int | None) -> list[str]:
+    """Return the log files that were asked for, in the order of the ranks.
+
+    Raises:
+        NotFoundError: There is no such attempt or rank.
+    """
+    numbers = _numbers(view.run_dir.logs, "attempt-", "")
+    if not numbers:
+        raise NotFoundError(f"the run {view.run_id} has no logs yet", where=view.run_dir.logs)
+    chosen = numbers[-1] if attempt is None else attempt
+    if chosen not in numbers:
+        known = f"it has {name_ranks(numbers).replace('rank', 'attempt')}"
+        raise NotFoundError(
+            f"the run {view.run_id} has no attempt {chosen}", where=view.run_dir.logs, why=known
+        )
+    folder = view.run_dir.attempt_logs(chosen)
+    ranks = _numbers(folder, "rank-", ".log")
+    if rank is not None and rank not in ranks:
+        known = f"it has logs of {name_ranks(ranks)}" if ranks else "nobody wrote anything"
+        raise NotFoundError(f"attempt {chosen} has no log of rank {rank}", where=folder, why=known)
+    wanted = ranks if rank is None else [rank]
+    return [view.run_dir.rank_log(chosen, number) for number in wanted]
+
+
+def _numbers(folder: str, before: str, after: str) -> list[int]:
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return []
+    words = [n.removeprefix(before).removesuffix(after) for n in names if n.startswith(before)]
+    return sorted(int(word) for word in words if word.isdigit())
+
+
+async def follow_logs(
+    view: RunView, attempt: int | None, rank: int | None, write: Callable[[int, str], None]
+) -> None:
+    """Write what the ranks write, as they write it, until the run has ended."""
+    positions: dict[str, int] = {}
+    while True:
+        over = read_result(view.run_dir) is not None or not owner_lives(view.run_dir)
+        try:
+            paths = log_files(view_run(view.run_dir), attempt, rank)
+        except NotFoundError:
+            paths = []
+        for path in paths:
+            _write_new(path, positions, write)
+        if over:
+            return
+        await asyncio.sleep(_POLL_S)
+
+
+def _write_new(path: str, positions: dict[str, int], write: Callable[[int, str], None]) -> None:
+    number = int(os.path.basename(path).removeprefix("rank-").removesuffix(".log"))
+    try:
+        with open(path, "rb") as log:  # reopened each time: NFS caches what an open file shows
+            log.seek(positions.get(path, 0))
+            while data := log.read(_BLOCK_BYTES):
+                positions[path] = log.tell()
+                write(number, data.decode(errors="replace"))
+    except OSError:
+        return
+
+
+def stop_and_wait(view: RunView, *, at_once: bool, timeout_s: float) -> Result | None:
+    """Stop a run and wait for its end; None when it takes longer."""
+
+    async def stop() -> Result | None:
+        await send_stop(view, int(signal.SIGTERM), at_once=at_once)
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            result = read_result(view.run_dir)
+            if result is not None:
+                return result
+            await asyncio.sleep(_POLL_S)
+        return None
+
+    return asyncio.run(stop())

@@ -1,0 +1,110 @@
+"""Make a run directory: the only thing that exists of a run before its engine starts it."""
+
+import os
+import re
+import secrets
+import socket
+from datetime import datetime
+
+from torchmuster import proc
+from torchmuster.errors import RunDirectoryError, UsageError
+from torchmuster.files import atomic
+from torchmuster.files.layout import RunDir, runs_dir
+from torchmuster.model import codec
+from torchmuster.model.plan import RunPlan
+from torchmuster.net.secret import new_secret, write_secret
+
+_MIN_FREE_BYTES = 4 << 20
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+def new_run_id(target: str) -> str:
+    """Return a name that sorts by time and tells the script, e.g. `1121-0418-train-3f2a`."""
+    now = datetime.now().astimezone()
+    stem = os.path.splitext(os.path.basename(target))[0]
+    word = re.sub(r"[^A-Za-z0-9]+", "-", stem).strip("-")[:24] or "run"
+    return f"{now:%Y%m%d-%H%M%S}-{word}-{secrets.token_hex(2)}"
+
+
+def check_run_id(run_id: str) -> None:
+    """Refuse a name that can't be a folder's.
+
+    Raises:
+        UsageError: It has other characters than letters, digits, `.`, `_` and `-`.
+    """
+    if not _RUN_ID.fullmatch(run_id):
+        raise UsageError(
+            f"`{run_id}` can't be the name of a run",
+            where="--run-id",
+            why="it becomes the name of a folder: letters, digits, `.`, `_` and `-`",
+        )
+
+
+def create_run_dir(plan: RunPlan) -> RunDir:
+    """Make the run directory with its plan and its secret.
+
+    Raises:
+        UsageError: It exists already.
+        RunDirectoryError: It can't be made or written.
+    """
+    run_dir = RunDir(os.path.join(runs_dir(), plan.run_id))
+    try:
+        os.makedirs(runs_dir(), mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise unusable(runs_dir(), error.strerror or str(error)) from error
+    try:
+        os.mkdir(run_dir.path, 0o700)
+    except FileExistsError as error:
+        raise UsageError(
+            f"the run directory of `{plan.run_id}` exists already",
+            where=run_dir.path,
+            fix="choose another --run-id, or leave it out",
+        ) from error
+    except OSError as error:
+        raise unusable(run_dir.path, error.strerror or str(error)) from error
+    try:
+        _check_space(run_dir.path)
+        atomic.write_json(run_dir.plan, codec.to_plain(plan))
+        write_secret(run_dir.secret, new_secret())
+        write_owner(run_dir)
+        for folder in (run_dir.logs, os.path.dirname(run_dir.agent_log("n1"))):
+            os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        _remove(run_dir.path)
+        raise unusable(run_dir.path, error.strerror or str(error)) from error
+    return run_dir
+
+
+def write_owner(run_dir: RunDir, pid: int | None = None) -> None:
+    """Note who owns the run (default: we), so that others can see whether it still lives."""
+    pid = os.getpid() if pid is None else pid
+    facts = proc.read_process(pid)
+    owner = {
+        "pid": pid,
+        "start_ticks": facts.start_ticks if facts else 0,
+        "boot_id": proc.boot_id(),
+        "host": socket.gethostname(),
+    }
+    atomic.write_json(run_dir.owner, owner)
+
+
+def _check_space(path: str) -> None:
+    disk = os.statvfs(path)
+    if disk.f_bavail * disk.f_frsize < _MIN_FREE_BYTES:
+        raise OSError(28, "No space left on device")
+
+
+def _remove(path: str) -> None:
+    import shutil
+
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def unusable(path: str, why: str) -> RunDirectoryError:
+    """Return the error that says that a run directory can't be used."""
+    return RunDirectoryError(
+        "the run directory can't be written",
+        where=path,
+        why=why,
+        fix="set MUSTER_HOME to a folder with space that you can write to",
+    )

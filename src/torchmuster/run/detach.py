@@ -1,0 +1,61 @@
+"""`--detach`: a supervisor in the background takes the client's place."""
+
+import os
+import sys
+
+from torchmuster import proc
+from torchmuster.doctor.gpus import visible_gpus
+from torchmuster.errors import RunDirectoryError
+from torchmuster.files.layout import RunDir
+from torchmuster.run.create import write_owner
+
+
+def detach_supervisor(run_dir: RunDir) -> None:
+    """Start the supervisor of a prepared run in a session of its own.
+
+    Raises:
+        MusterError: It can't be started.
+    """
+    log = os.open(run_dir.supervisor_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        child = proc.start(
+            [sys.executable, "-m", "torchmuster.run.detach", run_dir.path],
+            env=_environment(),
+            stdout=log,
+        )
+    finally:
+        os.close(log)
+    write_owner(run_dir, child.pid)  # before we leave: `muster wait` may be called at once
+
+
+def _environment() -> dict[str, str]:
+    """Let the supervisor find this very torchmuster."""
+    source = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    path = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": f"{source}{os.pathsep}{path}" if path else source}
+
+
+def _supervise(path: str) -> int:
+    import asyncio
+
+    from torchmuster.engines.local import LocalEngine
+    from torchmuster.files.terminal import TerminalVoice
+    from torchmuster.run.record import read_plan
+    from torchmuster.run.supervise import Supervisor
+
+    run_dir = RunDir(path)
+    plan = read_plan(run_dir)
+    if plan is None:
+        raise RunDirectoryError("the plan of the run can't be read", where=run_dir.plan)
+    os.dup2(1, 2)
+    engine = LocalEngine(plan, run_dir, tuple(visible_gpus()))
+    engine.start_all()
+    voice = TerminalVoice()
+    voice.start()
+    result = asyncio.run(Supervisor(plan, run_dir, engine, voice).run())
+    voice.flush(5.0)
+    return result.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(_supervise(sys.argv[1]))

@@ -1,0 +1,107 @@
+"""Find runs, and whether they still live."""
+
+import difflib
+import os
+from dataclasses import dataclass
+
+from torchmuster import proc
+from torchmuster.errors import NotFoundError
+from torchmuster.files import atomic
+from torchmuster.files.layout import RunDir, runs_dir
+from torchmuster.model.plan import RunPlan
+from torchmuster.model.verdict import Result, RunState
+from torchmuster.run.record import read_events, read_plan, read_result
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """A run as its directory shows it."""
+
+    run_id: str
+    run_dir: RunDir
+    state: RunState
+    plan: RunPlan | None
+    result: Result | None
+    events: tuple[dict[str, object], ...]
+
+    @property
+    def attempts(self) -> list[dict[str, object]]:
+        """The starts of its attempts, in order."""
+        return [e for e in self.events if e.get("event") == "attempt_started"]
+
+    @property
+    def started(self) -> str:
+        """When it began, as the record says."""
+        return str(self.events[0].get("time", "")) if self.events else ""
+
+
+def all_runs() -> list[RunView]:
+    """Return all runs, the newest last."""
+    try:
+        names = sorted(os.listdir(runs_dir()))
+    except OSError:
+        return []
+    views = [view_run(RunDir(os.path.join(runs_dir(), name))) for name in names]
+    return sorted(views, key=lambda view: view.started)
+
+
+def find_run(word: str) -> RunView:
+    """Return the run that a word names: a run id, a path, an unambiguous beginning, or `last`.
+
+    Raises:
+        NotFoundError: There is none, or more than one.
+    """
+    if os.sep in word and os.path.isfile(RunDir(word).plan):
+        return view_run(RunDir(os.path.abspath(word)))
+    exact = os.path.join(runs_dir(), word)
+    if os.sep not in word and word not in ("", ".", "..") and os.path.isdir(exact):
+        return view_run(RunDir(exact))
+    try:
+        names = sorted(os.listdir(runs_dir()))
+    except OSError:
+        names = []
+    if word == "last" and names:
+        return all_runs()[-1]
+    matching = [name for name in names if word and word in name]
+    if len(matching) == 1:
+        return view_run(RunDir(os.path.join(runs_dir(), matching[0])))
+    if matching:
+        fix = f"one of: {', '.join(matching[-8:])}"
+        raise NotFoundError(f"`{word}` names {len(matching)} runs", where=runs_dir(), fix=fix)
+    near = difflib.get_close_matches(word, names, n=1)
+    fix = f"did you mean `{near[0]}`?" if near else "`muster ps` lists the runs"
+    raise NotFoundError(f"there is no run `{word}`", where=runs_dir(), fix=fix)
+
+
+def view_run(run_dir: RunDir) -> RunView:
+    """Return what a run directory says now."""
+    events = tuple(read_events(run_dir.events))
+    result = read_result(run_dir)
+    return RunView(
+        run_id=os.path.basename(run_dir.path),
+        run_dir=run_dir,
+        state=result.state if result is not None else _state(run_dir, events),
+        plan=read_plan(run_dir),
+        result=result,
+        events=events,
+    )
+
+
+def _state(run_dir: RunDir, events: tuple[dict[str, object], ...]) -> RunState:
+    if not owner_lives(run_dir):
+        return RunState.LOST
+    names = [event.get("event") for event in events]
+    if "attempt_started" in names:
+        return RunState.RUNNING
+    return RunState.WAITING if "waiting" in names else RunState.STARTING
+
+
+def owner_lives(run_dir: RunDir) -> bool:
+    """Say whether the process that owns the run still exists; on another machine, assume so."""
+    owner = atomic.read_json(run_dir.owner)
+    if not isinstance(owner, dict):
+        return False
+    if owner.get("boot_id") != proc.boot_id():
+        return owner.get("host") != os.uname().nodename
+    facts = proc.read_process(int(owner.get("pid", -1)))
+    return facts is not None and facts.start_ticks == owner.get("start_ticks")

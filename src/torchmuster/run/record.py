@@ -1,0 +1,44 @@
+"""Read what a run has written: tolerant of a half last line, reopened at every look."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from torchmuster.files import atomic
+from torchmuster.files.layout import RunDir
+from torchmuster.model import codec
+from torchmuster.model.plan import RunPlan
+from torchmuster.model.verdict import Result
+
+
+def read_events(path: str) -> Iterator[dict[str, Any]]:
+    """Yield the events of a run in order; a torn line is left out."""
+    try:
+        with open(path, errors="replace") as file:
+            for line in file:
+                try:
+                    event = json.loads(line)
+                except ValueError:
+                    continue
+                if isinstance(event, dict):
+                    yield event
+    except OSError:
+        return
+
+
+def read_plan(run_dir: RunDir) -> RunPlan | None:
+    """Return the plan of a run, or None when there is no readable one."""
+    plain = atomic.read_json(run_dir.plan)
+    try:
+        return codec.from_plain(RunPlan, plain)
+    except codec.CodecError:
+        return None
+
+
+def read_result(run_dir: RunDir) -> Result | None:
+    """Return the result of a run that has one."""
+    plain = atomic.read_json(run_dir.result)
+    try:
+        return codec.from_plain(Result, plain)
+    except codec.CodecError:
+        return None

@@ -1,0 +1,375 @@
+"""The owner of a run on this machine: starts the agents, follows the coordinator, mends what it can.
+
+`muster run` is this process; with `--detach` a process in the background takes its place. When it dies the
+run ends: the agents see the end of their lifeline.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torchmuster.engines.local import HEAD, LocalEngine
+from torchmuster.errors import MusterError
+from torchmuster.files import atomic
+from torchmuster.files.layout import RunDir
+from torchmuster.model import codec
+from torchmuster.model.narration import narrate
+from torchmuster.model.plan import RunPlan
+from torchmuster.model.verdict import Report, Result, RunState
+from torchmuster.net import messages
+from torchmuster.net.channel import Channel, ChannelClosedError, connect
+from torchmuster.net.handshake import HandshakeError, Role
+from torchmuster.net.secret import read_secret
+from torchmuster.run.record import read_events, read_result
+
+_POLL_S = 0.01
+_WATCH_S = 0.2
+_CONNECT_LIMIT_S = 30.0
+_END_LIMIT_S = 15.0
+
+
+class Display(Protocol):
+    """What the supervisor shows."""
+
+    def say(self, sentence: str) -> None:
+        """Show a sentence of muster's own."""
+
+    def show(self, rank: int, stream: int, text: str, left_out: int) -> None:
+        """Show what a rank wrote."""
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until it is shown."""
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What must survive the head: the attempt counter and the restarts."""
+
+    next_attempt: int = 0
+    restarts_spent: int = 0
+    heads_lost: int = 0
+
+
+@dataclass(slots=True)
+class Supervisor:
+    """Owns one run."""
+
+    plan: RunPlan
+    run_dir: RunDir
+    engine: LocalEngine
+    display: Display
+    forward_stdin: bool = False
+    result: Result | None = None
+    _progress: _Progress = field(default_factory=_Progress)
+    _channel: Channel | None = None
+    _stops: int = 0
+    _stop_signum: int = 0
+    _head_end: int | None = None
+    _input_ended: bool = False
+    _wanted: set[int] = field(default_factory=set)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _notes: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def run(self) -> Result:
+        """Follow the run to its end; the agents have been started already."""
+        loop = asyncio.get_running_loop()
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(signum, self._take_stop, signum)
+        for signum in (signal.SIGUSR1, signal.SIGUSR2):
+            loop.add_signal_handler(signum, self._take_user_signal, signum)
+        loop.add_signal_handler(signal.SIGCHLD, self._changed.set)
+        try:
+            while self.result is None:
+                noting = asyncio.create_task(asyncio.to_thread(self._write_head))
+                self._notes.add(noting)  # a hung disk must not keep us from following
+                noting.add_done_callback(self._notes.discard)
+                await self._live_with_head()
+                if self.result is None:
+                    await self._replace_head()
+        finally:
+            await self._end_agents()
+        return self.result
+
+    # One head's life.
+
+    async def _live_with_head(self) -> None:
+        """Follow the coordinator until it has a result or its agent has ended."""
+        self._head_end = None
+        following = asyncio.create_task(self._follow())
+        watching = asyncio.create_task(self._watch_agents())
+        done, _ = await asyncio.wait({following, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if watching in done and self.result is None:
+            # What the head said last may still be on its way to us.
+            await asyncio.wait({following}, timeout=1.0)
+        for task in (following, watching):
+            task.cancel()
+        await asyncio.gather(following, watching, return_exceptions=True)
+        for task in done:
+            task.result()
+
+    async def _follow(self) -> None:
+        channel = await self._connect()
+        if channel is None:
+            await self._until_head_ended()
+            return
+        self._channel = channel
+        channel.send_nowait(messages.Watch(owner=True))
+        if self._stops:
+            self._send_stop()
+        try:
+            while self.result is None:
+                self._take(await channel.receive())
+        except ChannelClosedError:
+            await self._until_head_ended()
+        finally:
+            self._channel = None
+            channel.abort()
+
+    async def _until_head_ended(self) -> None:
+        while self._head_end is None:
+            await asyncio.sleep(_POLL_S)
+
+    async def _connect(self) -> Channel | None:
+        secret = read_secret(self.run_dir.secret)
+        host, port = self.engine.address
+        deadline = time.monotonic() + _CONNECT_LIMIT_S
+        while time.monotonic() < deadline and self._head_end is None:
+            try:
+                return await connect(host, port, Role.CLIENT, secret)
+            except (OSError, TimeoutError, HandshakeError):
+                await asyncio.sleep(_POLL_S)
+        return None
+
+    async def _watch_agents(self) -> None:
+        while True:
+            for end in self.engine.poll():
+                if end.place == HEAD:
+                    self._head_end = end.status
+            if self._head_end is not None:
+                return
+            self._fill_places()
+            self._changed.clear()
+            try:
+                async with asyncio.timeout(_WATCH_S):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    def _fill_places(self) -> None:
+        for place in sorted(self._wanted):
+            self._wanted.discard(place)
+            if place != HEAD:
+                self.engine.start_place(place)
+
+    # What the coordinator says.
+
+    def _take(self, message: messages.Message) -> None:
+        match message:
+            case messages.Event(name="run_ended", fields=fields):
+                self.result = codec.from_plain(Result, fields)
+            case messages.Event(name=name, fields=fields):
+                self._note_progress(name, fields)
+                if name == "workers_started" and self.forward_stdin:
+                    self._read_stdin()  # not before: there is nobody yet to get it
+                sentence = narrate(name, fields)
+                if sentence is not None:
+                    self.display.say(sentence)
+            case messages.Output():
+                self.display.show(message.rank, message.stream, message.text, message.dropped_lines)
+            case messages.NeedNodes(places=places, again=again):
+                self._wanted.update(p for p in places if not (again and self.engine.holds(p)))
+                self._changed.set()
+
+    def _note_progress(self, name: str, fields: dict[str, Any]) -> None:
+        if name == "attempt_started":
+            self._progress.next_attempt = fields["attempt"] + 1
+        if name == "attempt_failed" and fields["restarts_left"] is not None:
+            left = fields["restarts_left"]
+            self._progress.restarts_spent = self.plan.limits.max_restarts - left
+
+    # The head's loss.
+
+    async def _replace_head(self) -> None:
+        """The coordinator has gone: end everything, then begin again where the record stops."""
+        ended = _describe(self._head_end)
+        self.engine.cut_lifeline()
+        await self._reap_all(kill_after_s=3.0)
+        self.result = read_result(self.run_dir)
+        if self.result is not None:  # it had ended well; its last words did not reach us
+            return
+        self._read_record()
+        if self._stops:
+            self.result = self._own_result(
+                RunState.CANCELLED, 128 + self._stop_signum, "the run was stopped"
+            )
+            return
+        if self._progress.next_attempt > 0:
+            if self._progress.restarts_spent >= self.plan.limits.max_restarts:
+                self.result = self._head_lost(ended)
+                return
+            self._progress.restarts_spent += 1
+        elif self._progress.heads_lost >= 1:
+            self.result = self._head_lost(ended)
+            return
+        self._progress.heads_lost += 1
+        self.display.say(
+            f"the head's agent ended ({ended}): all nodes are started again with attempt"
+            f" {self._progress.next_attempt}"
+        )
+        self.engine.start_all(
+            first_attempt=self._progress.next_attempt,
+            restarts_spent=self._progress.restarts_spent,
+        )
+
+    def _read_record(self) -> None:
+        """Take the attempt counter from the record too: the last words may not have reached us."""
+        for event in read_events(self.run_dir.events):
+            if event.get("event") == "attempt_started":
+                following = int(event["attempt"]) + 1
+                self._progress.next_attempt = max(self._progress.next_attempt, following)
+        try:
+            names = os.listdir(self.run_dir.logs)
+        except OSError:
+            return
+        for name in names:
+            number = name.removeprefix("attempt-")
+            if number.isdigit():
+                following = int(number) + 1
+                self._progress.next_attempt = max(self._progress.next_attempt, following)
+
+    def _head_lost(self, ended: str) -> Result:
+        log = self.run_dir.agent_log(self.plan.node_name(HEAD))
+        report = Report(
+            error=f"the head's agent ended ({ended}), and the coordinator with it",
+            at=self.plan.node_name(HEAD),
+            because=_last_lines(log),
+            hint=f"its log is {log}",
+        )
+        return self._own_result(RunState.FAILED, 7, report.error, report)
+
+    def _own_result(
+        self, state: RunState, code: int, error: str, report: Report | None = None
+    ) -> Result:
+        result = Result(
+            run_id=self.plan.run_id,
+            state=state,
+            exit_code=code,
+            attempts=self._progress.next_attempt,
+            restarts_spent=self._progress.restarts_spent,
+            elapsed_s=0.0,
+            report=report or Report(error=error),
+        )
+        try:
+            atomic.write_json(self.run_dir.result, codec.to_plain(result))
+        except OSError as error_now:
+            self.display.say(f"the result could not be written: {error_now.strerror}")
+        return result
+
+    # Signals and the keyboard.
+
+    def _take_stop(self, signum: signal.Signals) -> None:
+        self._stops += 1
+        self._stop_signum = int(signum)
+        self._send_stop()
+
+    def _send_stop(self) -> None:
+        at_once = self._stops > 1
+        if self._channel is not None:
+            who = "the user" if self._stop_signum == signal.SIGINT else "the system"
+            self._channel.send_nowait(
+                messages.Stop(signum=self._stop_signum, at_once=at_once, who=who)
+            )
+        if self._stops > 2:  # the coordinator does not answer
+            self.engine.kill_all()
+
+    def _take_user_signal(self, signum: signal.Signals) -> None:
+        if self._channel is not None:
+            self._channel.send_nowait(messages.Forward(signum=int(signum)))
+
+    def _read_stdin(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._input_ended:
+            self._pass_input(b"")
+            return
+
+        def read() -> None:
+            if sys.stdin.isatty() and os.tcgetpgrp(0) != os.getpgrp():
+                return  # in the background: reading would stop us
+            if not self._pass_input(os.read(0, 4096)):
+                loop.remove_reader(0)
+
+        async def read_file() -> None:
+            while self._pass_input(await asyncio.to_thread(os.read, 0, 1 << 16)):
+                while self._channel is not None and self._channel.unsent_bytes > 1 << 20:
+                    await asyncio.sleep(_POLL_S)
+
+        try:
+            loop.add_reader(0, read)
+        except (OSError, ValueError):  # a plain file can't be waited for
+            task = loop.create_task(read_file())
+            self._notes.add(task)
+            task.add_done_callback(self._notes.discard)
+
+    def _pass_input(self, data: bytes) -> bool:
+        """Send input on, byte for byte; an end is sent to each attempt. Say whether more follows."""
+        self._input_ended = not data
+        if self._channel is not None and self.plan.stdin_rank is not None:
+            text = data.decode(errors="surrogateescape")
+            message = messages.Input(rank=self.plan.stdin_rank, text=text, end=not data)
+            self._channel.send_nowait(message)
+        return bool(data)
+
+    # The end.
+
+    async def _end_agents(self) -> None:
+        """Wait for the agents to leave by themselves, then make sure."""
+        await self._reap_all(kill_after_s=3.0 if self._stops < 2 else 1.0)
+        self.engine.cut_lifeline()
+
+    async def _reap_all(self, kill_after_s: float) -> None:
+        started = time.monotonic()
+        killed = False
+        while time.monotonic() - started < _END_LIMIT_S:
+            self.engine.poll()
+            if not self.engine.pids and not self.engine.has_orphans():
+                return
+            if not killed and time.monotonic() - started > kill_after_s:
+                self.engine.kill_all()
+                killed = True
+            await asyncio.sleep(_POLL_S)
+        raise MusterError(
+            "some processes of the run could not be ended",
+            where=", ".join(str(pid) for pid in self.engine.pids),
+        )
+
+    def _write_head(self) -> None:
+        """Tell other clients where the coordinator listens."""
+        host, port = self.engine.address
+        try:
+            atomic.write_json(self.run_dir.head, {"host": host, "port": port}, mode=0o600)
+        except OSError as error:
+            self.display.say(
+                f"`muster cancel` will not find this run: {self.run_dir.head}: {error.strerror}"
+            )
+
+
+def _describe(status: int | None) -> str:
+    if status is None:
+        return "it never answered"
+    if status < 0:
+        return (
+            signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
+        )
+    return f"exit code {status}"
+
+
+def _last_lines(path: str) -> tuple[str, ...]:
+    try:
+        with open(path, errors="replace") as log:
+            return tuple(log.read()[-4096:].splitlines()[-20:]) or ("it said nothing",)
+    except OSError:
+        return ("it said nothing",)

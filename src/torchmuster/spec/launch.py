@@ -1,0 +1,244 @@
+"""The options of `muster run`, checked together: every problem is reported, not only the first."""
+
+import difflib
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torchmuster.errors import UsageError
+from torchmuster.model.plan import Limits, Program, RunPlan, ScriptKind, StartMethod, Tee
+from torchmuster.spec.units import parse_seconds
+
+_MAX_NODES = 65536
+_MAX_WORKERS = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchOptions:
+    """What stands on the command line, as text where a mistake is possible."""
+
+    target: str
+    args: tuple[str, ...] = ()
+    module: bool = False
+    nodes: str = "1"
+    nproc_per_node: str | None = None
+    max_restarts: int = 3
+    grace: str = "30"
+    join_timeout: str = "600"
+    last_call: str = "2"
+    grow: bool = False
+    start: str = "auto"
+    preload: tuple[str, ...] = ()
+    tee: str = "0"
+    stdin_rank: int | None = None
+    python: str | None = None
+    cwd: str = field(default_factory=os.getcwd)
+
+
+@dataclass(slots=True)
+class Problems:
+    """Collects errors, so that a user sees all of them in one go."""
+
+    found: list[UsageError] = field(default_factory=list)
+
+    def add(
+        self, what: str, where: str | None = None, why: str | None = None, fix: str | None = None
+    ) -> None:
+        """Note one problem."""
+        self.found.append(UsageError(what, where=where, why=why, fix=fix))
+
+
+def plan_run(
+    options: LaunchOptions, run_id: str, gpus: Sequence[str], problems: Problems
+) -> RunPlan | None:
+    """Return the plan for a run on this machine; None when there were problems."""
+    nodes = parse_nodes(options.nodes, "--nodes", problems)
+    workers = _workers(options, nodes, gpus, problems)
+    program = _program(options, problems)
+    limits = _limits(options, problems)
+    if nodes is not None and workers is not None and options.stdin_rank is not None:
+        per_node = workers if len(workers) > 1 else workers * nodes[1]
+        if not 0 <= options.stdin_rank < sum(per_node):
+            what = f"there is no rank {options.stdin_rank} among {sum(per_node)} workers"
+            problems.add(what, f"--stdin {options.stdin_rank}", fix="--stdin 0")
+    if problems.found or nodes is None or workers is None or program is None or limits is None:
+        return None
+    minimum, maximum = nodes
+    return RunPlan(
+        run_id=run_id,
+        program=program,
+        min_nodes=minimum,
+        max_nodes=maximum,
+        workers_per_node=workers,
+        limits=limits,
+        node_names=tuple(f"n{place + 1}" for place in range(maximum)),
+        grow=options.grow,
+        tee=Tee(options.tee),
+        stdin_rank=options.stdin_rank,
+    )
+
+
+def parse_nodes(text: str, option: str, problems: Problems) -> tuple[int, int] | None:
+    """Return (minimum, maximum) from `N` or `MIN:MAX`."""
+    low, colon, high = text.partition(":")
+    if not low.isdecimal() or (colon and not high.isdecimal()):
+        problems.add(f"`{text}` is no number of nodes", option, fix=f"{option} 2 or {option} 1:3")
+        return None
+    minimum, maximum = int(low), int(high) if colon else int(low)
+    if minimum < 1:
+        problems.add("a run needs at least 1 node", f"{option} {text}", fix=f"{option} 1")
+    elif minimum > maximum:
+        fix = f"{option} {maximum}:{minimum}"
+        what = f"`{text}` asks for at least {minimum} and at most {maximum} nodes"
+        problems.add(what, f"{option} {text}", fix=fix)
+    elif maximum > _MAX_NODES:
+        problems.add(f"{maximum} nodes are more than {_MAX_NODES}", f"{option} {text}")
+    else:
+        return minimum, maximum
+    return None
+
+
+def parse_workers(text: str, gpus: Sequence[str], problems: Problems) -> tuple[int, ...] | None:
+    """Return the workers of each node from `4`, `4,2`, `gpu`, `cpu` or `auto`."""
+    where = f"--nproc-per-node {text}"
+    counts: list[int] = []
+    for word in text.split(","):
+        if word == "gpu" and not gpus:
+            why = "neither /proc/driver/nvidia nor /dev/nvidia* shows one"
+            if "CUDA_VISIBLE_DEVICES" in os.environ:
+                shown = os.environ["CUDA_VISIBLE_DEVICES"]
+                why = f"CUDA_VISIBLE_DEVICES is {f'`{shown}`' if shown else 'empty'}"
+            fix = "--nproc-per-node 1"
+            what = "`gpu` asks for one worker on each GPU, but this machine shows no GPU"
+            problems.add(what, where, why, fix)
+            return None
+        if word in ("gpu", "auto", "cpu"):
+            num_cpus = len(os.sched_getaffinity(0))
+            counts.append(len(gpus) if gpus and word != "cpu" else num_cpus)
+        elif word.isdecimal():
+            counts.append(int(word))
+        else:
+            near = difflib.get_close_matches(word, ["gpu", "cpu", "auto"], n=1)
+            fix = f"--nproc-per-node {near[0]}" if near else "--nproc-per-node 4 or 4,2"
+            problems.add(f"`{word}` is no number of workers", where, fix=fix)
+            return None
+    if min(counts) < 1:
+        problems.add("a node needs at least 1 worker", where, fix="--nproc-per-node 1")
+        return None
+    if max(counts) > _MAX_WORKERS:
+        problems.add(f"{max(counts)} workers on one node are more than {_MAX_WORKERS}", where)
+        return None
+    return tuple(counts)
+
+
+def _workers(
+    options: LaunchOptions,
+    nodes: tuple[int, int] | None,
+    gpus: Sequence[str],
+    problems: Problems,
+) -> tuple[int, ...] | None:
+    num_nodes = nodes[1] if nodes else 1
+    if options.nproc_per_node is None:
+        return (max(1, len(gpus) // num_nodes),)
+    workers = parse_workers(options.nproc_per_node, gpus, problems)
+    if workers is None or nodes is None:
+        return workers
+    if len(workers) > 1 and len(workers) != num_nodes:
+        problems.add(
+            f"there are {len(workers)} numbers of workers for {num_nodes}"
+            f" node{'s' if num_nodes > 1 else ''}",
+            f"--nproc-per-node {options.nproc_per_node}",
+            fix=f"--nodes {len(workers)}, or one number for all",
+        )
+        return None
+    total = sum(workers) if len(workers) > 1 else workers[0] * num_nodes
+    if num_nodes > 1 and gpus and total > len(gpus):
+        problems.add(
+            f"{num_nodes} simulated nodes ask for {total} GPUs, this machine has {len(gpus)}",
+            f"--nodes {options.nodes} --nproc-per-node {options.nproc_per_node}",
+            "each worker of a simulated node gets a GPU of its own",
+            "lower --nproc-per-node, or hide the GPUs: CUDA_VISIBLE_DEVICES= muster run ...",
+        )
+        return None
+    return workers
+
+
+def _program(options: LaunchOptions, problems: Problems) -> Program | None:
+    python = find_python(options.python, problems)
+    if not options.module:
+        check_script(options.target, options.cwd, problems)
+    if python is None:
+        return None
+    return Program(
+        kind=ScriptKind.MODULE if options.module else ScriptKind.FILE,
+        target=options.target,
+        args=options.args,
+        python=python,
+        cwd=options.cwd,
+        start=StartMethod(options.start),
+        preload=options.preload,
+    )
+
+
+def find_python(text: str | None, problems: Problems) -> tuple[str, ...] | None:
+    """Return the interpreter and its flags."""
+    if text is None:
+        return (sys.executable,)
+    try:
+        words = shlex.split(text)
+    except ValueError:  # a quotation mark without its second
+        words = []
+    path = shutil.which(words[0]) if words else None
+    if path is None:
+        problems.add(
+            "the interpreter does not exist or can't be executed",
+            f"--python {text}",
+            fix=f"--python {sys.executable}",
+        )
+        return None
+    return (os.path.abspath(path), *words[1:])
+
+
+def check_script(target: str, cwd: str, problems: Problems) -> None:
+    """Refuse a script that is missing, unreadable or a folder; suggest a near miss."""
+    path = os.path.join(cwd, target)
+    if os.path.isdir(path):
+        inside = os.path.join(target, "__main__.py")
+        fix = f"name the file: {inside}" if os.path.exists(os.path.join(cwd, inside)) else None
+        problems.add("the script is a directory", target or cwd, fix=fix)
+    elif not os.path.exists(path):
+        why = f"there is no file {os.path.normpath(path)}"
+        problems.add("the script does not exist", target, why, _near_script(target, cwd))
+    elif not os.access(path, os.R_OK):
+        problems.add("the script can't be read", target, fix=f"chmod u+r {target}")
+
+
+def _near_script(target: str, cwd: str) -> str | None:
+    folder = os.path.dirname(os.path.join(cwd, target))
+    try:
+        names = [name for name in os.listdir(folder) if name.endswith(".py")]
+    except OSError:
+        return None
+    near = difflib.get_close_matches(os.path.basename(target), names, n=1)
+    return f"did you mean `{os.path.join(os.path.dirname(target), near[0])}`?" if near else None
+
+
+def _limits(options: LaunchOptions, problems: Problems) -> Limits | None:
+    durations: dict[str, float] = {}
+    for name in ("grace", "join_timeout", "last_call"):
+        text = getattr(options, name)
+        seconds = parse_seconds(text)
+        option = "--" + name.replace("_", "-")
+        if seconds is None:
+            problems.add(f"`{text}` is no duration", option, fix=f"{option} 30s, 10m or 1h")
+        else:
+            durations[f"{name}_s"] = seconds
+    if options.max_restarts < 0:
+        where = f"--max-restarts {options.max_restarts}"
+        problems.add("a number of restarts can't be negative", where, fix="--max-restarts 0")
+    if len(durations) < 3 or options.max_restarts < 0:
+        return None
+    return Limits(max_restarts=options.max_restarts, **durations)

@@ -1,0 +1,455 @@
+"""torchrun's own command line, option by option: taken with its meaning, or refused in a sentence.
+
+`docs/torchrun.md` has the table; a test compares both with `torchrun --help` of torch 2.13.
+
+Source: torch/distributed/run.py, `get_args_parser` (2.13); PET_* as in argparse_util.py.
+"""
+
+import argparse
+import difflib
+import os
+import re
+import signal
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from torchmuster.errors import UsageError
+from torchmuster.model.plan import Limits, Program, ScriptKind
+from torchmuster.spec.launch import Problems, check_script, parse_nodes, parse_workers
+from torchmuster.spec.units import parse_seconds
+
+DEFAULT_STATIC_PORT = 29500
+DEFAULT_C10D_PORT = 29400
+_COUNTED = ("gpu", "cpu", "auto")
+_ALL_STREAMS = frozenset({1, 2})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchrunLine:
+    """What a torchrun command line asks for.
+
+    Attributes:
+        port: 0 lets the kernel choose, for `--standalone`.
+        is_host: `is_host` of --rdzv-conf; None when the address decides.
+        node_rank: The place, for the static rendezvous; None when places are numbered.
+        console: For a local rank, the streams that the terminal shows.
+        saved: For a local rank, the streams that --log-dir gets.
+        notes: Sentences about options without an effect here.
+    """
+
+    program: Program
+    min_nodes: int
+    max_nodes: int
+    num_workers: int
+    host: str
+    port: int
+    limits: Limits
+    rdzv_id: str
+    standalone: bool
+    static: bool
+    is_host: bool | None
+    node_rank: int | None
+    secret_file: str | None
+    local_addr: str | None
+    role: str
+    signals: tuple[signal.Signals, ...]
+    virtual_local_rank: bool
+    log_dir: str | None
+    redirects: str
+    tee: str
+    local_ranks_filter: tuple[int, ...] | None
+    notes: tuple[str, ...]
+
+    def console(self, local_rank: int) -> frozenset[int]:
+        """Return the streams of a local rank that the terminal shows."""
+        if self.local_ranks_filter is not None and local_rank not in self.local_ranks_filter:
+            return frozenset()
+        redirected = _streams_of(self.redirects, local_rank) - _streams_of(self.tee, local_rank)
+        return _ALL_STREAMS - redirected
+
+    def saved(self, local_rank: int) -> frozenset[int]:
+        """Return the streams of a local rank that are written below --log-dir."""
+        if self.log_dir is None:
+            return frozenset()
+        return _streams_of(self.redirects, local_rank) | _streams_of(self.tee, local_rank)
+
+
+# What we refuse, and why.
+REFUSED = {
+    "event_log_handler": "muster writes its events into events.jsonl of the run directory",
+    "logs_specs": "muster's logs are one file for each rank and attempt",
+    "numa_binding": "muster does not bind workers to CPUs; numactl can, in front of the interpreter",
+    "duplicate_stdout_filters": "muster's logs hold every line; `muster logs RUN --rank 0 | grep ...`",
+    "duplicate_stderr_filters": "muster's logs hold every line; `muster logs RUN --rank 0 | grep ...`",
+}
+_CONF_KEYS = frozenset(
+    {"join_timeout", "last_call_timeout", "timeout", "rank", "is_host", "secret_file"}
+)
+_CONF_WITHOUT_EFFECT = frozenset(
+    {
+        "close_timeout",
+        "heartbeat_timeout",
+        "keep_alive_interval",
+        "keep_alive_max_attempt",
+        "read_timeout",
+        "store_type",
+        "use_libuv",
+        "use_agent_store",
+    }
+)
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argparse parser that raises our errors."""
+
+    def error(self, message: str) -> NoReturn:
+        fix = "muster torchrun --help"
+        what = message
+        if unknown := re.match(r"unrecognized arguments: ([^\s=]+)", message):
+            what = f"torchrun has no option `{unknown.group(1)}`"
+            near = difflib.get_close_matches(unknown.group(1), self._option_string_actions, n=1)
+            fix = f"did you mean `{near[0]}`?" if near else fix
+        elif valueless := re.match(r"argument (?:.*/)?(\S+): expected one argument", message):
+            what = f"`{valueless.group(1)}` needs a value"
+        elif "required: training_script" in message:
+            what = "`muster torchrun` needs a script"
+        raise UsageError(what, fix=fix)
+
+
+def make_parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
+    """Return a parser for torchrun's options; PET_* variables give the defaults."""
+    parser = _Parser(
+        prog="muster torchrun",
+        description="Takes torchrun's own command line, one command per node.",
+        epilog="What each option does here: docs/torchrun.md",
+    )
+
+    def add(name: str, default: str | None, text: str, *short: str) -> None:
+        dest = name.replace("-", "_")
+        spellings = [*short, f"--{name}"] + ([f"--{dest}"] if dest != name else [])
+        value = environment.get(f"PET_{dest.upper()}", default)
+        parser.add_argument(*spellings, dest=dest, default=value, help=text, metavar=dest.upper())
+
+    def add_flag(name: str, text: str, *short: str) -> None:
+        dest = name.replace("-", "_")
+        spellings = [*short, f"--{name}"] + ([f"--{dest}"] if dest != name else [])
+        value = environment.get(f"PET_{dest.upper()}", "0") == "1"
+        parser.add_argument(*spellings, dest=dest, action="store_true", default=value, help=text)
+
+    add("nnodes", "1:1", "N or MIN:MAX nodes")
+    add("nproc-per-node", "1", "workers on this node: a number, gpu, cpu or auto")
+    add("rdzv-backend", "static", "static or c10d")
+    add("rdzv-endpoint", "", "HOST[:PORT] of the head")
+    add("rdzv-id", "none", "name of the job")
+    add(
+        "rdzv-conf",
+        "",
+        "KEY=VALUE,...: join_timeout, last_call_timeout, timeout, is_host, secret_file",
+    )
+    add_flag("standalone", "one node, a free port")
+    add("max-restarts", "0", "restarts after failures")
+    add("monitor-interval", "0.1", "no effect: nothing is polled")
+    add("start-method", "spawn", "no effect on scripts, as in torchrun")
+    add("event-log-handler", "null", "refused unless `null`")
+    add("role", "default", "ROLE_NAME of the workers")
+    add_flag("module", "SCRIPT is a module", "-m")
+    add_flag("no-python", "execute SCRIPT as it is")
+    add_flag("run-path", "run SCRIPT by its path, as muster always does")
+    add("log-dir", None, "keep the streams of -r and -t below this folder too")
+    add("redirects", "0", "streams that the terminal does not show: 0 to 3, or RANK:N,...", "-r")
+    add("tee", "0", "streams that are kept and shown", "-t")
+    add("local-ranks-filter", "", "local ranks that the terminal shows")
+    add("duplicate-stdout-filters", "", "refused")
+    add("duplicate-stderr-filters", "", "refused")
+    add("node-rank", "0", "place of this node, for the static rendezvous")
+    add("master-addr", "127.0.0.1", "address of the head, for the static rendezvous")
+    add("master-port", str(DEFAULT_STATIC_PORT), "port of the head, for the static rendezvous")
+    add("local-addr", None, "this node's own address")
+    add("logs-specs", None, "refused")
+    add("numa-binding", None, "refused")
+    add("signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT", "signals that stop the job")
+    add("shutdown-timeout", None, "seconds from a stop to SIGKILL; default 30")
+    add_flag("virtual-local-rank", "LOCAL_RANK 0 for all, each with one visible GPU")
+    parser.add_argument("training_script", help="the script, followed by its arguments")
+    parser.add_argument("training_script_args", nargs=argparse.REMAINDER)
+    return parser
+
+
+def parse_torchrun(
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    gpus: Sequence[str],
+    problems: Problems,
+) -> TorchrunLine | None:
+    """Return what the line asks for; None when `problems` says what is wrong with it.
+
+    Raises:
+        UsageError: It is not torchrun's line at all.
+    """
+    given = make_parser(environment).parse_args(list(arguments))
+    _refuse(given, problems)
+    conf = _parse_conf(given.rdzv_conf, problems)
+    nodes = parse_nodes(given.nnodes, "--nnodes", problems)
+    workers = _parse_nproc(given.nproc_per_node, gpus, problems)
+    endpoint = _parse_endpoint(given, problems)
+    limits = _parse_limits(given, conf, environment, problems)
+    signals = _parse_signals(given.signals_to_handle, problems)
+    ranks_filter = _parse_filter(given.local_ranks_filter, problems)
+    node_rank = _parse_node_rank(given, conf, nodes, problems)
+    program = _parse_program(given, environment, problems)
+    for option in ("redirects", "tee"):
+        _check_streams(getattr(given, option), option, problems)
+    if problems.found or nodes is None or workers is None or endpoint is None or limits is None:
+        return None
+    static = given.rdzv_backend == "static" and not given.standalone
+    return TorchrunLine(
+        program=program,
+        min_nodes=1 if given.standalone else nodes[0],
+        max_nodes=1 if given.standalone else nodes[1],
+        num_workers=workers,
+        host=endpoint[0],
+        port=endpoint[1],
+        limits=limits,
+        rdzv_id=given.rdzv_id,
+        standalone=given.standalone,
+        static=static,
+        is_host=_truth(conf.get("is_host")),
+        node_rank=node_rank if static else None,
+        secret_file=conf.get("secret_file"),
+        local_addr=given.local_addr,
+        role=given.role,
+        signals=signals,
+        virtual_local_rank=given.virtual_local_rank,
+        log_dir=given.log_dir,
+        redirects=given.redirects,
+        tee=given.tee,
+        local_ranks_filter=ranks_filter,
+        notes=_notes(given, conf),
+    )
+
+
+def _refuse(given: argparse.Namespace, problems: Problems) -> None:
+    harmless = ("", None, "null", "default")
+    for dest, why in REFUSED.items():
+        if getattr(given, dest) not in harmless:
+            option = "--" + dest.replace("_", "-")
+            where = f"{option} {getattr(given, dest)}"
+            problems.add(f"`{option}` is not supported", where, why, f"leave {option} out")
+    if given.rdzv_backend not in ("static", "c10d"):
+        problems.add(
+            f"the rendezvous backend `{given.rdzv_backend}` is not supported",
+            f"--rdzv-backend {given.rdzv_backend}",
+            "muster brings the nodes together itself, without a service",
+            "--rdzv-backend c10d",
+        )
+    if given.module and given.no_python:
+        what = "--module and --no-python exclude each other"
+        problems.add(what, fix="leave --no-python out to run a Python module")
+
+
+def _parse_conf(text: str, problems: Problems) -> dict[str, str]:
+    conf: dict[str, str] = {}
+    for part in filter(None, (word.strip() for word in text.split(","))):
+        key, equals, value = part.partition("=")
+        if not equals or not key.strip():
+            fix = "--rdzv-conf join_timeout=600,last_call_timeout=30"
+            problems.add(f"`{part}` is no KEY=VALUE", f"--rdzv-conf {text}", fix=fix)
+        else:
+            conf[key.strip()] = value.strip()
+    return conf
+
+
+def _parse_nproc(text: str, gpus: Sequence[str], problems: Problems) -> int | None:
+    if text == "xpu":
+        why = "counting them needs torch, which the agent does without"
+        problems.add("`xpu` is not supported", "--nproc-per-node xpu", why, "--nproc-per-node 4")
+        return None
+    if not text.isdecimal() and text not in _COUNTED:
+        near = difflib.get_close_matches(text, _COUNTED, n=1)
+        fix = f"--nproc-per-node {near[0] if near else 4}"
+        if "," in text:
+            fix = "give each node's own number in its own command"
+        problems.add(f"`{text}` is no number of workers", f"--nproc-per-node {text}", fix=fix)
+        return None
+    counts = parse_workers(text, gpus, problems)
+    return counts[0] if counts else None
+
+
+def _parse_endpoint(given: argparse.Namespace, problems: Problems) -> tuple[str, int] | None:
+    if given.standalone:
+        return "127.0.0.1", 0
+    static = given.rdzv_backend == "static"
+    text, option = given.rdzv_endpoint, "--rdzv-endpoint"
+    if static and not text:
+        host = given.master_addr.strip("[]")
+        host = f"[{host}]" if ":" in host else host
+        text, option = f"{host}:{given.master_port}", "--master-addr, --master-port"
+    if not text:
+        if given.rdzv_backend == "c10d":
+            problems.add("c10d needs an endpoint", option, fix="--rdzv-endpoint HOST:PORT")
+        return None
+    default = DEFAULT_STATIC_PORT if static else DEFAULT_C10D_PORT
+    match = re.fullmatch(r"(\[[^\]]+\]|[^:]+|[0-9a-fA-F:]+)(?::(\d+))?", text)
+    address = match.group(1).strip("[]") if match else ""
+    if match is None or int(match.group(2) or 0) > 65535 or not _is_host(address):
+        fix = "--rdzv-endpoint HOST:PORT"
+        if option != "--rdzv-endpoint":
+            fix = f"--master-addr HOST --master-port {DEFAULT_STATIC_PORT}"
+        problems.add(f"`{text}` is no HOST:PORT", option, fix=fix)
+        return None
+    return address, int(match.group(2) or default)
+
+
+def _is_host(text: str) -> bool:
+    try:
+        if ":" in text:
+            socket.inet_pton(socket.AF_INET6, text.partition("%")[0])
+        else:
+            text.encode("idna")  # what the resolver does first
+    except (OSError, UnicodeError):
+        return False
+    return True
+
+
+def _parse_limits(
+    given: argparse.Namespace,
+    conf: Mapping[str, str],
+    environment: Mapping[str, str],
+    problems: Problems,
+) -> Limits | None:
+    static = given.rdzv_backend == "static"
+    shutdown = given.shutdown_timeout or environment.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT") or "30"
+    join = conf.get("join_timeout") or conf.get("timeout") or ("900" if static else "600")
+    words = {
+        "--shutdown-timeout": shutdown,
+        "--rdzv-conf join_timeout": join,
+        "--rdzv-conf last_call_timeout": conf.get("last_call_timeout") or "30",
+    }
+    seconds = {option: parse_seconds(word) for option, word in words.items()}
+    for option, value in seconds.items():
+        if value is None:
+            fix = f"{option}{'=' if ' ' in option else ' '}30"
+            problems.add(f"`{words[option]}` is no number of seconds", option, fix=fix)
+    if not given.max_restarts.isdecimal():
+        what = f"`{given.max_restarts}` is no number of restarts"
+        problems.add(what, "--max-restarts", fix="--max-restarts 3")
+        return None
+    grace, join_s, last_call = seconds.values()
+    if grace is None or join_s is None or last_call is None:
+        return None
+    return Limits(
+        max_restarts=int(given.max_restarts),
+        grace_s=grace,
+        join_timeout_s=join_s,
+        last_call_s=last_call,
+    )
+
+
+def _parse_signals(text: str, problems: Problems) -> tuple[signal.Signals, ...]:
+    found: list[signal.Signals] = []
+    for word in filter(None, (w.strip() for w in text.split(","))):
+        try:
+            number = signal.Signals[word]
+        except KeyError:
+            fix = "--signals-to-handle SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+            problems.add(f"there is no signal `{word}`", f"--signals-to-handle {text}", fix=fix)
+            continue
+        if number in (signal.SIGKILL, signal.SIGSTOP):
+            fix = f"leave {word} out"
+            problems.add(f"{word} can't be handled", f"--signals-to-handle {text}", fix=fix)
+        elif number not in (signal.SIGUSR1, signal.SIGUSR2):  # these go on to who catches them
+            found.append(number)
+    return tuple(found)
+
+
+def _parse_filter(text: str, problems: Problems) -> tuple[int, ...] | None:
+    if not text:
+        return None
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() for word in words):
+        problems.add(
+            f"`{text}` is no list of local ranks",
+            "--local-ranks-filter",
+            fix="--local-ranks-filter 0,1",
+        )
+        return None
+    return tuple(int(word) for word in words)
+
+
+def _parse_node_rank(
+    given: argparse.Namespace,
+    conf: Mapping[str, str],
+    nodes: tuple[int, int] | None,
+    problems: Problems,
+) -> int | None:
+    text = conf.get("rank", given.node_rank)
+    if not text.isdecimal():
+        problems.add(f"`{text}` is no node rank", "--node-rank", fix="--node-rank 0 on the head")
+        return None
+    if nodes is not None and given.rdzv_backend == "static" and int(text) >= nodes[1]:
+        what = f"node rank {text} is outside a run of {nodes[1]} node{'s' if nodes[1] > 1 else ''}"
+        fix = f"--node-rank {nodes[1] - 1} at most, or a larger --nnodes"
+        problems.add(what, f"--node-rank {text}", fix=fix)
+    return int(text)
+
+
+def _parse_program(
+    given: argparse.Namespace, environment: Mapping[str, str], problems: Problems
+) -> Program:
+    kind = ScriptKind.FILE
+    if given.no_python:
+        kind = ScriptKind.COMMAND
+    elif given.module:
+        kind = ScriptKind.MODULE
+    else:
+        check_script(given.training_script, os.getcwd(), problems)
+    python = environment.get("PYTHON_EXEC") or sys.executable
+    return Program(
+        kind=kind,
+        target=given.training_script,
+        args=tuple(given.training_script_args),
+        python=(python, "-u"),
+        cwd=os.getcwd(),
+        macros=True,
+    )
+
+
+def _check_streams(text: str, option: str, problems: Problems) -> None:
+    if not re.fullmatch(r"[0-3]|\d+:[0-3](,\d+:[0-3])*", text):
+        problems.add(f"`{text}` names no streams", f"--{option}", fix=f"--{option} 3, or 0:1,1:2")
+
+
+def _streams_of(text: str, local_rank: int) -> frozenset[int]:
+    """Return {1}, {2}, both or none from torchrun's 1, 2, 3 or 0, for one local rank."""
+    mask = 0
+    if ":" not in text:
+        mask = int(text)
+    for part in text.split(",") if ":" in text else []:
+        rank, _, value = part.partition(":")
+        if int(rank) == local_rank:
+            mask = int(value)
+    return frozenset(stream for stream in (1, 2) if mask & stream)
+
+
+def _truth(word: str | None) -> bool | None:
+    if word is None:
+        return None
+    return word.lower() in ("1", "true", "t", "yes", "y")
+
+
+def _notes(given: argparse.Namespace, conf: Mapping[str, str]) -> tuple[str, ...]:
+    notes: list[str] = []
+    for key in conf:
+        if key in _CONF_WITHOUT_EFFECT:
+            notes.append(f"--rdzv-conf {key} has no effect here")
+        elif key not in _CONF_KEYS:
+            notes.append(f"--rdzv-conf {key} is unknown and has no effect, as in torchrun")
+    static = given.rdzv_backend == "static"
+    if not static and given.node_rank not in ("0", None):
+        notes.append("--node-rank has no effect with c10d, as in torchrun")
+    if given.standalone and (given.rdzv_endpoint or given.nnodes not in ("1", "1:1")):
+        notes.append("--standalone: --nnodes and --rdzv-endpoint have no effect, as in torchrun")
+    return tuple(notes)

@@ -1,0 +1,1 @@
+"""What the user sees: messages and tables, readable without colour."""

@@ -1,0 +1,51 @@
+"""Print errors and verdicts on standard error, in colour where the terminal has it."""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from torchmuster.errors import MusterError
+from torchmuster.model.text import render_report, report_of_error
+from torchmuster.model.verdict import Report, Result, RunState
+
+_RED, _BOLD, _CYAN, _RESET = "\x1b[1;31m", "\x1b[1m", "\x1b[36m", "\x1b[0m"
+
+
+def uses_colour() -> bool:
+    """Say whether standard error is a terminal that wants colour."""
+    return (
+        sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    )
+
+
+def paint_report(report: Report, *, colour: bool) -> str:
+    """Return the text of a report."""
+    text = render_report(report)
+    if not colour:
+        return text
+    lines = text.split("\n")
+    lines[0] = f"{_RED}error:{_RESET}{_BOLD}{lines[0].removeprefix('error:')}{_RESET}"
+    return "\n".join(
+        f"{_CYAN}hint:{_RESET}{line.removeprefix('hint:')}" if line.startswith("hint:") else line
+        for line in lines
+    )
+
+
+def print_errors(errors: Sequence[MusterError]) -> None:
+    """Print every error, one block each."""
+    colour = uses_colour()
+    blocks = [paint_report(report_of_error(error), colour=colour) for error in errors]
+    sys.stderr.write("\n".join(blocks))
+
+
+def summary(result: Result) -> str:
+    """Return the last line of a run."""
+    attempts = f"{result.attempts} attempt{'s' if result.attempts != 1 else ''}"
+    lost = f", {result.lost_s:.1f} s lost" if result.lost_s else ""
+    logs = f", {result.logs_lost_lines} log lines lost" if result.logs_lost_lines else ""
+    return f"{result.state.value} after {result.elapsed_s:.1f} s ({attempts}{lost}{logs})"
+
+
+def is_worth_a_report(result: Result) -> bool:
+    """Say whether the verdict has more to tell than its last line."""
+    return result.report is not None and result.state is not RunState.SUCCEEDED

@@ -1,0 +1,44 @@
+"""The docs say what the code does."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from torchmuster.spec.torchrun import make_parser
+
+ROOT = Path(__file__).parents[2]
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*/README.md")]
+
+
+def test_the_reference_is_what_the_commands_say():
+    script = ROOT / "scripts" / "make-reference"
+    done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_torchrun_page_has_a_row_for_every_option():
+    page = (ROOT / "docs" / "torchrun.md").read_text()
+    table = page.split("## Option by option")[1]
+    for action in make_parser({})._actions:
+        names = [
+            name for name in action.option_strings if name.startswith("--") and "_" not in name
+        ]
+        for name in names:
+            if name != "--help":
+                assert f"`{name}`" in table, name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), target
+
+
+def test_every_file_that_the_makefile_names_exists():
+    makefile = (ROOT / "Makefile").read_text()
+    for path in re.findall(r"\b((?:scripts|examples|benchmarks|tests)/[\w./-]+)", makefile):
+        assert (ROOT / path).exists(), path

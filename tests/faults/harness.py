@@ -1,0 +1,181 @@
+"""Start `muster run` on real processes, hurt it, and wait for what follows: conditions, never times."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torchmuster import proc
+
+LOOP = str(Path(__file__).with_name("loop.py"))
+SOURCE = str(Path(__file__).parents[2] / "src")
+
+
+def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 60.0) -> object:
+    """Return the first true value of `condition`; fail with `what` when the time is up."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        value = condition()
+        if value:
+            return value
+        time.sleep(0.005)
+    raise AssertionError(f"not within {timeout_s:.0f} s: {what}")
+
+
+def job_env(home: Path, **more: str) -> dict[str, str]:
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("PET_")}
+    return {
+        **inherited,
+        "PYTHONPATH": SOURCE,
+        "MUSTER_HOME": str(home),
+        "OMP_NUM_THREADS": "1",
+        **more,
+    }
+
+
+@dataclass
+class Job:
+    """One `muster run` and everything that it has started."""
+
+    home: Path
+    folder: Path
+    options: tuple[str, ...] = ("--nodes", "2", "--nproc-per-node", "2")
+    script: tuple[str, ...] = ()
+    command: str = "run"
+    env: dict[str, str] = field(default_factory=dict)
+    prefix: tuple[str, ...] = ()
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> "Job":
+        self.folder.mkdir(exist_ok=True)
+        script = self.script or (LOOP, str(self.folder))
+        argv = [
+            *self.prefix,
+            sys.executable,
+            "-m",
+            "torchmuster",
+            self.command,
+            *self.options,
+            *script,
+        ]
+        with open(self.folder / "stdout", "wb") as out, open(self.folder / "stderr", "wb") as err:
+            self.process = subprocess.Popen(
+                argv,
+                env=job_env(self.home, **self.env),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+        return self
+
+    # What can be seen.
+
+    @property
+    def run_dir(self) -> Path:
+        return next(iter(sorted((self.home / "runs").iterdir())))
+
+    def events(self, name: str | None = None) -> list[dict]:
+        try:
+            lines = (self.run_dir / "events.jsonl").read_text().splitlines()
+        except (OSError, StopIteration):
+            return []
+        found = []
+        for line in lines:
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue
+            if name is None or event["event"] == name:
+                found.append(event)
+        return found
+
+    def result(self) -> dict:
+        return json.loads((self.run_dir / "result.json").read_text())
+
+    def up(self, attempt: int) -> dict[int, tuple[int, float]]:
+        """Return pid and start time of the ranks of an attempt that have reduced."""
+        found = {}
+        for path in self.folder.glob(f"up-{attempt}-*"):
+            pid, at, _ = path.read_text().split()
+            found[int(path.name.rpartition("-")[2])] = (int(pid), float(at))
+        return found
+
+    def world(self, attempt: int) -> int:
+        return int((self.folder / f"up-{attempt}-0").read_text().split()[2])
+
+    def agent_pid(self, node: str) -> int:
+        joined = [e for e in self.events("agent_joined") if e["node"] == node]
+        return joined[-1]["pid"]
+
+    def spawner_pid(self, node: str) -> int:
+        return proc.children_of(self.agent_pid(node))[0]
+
+    def store_pid(self) -> int:
+        ranks = {int(path.read_text().split()[0]) for path in self.folder.glob("up-*")}
+        children = set(proc.children_of(self.spawner_pid("n1")))
+        (store,) = [p for p in children - ranks if proc.is_running(p)]
+        return store
+
+    @property
+    def stderr(self) -> str:
+        return (self.folder / "stderr").read_text()
+
+    @property
+    def stdout(self) -> str:
+        return (self.folder / "stdout").read_text()
+
+    # What can be done.
+
+    def wait_up(self, attempt: int, num: int = 4, timeout_s: float = 60.0) -> dict:
+        def condition():
+            if self.process.poll() is not None:
+                raise AssertionError(f"it ended: {self.process.returncode}\n{self.stderr}")
+            return len(self.up(attempt)) >= num
+
+        wait_for(condition, f"attempt {attempt} of {num} ranks\n{self.tell()}", timeout_s)
+        return self.up(attempt)
+
+    def wait_event(self, name: str, num: int = 1, timeout_s: float = 60.0) -> dict:
+        wait_for(lambda: len(self.events(name)) >= num, f"event {name}\n{self.tell()}", timeout_s)
+        return self.events(name)[num - 1]
+
+    def tell(self) -> str:
+        return "\n".join(map(str, self.events()[-12:]))
+
+    def order(self, rank: int, word: str) -> None:
+        temporary = self.folder / f"tmp-do-{rank}"
+        temporary.write_text(word)
+        temporary.rename(self.folder / f"do-{rank}")
+
+    def stop_workers(self) -> None:
+        (self.folder / "stop").touch()
+
+    def finish(self, timeout_s: float = 60.0) -> int:
+        """Let the workers end and return muster's exit code."""
+        self.stop_workers()
+        return self.wait(timeout_s)
+
+    def wait(self, timeout_s: float = 60.0) -> int:
+        try:
+            return self.process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"muster does not end\n{self.stderr}\n{self.tell()}") from None
+
+    def all_pids(self) -> list[int]:
+        return proc.descendants(self.process.pid)
+
+    def clean_up(self) -> None:
+        if self.process is None:
+            return
+        below = self.all_pids()
+        proc.kill_quietly(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        for pid in below:
+            proc.kill_quietly(pid, signal.SIGCONT)
+            proc.kill_quietly(pid, signal.SIGKILL)

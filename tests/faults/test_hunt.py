@@ -1,0 +1,183 @@
+"""What a hunt for bugs found: each test failed before its mend."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from harness import job_env, wait_for
+
+from torchmuster import proc
+
+pytest.importorskip("torch", reason="the workers need torch (extra `train`)")
+
+WAITING = (
+    "import os, signal, sys, time\n"
+    "folder = sys.argv[1]\n"
+    "signal.signal(signal.SIGINT, lambda *_: open(f'{folder}/caught', 'w').close())\n"
+    "open(f'{folder}/ready', 'w').close()\n"
+    "while not os.path.exists(f'{folder}/stop'):\n"
+    "    time.sleep(0.01)\n"
+)
+
+# As loop.py, without torch: rank 0 dies by the word `kill`; with the word `leave` rank 1 leaves
+# with code 75 and rank 0, once that is over, fails as a collective does.
+LIGHT = (
+    "import os, signal, sys, time\n"
+    "folder, rank = sys.argv[1], os.environ['RANK']\n"
+    "attempt = os.environ['TORCHELASTIC_RESTART_COUNT']\n"
+    "def exists(name):\n"
+    "    return os.path.exists(f'{folder}/{name}')\n"
+    "with open(f'{folder}/tmp-{attempt}-{rank}', 'w') as up:\n"
+    "    up.write(f'{os.getpid()} {time.monotonic()} 2')\n"
+    "os.rename(f'{folder}/tmp-{attempt}-{rank}', f'{folder}/up-{attempt}-{rank}')\n"
+    "while not exists('stop'):\n"
+    "    time.sleep(0.01)\n"
+    "    if attempt == '0' and exists('do-0') and rank == '0':\n"
+    "        os.kill(os.getpid(), signal.SIGKILL)\n"
+    "    if attempt == '0' and exists('do-1') and rank == '1':\n"
+    "        sys.exit(75)\n"
+    "    if attempt == '0' and exists('gone') and rank == '0':\n"
+    "        raise RuntimeError('Connection closed by peer [127.0.0.1]:1')\n"
+)
+
+
+@pytest.fixture
+def light(job, tmp_path):
+    """Return a started job of two nodes whose workers need no torch."""
+    script = tmp_path / "light.py"
+    script.write_text(LIGHT)
+    run = job("--nodes", "2", "--nproc-per-node", "1", "--start", "fresh")
+    run.script = (str(script), str(run.folder))
+    return run.start()
+
+
+def muster(tmp_path, *words, **more):
+    return subprocess.run(
+        [sys.executable, "-m", "torchmuster", *words],
+        env=job_env(tmp_path / "home"), capture_output=True, text=True, timeout=60, check=False,
+        **more,
+    )  # fmt: skip
+
+
+def test_what_the_shell_left_to_us_is_not_killed(tmp_path):
+    script = tmp_path / "hello.py"
+    script.write_text("print('hello')\n")
+    log = tmp_path / "tee.log"
+    line = f"exec {sys.executable} -m torchmuster run --start fresh {script} > >(tee {log}) 2>&1"
+    env = job_env(tmp_path / "home")
+    done = subprocess.run(["bash", "-c", line], env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    wait_for(lambda: "succeeded" in log.read_text(), "the last line in the log")
+    assert "hello" in log.read_text()
+
+
+def test_a_client_that_missed_the_end_does_not_run_the_job_again(job, tmp_path):
+    script = tmp_path / "count.py"
+    script.write_text("import sys\nopen(sys.argv[1] + '/runs', 'a').write('once ')\n")
+    run = job("--start", "fresh")
+    run.script = (str(script), str(run.folder))
+    run.start()
+    client = run.process.pid
+    wait_for(lambda: proc.children_of(client), "the agent")
+    os.kill(client, signal.SIGSTOP)
+    wait_for(lambda: (run.home / "runs").is_dir() and run.events("run_ended"), "the end")
+    wait_for(lambda: not any(map(proc.is_running, proc.children_of(client))), "the agent's end")
+    os.kill(client, signal.SIGCONT)
+    assert run.wait(20) == 0
+    assert (run.folder / "runs").read_text() == "once "
+
+
+def test_echoes_of_a_preemption_spend_no_restart(light):
+    light.wait_up(0, 2)
+    light.order(1, "leave")
+    light.wait_event("worker_ended")
+    (light.folder / "gone").touch()
+    light.wait_up(1, 2)
+    assert light.finish() == 0
+    assert light.result()["restarts_spent"] == 0
+
+
+def test_an_agent_that_dies_before_it_has_called_is_replaced(light):
+    def second():
+        for pid in proc.children_of(light.process.pid):
+            with open(f"/proc/{pid}/cmdline", "rb") as line:
+                if b"--place=1" in line.read():
+                    return pid
+        return None
+
+    os.kill(wait_for(second, "the second agent"), signal.SIGKILL)
+    light.wait_up(0, 2, 20)
+    assert light.finish() == 0
+
+
+def test_a_spawner_that_stands_still_does_not_hold_the_next_attempt(light):
+    light.wait_up(0, 2)
+    os.kill(light.spawner_pid("n2"), signal.SIGSTOP)
+    light.order(0, "kill")
+    light.wait_up(1, 2, 20)
+    assert light.finish() == 0
+
+
+def test_a_second_ctrl_c_cuts_the_grace_short_under_torchrun(job, tmp_path):
+    script = tmp_path / "stubborn.py"
+    script.write_text(WAITING)
+    run = job("--standalone", command="torchrun")
+    run.script = (str(script), str(run.folder))
+    run.start()
+    wait_for((run.folder / "ready").exists, "the worker")
+    os.kill(run.process.pid, signal.SIGINT)
+    wait_for((run.folder / "caught").exists, "the first signal")
+    os.kill(run.process.pid, signal.SIGINT)
+    assert run.wait(10) == 130
+
+
+def test_a_head_that_cannot_start_workers_ends_with_its_own_code(tmp_path):
+    (tmp_path / "torch.py").write_text("raise RuntimeError('broken')\n")
+    (tmp_path / "train.py").touch()
+    done = muster(tmp_path, "torchrun", "--standalone", str(tmp_path / "train.py"))
+    assert done.returncode == 1, done.stderr
+    assert "the head of this run has ended" not in done.stderr
+
+
+def test_input_from_a_file_or_a_pipe_reaches_its_rank_whole(tmp_path):
+    script = tmp_path / "count.py"
+    script.write_text("import sys\nprint(len(sys.stdin.buffer.read()))\n")
+    data = os.urandom(300_000)
+    (tmp_path / "data").write_bytes(data)
+    words = [sys.executable, "-m", "torchmuster", "run", "--start", "fresh", "--stdin", "0"]
+    run = {"env": job_env(tmp_path / "home"), "capture_output": True, "timeout": 60, "check": False}
+    assert subprocess.run([*words, str(script)], input=data, **run).stdout == b"300000\n"
+    with open(tmp_path / "data", "rb") as file:
+        assert subprocess.run([*words, str(script)], stdin=file, **run).stdout == b"300000\n"
+
+
+def test_a_detached_run_has_a_living_owner_from_the_first_moment(tmp_path):
+    script = tmp_path / "waiting.py"
+    script.write_text(WAITING)
+    done = muster(
+        tmp_path, "run", "--detach", "--run-id", "away", "--start", "fresh",
+        str(script), str(tmp_path),
+    )  # fmt: skip
+    owner = json.loads((tmp_path / "home" / "runs" / "away" / "owner.json").read_text())
+    assert done.returncode == 0
+    assert proc.is_running(owner["pid"])
+    (tmp_path / "stop").touch()
+    assert muster(tmp_path, "wait", "away").returncode == 0
+
+
+def test_a_child_that_floods_its_dead_parents_output_does_not_hold_the_end(tmp_path):
+    script = tmp_path / "flood.py"
+    script.write_text("import subprocess\nsubprocess.Popen(['yes'])\nsubprocess.Popen(['yes'])\n")
+    done = muster(tmp_path, "run", "--tee", "none", "--start", "fresh", str(script))
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_spawner_killed_while_it_imports_is_replaced(job):
+    run = job("--nodes", "2", "--nproc-per-node", "1").start()
+    run.wait_event("agent_joined", 2)
+    os.kill(run.spawner_pid("n2"), signal.SIGKILL)
+    run.wait_up(0, 2, 30)
+    assert run.finish() == 0

@@ -1,0 +1,111 @@
+"""Two hosts, each a network namespace, and a link between them that drops."""
+
+import os
+import secrets
+import shutil
+import subprocess
+import time
+
+import pytest
+from harness import LOOP, wait_for
+
+from torchmuster import proc
+
+pytest.importorskip("torch", reason="the workers need torch (extra `train`)")
+pytestmark = pytest.mark.netns
+
+
+def ip(*words):
+    return subprocess.run(["ip", *words], capture_output=True, text=True, check=True).stdout
+
+
+@pytest.fixture
+def hosts():
+    """Yield two namespaces `(name, address)` that see only each other."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("network namespaces need root and iproute2")
+    word = secrets.token_hex(3)
+    names = [f"muster-{word}-a", f"muster-{word}-b"]
+    addresses = ["10.231.77.1", "10.231.77.2"]
+    try:
+        try:
+            for name in names:
+                ip("netns", "add", name)
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"no network namespaces here: {error.stderr}")
+        ip(
+            "link",
+            "add",
+            "eth0",
+            "netns",
+            names[0],
+            "type",
+            "veth",
+            "peer",
+            "eth0",
+            "netns",
+            names[1],
+        )
+        for name, address in zip(names, addresses, strict=True):
+            ip("-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
+            ip("-n", name, "link", "set", "eth0", "up")
+            ip("-n", name, "link", "set", "lo", "up")
+        yield list(zip(names, addresses, strict=True))
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+
+def start_pair(job, hosts, *options):
+    """Start one `muster torchrun` on each host; they share a home and a folder."""
+    (name_a, address), (name_b, _) = hosts
+    pair = []
+    for name in (name_a, name_b):
+        run = job(
+            "--nproc-per-node", "1", "--rdzv-backend", "c10d",
+            "--rdzv-endpoint", f"{address}:29501", *options, command="torchrun",
+        )  # fmt: skip
+        run.prefix = ("nsenter", f"--net=/run/netns/{name}")
+        pair.append(run)
+    head, other = pair
+    other.home = head.home
+    head.script = other.script = (LOOP, str(head.folder))
+    head.start()
+    other.start()
+    return head, other
+
+
+def test_two_hosts_train_over_their_link(job, hosts):
+    head, other = start_pair(job, hosts, "--nnodes", "2")
+    ranks = head.wait_up(0, num=2)
+    assert set(ranks) == {0, 1}
+    head.stop_workers()
+    assert head.wait() == 0
+    assert other.wait() == 0
+    masters = [event["master"] for event in head.events("attempt_started")]
+    assert masters[0].startswith("10.231.77.1:")
+
+
+def test_a_node_that_is_cut_off_is_dead_before_the_next_attempt_and_rejoins(job, hosts):
+    head, other = start_pair(
+        job, hosts, "--nnodes", "1:2", "--max-restarts", "3",
+        "--rdzv-conf", "last_call_timeout=60",
+    )  # fmt: skip
+    first = head.wait_up(0, num=2)
+    cut_off = [p for p, _ in first.values() if p in other.all_pids()]
+    assert len(cut_off) == 1
+    ip("-n", hosts[1][0], "link", "set", "eth0", "down")
+    dropped = time.monotonic()
+    second = head.wait_up(1, num=1, timeout_s=60)
+    assert set(second) == {0}
+    assert second[0][1] - dropped > 10.0
+    assert not proc.is_running(cut_off[0])
+    ip("-n", hosts[1][0], "link", "set", "eth0", "up")
+    wait_for(lambda: head.events("newcomer"), "the node's return", 60)
+    head.order(0, "kill")
+    third = head.wait_up(2, num=2)
+    assert set(third) == {0, 1}
+    head.stop_workers()
+    assert head.wait() == 0
+    assert other.wait() == 0
+    assert "no word from the head" in other.stderr

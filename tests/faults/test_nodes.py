@@ -1,0 +1,251 @@
+"""What a run survives on the side of its nodes: agents, spawners, stores, the head, silence."""
+
+import os
+import signal
+import time
+
+import pytest
+from harness import LOOP, wait_for
+
+from torchmuster import proc
+
+pytest.importorskip("torch", reason="the workers need torch (extra `train`)")
+
+
+def test_a_killed_agent_is_seen_within_a_second_and_its_place_filled(job):
+    run = job().start()
+    first = run.wait_up(0)
+    killed = time.monotonic()
+    os.kill(run.agent_pid("n2"), signal.SIGKILL)
+    run.wait_event("node_lost", timeout_s=10)
+    assert time.monotonic() - killed < 1.0
+    wait_for(lambda: not any(proc.is_running(p) for p, _ in first.values()), "dead workers", 2.0)
+    second = run.wait_up(1)
+    assert set(second) == {0, 1, 2, 3}
+    assert run.finish() == 0
+    assert run.result()["restarts_spent"] == 1
+    assert "n2: its agent has gone" in run.stderr
+
+
+def test_a_killed_spawner_ends_its_workers_and_costs_one_restart(job):
+    run = job().start()
+    first = run.wait_up(0)
+    os.kill(run.spawner_pid("n2"), signal.SIGKILL)
+    killed = time.monotonic()
+    run.wait_event("attempt_failed", timeout_s=10)
+    assert time.monotonic() - killed < 1.0
+    assert not any(proc.is_running(pid) for pid, _ in first.values())
+    run.wait_up(1)
+    assert run.finish() == 0
+    assert "n2: its spawner ended (SIGKILL)" in run.stderr
+
+
+def test_a_killed_store_costs_one_restart(job):
+    run = job().start()
+    run.wait_up(0)
+    os.kill(run.store_pid(), signal.SIGKILL)
+    killed = time.monotonic()
+    run.wait_event("attempt_failed", timeout_s=10)
+    assert time.monotonic() - killed < 1.0
+    run.wait_up(1)
+    assert run.finish() == 0
+    assert "the store of the attempt ended (SIGKILL)" in run.stderr
+
+
+def test_the_heads_loss_ends_all_and_the_engine_starts_the_run_again(job):
+    run = job().start()
+    first = run.wait_up(0)
+    other = run.agent_pid("n2")
+    os.kill(run.agent_pid("n1"), signal.SIGKILL)
+    gone = [other, *(pid for pid, _ in first.values())]
+    wait_for(lambda: not any(proc.is_running(pid) for pid in gone), "the end of all", 5.0)
+    second = run.wait_up(1)
+    assert set(second) == {0, 1, 2, 3}
+    assert run.finish() == 0
+    assert (
+        "the head's agent ended (SIGKILL): all nodes are started again with attempt 1" in run.stderr
+    )
+    assert [e["attempt"] for e in run.events("attempt_started")] == [0, 1]
+    assert run.result()["restarts_spent"] == 1
+
+
+def test_without_an_engine_the_others_end_within_five_seconds_of_the_heads_loss(job, port):
+    common = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}")
+    options = (*common, "--nproc-per-node", "1")
+    head, other = job(*options, command="torchrun"), job(*options, command="torchrun")
+    other.home = head.home
+    head.script = other.script = (LOOP, str(head.folder))
+    head.start()
+    other.start()
+    ranks = head.wait_up(0, num=2)
+    if "joined run" in head.stderr:  # whoever bound the port first is the head
+        head, other = other, head
+    killed = time.monotonic()
+    os.kill(head.process.pid, signal.SIGKILL)
+    assert other.wait(10) == 7
+    assert time.monotonic() - killed < 5.0
+    assert "error: the head of this run has ended" in other.stderr
+    assert not any(proc.is_running(pid) for pid, _ in ranks.values())
+
+
+def test_a_stopped_agent_loses_its_workers_before_the_next_attempt(job):
+    run = job().start()
+    first = run.wait_up(0)
+    agent = run.agent_pid("n2")
+    os.kill(agent, signal.SIGSTOP)
+    stopped = time.monotonic()
+    second = run.wait_up(1, timeout_s=60)
+    started = min(at for _, at in second.values())
+    assert started - stopped > 10.0  # not before its lease could have ended
+    assert not any(proc.is_running(pid) for pid, _ in first.values())
+    os.kill(agent, signal.SIGCONT)
+    wait_for(lambda: not proc.is_running(agent), "the end of the agent that woke", 10.0)
+    said = (run.run_dir / "logs" / "agents" / "n2.log").read_text()
+    assert "the place of n2 is held by another agent" in said
+    assert set(run.up(1)) == {0, 1, 2, 3}
+    assert run.finish() == 0
+
+
+def test_a_stopped_agent_rejoins_when_its_place_is_free(job):
+    run = job("--nodes", "1:2", "--nproc-per-node", "2", "--grow", "--last-call", "30").start()
+    run.wait_up(0)
+    agent = run.agent_pid("n2")
+    os.kill(agent, signal.SIGSTOP)
+    second = run.wait_up(1, num=2, timeout_s=60)
+    assert set(second) == {0, 1}
+    assert run.world(1) == 2
+    os.kill(agent, signal.SIGCONT)
+    third = run.wait_up(2, num=4, timeout_s=30)
+    assert set(third) == {0, 1, 2, 3}
+    assert run.finish() == 0
+    assert run.result()["restarts_spent"] == 1  # growing spends none
+    assert "n2 has come" in run.stderr
+
+
+def test_an_elastic_world_shrinks_at_once_when_a_node_is_lost(job):
+    run = job("--nodes", "1:2", "--nproc-per-node", "2", "--last-call", "30").start()
+    run.wait_up(0)
+    killed = time.monotonic()
+    os.kill(run.agent_pid("n2"), signal.SIGKILL)
+    second = run.wait_up(1, num=2)
+    assert max(at for _, at in second.values()) - killed < 3.0
+    assert run.world(1) == 2
+    assert run.finish() == 0
+    assert "the world shrinks to 1 of 2 nodes" in run.stderr
+
+
+def test_killing_the_client_leaves_no_process_behind(job):
+    run = job().start()
+    run.wait_up(0)
+    run.order(3, "child")
+    below = run.all_pids()
+    workers = [pid for pid, _ in run.up(0).values()]
+    os.kill(run.process.pid, signal.SIGKILL)
+    run.process.wait()
+    wait_for(lambda: not any(proc.is_running(pid) for pid in workers), "dead workers", 2.0)
+    wait_for(lambda: not any(proc.is_running(pid) for pid in below), "nothing left", 6.0)
+
+
+def test_killing_agent_and_spawner_together_leaves_no_worker(job):
+    run = job().start()
+    first = run.wait_up(0)
+    spawner, agent = run.spawner_pid("n2"), run.agent_pid("n2")
+    os.kill(agent, signal.SIGKILL)
+    os.kill(spawner, signal.SIGKILL)
+    wait_for(lambda: not any(proc.is_running(p) for p, _ in first.values()), "dead workers", 2.0)
+    run.wait_up(1)
+    assert run.finish() == 0
+
+
+def test_a_missing_node_is_named_within_five_seconds_and_an_error_in_the_end(job, port):
+    began = time.monotonic()
+    run = job(
+        "--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}",
+        "--rdzv-conf", "join_timeout=8", command="torchrun",
+    ).start()  # fmt: skip
+    wait_for(lambda: "waiting for 1 of 2 nodes" in run.stderr, "the line", 5.5)
+    assert time.monotonic() - began < 5.5
+    assert "no agent has called" in run.stderr
+    assert run.wait(30) == 6
+    assert "error: only 1 of 2 nodes came within 8 s" in run.stderr
+
+
+def test_a_second_agent_for_a_place_is_refused_and_the_run_goes_on(job):
+    run = job().start()
+    run.wait_up(0)
+    code, said = call_in(run, place=1)
+    assert code == 8
+    assert "the place of n2 is held by another agent" in said
+    assert run.finish() == 0
+    assert "refused an agent from n2" in run.stderr
+
+
+def call_in(run, *, place, secret=None):
+    """Start one more agent by hand; return its exit code and what it said."""
+    import json
+    import shutil
+    import subprocess
+    import sys
+    from pathlib import Path
+
+    from harness import SOURCE, job_env
+
+    stranger = run.folder / f"stranger-{place}-{bool(secret)}"
+    stranger.mkdir()
+    for name in ("plan.json", "secret"):
+        shutil.copy(run.run_dir / name, stranger / name)
+    if secret is not None:
+        (stranger / "secret").write_text(secret)
+    head = json.loads((run.run_dir / "head.json").read_text())
+    agent = Path(SOURCE) / "torchmuster" / "agent" / "__main__.py"
+    argv = [sys.executable, "-I", "-S", str(agent), f"--run-dir={stranger}", f"--place={place}"]
+    argv.append(f"--head={head['host']}:{head['port']}")
+    done = subprocess.run(argv, env=job_env(run.home), timeout=30, check=False)
+    return done.returncode, (stranger / "logs" / "agents" / "n2.log").read_text()
+
+
+def test_an_agent_with_another_secret_is_refused_and_the_run_goes_on(job):
+    run = job().start()
+    run.wait_up(0)
+    code, said = call_in(run, place=1, secret="00" * 32)
+    assert code == 8
+    assert "refused this agent" in said
+    assert "another secret" in said
+    assert run.finish() == 0
+    assert "it has another secret; the run goes on" in run.stderr
+
+
+def test_garbage_at_the_door_does_not_disturb_the_run(job):
+    import json
+    import socket
+
+    run = job().start()
+    run.wait_up(0)
+    head = json.loads((run.run_dir / "head.json").read_text())
+    address = (head["host"], head["port"])
+    agent = run.agent_pid("n1")
+    before = resident_bytes(agent)
+    half_open = [socket.create_connection(address) for _ in range(50)]
+    for number in range(10_000):
+        with socket.create_connection(address) as caller:
+            caller.send(b"GET / HTTP/1.1\r\n\r\n" if number % 2 else b"\xff\xff\xff\xff" * 16)
+    for caller in half_open:
+        caller.close()
+    assert resident_bytes(agent) - before < 20 << 20
+    assert len(run.events("attempt_started")) == 1
+    run.order(1, "kill")  # the channel still works
+    run.wait_up(1)
+    assert run.finish() == 0
+
+
+def resident_bytes(pid):
+    with open(f"/proc/{pid}/statm") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_the_agent_is_small(job):
+    run = job().start()
+    run.wait_up(0)
+    assert resident_bytes(run.agent_pid("n1")) < 40 << 20
+    assert resident_bytes(run.agent_pid("n2")) < 40 << 20
+    assert run.finish() == 0

@@ -1,0 +1,150 @@
+"""What workers print: never torn, never lost silently, never in the way."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+from harness import job_env, wait_for
+
+pytest.importorskip("torch", reason="the workers need torch (extra `train`)")
+
+
+def write(tmp_path, text):
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    return str(script)
+
+
+def test_a_hundred_megabytes_reach_the_log_and_not_the_agents_memory(job, tmp_path):
+    script = write(
+        tmp_path,
+        "import os, sys, time\n"
+        "line = b'x' * 99 + b'\\n'\n"
+        "for _ in range(1000):\n"
+        "    sys.stdout.buffer.write(line * 1000)\n"
+        "sys.stdout.flush()\n"
+        "open(sys.argv[1], 'w').close()\n"
+        "while not os.path.exists(sys.argv[1] + '.go'):\n"
+        "    time.sleep(0.01)\n",
+    )
+    gate = tmp_path / "gate"
+    run = job(script=(script, str(gate)))
+    run.options = ()
+    run.start()
+    wait_for(gate.exists, "the whole output", 120)
+    log = run.run_dir / "logs/main/train/attempt-0/rank-0.log"
+    wait_for(lambda: log.stat().st_size == 100_000_000, "the log", 60)
+    with open(f"/proc/{run.agent_pid('n1')}/statm") as statm:
+        assert int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") < 100 << 20
+    (tmp_path / "gate.go").touch()
+    assert run.wait() == 0
+    shown = run.stdout.count("\n")
+    assert 0 < shown <= 1_000_000
+    assert shown == 1_000_000 or "lines are not shown here" in run.stderr
+
+
+def test_lines_of_several_ranks_are_whole_and_prefixed(job, tmp_path):
+    script = write(
+        tmp_path,
+        "import os, sys\n"
+        "rank = os.environ['RANK']\n"
+        "for number in range(2000):\n"
+        "    sys.stdout.write(f'{rank}:{number}:')\n"
+        "    sys.stdout.flush()\n"
+        "    sys.stdout.write('y' * 50 + '\\n')\n",
+    )
+    run = job("--nodes", "2", "--nproc-per-node", "2", "--tee", "all", script=(script,)).start()
+    assert run.wait() == 0
+    seen = {rank: [] for rank in "0123"}
+    for line in run.stdout.splitlines():
+        prefix, rank, number, rest = re.fullmatch(r"\[rank (\d)\] (\d):(\d+):(y+)", line).groups()
+        assert rank == prefix
+        assert rest == "y" * 50
+        seen[rank].append(int(number))
+    assert all(numbers == list(range(2000)) for numbers in seen.values())
+
+
+def test_standard_streams_stay_apart(job, tmp_path):
+    script = write(tmp_path, "import sys\nprint('out')\nprint('err', file=sys.stderr)\n")
+    run = job(script=(script,))
+    run.options = ()
+    run.start()
+    assert run.wait() == 0
+    assert run.stdout == "out\n"
+    assert "err\n" in run.stderr
+    log = run.run_dir / "logs/main/train/attempt-0/rank-0.log"
+    assert sorted(log.read_text().splitlines()) == ["err", "out"]
+
+
+def test_tee_none_shows_nothing_of_the_ranks(job, tmp_path):
+    run = job("--tee", "none", script=(write(tmp_path, "print('out')\n"),)).start()
+    assert run.wait() == 0
+    assert run.stdout == ""
+
+
+def test_a_slow_terminal_loses_lines_and_never_holds_the_run(job, tmp_path):
+    script = write(tmp_path, "for n in range(400_000):\n    print('z' * 60)\nprint('end')\n")
+    read_fd, write_fd = os.pipe()
+    client = subprocess.Popen(
+        [sys.executable, "-m", "torchmuster", "run", script],
+        env=job_env(tmp_path / "home"), stdin=subprocess.DEVNULL,
+        stdout=write_fd, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    os.close(write_fd)
+    try:
+        # Nobody reads the pipe: the run must reach its end all the same.
+        results = tmp_path / "home" / "runs"
+        wait_for(lambda: list(results.glob("*/result.json")), "the result", 60)
+    finally:
+        os.close(read_fd)
+        client.send_signal(signal.SIGKILL)
+        client.wait()
+
+
+@pytest.mark.netns
+def test_a_full_disk_loses_logs_is_said_and_the_job_goes_on(job, tmp_path):
+    script = write(
+        tmp_path,
+        "for n in range(300_000):\n    print('w' * 60)\nprint('the end')\n",
+    )
+    home = tmp_path / "small"
+    home.mkdir()
+    run = job(script=(script,))
+    run.options = ("--tee", "none")
+    run.home = home
+    mount = f"mount -t tmpfs -o size=6m tmpfs {home}"
+    # A mount of its own, in a namespace that ends with the run; the result is copied out.
+    copy = f'cp -r {home}/runs "{tmp_path}/kept"'
+    run.prefix = (
+        "unshare",
+        "-m",
+        "sh",
+        "-c",
+        f'{mount} && "$@"; code=$?; {copy}; exit $code',
+        "sh",
+    )
+    if os.geteuid() != 0:
+        pytest.skip("a private mount needs root")
+    run.start()
+    assert run.wait() == 0, run.stderr
+    assert "logs are being lost on n1: No space left on device; the job goes on" in run.stderr
+    assert "log lines lost" in run.stderr
+
+
+def test_a_run_directory_that_becomes_read_only_does_not_stop_the_job(job):
+    if os.geteuid() == 0:
+        pytest.skip("root writes into read-only folders")
+    run = job().start()
+    run.wait_up(0)
+    logs = run.run_dir / "logs/main/train"
+    logs.chmod(0o500)
+    try:
+        run.order(1, "kill")
+        run.wait_up(1)
+        assert run.finish() == 0
+        assert "logs are being lost" in run.stderr
+    finally:
+        logs.chmod(0o700)

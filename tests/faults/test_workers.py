@@ -1,0 +1,147 @@
+"""What a run survives on the side of its workers: 2 nodes x 2 workers, real processes."""
+
+import signal
+import time
+
+import pytest
+from harness import wait_for
+
+from torchmuster import proc
+
+pytest.importorskip("torch", reason="the workers need torch (extra `train`)")
+
+
+@pytest.mark.parametrize(
+    ("word", "rank", "what"),
+    [
+        ("kill", 3, "SIGKILL in rank 3 on n2"),
+        ("kill", 0, "SIGKILL in rank 0 on n1"),
+        ("segv", 1, "SIGSEGV in rank 1 on n1"),
+        ("raise", 2, "ValueError: bad batch in rank 2 on n2"),
+        ("exit", 0, "exit code 3 in rank 0 on n1"),
+    ],
+)
+def test_next_attempt_starts_on_all_nodes_within_a_second(job, word, rank, what):
+    run = job().start()
+    first = run.wait_up(0)
+    run.order(rank, word)
+    second = run.wait_up(1)
+    assert set(second) == {0, 1, 2, 3}
+    assert not any(proc.is_running(pid) for pid, _ in first.values())
+    assert run.finish() == 0
+    failed = run.events("attempt_failed")
+    assert [f["what"] for f in failed] == [what]
+    assert run.events("workers_started")[1]["restart_s"] < 1.0
+    assert run.result()["restarts_spent"] == 1
+
+
+def test_signals_never_count_as_the_same_bug_and_all_restarts_are_spent(job):
+    run = job("--nodes", "2", "--nproc-per-node", "2", "--max-restarts", "2").start()
+    for attempt in range(3):
+        run.wait_up(attempt)
+        run.order(2, "kill")
+    assert run.wait() == 128 + signal.SIGKILL
+    assert len(run.events("attempt_failed")) == 3
+    assert "error: rank 2 was ended by SIGKILL" in run.stderr
+    assert "rank 2 of 4 on n2, attempt 2" in run.stderr
+    assert "all 2 restarts are spent" in run.stderr
+    assert run.result()["report"]["error"] == "rank 2 was ended by SIGKILL"
+
+
+def test_the_same_exception_from_the_same_line_is_not_tried_a_third_time(job, tmp_path):
+    script = tmp_path / "bug.py"
+    script.write_text("import torch\n\nbatch = [1]\nprint(batch[2])\n")
+    run = job(script=(str(script),)).start()
+    assert run.wait() == 1
+    assert len(run.events("attempt_started")) == 2
+    assert "raised IndexError: list index out of range" in run.stderr
+    assert f"at: {script}:4, rank " in run.stderr
+    assert "failed twice in the same place" in run.stderr
+
+
+def test_the_same_exit_code_twice_within_five_seconds_is_not_tried_a_third_time(job, tmp_path):
+    script = tmp_path / "bug.py"
+    script.write_text("import os\n\nif os.environ['RANK'] == '1':\n    os._exit(9)\n")
+    run = job(script=(str(script),)).start()
+    assert run.wait() == 9
+    assert len(run.events("attempt_started")) == 2
+    assert "error: rank 1 ended with exit code 9" in run.stderr
+
+
+def test_an_early_end_is_said_and_named_as_the_cause(job):
+    run = job("--nodes", "2", "--nproc-per-node", "2", "--max-restarts", "0").start()
+    run.wait_up(0)
+    run.order(1, "zero")
+    assert run.wait() == 1
+    assert "error: rank 1 ended with exit code 0 while rank" in run.stderr
+    assert "the likely cause" in run.stderr
+
+
+def test_a_rank_that_leaves_early_without_harm_is_said_within_five_seconds(job, tmp_path):
+    script = tmp_path / "uneven.py"
+    script.write_text(
+        "import os, sys, time\n"
+        "while os.environ['RANK'] != '2' and not os.path.exists(sys.argv[1]):\n"
+        "    time.sleep(0.01)\n"
+    )
+    gate = tmp_path / "gate"
+    run = job(script=(str(script), str(gate))).start()
+    run.wait_event("worker_ended")
+    began = time.monotonic()
+    run.wait_event("early_end", timeout_s=10)
+    assert time.monotonic() - began < 5.0
+    wait_for(lambda: "rank 2 ended with exit code 0 while 3 others run" in run.stderr, "the line")
+    gate.touch()
+    assert run.wait() == 0
+
+
+def test_code_75_is_a_preemption_and_spends_no_restart(job):
+    run = job("--nodes", "2", "--nproc-per-node", "2", "--max-restarts", "0").start()
+    run.wait_up(0)
+    for rank in range(4):
+        run.order(rank, "preempted")
+    run.wait_up(1)
+    assert run.finish() == 0
+    result = run.result()
+    assert (result["attempts"], result["restarts_spent"]) == (2, 0)
+    assert "was preempted (exit code 75)" in run.stderr
+
+
+def test_a_kill_for_want_of_memory_is_told_with_the_kernels_evidence(job, tmp_path, memory_cgroup):
+    script = tmp_path / "hungry.py"
+    script.write_text(
+        "import os\n"
+        "hoard = []\n"
+        "while os.environ['RANK'] == '1':\n"
+        "    hoard.append(bytearray(32 << 20))\n"
+        "    hoard[-1][::4096] = b'x' * len(hoard[-1][::4096])\n"
+    )
+    run = job("--nproc-per-node", "2", "--max-restarts", "0", script=(str(script),))
+    run.env["OPENBLAS_NUM_THREADS"] = "1"
+    memory_cgroup(run)
+    assert run.wait(120) == 137
+    assert "rank 1 was ended by SIGKILL for want of memory" in run.stderr
+    assert "hint: lower the batch size" in run.stderr
+
+
+def test_what_a_worker_started_is_gone_with_its_attempt(job):
+    run = job().start()
+    run.wait_up(0)
+    run.order(3, "child")
+
+    def sleepers():
+        found = []
+        for pid in run.all_pids():
+            try:
+                with open(f"/proc/{pid}/cmdline", "rb") as cmdline:
+                    if cmdline.read() == b"sleep\x00987654\x00":
+                        found.append(pid)
+            except OSError:
+                continue
+        return found
+
+    (sleeper,) = wait_for(sleepers, "the worker's child")
+    run.order(0, "kill")
+    run.wait_up(1)
+    assert not proc.is_running(sleeper)
+    assert run.finish() == 0

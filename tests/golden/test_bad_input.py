@@ -1,0 +1,295 @@
+"""Every message on bad input, word for word: what the real program prints, and that it does nothing.
+
+The files in `bad_input/` are transcripts: the command, what it printed on standard error, its exit
+code. `pytest tests/golden --update-golden` writes them again; read the difference as a user would.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = str(Path(__file__).parents[2] / "src")
+RUN_ID = re.compile(r"\d{8}-\d{6}-([A-Za-z0-9-]+)-[0-9a-f]{4}")
+
+# Name of the golden file: command line. Exit code 2 unless `EXIT_CODES` says another.
+COMMANDS = {
+    # The command itself.
+    "no_script": "run",
+    "misspelled_command": "runn train.py",
+    "unknown_command": "fly",
+    "script_as_command": "train.py",
+    "argument_too_many": "ps train.py",
+    # The script.
+    "unknown_script_with_near_miss": "run trian.py --epochs 3",
+    "unknown_script": "run prepare_data.py",
+    "script_is_a_directory": "run data",
+    "script_is_a_package": "run package",
+    # Numbers.
+    "no_workers": "run --nproc-per-node 0 train.py",
+    "negative_workers": "run --nproc-per-node -2 train.py",
+    "no_number_of_workers": "run --nproc-per-node gpus train.py",
+    "workers_for_other_nodes": "run --nodes 3 --nproc-per-node 4,2 train.py",
+    "a_worker_on_each_gpu_without_gpus": "run --nproc-per-node gpu train.py",
+    "no_nodes": "run --nodes 0 train.py",
+    "nodes_the_wrong_way_round": "run --nodes 3:2 train.py",
+    "no_number_of_nodes": "run --nodes two train.py",
+    "too_many_nodes": "run --nodes 1000000 train.py",
+    "negative_restarts": "run --max-restarts -1 train.py",
+    "no_number_of_restarts": "run --max-restarts many train.py",
+    "stdin_for_nobody": "run --nproc-per-node 2 --stdin 2 train.py",
+    # Words.
+    "bad_durations": "run --grace soon --join-timeout 10x --last-call -3 train.py",
+    "bad_choice": "run --tee some train.py",
+    "missing_interpreter": "run --python /no/such/python train.py",
+    "interpreter_with_open_quotation": 'run --python "python -c \'x" train.py',
+    "unknown_engine": "run --on slurm train.py",
+    "bad_run_id": "run --run-id ../train train.py",
+    "existing_run_directory": "run --run-id mine train.py",
+    "several_mistakes_at_once": (
+        "run --on slurm --run-id a/b --nodes 3:2 --nproc-per-node 0 --grace soon"
+        " --max-restarts -3 --python nope trian.py"
+    ),
+    # Options that are not ours.
+    "misspelled_option": "run --node 2 train.py",
+    "option_with_underscores": "run --nproc_per_node 2 train.py",
+    "option_with_underscores_and_value": "run --max_restarts=3 train.py",
+    "unknown_option": "run --frobnicate train.py",
+    "unknown_short_option": "run -x train.py",
+    "option_without_value": "run --nodes",
+    "torchrun_s_nnodes": "run --nnodes 2 train.py",
+    "torchrun_s_endpoint": "run --rdzv_endpoint n1:29500 train.py",
+    "torchrun_s_standalone": "run --standalone train.py",
+    "torchrun_s_node_rank": "run --node_rank=1 train.py",
+    "torchrun_s_start_method": "run --start-method fork train.py",
+    "torchrun_s_log_dir": "run --log-dir logs train.py",
+    # Runs that are not there.
+    "status_of_an_unknown_run": "status 20270101",
+    "logs_of_an_unknown_run": "logs 20270101",
+    "wait_for_an_unknown_run": "wait 20270101",
+    "cancel_an_unknown_run": "cancel 20270101",
+    "status_of_a_misspelled_run": "status digist-1",
+    "status_of_an_ambiguous_run": "status digits",
+    "status_of_nothing": "status ''",
+    "status_of_a_folder_that_is_no_run": "status $TMP/work",
+    "cancel_without_a_run": "cancel",
+    "wait_for_a_run_whose_owner_has_gone": "wait mine",
+    "logs_before_there_are_any": "logs mine",
+    "logs_of_an_unknown_attempt": "logs --attempt 7 digits-1",
+    "logs_of_an_unknown_rank": "logs --rank 7 digits-1",
+    "logs_of_a_negative_rank": "logs --rank -1 digits-1",
+    # torchrun's line.
+    "torchrun_without_script": "torchrun --nnodes 2",
+    "torchrun_option_without_value": "torchrun --nnodes",
+    "torchrun_misspelled_option": "torchrun --nproc_per_nodes 2 train.py",
+    "torchrun_unknown_option": "torchrun --frobnicate train.py",
+    "torchrun_unknown_script": "torchrun --nproc_per_node 2 trian.py",
+    "torchrun_refused_options": (
+        "torchrun --event-log-handler x --logs-specs x --numa-binding node"
+        " --duplicate-stdout-filters x --duplicate-stderr-filters x train.py"
+    ),
+    "torchrun_numbers": (
+        "torchrun --nnodes 3:2 --nproc_per_node 2,2 --max_restarts -1 --node_rank x train.py"
+    ),
+    "torchrun_no_workers": "torchrun --nproc_per_node 0 train.py",
+    "torchrun_misspelled_workers": "torchrun --nproc_per_node gpus train.py",
+    "torchrun_gpu_without_gpus": "torchrun --nproc_per_node gpu train.py",
+    "torchrun_xpu": "torchrun --nproc_per_node xpu train.py",
+    "torchrun_unknown_backend": "torchrun --rdzv_backend etcd-v2 train.py",
+    "torchrun_c10d_without_endpoint": "torchrun --nnodes 2 --rdzv_backend c10d train.py",
+    "torchrun_empty_host": (
+        "torchrun --nnodes 2 --rdzv_backend c10d --rdzv_endpoint :29500 train.py"
+    ),
+    "torchrun_empty_master": "torchrun --nnodes 2 --node_rank 1 --master_addr '' train.py",
+    "torchrun_bad_port": (
+        "torchrun --nnodes 2 --rdzv_backend c10d --rdzv_endpoint n1:295000 train.py"
+    ),
+    "torchrun_node_rank_outside": "torchrun --nnodes 2 --node_rank 2 train.py",
+    "torchrun_streams_and_signals": (
+        "torchrun -r x --tee 9 --local-ranks-filter a --signals-to-handle SIGFOO,SIGKILL train.py"
+    ),
+    "torchrun_durations": (
+        "torchrun --shutdown-timeout x --rdzv_conf join_timeout=y,last_call_timeout=z,w train.py"
+    ),
+    "torchrun_module_and_command": "torchrun -m --no-python train.py",
+    "torchrun_missing_secret": "torchrun --rdzv_conf secret_file=$TMP/work/none train.py",
+    "torchrun_open_secret": "torchrun --rdzv_conf secret_file=$TMP/work/open_secret train.py",
+    "torchrun_short_secret": "torchrun --rdzv_conf secret_file=$TMP/work/short_secret train.py",
+}
+EXIT_CODES = {
+    "logs_before_there_are_any": 4,
+    "logs_of_an_unknown_attempt": 4,
+    "logs_of_an_unknown_rank": 4,
+    "torchrun_missing_secret": 3,
+    "wait_for_a_run_whose_owner_has_gone": 1,
+    **{
+        name: 4
+        for name in COMMANDS
+        if name.startswith(("status_of", "logs_of_an_unknown_run", "wait_for_an", "cancel_an"))
+    },
+}
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A working directory and a MUSTER_HOME with two runs, one of them without a living owner."""
+    work, home = tmp_path / "work", tmp_path / "home"
+    for folder in ("data", "package"):
+        (work / folder).mkdir(parents=True)
+    for name in ("train.py", "package/__main__.py"):
+        (work / name).write_text("raise SystemExit('this must never run')\n")
+    for name, mode, text in (("open_secret", 0o644, "ab" * 32), ("short_secret", 0o600, "ab")):
+        (work / name).write_text(text)
+        (work / name).chmod(mode)
+    for name in ("digits-1", "digits-2", "mine"):
+        (home / "runs" / name).mkdir(parents=True)
+    logs = home / "runs" / "digits-1" / "logs" / "main" / "train" / "attempt-0"
+    logs.mkdir(parents=True)
+    for rank in (0, 1):
+        (logs / f"rank-{rank}.log").write_text("a line\n")
+    return tmp_path
+
+
+def muster(place, words, *, before=(), **environment):
+    """Run the real program and return how it ended."""
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PET_", "TORCH", "MUSTER")) and name != "OMP_NUM_THREADS"
+    }
+    home = {"MUSTER_HOME": str(place / "home"), "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": SOURCE}
+    return subprocess.run(
+        [*before, sys.executable, "-m", "torchmuster", *words],
+        cwd=place / "work",
+        env={**inherited, **home, **environment},
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=60,
+    )
+
+
+def transcript(place, shown, done):
+    """Return what a golden file holds: command, standard error, exit code."""
+    stderr = done.stderr.replace(str(place), "$TMP").replace(sys.executable, "$PYTHON")
+    stderr = RUN_ID.sub(r"$TIME-\1-$RANDOM", stderr)
+    return f"$ muster {shown}\n{stderr}exit {done.returncode}\n"
+
+
+def all_files(folder):
+    return sorted((str(path), path.stat().st_mtime_ns) for path in folder.rglob("*"))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_bad_input_is_answered_in_these_words_and_nothing_is_done(name, place, golden):
+    shown = COMMANDS[name]
+    before = all_files(place)
+
+    done = muster(place, shlex.split(shown.replace("$TMP", str(place))))
+
+    assert done.stdout == ""
+    assert done.returncode == EXIT_CODES.get(name, 2)
+    assert all_files(place) == before
+    golden(f"bad_input/{name}.txt", transcript(place, shown, done))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_message_has_the_form_of_a_message(name):
+    text = (Path(__file__).parent / "bad_input" / f"{name}.txt").read_text()
+    blocks = "".join(text.splitlines(keepends=True)[1:-1]).rstrip("\n").split("\n\n")
+
+    for block in blocks:
+        lines = block.split("\n")
+        heads = [line.split(":")[0] for line in lines if not line.startswith("    ")]
+        assert heads == [h for h in ("error", "  at", "  because", "hint") if h in heads]
+        assert lines[0].startswith("error: ")
+        assert not lines[0].endswith(".")
+        assert len(lines) > 1, "an error alone helps nobody"
+
+
+# Messages about the place rather than the words.
+
+OTHER_PLACES = {
+    "home_that_can_t_be_made": ("run train.py", "/dev/null/x"),
+    "home_with_a_file_in_the_way": ("run train.py", "$TMP/work/train.py"),
+    "torchrun_home_that_can_t_be_made": ("torchrun --standalone train.py", "/dev/null/x"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_PLACES)
+def test_a_home_that_can_t_be_used_is_an_error_before_anything_starts(name, place, golden):
+    shown, home = OTHER_PLACES[name]
+    before = all_files(place)
+
+    done = muster(place, shlex.split(shown), MUSTER_HOME=home.replace("$TMP", str(place)))
+
+    assert (done.returncode, done.stdout) == (3, "")
+    assert all_files(place) == before
+    golden(f"bad_input/{name}.txt", transcript(place, f"{shown}  # MUSTER_HOME={home}", done))
+
+
+def test_a_full_disk_is_an_error_before_anything_starts(place, golden):
+    if os.getuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("a private mount needs root and unshare(1)")
+    script = (
+        'mount -t tmpfs -o size=64k none "$0" || exit 98; "$@"; code=$?;'
+        ' test -z "$(ls -A "$0/runs")" || exit 99; exit $code'
+    )
+    before = ["unshare", "-m", "sh", "-c", script, str(place / "home")]
+    tried = subprocess.run(
+        [*before, "mkdir", str(place / "home" / "runs")], capture_output=True, text=True
+    )
+    if tried.returncode != 0:
+        pytest.skip(f"a private mount is not allowed here: {tried.stderr.strip()}")
+
+    done = muster(place, ["run", "--run-id", "full", "train.py"], before=before)
+
+    assert (done.returncode, done.stdout) == (3, "")
+    golden("bad_input/home_on_a_full_disk.txt", transcript(place, "run train.py", done))
+
+
+def test_a_port_that_is_taken_is_an_error_of_the_head(place, golden):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        shown = "torchrun --nnodes 2 --node_rank 0 --master_port $PORT train.py"
+        before = all_files(place)
+
+        done = muster(place, shlex.split(shown.replace("$PORT", port)))
+
+    assert (done.returncode, done.stdout) == (2, "")
+    assert all_files(place) == before
+    text = transcript(place, shown, done).replace(port, "$PORT")
+    golden("bad_input/torchrun_port_taken.txt", text)
+
+
+def test_a_working_directory_that_is_gone_is_an_error(place, golden):
+    shown = "run train.py"
+    script = 'rm -r "$0" && exec "$@"'
+
+    done = muster(place, shlex.split(shown), before=["sh", "-c", script, str(place / "work")])
+
+    assert (done.returncode, done.stdout) == (2, "")
+    text = transcript(place, f"{shown}  # in a folder that was removed", done)
+    golden("bad_input/working_directory_gone.txt", text)
+
+
+def test_colour_is_for_terminals_alone(place):
+    assert "\x1b" not in muster(place, ["run", "trian.py"], TERM="xterm-256color").stderr
+
+
+def test_no_golden_file_is_left_over_from_a_message_that_is_gone():
+    files = {path.stem for path in (Path(__file__).parent / "bad_input").glob("*.txt")}
+
+    assert files == COMMANDS.keys() | OTHER_PLACES.keys() | {
+        "torchrun_port_taken",
+        "working_directory_gone",
+        "home_on_a_full_disk",
+    }

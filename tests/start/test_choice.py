@@ -1,0 +1,118 @@
+"""Forked or fresh: which is chosen, what is said, and what is imported before the fork."""
+
+import json
+import sys
+
+import pytest
+
+from start.ways import FORKED, Place, Workers, together
+
+PYTHON = (sys.executable, "-S")  # without torch, so that a spawner starts at once
+FALLS_BACK = "workers are started as fresh interpreters, not forked: "
+SAYS_HOW = """
+import json, os, sys
+started = {"forked": "spawner" in open("/proc/self/cmdline").read().split("\\0")}
+started["torch"] = "torch" in sys.modules
+started["numpy"] = "numpy" in sys.modules
+"""
+ONE = ("--nproc-per-node", "1")
+
+
+def notices(place: Place) -> set[str]:
+    """Return the sentences that the run had for its user."""
+    return {event["text"] for event in place.events("notice")}
+
+
+@pytest.fixture(autouse=True)
+def _needs_torch():
+    pytest.importorskip("torch", reason="the choice depends on what torch does")
+
+
+def test_a_script_that_sets_what_torch_reads_is_started_fresh_and_one_line_says_so(place):
+    place.write(
+        "prog.py",
+        "import os\n"
+        'os.environ["OMP_NUM_THREADS"] = "1"\n'
+        f"{SAYS_HOW}"
+        "import torch\n"
+        'started["threads"] = torch.get_num_threads()\n'
+        "print(json.dumps(started))\n",
+    )
+    done = place.muster("prog.py", options=ONE)
+    assert done.facts() == {"forked": False, "torch": False, "numpy": False, "threads": 1}
+    why = "the script sets OMP_NUM_THREADS, which is read while torch is imported"
+    assert notices(place) == {FALLS_BACK + why}
+
+
+def test_an_import_that_starts_a_thread_makes_workers_fresh_and_one_line_says_so(place):
+    place.write(
+        "busy.py",
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n",
+    )
+    place.write("prog.py", f"{SAYS_HOW}print(json.dumps(started))\n")
+    options = (*ONE, "--preload", "busy", "--python", " ".join(PYTHON))
+    assert place.muster("prog.py", options=options).code == 0
+    started = {"forked": False, "torch": False, "numpy": False}
+    assert json.loads(place.log(0, 0)) == started
+    why = "the imports started a second thread in the spawner"
+    assert notices(place) == {FALLS_BACK + why}
+
+
+def test_fork_and_fresh_are_obeyed_without_a_word(place):
+    place.write(
+        "prog.py",
+        f"{SAYS_HOW}os.environ['OMP_NUM_THREADS'] = '3'\nprint(json.dumps(started))\n",
+    )
+    ways = ("fork", "fresh")
+    together(
+        *(
+            lambda way=way: place.muster("prog.py", options=(*ONE, "--start", way, "--run-id", way))
+            for way in ways
+        )
+    )
+    started = {way: json.loads(place.log(0, 0, run=way)) for way in ways}
+    assert started == {
+        "fork": {"forked": True, "torch": True, "numpy": True},
+        "fresh": {"forked": False, "torch": False, "numpy": False},
+    }
+    assert notices(place) == set()
+
+
+def test_preloaded_modules_are_imported_once_before_the_fork(place):
+    place.write("beside/mine.py", "import os\nPID = os.getpid()\nprint('mine is imported')\n")
+    place.write("beside/prog.py", f"{SAYS_HOW}import mine\nprint(mine.PID == os.getppid())\n")
+    options = ("--nproc-per-node", "2", "--tee", "all", "--preload", "mine", "--preload", "numpy")
+    done = place.muster("beside/prog.py", options=options)
+    assert done.code == 0, done.stderr
+    ranks = sorted(line for line in done.stdout.splitlines() if line.startswith("[rank "))
+    assert ranks == ["[rank 0] True", "[rank 1] True"]
+    assert done.stdout.count("mine is imported") == 1
+    assert "mine" not in place.log(0, 0)
+
+
+def test_a_job_without_torch_is_forked_too(place):
+    place.write("prog.py", f"{SAYS_HOW}print(json.dumps(started))\n")
+    with Workers(place, "prog.py", python=PYTHON, preload=["json"]) as workers:
+        assert (workers.ready["forks"], workers.ready["torch"]) == (True, None)
+        assert workers.run().facts() == {"forked": True, "torch": False, "numpy": False}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "preload", "why"),
+    [
+        (
+            "torch.py",
+            "raise RuntimeError('broken')",
+            [],
+            "`import torch` failed: RuntimeError: broken",
+        ),
+        ("torch.py", "import absent", [], "`import torch` failed: No module named 'absent'"),
+        ("mine.py", "1 / 0", ["mine"], "--preload mine: ZeroDivisionError: division by zero"),
+        ("mine.py", "", ["mime"], "--preload mime: ModuleNotFoundError: No module named 'mime'"),
+    ],
+)
+def test_an_import_that_fails_before_the_fork_is_told(place, name, text, preload, why):
+    place.write("prog.py", "")
+    place.write(name, text)
+    with Workers(place, "prog.py", way=FORKED, python=PYTHON, preload=preload) as workers:
+        assert (workers.ready["ev"], workers.ready["why"]) == ("refused", why)

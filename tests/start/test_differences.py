@@ -1,0 +1,203 @@
+"""The closed list of docs/start.md: each entry is true, and there is no other."""
+
+import os
+import pty
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from start.ways import FORKED, FRESH, PLAIN, Workers, together
+
+DOCS = Path(__file__).parents[2] / "docs" / "start.md"
+PYTHON = (sys.executable, "-S")  # without torch, so that a spawner starts at once
+both = pytest.mark.parametrize("way", [FORKED, FRESH])
+
+
+def test_the_list_in_the_docs_has_exactly_the_tests_of_this_file():
+    listed = re.findall(r"^ *<!-- (test_\w+) -->$", DOCS.read_text(), re.MULTILINE)
+    entries = re.findall(r"^\d+\. \*\*", DOCS.read_text(), re.MULTILINE)
+    here = [name for name in globals() if name.startswith("test_")]
+    assert here[1:] == listed
+    assert len(entries) == len(listed)
+
+
+@both
+def test_standard_output_is_line_buffered(facts, way):
+    assert facts[PLAIN]["stdout: line_buffering"] is False
+    assert facts[way]["stdout: line_buffering"] is True
+
+
+def test_the_standard_streams_are_no_terminal(place):
+    place.write(
+        "prog.py",
+        "import sys\nprint([s.isatty() for s in (sys.stdin, sys.stdout, sys.stderr)])\n",
+    )
+    keyboard, terminal = pty.openpty()
+    try:
+        options = ("--nproc-per-node", "1", "--python", " ".join(PYTHON))
+        os.set_inheritable(terminal, True)
+        done = place.muster("prog.py", options=options, stdin=os.dup(terminal), stdout=terminal)
+    finally:
+        os.close(keyboard)
+        os.close(terminal)
+    assert done.code == 0, done.stderr
+    assert place.log(0, 0) == "[False, False, False]\n"
+
+
+@both
+def test_the_environment_has_the_listed_variables_more_and_no_other_change(facts, numbers, way):
+    rows = re.findall(r"^ *\| ((?:`\w+` ?)+)\| (.*) \|$", DOCS.read_text(), re.MULTILINE)
+    always = {
+        name
+        for names, when in rows
+        if when.startswith("always")
+        for name in re.findall(r"`(\w+)`", names)
+    }
+    plain, ours = facts[PLAIN]["environment"], facts[way]["environment"]
+    assert {name for name in ours if name not in plain} == always
+    assert {name: ours[name] for name in plain} == plain
+    assert {one["OMP_NUM_THREADS"] for one in numbers} == {"1"}
+
+
+@both
+def test_no_descriptor_above_2_is_passed_on(place, way):
+    place.write("prog.py", "import os, sys\nos.fstat(int(sys.argv[1]))\n")
+    read_fd, write_fd = os.pipe()
+    start = {FORKED: "auto", FRESH: "fresh"}[way]
+    options = ("--nproc-per-node", "1", "--start", start, "--python", " ".join(PYTHON))
+    try:
+        words = ("prog.py", str(write_fd))
+        assert place.plain(*words, python=PYTHON, pass_fds=(write_fd,)).code == 0
+        options = (*options, "--max-restarts", "0")
+        assert place.muster(*words, options=options, pass_fds=(write_fd,)).code == 1
+    finally:
+        os.close(read_fd)
+        os.close(write_fd)
+    assert "Bad file descriptor" in place.log(0, 0)
+
+
+@both
+def test_a_worker_leads_a_session_without_a_terminal_and_dies_with_its_parent(facts, place, way):
+    assert facts[PLAIN]["leads its session"] is False
+    assert facts[way]["leads its session"] is True
+    place.write(
+        "prog.py",
+        "import ctypes, os\n"
+        "signum = ctypes.c_int()\n"
+        "ctypes.CDLL(None).prctl(2, ctypes.byref(signum))  # PR_GET_PDEATHSIG\n"
+        "try:\n    os.open('/dev/tty', os.O_RDWR)\n"
+        "except OSError as error:\n    terminal = error.strerror\n"
+        "print(signum.value, os.getppid(), terminal)\n",
+    )
+    with Workers(place, "prog.py", way=way, python=PYTHON) as workers:
+        assert workers.run().stdout == f"9 {workers.pid} No such device or address\n"
+
+
+@both
+def test_script_and_arguments_end_the_command_line(facts, way):
+    plain, ours = facts[PLAIN]["command line"], facts[way]["command line"]
+    assert ours[-4:] == plain[-4:] == ["sub/probe.py", "--lr", "0.1", "-m"]
+    assert ours[0] == plain[0]
+    assert ours[1:-5] == [ours[1], "spawner", ours[3]] if way == FORKED else [ours[1], "worker"]
+    assert facts[way]["environment in /proc"] is (way == FRESH)
+
+
+@both
+def test_three_frames_lie_below_the_script(facts, place, way):
+    assert facts[way]["depth of the stack"] - facts[PLAIN]["depth of the stack"] == 3
+    place.write(
+        "prog.py",
+        "import inspect, warnings\n"
+        "deepest = 0\n"
+        "def dive(depth):\n"
+        "    global deepest\n"
+        "    deepest = depth\n"
+        "    dive(depth + 1)\n"
+        "try:\n    dive(0)\nexcept RecursionError:\n    pass\n"
+        "print(deepest, inspect.stack()[-1].filename.rpartition('/')[2])\n"
+        "warnings.warn('above', stacklevel=2)\n",
+    )
+    plain = place.plain("prog.py", python=PYTHON)
+    with Workers(place, "prog.py", way=way, python=PYTHON) as workers:
+        ours = workers.run()
+    depths = [int(outcome.stdout.split()[0]) for outcome in (plain, ours)]
+    assert depths[0] - depths[1] in (3, 4)  # up to Python 3.11 the call of exec counts too
+    assert [outcome.stdout.split()[1] for outcome in (plain, ours)] == ["prog.py", "entry.py"]
+    assert "mainmodule.py" in ours.stderr
+    assert "mainmodule.py" not in plain.stderr
+
+
+@both
+def test_the_debugger_is_imported_and_wrapped(facts, place, way):
+    assert "pdb" in facts[way]["modules at start"]
+    place.write(
+        "prog.py",
+        "import pdb, sys\n"
+        "print([n for n, f in vars(pdb.Pdb).items() if hasattr(f, '__wrapped__')])\n"
+        "print(sys.breakpointhook is sys.__breakpointhook__)\n",
+    )
+    with Workers(place, "prog.py", way=way, python=PYTHON) as workers:
+        assert workers.run().stdout == "['interaction', 'stop_here']\nTrue\n"
+
+
+@both
+def test_modules_are_there_before_the_script_imports_them(facts, way):
+    more = set(facts[way]["modules at start"]) - set(facts[PLAIN]["modules at start"])
+    if way == FORKED:
+        assert {"torch", "torch.distributed", "torch.utils.data", "numpy"} <= more
+        assert more <= set(facts[PLAIN]["modules after import torch"]) | of_the_standard_library(
+            more
+        )
+        assert facts[way]["Threads at start"] == facts[PLAIN]["Threads after import torch"]
+        assert facts[way]["SigCgt at start"] == facts[PLAIN]["SigCgt after import torch"]
+        assert facts[way]["resident kB"] > facts[PLAIN]["resident kB"] + 50_000
+    else:
+        assert more == of_the_standard_library(more)
+
+
+def of_the_standard_library(modules: set[str]) -> set[str]:
+    return {name for name in modules if name.partition(".")[0] in sys.stdlib_module_names}
+
+
+def test_what_torch_reads_at_its_import_was_read_before_the_script(facts, place):
+    place.write("late.py", "import os\nos.environ['OMP_NUM_THREADS'] = '1'\n")
+    place.write("prog.py", "import late, os, torch\nprint(torch.get_num_threads())\n")
+    plain, ours = together(
+        lambda: place.plain("prog.py"), lambda: place.muster("prog.py", options=("--start", "auto"))
+    )
+    assert (plain.code, plain.stdout) == (0, "1\n")
+    assert ours.code == 0, ours.stderr
+    assert place.log(0, 0) == f"{facts[PLAIN]['torch threads'][0]}\n"
+
+
+def test_the_ranks_of_a_node_share_their_hashes(numbers):
+    assert len({one["Python's hashes"] for one in numbers}) == 1
+    assert len({one["an address"] for one in numbers}) == 1
+
+
+def test_what_was_imported_before_the_fork_is_frozen(facts):
+    assert facts[FORKED]["frozen objects"] > 100_000
+    assert facts[FRESH]["frozen objects"] == facts[PLAIN]["frozen objects"] == 0
+
+
+def test_a_preloaded_module_has_seen_no_rank(place):
+    place.write("early.py", "import os\nRANK = os.environ.get('RANK')\n")
+    place.write("prog.py", "import early, os\nprint(early.RANK, os.environ['RANK'])\n")
+    with Workers(place, "prog.py", python=PYTHON, preload=["early"]) as workers:
+        assert workers.run(RANK="3").stdout == "None 3\n"
+
+
+@both
+@pytest.mark.parametrize("text", [b"x = '\xff'\n", b"x = 1\0\n", b"# coding: nothing\n"])
+def test_a_source_that_is_no_text_is_a_syntax_error_in_other_words(place, text, way):
+    place.write("prog.py", "")
+    (place.cwd / "prog.py").write_bytes(text)
+    plain = place.plain("prog.py", python=PYTHON)
+    with Workers(place, "prog.py", way=way, python=PYTHON) as workers:
+        ours = workers.run()
+    assert (ours.code, ours.stdout) == (plain.code, plain.stdout) == (1, "")
+    assert "SyntaxError: " in ours.stderr
+    assert "SyntaxError: " in plain.stderr
+    assert ours.stderr != plain.stderr

@@ -1,0 +1,123 @@
+"""The voice speaks on this process's own streams, so each test speaks in a process of its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = str(Path(__file__).parents[3] / "src")
+PROLOGUE = """
+import os, sys, time
+from torchmuster.files.terminal import TerminalVoice
+voice = TerminalVoice()
+voice.start()
+"""
+
+
+def start(program, *arguments, **streams):
+    return subprocess.Popen(
+        [sys.executable, "-S", "-c", PROLOGUE + program, *arguments],
+        env={**os.environ, "PYTHONPATH": SOURCE},
+        **streams,
+    )
+
+
+def said(program):
+    with start(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    return out.decode(), err.decode()
+
+
+def test_output_goes_to_the_stream_that_it_came_from():
+    out, err = said("voice.show(0, 1, 'out\\n', 0); voice.show(0, 2, 'err\\n', 0); voice.flush(10)")
+
+    assert (out, err) == ("out\n", "err\n")
+
+
+def test_a_sentence_of_muster_stands_on_a_line_of_its_own():
+    out, err = said("voice.show(0, 2, '10%', 0); voice.say('one\\ntwo'); voice.flush(10)")
+
+    assert (out, err) == ("", "10%\nmuster: one\nmuster: two\n")
+
+
+def test_a_report_is_printed_as_it_is():
+    _, err = said("voice.show(0, 2, 'half', 0); voice.print('error: x\\n'); voice.flush(10)")
+
+    assert err == "half\nerror: x\n"
+
+
+def test_half_lines_are_printed_at_the_end():
+    out, _ = said("voice.show(0, 1, 'a\\n', 0); voice.show(1, 1, 'half', 0); voice.flush(10)")
+
+    assert out == "a\n[rank 1] half\n"
+
+
+FLOOD = """
+begun = time.monotonic()
+for i in range(400):
+    voice.show(0, 1, ('%08d\\n' % i) * 1000, 0)
+voice.say('the run failed')
+voice.print('error: a verdict\\n')
+done = int(sys.argv[1])
+os.write(done, b'%f' % (time.monotonic() - begun))
+os.close(done)
+sys.stdin.read(1)
+voice.flush(30)
+voice.show(0, 1, 'end\\n', 0)
+voice.flush(30)
+"""
+
+
+@pytest.fixture
+def flooded():
+    """What a process took to say 3.6 MB to a terminal that nobody reads, and what it then reads."""
+    took, done = os.pipe()
+    everything = subprocess.PIPE
+    with start(
+        FLOOD, str(done), stdin=everything, stdout=everything, stderr=everything, pass_fds=[done]
+    ) as process:
+        os.close(done)
+        with open(took) as report:
+            seconds = float(report.read())  # it was done before anyone read a byte
+        out, err = process.communicate(b"go", timeout=60)
+    assert process.returncode == 0, err
+    return seconds, out.decode(), err.decode()
+
+
+def test_a_terminal_that_nobody_reads_never_blocks_and_is_told_what_it_lost(flooded):
+    seconds, out, err = flooded
+
+    lines = out.splitlines()
+    assert seconds < 10.0
+    assert lines.pop() == "end"
+    assert all(len(line) == 8 for line in lines)
+    assert 1 << 20 > 9 * len(lines) - 65536 > 0.9 * (1 << 20)
+    lost = 400_000 - len(lines)
+    assert f"muster: {lost} lines were not shown: this terminal is slow\n" in err
+
+
+def test_the_verdict_finds_room_behind_a_flood(flooded):
+    _, _, err = flooded
+
+    assert "muster: the run failed\nerror: a verdict\n" in err
+
+
+def test_a_reader_that_has_gone_ends_nothing():
+    with start(
+        "os.write(2, b'ready'); sys.stdin.read(1); voice.show(0, 1, 'x' * 100000, 0);"
+        " voice.say('still here'); voice.flush(30)",
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        process.stdout.close()
+        process.stdin.write(b"go")
+        process.stdin.close()
+        err = process.stderr.read()
+        process.wait(60)
+
+    assert process.returncode == 0
+    assert err == b"readymuster: still here\n"

@@ -1,0 +1,135 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchmuster.model import codec
+from torchmuster.model.codec import CodecError, from_plain, to_plain
+from torchmuster.model.failure import EndKind, WorkerEnd
+from torchmuster.model.plan import Program, RunPlan, ScriptKind
+from torchmuster.model.verdict import Result
+from torchmuster.net import messages
+from unit.strategies import JSON_VALUES, instances
+
+MESSAGE_CLASSES = [
+    cls
+    for cls in vars(messages).values()
+    if isinstance(cls, type) and issubclass(cls, messages.Message) and cls is not messages.Message
+]
+PLAN = RunPlan(
+    run_id="r",
+    program=Program(kind=ScriptKind.FILE, target="t.py", args=("-x",), python=("py",), cwd="/"),
+    min_nodes=1,
+    max_nodes=2,
+    workers_per_node=(4, 2),
+)
+
+
+@pytest.mark.parametrize("cls", MESSAGE_CLASSES, ids=lambda cls: cls.__name__)
+def test_every_message_survives_the_wire(cls):
+    @given(instances(cls))
+    def check(message):
+        assert messages.decode(messages.encode(message)) == message
+
+    check()
+
+
+@pytest.mark.parametrize("cls", [RunPlan, Result, WorkerEnd], ids=lambda cls: cls.__name__)
+def test_every_file_of_a_run_survives_json(cls):
+    @given(instances(cls))
+    def check(value):
+        assert from_plain(cls, json.loads(json.dumps(to_plain(value)))) == value
+
+    check()
+
+
+def test_absent_fields_take_their_defaults():
+    plain = {name: value for name, value in to_plain(PLAN).items() if name != "tee"}
+
+    assert from_plain(RunPlan, plain) == PLAN
+
+
+def test_an_unknown_field_is_refused_by_name():
+    with pytest.raises(CodecError, match="unknown field evil"):
+        from_plain(RunPlan, {**to_plain(PLAN), "evil": 1})
+
+
+def test_an_unknown_field_of_a_nested_value_is_refused_with_its_path():
+    plain = to_plain(PLAN)
+    plain["program"]["evil"] = 1
+
+    with pytest.raises(CodecError, match="program: unknown field evil"):
+        from_plain(RunPlan, plain)
+
+
+@pytest.mark.parametrize("name", ["run_id", "program", "min_nodes"])
+def test_a_missing_field_is_refused_by_name(name):
+    plain = to_plain(PLAN)
+    del plain[name]
+
+    with pytest.raises(CodecError, match=f"field {name} is missing"):
+        from_plain(RunPlan, plain)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "complaint"),
+    [
+        ("run_id", 1, "run_id: expected str, got int"),
+        ("run_id", None, "run_id: expected str, got NoneType"),
+        ("min_nodes", "1", "min_nodes: expected int, got str"),
+        ("min_nodes", True, "min_nodes: expected int, got bool"),
+        ("min_nodes", 1.0, "min_nodes: expected int, got float"),
+        ("grow", 1, "grow: expected bool, got int"),
+        ("workers_per_node", 4, "workers_per_node: expected a list"),
+        ("workers_per_node", [4, "2"], r"workers_per_node\[1\]: expected int, got str"),
+        ("program", [], "program: expected an object"),
+        ("tee", "some", "tee: unknown word 'some'"),
+        ("tee", [], "tee: unknown word"),
+        ("stdin_rank", "0", "stdin_rank: expected int, got str"),
+        ("limits", {"grace_s": "3"}, "limits.grace_s: expected float, got str"),
+        ("limits", {"grace_s": 10**400}, "limits.grace_s: "),
+    ],
+)
+def test_a_field_of_another_type_is_refused_with_its_path(name, value, complaint):
+    with pytest.raises(CodecError, match=complaint):
+        from_plain(RunPlan, {**to_plain(PLAN), name: value})
+
+
+def test_a_whole_number_is_a_number_of_seconds():
+    plain = to_plain(PLAN)
+    plain["limits"]["grace_s"] = 5
+
+    grace_s = from_plain(RunPlan, plain).limits.grace_s
+
+    assert grace_s == 5.0
+    assert type(grace_s) is float
+
+
+@pytest.mark.parametrize("value", [None, [], "text", 3])
+def test_what_is_no_object_is_refused(value):
+    with pytest.raises(CodecError, match="expected an object"):
+        from_plain(RunPlan, value)
+
+
+@given(JSON_VALUES | st.fixed_dictionaries(dict.fromkeys(to_plain(PLAN), JSON_VALUES)))
+def test_no_json_makes_the_codec_fail_in_another_way(value):
+    try:
+        plan = from_plain(RunPlan, value)
+    except CodecError:
+        return
+    assert codec.to_plain(plan)["run_id"] == value["run_id"]
+
+
+def test_enums_travel_as_their_words():
+    end = WorkerEnd(
+        attempt=0,
+        rank=0,
+        local_rank=0,
+        node="n1",
+        kind=EndKind.NODE_LOST,
+        asked=False,
+        elapsed_s=1.0,
+    )
+
+    assert to_plain(end)["kind"] == "node_lost"

@@ -1,0 +1,87 @@
+import pytest
+
+from torchmuster.model.narration import narrate
+
+MISSING = [{"node": f"n{i}", "why": "no agent has called"} for i in range(1, 11)]
+SENTENCES = [
+    (
+        "waiting",
+        {"missing": MISSING[1:2], "num_missing": 1, "wanted": 2, "left_s": 595.4},
+        "waiting for 1 of 2 nodes: n2 (no agent has called); 595 s left",
+    ),
+    (
+        "attempt_started",
+        {"attempt": 1, "world_size": 1, "num_nodes": 1, "why": "after SIGKILL"},
+        "attempt 1: 1 worker on 1 node (after SIGKILL)",
+    ),
+    (
+        "attempt_started",
+        {"attempt": 2, "world_size": 4, "num_nodes": 2, "why": "n2 has come"},
+        "attempt 2: 4 workers on 2 nodes (n2 has come)",
+    ),
+    (
+        "attempt_failed",
+        {
+            "attempt": 0,
+            "what": "SIGKILL in rank 3 on n2",
+            "restarts_left": 1,
+            "cause": {"rank": 3, "tail": ["step 7"]},
+        },
+        "attempt 0 ended: SIGKILL in rank 3 on n2; 1 restart left\n  [rank 3] step 7",
+    ),
+    (
+        "attempt_failed",
+        {"attempt": 0, "what": "exit code 3 in rank 0 on n1", "restarts_left": None},
+        "attempt 0 ended: exit code 3 in rank 0 on n1",
+    ),
+    (
+        "agent_refused",
+        {"host": "n9", "why": "it has another secret"},
+        "refused an agent from n9: it has another secret; the run goes on",
+    ),
+    (
+        "early_end",
+        {"ranks": "0", "num_running": 1},
+        "rank 0 ended with exit code 0 while 1 other runs",
+    ),
+    (
+        "early_end",
+        {"ranks": "0-1", "num_running": 2},
+        "ranks 0-1 ended with exit code 0 while 2 others run",
+    ),
+    ("node_lost", {"node": "n2", "why": "its agent has gone"}, "n2 was lost: its agent has gone"),
+    ("node_back", {"node": "n2"}, "n2 is back"),
+    ("node_silent", {"node": "n2", "silent_s": 5.2}, "n2 has been silent for 5 s"),
+    ("newcomer", {"node": "n3"}, "n3 has come; it is taken in at the next attempt"),
+    ("shrunk", {"num_nodes": 1, "wanted": 2}, "the world shrinks to 1 of 2 nodes"),
+    ("notice", {"text": "logs are being lost"}, "logs are being lost"),
+    ("stopping", {"text": "the user asked to stop"}, "the user asked to stop"),
+]
+
+
+@pytest.mark.parametrize(("name", "fields", "sentence"), SENTENCES)
+def test_an_event_becomes_a_sentence(name, fields, sentence):
+    assert narrate(name, fields) == sentence
+
+
+def test_of_many_missing_nodes_eight_are_named():
+    sentence = narrate(
+        "waiting", {"missing": MISSING, "num_missing": 10, "wanted": 10, "left_s": 1.0}
+    )
+
+    assert sentence.count("no agent has called") == 8
+    assert sentence.endswith("n8 (no agent has called) and 2 more; 1 s left")
+
+
+def test_the_first_attempt_of_a_run_is_not_worth_a_sentence():
+    fields = {"attempt": 0, "world_size": 4, "num_nodes": 2, "why": "start"}
+
+    assert narrate("attempt_started", fields) is None
+    assert narrate("attempt_started", {**fields, "verbose": True}) is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"), [("worker_ended", {}), ("unheard_of", {}), ("notice", {"text": ""})]
+)
+def test_what_only_the_record_needs_has_no_sentence(name, fields):
+    assert narrate(name, fields) is None

@@ -1,0 +1,107 @@
+"""Every verdict as a golden text: read them, they are what a user gets."""
+
+import signal
+
+import pytest
+
+from torchmuster.model.failure import EndKind
+from torchmuster.model.text import render_report
+from torchmuster.model.verdict import Circumstances, RunState, explain_failure, final_exit_code
+from unit.model.ends import end_of, exited, killed, lost, preempted, raised, succeeded
+
+LOG = "/runs/r/logs/main/train/attempt-1/rank-3.log"
+GLOO = "[/pytorch/gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:42467"
+OOM = "the kernel killed 1 process for want of memory in this control group since the attempt began"
+
+
+def circumstances(**given):
+    defaults = {
+        "world_size": 4,
+        "attempt": 1,
+        "restarts_spent": 3,
+        "max_restarts": 3,
+        "same_bug": False,
+        "early_ranks": (),
+        "restart_hint": False,
+        "log_path": LOG,
+    }
+    return Circumstances(**{**defaults, **given})
+
+
+ECHO = raised(0, "RuntimeError", GLOO)
+CASES = {
+    "exception": (raised(3, "ValueError", "bad batch"), [ECHO], {}),
+    "same_bug": (
+        raised(3, "ValueError", "bad batch", elapsed_s=1.0),
+        [],
+        {"same_bug": True, "restarts_spent": 1},
+    ),
+    "exit_code": (exited(3, 3, tail=("epoch 1", "giving up")), [ECHO], {}),
+    "silent_exit": (exited(3, 3), [], {"log_path": None, "max_restarts": 0, "restarts_spent": 0}),
+    "sys_exit_with_words": (
+        exited(3, 1, tail=("no data",)),
+        [],
+        {"restart_hint": True, "max_restarts": 0, "restarts_spent": 0},
+    ),
+    "sigkill": (killed(3, signal.SIGKILL, tail=("epoch 7",)), [ECHO], {}),
+    "out_of_memory": (killed(3, signal.SIGKILL, memory_evidence=OOM), [], {}),
+    "segmentation_fault": (killed(3, signal.SIGSEGV), [], {}),
+    "lost_node": (lost(2, "its agent has gone (the other side closed it)"), [ECHO], {}),
+    "not_started": (end_of(3, EndKind.NOT_STARTED, detail="no such interpreter"), [], {}),
+    "early_end": (ECHO, [succeeded(1), succeeded(2)], {"early_ranks": (1, 2)}),
+    "many_consequences": (
+        exited(3, 3),
+        [raised(r, "RuntimeError", GLOO) for r in (0, 1, 2)] + [killed(5, signal.SIGABRT)],
+        {"world_size": 6},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_verdict_reads_like_its_golden_text(name, golden):
+    cause, others, given = CASES[name]
+
+    report = explain_failure(cause, [cause, *others], circumstances(**given))
+
+    golden(f"verdict/{name}.txt", render_report(report))
+
+
+def test_the_cause_itself_is_not_among_its_consequences():
+    cause = exited(3, 3)
+
+    report = explain_failure(cause, [cause, exited(1, 3)], circumstances())
+
+    assert "then rank 1: exit code 3" in report.because
+    assert not any("3: exit" in line for line in report.because)
+
+
+def test_ends_that_muster_asked_for_are_no_consequences():
+    asked = killed(1, signal.SIGKILL, asked=True)
+
+    report = explain_failure(exited(3, 3), [asked], circumstances())
+
+    assert not any("then rank" in line for line in report.because)
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [
+        (exited(0, 3), 3),
+        (killed(0, signal.SIGKILL), 137),
+        (raised(0, "ValueError"), 1),
+        (succeeded(0), 1),
+        (preempted(0), 1),
+    ],
+)
+def test_a_failed_run_exits_as_its_worker_but_never_as_success_or_preempted(end, code):
+    assert final_exit_code(end, first_cause_code=True) == code
+
+
+def test_under_torchrun_a_failed_run_exits_with_1():
+    assert final_exit_code(exited(0, 3), first_cause_code=False) == 1
+
+
+def test_only_three_states_are_not_final():
+    waiting = {state for state in RunState if not state.is_final}
+
+    assert waiting == {RunState.STARTING, RunState.WAITING, RunState.RUNNING}

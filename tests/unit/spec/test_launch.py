@@ -1,0 +1,219 @@
+import os
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchmuster.model.plan import Limits, ScriptKind, StartMethod, Tee
+from torchmuster.spec.launch import (
+    LaunchOptions,
+    Problems,
+    find_python,
+    parse_nodes,
+    parse_workers,
+    plan_run,
+)
+
+GPUS = ("0", "1", "2", "3")
+
+
+@pytest.fixture
+def problems():
+    return Problems()
+
+
+@pytest.fixture
+def planned(tmp_path, problems):
+    (tmp_path / "train.py").write_text("")
+
+    def plan(gpus=(), **given):
+        options = LaunchOptions(**{"target": "train.py", "cwd": str(tmp_path), **given})
+        return plan_run(options, "r", gpus, problems)
+
+    return plan
+
+
+def what(problems):
+    return [problem.what for problem in problems.found]
+
+
+def test_the_defaults_are_one_worker_on_one_node_and_three_restarts(planned, tmp_path):
+    plan = planned()
+
+    assert (plan.min_nodes, plan.max_nodes, plan.workers_per_node) == (1, 1, (1,))
+    assert plan.limits == Limits(
+        max_restarts=3, grace_s=30.0, join_timeout_s=600.0, last_call_s=2.0
+    )
+    assert plan.node_names == ("n1",)
+    assert (plan.program.kind, plan.program.python) == (ScriptKind.FILE, (sys.executable,))
+    assert (plan.program.cwd, plan.program.start) == (str(tmp_path), StartMethod.AUTO)
+    assert (plan.tee, plan.stdin_rank, plan.grow) == (Tee.RANK_0, None, False)
+
+
+def test_every_option_reaches_the_plan(planned):
+    plan = planned(
+        nodes="1:3",
+        nproc_per_node="2",
+        max_restarts=7,
+        grace="5s",
+        join_timeout="1m",
+        last_call="500ms",
+        grow=True,
+        start="fresh",
+        preload=("numpy",),
+        tee="all",
+        stdin_rank=5,
+        args=("--epochs", "3"),
+    )
+
+    assert (plan.min_nodes, plan.max_nodes, plan.workers_per_node) == (1, 3, (2,))
+    assert plan.limits == Limits(max_restarts=7, grace_s=5.0, join_timeout_s=60.0, last_call_s=0.5)
+    assert (plan.grow, plan.tee, plan.stdin_rank) == (True, Tee.ALL, 5)
+    assert (plan.program.start, plan.program.preload) == (StartMethod.FRESH, ("numpy",))
+    assert plan.program.args == ("--epochs", "3")
+    assert plan.node_names == ("n1", "n2", "n3")
+
+
+def test_a_module_needs_no_file(planned):
+    plan = planned(module=True, target="no.such.module")
+
+    assert plan.program.kind is ScriptKind.MODULE
+
+
+def test_without_a_number_there_is_one_worker_on_each_gpu(planned):
+    assert planned(GPUS).workers_per_node == (4,)
+
+
+def test_simulated_nodes_share_the_gpus(planned):
+    assert planned(GPUS, nodes="2").workers_per_node == (2,)
+
+
+def test_nodes_may_have_different_numbers_of_workers(planned):
+    assert planned(nodes="2", nproc_per_node="4,2").workers_per_node == (4, 2)
+
+
+def test_simulated_nodes_never_share_a_gpu(planned, problems):
+    assert planned(GPUS, nodes="2", nproc_per_node="3") is None
+    assert what(problems) == ["2 simulated nodes ask for 6 GPUs, this machine has 4"]
+
+
+def test_one_node_may_put_many_workers_on_few_gpus(planned):
+    assert planned(GPUS, nproc_per_node="8").workers_per_node == (8,)
+
+
+def test_all_problems_are_found_at_once(planned, problems):
+    plan = planned(
+        target="trian.py",
+        nodes="3:2",
+        nproc_per_node="0",
+        max_restarts=-1,
+        grace="soon",
+        join_timeout="never",
+        last_call="-1",
+        python="/no/such/python",
+    )
+
+    assert plan is None
+    assert what(problems) == [
+        "`3:2` asks for at least 3 and at most 2 nodes",
+        "a node needs at least 1 worker",
+        "the interpreter does not exist or can't be executed",
+        "the script does not exist",
+        "`soon` is no duration",
+        "`never` is no duration",
+        "`-1` is no duration",
+        "a number of restarts can't be negative",
+    ]
+
+
+@pytest.mark.parametrize("rank", [-1, 4, 99])
+def test_standard_input_can_t_go_to_a_rank_that_never_is(planned, problems, rank):
+    assert planned(nodes="1:2", nproc_per_node="2", stdin_rank=rank) is None
+    assert what(problems) == [f"there is no rank {rank} among 4 workers"]
+
+
+def test_a_near_miss_of_the_script_is_suggested(planned, problems):
+    planned(target="trian.py")
+
+    assert problems.found[0].fix == "did you mean `train.py`?"
+
+
+def test_a_near_miss_in_another_folder_is_suggested_with_its_folder(planned, problems, tmp_path):
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "main.py").write_text("")
+    planned(target="src/mian.py")
+
+    assert problems.found[0].fix == "did you mean `src/main.py`?"
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root can read every file")
+def test_a_script_that_can_t_be_read_is_refused(planned, problems, tmp_path):
+    (tmp_path / "train.py").chmod(0)
+
+    assert planned() is None
+    assert what(problems) == ["the script can't be read"]
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes"), [("1", (1, 1)), ("2:4", (2, 4)), ("3:3", (3, 3)), ("007", (7, 7))]
+)
+def test_numbers_of_nodes_are_read(text, nodes, problems):
+    assert parse_nodes(text, "--nodes", problems) == nodes
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x", "0", "0:2", "3:2", "1:", ":2", "1:2:3", "-1", "1.5", "²", "65537", "1:99999"]
+)
+def test_what_is_no_number_of_nodes_is_one_problem(text, problems):
+    assert parse_nodes(text, "--nodes", problems) is None
+    assert len(problems.found) == 1
+
+
+@given(st.text(st.characters(categories=["N"]) | st.sampled_from(":-, "), max_size=6))
+def test_any_text_is_a_number_of_nodes_or_a_problem(text):
+    problems = Problems()
+
+    assert (parse_nodes(text, "--nodes", problems) is None) == bool(problems.found)
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus", "workers"),
+    [
+        ("4", (), (4,)),
+        ("4,2", (), (4, 2)),
+        ("gpu", GPUS, (4,)),
+        ("auto", GPUS, (4,)),
+        ("auto", (), (len(os.sched_getaffinity(0)),)),
+        ("cpu", GPUS, (len(os.sched_getaffinity(0)),)),
+        ("gpu,1", GPUS, (4, 1)),
+    ],
+)
+def test_numbers_of_workers_are_read(text, gpus, workers, problems):
+    assert parse_workers(text, gpus, problems) == workers
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0", "2,0", "-1", "x", "4,", "1.5", "²", "4097", "gpu", "gpus"]
+)
+def test_what_is_no_number_of_workers_is_one_problem(text, problems):
+    assert parse_workers(text, (), problems) is None
+    assert len(problems.found) == 1
+
+
+def test_the_interpreter_may_have_flags(problems):
+    assert find_python(f"{sys.executable} -X utf8", problems) == (sys.executable, "-X", "utf8")
+
+
+def test_the_interpreter_is_found_on_the_path(problems, monkeypatch):
+    monkeypatch.setenv("PATH", os.path.dirname(sys.executable))
+
+    found = find_python(os.path.basename(sys.executable), problems)
+
+    assert found == (sys.executable,)
+
+
+@pytest.mark.parametrize("text", ["", "/no/such/python", "/tmp", "python'", "no-such-python -u"])
+def test_a_missing_interpreter_is_one_problem(text, problems):
+    assert find_python(text, problems) is None
+    assert what(problems) == ["the interpreter does not exist or can't be executed"]

@@ -1,0 +1,332 @@
+import os
+import signal
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchmuster.cli.spelling import TORCHRUN_OPTIONS
+from torchmuster.errors import UsageError
+from torchmuster.model.plan import Limits, ScriptKind
+from torchmuster.spec.launch import Problems
+from torchmuster.spec.torchrun import REFUSED, make_parser, parse_torchrun
+
+
+@pytest.fixture(autouse=True)
+def script(tmp_path, monkeypatch):
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+
+
+def parse(line, environment=None, gpus=()):
+    """Return what a line asks for; every problem is an error."""
+    problems = Problems()
+    found = parse_torchrun(line.split(), environment or {}, gpus, problems)
+    assert problems.found == []
+    return found
+
+
+def problems_of(line, environment=None):
+    problems = Problems()
+    assert parse_torchrun(line.split(), environment or {}, (), problems) is None
+    return problems.found
+
+
+def torchruns_parser():
+    run = pytest.importorskip("torch.distributed.run", reason="torch is not installed")
+    return run.get_args_parser()
+
+
+def spellings(parser):
+    return {text for action in parser._actions for text in action.option_strings}
+
+
+def test_every_option_of_torchrun_is_known_in_every_spelling():
+    assert spellings(make_parser({})) >= spellings(torchruns_parser())
+
+
+def test_no_option_is_taken_that_torchrun_does_not_have():
+    assert spellings(make_parser({})) <= spellings(torchruns_parser())
+
+
+def test_flags_are_flags_and_values_are_values_as_in_torchrun():
+    def shape(parser):
+        actions = (a for a in parser._actions if a.option_strings)
+        return {a.dest: a.nargs == 0 for a in actions}
+
+    assert shape(make_parser({})) == shape(torchruns_parser())
+
+
+def test_muster_run_knows_every_option_of_torchrun_by_name():
+    options = {s for s in spellings(torchruns_parser()) if s.startswith("--") and "_" not in s}
+
+    assert options - {"--help"} == TORCHRUN_OPTIONS.keys()
+
+
+def test_the_defaults_are_torchrun_s(tmp_path):
+    line = parse("train.py")
+
+    assert (line.min_nodes, line.max_nodes, line.num_workers) == (1, 1, 1)
+    assert line.limits == Limits(
+        max_restarts=0, grace_s=30.0, join_timeout_s=900.0, last_call_s=30.0
+    )
+    assert (line.host, line.port, line.static, line.node_rank) == ("127.0.0.1", 29500, True, 0)
+    assert (line.role, line.rdzv_id) == ("default", "none")
+    assert line.program.python == (sys.executable, "-u")
+    assert line.program.cwd == str(tmp_path)
+    assert line.signals == (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    assert line.notes == ()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--nnodes=2 --nproc_per_node=4 --rdzv_id=j --rdzv_backend=c10d --rdzv_endpoint=n1:7",
+        "--nnodes 2 --nproc-per-node 4 --rdzv-id j --rdzv-backend c10d --rdzv-endpoint n1:7",
+    ],
+    ids=["underscores", "dashes"],
+)
+def test_both_spellings_mean_the_same(line):
+    found = parse(f"{line} train.py --x --nnodes 9")
+
+    assert (found.min_nodes, found.max_nodes, found.num_workers) == (2, 2, 4)
+    assert (found.host, found.port, found.rdzv_id) == ("n1", 7, "j")
+    assert (found.static, found.node_rank, found.limits.max_restarts) == (False, None, 0)
+    assert found.program.args == ("--x", "--nnodes", "9")
+
+
+def test_variables_give_the_defaults_and_the_line_wins():
+    environment = {
+        "PET_NNODES": "2:4",
+        "PET_NPROC_PER_NODE": "8",
+        "PET_RDZV_BACKEND": "c10d",
+        "PET_RDZV_ENDPOINT": "n1",
+        "PET_MODULE": "1",
+        "PET_MAX_RESTARTS": "5",
+    }
+
+    found = parse("--nproc-per-node 2 pkg.train", environment)
+
+    assert (found.min_nodes, found.max_nodes, found.num_workers) == (2, 4, 2)
+    assert (found.host, found.port, found.limits.max_restarts) == ("n1", 29400, 5)
+    assert found.program.kind is ScriptKind.MODULE
+
+
+def test_a_variable_of_0_sets_no_flag():
+    assert parse("train.py", {"PET_STANDALONE": "0"}).standalone is False
+    assert parse("train.py", {"PET_STANDALONE": "1"}).standalone is True
+
+
+def test_the_interpreter_may_come_from_the_environment():
+    assert parse("train.py", {"PYTHON_EXEC": "/py"}).program.python == ("/py", "-u")
+
+
+def test_standalone_is_one_node_on_a_port_of_the_kernel_s_choice():
+    found = parse("--standalone --nproc-per-node 2 train.py")
+
+    assert (found.host, found.port, found.max_nodes) == ("127.0.0.1", 0, 1)
+    assert (found.static, found.node_rank) == (False, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "port"),
+    [
+        ("n1:1234", "n1", 1234),
+        ("n1", "n1", 29400),
+        ("10.0.0.1:80", "10.0.0.1", 80),
+        ("[fd00::1]:80", "fd00::1", 80),
+        ("[fd00::1]", "fd00::1", 29400),
+        ("fd00::1", "fd00::1", 29400),
+    ],
+)
+def test_the_endpoint_is_a_host_with_or_without_a_port(text, host, port):
+    found = parse(f"--rdzv-backend c10d --rdzv-endpoint {text} train.py")
+
+    assert (found.host, found.port) == (host, port)
+
+
+@pytest.mark.parametrize("address", ["n1", "10.0.0.1", "fd00::1"])
+def test_the_static_rendezvous_has_address_and_port_apart(address):
+    found = parse(f"--nnodes 2 --node-rank 1 --master-addr {address} --master-port 80 train.py")
+
+    assert (found.host, found.port, found.node_rank) == (address, 80, 1)
+
+
+@pytest.mark.parametrize(
+    "text", ["n1:x", "n1:70000", "a:b:c:d", ":80", "[::1", "a..b:80", f"{'x' * 64}:80"]
+)
+def test_what_is_no_endpoint_is_one_problem(text):
+    found = problems_of(f"--rdzv-backend c10d --rdzv-endpoint {text} train.py")
+
+    assert len(found) == 1
+    assert found[0].where == "--rdzv-endpoint"
+
+
+def test_the_rendezvous_conf_sets_limits_key_and_host():
+    conf = "join_timeout=7,last_call_timeout=3,is_host=1,secret_file=/k,rank=1"
+
+    found = parse(f"--nnodes 2 --rdzv-conf {conf} train.py")
+
+    assert (found.limits.join_timeout_s, found.limits.last_call_s) == (7.0, 3.0)
+    assert (found.is_host, found.secret_file, found.node_rank) == (True, "/k", 1)
+
+
+def test_what_has_no_effect_is_said():
+    found = parse("--rdzv-conf read_timeout=1,foo=2 --standalone --nnodes 2 train.py")
+
+    assert found.notes == (
+        "--rdzv-conf read_timeout has no effect here",
+        "--rdzv-conf foo is unknown and has no effect, as in torchrun",
+        "--standalone: --nnodes and --rdzv-endpoint have no effect, as in torchrun",
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [("-m", ScriptKind.MODULE), ("--no-python", ScriptKind.COMMAND), ("", ScriptKind.FILE)],
+)
+def test_the_program_is_a_file_a_module_or_a_command(options, kind):
+    assert parse(f"{options} train.py").program.kind is kind
+
+
+def test_the_time_from_a_stop_to_the_kill_may_come_from_the_environment():
+    environment = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "7"}
+
+    assert parse("train.py", environment).limits.grace_s == 7.0
+    assert parse("--shutdown-timeout 9 train.py", environment).limits.grace_s == 9.0
+
+
+def test_user_signals_are_left_to_those_who_catch_them():
+    found = parse("--signals-to-handle SIGTERM,SIGUSR1,SIGUSR2 train.py")
+
+    assert found.signals == (signal.SIGTERM,)
+
+
+# Streams: 1 is stdout, 2 is stderr, 3 both.
+
+
+@pytest.mark.parametrize(
+    ("options", "console", "saved"),
+    [
+        ("", {1, 2}, set()),
+        ("-r 3", set(), {1, 2}),
+        ("-r 1", {2}, {1}),
+        ("-t 3", {1, 2}, {1, 2}),
+        ("-r 3 -t 1", {1}, {1, 2}),
+        ("-r 0:1,1:2", {2}, {1}),
+        ("-r 1:3", {1, 2}, set()),
+        ("--local-ranks-filter 0,2", {1, 2}, set()),
+        ("--local-ranks-filter 1,2", set(), set()),
+    ],
+)
+def test_streams_of_local_rank_0_are_shown_and_saved(options, console, saved):
+    found = parse(f"--log-dir /logs {options} train.py")
+
+    assert (found.console(0), found.saved(0)) == (console, saved)
+
+
+def test_a_rank_that_is_not_named_keeps_its_streams():
+    assert parse("-r 0:1,1:2 train.py").console(7) == {1, 2}
+
+
+def test_nothing_is_saved_without_a_folder():
+    assert parse("-r 3 train.py").saved(0) == set()
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize("dest", REFUSED)
+def test_a_refused_option_gives_its_sentence(dest):
+    option = "--" + dest.replace("_", "-")
+
+    (problem,) = problems_of(f"{option} x train.py")
+
+    assert problem.what == f"`{option}` is not supported"
+    assert problem.why == REFUSED[dest]
+    assert problem.fix == f"leave {option} out"
+
+
+def test_the_defaults_of_refused_options_are_taken():
+    parse("--event-log-handler null --logs-specs default train.py")
+
+
+@pytest.mark.parametrize("option", ["--numa-binding", "--logs-specs"])
+def test_a_refused_option_is_refused_from_the_environment_too(option):
+    name = "PET_" + option.lstrip("-").replace("-", "_").upper()
+
+    assert len(problems_of("train.py", {name: "x"})) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("--nproc-per-node xpu train.py", "`xpu` is not supported"),
+        ("--nproc-per-node 4,2 train.py", "`4,2` is no number of workers"),
+        ("--nproc-per-node ² train.py", "`²` is no number of workers"),
+        ("--rdzv-backend etcd train.py", "the rendezvous backend `etcd` is not supported"),
+        ("--rdzv-backend c10d train.py", "c10d needs an endpoint"),
+        ("-m --no-python train.py", "--module and --no-python exclude each other"),
+        ("--nnodes 2 --node-rank 2 train.py", "node rank 2 is outside a run of 2 nodes"),
+        ("--node-rank x train.py", "`x` is no node rank"),
+        ("--max-restarts -1 train.py", "`-1` is no number of restarts"),
+        ("--signals-to-handle SIGFOO train.py", "there is no signal `SIGFOO`"),
+        ("--signals-to-handle SIGKILL train.py", "SIGKILL can't be handled"),
+        ("--local-ranks-filter a train.py", "`a` is no list of local ranks"),
+        ("-r 4 train.py", "`4` names no streams"),
+        ("-t 0:9 train.py", "`0:9` names no streams"),
+        ("--shutdown-timeout x train.py", "`x` is no number of seconds"),
+        ("--rdzv-conf foo train.py", "`foo` is no KEY=VALUE"),
+        ("trian.py", "the script does not exist"),
+    ],
+)
+def test_a_mistake_is_one_problem(line, what):
+    assert [problem.what for problem in problems_of(line)] == [what]
+
+
+def test_all_problems_are_found_at_once():
+    found = problems_of("--nnodes 3:2 --max-restarts x --tee 9 --numa-binding node trian.py")
+
+    assert [problem.what for problem in found] == [
+        "`--numa-binding` is not supported",
+        "`3:2` asks for at least 3 and at most 2 nodes",
+        "`x` is no number of restarts",
+        "the script does not exist",
+        "`9` names no streams",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "what", "fix"),
+    [
+        ("", "`muster torchrun` needs a script", "muster torchrun --help"),
+        ("--nnodes", "`--nnodes` needs a value", "muster torchrun --help"),
+        ("--nproc_per_node", "`--nproc_per_node` needs a value", "muster torchrun --help"),
+        (
+            "--nproc-per-nodes=2 train.py",
+            "torchrun has no option `--nproc-per-nodes`",
+            "did you mean `--nproc-per-node`?",
+        ),
+        ("--xyzzy train.py", "torchrun has no option `--xyzzy`", "muster torchrun --help"),
+    ],
+)
+def test_what_is_not_torchrun_s_line_at_all_is_refused(line, what, fix):
+    with pytest.raises(UsageError) as caught:
+        parse_torchrun(line.split(), {}, (), Problems())
+
+    assert (caught.value.what, caught.value.fix) == (what, fix)
+
+
+OPTIONS = [a for a in make_parser({})._actions if a.option_strings and a.dest != "help"]
+
+
+@given(st.sampled_from(OPTIONS), st.text(max_size=8))
+def test_any_value_of_any_option_is_taken_or_refused(action, text):
+    words = [f"{action.option_strings[-1]}={text}"] if action.nargs != 0 else []
+    problems = Problems()
+    try:
+        found = parse_torchrun([*words, os.path.abspath("train.py")], {}, (), problems)
+    except UsageError:
+        return
+    assert (found is None) == bool(problems.found)

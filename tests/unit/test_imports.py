@@ -1,0 +1,73 @@
+"""What is imported, measured in fresh interpreters: the node side must travel, the client be quick."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = str(Path(__file__).parents[2] / "src")
+# `before` holds what a fresh interpreter has anyway; only the difference tells.
+IMPORT = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+before = set(sys.modules)
+for name in sys.argv[2:]:
+    __import__(name)
+print(json.dumps(sorted(set(sys.modules) - before)))
+"""
+NODE_SIDE = [
+    "torchmuster.agent.main",
+    "torchmuster.agent.node",
+    "torchmuster.agent.coordinator",
+    "torchmuster.agent.spawner.serve",
+    "torchmuster.doctor.memory",
+    "torchmuster.files.terminal",
+]
+
+
+def imported_by(*names, flags=("-I", "-S")):
+    done = subprocess.run(
+        [sys.executable, *flags, "-c", IMPORT, SOURCE, *names], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_the_node_side_imports_nothing_but_the_standard_library():
+    packages = {name.partition(".")[0] for name in imported_by(*NODE_SIDE)}
+
+    assert packages - sys.stdlib_module_names == {"torchmuster"}
+
+
+@pytest.mark.parametrize("name", NODE_SIDE)
+def test_each_module_of_the_node_side_can_be_imported_alone(name):
+    assert name in imported_by(name)
+
+
+def test_the_node_side_does_without_the_client():
+    ours = [name for name in imported_by(*NODE_SIDE) if name.startswith("torchmuster.")]
+    client = ("torchmuster.cli", "torchmuster.run", "torchmuster.spec", "torchmuster.ui")
+
+    assert [name for name in ours if name.startswith(client)] == []
+
+
+def test_the_agent_starts_its_spawner_before_it_imports_asyncio():
+    assert "asyncio" not in imported_by("torchmuster.agent.main")
+
+
+@pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["torchrun", "--help"], ["ps"]])
+def test_help_and_views_import_neither_asyncio_nor_torch(words, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "torchmuster", *words],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": SOURCE, "MUSTER_HOME": str(tmp_path)},
+    )
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+
+    assert done.returncode == 0
+    assert "torchmuster.cli.main" in imported
+    assert imported & {"asyncio", "torch", "torchmuster.agent.node", "rich", "pydantic"} == set()
