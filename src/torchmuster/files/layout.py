@@ -9,6 +9,7 @@ runs/<run_id>/
   result.json                     coordinator (the client, when the head was lost)
   logs/main/train/attempt-<k>/rank-<r>.log     the agent of that rank
   logs/agents/<node>.log          that agent, when it has no terminal
+  training.jsonl                  rank 0, when the script uses torchmuster.train
   snapshots/                      the script
 """
 
@@ -64,6 +65,11 @@ class RunDir:
     def result(self) -> str:
         """The verdict."""
         return os.path.join(self.path, "result.json")
+
+    @property
+    def training(self) -> str:
+        """What the training library records: metrics, saves, the ledger."""
+        return os.path.join(self.path, "training.jsonl")
 
     @property
     def supervisor_log(self) -> str:

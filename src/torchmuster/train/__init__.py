@@ -1,0 +1,32 @@
+"""The training library: exact resume, exact data order, correct metrics, safe snapshots.
+
+    import torchmuster.train as tm
+
+Works under `muster`, `torchrun`, `srun`, `mpiexec` and with no launcher at all. Needs torch and numpy:
+`pip install 'torchmuster[train]'`.
+"""
+
+from torchmuster.train.evaluation import Evaluation
+from torchmuster.train.group import WorldError
+from torchmuster.train.keyed import DatasetError
+from torchmuster.train.loader import Loader
+from torchmuster.train.once import OnceError
+from torchmuster.train.run import Run
+from torchmuster.train.sinks import MetricSink, TensorBoard, WeightsAndBiases
+from torchmuster.train.snapshot.state import SnapshotError
+from torchmuster.train.world import World, init
+
+__all__ = [
+    "DatasetError",
+    "Evaluation",
+    "Loader",
+    "MetricSink",
+    "OnceError",
+    "Run",
+    "SnapshotError",
+    "TensorBoard",
+    "WeightsAndBiases",
+    "World",
+    "WorldError",
+    "init",
+]

@@ -1,0 +1,49 @@
+"""A barrier that names the ranks that did not come.
+
+It runs over the store, not over a collective: a rank that is late is found by its missing key.
+"""
+
+from datetime import timedelta
+from typing import Any
+
+from torchmuster.model.ranks import compress_ranks
+from torchmuster.train.group import WorldError
+
+
+class StoreBarrier:
+    """Barriers by name; each may be used any number of times."""
+
+    def __init__(self, store: Any, *, rank: int, world_size: int) -> None:
+        self._store = store
+        self._rank = rank
+        self._world_size = world_size
+        self._rounds: dict[str, int] = {}
+
+    def wait(self, name: str, *, timeout_s: float) -> None:
+        """Return when all ranks have called `wait` with this name as often as we have.
+
+        Raises:
+            WorldError: Some did not within `timeout_s`; the message names them.
+        """
+        number = self._rounds.get(name, 0)
+        self._rounds[name] = number + 1
+        prefix = f"muster/barrier/{name}/{number}"
+        self._store.set(f"{prefix}/{self._rank}", b"1")
+        if self._store.add(f"{prefix}/count", 1) == self._world_size:
+            self._store.set(f"{prefix}/all", b"1")
+        try:
+            self._store.wait([f"{prefix}/all"], timedelta(seconds=timeout_s))
+        except RuntimeError as error:
+            missing = [
+                rank
+                for rank in range(self._world_size)
+                if not self._store.check([f"{prefix}/{rank}"])
+            ]
+            who = f"rank{'s' if len(missing) > 1 else ''} {compress_ranks(missing)}"
+            raise WorldError(
+                f"{len(missing)} of {self._world_size} workers did not reach the barrier `{name}`"
+                f" within {timeout_s:g} s",
+                where=who,
+                why=f"rank {self._rank} waited for {who}",
+                fix="see what they do: muster logs RUN --rank N, or py-spy dump --pid PID",
+            ) from error

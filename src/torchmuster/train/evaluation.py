@@ -1,0 +1,174 @@
+"""Evaluation where every sample counts once, at any world size.
+
+The samples are split among the ranks without padding, so shares may differ and be empty; nothing in
+the loop is a collective, so uneven ranks can't hang. Sums and counts meet in one reduction at the end.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils import _pytree as pytree
+from torch.utils.data import Sampler
+
+from torchmuster.errors import UsageError
+from torchmuster.train import rng
+from torchmuster.train.keyed import KeyedFetch, Request, num_samples_of
+from torchmuster.train.loader import close_batches, open_batches
+from torchmuster.train.meter import Meter, Number
+from torchmuster.train.order import split
+from torchmuster.train.workers import fork_quietly
+
+_UNLIKE_IN_TRAINING = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
+
+
+class Evaluation:
+    """This rank's batches of a dataset, and the metrics over all of it; see `World.evaluation`.
+
+    test = world.evaluation(test_set, batch_size=256)
+    model.eval()
+    with torch.no_grad():
+        for x, y in test:
+            logits = model(x)
+            test.add(loss=F.cross_entropy(logits, y), accuracy=logits.argmax(1) == y)
+    print(test.result())            # {"loss": ..., "accuracy": ..., "count": 10000}
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        batch_size: int,
+        num_workers: int,
+        device: torch.device,
+        models: Callable[[], list[nn.Module]],
+        watch: "Watch | Any",
+        say: Callable[[str], None],
+        collate: Callable[[list[Any]], Any] | None,
+        options: dict[str, Any],
+    ) -> None:
+        if batch_size < 1:
+            raise UsageError(f"batch_size is {batch_size}, below one", where="World.evaluation")
+        self.num_samples = num_samples_of(dataset)
+        self._device = device
+        self._models = models
+        self._watch = watch
+        self._say = say
+        self._meter = Meter()
+        self._count = 0
+        self._size = 0
+        begin, end = split(self.num_samples, dist.get_world_size(), dist.get_rank())
+        ranges = [(at, min(at + batch_size, end)) for at in range(begin, end, batch_size)]
+        fetch = KeyedFetch(dataset, 0, collate)
+        self._num_batches = len(ranges)
+        self._batches = open_batches(fetch, _Ranges(ranges), num_workers, options)
+
+    def __len__(self) -> int:
+        """Return how many batches this rank has; another rank may have one more or less."""
+        return self._num_batches
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield this rank's batches, with the metrics begun anew."""
+        self._meter.clear()
+        self._count = 0
+        for model in self._models():
+            _share_buffers(model)
+            if model.training and any(isinstance(m, _UNLIKE_IN_TRAINING) for m in model.modules()):
+                self._say("evaluating a model in training mode: call model.eval() first")
+        with fork_quietly():
+            batches = iter(self._batches)
+        return self._iterate(batches)
+
+    def _iterate(self, batches: Iterator[Any]) -> Iterator[Any]:
+        # A snapshot that is made in here is one of the step before: with that moment's generators.
+        with self._watch.evaluating(rng.capture()):
+            for ids, batch in batches:
+                self._watch.between_batches()
+                self._size = len(ids)
+                self._count += len(ids)
+                yield pytree.tree_map_only(
+                    torch.Tensor, lambda t: t.to(self._device, non_blocking=True), batch
+                )
+            self._size = 0
+
+    def add(self, **values: Number | torch.Tensor) -> None:
+        """Add metrics of the batch in hand: a scalar is its mean, `(batch,)` is one a sample.
+
+        Raises:
+            UsageError: No batch is in hand, or a tensor has another shape.
+        """
+        if not self._size:
+            raise UsageError(
+                "add() was called outside the loop over the evaluation's batches",
+                where="Evaluation.add",
+            )
+        means = {}
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor) and value.dim() == 1 and len(value) == self._size:
+                value = value.to(torch.float64).mean()  # noqa: PLW2901
+            means[name] = value
+        self._meter.add(means, self._size)
+
+    def result(self) -> dict[str, float]:
+        """Return the means over all samples, and `count`; the same on all ranks; a collective.
+
+        Raises:
+            UsageError: The ranks together have not counted every sample once.
+        """
+        self._watch.before_collective()
+        self._meter.add({"count": self._count}, 1.0)
+        totals = self._meter.totals(torch.device("cpu"))
+        count = int(totals.pop("count")[0])
+        if count != self.num_samples:
+            raise UsageError(
+                f"{count} of {self.num_samples} samples were evaluated",
+                where="Evaluation.result",
+                why="a rank left the loop early, or result() was called twice",
+                fix="run the loop to its end on every rank",
+            )
+        self._count = 0
+        means = {name: total / weight for name, (total, weight) in totals.items() if weight}
+        return {**means, "count": count}
+
+    def close(self) -> None:
+        """End the worker processes."""
+        close_batches(self._batches)
+
+
+class Watch:
+    """What a run wants to know of an evaluation; this one wants nothing."""
+
+    def evaluating(self, generators: dict[str, Any]) -> Any:
+        """Return the context of the loop; `generators` is their state in front of it."""
+        from contextlib import nullcontext
+
+        return nullcontext()
+
+    def between_batches(self) -> None:
+        """Called in front of each batch."""
+
+    def before_collective(self) -> None:
+        """Called in front of the reduction at the end."""
+
+
+class _Ranges(Sampler[Request]):
+    def __init__(self, ranges: list[tuple[int, int]]) -> None:
+        self._ranges = ranges
+
+    def __iter__(self) -> Iterator[Request]:
+        return ((0, list(range(begin, end))) for begin, end in self._ranges)
+
+    def __len__(self) -> int:
+        return len(self._ranges)
+
+
+def _share_buffers(model: nn.Module) -> None:
+    """Give all ranks rank 0's buffers, once.
+
+    DDP would do it in every forward, and hang on a rank that has no batch left.
+    """
+    if dist.get_world_size() > 1:
+        for buffer in model.buffers():
+            dist.broadcast(buffer, 0)

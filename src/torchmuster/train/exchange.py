@@ -1,0 +1,57 @@
+"""What ranks tell each other outside the training loop: small collectives on the CPU, no pickles."""
+
+import json
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+_BLOCK_BYTES = 64 << 20
+
+
+def gather_ints(values: list[int]) -> list[list[int]]:
+    """Return every rank's `values`; all ranks give as many."""
+    mine = torch.tensor(values, dtype=torch.int64)
+    everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(everyone, mine)
+    return [one.tolist() for one in everyone]
+
+
+def gather_bytes(data: bytes) -> list[bytes]:
+    """Return every rank's `data`, of any length."""
+    lengths = [row[0] for row in gather_ints([len(data)])]
+    mine = torch.zeros(max(*lengths, 1), dtype=torch.uint8)
+    if data:
+        mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    everyone = [torch.empty_like(mine) for _ in lengths]
+    dist.all_gather(everyone, mine)
+    return [one[:length].numpy().tobytes() for one, length in zip(everyone, lengths, strict=True)]
+
+
+def gather_json(value: Any) -> list[Any]:
+    """Return every rank's `value`."""
+    return [json.loads(data) for data in gather_bytes(json.dumps(value).encode())]
+
+
+def broadcast_bytes(data: bytes | None, source: int) -> bytes:
+    """Return the source's `data` on every rank."""
+    length = torch.tensor([len(data or b"")], dtype=torch.int64)
+    dist.broadcast(length, source)
+    buffer = torch.empty(int(length), dtype=torch.uint8)
+    if data and dist.get_rank() == source:
+        buffer.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+    return broadcast_buffer(buffer, source).numpy().tobytes()
+
+
+def broadcast_buffer(buffer: torch.Tensor, source: int) -> torch.Tensor:
+    """Fill `buffer` (uint8, on the CPU, as long on all ranks) from the source's; return it."""
+    for begin in range(0, buffer.numel(), _BLOCK_BYTES):
+        dist.broadcast(buffer[begin : begin + _BLOCK_BYTES], source)
+    return buffer
+
+
+def sum_float64(values: torch.Tensor) -> torch.Tensor:
+    """Return the sum over ranks of a float64 vector, on its device."""
+    if dist.get_world_size() > 1:
+        dist.all_reduce(values)
+    return values

@@ -1,0 +1,264 @@
+"""The process group: made from whatever launcher is there, checked, and torn down on every way out.
+
+The roll call is one all-gather of 512 bytes a rank: it proves that the group works, counts the ranks
+on each node and finds two ranks on one GPU before the first step.
+"""
+
+import ctypes
+import json
+import os
+import socket
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from torchmuster.errors import MusterError, UsageError
+from torchmuster.net.address import interface_of
+from torchmuster.train.launch import Launch, Launcher, read_launch, torchrun_variables
+
+_CARD_BYTES = 512
+# Some sites forbid a zero time-out, torch's default is 10 or 30 minutes: long enough to compile in.
+DEFAULT_TIMEOUT_S = 600.0
+
+
+class WorldError(MusterError):
+    """The world is not what the launcher promised."""
+
+    exit_code = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """What one rank tells all others."""
+
+    rank: int
+    host: str
+    local_rank: int | None
+    gpu: str | None
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Where this rank stands in the world that was found."""
+
+    launch: Launch
+    device: torch.device
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+    num_nodes: int
+    interface: str | None
+    store: Any
+    timeout_s: float
+
+
+def join(*, timeout_s: float = DEFAULT_TIMEOUT_S, device: str | None = None) -> Standing:
+    """Join the process group that the launcher promised, and check it.
+
+    Args:
+        timeout_s: How long a collective or the wait for a rank may take.
+        device: `cpu` or `cuda`; default: CUDA where torch sees a GPU.
+
+    Raises:
+        UsageError: The environment contradicts itself.
+        WorldError: Ranks are missing, or two of them share a GPU.
+    """
+    launch = read_launch(os.environ, _node_file())
+    for name, value in torchrun_variables(launch).items():
+        os.environ.setdefault(name, value)
+    interface = _choose_interface(launch)
+    kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    chosen = _choose_device(kind, launch)
+    store = _open_group(launch, kind, timeout_s)
+    cards = _call_roll(launch, chosen)
+    hosts = list(dict.fromkeys(card.host for card in cards))
+    on_my_node = [card.rank for card in cards if card.host == cards[launch.rank].host]
+    _check_roll(launch, cards, on_my_node)
+    return Standing(
+        launch=launch,
+        device=chosen,
+        local_rank=_first_known(launch.local_rank, on_my_node.index(launch.rank)),
+        local_world_size=_first_known(launch.local_world_size, len(on_my_node)),
+        node_rank=_first_known(launch.node_rank, hosts.index(cards[launch.rank].host)),
+        num_nodes=_first_known(launch.num_nodes, len(hosts)),
+        interface=interface,
+        store=store,
+        timeout_s=timeout_s,
+    )
+
+
+def leave(*, is_clean: bool) -> None:
+    """Destroy the process group.
+
+    Gloo's group is never freed: in torch 2.13 its destructor joins a thread that may be waiting for
+    the interpreter's lock, and a DDP model that outlives the group makes the process hang there.
+    """
+    if not dist.is_initialized():
+        return
+    group = dist.group.WORLD
+    backends = str(dist.get_backend_config()) if hasattr(dist, "get_backend_config") else ""
+    if "nccl" not in backends:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+    if is_clean or "nccl" not in backends:
+        dist.destroy_process_group()
+    # With an exception on its way out, NCCL's own destruction would wait for collectives that the
+    # other ranks will never join: the end of the process takes the communicator along.
+
+
+def _first_known(promised: int | None, found: int) -> int:
+    return found if promised is None else promised
+
+
+def _node_file() -> list[str]:
+    try:
+        with open(os.environ.get("PBS_NODEFILE", "")) as file:
+            return file.read().splitlines()
+    except OSError:
+        return []
+
+
+def _choose_interface(launch: Launch) -> str | None:
+    """Tell Gloo and NCCL to use the interface that carries the route to rank 0."""
+    if launch.world_size == 1 or launch.master_addr is None:
+        address = "127.0.0.1"
+    else:
+        address = _own_address_towards(launch.master_addr, launch.master_port or 1)
+    interface = interface_of(address)
+    if interface is None:
+        return None
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        # NCCL takes a prefix unless the name begins with `=`; it refuses `lo` among several nodes.
+        name = f"={interface}" if variable.startswith("NCCL") else interface
+        if interface != "lo" or variable.startswith("GLOO"):
+            os.environ.setdefault(variable, name)
+    return os.environ.get("GLOO_SOCKET_IFNAME")
+
+
+def _own_address_towards(host: str, port: int) -> str:
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+    except OSError as error:
+        raise UsageError(
+            f"the name of rank 0's host can't be resolved: {host}",
+            where=f"MASTER_ADDR={host}",
+            why=str(error),
+            fix="set MASTER_ADDR to an address that this node can reach",
+        ) from error
+    for family, kind, protocol, _, address in found:
+        with socket.socket(family, kind, protocol) as probe:  # sends nothing: asks for the route
+            try:
+                probe.connect(address)
+            except OSError:
+                continue
+            return str(probe.getsockname()[0])
+    return ""
+
+
+def _choose_device(kind: str, launch: Launch) -> torch.device:
+    if kind == "cpu":
+        return torch.device("cpu")
+    num_gpus = torch.cuda.device_count()
+    local_rank = launch.local_rank or 0
+    if local_rank >= num_gpus > 1:
+        raise WorldError(
+            f"local rank {local_rank} has no GPU: this node shows {num_gpus}",
+            where=f"rank {launch.rank} on {socket.gethostname()}",
+            why=f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', '(not set)')}",
+            fix=f"start {num_gpus} workers on this node",
+        )
+    # One visible GPU for several workers is right when the scheduler gave each its own.
+    device = torch.device("cuda", local_rank if num_gpus > 1 else 0)
+    torch.cuda.set_device(device)
+    return device
+
+
+def _open_group(launch: Launch, kind: str, timeout_s: float) -> Any:
+    """Make the process group; return a connection to its store for our own use."""
+    backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
+    timeout = timedelta(seconds=timeout_s)
+    if dist.is_initialized():
+        raise UsageError(
+            "the process group exists already",
+            fix="remove the script's own init_process_group: tm.init() makes it",
+        )
+    if launch.launcher is Launcher.NONE:
+        store = dist.HashStore()
+        dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
+        return store
+    try:
+        dist.init_process_group(
+            backend,
+            init_method="env://",
+            rank=launch.rank,
+            world_size=launch.world_size,
+            timeout=timeout,
+        )
+    except (RuntimeError, ValueError) as error:
+        raise WorldError(
+            f"the process group of {launch.world_size} workers could not be made",
+            where=f"rank {launch.rank}, store at {launch.master_addr}:{launch.master_port}",
+            why=_first_line(error),
+            fix="see that all workers run and that MASTER_PORT is free on rank 0's host",
+        ) from error
+    return dist.TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        is_master=False,
+        wait_for_workers=False,
+        timeout=timeout,
+    )
+
+
+def _call_roll(launch: Launch, device: torch.device) -> list[Card]:
+    gpu = None
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        gpu = str(getattr(properties, "uuid", "")) or None
+    mine = [_host_id(), launch.local_rank, gpu, os.getpid()]
+    text = json.dumps(mine).encode()[:_CARD_BYTES].ljust(_CARD_BYTES)
+    card = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    everyone = [torch.empty(_CARD_BYTES, dtype=torch.uint8) for _ in range(launch.world_size)]
+    dist.all_gather(everyone, card)
+    cards = []
+    for rank, one in enumerate(everyone):
+        host, local_rank, uuid, pid = json.loads(bytes(one.tolist()))
+        cards.append(Card(rank=rank, host=host, local_rank=local_rank, gpu=uuid, pid=pid))
+    return cards
+
+
+def _host_id() -> str:
+    """Return the node's identity: simulated nodes of one machine are told apart by their agent."""
+    node = os.environ.get("GROUP_RANK", "")
+    return f"{socket.gethostname()}/{node}"[:120]
+
+
+def _check_roll(launch: Launch, cards: list[Card], on_my_node: list[int]) -> None:
+    promised = launch.local_world_size
+    if promised is not None and promised != len(on_my_node):
+        raise WorldError(
+            f"{launch.launcher.value} promised {promised} workers on this node,"
+            f" {len(on_my_node)} came: ranks {on_my_node}",
+            where=f"rank {launch.rank} on {socket.gethostname()}",
+            fix="see that nothing but the launcher sets LOCAL_WORLD_SIZE and the node's rank",
+        )
+    owners: dict[tuple[str, str], int] = {}
+    for card in cards:
+        if card.gpu is None:
+            continue
+        host = card.host.rsplit("/", 1)[0]
+        other = owners.setdefault((host, card.gpu), card.rank)
+        if other != card.rank:
+            raise WorldError(
+                f"ranks {other} and {card.rank} share one GPU",
+                where=f"{host}, GPU {card.gpu}",
+                why="both see the same device as their own",
+                fix="start one worker a GPU, e.g. muster run --nproc-per-node gpu",
+            )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]

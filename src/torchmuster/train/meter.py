@@ -1,0 +1,138 @@
+"""Weighted means over samples and ranks, without a device synchronisation or a collective a step.
+
+A step appends references to a list. Every n steps, or when somebody reads, the list becomes one sum a
+name on the device; reading reduces all names in one all-reduce.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from torchmuster.errors import UsageError
+from torchmuster.train.exchange import gather_json, sum_float64
+
+Number = Any  # float, int, or a tensor of one element
+_FOLD_EVERY = 256
+
+
+@dataclass(slots=True)
+class _Column:
+    values: list[Any] = field(default_factory=list)
+    weights: list[float] = field(default_factory=list)
+    sum: torch.Tensor | float = 0.0
+    weight: float = 0.0
+
+    def fold(self) -> None:
+        if not self.values:
+            return
+        numbers = [v for v in self.values if not isinstance(v, torch.Tensor)]
+        if len(numbers) == len(self.values):
+            pairs = zip(self.values, self.weights, strict=True)
+            self.sum = self.sum + math.fsum(v * w for v, w in pairs if w)
+        else:
+            first = next(v for v in self.values if isinstance(v, torch.Tensor))
+            stack = torch.stack(
+                [torch.as_tensor(v, device=first.device).to(torch.float64) for v in self.values]
+            )
+            weights = torch.tensor(self.weights, dtype=torch.float64).to(first.device)
+            # What must not count may be anything, also NaN, and 0 * NaN is NaN.
+            self.sum = self.sum + torch.where(weights == 0, 0.0, stack * weights).sum()
+        self.weight += math.fsum(self.weights)
+        self.values, self.weights = [], []
+
+
+class Meter:
+    """Collects named values; each has the weight of the samples that it is the mean of."""
+
+    def __init__(self) -> None:
+        self._columns: dict[str, _Column] = {}
+        self._since_fold = 0
+
+    def add(self, values: dict[str, Number], weight: float) -> None:
+        """Add means over `weight` samples. A tensor must have one element; it stays on its device.
+
+        Raises:
+            UsageError: A value is not a scalar.
+        """
+        for name, value in values.items():
+            column = self._columns.get(name)
+            if column is None:
+                column = self._columns[name] = _Column()
+            if isinstance(value, torch.Tensor):
+                if value.numel() != 1:
+                    raise _not_a_scalar(name, f"a tensor of shape {list(value.shape)}")
+                value = value.detach().reshape(())  # noqa: PLW2901
+            elif not isinstance(value, (int, float)):
+                raise _not_a_scalar(name, f"of type {type(value).__name__}")
+            column.values.append(value)
+            column.weights.append(weight)
+        self._since_fold += 1
+        if self._since_fold >= _FOLD_EVERY:
+            self.fold()
+
+    def fold(self) -> None:
+        """Turn what was collected into one sum a name, still on the device."""
+        self._since_fold = 0
+        for column in self._columns.values():
+            column.fold()
+
+    def reduce(self, device: torch.device) -> dict[str, float]:
+        """Return the means over all ranks, on every rank; a collective.
+
+        A rank that has seen no sample may have no names: the names are agreed first.
+        """
+        sums = self.totals(device)
+        return {
+            name: total / weight if weight else float("nan")
+            for name, (total, weight) in sums.items()
+        }
+
+    def totals(self, device: torch.device) -> dict[str, tuple[float, float]]:
+        """Return `(sum, weight)` of each name over all ranks; a collective."""
+        self.fold()
+        names = self._agree_on_names()
+        if not names:
+            return {}
+        columns = [self._columns.get(name) or _Column() for name in names]
+        vector = torch.stack(
+            [
+                torch.as_tensor(value, dtype=torch.float64, device=device)
+                for column in columns
+                for value in (column.sum, column.weight)
+            ]
+        )
+        values = sum_float64(vector).tolist()
+        return {name: (values[2 * i], values[2 * i + 1]) for i, name in enumerate(names)}
+
+    def _agree_on_names(self) -> list[str]:
+        names = sorted(self._columns)
+        if dist.get_world_size() == 1:
+            return names
+        return sorted(set().union(*gather_json(names)))
+
+    def local_sums(self) -> dict[str, tuple[float, float]]:
+        """Return this rank's `(sum, weight)` by name; reads from the device."""
+        self.fold()
+        return {name: (float(c.sum), c.weight) for name, c in self._columns.items()}
+
+    def load_sums(self, sums: dict[str, Any]) -> None:
+        """Go on from sums that a snapshot held."""
+        self._columns = {
+            name: _Column(sum=float(total), weight=float(weight))
+            for name, (total, weight) in sums.items()
+        }
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._columns = {}
+
+
+def _not_a_scalar(name: str, what: str) -> UsageError:
+    return UsageError(
+        f"the metric `{name}` is not one number but {what}",
+        where="run.step / run.log",
+        fix=f"log its mean: {name}={name}.mean()",
+    )

@@ -1,0 +1,152 @@
+"""The user's objects as one packed state, and back: models, optimizers, anything with state_dict."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchmuster.errors import UsageError
+from torchmuster.train.snapshot.folder import Folder
+from torchmuster.train.snapshot.layout import Manifest
+from torchmuster.train.snapshot.load import Loaded
+from torchmuster.train.snapshot.state import SnapshotError, pack, unpack
+from torchmuster.train.wrap import unwrap
+
+OWN_NAME = "muster"  # under which a snapshot holds the run's own state
+
+
+@dataclass(frozen=True, slots=True)
+class Objects:
+    """What a snapshot holds, by the name that the script gave it."""
+
+    by_name: Mapping[str, Any]
+
+    def check(self) -> None:
+        """Raise when an object can't be saved.
+
+        Raises:
+            UsageError: It has no state_dict and load_state_dict.
+        """
+        if OWN_NAME in self.by_name:
+            raise UsageError(f"the name `{OWN_NAME}` is the run's own", where="World.resume")
+        for name, thing in self.by_name.items():
+            if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
+                raise UsageError(
+                    f"`{name}` can't be saved: a {type(thing).__name__} has no state_dict()",
+                    where="World.resume",
+                    fix="give it state_dict() and load_state_dict(state), or leave it out",
+                )
+
+    def models(self) -> dict[str, nn.Module]:
+        """Return the models, unwrapped."""
+        return {k: unwrap(v) for k, v in self.by_name.items() if isinstance(v, nn.Module)}
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Return the optimizers."""
+        return [v for v in self.by_name.values() if isinstance(v, torch.optim.Optimizer)]
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether a model's parameters are spread over ranks."""
+        from torch.distributed.tensor import DTensor
+
+        return any(
+            isinstance(p, DTensor) for model in self.models().values() for p in model.parameters()
+        )
+
+    def pack(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """Return the packed state and the tensors, by path, not copied."""
+        tensors: dict[str, torch.Tensor] = {}
+        sharded = self.is_sharded
+        state = {
+            name: pack(self._state_of(thing, sharded), name, tensors)
+            for name, thing in self.by_name.items()
+        }
+        return state, tensors
+
+    def load(self, loaded: Loaded, folder: Folder) -> None:
+        """Put a snapshot into the objects.
+
+        Raises:
+            SnapshotError: It is one of other objects, or of another model.
+        """
+        manifest = loaded.manifest
+        self._check_names(manifest)
+        if (manifest.kind == "sharded") != self.is_sharded:
+            now = "sharded" if self.is_sharded else "whole on every rank"
+            raise SnapshotError(
+                f"the snapshot of step {manifest.step} is {manifest.kind}, the model is {now}",
+                where=folder.url,
+                fix="wrap the model as it was when the snapshot was made",
+            )
+        if self.is_sharded:
+            from torchmuster.train.snapshot.sharded import read_into
+
+            _, targets = self.pack()
+            read_into(folder, manifest, targets)
+            tensors = targets
+        else:
+            tensors = loaded.tensors()
+            self._check_models(manifest)
+        for name, thing in self.by_name.items():
+            state = unpack(manifest.state[name], tensors)
+            try:
+                self._load_into(thing, state)
+            except (ValueError, RuntimeError, KeyError, TypeError, AttributeError) as error:
+                raise SnapshotError(
+                    f"`{name}` does not take the snapshot of step {manifest.step}",
+                    where=folder.url,
+                    why=str(error)[:500],
+                    fix="restore the script that it was made with, or begin anew with another"
+                    " folder",
+                ) from error
+
+    def _check_names(self, manifest: Manifest) -> None:
+        saved, given = set(manifest.state) - {OWN_NAME}, set(self.by_name)
+        if saved != given:
+            lacking = [f"`{name}` is in the snapshot only" for name in sorted(saved - given)]
+            extra = [f"`{name}` is in the script only" for name in sorted(given - saved)]
+            raise SnapshotError(
+                f"the snapshot of step {manifest.step} holds other objects than the script",
+                where="World.resume",
+                why="; ".join(lacking + extra),
+                fix="give resume() the same names, or begin anew with another folder",
+            )
+
+    def _check_models(self, manifest: Manifest) -> None:
+        from torchmuster.train.snapshot.load import check_tensors
+
+        wanted: dict[str, torch.Tensor] = {}
+        for name, model in self.models().items():
+            pack(model.state_dict(), name, wanted)
+        shapes = {path: tuple(tensor.shape) for path, tensor in wanted.items()}
+        prefixes = tuple(f"{name}." for name in self.models())
+        check_tensors(manifest, shapes, only=prefixes)
+
+    def _state_of(self, thing: Any, sharded: bool) -> Any:
+        if isinstance(thing, nn.Module):
+            return unwrap(thing).state_dict()
+        if sharded and isinstance(thing, torch.optim.Optimizer):
+            from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+            return get_optimizer_state_dict(self._model_of(thing), thing)
+        return thing.state_dict()
+
+    def _load_into(self, thing: Any, state: Any) -> None:
+        if isinstance(thing, nn.Module):
+            unwrap(thing).load_state_dict(state)
+        elif self.is_sharded and isinstance(thing, torch.optim.Optimizer):
+            from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
+
+            set_optimizer_state_dict(self._model_of(thing), thing, state)
+        else:
+            thing.load_state_dict(state)
+
+    def _model_of(self, optimizer: torch.optim.Optimizer) -> nn.Module:
+        ids = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        for model in self.models().values():
+            if any(id(p) in ids for p in model.parameters()):
+                return model
+        raise UsageError("an optimizer has no parameter of any model given to resume()")

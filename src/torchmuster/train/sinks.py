@@ -1,0 +1,167 @@
+"""Where metrics go: the run's own record, TensorBoard files, Weights & Biases. Rank 0 only."""
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from torchmuster.errors import UsageError
+
+
+class MetricSink(Protocol):
+    """Takes means over all ranks."""
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Take the values of the steps up to `step`."""
+
+    def close(self) -> None:
+        """Bring everything to its place."""
+
+
+class Record:
+    """`training.jsonl`: one line per event, UTC, append only; `muster status` reads it.
+
+    A disk that is full must not end a training run over a line of metrics: lines are dropped, and
+    the next one that is written says how many.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._num_dropped = 0
+
+    def event(self, name: str, **fields: Any) -> None:
+        """Append an event."""
+        stamp = datetime.now(UTC).isoformat(timespec="milliseconds")
+        line = {"time": stamp, "event": name, **fields}
+        if self._num_dropped:
+            line["dropped_before"] = self._num_dropped
+        try:
+            os.makedirs(os.path.dirname(self.path) or ".", exist_ok=True)
+            with open(self.path, "a") as file:
+                file.write(json.dumps(line) + "\n")
+            self._num_dropped = 0
+        except OSError:
+            self._num_dropped += 1
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Append the metrics of a step."""
+        self.event("metrics", step=step, values=dict(values))
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+class TensorBoard:
+    """Event files that `tensorboard --logdir FOLDER` shows."""
+
+    def __init__(self, folder: str) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise UsageError(
+                "TensorBoard files need the package tensorboard",
+                why=str(error),
+                fix="pip install tensorboard",
+            ) from error
+        self._writer: Any = SummaryWriter(folder)
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Write each value as a scalar."""
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Flush and close the file."""
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """A run of Weights & Biases; give `wandb.init`'s arguments, or a run that exists."""
+
+    def __init__(self, run: Any = None, **options: Any) -> None:
+        if run is None:
+            try:
+                import wandb
+            except ImportError as error:
+                raise UsageError(
+                    "logging to Weights & Biases needs the package wandb",
+                    why=str(error),
+                    fix="pip install wandb",
+                ) from error
+            run = wandb.init(**options)
+        self._run = run
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Log the values."""
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        """Finish the run."""
+        self._run.finish()
+
+
+class Progress:
+    """A bar on a terminal, a plain line every 10 s elsewhere."""
+
+    PLAIN_EVERY_S = 10.0
+    BAR_EVERY_S = 0.1
+
+    def __init__(self, stream: Any, *, now: Any = time.monotonic) -> None:
+        self._stream = stream
+        self._now = now
+        self._is_bar = bool(getattr(stream, "isatty", lambda: False)())
+        self._shown_at = now()
+        self._began_at = now()
+        self._began_step = 0
+        self._open = False
+
+    def begin(self, step: int) -> None:
+        """Count speed and time left from here."""
+        self._began_at = self._shown_at = self._now()
+        self._began_step = step
+
+    def show(
+        self, step: int, total: int | None, values: Mapping[str, float], *, force: bool = False
+    ) -> None:
+        """Show where the loop stands, not more often than a person can read."""
+        now = self._now()
+        every = self.BAR_EVERY_S if self._is_bar else self.PLAIN_EVERY_S
+        if not force and now - self._shown_at < every:
+            return
+        self._shown_at = now
+        line = self.line(step, total, values)
+        if self._is_bar:
+            self._stream.write(f"\r\x1b[K{line}")
+            self._open = True
+        else:
+            self._stream.write(f"{line}\n")
+        self._stream.flush()
+
+    def line(self, step: int, total: int | None, values: Mapping[str, float]) -> str:
+        """Return the line that is shown."""
+        speed = (step - self._began_step) / max(self._now() - self._began_at, 1e-9)
+        parts = [f"step {step}/{total}" if total else f"step {step}"]
+        if self._is_bar and total:
+            filled = min(20 * step // total, 20)
+            parts.insert(0, "[" + "#" * filled + "." * (20 - filled) + "]")
+        if step > self._began_step:
+            parts.append(f"{speed:.1f} steps/s")
+            if total and total > step:
+                parts.append(f"{_clock((total - step) / speed)} left")
+        parts += [f"{name} {value:.4g}" for name, value in values.items()]
+        return "  ".join(parts)
+
+    def end(self) -> None:
+        """Leave the cursor on a new line."""
+        if self._open:
+            self._stream.write("\n")
+            self._stream.flush()
+            self._open = False
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

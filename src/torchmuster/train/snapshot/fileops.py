@@ -1,0 +1,75 @@
+"""Every file operation of a save, by name: one seam through which tests kill a process at each.
+
+`before` is called with the operation's name and the path before it is done; it does nothing unless a
+test has put something else there.
+"""
+
+import os
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+
+def _nothing(_operation: str, _path: str) -> None:
+    pass
+
+
+before: Callable[[str, str], None] = _nothing
+
+
+def make_dir(path: str) -> None:
+    """Make one directory and what is missing above it."""
+    before("mkdir", path)
+    os.makedirs(path, exist_ok=True)
+
+
+def create(path: str) -> int:
+    """Open a new file for writing."""
+    before("create", path)
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+
+
+def claim(path: str) -> bool:
+    """Create an empty file; say whether it was not there."""
+    before("claim", path)
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+    except FileExistsError:
+        return False
+    return True
+
+
+def write(fd: int, data: Any, path: str) -> None:
+    """Write all of `data`."""
+    before("write", path)
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def sync(fd: int, path: str) -> None:
+    """Bring a file's bytes to the disk."""
+    before("fsync", path)
+    os.fsync(fd)
+
+
+def sync_dir(path: str) -> None:
+    """Bring a directory's entries to the disk."""
+    before("fsync directory", path)
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def rename(old: str, new: str) -> None:
+    """Rename, atomically within one file system."""
+    before("rename", new)
+    os.rename(old, new)
+
+
+def remove_tree(path: str) -> None:
+    """Remove a directory with all in it."""
+    before("remove", path)
+    shutil.rmtree(path, ignore_errors=True)

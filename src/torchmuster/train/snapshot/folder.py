@@ -1,0 +1,347 @@
+"""Where snapshots lie: a local (or shared) directory, or a URL that fsspec knows.
+
+    step-000000120/              a committed snapshot
+    .step-000000150.3.tmp/       being written by generation 3
+    bad-step-000000090/          set aside because it was damaged
+    generation-3                 the newest start of the run in this folder
+
+A local commit is: write and fsync the files in the temporary directory, fsync it, see that no newer
+generation has begun, rename, fsync the parent. On an object store, where nothing can be renamed, the
+manifest is written last and is the commit.
+"""
+
+import contextlib
+import os
+import re
+from typing import Any, Protocol
+
+from torchmuster.train.snapshot import fileops
+from torchmuster.train.snapshot.layout import MANIFEST
+from torchmuster.train.snapshot.state import SnapshotError
+
+_NAME = re.compile(r"step-(\d{9,})")
+_GENERATION = re.compile(r"generation-(\d{1,9})")
+
+
+def name_of(step: int) -> str:
+    """Return the name of a step's snapshot."""
+    return f"step-{step:09d}"
+
+
+class Sink(Protocol):
+    """A file being written."""
+
+    def write(self, data: Any) -> None:
+        """Append bytes."""
+
+    def finish(self) -> None:
+        """Bring all bytes to the disk and close."""
+
+
+class Folder(Protocol):
+    """What saving and loading need of a place for snapshots."""
+
+    url: str
+
+    def claim_generation(self, at_least: int = 1) -> int:
+        """Return a number above those of all earlier starts, now ours."""
+
+    def newest_generation(self) -> int:
+        """Return the number of the newest start; 0 for none."""
+
+    def steps(self) -> list[int]:
+        """Return the steps of all committed snapshots, the newest first."""
+
+    def begin(self, step: int, generation: int) -> None:
+        """Make the place that a snapshot is written to."""
+
+    def create(self, step: int, generation: int, name: str) -> Sink:
+        """Open one file of a snapshot that was begun."""
+
+    def commit(self, step: int, generation: int, manifest: bytes) -> None:
+        """Write the manifest and make the snapshot visible."""
+
+    def size(self, step: int, name: str) -> int:
+        """Return the size of a committed file in bytes."""
+
+    def read_into(self, step: int, name: str, buffer: memoryview, begin: int = 0) -> int:
+        """Fill `buffer` from byte `begin` of a committed file; return how many bytes came."""
+
+    def set_aside(self, step: int) -> str:
+        """Take a damaged snapshot out of the way; return its new name."""
+
+    def delete(self, step: int) -> None:
+        """Remove a committed snapshot."""
+
+    def tidy(self, generation: int) -> None:
+        """Remove what older generations have left half written."""
+
+    def exists_here(self, name: str) -> bool:
+        """Say whether a plain file of that name is visible from this node."""
+
+
+def open_folder(url: str) -> Folder:
+    """Return the folder at a path or URL; it is made when it is first written to."""
+    if "://" in url and not url.startswith("file://"):
+        return UrlFolder(url)
+    return LocalFolder(url.removeprefix("file://"))
+
+
+class _LocalSink:
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._fd = fileops.create(path)
+
+    def write(self, data: Any) -> None:
+        fileops.write(self._fd, data, self._path)
+
+    def finish(self) -> None:
+        try:
+            fileops.sync(self._fd, self._path)
+        finally:
+            os.close(self._fd)
+
+
+class LocalFolder:
+    """Snapshots in a directory."""
+
+    def __init__(self, path: str) -> None:
+        self.url = os.path.abspath(os.path.expanduser(path))
+
+    def claim_generation(self, at_least: int = 1) -> int:
+        """Return a number above those of all earlier starts, now ours."""
+        fileops.make_dir(self.url)
+        number = max(self.newest_generation() + 1, at_least)
+        while not fileops.claim(os.path.join(self.url, f"generation-{number}")):
+            number += 1
+        fileops.sync_dir(self.url)
+        for older in self._generations():
+            if older < number:
+                with contextlib.suppress(OSError):
+                    os.unlink(os.path.join(self.url, f"generation-{older}"))
+        return number
+
+    def newest_generation(self) -> int:
+        """Return the number of the newest start; 0 for none."""
+        return max(self._generations(), default=0)
+
+    def steps(self) -> list[int]:
+        """Return the steps of all committed snapshots, the newest first."""
+        return _sorted_steps(self._names())
+
+    def begin(self, step: int, generation: int) -> None:
+        """Make the temporary directory."""
+        path = self._temporary(step, generation)
+        fileops.remove_tree(path)
+        fileops.make_dir(path)
+
+    def create(self, step: int, generation: int, name: str) -> Sink:
+        """Open one file in the temporary directory."""
+        return _LocalSink(os.path.join(self._temporary(step, generation), name))
+
+    def commit(self, step: int, generation: int, manifest: bytes) -> None:
+        """Write the manifest, then rename the directory."""
+        temporary = self._temporary(step, generation)
+        sink = self.create(step, generation, MANIFEST)
+        sink.write(manifest)
+        sink.finish()
+        fileops.sync_dir(temporary)
+        refuse_older(self, generation)
+        final = os.path.join(self.url, name_of(step))
+        if os.path.exists(final):  # a run resumes from the newest: what lies here is not whole
+            self.set_aside(step)
+        fileops.rename(temporary, final)
+        fileops.sync_dir(self.url)
+
+    def size(self, step: int, name: str) -> int:
+        """Return the size of a committed file in bytes."""
+        return os.stat(self._path(step, name)).st_size
+
+    def read_into(self, step: int, name: str, buffer: memoryview, begin: int = 0) -> int:
+        """Fill `buffer` from a committed file."""
+        total = 0
+        with open(self._path(step, name), "rb", buffering=0) as file:
+            file.seek(begin)
+            while total < len(buffer):
+                count = file.readinto(buffer[total : total + (64 << 20)])
+                if not count:
+                    break
+                total += count
+        return total
+
+    def set_aside(self, step: int) -> str:
+        """Rename a damaged snapshot to `bad-...`."""
+        name = f"bad-{name_of(step)}"
+        number = 1
+        while os.path.exists(os.path.join(self.url, name)):
+            number += 1
+            name = f"bad-{name_of(step)}-{number}"
+        fileops.rename(os.path.join(self.url, name_of(step)), os.path.join(self.url, name))
+        fileops.sync_dir(self.url)
+        return name
+
+    def delete(self, step: int) -> None:
+        """Rename, then remove: a removal that is cut short leaves nothing that looks whole."""
+        doomed = os.path.join(self.url, f".{name_of(step)}.deleted")
+        fileops.rename(os.path.join(self.url, name_of(step)), doomed)
+        fileops.remove_tree(doomed)
+
+    def tidy(self, generation: int) -> None:
+        """Remove half-written and half-removed snapshots of older generations."""
+        for name in self._names():
+            found = re.fullmatch(r"\.step-\d+\.(?:(\d+)\.tmp|deleted)", name)
+            if found and not (found[1] and int(found[1]) >= generation):
+                fileops.remove_tree(os.path.join(self.url, name))
+
+    def exists_here(self, name: str) -> bool:
+        """Say whether a plain file of that name is visible from this node."""
+        # Listing first makes an NFS client ask the server again.
+        return name in self._names()
+
+    def _names(self) -> list[str]:
+        try:
+            return os.listdir(self.url)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise SnapshotError(
+                "the folder of the snapshots can't be read", where=self.url, why=error.strerror
+            ) from error
+
+    def _generations(self) -> list[int]:
+        return [int(m[1]) for m in map(_GENERATION.fullmatch, self._names()) if m]
+
+    def _temporary(self, step: int, generation: int) -> str:
+        return os.path.join(self.url, f".{name_of(step)}.{generation}.tmp")
+
+    def _path(self, step: int, name: str) -> str:
+        return os.path.join(self.url, name_of(step), name)
+
+
+class UrlFolder:
+    """Snapshots on an object store or in memory, through fsspec."""
+
+    def __init__(self, url: str) -> None:
+        import fsspec
+
+        self.url = url.rstrip("/")
+        try:
+            self._fs, self._root = fsspec.core.url_to_fs(self.url)
+        except (ValueError, ImportError) as error:
+            raise SnapshotError(
+                "nothing here can write to that kind of URL",
+                where=url,
+                why=str(error),
+                fix="pip install the package that fsspec names, or use a local path",
+            ) from error
+
+    def claim_generation(self, at_least: int = 1) -> int:
+        """Return a number above those of all earlier starts, now ours."""
+        number = max(self.newest_generation() + 1, at_least)
+        self._fs.makedirs(self._root, exist_ok=True)
+        self._fs.pipe_file(f"{self._root}/generation-{number}", b"")
+        return number
+
+    def newest_generation(self) -> int:
+        """Return the number of the newest start; 0 for none."""
+        found = map(_GENERATION.fullmatch, self._names(self._root))
+        return max((int(m[1]) for m in found if m), default=0)
+
+    def steps(self) -> list[int]:
+        """Return the steps that have a manifest, the newest first."""
+        return [
+            step
+            for step in _sorted_steps(self._names(self._root))
+            if self._fs.exists(self._path(step, MANIFEST))
+        ]
+
+    def begin(self, step: int, generation: int) -> None:
+        """Remove what an attempt without a manifest has left."""
+        self.delete(step)
+        self._fs.makedirs(f"{self._root}/{name_of(step)}", exist_ok=True)
+
+    def create(self, step: int, generation: int, name: str) -> Sink:
+        """Open one file."""
+        return _UrlSink(self._fs.open(self._path(step, name), "wb"))
+
+    def commit(self, step: int, generation: int, manifest: bytes) -> None:
+        """Write the manifest, last."""
+        refuse_older(self, generation)
+        self._fs.pipe_file(self._path(step, MANIFEST), manifest)
+
+    def size(self, step: int, name: str) -> int:
+        """Return the size of a committed file in bytes."""
+        return int(self._fs.size(self._path(step, name)))
+
+    def read_into(self, step: int, name: str, buffer: memoryview, begin: int = 0) -> int:
+        """Fill `buffer` from a committed file."""
+        data = self._fs.cat_file(self._path(step, name), start=begin, end=begin + len(buffer))
+        count = min(len(data), len(buffer))
+        buffer[:count] = data[:count]
+        return count
+
+    def set_aside(self, step: int) -> str:
+        """Move the manifest away, so that nothing is committed there."""
+        bad = f"bad-{name_of(step)}.{MANIFEST}"
+        self._fs.copy(self._path(step, MANIFEST), f"{self._root}/{bad}")
+        self._fs.rm_file(self._path(step, MANIFEST))
+        return bad
+
+    def delete(self, step: int) -> None:
+        """Remove a snapshot: its manifest first."""
+        if self._fs.exists(self._path(step, MANIFEST)):
+            self._fs.rm_file(self._path(step, MANIFEST))
+        if self._fs.exists(f"{self._root}/{name_of(step)}"):
+            self._fs.rm(f"{self._root}/{name_of(step)}", recursive=True)
+
+    def tidy(self, generation: int) -> None:
+        """Remove snapshots without a manifest."""
+        for step in _sorted_steps(self._names(self._root)):
+            if not self._fs.exists(self._path(step, MANIFEST)):
+                self.delete(step)
+
+    def exists_here(self, name: str) -> bool:
+        """Say whether a file of that name is visible from this node."""
+        return name in self._names(self._root)
+
+    def _names(self, path: str) -> list[str]:
+        self._fs.invalidate_cache()
+        try:
+            found = self._fs.ls(path, detail=False)
+        except FileNotFoundError:
+            return []
+        return [str(one).rstrip("/").rsplit("/", 1)[-1] for one in found]
+
+    def _path(self, step: int, name: str) -> str:
+        return f"{self._root}/{name_of(step)}/{name}"
+
+
+class _UrlSink:
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def write(self, data: Any) -> None:
+        self._file.write(data)
+
+    def finish(self) -> None:
+        self._file.close()
+
+
+def refuse_older(folder: Folder, generation: int) -> None:
+    """Raise when a newer start of the run works in this folder.
+
+    Raises:
+        SnapshotError: A newer generation has begun.
+    """
+    newest = folder.newest_generation()
+    if newest > generation:
+        raise SnapshotError(
+            f"a newer start of this run writes here: generation {newest}, ours is {generation}",
+            where=folder.url,
+            why="this process was taken for dead, and its place was given to another",
+            fix="end this process; nothing of the newer run was touched",
+        )
+
+
+def _sorted_steps(names: list[str]) -> list[int]:
+    return sorted((int(m[1]) for m in map(_NAME.fullmatch, names) if m), reverse=True)

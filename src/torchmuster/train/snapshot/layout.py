@@ -1,0 +1,226 @@
+"""The bytes of a snapshot: raw tensors in data files, everything else in a manifest with checksums.
+
+step-000000120/
+  data-00000.bin      tensors of one writer, each from a multiple of 64 bytes
+  manifest.json       line 1: `torchmuster-snapshot 1 crc32=<8 hex digits> bytes=<n>`
+                      then n bytes of JSON: files with sizes and checksums, tensors, state
+"""
+
+import json
+import re
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torchmuster.train.snapshot.state import DamagedError, dtype_named
+
+ALIGNMENT = 64
+MANIFEST = "manifest.json"
+_FORMAT = 1
+_HEADER = re.compile(rb"torchmuster-snapshot (\d{1,4}) crc32=([0-9a-f]{8}) bytes=(\d{1,15})\n")
+_MAX_HEADER_BYTES = 80
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """A box of a tensor, and where its bytes are.
+
+    Attributes:
+        offsets: Index of the box's first element in each dim of the whole tensor.
+        sizes: Length of the box in each dim.
+        begin: First byte in the file.
+    """
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    file: str
+    begin: int
+
+    def num_bytes(self, itemsize: int) -> int:
+        """Return how many bytes the box has in its file."""
+        count = 1
+        for size in self.sizes:
+            count *= size
+        return count * itemsize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorEntry:
+    """One tensor of a snapshot."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    chunks: tuple[Chunk, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileEntry:
+    """One data file."""
+
+    num_bytes: int
+    crc32: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """All of a snapshot but the tensors' bytes.
+
+    Attributes:
+        generation: Counts the starts of the run in this folder; an older one may not commit.
+        kind: `whole` (one writer has all) or `sharded`.
+        state: Packed state of the user's objects.
+        ranks: Packed state of each rank, by rank.
+    """
+
+    step: int
+    epoch: int
+    generation: int
+    world_size: int
+    kind: str
+    created: str
+    files: dict[str, FileEntry]
+    tensors: dict[str, TensorEntry]
+    state: Any
+    ranks: dict[int, Any]
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """Return the bytes of `manifest.json`."""
+    body = json.dumps(
+        {
+            "step": manifest.step,
+            "epoch": manifest.epoch,
+            "generation": manifest.generation,
+            "world_size": manifest.world_size,
+            "kind": manifest.kind,
+            "created": manifest.created,
+            "files": {name: [f.num_bytes, f.crc32] for name, f in manifest.files.items()},
+            "tensors": {
+                path: [
+                    entry.dtype,
+                    list(entry.shape),
+                    [[list(c.offsets), list(c.sizes), c.file, c.begin] for c in entry.chunks],
+                ]
+                for path, entry in manifest.tensors.items()
+            },
+            "state": manifest.state,
+            "ranks": {str(rank): piece for rank, piece in manifest.ranks.items()},
+        },
+        allow_nan=False,
+    ).encode()
+    crc = zlib.crc32(body)
+    return b"torchmuster-snapshot %d crc32=%08x bytes=%d\n" % (_FORMAT, crc, len(body)) + body
+
+
+def decode_manifest(raw: bytes) -> Manifest:
+    """Return the manifest in `raw`.
+
+    Raises:
+        DamagedError: It isn't what `encode_manifest` wrote, byte for byte.
+    """
+    found = _HEADER.match(raw[:_MAX_HEADER_BYTES])
+    if found is None:
+        raise DamagedError("the manifest doesn't begin as one", where=MANIFEST)
+    version, crc, length = int(found[1]), int(found[2], 16), int(found[3])
+    if version != _FORMAT:
+        raise DamagedError(
+            f"the manifest has format {version}, this version reads {_FORMAT}", where=MANIFEST
+        )
+    body = raw[found.end() :]
+    if len(body) != length:
+        raise DamagedError(f"the manifest has {len(body)} of {length} bytes", where=MANIFEST)
+    if zlib.crc32(body) != crc:
+        raise DamagedError("the manifest's checksum is wrong", where=MANIFEST)
+    # The canonical form has no second way to write the same header.
+    if not raw.startswith(
+        b"torchmuster-snapshot %d crc32=%08x bytes=%d\n" % (version, crc, length)
+    ):
+        raise DamagedError("the manifest's first line was changed", where=MANIFEST)
+    try:
+        return _from_plain(json.loads(body))
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise DamagedError(
+            "the manifest isn't a snapshot's", where=MANIFEST, why=repr(error)
+        ) from error
+
+
+def _from_plain(plain: dict[str, Any]) -> Manifest:
+    files = {
+        name: FileEntry(num_bytes=int(size), crc32=int(crc))
+        for name, (size, crc) in plain["files"].items()
+    }
+    for name in files:
+        if not re.fullmatch(r"data-\d{5}\.bin", name):
+            raise ValueError(f"a file named {name!r}")
+    tensors = {path: _entry(path, row, files) for path, row in plain["tensors"].items()}
+    return Manifest(
+        step=int(plain["step"]),
+        epoch=int(plain["epoch"]),
+        generation=int(plain["generation"]),
+        world_size=int(plain["world_size"]),
+        kind=str(plain["kind"]),
+        created=str(plain["created"]),
+        files=files,
+        tensors=tensors,
+        state=plain["state"],
+        ranks={int(rank): piece for rank, piece in plain["ranks"].items()},
+    )
+
+
+def _entry(path: str, row: Any, files: dict[str, FileEntry]) -> TensorEntry:
+    dtype, shape, rows = row
+    entry = TensorEntry(
+        dtype=str(dtype),
+        shape=tuple(int(size) for size in shape),
+        chunks=tuple(
+            Chunk(offsets=tuple(offsets), sizes=tuple(sizes), file=str(file), begin=int(begin))
+            for offsets, sizes, file, begin in rows
+        ),
+    )
+    itemsize = dtype_named(entry.dtype).itemsize
+    for chunk in entry.chunks:
+        end = chunk.begin + chunk.num_bytes(itemsize)
+        fits = all(
+            o >= 0 and o + s <= n
+            for o, s, n in zip(chunk.offsets, chunk.sizes, entry.shape, strict=True)
+        )
+        if not fits or chunk.begin < 0 or end > files[chunk.file].num_bytes:
+            raise ValueError(f"{path} lies outside its tensor or its file")
+    return entry
+
+
+def align(position: int) -> int:
+    """Return the next multiple of 64."""
+    return -(-position // ALIGNMENT) * ALIGNMENT
+
+
+def place(
+    boxes: Iterable[tuple[str, torch.Tensor, tuple[int, ...], tuple[int, ...]]], file: str
+) -> tuple[dict[str, TensorEntry], int]:
+    """Lay out boxes `(path, local tensor, offsets, whole shape)` one after the other.
+
+    Returns:
+        The entries, and the size of the file in bytes.
+    """
+    entries: dict[str, TensorEntry] = {}
+    position = 0
+    for path, tensor, offsets, shape in boxes:
+        chunk = Chunk(offsets=offsets, sizes=tuple(tensor.shape), file=file, begin=position)
+        before = entries[path].chunks if path in entries else ()
+        entries[path] = TensorEntry(
+            dtype=str(tensor.dtype).removeprefix("torch."), shape=shape, chunks=(*before, chunk)
+        )
+        position = align(position + tensor.numel() * tensor.element_size())
+    return entries, position
+
+
+def view_of(buffer: torch.Tensor, chunk: Chunk, dtype: torch.dtype) -> torch.Tensor:
+    """Return the tensor whose bytes lie at `chunk` in `buffer` (uint8), without a copy."""
+    num_bytes = chunk.num_bytes(dtype.itemsize)
+    flat = buffer[chunk.begin : chunk.begin + num_bytes]
+    return (
+        flat.view(dtype).view(chunk.sizes) if num_bytes else torch.empty(chunk.sizes, dtype=dtype)
+    )

@@ -1,0 +1,115 @@
+"""Sharded tensors (FSDP2, HSDP): torch.distributed.checkpoint's planners over our own files.
+
+The planners decide which box of which tensor this rank writes, and which boxes it needs when the world
+has another size. Torch's own storage keeps its metadata as a pickle, so what is stored is ours: the
+boxes in the manifest, raw bytes in data files. Nothing here is a collective.
+"""
+
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadItemType
+from torch.distributed.tensor import DTensor
+
+from torchmuster.train.snapshot.folder import Folder
+from torchmuster.train.snapshot.layout import Chunk, Manifest, TensorEntry, view_of
+from torchmuster.train.snapshot.load import check_tensors
+from torchmuster.train.snapshot.staging import Box
+from torchmuster.train.snapshot.state import DamagedError, dtype_named
+
+
+def boxes_of(tensors: dict[str, torch.Tensor], rank: int) -> list[Box]:
+    """Return what this rank writes: its shards once over all replicas, plain tensors on rank 0."""
+    mine = {path: tensor for path, tensor in tensors.items() if _is_mine(tensor, rank)}
+    planner = DefaultSavePlanner()
+    planner.set_up_planner(mine, is_coordinator=rank == 0)
+    boxes: list[Box] = []
+    for item in planner.create_local_plan().items:
+        if item.tensor_data is None:
+            continue
+        chunk, size = item.tensor_data.chunk, item.tensor_data.size
+        tensor = planner.resolve_data(item)
+        if tensor.numel():
+            boxes.append((item.index.fqn, tensor, tuple(chunk.offsets), tuple(size)))
+    return boxes
+
+
+def _is_mine(tensor: torch.Tensor, rank: int) -> bool:
+    if not isinstance(tensor, DTensor):
+        return rank == 0
+    coordinate = tensor.device_mesh.get_coordinate()
+    if coordinate is None:
+        return False
+    replicated = [c for c, p in zip(coordinate, tensor.placements, strict=True) if p.is_replicate()]
+    return not any(replicated)
+
+
+def read_into(folder: Folder, manifest: Manifest, targets: dict[str, torch.Tensor]) -> None:
+    """Fill `targets` (this rank's shards, by path) from a snapshot of any world size.
+
+    Raises:
+        SnapshotError: A tensor is missing, or has another shape.
+    """
+    check_tensors(manifest, {path: tuple(t.shape) for path, t in targets.items()})
+    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    planner.set_up_planner(targets, _metadata(manifest), is_coordinator=False)
+    reader = _Reader(folder, manifest)
+    for item in planner.create_local_plan().read_items:
+        if item.type != LoadItemType.TENSOR:
+            raise DamagedError(f"{item.dest_index.fqn} isn't a tensor")
+        source = reader.box(item.storage_index.fqn, item.storage_index.offset)
+        for dim, (begin, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+            source = source.narrow(dim, begin, length)
+        target = planner.resolve_tensor(item).detach()
+        target.copy_(source)
+        planner.commit_tensor(item, target)
+
+
+class _Reader:
+    """Reads boxes; each once."""
+
+    def __init__(self, folder: Folder, manifest: Manifest) -> None:
+        self._folder = folder
+        self._manifest = manifest
+        self._last: tuple[Chunk, torch.Tensor] | None = None
+
+    def box(self, path: str, offset: Any) -> torch.Tensor:
+        entry = self._manifest.tensors[path]
+        wanted = tuple(offset) if offset is not None else (0,) * len(entry.shape)
+        chunk = next(c for c in entry.chunks if c.offsets == wanted)
+        if self._last is not None and self._last[0] == chunk:
+            return self._last[1]
+        dtype = dtype_named(entry.dtype)
+        raw = torch.empty(chunk.num_bytes(dtype.itemsize), dtype=torch.uint8)
+        self._folder.read_into(
+            self._manifest.step, chunk.file, memoryview(raw.numpy()), chunk.begin
+        )
+        at_zero = Chunk(offsets=chunk.offsets, sizes=chunk.sizes, file=chunk.file, begin=0)
+        tensor = view_of(raw, at_zero, dtype)
+        self._last = chunk, tensor
+        return tensor
+
+
+def _metadata(manifest: Manifest) -> Metadata:
+    return Metadata(
+        state_dict_metadata={path: _describe(entry) for path, entry in manifest.tensors.items()}
+    )
+
+
+def _describe(entry: TensorEntry) -> TensorStorageMetadata:
+    chunks = [
+        ChunkStorageMetadata(offsets=torch.Size(c.offsets), sizes=torch.Size(c.sizes))
+        for c in entry.chunks
+    ]
+    return TensorStorageMetadata(
+        properties=TensorProperties(dtype=dtype_named(entry.dtype)),
+        size=torch.Size(entry.shape),
+        chunks=chunks,
+    )

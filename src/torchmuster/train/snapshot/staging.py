@@ -1,0 +1,64 @@
+"""The copy that the loop waits for: tensors into one buffer that has the layout of the file.
+
+The buffer is kept from save to save. The first save pays for its memory (page faults, or pinning next
+to a GPU), every later one for the copy alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from torchmuster.train.snapshot.layout import TensorEntry, place, view_of
+
+Box = tuple[str, torch.Tensor, tuple[int, ...], tuple[int, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staged:
+    """A copy of the state, ready to be written.
+
+    Attributes:
+        file: The name of the data file.
+        data: `(num_bytes,)` uint8 on the CPU.
+        tensors: Where each tensor lies in it.
+    """
+
+    file: str
+    data: torch.Tensor
+    tensors: dict[str, TensorEntry]
+
+
+class Staging:
+    """Owns the buffer."""
+
+    def __init__(self) -> None:
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+
+    def copy(self, boxes: Sequence[Box], file: str) -> Staged:
+        """Return a copy of `boxes`, complete when this returns.
+
+        The buffer is overwritten by the next call: the last copy must have been written by then.
+        """
+        entries, num_bytes = place(boxes, file)
+        on_gpu = any(box[1].is_cuda for box in boxes)
+        if self._buffer.numel() < num_bytes:
+            self._buffer = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=on_gpu)
+        data = self._buffer[:num_bytes]
+        taken: dict[str, int] = {}
+        with torch.no_grad():
+            for path, tensor, _, _ in boxes:
+                chunk = entries[path].chunks[taken.get(path, 0)]
+                taken[path] = taken.get(path, 0) + 1
+                target = view_of(data, chunk, tensor.dtype)
+                target.copy_(tensor, non_blocking=tensor.is_cuda)
+        if on_gpu:
+            torch.cuda.current_stream().synchronize()
+        return Staged(file=file, data=data, tensors=entries)
+
+
+def whole_boxes(tensors: dict[str, torch.Tensor]) -> list[Box]:
+    """Return each tensor as one box."""
+    return [
+        (path, tensor, (0,) * tensor.dim(), tuple(tensor.shape)) for path, tensor in tensors.items()
+    ]

@@ -1,0 +1,158 @@
+"""State as plain values and tensors: what goes into a manifest, and nothing that could run.
+
+`pack` turns what `state_dict()` methods return into JSON values and a table of tensors; `unpack` is
+its inverse. JSON has no tuples, no whole-number keys, no infinities and no arrays: those are tagged.
+"""
+
+import base64
+import math
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from torchmuster.errors import MusterError
+
+_TAG = "$"
+_MAX_DEPTH = 200
+
+
+class SnapshotError(MusterError):
+    """A snapshot can't be written, or doesn't fit what it is loaded into."""
+
+    exit_code = 10
+
+
+class DamagedError(SnapshotError):
+    """A snapshot's files are not what was written."""
+
+
+def pack(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
+    """Return `value` as JSON values; its tensors go into `tensors` by their path.
+
+    Raises:
+        SnapshotError: A value is of a type that only running code could restore.
+    """
+    if value is None or isinstance(value, (bool, str)) or type(value) is int:
+        return value
+    if isinstance(value, torch.Tensor):
+        path = _unused(path, tensors)
+        tensors[path] = value.detach()
+        return {_TAG: "tensor", "path": path}
+    if isinstance(value, (float, int, complex, np.generic)):
+        return _pack_number(value)
+    if isinstance(value, np.ndarray):
+        path = _unused(path, tensors)
+        tensors[path] = torch.from_numpy(np.ascontiguousarray(value))
+        return {_TAG: "array", "path": path, "shape": list(value.shape)}
+    if isinstance(value, Mapping):
+        return _pack_mapping(value, path, tensors)
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return _pack_sequence(value, path, tensors)
+    if isinstance(value, (bytes, bytearray)):
+        return {_TAG: "bytes", "v": base64.b64encode(value).decode()}
+    if isinstance(value, (torch.dtype, torch.device)):
+        return {_TAG: type(value).__name__, "v": str(value).removeprefix("torch.")}
+    raise SnapshotError(
+        f"a value of type `{type(value).__module__}.{type(value).__qualname__}` can't be saved",
+        where=path,
+        why="a snapshot holds tensors, numbers, text, lists, tuples, sets and dicts: nothing that"
+        " would have to run code when it is loaded",
+        fix="give the object state_dict() and load_state_dict() that use those",
+    )
+
+
+def _unused(path: str, tensors: Mapping[str, torch.Tensor]) -> str:
+    """Return `path`, marked when a key with a dot in it has led to the same words."""
+    while path in tensors:
+        path += "'"
+    return path
+
+
+def _pack_number(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        if value.dtype.kind not in "biufc":
+            raise SnapshotError(f"a numpy scalar of type {value.dtype} can't be saved")
+        return {_TAG: "scalar", "dtype": value.dtype.str, "v": value.tobytes().hex()}
+    if isinstance(value, complex):
+        return {_TAG: "complex", "v": [_pack_number(value.real), _pack_number(value.imag)]}
+    if isinstance(value, int):  # a subclass, such as an IntEnum
+        return int(value)
+    return float(value) if math.isfinite(value) else {_TAG: "float", "v": repr(float(value))}
+
+
+def _pack_mapping(value: Mapping[Any, Any], path: str, tensors: dict[str, torch.Tensor]) -> Any:
+    if all(isinstance(key, str) and not key.startswith(_TAG) for key in value):
+        return {key: pack(item, f"{path}.{key}", tensors) for key, item in value.items()}
+    pairs = [
+        [pack(key, f"{path}.key", {}), pack(item, f"{path}.{key}", tensors)]
+        for key, item in value.items()
+    ]
+    return {_TAG: "dict", "v": pairs}
+
+
+def _pack_sequence(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
+    if isinstance(value, (set, frozenset)):
+        return {_TAG: "set", "v": [pack(item, path, {}) for item in sorted(value, key=repr)]}
+    items = [pack(item, f"{path}.{i}", tensors) for i, item in enumerate(value)]
+    return items if isinstance(value, list) else {_TAG: "tuple", "v": items}
+
+
+def unpack(value: Any, tensors: Mapping[str, torch.Tensor], depth: int = 0) -> Any:
+    """Return what `pack` was given; tuples are plain tuples, mappings are dicts.
+
+    Raises:
+        DamagedError: The value isn't one that `pack` writes.
+    """
+    if depth > _MAX_DEPTH:
+        raise DamagedError("the manifest is nested too deeply")
+    if isinstance(value, list):
+        return [unpack(item, tensors, depth + 1) for item in value]
+    if not isinstance(value, dict):
+        return value
+    tag = value.get(_TAG)
+    if tag is None:
+        return OrderedDict((k, unpack(v, tensors, depth + 1)) for k, v in value.items())
+    try:
+        return _unpack_tagged(tag, value, tensors, depth)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DamagedError(f"the manifest holds a malformed `{tag}`", why=str(error)) from error
+
+
+def _unpack_tagged(
+    tag: Any, value: dict[str, Any], tensors: Mapping[str, torch.Tensor], depth: int
+) -> Any:
+    if tag == "tensor":
+        return tensors[value["path"]]
+    if tag == "array":
+        return tensors[value["path"]].numpy().reshape(value["shape"])
+    if tag == "scalar":
+        return np.frombuffer(bytes.fromhex(value["v"]), dtype=np.dtype(value["dtype"]))[0]
+    if tag == "bytes":
+        return base64.b64decode(value["v"])
+    if tag == "float":
+        return float(value["v"])
+    if tag == "dtype":
+        return dtype_named(value["v"])
+    if tag == "device":
+        return torch.device(value["v"])
+    items = [unpack(item, tensors, depth + 1) for item in value["v"]]
+    if tag == "dict":
+        return {key: item for key, item in items}  # noqa: C416 (says that these are pairs)
+    if tag == "complex":
+        return complex(*items)
+    return {"tuple": tuple, "set": set}[tag](items)
+
+
+def dtype_named(name: str) -> torch.dtype:
+    """Return `torch.float32` for `float32`.
+
+    Raises:
+        DamagedError: torch has no such dtype.
+    """
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise DamagedError(f"the manifest names a dtype that torch doesn't have: {name}")
+    return dtype

@@ -1,0 +1,269 @@
+"""Writes one snapshot, usually in a thread beside the training loop.
+
+    all ranks    post their piece (random state, ledger, where their data lies) to the store
+    writers      write and fsync their data file, the checksum being computed beside the write
+    rank 0       waits for all pieces, writes the manifest, commits, tidies up, posts the outcome
+
+No collective runs here: it would get between those of the training loop.
+"""
+
+import json
+import queue
+import threading
+import time
+import zlib
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from torchmuster.train.snapshot.folder import Folder
+from torchmuster.train.snapshot.layout import (
+    Chunk,
+    FileEntry,
+    Manifest,
+    TensorEntry,
+    encode_manifest,
+)
+from torchmuster.train.snapshot.staging import Staged
+from torchmuster.train.snapshot.state import SnapshotError
+
+_BLOCK_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What one rank has to do for one snapshot.
+
+    Attributes:
+        number: Counts the saves of this process group, alike on all ranks.
+        staged: This rank's tensors, or None when another rank writes them.
+        state: Packed state of the user's objects, on rank 0.
+        rank_state: Packed state of this rank.
+    """
+
+    number: int
+    step: int
+    epoch: int
+    kind: str
+    staged: Staged | None
+    state: Any
+    rank_state: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crew:
+    """Who writes.
+
+    Attributes:
+        store: A connection of its own to the group's store: the loop must not wait behind it.
+        copies: Whether this rank keeps a whole copy on its own node (no shared file system).
+    """
+
+    folder: Folder
+    store: Any
+    rank: int
+    world_size: int
+    generation: int
+    keep: int
+    timeout_s: float
+    copies: bool = False
+
+
+def write(crew: Crew, order: Order) -> None:
+    """Write this rank's part of a snapshot; on rank 0 and on copying ranks, commit it.
+
+    Raises:
+        SnapshotError: It could not be written; what was there before is untouched.
+    """
+    try:
+        _write(crew, order)
+    except SnapshotError as error:
+        _post(crew, order, {"error": error.what})
+        raise
+    except OSError as error:
+        _post(crew, order, {"error": str(error)})
+        raise _explain(crew, order, error) from error
+
+
+def _write(crew: Crew, order: Order) -> None:
+    commits = crew.rank == 0 or crew.copies
+    file: FileEntry | None = None
+    if commits:
+        crew.folder.begin(order.step, crew.generation)
+        _announce(crew, order)
+    if order.staged is not None:
+        if not commits:
+            _wait(crew, _key(order, "begun"), order)
+        file = _write_file(crew, order)
+    piece = {"rank_state": order.rank_state}
+    if file is not None and order.staged is not None and order.kind == "sharded":
+        piece |= {
+            "file": [order.staged.file, file.num_bytes, file.crc32],
+            "tensors": _plain_tensors(order.staged.tensors),
+        }
+    _post(crew, order, piece)
+    if commits:
+        _commit(crew, order, file)
+    if crew.rank == 0:
+        crew.store.set(_key(order, "outcome"), b"ok")
+
+
+def _announce(crew: Crew, order: Order) -> None:
+    if crew.rank == 0:
+        crew.store.set(_key(order, "begun"), b"1")
+
+
+def _write_file(crew: Crew, order: Order) -> FileEntry:
+    staged = order.staged
+    assert staged is not None
+    sink = crew.folder.create(order.step, crew.generation, staged.file)
+    data = memoryview(staged.data.numpy())
+    crc = _Checksum() if len(data) > _BLOCK_BYTES else None
+    try:
+        for begin in range(0, len(data), _BLOCK_BYTES):
+            block = data[begin : begin + _BLOCK_BYTES]
+            if crc is not None:
+                crc.add(block)
+            sink.write(block)
+    finally:
+        value = crc.value() if crc is not None else zlib.crc32(data)
+        sink.finish()
+    return FileEntry(num_bytes=len(data), crc32=value)
+
+
+class _Checksum:
+    """CRC-32 in a thread of its own: both it and the write leave the interpreter's lock."""
+
+    def __init__(self) -> None:
+        self._blocks: queue.Queue[memoryview | None] = queue.Queue()
+        self._crc = 0
+        self._thread = threading.Thread(target=self._run, name="muster-checksum", daemon=True)
+        self._thread.start()
+
+    def add(self, block: memoryview) -> None:
+        self._blocks.put(block)
+
+    def value(self) -> int:
+        self._blocks.put(None)
+        self._thread.join()
+        return self._crc
+
+    def _run(self) -> None:
+        while (block := self._blocks.get()) is not None:
+            self._crc = zlib.crc32(block, self._crc)
+
+
+def _commit(crew: Crew, order: Order, file: FileEntry | None) -> None:
+    pieces = {rank: _take_piece(crew, order, rank) for rank in range(crew.world_size)}
+    files: dict[str, FileEntry] = {}
+    tensors: dict[str, TensorEntry] = {}
+    if order.kind == "whole" and order.staged is not None and file is not None:
+        files[order.staged.file] = file
+        tensors = order.staged.tensors
+    for piece in pieces.values():
+        if "file" in piece:
+            name, num_bytes, crc = piece["file"]
+            files[name] = FileEntry(num_bytes=num_bytes, crc32=crc)
+            tensors = _merge(tensors, piece["tensors"])
+    manifest = Manifest(
+        step=order.step,
+        epoch=order.epoch,
+        generation=crew.generation,
+        world_size=crew.world_size,
+        kind=order.kind,
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        files=files,
+        tensors=tensors,
+        state=order.state,
+        ranks={rank: piece["rank_state"] for rank, piece in pieces.items()},
+    )
+    crew.folder.commit(order.step, crew.generation, encode_manifest(manifest))
+    keep_newest(crew.folder, crew.keep)
+    if crew.rank == 0 and not crew.copies:
+        for rank in range(crew.world_size):
+            crew.store.delete_key(_key(order, str(rank)))
+
+
+def keep_newest(folder: Folder, keep: int) -> None:
+    """Delete all but the newest `keep` snapshots; never the last one."""
+    for step in folder.steps()[max(keep, 1) :]:
+        folder.delete(step)
+
+
+def wait_for_outcome(crew: Crew, number: int) -> None:
+    """Return when rank 0 has committed save `number`."""
+    crew.store.wait([f"muster/save/{number}/outcome"], timedelta(seconds=crew.timeout_s))
+
+
+def _take_piece(crew: Crew, order: Order, rank: int) -> dict[str, Any]:
+    key = _key(order, str(rank))
+    _wait(crew, key, order)
+    piece = json.loads(crew.store.get(key))
+    if "error" in piece:
+        raise SnapshotError(
+            f"rank {rank} could not write its part of the snapshot of step {order.step}",
+            where=crew.folder.url,
+            why=piece["error"],
+        )
+    return dict(piece)
+
+
+def _wait(crew: Crew, key: str, order: Order) -> None:
+    deadline = time.monotonic() + crew.timeout_s
+    while not crew.store.check([key]):
+        # Short waits: a store that has gone with rank 0 is then noticed at once.
+        try:
+            crew.store.wait([key], timedelta(seconds=1))
+        except RuntimeError as error:
+            if time.monotonic() > deadline or "timeout" not in str(error).lower():
+                raise SnapshotError(
+                    f"the snapshot of step {order.step} was given up",
+                    where=crew.folder.url,
+                    why=f"`{key}` did not come within {crew.timeout_s:g} s: {error}",
+                ) from error
+
+
+def _post(crew: Crew, order: Order, piece: dict[str, Any]) -> None:
+    try:
+        crew.store.set(_key(order, str(crew.rank)), json.dumps(piece))
+    except RuntimeError:
+        if "error" not in piece:  # an error is raised anyway; this was only to tell rank 0
+            raise
+
+
+def _key(order: Order, name: str) -> str:
+    return f"muster/save/{order.number}/{name}"
+
+
+def _plain_tensors(tensors: dict[str, TensorEntry]) -> dict[str, Any]:
+    return {
+        path: [e.dtype, e.shape, [[c.offsets, c.sizes, c.file, c.begin] for c in e.chunks]]
+        for path, e in tensors.items()
+    }
+
+
+def _merge(tensors: dict[str, TensorEntry], plain: dict[str, Any]) -> dict[str, TensorEntry]:
+    merged = dict(tensors)
+    for path, (dtype, shape, rows) in plain.items():
+        chunks = tuple(
+            Chunk(offsets=tuple(o), sizes=tuple(s), file=file, begin=begin)
+            for o, s, file, begin in rows
+        )
+        before = merged[path].chunks if path in merged else ()
+        merged[path] = TensorEntry(dtype=dtype, shape=tuple(shape), chunks=(*before, *chunks))
+    return merged
+
+
+def _explain(crew: Crew, order: Order, error: OSError) -> SnapshotError:
+    import errno
+
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    num_bytes = order.staged.data.numel() if order.staged is not None else 0
+    return SnapshotError(
+        f"the snapshot of step {order.step} could not be written",
+        where=crew.folder.url,
+        why=f"{error.strerror or error} ({num_bytes / 1e6:.1f} MB were to be written)",
+        fix="free some space, or choose another place with folder=...; older snapshots are whole"
+        if full
+        else "see that the folder is there and writable; older snapshots are whole",
+    )

@@ -1,0 +1,158 @@
+"""The wrapped model: DistributedDataParallel whose sums are the same in every attempt, and FSDP.
+
+Two things are added to torch's own:
+
+- **weights**: shares of a global batch may differ by a sample. The gradient that flows into the
+  model's outputs is scaled by `local_count * world_size / global_count`, so that DDP's mean over the
+  ranks is the mean over the global batch. The loss must be a mean over the rank's samples.
+- **a settled layout**: DDP rebuilds its gradient buckets after a process's first backward, so a
+  resumed process sums in another order for one step, and from 3 ranks on the weights differ in
+  the last bit. A throw-away backward in front of the first step settles the layout in every
+  attempt; generators, buffers and gradients are put back.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils import _pytree as pytree
+
+from torchmuster.errors import UsageError
+from torchmuster.train import rng
+from torchmuster.train.pace import Pace
+
+
+class WeighedDDP(DistributedDataParallel):
+    """DistributedDataParallel that weighs each rank's gradient by its share of the batch."""
+
+    def __init__(self, module: nn.Module, pace: Pace, *, settle: bool = True, **options: Any):
+        super().__init__(module, **options)
+        self._pace = pace
+        self._settled = not settle or self.static_graph
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the model; see the module's docstring for what is added in training."""
+        if not torch.is_grad_enabled():
+            return super().forward(*inputs, **kwargs)
+        if not self._settled:
+            self._settle(inputs, kwargs)
+        if self._pace.accumulates:
+            self.require_backward_grad_sync = self._pace.ends_step
+        return weigh(super().forward(*inputs, **kwargs), self._pace.weight)
+
+    def _settle(self, inputs: Any, kwargs: Any) -> None:
+        self._settled = True
+        parameters = [p for p in self.module.parameters() if p.requires_grad]
+        gradients = [p.grad for p in parameters]
+        buffers = [(buffer, buffer.clone()) for buffer in self.module.buffers()]
+        syncs, self.require_backward_grad_sync = self.require_backward_grad_sync, True
+        inputs, kwargs = pytree.tree_map_only(torch.Tensor, _detached, (inputs, kwargs))
+        with rng.preserved():
+            outputs = pytree.tree_leaves(super().forward(*inputs, **kwargs))
+            sums = [t.sum() for t in outputs if isinstance(t, torch.Tensor) and t.requires_grad]
+            if sums:
+                torch.stack([s.float() for s in sums]).sum().backward()
+        self.require_backward_grad_sync = syncs
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+
+
+def _detached(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+def weigh(outputs: Any, weight: float) -> Any:
+    """Scale the gradient that flows back into `outputs` by `weight`; the values stay."""
+    if weight == 1.0:
+        return outputs
+    found = False
+    for leaf in pytree.tree_leaves(outputs):
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+            # Not a product with 0: 0 * inf of a sample that must not count would be NaN.
+            leaf.register_hook((lambda g: g * weight) if weight else torch.zeros_like)
+            found = True
+    if not found:
+        raise UsageError(
+            f"no tensor with a gradient was found in the model's output ({_name_of(outputs)})",
+            why="the ranks' shares of this batch differ, so the gradient has to be weighted",
+            fix="return tensors, or lists, tuples and dicts of them (or pass drop_last=True and a"
+            " batch size that divides)",
+        )
+    return outputs
+
+
+def _name_of(value: Any) -> str:
+    return type(value).__name__
+
+
+def wrap_whole(module: nn.Module, pace: Pace, *, settle: bool, options: Any) -> nn.Module:
+    """Return `module` under DDP, or with weights only in a world of one."""
+    has_gradients = any(p.requires_grad for p in module.parameters())
+    if torch.distributed.get_world_size() > 1 and has_gradients:
+        return WeighedDDP(module, pace, settle=settle, **options)
+    _hook(module, pace)
+    return module
+
+
+def wrap_sharded(
+    module: nn.Module, pace: Pace, *, device_type: str, num_replicas: int, options: Any
+) -> nn.Module:
+    """Shard `module` in place with FSDP2: each block of its ModuleLists, then the rest.
+
+    Args:
+        module: Its parameters must not be in an optimizer yet.
+        pace: Shared with the loader.
+        device_type: `cpu` or `cuda`.
+        num_replicas: 1 shards over all ranks; more makes that many replicas (HSDP).
+        options: Passed to `fully_shard`.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    world_size = torch.distributed.get_world_size()
+    if world_size % num_replicas:
+        raise UsageError(
+            f"{world_size} workers can't be divided into {num_replicas} equal replicas",
+            fix="choose `replicas` so that it divides the world's size",
+        )
+    shape: tuple[int, ...] = (world_size,)
+    names: tuple[str, ...] = ("shard",)
+    if num_replicas > 1:
+        shape, names = (num_replicas, world_size // num_replicas), ("replicate", "shard")
+    mesh = init_device_mesh(device_type, shape, mesh_dim_names=names)
+    for child in module.modules():
+        if isinstance(child, nn.ModuleList):
+            for block in child:
+                fully_shard(block, mesh=mesh, **options)
+    fully_shard(module, mesh=mesh, **options)
+    _hook(module, pace)
+    return module
+
+
+def _hook(module: nn.Module, pace: Pace) -> None:
+    def before(module: Any, _inputs: Any) -> None:
+        if pace.accumulates and hasattr(module, "set_requires_gradient_sync"):
+            module.set_requires_gradient_sync(pace.ends_step)
+
+    def after(module: Any, _inputs: Any, outputs: Any) -> Any:
+        if torch.is_grad_enabled():
+            return weigh(outputs, pace.weight)
+        return outputs
+
+    module.register_forward_pre_hook(before)
+    module.register_forward_hook(after)
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Return the user's own module under DDP and torch.compile."""
+    while True:
+        if isinstance(model, DistributedDataParallel):
+            model = model.module
+        elif hasattr(model, "_orig_mod"):
+            model = model._orig_mod
+        else:
+            return model
