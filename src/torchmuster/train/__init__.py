@@ -11,9 +11,11 @@ from torchmuster.train.group import WorldError
 from torchmuster.train.keyed import DatasetError
 from torchmuster.train.loader import Loader
 from torchmuster.train.once import OnceError
+from torchmuster.train.precision import Precision
 from torchmuster.train.run import Run
 from torchmuster.train.sinks import MetricSink, TensorBoard, WeightsAndBiases
 from torchmuster.train.snapshot.state import SnapshotError
+from torchmuster.train.trainer import Trainer, TrainerOptions
 from torchmuster.train.world import World, init
 
 __all__ = [
@@ -22,9 +24,12 @@ __all__ = [
     "Loader",
     "MetricSink",
     "OnceError",
+    "Precision",
     "Run",
     "SnapshotError",
     "TensorBoard",
+    "Trainer",
+    "TrainerOptions",
     "WeightsAndBiases",
     "World",
     "WorldError",

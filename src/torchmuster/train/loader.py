@@ -6,7 +6,7 @@ next batch, after the end it begins the next epoch.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -319,11 +319,19 @@ def open_batches(
 
 
 def close_batches(batches: Any) -> None:
-    """End worker processes at once: they ignore SIGTERM, and torch would wait for them."""
-    iterator = getattr(batches, "_iterator", None)
-    for process in getattr(iterator, "_workers", []):
-        process.kill()
-    batches._iterator = None
+    """End the worker processes of a loader that is not needed any more.
+
+    They are asked first: torch takes a killed worker for a failure. One that doesn't hear is killed,
+    for it ignores SIGTERM and the interpreter would wait for it at its end.
+    """
+    iterator, batches._iterator = getattr(batches, "_iterator", None), None
+    if iterator is None or not hasattr(iterator, "_shutdown_workers"):
+        return
+    with suppress(RuntimeError):
+        iterator._shutdown_workers()
+    for process in iterator._workers:
+        if process.is_alive():
+            process.kill()
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -273,6 +273,9 @@ class Run:
         if loaded is None:
             # The same model on all ranks so far; from here on dropout must differ between them.
             rng.seed_everything(seed, world.rank)
+            # The start is saved too: an attempt that dies before the first save may not begin with
+            # other weights, if the script made its model before the generators were seeded.
+            clock.is_due = True
         else:
             self._begin_at(loaded, seed)
         clock.boundary_step = clock.steps_done
@@ -358,7 +361,8 @@ class Run:
         clock.optimizer_steps = 0
 
     def _complain_about_optimizer(self) -> None:
-        if any(hasattr(thing, "get_scale") for thing in self._objects.by_name.values()):
+        scalers = [t for t in self._objects.by_name.values() if hasattr(t, "get_scale")]
+        if any(getattr(scaler, "may_skip_steps", True) for scaler in scalers):
             return  # a gradient scaler leaves steps with infinite gradients out
         raise UsageError(
             "run.step() was called, and no optimizer has stepped",

@@ -1,0 +1,105 @@
+"""A training script for the tests of exact resume: everything that could differ is in it.
+
+Writes `OUT/losses-<rank>.txt` (a line a step, floats as hex) and, at its end, `OUT/weights-<rank>.txt`.
+"""
+
+import argparse
+import hashlib
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import torchmuster.train as tm
+
+
+class Samples(torch.utils.data.Dataset):
+    """Linear targets with random augmentation from torch's generator."""
+
+    def __init__(self, length, *, dtype, noise):
+        self.length, self.dtype, self.noise = length, dtype, noise
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        own = torch.Generator().manual_seed(index)
+        x = torch.randn(16, generator=own, dtype=self.dtype)
+        return x + self.noise * torch.randn(16, dtype=self.dtype), index % 4
+
+
+def build_model(dropout):
+    layers = [nn.Linear(16, 48), nn.ReLU(), nn.Dropout(dropout)]
+    return nn.Sequential(*layers, nn.Linear(48, 48), nn.ReLU(), nn.Linear(48, 4))
+
+
+def kill_if_due(args, step, rank):
+    """Kill this process at the step that this attempt was given."""
+    attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    if attempt < len(args.kill) and args.kill[attempt] == [rank, step]:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main(args):
+    torch.set_num_threads(1)
+    world = tm.init(seed=5, timeout_s=120)
+    model = build_model(args.dropout).to(torch.float64 if args.double else torch.float32)
+    model = world.wrap(model, settle=not args.unsettled)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, gamma=0.9)
+    dtype = torch.float64 if args.double else torch.float32
+    samples = Samples(args.samples, dtype=dtype, noise=args.noise)
+    data = world.loader(
+        samples, global_batch_size=args.batch, shuffle=True, seed=1, num_workers=args.workers
+    )
+    run = world.resume(
+        model=model,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        data=data,
+        folder=str(args.out / "snapshots"),
+        every_steps=args.every,
+    )
+    losses = (args.out / f"losses-{world.rank}.txt").open("a", buffering=1)
+    for _ in run.epochs(args.epochs):
+        for x, y in data:
+            kill_if_due(args, run.steps_done, world.rank)
+            if run.steps_done == args.stop_after:
+                sys.exit()
+            loss = nn.functional.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            run.step(loss=loss)
+            scheduler.step()
+            losses.write(f"{run.steps_done} {data.count} {loss.item().hex()}\n")
+            if run.steps_done == args.stop_after:
+                run.save()  # between this batch and the next
+    raw = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+    (args.out / f"weights-{world.rank}.txt").write_text(hashlib.sha256(raw).hexdigest())
+    if world.rank == 0:
+        torch.save([p.detach() for p in model.parameters()], args.out / "weights.pt")
+
+
+def rank_and_step(text):
+    return [int(part) for part in text.split(":")]
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--samples", type=int, default=101)
+    parser.add_argument("--batch", type=int, default=13)
+    parser.add_argument("--every", type=int, default=4)
+    parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--noise", type=float, default=0.1)
+    parser.add_argument("--double", action="store_true")
+    parser.add_argument("--unsettled", action="store_true")
+    parser.add_argument("--stop-after", type=int, default=-1)
+    parser.add_argument("--kill", type=rank_and_step, nargs="*", default=[], metavar="RANK:STEP")
+    main(parser.parse_args())

@@ -1,0 +1,81 @@
+"""Start training scripts in the ways that users do, and read what they wrote."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+EXACT = HERE / "exact_script.py"
+PYTHON = sys.executable
+_MARKS = ("SLURM_", "PBS_", "PMI_", "OMPI_", "PALS_", "TORCHELASTIC_", "TORCHMUSTER_")
+_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+
+
+def clean_environment(home, **more):
+    """Return this process's environment without any launcher's variables."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(_MARKS) and k not in _NAMES}
+    kept.pop("MASTER_ADDR", None)
+    kept.pop("MASTER_PORT", None)
+    return {**kept, "MUSTER_HOME": str(home), "OMP_NUM_THREADS": "1", **more}
+
+
+def muster(home, num_workers, *script, restarts=0, nodes=1, check=True, timeout_s=150):
+    """Run a script under `muster run` on this machine."""
+    line = [PYTHON, "-m", "torchmuster", "run", "--nodes", nodes, "--nproc-per-node", num_workers]
+    line += ["--max-restarts", restarts, *script]
+    return run(line, clean_environment(home), check=check, timeout_s=timeout_s)
+
+
+def run(line, environment, *, check=True, timeout_s=150):
+    """Run a command to its end; its output is in the failure's message."""
+    ended = subprocess.run(
+        [str(word) for word in line],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+    )
+    if check:
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended
+
+
+def run_each(environments, *script, timeout_s=150):
+    """Start one process an environment, as srun or mpiexec would; return their exit codes."""
+    workers = [
+        subprocess.Popen([PYTHON, *map(str, script)], env=environment, stderr=subprocess.PIPE)
+        for environment in environments
+    ]
+    try:
+        said = [worker.communicate(timeout=timeout_s)[1].decode() for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+    codes = [worker.returncode for worker in workers]
+    assert not any(codes), "\n".join(said)
+
+
+def free_port():
+    """Return a port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def losses(out, rank=0):
+    """Return `{step: (samples, loss)}`; a step that was done again must have given the same."""
+    found = {}
+    for line in (out / f"losses-{rank}.txt").read_text().splitlines():
+        if line.count(" ") != 2:
+            continue  # cut short by a kill
+        step, count, loss = line.split()
+        row = (int(count), float.fromhex(loss))
+        assert found.setdefault(int(step), row) == row, f"step {step} differs when done again"
+    return found
+
+
+def weights(out, rank=0):
+    """Return the digest of the final weights."""
+    return (out / f"weights-{rank}.txt").read_text()
