@@ -10,6 +10,7 @@ from torchmuster.errors import MusterError, NotFoundError
 
 if TYPE_CHECKING:
     from torchmuster.run.find import RunView
+    from torchmuster.run.training import EpochView, TrainingView
 
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
 
@@ -45,12 +46,15 @@ def _row(view: "RunView") -> list[str]:
 @click.argument("run")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def status(run: str, *, as_json: bool) -> int:
-    """Show where RUN stands: its nodes, its attempts and its verdict."""
+    """Show where RUN stands: its nodes, its attempts, its training and its verdict."""
     from torchmuster.model import codec
     from torchmuster.run.find import find_run
+    from torchmuster.run.record import read_events
+    from torchmuster.run.training import view_training
     from torchmuster.ui.messages import is_worth_a_report, paint_report, summary
 
     view = find_run(run)
+    training = view_training(read_events(view.run_dir.training))
     if as_json:
         import json
 
@@ -58,6 +62,7 @@ def status(run: str, *, as_json: bool) -> int:
             "run_id": view.run_id,
             "state": view.state.value,
             "attempts": view.attempts,
+            "training": codec.to_plain(training) if training else None,
             "result": codec.to_plain(view.result) if view.result else None,
         }
         click.echo(json.dumps(plain, indent=1))
@@ -68,6 +73,8 @@ def status(run: str, *, as_json: bool) -> int:
         click.echo(f"command  {' '.join(view.plan.program.display())}")
     click.echo(f"folder   {view.run_dir.path}")
     _print_attempts(view)
+    if training is not None:
+        _print_training(training)
     if view.result is not None:
         click.echo(f"\n{summary(view.result)}")
         if is_worth_a_report(view.result) and view.result.report is not None:
@@ -89,6 +96,35 @@ def _print_attempts(view: "RunView") -> None:
         rows.append([str(start["attempt"]), str(start["world_size"]), places + more, end])
     if rows:
         click.echo("\n" + render_table(["ATTEMPT", "WORKERS", "RANKS", "ENDED BY"], rows), nl=False)
+
+
+def _print_training(training: "TrainingView") -> None:
+    from torchmuster.ui.table import render_table
+
+    saved = "no snapshot yet" if training.saved_step is None else f"saved {training.saved_step}"
+    click.echo(f"\ntraining  step {training.step}, {saved}{_words(training.values)}")
+    rows = [
+        [
+            str(e.epoch),
+            str(e.step),
+            f"{e.elapsed_s:.1f} s",
+            _ledger(e),
+            _words(e.values).strip(", "),
+        ]
+        for e in training.epochs[-10:]
+    ]
+    if rows:
+        click.echo(render_table(["EPOCH", "STEP", "TIME", "SAMPLES", "MEANS"], rows), nl=False)
+
+
+def _ledger(epoch: "EpochView") -> str:
+    if epoch.samples is None:
+        return "-"
+    return f"{epoch.samples}, each once" + ("" if epoch.is_whole else " (left early)")
+
+
+def _words(values: dict[str, float]) -> str:
+    return "".join(f", {name} {value:.4g}" for name, value in values.items())
 
 
 @click.command(context_settings=_CONTEXT)
