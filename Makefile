@@ -34,7 +34,8 @@ bench: $(STAMP) ## launch and rendezvous against torchrun
 	@$(BIN)/python benchmarks/launch.py
 	@$(BIN)/python benchmarks/rendezvous.py
 
-chaos: $(STAMP) ## random kills, the long form of the fault tests
+chaos: $(STAMP) ## random kills, the long form of the fault and training tests
+	@MUSTER_TRAIN_SEEDS=100 MUSTER_PREEMPTIONS=100 $(BIN)/python -m pytest --timeout 3600 -q tests/train
 	@MUSTER_CHAOS=100 $(BIN)/python -m pytest --timeout 1800 -s -k chaos tests/faults
 
 frameworks: $(STAMP) ## Lightning, Accelerate and Transformers under muster and torchrun

@@ -6,7 +6,12 @@
     ├── NotFoundError      4   no such run, no such log
     ├── ChannelError       5   the other side refused us, or can't be reached
     ├── JoinTimeoutError   6   nodes that were asked for never came
-    └── HeadLostError      7   the head of the run has ended under us
+    ├── HeadLostError      7   the head of the run has ended under us
+    └── in torchmuster.train, raised in the user's script:
+        ├── WorldError     8   the world is not what the launcher promised
+        ├── DatasetError   9   the dataset doesn't keep to what exact data order needs
+        ├── SnapshotError 10   a snapshot can't be written, read, or doesn't fit
+        └── OnceError     11   the process that was to do the work for all failed
 
 Each says what happened (one sentence, no period), where, why (the evidence) and how to mend it.
 A traceback in front of a user means a bug in muster.
@@ -38,6 +43,11 @@ class MusterError(Exception):
         self.where = where
         self.why = why
         self.fix = fix
+
+    def explain_to_user(self) -> str:
+        """Return where, why and fix as lines: what a worker reports in place of a traceback."""
+        parts = [("at", self.where), ("because", self.why), ("hint", self.fix)]
+        return "\n".join(f"{name}: {text}" for name, text in parts if text)
 
 
 class UsageError(MusterError):

@@ -2,7 +2,15 @@
 
     import torchmuster.train as tm
 
-Works under `muster`, `torchrun`, `srun`, `mpiexec` and with no launcher at all. Needs torch and numpy:
+    model = tm.wrap(Net())
+    data = tm.loader(train_set, global_batch_size=256, shuffle=True)
+    run = tm.resume(model=model, optimizer=optimizer, data=data)
+    for epoch in run.epochs(10):
+        for x, y in data:
+            ...
+
+`tm.wrap`, `tm.loader`, `tm.evaluation`, `tm.once`, `tm.barrier` and `tm.resume` are the methods of the
+current world; the first call makes it, or `tm.init(...)` does, with options. Works under `muster`, `torchrun`, `srun`, `mpiexec` and with no launcher at all. Needs torch and numpy:
 `pip install 'torchmuster[train]'`.
 """
 
@@ -16,7 +24,17 @@ from torchmuster.train.run import Run
 from torchmuster.train.sinks import MetricSink, TensorBoard, WeightsAndBiases
 from torchmuster.train.snapshot.state import SnapshotError
 from torchmuster.train.trainer import Trainer, TrainerOptions
-from torchmuster.train.world import World, init
+from torchmuster.train.world import (
+    World,
+    barrier,
+    current,
+    evaluation,
+    init,
+    loader,
+    once,
+    resume,
+    wrap,
+)
 
 __all__ = [
     "DatasetError",
@@ -33,5 +51,12 @@ __all__ = [
     "WeightsAndBiases",
     "World",
     "WorldError",
+    "barrier",
+    "current",
+    "evaluation",
     "init",
+    "loader",
+    "once",
+    "resume",
+    "wrap",
 ]

@@ -21,6 +21,7 @@ from torchmuster.train.meter import Meter, Number
 from torchmuster.train.order import split
 from torchmuster.train.workers import fork_quietly
 
+_COUNT = "muster/count"  # so that a metric may have any name but its own
 _UNLIKE_IN_TRAINING = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
 
 
@@ -44,7 +45,7 @@ class Evaluation:
         num_workers: int,
         device: torch.device,
         models: Callable[[], list[nn.Module]],
-        watch: "Watch | Any",
+        watch: Callable[[], Any],
         say: Callable[[str], None],
         collate: Callable[[list[Any]], Any] | None,
         options: dict[str, Any],
@@ -82,16 +83,17 @@ class Evaluation:
         return self._iterate(batches)
 
     def _iterate(self, batches: Iterator[Any]) -> Iterator[Any]:
+        watch = self._watch()
         # A snapshot that is made in here is one of the step before: with that moment's generators.
-        with self._watch.evaluating(rng.capture()):
+        with watch.evaluating(rng.capture()):
             for ids, batch in batches:
-                self._watch.between_batches()
+                watch.between_batches()
                 self._size = len(ids)
                 self._count += len(ids)
                 yield pytree.tree_map_only(
                     torch.Tensor, lambda t: t.to(self._device, non_blocking=True), batch
                 )
-            self._size = 0
+                self._size = 0
 
     def add(self, **values: Number | torch.Tensor) -> None:
         """Add metrics of the batch in hand: a scalar is its mean, `(batch,)` is one a sample.
@@ -103,6 +105,12 @@ class Evaluation:
             raise UsageError(
                 "add() was called outside the loop over the evaluation's batches",
                 where="Evaluation.add",
+            )
+        if "count" in values:
+            raise UsageError(
+                "the metric `count` is the number of samples already",
+                where="Evaluation.add",
+                fix="give it another name",
             )
         means = {}
         for name, value in values.items():
@@ -117,15 +125,15 @@ class Evaluation:
         Raises:
             UsageError: The ranks together have not counted every sample once.
         """
-        self._watch.before_collective()
-        self._meter.add({"count": self._count}, 1.0)
+        self._watch().before_collective()
+        self._meter.add({_COUNT: self._count}, 1.0)
         totals = self._meter.totals(torch.device("cpu"))
-        count = int(totals.pop("count")[0])
+        count = int(totals.pop(_COUNT)[0])
         if count != self.num_samples:
             raise UsageError(
                 f"{count} of {self.num_samples} samples were evaluated",
                 where="Evaluation.result",
-                why="a rank left the loop early, or result() was called twice",
+                why="a rank left the loop early, or ran none",
                 fix="run the loop to its end on every rank",
             )
         self._count = 0

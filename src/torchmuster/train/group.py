@@ -68,8 +68,9 @@ def join(*, timeout_s: float = DEFAULT_TIMEOUT_S, device: str | None = None) -> 
         WorldError: Ranks are missing, or two of them share a GPU.
     """
     launch = read_launch(os.environ, _node_file())
-    for name, value in torchrun_variables(launch).items():
-        os.environ.setdefault(name, value)
+    if launch.launcher is not Launcher.NONE:  # a child of ours is not a rank of this world
+        for name, value in torchrun_variables(launch).items():
+            os.environ.setdefault(name, value)
     interface = _choose_interface(launch)
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     chosen = _choose_device(kind, launch)

@@ -6,10 +6,13 @@ only once a dataset was seen to draw: a batch that moved a generator is fetched 
 Not covered: generators that the dataset makes itself without a seed, `collate_fn`, and the device.
 """
 
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from torch.utils import _pytree as pytree
 from torch.utils.data import TensorDataset, default_collate
 
 from torchmuster.errors import MusterError
@@ -82,3 +85,21 @@ def num_samples_of(dataset: Any) -> int:
     if length < 1:
         raise DatasetError("the dataset is empty", where=type(dataset).__name__)
     return int(length)
+
+
+def digest(sample: Any) -> int:
+    """Return a checksum of a sample's values, for comparing readers."""
+    crc = 0
+    for leaf in pytree.tree_leaves(sample):
+        if isinstance(leaf, torch.Tensor):
+            flat = leaf.detach().cpu().contiguous().reshape(-1)
+            data = flat.view(torch.uint8).numpy().tobytes()
+        elif isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
+            data = leaf.tobytes()
+        elif isinstance(leaf, (bytes, str, int, float, complex, np.generic, type(None))):
+            data = leaf if isinstance(leaf, bytes) else repr(leaf).encode()
+        else:
+            # The text of other objects often holds their address, which no two processes share.
+            data = type(leaf).__qualname__.encode()
+        crc = zlib.crc32(data, crc)
+    return crc + 1  # 0 is an empty stream

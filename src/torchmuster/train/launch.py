@@ -68,10 +68,12 @@ def read_launch(environ: Mapping[str, str], node_file: Sequence[str] = ()) -> La
     env = _Numbers(environ)
     if "RANK" in environ and "WORLD_SIZE" in environ:
         launch = _from_torchrun(env)
-    elif _is_slurm_task(environ):
-        launch = _from_slurm(env)
     else:
-        launch = _from_mpi(env, node_file) or _alone()
+        mpi = _from_mpi(env, node_file)
+        if _is_slurm_task(environ) and not _is_inside(mpi, env):
+            launch = _from_slurm(env)
+        else:
+            launch = mpi or _alone(env)
     _check(launch)
     return launch
 
@@ -155,6 +157,17 @@ def _is_slurm_task(environ: Mapping[str, str]) -> bool:
     return is_step or environ.get("ENVIRONMENT") != "BATCH"
 
 
+def _is_inside(mpi: Launch | None, env: _Numbers) -> bool:
+    """Say whether mpiexec runs inside a step of srun: its workers inherit the step's variables.
+
+    `srun --mpi=pmi2` sets PMI's variables too, to what its own say.
+    """
+    if mpi is None:
+        return False
+    slurm = _from_slurm(env)
+    return (mpi.rank, mpi.world_size) != (slurm.rank, slurm.world_size)
+
+
 def _from_slurm(env: _Numbers) -> Launch:
     world_size = env.get("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS") or 1
     node_rank = env.get("SLURM_NODEID")
@@ -197,10 +210,9 @@ def _from_mpi(env: _Numbers, node_file: Sequence[str]) -> Launch | None:
     rows = [row for row in _MPI if env.get(row[0][0]) is not None]
     if not rows:
         return None
-    local = next((row[1] for row in rows if env.get(row[1][0]) is not None), ("", ""))
     (rank_name, size_name), _ = rows[0]
     world_size = env.get(size_name, "PMI_SIZE") or env.need(size_name)
-    local_world_size = env.get(local[1])
+    local_world_size = env.get(*(size for _, (_, size) in rows))
     hosts = list(dict.fromkeys(line.strip() for line in node_file if line.strip()))
     job = env.text("PBS_JOBID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PALS_APID") or ""
     host = env.text("MASTER_ADDR") or (hosts[0] if hosts else None)
@@ -210,7 +222,7 @@ def _from_mpi(env: _Numbers, node_file: Sequence[str]) -> Launch | None:
         launcher=Launcher.MPI,
         rank=env.need(rank_name),
         world_size=world_size,
-        local_rank=env.get(local[0]),
+        local_rank=env.get(*(rank for _, (rank, _) in rows)),
         local_world_size=local_world_size,
         num_nodes=len(hosts) or None,
         master_addr=host,
@@ -219,7 +231,10 @@ def _from_mpi(env: _Numbers, node_file: Sequence[str]) -> Launch | None:
     )
 
 
-def _alone() -> Launch:
+def _alone(env: _Numbers) -> Launch:
+    if env.get("RANK") is not None or (env.get("WORLD_SIZE") or 1) > 1:
+        # A part of a world must not train as a world of one.
+        env.need("RANK"), env.need("WORLD_SIZE")
     return Launch(launcher=Launcher.NONE, rank=0, world_size=1, local_rank=0, local_world_size=1)
 
 
@@ -253,12 +268,8 @@ def first_host(nodelist: str) -> str | None:
 
     Source: https://slurm.schedmd.com/scontrol.html, "hostlist".
     """
-    found = re.match(r"([^\[,]*)(?:\[([^\]]*)\])?([^,]*)", nodelist)
-    if found is None or not nodelist:
-        return None
-    stem, numbers, rest = found.groups()
-    number = re.split(r"[,-]", numbers)[0] if numbers else ""
-    return f"{stem}{number}{rest}"
+    first = re.sub(r"\[([^],-]*)[^]]*\]", r"\1", nodelist).split(",")[0]
+    return first or None
 
 
 def _tasks_per_node(text: str) -> list[int]:

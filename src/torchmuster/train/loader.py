@@ -5,6 +5,7 @@ position. Iterating continues where the epoch stands: a second `for` after a `br
 next batch, after the end it begins the next epoch.
 """
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
@@ -16,7 +17,13 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Sampler
 
 from torchmuster.errors import UsageError
-from torchmuster.train.keyed import DatasetError, KeyedFetch, Request, num_samples_of
+from torchmuster.train.keyed import (
+    DatasetError,
+    KeyedFetch,
+    Request,
+    digest,
+    num_samples_of,
+)
 from torchmuster.train.ledger import Ledger, Sums
 from torchmuster.train.order import Division, Share, epoch_order
 from torchmuster.train.pace import Pace
@@ -70,8 +77,10 @@ class Loader:
         pace: Pace,
         collate: Callable[[list[Any]], Any] | None,
         options: dict[str, Any],
+        compare: Callable[[int], list[int]] | None = None,
     ) -> None:
         self.settings = settings
+        self._compare = compare
         self.num_samples = self._count(dataset)
         self.epoch = 0
         self.position = 0
@@ -81,6 +90,7 @@ class Loader:
         self._device = device
         self._pace = pace
         self._order: torch.Tensor | None = None
+        self._micro_batches_done = 0  # of the step that is under way
         self._division = divide(settings, self.num_samples, world_size)
         self._batches = self._open(dataset, collate, options)
 
@@ -118,19 +128,21 @@ class Loader:
 
     def __len__(self) -> int:
         """Return how many micro-batches are left in the epoch."""
-        return self._division.steps_from(self.position) * self.settings.accumulate
+        steps = self._division.steps_from(self.position)
+        return steps * self.settings.accumulate - self._micro_batches_done
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches that are left in the epoch, or the next epoch's after its end."""
-        if self.gate is None and self.position >= self._division.epoch_samples:
+        if self.gate is None and self.position >= self._division.end_from(self.position):
             self.begin_epoch(self.epoch + 1)
         with fork_quietly():
             batches = iter(self._batches)
         return self._iterate(batches)
 
     def _iterate(self, batches: Iterator[Any]) -> Iterator[Any]:
-        shares = self._division.shares(self._rank, self.position)
-        ends_step = True
+        shares = self._shares()
+        ends_step = not self._micro_batches_done
+        self._check_alike(batches)
         try:
             while True:
                 if self.gate is not None and ends_step:
@@ -151,6 +163,29 @@ class Loader:
         finally:
             self._pace.clear()
 
+    def _check_alike(self, batches: Iterator[Any]) -> None:
+        """See once that all ranks read the same dataset: their first sample is compared."""
+        compare = self._compare
+        if compare is None:
+            return
+        _, sample = next(batches)  # asked for by `requests`
+        self._compare = None
+        digests = compare(digest(sample))
+        if len(set(digests)) > 1:
+            odd = next(rank for rank, one in enumerate(digests) if one != digests[0])
+            raise DatasetError(
+                f"the dataset of rank {odd} is another one than that of rank 0",
+                where="sample 0",
+                why="its values differ; often the dataset draws random numbers when it is made",
+                fix="make the dataset alike on all ranks: after tm.init(), or with a generator of"
+                " its own that has a seed",
+            )
+
+    def _shares(self) -> Iterator[Share]:
+        """Yield the shares that are left; a `break` may have been in the middle of a step."""
+        shares = self._division.shares(self._rank, self.position)
+        return itertools.islice(shares, self._micro_batches_done, None)
+
     def _next(
         self, batches: Iterator[Any], shares: Iterator[Share]
     ) -> tuple[Share, torch.Tensor, Any] | None:
@@ -167,8 +202,9 @@ class Loader:
         pace.serial += 1
         if share.count:
             self.ledger.add(ids)
+        self._micro_batches_done += 1
         if share.ends_step:
-            self.position = share.position
+            self.position, self._micro_batches_done = share.position, 0
 
     def _to_device(self, batch: Any) -> Any:
         if self._device.type == "cpu":
@@ -182,6 +218,7 @@ class Loader:
         self.epoch = epoch
         self.position = position
         self._order = None
+        self._micro_batches_done = 0
         self.ledger.start(consumed if consumed is not None else Sums())
 
     def order(self) -> torch.Tensor:
@@ -195,7 +232,7 @@ class Loader:
 
     def epoch_samples(self) -> int | None:
         """Return how many samples an epoch has; None while the end of a stream is unknown."""
-        return self._division.epoch_samples
+        return self._division.end_from(self.position)
 
     def expected(self, position: int) -> np.ndarray:
         """Return the ids that the first `position` samples of this epoch must have had."""
@@ -240,10 +277,12 @@ class Loader:
     def requests(self) -> Iterator[Request]:
         """Yield what to fetch, from the position on; a rank without a share repeats a sample."""
         order = self.order()
-        for share in self._division.shares(self._rank, self.position):
+        if self._compare is not None:
+            yield self.epoch, [0]
+        for share in self._shares():
             begin, end = share.begin, share.end
             if begin == end:
-                begin = min(begin, self._division.epoch_samples - 1)
+                begin = min(begin, self.num_samples - 1)
                 end = begin + 1
             yield self.epoch, order[begin:end].tolist()
 

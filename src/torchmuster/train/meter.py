@@ -5,6 +5,7 @@ name on the device; reading reduces all names in one all-reduce.
 """
 
 import math
+import numbers
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,8 +65,11 @@ class Meter:
             if isinstance(value, torch.Tensor):
                 if value.numel() != 1:
                     raise _not_a_scalar(name, f"a tensor of shape {list(value.shape)}")
-                value = value.detach().reshape(())  # noqa: PLW2901
-            elif not isinstance(value, (int, float)):
+                # A copy, on the device: the script may go on to change its tensor in place.
+                value = value.detach().clone().reshape(())  # noqa: PLW2901
+            elif isinstance(value, numbers.Real):
+                value = float(value)  # noqa: PLW2901
+            else:
                 raise _not_a_scalar(name, f"of type {type(value).__name__}")
             column.values.append(value)
             column.weights.append(weight)

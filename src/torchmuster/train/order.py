@@ -84,11 +84,10 @@ class Division:
     accumulate: int = 1
     drop_last: bool = False
 
-    @property
-    def epoch_samples(self) -> int:
-        """The samples that an epoch uses."""
+    def end_from(self, position: int) -> int:
+        """Return where an epoch ends that has come to `position`, maybe in steps of another size."""
         if self.drop_last:
-            return self.num_samples - self.num_samples % self.global_batch_size
+            return self.num_samples - (self.num_samples - position) % self.global_batch_size
         return self.num_samples
 
     @property
@@ -98,12 +97,13 @@ class Division:
 
     def steps_from(self, position: int) -> int:
         """Return how many steps are left from `position`."""
-        return -(-(self.epoch_samples - position) // self.global_batch_size)
+        return -(-(self.end_from(position) - position) // self.global_batch_size)
 
     def shares(self, rank: int, position: int = 0) -> Iterator[Share]:
         """Yield the shares of one rank from `position` (in samples) to the end of the epoch."""
-        while position < self.epoch_samples:
-            size = min(self.global_batch_size, self.epoch_samples - position)
+        epoch_end = self.end_from(position)
+        while position < epoch_end:
+            size = min(self.global_batch_size, epoch_end - position)
             # A short last step keeps the number of micro-batches, so that all steps look alike.
             for micro in range(self.accumulate):
                 begin, end = split(size, self.accumulate, micro)

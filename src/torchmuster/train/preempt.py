@@ -5,11 +5,15 @@ stop, it says so in the store, and then
 
     each rank     promises a ceiling: a boundary it will not pass before the decision. That is the
                   boundary it stands at (waiting for data, or evaluating), or the next one
-    rank 0        takes the highest ceiling as the decision: no rank has passed it, all can reach it
+    the last      of them to promise takes the highest ceiling as the decision: no rank has passed it,
+                  all can reach it
     each rank     stops at that boundary
 
 A rank that has reached its ceiling waits; the others need nothing of it before they reach theirs, for
-the ceilings differ by one step at most and the decision is the higher.
+the ceilings differ by one at most and the decision is the higher. A rank whose run has ended promises
+a ceiling that nobody reaches: then the others go on to their own end.
+
+Boundaries are numbered along the run, one number each: a step's end and an epoch's are two.
 """
 
 import os
@@ -18,15 +22,20 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
+from torchmuster.model.ranks import compress_ranks
+from torchmuster.train.group import DEFAULT_TIMEOUT_S, WorldError
 from torchmuster.train.workers import STOP_SIGNALS
 
 _POLL_S = 0.2
 _SAY_AFTER_S = 5.0
 _LISTENED = (signal.SIGTERM, signal.SIGUSR1)
 _PREFIX = "muster/stop"
+_NEVER = 1 << 62  # the ceiling of a rank whose run has ended
+
+_listening: "StopWatch | None" = None
 
 
 class StopNow(BaseException):
@@ -48,6 +57,7 @@ class StopWatch:
         world_size: int,
         deadline: Callable[[], float | None],
         say: Callable[[str], None],
+        timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
         """Only store.
 
@@ -57,6 +67,7 @@ class StopWatch:
             world_size: Number of ranks.
             deadline: Returns the time (`time.time()`) at which to stop by ourselves, or None.
             say: Prints a line.
+            timeout_s: How long a rank at its ceiling waits for the others' promises.
         """
         self.reason = ""
         self._store = store
@@ -64,12 +75,14 @@ class StopWatch:
         self._world_size = world_size
         self._deadline = deadline
         self._say = say
+        self._timeout_s = timeout_s
         self._lock = threading.Condition()
-        self._step = 0
+        self._boundary = 0
         self._parked = False
         self._interruptible = False
         self._ceiling: int | None = None
         self._decision: int | None = None
+        self._is_deaf = False  # the store has gone: nothing can be agreed any more
         self._request = ""
         self._published = False
         self._over = threading.Event()
@@ -78,10 +91,12 @@ class StopWatch:
         self._wakeup_r, self._wakeup_w = -1, -1
         self._thread = threading.Thread(target=self._listen, name="muster-stop", daemon=True)
 
-    def begin(self, step: int) -> None:
-        """Begin to listen, standing at boundary `step`; from the main thread only."""
-        self._step = step
+    def begin(self, boundary: int) -> None:
+        """Begin to listen, on the way to `boundary`; from the main thread only."""
+        global _listening
+        self._boundary = boundary - 1
         self._wakeup_r, self._wakeup_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        _listening = self
         for signum in _LISTENED:
             self._old_handlers[signum] = signal.signal(signum, self._take_signal)
         # The C part of the handler writes here at once, also while the main thread is in a collective.
@@ -89,17 +104,31 @@ class StopWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """Give the signals back."""
+        """Give the signals back; after a decision to stop, ignore them to the end of the process.
+
+        Whoever asks all ranks to stop may reach us when we are on our way out already.
+        """
+        global _listening
         if self._wakeup_r < 0:
             return
-        self._over.set()
+        with self._lock:  # no signal of our own thread may come after its handler has gone
+            self._over.set()
+            stops = self._decision is not None and self._decision != _NEVER
         signal.set_wakeup_fd(self._old_wakeup_fd)
         for signum, handler in self._old_handlers.items():
-            signal.signal(signum, handler)
+            signal.signal(signum, signal.SIG_IGN if stops else handler or signal.SIG_DFL)
+        _listening = None
         self._thread.join(timeout=5.0)
-        os.close(self._wakeup_r)
-        os.close(self._wakeup_w)
+        if not self._thread.is_alive():  # else it reads from the pipe when the store lets it go
+            os.close(self._wakeup_r)
+            os.close(self._wakeup_w)
         self._wakeup_r = -1
+
+    def forget(self) -> None:
+        """In a child that was forked: its signals are its own, and not requests to the run."""
+        signal.set_wakeup_fd(-1)
+        for signum, handler in self._old_handlers.items():
+            signal.signal(signum, handler or signal.SIG_DFL)
 
     def request(self, reason: str) -> None:
         """Ask all ranks to stop, from any thread."""
@@ -107,27 +136,54 @@ class StopWatch:
 
     # The main thread.
 
-    def must_stop(self, step: int) -> bool:
-        """Note that `step` steps are done; say whether this is where all ranks stop.
+    def must_stop(self, boundary: int) -> bool:
+        """Note that `boundary` is reached; say whether this is where all ranks stop.
 
         Waits for the decision when this boundary is the ceiling that was promised.
+
+        Raises:
+            WorldError: The other ranks promised nothing within the time-out.
         """
         with self._lock:
-            self._step = step
+            self._boundary = boundary
             self._parked = False
-            began, said = time.monotonic(), False
-            while self._ceiling is not None and self._decision is None and step >= self._ceiling:
-                self._lock.wait(1.0)
-                if not said and time.monotonic() - began > _SAY_AFTER_S:
-                    said = True
-                    self._say(
-                        f"rank {self._rank} waits at step {step} for the ranks that are behind"
-                    )
-            return self._decision is not None and step >= self._decision
+            if self._must_wait():
+                self._wait_for_decision()
+            return self._decision is not None and boundary >= self._decision
+
+    def _must_wait(self) -> bool:
+        is_open = self._decision is None and not self._is_deaf
+        return is_open and self._ceiling is not None and self._boundary >= self._ceiling
+
+    def _wait_for_decision(self) -> None:
+        began, said = time.monotonic(), False
+        while self._must_wait():
+            self._lock.wait(1.0)
+            waited_s = time.monotonic() - began
+            if not said and waited_s > _SAY_AFTER_S:
+                said = True
+                self._say("stopping: waiting for the ranks that are behind")
+            if waited_s > self._timeout_s and self._must_wait():
+                raise self._name_missing()
+
+    def _name_missing(self) -> WorldError:
+        missing: list[int] = []
+        with suppress(RuntimeError):
+            ranks = range(self._world_size)
+            missing = [r for r in ranks if not self._store.check([_ceiling_key(r)])]
+        who = f"ranks {compress_ranks(missing)}" if missing else "the store"
+        return WorldError(
+            f"the ranks did not agree on where to stop within {self._timeout_s:g} s",
+            where=f"rank {self._rank}, after {self.reason}",
+            why=f"{who} did not answer",
+        )
 
     @contextmanager
     def parked(self, *, interruptible: bool) -> Iterator[None]:
-        """In the body, the main thread waits at the boundary that it reached last."""
+        """In the body, the main thread waits at the boundary that it reached last.
+
+        Behind it, `unpark` has to be called: nobody may go on with a promise to stand still.
+        """
         with self._lock:
             self._parked = True
         self._interruptible = interruptible
@@ -135,15 +191,17 @@ class StopWatch:
             yield
         finally:
             self._interruptible = False
+            with self._lock:  # a promise that was given stays; a new one is of the next boundary
+                self._parked = False
 
     @property
     def decided_here(self) -> bool:
         """Whether all ranks stop at the boundary that the main thread stands at."""
-        return self._decision is not None and self._step >= self._decision
+        return self._decision is not None and self._boundary >= self._decision
 
     def unpark(self) -> bool:
         """Go on from the boundary, e.g. into a collective; True when all ranks stop here instead."""
-        return self.must_stop(self._step)
+        return self.must_stop(self._boundary)
 
     def _take_signal(self, signum: int, frame: Any) -> None:
         if self._interruptible and self.decided_here:
@@ -153,24 +211,27 @@ class StopWatch:
             return  # our own thread's, a moment too late, or one request more
         self._request = self._request or signal.Signals(signum).name
         old = self._old_handlers.get(signum)
-        if callable(old) and old is not signal.default_int_handler:
+        if callable(old):
             old(signum, frame)
 
     # The thread.
 
     def _listen(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # the main thread takes them
-        while not self._over.is_set():
-            try:
+        try:
+            while not self._over.is_set() and self._decision is None:
                 self._look()
-            except RuntimeError:  # the store has gone, and the attempt with it
-                return
-            if self._decision is not None:
-                self._wake_main()
-                return
-            self._read_wakeups()
+                self._read_wakeups()
+            self._leave()
+        except RuntimeError:  # the store has gone, and the attempt with it
+            with self._lock:
+                self._is_deaf = True
+                self._lock.notify_all()
+        self._wake_main()
 
     def _read_wakeups(self) -> None:
+        if self._decision is not None or self._over.is_set():
+            return
         ready, _, _ = select.select([self._wakeup_r], [], [], _POLL_S)
         if ready:
             for number in os.read(self._wakeup_r, 64):
@@ -189,30 +250,56 @@ class StopWatch:
         if self._ceiling is None and self._store.check([f"{_PREFIX}/request"]):
             self.reason = self._store.get(f"{_PREFIX}/request").decode()
             self._promise()
-        if self._ceiling is not None:
-            self._decide()
+        if self._ceiling is not None and self._store.check([f"{_PREFIX}/decision"]):
+            self._take_decision()
 
     def _promise(self) -> None:
         with self._lock:
-            self._ceiling = self._step if self._parked else self._step + 1
-        self._store.set(f"{_PREFIX}/ceiling/{self._rank}", str(self._ceiling))
+            self._ceiling = self._boundary if self._parked else self._boundary + 1
+        self._say(f"stopping at the next boundary that all ranks can reach: {self.reason}")
+        self._publish(self._ceiling)
 
-    def _decide(self) -> None:
-        keys = [f"{_PREFIX}/ceiling/{rank}" for rank in range(self._world_size)]
-        if self._rank == 0 and self._store.check(keys):
+    def _leave(self) -> None:
+        """The run of this rank is over: who asks from now on must not wait for us."""
+        if self._ceiling is None:
+            with self._lock:
+                self._ceiling = _NEVER
+            self._publish(_NEVER)
+
+    def _publish(self, ceiling: int) -> None:
+        """Post our ceiling; the last one to do so takes the decision."""
+        self._store.set(_ceiling_key(self._rank), str(ceiling))
+        if self._store.add(f"{_PREFIX}/promises", 1) == self._world_size:
+            keys = [_ceiling_key(rank) for rank in range(self._world_size)]
             highest = max(int(self._store.get(key)) for key in keys)
             self._store.set(f"{_PREFIX}/decision", str(highest))
-            self._say(f"stopping after step {highest}: {self.reason}")
-        if self._store.check([f"{_PREFIX}/decision"]):
-            decision = int(self._store.get(f"{_PREFIX}/decision"))
-            with self._lock:
-                self._decision = decision
-                self._lock.notify_all()
+
+    def _take_decision(self) -> None:
+        decision = int(self._store.get(f"{_PREFIX}/decision"))
+        if decision == _NEVER:
+            self._say("not stopping: a rank's run has ended already")
+        with self._lock:
+            self._decision = decision
+            self._lock.notify_all()
 
     def _wake_main(self) -> None:
         """Interrupt a wait for data; again and again, for one signal may come too early."""
         while not self._over.wait(_POLL_S):
             with self._lock:
-                due = self.decided_here and self._interruptible
-            if due:
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+                if self.decided_here and self._interruptible and not self._over.is_set():
+                    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+
+def _ceiling_key(rank: int) -> str:
+    return f"{_PREFIX}/ceiling/{rank}"
+
+
+def _forget_in_child() -> None:
+    """A signal to a forked child (a pool's worker) would else count as one to us, and not end it."""
+    global _listening
+    watch, _listening = _listening, None
+    if watch is not None:
+        watch.forget()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

@@ -158,7 +158,8 @@ class Run:
     def step(self, **metrics: Number) -> None:
         """Count a step and log `metrics`, each the mean over this rank's samples of the batch.
 
-        Call it once for every batch of the loader, anywhere in the loop's body.
+        Call it once for a batch of the loader, anywhere in the loop's body; a batch for which it is
+        not called counts as a step as well.
 
         Raises:
             UsageError: It was called twice for one batch, or a metric is not a scalar.
@@ -171,16 +172,18 @@ class Run:
                 )
             self._batch_counted = pace.serial
         self.log(**metrics)
-        if not pace.ends_step:
-            return
+        if pace.ends_step:
+            self._count_step()
+            if self._data is None:
+                self.between_steps()
+
+    def _count_step(self) -> None:
         clock, settings = self._clock, self._settings
         clock.steps_done += 1
         if settings.every_steps is not None and clock.steps_done % settings.every_steps == 0:
             clock.is_due = True
         if clock.steps_done % settings.log_every == 0:
             self._reduce_metrics()
-        if self._data is None:
-            self.between_steps()
 
     def log(self, **metrics: Number) -> None:
         """Log means over this rank's samples of the batch in hand, without counting a step."""
@@ -343,18 +346,12 @@ class Run:
     # Checks between steps.
 
     def _check_step(self) -> None:
-        """See that the script counted and stepped as often as it took batches."""
+        """Count a step that the script has not counted; see that an optimizer has stepped."""
         clock, data = self._clock, self._data
         position = (data.epoch, data.position) if data is not None else (0, clock.steps_done)
+        if position != clock.boundary_position and clock.steps_done == clock.boundary_step:
+            self._count_step()  # the script logs nothing, so it had no need to call run.step()
         counted = clock.steps_done - clock.boundary_step
-        took = position != clock.boundary_position
-        if took and not counted:
-            raise UsageError(
-                "a batch was taken and run.step() was not called",
-                where=f"epoch {clock.epoch}, after step {clock.steps_done}",
-                why="steps are counted, logged and saved by it",
-                fix="call run.step(loss=loss) once in the loop's body",
-            )
         if counted and self._objects.optimizers() and not clock.optimizer_steps:
             self._complain_about_optimizer()
         clock.boundary_step, clock.boundary_position = clock.steps_done, position
@@ -365,7 +362,7 @@ class Run:
         if any(getattr(scaler, "may_skip_steps", True) for scaler in scalers):
             return  # a gradient scaler leaves steps with infinite gradients out
         raise UsageError(
-            "run.step() was called, and no optimizer has stepped",
+            "a batch was taken, and no optimizer has stepped",
             where=f"epoch {self._clock.epoch}, step {self._clock.steps_done}",
             fix="call optimizer.step() in the loop's body (with accumulate=..., when data.ends_step)",
         )

@@ -9,19 +9,19 @@ run begins at the state of the last step, otherwise it reads and drops what was 
 and `random` are seeded from (seed, epoch, position) before each global batch is read.
 """
 
+import copy
 import itertools
-import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils import _pytree as pytree
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from torchmuster.train import rng
-from torchmuster.train.keyed import DatasetError
+from torchmuster.train.keyed import DatasetError, digest
 from torchmuster.train.loader import Loader, LoaderSettings, open_batches
 from torchmuster.train.order import Division, Share, mix
 
@@ -34,6 +34,7 @@ class _Start:
 
     epoch: int = 0
     position: int = 0
+    micro_batches_done: int = 0
     state: Any = None
 
 
@@ -60,12 +61,13 @@ class StreamReader(IterableDataset):
         worker = get_worker_info()
         num_readers, reader = (1, 0) if worker is None else (worker.num_workers, worker.id)
         source = self._open()
-        position, micro_batch, head = self.start.position, 0, None
+        position, head = self.start.position, None
+        micro_batch = -self.start.micro_batches_done
         while samples := self._read(source, position):
             head = digest(samples[0]) if head is None else head
             state = self._state()
             for share in self._shares(position, len(samples)):
-                if micro_batch % num_readers == reader:
+                if micro_batch >= 0 and micro_batch % num_readers == reader:
                     yield share, self._pick(samples, share, position), head, state
                 micro_batch += 1
             position += len(samples)
@@ -77,8 +79,10 @@ class StreamReader(IterableDataset):
             self.dataset.set_epoch(start.epoch)
         if start.state is not None:
             self.dataset.load_state_dict(start.state)
-            return iter(self.dataset)
-        source = iter(self.dataset)
+        with self._seeded(start.epoch):
+            source = iter(self.dataset)
+        if start.state is not None:
+            return source
         size, position = self._division.global_batch_size, 0
         while position < start.position:
             wanted = min(size, start.position - position)
@@ -97,16 +101,22 @@ class StreamReader(IterableDataset):
         return [] if self._settings.drop_last and len(samples) < size else samples
 
     def _draw(self, source: Iterator[Any], position: int, count: int) -> list[Any]:
-        before = rng.cheap_state()
-        rng.seed_for_sample(mix(self._settings.seed, self.start.epoch, position))
-        try:
+        with self._seeded(self.start.epoch, position):
             return list(itertools.islice(source, count))
+
+    @contextmanager
+    def _seeded(self, *words: int) -> Iterator[None]:
+        before = rng.cheap_state()
+        rng.seed_for_sample(mix(self._settings.seed, *words))
+        try:
+            yield
         finally:
             rng.put_back(before)
 
     def _state(self) -> Any:
         has = hasattr(self.dataset, "state_dict") and hasattr(self.dataset, "load_state_dict")
-        return self.dataset.state_dict() if has else None
+        # A copy: what the dataset returns may be what it changes while it reads on.
+        return copy.deepcopy(self.dataset.state_dict()) if has else None
 
     def _shares(self, position: int, size: int) -> Iterator[Share]:
         division = Division(
@@ -134,11 +144,11 @@ class StreamLoader(Loader):
     def __init__(
         self, *args: Any, compare: Callable[[int], list[int]], rank: int, **kwargs: Any
     ) -> None:
-        self._compare = compare
+        self._compare_heads = compare
         self._reader_rank = rank
         self._state: Any = None
         self._heads: set[int] = set()
-        self._compared = False
+        self._heads_compared = False
         self._is_over = False
         self._world = int(kwargs["world_size"])
         super().__init__(*args, rank=rank, **kwargs)
@@ -168,9 +178,9 @@ class StreamLoader(Loader):
             self.begin_epoch(self.epoch + 1)
         if self._is_over:
             return iter(())
-        self._compared = False
+        self._heads_compared = False
         self._heads = set()
-        start = _Start(epoch=self.epoch, position=self.position, state=self._state)
+        start = _Start(self.epoch, self.position, self._micro_batches_done, self._state)
         self._batches.dataset.start = start
         return super().__iter__()
 
@@ -197,9 +207,9 @@ class StreamLoader(Loader):
             self._heads.add(item[2])
         if len(self._heads) > 1:
             raise _divides_itself("two loader workers of one rank")
-        if not self._compared:
-            self._compared = True
-            heads = self._compare(0 if item is None else item[2])
+        if not self._heads_compared:
+            self._heads_compared = True
+            heads = self._compare_heads(0 if item is None else item[2])
             if len(set(heads)) > 1:
                 odd = next(rank for rank, head in enumerate(heads) if head != heads[0])
                 raise _divides_itself(f"ranks 0 and {odd}")
@@ -226,18 +236,6 @@ class StreamLoader(Loader):
         """Stand where `state` says."""
         super().load_state_dict(state)
         self._state, self._is_over = state["stream"], state["is_over"]
-
-
-def digest(sample: Any) -> int:
-    """Return a checksum of a sample's values, for comparing readers."""
-    crc = 0
-    for leaf in pytree.tree_leaves(sample):
-        if isinstance(leaf, torch.Tensor):
-            leaf = leaf.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()  # noqa: PLW2901
-        elif isinstance(leaf, np.ndarray):
-            leaf = leaf.tobytes()  # noqa: PLW2901
-        crc = zlib.crc32(leaf if isinstance(leaf, bytes) else repr(leaf).encode(), crc)
-    return crc + 1  # 0 is an empty stream
 
 
 def _divides_itself(who: str) -> DatasetError:

@@ -12,22 +12,27 @@ for epoch in run.epochs(10):
 """
 
 import atexit
+import functools
 import os
 import sys
 import tempfile
+import traceback
 import uuid
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Self
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from torchmuster.errors import UsageError
+from torchmuster.errors import MusterError, UsageError
 from torchmuster.files.layout import RunDir
 from torchmuster.model import contract
+from torchmuster.model.text import render_report, report_of_error
 from torchmuster.train import group, rng
 from torchmuster.train.barrier import StoreBarrier
 from torchmuster.train.evaluation import Evaluation, Watch
@@ -35,7 +40,8 @@ from torchmuster.train.exchange import broadcast_bytes, gather_ints
 from torchmuster.train.launch import Launcher
 from torchmuster.train.loader import Loader, LoaderSettings
 from torchmuster.train.objects import Objects
-from torchmuster.train.once import OncePlace, once
+from torchmuster.train.once import OncePlace
+from torchmuster.train.once import once as once_in
 from torchmuster.train.pace import Pace
 from torchmuster.train.run import Run, RunSettings
 from torchmuster.train.sinks import MetricSink, Record
@@ -45,6 +51,9 @@ from torchmuster.train.snapshot.state import SnapshotError
 from torchmuster.train.snapshot.writer import Crew
 from torchmuster.train.stream import StreamLoader
 from torchmuster.train.wrap import unwrap, wrap_sharded, wrap_whole
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _world: "World | None" = None
 
@@ -73,12 +82,17 @@ def init(
     global _world
     if _world is not None:
         raise UsageError("tm.init() was called twice", fix="call it once and pass the world on")
+    _print_own_errors_in_words()
     rng.seed_everything(seed)
     _world = World(group.join(timeout_s=timeout_s, device=device), seed)
     atexit.register(_world.close)
-    _note_exceptions(_world)
     _world.say(_world.describe())
     return _world
+
+
+def current() -> "World":
+    """Return this process's world; it is made, with `init()`, when there is none yet."""
+    return _world if _world is not None else init()
 
 
 class World:
@@ -144,6 +158,7 @@ class World:
 
     def wrap(
         self,
+        /,
         model: nn.Module,
         *,
         sharded: bool = False,
@@ -187,6 +202,7 @@ class World:
 
     def loader(
         self,
+        /,
         dataset: Any,
         *,
         global_batch_size: int | None = None,
@@ -202,7 +218,7 @@ class World:
         """Return this rank's batches of a sequence that depends on (seed, epoch) alone.
 
         Args:
-            dataset: Map-style, or iterable by the contract of `docs/train/data.md`.
+            dataset: Map-style, or iterable by the contract of `docs/data.md`.
             global_batch_size: Samples a step over all ranks: kept when the world changes.
             batch_size: Instead: samples a step on each rank.
             shuffle: In an order of its own for each epoch.
@@ -245,12 +261,14 @@ class World:
                 )
             loader = StreamLoader(dataset, settings, compare=_compare, **common)
         else:
-            loader = Loader(dataset, settings, **common)
+            compare = _compare if self.world_size > 1 else None
+            loader = Loader(dataset, settings, compare=compare, **common)
         self._loaders.add(loader)
         return loader
 
     def evaluation(
         self,
+        /,
         dataset: Any,
         *,
         batch_size: int,
@@ -271,7 +289,7 @@ class World:
             num_workers=num_workers,
             device=self.device,
             models=lambda: list(self._models),
-            watch=self._run or Watch(),
+            watch=lambda: self._run or Watch(),
             say=self.say,
             collate=collate_fn,
             options=options,
@@ -299,10 +317,11 @@ class World:
         if per not in ("node", "run"):
             raise UsageError(f"per={per!r}: `node` or `run`", where="World.once")
         place = folder or (self._node_folder() if per == "node" else self._run_folder())
-        return once(name, OncePlace(folder=place, token=self.token, say=self._say_anywhere))
+        return once_in(name, OncePlace(folder=place, token=self.token, say=self._say_anywhere))
 
     def resume(
         self,
+        /,
         *,
         data: Loader | None = None,
         folder: str | None = None,
@@ -488,6 +507,24 @@ class World:
         print(f"muster: rank {self.rank}: {text}", file=sys.stderr, flush=True)
 
 
+def _of_current(method: Callable[Concatenate[World, P], R]) -> Callable[P, R]:
+    """Return a method of `World` as a function on the current world."""
+
+    @functools.wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        return method(current(), *args, **kwargs)
+
+    return call
+
+
+barrier = _of_current(World.barrier)
+evaluation = _of_current(World.evaluation)
+loader = _of_current(World.loader)
+once = _of_current(World.once)
+resume = _of_current(World.resume)
+wrap = _of_current(World.wrap)
+
+
 def _compare(value: int) -> list[int]:
     return [row[0] for row in gather_ints([value])]
 
@@ -496,12 +533,31 @@ def _report(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _note_exceptions(world: World) -> None:
-    """Remember an exception on its way out: NCCL's group must then not be destroyed in order."""
+def _print_own_errors_in_words() -> None:
+    """Print our own errors without a traceback, and remember that an exception is on its way out.
+
+    NCCL's group must then not be destroyed in order: it would wait for the other ranks.
+    """
     previous = sys.excepthook
 
-    def hook(*args: Any) -> None:
-        world._failed = True
-        previous(*args)
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if _world is not None:
+            _world._failed = True
+        if isinstance(error, MusterError):
+            print(_in_words(error, trace), file=sys.stderr, end="", flush=True)
+        else:
+            previous(kind, error, trace)
 
     sys.excepthook = hook
+
+
+def _in_words(error: MusterError, trace: TracebackType | None) -> str:
+    """Return the report on an error, with the line of the script that led to it."""
+    ours = os.path.dirname(os.path.dirname(__file__))
+    frames = [(f.f_code.co_filename, line) for f, line in traceback.walk_tb(trace)]
+    script = [(name, line) for name, line in frames if not name.startswith((ours, "<"))]
+    report = report_of_error(error)
+    if script:
+        line = f"{script[-1][0]}:{script[-1][1]}"
+        report = replace(report, at=f"{line}, {report.at}" if report.at else line)
+    return render_report(report)

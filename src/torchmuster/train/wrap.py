@@ -34,6 +34,8 @@ class WeighedDDP(DistributedDataParallel):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the model; see the module's docstring for what is added in training."""
         if not torch.is_grad_enabled():
+            # The first one after training would broadcast buffers, and hang when a rank has no batch.
+            self.require_forward_param_sync = False
             return super().forward(*inputs, **kwargs)
         if not self._settled:
             self._settle(inputs, kwargs)
@@ -69,12 +71,8 @@ def weigh(outputs: Any, weight: float) -> Any:
     """Scale the gradient that flows back into `outputs` by `weight`; the values stay."""
     if weight == 1.0:
         return outputs
-    found = False
-    for leaf in pytree.tree_leaves(outputs):
-        if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
-            # Not a product with 0: 0 * inf of a sample that must not count would be NaN.
-            leaf.register_hook((lambda g: g * weight) if weight else torch.zeros_like)
-            found = True
+    leaves = pytree.tree_leaves(outputs)
+    found = {id(t): t for t in leaves if isinstance(t, torch.Tensor) and t.requires_grad}
     if not found:
         raise UsageError(
             f"no tensor with a gradient was found in the model's output ({_name_of(outputs)})",
@@ -82,7 +80,30 @@ def weigh(outputs: Any, weight: float) -> Any:
             fix="return tensors, or lists, tuples and dicts of them (or pass drop_last=True and a"
             " batch size that divides)",
         )
-    return outputs
+    if len(found) == 1:
+        next(iter(found.values())).register_hook(lambda g: _weighted(g, weight))
+        return outputs
+    # One may be made from another, as a loss from logits: a hook on both would weigh twice.
+    weighed = {key: _Weigh.apply(tensor, weight) for key, tensor in found.items()}
+    return pytree.tree_map(lambda leaf: weighed.get(id(leaf), leaf), outputs)
+
+
+class _Weigh(torch.autograd.Function):
+    """The same values, for those outside of the model; what flows in from them is weighted."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, weight: float) -> torch.Tensor:
+        ctx.weight = weight
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        return _weighted(gradients[0], ctx.weight), None
+
+
+def _weighted(gradient: torch.Tensor, weight: float) -> torch.Tensor:
+    # Not a product with 0: 0 * inf of a sample that must not count would be NaN.
+    return gradient * weight if weight else torch.zeros_like(gradient)
 
 
 def _name_of(value: Any) -> str:

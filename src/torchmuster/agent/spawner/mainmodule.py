@@ -309,6 +309,9 @@ def _report(task: WorkerTask, error: BaseException) -> None:
     module = type(error).__module__
     full_name = name if module in ("builtins", "__main__") else f"{module}.{name}"
     text = "".join(lines)
+    explain = getattr(error, "explain_to_user", None)
+    if callable(explain):  # our library's own errors say more than their traceback
+        full_name, text = name, explain()
     _send(
         task,
         {
@@ -329,10 +332,11 @@ def user_line(error: BaseException, trace: types.TracebackType | None) -> str | 
 
     library = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
     frames = [(f.f_code.co_filename, line) for f, line in traceback.walk_tb(trace)]
+    ours = os.path.dirname(os.path.dirname(_FOLDER))
     own = [
         (name, line)
         for name, line in frames
-        if not name.startswith(("<frozen", *library))
+        if not name.startswith(("<frozen", ours, *library))
         and "/site-packages/" not in name
         and "/dist-packages/" not in name
     ]

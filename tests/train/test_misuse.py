@@ -1,0 +1,187 @@
+"""Mistakes that a tired person makes: each is an error with words, or can't be made."""
+
+import pytest
+import torch
+from torch import nn
+
+import torchmuster.train as tm
+from torchmuster.errors import UsageError
+
+
+class Ones(torch.utils.data.Dataset):
+    def __init__(self, length):
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        return torch.full((3,), float(index))
+
+
+def begin(world, *, samples=10, batch=4, folder="snapshots", model=None, **options):
+    """Return model, optimizer, loader and run of a small job."""
+    loading = {k: options.pop(k) for k in ("accumulate", "drop_last") if k in options}
+    model = world.wrap(model or nn.Linear(3, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = world.loader(Ones(samples), global_batch_size=batch, **loading)
+    run = world.resume(model=model, optimizer=optimizer, data=data, folder=folder, **options)
+    return model, optimizer, data, run
+
+
+def again(world, **options):
+    """Leave the world and begin the job anew, as the next attempt would."""
+    world.close()
+    return begin(tm.init(seed=0), **options)
+
+
+def train(model, optimizer, data, run, *, epochs=1, stop_after=None):
+    for _ in run.epochs(epochs):
+        for x in data:
+            model(x).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if run.steps_done + 1 == stop_after:
+                run.save()
+            elif stop_after is not None and run.steps_done >= stop_after:
+                return
+
+
+def only_count(data, run, *, times):
+    for _ in run.epochs(1):
+        for _x in data:
+            for _i in range(times):
+                run.step()
+
+
+def message(error):
+    return f"{error.value.what}\n{error.value.explain_to_user()}"
+
+
+def test_a_forgotten_optimizer_step_is_an_error(world):
+    _, _, data, run = begin(world)
+    with pytest.raises(UsageError, match="no optimizer has stepped"):
+        only_count(data, run, times=1)
+    world.close()
+
+
+def test_a_step_in_the_middle_of_an_accumulated_one_is_an_error(world):
+    model, optimizer, data, run = begin(world, accumulate=2)
+    with pytest.raises(UsageError, match="middle of an accumulated step"):
+        train(model, optimizer, data, run)
+    world.close()
+
+
+def test_counting_a_batch_twice_is_an_error(world):
+    _, _, data, run = begin(world)
+    with pytest.raises(UsageError, match="called twice for one batch"):
+        only_count(data, run, times=2)
+    world.close()
+
+
+def test_a_script_that_never_calls_step_is_counted_all_the_same(world):
+    model, optimizer, data, run = begin(world)
+    train(model, optimizer, data, run, epochs=2)
+    assert run.steps_done == 6
+
+
+def test_a_metric_that_is_not_a_scalar_is_named(world):
+    _, _, _, run = begin(world)
+    with pytest.raises(UsageError) as error:
+        run.log(loss=torch.zeros(4))
+    assert "the metric `loss` is not one number but a tensor of shape [4]" in message(error)
+    assert "loss=loss.mean()" in message(error)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"batch": 0}, "global_batch_size is 0, below one"),
+        ({"accumulate": 0}, "accumulate is 0, below one"),
+        ({"batch": 11, "drop_last": True}, "drop_last leaves nothing of 10 samples"),
+        ({"samples": 0}, "the dataset is empty"),
+        ({"every_steps": 0}, "every_steps is 0, below one"),
+        ({"keep": 0}, "keep is 0, below one"),
+        ({"when_busy": "drop"}, "when_busy is `wait` or `skip`"),
+        ({"scheduler": object()}, "`scheduler` can't be saved: a object has no state_dict()"),
+    ],
+)
+def test_options_out_of_range_are_refused_before_anything_is_written(
+    world, tmp_path, options, words
+):
+    with pytest.raises((UsageError, tm.DatasetError)) as error:
+        begin(world, **options)
+    assert words in message(error)
+    assert not (tmp_path / "snapshots").exists()
+
+
+def test_a_dataset_that_has_grown_since_the_snapshot_is_refused(world):
+    train(*begin(world), stop_after=1)
+    with pytest.raises(tm.DatasetError) as error:
+        again(world, samples=11)
+    assert "had 10 samples when the snapshot was made, it has 11 now" in message(error)
+    tm.current().close()
+
+
+def test_a_snapshot_of_another_model_names_what_differs(world):
+    train(*begin(world), stop_after=1)
+    with pytest.raises(tm.SnapshotError) as error:
+        again(world, model=nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1)))
+    words = message(error)
+    assert "model.0.weight: not in the snapshot" in words
+    assert "model.weight: not in the script" in words
+    tm.current().close()
+
+
+def test_other_objects_than_were_saved_are_named(world):
+    train(*begin(world), stop_after=1)
+    with pytest.raises(tm.SnapshotError) as error:
+        again(world, extra=nn.Linear(1, 1))
+    assert "`extra` is in the script only" in message(error)
+    tm.current().close()
+
+
+def test_a_state_that_only_a_pickle_could_hold_is_named_when_it_is_saved(world):
+    class Strange:
+        def state_dict(self):
+            return {"socket": [object()]}
+
+        def load_state_dict(self, state):
+            raise AssertionError(state)
+
+    model, optimizer, data, run = begin(world, strange=Strange())
+    with pytest.raises(tm.SnapshotError) as error:
+        train(model, optimizer, data, run)
+    assert "at: strange.socket.0" in message(error)
+    world.close()
+
+
+def test_init_and_resume_twice_are_errors(world):
+    with pytest.raises(UsageError, match=r"init\(\) was called twice"):
+        tm.init()
+    begin(world)
+    with pytest.raises(UsageError, match=r"resume\(\) was called twice"):
+        begin(world)
+
+
+def test_an_evaluation_that_was_left_early_is_not_reported_as_whole(world):
+    test = world.evaluation(Ones(10), batch_size=4)
+    for x in test:
+        test.add(mean=x.mean())
+        break
+    with pytest.raises(UsageError, match="4 of 10 samples were evaluated"):
+        test.result()
+
+
+def test_adding_to_an_evaluation_outside_its_loop_is_an_error(world):
+    test = world.evaluation(Ones(10), batch_size=4)
+    with pytest.raises(UsageError, match="outside the loop"):
+        test.add(loss=1.0)
+
+
+def test_a_folder_that_is_a_file_is_one_message(world, tmp_path):
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(tm.SnapshotError) as error:
+        begin(world, folder="taken")
+    assert "the folder of the snapshots can't be" in message(error)
+    assert str(tmp_path / "taken") in message(error)

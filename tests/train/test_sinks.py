@@ -1,0 +1,128 @@
+"""Where metrics go."""
+
+import io
+import json
+
+import pytest
+import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import torchmuster.train as tm
+from torchmuster.train.sinks import Progress, Record
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def read_lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_record_is_one_line_an_event(tmp_path):
+    record = Record(str(tmp_path / "new" / "training.jsonl"))
+    record.event("resumed", step=3)
+    record.write(5, {"loss": 0.5})
+    lines = read_lines(tmp_path / "new" / "training.jsonl")
+    assert [(line["event"], line["step"]) for line in lines] == [("resumed", 3), ("metrics", 5)]
+    assert lines[1]["values"] == {"loss": 0.5}
+
+
+def test_lines_that_could_not_be_written_are_counted(tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    record = Record(str(blocked / "training.jsonl"))
+    record.event("one")
+    record.event("two")
+    record.path = str(tmp_path / "training.jsonl")
+    record.event("three")
+    assert json.loads((tmp_path / "training.jsonl").read_text())["dropped_before"] == 2
+
+
+def test_tensorboard_shows_what_was_written(tmp_path):
+    sink = tm.TensorBoard(str(tmp_path))
+    sink.write(1, {"loss": 2.0})
+    sink.write(2, {"loss": 1.5})
+    sink.close()
+    found = EventAccumulator(str(tmp_path)).Reload().Scalars("loss")
+    assert [(event.step, event.value) for event in found] == [(1, 2.0), (2, 1.5)]
+
+
+def test_weights_and_biases_gets_values_and_steps():
+    class FakeRun:
+        def __init__(self):
+            self.said = []
+
+        def log(self, values, step):
+            self.said.append((step, values))
+
+        def finish(self):
+            self.said.append("finished")
+
+    run = FakeRun()
+    sink = tm.WeightsAndBiases(run)
+    sink.write(7, {"loss": 1.0})
+    sink.close()
+    assert run.said == [(7, {"loss": 1.0}), "finished"]
+
+
+def test_a_run_writes_to_its_record_and_to_its_sinks(world, tmp_path):
+    class Kept:
+        def __init__(self):
+            self.values = {}
+
+        def write(self, step, values):
+            self.values[step] = dict(values)
+
+        def close(self):
+            self.values["closed"] = True
+
+    kept = Kept()
+    data = world.loader(torch.utils.data.TensorDataset(torch.arange(10.0)), global_batch_size=4)
+    run = world.resume(data=data, folder="snapshots", log_every=1, sinks=[kept])
+    for _ in run.epochs(1):
+        for (x,) in data:
+            run.step(mean=x.mean())
+        run.report(eval_loss=0.25)
+    assert kept.values == {
+        1: {"mean": 1.5},
+        2: {"mean": 5.5},
+        3: {"eval_loss": 0.25},
+        "closed": True,
+    }
+    lines = read_lines(tmp_path / "snapshots" / "training.jsonl")
+    (epoch,) = [line for line in lines if line["event"] == "epoch"]
+    assert epoch["values"] == {"mean": pytest.approx(4.5)}  # weighted: the last batch has 2 samples
+    assert epoch["ledger"] == {"samples": 10, "lost": 0, "twice": 0, "whole": True}
+
+
+def test_a_terminal_gets_a_bar_with_the_time_left():
+    clock, terminal = Clock(), Terminal()
+    progress = Progress(terminal, now=clock)
+    progress.begin(0)
+    clock.now = 10.0
+    progress.show(50, 200, {"loss": 0.123456})
+    progress.end()
+    bar = "[" + "#" * 5 + "." * 15 + "]"
+    assert terminal.getvalue() == (
+        f"\r\x1b[K{bar}  step 50/200  5.0 steps/s  0:30 left  loss 0.1235\n"
+    )
+
+
+def test_elsewhere_a_plain_line_comes_every_ten_seconds():
+    clock, log = Clock(), io.StringIO()
+    progress = Progress(log, now=clock)
+    progress.begin(0)
+    for second in range(1, 26):
+        clock.now = float(second)
+        progress.show(second, None, {})
+    assert log.getvalue().splitlines() == ["step 10  1.0 steps/s", "step 20  1.0 steps/s"]
