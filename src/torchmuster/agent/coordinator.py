@@ -144,6 +144,7 @@ class Coordinator:
         self._say_at = self._started_at + FIRST_SAY_S
         self._stop: _StopRequest | None = None
         self._debugging: set[int] = set()
+        self._last_stop = ""
         self._asked_for: set[int] = set()
         self._refusals: dict[str, float] = {}
         self._why_next = "start"
@@ -390,6 +391,8 @@ class Coordinator:
                     self.event("notice", node=self._name(member), text=message.text)
             case messages.Debugger(rank=rank, active=active):
                 self._debugging.add(rank) if active else self._debugging.discard(rank)
+            case messages.LastStop(reason=reason):
+                self._last_stop = reason
             case messages.SignalReceived(signum=signum):
                 # Schedulers send SIGTERM to every agent, some twice; Ctrl-C twice means at once.
                 repeat = signum == signal.SIGINT and member.interrupted
@@ -686,6 +689,7 @@ class Coordinator:
             report = Report(
                 error="the run was preempted and can be resumed",
                 because=(f"{stop.who} asked to stop with {contract.signal_name(stop.signum)}",),
+                hint=f"muster restart {self.plan.run_id}",
             )
             self._finish(RunState.PREEMPTED, contract.EX_TEMPFAIL, report)
             return
@@ -776,6 +780,14 @@ class Coordinator:
         self._finish(RunState.FAILED, code, report, cause)
 
     def _decide_after_preemption(self, attempt: Attempt, end: WorkerEnd) -> None:
+        if self._last_stop:
+            report = Report(
+                error="the run has stopped and can be resumed",
+                because=(self._last_stop,),
+                hint=f"muster restart {self.plan.run_id}",
+            )
+            self._finish(RunState.PREEMPTED, contract.EX_TEMPFAIL, report)
+            return
         if self.book.after_preemption(end) is Next.AGAIN:
             text = (
                 f"rank {end.rank} was preempted (exit code 75): the run goes on, no restart spent"

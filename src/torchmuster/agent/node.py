@@ -555,6 +555,9 @@ class Agent:
         rank = self._attempt.note_report(pid, report)
         if rank is not None and report.get("kind") == "debugger":
             self._send(messages.Debugger(rank=rank, active=bool(report.get("active"))))
+        if rank is not None and report.get("kind") == "last_stop":
+            reason = str(report.get("reason", ""))[:200]
+            self._send(messages.LastStop(rank=rank, reason=reason))
 
     def _show(self, rank: int, stream: int, text: str, left_out: int) -> None:
         if self.options.local_show:

@@ -23,6 +23,7 @@ COMMANDS = {
     "logs": ("torchmuster.cli.views", "Print what the ranks wrote."),
     "wait": ("torchmuster.cli.views", "Wait for the end of a run; exit as it did."),
     "cancel": ("torchmuster.cli.views", "Stop a run."),
+    "restart": ("torchmuster.cli.restart", "Start a run again; it goes on from its snapshots."),
 }
 
 
@@ -60,7 +61,7 @@ class _LazyGroup(click.Group):
             if os.path.isfile(name):
                 fix = f"muster run {name}"
             raise UsageError(f"muster has no command `{name}`", fix=fix)
-        if name in ("run", "torchrun"):
+        if name in ("run", "torchrun", "restart"):
             _check_working_directory()
         return super().resolve_command(ctx, args)
 

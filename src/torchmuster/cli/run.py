@@ -55,7 +55,6 @@ def run(**given: Any) -> int:
     """
     from torchmuster.cli.main import ManyErrors
     from torchmuster.doctor.gpus import visible_gpus
-    from torchmuster.engines.local import LocalEngine
     from torchmuster.errors import UsageError
     from torchmuster.run.create import check_run_id, create_run_dir, new_run_id
     from torchmuster.spec.launch import LaunchOptions, Problems, plan_run
@@ -80,16 +79,22 @@ def run(**given: Any) -> int:
     plan = plan_run(options, run_id, gpus, problems)
     if problems.found or plan is None:
         raise ManyErrors(problems.found)
-    run_dir = create_run_dir(plan)
+    return start(plan, create_run_dir(plan), gpus, detach=detach)
+
+
+def start(plan: Any, run_dir: Any, gpus: Any, *, detach: bool) -> int:
+    """Start what is planned and follow it to its end, or leave it in the background."""
     if detach:
         from torchmuster.run.detach import detach_supervisor
 
         detach_supervisor(run_dir)
-        click.echo(run_id)
+        click.echo(plan.run_id)
         return 0
+    from torchmuster.engines.local import LocalEngine
+
     engine = LocalEngine(plan, run_dir, tuple(gpus))
     engine.start_all()
-    return _follow(engine, forward_stdin=stdin_rank is not None)
+    return _follow(engine, forward_stdin=plan.stdin_rank is not None)
 
 
 _PLAN_OPTIONS = (

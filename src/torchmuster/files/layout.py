@@ -67,6 +67,11 @@ class RunDir:
         return os.path.join(self.path, "result.json")
 
     @property
+    def snapshots(self) -> str:
+        """Where the script's snapshots go by default; of a restarted run a link to the first's."""
+        return os.path.join(self.path, "snapshots")
+
+    @property
     def training(self) -> str:
         """What the training library records: metrics, saves, the ledger."""
         return os.path.join(self.path, "training.jsonl")

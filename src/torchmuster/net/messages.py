@@ -128,6 +128,14 @@ class Debugger(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LastStop(Message):
+    """The script saves and leaves for a reason that would stop the next attempt as well."""
+
+    rank: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SignalReceived(Message):
     """The scheduler (or a person) sent this agent a signal that is meant for the job."""
 

@@ -75,6 +75,19 @@ def create_run_dir(plan: RunPlan) -> RunDir:
     return run_dir
 
 
+def link_snapshots(run_dir: RunDir, earlier: RunDir) -> None:
+    """Let a new run find the snapshots of an earlier one: `snapshots` is a link to them.
+
+    Raises:
+        RunDirectoryError: The link can't be made.
+    """
+    try:
+        os.makedirs(earlier.snapshots, exist_ok=True)
+        os.symlink(os.path.realpath(earlier.snapshots), run_dir.snapshots)
+    except OSError as error:
+        raise unusable(run_dir.path, error.strerror or str(error)) from error
+
+
 def write_owner(run_dir: RunDir, pid: int | None = None) -> None:
     """Note who owns the run (default: we), so that others can see whether it still lives."""
     pid = os.getpid() if pid is None else pid
