@@ -6,7 +6,7 @@ It runs over the store, not over a collective: a rank that is late is found by i
 from datetime import timedelta
 from typing import Any
 
-from torchmuster.model.ranks import compress_ranks
+from torchmuster.model.ranks import name_ranks
 from torchmuster.train.group import WorldError
 
 
@@ -34,16 +34,25 @@ class StoreBarrier:
         try:
             self._store.wait([f"{prefix}/all"], timedelta(seconds=timeout_s))
         except RuntimeError as error:
-            missing = [
-                rank
-                for rank in range(self._world_size)
-                if not self._store.check([f"{prefix}/{rank}"])
-            ]
-            who = f"rank{'s' if len(missing) > 1 else ''} {compress_ranks(missing)}"
+            missing = self._missing(prefix, error)
+            if not missing:
+                return  # the last one came just now
+            who = name_ranks(missing)
             raise WorldError(
                 f"{len(missing)} of {self._world_size} workers did not reach the barrier `{name}`"
                 f" within {timeout_s:g} s",
                 where=who,
                 why=f"rank {self._rank} waited for {who}",
                 fix="see what they do: muster logs RUN --rank N, or py-spy dump --pid PID",
+            ) from error
+
+    def _missing(self, prefix: str, error: RuntimeError) -> list[int]:
+        try:
+            ranks = range(self._world_size)
+            return [rank for rank in ranks if not self._store.check([f"{prefix}/{rank}"])]
+        except RuntimeError:
+            raise WorldError(
+                "the store of the process group has gone",
+                where=f"rank {self._rank}, in a barrier",
+                why=(str(error).splitlines() or [type(error).__name__])[0][:300],
             ) from error

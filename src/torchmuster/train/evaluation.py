@@ -1,9 +1,11 @@
 """Evaluation where every sample counts once, at any world size.
 
 The samples are split among the ranks without padding, so shares may differ and be empty; nothing in
-the loop is a collective, so uneven ranks can't hang. Sums and counts meet in one reduction at the end.
+the loop is a collective, so uneven ranks can't hang. (The forward of a sharded model is one: there a rank
+without a batch left repeats a sample with weight 0.) Sums and counts meet in one reduction at the end.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,6 +22,7 @@ from torchmuster.train.loader import close_batches, open_batches
 from torchmuster.train.meter import Meter, Number
 from torchmuster.train.order import split
 from torchmuster.train.workers import fork_quietly
+from torchmuster.train.wrap import is_sharded
 
 _COUNT = "muster/count"  # so that a metric may have any name but its own
 _UNLIKE_IN_TRAINING = (nn.modules.dropout._DropoutNd, nn.modules.batchnorm._BatchNorm)
@@ -64,7 +67,10 @@ class Evaluation:
         ranges = [(at, min(at + batch_size, end)) for at in range(begin, end, batch_size)]
         fetch = KeyedFetch(dataset, 0, collate)
         self._num_batches = len(ranges)
-        self._batches = open_batches(fetch, _Ranges(ranges), num_workers, options)
+        self._weight = 0
+        largest = math.ceil(self.num_samples / dist.get_world_size())
+        self._ranges = _Ranges(ranges, most=math.ceil(largest / batch_size))
+        self._batches = open_batches(fetch, self._ranges, num_workers, options)
 
     def __len__(self) -> int:
         """Return how many batches this rank has; another rank may have one more or less."""
@@ -74,6 +80,8 @@ class Evaluation:
         """Yield this rank's batches, with the metrics begun anew."""
         self._meter.clear()
         self._count = 0
+        # The forward of a sharded model is a collective: then all ranks make as many.
+        self._ranges.evens_out = any(is_sharded(model) for model in self._models())
         for model in self._models():
             _share_buffers(model)
             if model.training and any(isinstance(m, _UNLIKE_IN_TRAINING) for m in model.modules()):
@@ -86,13 +94,16 @@ class Evaluation:
         watch = self._watch()
         # A snapshot that is made in here is one of the step before: with that moment's generators.
         with watch.evaluating(rng.capture()):
-            for ids, batch in batches:
-                watch.between_batches()
-                self._size = len(ids)
-                self._count += len(ids)
-                yield pytree.tree_map_only(
-                    torch.Tensor, lambda t: t.to(self._device, non_blocking=True), batch
-                )
+            try:
+                for number, (ids, batch) in enumerate(batches):
+                    watch.between_batches()
+                    self._size = len(ids)
+                    self._weight = len(ids) if number < self._num_batches else 0
+                    self._count += self._weight
+                    yield pytree.tree_map_only(
+                        torch.Tensor, lambda t: t.to(self._device, non_blocking=True), batch
+                    )
+            finally:
                 self._size = 0
 
     def add(self, **values: Number | torch.Tensor) -> None:
@@ -117,7 +128,7 @@ class Evaluation:
             if isinstance(value, torch.Tensor) and value.dim() == 1 and len(value) == self._size:
                 value = value.to(torch.float64).mean()  # noqa: PLW2901
             means[name] = value
-        self._meter.add(means, self._size)
+        self._meter.add(means, self._weight)
 
     def result(self) -> dict[str, float]:
         """Return the means over all samples, and `count`; the same on all ranks; a collective.
@@ -162,11 +173,18 @@ class Watch:
 
 
 class _Ranges(Sampler[Request]):
-    def __init__(self, ranges: list[tuple[int, int]]) -> None:
+    """This rank's batches; with `evens_out`, as many as any rank has, by repeating a sample."""
+
+    def __init__(self, ranges: list[tuple[int, int]], *, most: int) -> None:
+        self.evens_out = False
         self._ranges = ranges
+        self._most = most
 
     def __iter__(self) -> Iterator[Request]:
-        return ((0, list(range(begin, end))) for begin, end in self._ranges)
+        for begin, end in self._ranges:
+            yield 0, list(range(begin, end))
+        for _ in range(self._most - len(self._ranges) if self.evens_out else 0):
+            yield 0, [0]
 
     def __len__(self) -> int:
         return len(self._ranges)

@@ -8,6 +8,7 @@ import ctypes
 import json
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -43,7 +44,11 @@ class Card:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """Where this rank stands in the world that was found."""
+    """Where this rank stands in the world that was found.
+
+    Attributes:
+        connect: Opens one more connection to the group's store.
+    """
 
     launch: Launch
     device: torch.device
@@ -52,7 +57,7 @@ class Standing:
     node_rank: int
     num_nodes: int
     interface: str | None
-    store: Any
+    connect: Callable[[], Any]
     timeout_s: float
 
 
@@ -74,7 +79,7 @@ def join(*, timeout_s: float = DEFAULT_TIMEOUT_S, device: str | None = None) -> 
     interface = _choose_interface(launch)
     kind = device or ("cuda" if torch.cuda.is_available() else "cpu")
     chosen = _choose_device(kind, launch)
-    store = _open_group(launch, kind, timeout_s)
+    connect = _open_group(launch, kind, timeout_s)
     cards = _call_roll(launch, chosen)
     hosts = list(dict.fromkeys(card.host for card in cards))
     on_my_node = [card.rank for card in cards if card.host == cards[launch.rank].host]
@@ -87,7 +92,7 @@ def join(*, timeout_s: float = DEFAULT_TIMEOUT_S, device: str | None = None) -> 
         node_rank=_first_known(launch.node_rank, hosts.index(cards[launch.rank].host)),
         num_nodes=_first_known(launch.num_nodes, len(hosts)),
         interface=interface,
-        store=store,
+        connect=connect,
         timeout_s=timeout_s,
     )
 
@@ -177,8 +182,8 @@ def _choose_device(kind: str, launch: Launch) -> torch.device:
     return device
 
 
-def _open_group(launch: Launch, kind: str, timeout_s: float) -> Any:
-    """Make the process group; return a connection to its store for our own use."""
+def _open_group(launch: Launch, kind: str, timeout_s: float) -> Callable[[], Any]:
+    """Make the process group; return what opens a connection to its store for our own use."""
     backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
     timeout = timedelta(seconds=timeout_s)
     if dist.is_initialized():
@@ -189,7 +194,7 @@ def _open_group(launch: Launch, kind: str, timeout_s: float) -> Any:
     if launch.launcher is Launcher.NONE:
         store = dist.HashStore()
         dist.init_process_group(backend, store=store, rank=0, world_size=1, timeout=timeout)
-        return store
+        return lambda: store  # nobody else is there to be waited for
     try:
         dist.init_process_group(
             backend,
@@ -205,7 +210,7 @@ def _open_group(launch: Launch, kind: str, timeout_s: float) -> Any:
             why=_first_line(error),
             fix="see that all workers run and that MASTER_PORT is free on rank 0's host",
         ) from error
-    return dist.TCPStore(
+    return lambda: dist.TCPStore(
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),
         is_master=False,

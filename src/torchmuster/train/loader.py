@@ -6,6 +6,7 @@ next batch, after the end it begins the next epoch.
 """
 
 import itertools
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
@@ -336,6 +337,23 @@ def divide(settings: LoaderSettings, num_samples: int, world_size: int) -> Divis
     )
 
 
+class _Batches(DataLoader):
+    """Torch's DataLoader, which knows the iterators with worker processes that still live.
+
+    One that isn't persistent may be held by a traceback up to the interpreter's end.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.iterators: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def _get_iterator(self) -> Any:
+        iterator = super()._get_iterator()
+        if self.num_workers:
+            self.iterators.add(iterator)
+        return iterator
+
+
 def open_batches(
     fetch: Any, sampler: Sampler[Any] | None, num_workers: int, options: dict[str, Any]
 ) -> Any:
@@ -344,7 +362,7 @@ def open_batches(
     if num_workers:
         options.setdefault("persistent_workers", True)
         options["worker_init_fn"] = quiet_worker(options.get("worker_init_fn"))
-    return DataLoader(
+    return _Batches(
         fetch,
         batch_size=None,
         sampler=sampler,
@@ -363,14 +381,13 @@ def close_batches(batches: Any) -> None:
     They are asked first: torch takes a killed worker for a failure. One that doesn't hear is killed,
     for it ignores SIGTERM and the interpreter would wait for it at its end.
     """
-    iterator, batches._iterator = getattr(batches, "_iterator", None), None
-    if iterator is None or not hasattr(iterator, "_shutdown_workers"):
-        return
-    with suppress(RuntimeError):
-        iterator._shutdown_workers()
-    for process in iterator._workers:
-        if process.is_alive():
-            process.kill()
+    batches._iterator = None
+    for iterator in list(batches.iterators):
+        with suppress(RuntimeError):
+            iterator._shutdown_workers()
+        for process in iterator._workers:
+            if process.is_alive():
+                process.kill()
 
 
 def _as_it_is(batch: Any) -> Any:

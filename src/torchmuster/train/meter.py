@@ -36,7 +36,7 @@ class _Column:
         else:
             first = next(v for v in self.values if isinstance(v, torch.Tensor))
             stack = torch.stack(
-                [torch.as_tensor(v, device=first.device).to(torch.float64) for v in self.values]
+                [torch.as_tensor(v, dtype=torch.float64, device=first.device) for v in self.values]
             )
             weights = torch.tensor(self.weights, dtype=torch.float64).to(first.device)
             # What must not count may be anything, also NaN, and 0 * NaN is NaN.

@@ -14,6 +14,15 @@ from torchmuster.train.snapshot.load import Loaded
 from torchmuster.train.snapshot.state import SnapshotError, pack, unpack
 from torchmuster.train.wrap import unwrap
 
+_CANT_LOAD = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 OWN_NAME = "muster"  # under which a snapshot holds the run's own state
 
 
@@ -84,6 +93,7 @@ class Objects:
         if self.is_sharded:
             from torchmuster.train.snapshot.sharded import read_into
 
+            self._make_room(manifest)
             _, targets = self.pack()
             read_into(folder, manifest, targets)
             tensors = targets
@@ -94,7 +104,7 @@ class Objects:
             state = unpack(manifest.state[name], tensors)
             try:
                 self._load_into(thing, state)
-            except (ValueError, RuntimeError, KeyError, TypeError, AttributeError) as error:
+            except _CANT_LOAD as error:
                 raise SnapshotError(
                     f"`{name}` does not take the snapshot of step {manifest.step}",
                     where=folder.url,
@@ -128,16 +138,26 @@ class Objects:
     def _state_of(self, thing: Any, sharded: bool) -> Any:
         if isinstance(thing, nn.Module):
             return unwrap(thing).state_dict()
-        if sharded and isinstance(thing, torch.optim.Optimizer):
+        # Of one that has not stepped, torch's function would make state by a step that then counts.
+        if sharded and isinstance(thing, torch.optim.Optimizer) and thing.state:
             from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
             return get_optimizer_state_dict(self._model_of(thing), thing)
         return thing.state_dict()
 
+    def _make_room(self, manifest: Manifest) -> None:
+        """Let optimizers make the shards that a snapshot is read into."""
+        from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+
+        for name, thing in self.by_name.items():
+            is_saved = any(path.startswith(f"{name}.") for path in manifest.tensors)
+            if is_saved and isinstance(thing, torch.optim.Optimizer):
+                get_optimizer_state_dict(self._model_of(thing), thing)
+
     def _load_into(self, thing: Any, state: Any) -> None:
         if isinstance(thing, nn.Module):
             unwrap(thing).load_state_dict(state)
-        elif self.is_sharded and isinstance(thing, torch.optim.Optimizer):
+        elif isinstance(thing, torch.optim.Optimizer) and _is_by_name(state):
             from torch.distributed.checkpoint.state_dict import set_optimizer_state_dict
 
             set_optimizer_state_dict(self._model_of(thing), thing, state)
@@ -150,3 +170,8 @@ class Objects:
             if any(id(p) in ids for p in model.parameters()):
                 return model
         raise UsageError("an optimizer has no parameter of any model given to resume()")
+
+
+def _is_by_name(state: Any) -> bool:
+    """Whether an optimizer's state is that of a sharded model, by the parameters' names."""
+    return any(isinstance(key, str) for key in state["state"])

@@ -2,11 +2,12 @@
 
     <name>.done        the work was finished; it stays, so the next run need not do it again
     <name>.lock        exclusive creation plus a lease: its owner renews it every 2 s
+    <name>.lock.<id>   the right to remove the lock of that id, for a moment
     <name>.failed      the exception of the process that tried; raised in all that wait for it
 
 Outside any collective, so that one slow node holds nobody in a process group with a time-out, and
-without flock, which fails on some shared file systems. A lock whose owner is dead, or has not renewed
-it for 15 s, is taken over.
+without flock, which fails on some shared file systems. A lock is taken over when its owner's process
+has gone, where we can see it, and elsewhere when it was not renewed for 15 s.
 """
 
 import json
@@ -46,12 +47,15 @@ class OncePlace:
         token: The same for all processes of one attempt, another one for the next: a failure of an
             earlier attempt is tried again.
         say: Prints a line.
+        timeout_s: How long others wait for the work.
+        lease_s: After how long a lock that was not renewed is taken over.
     """
 
     folder: str
     token: str
     say: Callable[[str], None]
     timeout_s: float = 3600.0
+    lease_s: float = LEASE_S
 
 
 @contextmanager
@@ -95,7 +99,7 @@ def _note_failure(stem: str, place: OncePlace, error: BaseException) -> None:
 def _acquire(stem: str, place: OncePlace) -> "_Lock | None":
     """Return the lock, or None when the work is done."""
     began = said = time.monotonic()
-    watched = _Watched()
+    watched = _Watched(f"{stem}.lock", place.lease_s)
     while True:
         if os.path.exists(f"{stem}.done"):
             return None
@@ -103,9 +107,8 @@ def _acquire(stem: str, place: OncePlace) -> "_Lock | None":
         lock = _Lock.take(stem)
         if lock is not None:
             return _look_again(lock, stem, place)
-        owner = watched.look(f"{stem}.lock")
-        if owner.is_dead:
-            _break(stem, owner)
+        owner = watched.look()
+        if owner.is_dead and watched.remove(owner):
             place.say(f"`{os.path.basename(stem)}`: {owner.name} has gone; another takes its place")
             continue
         now = time.monotonic()
@@ -148,19 +151,10 @@ def _raise_failure(stem: str, place: OncePlace) -> None:
         )
 
 
-def _break(stem: str, owner: "_Owner") -> None:
-    """Remove a dead owner's lock; of several that try, the rename lets one succeed."""
-    doomed = f"{stem}.lock.{uuid.uuid4().hex[:8]}"
-    with suppress(OSError):
-        if atomic.read_json(f"{stem}.lock") == owner.card:
-            os.rename(f"{stem}.lock", doomed)
-            os.unlink(doomed)
-
-
 @dataclass(frozen=True, slots=True)
 class _Owner:
     name: str
-    card: Any
+    mark: str | None  # of this lock and no other, None when there is none
     is_dead: bool
 
 
@@ -170,29 +164,75 @@ class _Watched:
     Renewals are counted by our own clock: the file server's may be minutes off.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, path: str, lease_s: float) -> None:
+        self._path = path
+        self._lease_s = lease_s
         self._stamp: tuple[int, int] | None = None
         self._since = time.monotonic()
+        self._right_since: dict[str, float] = {}
 
-    def look(self, path: str) -> _Owner:
-        card = atomic.read_json(path)
+    def look(self) -> _Owner:
+        card = atomic.read_json(self._path)
         try:
-            status = os.stat(path)
-            stamp = (status.st_mtime_ns, status.st_ino)
+            status = os.stat(self._path)
         except OSError:
-            stamp = (0, 0)
+            return _Owner("another process", None, is_dead=False)
         now = time.monotonic()
+        stamp = (status.st_mtime_ns, status.st_ino)
         if stamp != self._stamp:
             self._stamp, self._since = stamp, now
-        if not isinstance(card, dict):
-            return _Owner("another process", card, now - self._since > LEASE_S)
+        is_stale = now - self._since > self._lease_s
+        if not isinstance(card, dict):  # half written: by somebody who is about to, or was killed
+            return _Owner("another process", f"inode-{status.st_ino}", is_stale)
         name = f"pid {card.get('pid')} on {card.get('host')}"
-        here = card.get("boot") == _boot_id() and card.get("host") == socket.gethostname()
-        if here:
+        if card.get("start") is not None and card.get("table") == _process_table():
             facts = proc.read_process(int(card.get("pid", 0)))
-            if facts is None or facts.state in ("Z", "X") or facts.start_ticks != card.get("start"):
-                return _Owner(name, card, is_dead=True)
-        return _Owner(name, card, now - self._since > LEASE_S)
+            gone = facts is None or facts.state in ("Z", "X")
+            is_stale = gone or (facts is not None and facts.start_ticks != card["start"])
+        return _Owner(name, str(card.get("id")), is_stale)
+
+    def remove(self, owner: _Owner) -> bool:
+        """Remove a dead owner's lock; say whether it was us who did."""
+        if owner.mark is None:
+            return False
+        removed = _remove_lock(self._path, owner.mark)
+        if removed is None:  # another is about to, or was killed on the way
+            since = self._right_since.setdefault(owner.mark, time.monotonic())
+            if time.monotonic() - since > self._lease_s:
+                del self._right_since[owner.mark]
+                with suppress(OSError):
+                    os.unlink(f"{self._path}.{owner.mark}")
+        return bool(removed)
+
+
+def _mark_of(path: str) -> str | None:
+    """Return what names this lock and no other one in its place, before or after."""
+    card = atomic.read_json(path)
+    if isinstance(card, dict):
+        return str(card.get("id"))
+    with suppress(OSError):
+        return f"inode-{os.stat(path).st_ino}"
+    return None
+
+
+def _remove_lock(path: str, mark: str) -> bool | None:
+    """Remove the lock that has this mark, if it is still there; None: another has the right to.
+
+    A look and a removal are two steps, and between them the lock may have become another's. With
+    the right to remove this very lock in hand, nobody else makes room for another one.
+    """
+    right = f"{path}.{mark}"
+    try:
+        os.close(os.open(right, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+    except FileExistsError:
+        return None
+    try:
+        if _mark_of(path) != mark:
+            return False
+        os.unlink(path)
+        return True
+    finally:
+        os.unlink(right)
 
 
 class _Lock:
@@ -211,7 +251,7 @@ class _Lock:
         facts = proc.read_process(os.getpid())
         card = {
             "host": socket.gethostname(),
-            "boot": _boot_id(),
+            "table": _process_table(),
             "pid": os.getpid(),
             "start": facts.start_ticks if facts else None,
             "id": uuid.uuid4().hex,
@@ -228,18 +268,19 @@ class _Lock:
         self._over.set()
         self._thread.join()
         with suppress(OSError):
-            if atomic.read_json(self._path) == self._card:  # else it was taken from us
-                os.unlink(self._path)
+            _remove_lock(self._path, self._card["id"])  # unless it was taken from us
 
     def _renew(self) -> None:
         while not self._over.wait(_RENEW_S):
             with suppress(OSError):
-                os.utime(self._path)
+                if _mark_of(self._path) == self._card["id"]:
+                    os.utime(self._path)
 
 
-def _boot_id() -> str:
+def _process_table() -> str:
+    """Return what two processes share when each can look up the other's pid."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
+            return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
-        return ""
+        return f"unknown, of {socket.gethostname()} {os.getpid()}"

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from torchmuster.model.ranks import compress_ranks
+from torchmuster.model.ranks import name_ranks
 from torchmuster.train.group import DEFAULT_TIMEOUT_S, WorldError
 from torchmuster.train.workers import STOP_SIGNALS
 
@@ -58,6 +58,7 @@ class StopWatch:
         deadline: Callable[[], float | None],
         say: Callable[[str], None],
         timeout_s: float = DEFAULT_TIMEOUT_S,
+        poll_s: float = _POLL_S,
     ) -> None:
         """Only store.
 
@@ -68,6 +69,7 @@ class StopWatch:
             deadline: Returns the time (`time.time()`) at which to stop by ourselves, or None.
             say: Prints a line.
             timeout_s: How long a rank at its ceiling waits for the others' promises.
+            poll_s: How often the thread looks into the store.
         """
         self.reason = ""
         self._store = store
@@ -76,6 +78,7 @@ class StopWatch:
         self._deadline = deadline
         self._say = say
         self._timeout_s = timeout_s
+        self._poll_s = poll_s
         self._lock = threading.Condition()
         self._boundary = 0
         self._parked = False
@@ -91,16 +94,17 @@ class StopWatch:
         self._wakeup_r, self._wakeup_w = -1, -1
         self._thread = threading.Thread(target=self._listen, name="muster-stop", daemon=True)
 
-    def begin(self, boundary: int) -> None:
-        """Begin to listen, on the way to `boundary`; from the main thread only."""
+    def begin(self, boundary: int, *, signals: tuple[int, ...] = _LISTENED) -> None:
+        """Begin to listen, on the way to `boundary`; with signals from the main thread only."""
         global _listening
         self._boundary = boundary - 1
         self._wakeup_r, self._wakeup_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        _listening = self
-        for signum in _LISTENED:
-            self._old_handlers[signum] = signal.signal(signum, self._take_signal)
-        # The C part of the handler writes here at once, also while the main thread is in a collective.
-        self._old_wakeup_fd = signal.set_wakeup_fd(self._wakeup_w, warn_on_full_buffer=False)
+        if signals:
+            _listening = self
+            for signum in signals:
+                self._old_handlers[signum] = signal.signal(signum, self._take_signal)
+            # The C part of the handler writes here at once, also with the main thread in a collective.
+            self._old_wakeup_fd = signal.set_wakeup_fd(self._wakeup_w, warn_on_full_buffer=False)
         self._thread.start()
 
     def close(self) -> None:
@@ -113,11 +117,13 @@ class StopWatch:
             return
         with self._lock:  # no signal of our own thread may come after its handler has gone
             self._over.set()
-            stops = self._decision is not None and self._decision != _NEVER
-        signal.set_wakeup_fd(self._old_wakeup_fd)
-        for signum, handler in self._old_handlers.items():
-            signal.signal(signum, signal.SIG_IGN if stops else handler or signal.SIG_DFL)
-        _listening = None
+            stops = self.decided_here
+        os.write(self._wakeup_w, b"\0")
+        if self._old_handlers:
+            signal.set_wakeup_fd(self._old_wakeup_fd)
+            for signum, handler in self._old_handlers.items():
+                signal.signal(signum, signal.SIG_IGN if stops else handler or signal.SIG_DFL)
+            _listening = None
         self._thread.join(timeout=5.0)
         if not self._thread.is_alive():  # else it reads from the pipe when the store lets it go
             os.close(self._wakeup_r)
@@ -171,7 +177,7 @@ class StopWatch:
         with suppress(RuntimeError):
             ranks = range(self._world_size)
             missing = [r for r in ranks if not self._store.check([_ceiling_key(r)])]
-        who = f"ranks {compress_ranks(missing)}" if missing else "the store"
+        who = name_ranks(missing) if missing else "the store"
         return WorldError(
             f"the ranks did not agree on where to stop within {self._timeout_s:g} s",
             where=f"rank {self._rank}, after {self.reason}",
@@ -224,15 +230,17 @@ class StopWatch:
                 self._read_wakeups()
             self._leave()
         except RuntimeError:  # the store has gone, and the attempt with it
+            pass
+        finally:
             with self._lock:
-                self._is_deaf = True
+                self._is_deaf = self._decision is None
                 self._lock.notify_all()
         self._wake_main()
 
     def _read_wakeups(self) -> None:
         if self._decision is not None or self._over.is_set():
             return
-        ready, _, _ = select.select([self._wakeup_r], [], [], _POLL_S)
+        ready, _, _ = select.select([self._wakeup_r], [], [], self._poll_s)
         if ready:
             for number in os.read(self._wakeup_r, 64):
                 if number in _LISTENED:
@@ -284,7 +292,7 @@ class StopWatch:
 
     def _wake_main(self) -> None:
         """Interrupt a wait for data; again and again, for one signal may come too early."""
-        while not self._over.wait(_POLL_S):
+        while not self._over.wait(self._poll_s):
             with self._lock:
                 if self.decided_here and self._interruptible and not self._over.is_set():
                     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)

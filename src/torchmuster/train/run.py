@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -102,15 +102,17 @@ class Run:
         self._progress = Progress(sys.stderr)
         self._generators: dict[str, Any] | None = None  # to be put back at the next boundary
         self._generators_before_evaluation: dict[str, Any] | None = None
+        self._end_of_epoch: _EndOfEpoch | None = None
         self._batch_counted = -1
         self._total_steps: int | None = None
         self._is_over = False
         self._watch = StopWatch(
-            crew.store,
+            world.connect(),
             rank=world.rank,
             world_size=world.world_size,
             deadline=self._deadline,
             say=world.say,
+            timeout_s=world.timeout_s,
         )
         self._began_at = time.time()
         for optimizer in objects.optimizers():
@@ -232,7 +234,8 @@ class Run:
         clock = self._clock
         self._check_step()
         self._put_generators_back()
-        if self._watch.must_stop(clock.steps_done):
+        self._end_of_epoch = None
+        if self._watch.must_stop(self._boundary()):
             self._stop()
         self._check_saver()
         if clock.is_due and not self._at_end_of_epoch():
@@ -240,9 +243,18 @@ class Run:
             if clock.saved_step != clock.steps_done:
                 self._save()
 
-    def waiting_for_data(self) -> AbstractContextManager[None]:
-        """Return the context of a wait for a batch."""
-        return self._watch.parked(interruptible=True)
+    @contextmanager
+    def waiting_for_data(self) -> Iterator[None]:
+        """In the body, the loader waits for a batch."""
+        if not getattr(self._data, "_heads_compared", True):
+            yield  # a stream's first batch: a collective waits in there, so nobody may stop
+        else:
+            with self._watch.parked(interruptible=True):
+                yield
+            if self._watch.unpark():
+                self._stop()
+        if self._at_end_of_epoch():
+            self._end_of_epoch = self._note_end_of_epoch()
 
     def stop(self) -> None:
         """The wait for data was interrupted: this is the step that was agreed."""
@@ -250,13 +262,18 @@ class Run:
 
     @contextmanager
     def evaluating(self, generators: dict[str, Any]) -> Iterator[None]:
-        """In the body, an evaluation runs; a stop in it saves the state in front of it."""
+        """In the body, an evaluation runs; a stop in it saves the state of the last boundary.
+
+        Away from a boundary there is no such state: then the evaluation runs to its end first.
+        """
+        if not self._is_at_boundary():
+            yield
+            return
         self._generators_before_evaluation = generators
-        try:
-            with self._watch.parked(interruptible=False):
-                yield
-        finally:
-            self._generators_before_evaluation = None
+        with self._watch.parked(interruptible=False):
+            yield
+        self.before_collective()  # the script may make one of its own now
+        self._generators_before_evaluation = None
 
     def between_batches(self) -> None:
         """Stop here if all ranks are to stop at the step that was done last."""
@@ -264,7 +281,7 @@ class Run:
             self._stop()
 
     def before_collective(self) -> None:
-        """The evaluation goes into its reduction: from here on only a later step can be agreed."""
+        """The evaluation goes into its reduction: from here on only a later boundary can be agreed."""
         if self._watch.unpark():
             self._stop()
 
@@ -284,7 +301,7 @@ class Run:
         clock.boundary_step = clock.steps_done
         if self._data is not None:
             clock.boundary_position = (self._data.epoch, self._data.position)
-        self._watch.begin(clock.steps_done)
+        self._watch.begin(self._boundary())
 
     def _begin_at(self, loaded: Loaded, seed: int) -> None:
         manifest, world, clock = loaded.manifest, self._world, self._clock
@@ -343,12 +360,41 @@ class Run:
         rest = math.ceil(((data.epoch_samples() or 0) - data.position) / data.global_batch_size)
         return clock.steps_done + rest + whole
 
+    # Where the run stands.
+
+    def _boundary(self) -> int:
+        """Return the number of the boundary: the end of an epoch is one more than its last step's."""
+        return self._clock.steps_done + self._clock.epoch
+
+    def _position(self) -> tuple[int, int]:
+        data = self._data
+        return (data.epoch, data.position) if data is not None else (0, self._clock.steps_done)
+
+    def _is_at_boundary(self) -> bool:
+        """Whether the state is one that a resumed run can begin with, without any code left out."""
+        clock, end = self._clock, self._end_of_epoch
+        if self._world.pace.count is not None or clock.steps_done != clock.boundary_step:
+            return False
+        if self._position() != clock.boundary_position:
+            return False
+        # Behind the last batch the script's own code has run, and will again: a scheduler's step is
+        # undone in what is saved, an average that was changed in place can't be.
+        return end is None or end.versions == _versions(end.tensors)
+
+    def _note_end_of_epoch(self) -> "_EndOfEpoch":
+        state, tensors = self._objects.pack()
+        return _EndOfEpoch(
+            state=state,
+            tensors=tensors,
+            versions=_versions(tensors),
+            generators=rng.capture(),
+        )
+
     # Checks between steps.
 
     def _check_step(self) -> None:
         """Count a step that the script has not counted; see that an optimizer has stepped."""
-        clock, data = self._clock, self._data
-        position = (data.epoch, data.position) if data is not None else (0, clock.steps_done)
+        clock, position = self._clock, self._position()
         if position != clock.boundary_position and clock.steps_done == clock.boundary_step:
             self._count_step()  # the script logs nothing, so it had no need to call run.step()
         counted = clock.steps_done - clock.boundary_step
@@ -496,7 +542,8 @@ class Run:
         staged: Staged | None = None
         state: Any = None
         if sharded or crew.rank == 0 or crew.copies:
-            state, tensors = self._objects.pack()
+            end = self._end_of_epoch
+            state, tensors = (end.state, end.tensors) if end is not None else self._objects.pack()
             staged = self._stage(tensors, sharded)
             state[OWN_NAME] = pack(self._own_state(), OWN_NAME, {})
         number = clock.num_saves
@@ -527,6 +574,8 @@ class Run:
 
     def _rank_state(self) -> dict[str, Any]:
         generators = self._generators_before_evaluation or rng.capture()
+        if self._end_of_epoch is not None:
+            generators = self._end_of_epoch.generators
         sums = self._data.ledger.sums() if self._data is not None else Sums()
         return {
             "generators": pack(_generators_to_plain(generators), "generators", {}),
@@ -554,6 +603,8 @@ class Run:
             self._save(wait=True)
         else:
             self._saver.wait()
+            if clock.num_saves:  # rank 0 may still be writing it
+                writer.wait_for_outcome(self._saver.crew, clock.num_saves - 1)
         if world.rank == 0:
             self.record.event("preempted", step=clock.steps_done, reason=self._watch.reason)
             world.say(
@@ -570,6 +621,25 @@ class Run:
         if self._world.rank == 0:
             self.record.event("finished", step=self._clock.steps_done)
         self.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _EndOfEpoch:
+    """The state behind an epoch's last step, in front of the script's code behind the loop.
+
+    Attributes:
+        tensors: Not copied.
+        versions: How often each had been changed in place.
+    """
+
+    state: dict[str, Any]
+    tensors: dict[str, torch.Tensor]
+    versions: list[int]
+    generators: dict[str, Any]
+
+
+def _versions(tensors: dict[str, torch.Tensor]) -> list[int]:
+    return [0 if t.is_inference() else t._version for t in tensors.values()]
 
 
 def _means(totals: dict[str, tuple[float, float]]) -> dict[str, float]:

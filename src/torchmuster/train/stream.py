@@ -56,6 +56,7 @@ class StreamReader(IterableDataset):
         self._division = division
         self._rank = rank
         self._collate = collate or default_collate
+        self._beginning: tuple[Any] | None = None
 
     def __iter__(self) -> Iterator[Any]:
         worker = get_worker_info()
@@ -75,6 +76,7 @@ class StreamReader(IterableDataset):
     def _open(self) -> Iterator[Any]:
         """Return the stream from the start's position on."""
         start = self.start
+        self._rewind()
         if hasattr(self.dataset, "set_epoch"):
             self.dataset.set_epoch(start.epoch)
         if start.state is not None:
@@ -113,10 +115,19 @@ class StreamReader(IterableDataset):
         finally:
             rng.put_back(before)
 
+    def _rewind(self) -> None:
+        """Stand at the beginning: an iteration of this process may have ended in the middle."""
+        if self._beginning is None:
+            self._beginning = (self._state(),)
+        elif self._has_state():
+            self.dataset.load_state_dict(copy.deepcopy(self._beginning[0]))
+
+    def _has_state(self) -> bool:
+        return hasattr(self.dataset, "state_dict") and hasattr(self.dataset, "load_state_dict")
+
     def _state(self) -> Any:
-        has = hasattr(self.dataset, "state_dict") and hasattr(self.dataset, "load_state_dict")
         # A copy: what the dataset returns may be what it changes while it reads on.
-        return copy.deepcopy(self.dataset.state_dict()) if has else None
+        return copy.deepcopy(self.dataset.state_dict()) if self._has_state() else None
 
     def _shares(self, position: int, size: int) -> Iterator[Share]:
         division = Division(

@@ -123,7 +123,7 @@ class World:
         self._failed = False
         # A store may outlive an attempt (torchrun's does): keys of the last one must not be found.
         self.token = broadcast_bytes(uuid.uuid4().hex.encode(), 0).decode()
-        self._store = dist.PrefixStore(f"muster/{self.token}", standing.store)
+        self._store = self.connect()
         self._barrier = StoreBarrier(self._store, rank=self.rank, world_size=self.world_size)
 
     def describe(self) -> str:
@@ -137,6 +137,15 @@ class World:
             f" {backend}{over}, started by {self.launcher.value},"
             f" time-out {self._standing.timeout_s:g} s"
         )
+
+    @property
+    def timeout_s(self) -> float:
+        """How long a collective may take, and a wait for a rank."""
+        return self._standing.timeout_s
+
+    def connect(self) -> Any:
+        """Return one more connection to the group's store: one holds all others up while it waits."""
+        return dist.PrefixStore(f"muster/{self.token}", self._standing.connect())
 
     @property
     def is_first(self) -> bool:
@@ -463,7 +472,7 @@ class World:
                 folder.claim_generation(at_least=generation)
         return Crew(
             folder=folder,
-            store=self._store,
+            store=self.connect(),
             rank=self.rank,
             world_size=self.world_size,
             generation=generation,

@@ -26,6 +26,8 @@ from torchmuster.train.pace import Pace
 class WeighedDDP(DistributedDataParallel):
     """DistributedDataParallel that weighs each rank's gradient by its share of the batch."""
 
+    require_forward_param_sync: bool
+
     def __init__(self, module: nn.Module, pace: Pace, *, settle: bool = True, **options: Any):
         super().__init__(module, **options)
         self._pace = pace
@@ -34,14 +36,24 @@ class WeighedDDP(DistributedDataParallel):
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the model; see the module's docstring for what is added in training."""
         if not torch.is_grad_enabled():
-            # The first one after training would broadcast buffers, and hang when a rank has no batch.
-            self.require_forward_param_sync = False
-            return super().forward(*inputs, **kwargs)
+            return self._forward_alone(inputs, kwargs)
         if not self._settled:
             self._settle(inputs, kwargs)
         if self._pace.accumulates:
             self.require_backward_grad_sync = self._pace.ends_step
         return weigh(super().forward(*inputs, **kwargs), self._pace.weight)
+
+    def _forward_alone(self, inputs: Any, kwargs: Any) -> Any:
+        """Run the model without a collective: in an evaluation some ranks may have no batch.
+
+        DDP would broadcast buffers in the first forward after training, and leave it out in the first
+        of the training after: not on a rank that had no forward in between.
+        """
+        syncs, self.require_forward_param_sync = self.require_forward_param_sync, False
+        try:
+            return super().forward(*inputs, **kwargs)
+        finally:
+            self.require_forward_param_sync = syncs
 
     def _settle(self, inputs: Any, kwargs: Any) -> None:
         self._settled = True
@@ -177,3 +189,8 @@ def unwrap(model: nn.Module) -> nn.Module:
             model = model._orig_mod
         else:
             return model
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Say whether a model's parameters are spread over ranks."""
+    return any(hasattr(p, "device_mesh") for p in model.parameters())

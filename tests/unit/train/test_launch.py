@@ -96,7 +96,9 @@ def test_muster_is_torchrun_with_a_variable_of_ours():
     launch = read_launch(environ)
     assert launch.launcher is Launcher.MUSTER
     assert (launch.rank, launch.world_size, launch.attempt) == (5, 8, 3)
-    assert torchrun_variables(launch) == {name: environ[name] for name in torchrun_variables(launch)}
+    assert torchrun_variables(launch) == {
+        name: environ[name] for name in torchrun_variables(launch)
+    }
     assert len(torchrun_variables(launch)) == 7
 
 

@@ -1,5 +1,6 @@
 """The order of samples and its division: pure arithmetic, checked for any sizes."""
 
+import itertools
 import math
 
 import pytest
@@ -122,7 +123,7 @@ def test_split_cuts_a_length_into_touching_parts_of_nearly_one_size(length, part
     ranges = [split(length, parts, part) for part in range(parts)]
     assert ranges[0][0] == 0
     assert ranges[-1][1] == length
-    assert all(a[1] == b[0] for a, b in zip(ranges, ranges[1:], strict=False))
+    assert all(a[1] == b[0] for a, b in itertools.pairwise(ranges))
     sizes = [end - begin for begin, end in ranges]
     assert max(sizes) - min(sizes) <= 1
 
@@ -159,9 +160,9 @@ def test_without_shuffle_the_order_is_that_of_the_dataset():
 
 def test_the_order_of_a_seed_is_the_same_in_every_release():
     # A snapshot names seed and epoch, not the order: another order would break old snapshots.
-    assert mix(0) == 8145508623041485447
-    assert mix(7, 3) == 7046245203497929937
-    assert epoch_order(8, seed=7, epoch=3, shuffle=True).tolist() == [0]
+    assert mix(0) == 3980143261097177850
+    assert mix(7, 3) == 3886292919388257628
+    assert epoch_order(8, seed=7, epoch=3, shuffle=True).tolist() == [4, 0, 6, 1, 7, 3, 5, 2]
 
 
 @given(st.lists(st.integers(0, 2**64 - 1), min_size=2, max_size=4, unique=True))

@@ -20,6 +20,11 @@ def draw_all():
     return [torch.randn(3).tolist(), np.random.randn(3).tolist(), random.gauss(0, 1)]
 
 
+def draw_and_fail():
+    draw_all()
+    raise OSError("full")
+
+
 def test_the_same_words_seed_all_generators_alike():
     rng.seed_everything(1, 2)
     first = draw_all()
@@ -77,8 +82,7 @@ def test_a_body_that_draws_or_fails_leaves_the_generators_as_they_were():
         draw_all()
     assert not rng.moved_since(state)
     with pytest.raises(OSError, match="full"), rng.preserved():
-        draw_all()
-        raise OSError("full")
+        draw_and_fail()
     assert not rng.moved_since(state)
 
 

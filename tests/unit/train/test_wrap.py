@@ -1,17 +1,21 @@
 """Weighing: the gradient that flows into a model's outputs is scaled once, the values stay."""
 
-import collections
 import math
+from typing import NamedTuple
 
 import pytest
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from torchmuster.errors import UsageError
 from torchmuster.train.pace import Pace
 from torchmuster.train.wrap import unwrap, weigh, wrap_whole
 
-Pair = collections.namedtuple("Pair", "logits loss")
+
+class Pair(NamedTuple):
+    logits: torch.Tensor
+    loss: torch.Tensor
 
 
 @pytest.fixture
@@ -57,9 +61,8 @@ def test_one_output_is_weighed_once(layer, plain, weight):
 )
 def test_outputs_that_are_made_from_each_other_are_weighed_once(layer, plain, pack):
     def loss_of(outputs):
-        leaves = torch.utils._pytree.tree_leaves(outputs)
-        tensors = [t for t in leaves if isinstance(t, torch.Tensor)]
-        return next((t for t in tensors if not t.dim()), tensors[-1 if tensors[-1].requires_grad else 0].sum())
+        tensors = [t for t in pytree.tree_leaves(outputs) if isinstance(t, torch.Tensor)]
+        return next((t for t in tensors if not t.dim()), tensors[0].sum())
 
     outputs = weigh(pack(layer(X)), 0.25)
     assert type(outputs) is type(pack(layer(X)))

@@ -1,5 +1,6 @@
 """Worlds of many ranks in one process: a loader for each rank, driven in step."""
 
+import copy
 from contextlib import contextmanager
 
 import torch
@@ -45,10 +46,10 @@ class Compared:
 
 
 def open_loader(dataset, *, rank=0, world_size=1, collate=None, compare=None, **settings):
-    """Return one rank's loader."""
-    kind, more = Loader, {}
+    """Return one rank's loader; a map-style dataset is compared between ranks only if asked for."""
+    kind = Loader
     if isinstance(dataset, IterableDataset):
-        kind, more = StreamLoader, {"compare": compare or (lambda value: [value])}
+        kind, compare = StreamLoader, compare or (lambda value: [value])
     return kind(
         dataset,
         LoaderSettings(**{**_DEFAULTS, **settings}),
@@ -58,7 +59,7 @@ def open_loader(dataset, *, rank=0, world_size=1, collate=None, compare=None, **
         pace=Pace(),
         collate=collate,
         options={},
-        **more,
+        compare=compare,
     )
 
 
@@ -68,7 +69,8 @@ def world_of(world_size, dataset, state=None, **settings):
     loaders = []
     try:
         for rank in range(world_size):
-            loaders.append(open_loader(dataset, rank=rank, world_size=world_size, **settings))
+            own = copy.deepcopy(dataset)  # as each process has
+            loaders.append(open_loader(own, rank=rank, world_size=world_size, **settings))
             if state is not None:
                 loaders[-1].load_state_dict(state)
         yield loaders

@@ -61,6 +61,9 @@ class Folder(Protocol):
     def commit(self, step: int, generation: int, manifest: bytes) -> None:
         """Write the manifest and make the snapshot visible."""
 
+    def abandon(self, step: int, generation: int) -> None:
+        """Remove what was written of a snapshot that could not be committed."""
+
     def size(self, step: int, name: str) -> int:
         """Return the size of a committed file in bytes."""
 
@@ -153,6 +156,10 @@ class LocalFolder:
         fileops.rename(temporary, final)
         fileops.sync_dir(self.url)
 
+    def abandon(self, step: int, generation: int) -> None:
+        """Remove the temporary directory: a full disk must not stay full because of it."""
+        fileops.remove_tree(self._temporary(step, generation))
+
     def size(self, step: int, name: str) -> int:
         """Return the size of a committed file in bytes."""
         return os.stat(self._path(step, name)).st_size
@@ -171,11 +178,7 @@ class LocalFolder:
 
     def set_aside(self, step: int) -> str:
         """Rename a damaged snapshot to `bad-...`."""
-        name = f"bad-{name_of(step)}"
-        number = 1
-        while os.path.exists(os.path.join(self.url, name)):
-            number += 1
-            name = f"bad-{name_of(step)}-{number}"
+        name = _unused_name(f"bad-{name_of(step)}", self._names())
         fileops.rename(os.path.join(self.url, name_of(step)), os.path.join(self.url, name))
         fileops.sync_dir(self.url)
         return name
@@ -257,17 +260,25 @@ class UrlFolder:
 
     def begin(self, step: int, generation: int) -> None:
         """Remove what an attempt without a manifest has left."""
+        refuse_older(self, generation)  # a newer start writes to the same names
         self.delete(step)
         self._fs.makedirs(f"{self._root}/{name_of(step)}", exist_ok=True)
 
     def create(self, step: int, generation: int, name: str) -> Sink:
         """Open one file."""
+        refuse_older(self, generation)
         return _UrlSink(self._fs.open(self._path(step, name), "wb"))
 
     def commit(self, step: int, generation: int, manifest: bytes) -> None:
         """Write the manifest, last."""
         refuse_older(self, generation)
         self._fs.pipe_file(self._path(step, MANIFEST), manifest)
+
+    def abandon(self, step: int, generation: int) -> None:
+        """Remove what has no manifest, if it can be ours."""
+        is_ours = self.newest_generation() <= generation
+        if is_ours and not self._fs.exists(self._path(step, MANIFEST)):
+            self.delete(step)
 
     def size(self, step: int, name: str) -> int:
         """Return the size of a committed file in bytes."""
@@ -281,18 +292,23 @@ class UrlFolder:
         return count
 
     def set_aside(self, step: int) -> str:
-        """Move the manifest away, so that nothing is committed there."""
-        bad = f"bad-{name_of(step)}.{MANIFEST}"
-        self._fs.copy(self._path(step, MANIFEST), f"{self._root}/{bad}")
-        self._fs.rm_file(self._path(step, MANIFEST))
+        """Move a damaged snapshot to `bad-...`: its manifest first, so that it is none any more."""
+        names = self._names(f"{self._root}/{name_of(step)}")
+        bad = _unused_name(f"bad-{name_of(step)}", self._names(self._root))
+        self._fs.makedirs(f"{self._root}/{bad}", exist_ok=True)
+        for name in sorted(names, key=lambda name: name != MANIFEST):
+            self._fs.cp_file(self._path(step, name), f"{self._root}/{bad}/{name}")
+            self._fs.rm_file(self._path(step, name))
         return bad
 
     def delete(self, step: int) -> None:
         """Remove a snapshot: its manifest first."""
-        if self._fs.exists(self._path(step, MANIFEST)):
-            self._fs.rm_file(self._path(step, MANIFEST))
-        if self._fs.exists(f"{self._root}/{name_of(step)}"):
-            self._fs.rm(f"{self._root}/{name_of(step)}", recursive=True)
+        # Not rm(recursive=True), nor copy(): they take a `[` or `*` in the folder's name for a pattern.
+        path = f"{self._root}/{name_of(step)}"
+        for name in sorted(self._names(path), key=lambda name: name != MANIFEST):
+            self._fs.rm_file(f"{path}/{name}")
+        with contextlib.suppress(OSError):  # where directories exist
+            self._fs.rmdir(path)
 
     def tidy(self, generation: int) -> None:
         """Remove snapshots without a manifest."""
@@ -341,6 +357,15 @@ def refuse_older(folder: Folder, generation: int) -> None:
             why="this process was taken for dead, and its place was given to another",
             fix="end this process; nothing of the newer run was touched",
         )
+
+
+def _unused_name(name: str, names: list[str]) -> str:
+    """Return `name`, with a number behind it when it is taken."""
+    number, unused = 1, name
+    while unused in names:
+        number += 1
+        unused = f"{name}-{number}"
+    return unused
 
 
 def _sorted_steps(names: list[str]) -> list[int]:

@@ -7,6 +7,7 @@ step-000000120/
 """
 
 import json
+import math
 import re
 import zlib
 from collections.abc import Iterable
@@ -41,10 +42,7 @@ class Chunk:
 
     def num_bytes(self, itemsize: int) -> int:
         """Return how many bytes the box has in its file."""
-        count = 1
-        for size in self.sizes:
-            count *= size
-        return count * itemsize
+        return math.prod(self.sizes) * itemsize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,53 +139,81 @@ def decode_manifest(raw: bytes) -> Manifest:
         raise DamagedError("the manifest's first line was changed", where=MANIFEST)
     try:
         return _from_plain(json.loads(body))
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        raise DamagedError(
-            "the manifest isn't a snapshot's", where=MANIFEST, why=repr(error)
-        ) from error
+    except DamagedError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
+        why = repr(e)[:300]
+        raise DamagedError("the manifest isn't a snapshot's", where=MANIFEST, why=why) from e
 
 
 def _from_plain(plain: dict[str, Any]) -> Manifest:
     files = {
-        name: FileEntry(num_bytes=int(size), crc32=int(crc))
+        name: FileEntry(num_bytes=_count(size), crc32=_count(crc))
         for name, (size, crc) in plain["files"].items()
     }
     for name in files:
         if not re.fullmatch(r"data-\d{5}\.bin", name):
             raise ValueError(f"a file named {name!r}")
     tensors = {path: _entry(path, row, files) for path, row in plain["tensors"].items()}
-    return Manifest(
-        step=int(plain["step"]),
-        epoch=int(plain["epoch"]),
-        generation=int(plain["generation"]),
-        world_size=int(plain["world_size"]),
-        kind=str(plain["kind"]),
+    manifest = Manifest(
+        step=_count(plain["step"]),
+        epoch=_count(plain["epoch"]),
+        generation=_count(plain["generation"]),
+        world_size=_count(plain["world_size"]),
+        kind=plain["kind"],
         created=str(plain["created"]),
         files=files,
         tensors=tensors,
-        state=plain["state"],
-        ranks={int(rank): piece for rank, piece in plain["ranks"].items()},
+        state=dict(plain["state"]),
+        ranks={int(rank): dict(piece) for rank, piece in plain["ranks"].items()},
     )
+    _check_whole(manifest)
+    return manifest
+
+
+def _check_whole(manifest: Manifest) -> None:
+    if manifest.kind not in ("whole", "sharded"):
+        raise ValueError(f"a snapshot of kind {manifest.kind!r}")
+    if set(manifest.ranks) != set(range(manifest.world_size)):
+        raise ValueError(f"{len(manifest.ranks)} of {manifest.world_size} ranks")
+    for path, entry in manifest.tensors.items():
+        # A box that is missing would leave the memory that it is read into as it was.
+        if sum(math.prod(c.sizes) for c in entry.chunks) != math.prod(entry.shape):
+            raise ValueError(f"{path} has not all of its elements")
+        if not entry.chunks or (manifest.kind == "whole" and len(entry.chunks) > 1):
+            raise ValueError(f"{path} has {len(entry.chunks)} boxes")
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 62:
+        raise ValueError(f"{value!r:.80} is not a count")
+    return value
 
 
 def _entry(path: str, row: Any, files: dict[str, FileEntry]) -> TensorEntry:
     dtype, shape, rows = row
     entry = TensorEntry(
         dtype=str(dtype),
-        shape=tuple(int(size) for size in shape),
+        shape=tuple(map(_count, shape)),
         chunks=tuple(
-            Chunk(offsets=tuple(offsets), sizes=tuple(sizes), file=str(file), begin=int(begin))
+            Chunk(
+                offsets=tuple(map(_count, offsets)),
+                sizes=tuple(map(_count, sizes)),
+                file=str(file),
+                begin=_count(begin),
+            )
             for offsets, sizes, file, begin in rows
         ),
     )
     itemsize = dtype_named(entry.dtype).itemsize
+    if math.prod(max(size, 1) for size in entry.shape) >= 1 << 62:
+        raise ValueError(f"{path} has a shape that no tensor can have")
     for chunk in entry.chunks:
         end = chunk.begin + chunk.num_bytes(itemsize)
         fits = all(
-            o >= 0 and o + s <= n
-            for o, s, n in zip(chunk.offsets, chunk.sizes, entry.shape, strict=True)
+            o + s <= n for o, s, n in zip(chunk.offsets, chunk.sizes, entry.shape, strict=True)
         )
-        if not fits or chunk.begin < 0 or end > files[chunk.file].num_bytes:
+        if not fits or chunk.begin % ALIGNMENT or end > files[chunk.file].num_bytes:
             raise ValueError(f"{path} lies outside its tensor or its file")
     return entry
 

@@ -122,7 +122,7 @@ def read_newest(folder: Folder, report: Callable[[str], None]) -> Loaded | None:
             }
             return Loaded(manifest=manifest, buffers=buffers if keep else {})
         except DamagedError as error:
-            name = folder.set_aside(step)
+            name = _set_aside(folder, step)
             damaged.append(f"{name_of(step)}/{error.where}: {error.what}")
             report(
                 f"error: snapshot {name_of(step)} is damaged\n"
@@ -138,6 +138,18 @@ def read_newest(folder: Folder, report: Callable[[str], None]) -> Loaded | None:
             fix="restore a copy, or begin anew by choosing another folder",
         )
     return None
+
+
+def _set_aside(folder: Folder, step: int) -> str:
+    try:
+        return folder.set_aside(step)
+    except OSError as error:
+        raise SnapshotError(
+            f"the damaged snapshot {name_of(step)} can't be set aside",
+            where=folder.url,
+            why=error.strerror or str(error),
+            fix="see that the folder is writable",
+        ) from error
 
 
 def load_agreed(

@@ -5,6 +5,7 @@ has another size. Torch's own storage keeps its metadata as a pickle, so what is
 boxes in the manifest, raw bytes in data files. Nothing here is a collective.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from torchmuster.train.snapshot.folder import Folder
 from torchmuster.train.snapshot.layout import Chunk, Manifest, TensorEntry, view_of
 from torchmuster.train.snapshot.load import check_tensors
 from torchmuster.train.snapshot.staging import Box
-from torchmuster.train.snapshot.state import DamagedError, dtype_named
+from torchmuster.train.snapshot.state import DamagedError, SnapshotError, dtype_named
 
 
 def boxes_of(tensors: dict[str, torch.Tensor], rank: int) -> list[Box]:
@@ -36,7 +37,7 @@ def boxes_of(tensors: dict[str, torch.Tensor], rank: int) -> list[Box]:
             continue
         chunk, size = item.tensor_data.chunk, item.tensor_data.size
         tensor = planner.resolve_data(item)
-        if tensor.numel():
+        if tensor.numel() or not math.prod(size):  # an empty tensor has to be known too
             boxes.append((item.index.fqn, tensor, tuple(chunk.offsets), tuple(size)))
     return boxes
 
@@ -61,7 +62,7 @@ def read_into(folder: Folder, manifest: Manifest, targets: dict[str, torch.Tenso
     planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner(targets, _metadata(manifest), is_coordinator=False)
     reader = _Reader(folder, manifest)
-    for item in planner.create_local_plan().read_items:
+    for item in planner.create_local_plan().items:
         if item.type != LoadItemType.TENSOR:
             raise DamagedError(f"{item.dest_index.fqn} isn't a tensor")
         source = reader.box(item.storage_index.fqn, item.storage_index.offset)
@@ -88,13 +89,25 @@ class _Reader:
             return self._last[1]
         dtype = dtype_named(entry.dtype)
         raw = torch.empty(chunk.num_bytes(dtype.itemsize), dtype=torch.uint8)
-        self._folder.read_into(
-            self._manifest.step, chunk.file, memoryview(raw.numpy()), chunk.begin
-        )
+        self._read(chunk, memoryview(raw.numpy()))
         at_zero = Chunk(offsets=chunk.offsets, sizes=chunk.sizes, file=chunk.file, begin=0)
         tensor = view_of(raw, at_zero, dtype)
         self._last = chunk, tensor
         return tensor
+
+    def _read(self, chunk: Chunk, buffer: memoryview) -> None:
+        """Fill `buffer`: rank 0 has verified the file, but this node may see it otherwise."""
+        step, url = self._manifest.step, self._folder.url
+        try:
+            count = self._folder.read_into(step, chunk.file, buffer, chunk.begin)
+        except OSError as error:
+            raise SnapshotError(
+                f"{chunk.file} of the snapshot of step {step} can't be read here",
+                where=url,
+                why=error.strerror or str(error),
+            ) from error
+        if count != len(buffer):
+            raise DamagedError(f"{chunk.file} of step {step} ended early", where=url)
 
 
 def _metadata(manifest: Manifest) -> Metadata:

@@ -43,7 +43,8 @@ class Staging:
         entries, num_bytes = place(boxes, file)
         on_gpu = any(box[1].is_cuda for box in boxes)
         if self._buffer.numel() < num_bytes:
-            self._buffer = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=on_gpu)
+            # Zeros: the gaps between tensors are written too, and must not be someone's old memory.
+            self._buffer = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=on_gpu)
         data = self._buffer[:num_bytes]
         taken: dict[str, int] = {}
         with torch.no_grad():

@@ -6,6 +6,7 @@ its inverse. JSON has no tuples, no whole-number keys, no infinities and no arra
 
 import base64
 import math
+import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +17,8 @@ import torch
 from torchmuster.errors import MusterError
 
 _TAG = "$"
-_MAX_DEPTH = 200
+_MAX_DEPTH = 150
+_SCALAR = re.compile(r"[<>|=][biufc]\d{1,2}")
 
 
 class SnapshotError(MusterError):
@@ -29,7 +31,7 @@ class DamagedError(SnapshotError):
     """A snapshot's files are not what was written."""
 
 
-def pack(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
+def pack(value: Any, path: str, tensors: dict[str, torch.Tensor], depth: int = 0) -> Any:
     """Return `value` as JSON values; its tensors go into `tensors` by their path.
 
     Raises:
@@ -37,31 +39,51 @@ def pack(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
     """
     if value is None or isinstance(value, (bool, str)) or type(value) is int:
         return value
-    if isinstance(value, torch.Tensor):
-        path = _unused(path, tensors)
-        tensors[path] = value.detach()
-        return {_TAG: "tensor", "path": path}
+    if depth > _MAX_DEPTH:
+        raise SnapshotError(
+            f"a value nested more than {_MAX_DEPTH} deep can't be saved", where=path
+        )
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        return _pack_tensor(value, path, tensors)
     if isinstance(value, (float, int, complex, np.generic)):
-        return _pack_number(value)
-    if isinstance(value, np.ndarray):
-        path = _unused(path, tensors)
-        tensors[path] = torch.from_numpy(np.ascontiguousarray(value))
-        return {_TAG: "array", "path": path, "shape": list(value.shape)}
+        return _pack_number(value, path)
     if isinstance(value, Mapping):
-        return _pack_mapping(value, path, tensors)
+        return _pack_mapping(value, path, tensors, depth)
     if isinstance(value, (list, tuple, set, frozenset)):
-        return _pack_sequence(value, path, tensors)
+        return _pack_sequence(value, path, tensors, depth)
     if isinstance(value, (bytes, bytearray)):
         return {_TAG: "bytes", "v": base64.b64encode(value).decode()}
     if isinstance(value, (torch.dtype, torch.device)):
         return {_TAG: type(value).__name__, "v": str(value).removeprefix("torch.")}
-    raise SnapshotError(
-        f"a value of type `{type(value).__module__}.{type(value).__qualname__}` can't be saved",
+    raise _refusal(f"a value of type `{type(value).__module__}.{type(value).__qualname__}`", path)
+
+
+def _refusal(kind: str, path: str) -> SnapshotError:
+    return SnapshotError(
+        f"{kind} can't be saved",
         where=path,
         why="a snapshot holds tensors, numbers, text, lists, tuples, sets and dicts: nothing that"
         " would have to run code when it is loaded",
         fix="give the object state_dict() and load_state_dict() that use those",
     )
+
+
+def _pack_tensor(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
+    plain: dict[str, Any] = {_TAG: "tensor"}
+    if isinstance(value, np.ndarray):
+        plain = {_TAG: "array", "shape": list(value.shape)}
+        try:
+            # torch warns of an array that is read-only, and refuses the other byte order.
+            order = value.dtype.newbyteorder("=")
+            value = torch.from_numpy(np.require(value, order, ("C", "W")))
+        except (TypeError, ValueError):
+            raise _refusal(f"a numpy array of type {value.dtype}", path) from None
+    elif value.layout != torch.strided or value.is_quantized or value.is_meta:
+        kind = "meta" if value.is_meta else f"{value.layout}, {value.dtype}"
+        raise _refusal(f"a tensor that is not plain and dense ({kind})", path)
+    path = _unused(path, tensors)
+    tensors[path] = value.detach()
+    return plain | {"path": path}
 
 
 def _unused(path: str, tensors: Mapping[str, torch.Tensor]) -> str:
@@ -71,32 +93,45 @@ def _unused(path: str, tensors: Mapping[str, torch.Tensor]) -> str:
     return path
 
 
-def _pack_number(value: Any) -> Any:
+def _pack_number(value: Any, path: str) -> Any:
     if isinstance(value, np.generic):
         if value.dtype.kind not in "biufc":
-            raise SnapshotError(f"a numpy scalar of type {value.dtype} can't be saved")
+            raise _refusal(f"a numpy scalar of type {value.dtype}", path)
         return {_TAG: "scalar", "dtype": value.dtype.str, "v": value.tobytes().hex()}
     if isinstance(value, complex):
-        return {_TAG: "complex", "v": [_pack_number(value.real), _pack_number(value.imag)]}
+        parts = [_pack_number(part, path) for part in (value.real, value.imag)]
+        return {_TAG: "complex", "v": parts}
     if isinstance(value, int):  # a subclass, such as an IntEnum
         return int(value)
     return float(value) if math.isfinite(value) else {_TAG: "float", "v": repr(float(value))}
 
 
-def _pack_mapping(value: Mapping[Any, Any], path: str, tensors: dict[str, torch.Tensor]) -> Any:
+def _pack_mapping(
+    value: Mapping[Any, Any], path: str, tensors: dict[str, torch.Tensor], depth: int
+) -> Any:
     if all(isinstance(key, str) and not key.startswith(_TAG) for key in value):
-        return {key: pack(item, f"{path}.{key}", tensors) for key, item in value.items()}
+        return {key: pack(item, f"{path}.{key}", tensors, depth + 1) for key, item in value.items()}
     pairs = [
-        [pack(key, f"{path}.key", {}), pack(item, f"{path}.{key}", tensors)]
+        [_pack_key(key, f"{path}.key", depth), pack(item, f"{path}.{key}", tensors, depth + 2)]
         for key, item in value.items()
     ]
     return {_TAG: "dict", "v": pairs}
 
 
-def _pack_sequence(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
+def _pack_key(value: Any, path: str, depth: int) -> Any:
+    """Return a key of a dict or a member of a set: those have no place for a tensor."""
+    tensors: dict[str, torch.Tensor] = {}
+    plain = pack(value, path, tensors, depth + 2)
+    if tensors:
+        raise _refusal("a tensor as a key or in a set", path)
+    return plain
+
+
+def _pack_sequence(value: Any, path: str, tensors: dict[str, torch.Tensor], depth: int) -> Any:
     if isinstance(value, (set, frozenset)):
-        return {_TAG: "set", "v": [pack(item, path, {}) for item in sorted(value, key=repr)]}
-    items = [pack(item, f"{path}.{i}", tensors) for i, item in enumerate(value)]
+        members = [_pack_key(item, path, depth) for item in sorted(value, key=repr)]
+        return {_TAG: "set" if isinstance(value, set) else "frozenset", "v": members}
+    items = [pack(item, f"{path}.{i}", tensors, depth + 1) for i, item in enumerate(value)]
     return items if isinstance(value, list) else {_TAG: "tuple", "v": items}
 
 
@@ -106,19 +141,21 @@ def unpack(value: Any, tensors: Mapping[str, torch.Tensor], depth: int = 0) -> A
     Raises:
         DamagedError: The value isn't one that `pack` writes.
     """
-    if depth > _MAX_DEPTH:
+    if not isinstance(value, (dict, list)):
+        return value
+    if depth > _MAX_DEPTH + 2:  # a complex number holds tagged ones
         raise DamagedError("the manifest is nested too deeply")
     if isinstance(value, list):
         return [unpack(item, tensors, depth + 1) for item in value]
-    if not isinstance(value, dict):
-        return value
     tag = value.get(_TAG)
     if tag is None:
         return OrderedDict((k, unpack(v, tensors, depth + 1)) for k, v in value.items())
     try:
         return _unpack_tagged(tag, value, tensors, depth)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DamagedError(f"the manifest holds a malformed `{tag}`", why=str(error)) from error
+    except DamagedError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
+        raise DamagedError(f"the manifest holds a malformed `{tag}`", why=repr(e)[:300]) from e
 
 
 def _unpack_tagged(
@@ -129,9 +166,12 @@ def _unpack_tagged(
     if tag == "array":
         return tensors[value["path"]].numpy().reshape(value["shape"])
     if tag == "scalar":
-        return np.frombuffer(bytes.fromhex(value["v"]), dtype=np.dtype(value["dtype"]))[0]
+        if not _SCALAR.fullmatch(value["dtype"]):
+            raise ValueError(value["dtype"])
+        (scalar,) = np.frombuffer(bytes.fromhex(value["v"]), dtype=np.dtype(value["dtype"]))
+        return scalar
     if tag == "bytes":
-        return base64.b64decode(value["v"])
+        return base64.b64decode(value["v"], validate=True)
     if tag == "float":
         return float(value["v"])
     if tag == "dtype":
@@ -143,7 +183,7 @@ def _unpack_tagged(
         return {key: item for key, item in items}  # noqa: C416 (says that these are pairs)
     if tag == "complex":
         return complex(*items)
-    return {"tuple": tuple, "set": set}[tag](items)
+    return {"tuple": tuple, "set": set, "frozenset": frozenset}[tag](items)
 
 
 def dtype_named(name: str) -> torch.dtype:

@@ -7,6 +7,7 @@
 No collective runs here: it would get between those of the training loop.
 """
 
+import contextlib
 import json
 import queue
 import threading
@@ -28,6 +29,7 @@ from torchmuster.train.snapshot.staging import Staged
 from torchmuster.train.snapshot.state import SnapshotError
 
 _BLOCK_BYTES = 8 << 20
+_OK = b"ok"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,12 +79,24 @@ def write(crew: Crew, order: Order) -> None:
     """
     try:
         _write(crew, order)
-    except SnapshotError as error:
-        _post(crew, order, {"error": error.what})
-        raise
     except OSError as error:
-        _post(crew, order, {"error": str(error)})
+        _give_up(crew, order, str(error))
         raise _explain(crew, order, error) from error
+    except Exception as error:
+        _give_up(crew, order, error.what if isinstance(error, SnapshotError) else repr(error))
+        raise
+
+
+def _give_up(crew: Crew, order: Order, why: str) -> None:
+    """Free the space, and tell the ranks that wait for us."""
+    if crew.rank == 0 or crew.copies:
+        with contextlib.suppress(OSError, SnapshotError):
+            crew.folder.abandon(order.step, crew.generation)
+    _post(crew, order, {"error": why})
+    if crew.rank == 0:
+        with contextlib.suppress(RuntimeError):
+            crew.store.set(_key(order, "begun"), why.encode())
+            crew.store.set(_key(order, "outcome"), why.encode())
 
 
 def _write(crew: Crew, order: Order) -> None:
@@ -93,7 +107,7 @@ def _write(crew: Crew, order: Order) -> None:
         _announce(crew, order)
     if order.staged is not None:
         if not commits:
-            _wait(crew, _key(order, "begun"), order)
+            _wait_for_rank_0(crew, order, "begun")
         file = _write_file(crew, order)
     piece = {"rank_state": order.rank_state}
     if file is not None and order.staged is not None and order.kind == "sharded":
@@ -105,12 +119,12 @@ def _write(crew: Crew, order: Order) -> None:
     if commits:
         _commit(crew, order, file)
     if crew.rank == 0:
-        crew.store.set(_key(order, "outcome"), b"ok")
+        crew.store.set(_key(order, "outcome"), _OK)
 
 
 def _announce(crew: Crew, order: Order) -> None:
     if crew.rank == 0:
-        crew.store.set(_key(order, "begun"), b"1")
+        crew.store.set(_key(order, "begun"), _OK)
 
 
 def _write_file(crew: Crew, order: Order) -> FileEntry:
@@ -179,9 +193,8 @@ def _commit(crew: Crew, order: Order, file: FileEntry | None) -> None:
     )
     crew.folder.commit(order.step, crew.generation, encode_manifest(manifest))
     keep_newest(crew.folder, crew.keep)
-    if crew.rank == 0 and not crew.copies:
-        for rank in range(crew.world_size):
-            crew.store.delete_key(_key(order, str(rank)))
+    if crew.rank == 0:
+        _forget(crew, order.number - 1)
 
 
 def keep_newest(folder: Folder, keep: int) -> None:
@@ -191,8 +204,42 @@ def keep_newest(folder: Folder, keep: int) -> None:
 
 
 def wait_for_outcome(crew: Crew, number: int) -> None:
-    """Return when rank 0 has committed save `number`."""
-    crew.store.wait([f"muster/save/{number}/outcome"], timedelta(seconds=crew.timeout_s))
+    """Return when rank 0 has committed save `number`.
+
+    Raises:
+        SnapshotError: It failed there, or the word of it did not come in time.
+    """
+    key = f"muster/save/{number}/outcome"
+    try:
+        crew.store.wait([key], timedelta(seconds=crew.timeout_s))
+        outcome = crew.store.get(key)
+    except RuntimeError as error:
+        raise SnapshotError(
+            "rank 0 did not say that the snapshot is whole",
+            where=crew.folder.url,
+            why=f"waited {crew.timeout_s:g} s at most: {error}",
+        ) from error
+    if outcome != _OK:
+        raise SnapshotError(
+            "rank 0 could not commit the snapshot", where=crew.folder.url, why=outcome.decode()
+        )
+
+
+def _forget(crew: Crew, number: int) -> None:
+    """Remove a save's keys: all ranks have posted for the next one, so they are done with it."""
+    for name in (*range(crew.world_size), "begun", "outcome"):
+        crew.store.delete_key(f"muster/save/{number}/{name}")
+
+
+def _wait_for_rank_0(crew: Crew, order: Order, name: str) -> None:
+    _wait(crew, _key(order, name), order)
+    word = crew.store.get(_key(order, name))
+    if word != _OK:
+        raise SnapshotError(
+            f"rank 0 gave the snapshot of step {order.step} up",
+            where=crew.folder.url,
+            why=word.decode(),
+        )
 
 
 def _take_piece(crew: Crew, order: Order, rank: int) -> dict[str, Any]:
