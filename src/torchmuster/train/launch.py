@@ -214,7 +214,8 @@ def _from_mpi(env: _Numbers, node_file: Sequence[str]) -> Launch | None:
     world_size = env.get(size_name, "PMI_SIZE") or env.need(size_name)
     local_world_size = env.get(*(size for _, (_, size) in rows))
     hosts = list(dict.fromkeys(line.strip() for line in node_file if line.strip()))
-    job = env.text("PBS_JOBID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PALS_APID") or ""
+    # What the launcher gives to all its processes: PBS_JOBID may be set on the first host only.
+    job = env.text("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PALS_APID", "PBS_JOBID") or ""
     host = env.text("MASTER_ADDR") or (hosts[0] if hosts else None)
     if env.text("MASTER_ADDR") is None and (local_world_size == world_size or len(hosts) == 1):
         host = "127.0.0.1"

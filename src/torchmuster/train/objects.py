@@ -82,7 +82,7 @@ class Objects:
             SnapshotError: It is one of other objects, or of another model.
         """
         manifest = loaded.manifest
-        self._check_names(manifest)
+        self._check_names(manifest, folder.url)
         if (manifest.kind == "sharded") != self.is_sharded:
             now = "sharded" if self.is_sharded else "whole on every rank"
             raise SnapshotError(
@@ -113,16 +113,16 @@ class Objects:
                     " folder",
                 ) from error
 
-    def _check_names(self, manifest: Manifest) -> None:
+    def _check_names(self, manifest: Manifest, url: str) -> None:
         saved, given = set(manifest.state) - {OWN_NAME}, set(self.by_name)
         if saved != given:
             lacking = [f"`{name}` is in the snapshot only" for name in sorted(saved - given)]
             extra = [f"`{name}` is in the script only" for name in sorted(given - saved)]
             raise SnapshotError(
                 f"the snapshot of step {manifest.step} holds other objects than the script",
-                where="World.resume",
+                where=f"World.resume, {url}",
                 why="; ".join(lacking + extra),
-                fix="give resume() the same names, or begin anew with another folder",
+                fix="give resume() the same names; is it another script's folder? then choose one with folder=...",
             )
 
     def _check_models(self, manifest: Manifest) -> None:

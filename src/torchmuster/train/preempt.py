@@ -29,6 +29,7 @@ from torchmuster.model.ranks import name_ranks
 from torchmuster.train.group import DEFAULT_TIMEOUT_S, WorldError
 from torchmuster.train.workers import STOP_SIGNALS
 
+TIME_IS_UP = "the time limit is near"
 _POLL_S = 0.2
 _SAY_AFTER_S = 5.0
 _LISTENED = (signal.SIGTERM, signal.SIGUSR1)
@@ -249,7 +250,7 @@ class StopWatch:
     def _look(self) -> None:
         deadline = self._deadline()
         if deadline is not None and time.time() >= deadline:
-            self.request("the time limit is near")
+            self.request(TIME_IS_UP)
         if self._request and not self._published:
             self._published = True
             self._store.compare_set(

@@ -44,6 +44,8 @@ from torchmuster.train.once import OncePlace
 from torchmuster.train.once import once as once_in
 from torchmuster.train.pace import Pace
 from torchmuster.train.run import Run, RunSettings
+from torchmuster.train.runmetrics import RunMetrics
+from torchmuster.train.saves import Saves
 from torchmuster.train.sinks import MetricSink, Record
 from torchmuster.train.snapshot.folder import LocalFolder, open_folder
 from torchmuster.train.snapshot.load import load_agreed
@@ -388,19 +390,24 @@ class World:
             every_steps=every_steps,
             every_s=every_s,
             asynchronous=asynchronous,
-            when_busy=when_busy,
             on_save_error=on_save_error,
             log_every=log_every,
             time_limit_s=time_limit_s,
         )
-        record = Record(self._record_path(crew))
         first = self.rank == 0
         chosen = list(sinks or []) if first else []
         if tensorboard and first:
             from torchmuster.train.sinks import TensorBoard
 
             chosen.append(TensorBoard(tensorboard))
-        run = Run(self, things, data, settings, crew, record, chosen)
+        metrics = RunMetrics(
+            is_first=first,
+            device=self.device,
+            record=Record(self._record_path(crew)),
+            sinks=chosen,
+        )
+        saves = Saves(things, crew, when_busy=when_busy)
+        run = Run(self, things, data, settings, saves, metrics)
         self._begin(run, crew, things)
         self._run = run
         return run
@@ -441,8 +448,6 @@ class World:
         if loaded is not None:
             m = loaded.manifest
             self.say(f"resuming after step {m.step} (epoch {m.epoch}) from {crew.folder.url}")
-        if self.rank == 0:
-            run.record.event("resumed", step=run.steps_done, world_size=self.world_size)
 
     def _crew(self, url: str, keep: int, timeout_s: float, things: Objects) -> Crew:
         """Find out who writes: agree on a generation, and see whether all nodes see one folder."""
@@ -493,7 +498,7 @@ class World:
 
     def _default_folder(self) -> str:
         run_dir = os.environ.get(contract.RUN_DIR_VARIABLE)
-        return os.path.join(run_dir or os.getcwd(), "snapshots")
+        return RunDir(run_dir or os.getcwd()).snapshots
 
     def _record_path(self, crew: Crew) -> str:
         run_dir = os.environ.get(contract.RUN_DIR_VARIABLE)
@@ -504,7 +509,9 @@ class World:
 
     def _node_folder(self) -> str:
         scratch = os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir()
-        run = self._standing.launch.run_id or "alone"
+        run = self._standing.launch.run_id
+        if run in ("", "none"):  # torchrun's own default is `none`, for every job
+            run = self.token
         safe = "".join(c if c.isalnum() else "-" for c in run)
         # Nodes that are simulated on one machine have one temporary folder, and each its own work.
         return os.path.join(scratch, f"muster-once-{os.getuid()}-{safe}", f"node-{self.node_rank}")
