@@ -30,9 +30,10 @@ format: $(STAMP) ## let ruff format and mend
 unit: $(STAMP) ## the quick tests only
 	@$(BIN)/python -m pytest tests/unit
 
-bench: $(STAMP) ## launch and rendezvous against torchrun
+bench: $(STAMP) ## launch, rendezvous and training against torchrun and hand-written code
 	@$(BIN)/python benchmarks/launch.py
 	@$(BIN)/python benchmarks/rendezvous.py
+	@$(BIN)/python benchmarks/train.py
 
 chaos: $(STAMP) ## random kills, the long form of the fault and training tests
 	@MUSTER_TRAIN_SEEDS=100 MUSTER_PREEMPTIONS=100 $(BIN)/python -m pytest --timeout 3600 -q tests/train

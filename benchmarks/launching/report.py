@@ -143,7 +143,7 @@ def _table(summaries: Sequence[Summary], sides: Sequence[str]) -> str:
         label = f"{metric.name}, {metric.unit}" if metric.unit else metric.name
         ratios = [_ratio(row[other], row[OURS]) for other in others]
         rows.append([label, *[_cell(row[side]) for side in columns], *ratios])
-    return _aligned(rows)
+    return aligned(rows)
 
 
 def _cell(summary: Summary | None) -> str:
@@ -167,7 +167,7 @@ def _ratio(other: Summary | None, ours: Summary | None) -> str:
     return f"{other.median / ours.median:.1f}"
 
 
-def _aligned(rows: list[list[str]]) -> str:
+def aligned(rows: list[list[str]]) -> str:
     """Return rows as a Markdown table; the first row is its head."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     rule = [f"{'-' * (widths[0])}", *[f"{'-' * (width - 1)}:" for width in widths[1:]]]

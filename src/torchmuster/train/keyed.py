@@ -19,7 +19,7 @@ from torchmuster.errors import MusterError
 from torchmuster.train import rng
 from torchmuster.train.order import mix
 
-Request = tuple[int, list[int]]  # epoch, indices
+Request = tuple[int, list[int] | torch.Tensor]  # epoch, indices
 
 
 class DatasetError(MusterError):
@@ -44,18 +44,21 @@ class KeyedFetch:
         self._draws = False
 
     def __getitem__(self, request: Request) -> tuple[torch.Tensor, Any]:
-        epoch, indices = request
-        ids = torch.tensor(indices, dtype=torch.int64)
+        epoch, wanted = request
+        ids = wanted if isinstance(wanted, torch.Tensor) else torch.tensor(wanted)
         if self._tensors is not None:
             return ids, [tensor[ids] for tensor in self._tensors]
+        indices = ids.tolist()
         before = rng.cheap_state()
+        samples = None
         try:
             samples = None if self._draws else self._fetch_plain(indices)
             if samples is None or rng.moved_since(before):
-                self._draws = True
+                self._draws, samples = True, None
                 samples = [self._fetch_keyed(epoch, index) for index in indices]
         finally:
-            rng.put_back(before)
+            if self._draws or samples is None:  # it draws, or it has raised
+                rng.put_back(before)
         return ids, self._collate(samples)
 
     def _fetch_plain(self, indices: Sequence[int]) -> list[Any]:

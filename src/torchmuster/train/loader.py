@@ -285,7 +285,9 @@ class Loader:
             if begin == end:
                 begin = min(begin, self.num_samples - 1)
                 end = begin + 1
-            yield self.epoch, order[begin:end].tolist()
+            ids = order[begin:end]
+            # Through the queue of a loader worker numbers are cheaper than a tensor.
+            yield self.epoch, ids.tolist() if self.settings.num_workers else ids
 
     def close(self) -> None:
         """End the loader's worker processes."""

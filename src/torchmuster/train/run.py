@@ -27,7 +27,7 @@ from torchmuster.train.proof import begin_ledger, prove
 from torchmuster.train.runmetrics import RunMetrics, in_words, means_of
 from torchmuster.train.saves import EndOfEpoch, Moment, Saves, generators_from_plain
 from torchmuster.train.snapshot.load import Loaded
-from torchmuster.train.snapshot.state import SnapshotError, unpack
+from torchmuster.train.snapshot.state import DamagedError, SnapshotError, unpack
 
 _DEADLINE_MARGIN_S = 60.0
 
@@ -302,7 +302,15 @@ class Run:
             # other weights, if the script made its model before the generators were seeded.
             clock.is_due = True
         else:
-            self._begin_at(loaded, seed)
+            try:
+                self._begin_at(loaded, seed)
+            except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+                raise DamagedError(
+                    f"the snapshot of step {loaded.manifest.step} holds no run's state",
+                    where=self._saves.folder_url,
+                    why=repr(error)[:300],
+                    fix="it was not written by torchmuster: begin anew with another folder",
+                ) from error
         clock.boundary_step = clock.steps_done
         if self._data is not None:
             clock.boundary_position = (self._data.epoch, self._data.position)

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from unit.train.snapshot.making import DATA, save, state_of
 from torchmuster.train.snapshot.folder import LocalFolder
 from torchmuster.train.snapshot.layout import MANIFEST
 from torchmuster.train.snapshot.load import read_newest
 from torchmuster.train.snapshot.state import SnapshotError, unpack
+from unit.train.snapshot.making import DATA, save, state_of
 
 NUM_HARMS = 1000
 

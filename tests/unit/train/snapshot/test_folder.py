@@ -205,9 +205,8 @@ def _set_aside_file(folder, bad, name):
     return folder._fs.cat_file(f"{folder._root}/{bad}/{name}")
 
 
-def test_a_step_that_is_done_again_does_not_overwrite(folder):
-    if isinstance(folder, UrlFolder):
-        pytest.skip("an object store has one place for a step")
+def test_a_step_that_is_done_again_does_not_overwrite(tmp_path):
+    folder = LocalFolder(str(tmp_path))
     save(folder, 5)
     save(folder, 5)
     assert folder.steps() == [5]

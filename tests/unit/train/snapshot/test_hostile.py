@@ -11,12 +11,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unit.train.snapshot.making import DATA, forge, plain_of, save, state_of
 from torchmuster.train.objects import Objects
 from torchmuster.train.snapshot.folder import LocalFolder
 from torchmuster.train.snapshot.layout import MANIFEST, decode_manifest
 from torchmuster.train.snapshot.load import read_newest
 from torchmuster.train.snapshot.state import DamagedError, SnapshotError, unpack
+from unit.train.snapshot.making import DATA, forge, plain_of, save, state_of
 
 pytestmark = pytest.mark.usefixtures("no_unpickling")
 _unpickled = []
@@ -160,7 +160,9 @@ FORGERIES = {
     "sizes of lists": lambda p: _tensor(p, sizes=[[3], [5]]),
     "box smaller than its tensor": lambda p: _tensor(p, sizes=[2, 5]),
     "huge shape": lambda p: _tensor(p, shape=[1 << 40, 1 << 40], sizes=[1 << 40, 1 << 40]),
-    "huge empty shape": lambda p: _tensor(p, shape=[1 << 40, 1 << 40, 0], sizes=[1 << 40, 1 << 40, 0]),
+    "huge empty shape": lambda p: _tensor(
+        p, shape=[1 << 40, 1 << 40, 0], sizes=[1 << 40, 1 << 40, 0]
+    ),
     "other dtype": lambda p: _tensor(p, dtype="complex128"),
     "dtype that is a function": lambda p: _tensor(p, dtype="load"),
     "dtype that is no text": lambda p: _tensor(p, dtype=["float32"]),

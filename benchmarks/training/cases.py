@@ -1,0 +1,207 @@
+"""What is measured: each case has rows, each row is one job in which all sides take turns."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from training import goodput, jobs
+from training.jobs import Values
+
+OURS = "torchmuster"
+HAND = "by hand"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """How a figure of ours is set beside another's, and what it should be.
+
+    Attributes:
+        others: Sides; of several, the highest figure counts.
+        kind: `more` (ours is so many % more), `share` (ours is so many % of theirs), or `times`
+            (theirs is so many times ours).
+        text: The goal in words; empty for a figure without one.
+    """
+
+    row: str
+    others: tuple[str, ...]
+    kind: str
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One table of the report.
+
+    Attributes:
+        rows: Each measures all sides once.
+        max_rounds: For a case that takes long; None as often as asked for.
+    """
+
+    title: str
+    rows: Mapping[str, Callable[[], Values]]
+    goals: tuple[Goal, ...]
+    max_rounds: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """How much is measured in one round.
+
+    Attributes:
+        blocks: Pairs of blocks of a row.
+        short_steps: In a block, where a step takes some milliseconds.
+        long_steps: In a block, where a step takes some tens of them; saves fall in their middle.
+        writes: Of 1 GB, of each side.
+    """
+
+    blocks: int
+    short_steps: int
+    long_steps: int
+    writes: int
+    kills: goodput.Kills
+
+
+# The kills are spread evenly: on the average half an epoch is lost by who saves at its end, and 10
+# steps by who saves every 20.
+FULL = Sizes(
+    blocks=4,
+    short_steps=100,
+    long_steps=30,
+    writes=1,
+    kills=goodput.Kills(
+        steps_per_epoch=600,
+        num_epochs=3,
+        kills={267: 1, 553: 0, 930: 1, 1246: 0, 1574: 1},
+    ),
+)
+# Shows that everything works; the figures mean little.
+QUICK = Sizes(
+    blocks=1,
+    short_steps=50,
+    long_steps=10,
+    writes=1,
+    kills=goodput.Kills(steps_per_epoch=60, num_epochs=2, kills={27: 1, 73: 0}),
+)
+
+
+def all_cases(sizes: Sizes) -> dict[str, Case]:
+    """Return the cases by name."""
+    return {
+        "overhead": _overhead(sizes),
+        "metrics": _metrics(sizes),
+        "stall": _stall(sizes),
+        "every10": _every10(sizes),
+        "write": _write(sizes),
+        "goodput": _goodput(sizes),
+    }
+
+
+def _overhead(sizes: Sizes) -> Case:
+    shapes = {
+        "1 worker": (1, False),
+        "2 workers": (2, False),
+        "2 workers, dataset of samples": (2, True),
+    }
+
+    def row(name: str) -> Callable[[], Values]:
+        num_workers, one_by_one = shapes[name]
+        what = {"case": "overhead", "name": name, "one_by_one": one_by_one}
+        what |= {"steps": sizes.short_steps, "blocks": sizes.blocks}
+        return partial(jobs.measure, "steps.py", num_workers, what)
+
+    return Case(
+        title="Time of a step of about 10 ms: DataLoader, DistributedSampler and DDP by hand, and"
+        " the same loop with torchmuster, no saves",
+        rows={name: row(name) for name in shapes},
+        goals=tuple(
+            Goal(row=name, others=(HAND,), kind="more", text="at most 1 % more") for name in shapes
+        ),
+    )
+
+
+def _metrics(sizes: Sizes) -> Case:
+    name = "4 workers"
+    what = {"case": "metrics", "name": name}
+    sized = {"steps": 2 * sizes.short_steps, "blocks": sizes.blocks}
+    return Case(
+        title="Time of a step of a small model that logs loss and accuracy",
+        rows={name: partial(jobs.measure, "steps.py", 4, what | sized)},
+        goals=(
+            Goal(row=name, others=("as in tutorials",), kind="times", text="at least 1.3 times"),
+            Goal(row=name, others=("by hand, best",), kind="more"),
+        ),
+    )
+
+
+def _stall(sizes: Sizes) -> Case:
+    name = "1 GB of state, 1 worker"
+    what = {"case": "stall", "name": name, "saves": sizes.writes}
+    return Case(
+        title="How long the loop stands still for a save (not the first one)",
+        rows={name: partial(jobs.measure, "saves.py", 1, what)},
+        goals=(
+            Goal(row=name, others=("torch.save + fsync",), kind="share", text="at most 15 %"),
+            Goal(row=name, others=("plain copy",), kind="more"),
+            Goal(row=name, others=("DCP async_save",), kind="share"),
+        ),
+    )
+
+
+def _every10(sizes: Sizes) -> Case:
+    shapes = {
+        "a save every 10 steps": (1, 20, 10),
+        "a save every step": (1, 20, 1),
+        "2 workers, a save every 10 steps": (2, 20, 10),
+        "200 MB (180 frozen), a save every 10 steps": (1, 200, 10),
+    }
+
+    def row(name: str) -> Callable[[], Values]:
+        num_workers, state_mb, every = shapes[name]
+        what = {"case": "saving", "name": name, "state_mb": state_mb}
+        what |= {"every": every, "steps": sizes.long_steps, "blocks": (sizes.blocks + 1) // 2}
+        return partial(jobs.measure, "saves.py", num_workers, what)
+
+    first, *_ = shapes
+    return Case(
+        title="Time of a step of about 50 ms with and without saves; 1 worker and 20 MB of state"
+        " if nothing else is said",
+        rows={name: row(name) for name in shapes},
+        goals=tuple(
+            Goal(
+                row=name,
+                others=("no saves",),
+                kind="more",
+                text="at most 2 % more" if name == first else "",
+            )
+            for name in shapes
+        ),
+    )
+
+
+def _write(sizes: Sizes) -> Case:
+    name = "1 GB"
+    what = {"case": "write", "name": name, "writes": sizes.writes}
+    dd = ("dd conv=fsync", "dd conv=fsync oflag=direct")
+    return Case(
+        title="Writing to the disk: a snapshot with checksum, fsync and commit, and dd",
+        rows={name: partial(jobs.measure, "saves.py", 1, what)},
+        goals=(
+            Goal(row=name, others=dd[:1], kind="share", text="at least 80 %"),
+            Goal(row=name, others=dd, kind="share"),
+        ),
+    )
+
+
+def _goodput(sizes: Sizes) -> Case:
+    kills = sizes.kills
+    num_steps = kills.steps_per_epoch * kills.num_epochs
+    name = f"{num_steps} steps, {kills.num_epochs} epochs, {len(kills.kills)} kills"
+    return Case(
+        title="Time to the last useful step of about 30 ms while workers are killed, 2 workers",
+        rows={name: partial(goodput.measure, name, kills)},
+        goals=(
+            Goal(row=name, others=(goodput.EPOCHS,), kind="times", text="3 times is the aim"),
+            Goal(row=name, others=(goodput.BEST,), kind="times"),
+        ),
+        max_rounds=1,
+    )

@@ -1,0 +1,149 @@
+"""Saves beside the loop, as the script sees them: failures come to light, busy means what it says."""
+
+import errno
+import os
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from torchmuster.errors import UsageError
+from torchmuster.train.snapshot import fileops
+from torchmuster.train.snapshot.state import SnapshotError
+
+NUM_STEPS = 6
+
+
+def train(world, folder, *, at_step=lambda step: None, **options):
+    """Train six steps, saving after each; `at_step` is called in the loop's body."""
+    model = world.wrap(nn.Linear(3, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    samples = torch.utils.data.TensorDataset(torch.ones(NUM_STEPS, 3), torch.zeros(NUM_STEPS, 1))
+    data = world.loader(samples, global_batch_size=1)
+    run = world.resume(
+        model=model,
+        optimizer=optimizer,
+        data=data,
+        folder=str(folder),
+        every_steps=1,
+        keep=100,
+        **options,
+    )
+    for _ in run.epochs(1):
+        for x, y in data:
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            run.step()
+            at_step(run.steps_done)
+
+
+def saved_steps(folder):
+    return sorted(int(p.name.removeprefix("step-")) for p in folder.glob("step-*"))
+
+
+def fail_in(monkeypatch, step, after_s=0.0):
+    """Let the disk be full for the snapshot of one step, which shows after so long."""
+
+    def before(operation, path):
+        if operation == "write" and f".step-{step:09d}." in path:
+            threading.Event().wait(after_s)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(fileops, "before", before)
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_save_that_failed_is_raised_in_the_loop(world, tmp_path, monkeypatch, asynchronous):
+    fail_in(monkeypatch, 3)
+    folder = tmp_path / "s"
+    with pytest.raises(
+        SnapshotError, match="the snapshot of step 3 could not be written"
+    ) as caught:
+        train(world, folder, asynchronous=asynchronous)
+    assert "No space left on device" in caught.value.why
+    assert "free some space" in caught.value.fix
+    world.close()
+    assert [step for step in saved_steps(folder) if step <= 3] == [0, 1, 2]
+
+
+def test_a_last_save_that_failed_is_raised_too(world, tmp_path, monkeypatch):
+    fail_in(monkeypatch, NUM_STEPS)
+    with pytest.raises(SnapshotError, match="step 6 could not be written"):
+        train(world, tmp_path / "s")
+
+
+def end_of_save(_step):
+    """Return when the save beside the loop has ended."""
+    for thread in threading.enumerate():
+        if thread.name == "muster-save":
+            thread.join(30)
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.5])
+def test_with_warn_the_loop_trains_on_and_says_what_failed(
+    world, tmp_path, monkeypatch, capsys, after_s
+):
+    """The failure is known before the next save is due, or comes while that one waits."""
+    fail_in(monkeypatch, 3, after_s)
+    at_step = (lambda _: None) if after_s else end_of_save
+    train(world, tmp_path / "s", on_save_error="warn", at_step=at_step)
+    world.close()
+    assert saved_steps(tmp_path / "s") == [0, 1, 2, 4, 5, 6]
+    said = capsys.readouterr().err
+    assert said.count("the snapshot of step 3 could not be written") == 1
+    assert "No space left on device" in said
+
+
+def hold(monkeypatch, step, released, timeout_s):
+    """Let the write of one step's snapshot last until an event, or so long."""
+
+    def before(operation, path):
+        if operation == "fsync" and f".step-{step:09d}." in path:
+            released.wait(timeout_s)
+
+    monkeypatch.setattr(fileops, "before", before)
+
+
+def test_skip_leaves_saves_out_while_one_still_runs(world, tmp_path, monkeypatch, capsys):
+    released = threading.Event()
+    hold(monkeypatch, 2, released, 60)
+
+    def at_step(step):
+        if step == 5:
+            released.set()
+        if step not in (3, 4):
+            end_of_save(step)
+
+    train(world, tmp_path / "s", when_busy="skip", at_step=at_step)
+    world.close()
+    assert saved_steps(tmp_path / "s") == [0, 1, 2, 5, 6]
+    assert "step 3: a save is still running, this one is left out" in capsys.readouterr().err
+
+
+def test_wait_leaves_no_save_out(world, tmp_path, monkeypatch):
+    hold(monkeypatch, 2, threading.Event(), 0.3)
+    train(world, tmp_path / "s", when_busy="wait")
+    world.close()
+    assert saved_steps(tmp_path / "s") == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_the_loop_does_not_wait_for_the_disk(world, tmp_path, monkeypatch):
+    """The steps up to the next save are done while the write of the first is held."""
+    released, seen = threading.Event(), []
+    hold(monkeypatch, 0, released, 60)
+
+    def at_step(step):
+        seen.append((step, released.is_set()))
+        if step == 1:
+            released.set()
+
+    train(world, tmp_path / "s", at_step=at_step)
+    assert seen[0] == (1, False)
+
+
+@pytest.mark.parametrize("options", [{"when_busy": "never"}, {"on_save_error": "ignore"}])
+def test_other_words_than_those_are_refused(world, tmp_path, options):
+    with pytest.raises(UsageError, match="when_busy"):
+        train(world, tmp_path / "s", **options)
