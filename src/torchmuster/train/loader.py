@@ -108,6 +108,11 @@ class Loader:
         return self._batches.dataset.dataset
 
     @property
+    def first_batch_is_collective(self) -> bool:
+        """Whether the next batch is one for which the ranks are compared while it is fetched."""
+        return False
+
+    @property
     def global_batch_size(self) -> int:
         """Samples a step, over all ranks."""
         return self._division.global_batch_size

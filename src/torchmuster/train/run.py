@@ -233,8 +233,8 @@ class Run:
     @contextmanager
     def waiting_for_data(self) -> Iterator[None]:
         """In the body, the loader waits for a batch."""
-        if not getattr(self._data, "_heads_compared", True):
-            yield  # a stream's first batch: a collective waits in there, so nobody may stop
+        if self._data is not None and self._data.first_batch_is_collective:
+            yield  # a stream's readers are compared in there, so nobody may stop
         else:
             with self._watch.parked(interruptible=True):
                 yield
@@ -511,8 +511,10 @@ class Run:
         """Return when to stop by ourselves: the limit less the time that a save takes."""
         margin = max(_DEADLINE_MARGIN_S, 3 * self._saves.last_s)
         limits = []
-        if self._settings.time_limit_s is not None:
-            limits.append(self._began_at + self._settings.time_limit_s)
+        limit_s = self._settings.time_limit_s
+        if limit_s is not None:
+            margin = max(min(margin, limit_s / 4), 3 * self._saves.last_s)
+            limits.append(self._began_at + limit_s)
         # Source: https://slurm.schedmd.com/sbatch.html, SLURM_JOB_END_TIME, seconds since 1970.
         slurm = os.environ.get("SLURM_JOB_END_TIME", "")
         if slurm.isdecimal():

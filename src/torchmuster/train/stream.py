@@ -181,6 +181,11 @@ class StreamLoader(Loader):
         options = {**options, "persistent_workers": False}
         return open_batches(reader, None, self.settings.num_workers, options)
 
+    @property
+    def first_batch_is_collective(self) -> bool:
+        """Whether the readers' first samples are still to be compared."""
+        return not self._heads_compared
+
     def __len__(self) -> int:
         raise TypeError("the length of a stream isn't known")
 

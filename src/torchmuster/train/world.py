@@ -40,7 +40,7 @@ from torchmuster.train.exchange import broadcast_bytes, gather_ints
 from torchmuster.train.launch import Launcher
 from torchmuster.train.loader import Loader, LoaderSettings
 from torchmuster.train.objects import Objects
-from torchmuster.train.once import OncePlace
+from torchmuster.train.once import OnceError, OncePlace
 from torchmuster.train.once import once as once_in
 from torchmuster.train.pace import Pace
 from torchmuster.train.run import Run, RunSettings
@@ -513,8 +513,21 @@ class World:
         if run in ("", "none"):  # torchrun's own default is `none`, for every job
             run = self.token
         safe = "".join(c if c.isalnum() else "-" for c in run)
+        base = os.path.join(scratch, f"muster-once-{os.getuid()}-{safe}")
+        try:
+            os.makedirs(base, mode=0o700, exist_ok=True)
+            owner = os.stat(base).st_uid
+        except OSError as error:
+            raise OnceError("no folder for markers", where=base, why=error.strerror) from error
+        if owner != os.getuid():  # a shared temporary folder: anyone could have made it
+            raise OnceError(
+                "the folder for markers belongs to somebody else",
+                where=base,
+                why=f"its owner is user {owner}",
+                fix="name another one: tm.once(..., folder=...)",
+            )
         # Nodes that are simulated on one machine have one temporary folder, and each its own work.
-        return os.path.join(scratch, f"muster-once-{os.getuid()}-{safe}", f"node-{self.node_rank}")
+        return os.path.join(base, f"node-{self.node_rank}")
 
     def _run_folder(self) -> str:
         return os.path.join(self._default_folder(), "once")

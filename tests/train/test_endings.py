@@ -1,0 +1,91 @@
+"""A worker that ends before its training does ends at once, as it says, and leaves nothing behind."""
+
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from launching import PYTHON, clean_environment, free_port, muster
+
+SCRIPT = Path(__file__).with_name("ending_script.py")
+WAYS = {"raise": 1, "exit": 3, "leave": 0, "break": 0}
+PROMPT_S = 15.0  # after the step at which it ends; the time-out of its world is a minute
+
+
+def loader_processes(out):
+    """Return the pids that were loader processes, and are still there."""
+    pids = [pid for file in out.glob("children-*") for pid in file.read_text().split()]
+    assert pids, "the script had no loader processes"
+    return [pid for pid in pids if _is_loader(pid)]
+
+
+def _is_loader(pid):
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return SCRIPT.name.encode() in words
+
+
+def seconds_since_the_step(out):
+    return time.time() - min(file.stat().st_mtime for file in out.glob("children-*"))
+
+
+def run_until_end(line, environment):
+    process = subprocess.Popen(
+        [str(word) for word in line],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        said = process.communicate(timeout=60)[0]
+    finally:
+        process.kill()
+    return process.returncode, said
+
+
+@pytest.mark.parametrize("how", ["raise", "exit", "leave"])
+def test_an_end_under_muster_is_prompt_and_clean(how, tmp_path):
+    ended = muster(tmp_path / "home", 2, SCRIPT, how, tmp_path, check=False)
+    assert ended.returncode == WAYS[how], ended.stderr
+    assert seconds_since_the_step(tmp_path) < PROMPT_S, ended.stderr
+    assert ("ValueError: bad batch" in ended.stderr) == (how == "raise"), ended.stderr
+    assert not loader_processes(tmp_path)
+
+
+@pytest.mark.parametrize("how", ["raise", "exit", "break"])
+def test_an_end_without_a_launcher_is_prompt_and_clean(how, tmp_path):
+    code, said = run_until_end(
+        [PYTHON, SCRIPT, how, tmp_path], clean_environment(tmp_path / "home")
+    )
+    assert code == WAYS[how], said
+    assert seconds_since_the_step(tmp_path) < PROMPT_S, said
+    assert ("ValueError: bad batch" in said) == (how == "raise"), said
+    assert not loader_processes(tmp_path)
+
+
+def test_a_rank_that_raises_takes_the_other_along_where_nobody_kills_it(tmp_path):
+    """Two plain processes, as `srun --kill-on-bad-exit=0` leaves them."""
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = [
+        subprocess.Popen(
+            [PYTHON, str(SCRIPT), "raise", str(tmp_path)],
+            env=clean_environment(tmp_path / "home", RANK=str(rank), **common),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        said = [rank.communicate(timeout=60)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert ranks[1].returncode == WAYS["raise"], said[1]
+    assert ranks[0].returncode not in (0, None), said[0]
+    assert seconds_since_the_step(tmp_path) < PROMPT_S, said
+    assert not loader_processes(tmp_path)

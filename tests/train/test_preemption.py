@@ -1,0 +1,186 @@
+"""A request to stop becomes one snapshot at one step on all ranks, whatever the workers are doing.
+
+MUSTER_PREEMPTIONS=100 interrupts a hundred runs instead of six.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from launching import PYTHON, clean_environment, muster, weights
+
+SCRIPT = Path(__file__).with_name("preempt_script.py")
+NUM_RUNS = int(os.environ.get("MUSTER_PREEMPTIONS", "6"))
+PLACES = ("step", "evaluation", "data", "inner")
+TIMEOUT_S = 100.0
+_undisturbed = {}
+
+
+class Interrupted:
+    """A `muster run` of the script that is sent signals in its first attempt."""
+
+    def __init__(self, out, world_size, *options):
+        self.out, self.world_size = out, world_size
+        self.home = out / "home"
+        line = [PYTHON, "-m", "torchmuster", "run", "--nproc-per-node", world_size]
+        self.process = subprocess.Popen(
+            [str(word) for word in (*line, SCRIPT, out, *options)],
+            env=clean_environment(self.home),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def workers(self):
+        """Return the pids of the workers, once all have come to the place."""
+        marks = [self.out / f"at-{rank}" for rank in range(self.world_size)]
+        deadline = time.monotonic() + TIMEOUT_S
+        while not all(mark.exists() for mark in marks):
+            assert time.monotonic() < deadline, "the workers did not come to the place"
+            assert self.process.poll() is None, self.process.communicate()[1]
+            threading.Event().wait(0.005)
+        return [int(mark.read_text()) for mark in marks]
+
+    def end(self):
+        """Return how `muster run` ended, and what it said."""
+        try:
+            said = self.process.communicate(timeout=TIMEOUT_S)[1]
+        finally:
+            self.process.kill()
+        return self.process.returncode, said
+
+    def records(self, name):
+        """Return the lines of one file of the run's folder."""
+        (path,) = self.home.glob(f"runs/*/{name}")
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+    def ends(self, attempt=0):
+        events = self.records("events.jsonl")
+        ended = [e for e in events if e["event"] == "worker_ended" and e["attempt"] == attempt]
+        return {event["rank"]: event["what"] for event in ended}
+
+    def steps(self, rank, attempt=0):
+        """Return the steps that a rank did in one attempt."""
+        lines = [line.split() for line in (self.out / f"steps-{rank}").read_text().splitlines()]
+        return [int(step) for number, step in lines if int(number) == attempt]
+
+
+@pytest.fixture
+def undisturbed(tmp_path_factory):
+    """Return the final weights of a run that nobody interrupts, made once for each kind."""
+
+    def get(world_size, *options):
+        key = (world_size, *options)
+        if key not in _undisturbed:
+            out = tmp_path_factory.mktemp("undisturbed")
+            muster(out / "home", world_size, SCRIPT, out, *options)
+            _undisturbed[key] = weights(out)
+        return _undisturbed[key]
+
+    return get
+
+
+def children_of(pid):
+    try:
+        return [int(c) for c in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def interrupt(pids, draw, *, everybody, signum):
+    """Signal one worker or all; all of them with their loader processes, as a scheduler would."""
+    chosen = [pid for worker in pids for pid in (worker, *children_of(worker))]
+    chosen = chosen if everybody else [draw.choice(pids)]
+    draw.shuffle(chosen)
+    for pid in chosen:
+        threading.Event().wait(draw.choice((0.0, 0.0, 0.02, 0.3)))
+        try:
+            os.kill(pid, signum)
+        except ProcessLookupError:
+            assert pid != chosen[0], "the run was over already"
+
+
+def check_stop(run, said):
+    """See that all ranks of the first attempt left with 75, saved at one step; return the step."""
+    assert set(run.ends().values()) == {"exit code 75 (preempted)"}, (run.ends(), said)
+    training = run.records("training.jsonl")
+    stops = [event["step"] for event in training if event["event"] == "preempted"]
+    assert len(stops) == 1, training
+    done = [max(run.steps(rank), default=0) for rank in range(run.world_size)]
+    assert done == stops * run.world_size, said
+    return stops[0]
+
+
+def assert_stopped_in_evaluation(run):
+    """See that the run stopped behind an epoch's last step and in front of its end."""
+    assert run.steps(0)[-1] == 8
+    assert "0 evaluation" not in (run.out / "evaluated-0").read_text().splitlines()
+
+
+@pytest.mark.parametrize("seed", range(NUM_RUNS))
+def test_a_signal_at_any_moment_saves_one_step_and_leaves_no_trace(seed, tmp_path, undisturbed):
+    draw = random.Random(seed)
+    world_size, place = (2, 2, 3)[seed % 3], PLACES[seed % len(PLACES)]
+    num_workers = draw.choice((0, 2)) if place == "data" else 0
+    averaged = ("--averaged",) * (seed % 8 == 5)
+    run = Interrupted(tmp_path, world_size, "--place", place, "--workers", num_workers, *averaged)
+    pids = run.workers()
+    threading.Event().wait(draw.random() * 0.3)
+    signum = draw.choice((signal.SIGTERM, signal.SIGUSR1))
+    interrupt(pids, draw, everybody=draw.random() < 0.5, signum=signum)
+    code, said = run.end()
+    stopped = check_stop(run, said)
+    assert code == 0, said  # muster goes on by itself
+    assert "the run goes on, no restart spent" in said
+    resumed = [e["step"] for e in run.records("training.jsonl") if e["event"] == "resumed"]
+    assert resumed == [0, stopped], said
+    if place == "evaluation" and not averaged:  # it takes seconds: all ranks were in it
+        assert_stopped_in_evaluation(run)
+    for rank in range(world_size):
+        assert run.steps(rank) + run.steps(rank, 1) == list(range(1, 25))
+        assert weights(tmp_path, rank) == undisturbed(world_size, *averaged)
+
+
+def test_sigterm_to_muster_itself_ends_it_with_75_and_the_next_run_goes_on(tmp_path, undisturbed):
+    run = Interrupted(tmp_path, 2, "--place", "evaluation")
+    run.workers()
+    run.process.send_signal(signal.SIGTERM)
+    code, said = run.end()
+    assert code == 75, said
+    check_stop(run, said)
+    assert_stopped_in_evaluation(run)
+    muster(tmp_path / "again", 2, SCRIPT, tmp_path)
+    assert run.steps(0) == list(range(1, 25))
+    assert weights(tmp_path) == undisturbed(2)
+
+
+@pytest.mark.parametrize("limit", ["option", "slurm"])
+def test_a_time_limit_that_comes_near_stops_with_a_save(limit, tmp_path):
+    """A minute is kept back for the save: of a limit of 61 s one is left."""
+    more = {"SLURM_JOB_END_TIME": str(int(time.time()) + 62)} if limit == "slurm" else {}
+    options = ["--time-limit", 61] if limit == "option" else []
+    environment = {
+        **clean_environment(tmp_path / "home"),
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        **more,
+    }
+    line = [PYTHON, SCRIPT, tmp_path, "--place", "data", *options]
+    ended = subprocess.run(
+        [str(word) for word in line],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    assert ended.returncode == 75, ended.stderr
+    assert "the time limit is near on rank 0" in ended.stderr
+    step = max(map(int, ((tmp_path / "steps-0").read_text().split()[1::2])), default=0)
+    assert f"stopped after step {step} " in ended.stderr
+    assert step < 24
