@@ -50,6 +50,7 @@ class Meter:
 
     def __init__(self) -> None:
         self._columns: dict[str, _Column] = {}
+        self._agreed: list[str] = []  # names that all ranks know, in the same order
         self._since_fold = 0
 
     def add(self, values: dict[str, Number], weight: float) -> None:
@@ -95,27 +96,35 @@ class Meter:
         }
 
     def totals(self, device: torch.device) -> dict[str, tuple[float, float]]:
-        """Return `(sum, weight)` of each name over all ranks; a collective."""
+        """Return `(sum, weight)` of each name over all ranks; a collective.
+
+        Names that all ranks know are one all-reduce, which also says whether any rank has another
+        one: those are agreed on, once, and reduced behind it.
+        """
         self.fold()
-        names = self._agree_on_names()
-        if not names:
-            return {}
+        mine = sorted(set(self._columns) - set(self._agreed))
+        totals, num_ranks_with_new = self._sum(self._agreed, device, extra=bool(mine))
+        if num_ranks_with_new:
+            several = dist.get_world_size() > 1
+            new = sorted(set().union(*gather_json(mine))) if several else mine
+            totals |= self._sum(new, device, extra=False)[0]
+            self._agreed = [*self._agreed, *new]
+        return {name: pair for name, pair in totals.items() if pair[1] or name in self._columns}
+
+    def _sum(
+        self, names: list[str], device: torch.device, *, extra: bool
+    ) -> tuple[dict[str, tuple[float, float]], int]:
         columns = [self._columns.get(name) or _Column() for name in names]
+        parts = [value for column in columns for value in (column.sum, column.weight)]
         vector = torch.stack(
             [
                 torch.as_tensor(value, dtype=torch.float64, device=device)
-                for column in columns
-                for value in (column.sum, column.weight)
+                for value in (*parts, float(extra))
             ]
         )
-        values = sum_float64(vector).tolist()
-        return {name: (values[2 * i], values[2 * i + 1]) for i, name in enumerate(names)}
-
-    def _agree_on_names(self) -> list[str]:
-        names = sorted(self._columns)
-        if dist.get_world_size() == 1:
-            return names
-        return sorted(set().union(*gather_json(names)))
+        *values, count = sum_float64(vector).tolist()
+        pairs = {name: (values[2 * i], values[2 * i + 1]) for i, name in enumerate(names)}
+        return pairs, int(count)
 
     def local_sums(self) -> dict[str, tuple[float, float]]:
         """Return this rank's `(sum, weight)` by name; reads from the device."""
