@@ -14,6 +14,7 @@ current world; the first call makes it, or `tm.init(...)` does, with options. Wo
 `pip install 'torchmuster[train]'`.
 """
 
+from torchmuster.train import needs as _needs  # noqa: F401 - before what needs it
 from torchmuster.train.evaluation import Evaluation
 from torchmuster.train.group import WorldError
 from torchmuster.train.keyed import DatasetError
