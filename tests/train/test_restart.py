@@ -1,0 +1,48 @@
+"""`muster restart`: a run that was stopped goes on from its snapshots, as a new run."""
+
+import json
+import re
+from pathlib import Path
+
+from launching import PYTHON, clean_environment, run
+
+SCRIPT = Path(__file__).with_name("slow_script.py")
+
+
+def records(home):
+    """Return the training events of every run, by run id, in the order of their start."""
+    found = {}
+    for path in sorted(home.glob("runs/*/training.jsonl"), key=lambda p: p.stat().st_ctime):
+        found[path.parent.name] = [json.loads(line) for line in path.read_text().splitlines()]
+    return found
+
+
+def command(home, *words, **variables):
+    environment = clean_environment(home, **variables)
+    return run([PYTHON, "-m", "torchmuster", *words], environment, check=False)
+
+
+def test_a_time_limit_ends_the_run_with_75_and_a_restart_goes_on_and_finishes(tmp_path):
+    """Another attempt would have to stop at once, so none is made."""
+    home = tmp_path / "home"
+    line = ["run", "--nproc-per-node", "2", SCRIPT, "0.1"]
+    stopped = command(home, *line, SLOW_LIMIT_S="5")
+    assert stopped.returncode == 75, stopped.stderr
+    assert "attempt 1" not in stopped.stderr
+    (run_id,) = re.findall(r"^hint: muster restart (\S+)$", stopped.stderr, re.MULTILINE)
+    step = int(re.search(r"stopped after step (\d+) ", stopped.stderr)[1])
+    assert step < 60
+
+    again = command(home, "restart", run_id)
+
+    assert again.returncode == 0, again.stderr
+    first, second = records(home).values()
+    assert [first[0]["step"], second[0]["step"]] == [0, step]
+    (epoch,) = [event for event in second if event["event"] == "epoch"]
+    assert epoch["ledger"] == {"samples": 120, "lost": 0, "twice": 0, "whole": True}
+
+
+def test_a_run_that_does_not_exist_is_refused(tmp_path):
+    refused = command(tmp_path / "home", "restart", "nosuch")
+    assert refused.returncode == 4
+    assert "there is no run `nosuch`" in refused.stderr
