@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from torchmuster.model.ranks import name_ranks
-from torchmuster.train.group import WorldError
+from torchmuster.train.group import WorldError, first_line
 
 
 class StoreBarrier:
@@ -54,5 +54,5 @@ class StoreBarrier:
             raise WorldError(
                 "the store of the process group has gone",
                 where=f"rank {self._rank}, in a barrier",
-                why=(str(error).splitlines() or [type(error).__name__])[0][:300],
+                why=first_line(error),
             ) from error

@@ -207,7 +207,7 @@ def _open_group(launch: Launch, kind: str, timeout_s: float) -> Callable[[], Any
         raise WorldError(
             f"the process group of {launch.world_size} workers could not be made",
             where=f"rank {launch.rank}, store at {launch.master_addr}:{launch.master_port}",
-            why=_first_line(error),
+            why=first_line(error),
             fix="see that all workers run and that MASTER_PORT is free on rank 0's host",
         ) from error
     return lambda: dist.TCPStore(
@@ -266,5 +266,6 @@ def _check_roll(launch: Launch, cards: list[Card], on_my_node: list[int]) -> Non
             )
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error of torch's, which goes on with a C++ trace."""
     return (str(error).splitlines() or [type(error).__name__])[0][:300]

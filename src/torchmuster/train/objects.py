@@ -12,7 +12,7 @@ from torchmuster.train.snapshot.folder import Folder
 from torchmuster.train.snapshot.layout import Manifest
 from torchmuster.train.snapshot.load import Loaded
 from torchmuster.train.snapshot.state import SnapshotError, pack, unpack
-from torchmuster.train.wrap import unwrap
+from torchmuster.train.wrap import is_sharded, unwrap
 
 _CANT_LOAD = (
     ArithmeticError,
@@ -59,11 +59,7 @@ class Objects:
     @property
     def is_sharded(self) -> bool:
         """Whether a model's parameters are spread over ranks."""
-        from torch.distributed.tensor import DTensor
-
-        return any(
-            isinstance(p, DTensor) for model in self.models().values() for p in model.parameters()
-        )
+        return any(is_sharded(model) for model in self.models().values())
 
     def pack(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """Return the packed state and the tensors, by path, not copied."""

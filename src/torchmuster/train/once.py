@@ -279,8 +279,4 @@ class _Lock:
 
 def _process_table() -> str:
     """Return what two processes share when each can look up the other's pid."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return f"unknown, of {socket.gethostname()} {os.getpid()}"
+    return proc.boot_id() or f"unknown, of {socket.gethostname()} {os.getpid()}"
