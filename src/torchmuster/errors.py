@@ -7,6 +7,9 @@
     ├── ChannelError       5   the other side refused us, or can't be reached
     ├── JoinTimeoutError   6   nodes that were asked for never came
     ├── HeadLostError      7   the head of the run has ended under us
+    ├── BarrierError      12   a barrier failed: it can never be full, or it refused this caller
+    │   └── BarrierTimeoutError 6   it was not full within the limit
+    ├── DataError         13   files could not be moved, or a dataset is damaged
     └── in torchmuster.train, raised in the user's script:
         ├── WorldError     8   the world is not what the launcher promised
         ├── DatasetError   9   the dataset doesn't keep to what exact data order needs
@@ -50,6 +53,14 @@ class MusterError(Exception):
         return "\n".join(f"{name}: {text}" for name, text in parts if text)
 
 
+class ManyErrors(Exception):  # noqa: N818 - it is a bag of errors, not one
+    """Several problems of one command line or one file."""
+
+    def __init__(self, errors: "list[UsageError]") -> None:
+        super().__init__(errors[0].what)
+        self.errors = errors
+
+
 class UsageError(MusterError):
     """What the user typed or wrote can't be done; nothing was started."""
 
@@ -84,3 +95,15 @@ class HeadLostError(MusterError):
     """The head's agent, and the coordinator with it, ended before the run did."""
 
     exit_code = 7
+
+
+class BarrierError(MusterError):
+    """A barrier failed: it can never be full, or it refused this caller."""
+
+    exit_code = 12
+
+
+class BarrierTimeoutError(BarrierError):
+    """A barrier was not full within its limit; the sentence names who is missing."""
+
+    exit_code = 6

@@ -52,6 +52,7 @@ def start(
     cwd: str | None = None,
     stdin: int | None = None,
     stdout: int | None = None,
+    stderr: int | None = None,
     pass_fds: Sequence[int] = (),
 ) -> Child:
     """Start a command in a session of its own; standard input is /dev/null unless given.
@@ -67,6 +68,7 @@ def start(
             cwd=cwd,
             stdin=subprocess.DEVNULL if stdin is None else stdin,
             stdout=stdout,
+            stderr=stderr,
             pass_fds=tuple(pass_fds),
             start_new_session=True,
         )
@@ -75,6 +77,35 @@ def start(
             f"`{argv[0]}` can't be started", where=" ".join(argv)[:200], why=str(error)
         ) from error
     return Child(popen)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """What a short helper process said; the status is None when its time was up."""
+
+    status: int | None
+    stdout: bytes
+    stderr: bytes
+
+
+def ask(argv: Sequence[str], request: bytes, timeout_s: float) -> Answered:
+    """Give a request to a command on standard input and wait for its end; it is killed after `timeout_s`.
+
+    Raises:
+        MusterError: The command can't be executed.
+    """
+    _note_inherited()
+    try:
+        done = subprocess.run(
+            list(argv), input=request, capture_output=True, timeout=timeout_s, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        return Answered(status=None, stdout=b"", stderr=error.stderr or b"")
+    except OSError as error:
+        raise MusterError(
+            f"`{argv[0]}` can't be started", where=" ".join(argv)[:200], why=str(error)
+        ) from error
+    return Answered(status=done.returncode, stdout=done.stdout, stderr=done.stderr)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -159,3 +159,15 @@ def test_every_generation_is_ended_but_those_to_be_kept():
     )
 
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_helper_gets_its_request_and_gives_its_answer():
+    code = "import sys; print(sys.stdin.read().upper()); sys.exit(3)"
+    done = proc.ask([sys.executable, "-I", "-S", "-c", code], b"hello", timeout_s=30)
+    assert (done.status, done.stdout, done.stderr) == (3, b"HELLO\n", b"")
+
+
+def test_a_helper_that_takes_too_long_is_killed():
+    code = "import signal; signal.pause()"
+    done = proc.ask([sys.executable, "-I", "-S", "-c", code], b"", timeout_s=0.2)
+    assert done.status is None

@@ -13,26 +13,25 @@ import click
 
 import torchmuster
 from torchmuster.cli.spelling import hint_for_option
-from torchmuster.errors import MusterError, UsageError
+from torchmuster.errors import ManyErrors, MusterError, UsageError
 
 COMMANDS = {
     "run": ("torchmuster.cli.run", "Run a training script on one or many nodes."),
+    "submit": ("torchmuster.cli.submit", "Run a workflow file."),
+    "validate": ("torchmuster.cli.submit", "Check a workflow file."),
+    "render": ("torchmuster.cli.submit", "Fill in the template of a workflow file."),
     "torchrun": ("torchmuster.cli.torchrun", "Take torchrun's own command line."),
     "ps": ("torchmuster.cli.views", "List the runs."),
     "status": ("torchmuster.cli.views", "Show where a run stands."),
     "logs": ("torchmuster.cli.views", "Print what the ranks wrote."),
     "wait": ("torchmuster.cli.views", "Wait for the end of a run; exit as it did."),
     "cancel": ("torchmuster.cli.views", "Stop a run."),
-    "restart": ("torchmuster.cli.restart", "Start a run again; it goes on from its snapshots."),
+    "restart": ("torchmuster.cli.restart", "Start a run again; it goes on where it stopped."),
+    "spec": ("torchmuster.cli.submit", "Print the workflow file of a run."),
+    "barrier": ("torchmuster.cli.barrier", "Wait for all tasks of the group."),
+    "dataset": ("torchmuster.cli.dataset", "Versioned datasets."),
+    "data": ("torchmuster.cli.data", "Move files to and from URLs."),
 }
-
-
-class ManyErrors(Exception):  # noqa: N818 - it is a bag of errors, not one
-    """Several problems of one command line."""
-
-    def __init__(self, errors: list[UsageError]) -> None:
-        super().__init__(errors[0].what)
-        self.errors = errors
 
 
 class _LazyGroup(click.Group):
@@ -61,7 +60,7 @@ class _LazyGroup(click.Group):
             if os.path.isfile(name):
                 fix = f"muster run {name}"
             raise UsageError(f"muster has no command `{name}`", fix=fix)
-        if name in ("run", "torchrun", "restart"):
+        if name in ("run", "submit", "torchrun", "restart"):
             _check_working_directory()
         return super().resolve_command(ctx, args)
 

@@ -9,22 +9,28 @@ import click
 @click.argument("run")
 @click.option("--detach", is_flag=True, help="Return at once; the run goes on in the background.")
 def restart(run: str, *, detach: bool) -> int:
-    """Start RUN again with what it was started with: a new run on the same snapshots."""
+    """Start RUN again with what it was started with: a new run on the same snapshots.
+
+    Of a workflow, the groups that have completed are not run again.
+    """
     from torchmuster.cli.run import start
+    from torchmuster.cli.workflow_views import restart_workflow
     from torchmuster.doctor.gpus import visible_gpus
     from torchmuster.errors import NotFoundError, UsageError
     from torchmuster.run.create import create_run_dir, link_snapshots, new_run_id
     from torchmuster.run.find import find_run
 
     view = find_run(run)
-    plan = view.plan
-    if plan is None:
-        raise NotFoundError("the run has no plan that can be read", where=view.run_dir.plan)
     if not view.state.is_final:
         raise UsageError(
             f"the run {view.run_id} has not ended: it is {view.state.value}",
             fix=f"muster cancel {view.run_id}, then restart it",
         )
+    if view.is_workflow:
+        return restart_workflow(view, detach=detach)
+    plan = view.plan
+    if plan is None:
+        raise NotFoundError("the run has no plan that can be read", where=view.run_dir.plan)
     if plan.rdzv_id is not None:
         raise UsageError(
             f"the run {view.run_id} was started by `muster torchrun`, once on each machine",
@@ -32,5 +38,5 @@ def restart(run: str, *, detach: bool) -> int:
         )
     again = replace(plan, run_id=new_run_id(plan.program.target))
     run_dir = create_run_dir(again)
-    link_snapshots(run_dir, view.run_dir)
+    link_snapshots(run_dir, view.run_dir.snapshots)
     return start(again, run_dir, visible_gpus(), detach=detach)

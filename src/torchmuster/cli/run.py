@@ -53,9 +53,8 @@ def run(**given: Any) -> int:
     It starts in about a second, survives the loss of any worker or node, and says what was wrong.
     Options of muster stand before SCRIPT, the script's own behind it.
     """
-    from torchmuster.cli.main import ManyErrors
     from torchmuster.doctor.gpus import visible_gpus
-    from torchmuster.errors import UsageError
+    from torchmuster.errors import ManyErrors, UsageError
     from torchmuster.run.create import check_run_id, create_run_dir, new_run_id
     from torchmuster.spec.launch import LaunchOptions, Problems, plan_run
 

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def torchrun(arguments: tuple[str, ...]) -> int:
     """Take torchrun's own command line, inside an existing job script."""
-    from torchmuster.cli.main import ManyErrors
     from torchmuster.doctor.gpus import visible_gpus
+    from torchmuster.errors import ManyErrors
     from torchmuster.spec.launch import Problems
     from torchmuster.spec.torchrun import parse_torchrun
 

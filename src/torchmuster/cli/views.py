@@ -35,6 +35,10 @@ def ps(*, everything: bool) -> int:
 
 
 def _row(view: "RunView") -> list[str]:
+    if view.is_workflow:
+        from torchmuster.cli.workflow_views import row
+
+        return row(view)
     attempts = view.attempts
     workers = str(attempts[-1]["world_size"]) if attempts else "-"
     command = " ".join(view.plan.program.display()) if view.plan else "-"
@@ -54,6 +58,10 @@ def status(run: str, *, as_json: bool) -> int:
     from torchmuster.ui.messages import is_worth_a_report, paint_report, summary
 
     view = find_run(run)
+    if view.is_workflow:
+        from torchmuster.cli.workflow_views import print_status
+
+        return print_status(view, as_json=as_json)
     training = view_training(read_events(view.run_dir.training))
     if as_json:
         import json
@@ -129,11 +137,12 @@ def _words(values: dict[str, float]) -> str:
 
 @click.command(context_settings=_CONTEXT)
 @click.argument("run")
+@click.argument("task", required=False)
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run ends.")
 @click.option("--rank", type=click.IntRange(min=0), help="This rank only.")
 @click.option("--attempt", type=click.IntRange(min=0), help="This attempt; default the last.")
-def logs(run: str, *, follow: bool, rank: int | None, attempt: int | None) -> int:
-    """Print what the ranks of RUN wrote."""
+def logs(run: str, task: str | None, *, follow: bool, rank: int | None, attempt: int | None) -> int:
+    """Print what the ranks of RUN wrote; of a workflow what its tasks, or one TASK, wrote."""
     import asyncio
 
     from torchmuster.model.lines import LineJoiner
@@ -141,6 +150,14 @@ def logs(run: str, *, follow: bool, rank: int | None, attempt: int | None) -> in
     from torchmuster.run.find import find_run
 
     view = find_run(run)
+    if view.is_workflow:
+        from torchmuster.cli.workflow_views import print_logs
+
+        return print_logs(view, task, attempt, follow=follow)
+    if task is not None:
+        raise NotFoundError(
+            f"the run {view.run_id} has no tasks", fix=f"muster logs {run} --rank 0"
+        )
     joiner = LineJoiner(prefix_always=rank is None and _num_ranks(view) > 1)
 
     def write(number: int, text: str) -> None:
@@ -216,6 +233,8 @@ def cancel(run: str, *, now: bool) -> int:
         click.echo(f"the run {view.run_id} has ended already: {view.state.value}", err=True)
         return 0
     grace_s = view.plan.limits.grace_s if view.plan is not None else 30.0
+    if view.workflow is not None:
+        grace_s = view.workflow.plan.grace_s
     result = stop_and_wait(view, at_once=now, timeout_s=grace_s + 10.0)
     if result is None:
         raise MusterError(

@@ -11,6 +11,19 @@ runs/<run_id>/
   logs/agents/<node>.log          that agent, when it has no terminal
   training.jsonl                  rank 0, when the script uses torchmuster.train
   snapshots/                      the script
+
+and of a workflow:
+  workflow.yaml                   client     as the user wrote it
+  rendered.yaml                   client     without templates; runtime tokens still stand
+  workflow.json                   client     the plan (it has no plan.json)
+  events.jsonl, result.json       client     groups that wait, start and end; the verdict
+  groups/<group>/head.json        its head   where it listens, 0600
+  groups/<group>/start.json       client     what the head is told: first attempts, GPUs
+  groups/<group>/events.jsonl     its head   one line per event
+  groups/<group>/result.json      its head
+  tasks/<task>/place-<p>/         its agent  output/, input/<n>/, work/ and what the task's view of files needs
+  tasks/<task>/output             its agent  a link to the output of the attempt that counts
+  logs/<group>/<task>/attempt-<k>/rank-0.log   its agent
 """
 
 import os
@@ -77,6 +90,38 @@ class RunDir:
         return os.path.join(self.path, "training.jsonl")
 
     @property
+    def workflow(self) -> str:
+        """The plan of a workflow."""
+        return os.path.join(self.path, "workflow.json")
+
+    @property
+    def spec(self) -> str:
+        """The workflow file as the user wrote it."""
+        return os.path.join(self.path, "workflow.yaml")
+
+    @property
+    def rendered(self) -> str:
+        """The workflow file without templates."""
+        return os.path.join(self.path, "rendered.yaml")
+
+    def group(self, group: str) -> "GroupDir":
+        """What one group of a workflow has."""
+        return GroupDir(os.path.join(self.path, "groups", group))
+
+    def task_folder(self, task: str) -> str:
+        """Everything that one task of a workflow has."""
+        return os.path.join(self.path, "tasks", task)
+
+    def task_output(self, task: str) -> str:
+        """The output of the attempt that counts: a link."""
+        return os.path.join(self.task_folder(task), "output")
+
+    def task_log(self, group: str, task: str, attempt: int) -> str:
+        """All output of a task's command in one attempt."""
+        name = f"attempt-{attempt}"
+        return os.path.join(self.path, "logs", group, task, name, "rank-0.log")
+
+    @property
     def supervisor_log(self) -> str:
         """What a detached supervisor says."""
         return os.path.join(self.path, "supervisor.log")
@@ -97,3 +142,61 @@ class RunDir:
     def agent_log(self, node: str) -> str:
         """What the agent of one node says."""
         return os.path.join(self.path, "logs", "agents", f"{node}.log")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDir:
+    """The path names of one group of a workflow."""
+
+    path: str
+
+    @property
+    def head(self) -> str:
+        """Where the head of the group listens."""
+        return os.path.join(self.path, "head.json")
+
+    @property
+    def start(self) -> str:
+        """What the head is told."""
+        return os.path.join(self.path, "start.json")
+
+    @property
+    def network(self) -> str:
+        """The parts of a private network, 0600."""
+        return os.path.join(self.path, "network.json")
+
+    @property
+    def events(self) -> str:
+        """The record of the group."""
+        return os.path.join(self.path, "events.jsonl")
+
+    @property
+    def result(self) -> str:
+        """How the group ended."""
+        return os.path.join(self.path, "result.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The working place of a task: one for each fresh start."""
+
+    path: str
+
+    @property
+    def output(self) -> str:
+        """What `{{output}}` stands for."""
+        return os.path.join(self.path, "output")
+
+    @property
+    def work(self) -> str:
+        """The directory that a command starts in."""
+        return os.path.join(self.path, "work")
+
+    @property
+    def view(self) -> str:
+        """What the private view of the file system is made of."""
+        return os.path.join(self.path, "view")
+
+    def input(self, number: int) -> str:
+        """What `{{input:N}}` stands for."""
+        return os.path.join(self.path, "input", str(number))

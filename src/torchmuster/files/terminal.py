@@ -35,6 +35,10 @@ class TerminalVoice:
         self._joiner.prefix_always = self.prefix_always
         threading.Thread(target=self._work, name="terminal", daemon=True).start()
 
+    def name_rank(self, rank: int, name: str) -> None:
+        """Let the lines of a rank begin with this name instead of its number."""
+        self._joiner.names[rank] = name
+
     def say(self, sentence: str) -> None:
         """Print a sentence on standard error, on a line of its own."""
         for stream, text in self._joiner.interject():

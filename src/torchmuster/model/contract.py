@@ -17,6 +17,11 @@ SOCKET_VARIABLE = "TORCHMUSTER_SOCKET"
 RUN_DIR_VARIABLE = "TORCHMUSTER_RUN_DIR"
 ATTEMPT_VARIABLE = "TORCHMUSTER_ATTEMPT"
 
+# In every task of a workflow: the socket on which its processes call their agent.
+TASK_SOCKET_VARIABLE = "TORCHMUSTER_TASK_SOCKET"
+GROUP_VARIABLE = "TORCHMUSTER_GROUP"
+TASK_VARIABLE = "TORCHMUSTER_TASK"
+
 # What torch, its BLAS and its OpenMP read when they are loaded, so before the script can set it in
 # a forked worker. TORCH_NCCL_* is read when the process group is made and needs no fresh start.
 READ_AT_IMPORT_PREFIXES = (

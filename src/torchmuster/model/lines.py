@@ -15,6 +15,7 @@ class LineJoiner:
     """Turns (rank, stream, text) into what the terminal gets, in order."""
 
     prefix_always: bool = False
+    names: dict[int, str] = field(default_factory=dict)  # instead of `rank N`, e.g. of tasks
     _ranks: set[int] = field(default_factory=set)
     _half: dict[tuple[int, int], str] = field(default_factory=dict)
     _open_line: int | None = None  # the stream on which a raw half line stands
@@ -26,7 +27,10 @@ class LineJoiner:
         if left_out:
             out += self.interject()
             out.append(
-                (2, f"[rank {rank}: {left_out} lines are not shown here; its log has them]\n")
+                (
+                    2,
+                    f"[{self._name(rank)}: {left_out} lines are not shown here; its log has them]\n",
+                )
             )
         if len(self._ranks) == 1 and not self.prefix_always:
             if text:
@@ -67,4 +71,7 @@ class LineJoiner:
         return [(stream, joined)] if joined else []
 
     def _prefix(self, rank: int) -> str:
-        return f"[rank {rank}] "
+        return f"[{self._name(rank)}] "
+
+    def _name(self, rank: int) -> str:
+        return self.names.get(rank) or f"rank {rank}"

@@ -4,6 +4,7 @@ Agents call the coordinator; the client calls it too. One JSON object a frame, w
 of a class here and whose other fields are that class's fields (`model.codec`).
 """
 
+import enum
 import json
 from dataclasses import dataclass, field
 from typing import Any
@@ -262,6 +263,210 @@ class NeedNodes(Message):
 
     places: tuple[int, ...]
     again: bool = False
+
+
+# Barriers: the agent of a task to the head of its group, and back.
+
+
+class BarrierState(enum.Enum):
+    """What a barrier tells a caller; `waiting` is not the last word."""
+
+    RELEASED = "released"
+    FAILED = "failed"
+    WAITING = "waiting"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BarrierCall(Message):
+    """A process of the sender's task has come to a barrier.
+
+    Attributes:
+        caller_id: Names the call among those of this agent; all answers carry it.
+        count: How many have to come; None for every task of the group, once each.
+        rank: Which of them this is, from 0; None when the callers have no numbers.
+    """
+
+    caller_id: str
+    name: str = "default"
+    count: int | None = None
+    rank: int | None = None
+    timeout_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BarrierLeave(Message):
+    """The process of this call is gone; it waits no longer."""
+
+    caller_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BarrierAnswer(Message):
+    """What a barrier says to one caller.
+
+    Attributes:
+        what: Failed: the sentence of the error. Waiting: who is missing.
+        missing: The first few names of those that are missing.
+        left_s: Waiting: how long this caller still waits.
+        timed_out: Failed because the limit of this caller has passed.
+    """
+
+    caller_id: str
+    kind: BarrierState
+    what: str = ""
+    where: str | None = None
+    why: str | None = None
+    fix: str | None = None
+    missing: tuple[str, ...] = ()
+    num_here: int = 0
+    num_needed: int = 0
+    left_s: float = 0.0
+    timed_out: bool = False
+
+
+# A barrier without a workflow: the other ranks call rank 0, which answers with BarrierAnswer.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BarrierJoin(Message):
+    """A rank has come; `incarnation` tells its own second connection from another with its rank."""
+
+    name: str
+    rank: int
+    num_nodes: int
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BarrierPassed(Message):
+    """This rank has heard that the barrier is full."""
+
+
+# A workflow: the agent of a task to the head of its group.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskHello(Message):
+    """The agent of a task introduces itself; `host` and `address` are what others reach it by."""
+
+    task: str
+    attempt: int
+    version: str
+    pid: int
+    host: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskDoing(Message):
+    """What keeps the agent busy, in words: `downloading input 0`."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskPrepared(Message):
+    """Inputs and place are ready; of the group's candidates these ports are free here."""
+
+    attempt: int
+    free_ports: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskNotPrepared(Message):
+    """The command can't begin; `state` is a word of `model.states`."""
+
+    attempt: int
+    state: str
+    why: str
+    code: int
+    detail: tuple[str, ...] = ()
+    hint: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskStarted(Message):
+    """The command runs."""
+
+    attempt: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskEnded(Message):
+    """The command has ended, and nothing that it started is left."""
+
+    attempt: int
+    code: int
+    signum: int | None = None
+    elapsed_s: float = 0.0
+    tail: tuple[str, ...] = ()
+    memory_evidence: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskUploaded(Message):
+    """The outputs have arrived, or the error says why not."""
+
+    attempt: int
+    error: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskOutput(Message):
+    """What a command wrote, for the terminal. Goes on from the head to the clients."""
+
+    task: str
+    stream: int  # 1 or 2
+    text: str
+    dropped_lines: int = 0
+
+
+# The head of a group to the agent of a task.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskBegin(Message):
+    """All are ready: start the command.
+
+    Attributes:
+        hosts: Task name -> host name, as this task reaches it; `addresses` the same as IP addresses.
+        ports: Name in `{{port:NAME}}` -> number; the empty name for `{{port}}`.
+    """
+
+    attempt: int
+    hosts: dict[str, str]
+    addresses: dict[str, str]
+    ports: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskAgain(Message):
+    """Prepare another attempt in the same place."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskStop(Message):
+    """SIGTERM to the command, SIGKILL after the grace; no grace: SIGKILL at once."""
+
+    attempt: int
+    grace_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskUpload(Message):
+    """Bring the outputs where they belong; datasets only after a success."""
+
+    attempt: int
+    succeeded: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskLeave(Message):
+    """Nothing more is wanted: the agent ends."""
 
 
 _TYPES: dict[str, type[Message]] = {cls.__name__: cls for cls in Message.__subclasses__()}

@@ -1,11 +1,14 @@
 """Speak to a running run: wait for its end, stop it, follow its logs."""
 
 import asyncio
+import difflib
 import os
 import signal
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
+from torchmuster import proc
 from torchmuster.errors import ChannelError, NotFoundError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
@@ -15,8 +18,11 @@ from torchmuster.net import messages
 from torchmuster.net.channel import connect
 from torchmuster.net.handshake import HandshakeError, Role
 from torchmuster.net.secret import read_secret
-from torchmuster.run.find import RunView, owner_lives, view_run
+from torchmuster.run.find import RunView, owner_is_here, owner_lives, view_run
 from torchmuster.run.record import read_result
+from torchmuster.run.workflow_view import as_result, read_workflow_result, task_logs
+
+T = TypeVar("T")
 
 _POLL_S = 0.1
 _BLOCK_BYTES = 1 << 20
@@ -25,12 +31,18 @@ _BLOCK_BYTES = 1 << 20
 async def wait_for_result(run_dir: RunDir) -> Result | None:
     """Wait until the run has a result; None when its owner has gone without one."""
     while True:
-        result = read_result(run_dir)
+        result = any_result(run_dir)
         if result is not None:
             return result
         if not owner_lives(run_dir):
-            return read_result(run_dir)
+            return any_result(run_dir)
         await asyncio.sleep(_POLL_S)
+
+
+def any_result(run_dir: RunDir) -> Result | None:
+    """Return the result of a run or of a workflow; None while it has none."""
+    workflow = read_workflow_result(run_dir)
+    return as_result(workflow) if workflow is not None else read_result(run_dir)
 
 
 async def send_stop(view: RunView, signum: int, *, at_once: bool) -> None:
@@ -39,6 +51,9 @@ async def send_stop(view: RunView, signum: int, *, at_once: bool) -> None:
     Raises:
         ChannelError: It can't be reached.
     """
+    if view.workflow is not None:
+        _signal_owner(view, signum, times=2 if at_once else 1)
+        return
     where = atomic.read_json(view.run_dir.head)
     if not isinstance(where, dict):
         raise ChannelError(
@@ -56,6 +71,44 @@ async def send_stop(view: RunView, signum: int, *, at_once: bool) -> None:
         ) from error
     channel.send_nowait(messages.Stop(signum=signum, at_once=at_once, who="`muster cancel`"))
     await channel.close()
+
+
+def _signal_owner(view: RunView, signum: int, *, times: int) -> None:
+    """Stop a workflow: its owner on this machine takes signals; the second means at once."""
+    owner = atomic.read_json(view.run_dir.owner)
+    if not isinstance(owner, dict) or not owner_is_here(view.run_dir):
+        host = owner.get("host", "another machine") if isinstance(owner, dict) else "nowhere"
+        raise ChannelError(
+            f"the owner of the run {view.run_id} is on {host}",
+            fix=f"ssh {host} muster cancel {view.run_id}",
+        )
+    for _ in range(times):
+        proc.kill_quietly(int(owner["pid"]), signum)
+
+
+def task_log_files(view: RunView, task: str | None, attempt: int | None) -> list[tuple[str, str]]:
+    """Return (task, path) of the logs of a workflow that were asked for.
+
+    Raises:
+        NotFoundError: There is no such task or attempt, or nobody has written yet.
+    """
+    if view.workflow is None:
+        raise NotFoundError(f"the run {view.run_id} has no tasks", where=view.run_dir.path)
+    names = [task.name for group in view.workflow.plan.groups for task in group.tasks]
+    if task is not None and task not in names:
+        near = difflib.get_close_matches(task, names, n=1)
+        fix = f"did you mean `{near[0]}`?" if near else f"its tasks: {', '.join(names[:12])}"
+        raise NotFoundError(f"the run {view.run_id} has no task `{task}`", fix=fix)
+    found: list[tuple[str, str]] = []
+    for name, logs in task_logs(view.workflow, view.run_dir):
+        chosen = logs[-1:] if attempt is None else [log for log in logs if log[0] == attempt]
+        if task is None or name == task:
+            found += [(name, path) for _, path in chosen]
+    if not found:
+        which = f" of attempt {attempt}" if attempt is not None else ""
+        whose = f"the task {task}" if task else f"the run {view.run_id}"
+        raise NotFoundError(f"{whose} has no logs{which} yet", where=view.run_dir.path)
+    return found
 
 
 def log_files(view: RunView, attempt: int | None, rank: int | None) -> list[str]:
@@ -103,20 +156,43 @@ async def follow_logs(
         except NotFoundError:
             paths = []
         for path in paths:
-            _write_new(path, positions, write)
+            _write_new(path, _rank_of(path), positions, write)
         if over:
             return
         await asyncio.sleep(_POLL_S)
 
 
-def _write_new(path: str, positions: dict[str, int], write: Callable[[int, str], None]) -> None:
-    number = int(os.path.basename(path).removeprefix("rank-").removesuffix(".log"))
+async def follow_task_logs(
+    view: RunView, task: str | None, attempt: int | None, write: Callable[[str, str], None]
+) -> None:
+    """Write what the tasks of a workflow write, as they write it, until it has ended."""
+    positions: dict[str, int] = {}
+    while True:
+        over = any_result(view.run_dir) is not None or not owner_lives(view.run_dir)
+        try:
+            found = task_log_files(view_run(view.run_dir), task, attempt)
+        except NotFoundError:
+            found = []
+        for name, path in found:
+            _write_new(path, name, positions, write)
+        if over:
+            return
+        await asyncio.sleep(_POLL_S)
+
+
+def _rank_of(path: str) -> int:
+    return int(os.path.basename(path).removeprefix("rank-").removesuffix(".log"))
+
+
+def _write_new(
+    path: str, whose: T, positions: dict[str, int], write: Callable[[T, str], None]
+) -> None:
     try:
         with open(path, "rb") as log:  # reopened each time: NFS caches what an open file shows
             log.seek(positions.get(path, 0))
             while data := log.read(_BLOCK_BYTES):
                 positions[path] = log.tell()
-                write(number, data.decode(errors="replace"))
+                write(whose, data.decode(errors="replace"))
     except OSError:
         return
 
@@ -128,7 +204,7 @@ def stop_and_wait(view: RunView, *, at_once: bool, timeout_s: float) -> Result |
         await send_stop(view, int(signal.SIGTERM), at_once=at_once)
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
-            result = read_result(view.run_dir)
+            result = any_result(view.run_dir)
             if result is not None:
                 return result
             await asyncio.sleep(_POLL_S)

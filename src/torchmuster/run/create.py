@@ -4,6 +4,7 @@ import os
 import re
 import secrets
 import socket
+from collections.abc import Callable
 from datetime import datetime
 
 from torchmuster import proc
@@ -12,6 +13,7 @@ from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir, runs_dir
 from torchmuster.model import codec
 from torchmuster.model.plan import RunPlan
+from torchmuster.model.workflow import WorkflowPlan
 from torchmuster.net.secret import new_secret, write_secret
 
 _MIN_FREE_BYTES = 4 << 20
@@ -40,23 +42,51 @@ def check_run_id(run_id: str) -> None:
         )
 
 
-def create_run_dir(plan: RunPlan) -> RunDir:
-    """Make the run directory with its plan and its secret.
+def create_run_dir(plan: RunPlan, folder: str | None = None) -> RunDir:
+    """Make the run directory with its plan and its secret, in `folder` or where all runs are.
 
     Raises:
         UsageError: It exists already.
         RunDirectoryError: It can't be made or written.
     """
-    run_dir = RunDir(os.path.join(runs_dir(), plan.run_id))
+
+    def fill(run_dir: RunDir) -> None:
+        atomic.write_json(run_dir.plan, codec.to_plain(plan))
+        os.makedirs(run_dir.logs, exist_ok=True)
+
+    return _create(os.path.join(folder or runs_dir(), plan.run_id), fill)
+
+
+def create_workflow_dir(plan: WorkflowPlan, source: str, rendered: str) -> RunDir:
+    """Make the run directory of a workflow.
+
+    Raises:
+        UsageError: It exists already.
+        RunDirectoryError: It can't be made or written.
+    """
+
+    def fill(run_dir: RunDir) -> None:
+        for path, text in ((run_dir.spec, source), (run_dir.rendered, rendered)):
+            with open(path, "w") as file:
+                file.write(text)
+        atomic.write_json(run_dir.workflow, codec.to_plain(plan))
+        for task in (task for group in plan.groups for task in group.tasks):
+            os.makedirs(run_dir.task_folder(task.name), exist_ok=True)
+
+    return _create(os.path.join(runs_dir(), plan.run_id), fill)
+
+
+def _create(path: str, fill: Callable[[RunDir], None]) -> RunDir:
+    run_dir = RunDir(path)
     try:
-        os.makedirs(runs_dir(), mode=0o700, exist_ok=True)
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
     except OSError as error:
-        raise unusable(runs_dir(), error.strerror or str(error)) from error
+        raise unusable(os.path.dirname(path), error.strerror or str(error)) from error
     try:
         os.mkdir(run_dir.path, 0o700)
     except FileExistsError as error:
         raise UsageError(
-            f"the run directory of `{plan.run_id}` exists already",
+            f"the run directory of `{os.path.basename(path)}` exists already",
             where=run_dir.path,
             fix="choose another --run-id, or leave it out",
         ) from error
@@ -64,26 +94,25 @@ def create_run_dir(plan: RunPlan) -> RunDir:
         raise unusable(run_dir.path, error.strerror or str(error)) from error
     try:
         _check_space(run_dir.path)
-        atomic.write_json(run_dir.plan, codec.to_plain(plan))
+        fill(run_dir)
         write_secret(run_dir.secret, new_secret())
         write_owner(run_dir)
-        for folder in (run_dir.logs, os.path.dirname(run_dir.agent_log("n1"))):
-            os.makedirs(folder, exist_ok=True)
+        os.makedirs(os.path.dirname(run_dir.agent_log("n1")), exist_ok=True)
     except OSError as error:
         _remove(run_dir.path)
         raise unusable(run_dir.path, error.strerror or str(error)) from error
     return run_dir
 
 
-def link_snapshots(run_dir: RunDir, earlier: RunDir) -> None:
-    """Let a new run find the snapshots of an earlier one: `snapshots` is a link to them.
+def link_snapshots(run_dir: RunDir, snapshots: str) -> None:
+    """Let a run find the snapshots of an earlier one: its own folder is a link to theirs.
 
     Raises:
         RunDirectoryError: The link can't be made.
     """
     try:
-        os.makedirs(earlier.snapshots, exist_ok=True)
-        os.symlink(os.path.realpath(earlier.snapshots), run_dir.snapshots)
+        os.makedirs(snapshots, exist_ok=True)
+        os.symlink(os.path.realpath(snapshots), run_dir.snapshots)
     except OSError as error:
         raise unusable(run_dir.path, error.strerror or str(error)) from error
 

@@ -1,4 +1,4 @@
-"""`--detach`: a supervisor in the background takes the client's place."""
+"""`--detach`: an owner in the background takes the client's place."""
 
 import os
 import sys
@@ -11,7 +11,7 @@ from torchmuster.run.create import write_owner
 
 
 def detach_supervisor(run_dir: RunDir) -> None:
-    """Start the supervisor of a prepared run in a session of its own.
+    """Start the owner of a prepared run in a session of its own.
 
     Raises:
         MusterError: It can't be started.
@@ -35,7 +35,26 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": f"{source}{os.pathsep}{path}" if path else source}
 
 
-def _supervise(path: str) -> int:
+def _own(path: str) -> int:
+    os.dup2(1, 2)
+    run_dir = RunDir(path)
+    if os.path.exists(run_dir.workflow):
+        return _own_workflow(run_dir)
+    return _supervise(run_dir)
+
+
+def _own_workflow(run_dir: RunDir) -> int:
+    from torchmuster.files.terminal import TerminalVoice
+    from torchmuster.run.follow import follow_workflow
+
+    voice = TerminalVoice(prefix_always=True)
+    voice.start()
+    result = follow_workflow(run_dir, voice)
+    voice.flush(5.0)
+    return result.exit_code
+
+
+def _supervise(run_dir: RunDir) -> int:
     import asyncio
 
     from torchmuster.engines.local import LocalEngine
@@ -43,11 +62,9 @@ def _supervise(path: str) -> int:
     from torchmuster.run.record import read_plan
     from torchmuster.run.supervise import Supervisor
 
-    run_dir = RunDir(path)
     plan = read_plan(run_dir)
     if plan is None:
         raise RunDirectoryError("the plan of the run can't be read", where=run_dir.plan)
-    os.dup2(1, 2)
     engine = LocalEngine(plan, run_dir, tuple(visible_gpus()))
     engine.start_all()
     voice = TerminalVoice()
@@ -58,4 +75,4 @@ def _supervise(path: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(_supervise(sys.argv[1]))
+    sys.exit(_own(sys.argv[1]))

@@ -11,6 +11,12 @@ from torchmuster.files.layout import RunDir, runs_dir
 from torchmuster.model.plan import RunPlan
 from torchmuster.model.verdict import Result, RunState
 from torchmuster.run.record import read_events, read_plan, read_result
+from torchmuster.run.workflow_view import (
+    WorkflowView,
+    as_result,
+    read_workflow_result,
+    view_workflow,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +29,12 @@ class RunView:
     plan: RunPlan | None
     result: Result | None
     events: tuple[dict[str, object], ...]
+    workflow: WorkflowView | None = None
+
+    @property
+    def is_workflow(self) -> bool:
+        """Say whether it was started by `muster submit`."""
+        return os.path.isfile(self.run_dir.workflow)
 
     @property
     def attempts(self) -> list[dict[str, object]]:
@@ -51,7 +63,7 @@ def find_run(word: str) -> RunView:
     Raises:
         NotFoundError: There is none, or more than one.
     """
-    if os.sep in word and os.path.isfile(RunDir(word).plan):
+    if os.sep in word and _is_run(RunDir(word)):
         return view_run(RunDir(os.path.abspath(word)))
     exact = os.path.join(runs_dir(), word)
     if os.sep not in word and word not in ("", ".", "..") and os.path.isdir(exact):
@@ -73,9 +85,15 @@ def find_run(word: str) -> RunView:
     raise NotFoundError(f"there is no run `{word}`", where=runs_dir(), fix=fix)
 
 
+def _is_run(run_dir: RunDir) -> bool:
+    return os.path.isfile(run_dir.plan) or os.path.isfile(run_dir.workflow)
+
+
 def view_run(run_dir: RunDir) -> RunView:
     """Return what a run directory says now."""
     events = tuple(read_events(run_dir.events))
+    if os.path.isfile(run_dir.workflow):
+        return _view_of_workflow(run_dir, events)
     result = read_result(run_dir)
     return RunView(
         run_id=os.path.basename(run_dir.path),
@@ -87,6 +105,20 @@ def view_run(run_dir: RunDir) -> RunView:
     )
 
 
+def _view_of_workflow(run_dir: RunDir, events: tuple[dict[str, object], ...]) -> RunView:
+    workflow = view_workflow(run_dir, is_alive=owner_lives(run_dir))
+    result = read_workflow_result(run_dir)
+    return RunView(
+        run_id=os.path.basename(run_dir.path),
+        run_dir=run_dir,
+        state=workflow.state if workflow is not None else RunState.LOST,
+        plan=None,
+        result=as_result(result) if result is not None else None,
+        events=events,
+        workflow=workflow,
+    )
+
+
 def _state(run_dir: RunDir, events: tuple[dict[str, object], ...]) -> RunState:
     if not owner_lives(run_dir):
         return RunState.LOST
@@ -94,6 +126,14 @@ def _state(run_dir: RunDir, events: tuple[dict[str, object], ...]) -> RunState:
     if "attempt_started" in names:
         return RunState.RUNNING
     return RunState.WAITING if "waiting" in names else RunState.STARTING
+
+
+def owner_is_here(run_dir: RunDir) -> bool:
+    """Say whether the owner of the run is a living process of this machine."""
+    owner = atomic.read_json(run_dir.owner)
+    if not isinstance(owner, dict) or owner.get("boot_id") != proc.boot_id():
+        return False
+    return owner_lives(run_dir)
 
 
 def owner_lives(run_dir: RunDir) -> bool:

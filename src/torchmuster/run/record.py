@@ -7,6 +7,7 @@ from typing import Any
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
+from torchmuster.model.outcome import GroupOutcome
 from torchmuster.model.plan import RunPlan
 from torchmuster.model.verdict import Result
 
@@ -40,5 +41,13 @@ def read_result(run_dir: RunDir) -> Result | None:
     plain = atomic.read_json(run_dir.result)
     try:
         return codec.from_plain(Result, plain)
+    except codec.CodecError:
+        return None
+
+
+def read_outcome(run_dir: RunDir, group: str) -> GroupOutcome | None:
+    """Return how a group of a workflow ended, or None when nothing says so."""
+    try:
+        return codec.from_plain(GroupOutcome, atomic.read_json(run_dir.group(group).result))
     except codec.CodecError:
         return None

@@ -5,10 +5,12 @@ import sys
 from collections.abc import Sequence
 
 from torchmuster.errors import MusterError
+from torchmuster.model.outcome import WorkflowResult
 from torchmuster.model.text import render_report, report_of_error
 from torchmuster.model.verdict import Report, Result, RunState
 
 _RED, _BOLD, _CYAN, _RESET = "\x1b[1;31m", "\x1b[1m", "\x1b[36m", "\x1b[0m"
+_YELLOW = "\x1b[1;33m"
 
 
 def uses_colour() -> bool:
@@ -36,6 +38,29 @@ def print_errors(errors: Sequence[MusterError]) -> None:
     colour = uses_colour()
     blocks = [paint_report(report_of_error(error), colour=colour) for error in errors]
     sys.stderr.write("\n".join(blocks))
+
+
+def print_warnings(warnings: Sequence[MusterError]) -> None:
+    """Print every warning: the same form as an error, another first word."""
+    colour = uses_colour()
+    for warning in warnings:
+        text = render_report(report_of_error(warning)).removeprefix("error:")
+        word = f"{_YELLOW}warning:{_RESET}" if colour else "warning:"
+        sys.stderr.write(word + text)
+
+
+def print_notes(sentences: Sequence[str]) -> None:
+    """Print one line for each choice that was made for the user."""
+    for sentence in sentences:
+        sys.stderr.write(f"muster: {sentence}\n")
+
+
+def workflow_summary(result: WorkflowResult) -> str:
+    """Return the last line of a workflow."""
+    text = f"{result.state.value} after {result.elapsed_s:.1f} s"
+    failed = [f"{name} {state}" for name, state in result.groups.items() if state != "COMPLETED"]
+    more = f", {len(failed) - 6} more" if len(failed) > 6 else ""
+    return f"{text} ({', '.join(failed[:6])}{more})" if failed else text
 
 
 def summary(result: Result) -> str:

@@ -1,0 +1,430 @@
+"""What happens to a group when one of its tasks comes, ends, or is lost: decisions only, no I/O.
+
+The head of a group feeds in what it hears and carries out the orders that come back. Rules:
+
+- Commands start together: none begins while another of the group still prepares (unless `barrier: false`).
+- When the lead's command has succeeded, the others may end by themselves for a moment, are then stopped, and get
+  time to upload what they have; they count as completed.
+- When the lead fails, or any task of a group with `ignoreNonleadStatus: false`, the group fails and the others stop.
+- A task that is tried again takes the others with it if it is the lead or their status counts: in place, at once.
+"""
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from torchmuster.model.contract import signal_name
+from torchmuster.model.states import State, group_state
+from torchmuster.model.workflow import ExitAction, GroupPlan, TaskPlan
+
+WIND_DOWN_S = 5.0
+FAILURE_GRACE_S = 5.0
+MAX_BACKOFF_S = 60.0
+CODE_AGENT_LOST = 3001
+CODE_UPLOAD = 2012
+
+
+class Phase(enum.Enum):
+    """What a task's agent does; finer than the task's state."""
+
+    ABSENT = "its agent starts"
+    PREPARING = "preparing"
+    READY = "waiting at the barrier"
+    RUNNING = "running"
+    ENDING = "being stopped"
+    UPLOADING = "uploading"
+    PAUSING = "waiting to be tried again"
+    OVER = "over"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """Something that the head of the group must do for one task."""
+
+    task: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartAgent(Order):
+    """Start an agent for a new attempt, with a new working place, after a pause."""
+
+    attempt: int
+    after_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begin(Order):
+    """Let the command begin."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Again(Order):
+    """Let the same agent prepare the next attempt in the same place, after a pause."""
+
+    attempt: int
+    after_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopCommand(Order):
+    """SIGTERM after `after_s`, SIGKILL `grace_s` later; a grace of 0 is SIGKILL at once."""
+
+    grace_s: float
+    after_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upload(Order):
+    """Bring the outputs where they belong."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release(Order):
+    """The agent may end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tell(Order):
+    """Record a change of state."""
+
+    attempt: int
+    state: State
+    why: str | None = None
+    code: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """The failure that came first, of whichever task."""
+
+    task: str
+    attempt: int
+    why: str
+    code: int | None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Member:
+    plan: TaskPlan
+    attempt: int = 0
+    retries_spent: int = 0
+    phase: Phase = Phase.ABSENT
+    state: State = State.SCHEDULING
+    detail: str = ""
+    code: int | None = None
+    joined: bool = False
+    # What the end that is under way means: a final state, or another life in place.
+    outcome: State | None = None
+    outcome_why: str | None = None
+    lives_again: bool = False
+
+
+@dataclass(slots=True)
+class Gang:
+    """The tasks of one group."""
+
+    plan: GroupPlan
+    grace_s: float = 30.0
+    backoff_s: float = 1.0
+    is_stopping: bool = False
+    first_failure: Failure | None = None
+    _members: dict[str, _Member] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._members = {task.name: _Member(plan=task) for task in self.plan.tasks}
+
+    # What a head wants to know.
+
+    @property
+    def is_over(self) -> bool:
+        """Say whether every task has ended for good."""
+        return all(member.phase is Phase.OVER for member in self._members.values())
+
+    @property
+    def state(self) -> State:
+        """Return the state of the group."""
+        states = {name: member.state for name, member in self._members.items()}
+        return group_state(states, self.plan.lead.name, ignore_nonlead=self.plan.ignore_nonlead)
+
+    def attempt(self, task: str) -> int:
+        """Return the number of a task's newest attempt."""
+        return self._members[task].attempt
+
+    def phase(self, task: str) -> Phase:
+        """Return what a task does."""
+        return self._members[task].phase
+
+    def is_succeeding(self, task: str) -> bool:
+        """Say whether what ends now counts as a success."""
+        return self._members[task].outcome is State.COMPLETED
+
+    def waits_for(self) -> list[str]:
+        """Return who keeps the others at the barrier, each with what it does."""
+        return [
+            f"{name} ({member.detail or member.phase.value})"
+            for name, member in self._members.items()
+            if member.phase in (Phase.ABSENT, Phase.PREPARING, Phase.ENDING, Phase.PAUSING)
+        ]
+
+    # What happens.
+
+    def start(self, first_attempts: dict[str, int] | None = None) -> list[Order]:
+        """Begin with every task; after a lost head attempts go on where they were."""
+        orders: list[Order] = []
+        for name, member in self._members.items():
+            member.attempt = (first_attempts or {}).get(name, 0)
+            orders += self._enter(member, State.SCHEDULING, Phase.ABSENT)
+            orders.append(StartAgent(task=name, attempt=member.attempt))
+        return orders
+
+    def joined(self, task: str) -> list[Order]:
+        """An agent has come and prepares."""
+        member = self._members[task]
+        if member.phase is not Phase.ABSENT:
+            return []
+        member.joined = True
+        orders = self._enter(member, State.INITIALIZING, Phase.PREPARING)
+        return orders + self._enter(member, State.RUNNING, Phase.PREPARING)
+
+    def doing(self, task: str, detail: str) -> None:
+        """Note what a task's agent says that it does."""
+        self._members[task].detail = detail
+
+    def prepared(self, task: str) -> list[Order]:
+        """A task's inputs, files and place are ready."""
+        member = self._members[task]
+        if member.phase is not Phase.PREPARING:
+            return []
+        member.detail = ""
+        member.phase = Phase.READY
+        return self._open_barrier()
+
+    def could_not_prepare(self, task: str, state: State, why: str, code: int) -> list[Order]:
+        """A task can't begin: a missing input, a collision of files."""
+        member = self._members[task]
+        if member.phase is Phase.OVER:
+            return []
+        member.code = code
+        rule = next((rule for rule in member.plan.exit_rules if rule.matches(code)), None)
+        again = (ExitAction.RESCHEDULE, ExitAction.RESTART)
+        if rule is not None and rule.action in again and member.outcome is None:
+            return self._try_again(member, ExitAction.RESCHEDULE, why)
+        if member.outcome is not None:
+            return self._finish(member, member.outcome, member.outcome_why)
+        return self._fail_at_once(member, state, why)
+
+    def ended(self, task: str, *, code: int, signum: int | None) -> list[Order]:
+        """A task's command has ended."""
+        member = self._members[task]
+        if member.phase not in (Phase.RUNNING, Phase.ENDING):
+            return []
+        member.code = code
+        what = signal_name(signum) if signum else f"exit code {code}"
+        if member.lives_again:
+            return self._again_in_place(member)
+        if member.outcome is not None:
+            return self._conclude(member)
+        action = member.plan.action(code)
+        if action in (ExitAction.RESCHEDULE, ExitAction.RESTART) and not self.is_stopping:
+            return self._try_again(member, action, what)
+        if action is ExitAction.COMPLETE:
+            member.outcome, member.outcome_why = State.COMPLETED, None if code == 0 else what
+        else:
+            member.outcome, member.outcome_why = State.FAILED, what
+            self._note_failure(member, what)
+        return self._conclude(member) + self._consequences(member)
+
+    def uploaded(self, task: str, error: str | None) -> list[Order]:
+        """A task's outputs have arrived, or could not."""
+        member = self._members[task]
+        if member.phase is not Phase.UPLOADING:
+            return []
+        if error is not None and member.outcome is State.COMPLETED:
+            member.code = CODE_UPLOAD
+            return self._fail_at_once(member, State.FAILED, error)
+        return self._finish(member, member.outcome or State.COMPLETED, member.outcome_why)
+
+    def lost(self, task: str, why: str) -> list[Order]:
+        """A task's agent has gone without a word."""
+        member = self._members[task]
+        if member.phase in (Phase.OVER, Phase.PAUSING):
+            return []
+        member.code = CODE_AGENT_LOST
+        member.joined = False
+        if member.outcome is not None and member.outcome is not State.COMPLETED:
+            return self._finish(member, member.outcome, member.outcome_why)
+        if self.is_stopping or member.outcome is State.COMPLETED:
+            return self._finish(member, State.FAILED_BACKEND_ERROR, why)
+        rule = next((r for r in member.plan.exit_rules if r.matches(CODE_AGENT_LOST)), None)
+        if rule is not None and rule.action is ExitAction.FAIL:
+            return self._fail_at_once(member, State.FAILED_BACKEND_ERROR, why)
+        member.lives_again = False
+        return self._try_again(member, ExitAction.RESCHEDULE, why)
+
+    def stop(self, state: State, why: str, grace_s: float | None = None) -> list[Order]:
+        """End everything: a cancellation, a time limit."""
+        self.is_stopping = True
+        orders: list[Order] = []
+        for member in self._members.values():
+            orders += self._halt(member, state, why, self.grace_s if grace_s is None else grace_s)
+        return orders
+
+    # How.
+
+    def _open_barrier(self) -> list[Order]:
+        unfinished = [m for m in self._members.values() if m.phase is not Phase.OVER]
+        if self.plan.barrier and any(
+            m.phase in (Phase.ABSENT, Phase.PREPARING, Phase.ENDING, Phase.PAUSING)
+            for m in unfinished
+        ):
+            return []
+        orders: list[Order] = []
+        for member in unfinished:
+            if member.phase is Phase.READY and (self.plan.barrier or self._all_joined(unfinished)):
+                orders += self._enter(member, State.RUNNING, Phase.RUNNING)
+                orders.append(Begin(task=member.plan.name))
+        return orders
+
+    def _all_joined(self, members: Iterable[_Member]) -> bool:
+        """Addresses of all tasks must be known before a command may use them."""
+        return all(member.joined for member in members)
+
+    def _conclude(self, member: _Member) -> list[Order]:
+        """A command has ended for good: upload, except after a cancellation."""
+        if member.outcome is State.FAILED_CANCELED:
+            return self._finish(member, member.outcome, member.outcome_why)
+        member.phase = Phase.UPLOADING
+        member.detail = ""
+        return [Upload(task=member.plan.name)]
+
+    def _consequences(self, member: _Member) -> list[Order]:
+        """What the end of one task does to the others."""
+        if self.is_stopping:
+            return []
+        failed = member.outcome is not State.COMPLETED or member.state.is_failed
+        is_lead = member.plan.name == self.plan.lead.name
+        if not is_lead and (not failed or self.plan.ignore_nonlead):
+            return self._open_barrier()  # it is waited for no more
+        self.is_stopping = True
+        others = [m for m in self._members.values() if m is not member]
+        orders: list[Order] = []
+        for other in others:
+            if failed:
+                why = f"stopped because {member.plan.name} failed"
+                orders += self._halt(other, State.FAILED, why, FAILURE_GRACE_S)
+            else:
+                why = f"stopped after the lead {member.plan.name} had ended"
+                orders += self._halt(other, State.COMPLETED, why, self.grace_s, WIND_DOWN_S)
+        return orders
+
+    def _halt(
+        self, member: _Member, state: State, why: str, grace_s: float, after_s: float = 0.0
+    ) -> list[Order]:
+        if member.phase is Phase.OVER:
+            return []
+        if member.phase is Phase.UPLOADING and state is not State.FAILED_CANCELED:
+            return []  # let it finish
+        if member.outcome is None or state is State.FAILED_CANCELED:
+            member.outcome, member.outcome_why = state, why
+        member.lives_again = False
+        if member.phase in (Phase.RUNNING, Phase.ENDING):
+            if after_s == 0.0:
+                member.phase = Phase.ENDING
+            return [StopCommand(task=member.plan.name, grace_s=grace_s, after_s=after_s)]
+        return self._finish(member, member.outcome, member.outcome_why)
+
+    def _try_again(self, member: _Member, action: ExitAction, what: str) -> list[Order]:
+        if member.retries_spent >= member.plan.max_retries:
+            spent = member.plan.max_retries
+            times = "once" if spent == 1 else f"{spent} times"
+            why = f"{what}; tried again {times} already" if spent else f"{what}; max_retries is 0"
+            if member.code == CODE_AGENT_LOST:
+                return self._fail_at_once(member, State.FAILED_BACKEND_ERROR, why)
+            self._note_failure(member, why)
+            member.outcome, member.outcome_why = State.FAILED, why
+            return self._conclude(member) + self._consequences(member)
+        after_s = min(self.backoff_s * 2**member.retries_spent, MAX_BACKOFF_S)
+        member.retries_spent += 1
+        left = member.plan.max_retries - member.retries_spent
+        name = member.plan.name
+        orders: list[Order] = []
+        told = f"{what}; {action.value}, {left} left"
+        orders.append(
+            Tell(
+                task=name,
+                attempt=member.attempt,
+                state=State.RESCHEDULED,
+                why=told,
+                code=member.code,
+            )
+        )
+        member.attempt += 1
+        member.phase = Phase.ABSENT
+        member.state = State.SCHEDULING
+        member.detail = f"tried again in {after_s:g} s after {what}"
+        if action is ExitAction.RESCHEDULE:
+            member.joined = False
+            orders += [
+                Release(task=name),
+                StartAgent(task=name, attempt=member.attempt, after_s=after_s),
+            ]
+        else:
+            orders += self._enter(member, State.RUNNING, Phase.PREPARING, member.detail)
+            orders.append(Again(task=name, attempt=member.attempt, after_s=after_s))
+        if name == self.plan.lead.name or not self.plan.ignore_nonlead:
+            orders += self._restart_others(member)
+        return orders
+
+    def _fail_at_once(self, member: _Member, state: State, why: str) -> list[Order]:
+        """Fail without an upload: there is nothing to upload, or nobody to do it."""
+        self._note_failure(member, why)
+        orders = self._finish(member, state, why)
+        return orders + self._consequences(member)
+
+    def _note_failure(self, member: _Member, why: str) -> None:
+        if self.first_failure is None:
+            name = member.plan.name
+            self.first_failure = Failure(
+                task=name, attempt=member.attempt, why=why, code=member.code
+            )
+
+    def _restart_others(self, cause: _Member) -> list[Order]:
+        orders: list[Order] = []
+        for member in self._members.values():
+            if member is not cause and member.phase is Phase.RUNNING and member.outcome is None:
+                member.lives_again = True
+                member.phase = Phase.ENDING
+                member.detail = f"restarted with {cause.plan.name}"
+                orders.append(StopCommand(task=member.plan.name, grace_s=0.0))
+        return orders
+
+    def _again_in_place(self, member: _Member) -> list[Order]:
+        member.lives_again = False
+        told = Tell(
+            task=member.plan.name,
+            attempt=member.attempt,
+            state=State.RESCHEDULED,
+            why=member.detail,
+        )
+        member.attempt += 1
+        member.phase = Phase.PREPARING
+        member.state = State.SCHEDULING
+        entered = self._enter(member, State.RUNNING, Phase.PREPARING, member.detail)
+        return [told, *entered, Again(task=member.plan.name, attempt=member.attempt)]
+
+    def _finish(self, member: _Member, state: State, why: str | None) -> list[Order]:
+        member.detail = why or ""
+        orders = self._enter(member, state, Phase.OVER, why)
+        orders.append(Release(task=member.plan.name))
+        return orders + (self._open_barrier() if not self.is_stopping else [])
+
+    def _enter(
+        self, member: _Member, state: State, phase: Phase, why: str | None = None
+    ) -> list[Order]:
+        member.phase = phase
+        if state is member.state and state is not State.SCHEDULING:
+            return []
+        member.state = state
+        name = member.plan.name
+        code = member.code if state.is_final else None
+        return [Tell(task=name, attempt=member.attempt, state=state, why=why, code=code)]

@@ -1,0 +1,108 @@
+"""The kernel's calls for namespaces and mounts, by ctypes: Python 3.11 has none of them.
+
+Used by what runs in fresh processes of one thread (`place_launch`, `network_hold`). Nothing here
+touches the machine's own mounts: each caller has left them by `unshare` before it mounts anything.
+"""
+
+import ctypes
+import errno
+import os
+
+NEW_MOUNTS = 0x00020000
+NEW_USER = 0x10000000
+NEW_NETWORK = 0x40000000
+
+BIND = 4096
+RECURSIVE = 16384
+SLAVE = 1 << 19
+
+_DETACH = 2
+# pivot_root(2) has no function in libc; its number depends on the machine.
+_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41, "riscv64": 41, "ppc64le": 203, "s390x": 217}
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def unshare(flags: int) -> None:
+    """Leave the namespaces named by `flags` for new ones.
+
+    Raises:
+        OSError: The kernel refused.
+    """
+    _check(_libc.unshare(flags), "unshare")
+
+
+def join(path: str, kind: int) -> None:
+    """Enter the namespace behind `path` (`/proc/PID/ns/net`), which must be of `kind`."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        join_fd(fd, kind)
+    finally:
+        os.close(fd)
+
+
+def join_fd(fd: int, kind: int) -> None:
+    """Enter the namespace behind an open descriptor."""
+    _check(_libc.setns(fd, kind), "setns")
+
+
+def enter_user_namespace(flags: int) -> bool:
+    """Get the namespaces of `flags`; a user namespace comes with them only when it must.
+
+    User and group stay what they are: each is mapped to itself. Returns whether there is a new user
+    namespace.
+
+    Raises:
+        OSError: The kernel refuses both ways.
+    """
+    try:
+        unshare(flags)
+    except OSError as error:
+        if error.errno != errno.EPERM:
+            raise
+    else:
+        return False
+    uid, gid = os.geteuid(), os.getegid()
+    unshare(NEW_USER | flags)
+    # Without root a group may be mapped only by a process that has given up setgroups.
+    for name, text in (
+        ("setgroups", "deny"),
+        ("uid_map", f"{uid} {uid} 1"),
+        ("gid_map", f"{gid} {gid} 1"),
+    ):
+        with open(f"/proc/self/{name}", "w") as file:
+            file.write(text)
+    return True
+
+
+def bind(source: str, target: str, *, recursive: bool = True) -> None:
+    """Show `source` at `target`; with what is mounted below it when `recursive`."""
+    _mount(source, target, BIND | (RECURSIVE if recursive else 0))
+
+
+def stop_propagation() -> None:
+    """Keep our mounts from the machine's; what is mounted there later (automount) still arrives."""
+    _mount("none", "/", SLAVE | RECURSIVE)
+
+
+def pivot_root(new_root: str) -> None:
+    """Make the mount point `new_root` the root of this process and let go of the old one."""
+    machine = os.uname().machine
+    if machine not in _PIVOT_ROOT:
+        raise OSError(errno.ENOSYS, f"pivot_root is not known on {machine}")
+    os.chdir(new_root)
+    # Both on one place: the old root is stacked on the new one, and the detach below takes it away.
+    _check(_libc.syscall(_PIVOT_ROOT[machine], b".", b"."), "pivot_root")
+    _check(_libc.umount2(b".", _DETACH), "umount")
+    os.chdir("/")
+
+
+def _mount(source: str, target: str, flags: int) -> None:
+    code = _libc.mount(os.fsencode(source), os.fsencode(target), None, ctypes.c_ulong(flags), None)
+    _check(code, f"mount on {target}")
+
+
+def _check(code: int, what: str) -> None:
+    if code != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")

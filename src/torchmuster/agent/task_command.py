@@ -1,0 +1,171 @@
+"""The command of a task as a process: in its own view of files and network, ended with everything it started."""
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from torchmuster import proc
+from torchmuster.agent import task_setup
+from torchmuster.agent.output import RankOutput
+from torchmuster.agent.task_data import start_checkpoint
+from torchmuster.agent.task_setup import Facts
+from torchmuster.agent.task_transfer import Transfer
+from torchmuster.agent.task_view import View, open_view
+from torchmuster.agent.voice import Voice
+from torchmuster.errors import MusterError
+from torchmuster.model import contract
+
+if TYPE_CHECKING:
+    from torchmuster.agent.task_agent import TaskOptions
+
+
+Say = Callable[[str], None]
+
+
+class CommandFailedError(MusterError):
+    """The command's surroundings could not be made, so it never began."""
+
+
+class Command:
+    """One start of a task's command."""
+
+    def __init__(self, facts: Facts, options: "TaskOptions", voice: Voice) -> None:
+        self._facts = facts
+        self._options = options
+        self._voice = voice
+        self._child: proc.Child | None = None
+        self._checkpoints: list[Transfer] = []
+        self._view: View | None = None
+
+    @property
+    def pid(self) -> int:
+        """Return the process, which is the leader of its session; 0 before the start."""
+        return self._child.pid if self._child is not None else 0
+
+    @property
+    def view(self) -> View | None:
+        """Return what the command sees of files and network."""
+        return self._view
+
+    def start(self, output: RankOutput, earlier: View | None, notice: Say) -> None:
+        """Start it; what it writes goes to `output`.
+
+        Args:
+            output: Gets the two streams, for the log and the terminal.
+            earlier: The view of the attempt before it in the same place: what it wrote is kept.
+            notice: Gets sentences for the user.
+
+        Raises:
+            MusterError: It can't be started.
+        """
+        secrets = task_setup.read_credentials(self._facts.task)
+        variables = self._variables(secrets)
+        words = self._words()
+        self._view = open_view(self._facts, self._options, secrets, notice)
+        if earlier is not None:
+            self._view.take_over(earlier)
+        stdout, stderr = output.open()
+        try:
+            self._child = self._view.start(words, variables, stdout, stderr)
+        finally:
+            os.close(stdout)
+            os.close(stderr)
+        for entry in self._facts.task.checkpoints:
+            path = self._view.host_path(os.path.join("/", self._facts.resolve(entry.path)))
+            self._checkpoints.append(
+                start_checkpoint(entry, path, self._facts.resolve, self._voice.say)
+            )
+
+    def _variables(self, secrets: dict[str, dict[str, str]]) -> dict[str, str]:
+        variables = task_setup.environment(self._facts, os.environ, self._options.gpus)
+        variables[contract.TASK_SOCKET_VARIABLE] = self._options.socket_path
+        return {**variables, **task_setup.credential_variables(self._facts.task, secrets)}
+
+    def _words(self) -> list[str]:
+        if self._facts.task.training is not None:
+            return training_words(self._facts, self._options)
+        return list(task_setup.command_words(self._facts))
+
+    def poll(self) -> int | None:
+        """Return the exit status (negative for a signal), or None while it runs."""
+        return self._child.poll() if self._child is not None else 0
+
+    def terminate(self) -> None:
+        """SIGTERM to the command and what is in its process group."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL to everything that the command started."""
+        proc.kill_session(self.pid)
+        for pid in proc.descendants(self.pid):
+            proc.kill_quietly(pid)
+        self.end_rest()
+
+    def has_processes(self) -> bool:
+        """Say whether anything that the command started still runs."""
+        helpers = {pid for t in self._checkpoints for pid in _family(t.child.pid)}
+        return any(pid not in helpers for pid in proc.descendants(os.getpid()))
+
+    def end_rest(self) -> bool:
+        """Kill and reap what the command has left behind; say whether nothing is left."""
+        return not proc.end_children(frozenset(t.child.pid for t in self._checkpoints))
+
+    def read_end(self, status: int) -> tuple[int, int | None]:
+        """Return the exit code as a shell shows it, and the signal.
+
+        Raises:
+            CommandFailedError: The command itself never began.
+        """
+        if self._view is not None and (why := self._view.why_not_begun()) is not None:
+            raise CommandFailedError("the command's surroundings can't be made", why=why)
+        return (128 - status, -status) if status < 0 else (status, None)
+
+    async def finish(self) -> None:
+        """Let the checkpoints be uploaded once more; what fails is said, the command counts."""
+        for transfer in self._checkpoints:
+            transfer.end_input()
+        for transfer in self._checkpoints:
+            try:
+                await transfer.finish()
+            except MusterError as error:
+                self._voice.say(f"the last checkpoint was not uploaded: {error.what}")
+        self._checkpoints.clear()
+        self.leave()
+
+    def leave(self) -> None:
+        """Remove what was put outside of the working place."""
+        if self._view is not None:
+            self._view.close()
+
+
+def training_words(facts: Facts, options: "TaskOptions") -> list[str]:
+    """Return the command that conducts a training task as `muster run` does."""
+    training = facts.task.training
+    if training is None:
+        raise ValueError("not a training task")
+    folder = options.run_dir.task_folder(facts.task.name)
+    options_of_run = {
+        "folder": os.path.join(folder, "training", f"attempt-{facts.attempt}"),
+        "snapshots": os.path.join(folder, "snapshots"),
+        "nodes": training.nodes,
+        "nproc_per_node": training.nproc_per_node,
+        "max_restarts": training.max_restarts,
+        "script": facts.resolve(training.script),
+        "args": [facts.resolve(word) for word in training.args],
+        "cwd": options.plan.cwd,
+        "grace_s": options.plan.grace_s,
+        "python": list(options.plan.python),
+    }
+    path = os.path.join(facts.place.path, "training.json")
+    with open(path, "w") as file:
+        json.dump(options_of_run, file)
+    return [sys.executable, "-m", "torchmuster.run.nested", path]
+
+
+def _family(pid: int) -> list[int]:
+    return [pid, *proc.descendants(pid)]

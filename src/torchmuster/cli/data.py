@@ -1,0 +1,112 @@
+"""`muster data`: files at URLs."""
+
+import json
+
+import click
+
+from torchmuster.cli.transfers import CONTEXT, Bar, NearMissGroup, describe, say
+from torchmuster.errors import UsageError
+
+
+@click.group(cls=NearMissGroup, context_settings=CONTEXT)
+def data() -> None:
+    """Move files to and from s3://, gs://, azure:// and folders."""
+
+
+@data.command(context_settings=CONTEXT)
+@click.argument("url")
+@click.argument("folder", default=".")
+@click.option("--regex", help="Only files whose relative path matches (re.match).")
+@click.option("--parallel", type=click.IntRange(1, 256), default=8, help="Files at a time.")
+def download(url: str, folder: str, *, regex: str | None, parallel: int) -> int:
+    """Bring what is at URL into FOLDER; what is there already is kept."""
+    from torchmuster.data import transfer
+
+    with Bar() as bar:
+        moved = transfer.download(
+            url, folder, regex=regex, progress=bar.update, note=say, num_parallel=parallel
+        )
+    click.echo(describe(moved, "downloaded"))
+    return 0
+
+
+@data.command(context_settings=CONTEXT)
+@click.argument("folder")
+@click.argument("url")
+@click.option("--regex", help="Only files whose relative path matches (re.match).")
+@click.option("--parallel", type=click.IntRange(1, 256), default=8, help="Files at a time.")
+def upload(folder: str, url: str, *, regex: str | None, parallel: int) -> int:
+    """Send FOLDER (or a file) to URL; what is there already is not sent again."""
+    from torchmuster.data import transfer
+
+    if "://" in folder and "://" not in url:
+        what = "the folder comes first, then the URL"
+        raise UsageError(what, fix=f"muster data upload {url} {folder}, or muster data download")
+    with Bar() as bar:
+        moved = transfer.upload(
+            folder, url, regex=regex, progress=bar.update, note=say, num_parallel=parallel
+        )
+    click.echo(describe(moved, "uploaded"))
+    return 0
+
+
+@data.command("list", context_settings=CONTEXT)
+@click.argument("url")
+@click.option("--regex", help="Only files whose relative path matches (re.match).")
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def list_files(url: str, *, regex: str | None, as_json: bool) -> int:
+    """List the files that a download of URL brings."""
+    from torchmuster.data.names import compile_regex
+    from torchmuster.data.transfer import list_items
+    from torchmuster.data.urls import open_place
+    from torchmuster.spec.units import format_size
+    from torchmuster.ui.table import render_table
+
+    matches = compile_regex(regex)
+    items = [item for item in list_items(open_place(url)) if matches(item.name)]
+    if as_json:
+        plain = [{"name": item.name, "size_bytes": item.size_bytes} for item in items]
+        click.echo(json.dumps(plain, indent=1))
+        return 0
+    if not items:
+        say(f"no files at {url}")
+        return 0
+    rows = [[format_size(item.size_bytes), item.name] for item in items]
+    click.echo(render_table(["SIZE", "NAME"], rows), nl=False)
+    return 0
+
+
+@data.command(context_settings=CONTEXT)
+@click.argument("url")
+@click.option("--regex", help="Only files whose relative path matches (re.match).")
+@click.option("-y", "--yes", is_flag=True, help="Without asking.")
+def delete(url: str, *, regex: str | None, yes: bool) -> int:
+    """Remove the files at URL."""
+    from torchmuster.data.admin import delete_files, find_files
+
+    names = find_files(url, regex)
+    if not names:
+        say(f"no files at {url}")
+        return 0
+    if not yes:
+        click.confirm(f"remove {len(names)} files at {url}?", abort=True, err=True)
+    delete_files(url, names)
+    click.echo(f"{len(names)} files removed")
+    return 0
+
+
+@data.command(context_settings=CONTEXT)
+@click.argument("url")
+@click.option(
+    "--access-type",
+    type=click.Choice(["READ", "WRITE", "DELETE"], case_sensitive=False),
+    default="READ",
+    help="WRITE and DELETE write a small file and remove it.",
+)
+def check(url: str, *, access_type: str) -> int:
+    """Try whether URL can be read, written to or deleted from."""
+    from torchmuster.data.admin import check_access
+
+    check_access(url, access_type.upper())
+    click.echo(f"{access_type.upper()} works: {url}")
+    return 0

@@ -1,0 +1,267 @@
+"""`muster dataset`: versioned datasets."""
+
+import json
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from torchmuster.cli.transfers import CONTEXT, Bar, NearMissGroup, describe, say
+from torchmuster.errors import MusterError, UsageError
+
+if TYPE_CHECKING:
+    from torchmuster.data.dataset import DatasetStore
+
+
+@click.group(cls=NearMissGroup, context_settings=CONTEXT)
+@click.option("--store", metavar="URL", help="Where datasets are; default: MUSTER_DATASETS.")
+@click.pass_context
+def dataset(ctx: click.Context, store: str | None) -> None:
+    """Keep versions of datasets; NAME is [bucket/]NAME[:tag or version]."""
+    ctx.obj = store
+
+
+def _open(ctx: click.Context) -> "DatasetStore":
+    from torchmuster.data.dataset import DatasetStore
+
+    return DatasetStore(ctx.obj, note=say)
+
+
+@dataset.command(context_settings=CONTEXT)
+@click.argument("name")
+@click.argument("folder")
+@click.option("--path", "paths", multiple=True, help="Only this part of FOLDER; may be repeated.")
+@click.option("--regex", help="Only files whose relative path matches (re.match).")
+@click.option("--tag", "tags", multiple=True, help="A tag for the new version; may be repeated.")
+@click.option("--metadata", multiple=True, help="key=value, or a YAML or JSON file.")
+@click.option("--label", "labels", multiple=True, help="key=value, of the dataset.")
+@click.pass_context
+def upload(
+    ctx: click.Context,
+    name: str,
+    folder: str,
+    *,
+    paths: tuple[str, ...],
+    regex: str | None,
+    tags: tuple[str, ...],
+    metadata: tuple[str, ...],
+    labels: tuple[str, ...],
+) -> int:
+    """Make a new version of NAME from FOLDER; unchanged files are not sent again."""
+    from torchmuster.spec.metadata import parse_metadata
+
+    with Bar() as bar:
+        version = _open(ctx).upload(
+            name,
+            folder,
+            paths=paths or None,
+            regex=regex,
+            tags=tags,
+            metadata=parse_metadata(metadata),
+            labels=parse_metadata(labels, "--label"),
+            progress=bar.update,
+        )
+    click.echo(f"{name.partition(':')[0]}:{version}")
+    return 0
+
+
+@dataset.command(context_settings=CONTEXT)
+@click.argument("name")
+@click.option("--add", multiple=True, metavar="LOCAL[:FOLDER]", help="Add files; may be repeated.")
+@click.option("--remove", metavar="REGEX", help="Leave out files whose path matches.")
+@click.option("--tag", "tags", multiple=True, help="A tag for the new version.")
+@click.option("--metadata", multiple=True, help="key=value, or a YAML or JSON file.")
+@click.pass_context
+def update(
+    ctx: click.Context,
+    name: str,
+    *,
+    add: tuple[str, ...],
+    remove: str | None,
+    tags: tuple[str, ...],
+    metadata: tuple[str, ...],
+) -> int:
+    """Make a new version of NAME with files added or removed."""
+    from torchmuster.spec.metadata import parse_metadata
+
+    if not add and remove is None:
+        raise UsageError("there is nothing to change", fix="--add LOCAL:FOLDER or --remove REGEX")
+    pairs = [(local, below) for local, _, below in (word.partition(":") for word in add)]
+    with Bar() as bar:
+        version = _open(ctx).update(
+            name,
+            add=pairs,
+            remove=remove,
+            tags=tags,
+            metadata=parse_metadata(metadata),
+            progress=bar.update,
+        )
+    click.echo(f"{name.partition(':')[0]}:{version}")
+    return 0
+
+
+@dataset.command(context_settings=CONTEXT)
+@click.argument("name")
+@click.argument("folder", default=".")
+@click.option("--regex", help="Only files whose relative path matches (re.match).")
+@click.pass_context
+def download(ctx: click.Context, name: str, folder: str, *, regex: str | None) -> int:
+    """Bring the files of NAME into FOLDER; what is there already is kept."""
+    with Bar() as bar:
+        moved = _open(ctx).download(name, folder, regex=regex, progress=bar.update)
+    click.echo(describe(moved, "downloaded"))
+    return 0
+
+
+@dataset.command("list", context_settings=CONTEXT)
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.pass_context
+def list_datasets(ctx: click.Context, *, as_json: bool) -> int:
+    """List the datasets."""
+    from dataclasses import asdict
+
+    from torchmuster.ui.table import render_table
+
+    store = _open(ctx)
+    found = store.list()
+    if as_json:
+        click.echo(json.dumps([asdict(one) for one in found], indent=1))
+        return 0
+    if not found:
+        say(f"no datasets in {store.url}")
+        return 0
+    rows = [
+        [
+            one.name,
+            str(one.versions[-1]),
+            str(len(one.versions)),
+            _when(one.modified_s),
+            *_tags(one.tags),
+        ]
+        for one in found
+    ]
+    click.echo(render_table(["NAME", "NEWEST", "VERSIONS", "CHANGED", "TAGS"], rows), nl=False)
+    return 0
+
+
+def _when(seconds: float) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M}" if seconds else "-"
+
+
+def _tags(tags: tuple[str, ...]) -> list[str]:
+    return [", ".join(tags) or "-"]
+
+
+@dataset.command(context_settings=CONTEXT)
+@click.argument("name")
+@click.option("--files", "with_files", is_flag=True, help="Each file too.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON, with the files.")
+@click.pass_context
+def info(ctx: click.Context, name: str, *, with_files: bool, as_json: bool) -> int:
+    """Show a version of NAME."""
+    from dataclasses import asdict
+
+    from torchmuster.spec.units import format_size
+
+    store = _open(ctx)
+    found = store.info(name)
+    reference = f"{found.name}:{found.version}"
+    tags, labels = list(store.tags_of(reference)), store.labels(found.name)
+    if as_json:
+        facts = {"checksum": found.checksum, "size_bytes": found.size_bytes}
+        plain = {**asdict(found), **facts, "tags": tags, "labels": labels}
+        click.echo(json.dumps(plain, indent=1))
+        return 0
+    click.echo(f"dataset   {reference}")
+    click.echo(f"created   {found.created}" + (f" by {found.run_id}" if found.run_id else ""))
+    click.echo(f"files     {len(found.files)}, {format_size(found.size_bytes)}")
+    click.echo(f"checksum  {found.checksum}")
+    click.echo(f"tags      {', '.join(tags) or '-'}")
+    for title, values in (("metadata", found.metadata), ("label", labels)):
+        for key, value in values.items():
+            click.echo(f"{title:<10}{key} = {value}")
+    for file in found.files if with_files else ():
+        click.echo(f"  {format_size(file.size_bytes):>10}  {file.path}")
+    return 0
+
+
+@dataset.command(context_settings=CONTEXT)
+@click.argument("name")
+@click.argument("tag")
+@click.option("--remove", is_flag=True, help="Remove the tag instead.")
+@click.pass_context
+def tag(ctx: click.Context, name: str, tag: str, *, remove: bool) -> int:
+    """Let TAG point to a version of NAME."""
+    store = _open(ctx)
+    store.tag(name, tag, remove=remove)
+    wanted = store.resolve(name)
+    verb = "is removed" if remove else f"points to version {wanted.version}"
+    click.echo(f"{wanted.name}: `{tag}` {verb}")
+    return 0
+
+
+@dataset.command(context_settings=CONTEXT)
+@click.argument("name")
+@click.option("-a", "--all", "everything", is_flag=True, help="All versions of NAME.")
+@click.option("-y", "--yes", is_flag=True, help="Without asking.")
+@click.pass_context
+def delete(ctx: click.Context, name: str, *, everything: bool, yes: bool) -> int:
+    """Remove a version of NAME, or all with --all."""
+    store = _open(ctx)
+    wanted = store.resolve(name)
+    if not yes:
+        which = f"all versions of {wanted.name}" if everything else str(wanted)
+        click.confirm(f"remove {which} from {store.url}?", abort=True, err=True)
+    numbers = store.delete(name, all_versions=everything)
+    click.echo("removed: " + ", ".join(f"{wanted.name}:{number}" for number in numbers))
+    say("the contents that no version needs go with `muster dataset gc`")
+    return 0
+
+
+@dataset.command(context_settings=CONTEXT)
+@click.argument("name")
+@click.pass_context
+def checksum(ctx: click.Context, name: str) -> int:
+    """Print the SHA-256 of a version: of all paths, modes and contents."""
+    click.echo(_open(ctx).checksum(name))
+    return 0
+
+
+@dataset.command(context_settings=CONTEXT)
+@click.argument("name")
+@click.pass_context
+def verify(ctx: click.Context, name: str) -> int:
+    """Read every file of a version again and compare it with its checksum."""
+    store = _open(ctx)
+    with Bar() as bar:
+        problems = store.verify(name, bar.update)
+    for problem in problems:
+        click.echo(problem)
+    if problems:
+        fix = "upload the files again: the damaged contents have to be removed from the store first"
+        raise MusterError(
+            f"{len(problems)} files of `{name}` are damaged", where=store.url, fix=fix
+        )
+    click.echo(f"{store.resolve(name)} is whole")
+    return 0
+
+
+@dataset.command(context_settings=CONTEXT)
+@click.option("--older-than", default="1d", help="Only what is older; default 1d.")
+@click.option("-y", "--yes", is_flag=True, help="Without asking.")
+@click.pass_context
+def gc(ctx: click.Context, *, older_than: str, yes: bool) -> int:
+    """Remove contents that no version needs."""
+    from torchmuster.spec.units import format_size, parse_seconds
+
+    age_s = parse_seconds(older_than)
+    if age_s is None:
+        raise UsageError(f"`{older_than}` is no duration", where="--older-than", fix="12h or 7d")
+    store = _open(ctx)
+    if not yes:
+        click.confirm(
+            f"remove contents that no version in {store.url} needs?", abort=True, err=True
+        )
+    number, size_bytes = store.gc(older_than_s=age_s)
+    click.echo(f"{number} objects removed, {format_size(size_bytes)}")
+    return 0

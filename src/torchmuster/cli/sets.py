@@ -1,0 +1,69 @@
+"""`--set a=1 b=2 FILE --set c=3`: one option that takes many words, and never the file's name."""
+
+import os
+import re
+from typing import Any
+
+import click
+
+MANY = ("--set", "--set-string", "--set-env", "--label")
+_PAIR = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*=", re.DOTALL)
+
+
+def spread(words: list[str]) -> list[str]:
+    """Return the words with each of the many values behind an option of its own."""
+    out: list[str] = []
+    option: str | None = None
+    for i, word in enumerate(words):
+        if word == "--":
+            return out + words[i:]
+        if word in MANY:
+            option = word
+            # Without a value click complains; with one the loop below adds the option again.
+            if i + 1 == len(words) or not _is_pair(words[i + 1]):
+                out.append(word)
+                option = None
+            continue
+        if option is not None and _is_pair(word):
+            out += [option, word]
+            continue
+        option = None
+        out.append(word)
+    return out
+
+
+def _is_pair(word: str) -> bool:
+    """Say whether a word is NAME=VALUE and not a workflow file that has `=` in its name."""
+    is_file = word.endswith((".yaml", ".yml")) and os.path.isfile(word)
+    return bool(_PAIR.match(word)) and not is_file
+
+
+class SetCommand(click.Command):
+    """A command whose `--set` and its like take several words."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Let click see one value behind each option."""
+        return super().parse_args(ctx, spread(args))
+
+
+def value_options(function: Any) -> Any:
+    """Add the options that give values to a template."""
+    options = [
+        click.option(
+            "--set",
+            "sets",
+            multiple=True,
+            metavar="NAME=VALUE ...",
+            help="Values for the template.",
+        ),
+        click.option(
+            "--set-string",
+            "set_strings",
+            multiple=True,
+            metavar="NAME=TEXT ...",
+            help="The same, always as text.",
+        ),
+    ]
+    for option in reversed(options):
+        function = option(function)
+    return function

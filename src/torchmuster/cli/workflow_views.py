@@ -1,0 +1,163 @@
+"""What `muster ps`, `status`, `logs` and `restart` show and do of a workflow."""
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchmuster.errors import NotFoundError
+
+if TYPE_CHECKING:
+    from torchmuster.run.find import RunView
+    from torchmuster.run.workflow_view import WorkflowView
+
+_MAX_ROWS = 60
+
+
+def workflow_of(view: "RunView") -> "WorkflowView":
+    """Return the workflow of a run that is one.
+
+    Raises:
+        NotFoundError: Its plan can't be read.
+    """
+    if view.workflow is None:
+        what = "the plan of the workflow can't be read"
+        raise NotFoundError(what, where=view.run_dir.workflow)
+    return view.workflow
+
+
+def row(view: "RunView") -> list[str]:
+    """Return the line of `muster ps`."""
+    workflow = view.workflow
+    num_tasks = sum(len(g.tasks) for g in workflow.groups) if workflow else 0
+    started = view.started[:19].replace("T", " ")
+    name = f"workflow {workflow.plan.name}" if workflow else "workflow"
+    return [view.run_id, view.state.value, started, "-", f"{num_tasks} tasks", name[:60]]
+
+
+def print_status(view: "RunView", *, as_json: bool) -> int:
+    """Show where a workflow stands: every task with its state and the reason for every wait."""
+    from torchmuster.ui.messages import paint_report, workflow_summary
+
+    workflow = workflow_of(view)
+    if as_json:
+        click.echo(json.dumps(_plain(view, workflow), indent=1))
+        return 0
+    click.echo(f"run       {view.run_id}")
+    click.echo(f"state     {view.state.value}")
+    click.echo(f"workflow  {workflow.plan.name} ({workflow.plan.spec_path})")
+    click.echo(f"folder    {view.run_dir.path}\n")
+    _print_tasks(workflow)
+    if view.state.value == "lost":
+        click.echo("\nits owner was killed before it ended", err=True)
+        click.echo(
+            f"hint: muster restart {view.run_id} goes on with what had not finished", err=True
+        )
+    if workflow.result is not None:
+        click.echo(f"\n{workflow_summary(workflow.result)}")
+        for report in workflow.result.reports:
+            click.echo(paint_report(report, colour=False), nl=False)
+    return 0
+
+
+def _print_tasks(workflow: "WorkflowView") -> None:
+    from torchmuster.ui.table import render_table
+
+    rows: list[list[str]] = []
+    for group in workflow.groups:
+        several = len(group.tasks) > 1
+        for task in group.tasks:
+            lead = "*" if task.is_lead and several else ""
+            why = task.why or (group.why if not task.state.is_final else None) or ""
+            cells = [group.name, task.name + lead, task.state.value, str(task.attempt)]
+            rows.append([*cells, why[:90]])
+    shown = rows[:_MAX_ROWS]
+    click.echo(render_table(["GROUP", "TASK", "STATE", "ATTEMPT", "WHY"], shown), nl=False)
+    if len(rows) > len(shown):
+        click.echo(f"and {len(rows) - len(shown)} more tasks: muster status --json has all")
+
+
+def _plain(view: "RunView", workflow: "WorkflowView") -> dict[str, Any]:
+    from torchmuster.model import codec
+
+    return {
+        "run_id": view.run_id,
+        "state": view.state.value,
+        "workflow": workflow.plan.name,
+        "groups": [codec.to_plain(group) for group in workflow.groups],
+        "result": codec.to_plain(workflow.result) if workflow.result else None,
+    }
+
+
+def print_logs(view: "RunView", task: str | None, attempt: int | None, *, follow: bool) -> int:
+    """Print what the commands of tasks wrote, each line with its task when there are several."""
+    import asyncio
+
+    from torchmuster.model.lines import LineJoiner
+    from torchmuster.run.control import follow_task_logs, task_log_files
+
+    names = [t.name for group in workflow_of(view).groups for t in group.tasks]
+    joiner = LineJoiner(prefix_always=task is None and len(names) > 1)
+    joiner.names.update(enumerate(names))
+
+    def write(name: str, text: str) -> None:
+        for _, part in joiner.add(names.index(name), 1, text):
+            sys.stdout.write(part)
+        sys.stdout.flush()
+
+    try:
+        if follow:
+            asyncio.run(follow_task_logs(view, task, attempt, write))
+        else:
+            for name, path in task_log_files(view, task, attempt):
+                with open(path, errors="replace") as log:
+                    while text := log.read(1 << 20):
+                        write(name, text)
+    except KeyboardInterrupt:
+        return 130
+    except OSError as error:
+        raise NotFoundError(
+            "the log can't be read", where=error.filename, why=error.strerror
+        ) from error
+    for _, part in joiner.rest():
+        sys.stdout.write(part)
+    return 0
+
+
+def restart_workflow(view: "RunView", *, detach: bool) -> int:
+    """Start a workflow again: a new run that takes over the groups which had finished."""
+    import os
+    import uuid
+    from dataclasses import replace
+
+    from torchmuster.cli.submit import start_workflow
+    from torchmuster.errors import UsageError
+    from torchmuster.run.create import create_workflow_dir, new_run_id
+
+    workflow = workflow_of(view)
+    finished = workflow.finished_groups()
+    if len(finished) == len(workflow.groups):
+        fix = f"muster submit {workflow.plan.spec_path} runs it anew"
+        raise UsageError(f"all groups of the run {view.run_id} have completed", fix=fix)
+    plan = replace(
+        workflow.plan,
+        run_id=new_run_id(workflow.plan.name),
+        uuid=uuid.uuid4().hex,
+        reused=dict.fromkeys(finished, view.run_dir.path),
+    )
+    texts = []
+    for path in (view.run_dir.spec, view.run_dir.rendered):
+        try:
+            with open(path) as file:
+                texts.append(file.read())
+        except OSError:
+            texts.append("")
+    run_dir = create_workflow_dir(plan, texts[0], texts[1])
+    for task in (task for group in plan.groups for task in group.tasks):
+        earlier = os.path.join(view.run_dir.task_folder(task.name), "snapshots")
+        if task.training is not None and os.path.isdir(earlier):
+            os.symlink(
+                os.path.realpath(earlier), os.path.join(run_dir.task_folder(task.name), "snapshots")
+            )
+    return start_workflow(run_dir, plan, detach=detach)

@@ -1,0 +1,1 @@
+"""Moving files: downloads, uploads, versioned datasets and checkpoints, on disks and object stores."""

@@ -1,0 +1,238 @@
+"""Checkpoints of a task: uploaded while it runs, whole or not there, and the last three kept.
+
+A file that was written to while it was read is never part of a checkpoint: its stamp (size, time of change,
+inode) is equal before the first reading and after the second, and both readings have one SHA-256.
+"""
+
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from torchmuster.data import copying, pointer
+from torchmuster.data.claim import claim_next
+from torchmuster.data.faults import DataError, explain
+from torchmuster.data.names import LocalFile, compile_regex, local_files
+from torchmuster.data.place import FileChangedError, Place
+from torchmuster.data.pointer import Checkpoint, StoredFile
+from torchmuster.data.progress import NoteCallback
+from torchmuster.data.steady import SteadyPlace
+from torchmuster.data.urls import open_place
+
+NUM_KEPT = 3
+# A time of change younger than this may not yet have moved on at the next write.
+_SETTLED_S = 0.1
+_LONGEST_WAIT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """One upload: the checkpoint's number, or None when there was nothing (new) to upload."""
+
+    number: int | None
+    num_files: int
+    sent_bytes: int
+
+
+class CheckpointUploader:
+    """Uploads what is under a path, again and again.
+
+    Args:
+        path: A folder or a file; it need not exist yet.
+        url: The folder of the checkpoints.
+        frequency_s: Pause between the end of an upload and the begin of the next, in seconds.
+        regex: `re.match` on the relative path.
+        note: Called with sentences that a user should see.
+        settle_s: How long a round waits for files that are being written to, in seconds.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        url: str | Place,
+        frequency_s: float,
+        regex: str | None = None,
+        *,
+        note: NoteCallback | None = None,
+        settle_s: float = _LONGEST_WAIT_S,
+    ) -> None:
+        compile_regex(regex)
+        self._path = path
+        self._place = SteadyPlace(open_place(url) if isinstance(url, str) else url)
+        self._frequency_s = frequency_s
+        self._regex = regex
+        self._note = note or (lambda sentence: None)
+        self._settle_s = settle_s
+        self._hold = threading.Event()
+
+    def run(self, stop: threading.Event, done: Callable[[Round], None] | None = None) -> Round:
+        """Upload until `stop` is set, then once more; return the last round.
+
+        An error of a round is told in one sentence, and the next round tries again.
+
+        Raises:
+            DataError: The last round failed.
+        """
+        while not stop.wait(self._frequency_s):
+            try:
+                result = self.upload_once()
+            except DataError as error:
+                why = f" ({error.why})" if error.why else ""
+                self._note(f"the checkpoint was not uploaded: {error.what}{why}; it is tried again")
+                continue
+            if done is not None:
+                done(result)
+        return self.upload_once()
+
+    def upload_once(self) -> Round:
+        """Upload one checkpoint, unless the last one has the same files.
+
+        Raises:
+            DataError: The store can't be written to, or a file keeps changing.
+        """
+        try:
+            return self._upload()
+        except OSError as error:
+            raise explain(error, self._place.url) from error
+
+    def _upload(self) -> Round:
+        files = self._files()
+        if not files:
+            return Round(number=None, num_files=0, sent_bytes=0)
+        last = self._last()
+        known = {file.name: file for file in last.files} if last else {}
+        folder = f"checkpoint-{self._newest() + 1}-{secrets.token_hex(4)}"
+        sent: list[str] = []
+        try:
+            stored = self._send_all(files, known, folder, sent)
+            if not stored or (
+                last and sorted(stored, key=_by_name) == sorted(last.files, key=_by_name)
+            ):
+                return Round(number=None, num_files=len(stored), sent_bytes=0)
+            number = self._claim(stored)
+        except BaseException:
+            self._discard(sent)
+            raise
+        self._point_to(number)
+        ours = {f"{folder}/{name}" for name in (file.name for file in stored)}
+        sent_bytes = sum(file.size_bytes for file in stored if file.object in ours)
+        self._prune(number)
+        return Round(number=number, num_files=len(stored), sent_bytes=sent_bytes)
+
+    def _files(self) -> list[LocalFile]:
+        return local_files(self._path, self._regex)[0] if os.path.exists(self._path) else []
+
+    def _send_all(
+        self, files: list[LocalFile], known: dict[str, StoredFile], folder: str, sent: list[str]
+    ) -> list[StoredFile]:
+        """Send all files; those that are being written to are tried again, until the time is up."""
+        deadline_s = time.monotonic() + self._settle_s
+        stored: list[StoredFile] = []
+        waiting = files
+        while waiting:
+            busy: list[LocalFile] = []
+            for file in waiting:
+                done = self._send(file, known.get(file.name), folder, sent)
+                if done is None:
+                    busy.append(file)
+                else:
+                    stored.append(done)
+            if busy and time.monotonic() >= deadline_s:
+                what = f"`{busy[0].name}` keeps changing, so this checkpoint was left out"
+                fix = "write to another name and rename it, as os.replace does"
+                raise FileChangedError(what, where=self._path, fix=fix, may_pass=True)
+            if busy:
+                self._hold.wait(_SETTLED_S)
+            names = {file.name for file in busy}  # those that are gone by now are let go
+            waiting = [file for file in self._files() if file.name in names]
+        return stored
+
+    def _send(
+        self, file: LocalFile, known: StoredFile | None, folder: str, sent: list[str]
+    ) -> StoredFile | None:
+        """Send one file; None when it is being written to."""
+        try:
+            before = copying.stamp(file.path)
+            if 0 <= time.time() - before.mtime_ns / 1e9 < _SETTLED_S:
+                return None
+            digests = copying.hash_file(file.path)
+            object_name = f"{folder}/{file.name}"
+            if known is not None and known.sha256 == digests.sha256:
+                object_name = known.object
+                if copying.hash_file(file.path) != digests:
+                    return None
+            else:
+                sent.append(object_name)
+                self._place.put(file.path, object_name, sha256=digests.sha256)
+            if copying.stamp(file.path) != before:
+                return None
+        except FileNotFoundError:  # replaced by a rename between two looks, or removed
+            return None
+        except FileChangedError:
+            return None
+        return StoredFile(
+            name=file.name,
+            object=object_name,
+            size_bytes=digests.size_bytes,
+            sha256=digests.sha256,
+            mode=file.mode,
+        )
+
+    def _claim(self, stored: list[StoredFile]) -> int:
+        created = datetime.now(UTC).isoformat(timespec="microseconds")
+        files = tuple(sorted(stored, key=_by_name))
+
+        def encode(number: int) -> bytes:
+            return pointer.encode(Checkpoint(number=number, created=created, files=files))
+
+        return claim_next(self._place, self._newest, pointer.manifest_name, encode)
+
+    def _point_to(self, number: int) -> None:
+        current = pointer.read_pointer(self._place)
+        if current is None or current < number:
+            data = pointer.encode_pointer(number)
+            self._place.write(pointer.POINTER, data)
+
+    def _newest(self) -> int:
+        return max(self._numbers(), default=0)
+
+    def _numbers(self) -> list[int]:
+        entries = self._place.entries()
+        found = (pointer.number_of(entry.name) for entry in entries)
+        return sorted(number for number in found if number is not None)
+
+    def _last(self) -> Checkpoint | None:
+        number = pointer.read_pointer(self._place)
+        return None if number is None else pointer.read_checkpoint(self._place, number)
+
+    def _prune(self, number: int) -> None:
+        """Remove older checkpoints: their manifests first, then objects that no manifest names."""
+        try:
+            numbers = self._numbers()
+            for old in [one for one in numbers if one <= number][:-NUM_KEPT]:
+                self._place.delete(pointer.manifest_name(old))
+            kept = [pointer.read_checkpoint(self._place, one) for one in self._numbers()]
+            needed = {file.object for checkpoint in kept for file in checkpoint.files}
+            oldest = min(checkpoint.number for checkpoint in kept)
+            for entry in self._place.entries():
+                # Newer folders can be those of another writer's upload that is under way.
+                begun = pointer.folder_number(entry.name)
+                if begun is not None and begun <= oldest and entry.name not in needed:
+                    self._place.delete(entry.name)
+        except (OSError, DataError) as error:
+            self._note(f"old checkpoints were not removed: {error}")
+
+    def _discard(self, sent: list[str]) -> None:
+        for name in sent:
+            try:
+                self._place.delete(name)
+            except OSError as error:
+                self._note(f"a file of a checkpoint that was left out was not removed: {error}")
+                return
+
+
+def _by_name(file: StoredFile) -> str:
+    return file.name

@@ -1,0 +1,114 @@
+"""Reading, hashing and copying local files, and noticing that one was changed meanwhile."""
+
+import contextlib
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+
+CHUNK_BYTES = 8 << 20
+# Where the kernel can't copy by itself: other file systems, old kernels, special files.
+_NO_COPY = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Digests:
+    """What was read of a file: its size in bytes, SHA-256 and MD5, in hexadecimal."""
+
+    size_bytes: int
+    sha256: str
+    md5: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stamp:
+    """What changes when a file is written to or replaced."""
+
+    size_bytes: int
+    mtime_ns: int
+    inode: int
+
+
+def stamp(path: str) -> Stamp:
+    """Return the stamp of a file now."""
+    facts = os.stat(path)
+    return Stamp(size_bytes=facts.st_size, mtime_ns=facts.st_mtime_ns, inode=facts.st_ino)
+
+
+def feed_hashed(path: str, write: Callable[[bytes], object]) -> Digests:
+    """Give a file in chunks to `write`; return what was given."""
+    sha256, md5, size_bytes = hashlib.sha256(), _md5(), 0
+    with open(path, "rb", buffering=0) as file:
+        while chunk := file.read(CHUNK_BYTES):
+            sha256.update(chunk)
+            md5.update(chunk)
+            size_bytes += len(chunk)
+            write(chunk)
+    return Digests(size_bytes=size_bytes, sha256=sha256.hexdigest(), md5=md5.hexdigest())
+
+
+def hash_file(path: str) -> Digests:
+    """Return the digests of a file."""
+    return feed_hashed(path, len)
+
+
+def read_hashed(path: str) -> tuple[bytes, Digests]:
+    """Return a small file's bytes and their digests."""
+    parts: list[bytes] = []
+    digests = feed_hashed(path, parts.append)
+    return b"".join(parts), digests
+
+
+def copy_hashed(source: str, target: str) -> Digests:
+    """Copy to a new file, fsync it, keep the mode; return the digests of what was copied."""
+    with open(target, "xb", buffering=0) as file:
+        digests = feed_hashed(source, _whole_writer(file.fileno()))
+        os.fchmod(file.fileno(), stat.S_IMODE(os.stat(source).st_mode))
+        os.fsync(file.fileno())
+    return digests
+
+
+def copy_in_kernel(source: str, target: str) -> None:
+    """Copy by the kernel, which may share blocks until one of the files is written to."""
+    with open(source, "rb", buffering=0) as reader, open(target, "wb", buffering=0) as writer:
+        try:
+            while os.copy_file_range(reader.fileno(), writer.fileno(), 1 << 30):
+                pass
+        except OSError as error:
+            if error.errno not in _NO_COPY:
+                raise
+        if writer.tell() < os.fstat(reader.fileno()).st_size:
+            # Refused, or (some network file systems) ended early without an error.
+            reader.seek(0)
+            writer.seek(0)
+            writer.truncate()
+            write = _whole_writer(writer.fileno())
+            while chunk := reader.read(CHUNK_BYTES):
+                write(chunk)
+        os.fchmod(writer.fileno(), stat.S_IMODE(os.fstat(reader.fileno()).st_mode))
+
+
+def sync_folder(path: str) -> None:
+    """Bring a folder's names to the disk, where the file system can do that."""
+    with contextlib.suppress(OSError):
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def _whole_writer(fd: int) -> Callable[[bytes], None]:
+    def write(chunk: bytes) -> None:
+        view = memoryview(chunk)
+        while view:
+            view = view[os.write(fd, view) :]
+
+    return write
+
+
+def _md5() -> "hashlib._Hash":
+    # A comparison with the store's ETag, no protection: allowed on hardened systems too.
+    return hashlib.md5(usedforsecurity=False)

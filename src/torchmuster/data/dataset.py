@@ -1,0 +1,388 @@
+"""Versioned datasets in a folder or an object store.
+
+    objects/<2 digits>/<sha256>             each content once
+    uploads/<random>.json                   which contents an upload that is under way counts on
+    sets/<name>/versions/<n>.json           the manifest: written last, exclusively; it makes the version
+    sets/<name>/versions/<n>.deleted        so that a number never comes back
+    sets/<name>/tags/<tag>                  a version's number
+    sets/<name>/labels.json                 of the dataset, not of a version
+
+What an upload that is cut short leaves is objects without a manifest: `gc` removes them when they are old.
+"""
+
+import json
+import secrets
+import threading
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from torchmuster.data import manifest as manifests
+from torchmuster.data.claim import claim_next
+from torchmuster.data.faults import DataError
+from torchmuster.data.fetch import Item, fetch_all
+from torchmuster.data.manifest import DatasetFile, Manifest
+from torchmuster.data.names import check_names, compile_regex, local_files
+from torchmuster.data.objects import ObjectStore
+from torchmuster.data.place import Place
+from torchmuster.data.progress import Moved, NoteCallback, ProgressCallback, run_all
+from torchmuster.data.reference import (
+    LATEST,
+    Reference,
+    check_tag,
+    datasets_url,
+    parse_reference,
+    unknown,
+)
+from torchmuster.data.scan import Found, Summary, scan, version_name
+from torchmuster.data.steady import SteadyPlace
+from torchmuster.data.urls import open_place
+from torchmuster.errors import UsageError
+
+_NUM_PARALLEL = 8
+
+
+class DatasetStore:
+    """All datasets of one place; without a URL, of the place that the settings name."""
+
+    def __init__(self, url: str | Place | None = None, *, note: NoteCallback | None = None) -> None:
+        where = datasets_url() if url is None else url
+        self._place = SteadyPlace(open_place(where) if isinstance(where, str) else where)
+        self._objects = ObjectStore(self._place)
+        self._note = note
+        self.url = self._place.url
+
+    def upload(
+        self,
+        name: str,
+        folder: str,
+        *,
+        paths: Sequence[str] | None = None,
+        regex: str | None = None,
+        tags: Sequence[str] = (),
+        metadata: Mapping[str, Any] | None = None,
+        labels: Mapping[str, Any] | None = None,
+        run_id: str | None = None,
+        keep: bool = False,
+        progress: ProgressCallback | None = None,
+    ) -> int:
+        """Make a new version of a folder's files; return its number.
+
+        With `keep`, files of the newest version that are not in the folder stay.
+
+        Raises:
+            UsageError: The name or a tag is none.
+            DataError: A file can't be read, or the store can't be written to.
+        """
+        files, sentences = local_files(folder, regex, paths)
+        self._say(sentences)
+        if not files:
+            raise DataError("there is nothing to upload", where=folder, why="no file was chosen")
+        with self._objects.upload_begun() as begun:
+            stored = begun.add(files, progress)
+            if keep and self._find(parse_reference(name).name).versions:
+                both = {file.path: file for file in self.info(name).files}
+                both.update((file.path, file) for file in stored)
+                stored = list(both.values())
+                begun.count_on(file.sha256 for file in stored)
+            return self._publish(name, stored, tags, metadata, labels, run_id, begun.check)
+
+    def update(
+        self,
+        name: str,
+        *,
+        add: Sequence[tuple[str, str]] = (),
+        remove: str | None = None,
+        tags: Sequence[str] = (),
+        metadata: Mapping[str, Any] | None = None,
+        progress: ProgressCallback | None = None,
+    ) -> int:
+        """Make a new version from an older one; return its number.
+
+        Args:
+            name: `NAME` starts from the newest version, `NAME:tag` from that one.
+            add: Pairs of a local path and the folder in the dataset, `` for its top.
+            remove: Files whose path matches (`re.match`) are left out.
+            tags: Given to the new version.
+            metadata: Put over the older version's.
+            progress: Called as by `upload`.
+
+        Raises:
+            UsageError: The name or a tag is none.
+            DataError: No such dataset, nothing would be left, a file can't be read.
+        """
+        old = self.info(name)
+        removes = compile_regex(remove) if remove is not None else lambda path: False
+        kept = {file.path: file for file in old.files if not removes(file.path)}
+        with self._objects.upload_begun() as begun:
+            for local, below in add:
+                files, sentences = local_files(local)
+                self._say(sentences)
+                prefix = f"{below.strip('/')}/" if below.strip("/") else ""
+                for file in begun.add(files, progress, prefix):
+                    kept[file.path] = file
+            if not kept:
+                raise DataError("the new version would be empty", where=name)
+            begun.count_on(file.sha256 for file in kept.values())
+            both = {**old.metadata, **(metadata or {})}
+            return self._publish(
+                parse_reference(name).name, list(kept.values()), tags, both, None, None, begun.check
+            )
+
+    def _publish(
+        self,
+        name: str,
+        files: Sequence[DatasetFile],
+        tags: Sequence[str],
+        metadata: Mapping[str, Any] | None,
+        labels: Mapping[str, Any] | None,
+        run_id: str | None,
+        check: Any,
+    ) -> int:
+        reference = parse_reference(name)
+        if reference.version is not None:
+            raise UsageError("a version's number is given by the store", where=name)
+        all_tags = [*tags, *([reference.tag] if reference.tag else [])]
+        for tag in all_tags:
+            check_tag(tag)
+        ordered = tuple(sorted(files, key=lambda file: file.path))
+        check_names([file.path for file in ordered], name)
+        writer = secrets.token_hex(8)
+        created = datetime.now(UTC).isoformat(timespec="seconds")
+
+        def encode(number: int) -> bytes:
+            return manifests.encode(
+                Manifest(
+                    name=reference.name,
+                    version=number,
+                    created=created,
+                    run_id=run_id,
+                    writer=writer,
+                    files=ordered,
+                    metadata=metadata or {},
+                )
+            )
+
+        version = claim_next(
+            self._place,
+            lambda: self._find(reference.name).highest,
+            lambda number: version_name(reference.name, number),
+            encode,
+        )
+        check()
+        for tag in all_tags:
+            self.tag(f"{reference.name}:{version}", tag)
+        if labels:
+            self.set_labels(reference.name, labels)
+        return version
+
+    def download(
+        self,
+        reference: str,
+        folder: str,
+        *,
+        regex: str | None = None,
+        progress: ProgressCallback | None = None,
+    ) -> Moved:
+        """Bring a version's files into a folder; those that are there are kept.
+
+        Raises:
+            DataError: No such dataset, or an object is missing or damaged.
+        """
+        matches = compile_regex(regex)
+        items = [
+            Item(
+                name=file.path,
+                source=self._objects.name_of(file.sha256),
+                size_bytes=file.size_bytes,
+                tag=file.sha256,
+                sha256=file.sha256,
+                mode=file.mode,
+            )
+            for file in self.info(reference).files
+            if matches(file.path)
+        ]
+        if not items:
+            raise DataError(f"no file of `{reference}` matches `{regex}`", where=self.url)
+        return fetch_all(self._place.inner, items, folder, progress=progress, note=self._note)
+
+    def info(self, reference: str) -> Manifest:
+        """Return a version's manifest.
+
+        Raises:
+            DataError: No such dataset or version, or its manifest is damaged.
+        """
+        wanted = self.resolve(reference)
+        name = version_name(wanted.name, wanted.version or 0)
+        where = f"{self.url}/{name}"
+        manifest = manifests.decode(self._place.read(name), where)
+        if (manifest.name, manifest.version) != (wanted.name, wanted.version):
+            why = f"it says that it is {manifest.name}:{manifest.version}"
+            raise DataError("a manifest lies under the wrong name", where=where, why=why)
+        return manifest
+
+    def resolve(self, reference: str) -> Reference:
+        """Return the reference with its version's number.
+
+        Raises:
+            DataError: No such dataset, tag or version; it names the nearest.
+        """
+        wanted = parse_reference(reference)
+        found = self._find(wanted.name)
+        if not found.versions:
+            known = [summary.name for summary in self.list()]
+            raise unknown("dataset", wanted.name, known, self.url)
+        version = wanted.version
+        if wanted.tag is not None:
+            if wanted.tag not in found.tags:
+                raise unknown(
+                    "tag", wanted.tag, [*found.tags, LATEST], f"{self.url}: {wanted.name}"
+                )
+            version = self._tagged(wanted.name, wanted.tag)
+        if version is None:
+            version = max(found.versions)
+        if version not in found.versions:
+            numbers = [str(number) for number in sorted(found.versions)]
+            raise unknown("version", str(version), numbers, f"{self.url}: {wanted.name}")
+        return Reference(name=wanted.name, version=version)
+
+    def list(self) -> list[Summary]:
+        """Return all datasets, from one listing of the store, without reading manifests."""
+        by_name = scan(self._place, "sets")
+        return [
+            Summary(
+                name=name,
+                versions=tuple(sorted(found.versions)),
+                tags=tuple(found.tags),
+                modified_s=found.versions[max(found.versions)],
+            )
+            for name, found in sorted(by_name.items())
+            if found.versions
+        ]
+
+    def tag(self, reference: str, tag: str, *, remove: bool = False) -> None:
+        """Let a tag point to a version, or remove it.
+
+        Raises:
+            UsageError: The tag is none.
+            DataError: No such version.
+        """
+        check_tag(tag)
+        wanted = self.resolve(reference)
+        name = f"sets/{wanted.name}/tags/{tag}"
+        data = json.dumps({"version": wanted.version}).encode()
+        if not remove:
+            self._place.write(name, data)
+            return
+        known = self._find(wanted.name).tags
+        if tag not in known:
+            raise unknown("tag", tag, known, f"{self.url}: {wanted.name}")
+        self._place.delete(name)
+
+    def tags_of(self, reference: str) -> Sequence[str]:
+        """Return the tags of a version, `latest` included."""
+        wanted = self.resolve(reference)
+        found = self._find(wanted.name)
+        tags = [tag for tag in found.tags if self._tagged(wanted.name, tag) == wanted.version]
+        return [*tags, LATEST] if wanted.version == max(found.versions) else tags
+
+    def labels(self, name: str) -> dict[str, Any]:
+        """Return a dataset's labels."""
+        path = f"sets/{parse_reference(name).name}/labels.json"
+        if self._place.stat(path) is None:
+            return {}
+        value = _json(self._place.read(path), f"{self.url}/{path}")
+        return dict(value)
+
+    def set_labels(self, name: str, labels: Mapping[str, Any]) -> None:
+        """Put labels over those that a dataset has; None removes one."""
+        both = {**self.labels(name), **labels}
+        left = {key: value for key, value in both.items() if value is not None}
+        path = f"sets/{parse_reference(name).name}/labels.json"
+        self._place.write(path, json.dumps(left).encode())
+
+    def delete(self, reference: str, *, all_versions: bool = False) -> Sequence[int]:
+        """Remove a version, or all of them; return their numbers. `gc` removes the contents later.
+
+        Raises:
+            UsageError: Neither a version nor `all_versions` was given, and there are several.
+            DataError: No such version.
+        """
+        wanted = parse_reference(reference)
+        version = self.resolve(reference).version
+        found = self._find(wanted.name)
+        doomed = sorted(found.versions) if all_versions else [version or 0]
+        is_bare = wanted.version is None and wanted.tag is None
+        if is_bare and not all_versions and len(found.versions) > 1:
+            what = f"`{wanted.name}` has {len(found.versions)} versions"
+            fix = f"name one, `{wanted.name}:{version}`, or ask for all of them"
+            raise UsageError(what, where=self.url, fix=fix)
+        pointing = {tag: self._tagged(wanted.name, tag) for tag in found.tags}
+        for number in doomed:
+            name = version_name(wanted.name, number)
+            grave = name.removesuffix(".json") + ".deleted"
+            self._place.write(grave, b"{}")
+            self._place.delete(name)
+        for tag in [tag for tag, number in pointing.items() if number in doomed]:
+            self._place.delete(f"sets/{wanted.name}/tags/{tag}")
+        return doomed
+
+    def checksum(self, reference: str) -> str:
+        """Return the SHA-256 of a version: of all paths, modes and contents."""
+        return self.info(reference).checksum
+
+    def verify(self, reference: str, progress: ProgressCallback | None = None) -> Sequence[str]:
+        """Read every object of a version again; return a sentence for each that is damaged."""
+        return self._objects.verify(self.info(reference).files, progress)
+
+    def gc(self, *, older_than_s: float = 86400.0) -> tuple[int, int]:
+        """Remove contents that no version has; return their number and their size in bytes.
+
+        Raises:
+            DataError: A manifest is damaged: nothing is removed then.
+        """
+        return self._objects.sweep(self._referenced, older_than_s)
+
+    def _referenced(self) -> set[str]:
+        names = [
+            f"{summary.name}:{number}" for summary in self.list() for number in summary.versions
+        ]
+        found: list[Manifest] = run_all(self._read, names, _NUM_PARALLEL, threading.Event())
+        return {file.sha256 for manifest in found for file in manifest.files}
+
+    def _read(self, reference: str) -> Manifest:
+        wanted = parse_reference(reference)
+        name = version_name(wanted.name, wanted.version or 0)
+        where = f"{self.url}/{name}"
+        return manifests.decode(self._place.read(name), where)
+
+    def _find(self, name: str) -> Found:
+        return scan(self._place, f"sets/{name}").get(name, Found())
+
+    def _tagged(self, name: str, tag: str) -> int:
+        where = f"{self.url}/sets/{name}/tags/{tag}"
+        data = self._place.read(f"sets/{name}/tags/{tag}")
+        version = _json(data, where).get("version")
+        if not isinstance(version, int):
+            raise DataError("a tag is damaged", where=where, fix="set it again")
+        return version
+
+    def _say(self, sentences: Sequence[str]) -> None:
+        for sentence in sentences:
+            if self._note is not None:
+                self._note(sentence)
+
+
+def default_store(note: NoteCallback | None = None) -> DatasetStore:
+    """Return the store that the settings name: MUSTER_DATASETS, a config file or `$MUSTER_HOME`."""
+    return DatasetStore(note=note)
+
+
+def _json(data: bytes, where: str) -> dict[str, Any]:
+    try:
+        value = json.loads(data)
+    except ValueError as error:
+        raise DataError("a file of the store is damaged", where=where, why=str(error)) from error
+    if not isinstance(value, dict):
+        raise DataError("a file of the store is damaged", where=where, why="it is no JSON object")
+    return value

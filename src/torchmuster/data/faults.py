@@ -1,0 +1,124 @@
+"""What went wrong with a file or a store: which failures may pass, and trying those again."""
+
+import errno
+import random
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from torchmuster.errors import MusterError
+
+_T = TypeVar("_T")
+
+NUM_TRIES = 5
+_FIRST_PAUSE_S = 0.5
+
+# What a second try does not change, on a local disk.
+_LASTING = frozenset(
+    {
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EROFS,
+        errno.ENAMETOOLONG,
+        errno.ELOOP,
+        errno.EINVAL,
+        errno.EXDEV,
+    }
+)
+# The libraries of the stores have no common classes; these words in a class's name mean that it stays so.
+_LASTING_WORDS = (
+    "credential",
+    "paramvalidation",
+    "unauthorized",
+    "forbidden",
+    "profilenotfound",
+    "invalidregion",
+    "authentication",
+    "resourcenotfound",
+    "notimplemented",
+    "valueerror",
+    "typeerror",
+    "keyerror",
+    "attributeerror",
+)
+
+
+class DataError(MusterError):
+    """Files, a store or a dataset can't be read or written.
+
+    Attributes:
+        may_pass: Whether a later try can end better, with nothing changed by the user.
+    """
+
+    exit_code = 13
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str | None = None,
+        why: str | None = None,
+        fix: str | None = None,
+        may_pass: bool = False,
+    ) -> None:
+        super().__init__(what, where=where, why=why, fix=fix)
+        self.may_pass = may_pass
+
+
+def explain(error: BaseException, url: str) -> DataError:
+    """Return what a user should read about an error of a file system or of a store's library."""
+    if isinstance(error, DataError):
+        return error
+    if isinstance(error, MusterError):
+        return DataError(error.what, where=error.where, why=error.why, fix=error.fix)
+    why = _one_line(error)
+    if isinstance(error, (FileNotFoundError, NotADirectoryError)):
+        return DataError("there is no such file, folder or bucket", where=url, why=why)
+    if isinstance(error, PermissionError):
+        fix = "check the credentials, and what they may read and write"
+        return DataError("access was denied", where=url, why=why, fix=fix)
+    name = type(error).__name__.lower()
+    if "credential" in name or "profilenotfound" in name:
+        fix = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or what the store's library reads"
+        return DataError("there are no credentials for this store", where=url, why=why, fix=fix)
+    if isinstance(error, OSError) and error.errno in _LASTING:
+        return DataError("the file can't be read or written", where=url, why=why)
+    lasts = any(word in name for word in _LASTING_WORDS)
+    return DataError(
+        "the store did not answer as it should", where=url, why=why, may_pass=not lasts
+    )
+
+
+def retrying(
+    work: Callable[[], _T], url: str, *, stop: threading.Event | None = None, tries: int = NUM_TRIES
+) -> _T:
+    """Return what `work` returns; try again, later and later, after failures that may pass.
+
+    Args:
+        work: What is done; it must be safe to do twice.
+        url: What is named when it fails.
+        stop: Set by others to end the waiting.
+        tries: How often it is tried in all.
+
+    Raises:
+        DataError: The last failure, or the first that will not pass.
+    """
+    waiter = stop or threading.Event()
+    pause_s = _FIRST_PAUSE_S
+    for left in range(tries - 1, -1, -1):
+        try:
+            return work()
+        except Exception as error:
+            # Each store's library has classes of its own.
+            fault = explain(error, url)
+            if not fault.may_pass or left == 0:
+                raise fault from error
+        if waiter.wait(pause_s * random.uniform(0.5, 1.0)):
+            raise DataError("the transfer was ended", where=url, may_pass=True)
+        pause_s *= 2
+    raise AssertionError("unreachable: the last try returns or raises")
+
+
+def _one_line(error: BaseException) -> str:
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return " ".join(f"{text or type(error).__name__}".split())[:300]

@@ -1,0 +1,181 @@
+"""The contents of all datasets, each once, named by its SHA-256; and removing those that nobody needs."""
+
+import hashlib
+import json
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+from torchmuster.data import copying
+from torchmuster.data.faults import DataError, retrying
+from torchmuster.data.manifest import DatasetFile
+from torchmuster.data.names import LocalFile
+from torchmuster.data.place import FileChangedError
+from torchmuster.data.progress import Meter, ProgressCallback, run_all
+from torchmuster.data.steady import SteadyPlace
+
+_NUM_PARALLEL = 8
+_MAX_SENDS = 3
+# An upload that began longer ago than this is taken for dead.
+_UPLOAD_LIMIT_S = 7 * 86400.0
+
+
+class ObjectStore:
+    """Content-addressed objects of a place."""
+
+    def __init__(self, place: SteadyPlace) -> None:
+        self._place = place
+
+    def name_of(self, sha256: str) -> str:
+        """Return where a content lies."""
+        return f"objects/{sha256[:2]}/{sha256}"
+
+    @contextmanager
+    def upload_begun(self) -> "Iterator[Upload]":
+        """Begin an upload; what it counts on is kept from the sweep until it ends."""
+        upload = Upload(self._place, self)
+        try:
+            yield upload
+        finally:
+            upload.end()
+
+    def verify(
+        self, files: Sequence[DatasetFile], progress: ProgressCallback | None = None
+    ) -> list[str]:
+        """Read every object again; return a sentence for each that is missing or damaged."""
+        meter = Meter(len(files), sum(file.size_bytes for file in files), progress)
+
+        def check(file: DatasetFile) -> str | None:
+            problem = self._problem(file, meter)
+            meter.add(files=1)
+            return f"`{file.path}`: {problem}" if problem else None
+
+        found: list[str | None] = run_all(check, files, _NUM_PARALLEL, threading.Event())
+        return [sentence for sentence in found if sentence]
+
+    def _problem(self, file: DatasetFile, meter: Meter) -> str | None:
+        name = self.name_of(file.sha256)
+        entry = self._place.stat(name)
+        if entry is None:
+            return "its object is missing"
+        if entry.size_bytes != file.size_bytes:
+            return f"its object has {entry.size_bytes} bytes, not {file.size_bytes}"
+        digest = hashlib.sha256()
+        for begin in range(0, file.size_bytes, copying.CHUNK_BYTES):
+            end = min(begin + copying.CHUNK_BYTES, file.size_bytes)
+            data = self._place.read(name, begin, end)
+            digest.update(data)
+            meter.add(len(data))
+        return None if digest.hexdigest() == file.sha256 else "its object is damaged"
+
+    def sweep(self, referenced: Callable[[], set[str]], older_than_s: float) -> tuple[int, int]:
+        """Remove old objects that neither a version nor an upload under way counts on."""
+        limit_s = time.time() - older_than_s
+        # First the objects, then who needs them: what is uploaded in between is never a candidate.
+        old = [entry for entry in self._place.entries("objects") if entry.modified_s <= limit_s]
+        needed = referenced()
+        doomed = [entry for entry in old if entry.name.rsplit("/", 1)[-1] not in needed]
+        needed = self._under_way()
+        doomed = [entry for entry in doomed if entry.name.rsplit("/", 1)[-1] not in needed]
+        names = [entry.name for entry in doomed]
+        run_all(self._place.delete, names, _NUM_PARALLEL, threading.Event())
+        return len(doomed), sum(entry.size_bytes for entry in doomed)
+
+    def _under_way(self) -> set[str]:
+        needed: set[str] = set()
+        for entry in self._place.entries("uploads"):
+            if entry.modified_s < time.time() - _UPLOAD_LIMIT_S:
+                self._place.delete(entry.name)
+                continue
+            try:
+                needed.update(json.loads(self._place.read(entry.name)))
+            except FileNotFoundError:  # it has just ended
+                continue
+            except ValueError as error:
+                where = f"{self._place.url}/{entry.name}"
+                raise DataError("the note of an upload is damaged", where=where) from error
+        return needed
+
+
+class Upload:
+    """What one upload sends and counts on."""
+
+    def __init__(self, place: SteadyPlace, objects: ObjectStore) -> None:
+        self._place = place
+        self._objects = objects
+        self._note = f"uploads/{secrets.token_hex(8)}.json"
+        self._needed: set[str] = set()
+        self._sources: dict[str, LocalFile] = {}
+        self._stop = threading.Event()
+
+    def add(
+        self, files: Sequence[LocalFile], progress: ProgressCallback | None, prefix: str = ""
+    ) -> list[DatasetFile]:
+        """Send the contents that the store lacks; return the files as a manifest lists them.
+
+        Raises:
+            DataError: A file can't be read or keeps changing, or the store can't be written to.
+        """
+        meter = Meter(len(files), sum(file.size_bytes for file in files), progress)
+        hashes = run_all(self._hash, files, _NUM_PARALLEL, self._stop)
+        self.count_on(digests.sha256 for digests in hashes)
+        first = {digests.sha256: file for file, digests in zip(files, hashes, strict=True)}
+        there = self._there(first) if len(first) > _NUM_PARALLEL else None
+
+        def send(pair: tuple[LocalFile, copying.Digests]) -> DatasetFile:
+            file, digests = pair
+            sent = digests
+            if first[digests.sha256] is file:
+                sent = self._send(file, digests, there)
+            meter.add(digests.size_bytes, files=1)
+            return DatasetFile(
+                path=prefix + file.name,
+                sha256=sent.sha256,
+                size_bytes=sent.size_bytes,
+                mode=file.mode,
+            )
+
+        return run_all(send, list(zip(files, hashes, strict=True)), _NUM_PARALLEL, self._stop)
+
+    def count_on(self, hashes: Iterable[str]) -> None:
+        """Keep these contents from a sweep."""
+        self._needed.update(hashes)
+        data = json.dumps(sorted(self._needed)).encode()
+        self._place.write(self._note, data)
+
+    def check(self) -> None:
+        """Send again what a sweep that began before us has removed after we had seen it."""
+        for sha256, file in self._sources.items():
+            if self._place.stat(self._objects.name_of(sha256)) is None:
+                self._send(file, copying.hash_file(file.path), None)
+
+    def end(self) -> None:
+        """Let the sweep take what no version has."""
+        self._place.delete(self._note)
+
+    def _hash(self, file: LocalFile) -> copying.Digests:
+        return retrying(lambda: copying.hash_file(file.path), file.path, stop=self._stop)
+
+    def _there(self, hashes: Iterable[str]) -> set[str]:
+        """Return which contents the store has, from a listing: one request for 1,000 objects."""
+        wanted = set(hashes)
+        listed = self._place.entries("objects")
+        return wanted & {entry.name.rsplit("/", 1)[-1] for entry in listed}
+
+    def _send(
+        self, file: LocalFile, digests: copying.Digests, there: set[str] | None
+    ) -> copying.Digests:
+        for _ in range(_MAX_SENDS):
+            name = self._objects.name_of(digests.sha256)
+            is_there = digests.sha256 in there if there is not None else False
+            if is_there or self._place.stat(name):
+                self._sources[digests.sha256] = file
+                return digests
+            try:
+                return self._place.put(file.path, name, sha256=digests.sha256)
+            except FileChangedError:
+                digests = self._hash(file)
+                self.count_on([digests.sha256])
+        raise FileChangedError("the file keeps changing", where=file.path)

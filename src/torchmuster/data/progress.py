@@ -1,0 +1,95 @@
+"""Counting what many threads have moved, and running work in threads until the first error."""
+
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a transfer is."""
+
+    files_done: int
+    num_files: int
+    bytes_done: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """The result of a transfer.
+
+    Attributes:
+        num_files: Files that are there now.
+        total_bytes: Their size.
+        num_skipped: Those among them that were there already.
+    """
+
+    num_files: int
+    total_bytes: int
+    num_skipped: int
+
+
+ProgressCallback = Callable[[Progress], None]
+NoteCallback = Callable[[str], None]
+
+
+class Meter:
+    """Adds up what the threads of one transfer have done and tells the callback."""
+
+    def __init__(self, num_files: int, total_bytes: int, callback: ProgressCallback | None) -> None:
+        self._lock = threading.Lock()
+        self._callback = callback
+        self._num_files = num_files
+        self._total_bytes = total_bytes
+        self._files = self._bytes = self._skipped = 0
+
+    def add(self, size_bytes: int = 0, *, files: int = 0, skipped: int = 0) -> None:
+        """Count bytes (negative when they have to be moved again) and whole files."""
+        with self._lock:
+            self._bytes += size_bytes
+            self._files += files
+            self._skipped += skipped
+            if self._callback is not None:
+                self._callback(
+                    Progress(
+                        files_done=self._files,
+                        num_files=self._num_files,
+                        bytes_done=self._bytes,
+                        total_bytes=self._total_bytes,
+                    )
+                )
+
+    def result(self) -> Moved:
+        """Return what was moved."""
+        return Moved(
+            num_files=self._files, total_bytes=self._total_bytes, num_skipped=self._skipped
+        )
+
+
+def run_all(
+    work: Callable[[_T], Any], items: Iterable[_T], num_parallel: int, stop: threading.Event
+) -> list[Any]:
+    """Do `work` on all items in threads; return the results in the items' order.
+
+    After the first error no further item is begun, `stop` is set, and the error is raised.
+    """
+    pool = ThreadPoolExecutor(max(1, num_parallel), thread_name_prefix="muster-data")
+    try:
+        futures = [pool.submit(work, item) for item in items]
+        done, waiting = wait(futures, return_when=FIRST_EXCEPTION)
+        failed = [future for future in futures if future in done and future.exception()]
+        if failed or waiting:
+            stop.set()
+            pool.shutdown(wait=True, cancel_futures=True)
+        return [future.result() for future in (failed[:1] or futures)]
+    except BaseException:
+        stop.set()
+        pool.shutdown(wait=True, cancel_futures=True)
+        raise
+    finally:
+        pool.shutdown(wait=True)

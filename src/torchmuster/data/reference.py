@@ -1,0 +1,120 @@
+"""How a dataset is named, `[bucket/]NAME[:tag|version]`, and where datasets are kept."""
+
+import os
+import re
+import tomllib
+from dataclasses import dataclass
+
+from torchmuster.data.faults import DataError
+from torchmuster.errors import UsageError
+from torchmuster.files.layout import muster_home
+
+LATEST = "latest"
+_PART = re.compile(r"[A-Za-z0-9_-]{1,128}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """A dataset, and which of its versions: a number, a tag, or None for the newest."""
+
+    name: str
+    version: int | None = None
+    tag: str | None = None
+
+    def __str__(self) -> str:
+        selector = self.version if self.version is not None else self.tag
+        return self.name if selector is None else f"{self.name}:{selector}"
+
+
+def parse_reference(text: str) -> Reference:
+    """Return what `[bucket/]NAME[:tag|version]` names.
+
+    Raises:
+        UsageError: The text is no such name.
+    """
+    name, colon, selector = text.partition(":")
+    parts = name.split("/")
+    if len(parts) > 2 or not all(_PART.fullmatch(part) for part in parts):
+        raise _bad(text, name)
+    if not colon or selector == LATEST:
+        return Reference(name=name)
+    if not _PART.fullmatch(selector):
+        raise _bad(text, selector)
+    if selector.isdecimal():
+        return Reference(name=name, version=int(selector))
+    return Reference(name=name, tag=selector)
+
+
+def check_tag(tag: str) -> None:
+    """Refuse a tag that could be taken for a version, for `latest` or for a path.
+
+    Raises:
+        UsageError: It says why.
+    """
+    if tag == LATEST:
+        raise UsageError("the tag `latest` is always the newest version", where="--tag latest")
+    if tag.isdecimal() or not _PART.fullmatch(tag):
+        why = (
+            "a number names a version" if tag.isdecimal() else "allowed: letters, digits, `_`, `-`"
+        )
+        raise UsageError(f"`{tag}` can't be a tag", where="--tag", why=why)
+
+
+def _bad(text: str, part: str) -> UsageError:
+    mended = re.sub(r"[^A-Za-z0-9_-]+", "-", part).strip("-")
+    return UsageError(
+        f"`{text}` is no name of a dataset",
+        why="the form is [bucket/]NAME[:tag or version], of letters, digits, `_` and `-`",
+        fix=f"did you mean `{mended}`?" if mended and "/" not in part else None,
+    )
+
+
+def datasets_url() -> str:
+    """Return where datasets are kept: MUSTER_DATASETS, a config file, or `$MUSTER_HOME/datasets`.
+
+    Raises:
+        UsageError: A config file is damaged.
+    """
+    given = os.environ.get("MUSTER_DATASETS")
+    if given:
+        return given
+    base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    for path in ("muster.toml", os.path.join(base, "muster", "config.toml")):
+        url = _url_of(path)
+        if url is not None:
+            return url
+    return os.path.join(muster_home(), "datasets")
+
+
+def _url_of(path: str) -> str | None:
+    try:
+        with open(path, "rb") as file:
+            value = tomllib.load(file)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise UsageError("the settings can't be read", where=path, why=str(error)) from error
+    section = value.get("datasets", {})
+    url = section.get("url") if isinstance(section, dict) else section
+    if url is None:
+        return None
+    if not isinstance(url, str) or not url:
+        fix = '[datasets]\nurl = "s3://BUCKET/datasets"'
+        raise UsageError("`datasets.url` is no URL", where=path, why=f"it is {url!r}", fix=fix)
+    if "://" not in url and not os.path.isabs(os.path.expanduser(url)):
+        return os.path.join(os.path.dirname(os.path.abspath(path)), url)
+    return url
+
+
+def unknown(kind: str, name: str, known: list[str], where: str) -> DataError:
+    """Return the error for a name that is not there, with the nearest that is."""
+    import difflib
+
+    near = difflib.get_close_matches(name, known, n=1)
+    shown = ", ".join(known[-8:]) or "none"
+    return DataError(
+        f"there is no {kind} `{name}`",
+        where=where,
+        why=f"there: {shown}",
+        fix=f"did you mean `{near[0]}`?" if near else None,
+    )

@@ -1,0 +1,242 @@
+"""A workflow, complete: groups of tasks and the data that flows between them.
+
+These values are what `workflow.json` in the run directory holds. Runtime tokens such as `{{output}}` still stand in
+the texts; the agent of a task resolves them just before its command starts.
+"""
+
+import enum
+from dataclasses import dataclass, field
+
+
+class ExitAction(enum.Enum):
+    """What follows the end of a task's command."""
+
+    COMPLETE = "COMPLETE"
+    FAIL = "FAIL"
+    RESCHEDULE = "RESCHEDULE"  # again, in a new working place
+    RESTART = "RESTART"  # again, in the same working place
+
+
+class InputKind(enum.Enum):
+    """Where an input comes from."""
+
+    TASK = "task"
+    URL = "url"
+    DATASET = "dataset"
+
+
+class OutputKind(enum.Enum):
+    """Where an output goes."""
+
+    URL = "url"
+    DATASET = "dataset"
+    UPDATE_DATASET = "update_dataset"
+
+
+class TaskNetwork(enum.Enum):
+    """Whether the tasks of one machine share its network."""
+
+    SHARED = "shared"
+    PRIVATE = "private"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputPlan:
+    """One entry of `inputs`.
+
+    Attributes:
+        source: Task name, URL or dataset reference.
+        run_id: The other run that `task: RUN:TASK` names.
+        folder: For a dataset, the folder inside `{{input:N}}` that gets it.
+    """
+
+    kind: InputKind
+    source: str
+    run_id: str | None = None
+    regex: str | None = None
+    folder: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputPlan:
+    """One entry of `outputs`; `paths` are relative to `{{output}}`, none for all of it."""
+
+    kind: OutputKind
+    target: str
+    paths: tuple[str, ...] = ()
+    regex: str | None = None
+    metadata: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointPlan:
+    """What is uploaded while the task runs."""
+
+    path: str
+    url: str
+    frequency_s: float
+    regex: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileEntry:
+    """One entry of `files`.
+
+    Attributes:
+        content: Text with runtime tokens, or base64.
+        tokens: Whether runtime tokens in it are resolved: yes for inline text, no for `localpath`.
+    """
+
+    path: str
+    content: str
+    is_base64: bool = False
+    tokens: bool = True
+    mode: int = 0o644
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExitRule:
+    """Exit codes, as ranges with both ends, and what follows them."""
+
+    action: ExitAction
+    ranges: tuple[tuple[int, ...], ...]
+
+    def matches(self, code: int) -> bool:
+        """Say whether the rule speaks of this code."""
+        return any(low <= code <= high for low, high in self.ranges)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """What a task asks for; None where it says nothing."""
+
+    cpu: int | None = None
+    gpu: int | None = None
+    memory_bytes: int | None = None
+    storage_bytes: int | None = None
+    platform: str | None = None
+    nodes_excluded: tuple[str, ...] = ()
+    topology: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingPlan:
+    """A task that is a run of its own: `nodes`, `nproc_per_node`, `script`."""
+
+    nodes: str
+    nproc_per_node: str | None
+    script: str
+    args: tuple[str, ...] = ()
+    max_restarts: int = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credential:
+    """A secret that a task gets, as variables or as files of a folder; its values stay where they are."""
+
+    name: str
+    folder: str | None = None
+    variables: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskPlan:
+    """One command on one node, or one training run on several."""
+
+    name: str
+    lead: bool = False
+    image: str | None = None
+    command: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+    credentials: tuple[Credential, ...] = ()
+    inputs: tuple[InputPlan, ...] = ()
+    outputs: tuple[OutputPlan, ...] = ()
+    files: tuple[FileEntry, ...] = ()
+    resources: Resources = field(default_factory=Resources)
+    exit_rules: tuple[ExitRule, ...] = ()
+    checkpoints: tuple[CheckpointPlan, ...] = ()
+    volume_mounts: tuple[str, ...] = ()
+    max_retries: int = 3
+    training: TrainingPlan | None = None
+
+    @property
+    def num_nodes(self) -> int:
+        """Return on how many nodes the task runs at most."""
+        return 1 if self.training is None else int(self.training.nodes.rpartition(":")[2])
+
+    def action(self, code: int) -> ExitAction:
+        """Return what follows an exit code: the first rule that speaks of it, else 0 is success."""
+        for rule in self.exit_rules:
+            if rule.matches(code):
+                return rule.action
+        return ExitAction.COMPLETE if code == 0 else ExitAction.FAIL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPlan:
+    """Tasks that start together.
+
+    Attributes:
+        after: The groups whose outputs these tasks read.
+    """
+
+    name: str
+    tasks: tuple[TaskPlan, ...]
+    barrier: bool = True
+    ignore_nonlead: bool = True
+    after: tuple[str, ...] = ()
+    exec_timeout_s: float | None = None
+    queue_timeout_s: float | None = None
+
+    @property
+    def lead(self) -> TaskPlan:
+        """Return the task whose end is the group's."""
+        return next((task for task in self.tasks if task.lead), self.tasks[0])
+
+    def task(self, name: str) -> TaskPlan:
+        """Return the task of this name; KeyError when there is none."""
+        for task in self.tasks:
+            if task.name == name:
+                return task
+        raise KeyError(name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkflowPlan:
+    """One run of a workflow file: nothing else decides what is started.
+
+    Attributes:
+        spec_path: The file that the user submitted; relative script paths start at its folder.
+        python: The interpreter of training tasks and of our own helpers.
+        reused: For groups that an earlier run has finished: group name -> that run's directory.
+    """
+
+    run_id: str
+    name: str
+    groups: tuple[GroupPlan, ...]
+    spec_path: str
+    python: tuple[str, ...]
+    cwd: str
+    labels: dict[str, str] = field(default_factory=dict)
+    pool: str | None = None
+    grace_s: float = 30.0
+    backoff_s: float = 1.0
+    network: TaskNetwork = TaskNetwork.SHARED
+    container: str = "none"
+    uuid: str = ""
+    reused: dict[str, str] = field(default_factory=dict)
+
+    def group(self, name: str) -> GroupPlan:
+        """Return the group of this name; KeyError when there is none."""
+        for group in self.groups:
+            if group.name == name:
+                return group
+        raise KeyError(name)
+
+    def group_of(self, task: str) -> GroupPlan:
+        """Return the group that a task belongs to; KeyError when there is no such task."""
+        for group in self.groups:
+            if any(member.name == task for member in group.tasks):
+                return group
+        raise KeyError(task)

@@ -1,0 +1,74 @@
+"""What is wrong with a workflow file, by key path; `spec.load` turns it into `file:line:column`."""
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+KeyPath = tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One error or warning.
+
+    Attributes:
+        path: Keys and indices from the top of the file; `workflow` stands first.
+        at_key: It speaks of the key itself, not of its value.
+    """
+
+    path: KeyPath
+    what: str
+    why: str | None = None
+    fix: str | None = None
+    at_key: bool = False
+
+
+@dataclass(slots=True)
+class Findings:
+    """Collects errors and warnings."""
+
+    errors: list[Finding] = field(default_factory=list)
+    warnings: list[Finding] = field(default_factory=list)
+
+    def add(
+        self,
+        path: KeyPath,
+        what: str,
+        fix: str | None = None,
+        *,
+        why: str | None = None,
+        at_key: bool = False,
+    ) -> None:
+        """Note an error."""
+        self.errors.append(Finding(path=path, what=what, why=why, fix=fix, at_key=at_key))
+
+    def warn(
+        self,
+        path: KeyPath,
+        what: str,
+        fix: str | None = None,
+        *,
+        why: str | None = None,
+        at_key: bool = True,
+    ) -> None:
+        """Note a warning."""
+        self.warnings.append(Finding(path=path, what=what, why=why, fix=fix, at_key=at_key))
+
+
+def did_you_mean(word: str, known: Iterable[str], otherwise: str | None = None) -> str | None:
+    """Return a hint that suggests the nearest known word."""
+    names = list(known)
+    near = difflib.get_close_matches(word, names, n=1)
+    if not near:
+        folded = {name.lower().replace("_", "").replace("-", ""): name for name in names}
+        hit = folded.get(word.lower().replace("_", "").replace("-", ""))
+        near = [hit] if hit else []
+    return f"did you mean `{near[0]}`?" if near else otherwise
+
+
+def show_path(path: KeyPath) -> str:
+    """Return `workflow.groups[0].tasks[1].image`."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text

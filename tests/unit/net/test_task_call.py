@@ -1,0 +1,235 @@
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+import torchmuster
+from torchmuster.agent.worker_socket import make_socket_folder
+from torchmuster.errors import (
+    BarrierError,
+    BarrierTimeoutError,
+    ChannelError,
+    JoinTimeoutError,
+    UsageError,
+)
+from torchmuster.model.contract import TASK_SOCKET_VARIABLE
+from torchmuster.net import task_call
+from torchmuster.net.task_call import call_agent, wait_at_barrier
+from unit.agent.fake_head import FakeHead, wait_until
+
+SOURCE = str(Path(__file__).parents[3] / "src")
+
+
+@contextlib.contextmanager
+def agent(monkeypatch, serve):
+    """Let `serve(connection)` play the agent for one call, in a thread."""
+    path = os.path.join(make_socket_folder(), "task.sock")
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(path)
+        listening.listen()
+        listening.settimeout(20)
+
+        def play():
+            connection, _ = listening.accept()
+            with connection:
+                serve(connection)
+
+        playing = threading.Thread(target=play)
+        playing.start()
+        monkeypatch.setenv(TASK_SOCKET_VARIABLE, path)
+        try:
+            yield path
+        finally:
+            playing.join(20)
+            os.unlink(path)
+            os.rmdir(os.path.dirname(path))
+    assert not playing.is_alive()
+
+
+def says(*messages):
+    """Return an agent that reads the call, says these and hangs up."""
+
+    def serve(connection):
+        connection.makefile().readline()
+        for message in messages:
+            connection.sendall(json.dumps(message).encode() + b"\n")
+
+    return serve
+
+
+def test_outside_of_a_workflow_it_says_where_it_works_and_what_to_use(monkeypatch):
+    monkeypatch.delenv(TASK_SOCKET_VARIABLE, raising=False)
+
+    with pytest.raises(UsageError, match="not part of a workflow") as caught:
+        torchmuster.barrier()
+    assert "muster submit" in caught.value.fix
+    assert "torch.distributed.barrier" in caught.value.fix
+
+
+def test_an_agent_that_can_t_be_reached_is_named(monkeypatch, tmp_path):
+    monkeypatch.setenv(TASK_SOCKET_VARIABLE, str(tmp_path / "none.sock"))
+
+    with pytest.raises(ChannelError, match="can't be reached") as caught:
+        torchmuster.barrier()
+    assert caught.value.why == "No such file or directory"
+
+
+def test_the_request_travels_as_one_line_and_answers_come_back_in_order(monkeypatch):
+    heard, seen = [], []
+
+    def serve(connection):
+        heard.append(connection.makefile().readline())
+        connection.sendall(b'{"n": 1}\n{"n"')
+        connection.sendall(b': 2}\n{"n": 3}\n')
+
+    def on_message(message):
+        seen.append(message["n"])
+        return "done" if message["n"] == 2 else None
+
+    with agent(monkeypatch, serve):
+        assert call_agent({"call": "x"}, on_message=on_message, timeout_s=20) == "done"
+    assert (json.loads(heard[0]), seen) == ({"call": "x"}, [1, 2])
+
+
+def test_an_agent_that_ends_in_the_wait_is_an_error_at_once(monkeypatch):
+    waiting = {"kind": "waiting", "what": "1 of 2 is here, missing: b", "left_s": 9.6}
+    said = []
+
+    with agent(monkeypatch, says(waiting)), pytest.raises(ChannelError, match="has ended"):
+        wait_at_barrier("x", timeout_s=3600.0, say=said.append)
+    assert said == ["barrier `x`: 1 of 2 is here, missing: b; 10 s left"]
+
+
+@pytest.mark.parametrize("answer", [b"[]\n", b"no json\n", b"x" * 70_000])
+def test_what_is_no_answer_of_ours_ends_the_call(monkeypatch, answer):
+    def serve(connection):
+        connection.makefile().readline()
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            connection.sendall(answer)
+
+    with agent(monkeypatch, serve), pytest.raises(ChannelError, match="no answer of ours"):
+        torchmuster.barrier()
+
+
+def test_an_agent_that_never_answers_is_left_at_the_limit_and_its_silence_is_told(monkeypatch):
+    monkeypatch.setattr(task_call, "_SILENCE_S", 0.05)
+    told = []
+    over = threading.Event()
+
+    with agent(monkeypatch, lambda _: over.wait(20)):
+        with pytest.raises(ChannelError, match="did not answer in time"):
+            call_agent({}, on_message=lambda _: None, timeout_s=0.2, on_silence=told.append)
+        over.set()
+    assert len(told) >= 2
+    assert all(left_s < 0.2 for left_s in told)
+
+
+def test_a_refusal_before_the_request_is_read_reaches_the_caller(monkeypatch):
+    def serve(connection):
+        connection.sendall(b'{"kind": "failed", "what": "not you", "fix": "ask"}\n')
+
+    with agent(monkeypatch, serve), pytest.raises(BarrierError, match="not you") as caught:
+        torchmuster.barrier()
+    assert caught.value.fix == "ask"
+
+
+def test_a_request_that_is_too_long_is_not_sent(monkeypatch, tmp_path):
+    monkeypatch.setenv(TASK_SOCKET_VARIABLE, str(tmp_path / "none.sock"))
+
+    with pytest.raises(UsageError, match="longer than 65536"):
+        call_agent({"x": "y" * 70_000}, on_message=lambda _: 1, timeout_s=1)
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1.0, float("inf"), float("nan")])
+def test_a_limit_that_is_none_is_refused(timeout_s):
+    with pytest.raises(UsageError, match="no limit for a wait"):
+        torchmuster.barrier(timeout_s=timeout_s)
+
+
+def test_at_the_limit_it_names_who_is_missing_and_exits_as_a_time_out(monkeypatch):
+    with FakeHead(("a", "b", "c")) as head:
+        monkeypatch.setenv(TASK_SOCKET_VARIABLE, head.paths["a"])
+        with pytest.raises(BarrierTimeoutError, match=r"within 0\.1 s: missing b, c") as caught:
+            torchmuster.barrier("x", timeout_s=0.1)
+    assert caught.value.exit_code == JoinTimeoutError.exit_code == 6
+    assert isinstance(caught.value, BarrierError)
+
+
+def test_a_lost_task_fails_the_wait_with_its_name(monkeypatch):
+    with FakeHead(("a", "b")) as head:
+        monkeypatch.setenv(TASK_SOCKET_VARIABLE, head.paths["a"])
+        head.member_gone("b", "exit code 3")
+        with pytest.raises(BarrierError, match="task `b` has ended") as caught:
+            torchmuster.barrier()
+    assert (caught.value.why, caught.value.exit_code) == ("b: exit code 3", 12)
+
+
+def test_a_call_that_the_agent_does_not_understand_is_refused_with_the_field(monkeypatch):
+    with FakeHead(("a",)) as head:
+        monkeypatch.setenv(TASK_SOCKET_VARIABLE, head.paths["a"])
+        with pytest.raises(BarrierError, match="does not understand") as caught:
+            torchmuster.barrier(7)
+    assert caught.value.why == "name: expected str, got int"
+
+
+def test_threads_of_one_process_wait_together_round_after_round(monkeypatch):
+    num_threads, num_rounds = 8, 20
+    counter, orders = [0] * num_threads, []
+
+    def work(rank):
+        for number in range(num_rounds):
+            counter[rank] = number + 1
+            torchmuster.barrier("x", count=num_threads, rank=rank, timeout_s=30.0)
+            orders.append(min(counter) >= number + 1)
+
+    with FakeHead(("a",)) as head:
+        monkeypatch.setenv(TASK_SOCKET_VARIABLE, head.paths["a"])
+        threads = [threading.Thread(target=work, args=(rank,)) for rank in range(num_threads)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert orders == [True] * (num_threads * num_rounds)
+
+
+def test_an_agent_lost_in_the_wait_is_an_error_at_once(monkeypatch):
+    caught = []
+
+    def wait():
+        try:
+            torchmuster.barrier(timeout_s=3600.0)
+        except ChannelError as error:
+            caught.append(error.what)
+
+    with FakeHead(("a", "b")) as head:
+        monkeypatch.setenv(TASK_SOCKET_VARIABLE, head.paths["a"])
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        wait_until(lambda: head.num_waiting == 1)
+        head.lose_agent("a")
+        waiting.join(20)
+    assert caught == ["the agent of this task has ended"]
+
+
+def test_the_library_s_barrier_needs_neither_click_nor_asyncio():
+    code = (
+        "import sys, torchmuster\n"
+        "try: torchmuster.barrier()\n"
+        "except Exception as error: print(type(error).__name__)\n"
+        "print(sorted({'click', 'asyncio', 'torch'} & set(sys.modules)))"
+    )
+    environment = {name: os.environ[name] for name in ("PATH",) if name in os.environ}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**environment, "PYTHONPATH": SOURCE},
+    )
+
+    assert done.stdout.splitlines() == ["UsageError", "[]"]
