@@ -10,6 +10,7 @@
     ├── BarrierError      12   a barrier failed: it can never be full, or it refused this caller
     │   └── BarrierTimeoutError 6   it was not full within the limit
     ├── DataError         13   files could not be moved, or a dataset is damaged
+    ├── EngineError       14   a scheduler's answer can't be understood
     └── in torchmuster.train, raised in the user's script:
         ├── WorldError     8   the world is not what the launcher promised
         ├── DatasetError   9   the dataset doesn't keep to what exact data order needs

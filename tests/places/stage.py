@@ -71,7 +71,10 @@ def result(task, plan, child, said, start_s):
 def main():
     wanted = json.loads(sys.argv[1])
     names = [task["name"] for task in wanted["tasks"]]
-    network = PrivateNetwork.open(names) if wanted.get("network") else None
+    program = wanted.get("program")
+    network = None
+    if wanted.get("network"):
+        network = PrivateNetwork.open(names, find_program=lambda: program)
     started = [(task, *start(task, wanted["base"], network)) for task in wanted["tasks"]]
     if wanted.get("hold"):
         holder = network.holder_pid if network else None
@@ -80,7 +83,8 @@ def main():
     results = {one[0]["name"]: result(*one) for one in started}
     if network:
         network.close()
-    print(json.dumps({"uid": os.getuid(), "gid": os.getgid(), "tasks": results}))
+    note = network.note if network else None
+    print(json.dumps({"uid": os.getuid(), "gid": os.getgid(), "tasks": results, "note": note}))
 
 
 if __name__ == "__main__":

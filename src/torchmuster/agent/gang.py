@@ -95,7 +95,7 @@ class Tell(Order):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """The failure that came first, of whichever task."""
+    """How a task has failed."""
 
     task: str
     attempt: int
@@ -121,13 +121,20 @@ class _Member:
 
 @dataclass(slots=True)
 class Gang:
-    """The tasks of one group."""
+    """The tasks of one group.
+
+    Attributes:
+        first_failure: The first that counts: of the lead, or of any task when the status of all counts.
+        ignored: Failures of the others, in the order of their coming.
+    """
 
     plan: GroupPlan
     grace_s: float = 30.0
     backoff_s: float = 1.0
     is_stopping: bool = False
     first_failure: Failure | None = None
+    ignored: list[Failure] = field(default_factory=list)
+    _has_run: bool = False
     _members: dict[str, _Member] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -142,9 +149,11 @@ class Gang:
 
     @property
     def state(self) -> State:
-        """Return the state of the group."""
+        """Return the state of the group; a task that is tried again does not take it back."""
         states = {name: member.state for name, member in self._members.items()}
-        return group_state(states, self.plan.lead.name, ignore_nonlead=self.plan.ignore_nonlead)
+        lead = self.plan.lead.name
+        state = group_state(states, lead, ignore_nonlead=self.plan.ignore_nonlead)
+        return State.RUNNING if self._has_run and not state.is_final else state
 
     def attempt(self, task: str) -> int:
         """Return the number of a task's newest attempt."""
@@ -159,11 +168,14 @@ class Gang:
         return self._members[task].outcome is State.COMPLETED
 
     def waits_for(self) -> list[str]:
-        """Return who keeps the others at the barrier, each with what it does."""
+        """Return who keeps the others at the barrier, or the group from its end, each with what it does."""
+        kinds = {Phase.ABSENT, Phase.PREPARING, Phase.ENDING, Phase.PAUSING}
+        if not any(member.phase is Phase.RUNNING for member in self._members.values()):
+            kinds.add(Phase.UPLOADING)
         return [
             f"{name} ({member.detail or member.phase.value})"
             for name, member in self._members.items()
-            if member.phase in (Phase.ABSENT, Phase.PREPARING, Phase.ENDING, Phase.PAUSING)
+            if member.phase in kinds
         ]
 
     # What happens.
@@ -183,8 +195,10 @@ class Gang:
         if member.phase is not Phase.ABSENT:
             return []
         member.joined = True
+        member.detail = ""
         orders = self._enter(member, State.INITIALIZING, Phase.PREPARING)
-        return orders + self._enter(member, State.RUNNING, Phase.PREPARING)
+        orders += self._enter(member, State.RUNNING, Phase.PREPARING)
+        return orders if self.plan.barrier else orders + self._open_barrier()
 
     def doing(self, task: str, detail: str) -> None:
         """Note what a task's agent says that it does."""
@@ -208,7 +222,7 @@ class Gang:
         rule = next((rule for rule in member.plan.exit_rules if rule.matches(code)), None)
         again = (ExitAction.RESCHEDULE, ExitAction.RESTART)
         if rule is not None and rule.action in again and member.outcome is None:
-            return self._try_again(member, ExitAction.RESCHEDULE, why)
+            return self._try_again(member, ExitAction.RESCHEDULE, why, or_else=state)
         if member.outcome is not None:
             return self._finish(member, member.outcome, member.outcome_why)
         return self._fail_at_once(member, state, why)
@@ -254,12 +268,13 @@ class Gang:
         if member.outcome is not None and member.outcome is not State.COMPLETED:
             return self._finish(member, member.outcome, member.outcome_why)
         if self.is_stopping or member.outcome is State.COMPLETED:
-            return self._finish(member, State.FAILED_BACKEND_ERROR, why)
+            return self._fail_at_once(member, State.FAILED_BACKEND_ERROR, why)
         rule = next((r for r in member.plan.exit_rules if r.matches(CODE_AGENT_LOST)), None)
         if rule is not None and rule.action is ExitAction.FAIL:
             return self._fail_at_once(member, State.FAILED_BACKEND_ERROR, why)
         member.lives_again = False
-        return self._try_again(member, ExitAction.RESCHEDULE, why)
+        backend = State.FAILED_BACKEND_ERROR
+        return self._try_again(member, ExitAction.RESCHEDULE, why, or_else=backend)
 
     def stop(self, state: State, why: str, grace_s: float | None = None) -> list[Order]:
         """End everything: a cancellation, a time limit."""
@@ -333,34 +348,28 @@ class Gang:
             return [StopCommand(task=member.plan.name, grace_s=grace_s, after_s=after_s)]
         return self._finish(member, member.outcome, member.outcome_why)
 
-    def _try_again(self, member: _Member, action: ExitAction, what: str) -> list[Order]:
+    def _give_up(self, member: _Member, what: str, or_else: State | None) -> list[Order]:
+        spent = member.plan.max_retries
+        times = "once" if spent == 1 else f"{spent} times"
+        why = f"{what}; tried again {times} already" if spent else f"{what}; max_retries is 0"
+        if or_else is not None:
+            return self._fail_at_once(member, or_else, why)
+        self._note_failure(member, why)
+        member.outcome, member.outcome_why = State.FAILED, why
+        return self._conclude(member) + self._consequences(member)
+
+    def _try_again(
+        self, member: _Member, action: ExitAction, what: str, or_else: State | None = None
+    ) -> list[Order]:
+        """Spend a retry; where none is left the task fails, without an upload as `or_else` if given."""
         if member.retries_spent >= member.plan.max_retries:
-            spent = member.plan.max_retries
-            times = "once" if spent == 1 else f"{spent} times"
-            why = f"{what}; tried again {times} already" if spent else f"{what}; max_retries is 0"
-            if member.code == CODE_AGENT_LOST:
-                return self._fail_at_once(member, State.FAILED_BACKEND_ERROR, why)
-            self._note_failure(member, why)
-            member.outcome, member.outcome_why = State.FAILED, why
-            return self._conclude(member) + self._consequences(member)
+            return self._give_up(member, what, or_else)
         after_s = min(self.backoff_s * 2**member.retries_spent, MAX_BACKOFF_S)
         member.retries_spent += 1
         left = member.plan.max_retries - member.retries_spent
         name = member.plan.name
-        orders: list[Order] = []
-        told = f"{what}; {action.value}, {left} left"
-        orders.append(
-            Tell(
-                task=name,
-                attempt=member.attempt,
-                state=State.RESCHEDULED,
-                why=told,
-                code=member.code,
-            )
-        )
-        member.attempt += 1
+        orders = self._next_attempt(member, f"{what}; {action.value}, {left} left")
         member.phase = Phase.ABSENT
-        member.state = State.SCHEDULING
         member.detail = f"tried again in {after_s:g} s after {what}"
         if action is ExitAction.RESCHEDULE:
             member.joined = False
@@ -382,11 +391,12 @@ class Gang:
         return orders + self._consequences(member)
 
     def _note_failure(self, member: _Member, why: str) -> None:
-        if self.first_failure is None:
-            name = member.plan.name
-            self.first_failure = Failure(
-                task=name, attempt=member.attempt, why=why, code=member.code
-            )
+        name = member.plan.name
+        failure = Failure(task=name, attempt=member.attempt, why=why, code=member.code)
+        if self.plan.ignore_nonlead and name != self.plan.lead.name:
+            self.ignored.append(failure)
+        elif self.first_failure is None:
+            self.first_failure = failure
 
     def _restart_others(self, cause: _Member) -> list[Order]:
         orders: list[Order] = []
@@ -400,17 +410,18 @@ class Gang:
 
     def _again_in_place(self, member: _Member) -> list[Order]:
         member.lives_again = False
-        told = Tell(
-            task=member.plan.name,
-            attempt=member.attempt,
-            state=State.RESCHEDULED,
-            why=member.detail,
-        )
+        member.code = None  # it is ours: we have killed the command
+        orders = self._next_attempt(member, member.detail)
+        orders += self._enter(member, State.RUNNING, Phase.PREPARING, member.detail)
+        return [*orders, Again(task=member.plan.name, attempt=member.attempt)]
+
+    def _next_attempt(self, member: _Member, why: str) -> list[Order]:
+        name, attempt = member.plan.name, member.attempt
+        told = Tell(task=name, attempt=attempt, state=State.RESCHEDULED, why=why, code=member.code)
         member.attempt += 1
-        member.phase = Phase.PREPARING
         member.state = State.SCHEDULING
-        entered = self._enter(member, State.RUNNING, Phase.PREPARING, member.detail)
-        return [told, *entered, Again(task=member.plan.name, attempt=member.attempt)]
+        member.code = None  # of the attempt before it
+        return [told]
 
     def _finish(self, member: _Member, state: State, why: str | None) -> list[Order]:
         member.detail = why or ""
@@ -425,6 +436,7 @@ class Gang:
         if state is member.state and state is not State.SCHEDULING:
             return []
         member.state = state
+        self._has_run = self._has_run or state is State.RUNNING
         name = member.plan.name
         code = member.code if state.is_final else None
         return [Tell(task=name, attempt=member.attempt, state=state, why=why, code=code)]

@@ -4,19 +4,22 @@ One loop owns all state and takes everything from one inbox; connections only fi
 """
 
 import asyncio
+import glob
 import heapq
 import itertools
 import json
+import os
 import random
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from torchmuster.agent import gang
 from torchmuster.agent.barriers import Barriers
+from torchmuster.agent.exec_relay import ExecRelay
 from torchmuster.agent.gang import Gang, Phase
 from torchmuster.files import atomic
 from torchmuster.files.disk import DiskWriter
@@ -51,8 +54,8 @@ class Starter(Protocol):
     def start(self, task: str, attempt: int) -> None:
         """Start an agent for a task."""
 
-    def poll(self) -> list[tuple[str, str]]:
-        """Return the agents that have ended: (task, how)."""
+    def poll(self) -> list[tuple[str, int, str]]:
+        """Return the agents that have ended: (task, the attempt that it was started for, how)."""
 
     def kill(self, task: str) -> None:
         """SIGKILL a task's agent."""
@@ -61,6 +64,7 @@ class Starter(Protocol):
 @dataclass(slots=True)
 class _Agent:
     task: str
+    started_for: int  # the attempt of its start; restarts in place come after it
     channel: Channel
     heard_at: float
     host: str
@@ -74,6 +78,7 @@ class HeadOptions:
 
     Attributes:
         first_attempts: Not 0 for the tasks of a group whose head was lost.
+        ran_s: How long the group ran under an earlier head: its time limit goes on.
     """
 
     plan: WorkflowPlan
@@ -81,6 +86,7 @@ class HeadOptions:
     run_dir: RunDir
     first_attempts: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    ran_s: float = 0.0
 
 
 class GroupHead:
@@ -93,6 +99,7 @@ class GroupHead:
         self._disk = disk
         self._gang = Gang(options.group, options.plan.grace_s, options.plan.backoff_s)
         self._barriers = Barriers(tuple(task.name for task in options.group.tasks))
+        self._execs = ExecRelay(self._send_exec, self._why_no_exec)
         self._inbox: asyncio.Queue[tuple[_Agent | Channel | None, Any]] = asyncio.Queue()
         self._agents: dict[str, _Agent] = {}
         self._clients: list[Channel] = []
@@ -105,8 +112,14 @@ class GroupHead:
         self._running_since: float | None = None
         self._say_at = self._started_at + SAY_EVERY_S
         self._state: State | None = None
-        self._leaving: set[str] = set()
-        self._started: dict[str, float] = {}
+        self._leaving: set[tuple[str, int]] = set()
+        self._started: dict[tuple[str, int], float] = {}
+        self._chosen_ports: dict[str, int] = {}
+        self._port_users: set[str] = set()
+        self._hosts: dict[
+            str, str
+        ] = {}  # also of tasks that have ended: `{{host:NAME}}` stays valid
+        self._addresses: dict[str, str] = {}
         self._stop_why: str | None = None
 
     # Connections.
@@ -123,7 +136,8 @@ class GroupHead:
             return
         if not isinstance(hello, messages.TaskHello):
             return
-        agent = _Agent(hello.task, channel, time.monotonic(), hello.host, hello.address)
+        now = time.monotonic()
+        agent = _Agent(hello.task, hello.attempt, channel, now, hello.host, hello.address)
         self._inbox.put_nowait((agent, hello))
         why = "its connection ended"
         try:
@@ -145,7 +159,11 @@ class GroupHead:
     async def _serve_client(self, channel: Channel) -> None:
         try:
             while True:
-                self._inbox.put_nowait((channel, await channel.receive()))
+                message = await channel.receive()
+                if isinstance(message, messages.Ping):
+                    channel.send_nowait(messages.Pong(number=message.number))
+                else:
+                    self._inbox.put_nowait((channel, message))
         except ChannelClosedError:
             pass
         finally:
@@ -187,9 +205,9 @@ class GroupHead:
         while self._timers and self._timers[0][0] <= now:
             _, _, action = heapq.heappop(self._timers)
             action()
-        for task, how in self._starter.poll():
-            self._agent_ended(task, how)
-        for task, since in list(self._started.items()):
+        for task, attempt, how in self._starter.poll():
+            self._agent_ended(task, attempt, how)
+        for (task, _), since in list(self._started.items()):
             if now - since > _START_LIMIT_S:
                 self._starter.kill(task)
         self._answer_barriers(self._barriers.tick(now))
@@ -232,11 +250,18 @@ class GroupHead:
 
     def _take_hello(self, agent: _Agent, hello: messages.TaskHello) -> None:
         known = {task.name for task in self._group.tasks}
-        if agent.task not in known or hello.attempt != self._gang.attempt(agent.task):
+        if (
+            agent.task not in known
+            or agent.task in self._agents
+            or hello.attempt != self._gang.attempt(agent.task)
+            or self._gang.phase(agent.task) is Phase.OVER
+        ):
             agent.channel.send_nowait(messages.TaskLeave())
             return
         self._agents[agent.task] = agent
-        self._started.pop(agent.task, None)
+        self._hosts[agent.task] = agent.host
+        self._addresses[agent.task] = agent.address
+        self._started.pop((agent.task, agent.started_for), None)
         self._obey(self._gang.joined(agent.task))
 
     def _take_from_agent(self, agent: _Agent, message: Any) -> None:
@@ -252,6 +277,7 @@ class GroupHead:
                     self._obey(self._gang.prepared(task))
             case messages.TaskNotPrepared(state=state, why=why, code=code):
                 self._ends[task] = message
+                self._port_users.discard(task)
                 self._obey(self._gang.could_not_prepare(task, State(state), why, code))
             case messages.TaskStarted(attempt=attempt, pid=pid):
                 self._event("task_started", task=task, attempt=attempt, pid=pid, host=agent.host)
@@ -260,6 +286,7 @@ class GroupHead:
                     "task_ended", task=task, attempt=attempt, code=code, elapsed_s=message.elapsed_s
                 )
                 self._ends[task] = message
+                self._port_users.discard(task)
                 self._obey(self._gang.ended(task, code=code, signum=signum))
             case messages.TaskUploaded(error=error, notes=notes):
                 for note in notes:
@@ -274,10 +301,13 @@ class GroupHead:
             case messages.BarrierLeave(caller_id=caller_id):
                 self._callers.pop(caller_id, None)
                 self._barriers.leave(caller_id)
+            case _ if isinstance(message, messages.FromExecTask):
+                self._execs.from_task(task, message)
 
     def _take_from_client(self, channel: Channel, message: Any) -> None:
         match message:
             case None:
+                self._execs.client_gone(channel)
                 if channel in self._clients:
                     self._clients.remove(channel)
             case messages.Watch():
@@ -285,22 +315,36 @@ class GroupHead:
             case messages.Stop(who=who, at_once=at_once):
                 grace_s = 0.0 if at_once else None
                 self._stop(State.FAILED_CANCELED, f"stopped by {who}", grace_s)
+            case _ if isinstance(message, messages.FromExecClient):
+                self._execs.from_client(channel, message)
+
+    def _send_exec(self, task: str, message: messages.Message) -> bool:
+        self._send(task, message)
+        return task in self._agents
+
+    def _why_no_exec(self, task: str) -> tuple[str, str | None]:
+        if task not in {one.name for one in self._group.tasks}:
+            return f"the group {self._group.name} has no task `{task[:64]}`", None
+        outcome = self._outcomes.get(task)
+        state = outcome.state.value if outcome is not None else State.SCHEDULING.value
+        return f"the task {task} does not run: it is {state}", outcome.why if outcome else None
 
     def _stop(self, state: State, why: str, grace_s: float | None = None) -> None:
         self._stop_why = self._stop_why or why
         self._obey(self._gang.stop(state, why, grace_s))
 
-    def _agent_ended(self, task: str, how: str) -> None:
-        """Its process is gone; the connection says so too, but an agent may die before it called."""
-        self._started.pop(task, None)
-        if task in self._leaving:
-            self._leaving.discard(task)
-        elif task not in self._agents:
+    def _agent_ended(self, task: str, attempt: int, how: str) -> None:
+        """Its process is gone: after it has called, its connection says so; before, only this does."""
+        self._leaving.discard((task, attempt))
+        had_not_called = self._started.pop((task, attempt), None) is not None
+        if had_not_called and attempt == self._gang.attempt(task):
             self._lose(task, f"its agent ended before it called ({how})")
 
     def _lose(self, task: str, why: str) -> None:
         self._agents.pop(task, None)
-        if task in self._leaving or self._gang.phase(task) is Phase.OVER:
+        self._port_users.discard(task)
+        self._execs.task_gone(task, why)
+        if self._gang.phase(task) is Phase.OVER:
             return
         for caller_id in [c for c, owner in self._callers.items() if owner == task]:
             self._callers.pop(caller_id)
@@ -341,14 +385,15 @@ class GroupHead:
     def _start_agent(self, task: str, attempt: int) -> None:
         if self._gang.phase(task) is Phase.OVER or self._gang.attempt(task) != attempt:
             return
-        self._started[task] = time.monotonic()
+        self._started[task, attempt] = time.monotonic()
         self._starter.start(task, attempt)
 
     def _release(self, task: str) -> None:
         agent = self._agents.pop(task, None)
         if agent is not None:
-            self._leaving.add(task)
+            self._leaving.add((task, agent.started_for))
             agent.channel.send_nowait(messages.TaskLeave())
+            self._execs.task_gone(task, "the task has ended")
         if self._gang.phase(task) is Phase.OVER:
             self._barriers_without(task)
 
@@ -387,18 +432,21 @@ class GroupHead:
             return
         self._state = state
         if state is State.RUNNING and self._running_since is None:
-            self._running_since = time.monotonic()
+            self._running_since = time.monotonic() - self._options.ran_s
         self._event("group_state", group=self._group.name, state=state.value)
 
     def _begin_message(self, task: str, attempt: int) -> messages.TaskBegin:
-        hosts = {name: agent.host for name, agent in self._agents.items()}
-        addresses = {name: agent.address for name, agent in self._agents.items()}
-        del task
+        if not self._port_users:  # who begins beside others must get the ports that they have
+            self._chosen_ports = self._choose_ports()
+        self._port_users.add(task)
         return messages.TaskBegin(
-            attempt=attempt, hosts=hosts, addresses=addresses, ports=self._ports()
+            attempt=attempt,
+            hosts=dict(self._hosts),
+            addresses=dict(self._addresses),
+            ports=self._chosen_ports,
         )
 
-    def _ports(self) -> dict[str, int]:
+    def _choose_ports(self) -> dict[str, int]:
         names = port_names(self._group)
         if not names:
             return {}
@@ -446,7 +494,8 @@ class GroupHead:
 
     def _conclude(self) -> GroupOutcome:
         state = self._gang.state
-        report = self._report() if state.is_failed else None
+        is_worth_it = state.is_failed and state is not State.FAILED_CANCELED
+        report = self._report() if is_worth_it else None
         lead = self._outcomes.get(self._group.lead.name)
         code = 0
         if state.is_failed:
@@ -474,12 +523,16 @@ class GroupHead:
         name = self._group.name
         if failure is None:
             why = self._stop_why or "it was stopped"
-            return Report(error=f"group {name} ended as {self._gang.state.value}: {why}")
+            error = f"group {name} ended as {self._gang.state.value}: {why}"
+            return Report(error=error, because=self._earlier_failures())
+        verdict = self._training_verdict(failure)
+        if verdict is not None:
+            return replace(verdict, error=f"task {failure.task} failed: {verdict.error}")
         end = self._ends.get(failure.task)
         tail = end.tail if isinstance(end, messages.TaskEnded) else end.detail if end else ()
         shared = self._options.plan.network is TaskNetwork.SHARED
         others = [t.name for t in self._group.tasks if t.name != failure.task] if shared else []
-        return explain_task_failure(
+        report = explain_task_failure(
             FailureFacts(
                 group=name,
                 task=failure.task,
@@ -495,13 +548,33 @@ class GroupHead:
                 log=self._options.run_dir.task_log(name, failure.task, failure.attempt),
             )
         )
+        return replace(report, because=(*report.because, *self._earlier_failures()))
+
+    def _earlier_failures(self) -> tuple[str, ...]:
+        """What did not count may still be the cause: a peer that is gone makes the lead fail."""
+        shown = self._gang.ignored[:4]
+        return tuple(f"{failure.task} had failed before: {failure.why}" for failure in shown)
+
+    def _training_verdict(self, failure: gang.Failure) -> Report | None:
+        """Return the verdict of the run that a training task was: it names the rank and the line."""
+        if self._group.task(failure.task).training is None or self._stop_why is not None:
+            return None
+        folder = self._options.run_dir.training_folder(failure.task, failure.attempt)
+        for path in glob.glob(os.path.join(glob.escape(folder), "*", "result.json")):
+            plain = atomic.read_json(path)
+            try:
+                report = codec.from_plain(Report, (plain or {}).get("report"))
+            except codec.CodecError:
+                continue
+            return report
+        return None
 
     async def _say_goodbye(self) -> None:
         """Let agents leave by themselves for a moment, and clients hear the last event."""
         deadline = time.monotonic() + 5.0
         while self._leaving and time.monotonic() < deadline:
-            for task, _ in self._starter.poll():
-                self._leaving.discard(task)
+            for task, attempt, _ in self._starter.poll():
+                self._leaving.discard((task, attempt))
             await asyncio.sleep(0.01)
         for client in self._clients:
             await client.close()

@@ -19,6 +19,7 @@ if __package__ in (None, ""):
     sys.path.insert(0, os.path.dirname(_package))
 
 from torchmuster import proc
+from torchmuster.agent.container import remove_containers
 from torchmuster.agent.group_head import GroupHead, HeadOptions, port_candidates
 from torchmuster.agent.network import PrivateNetwork
 from torchmuster.agent.task_agent import NetworkShare, TaskAgent, TaskOptions
@@ -48,7 +49,7 @@ class LocalStarter:
         self._run_dir = run_dir
         self._group = group
         self._head = head
-        self._children: list[tuple[str, proc.Child]] = []
+        self._children: list[tuple[str, int, proc.Child]] = []
         self._lifeline = os.pipe2(os.O_CLOEXEC)
 
     @property
@@ -63,23 +64,23 @@ class LocalStarter:
         argv += [f"--attempt={attempt}", f"--head={self._head[0]}:{self._head[1]}"]
         argv += [f"--lifeline-fd={self._lifeline[0]}"]
         child = proc.start(argv, pass_fds=[self._lifeline[0]])
-        self._children.append((task, child))
+        self._children.append((task, attempt, child))
 
-    def poll(self) -> list[tuple[str, str]]:
+    def poll(self) -> list[tuple[str, int, str]]:
         """Return the agents that have ended, after what they left has been ended."""
-        ended: list[tuple[str, str]] = []
+        ended: list[tuple[str, int, str]] = []
         for entry in list(self._children):
-            status = entry[1].poll()
+            status = entry[2].poll()
             if status is not None:
                 self._children.remove(entry)
                 how = f"signal {-status}" if status < 0 else f"exit code {status}"
-                ended.append((entry[0], how))
-        proc.end_children(self.keep.union(child.pid for _, child in self._children))
+                ended.append((entry[0], entry[1], how))
+        proc.end_children(self.keep.union(child.pid for _, _, child in self._children))
         return ended
 
     def kill(self, task: str) -> None:
         """SIGKILL a task's agents; `poll` reaps them and what they started."""
-        for name, child in self._children:
+        for name, _, child in self._children:
             if name == task:
                 child.send_signal(signal.SIGKILL)
 
@@ -136,6 +137,7 @@ async def _conduct_group(options: argparse.Namespace) -> int:
             group=plan.group(options.group),
             run_dir=run_dir,
             first_attempts=start.get("first_attempts", {}),
+            ran_s=float(start.get("ran_s", 0.0)),
             notes=(network.note,) if network is not None else (),
         ),
         starter,
@@ -155,6 +157,7 @@ async def _conduct_group(options: argparse.Namespace) -> int:
         serving.cancel()
         starter.cut_lifeline()
         await _end_agents(starter)
+        remove_containers(plan.container, plan.run_id, options.group)
         if network is not None:
             network.close()
         disk.flush(_FLUSH_S)
@@ -165,8 +168,10 @@ def _open_network(plan: WorkflowPlan, run_dir: RunDir, group: str) -> PrivateNet
     if plan.network is not Sharing.PRIVATE:
         return None
     network = PrivateNetwork.open([task.name for task in plan.group(group).tasks])
+    resolver = network.resolver_file()
     parts = {
         name: {
+            "resolver": None if resolver is None else resolver.decode(),
             "name": name,
             "address": part.address,
             "hosts": network.hosts_file(name).decode("utf-8", "surrogateescape"),
@@ -245,7 +250,10 @@ def _read_network(
         return None
     part = atomic.read_json(run_dir.group(group).network)[task]
     hosts = part.pop("hosts").encode("utf-8", "surrogateescape")
-    return NetworkShare(hosts=hosts, **part)
+    resolver = part.pop("resolver")
+    return NetworkShare(
+        hosts=hosts, resolver=None if resolver is None else resolver.encode(), **part
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""As much of the kernel's route netlink as a private network needs: links and addresses.
+"""As much of the kernel's route netlink as a private network needs: links, addresses, a default route.
 
 Raw, because `ip` is missing in many images and would be a process for every step.
 """
@@ -7,7 +7,7 @@ import os
 import socket
 import struct
 
-_NEW_LINK, _NEW_ADDRESS = 16, 20
+_NEW_LINK, _NEW_ADDRESS, _NEW_ROUTE = 16, 20, 24
 _REQUEST, _ACKNOWLEDGE, _CREATE, _EXCLUSIVE = 0x1, 0x4, 0x400, 0x200
 _ERROR = 2
 _UP = 1
@@ -15,6 +15,8 @@ _UP = 1
 _IFLA_NAME, _IFLA_MASTER, _IFLA_LINKINFO, _IFLA_NET_FD = 3, 10, 18, 28
 _INFO_KIND, _INFO_DATA, _VETH_PEER = 1, 2, 1
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
+_RTA_OIF, _RTA_GATEWAY = 4, 5
+_TABLE_MAIN, _PROTO_STATIC, _SCOPE_UNIVERSE, _UNICAST = 254, 4, 0, 1
 _TIMEOUT_S = 5.0
 
 
@@ -54,6 +56,20 @@ class Netlink:
         """Switch a link on."""
         header = struct.pack("=BxHiII", 0, 0, socket.if_nametoindex(name), _UP, _UP)
         self._ask(_NEW_LINK, 0, header)
+
+    def set_master(self, name: str, master: str) -> None:
+        """Make a link a port of the bridge `master`."""
+        header = struct.pack("=BxHiII", 0, 0, socket.if_nametoindex(name), 0, 0)
+        bridge = struct.pack("=I", socket.if_nametoindex(master))
+        self._ask(_NEW_LINK, 0, header + _attribute(_IFLA_MASTER, bridge))
+
+    def add_default_route(self, name: str, gateway: str) -> None:
+        """Send all other IPv4 traffic to `gateway`, by the link `name`."""
+        kind = (_TABLE_MAIN, _PROTO_STATIC, _SCOPE_UNIVERSE, _UNICAST)
+        header = struct.pack("=BBBBBBBBI", socket.AF_INET, 0, 0, 0, *kind, 0)
+        index = struct.pack("=I", socket.if_nametoindex(name))
+        body = _attribute(_RTA_GATEWAY, socket.inet_aton(gateway)) + _attribute(_RTA_OIF, index)
+        self._ask(_NEW_ROUTE, _CREATE | _EXCLUSIVE, header + body)
 
     def add_address(self, name: str, address: str, prefix_bits: int) -> None:
         """Give a link an IPv4 address; the route to its network comes with it."""

@@ -2,7 +2,7 @@
 
 Each task gets a network namespace with one interface; a bridge in a hub namespace joins them. No
 root is needed, nothing of it has a name in /run/netns or /etc, and everything vanishes with the
-holder (`network_hold`), which ends with us. There is no way out of it yet: see `way_out`.
+holder (`network_hold`), which ends with us. Where slirp4netns or pasta is installed, there is a way out.
 """
 
 import ipaddress
@@ -18,17 +18,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchmuster import proc
-from torchmuster.agent import network_hold
+from torchmuster.agent import network_hold, way_out
 from torchmuster.errors import MusterError, UsageError
 
 INTERFACE = "eth0"
-_MAX_TASKS = 253
+_MAX_TASKS = 255 - way_out.FIRST_TASK
+_RESOLVER_FILE = "/etc/resolv.conf"
 _POOLS = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")
 _START_TIMEOUT_S = 20.0
 _END_TIMEOUT_S = 5.0
-_NO_WAY_OUT = (
-    "tasks in a private network reach each other and nothing else: no internet, no license server"
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,26 +52,47 @@ class PrivateNetwork:
 
     Attributes:
         tasks: Each task's part, by name.
-        way_out: The address of a gateway; None as long as there is no way out.
+        way_out: The address of a gateway; None when there is no way out.
+        resolver: Who answers questions for names there.
         note: One line for the user about the way out.
     """
 
     def __init__(
-        self, holder: proc.Child, lifeline: int, tasks: Mapping[str, TaskNetwork], hostname: str
+        self,
+        holder: proc.Child,
+        lifeline: int,
+        tasks: Mapping[str, TaskNetwork],
+        hostname: str,
+        *,
+        answer: Mapping[str, Any] | None = None,
+        program: str | None = None,
     ) -> None:
+        said = answer or {}
         self._holder = holder
         self._lifeline = lifeline
         self._hostname = hostname
         self.holder_pid = holder.pid
         self.tasks = tasks
-        self.way_out: str | None = None
-        self.note = _NO_WAY_OUT
+        self.way_out: str | None = said.get("way_out")
+        self.resolver: str | None = said.get("resolver")
+        self.note = way_out.note_of(said, program)
 
     @classmethod
     def open(
-        cls, names: Sequence[str], *, python: str = sys.executable, hostname: str | None = None
+        cls,
+        names: Sequence[str],
+        *,
+        python: str = sys.executable,
+        hostname: str | None = None,
+        find_program: Callable[[], str | None] = way_out.find_program,
     ) -> "PrivateNetwork":
         """Make a network for the tasks `names`; takes some milliseconds for each, and blocks.
+
+        Args:
+            names: The tasks.
+            python: The interpreter of the holder.
+            hostname: The machine's name.
+            find_program: Returns the path of the program that makes a way out, or None.
 
         Raises:
             UsageError: More tasks than a network has addresses.
@@ -84,9 +103,9 @@ class PrivateNetwork:
                 f"a private network takes up to {_MAX_TASKS} tasks of different names,"
                 f" not {len(names)}"
             )
-        network = choose_network(host_networks())
-        addresses = [str(network[number + 2]) for number in range(len(names))]
-        argument = json.dumps({"addresses": addresses, "interface": INTERFACE})
+        program = find_program()
+        wanted = _wanted(len(names), program)
+        argument = json.dumps(wanted)
         hold = os.path.abspath(network_hold.__file__)
         lifeline_end, lifeline = os.pipe()
         answer_fd, answer_end = os.pipe()
@@ -108,8 +127,9 @@ class PrivateNetwork:
             raise
         finally:
             os.close(answer_fd)
-        tasks = _tasks(holder.pid, names, addresses, answer)
-        return cls(holder, lifeline, tasks, hostname or socket.gethostname())
+        tasks = _tasks(holder.pid, names, wanted["addresses"], answer)
+        hostname = hostname or socket.gethostname()
+        return cls(holder, lifeline, tasks, hostname, answer=answer, program=program)
 
     def close(self) -> None:
         """End the holder; tasks that still run keep their own, now lonely, namespaces."""
@@ -135,6 +155,12 @@ class PrivateNetwork:
                 also = ""
             lines.append(f"{task.address} {task.name}{also}")
         return ("\n".join(lines) + "\n").encode("utf-8", "surrogateescape")
+
+    def resolver_file(self, *, machine: str = _RESOLVER_FILE) -> bytes | None:
+        """Return the text of /etc/resolv.conf for the tasks; None when the machine's own serves."""
+        if self.resolver is None:
+            return None
+        return way_out.resolver_text(_read_text(machine), self.resolver)
 
 
 def choose_network(
@@ -182,12 +208,36 @@ def host_networks(path: str = "/proc/net/route") -> list[ipaddress.IPv4Network]:
     return found
 
 
+def _read_text(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
 def _without_names(line: str, names: set[str]) -> str:
     words = line.split("#", 1)[0].split()
     if not any(word in names for word in words[1:]):
         return line
     kept = [word for word in words[1:] if word not in names]
     return " ".join([words[0], *kept]) if kept else ""
+
+
+def _wanted(num_tasks: int, program: str | None) -> dict[str, Any]:
+    """Return what the holder is told: addresses, and the way out when there is a program for it."""
+    routed = host_networks()
+    network = choose_network(routed)
+    addresses = [str(network[number + way_out.FIRST_TASK]) for number in range(num_tasks)]
+    wanted: dict[str, Any] = {"addresses": addresses, "interface": INTERFACE}
+    if program is not None:
+        wanted["way_out"] = {
+            "program": program,
+            "subnet": str(network),
+            "outside": str(choose_network([*routed, network])),
+            "passes_names": way_out.has_own_resolver(_read_text(_RESOLVER_FILE)),
+        }
+    return wanted
 
 
 def _tasks(

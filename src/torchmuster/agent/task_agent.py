@@ -19,6 +19,7 @@ from torchmuster import proc
 from torchmuster.agent.output import RankOutput
 from torchmuster.agent.task_command import Command, CommandFailedError
 from torchmuster.agent.task_data import fetch_inputs, publish, upload_outputs
+from torchmuster.agent.task_exec import Execs
 from torchmuster.agent.task_setup import Facts
 from torchmuster.agent.task_socket import TaskCall, TaskSocket
 from torchmuster.agent.task_view import View
@@ -51,6 +52,7 @@ class NetworkShare:
     name: str
     address: str
     hosts: bytes
+    resolver: bytes | None = None
     join: dict[str, str | None] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
 
@@ -102,6 +104,7 @@ class TaskAgent:
         self._num_calls = 0
         self._has_inputs = False
         self._view: View | None = None
+        self._execs = Execs(options.task.name, self._send)
 
     async def run(self) -> int:
         """Serve the head until it lets us go; return the exit code of the agent itself."""
@@ -182,6 +185,7 @@ class TaskAgent:
                 self._begin(self._run_command(message))
             case messages.TaskAgain(attempt=attempt):
                 self._attempt = attempt
+                self._stop_at = None
                 self._begin(self._prepare())
             case messages.TaskStop(attempt=attempt, grace_s=grace_s):
                 if attempt == self._attempt:
@@ -190,6 +194,8 @@ class TaskAgent:
                 self._begin(self._upload(succeeded=succeeded))
             case messages.BarrierAnswer():
                 await self._pass_answer(message)
+            case _ if isinstance(message, messages.FromExecClient):
+                self._execs.take(message, self._command if self._has_process() else None)
 
     def _begin(self, activity: Coroutine[Any, Any, None]) -> None:
         self._activity = asyncio.create_task(activity)
@@ -217,7 +223,11 @@ class TaskAgent:
                 os.makedirs(folder, exist_ok=True)
             if not self._has_inputs:  # a restart in place finds them here
                 await fetch_inputs(
-                    self._options.task, self._place, self._options.run_dir, self._doing
+                    self._options.task,
+                    self._place,
+                    self._options.run_dir,
+                    self._doing,
+                    self._outer_facts().resolve,
                 )
                 self._has_inputs = True
         except MusterError as error:
@@ -284,6 +294,8 @@ class TaskAgent:
             self._not_prepared(error, State.FAILED_START_ERROR, CODE_START)
             return
         self._send(messages.TaskStarted(attempt=self._attempt, pid=command.pid))
+        if self._stop_at is not None:  # the stop has overtaken the start
+            command.terminate()
         try:
             status = await self._wait_for_end(command)
         finally:
@@ -293,7 +305,8 @@ class TaskAgent:
         try:
             code, signum = command.read_end(status)
         except CommandFailedError as error:
-            self._not_prepared(error, State.FAILED_START_ERROR, CODE_START)
+            command.leave()
+            self._not_prepared(error, error.state, error.code)
             return
         await command.finish()
         evidence = explain_kill(before, command.pid) if signum == signal.SIGKILL else None
@@ -313,6 +326,7 @@ class TaskAgent:
         while (status := command.poll()) is None:
             self._kill_when_due(command)
             await asyncio.sleep(_REAP_S)
+        self._execs.end_all("the command of the task has ended")
         while self._stop_at is not None and command.has_processes():  # they save what they can
             self._kill_when_due(command)
             await asyncio.sleep(_REAP_S)
@@ -326,12 +340,10 @@ class TaskAgent:
             self._stop_at = time.monotonic() + 1.0
 
     def _stop(self, grace_s: float) -> None:
-        if self._command is None:
-            return
         first = self._stop_at is None
         kill_at = time.monotonic() + grace_s
         self._stop_at = kill_at if self._stop_at is None else min(self._stop_at, kill_at)
-        if grace_s > 0 and first:
+        if grace_s > 0 and first and self._command is not None:
             self._command.terminate()
 
     def _show(self, rank: int, stream: int, text: str, left_out: int) -> None:
@@ -384,6 +396,7 @@ class TaskAgent:
             await asyncio.gather(self._activity, return_exceptions=True)
         if self._command is not None:
             self._command.kill()
+        self._execs.end_all("the agent of the task has ended")
         deadline = time.monotonic() + 10.0
         while proc.end_children() and time.monotonic() < deadline:
             await asyncio.sleep(_REAP_S)
@@ -393,7 +406,12 @@ class TaskAgent:
     # Calls of the task's processes.
 
     def _command_pids(self) -> set[int]:
-        return {self._command.pid} if self._command is not None else set()
+        if self._command is None:
+            return set()
+        return self._command.pids() | self._execs.pids
+
+    def _has_process(self) -> bool:
+        return self._command is not None and self._command.pid > 0 and self._command.poll() is None
 
     async def _answer_call(self, call: TaskCall) -> None:
         """Pass a process's call to the head; its answers come back by the number of the call."""

@@ -5,11 +5,12 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from torchmuster import proc
-from torchmuster.agent import task_setup
+from torchmuster.agent import place_launch, task_setup
+from torchmuster.agent.container import CODE_START
 from torchmuster.agent.output import RankOutput
 from torchmuster.agent.task_data import start_checkpoint
 from torchmuster.agent.task_setup import Facts
@@ -18,6 +19,7 @@ from torchmuster.agent.task_view import View, open_view
 from torchmuster.agent.voice import Voice
 from torchmuster.errors import MusterError
 from torchmuster.model import contract
+from torchmuster.model.states import State
 
 if TYPE_CHECKING:
     from torchmuster.agent.task_agent import TaskOptions
@@ -28,6 +30,9 @@ Say = Callable[[str], None]
 
 class CommandFailedError(MusterError):
     """The command's surroundings could not be made, so it never began."""
+
+    state = State.FAILED_START_ERROR
+    code = CODE_START
 
 
 class Command:
@@ -40,6 +45,7 @@ class Command:
         self._child: proc.Child | None = None
         self._checkpoints: list[Transfer] = []
         self._view: View | None = None
+        self._output: RankOutput | None = None
 
     @property
     def pid(self) -> int:
@@ -68,6 +74,7 @@ class Command:
         self._view = open_view(self._facts, self._options, secrets, notice)
         if earlier is not None:
             self._view.take_over(earlier)
+        self._output = output
         stdout, stderr = output.open()
         try:
             self._child = self._view.start(words, variables, stdout, stderr)
@@ -94,6 +101,16 @@ class Command:
         """Return the exit status (negative for a signal), or None while it runs."""
         return self._child.poll() if self._child is not None else 0
 
+    def has_begun(self) -> bool:
+        """Say whether the command itself runs: not yet while its launcher makes the view."""
+        try:
+            with open(f"/proc/{self.pid}/cmdline", "rb") as file:
+                words = file.read().split(b"\0")
+        except OSError:
+            return False
+        launcher = os.fsencode(os.path.abspath(place_launch.__file__))
+        return len(words) > 1 and launcher not in words[:4]
+
     def terminate(self) -> None:
         """SIGTERM to the command and what is in its process group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -101,6 +118,8 @@ class Command:
 
     def kill(self) -> None:
         """SIGKILL to everything that the command started."""
+        if self._view is not None:
+            self._view.kill()
         proc.kill_session(self.pid)
         for pid in proc.descendants(self.pid):
             proc.kill_quietly(pid)
@@ -123,7 +142,20 @@ class Command:
         """
         if self._view is not None and (why := self._view.why_not_begun()) is not None:
             raise CommandFailedError("the command's surroundings can't be made", why=why)
+        self._refuse_engine_failure(status)
         return (128 - status, -status) if status < 0 else (status, None)
+
+    def _refuse_engine_failure(self, status: int) -> None:
+        tail = self._output.tail() if self._output is not None else ()
+        failure = self._view.engine_failure(status, tail) if self._view is not None else None
+        if failure is not None:
+            error = CommandFailedError(failure.what, why=failure.why)
+            error.state, error.code = failure.state, failure.code
+            raise error
+
+    def pids(self) -> set[int]:
+        """Return the processes whose descendants belong to the command."""
+        return {self.pid, *(self._view.pids() if self._view is not None else ())}
 
     async def finish(self) -> None:
         """Let the checkpoints be uploaded once more; what fails is said, the command counts."""
@@ -149,14 +181,16 @@ def training_words(facts: Facts, options: "TaskOptions") -> list[str]:
     if training is None:
         raise ValueError("not a training task")
     folder = options.run_dir.task_folder(facts.task.name)
+    args = [facts.resolve(word) for word in training.args]
+    make_folders(args, facts.place.output)
     options_of_run = {
-        "folder": os.path.join(folder, "training", f"attempt-{facts.attempt}"),
+        "folder": options.run_dir.training_folder(facts.task.name, facts.attempt),
         "snapshots": os.path.join(folder, "snapshots"),
         "nodes": training.nodes,
         "nproc_per_node": training.nproc_per_node,
         "max_restarts": training.max_restarts,
         "script": facts.resolve(training.script),
-        "args": [facts.resolve(word) for word in training.args],
+        "args": args,
         "cwd": options.plan.cwd,
         "grace_s": options.plan.grace_s,
         "python": list(options.plan.python),
@@ -165,6 +199,24 @@ def training_words(facts: Facts, options: "TaskOptions") -> list[str]:
     with open(path, "w") as file:
         json.dump(options_of_run, file)
     return [sys.executable, "-m", "torchmuster.run.nested", path]
+
+
+def make_folders(args: Sequence[str], output: str) -> None:
+    """Make the folders in which arguments name files of `{{output}}`: there is no shell to do it.
+
+    Raises:
+        MusterError: One can't be made.
+    """
+    for word in args:
+        path = os.path.normpath(word.partition("=")[2] if word.startswith("-") else word)
+        if not path.startswith(f"{output}/"):
+            continue
+        folder = os.path.dirname(path)
+        try:
+            os.makedirs(folder, exist_ok=True)
+        except OSError as error:
+            what = f"the folder of the argument `{word}` can't be made"
+            raise MusterError(what, where=folder, why=error.strerror) from error
 
 
 def _family(pid: int) -> list[int]:

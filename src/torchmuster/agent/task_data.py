@@ -22,7 +22,9 @@ Say = Callable[[str], None]
 Resolve = Callable[[str], str]
 
 
-async def fetch_inputs(task: TaskPlan, place: Place, run_dir: RunDir, doing: Say) -> None:
+async def fetch_inputs(
+    task: TaskPlan, place: Place, run_dir: RunDir, doing: Say, resolve: Resolve
+) -> None:
     """Bring every input to its folder.
 
     Raises:
@@ -37,13 +39,17 @@ async def fetch_inputs(task: TaskPlan, place: Place, run_dir: RunDir, doing: Say
             source = task_output(entry, run_dir)
             await asyncio.to_thread(copy_tree, source, folder, entry.regex)
             continue
-        doing(f"downloading input {number}: {entry.source}")
-        words = ["download", entry.source, "--to", folder]
+        source = resolve(entry.source)
+        doing(f"downloading input {number}: {source}")
+        words = ["download", source, "--to", folder]
         if entry.kind is InputKind.DATASET:
             inside = os.path.join(folder, entry.folder or "")
-            words = ["dataset-download", "--name", entry.source, "--to", inside]
+            words = ["dataset-download", "--name", source, "--to", inside]
         words += ["--regex", entry.regex] if entry.regex else []
         await Transfer(words, doing).finish()
+        if entry.kind is InputKind.DATASET:
+            with contextlib.suppress(OSError):  # what a resumed download would need; not the task's
+                os.unlink(os.path.join(folder, f".{entry.folder}.muster.jsonl"))
 
 
 def task_output(entry: InputPlan, run_dir: RunDir) -> str:

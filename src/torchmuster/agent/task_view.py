@@ -8,11 +8,13 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from torchmuster import proc
 from torchmuster.agent import task_setup
+from torchmuster.agent.container import EngineFailure
+from torchmuster.agent.container_view import ContainerView
 from torchmuster.agent.place import (
     PlacedFile,
     PlacePlan,
@@ -29,6 +31,10 @@ if TYPE_CHECKING:
     from torchmuster.agent.task_agent import TaskOptions
 
 Say = Callable[[str], None]
+
+_NO_COMMAND = (126, 127)  # as in a shell: not executable, not found
+
+_RESOLVER = "/etc/resolv.conf"
 
 
 class View(Protocol):
@@ -47,6 +53,15 @@ class View(Protocol):
 
     def why_not_begun(self) -> str | None:
         """Return why the command itself never began; None when it did."""
+
+    def engine_failure(self, status: int, tail: Sequence[str]) -> EngineFailure | None:
+        """Return why a container never began; None where there is none, or when it did."""
+
+    def pids(self) -> set[int]:
+        """Return processes beside the started one whose descendants belong to the command."""
+
+    def kill(self) -> None:
+        """End what is no descendant of the started process."""
 
     def close(self) -> None:
         """Remove what was put outside of the working place."""
@@ -68,6 +83,8 @@ def open_view(
     outside = [file for file in files if file not in inside]
     for file in inside:
         _write_inside(file, facts.place.work)
+    if options.plan.container != "none":
+        return ContainerView(outside, facts, options)
     why = namespaces_available()
     if why is None:
         return _private_view(outside, facts, options, notice)
@@ -127,6 +144,9 @@ def _private_view(
     os.makedirs(folder, mode=0o700, exist_ok=True)
     network = options.network
     keep = [sys.prefix, sys.base_prefix, options.plan.cwd, _source(), *options.keep]
+    resolver = network.resolver if network is not None else None
+    if resolver is not None and all(file.path != _RESOLVER for file in files):
+        files = [*files, PlacedFile(path=_RESOLVER, content=resolver)]
     plan = plan_place(
         files,
         folder,
@@ -144,7 +164,20 @@ def _source() -> str:
     return os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
-class _PrivateView:
+class _NoContainer:
+    """What a view without a container has to say of one."""
+
+    def engine_failure(self, status: int, tail: Sequence[str]) -> EngineFailure | None:
+        return None
+
+    def pids(self) -> set[int]:
+        return set()
+
+    def kill(self) -> None:
+        """Everything descends from the started process."""
+
+
+class _PrivateView(_NoContainer):
     def __init__(self, plan: PlacePlan, options: "TaskOptions") -> None:
         self._report, end = os.pipe2(os.O_CLOEXEC)
         self._report_end: int | None = end
@@ -200,12 +233,26 @@ class _PrivateView:
             plain = json.loads(said)
         except ValueError:
             return said.decode(errors="replace")
-        return str(plain.get("what", plain)) if isinstance(plain, dict) else str(plain)
+        if not isinstance(plain, dict) or plain.get("code") in _NO_COMMAND:
+            return None  # it is in the log, and the exit code says it as a shell's would
+        return str(plain.get("what", plain))
 
     def close(self) -> None:
         if self._report >= 0:
             os.close(self._report)
             self._report = -1
+        _remove_secrets(path for path, file in self._plan.files.items() if _is_secret(file))
+
+
+def _is_secret(file: PlacedFile) -> bool:
+    return file.mode & 0o077 == 0
+
+
+def _remove_secrets(paths: Iterable[str]) -> None:
+    """Leave no secret in the run directory; the next start writes it again."""
+    for path in paths:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
 
 
 def _move_entries(source: str, target: str, machine: set[str]) -> None:
@@ -219,7 +266,7 @@ def _move_entries(source: str, target: str, machine: set[str]) -> None:
             _move_entries(old, new, set())
 
 
-class _RealView:
+class _RealView(_NoContainer):
     def __init__(self, files: Sequence[PlacedFile], facts: Facts, options: "TaskOptions") -> None:
         claims = os.path.join(options.run_dir.path, "claims")
         os.makedirs(claims, mode=0o700, exist_ok=True)

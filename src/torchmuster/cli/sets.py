@@ -6,12 +6,18 @@ from typing import Any
 
 import click
 
+from torchmuster.errors import UsageError
+
 MANY = ("--set", "--set-string", "--set-env", "--label")
-_PAIR = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*=", re.DOTALL)
+_PAIR = re.compile(r"[^-=][^=]*=")
 
 
 def spread(words: list[str]) -> list[str]:
-    """Return the words with each of the many values behind an option of its own."""
+    """Return the words with each of the many values behind an option of its own.
+
+    Raises:
+        UsageError: An option has no value, and would take the file's name for one.
+    """
     out: list[str] = []
     option: str | None = None
     for i, word in enumerate(words):
@@ -19,6 +25,9 @@ def spread(words: list[str]) -> list[str]:
             return out + words[i:]
         if word in MANY:
             option = word
+            if i + 1 < len(words) and _is_file(words[i + 1]):
+                what = f"`{word}` needs a value, and a file stands behind it"
+                raise UsageError(what, where=words[i + 1], fix=f"{word} NAME=VALUE {words[i + 1]}")
             # Without a value click complains; with one the loop below adds the option again.
             if i + 1 == len(words) or not _is_pair(words[i + 1]):
                 out.append(word)
@@ -34,8 +43,11 @@ def spread(words: list[str]) -> list[str]:
 
 def _is_pair(word: str) -> bool:
     """Say whether a word is NAME=VALUE and not a workflow file that has `=` in its name."""
-    is_file = word.endswith((".yaml", ".yml")) and os.path.isfile(word)
-    return bool(_PAIR.match(word)) and not is_file
+    return bool(_PAIR.match(word)) and not _is_file(word)
+
+
+def _is_file(word: str) -> bool:
+    return word.endswith((".yaml", ".yml")) and os.path.isfile(word)
 
 
 class SetCommand(click.Command):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from torchmuster.cli.job_scripts import can_show, show_jobs
 from torchmuster.cli.sets import SetCommand, value_options
 from torchmuster.errors import NotFoundError, UsageError
 
@@ -65,7 +66,10 @@ def submit(**given: Any) -> int:
     loaded = _load(given)
     plan, machine = _plan(loaded, given)
     if given["dry_run"]:
-        _show_plan(plan, machine, as_json=given["as_json"])
+        if given["engine"] == "local":
+            _show_plan(plan, machine, as_json=given["as_json"])
+        else:
+            show_jobs(plan, given["engine"], as_json=given["as_json"])
         return 0
     _upload_local_datasets(loaded)
     run_dir = create_workflow_dir(plan, loaded.source.text, loaded.rendered_text)
@@ -164,10 +168,9 @@ def _load(given: dict[str, Any]) -> "Loaded":
     from torchmuster.ui.messages import print_warnings
 
     loaded = _load_quietly(given)
-    if loaded.errors:
-        print_warnings(loaded.warnings)
-        raise ManyErrors(loaded.errors)
     print_warnings(loaded.warnings)
+    if loaded.errors:
+        raise ManyErrors(loaded.errors)
     return loaded
 
 
@@ -181,11 +184,23 @@ def _load_quietly(given: dict[str, Any]) -> "Loaded":
             set_strings=given["set_strings"],
             set_env=given.get("set_env", ()),
             labels=given.get("labels", ()),
+            with_effect=_keys_with_effect(given),
         )
     )
 
 
+def _keys_with_effect(given: dict[str, Any]) -> frozenset[str]:
+    """Return the keys that mean nothing on this machine but do where this goes."""
+    keys: set[str] = set()
+    if given.get("container", "none") != "none":
+        keys |= {"privileged", "hostNetwork", "volumeMounts"}
+    if given.get("engine", "local") != "local":  # the engine itself says what it can't be told
+        keys |= {"platform", "nodesExcluded", "topology"}
+    return frozenset(keys)
+
+
 def _plan(loaded: "Loaded", given: dict[str, Any]) -> "tuple[WorkflowPlan, Machine]":
+    from torchmuster.agent.container import container_problems
     from torchmuster.doctor.gpus import visible_gpus
     from torchmuster.errors import ManyErrors
     from torchmuster.model.workflow import TaskNetwork
@@ -197,8 +212,11 @@ def _plan(loaded: "Loaded", given: dict[str, Any]) -> "tuple[WorkflowPlan, Machi
     from torchmuster.ui.messages import print_notes
 
     problems = Problems()
-    if given["engine"] != "local":
+    has_scripts = given["engine"] != "local" and can_show(given["engine"])
+    on_jobs = has_scripts and given["dry_run"]
+    if given["engine"] != "local" and not on_jobs:
         fix = "leave --on out: only this machine can be used yet"
+        fix += "; --dry-run shows the job scripts" if has_scripts else ""
         problems.add(f"there is no engine `{given['engine']}`", "--on", fix=fix)
     seconds = {}
     for name in ("grace", "backoff"):
@@ -224,6 +242,10 @@ def _plan(loaded: "Loaded", given: dict[str, Any]) -> "tuple[WorkflowPlan, Machi
             container=given["container"],
         ),
     )
+    if on_jobs:  # what this machine has is not the question
+        return plan, machine
+    if refusals := container_problems(plan):
+        raise ManyErrors(refusals)
     short = shortfalls(plan, machine)
     if short and given["strict_resources"]:
         for sentence in short:

@@ -116,6 +116,10 @@ class RunDir:
         """The output of the attempt that counts: a link."""
         return os.path.join(self.task_folder(task), "output")
 
+    def training_folder(self, task: str, attempt: int) -> str:
+        """Where the run directory is that a training task makes in one attempt."""
+        return os.path.join(self.task_folder(task), "training", f"attempt-{attempt}")
+
     def task_log(self, group: str, task: str, attempt: int) -> str:
         """All output of a task's command in one attempt."""
         name = f"attempt-{attempt}"

@@ -157,6 +157,8 @@ class TaskPlan:
     exit_rules: tuple[ExitRule, ...] = ()
     checkpoints: tuple[CheckpointPlan, ...] = ()
     volume_mounts: tuple[str, ...] = ()
+    privileged: bool = False
+    host_network: bool = False
     max_retries: int = 3
     training: TrainingPlan | None = None
 

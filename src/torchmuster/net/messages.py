@@ -469,6 +469,108 @@ class TaskLeave(Message):
     """Nothing more is wanted: the agent ends."""
 
 
+# `muster exec`: a client to the head of a group, on to the agent of the task, and back.
+#
+# `data` is base64. Each side may send at most EXEC_WINDOW_BYTES (of data, not of base64) that the other end has not
+# taken yet, so nobody in between has to hold more.
+
+EXEC_WINDOW_BYTES = 256 << 10
+EXEC_CHUNK_BYTES = 64 << 10
+MAX_EXECS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecStart(Message):
+    """Run a command inside of a running task; no words: its shell.
+
+    Attributes:
+        exec_id: Random, chosen by the client; all messages of this command carry it.
+        tty: The command gets a terminal of this size; otherwise three pipes.
+        term: The kind of terminal, for TERM.
+    """
+
+    exec_id: str
+    task: str
+    argv: tuple[str, ...] = ()
+    tty: bool = False
+    rows: int = 24
+    columns: int = 80
+    term: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecInput(Message):
+    """What the command reads; `end` closes its standard input."""
+
+    exec_id: str
+    data: str = ""
+    end: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecOutput(Message):
+    """What the command wrote; a terminal has only stream 1."""
+
+    exec_id: str
+    stream: int  # 1 or 2
+    data: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecTaken(Message):
+    """So much of what the other end sent has been written where it belongs."""
+
+    exec_id: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecResize(Message):
+    """The client's terminal has another size."""
+
+    exec_id: str
+    rows: int
+    columns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecSignal(Message):
+    """Send a signal to the command's process group."""
+
+    exec_id: str
+    signum: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecLeave(Message):
+    """The client has gone: SIGHUP to the command, SIGKILL a little later."""
+
+    exec_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecEnded(Message):
+    """The command has ended, with the code that a shell would show; `why` when it was ended."""
+
+    exec_id: str
+    code: int
+    why: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecRefused(Message):
+    """The command was not started."""
+
+    exec_id: str
+    what: str
+    why: str | None = None
+    fix: str | None = None
+
+
+FromExecClient = ExecStart | ExecInput | ExecTaken | ExecResize | ExecSignal | ExecLeave
+FromExecTask = ExecOutput | ExecTaken | ExecEnded | ExecRefused
+
+
 _TYPES: dict[str, type[Message]] = {cls.__name__: cls for cls in Message.__subclasses__()}
 
 

@@ -28,6 +28,13 @@ def this_machine(folder: str, gpus: Sequence[str]) -> Machine:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Held:
+    cpus: int
+    memory_bytes: int
+    gpus: frozenset[str]
+
+
 @dataclass(slots=True)
 class Capacity:
     """Gives resources to groups, all that a group asks for or nothing.
@@ -36,20 +43,23 @@ class Capacity:
     """
 
     machine: Machine
-    _held: dict[str, tuple[int, tuple[str, ...]]] = field(default_factory=dict)
+    _held: dict[str, _Held] = field(default_factory=dict)
 
     def try_take(self, group: GroupPlan) -> dict[str, list[str]] | None:
         """Return the GPUs of each task, or None when the group has to wait."""
         need_cpus = min(sum(cpus_of(task) for task in group.tasks), self.machine.num_cpus)
         need_gpus = sum(gpus_of(task) for task in group.tasks)
-        free = [gpu for gpu in self.machine.gpus if not self._is_held(gpu)]
-        if self._held:
-            free_cpus = self.machine.num_cpus - sum(cpus for cpus, _ in self._held.values())
-            if need_cpus > free_cpus or min(need_gpus, len(self.machine.gpus)) > len(free):
-                return None
+        need_bytes = min(_memory_of(group), self.machine.memory_bytes)
+        free = self._free_gpus()
+        if self._held and (
+            need_cpus > self._free_cpus()
+            or need_bytes > self._free_bytes()
+            or min(need_gpus, len(self.machine.gpus)) > len(free)
+        ):
+            return None
         given = self._share(group, free, need_gpus)
-        taken = tuple({gpu for gpus in given.values() for gpu in gpus})
-        self._held[group.name] = (need_cpus, taken)
+        taken = frozenset(gpu for gpus in given.values() for gpu in gpus)
+        self._held[group.name] = _Held(cpus=need_cpus, memory_bytes=need_bytes, gpus=taken)
         return given
 
     def give_back(self, group: str) -> None:
@@ -60,13 +70,28 @@ class Capacity:
         """Return why a group can't run now."""
         cpus = sum(cpus_of(task) for task in group.tasks)
         gpus = sum(gpus_of(task) for task in group.tasks)
-        asked = f"{cpus} CPU{'s' if cpus != 1 else ''}"
-        asked += f" and {gpus} GPU{'s' if gpus != 1 else ''}" if gpus else ""
-        holders = ", ".join(list(self._held)[:4])
-        return f"waits for {asked} of this machine's {self.machine.num_cpus} and {len(self.machine.gpus)}, held by {holders}"
+        asked = [_count(cpus, "CPU")]
+        free = [f"{self._free_cpus()} of {_count(self.machine.num_cpus, 'CPU')}"]
+        if gpus:
+            asked.append(_count(gpus, "GPU"))
+            free.append(f"{len(self._free_gpus())} of {_count(len(self.machine.gpus), 'GPU')}")
+        if need_bytes := _memory_of(group):
+            asked.append(f"{_gib(need_bytes)} of memory")
+            free.append(f"{_gib(self._free_bytes())} of {_gib(self.machine.memory_bytes)}")
+        names = list(self._held)
+        more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+        runs = f"{', '.join(names[:4])}{more} {'runs' if len(names) == 1 else 'run'}"
+        return f"waits for {' and '.join(asked)}; {' and '.join(free)} are free, {runs}"
 
-    def _is_held(self, gpu: str) -> bool:
-        return any(gpu in gpus for _, gpus in self._held.values())
+    def _free_cpus(self) -> int:
+        return self.machine.num_cpus - sum(held.cpus for held in self._held.values())
+
+    def _free_bytes(self) -> int:
+        return self.machine.memory_bytes - sum(h.memory_bytes for h in self._held.values())
+
+    def _free_gpus(self) -> list[str]:
+        taken = {gpu for held in self._held.values() for gpu in held.gpus}
+        return [gpu for gpu in self.machine.gpus if gpu not in taken]
 
     def _share(self, group: GroupPlan, free: list[str], need: int) -> dict[str, list[str]]:
         """Give each task GPUs of its own; where there are too few, all tasks that ask see all."""
@@ -115,6 +140,14 @@ def shortfalls(plan: WorkflowPlan, machine: Machine) -> list[str]:
                 f"{kind}: {_gib(asked)} asked for, {_gib(here)} here: tasks share what there is"
             )
     return found
+
+
+def _memory_of(group: GroupPlan) -> int:
+    return sum((task.resources.memory_bytes or 0) * task.num_nodes for task in group.tasks)
+
+
+def _count(number: int, unit: str) -> str:
+    return f"{number} {unit}{'s' if number != 1 else ''}"
 
 
 def _gib(size_bytes: int) -> str:

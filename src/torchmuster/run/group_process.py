@@ -1,6 +1,7 @@
 """The head of one group on this machine, as its owner sees it: a process, and a channel to it."""
 
 import asyncio
+import itertools
 import os
 import sys
 import time
@@ -20,6 +21,8 @@ from torchmuster.run.record import read_outcome
 _CONNECT_LIMIT_S = 30.0
 _POLL_S = 0.02
 _LAST_WORDS_S = 2.0
+_PING_EVERY_S = 2.0
+_SILENT_S = 15.0
 
 Hear = Callable[[messages.Message], None]
 
@@ -97,14 +100,26 @@ class GroupProcess:
         channel.send_nowait(messages.Watch(owner=True))
         if self._stop is not None:
             channel.send_nowait(self._stop)
+        asking = asyncio.create_task(self._ask(channel))
         try:
             while True:
-                self._hear(await channel.receive())
+                async with asyncio.timeout(_SILENT_S):
+                    message = await channel.receive()
+                if not isinstance(message, messages.Pong):
+                    self._hear(message)
         except ChannelClosedError:
             pass
+        except TimeoutError:  # it hangs; its agents have given up their leases by now
+            self.kill()
         finally:
+            asking.cancel()
             self._channel = None
             channel.abort()
+
+    async def _ask(self, channel: Channel) -> None:
+        for number in itertools.count():
+            await asyncio.sleep(_PING_EVERY_S)
+            channel.send_nowait(messages.Ping(number=number))
 
     def _has_ended(self) -> bool:
         return self._child is None or self._child.poll() is not None

@@ -58,7 +58,7 @@ def _conduct(given: dict[str, Any]) -> int:
     voice.start()
     result = asyncio.run(Supervisor(plan, run_dir, engine, voice).run())
     if result.report is not None and result.state is not RunState.SUCCEEDED:
-        voice.print(render_report(result.report))
+        voice.say(f"failed: {result.report.error}")  # the head of the group gives the whole verdict
     voice.flush(5.0)
     return result.exit_code
 

@@ -53,6 +53,7 @@ class _Group:
     outcome: GroupOutcome | None = None
     process: GroupProcess | None = None
     scheduling_since: float | None = None
+    running_since: float | None = None
     said_waiting: bool = False
     heads_lost: int = 0
     running: asyncio.Task[None] | None = None
@@ -162,7 +163,9 @@ class WorkflowOwner:
         try:
             while group.outcome is None:
                 attempts = self._next_attempts(group.plan) if group.heads_lost else {}
-                await self._live_with_head(group, {"gpus": gpus, "first_attempts": attempts})
+                ran_s = time.monotonic() - (group.running_since or time.monotonic())
+                start = {"gpus": gpus, "first_attempts": attempts, "ran_s": ran_s}
+                await self._live_with_head(group, start)
                 if group.outcome is None and (self._stops or group.heads_lost >= MAX_HEADS_LOST):
                     break
                 if group.outcome is None:
@@ -231,7 +234,9 @@ class WorkflowOwner:
                 self._tell_task(group, fields)
             case messages.Event(name="group_state", fields=fields):
                 state = State(fields["state"])
-                if not state.is_final and state is not group.state:
+                if state is State.RUNNING and group.running_since is None:
+                    group.running_since = time.monotonic()
+                if not state.is_final and group.state.may_become(state):
                     self._enter(group, state, None)
             case messages.Event(name="group_waits", fields=fields):
                 group.why = str(fields["text"])
@@ -258,8 +263,11 @@ class WorkflowOwner:
         changed = state is not group.state
         group.state, group.why = state, why
         self._event("group_state", group=group.plan.name, state=state.value, why=why)
-        if changed and (len(self._groups) <= 20 or state.is_failed):
-            self._display.say(f"group {group.plan.name} {_words_of(state, why)}")
+        worth_a_line = state is not State.SCHEDULING and len(self._groups) <= 20
+        if changed and (worth_a_line or state.is_failed):
+            has_report = group.outcome is not None and group.outcome.report is not None
+            shown = None if has_report else why  # the report itself is printed at the end
+            self._display.say(f"group {group.plan.name} {_words_of(state, shown)}")
         self._changed.set()
 
     # Signals.
@@ -345,7 +353,6 @@ class WorkflowOwner:
 def _words_of(state: State, why: str | None) -> str:
     words = {
         State.WAITING: "waits",
-        State.SCHEDULING: "is next",
         State.INITIALIZING: "starts",
         State.RUNNING: "runs",
         State.COMPLETED: "has completed",

@@ -4,21 +4,31 @@ They read the plain YAML values and pass over what has the wrong type, because `
 with a wrong type in one task still has its other mistakes reported in the same go.
 """
 
-import graphlib
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchmuster.model.tokens import Token, find_tokens
+from torchmuster.model.tokens import find_tokens
 from torchmuster.spec.findings import Findings, KeyPath, did_you_mean
-from torchmuster.spec.schema import kind_of
+from torchmuster.spec.references import (
+    NO_MAP,
+    TaskView,
+    View,
+    check_dependencies,
+    check_resource,
+    check_tokens,
+    dicts,
+    texts,
+    warn_unused_resources,
+)
+from torchmuster.spec.scalars import kind_of, split_ranges, truth_of
 
 _LABEL_KEY = re.compile(
     r"(?:[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
 )
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 _MAX_TASKS = 20_000
+_MAX_DEPTH = 64  # of a path of a file; deeper ones are not compared
 _ACTIONS = ("COMPLETE", "FAIL", "RESCHEDULE", "RESTART")
 _TRAINING_KEYS = ("nodes", "nproc_per_node", "max_restarts")
 _NO_EFFECT = {
@@ -27,25 +37,17 @@ _NO_EFFECT = {
     "kpis": "nobody collects them here",
     "backend": "the engine is chosen with --on",
     "resources": "`resource` names an entry of `workflow.resources`",
+    "privileged": "a task has the rights of who started it",
+    "hostNetwork": "--task-network says which network tasks have",
+    "volumeMounts": "without --container a task sees this machine's folders",
 }
-
-
-@dataclass(slots=True)
-class _TaskView:
-    path: KeyPath
-    name: str
-    group: int
-    raw: dict[str, Any]
-
-
-@dataclass(slots=True)
-class _View:
-    """The names of the file, as far as they can be read."""
-
-    findings: Findings
-    tasks: list[_TaskView] = field(default_factory=list)
-    groups: list[tuple[KeyPath, str, dict[str, Any]]] = field(default_factory=list)
-    resources: dict[str, Any] = field(default_factory=dict)
+_CLUSTER = "nodes are chosen by the engine, and the local one has this machine alone"
+_RESOURCE_NO_EFFECT = dict.fromkeys(("platform", "nodesExcluded", "topology"), _CLUSTER)
+_DATASET_INPUT_NO_EFFECT = {
+    "path": "the whole dataset is fetched; `regex` leaves files out",
+    "metadata": "metadata are given when a dataset is written",
+    "labels": "labels are given when a dataset is written",
+}
 
 
 def check_workflow(raw: Any, findings: Findings) -> None:
@@ -53,7 +55,7 @@ def check_workflow(raw: Any, findings: Findings) -> None:
     if not isinstance(raw, dict):
         findings.add(("workflow",), f"expected a map, found {kind_of(raw)}")
         return
-    view = _View(findings)
+    view = View(findings)
     _check_top(raw, view)
     _collect(raw, view)
     _check_names(raw, view)
@@ -61,10 +63,11 @@ def check_workflow(raw: Any, findings: Findings) -> None:
         _check_group(path, name, group, findings)
     for task in view.tasks:
         _check_task(task, view)
-    _check_dependencies(view)
+    check_dependencies(view)
+    warn_unused_resources(view)
 
 
-def _check_top(raw: dict[str, Any], view: _View) -> None:
+def _check_top(raw: dict[str, Any], view: View) -> None:
     findings = view.findings
     top: KeyPath = ("workflow",)
     given = [key for key in ("tasks", "groups") if raw.get(key)]
@@ -82,48 +85,81 @@ def _check_top(raw: dict[str, Any], view: _View) -> None:
         _check_labels((*top, "labels"), labels, findings)
     resources = raw.get("resources")
     view.resources = resources if isinstance(resources, dict) else {}
-    for key in ("name", "labels", "resources", "timeout"):
-        for path, text in _texts((*top, key), raw.get(key)):
-            for token in find_tokens(text):
+    for key in ("labels", "resources", "timeout"):
+        for path, text in texts((*top, key), raw.get(key)):
+            for token in find_tokens(text)[:1]:
                 what = f"the token `{token.text}` is not resolved here"
                 findings.add(path, what, why="tokens have a value inside tasks only")
+    for name, resource in view.resources.items():
+        if isinstance(resource, dict):
+            _warn_no_effect((*top, "resources", name), resource, _RESOURCE_NO_EFFECT, findings)
+
+
+def _warn_no_effect(
+    path: KeyPath, raw: dict[Any, Any], reasons: dict[str, str], findings: Findings
+) -> None:
+    for key, why in reasons.items():
+        if raw.get(key) not in (None, False, [], {}) and key not in findings.with_effect:
+            findings.warn((*path, key), f"`{key}` has no effect here", why=why)
 
 
 def _check_labels(path: KeyPath, labels: dict[Any, Any], findings: Findings) -> None:
     if len(labels) > 16:
         findings.add(path, f"there are {len(labels)} labels; at most 16 are allowed", at_key=True)
+    allowed = "letters, digits, `-`, `_` and `.` between, at most 63"
     for key, value in labels.items():
-        if not isinstance(key, str) or not _LABEL_KEY.fullmatch(key):
-            findings.add((*path, key), f"`{key}` can't be the key of a label", at_key=True)
-        if not isinstance(value, str) or not _LABEL_VALUE.fullmatch(value):
-            fix = f'"{value}"' if isinstance(value, bool | int | float) else None
-            what = f"the label `{key}` can't have the value {kind_of(value)}"
-            findings.add((*path, key), what, fix)
+        if not isinstance(key, str) or not is_label_key(key):
+            what = f"{kind_of(key)} can't be the key of a label"
+            findings.add((*path, key), what, allowed, at_key=True)
+        if isinstance(value, str) and find_tokens(value):
+            continue  # said with the other tokens
+        if not isinstance(value, str) or not is_label_value(value):
+            short = isinstance(value, bool | float) or (
+                isinstance(value, int) and abs(value) < 10**9
+            )
+            quoted = f'"{str(value).lower()}"' if short else None
+            what = f"a label can't have this value: {kind_of(value)}"
+            findings.add((*path, key), what, quoted or allowed)
 
 
-def _collect(raw: dict[str, Any], view: _View) -> None:
+def is_label_key(text: str) -> bool:
+    """Say whether a text can be the key of a label."""
+    return _LABEL_KEY.fullmatch(text) is not None
+
+
+def is_label_value(text: str) -> bool:
+    """Say whether a text can be the value of a label."""
+    return _LABEL_VALUE.fullmatch(text) is not None
+
+
+def _collect(raw: dict[str, Any], view: View) -> None:
     groups = raw.get("groups") if isinstance(raw.get("groups"), list) else []
     tasks = raw.get("tasks") if isinstance(raw.get("tasks"), list) else []
     for i, group in enumerate(groups or []):
         path: KeyPath = ("workflow", "groups", i)
         if isinstance(group, dict):
-            view.groups.append((path, str(group.get("name", "")), group))
+            view.groups.append((path, _name_of(group), group))
             members = group.get("tasks")
             for j, task in enumerate(members if isinstance(members, list) else []):
                 _collect_task((*path, "tasks", j), task, len(view.groups) - 1, view)
     for i, task in enumerate(tasks or []):
         path = ("workflow", "tasks", i)
         if isinstance(task, dict):
-            view.groups.append((path, f"{task.get('name', '')}-group", {"tasks": [task]}))
+            view.groups.append((path, f"{_name_of(task)}-group", {"tasks": [task]}))
             _collect_task(path, task, len(view.groups) - 1, view)
 
 
-def _collect_task(path: KeyPath, task: Any, group: int, view: _View) -> None:
+def _collect_task(path: KeyPath, task: Any, group: int, view: View) -> None:
     if isinstance(task, dict):
-        view.tasks.append(_TaskView(path, str(task.get("name", "")), group, task))
+        view.add_task(TaskView(path, _name_of(task), group, task))
 
 
-def _check_names(raw: dict[str, Any], view: _View) -> None:
+def _name_of(raw: dict[str, Any]) -> str:
+    name = raw.get("name")
+    return name if isinstance(name, str) else ""
+
+
+def _check_names(raw: dict[str, Any], view: View) -> None:
     """Names of groups and tasks are one space, without regard to case and `_` or `-`."""
     if len(view.tasks) > _MAX_TASKS:
         what = f"there are {len(view.tasks)} tasks; at most {_MAX_TASKS} are allowed"
@@ -137,16 +173,33 @@ def _check_names(raw: dict[str, Any], view: _View) -> None:
         if not folded or folded == "-group":
             continue
         if folded in taken:
-            other_kind, other = taken[folded]
-            same = "the same name" if other == name else f"`{other}`, which counts as the same"
-            what = f"the {kind} `{name}` has {same} as a {other_kind}"
-            if implicit or (other_kind == "task group"):
-                what = f"`{name}` is also the name of the group that a bare task gets"
-            view.findings.add((*path, "name"), what, "names of groups and tasks must differ")
+            _add_name_clash(path, (kind, name), taken[folded], view.findings)
         else:
             taken[folded] = ("task group" if implicit else kind, name)
         if folded == "osmo-ctrl":
-            view.findings.add((*path, "name"), f"`{name}` is reserved in this format")
+            view.findings.add(
+                (*path, "name"), f"`{name}` is reserved in this format", "another name"
+            )
+
+
+def _add_name_clash(
+    path: KeyPath, this: tuple[str, str], other: tuple[str, str], findings: Findings
+) -> None:
+    kind, name = this
+    other_kind, other_name = other
+    implicit = kind == "group" and path[1] == "tasks"
+    if implicit and other_kind == "task group":
+        return  # the names of the two tasks clash as well
+    fix = "names of groups and tasks must differ"
+    if implicit or other_kind == "task group":
+        what = f"`{name}` is also the name of the group that a bare task gets"
+    elif name == other_name:
+        again = "another" if kind == other_kind else "a"
+        what = f"the {kind} `{name}` has the same name as {again} {other_kind}"
+    else:
+        what = f"the {kind} `{name}` and the {other_kind} `{other_name}` have the same name"
+        fix = f"{fix}, in more than case, `_` and `-`"
+    findings.add((*path, "name"), what, fix)
 
 
 def _sort_key(path: KeyPath) -> tuple[Any, ...]:
@@ -154,15 +207,14 @@ def _sort_key(path: KeyPath) -> tuple[Any, ...]:
 
 
 def _check_group(path: KeyPath, name: str, group: dict[str, Any], findings: Findings) -> None:
-    tasks = [task for task in group.get("tasks") or [] if isinstance(task, dict)]
-    if path[1] == "tasks":
-        return
-    if not isinstance(group.get("tasks"), list):
-        return  # the schema says so
+    if path[1] == "tasks" or not isinstance(group.get("tasks"), list):
+        return  # a bare task, or the schema says what is wrong
+    tasks = [task for task in group["tasks"] if isinstance(task, dict)]
     if not tasks:
-        findings.add((*path, "tasks"), f"the group `{name}` has no tasks")
+        if not group["tasks"]:
+            findings.add((*path, "tasks"), f"the group `{name}` has no tasks")
         return
-    leads = [i for i, task in enumerate(tasks) if task.get("lead") is True]
+    leads = [i for i, task in enumerate(tasks) if truth_of(task.get("lead"))]
     if len(tasks) > 1 and not leads:
         what = f"the group `{name}` has {len(tasks)} tasks and no lead"
         why = "the end of the lead is the end of the group"
@@ -179,36 +231,45 @@ def _check_group(path: KeyPath, name: str, group: dict[str, Any], findings: Find
                 findings.warn((*path, key), what)
 
 
-def _check_task(task: _TaskView, view: _View) -> None:
+def _check_task(task: TaskView, view: View) -> None:
     findings = view.findings
     _check_program(task, findings)
-    for i, entry in enumerate(_dicts(task.raw.get("inputs"))):
-        _need_one(
-            (*task.path, "inputs", i), entry, ("task", "url", "dataset"), "an input", findings
-        )
-    for i, entry in enumerate(_dicts(task.raw.get("outputs"))):
-        kinds = ("url", "dataset", "update_dataset")
-        _need_one((*task.path, "outputs", i), entry, kinds, "an output", findings)
+    for i, entry in enumerate(dicts(task.raw.get("inputs"))):
+        path: KeyPath = (*task.path, "inputs", i)
+        _need_one(path, entry, ("task", "url", "dataset"), "an input", findings)
+        if isinstance(entry.get("dataset"), dict):
+            reasons = _DATASET_INPUT_NO_EFFECT
+            _warn_no_effect((*path, "dataset"), entry["dataset"], reasons, findings)
+    for i, entry in enumerate(dicts(task.raw.get("outputs"))):
+        path = (*task.path, "outputs", i)
+        _need_one(path, entry, ("url", "dataset", "update_dataset"), "an output", findings)
+        if isinstance(entry.get("dataset"), dict):
+            reasons = {"localpath": "an output is what the task writes; `path` is a part of it"}
+            _warn_no_effect((*path, "dataset"), entry["dataset"], reasons, findings)
     _check_files(task, findings)
     _check_exit_actions(task, findings)
-    _check_resource(task, view)
-    _check_tokens(task, view)
-    for key, why in _NO_EFFECT.items():
-        if task.raw.get(key) is not None:
-            findings.warn((*task.path, key), f"`{key}` has no effect here", why=why)
-    for i, mount in enumerate(task.raw.get("volumeMounts") or []):
-        parts = mount.split(":") if isinstance(mount, str) else [""]
-        if isinstance(mount, str) and (len(parts) > 2 or not all(parts)):
+    check_resource(task, view)
+    check_tokens(task, view)
+    reasons = {**_NO_EFFECT}
+    for key in ("privileged", "hostNetwork"):
+        if truth_of(task.raw.get(key)) is not True:
+            del reasons[key]
+    _warn_no_effect(task.path, task.raw, reasons, findings)
+    mounts = task.raw.get("volumeMounts")
+    for i, mount in enumerate(mounts if isinstance(mounts, list) else []):
+        parts = mount.split(":") if isinstance(mount, str) else []
+        if len(parts) > 2 or not all(parts):
             what = f"`{mount}` is no mount: SOURCE or SOURCE:DESTINATION"
             findings.add((*task.path, "volumeMounts", i), what)
 
 
-def _check_program(task: _TaskView, findings: Findings) -> None:
+def _check_program(task: TaskView, findings: Findings) -> None:
     raw, path = task.raw, task.path
     command, script = raw.get("command"), raw.get("script")
     if command is not None and script is not None:
         what = "a task has `command` or `script`, not both"
-        findings.add((*path, "script"), what, at_key=True)
+        fix = "leave one out; `script` is started by muster, one process per GPU"
+        findings.add((*path, "script"), what, fix, at_key=True)
     elif command is None and script is None:
         fix = "command: [bash], or script: train.py"
         findings.add(path, f"the task `{task.name}` needs `command` or `script`", fix, at_key=True)
@@ -217,35 +278,34 @@ def _check_program(task: _TaskView, findings: Findings) -> None:
     for key in _TRAINING_KEYS:
         if script is None and raw.get(key) is not None:
             what = f"`{key}` needs `script`: a command runs as it is, on one node"
-            findings.add((*path, key), what, at_key=True)
-
-
-def _dicts(value: Any) -> list[dict[str, Any]]:
-    if not isinstance(value, list):
-        return []
-    return [entry if isinstance(entry, dict) else {} for entry in value]
+            findings.add((*path, key), what, "script: train.py", at_key=True)
 
 
 def _need_one(
     path: KeyPath, entry: dict[str, Any], kinds: tuple[str, ...], what: str, findings: Findings
 ) -> None:
+    if entry is NO_MAP:
+        return  # the schema says so
     given = [kind for kind in kinds if entry.get(kind) is not None]
-    if len(given) != 1 and entry:
-        names = ", ".join(f"`{kind}`" for kind in kinds)
-        found = " and ".join(f"`{kind}`" for kind in given) or "none of them"
+    names = ", ".join(f"`{kind}`" for kind in kinds)
+    if len(given) > 1:
+        found = " and ".join(f"`{kind}`" for kind in given)
         findings.add(path, f"{what} has exactly one of {names}; this one has {found}")
-    nested = entry.get("dataset")
-    if isinstance(nested, dict) and entry.get("regex") is not None:
-        fix = "put it into `dataset`"
-        findings.add((*path, "regex"), "`regex` stands beside `dataset`", fix, at_key=True)
+    elif not given and not any(did_you_mean(str(key), kinds) for key in entry):
+        findings.add(path, f"{what} has exactly one of {names}; this one has none of them")
+    nested = next((kind for kind in ("dataset", "update_dataset") if entry.get(kind)), None)
+    if nested is not None and entry.get("regex") is not None:
+        fix = "put it into `dataset`" if nested == "dataset" else "`paths` says which files"
+        findings.add((*path, "regex"), f"`regex` stands beside `{nested}`", fix, at_key=True)
 
 
-def _check_files(task: _TaskView, findings: Findings) -> None:
-    seen: dict[str, int] = {}
-    for i, entry in enumerate(_dicts(task.raw.get("files"))):
+def _check_files(task: TaskView, findings: Findings) -> None:
+    files = _Files(task.name)
+    for i, entry in enumerate(dicts(task.raw.get("files"))):
         path = (*task.path, "files", i)
         given = [key for key in ("contents", "localpath") if entry.get(key) is not None]
-        if len(given) != 1 and entry:
+        misspelled = any(did_you_mean(str(key), ("contents", "localpath")) for key in entry)
+        if len(given) == 2 or (entry and not given and not misspelled):
             found = "both" if given else "neither"
             what = f"a file has exactly one of `contents` and `localpath`; this one has {found}"
             findings.add(path, what)
@@ -256,161 +316,69 @@ def _check_files(task: _TaskView, findings: Findings) -> None:
             what = "`templated` speaks of `localpath`; `contents` is a part of the template already"
             findings.warn((*path, "templated"), what)
         name = entry.get("path")
-        if not isinstance(name, str):
-            continue
-        folded = re.sub(r"/+", "/", name)
-        if folded in seen:
-            what = f"`{name}` appears twice in the task `{task.name}`"
-            why = f"files[{seen[folded]}] has the same path"
-            findings.add((*path, "path"), what, why=why)
-        inside = [f for f in seen if folded.startswith(f"{f}/") or f.startswith(f"{folded}/")]
-        if inside:
-            what = f"`{name}` and `{inside[0]}` can't both be files: one lies in the other"
-            findings.add((*path, "path"), what)
-        seen.setdefault(folded, i)
+        if isinstance(name, str) and name.strip("/") and len(name) <= 4096:
+            _check_place((*path, "path"), re.sub(r"/(\.?/)+", "/", name), i, files, findings)
 
 
-def _check_exit_actions(task: _TaskView, findings: Findings) -> None:
+@dataclass(slots=True)
+class _Files:
+    """The files of one task, and the folders that they need: path -> index."""
+
+    task: str
+    found: dict[str, int] = field(default_factory=dict)
+    folders: dict[str, str] = field(default_factory=dict)
+
+
+def _check_place(path: KeyPath, name: str, index: int, files: _Files, findings: Findings) -> None:
+    """Two files can't have one path, and none can lie in the other."""
+    if name in files.found:
+        what = f"`{name}` appears twice in the task `{files.task}`"
+        findings.add(path, what, why=f"files[{files.found[name]}] has the same path")
+    parts = name.rstrip("/").split("/")[:_MAX_DEPTH]
+    above = ["/".join(parts[:depth]) for depth in range(1, len(parts))]
+    other = files.folders.get(name) or next((f for f in above if f in files.found), None)
+    if other is not None:
+        what = f"`{name}` and `{other}` can't both be files: one lies in the other"
+        findings.add(path, what)
+    for folder in above:
+        files.folders.setdefault(folder, name)
+    files.found.setdefault(name, index)
+
+
+def _check_exit_actions(task: TaskView, findings: Findings) -> None:
     actions = task.raw.get("exitActions")
     if not isinstance(actions, dict):
         return
     taken: list[tuple[int, int, str]] = []
+    named: dict[str, str] = {}
     for key, value in actions.items():
         path = (*task.path, "exitActions", key)
-        if not isinstance(key, str) or key.upper() not in _ACTIONS:
-            fix = did_you_mean(str(key).upper(), _ACTIONS, ", ".join(_ACTIONS))
-            findings.add(path, f"`{key}` is no exit action", fix, at_key=True)
-        for low, high in _ranges(value):
-            clash = next((t for t in taken if low <= t[1] and t[0] <= high), None)
-            if clash is not None:
-                both = f"{max(low, clash[0])}"
-                what = f"exit code {both} is in `{clash[2]}` and in `{key}`"
-                findings.add(path, what, "give every code one action")
-            if low > 255 and not 1000 <= low < 5000:
-                what = f"no command ends with {low}: exit codes go to 255"
-                findings.warn(
-                    path, what, why="1000 and above are ours, e.g. 3001: its agent was lost"
-                )
-            taken.append((low, high, str(key)))
+        action = key.upper() if isinstance(key, str) else ""
+        if action not in _ACTIONS:
+            fix = did_you_mean(action, _ACTIONS, f"one of {', '.join(_ACTIONS)}")
+            findings.add(path, f"{kind_of(key)} is no exit action", fix, at_key=True)
+        elif action in named:
+            what = f"`{key}` and `{named[action]}` are the same exit action"
+            findings.add(path, what, "write their codes with a comma: 1,2", at_key=True)
+        named.setdefault(action, str(key))
+        _check_codes(path, str(key), value, taken, findings)
 
 
-def _ranges(value: Any) -> Iterator[tuple[int, int]]:
-    text = str(value)
-    if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text):
-        return
-    for part in text.split(","):
-        low, _, high = part.partition("-")
-        if int(low) <= int(high or low):
-            yield int(low), int(high or low)
-
-
-def _check_resource(task: _TaskView, view: _View) -> None:
-    if not view.resources:
-        name = task.raw.get("resource")
-        if name not in (None, "default"):
-            what = f"there is no resource `{name}`: the workflow has no `resources`"
-            view.findings.add((*task.path, "resource"), what)
-        return
-    name = task.raw.get("resource", "default")
-    if name in view.resources or not isinstance(name, str):
-        return
-    if "resource" not in task.raw:
-        what = f"the task `{task.name}` names no `resource`, and there is no `default`"
-        fix = f"resource: {next(iter(view.resources))}, or a resource `default`"
-        view.findings.add(task.path, what, fix, at_key=True)
-        return
-    near = did_you_mean(name, view.resources, f"one of: {', '.join(map(str, view.resources))}")
-    view.findings.add((*task.path, "resource"), f"there is no resource `{name}`", near)
-
-
-def _texts(path: KeyPath, value: Any) -> Iterator[tuple[KeyPath, str]]:
-    if isinstance(value, str):
-        yield path, value
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from _texts((*path, key), item)
-    elif isinstance(value, list):
-        for i, item in enumerate(value):
-            yield from _texts((*path, i), item)
-
-
-def _check_tokens(task: _TaskView, view: _View) -> None:
-    for key, value in task.raw.items():
-        for path, text in _texts((*task.path, key), value):
-            if "{{" not in text:
-                continue
-            for token in find_tokens(text):
-                _check_token(path, token, task, view)
-
-
-def _check_token(path: KeyPath, token: Token, task: _TaskView, view: _View) -> None:
-    findings, argument = view.findings, token.argument or ""
-    if path[len(task.path)] == "name":
-        findings.add(path, f"the token `{token.text}` is not resolved in a name")
-    elif token.kind in ("host", "ip"):
-        members = [other.name for other in view.tasks if other.group == task.group]
-        if argument in members:
-            return
-        elsewhere = any(other.name == argument for other in view.tasks)
-        what = f"`{token.text}` names no task of this group"
-        why = f"`{argument}` is in another group, which runs at another time" if elsewhere else None
-        fix = did_you_mean(argument, members, f"its tasks: {', '.join(members[:8])}")
-        findings.add(path, what, fix, why=why)
-    elif token.kind == "input":
-        _check_input_token(path, token, task, findings)
-
-
-def _check_input_token(path: KeyPath, token: Token, task: _TaskView, findings: Findings) -> None:
-    argument = token.argument or ""
-    inputs = _dicts(task.raw.get("inputs"))
-    names = [str(entry["task"]).rpartition(":")[2] for entry in inputs if entry.get("task")]
-    if argument.isdecimal() and int(argument) < len(inputs):
-        return
-    if argument in names:
-        return
-    if not inputs:
-        what = f"`{token.text}` names an input, but the task `{task.name}` has none"
-        findings.add(path, what, "add `inputs:` to the task")
-        return
-    last = len(inputs) - 1
-    known = "0" if last == 0 else f"0 to {last}"
-    fix = did_you_mean(argument, names, f"{{{{input:0}}}}; the inputs are {known}")
-    findings.add(path, f"`{token.text}` names no input of the task `{task.name}`", fix)
-
-
-def _check_dependencies(view: _View) -> None:
-    group_of = {task.name: task.group for task in view.tasks if task.name}
-    edges: dict[int, set[int]] = {i: set() for i in range(len(view.groups))}
-    for task in view.tasks:
-        for i, entry in enumerate(_dicts(task.raw.get("inputs"))):
-            name = entry.get("task")
-            if isinstance(name, str) and ":" not in name and "{{" not in name:
-                path = (*task.path, "inputs", i, "task")
-                _check_dependency(path, name, task, group_of, view)
-                if name in group_of and group_of[name] != task.group:
-                    edges[task.group].add(group_of[name])
-    try:
-        graphlib.TopologicalSorter(edges).prepare()
-    except graphlib.CycleError as error:
-        cycle = list(reversed(error.args[1]))
-        what = f"the groups wait for each other: {' -> '.join(view.groups[i][1] for i in cycle)}"
-        why = "a -> b: a reads what b writes"
-        view.findings.add((*view.groups[cycle[0]][0], "name"), what, why=why)
-
-
-def _check_dependency(
-    path: KeyPath, name: str, task: _TaskView, group_of: dict[str, int], view: _View
+def _check_codes(
+    path: KeyPath, key: str, value: Any, taken: list[tuple[int, int, str]], findings: Findings
 ) -> None:
-    if name not in group_of:
-        fix = did_you_mean(name, group_of, f"the tasks are {', '.join(list(group_of)[:8])}")
-        view.findings.add(path, f"there is no task `{name}`", fix)
-    elif name == task.name:
-        view.findings.add(path, f"the task `{name}` waits for itself")
-    elif group_of[name] == task.group:
-        what = f"`{name}` is in the same group: it runs at the same time"
-        fix = "put it into a group of its own"
-        view.findings.add(path, what, fix)
-    elif group_of[name] > task.group:
-        what = f"`{name}` comes later in the file"
-        why = "it runs first here; the reference of this format refuses the file"
-        view.findings.warn(path, what, f"move `{name}` up", why=why, at_key=False)
+    """A code has one action; `taken` holds the ranges of the actions before."""
+    is_number = isinstance(value, int) and 0 <= value < 10**9
+    for _, low, high in split_ranges(str(value) if is_number or isinstance(value, str) else ""):
+        clash = next((t for t in taken if low <= t[1] and t[0] <= high), None)
+        if clash is not None:
+            both = f"{max(low, clash[0])}"
+            what = f"exit code {both} is in `{clash[2]}` and in `{key}`"
+            if clash[2] == key:
+                what = f"exit code {both} stands twice in `{key}`"
+            findings.add(path, what, "give every code one action")
+        if low > 255 and not 1000 <= low < 5000:
+            what = f"no command ends with {low}: exit codes go to 255"
+            why = "1000 and above are ours, e.g. 3001: its agent was lost"
+            findings.warn(path, what, why=why)
+        taken.append((low, high, key))

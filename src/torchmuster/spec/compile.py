@@ -88,21 +88,27 @@ def _task(
         command=() if training else (*(task.command or []), *task.args),
         environment={**task.environment, **around.environment},
         credentials=tuple(_credential(name, value) for name, value in task.credentials.items()),
-        inputs=tuple(_input(entry) for entry in task.inputs),
-        outputs=tuple(_output(entry) for entry in task.outputs),
+        inputs=tuple(_input(entry, around.folder) for entry in task.inputs),
+        outputs=tuple(_output(entry, around.folder) for entry in task.outputs),
         files=_files(path, task.files, around),
         resources=_resources(asked),
         exit_rules=tuple(
             model.ExitRule(action=model.ExitAction(key.upper()), ranges=ranges)
             for key, ranges in task.exitActions.items()
+            if key.upper() in model.ExitAction.__members__  # spec.check reports the others
         ),
         checkpoints=tuple(
             model.CheckpointPlan(
-                path=entry.path, url=entry.url, frequency_s=entry.frequency, regex=entry.regex
+                path=entry.path,
+                url=_place(entry.url, around.folder),
+                frequency_s=entry.frequency,
+                regex=entry.regex,
             )
             for entry in task.checkpoint
         ),
         volume_mounts=tuple(task.volumeMounts),
+        privileged=task.privileged,
+        host_network=task.hostNetwork,
         max_retries=3 if task.max_retries is None else task.max_retries,
         training=training,
     )
@@ -126,7 +132,7 @@ def _credential(name: str, value: str | dict[str, str]) -> model.Credential:
     return model.Credential(name=name, variables=dict(value))
 
 
-def _input(entry: schema.Input) -> model.InputPlan:
+def _input(entry: schema.Input, folder: str) -> model.InputPlan:
     if entry.task is not None:
         run_id, colon, task = entry.task.rpartition(":")
         return model.InputPlan(
@@ -137,22 +143,32 @@ def _input(entry: schema.Input) -> model.InputPlan:
         )
     if entry.dataset is not None:
         name = entry.dataset.name
-        folder = re.split(r"[:/]", name.rpartition("/")[2])[0]
         return model.InputPlan(
             kind=model.InputKind.DATASET,
             source=name,
             regex=entry.dataset.regex or None,
-            folder=folder,
+            folder=re.split(r"[:/]", name.rpartition("/")[2])[0],
         )
     return model.InputPlan(
-        kind=model.InputKind.URL, source=entry.url or "", regex=entry.regex or None
+        kind=model.InputKind.URL,
+        source=_place(entry.url or "", folder),
+        regex=entry.regex or None,
     )
 
 
-def _output(entry: schema.Output) -> model.OutputPlan:
+def _place(url: str, folder: str) -> str:
+    """Return a URL as it is; a relative path starts beside the workflow file."""
+    if "://" in url or url.startswith("{{"):
+        return url
+    return os.path.normpath(os.path.join(folder, os.path.expanduser(url)))
+
+
+def _output(entry: schema.Output, folder: str) -> model.OutputPlan:
     if entry.url is not None:
         return model.OutputPlan(
-            kind=model.OutputKind.URL, target=entry.url, regex=entry.regex or None
+            kind=model.OutputKind.URL,
+            target=_place(entry.url, folder),
+            regex=entry.regex or None,
         )
     if entry.update_dataset is not None:
         update = entry.update_dataset
@@ -177,17 +193,8 @@ def _output(entry: schema.Output) -> model.OutputPlan:
 
 
 def _training(path: KeyPath, task: schema.Task, around: Surroundings) -> model.TrainingPlan:
-    nodes = task.nodes or "1"
-    low, colon, high = nodes.partition(":")
-    if not low.isdecimal() or (colon and not high.isdecimal()) or int(low) < 1:
-        around.findings.add((*path, "nodes"), f"`{nodes}` is no number of nodes", "4, or 2:4")
-        nodes = "1"
-    elif colon and int(low) > int(high):
-        what = f"`{nodes}` asks for at least {low} and at most {high} nodes"
-        around.findings.add((*path, "nodes"), what, f"{high}:{low}")
-        nodes = "1"
     return model.TrainingPlan(
-        nodes=nodes,
+        nodes=task.nodes or "1",
         nproc_per_node=task.nproc_per_node,
         script=_script(path, task, around),
         args=tuple(task.args),
@@ -243,7 +250,8 @@ def _check_base64(path: KeyPath, content: str, findings: Findings) -> None:
     try:
         base64.b64decode(re.sub(r"\s+", "", content), validate=True)
     except ValueError as error:
-        findings.add(path, f"`contents` is not base64: {error}")
+        why = str(error)
+        findings.add(path, "`contents` is not base64", "leave `base64` out for text", why=why)
 
 
 def _local_file(path: KeyPath, entry: schema.FileSpec, around: Surroundings) -> model.FileEntry:

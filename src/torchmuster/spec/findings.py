@@ -1,10 +1,12 @@
 """What is wrong with a workflow file, by key path; `spec.load` turns it into `file:line:column`."""
 
 import difflib
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 KeyPath = tuple[str | int, ...]
+_MAX_WORD, _MAX_NAMES = 200, 200  # of a search for a near miss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +29,7 @@ class Finding:
 class Findings:
     """Collects errors and warnings."""
 
+    with_effect: frozenset[str] = frozenset()
     errors: list[Finding] = field(default_factory=list)
     warnings: list[Finding] = field(default_factory=list)
 
@@ -58,6 +61,11 @@ class Findings:
 def did_you_mean(word: str, known: Iterable[str], otherwise: str | None = None) -> str | None:
     """Return a hint that suggests the nearest known word."""
     names = list(known)
+    if len(word) > _MAX_WORD:
+        return otherwise
+    if len(names) > _MAX_NAMES:  # comparing each with each takes time
+        alike = (name for name in names if abs(len(name) - len(word)) < 3 and name[:1] == word[:1])
+        names = list(itertools.islice(alike, _MAX_NAMES))
     near = difflib.get_close_matches(word, names, n=1)
     if not near:
         folded = {name.lower().replace("_", "").replace("-", ""): name for name in names}

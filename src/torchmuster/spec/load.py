@@ -6,18 +6,18 @@ read -> render -> parse -> check (structure, schema) -> plan
 import os
 import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
-
-from pydantic import ValidationError
 
 from torchmuster.errors import ManyErrors, MusterError, UsageError
 from torchmuster.model.text import report_of_error
 from torchmuster.model.workflow import GroupPlan, TaskNetwork, WorkflowPlan
 from torchmuster.spec import schema
-from torchmuster.spec.check import check_workflow
+from torchmuster.spec.check import check_workflow, is_label_key, is_label_value
 from torchmuster.spec.compile import Surroundings, plan_groups
+from torchmuster.spec.explain import validate
 from torchmuster.spec.findings import Finding, Findings, KeyPath, did_you_mean, show_path
 from torchmuster.spec.launch import Problems
 from torchmuster.spec.sections import split_sections
@@ -31,18 +31,23 @@ from torchmuster.spec.values import (
     parse_sets,
 )
 
-_LABEL = re.compile(r"([^=]+)=(.+)", re.DOTALL)
+_MAX_SHOWN = 200  # errors of one file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
-    """What the command line gives: a file, and words such as `n_nodes=4`."""
+    """What the command line gives: a file, and words such as `n_nodes=4`.
+
+    Attributes:
+        with_effect: Keys that mean something with this engine or container.
+    """
 
     path: str
     sets: Sequence[str] = ()
     set_strings: Sequence[str] = ()
     set_env: Sequence[str] = ()
     labels: Sequence[str] = ()
+    with_effect: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +79,8 @@ class Loaded:
     rendered_text: str = ""
     groups: tuple[GroupPlan, ...] = ()
     labels: dict[str, str] = field(default_factory=dict)
+    variables: dict[str, str] = field(default_factory=dict)
+    template_words: set[str] = field(default_factory=set)
     pool: str | None = None
     local_datasets: list[LocalDataset] = field(default_factory=list)
     errors: list[UsageError] = field(default_factory=list)
@@ -107,7 +114,8 @@ def read_source(path: str) -> Source:
     """
     try:
         if os.path.isdir(path):
-            raise UsageError("the workflow file is a directory", where=path)
+            fix = f"name a file in it: {os.path.join(path, 'train.yaml')}"
+            raise UsageError("the workflow file is a directory", where=path, fix=fix)
         with open(path, "rb") as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
@@ -121,9 +129,9 @@ def read_source(path: str) -> Source:
         return Source(path=path, text=data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
-        raise UsageError(
-            "the workflow file is no UTF-8 text", where=f"{path}:{line}", why=str(error)
-        ) from error
+        why = f"byte {data[error.start]:#04x} at position {error.start} begins no character"
+        what = "the workflow file is no UTF-8 text"
+        raise UsageError(what, where=f"{path}:{line}", why=why) from error
 
 
 def _near_file(path: str) -> str | None:
@@ -163,7 +171,7 @@ def render_workflow(options: LoadOptions) -> tuple[str, list[MusterError]]:
     rendered = _render(options, loaded)
     if rendered is None:
         raise ManyErrors(loaded.errors)
-    return rendered.text, loaded.warnings
+    return rendered.text, _notices(rendered, frozenset())
 
 
 def load_workflow(options: LoadOptions) -> Loaded:
@@ -174,23 +182,31 @@ def load_workflow(options: LoadOptions) -> Loaded:
     """
     loaded = Loaded(source=read_source(options.path))
     rendered = _render(options, loaded)
+    problems = Problems()
+    loaded.variables = parse_set_env(options.set_env, problems)
+    loaded.labels = _labels(options.labels, problems)
+    loaded.errors += problems.found
     if rendered is None:
         return loaded
     loaded.rendered_text = rendered.text
+    loaded.warnings = _notices(rendered, frozenset())
     try:
         document = parse_yaml(rendered.text, options.path, rendered.locate)
     except UsageError as error:
         loaded.errors.append(error)
         return loaded
-    findings = Findings()
+    findings = Findings(with_effect=options.with_effect)
     raw = document.value.get("workflow") if isinstance(document.value, dict) else None
     check_workflow(raw, findings)
-    workflow = _validate(raw, findings)
+    workflow = validate(raw, findings)
     if workflow is not None:
         _take_workflow(workflow, options, rendered, loaded, findings)
-    loaded.errors += [
-        _as_error(finding, document) for finding in _in_order(findings.errors, document)
-    ]
+    loaded.warnings = _notices(rendered, loaded.template_words)
+    ordered = _in_order(findings.errors, document)
+    loaded.errors += [_as_error(finding, document) for finding in ordered[:_MAX_SHOWN]]
+    if len(ordered) > _MAX_SHOWN:
+        what = f"there are {len(ordered) - _MAX_SHOWN} more problems"
+        loaded.errors.append(UsageError(what, where=options.path, fix="mend these first"))
     loaded.warnings += [
         _as_error(finding, document) for finding in _in_order(findings.warnings, document)
     ]
@@ -226,96 +242,16 @@ def _render(options: LoadOptions, loaded: Loaded) -> Rendered | None:
     if not problems.found:
         rendered = render_file(loaded.source, sets, texts, problems)
     loaded.errors += problems.found
-    if rendered is not None:
-        loaded.warnings += [
-            UsageError(notice.what, where=notice.where, why=notice.why, fix=notice.fix)
-            for notice in rendered.warnings
-        ]
     return rendered if not problems.found else None
 
 
-def _validate(raw: Any, findings: Findings) -> schema.Workflow | None:
-    if not isinstance(raw, dict):
-        return None
-    try:
-        return schema.Workflow.model_validate(raw)
-    except ValidationError as error:
-        for problem in error.errors(include_url=False):
-            _take_problem(problem, raw, findings)
-        return None
-
-
-def _take_problem(problem: Any, raw: Any, findings: Findings) -> None:
-    """Put pydantic's finding into our words."""
-    location = tuple(problem["loc"])
-    path: KeyPath = ("workflow", *_real_path(location, raw))
-    key = str(path[-1])
-    kind = problem["type"]
-    if kind == "muster":
-        findings.add(path, problem["ctx"]["what"], problem["ctx"].get("fix"))
-    elif kind == "extra_forbidden":
-        model = _model_at(path)
-        known = list(model.model_fields) if model is not None else []
-        here = show_path(path[:-1])
-        fix = did_you_mean(key, known, f"allowed here: {', '.join(known)}" if known else None)
-        if key == "requirement_type":
-            fix = "did you mean `requirementType`?"
-        findings.add(path, f"unknown key `{key}` in {here}", fix, at_key=True)
-    elif kind == "missing":
-        what = f"`{key}` is missing in {show_path(path[:-1])}"
-        findings.add(path[:-1], what, at_key=True)
-    elif kind in ("model_type", "dict_type"):
-        findings.add(path, f"expected a map, found {schema.kind_of(problem['input'])}")
-    elif kind == "list_type":
-        findings.add(path, f"expected a list, found {schema.kind_of(problem['input'])}")
-    elif kind == "literal_error":
-        allowed = problem["ctx"]["expected"].replace("'", "`")
-        findings.add(path, f"`{problem['input']}` is not one of {allowed}")
-    else:
-        found = schema.kind_of(problem["input"])
-        findings.add(path, f"{problem['msg'][:1].lower()}{problem['msg'][1:]}, found {found}")
-
-
-def _real_path(location: tuple[Any, ...], raw: Any) -> tuple[Any, ...]:
-    """Leave out what pydantic adds to a path: the members of a union, `[key]`."""
-    path: list[Any] = []
-    here = raw
-    for part in location:
-        if (isinstance(here, Mapping) and part in here) or (
-            isinstance(here, list) and isinstance(part, int) and part < len(here)
-        ):
-            here = here[part]
-        elif isinstance(here, Mapping) and isinstance(part, str) and "(" not in part + "[":
-            here = None
-        elif isinstance(part, str) and re.fullmatch(r"\[key\]|function-.*|str|dict\[.*", part):
-            continue
-        path.append(part)
-    return tuple(path)
-
-
-_MODELS: dict[str, Any] = {
-    "workflow": schema.Workflow,
-    "groups": schema.Group,
-    "tasks": schema.Task,
-    "inputs": schema.Input,
-    "outputs": schema.Output,
-    "files": schema.FileSpec,
-    "checkpoint": schema.Checkpoint,
-    "timeout": schema.Timeout,
-    "resources": schema.ResourceSpec,
-    "topology": schema.Topology,
-    "update_dataset": schema.UpdateDataset,
-    "dataset": schema.DatasetInput,
-    "kpis": schema.Kpi,
-}
-
-
-def _model_at(path: KeyPath) -> Any:
-    """Return the model whose keys may stand where the last part of a path stands."""
-    for part in reversed(path[:-1]):
-        if part in _MODELS:
-            return _MODELS[str(part)]
-    return None
+def _notices(rendered: Rendered, words: AbstractSet[str]) -> list[MusterError]:
+    """Return the template's warnings, but for values that `words` of a local template use."""
+    return [
+        UsageError(notice.what, where=notice.where, why=notice.why, fix=notice.fix)
+        for notice in rendered.warnings
+        if notice.unused not in words
+    ]
 
 
 def _take_workflow(
@@ -325,16 +261,13 @@ def _take_workflow(
     loaded: Loaded,
     findings: Findings,
 ) -> None:
-    problems = Problems()
-    variables = parse_set_env(options.set_env, problems)
-    labels = _labels(options.labels, problems)
-    loaded.errors += problems.found
     loaded.name = workflow.name
     loaded.pool = workflow.pool
-    loaded.labels = {**workflow.labels, **labels}
+    loaded.labels = {**workflow.labels, **loaded.labels}
     folder = os.path.dirname(os.path.abspath(options.path))
 
     def template(text: str, path: str) -> str:
+        loaded.template_words.update(re.findall(r"\w+", text))
         inner = Problems()
         sets = {**parse_sets(options.sets, inner), **parse_set_strings(options.set_strings, inner)}
         values = {**{d.name: d.value for d in rendered.defaults}, **sets}
@@ -343,7 +276,7 @@ def _take_workflow(
         return filled
 
     around = Surroundings(
-        folder=folder, findings=findings, template=template, environment=variables
+        folder=folder, findings=findings, template=template, environment=loaded.variables
     )
     loaded.groups = plan_groups(workflow, around)
     _take_local_datasets(workflow, folder, loaded, findings)
@@ -382,11 +315,16 @@ def _tasks(workflow: schema.Workflow) -> list[tuple[KeyPath, schema.Task]]:
 def _labels(words: Sequence[str], problems: Problems) -> dict[str, str]:
     labels: dict[str, str] = {}
     for word in words:
-        match = _LABEL.fullmatch(word)
-        if match is None:
-            problems.add(f"`{word}` is no label", "--label", fix="--label team=vision")
+        key, equals, value = word.partition("=")
+        fix = "--label team=vision"
+        if not equals:
+            problems.add(f"the label `{word}` has no value", f"--label {word}", fix=fix)
+        elif not is_label_key(key):
+            problems.add(f"`{key}` can't be the key of a label", f"--label {word}", fix=fix)
+        elif not is_label_value(value):
+            problems.add(f"`{value}` can't be the value of a label", f"--label {word}", fix=fix)
         else:
-            labels[match[1]] = match[2]
+            labels[key] = value
     return labels
 
 

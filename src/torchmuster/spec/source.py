@@ -29,6 +29,7 @@ _TAGS = frozenset(
     for name in ("str", "int", "float", "bool", "null", "timestamp", "map", "seq", "merge", "value")
 )
 _QUOTE = "put quotes around the value"
+_QUOTE_KEY = "put quotes around the key"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +195,8 @@ class _Reader:
             return _Node("scalar", *place, event.value)
         if tag is None or tag == "!":
             tag = self._loader.resolve(yaml.ScalarNode, event.value, event.implicit)
+            if tag in (_PREFIX + "int", _PREFIX + "float") and ":" in event.value:
+                tag = _PREFIX + "str"  # YAML 1.1 reads `2:4` as 124, sixty to the unit
         if tag == _PREFIX + "str":
             return _Node("scalar", *place, event.value)
         self._check_tag(tag, place)
@@ -320,6 +323,11 @@ class _Builder:
             what = f"a {node.kind} can't be a key"
             why = "`{{` begins a map inside a map" if node.kind == "map" else None
             raise self._reader.fail((node.line, node.column), what, why=why, fix=_QUOTE)
+        if node.scalar is None or isinstance(node.scalar, bool):
+            word = {None: "nothing", True: "true", False: "false"}[node.scalar]
+            what = f"a key is read as {word} here"
+            why = "YAML takes `yes`, `no`, `on`, `off` and `null` for values, not for text"
+            raise self._reader.fail((node.line, node.column), what, why=why, fix=_QUOTE_KEY)
         return node.scalar
 
 

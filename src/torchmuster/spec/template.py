@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchmuster import proc
-from torchmuster.model.tokens import BARE_KINDS, OUR_BARE_KINDS
+from torchmuster.model.tokens import ARGUMENT_KINDS, BARE_KINDS, OUR_BARE_KINDS
 from torchmuster.spec.findings import did_you_mean
 from torchmuster.spec.launch import Problems
 from torchmuster.spec.packing import pack
@@ -52,12 +52,17 @@ class _CutTokenError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """A warning: what was done, where and why, and what mends it."""
+    """A warning: what was done, where and why, and what mends it.
+
+    Attributes:
+        unused: The value that it calls unused; None when it speaks of something else.
+    """
 
     what: str
     where: str | None = None
     why: str | None = None
     fix: str | None = None
+    unused: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +129,11 @@ def render_file(
         return None
     text, lines, used = found
     _check_unused([*sets, *set_strings], used, given, warnings)
+    for default in defaults:
+        if not {default.name} & {*used, *sets, *set_strings} and not check_name(default.name):
+            what = f"the template never uses the default value `{default.name}`"
+            where = f"{source.path}:{default.line}"
+            warnings.append(Notice(what=what, where=where, unused=default.name))
     return Rendered(
         name=source.path,
         text=text,
@@ -229,6 +239,8 @@ class _Job:
         line = self._line(error["line"])
         if kind == "syntax" and re.search(r"\{\{[ \t]*(input|host|ip)\b", line):
             fix = "a token is written `{{input:0}}` or `{{host:TASK}}`"
+        elif kind == "syntax" and (word := re.search(r"\{\{[ \t]*(\w+)[ \t]*:", line)):
+            fix = did_you_mean(word[1], ARGUMENT_KINDS, fix)
         problems.add(what, self._where(error["line"]), why, fix)
 
     def _explain_undefined(self, name: str, number: int | None, problems: Problems) -> None:
@@ -245,7 +257,7 @@ class _Job:
             return
         if re.search(r"(^|\s)#.*" + re.escape(name), line):
             why = "it stands in a YAML comment, but Jinja reads comments too"
-        fix = did_you_mean(name, self.values) or (
+        fix = did_you_mean(name, [*self.values, *BARE_KINDS, *OUR_BARE_KINDS]) or (
             f"--set {name}=..., or a value in `default-values`; for `{{{{` in a script: {_RAW}"
         )
         problems.add(f"the name `{name}` has no value", self._where(number), why, fix)
@@ -353,7 +365,7 @@ def _check_unused(
             known = (used | frozenset(given)) - {name}
             fix = did_you_mean(name, sorted(known))
             what = f"the template never uses `{name}`"
-            warnings.append(Notice(what=what, where=f"--set {name}=...", fix=fix))
+            warnings.append(Notice(what=what, where=f"--set {name}=...", fix=fix, unused=name))
 
 
 def render_text(source: Source, values: Mapping[str, Any], problems: Problems) -> str:

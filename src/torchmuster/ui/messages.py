@@ -42,11 +42,10 @@ def print_errors(errors: Sequence[MusterError]) -> None:
 
 def print_warnings(warnings: Sequence[MusterError]) -> None:
     """Print every warning: the same form as an error, another first word."""
-    colour = uses_colour()
+    word = f"{_YELLOW}warning:{_RESET}" if uses_colour() else "warning:"
     for warning in warnings:
         text = render_report(report_of_error(warning)).removeprefix("error:")
-        word = f"{_YELLOW}warning:{_RESET}" if colour else "warning:"
-        sys.stderr.write(word + text)
+        sys.stderr.write(f"{word}{text}\n")  # a blank line before what follows
 
 
 def print_notes(sentences: Sequence[str]) -> None:

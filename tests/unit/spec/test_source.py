@@ -59,7 +59,7 @@ def test_places_go_through_locate():
 @pytest.mark.parametrize(
     "text",
     [
-        "a: on\nb: 1_000\nc: 0x10\nd: 1:30\ne: ~\nf: .5\ng: 'no'\nh: no\ni: !!str 5\nj: 1e3",
+        "a: on\nb: 1_000\nc: 0x10\ne: ~\nf: .5\ng: 'no'\nh: no\ni: !!str 5\nj: 1e3",
         "x: &x {a: 1, b: 2}\ny:\n  <<: *x\n  a: 3",
         "x: &x [1]\ny: [*x, *x]",
         "a: {b: c, d}\ne: >-\n  one\n  two\nf: |\n  x\n   y\n\nt: 2024-01-02",
@@ -131,3 +131,16 @@ def test_no_text_crashes(text):
         assert caught
     else:
         assert all(document.position(path) >= (1, 1) for path in document.values)
+
+
+def test_two_numbers_with_a_colon_are_text_and_not_sixty_to_the_unit():
+    assert parse_yaml("nodes: 2:4\nport: 8:30", "f.yaml").value == {"nodes": "2:4", "port": "8:30"}
+
+
+@pytest.mark.parametrize("key", ["on", "no", "null", "~", "true"])
+def test_a_key_that_yaml_reads_as_a_value_needs_quotes(key):
+    with pytest.raises(UsageError, match="a key is read as") as caught:
+        parse_yaml(f"environment:\n  {key}: 1", "f.yaml")
+
+    assert caught.value.where == "f.yaml:2:3"
+    assert parse_yaml(f"'{key}': 1", "f.yaml").value == {key: 1}

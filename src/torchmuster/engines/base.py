@@ -1,0 +1,257 @@
+"""What every scheduler's dialect does, and what their scripts have in common.
+
+A dialect is pure: values in, text and values out. It runs nothing, reads no file and knows no clock, so each
+answer that a real scheduler gave can be a test. The head of a job runs on its first node and starts the
+agents of the others.
+"""
+
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torchmuster.errors import MusterError, UsageError
+from torchmuster.model.job import Allocation, JobRequest, JobView, StartWay
+from torchmuster.model.verdict import Report
+
+PYTHON = "$PYTHON"  # as a head's first word: the interpreter that the script names
+ENDS_AT = "MUSTER_JOB_ENDS_AT"
+_PLAIN_PATH = re.compile(r"/[A-Za-z0-9_./+=@,-]*")
+_BROKEN_VALUE = re.compile(r"[\s'\"\\#\x00-\x1f\x7f]")
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+_STDERR_LINES = 5
+
+
+class EngineError(MusterError):
+    """A scheduler gave an answer that can't be used."""
+
+    exit_code = 14
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStart:
+    """One command to start on one node of the allocation.
+
+    Attributes:
+        command: Its words; the first is an absolute path, since some ways bring no PATH.
+        slot: The node's first line in PBS's node file, from 0.
+        cpus: All CPUs of the job on that node; None leaves it to the scheduler.
+        way: How; None for the dialect's own.
+    """
+
+    node: str
+    command: tuple[str, ...]
+    slot: int = 0
+    cpus: int | None = None
+    het_group: int | None = None
+    way: StartWay | None = None
+
+
+class Dialect(Protocol):
+    """One scheduler's language.
+
+    Every function that takes a `JobRequest` raises UsageError for text that the scheduler would read as
+    something else (a newline in a path, a space in a queue's name).
+    """
+
+    name: str
+
+    def script(self, job: JobRequest) -> str:
+        """Return the whole job script."""
+
+    def submit_argv(self, job: JobRequest, script_path: str) -> list[str]:
+        """Return the command that submits it; dependencies stand here, since only now their ids are known."""
+
+    def job_id(self, stdout: str) -> str:
+        """Return the job's id from what the submit command printed; EngineError when there is none."""
+
+    def status_argv(self, job_ids: Sequence[str]) -> list[list[str]]:
+        """Return commands that tell the state of all these jobs, the best first; sites lack some of them."""
+
+    def views(self, stdout: str) -> dict[str, JobView]:
+        """Return what any of the status commands printed, by job id; EngineError when it can't be read."""
+
+    def cancel_argv(self, job_id: str) -> list[str]:
+        """Return the command that ends a job."""
+
+    def node_argv(self, start: NodeStart) -> list[str]:
+        """Return the command by which the head starts something on another node."""
+
+    def allocation(
+        self, environment: Mapping[str, str], read: Callable[[str], str]
+    ) -> Allocation | None:
+        """Return the job that this process runs in, or None outside of one; `read` reads a small file."""
+
+    def unmapped(self, job: JobRequest) -> list[str]:
+        """Return a sentence for each key that this scheduler can't be told, with what happens instead."""
+
+    def explain_refusal(self, stderr: str) -> Report:
+        """Return a report on a submission that was refused."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """A refusal that we know: the pattern in the scheduler's words, and ours."""
+
+    pattern: str
+    error: str
+    hint: str
+
+
+def explain(stderr: str, command: str, refusals: Sequence[Refusal]) -> Report:
+    """Return the report of the first refusal that fits; the scheduler's own words always stay."""
+    said = tuple(line.rstrip() for line in stderr.splitlines() if line.strip())[-_STDERR_LINES:]
+    for refusal in refusals:
+        if re.search(refusal.pattern, stderr, re.IGNORECASE):
+            return Report(error=refusal.error, at=command, because=said, hint=refusal.hint)
+    return Report(
+        error=f"{command} refused the job",
+        at=command,
+        because=said or (f"{command} printed nothing",),
+        hint=f"the script can be tried by hand: muster submit --dry-run shows it for {command}",
+    )
+
+
+def assemble(prefix: str, ours: Sequence[str], site: Sequence[str]) -> list[str]:
+    """Return directive lines; a line of the site takes the place of ours for the same option.
+
+    Raises:
+        UsageError: A line is no option.
+    """
+    lines = [_site_line(prefix, line) for line in site]
+    taken = {_option(line) for line in lines}
+    kept = [line for line in ours if _option(line) not in taken]
+    return [f"#{prefix} {line}" for line in [*kept, *lines]]
+
+
+def _site_line(prefix: str, line: str) -> str:
+    bare = check_text(line, "directives").strip().removeprefix(f"#{prefix}").strip()
+    if not bare.startswith("-"):
+        fix = f"write it as behind #{prefix}: `--option=value` or `-x value`"
+        raise UsageError(f"the directive `{line}` is no option", where="directives", fix=fix)
+    return bare
+
+
+def _option(line: str) -> str:
+    """Return what makes a line unique: `--mem`, `-q`, or `-l select` (-l and -W have many keys)."""
+    words = line.split(None, 1)
+    first = words[0].partition("=")[0]
+    if first in ("-l", "-W") and len(words) > 1:
+        return f"{first} {words[1].partition('=')[0]}"
+    return first
+
+
+def body(job: JobRequest) -> list[str]:
+    """Return the shell part of a script: the interpreter, the site's lines, the head."""
+    lines = [
+        "",
+        "# Python 3.11 or later, for muster's own processes; a line below may set another.",
+    ]
+    lines.append(f"PYTHON={shlex.quote(check_text(job.python, 'python'))}")
+    if job.time_limit_s is not None:
+        seconds = minutes_up(job.time_limit_s) * 60
+        lines.append(f"export {ENDS_AT}=$(($(date +%s) + {seconds}))")
+    lines += [check_text(line, "setup") for line in job.setup]
+    lines.append("")
+    if job.about:
+        lines.append(f"# {check_text(job.about, 'about')}")
+    # `exec`: the scheduler's signals to the script reach the head itself.
+    lines.append(f"exec {_quoted(job.head)}")
+    return lines
+
+
+def _quoted(words: Sequence[str]) -> str:
+    if not words:
+        raise ValueError("a job needs a head")
+    quoted = [shlex.quote(check_text(word, "head")) for word in words]
+    if words[0] == PYTHON:
+        quoted[0] = f'"{PYTHON}"'
+    return " ".join(quoted)
+
+
+def check_text(text: str, where: str) -> str:
+    """Return the text; UsageError when a newline or control character would end its line."""
+    if _CONTROL.search(text):
+        raise UsageError(
+            f"{text!a} holds a newline or a control character",
+            where=where,
+            fix="leave it out: each line of a job script holds one thing",
+        )
+    return text
+
+
+def check_value(text: str, where: str) -> str:
+    """Return a directive's value; UsageError for space, quote, backslash or #, which end or change it."""
+    if not text or _BROKEN_VALUE.search(text):
+        what = f"{text!a} can't stand in a job script"
+        fix = "leave out spaces, quotes, backslashes and #"
+        raise UsageError(what, where=where, fix=fix)
+    return text
+
+
+def is_plain_path(path: str) -> bool:
+    """Say whether every scheduler's directive parser leaves the path as it is; others go on the command line."""
+    return _PLAIN_PATH.fullmatch(path) is not None
+
+
+def check_log_path(path: str) -> str:
+    """Return an absolute path; UsageError for a relative one or one with control characters."""
+    if not check_text(path, "log_path").startswith("/"):
+        raise UsageError(f"the log path `{path}` is not absolute", where="log_path")
+    return path
+
+
+def as_operand(path: str) -> str:
+    """Return the path so that it can't be taken for an option."""
+    return f"./{path}" if path.startswith("-") else path
+
+
+def clean_name(name: str, limit: int) -> str:
+    """Return a job's name that every scheduler takes: letters, digits and `_.-`, a letter first."""
+    plain = re.sub(r"[^A-Za-z0-9_.-]", "_", name) or "muster"
+    return (plain if plain[0].isalpha() else f"m{plain}")[:limit]
+
+
+def minutes_up(seconds: float) -> int:
+    """Return whole minutes, rounded up, at least 1: the unit that all schedulers share."""
+    return max(1, -int(-seconds // 60))
+
+
+def mebibytes_up(size_bytes: int) -> int:
+    """Return whole MiB, rounded up, at least 1."""
+    return max(1, -(-size_bytes // (1 << 20)))
+
+
+def shell_code(exit_status: int, signum: int = 0) -> int:
+    """Return an exit code as a shell would: 128 + n for signal n."""
+    return 128 + signum if signum else exit_status
+
+
+def ends_at(environment: Mapping[str, str], *names: str) -> float | None:
+    """Return the end of the time limit from the first of these variables that holds a number."""
+    for name in (*names, ENDS_AT):
+        text = environment.get(name, "")
+        if re.fullmatch(r"\d{1,12}", text):
+            return float(text)
+    return None
+
+
+def own_scratch(environment: Mapping[str, str], job_id: str) -> str | None:
+    """Return TMPDIR where its name has the job's id; others come from the submitting shell."""
+    folder = environment.get("TMPDIR", "")
+    return folder if job_id in folder else None
+
+
+def check_command(start: NodeStart) -> tuple[str, ...]:
+    """Return the command; ValueError when it isn't an absolute path."""
+    if not start.command or not start.command[0].startswith("/"):
+        raise ValueError("a command for another node starts with an absolute path")
+    return start.command
+
+
+def check_node(name: str) -> str:
+    """Return a node's name; ValueError for one that could be an option or a list."""
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
+        raise ValueError(f"`{name}` is no name of a node")
+    return name

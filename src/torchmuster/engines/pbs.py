@@ -1,0 +1,336 @@
+"""OpenPBS and PBS Professional: qsub, qstat, qdel, pbsdsh. Both answer alike.
+
+What is marked "recorded" was seen from an OpenPBS 23.06 server; a test holds each answer.
+"""
+
+import json
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torchmuster.engines import base
+from torchmuster.engines.base import EngineError, NodeStart, Refusal
+from torchmuster.errors import UsageError
+from torchmuster.model.job import (
+    AllocatedNode,
+    Allocation,
+    JobRequest,
+    JobState,
+    JobView,
+    NodeChunk,
+    StartWay,
+)
+from torchmuster.model.verdict import Report
+
+# Source: PBS Professional Reference Guide, "qsub".
+_DIRECTIVES = {"queue": "-q {}", "account": "-A {}"}
+# Source: PBS Professional Reference Guide, "Job States"; Q, R, H and F recorded.
+STATES = {
+    "Q": JobState.PENDING,
+    "T": JobState.PENDING,  # on its way to another server
+    "W": JobState.PENDING,  # waits for a time
+    "M": JobState.UNKNOWN,  # moved: the other server knows how it went
+    "H": JobState.HELD,
+    "S": JobState.HELD,
+    "U": JobState.HELD,  # suspended: somebody uses the workstation
+    "R": JobState.RUNNING,
+    "B": JobState.RUNNING,
+    "E": JobState.ENDING,
+}
+# Source: openpbs src/include/job.h, JOB_EXEC_*; -29 recorded.
+_END_CODES = {
+    -29: JobState.TIMED_OUT,
+    -28: JobState.TIMED_OUT,  # CPU time
+    -27: JobState.OUT_OF_MEMORY,
+    -26: JobState.OUT_OF_MEMORY,  # vmem
+}
+_REFUSALS = (
+    Refusal(
+        pattern="unknown queue",  # recorded
+        error="PBS knows no such queue",
+        hint="`qstat -Q` lists the queues",
+    ),
+    Refusal(
+        pattern="exceeds queue|exceeds server|resource limits?|violates queue",
+        error="the job asks for more than the queue allows",
+        hint="`qstat -Qf` shows the limits; lower exec_timeout or the resources, or choose another queue",
+    ),
+    Refusal(
+        pattern=r"resource value Resource_List\.walltime",  # recorded
+        error="PBS does not take this time limit",
+        hint="a line of the site sets `-l walltime`: write it as HH:MM:SS",
+    ),
+    Refusal(
+        pattern="illegal attribute or resource value|unknown resource",  # recorded
+        error="PBS does not take one of the resources",
+        hint="a key of the site has a value or a name that its administrators did not define",
+    ),
+    Refusal(
+        pattern="script file.*no such file",  # recorded
+        error="qsub can't read the job script",
+        hint="the run directory has to be on a file system that this machine sees",
+    ),
+    Refusal(
+        pattern="unauthorized|access to queue|not allowed|invalid account|invalid project",
+        error="PBS does not let you use this queue or account",
+        hint="ask the site which queues, accounts and projects are yours",
+    ),
+    Refusal(
+        pattern="cannot connect|connection refused|no permission.*server",
+        error="the PBS server does not answer",
+        hint="`qstat -B` tells when it is back",
+    ),
+)
+
+
+class PbsDialect:
+    """OpenPBS 20 and later, PBS Professional 19 and later."""
+
+    name = "pbs"
+    name_limit = 63  # 230 since PBS 13; more than this reads badly in qstat
+    refusals: Sequence[Refusal] = _REFUSALS
+
+    def script(self, job: JobRequest) -> str:
+        """Return the whole job script."""
+        ours = [f"-N {base.clean_name(job.name, self.name_limit)}", "-S /bin/bash", "-j oe"]
+        if base.is_plain_path(_log_path(job)):
+            ours.append(f"-o {job.log_path}")
+        ours.append(f"-r {'y' if job.requeue else 'n'}")
+        ours += self.resource_lines(job)
+        if job.time_limit_s is not None:
+            ours.append(f"-l walltime={_clock(job.time_limit_s)}")
+        for key, form in _DIRECTIVES.items():
+            if value := getattr(job, key):
+                ours.append(form.format(base.check_value(value, key)))
+        lines = ["#!/bin/bash -l", *base.assemble("PBS", ours, job.directives)]
+        return "\n".join([*lines, *base.body(job), ""])
+
+    def resource_lines(self, job: JobRequest) -> list[str]:
+        """Return the lines that ask for nodes: a sum of chunks, each on a host of its own."""
+        chunks = list(job.chunks)
+        if len(chunks) == 1 and chunks[0].num_nodes != job.num_nodes:
+            words = [_chunk(chunks[0], job.num_nodes)]
+        else:
+            words = [_chunk(chunk, chunk.num_nodes) for chunk in chunks]
+        return [f"-l select={'+'.join(words)}", "-l place=scatter"]
+
+    def submit_argv(self, job: JobRequest, script_path: str) -> list[str]:
+        """Return the qsub command."""
+        argv = ["qsub"]
+        if job.after:
+            by_kind: dict[str, list[str]] = {}
+            for entry in job.after:
+                by_kind.setdefault(entry.kind.value, []).append(entry.job_id)
+            words = [f"{kind}:{':'.join(ids)}" for kind, ids in by_kind.items()]
+            argv += ["-W", f"depend={','.join(words)}"]
+        if not base.is_plain_path(_log_path(job)):
+            argv += ["-o", job.log_path]
+        return [*argv, base.as_operand(script_path)]
+
+    def job_id(self, stdout: str) -> str:
+        """Return the id: sequence number, dot, server (`0.ctl`); some sites print lines before it."""
+        for line in reversed(stdout.splitlines()):
+            if re.fullmatch(r"\d+(?:\[\])?(?:\.[A-Za-z0-9_.-]+)?", line.strip()):
+                return line.strip()
+        raise EngineError("qsub printed no job id", where="qsub", why=stdout.strip() or None)
+
+    def status_argv(self, job_ids: Sequence[str]) -> list[list[str]]:
+        """Return qstat with finished jobs (needs the server's job history), and without."""
+        if not job_ids:
+            return []
+        return [
+            ["qstat", "-x", "-f", "-F", "json", *job_ids],
+            ["qstat", "-f", "-F", "json", *job_ids],
+        ]
+
+    def views(self, stdout: str) -> dict[str, JobView]:
+        """Return views from `qstat -f -F json`."""
+        if not stdout.strip():
+            return {}
+        try:
+            jobs = json.loads(stdout).get("Jobs", {})
+            return {job_id: _view(job_id, fields) for job_id, fields in jobs.items()}
+        except (ValueError, AttributeError, TypeError, RecursionError) as error:
+            raise EngineError(
+                "the answer of qstat can't be read", where="qstat -f -F json", why=str(error)
+            ) from error
+
+    def cancel_argv(self, job_id: str) -> list[str]:
+        """Return the qdel command: TERM, then KILL after a delay of the site."""
+        return ["qdel", job_id]
+
+    def node_argv(self, start: NodeStart) -> list[str]:
+        """Return a command for another host; pbsdsh unless the site needs another way.
+
+        pbsdsh brings neither the job's PATH nor its exported variables, and itself exits 0 whatever the
+        command does: the agent has to report by its own connection.
+        """
+        command = base.check_command(start)
+        node = base.check_node(start.node)
+        way = start.way or StartWay.PBSDSH
+        if way is StartWay.PBSDSH:
+            return ["pbsdsh", "-n", str(start.slot), "--", *command]  # recorded: there is no -u
+        if way is StartWay.TMRSH:
+            return ["pbs_tmrsh", node, *command]
+        if way is StartWay.MPIEXEC:
+            return ["mpiexec", "-n", "1", "-host", node, *command]
+        if way is StartWay.SSH:
+            # ssh joins words with spaces and gives them to a shell; no question may wait for an answer.
+            return ["ssh", "-o", "BatchMode=yes", node, shlex.join(command)]
+        raise ValueError(f"PBS starts nothing by {way}")
+
+    def allocation(
+        self, environment: Mapping[str, str], read: Callable[[str], str]
+    ) -> Allocation | None:
+        """Return the job of these PBS_ variables and of its node file."""
+        job_id = environment.get("PBS_JOBID")
+        if not job_id:
+            return None
+        ncpus = environment.get("NCPUS", "")
+        return Allocation(
+            job_id=job_id,
+            nodes=_nodes(environment, read, int(ncpus) if ncpus.isdecimal() else None),
+            ends_at=base.ends_at(environment),
+            scratch=base.own_scratch(environment, job_id),
+        )
+
+    def unmapped(self, job: JobRequest) -> list[str]:
+        """Return what qsub can't be told."""
+        found: list[str] = []
+        if any(chunk.storage_bytes for chunk in job.chunks):
+            fix = "a key of the site, such as `scratch`, may do it"
+            found.append(f"storage: PBS has no common resource for it: not asked for; {fix}")
+        if job.nodes_excluded:
+            names = ", ".join(job.nodes_excluded[:3])
+            found.append(f"nodesExcluded: qsub can't exclude {names}: the job may run there")
+        if job.constraint:
+            found.append(f"constraint: PBS has none: `{job.constraint}` is not asked for")
+        if job.qos:
+            found.append(f"qos: PBS has none: `{job.qos}` is not asked for")
+        if job.min_nodes not in (None, job.num_nodes):
+            asked = f"{job.min_nodes} to {job.num_nodes}"
+            found.append(f"nodes: PBS takes one number, not {asked}: waits for all {job.num_nodes}")
+        if job.warn_s is not None and job.time_limit_s is None:
+            # With one, the script tells the head when the end is.
+            what = "PBS sends no signal before the end, and without exec_timeout nobody knows it"
+            found.append(f"warn_s: {what}: TERM comes at the queue's limit, KILL seconds later")
+        return found
+
+    def explain_refusal(self, stderr: str) -> Report:
+        """Return a report on what qsub refused."""
+        return base.explain(stderr, "qsub", self.refusals)
+
+
+def _log_path(job: JobRequest) -> str:
+    if ":" in base.check_log_path(job.log_path):
+        what = f"qsub can't write to `{job.log_path}`: it takes what stands before the colon for a host"
+        raise UsageError(what, where="log_path")
+    return job.log_path
+
+
+def _clock(seconds: float) -> str:
+    minutes = base.minutes_up(seconds)
+    return f"{minutes // 60:02d}:{minutes % 60:02d}:00"
+
+
+def _chunk(chunk: NodeChunk, num_nodes: int) -> str:
+    """Return one chunk; mpiprocs=1 gives each host one line of the node file, so one start by pbsdsh."""
+    keys = {"ncpus": str(max(1, chunk.cpus or 1)), "mpiprocs": "1"}
+    if chunk.gpus:
+        keys["ngpus"] = str(chunk.gpus)
+    if chunk.memory_bytes:
+        keys["mem"] = f"{base.mebibytes_up(chunk.memory_bytes)}mb"  # PBS counts by 1024
+    for key, value in chunk.extra:
+        keys[check_key(key)] = check_key(value)
+    return ":".join([str(num_nodes), *(f"{key}={value}" for key, value in keys.items())])
+
+
+def check_key(text: str) -> str:
+    """Return a key or value of a chunk; UsageError for what would begin another."""
+    if re.search(r"[:+=,]", base.check_value(text, "extra")):
+        raise UsageError(f"`{text}` can't stand in a chunk", where="extra", fix="no `:`, `+`, `=`")
+    return text
+
+
+def _view(job_id: str, fields: Mapping[str, Any]) -> JobView:
+    word = str(fields.get("job_state", ""))
+    comment = str(fields.get("comment", "")) or None
+    code = fields.get("Exit_status")
+    number = int(code) if code is not None else None
+    state = _final_state(number, comment or "") if word == "F" else None
+    state = state or STATES.get(word, JobState.UNKNOWN)
+    reason = comment
+    if state is JobState.UNKNOWN:
+        reason = f"PBS says {word or 'nothing'}" + (f": {comment}" if comment else "")
+    elif word == "F" and number is None and comment is None:
+        reason = "it never ran: it was deleted, or a job that it waits for failed"
+    elif state is JobState.HELD and comment is None and fields.get("depend"):
+        reason = f"waits: {fields['depend']}"
+    estimate = fields.get("estimated")
+    start = estimate.get("start_time") if isinstance(estimate, dict) else None
+    return JobView(
+        job_id=job_id,
+        state=state,
+        reason=reason,
+        start_estimate=str(start) if start and state is JobState.PENDING else None,
+        exit_code=exit_code(number) if state.is_final else None,
+        nodes=hosts_of(str(fields.get("exec_host", ""))),
+    )
+
+
+def _final_state(code: int | None, comment: str) -> JobState:
+    """Return how a finished job went.
+
+    Recorded: a job whose dependency failed is F with substate 92, as after exit 0, but without an
+    Exit_status: it never ran. Only an Exit_status of 0 is a success.
+    """
+    if "and terminated by" in comment:
+        return JobState.CANCELLED
+    if "exceeded resource walltime" in comment or code in (-28, -29):
+        return JobState.TIMED_OUT
+    if code is None:
+        return JobState.CANCELLED
+    if code == 0:
+        return JobState.SUCCEEDED
+    return _END_CODES.get(code, JobState.FAILED)
+
+
+def exit_code(number: int | None) -> int | None:
+    """Return the head's exit code; None for PBS's own negative ones.
+
+    Source: PBS Professional User's Guide, "Job Exit Status": 256 + n for signal n.
+    """
+    if number is None or number < 0:
+        return None
+    return base.shell_code(0, number - 256) if number > 256 else number
+
+
+def hosts_of(exec_host: str) -> tuple[str, ...]:
+    """Return the hosts of `n1/0*2+n2/0*2`, each once."""
+    hosts = (part.partition("/")[0] for part in exec_host.split("+") if part)
+    return tuple(dict.fromkeys(hosts))
+
+
+def _nodes(
+    environment: Mapping[str, str], read: Callable[[str], str], num_cpus: int | None
+) -> tuple[AllocatedNode, ...]:
+    path = environment.get("PBS_NODEFILE", "")
+    try:
+        lines = [line.strip() for line in read(path).splitlines() if line.strip()]
+    except OSError as error:
+        raise EngineError(
+            "the list of this job's nodes can't be read",
+            where=path or "PBS_NODEFILE is not set",
+            why=f"{error.strerror or error}: it exists on the job's first host only",
+        ) from error
+    # NCPUS is that of this host's chunk: with equal hosts only it is known of all.
+    hosts = list(dict.fromkeys(lines))
+    known = num_cpus if len(hosts) == 1 else None
+    return tuple(
+        AllocatedNode(name=host, cpus=known, num_tasks=lines.count(host), slot=lines.index(host))
+        for host in hosts
+    )
+
+
+DIALECT: base.Dialect = PbsDialect()

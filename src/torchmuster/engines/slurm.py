@@ -1,0 +1,399 @@
+"""Slurm: sbatch, squeue, sacct, scontrol, scancel and srun."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from torchmuster.engines import base
+from torchmuster.engines.base import EngineError, NodeStart, Refusal
+from torchmuster.errors import UsageError
+from torchmuster.model.job import (
+    AllocatedNode,
+    Allocation,
+    JobRequest,
+    JobState,
+    JobView,
+    NodeChunk,
+    StartWay,
+)
+from torchmuster.model.nodelist import expand_counts, expand_hostlist
+from torchmuster.model.verdict import Report
+
+# What a job says once; in a heterogeneous job only its first component does.
+# Source: https://slurm.schedmd.com/sbatch.html
+_ONCE = {
+    "name": "--job-name={}",
+    "log_path": "--output={}",
+    "warn_s": "--signal=B:USR1@{}",  # B: to the script alone, which is the head (exec)
+}
+# What each component says for itself; --mem was not carried over before Slurm 20.11.
+# Source: https://slurm.schedmd.com/heterogeneous_jobs.html, "Submitting Jobs".
+_EACH = {
+    "queue": "--partition={}",
+    "account": "--account={}",
+    "qos": "--qos={}",
+    "constraint": "--constraint={}",
+    "nodes_excluded": "--exclude={}",
+    "time_limit_s": "--time={}",  # a bare number is minutes
+}
+# Source: https://slurm.schedmd.com/job_state_codes.html, states and flags.
+STATES = {
+    "PENDING": JobState.PENDING,
+    "CONFIGURING": JobState.PENDING,  # nodes boot, the script has not begun
+    "EXPEDITING": JobState.PENDING,
+    "RUNNING": JobState.RUNNING,
+    "RESIZING": JobState.RUNNING,
+    "SIGNALING": JobState.RUNNING,
+    "SUSPENDED": JobState.HELD,  # has its nodes, goes on only when somebody lets it
+    "STOPPED": JobState.HELD,
+    "REQUEUE_HOLD": JobState.HELD,
+    "RESV_DEL_HOLD": JobState.HELD,
+    "SPECIAL_EXIT": JobState.HELD,
+    "COMPLETING": JobState.ENDING,
+    "STAGE_OUT": JobState.ENDING,
+    "COMPLETED": JobState.SUCCEEDED,
+    "FAILED": JobState.FAILED,
+    "CANCELLED": JobState.CANCELLED,
+    "TIMEOUT": JobState.TIMED_OUT,
+    "DEADLINE": JobState.TIMED_OUT,
+    "OUT_OF_MEMORY": JobState.OUT_OF_MEMORY,
+    "NODE_FAIL": JobState.NODE_FAILED,
+    "BOOT_FAIL": JobState.NODE_FAILED,
+    "LAUNCH_FAILED": JobState.NODE_FAILED,
+    "PREEMPTED": JobState.PREEMPTED,
+    "REQUEUED": JobState.REQUEUED,
+    "REQUEUE_FED": JobState.REQUEUED,
+}
+# Source: https://slurm.schedmd.com/job_reason_codes.html
+_HOLDS = frozenset({"JobHeldUser", "JobHeldAdmin", "JobHoldMaxRequeue"})
+_NO_WORDS = frozenset({"", "None", "(null)", "N/A", "Unknown", "None assigned", "NONE"})
+# Source: the messages of Slurm, src/common/slurm_errno.c.
+_REFUSALS = (
+    Refusal(
+        pattern="invalid partition",
+        error="Slurm knows no such partition",
+        hint="`sinfo --summarize` lists the partitions",
+    ),
+    Refusal(
+        pattern="time limit is invalid|time limit specification|exceeds .*time ?limit",
+        error="the time limit is longer than the partition allows",
+        hint="`sinfo --format='%P %l'` lists the limits; lower exec_timeout or choose another partition",
+    ),
+    Refusal(
+        pattern="invalid qos|invalid account|account/partition combination|qosmax|assoc",
+        error="Slurm does not let this account use this partition or QOS",
+        hint="`sacctmgr show associations user=$USER format=account,partition,qos` lists what you have",
+    ),
+    Refusal(
+        pattern=r"generic resource|\bgres\b|trackable resource",
+        error="Slurm has no such GPU or other generic resource",
+        hint="`sinfo --format='%P %G'` lists them; gpu: 0 asks for none",
+    ),
+    Refusal(
+        pattern="node configuration is not available|more processors|specification can not be",
+        error="no node of the partition has this much",
+        hint="`sinfo --format='%P %D %c %m %G'` lists nodes, CPUs, memory in MB and GPUs",
+    ),
+    Refusal(
+        pattern="invalid feature",
+        error="no node has this feature",
+        hint="`sinfo --format='%P %f'` lists the features",
+    ),
+    Refusal(
+        pattern="unable to open file|no such file",
+        error="sbatch can't read the job script",
+        hint="the run directory has to be on a file system that this machine sees",
+    ),
+    Refusal(
+        pattern="unable to contact slurm controller|connection refused|timed out on",
+        error="Slurm's controller does not answer",
+        hint="`scontrol ping` tells when it is back",
+    ),
+)
+
+
+class SlurmDialect:
+    """Slurm 20.11 and later."""
+
+    name = "slurm"
+
+    def script(self, job: JobRequest) -> str:
+        """Return the whole job script; unequal nodes make a heterogeneous job."""
+        lines = ["#!/bin/bash -l"]
+        for position, chunk in enumerate(job.chunks):
+            options = _options_once(job) if position == 0 else []
+            if position:
+                lines.append("#SBATCH hetjob")
+            lines += base.assemble("SBATCH", options + _options_each(job, chunk), job.directives)
+        return "\n".join([*lines, *base.body(job), ""])
+
+    def submit_argv(self, job: JobRequest, script_path: str) -> list[str]:
+        """Return the sbatch command."""
+        argv = ["sbatch", "--parsable"]
+        if job.after:
+            words = [f"{entry.kind.value}:{entry.job_id}" for entry in job.after]
+            argv += [f"--dependency={','.join(words)}", "--kill-on-invalid-dep=yes"]
+        if not base.is_plain_path(job.log_path):
+            argv.append(f"--output={_log_pattern(job.log_path)}")
+        return [*argv, base.as_operand(script_path)]
+
+    def job_id(self, stdout: str) -> str:
+        """Return the id from `123`, `123;cluster`, or what a site's wrapper leaves of it."""
+        for line in reversed(stdout.splitlines()):
+            match = re.fullmatch(r"(?:Submitted batch job )?(\d+)(?:;\S*)?", line.strip())
+            if match:
+                return match.group(1)
+        raise EngineError("sbatch printed no job id", where="sbatch", why=stdout.strip() or None)
+
+    def status_argv(self, job_ids: Sequence[str]) -> list[list[str]]:
+        """Return squeue (jobs of the last minutes), sacct (needs accounting), scontrol (no accounting)."""
+        if not job_ids:
+            return []
+        ids = ",".join(job_ids)
+        fields = "--format=JobIDRaw,JobID,State,ExitCode,Reason,Start,NodeList"
+        sacct = ["sacct", "--noheader", "--parsable2", "--allocations", f"--jobs={ids}", fields]
+        squeue = ["squeue", "--noheader", "--states=all", f"--jobs={ids}"]
+        scontrol = ["scontrol", "--oneliner", "show", "job"]
+        return [
+            [*squeue, "--format=squeue|%i|%T|%r|%S|%N"],
+            sacct,
+            # scontrol 22.05 takes one id; for several it has to tell of all jobs.
+            [*scontrol, *job_ids] if len(job_ids) == 1 else scontrol,
+        ]
+
+    def views(self, stdout: str) -> dict[str, JobView]:
+        """Return views from squeue, sacct or scontrol; components of a heterogeneous job become one."""
+        found: dict[str, JobView] = {}
+        for line in stdout.splitlines():
+            view = _view(line.strip())
+            if view is not None:
+                known = found.get(view.job_id)
+                found[view.job_id] = view if known is None else _joined(known, view)
+        return found
+
+    def cancel_argv(self, job_id: str) -> list[str]:
+        """Return the scancel command: TERM to all steps and the script, KILL after KillWait."""
+        return ["scancel", "--full", job_id]
+
+    def node_argv(self, start: NodeStart) -> list[str]:
+        """Return an srun command that starts one process beside whatever else runs there."""
+        command = base.check_command(start)
+        if start.way not in (None, StartWay.SRUN):
+            raise ValueError(f"Slurm starts nothing by {start.way}")
+        argv = ["srun", *_STEP_OPTIONS, f"--nodelist={base.check_node(start.node)}"]
+        if start.cpus is not None:
+            # srun does not take it from sbatch in 22.05 and later.
+            argv.append(f"--cpus-per-task={start.cpus}")
+        if start.het_group is not None:
+            argv.append(f"--het-group={start.het_group}")
+        return [*argv, "--", *command]
+
+    def allocation(
+        self, environment: Mapping[str, str], read: Callable[[str], str]
+    ) -> Allocation | None:
+        """Return the job of these SLURM_ variables; nothing is read."""
+        # 22.05 sets the second, later ones the first; SLURM_JOB_ID is the component's own.
+        names = ("SLURM_HET_JOB_ID", "SLURM_JOB_ID_HET_GROUP_0", "SLURM_JOB_ID")
+        job_id = next((environment[name] for name in names if environment.get(name)), None)
+        if job_id is None:
+            return None
+        restarts = environment.get("SLURM_RESTART_COUNT", "0")  # absent at the first start
+        return Allocation(
+            job_id=job_id,
+            nodes=_nodes(environment),
+            ends_at=base.ends_at(environment, "SLURM_JOB_END_TIME"),
+            scratch=environment.get("SLURM_TMPDIR") or base.own_scratch(environment, job_id),
+            restart_count=int(restarts) if restarts.isdecimal() else None,
+        )
+
+    def unmapped(self, job: JobRequest) -> list[str]:
+        """Return what sbatch can't be told."""
+        if len(job.chunks) > 1 and job.min_nodes not in (None, job.num_nodes):
+            asked = f"{job.min_nodes} to {job.num_nodes} nodes"
+            return [f"nodes: {asked} of unequal kinds: Slurm waits for all {job.num_nodes}"]
+        return []
+
+    def explain_refusal(self, stderr: str) -> Report:
+        """Return a report on what sbatch refused."""
+        return base.explain(stderr, "sbatch", _REFUSALS)
+
+
+# One process on one node, beside the steps that run there, on all CPUs and all memory of the job, without a
+# CPU mask (ours are set per worker), and whose end ends nothing else.
+# Source: https://slurm.schedmd.com/srun.html
+_STEP_OPTIONS = (
+    "--nodes=1",
+    "--ntasks=1",
+    "--overlap",
+    "--mem=0",
+    "--cpu-bind=none",
+    "--mpi=none",
+    "--kill-on-bad-exit=0",
+    "--wait=0",
+    "--no-kill",
+    "--input=none",
+    "--unbuffered",
+    "--export=ALL",
+)
+
+
+def _options_once(job: JobRequest) -> list[str]:
+    options = [_ONCE["name"].format(base.clean_name(job.name, 63))]
+    pattern = _log_pattern(job.log_path)
+    if base.is_plain_path(job.log_path):
+        options.append(_ONCE["log_path"].format(pattern))
+    # A lost node must not end the job (we replace it or go on), and a second start must not empty the log.
+    options += ["--open-mode=append", "--no-kill"]
+    options.append("--requeue" if job.requeue else "--no-requeue")
+    if job.warn_s is not None:
+        # Source: sbatch.html, --signal: at most 65535 s.
+        options.append(_ONCE["warn_s"].format(min(65535, max(1, round(job.warn_s)))))
+    return options
+
+
+def _options_each(job: JobRequest, chunk: NodeChunk) -> list[str]:
+    nodes = str(chunk.num_nodes)
+    if len(job.chunks) == 1 and job.min_nodes not in (None, job.num_nodes):
+        nodes = f"{job.min_nodes}-{job.num_nodes}"
+    options = [f"--nodes={nodes}", "--ntasks-per-node=1"]
+    if chunk.cpus:
+        options.append(f"--cpus-per-task={chunk.cpus}")
+    if chunk.gpus:
+        options.append(f"--gpus-per-node={chunk.gpus}")
+    if chunk.memory_bytes:
+        options.append(f"--mem={base.mebibytes_up(chunk.memory_bytes)}M")
+    if chunk.storage_bytes:
+        options.append(f"--tmp={base.mebibytes_up(chunk.storage_bytes)}M")
+    for key, value in chunk.extra:
+        options.append(f"--{base.check_value(key, 'extra')}={base.check_value(value, key)}")
+    for name, form in _EACH.items():
+        value = _value(job, name)
+        if value:
+            options.append(form.format(base.check_value(value, name)))
+    # A key of the site takes the place of ours: `gpus-per-node=a100:4`.
+    return list({option.partition("=")[0]: option for option in options}.values())
+
+
+def _value(job: JobRequest, name: str) -> str:
+    if name == "time_limit_s":
+        return "" if job.time_limit_s is None else str(base.minutes_up(job.time_limit_s))
+    if name == "nodes_excluded":
+        return ",".join(job.nodes_excluded)
+    return str(getattr(job, name) or "")
+
+
+def _log_pattern(path: str) -> str:
+    """Return the path so that Slurm replaces nothing in it: `%` begins a pattern, a backslash is lost."""
+    if "\\" in base.check_log_path(path):
+        raise UsageError(f"Slurm can't write to `{path}`: it takes the backslash away")
+    return path.replace("%", "%%")
+
+
+def _view(line: str) -> JobView | None:
+    if line.startswith("JobId="):
+        return _view_of_scontrol(line)
+    cells = line.split("|")
+    if cells[0] == "squeue" and len(cells) == 6:
+        return _make_view(cells[1], cells[2], cells[3], start=cells[4], nodes=cells[5])
+    if len(cells) == 7 and cells[0].isdecimal():
+        # JobID has the `12+1` of a component, JobIDRaw another number for each.
+        return _make_view(cells[1], cells[2], cells[4], cells[3], start=cells[5], nodes=cells[6])
+    return None
+
+
+def _view_of_scontrol(line: str) -> JobView:
+    # Values may hold spaces (Comment, Command); the ones read here don't, and come first.
+    fields: dict[str, str] = {}
+    for key, value in re.findall(r"(?:^| )([A-Za-z:/]+)=(\S*)", line):
+        fields.setdefault(key, value)
+    job_id = fields.get("HetJobId") or fields["JobId"]
+    start, nodes = fields.get("StartTime", ""), fields.get("NodeList", "")
+    return _make_view(
+        job_id,
+        fields.get("JobState", ""),
+        fields.get("Reason", ""),
+        fields.get("ExitCode", ""),
+        start=start,
+        nodes=nodes,
+    )
+
+
+def _make_view(
+    job_id: str, word: str, reason: str, code: str = "", *, start: str, nodes: str
+) -> JobView:
+    state = STATES.get(word.partition(" ")[0], JobState.UNKNOWN)  # `CANCELLED by 1000`
+    if state is JobState.PENDING and reason in _HOLDS:
+        state = JobState.HELD
+    why = None if reason in _NO_WORDS else reason
+    if state is JobState.UNKNOWN:
+        why = f"Slurm says {word or 'nothing'}"
+    try:
+        names = () if nodes in _NO_WORDS else expand_hostlist(nodes)
+    except ValueError as error:
+        raise EngineError("Slurm's list of nodes can't be read", why=str(error)) from error
+    return JobView(
+        job_id=re.split(r"[+_.]", job_id)[0],
+        state=state,
+        reason=why,
+        start_estimate=start if state is JobState.PENDING and start not in _NO_WORDS else None,
+        exit_code=_exit_code(code, state) if state.is_final else None,
+        nodes=names,
+    )
+
+
+def _exit_code(text: str, state: JobState) -> int | None:
+    match = re.fullmatch(r"(\d+):(\d+)", text)
+    if match is None or (text == "0:0" and state is not JobState.SUCCEEDED):
+        return None  # seen: a job that never ran has 0:0
+    return base.shell_code(int(match.group(1)), int(match.group(2)))
+
+
+def _joined(first: JobView, other: JobView) -> JobView:
+    """Return a heterogeneous job as one: the script runs in the first component, the nodes are of all."""
+    return JobView(
+        job_id=first.job_id,
+        state=first.state,
+        reason=first.reason,
+        start_estimate=first.start_estimate,
+        exit_code=first.exit_code,
+        nodes=(*first.nodes, *(node for node in other.nodes if node not in first.nodes)),
+    )
+
+
+def _nodes(environment: Mapping[str, str]) -> tuple[AllocatedNode, ...]:
+    # Source: sbatch.html, "OUTPUT ENVIRONMENT VARIABLES".
+    size = environment.get("SLURM_HET_SIZE", "")
+    if not size.isdecimal():
+        return _component(environment, "", None, 0)
+    nodes: list[AllocatedNode] = []
+    for index in range(min(int(size), 128)):  # Slurm's own limit of components
+        nodes += _component(environment, f"_HET_GROUP_{index}", index, len(nodes))
+    return tuple(nodes)
+
+
+def _component(
+    environment: Mapping[str, str], suffix: str, het_group: int | None, first: int
+) -> tuple[AllocatedNode, ...]:
+    listed = environment.get(f"SLURM_JOB_NODELIST{suffix}", "")
+    try:
+        names = expand_hostlist(listed)
+        cpus = expand_counts(environment.get(f"SLURM_JOB_CPUS_PER_NODE{suffix}", "") or "0")
+        tasks = expand_counts(environment.get(f"SLURM_TASKS_PER_NODE{suffix}", "") or "1")
+    except ValueError as error:
+        raise EngineError(
+            "Slurm's list of nodes can't be read",
+            where=f"SLURM_JOB_NODELIST{suffix}={listed}",
+            why=str(error),
+        ) from error
+    return tuple(
+        AllocatedNode(
+            name=name,
+            cpus=cpus[min(index, len(cpus) - 1)] or None,
+            num_tasks=tasks[min(index, len(tasks) - 1)],
+            slot=first + index,
+            het_group=het_group,
+        )
+        for index, name in enumerate(names)
+    )
+
+
+DIALECT: base.Dialect = SlurmDialect()

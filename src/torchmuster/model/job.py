@@ -1,0 +1,179 @@
+"""A job: what a scheduler is asked for, what it says of it, and what a process finds inside it.
+
+No scheduler's word stands here: `engines` translates. Sizes are bytes, times seconds.
+"""
+
+import enum
+from dataclasses import dataclass, field
+
+
+class JobState(enum.Enum):
+    """Where a job stands, in the same words for every scheduler."""
+
+    PENDING = "pending"
+    HELD = "held"
+    RUNNING = "running"
+    ENDING = "ending"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    TIMED_OUT = "timed_out"
+    OUT_OF_MEMORY = "out_of_memory"
+    NODE_FAILED = "node_failed"
+    PREEMPTED = "preempted"
+    REQUEUED = "requeued"
+    UNKNOWN = "unknown"  # a word that we don't know, or no word: never a success
+
+    @property
+    def is_final(self) -> bool:
+        """Say whether the job is over; PREEMPTED and REQUEUED ones may come back."""
+        return self in _FINAL
+
+
+_FINAL = frozenset(
+    {
+        JobState.SUCCEEDED,
+        JobState.FAILED,
+        JobState.CANCELLED,
+        JobState.TIMED_OUT,
+        JobState.OUT_OF_MEMORY,
+        JobState.NODE_FAILED,
+    }
+)
+
+
+class AfterKind(enum.Enum):
+    """What another job's end has to be like; the words are the same in sbatch and qsub."""
+
+    OK = "afterok"
+    ANY = "afterany"
+
+
+class StartWay(enum.Enum):
+    """How a process comes to another node of the allocation."""
+
+    SRUN = "srun"
+    PBSDSH = "pbsdsh"
+    TMRSH = "pbs_tmrsh"
+    MPIEXEC = "mpiexec"
+    SSH = "ssh"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobDependency:
+    """A job that has to end first."""
+
+    job_id: str
+    kind: AfterKind = AfterKind.OK
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeChunk:
+    """Equal nodes of a job, each with this much; None or 0 where nothing is asked for.
+
+    Attributes:
+        extra: Keys of the site: of a PBS chunk (`sales_op=blanca`), or options of sbatch.
+    """
+
+    num_nodes: int = 1
+    cpus: int | None = None
+    gpus: int = 0
+    memory_bytes: int | None = None
+    storage_bytes: int | None = None
+    extra: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRequest:
+    """One job, complete.
+
+    Attributes:
+        head: Command words that start on the first node; `$PYTHON` as first word is `python`.
+        about: What the head does, as a comment of the script.
+        log_path: What the job writes, absolute; appended to when it starts again.
+        min_nodes: The least that will do; None when all of `chunks` are needed.
+        max_nodes: The most that are of use; None for the nodes of `chunks`.
+        queue: Partition of Slurm, queue of PBS.
+        constraint: Features that every node has, in Slurm's own syntax.
+        directives: Lines of the site as the scheduler takes them: `--reservation=x`, `-l place=excl`.
+        setup: Shell lines before the head: `module load cuda/12.6`.
+        warn_s: How long before its time limit the job wants to hear of it (SIGUSR1).
+    """
+
+    name: str
+    chunks: tuple[NodeChunk, ...]
+    head: tuple[str, ...]
+    log_path: str
+    python: str = "/usr/bin/python3"
+    about: str = ""
+    min_nodes: int | None = None
+    max_nodes: int | None = None
+    time_limit_s: float | None = None
+    after: tuple[JobDependency, ...] = ()
+    queue: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    nodes_excluded: tuple[str, ...] = ()
+    directives: tuple[str, ...] = ()
+    setup: tuple[str, ...] = ()
+    requeue: bool = True
+    warn_s: float | None = None
+
+    @property
+    def num_nodes(self) -> int:
+        """Return on how many nodes the job runs at most."""
+        return self.max_nodes or sum(chunk.num_nodes for chunk in self.chunks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """What a scheduler says of one job.
+
+    Attributes:
+        reason: Why it waits or ended, in the scheduler's own words.
+        start_estimate: When it is expected to start, as the scheduler writes it.
+        exit_code: Of the head; None where the scheduler doesn't say, 128 + n for signal n.
+        nodes: The names of its nodes, none before it has started.
+    """
+
+    job_id: str
+    state: JobState
+    reason: str | None = None
+    start_estimate: str | None = None
+    exit_code: int | None = None
+    nodes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocatedNode:
+    """A node that a job has got.
+
+    Attributes:
+        slot: Its first line in PBS's node file, from 0: what `pbsdsh -n` takes.
+        num_tasks: How many processes the scheduler would start on it.
+        het_group: Its component of a heterogeneous Slurm job.
+    """
+
+    name: str
+    cpus: int | None = None
+    num_tasks: int = 1
+    slot: int = 0
+    het_group: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """What a process finds inside a job.
+
+    Attributes:
+        ends_at: The end of the time limit, seconds since 1970.
+        scratch: A folder of this node that the scheduler empties after the job.
+        restart_count: How often the scheduler has started the job again; None where it doesn't say.
+    """
+
+    job_id: str
+    nodes: tuple[AllocatedNode, ...] = field(default=())
+    ends_at: float | None = None
+    scratch: str | None = None
+    restart_count: int | None = None

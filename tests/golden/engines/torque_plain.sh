@@ -1,0 +1,13 @@
+#!/bin/bash -l
+#PBS -N train
+#PBS -S /bin/bash
+#PBS -j oe
+#PBS -o /runs/r1/job.log
+#PBS -r y
+#PBS -l nodes=2:ppn=8:gpus=4
+#PBS -l mem=131072mb
+
+# Python 3.11 or later, for muster's own processes; a line below may set another.
+PYTHON=/usr/bin/python3
+
+exec "$PYTHON" -I -S /opt/muster/group_main.py --group g

@@ -1,0 +1,178 @@
+"""The YAML blocks of the tutorial that the workflow format comes from, as they stand.
+
+They are not part of this project: the test runs wherever the tutorial lies, in a folder `shared/seeds` above this
+one or in $MUSTER_SEEDS, and is skipped elsewhere. `test_examples.py` runs files of the same kind always.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src"
+NAME = "osmo-multi-node-training.rst"
+TRAIN = """
+import argparse, os, torch, torch.distributed as dist
+parser = argparse.ArgumentParser()
+parser.add_argument("--total_epochs", type=int)
+parser.add_argument("--batch_size", type=int)
+parser.add_argument("--snapshot_path")
+options = parser.parse_args()
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+ones = torch.ones(1)
+dist.all_reduce(ones)
+os.write(1, f"sum {int(ones.item())} of {dist.get_world_size()}\\n".encode())
+if os.environ["LOCAL_RANK"] == "0":
+    torch.save({"sum": ones}, options.snapshot_path)
+dist.barrier()
+dist.destroy_process_group()
+"""
+# A barrier of the kind that the tutorial names: one TCP server on rank 0, nothing else.
+BARRIER = """
+import argparse, socket, time
+parser = argparse.ArgumentParser()
+parser.add_argument("--num_nodes", type=int)
+parser.add_argument("--connect")
+parser.add_argument("--rank", type=int)
+options = parser.parse_args()
+if options.rank == 0:
+    with socket.create_server(("", 12344)) as server:
+        others = [server.accept()[0] for _ in range(options.num_nodes - 1)]
+        for other in others:
+            other.sendall(b"OK")
+            other.close()
+else:
+    while True:
+        try:
+            with socket.create_connection((options.connect, 12344)) as call:
+                assert call.recv(2) == b"OK"
+                break
+        except ConnectionRefusedError:
+            time.sleep(0.1)
+"""
+
+
+def _seed():
+    folders = [Path(os.environ.get("MUSTER_SEEDS", "/nowhere"))]
+    folders += [parent / "shared" / "seeds" for parent in Path(__file__).parents]
+    return next((folder / NAME for folder in folders if (folder / NAME).is_file()), None)
+
+
+pytestmark = pytest.mark.skipif(_seed() is None, reason=f"{NAME} is not here")
+
+
+@pytest.fixture
+def blocks(tmp_path):
+    """Return the three blocks; `train.py` lies beside the files that they are written to."""
+    text = _seed().read_text()
+    found = re.findall(r"\.\. code-block:: (?:yaml|jinja)\n\n((?:  .*\n|\n)+)", text)
+    (tmp_path / "train.py").write_text(TRAIN)
+    shim = tmp_path / "bin" / "muster"
+    shim.parent.mkdir()
+    shim.write_text(f'#!/bin/sh\nexec {sys.executable} -m torchmuster "$@"\n')
+    shim.chmod(0o755)
+    return [textwrap.dedent(block) for block in found]
+
+
+@pytest.fixture
+def muster(tmp_path):
+    """Return a function that runs `muster`."""
+
+    def call(*words, limit_s=150):
+        path = f"{tmp_path / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+        return subprocess.run(
+            [sys.executable, "-m", "torchmuster", *words],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            env={
+                **os.environ,
+                "PATH": path,
+                "PYTHONPATH": str(SOURCE),
+                "MUSTER_HOME": str(tmp_path / "home"),
+            },
+        )
+
+    return call
+
+
+def test_the_two_node_block_runs_as_it_stands(blocks, muster, tmp_path):
+    (tmp_path / "w.yaml").write_text(blocks[0])
+    assert muster("validate", "w.yaml").returncode == 0
+    assert "{{host:master}}" in muster("render", "w.yaml").stdout
+
+    done = muster("submit", "w.yaml", "--run-id", "r")
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("sum 16 of 16") == 16
+    for task in ("master", "worker"):
+        assert (tmp_path / f"home/runs/r/tasks/{task}/output/models/snapshot.pth").is_file()
+    assert not Path("/tmp/master.sh").exists()
+
+
+@pytest.mark.parametrize(
+    ("sets", "num_nodes", "world_size"),
+    [([], 2, 16), (["--set", "n_nodes=3", "n_gpus_per_node=1"], 3, 3)],
+    ids=["with its own values", "three nodes"],
+)
+def test_the_template_block_runs_and_keeps_the_leads_models(
+    blocks, muster, tmp_path, sets, num_nodes, world_size
+):
+    (tmp_path / "w.yaml").write_text(blocks[1])
+    assert muster("validate", "w.yaml", *sets).returncode == 0
+
+    done = muster("submit", *sets, "w.yaml", "--run-id", "r")
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(f"sum {world_size} of {world_size}") == world_size
+    assert len(os.listdir(tmp_path / "home/runs/r/tasks")) == num_nodes
+    info = json.loads(muster("dataset", "info", "my-trained-model", "--json").stdout)
+    assert info["version"] == 1
+    assert [file["path"].split("/")[-1] for file in info["files"]] == ["snapshot.pth"]
+    assert not Path("/tmp/run.sh").exists()
+
+
+def test_the_fragment_is_refused_with_what_it_lacks(blocks, muster, tmp_path):
+    (tmp_path / "w.yaml").write_text(blocks[2])
+
+    done = muster("validate", "w.yaml")
+
+    assert done.returncode == 2
+    assert "workflow:" in done.stderr
+    assert "name:" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["muster barrier", "a script"])
+def test_the_fragments_barrier_holds_all_for_one_that_is_late(blocks, muster, tmp_path, how):
+    line = re.search(r"python3 /tmp/osmo_barrier.py .*", blocks[2])[0]
+    (tmp_path / "osmo_barrier.py").write_text(BARRIER)
+    files = "      - path: /tmp/osmo_barrier.py\n        localpath: osmo_barrier.py\n"
+    late = "if [ {{item}} = 1 ]; then sleep 10; fi"  # time varying code
+    if how == "muster barrier":
+        line = line.replace("python3 /tmp/osmo_barrier.py", "muster barrier")
+        files = ""
+    text = blocks[1].replace(
+        "          # Launch training\n",
+        f"          {late}\n          date +before=%s\n          {line}\n          date +after=%s\n",
+    )
+    text = text.replace("    {% endfor %}", f"{files}    {{% endfor %}}")
+    (tmp_path / "w.yaml").write_text(text)
+
+    done = muster("submit", "w.yaml", "--set", "n_gpus_per_node=1", "--run-id", "r")
+
+    assert done.returncode == 0, done.stderr
+    seconds = {
+        task: dict(re.findall(rf"\[{task}\] (before|after)=(\d+)", done.stdout))
+        for task in ("master", "worker_1")
+    }
+    assert int(seconds["master"]["after"]) >= int(seconds["worker_1"]["before"])
+    assert int(seconds["master"]["after"]) - int(seconds["master"]["before"]) >= 9
