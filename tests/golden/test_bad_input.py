@@ -49,11 +49,11 @@ COMMANDS = {
     "bad_choice": "run --tee some train.py",
     "missing_interpreter": "run --python /no/such/python train.py",
     "interpreter_with_open_quotation": 'run --python "python -c \'x" train.py',
-    "unknown_engine": "run --on slurm train.py",
+    "unknown_engine": "run --on slrum train.py",
     "bad_run_id": "run --run-id ../train train.py",
     "existing_run_directory": "run --run-id mine train.py",
     "several_mistakes_at_once": (
-        "run --on slurm --run-id a/b --nodes 3:2 --nproc-per-node 0 --grace soon"
+        "run --on slrum --run-id a/b --nodes 3:2 --nproc-per-node 0 --grace soon"
         " --max-restarts -3 --python nope trian.py"
     ),
     # Options that are not ours.

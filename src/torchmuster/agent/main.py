@@ -126,7 +126,7 @@ def _read_launch(arguments: list[str]) -> AgentLaunch:
     run_dir = RunDir(options.run_dir)
     with open(run_dir.plan) as file:
         plan = codec.from_plain(RunPlan, json.load(file))
-    host, _, port = options.head.rpartition(":")
+    addresses = tuple(_read_address(word) for word in options.head.split(","))
     listening = None
     if options.listen_fd is not None:
         listening = socket.socket(fileno=options.listen_fd)
@@ -137,18 +137,23 @@ def _read_launch(arguments: list[str]) -> AgentLaunch:
         plan=plan,
         num_workers=num_workers,
         host=name,
-        addresses=((host, int(port)),),
+        addresses=addresses,
         secret=read_secret(run_dir.secret),
         environment=job_environment(num_workers),
         run_dir=run_dir.path,
         place=options.place,
         listening=listening,
-        own_address=host,
+        own_address=addresses[0][0],
         lifeline_fd=options.lifeline_fd,
         first_attempt=options.first_attempt,
         restarts_spent=options.restarts_spent,
         agent_log=run_dir.agent_log(name),
     )
+
+
+def _read_address(word: str) -> tuple[str, int]:
+    host, _, port = word.rpartition(":")
+    return host, int(port)
 
 
 def job_environment(num_workers: int) -> dict[str, str]:

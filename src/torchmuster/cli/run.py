@@ -13,7 +13,11 @@ from torchmuster.errors import MusterError
     context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
     options_metavar="[OPTIONS]",
 )
-@click.option("--nodes", default="1", metavar="N|MIN:MAX", help="Number of nodes; default 1.")
+@click.option(
+    "--nodes",
+    metavar="N|MIN:MAX",
+    help="Number of nodes; default 1, inside a job all of its nodes.",
+)
 @click.option(
     "--nproc-per-node",
     metavar="N[,N...]|gpu|cpu|auto",
@@ -45,6 +49,15 @@ from torchmuster.errors import MusterError
 @click.option(
     "--last-call", default="2", metavar="TIME", help="Wait for more than MIN; default 2s."
 )
+@click.option("--time", "time_limit", metavar="TIME", help="Time limit of the job, e.g. 2h.")
+@click.option("--queue", "--partition", "queue", metavar="NAME", help="Queue or partition.")
+@click.option("--account", metavar="NAME", help="Account or project that pays.")
+@click.option("--cpus-per-node", type=click.IntRange(min=1), metavar="N", help="CPUs of each node.")
+@click.option("--gpus-per-node", type=click.IntRange(min=0), metavar="N", help="GPUs of each node.")
+@click.option("--mem", metavar="SIZE", help="Memory of each node, e.g. 64Gi.")
+@click.option("--warn", default="120s", metavar="TIME", help="SIGUSR1 so long before the end.")
+@click.option("--here", is_flag=True, help="On this machine, even inside of a job.")
+@click.option("--dry-run", is_flag=True, help="Show the job script and command, submit nothing.")
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def run(**given: Any) -> int:
@@ -59,11 +72,22 @@ def run(**given: Any) -> int:
     from torchmuster.spec.launch import LaunchOptions, Problems, plan_run
 
     problems = Problems()
-    if given["engine"] != "local":
-        fix = "leave --on out: only this machine can be used yet"
-        problems.add(f"there is no engine `{given['engine']}`", "--on", fix=fix)
     detach = given["detach"]
     stdin_rank = _stdin_rank(given["stdin_rank"], detach=detach)
+    from torchmuster.cli.job import (
+        check_engine,
+        find_allocation,
+        job_wishes,
+        plan_for_job,
+        run_in_allocation,
+        submit_run,
+    )
+
+    inside = None
+    if given["engine"] == "local" and not given["here"]:
+        inside = find_allocation()
+    if given["nodes"] is None:
+        given["nodes"] = str(len(inside[1].nodes)) if inside is not None else "1"
     options = LaunchOptions(
         target=given["script"],
         stdin_rank=stdin_rank,
@@ -74,7 +98,19 @@ def run(**given: Any) -> int:
         check_run_id(run_id)
     except UsageError as error:
         problems.found.append(error)
+    wishes = job_wishes(given, problems)
+    if given["engine"] != "local":
+        check_engine(given["engine"], problems)
+        plan = plan_for_job(options, run_id, given["gpus_per_node"], problems)
+        if problems.found or plan is None:
+            raise ManyErrors(problems.found)
+        return submit_run(plan, given["engine"], wishes, detach=detach, dry_run=given["dry_run"])
     gpus = visible_gpus()
+    if inside is not None:  # these GPUs are one node's; the others have their own
+        plan = plan_for_job(options, run_id, len(gpus), problems)
+        if problems.found or plan is None:
+            raise ManyErrors(problems.found)
+        return run_in_allocation(plan, *inside, wishes.warn_s)
     plan = plan_run(options, run_id, gpus, problems)
     if problems.found or plan is None:
         raise ManyErrors(problems.found)

@@ -17,16 +17,31 @@ _CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 @click.command(context_settings=_CONTEXT)
 @click.option("-a", "--all", "everything", is_flag=True, help="All runs, not only the last 20.")
-def ps(*, everything: bool) -> int:
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def ps(*, everything: bool, as_json: bool) -> int:
     """List the runs, the newest last."""
     from torchmuster.run.find import all_runs
     from torchmuster.ui.table import render_table
 
     views = all_runs()
+    shown = views if everything else views[-20:]
+    if as_json:
+        import json
+
+        plain = [
+            {
+                "run_id": view.run_id,
+                "state": view.state.value,
+                "started": view.started,
+                "kind": "workflow" if view.is_workflow else "run",
+            }
+            for view in shown
+        ]
+        click.echo(json.dumps(plain, indent=1))
+        return 0
     if not views:
         click.echo("no runs yet", err=True)
         return 0
-    shown = views if everything else views[-20:]
     rows = [_row(view) for view in shown]
     click.echo(
         render_table(["RUN", "STATE", "STARTED", "ATTEMPTS", "WORKERS", "COMMAND"], rows), nl=False

@@ -6,6 +6,7 @@ before a replacement is started; when we die, the agents see the end of their li
 
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torchmuster import proc
@@ -22,6 +23,16 @@ class AgentEnd:
 
     place: int
     status: int
+
+
+def agent_argv(run_dir: RunDir, place: int, heads: Sequence[tuple[str, int]]) -> list[str]:
+    """Return the command of a place's agent; it tries the addresses of the head in turn."""
+    entry = os.path.join(
+        os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "agent", "__main__.py"
+    )
+    argv = [sys.executable, "-I", "-S", entry]
+    argv += [f"--run-dir={run_dir.path}", f"--place={place}"]
+    return [*argv, f"--head={','.join(f'{host}:{port}' for host, port in heads)}"]
 
 
 @dataclass(slots=True)
@@ -56,12 +67,7 @@ class LocalEngine:
     def _start(self, place: int, extra: list[str], fds: list[int]) -> None:
         if self._lifeline is None:
             raise ValueError("start_all comes first")
-        entry = os.path.join(
-            os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "agent", "__main__.py"
-        )
-        argv = [sys.executable, "-I", "-S", entry]
-        argv += [f"--run-dir={self.run_dir.path}", f"--place={place}"]
-        argv += [f"--head={self.address[0]}:{self.address[1]}"]
+        argv = agent_argv(self.run_dir, place, [self.address])
         argv += [f"--lifeline-fd={self._lifeline[0]}", *extra]
         child = proc.start(argv, env=self._environment(place), pass_fds=[self._lifeline[0], *fds])
         self._agents.append((place, child))

@@ -9,6 +9,8 @@ runs/<run_id>/
   result.json                     coordinator (the client, when the head was lost)
   logs/main/train/attempt-<k>/rank-<r>.log     the agent of that rank
   logs/agents/<node>.log          that agent, when it has no terminal
+  job.sh, job.json                client     what a scheduler got, and its answer
+  job.log                         the scheduler, what the job's head says
   training.jsonl                  rank 0, when the script uses torchmuster.train
   snapshots/                      the script
 
@@ -124,6 +126,21 @@ class RunDir:
         """All output of a task's command in one attempt."""
         name = f"attempt-{attempt}"
         return os.path.join(self.path, "logs", group, task, name, "rank-0.log")
+
+    @property
+    def job_script(self) -> str:
+        """What the scheduler got."""
+        return os.path.join(self.path, "job.sh")
+
+    @property
+    def job(self) -> str:
+        """Which job of which scheduler conducts the run."""
+        return os.path.join(self.path, "job.json")
+
+    @property
+    def job_log(self) -> str:
+        """What the head of the job says."""
+        return os.path.join(self.path, "job.log")
 
     @property
     def supervisor_log(self) -> str:

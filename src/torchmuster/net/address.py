@@ -25,6 +25,22 @@ def interface_of(address: str) -> str | None:
     return None
 
 
+def own_addresses() -> list[str]:
+    """Return the IPv4 addresses of this machine that other machines may reach; loopback is not one."""
+    found: list[str] = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+            except OSError:
+                continue
+            address = socket.inet_ntoa(answer[20:24])
+            if not address.startswith("127.") and address not in found:
+                found.append(address)
+    return found
+
+
 def _interface_of_ipv6(address: str) -> str | None:
     wanted = socket.inet_pton(socket.AF_INET6, address.split("%", maxsplit=1)[0]).hex()
     try:

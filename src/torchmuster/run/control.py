@@ -19,6 +19,7 @@ from torchmuster.net.channel import connect
 from torchmuster.net.handshake import HandshakeError, Role
 from torchmuster.net.secret import read_secret
 from torchmuster.run.find import RunView, owner_is_here, owner_lives, view_run
+from torchmuster.run.jobs import cancel_job, read_job
 from torchmuster.run.record import read_result
 from torchmuster.run.workflow_view import as_result, read_workflow_result, task_logs
 
@@ -53,6 +54,10 @@ async def send_stop(view: RunView, signum: int, *, at_once: bool) -> None:
     """
     if view.workflow is not None:
         _signal_owner(view, signum, times=2 if at_once else 1)
+        return
+    job = read_job(view.run_dir)
+    if job is not None:
+        cancel_job(*job)
         return
     where = atomic.read_json(view.run_dir.head)
     if not isinstance(where, dict):

@@ -137,7 +137,9 @@ def owner_is_here(run_dir: RunDir) -> bool:
 
 
 def owner_lives(run_dir: RunDir) -> bool:
-    """Say whether the process that owns the run still exists; on another machine, assume so."""
+    """Say whether the process or job that owns the run still exists; on another machine, assume so."""
+    if os.path.isfile(run_dir.job):
+        return _job_lives(run_dir)
     owner = atomic.read_json(run_dir.owner)
     if not isinstance(owner, dict):
         return False
@@ -145,3 +147,14 @@ def owner_lives(run_dir: RunDir) -> bool:
         return owner.get("host") != os.uname().nodename
     facts = proc.read_process(int(owner.get("pid", -1)))
     return facts is not None and facts.start_ticks == owner.get("start_ticks")
+
+
+def _job_lives(run_dir: RunDir) -> bool:
+    """Ask the scheduler; a job that it does not know any more has ended."""
+    from torchmuster.run.jobs import read_job, view_jobs
+
+    job = read_job(run_dir)
+    if job is None:
+        return False
+    view = view_jobs(job[0], [job[1]]).get(job[1])
+    return view is not None and not view.state.is_final

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from torchmuster.engines.local import HEAD, LocalEngine
+from torchmuster.engines.local import HEAD, AgentEnd
 from torchmuster.errors import MusterError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
@@ -45,6 +45,39 @@ class Display(Protocol):
         """Wait until it is shown."""
 
 
+class Engine(Protocol):
+    """What starts agents on the places of a run: this machine, or the nodes of a job."""
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Return where the coordinator listens, for us."""
+
+    @property
+    def pids(self) -> list[int]:
+        """Return the processes that it has started."""
+
+    def start_all(self, *, first_attempt: int = 0, restarts_spent: int = 0) -> None:
+        """Start an agent on every place, the head first."""
+
+    def start_place(self, place: int) -> None:
+        """Start an agent on one place."""
+
+    def holds(self, place: int) -> bool:
+        """Say whether an agent of this place runs."""
+
+    def poll(self) -> list[AgentEnd]:
+        """Return the agents that have ended."""
+
+    def has_orphans(self) -> bool:
+        """End what ended agents left; say whether any of it is left."""
+
+    def kill_all(self) -> None:
+        """End every agent at once."""
+
+    def cut_lifeline(self) -> None:
+        """Let the agents end themselves."""
+
+
 @dataclass(slots=True)
 class _Progress:
     """What must survive the head: the attempt counter and the restarts."""
@@ -56,12 +89,17 @@ class _Progress:
 
 @dataclass(slots=True)
 class Supervisor:
-    """Owns one run."""
+    """Owns one run.
+
+    Attributes:
+        warn_at: When workers get SIGUSR1 because the time of the job ends, in seconds since 1970.
+    """
 
     plan: RunPlan
     run_dir: RunDir
-    engine: LocalEngine
+    engine: Engine
     display: Display
+    warn_at: float | None = None
     forward_stdin: bool = False
     result: Result | None = None
     _progress: _Progress = field(default_factory=_Progress)
@@ -82,6 +120,8 @@ class Supervisor:
         for signum in (signal.SIGUSR1, signal.SIGUSR2):
             loop.add_signal_handler(signum, self._take_user_signal, signum)
         loop.add_signal_handler(signal.SIGCHLD, self._changed.set)
+        if self.warn_at is not None:
+            loop.call_later(max(0.0, self.warn_at - time.time()), self._warn_of_the_end)
         try:
             while self.result is None:
                 noting = asyncio.create_task(asyncio.to_thread(self._write_head))
@@ -285,6 +325,10 @@ class Supervisor:
             )
         if self._stops > 2:  # the coordinator does not answer
             self.engine.kill_all()
+
+    def _warn_of_the_end(self) -> None:
+        self.display.say("the time of the job ends soon: workers get SIGUSR1 to save and leave")
+        self._take_user_signal(signal.SIGUSR1)
 
     def _take_user_signal(self, signum: signal.Signals) -> None:
         if self._channel is not None:

@@ -263,7 +263,9 @@ def right_workflows(draw):
                     ],
                     "inputs": [{"task": name} for name in inputs],
                     "outputs": [{"url": "s3://b/{{workflow_id}}"}] * draw(st.integers(0, 1)),
-                    "environment": {"A": draw(st.booleans() | st.integers() | st.text("ab"))},
+                    "environment": {
+                        "A": draw(st.booleans() | st.integers(-(10**20), 10**20) | st.text("ab"))
+                    },
                     "exitActions": {"RESCHEDULE": draw(st.sampled_from([3, "3,10-20"]))},
                     **({"lead": True} if j == 0 and size > 1 else {}),
                 }

@@ -1,0 +1,190 @@
+"""`muster run --on ENGINE`: a run as a job of a scheduler, and a run inside a job that is there already."""
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchmuster.errors import MusterError, UsageError
+
+if TYPE_CHECKING:
+    from torchmuster.engines.base import Dialect
+    from torchmuster.model.job import Allocation
+    from torchmuster.model.plan import RunPlan
+    from torchmuster.run.jobs import JobWishes
+    from torchmuster.spec.launch import LaunchOptions, Problems
+
+
+def check_engine(name: str, problems: "Problems") -> None:
+    """Note an engine that does not exist."""
+    from torchmuster.engines.registry import load_dialect
+
+    try:
+        load_dialect(name)
+    except UsageError as error:
+        problems.found.append(error)
+
+
+def job_wishes(given: dict[str, Any], problems: "Problems") -> "JobWishes":
+    """Return what the command line asks of a scheduler; problems are collected."""
+    from torchmuster.run.jobs import JobWishes
+    from torchmuster.spec.units import parse_size, parse_timeout
+
+    limit_s = warn_s = memory_bytes = None
+    if given["time_limit"] is not None:
+        limit_s = parse_timeout(given["time_limit"])
+        if not limit_s:
+            problems.add(f"`{given['time_limit']}` is no duration", "--time", fix="--time 2h")
+    warn_s = parse_timeout(given["warn"])
+    if warn_s is None:
+        problems.add(f"`{given['warn']}` is no duration", "--warn", fix="--warn 120s")
+    if given["mem"] is not None:
+        memory_bytes = parse_size(given["mem"])
+        if not memory_bytes:
+            problems.add(f"`{given['mem']}` is no size", "--mem", fix="--mem 64Gi")
+    return JobWishes(
+        queue=given["queue"],
+        account=given["account"],
+        time_limit_s=limit_s,
+        cpus_per_node=given["cpus_per_node"],
+        gpus_per_node=given["gpus_per_node"] or 0,
+        memory_bytes=memory_bytes,
+        warn_s=warn_s or 0.0,
+    )
+
+
+def plan_for_job(
+    options: "LaunchOptions", run_id: str, gpus_per_node: int | None, problems: "Problems"
+) -> "RunPlan | None":
+    """Return the plan of a run on other nodes: their GPUs are what the job asks for."""
+    from dataclasses import replace
+
+    from torchmuster.spec.launch import plan_run
+
+    asked = str(max(1, gpus_per_node or 0)) if options.nproc_per_node is None else None
+    if asked is not None:
+        options = replace(options, nproc_per_node=asked)
+    gpus = [str(index) for index in range(gpus_per_node or 0)] * 65536
+    plan = plan_run(options, run_id, gpus[: 65536 * (gpus_per_node or 0)], problems)
+    return replace(plan, stdin_rank=None) if plan is not None else None
+
+
+def submit_run(
+    plan: "RunPlan", engine: str, wishes: "JobWishes", *, detach: bool, dry_run: bool
+) -> int:
+    """Submit a run and follow it to its end; Ctrl-C leaves it alone, twice cancels it."""
+    from torchmuster.engines.registry import load_dialect
+    from torchmuster.files.layout import RunDir, runs_dir
+    from torchmuster.run.create import create_run_dir
+    from torchmuster.run.jobs import make_job, submit_job
+
+    dialect = load_dialect(engine)
+    if dry_run:
+        run_dir = RunDir(os.path.join(runs_dir(), plan.run_id))
+        job = make_job(plan, run_dir, engine, wishes)
+        click.echo(f"$ {' '.join(dialect.submit_argv(job, run_dir.job_script))}\n")
+        click.echo(dialect.script(job), nl=False)
+        click.echo("nothing was submitted (--dry-run)", err=True)
+        return 0
+    run_dir = create_run_dir(plan)
+    job = make_job(plan, run_dir, engine, wishes)
+    for sentence in dialect.unmapped(job):
+        click.echo(f"muster: {sentence}", err=True)
+    job_id = submit_job(job, run_dir, dialect)
+    if detach:
+        click.echo(plan.run_id)
+        return 0
+    return _follow(plan, run_dir, dialect, job_id)
+
+
+def _follow(plan: "RunPlan", run_dir: Any, dialect: Any, job_id: str) -> int:
+    import asyncio
+
+    from torchmuster.files.terminal import TerminalVoice
+    from torchmuster.model.plan import Tee
+    from torchmuster.run.batch import JobFollower
+    from torchmuster.ui.messages import is_worth_a_report, paint_report, summary, uses_colour
+
+    voice = TerminalVoice(prefix_always=plan.tee is Tee.ALL)
+    voice.start()
+    voice.say(f"run {plan.run_id} is job {job_id} of {dialect.name}; files in {run_dir.path}")
+    follower = JobFollower(plan, run_dir, dialect, job_id, voice)
+    result = asyncio.run(follower.follow())
+    if result is None:
+        voice.flush(5.0)
+        view = follower.view
+        if view is not None and view.state.is_final:
+            raise MusterError(
+                f"job {job_id} ended without a result: {view.state.value}",
+                where=run_dir.job_log,
+                why=_last_lines(run_dir.job_log) or view.reason,
+                fix=f"muster logs {plan.run_id}",
+            )
+        click.echo(f"muster: the job goes on: muster wait {plan.run_id}", err=True)
+        return 130
+    if is_worth_a_report(result) and result.report is not None:
+        voice.print(paint_report(result.report, colour=uses_colour()))
+    voice.say(summary(result))
+    voice.flush(5.0)
+    return int(result.exit_code)
+
+
+def _last_lines(path: str) -> str:
+    try:
+        with open(path, errors="replace") as log:
+            return "\n".join(log.read()[-4096:].splitlines()[-12:])
+    except OSError:
+        return ""
+
+
+def find_allocation() -> "tuple[Dialect, Allocation] | None":
+    """Return the job that we are in, with its scheduler's dialect; None outside of one."""
+    if not any(name in os.environ for name in ("SLURM_JOB_ID", "PBS_JOBID")):
+        return None  # the usual case costs no import
+    from torchmuster.engines.registry import load_dialect
+    from torchmuster.run.conduct import read_file
+
+    for name in ("slurm", "pbs", "torque"):
+        dialect = load_dialect(name)
+        allocation = dialect.allocation(os.environ, read_file)
+        if allocation is not None and allocation.nodes:
+            return dialect, allocation
+    return None
+
+
+def run_in_allocation(
+    plan: "RunPlan", dialect: "Dialect", allocation: "Allocation", warn_s: float
+) -> int:
+    """Run on the nodes of the job that we are in.
+
+    Raises:
+        UsageError: The job has fewer nodes than asked for.
+    """
+    from dataclasses import replace
+
+    from torchmuster.engines.allocation import AllocationEngine
+    from torchmuster.files.terminal import TerminalVoice
+    from torchmuster.model.plan import Tee
+    from torchmuster.run.conduct import own_run
+    from torchmuster.run.create import create_run_dir
+    from torchmuster.ui.messages import is_worth_a_report, paint_report, summary, uses_colour
+
+    names = tuple(node.name for node in allocation.nodes)
+    if len(names) < plan.min_nodes:
+        raise UsageError(
+            f"{plan.min_nodes} nodes are asked for, the job has {len(names)}",
+            where=f"job {allocation.job_id} of {dialect.name}",
+            fix=f"--nodes {len(names)}, or --here for simulated nodes on this one",
+        )
+    plan = replace(plan, node_names=names[: plan.max_nodes])
+    run_dir = create_run_dir(plan)
+    voice = TerminalVoice(prefix_always=plan.tee is Tee.ALL)
+    voice.start()
+    used = ", ".join(plan.node_names)
+    voice.say(f"run {plan.run_id} inside job {allocation.job_id} of {dialect.name}, on {used}")
+    result = own_run(AllocationEngine(plan, run_dir, dialect, allocation), voice, warn_s=warn_s)
+    if is_worth_a_report(result) and result.report is not None:
+        voice.print(paint_report(result.report, colour=uses_colour()))
+    voice.say(summary(result))
+    voice.flush(5.0)
+    return int(result.exit_code)

@@ -1,0 +1,112 @@
+"""The engine inside a job: the nodes of an allocation, an agent on each, started by the scheduler's own means.
+
+The head's agent is a process of ours, as on one machine; the others are started with all of the head's addresses in hand.
+They end when the head is gone (their lease), or with the step that they are.
+"""
+
+import os
+import signal
+from dataclasses import dataclass, field
+
+from torchmuster import proc
+from torchmuster.engines.base import Dialect, NodeStart
+from torchmuster.engines.local import HEAD, AgentEnd, agent_argv
+from torchmuster.files.layout import RunDir
+from torchmuster.model.job import AllocatedNode, Allocation, StartWay
+from torchmuster.model.plan import RunPlan
+from torchmuster.net import listener
+from torchmuster.net.address import own_addresses
+
+
+@dataclass(slots=True)
+class AllocationEngine:
+    """The agents of one run on the nodes of one job.
+
+    Attributes:
+        way: How agents come to other nodes; None for the dialect's own.
+    """
+
+    plan: RunPlan
+    run_dir: RunDir
+    dialect: Dialect
+    allocation: Allocation
+    way: StartWay | None = None
+    address: tuple[str, int] = ("127.0.0.1", 0)
+    _agents: list[tuple[int, proc.Child]] = field(default_factory=list)
+    _lifeline: tuple[int, int] | None = None
+    _kills: int = 0
+
+    def start_all(self, *, first_attempt: int = 0, restarts_spent: int = 0) -> None:
+        """Start one agent on every place, the head first."""
+        proc.become_subreaper()
+        self._lifeline = os.pipe2(os.O_CLOEXEC)
+        # Every address: which of them the others reach is measured by their calls.
+        listening = listener.bind("0.0.0.0", 0)
+        self.address = ("127.0.0.1", int(listening.getsockname()[1]))
+        with listening:
+            argv = agent_argv(self.run_dir, HEAD, [self.address])
+            argv += [f"--lifeline-fd={self._lifeline[0]}", f"--listen-fd={listening.fileno()}"]
+            argv += [f"--first-attempt={first_attempt}", f"--restarts-spent={restarts_spent}"]
+            child = proc.start(argv, pass_fds=[self._lifeline[0], listening.fileno()])
+            self._agents.append((HEAD, child))
+        for place in range(1, min(self.plan.max_nodes, len(self.allocation.nodes))):
+            self.start_place(place)
+
+    def start_place(self, place: int) -> None:
+        """Start an agent on one place, first or replacement."""
+        if place >= len(self.allocation.nodes):
+            return  # the job has no more nodes; the coordinator goes on without, or waits
+        port = self.address[1]
+        heads = [(address, port) for address in own_addresses()] or [self.address]
+        node = self.allocation.nodes[place]
+        argv = self.dialect.node_argv(self._start_on(node, agent_argv(self.run_dir, place, heads)))
+        self._agents.append((place, proc.start(argv)))
+
+    def _start_on(self, node: AllocatedNode, argv: list[str]) -> NodeStart:
+        return NodeStart(
+            node=node.name,
+            command=tuple(argv),
+            slot=node.slot,
+            cpus=node.cpus,
+            het_group=node.het_group,
+            way=self.way,
+        )
+
+    def holds(self, place: int) -> bool:
+        """Say whether an agent of this place runs."""
+        return any(p == place for p, _ in self._agents)
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes that stand for the agents here: the head's own, and what started the others."""
+        return [child.pid for _, child in self._agents]
+
+    def poll(self) -> list[AgentEnd]:
+        """Reap agents that have ended, and end what they left behind."""
+        ends: list[AgentEnd] = []
+        for place, child in list(self._agents):
+            status = child.poll()
+            if status is not None:
+                self._agents.remove((place, child))
+                ends.append(AgentEnd(place=place, status=status))
+        self.has_orphans()
+        return ends
+
+    def has_orphans(self) -> bool:
+        """Kill and reap what ended agents left behind; say whether any of it is left."""
+        return proc.end_children(frozenset(child.pid for _, child in self._agents))
+
+    def kill_all(self) -> None:
+        """End every agent: at the second call without asking what started it."""
+        self._kills += 1
+        for place, child in self._agents:
+            # srun ends its step on SIGTERM; killed at once it may leave the step behind.
+            gently = place != HEAD and self._kills == 1
+            child.send_signal(signal.SIGTERM if gently else signal.SIGKILL)
+
+    def cut_lifeline(self) -> None:
+        """Let the head's agent end itself; the others follow when they miss it."""
+        if self._lifeline is not None:
+            for fd in self._lifeline:
+                os.close(fd)
+            self._lifeline = None

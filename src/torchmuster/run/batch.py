@@ -1,0 +1,121 @@
+"""Follow a run that is a job: what it does from its run directory, where it stands from its scheduler."""
+
+import asyncio
+import signal
+import time
+from dataclasses import dataclass, field
+
+from torchmuster.engines.base import Dialect
+from torchmuster.errors import MusterError
+from torchmuster.files.layout import RunDir
+from torchmuster.files.terminal import TerminalVoice
+from torchmuster.model.job import JobView
+from torchmuster.model.narration import narrate
+from torchmuster.model.plan import RunPlan, Tee
+from torchmuster.model.verdict import Result
+from torchmuster.run.jobs import cancel_job, describe_job, view_jobs
+from torchmuster.run.record import read_events, read_result
+
+_FIRST_POLL_S, _LAST_POLL_S = 2.0, 30.0
+_LOOK_S = 0.3
+_SETTLE_S = 10.0  # from the job's end to its result: a shared file system may show it late
+_SECOND_CTRL_C_S = 3.0
+
+
+@dataclass(slots=True)
+class JobFollower:
+    """Shows what a job does, from its run directory and its scheduler, until it has a result."""
+
+    plan: RunPlan
+    run_dir: RunDir
+    dialect: Dialect
+    job_id: str
+    voice: TerminalVoice
+    _view: JobView | None = None
+    _num_events: int = 0
+    _positions: dict[str, int] = field(default_factory=dict)
+    _interrupted_at: float | None = None
+    _leaves: bool = False
+
+    async def follow(self) -> Result | None:
+        """Return the result; None when the job goes on without us, or ended without one."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, self._take_interrupt)
+        poll_s, poll_at, ended_at = _FIRST_POLL_S, 0.0, None
+        while True:
+            self._show_news()
+            result = read_result(self.run_dir)
+            if result is not None:
+                self._show_news()
+                return result
+            now = time.monotonic()
+            if self._leaves or (ended_at is not None and now > ended_at + _SETTLE_S):
+                return None
+            if self._interrupted_at and now - self._interrupted_at > _SECOND_CTRL_C_S:
+                self._leaves = True
+            if now >= poll_at:
+                changed = await asyncio.to_thread(self._ask_scheduler)
+                poll_s = _FIRST_POLL_S if changed else min(poll_s * 1.5, _LAST_POLL_S)
+                poll_at = time.monotonic() + poll_s
+                if self._view is not None and self._view.state.is_final:
+                    ended_at = ended_at or time.monotonic()
+            await asyncio.sleep(_LOOK_S)
+
+    @property
+    def view(self) -> JobView | None:
+        """Return what the scheduler said last."""
+        return self._view
+
+    def _take_interrupt(self) -> None:
+        if self._interrupted_at is None:
+            self._interrupted_at = time.monotonic()
+            self.voice.say(f"job {self.job_id} goes on; again within 3 s cancels it")
+            return
+        self._interrupted_at = None
+        self.voice.say(f"cancelling job {self.job_id}")
+        try:
+            cancel_job(self.dialect, self.job_id)
+        except MusterError as error:
+            self.voice.say(f"{error.what}: {error.why}")
+            self._leaves = True
+
+    def _ask_scheduler(self) -> bool:
+        view = view_jobs(self.dialect, [self.job_id]).get(self.job_id)
+        if view is None or view == self._view:
+            return False
+        self._view = view
+        self.voice.say(describe_job(view))
+        return True
+
+    def _show_news(self) -> None:
+        events = list(read_events(self.run_dir.events))
+        for event in events[self._num_events :]:
+            fields = {k: v for k, v in event.items() if k not in ("event", "time")}
+            try:
+                sentence = narrate(str(event.get("event")), fields)
+            except (KeyError, TypeError):
+                continue
+            if sentence is not None:
+                self.voice.say(sentence)
+        self._num_events = len(events)
+        if self.plan.tee is Tee.NONE:
+            return
+        attempts = [int(e["attempt"]) for e in events if e.get("event") == "attempt_started"]
+        for attempt in sorted(set(attempts)):
+            self._show_logs(attempt)
+
+    def _show_logs(self, attempt: int) -> None:
+        ranks = [0]
+        if self.plan.tee is Tee.ALL:
+            ranks = list(range(sum(self.plan.num_workers(p) for p in range(self.plan.max_nodes))))
+        for rank in ranks:
+            path = self.run_dir.rank_log(attempt, rank)
+            try:
+                with open(path, "rb") as log:  # reopened: NFS caches what an open file shows
+                    log.seek(self._positions.get(path, 0))
+                    data = log.read(1 << 20)
+                    self._positions[path] = log.tell()
+            except OSError:
+                continue
+            if data:
+                self.voice.show(rank, 1, data.decode(errors="replace"), 0)

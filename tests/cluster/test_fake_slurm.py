@@ -1,0 +1,190 @@
+"""`muster run --on slurm` against pretended commands: what the client, the head and the engine do by themselves."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src"
+FAKES = Path(__file__).parents[1] / "fakes" / "slurm"
+SCRIPT = """
+import os, sys, torch, torch.distributed as dist
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+ones = torch.ones(1)
+dist.all_reduce(ones)
+attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+os.write(1, f"sum {int(ones.item())} rank {dist.get_rank()} attempt {attempt}\\n".encode())
+if sys.argv[1:] == ["kill"] and attempt == "0" and dist.get_rank() == 1:
+    os.kill(os.getpid(), 9)
+if sys.argv[1:] == ["fail"]:
+    raise ValueError("no luck")
+if sys.argv[1:] == ["wait"]:
+    import signal
+    signal.pause()
+dist.barrier()
+"""
+
+
+def wait_until(condition, what, limit_s=40.0):
+    deadline = time.monotonic() + limit_s
+    pause = threading.Event()
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"waited {limit_s:g} s for {what}"
+        pause.wait(0.05)
+    return value
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    """Return the environment of a login node of the pretended cluster."""
+    (tmp_path / "queue").mkdir()
+    (tmp_path / "train.py").write_text(SCRIPT)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "PBS_"))}
+    environment |= {
+        "PATH": f"{FAKES}:{os.environ['PATH']}",
+        "PYTHONPATH": str(SOURCE),
+        "MUSTER_HOME": str(tmp_path / "home"),
+        "FAKE_SLURM": str(tmp_path / "queue"),
+        "OMP_NUM_THREADS": "1",
+    }
+    yield environment
+    for path in (tmp_path / "queue").glob("*.json"):
+        pid = json.loads(path.read_text())["pid"]
+        wait_until(lambda pid=pid: not _lives(pid), "the end of a job", 20.0)
+
+
+def _lives(pid):
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def muster(environment, folder, *words, limit_s=90):
+    return subprocess.run(
+        [sys.executable, "-m", "torchmuster", *words],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=limit_s,
+    )
+
+
+ON = ("run", "--on", "slurm", "--nodes", "2", "--nproc-per-node", "2", "--run-id", "r")
+
+
+def test_a_run_is_a_job_and_its_end_is_ours(cluster, tmp_path):
+    done = muster(cluster, tmp_path, *ON, "--tee", "all", "train.py")
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("sum 4") == 4
+    assert "job 1 is running on node1, node2" in done.stderr
+    assert "succeeded after" in done.stderr
+    starts = (tmp_path / "queue" / "srun.log").read_text().splitlines()
+    assert len(starts) == 1, "the head needs no srun"
+    assert "--nodelist=node2" in json.loads(starts[0])
+
+
+def test_a_killed_worker_is_restarted_inside_of_the_job(cluster, tmp_path):
+    done = muster(cluster, tmp_path, *ON, "train.py", "kill")
+
+    assert done.returncode == 0, done.stderr
+    assert "attempt 0 ended: SIGKILL in rank 1 on node1" in done.stderr
+    assert "sum 4 rank 0 attempt 1" in done.stdout
+
+
+def test_a_failure_has_its_verdict_on_the_login_node(cluster, tmp_path):
+    done = muster(cluster, tmp_path, *ON, "--max-restarts", "0", "train.py", "fail")
+
+    assert done.returncode == 1
+    assert "raised ValueError: no luck" in done.stderr
+    assert "train.py:12" in done.stderr
+
+
+def test_a_refused_job_is_explained_and_leaves_no_job(cluster, tmp_path):
+    done = muster(cluster, tmp_path, *ON, "--partition", "nope", "train.py")
+
+    assert done.returncode == 14
+    assert "Slurm knows no such partition" in done.stderr
+    assert "invalid partition specified" in done.stderr
+
+
+def test_a_detached_job_is_waited_for_and_cancelled_by_name(cluster, tmp_path):
+    done = muster(cluster, tmp_path, *ON, "--detach", "train.py", "wait")
+    assert done.stdout == "r\n"
+    log = tmp_path / "home/runs/r/logs/main/train/attempt-0/rank-0.log"
+    wait_until(lambda: log.exists() and "sum 4" in log.read_text(), "the first line")
+
+    assert (
+        json.loads(muster(cluster, tmp_path, "status", "r", "--json").stdout)["state"] == "running"
+    )
+    assert muster(cluster, tmp_path, "cancel", "r").returncode == 0
+    assert (
+        json.loads(muster(cluster, tmp_path, "status", "r", "--json").stdout)["state"]
+        == "cancelled"
+    )
+
+
+def test_ctrl_c_leaves_the_job_and_a_second_one_cancels_it(cluster, tmp_path):
+    client = subprocess.Popen(
+        [sys.executable, "-m", "torchmuster", *ON, "train.py", "wait"],
+        cwd=tmp_path,
+        env=cluster,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    log = tmp_path / "home/runs/r/logs/main/train/attempt-0/rank-0.log"
+    wait_until(lambda: log.exists() and "sum 4" in log.read_text(), "the first line")
+    client.send_signal(signal.SIGINT)
+    out, _ = client.communicate(timeout=30)
+
+    assert client.returncode == 130
+    assert "job 1 goes on" in out
+    assert (
+        json.loads(muster(cluster, tmp_path, "status", "r", "--json").stdout)["state"] == "running"
+    )
+    assert muster(cluster, tmp_path, "cancel", "r").returncode == 0
+
+
+def test_inside_a_job_its_nodes_are_used(cluster, tmp_path):
+    inside = {
+        **cluster,
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "node[1-2]",
+        "SLURM_JOB_CPUS_PER_NODE": "2(x2)",
+        "SLURM_TASKS_PER_NODE": "1(x2)",
+    }
+    done = muster(inside, tmp_path, "run", "--nproc-per-node", "1", "--tee", "all", "train.py")
+
+    assert done.returncode == 0, done.stderr
+    assert "inside job 7 of slurm, on node1, node2" in done.stderr
+    assert done.stdout.count("sum 2") == 2
+
+    done = muster(inside, tmp_path, "run", "--nodes", "3", "train.py")
+    assert done.returncode == 2
+    assert "3 nodes are asked for, the job has 2" in done.stderr
+
+    done = muster(inside, tmp_path, "run", "--here", "--nproc-per-node", "1", "train.py")
+    assert "sum 1 rank 0" in done.stdout
+
+
+def test_dry_run_shows_the_script_and_submits_nothing(cluster, tmp_path):
+    done = muster(
+        cluster, tmp_path, *ON, "--time", "90m", "--gpus-per-node", "2", "--dry-run", "train.py"
+    )
+
+    assert done.returncode == 0
+    for line in ("#SBATCH --nodes=2", "#SBATCH --time=90", "#SBATCH --gpus-per-node=2"):
+        assert line in done.stdout
+    assert not list((tmp_path / "queue").glob("*.json"))
+    assert not (tmp_path / "home" / "runs").exists()
