@@ -1,9 +1,13 @@
 """What all tests share: golden files, and hypothesis without a clock or a database."""
 
+import os
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+# Tests start runs on this machine, also where a scheduler's commands are installed.
+os.environ.setdefault("MUSTER_ON", "local")
 
 settings.register_profile("muster", deadline=None, max_examples=30, derandomize=True, database=None)
 settings.load_profile("muster")

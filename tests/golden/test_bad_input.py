@@ -163,7 +163,12 @@ def muster(place, words, *, before=(), **environment):
         for name, value in os.environ.items()
         if not name.startswith(("PET_", "TORCH", "MUSTER")) and name != "OMP_NUM_THREADS"
     }
-    home = {"MUSTER_HOME": str(place / "home"), "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": SOURCE}
+    home = {
+        "MUSTER_HOME": str(place / "home"),
+        "MUSTER_ON": "local",
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONPATH": SOURCE,
+    }
     return subprocess.run(
         [*before, sys.executable, "-m", "torchmuster", *words],
         cwd=place / "work",

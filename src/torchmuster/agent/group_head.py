@@ -12,6 +12,7 @@ import os
 import random
 import signal
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -45,6 +46,7 @@ TICK_S = 0.25
 _NUM_PORT_CANDIDATES = 256
 _GOODBYE_S = 1.0
 _START_LIMIT_S = 120.0
+_START_SLICE_S = 0.05  # starting hundreds of agents in one go would leave the first ones unheard
 _MAX_UNSENT_OUTPUT_BYTES = 1 << 20
 
 
@@ -113,6 +115,7 @@ class GroupHead:
         self._say_at = self._started_at + SAY_EVERY_S
         self._state: State | None = None
         self._leaving: set[tuple[str, int]] = set()
+        self._to_start: deque[tuple[str, int]] = deque()
         self._started: dict[tuple[str, int], float] = {}
         self._chosen_ports: dict[str, int] = {}
         self._port_users: set[str] = set()
@@ -169,6 +172,10 @@ class GroupHead:
         finally:
             self._inbox.put_nowait((channel, None))
 
+    def request_stop(self, who: str) -> None:
+        """Stop the group as `muster cancel` does: for signals of a scheduler."""
+        self._inbox.put_nowait((None, messages.Stop(signum=int(signal.SIGTERM), who=who)))
+
     def refuse_stranger(self, peer: str, error: HandshakeError) -> None:
         """Note nothing: who has no key gets no line of ours."""
 
@@ -196,6 +203,8 @@ class GroupHead:
         return outcome
 
     def _patience_s(self) -> float:
+        if self._to_start:
+            return 0.0
         if not self._timers:
             return TICK_S
         return max(0.0, min(TICK_S, self._timers[0][0] - time.monotonic()))
@@ -205,6 +214,8 @@ class GroupHead:
         while self._timers and self._timers[0][0] <= now:
             _, _, action = heapq.heappop(self._timers)
             action()
+        while self._to_start and time.monotonic() - now < _START_SLICE_S:
+            self._start_agent(*self._to_start.popleft())
         for task, attempt, how in self._starter.poll():
             self._agent_ended(task, attempt, how)
         for (task, _), since in list(self._started.items()):
@@ -240,7 +251,9 @@ class GroupHead:
     # What comes in.
 
     def _take(self, source: _Agent | Channel | None, message: Any) -> None:
-        if isinstance(source, Channel):
+        if source is None:
+            self._stop(State.FAILED_CANCELED, f"stopped by {message.who}")
+        elif isinstance(source, Channel):
             self._take_from_client(source, message)
         elif isinstance(source, _Agent):
             if isinstance(message, messages.TaskHello):
@@ -367,7 +380,7 @@ class GroupHead:
             case gang.Tell():
                 self._tell(order)
             case gang.StartAgent(attempt=number, after_s=after_s):
-                self._later(after_s, lambda: self._start_agent(task, number))
+                self._later(after_s, lambda: self._to_start.append((task, number)))
             case gang.Begin():
                 self._send(task, self._begin_message(task, attempt))
             case gang.Again(attempt=number, after_s=after_s):
@@ -514,7 +527,11 @@ class GroupHead:
         )
         path = self._options.run_dir.group(self._group.name).result
         self._disk.flush(5.0)
-        atomic.write_json(path, codec.to_plain(outcome))
+        try:
+            atomic.write_json(path, codec.to_plain(outcome))
+        except OSError as error:  # the owner hears it in the event below
+            text = f"the result of group {self._group.name} could not be written: {error.strerror}"
+            self._event("notice", text=text)
         self._event("group_ended", outcome=codec.to_plain(outcome))
         return outcome
 

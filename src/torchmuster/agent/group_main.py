@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 if __package__ in (None, ""):
@@ -39,16 +40,31 @@ from torchmuster.net.secret import read_secret
 _FLUSH_S = 5.0
 
 
-class LocalStarter:
-    """Starts the agents of tasks as processes of this machine."""
+Wrap = Callable[[str, list[str]], list[str] | None]
+
+
+class ProcessStarter:
+    """Starts the agents of tasks as processes of ours: here, or by a command that brings them to another node.
+
+    Args:
+        heads: Where the head of the group listens: addresses that agents try in turn.
+        keep: Children of ours that are no agents.
+        wrap: Returns the command that starts a task's agent elsewhere; None when it belongs here.
+    """
 
     def __init__(
-        self, run_dir: RunDir, group: str, head: tuple[str, int], keep: frozenset[int]
+        self,
+        run_dir: RunDir,
+        group: str,
+        heads: Sequence[tuple[str, int]],
+        keep: frozenset[int] = frozenset(),
+        wrap: Wrap | None = None,
     ) -> None:
-        self.keep = keep  # children of ours that are no agents
+        self.keep = keep
         self._run_dir = run_dir
         self._group = group
-        self._head = head
+        self._heads = heads
+        self._wrap = wrap
         self._children: list[tuple[str, int, proc.Child]] = []
         self._lifeline = os.pipe2(os.O_CLOEXEC)
 
@@ -61,9 +77,16 @@ class LocalStarter:
         """Start an agent."""
         argv = [sys.executable, "-I", "-S", os.path.abspath(__file__)]
         argv += [f"--run-dir={self._run_dir.path}", f"--group={self._group}", f"--task={task}"]
-        argv += [f"--attempt={attempt}", f"--head={self._head[0]}:{self._head[1]}"]
-        argv += [f"--lifeline-fd={self._lifeline[0]}"]
-        child = proc.start(argv, pass_fds=[self._lifeline[0]])
+        heads = ",".join(f"{host}:{port}" for host, port in self._heads)
+        argv += [f"--attempt={attempt}", f"--head={heads}"]
+        elsewhere = self._wrap(task, argv) if self._wrap is not None else None
+        if (
+            elsewhere is not None
+        ):  # it ends when it misses the head: a lifeline does not reach there
+            child = proc.start(elsewhere)
+        else:
+            lifeline = self._lifeline[0]
+            child = proc.start([*argv, f"--lifeline-fd={lifeline}"], pass_fds=[lifeline])
         self._children.append((task, attempt, child))
 
     def poll(self) -> list[tuple[str, int, str]]:
@@ -103,14 +126,19 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     proc.become_subreaper()
     try:
-        conduct = _conduct_group(options) if options.task is None else _serve_task(options)
+        conduct = _conduct_here(options) if options.task is None else _serve_task(options)
         return asyncio.run(conduct)
     except MusterError as error:
         sys.stderr.write(render_report(report_of_error(error)))
         return error.exit_code
 
 
-def _read_plan(run_dir: RunDir) -> WorkflowPlan:
+def read_plan(run_dir: RunDir) -> WorkflowPlan:
+    """Return the plan of a workflow.
+
+    Raises:
+        RunDirectoryError: It can't be read.
+    """
     try:
         return codec.from_plain(WorkflowPlan, atomic.read_json(run_dir.workflow))
     except codec.CodecError as error:
@@ -119,35 +147,61 @@ def _read_plan(run_dir: RunDir) -> WorkflowPlan:
         ) from error
 
 
-async def _conduct_group(options: argparse.Namespace) -> int:
+async def _conduct_here(options: argparse.Namespace) -> int:
+    """Be the head of a group whose tasks are all on this machine."""
     run_dir = RunDir(options.run_dir)
-    plan = _read_plan(run_dir)
-    start = atomic.read_json(run_dir.group(options.group).start) or {}
+    plan = read_plan(run_dir)
     listening = socket.socket(fileno=options.listen_fd)
     listening.setblocking(False)
     host, port = listening.getsockname()[:2]
-    disk = DiskWriter()
-    disk.start()
     network = _open_network(plan, run_dir, options.group)
     keep = frozenset([network.holder_pid]) if network is not None else frozenset()
-    starter = LocalStarter(run_dir, options.group, (host, port), keep)
-    head = GroupHead(
-        HeadOptions(
-            plan=plan,
-            group=plan.group(options.group),
-            run_dir=run_dir,
-            first_attempts=start.get("first_attempts", {}),
-            ran_s=float(start.get("ran_s", 0.0)),
-            notes=(network.note,) if network is not None else (),
-        ),
-        starter,
-        disk,
+    starter = ProcessStarter(run_dir, options.group, [(host, port)], keep)
+    notes = (network.note,) if network is not None else ()
+    try:
+        return await conduct_group(
+            plan, run_dir, options.group, listening, starter, options.lifeline_fd, notes=notes
+        )
+    finally:
+        remove_containers(plan.container, plan.run_id, options.group)
+        if network is not None:
+            network.close()
+
+
+async def conduct_group(
+    plan: WorkflowPlan,
+    run_dir: RunDir,
+    group: str,
+    listening: socket.socket,
+    starter: ProcessStarter,
+    lifeline_fd: int | None = None,
+    *,
+    notes: tuple[str, ...] = (),
+    obeys_signals: bool = False,
+) -> int:
+    """Conduct a group to its end and return its exit code; SIGTERM stops it when it `obeys_signals`."""
+    start = atomic.read_json(run_dir.group(group).start) or {}
+    disk = DiskWriter()
+    disk.start()
+    options = HeadOptions(
+        plan=plan,
+        group=plan.group(group),
+        run_dir=run_dir,
+        first_attempts=start.get("first_attempts", {}),
+        ran_s=float(start.get("ran_s", 0.0)),
+        notes=notes,
     )
+    head = GroupHead(options, starter, disk)
     secret = read_secret(run_dir.secret)
     listener = Listener(listening, (secret, None), head.serve, head.refuse_stranger)
     serving = asyncio.create_task(listener.serve())
     conducting = asyncio.create_task(head.conduct())
-    _end_with_lifeline(options.lifeline_fd, conducting)
+    _end_with_lifeline(lifeline_fd, conducting)
+    if obeys_signals:
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(
+                signum, head.request_stop, "the scheduler"
+            )
     try:
         outcome = await conducting
         return outcome.exit_code
@@ -157,9 +211,6 @@ async def _conduct_group(options: argparse.Namespace) -> int:
         serving.cancel()
         starter.cut_lifeline()
         await _end_agents(starter)
-        remove_containers(plan.container, plan.run_id, options.group)
-        if network is not None:
-            network.close()
         disk.flush(_FLUSH_S)
 
 
@@ -184,7 +235,7 @@ def _open_network(plan: WorkflowPlan, run_dir: RunDir, group: str) -> PrivateNet
     return network
 
 
-async def _end_agents(starter: LocalStarter) -> None:
+async def _end_agents(starter: ProcessStarter) -> None:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + 5.0
     while starter.has_agents and loop.time() < deadline:
@@ -208,10 +259,10 @@ def _end_with_lifeline(fd: int | None, task: "asyncio.Task[Any]") -> None:
 
 async def _serve_task(options: argparse.Namespace) -> int:
     run_dir = RunDir(options.run_dir)
-    plan = _read_plan(run_dir)
+    plan = read_plan(run_dir)
     group = plan.group(options.group)
     start = atomic.read_json(run_dir.group(options.group).start) or {}
-    host, _, port = options.head.rpartition(":")
+    heads = [word.rpartition(":") for word in options.head.split(",")]
     gpus = start.get("gpus", {}).get(options.task)
     disk = DiskWriter()
     disk.start()
@@ -223,7 +274,7 @@ async def _serve_task(options: argparse.Namespace) -> int:
             task=group.task(options.task),
             attempt=options.attempt,
             run_dir=run_dir,
-            head=(host, int(port)),
+            heads=tuple((host, int(port)) for host, _, port in heads),
             secret=read_secret(run_dir.secret),
             gpus=None if gpus is None else tuple(gpus),
             network=_read_network(plan, run_dir, options.group, options.task),

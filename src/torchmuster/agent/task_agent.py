@@ -6,6 +6,7 @@ outlives the head for long: what it started is killed when the connection is gon
 
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
 import socket
@@ -63,7 +64,7 @@ class TaskOptions:
 
     Attributes:
         attempt: The first attempt in this working place, whose number the place has.
-        head: Where the head of the group listens.
+        heads: Where the head of the group listens: addresses to try in turn.
         gpus: What the command may see; None: whatever the machine shows.
         network: Its part of a private network; None: it shares the machine's.
         port_candidates: All tasks of a group look at the same ports for a free one.
@@ -76,7 +77,7 @@ class TaskOptions:
     task: TaskPlan
     attempt: int
     run_dir: RunDir
-    head: tuple[str, int]
+    heads: tuple[tuple[str, int], ...]
     secret: bytes
     gpus: tuple[str, ...] | None = None
     network: NetworkShare | None = None
@@ -112,6 +113,7 @@ class TaskAgent:
         await serving.open()
         channel = await self._connect()
         self._channel = channel
+        self._heard_at = time.monotonic()  # the lease counts from here, however long the call took
         channel.send_nowait(self._hello())
         pinging = asyncio.create_task(self._ping())
         self._begin(self._prepare())
@@ -134,21 +136,21 @@ class TaskAgent:
 
     async def _connect(self) -> Channel:
         deadline = time.monotonic() + _JOIN_S
-        while True:
+        for host, port in itertools.cycle(self._options.heads):
             try:
-                host, port = self._options.head
                 return await connect(host, port, Role.AGENT, self._options.secret)
             except (OSError, TimeoutError, HandshakeError) as error:
                 if time.monotonic() > deadline:
                     raise MusterError(
                         "the head of the group can't be reached",
-                        where=f"{self._options.head[0]}:{self._options.head[1]}",
+                        where=f"{host}:{port}",
                         why=str(error),
                     ) from error
                 await asyncio.sleep(_RETRY_S)
+        raise ValueError("an agent needs the address of its head")
 
     def _hello(self) -> messages.TaskHello:
-        address = self._options.head[0] if self._channel is None else self._channel.own_address
+        address = "127.0.0.1" if self._channel is None else self._channel.own_address
         host = socket.gethostname()
         network = self._options.network
         if network is not None:

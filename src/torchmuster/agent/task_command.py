@@ -186,6 +186,8 @@ def training_words(facts: Facts, options: "TaskOptions") -> list[str]:
     options_of_run = {
         "folder": options.run_dir.training_folder(facts.task.name, facts.attempt),
         "snapshots": os.path.join(folder, "snapshots"),
+        "task": facts.task.name,
+        "nodes_file": options.run_dir.group(facts.group.name).nodes,
         "nodes": training.nodes,
         "nproc_per_node": training.nproc_per_node,
         "max_restarts": training.max_restarts,

@@ -1,10 +1,12 @@
 """`muster run --on ENGINE`: a run as a job of a scheduler, and a run inside a job that is there already."""
 
 import os
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from torchmuster.cli.sites import my_sites
 from torchmuster.errors import MusterError, UsageError
 
 if TYPE_CHECKING:
@@ -13,14 +15,64 @@ if TYPE_CHECKING:
     from torchmuster.model.plan import RunPlan
     from torchmuster.run.jobs import JobWishes
     from torchmuster.spec.launch import LaunchOptions, Problems
+    from torchmuster.spec.site import Site
+
+
+def choose_engine(named: str | None, *, here: bool) -> str:
+    """Return where a run goes: `--on`, else $MUSTER_ON, else the configuration, else this machine.
+
+    Raises:
+        UsageError: This is a login node, and nobody said that it is meant.
+    """
+    if named is not None:
+        return named
+    if here:
+        return "local"
+    if os.environ.get("MUSTER_ON"):
+        return os.environ["MUSTER_ON"]
+    sites = my_sites() if _is_configured() else None
+    if sites is not None and sites.default_on is not None:
+        click.echo(f"muster: --on {sites.default_on}, as [defaults] says", err=True)
+        return sites.default_on
+    from torchmuster.engines.guard import guard
+
+    names = [site.name for site in sites.configured if site.is_batch] if sites is not None else []
+    refusal = guard(os.environ, shutil.which, names)
+    if refusal is not None:
+        raise refusal
+    return "local"
+
+
+def _is_configured() -> bool:
+    """Say whether there is a file with sites: reading one costs more than looking for it."""
+    base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
+    if os.path.isfile(os.path.join(base, "muster", "config.toml")):
+        return True
+    folder = os.getcwd()
+    while not os.path.isfile(os.path.join(folder, "muster.toml")):
+        if folder == os.path.dirname(folder):
+            return False
+        folder = os.path.dirname(folder)
+    return True
+
+
+def find_site(name: str) -> "Site":
+    """Return the site that `--on` names, one that takes jobs.
+
+    Raises:
+        UsageError: There is none, or it takes no jobs.
+    """
+    site = my_sites().get(name)
+    if not site.is_batch:
+        what = f"`{name}` takes no jobs yet: it is of kind {site.kind}"
+        raise UsageError(what, where=site.origin, fix="kinds that do: slurm, pbs, torque")
+    return site
 
 
 def check_engine(name: str, problems: "Problems") -> None:
-    """Note an engine that does not exist."""
-    from torchmuster.engines.registry import load_dialect
-
+    """Note an engine that does not exist or takes no jobs."""
     try:
-        load_dialect(name)
+        find_site(name)
     except UsageError as error:
         problems.found.append(error)
 
@@ -69,8 +121,31 @@ def plan_for_job(
     return replace(plan, stdin_rank=None) if plan is not None else None
 
 
+def with_site(wishes: "JobWishes", site: "Site") -> "JobWishes":
+    """Return the wishes with what the site says where the command line says nothing."""
+    from dataclasses import replace
+
+    from torchmuster.engines.sites import site_options
+
+    options = site_options(site)
+    return replace(
+        wishes,
+        queue=wishes.queue or options.queue,
+        account=wishes.account or options.account,
+        qos=options.qos,
+        constraint=options.constraint,
+        time_limit_s=wishes.time_limit_s or site.time,
+        cpus_per_node=wishes.cpus_per_node or site.cpus_per_node,
+        gpus_per_node=wishes.gpus_per_node or site.gpus_per_node or 0,
+        directives=options.directives,
+        setup=options.setup,
+        extra=options.extra,
+        way=site.start_with[0] if site.start_with else None,
+    )
+
+
 def submit_run(
-    plan: "RunPlan", engine: str, wishes: "JobWishes", *, detach: bool, dry_run: bool
+    plan: "RunPlan", site: "Site", wishes: "JobWishes", *, detach: bool, dry_run: bool
 ) -> int:
     """Submit a run and follow it to its end; Ctrl-C leaves it alone, twice cancels it."""
     from torchmuster.engines.registry import load_dialect
@@ -78,16 +153,16 @@ def submit_run(
     from torchmuster.run.create import create_run_dir
     from torchmuster.run.jobs import make_job, submit_job
 
-    dialect = load_dialect(engine)
+    dialect = load_dialect(site.kind)
     if dry_run:
         run_dir = RunDir(os.path.join(runs_dir(), plan.run_id))
-        job = make_job(plan, run_dir, engine, wishes)
+        job = make_job(plan, run_dir, site.kind, wishes)
         click.echo(f"$ {' '.join(dialect.submit_argv(job, run_dir.job_script))}\n")
         click.echo(dialect.script(job), nl=False)
         click.echo("nothing was submitted (--dry-run)", err=True)
         return 0
     run_dir = create_run_dir(plan)
-    job = make_job(plan, run_dir, engine, wishes)
+    job = make_job(plan, run_dir, site.kind, wishes)
     for sentence in dialect.unmapped(job):
         click.echo(f"muster: {sentence}", err=True)
     job_id = submit_job(job, run_dir, dialect)

@@ -25,7 +25,7 @@ from torchmuster.errors import MusterError
 )
 @click.option("--max-restarts", default=3, metavar="K", help="Restarts after failures; default 3.")
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as with `python -m`.")
-@click.option("--on", "engine", default="local", metavar="ENGINE", help="Engine; default local.")
+@click.option("--on", "engine", metavar="NAME", help="Engine or site; default this machine.")
 @click.option("--run-id", metavar="NAME", help="Name of the run and of its folder.")
 @click.option(
     "--tee",
@@ -76,13 +76,17 @@ def run(**given: Any) -> int:
     stdin_rank = _stdin_rank(given["stdin_rank"], detach=detach)
     from torchmuster.cli.job import (
         check_engine,
+        choose_engine,
         find_allocation,
+        find_site,
         job_wishes,
         plan_for_job,
         run_in_allocation,
         submit_run,
+        with_site,
     )
 
+    given["engine"] = choose_engine(given["engine"], here=given["here"])
     inside = None
     if given["engine"] == "local" and not given["here"]:
         inside = find_allocation()
@@ -101,10 +105,12 @@ def run(**given: Any) -> int:
     wishes = job_wishes(given, problems)
     if given["engine"] != "local":
         check_engine(given["engine"], problems)
-        plan = plan_for_job(options, run_id, given["gpus_per_node"], problems)
-        if problems.found or plan is None:
+        site = find_site(given["engine"]) if not problems.found else None
+        wishes = with_site(wishes, site) if site is not None else wishes
+        plan = plan_for_job(options, run_id, wishes.gpus_per_node, problems)
+        if problems.found or plan is None or site is None:
             raise ManyErrors(problems.found)
-        return submit_run(plan, given["engine"], wishes, detach=detach, dry_run=given["dry_run"])
+        return submit_run(plan, site, wishes, detach=detach, dry_run=given["dry_run"])
     gpus = visible_gpus()
     if inside is not None:  # these GPUs are one node's; the others have their own
         plan = plan_for_job(options, run_id, len(gpus), problems)

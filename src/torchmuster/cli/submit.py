@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchmuster.cli.job_scripts import can_show, show_jobs
+from torchmuster.cli.job import check_engine, choose_engine, find_site
+from torchmuster.cli.job_scripts import ALL, can_show, show_jobs
 from torchmuster.cli.sets import SetCommand, value_options
 from torchmuster.errors import NotFoundError, UsageError
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from torchmuster.model.workflow import WorkflowPlan
     from torchmuster.run.capacity import Machine
     from torchmuster.spec.load import Loaded
+    from torchmuster.spec.site import Site
 
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
 
@@ -28,7 +30,8 @@ _CONTEXT = {"help_option_names": ["-h", "--help"]}
 @click.option(
     "--label", "labels", multiple=True, metavar="KEY=VALUE ...", help="Labels of the run."
 )
-@click.option("--on", "engine", default="local", metavar="ENGINE", help="Engine; default local.")
+@click.option("--on", "engine", metavar="NAME", help="Engine or site; default this machine.")
+@click.option("--here", is_flag=True, help="On this machine, even if it looks like a login node.")
 @click.option("--run-id", metavar="NAME", help="Name of the run and of its folder.")
 @click.option("--dry-run", is_flag=True, help="Check the file, show the plan, start nothing.")
 @click.option("--help-values", is_flag=True, help="Show the values that the file takes.")
@@ -63,6 +66,7 @@ def submit(**given: Any) -> int:
 
     if given["help_values"]:
         return _show_values(given["file"])
+    given["engine"] = choose_engine(given["engine"], here=given["here"] or given["dry_run"])
     loaded = _load(given)
     plan, machine = _plan(loaded, given)
     if given["dry_run"]:
@@ -73,7 +77,50 @@ def submit(**given: Any) -> int:
         return 0
     _upload_local_datasets(loaded)
     run_dir = create_workflow_dir(plan, loaded.source.text, loaded.rendered_text)
+    if given["engine"] != "local":
+        site = find_site(given["engine"])
+        return submit_to_scheduler(
+            run_dir, plan, site, detach=given["detach"], as_json=given["as_json"]
+        )
     return start_workflow(run_dir, plan, detach=given["detach"], as_json=given["as_json"])
+
+
+def submit_to_scheduler(
+    run_dir: "RunDir", plan: "WorkflowPlan", site: "Site", *, detach: bool, as_json: bool
+) -> int:
+    """Submit all groups as jobs and follow them; Ctrl-C leaves them alone, twice cancels them."""
+    import asyncio
+
+    from torchmuster.engines.registry import load_dialect
+    from torchmuster.engines.sites import site_options
+    from torchmuster.files.terminal import TerminalVoice
+    from torchmuster.model import codec
+    from torchmuster.run.workflow_batch import WorkflowFollower, submit_groups
+    from torchmuster.ui.messages import paint_report, uses_colour, workflow_summary
+
+    dialect = load_dialect(site.kind)
+    job_ids = submit_groups(
+        plan, run_dir, dialect, site_options(site), site_name=site.name, time_limit_s=site.time
+    )
+    if detach:
+        click.echo(json.dumps({"run_id": plan.run_id, "jobs": job_ids}) if as_json else plan.run_id)
+        return 0
+    voice = TerminalVoice(prefix_always=sum(len(group.tasks) for group in plan.groups) > 1)
+    voice.start()
+    jobs = ", ".join(f"{group} is job {job_id}" for group, job_id in list(job_ids.items())[:8])
+    voice.say(f"run {plan.run_id}: {jobs} of {dialect.name}; files in {run_dir.path}")
+    view = asyncio.run(WorkflowFollower(run_dir, dialect, job_ids, voice).follow())
+    if view is None or view.result is None:
+        voice.say(f"the jobs go on: muster status {plan.run_id}")
+        voice.flush(5.0)
+        return 130
+    for report in view.result.reports:
+        voice.print(paint_report(report, colour=uses_colour()))
+    voice.say(workflow_summary(view.result))
+    voice.flush(5.0)
+    if as_json:
+        click.echo(json.dumps(codec.to_plain(view.result), indent=1))
+    return view.result.exit_code
 
 
 @click.command(cls=SetCommand, context_settings=_CONTEXT)
@@ -212,12 +259,9 @@ def _plan(loaded: "Loaded", given: dict[str, Any]) -> "tuple[WorkflowPlan, Machi
     from torchmuster.ui.messages import print_notes
 
     problems = Problems()
-    has_scripts = given["engine"] != "local" and can_show(given["engine"])
-    on_jobs = has_scripts and given["dry_run"]
-    if given["engine"] != "local" and not on_jobs:
-        fix = "leave --on out: only this machine can be used yet"
-        fix += "; --dry-run shows the job scripts" if has_scripts else ""
-        problems.add(f"there is no engine `{given['engine']}`", "--on", fix=fix)
+    on_jobs = given["engine"] != "local"
+    if on_jobs and not (can_show(given["engine"]) and (given["dry_run"] or given["engine"] != ALL)):
+        check_engine(given["engine"], problems)
     seconds = {}
     for name in ("grace", "backoff"):
         seconds[name] = parse_timeout(given[name])

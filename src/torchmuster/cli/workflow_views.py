@@ -131,9 +131,12 @@ def restart_workflow(view: "RunView", *, detach: bool) -> int:
     import uuid
     from dataclasses import replace
 
-    from torchmuster.cli.submit import start_workflow
+    from torchmuster.cli.job import find_site
+    from torchmuster.cli.submit import start_workflow, submit_to_scheduler
     from torchmuster.errors import UsageError
+    from torchmuster.files import atomic
     from torchmuster.run.create import create_workflow_dir, new_run_id
+    from torchmuster.run.jobs import read_jobs
 
     workflow = workflow_of(view)
     finished = workflow.finished_groups()
@@ -160,4 +163,9 @@ def restart_workflow(view: "RunView", *, detach: bool) -> int:
             os.symlink(
                 os.path.realpath(earlier), os.path.join(run_dir.task_folder(task.name), "snapshots")
             )
+    jobs = read_jobs(view.run_dir)
+    if jobs is not None:
+        plain = atomic.read_json(view.run_dir.jobs)
+        site = find_site(str(plain.get("site") or jobs[0].name))
+        return submit_to_scheduler(run_dir, plan, site, detach=detach, as_json=False)
     return start_workflow(run_dir, plan, detach=detach)

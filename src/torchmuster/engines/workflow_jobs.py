@@ -78,7 +78,7 @@ def plan_jobs(
                 group=group.name,
                 job=job,
                 waits_for=waits_for,
-                node_tasks=_node_tasks(group),
+                node_tasks=node_tasks(group),
                 warnings=warnings,
             )
         )
@@ -121,7 +121,7 @@ def _request(plan: WorkflowPlan, group: GroupPlan, engine: str, options: JobOpti
     excluded = dict.fromkeys(name for task in group.tasks for name in task.resources.nodes_excluded)
     num_nodes = sum(chunk.num_nodes for chunk in chunks)
     min_nodes = sum(_min_nodes(task) for task in group.tasks)
-    head = (PYTHON, "-I", "-S", options.group_main, "--run-dir", options.run_dir)
+    head = (PYTHON, options.group_main, "--run-dir", options.run_dir)
     return JobRequest(
         name=f"{plan.name}-{group.name}",
         chunks=chunks,
@@ -169,7 +169,8 @@ def _chunks(group: GroupPlan, extra: tuple[tuple[str, str], ...]) -> tuple[NodeC
     return tuple(replace(kind, num_nodes=count) for kind, count in counts.items())
 
 
-def _node_tasks(group: GroupPlan) -> tuple[str, ...]:
+def node_tasks(group: GroupPlan) -> tuple[str, ...]:
+    """Return the task of each node, in the order of the job's chunks."""
     kinds = list(dict.fromkeys(_kind(task, ()) for task in _lead_first(group)))
     names: list[str] = []
     for kind in kinds:

@@ -143,6 +143,11 @@ class RunDir:
         return os.path.join(self.path, "job.log")
 
     @property
+    def jobs(self) -> str:
+        """Which jobs of which scheduler conduct the groups of a workflow."""
+        return os.path.join(self.path, "jobs.json")
+
+    @property
     def supervisor_log(self) -> str:
         """What a detached supervisor says."""
         return os.path.join(self.path, "supervisor.log")
@@ -175,6 +180,26 @@ class GroupDir:
     def head(self) -> str:
         """Where the head of the group listens."""
         return os.path.join(self.path, "head.json")
+
+    @property
+    def job_script(self) -> str:
+        """What the scheduler got."""
+        return os.path.join(self.path, "job.sh")
+
+    @property
+    def job(self) -> str:
+        """Which job conducts the group."""
+        return os.path.join(self.path, "job.json")
+
+    @property
+    def job_log(self) -> str:
+        """What the head of the job says."""
+        return os.path.join(self.path, "job.log")
+
+    @property
+    def nodes(self) -> str:
+        """Which nodes of the job each task has."""
+        return os.path.join(self.path, "nodes.json")
 
     @property
     def start(self) -> str:

@@ -151,4 +151,5 @@ def _count(number: int, unit: str) -> str:
 
 
 def _gib(size_bytes: int) -> str:
-    return f"{size_bytes / (1 << 30):.3g} GiB"
+    number = size_bytes / (1 << 30)
+    return f"{number:,.0f} GiB" if number >= 100 else f"{number:.3g} GiB"

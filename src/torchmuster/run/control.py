@@ -1,6 +1,7 @@
 """Speak to a running run: wait for its end, stop it, follow its logs."""
 
 import asyncio
+import contextlib
 import difflib
 import os
 import signal
@@ -9,7 +10,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from torchmuster import proc
-from torchmuster.errors import ChannelError, NotFoundError
+from torchmuster.errors import ChannelError, MusterError, NotFoundError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model.ranks import name_ranks
@@ -19,7 +20,7 @@ from torchmuster.net.channel import connect
 from torchmuster.net.handshake import HandshakeError, Role
 from torchmuster.net.secret import read_secret
 from torchmuster.run.find import RunView, owner_is_here, owner_lives, view_run
-from torchmuster.run.jobs import cancel_job, read_job
+from torchmuster.run.jobs import cancel_job, read_job, read_jobs
 from torchmuster.run.record import read_result
 from torchmuster.run.workflow_view import as_result, read_workflow_result, task_logs
 
@@ -42,6 +43,8 @@ async def wait_for_result(run_dir: RunDir) -> Result | None:
 
 def any_result(run_dir: RunDir) -> Result | None:
     """Return the result of a run or of a workflow; None while it has none."""
+    if os.path.isfile(run_dir.jobs):
+        return view_run(run_dir).result  # no process owns it, so nobody writes one
     workflow = read_workflow_result(run_dir)
     return as_result(workflow) if workflow is not None else read_result(run_dir)
 
@@ -52,6 +55,12 @@ async def send_stop(view: RunView, signum: int, *, at_once: bool) -> None:
     Raises:
         ChannelError: It can't be reached.
     """
+    jobs = read_jobs(view.run_dir)
+    if jobs is not None:
+        for job_id in jobs[1].values():
+            with contextlib.suppress(MusterError):  # it may have ended
+                cancel_job(jobs[0], job_id)
+        return
     if view.workflow is not None:
         _signal_owner(view, signum, times=2 if at_once else 1)
         return

@@ -10,11 +10,12 @@ from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir, runs_dir
 from torchmuster.model.plan import RunPlan
 from torchmuster.model.verdict import Result, RunState
-from torchmuster.run.record import read_events, read_plan, read_result
+from torchmuster.run.record import read_events, read_outcome, read_plan, read_result
 from torchmuster.run.workflow_view import (
     WorkflowView,
     as_result,
     read_workflow_result,
+    view_job_workflow,
     view_workflow,
 )
 
@@ -106,8 +107,12 @@ def view_run(run_dir: RunDir) -> RunView:
 
 
 def _view_of_workflow(run_dir: RunDir, events: tuple[dict[str, object], ...]) -> RunView:
-    workflow = view_workflow(run_dir, is_alive=owner_lives(run_dir))
-    result = read_workflow_result(run_dir)
+    if os.path.isfile(run_dir.jobs):
+        workflow = _view_of_jobs(run_dir)
+        result = workflow.result if workflow is not None else None
+    else:
+        workflow = view_workflow(run_dir, is_alive=owner_lives(run_dir))
+        result = read_workflow_result(run_dir)
     return RunView(
         run_id=os.path.basename(run_dir.path),
         run_dir=run_dir,
@@ -117,6 +122,19 @@ def _view_of_workflow(run_dir: RunDir, events: tuple[dict[str, object], ...]) ->
         events=events,
         workflow=workflow,
     )
+
+
+def _view_of_jobs(run_dir: RunDir) -> WorkflowView | None:
+    from torchmuster.run.jobs import read_jobs, view_jobs
+
+    found = read_jobs(run_dir)
+    if found is None:
+        return None
+    dialect, job_ids = found
+    open_ids = [i for name, i in job_ids.items() if read_outcome(run_dir, name) is None]
+    views = view_jobs(dialect, open_ids) if open_ids else {}
+    by_group = {name: views[job_id] for name, job_id in job_ids.items() if job_id in views}
+    return view_job_workflow(run_dir, by_group)
 
 
 def _state(run_dir: RunDir, events: tuple[dict[str, object], ...]) -> RunState:
@@ -140,6 +158,9 @@ def owner_lives(run_dir: RunDir) -> bool:
     """Say whether the process or job that owns the run still exists; on another machine, assume so."""
     if os.path.isfile(run_dir.job):
         return _job_lives(run_dir)
+    if os.path.isfile(run_dir.jobs):
+        workflow = _view_of_jobs(run_dir)
+        return workflow is not None and workflow.result is None
     owner = atomic.read_json(run_dir.owner)
     if not isinstance(owner, dict):
         return False

@@ -76,24 +76,43 @@ def make_job(plan: RunPlan, run_dir: RunDir, engine: str, wishes: JobWishes) -> 
 
 
 def submit_job(job: JobRequest, run_dir: RunDir, dialect: Dialect) -> str:
-    """Write the script, submit it, record and return the job's id.
+    """Write the script of a run, submit it, record and return the job's id.
 
     Raises:
         JobRefusedError: The scheduler refused it.
         EngineError: Its answer can't be understood.
     """
-    with open(run_dir.job_script, "w") as file:
+    job_id = submit_script(job, run_dir.job_script, dialect)
+    atomic.write_json(run_dir.job, {"engine": dialect.name, "job_id": job_id})
+    return job_id
+
+
+def submit_script(job: JobRequest, path: str, dialect: Dialect) -> str:
+    """Write a job's script to `path` and submit it; return the job's id.
+
+    Raises:
+        JobRefusedError: The scheduler refused it.
+        EngineError: Its answer can't be understood.
+    """
+    with open(path, "w") as file:
         file.write(dialect.script(job))
-    os.chmod(run_dir.job_script, 0o700)
-    argv = dialect.submit_argv(job, run_dir.job_script)
+    os.chmod(path, 0o700)
+    argv = dialect.submit_argv(job, path)
     answer = proc.ask(argv, b"", COMMAND_TIMEOUT_S)
     if answer.status != 0:
         report = dialect.explain_refusal(answer.stderr.decode(errors="replace"))
         why = "\n".join(report.because)
         raise JobRefusedError(report.error, where=" ".join(argv), why=why, fix=report.hint)
-    job_id = dialect.job_id(answer.stdout.decode(errors="replace"))
-    atomic.write_json(run_dir.job, {"engine": dialect.name, "job_id": job_id})
-    return job_id
+    return dialect.job_id(answer.stdout.decode(errors="replace"))
+
+
+def read_jobs(run_dir: RunDir) -> tuple[Dialect, dict[str, str]] | None:
+    """Return the dialect and the job of each group of a workflow; None when it has no jobs."""
+    plain = atomic.read_json(run_dir.jobs)
+    if not isinstance(plain, dict) or not isinstance(plain.get("jobs"), dict):
+        return None
+    jobs = {str(group): str(job_id) for group, job_id in plain["jobs"].items()}
+    return load_dialect(str(plain.get("engine"))), jobs
 
 
 def read_job(run_dir: RunDir) -> tuple[Dialect, str] | None:

@@ -7,18 +7,28 @@ Its standard streams are the task's log. It keeps its snapshots from one attempt
 
 import asyncio
 import json
+import os
 import sys
+from dataclasses import replace
 from typing import Any
 
 from torchmuster.doctor.gpus import visible_gpus
+from torchmuster.engines.allocation import AllocationEngine
+from torchmuster.engines.base import Dialect
 from torchmuster.engines.local import LocalEngine
+from torchmuster.engines.registry import load_dialect
 from torchmuster.errors import MusterError, UsageError
+from torchmuster.files import atomic
 from torchmuster.files.terminal import TerminalVoice
+from torchmuster.model.job import Allocation
 from torchmuster.model.text import render_report, report_of_error
 from torchmuster.model.verdict import RunState
+from torchmuster.run.conduct import own_run, read_file
 from torchmuster.run.create import create_run_dir, link_snapshots, new_run_id
 from torchmuster.run.supervise import Supervisor
 from torchmuster.spec.launch import LaunchOptions, Problems, plan_run
+
+WARN_S = 120.0
 
 
 def main(arguments: list[str]) -> int:
@@ -50,17 +60,37 @@ def _conduct(given: dict[str, Any]) -> int:
         text = [render_report(report_of_error(error)) for error in problems.found]
         sys.stderr.write("\n".join(text))
         return UsageError.exit_code
+    inside = _own_nodes(given)
+    if inside is not None:
+        plan = replace(plan, node_names=tuple(node.name for node in inside[1].nodes))
     run_dir = create_run_dir(plan, given["folder"])
     link_snapshots(run_dir, given["snapshots"])
-    engine = LocalEngine(plan, run_dir, tuple(gpus))
-    engine.start_all()
     voice = TerminalVoice()
     voice.start()
-    result = asyncio.run(Supervisor(plan, run_dir, engine, voice).run())
+    if inside is not None:
+        result = own_run(AllocationEngine(plan, run_dir, *inside), voice, warn_s=WARN_S)
+    else:
+        engine = LocalEngine(plan, run_dir, tuple(gpus))
+        engine.start_all()
+        result = asyncio.run(Supervisor(plan, run_dir, engine, voice).run())
     if result.report is not None and result.state is not RunState.SUCCEEDED:
         voice.say(f"failed: {result.report.error}")  # the head of the group gives the whole verdict
     voice.flush(5.0)
     return result.exit_code
+
+
+def _own_nodes(given: dict[str, Any]) -> tuple[Dialect, Allocation] | None:
+    """Return the nodes of the job that are this task's; None on one machine."""
+    said = atomic.read_json(given["nodes_file"])
+    if not isinstance(said, dict):
+        return None
+    dialect = load_dialect(said["engine"])
+    allocation = dialect.allocation(os.environ, read_file)
+    names = said["tasks"].get(given["task"], [])
+    if allocation is None or len(names) < 2:
+        return None
+    nodes = tuple(node for node in allocation.nodes if node.name in names)
+    return dialect, replace(allocation, nodes=nodes)
 
 
 if __name__ == "__main__":

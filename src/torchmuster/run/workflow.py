@@ -27,6 +27,7 @@ from torchmuster.net.secret import read_secret
 from torchmuster.run.capacity import Capacity, Machine
 from torchmuster.run.group_process import GroupProcess
 from torchmuster.run.record import read_events
+from torchmuster.run.reuse import link_reused
 
 MAX_GROUPS_AT_ONCE = 64
 MAX_HEADS_LOST = 2
@@ -51,11 +52,13 @@ class _Group:
     state: State = State.SUBMITTING
     why: str | None = None
     outcome: GroupOutcome | None = None
+    told: GroupOutcome | None = None  # what the head said, for when it could not write it
     process: GroupProcess | None = None
     scheduling_since: float | None = None
     running_since: float | None = None
     said_waiting: bool = False
     heads_lost: int = 0
+    lead_is_over: bool = False
     running: asyncio.Task[None] | None = None
 
 
@@ -99,16 +102,10 @@ class WorkflowOwner:
     # What may start.
 
     def _take_reused(self) -> None:
+        link_reused(self._plan, self._run_dir)
         for name, folder in self._plan.reused.items():
-            group = self._groups[name]
-            earlier = RunDir(folder)
-            for task in group.plan.tasks:
-                os.makedirs(self._run_dir.task_folder(task.name), exist_ok=True)
-                output = os.path.realpath(earlier.task_output(task.name))
-                if os.path.isdir(output):
-                    os.symlink(output, self._run_dir.task_output(task.name))
             why = f"taken from {os.path.basename(folder)}"
-            self._enter(group, State.COMPLETED, why)
+            self._enter(self._groups[name], State.COMPLETED, why)
 
     def _advance(self) -> None:
         for group in self._groups.values():
@@ -176,6 +173,10 @@ class WorkflowOwner:
             self._end_group(group)
         except MusterError as error:
             self._enter(group, State.FAILED_START_ERROR, error.what)
+        except OSError as error:  # a full disk: the owner waits for an end of the group
+            where = f" ({error.filename})" if error.filename else ""
+            why = f"its files can't be written{where}: {error.strerror}"
+            self._enter(group, State.FAILED_START_ERROR, why)
         finally:
             self._capacity.give_back(group.plan.name)
             group.process = None
@@ -191,7 +192,7 @@ class WorkflowOwner:
             address = process.start(start)
             if self._stops:
                 process.stop(self._stop_message())
-            group.outcome = await process.follow(address)
+            group.outcome = await process.follow(address) or group.told
         finally:
             process.close()
             await self._end_orphans()
@@ -241,6 +242,8 @@ class WorkflowOwner:
             case messages.Event(name="group_waits", fields=fields):
                 group.why = str(fields["text"])
                 self._display.say(f"group {group.plan.name}: {fields['text']}")
+            case messages.Event(name="group_ended", fields=fields):
+                group.told = codec.from_plain(GroupOutcome, fields["outcome"])
             case messages.Event(name="notice", fields=fields):
                 self._display.say(str(fields["text"]))
 
@@ -248,12 +251,14 @@ class WorkflowOwner:
         """Say what a person would want to know now; the record has the rest."""
         state = State(fields["state"])
         task, why = fields["task"], fields.get("why")
+        if task == group.plan.lead.name:
+            group.lead_is_over = state.is_final
         if state is State.RESCHEDULED:
             self._display.say(f"{task}: {why}")
         elif state.is_failed and len(group.plan.tasks) > 1:
             note = ""
             counts = group.plan.lead.name == task or not group.plan.ignore_nonlead
-            if not counts and state is State.FAILED:
+            if not counts and state is State.FAILED and not group.lead_is_over:
                 note = f"; the group goes on until its lead {group.plan.lead.name} ends"
             self._display.say(f"{task} is {state.value}: {why}{note}")
 

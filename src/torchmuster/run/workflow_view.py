@@ -1,15 +1,17 @@
 """A workflow as its run directory shows it: made from the records of its owner and of its groups' heads."""
 
+import graphlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
+from torchmuster.model.job import JobState, JobView
 from torchmuster.model.outcome import WorkflowResult
-from torchmuster.model.states import State
+from torchmuster.model.states import State, workflow_state
 from torchmuster.model.verdict import Result, RunState
 from torchmuster.model.workflow import GroupPlan, WorkflowPlan
 from torchmuster.run.record import read_events, read_outcome
@@ -69,6 +71,77 @@ def read_workflow_result(run_dir: RunDir) -> WorkflowResult | None:
         return codec.from_plain(WorkflowResult, atomic.read_json(run_dir.result))
     except codec.CodecError:
         return None
+
+
+def view_job_workflow(run_dir: RunDir, jobs: Mapping[str, JobView]) -> WorkflowView | None:
+    """Return where a workflow stands whose groups are jobs: from its groups' records and its scheduler."""
+    plan = read_workflow(run_dir)
+    if plan is None:
+        return None
+    views: dict[str, GroupView] = {}
+    for group in _upstream_first(plan):
+        failed = [name for name in group.after if name in views and views[name].state.is_failed]
+        waits = [name for name in group.after if name in views and not views[name].state.is_final]
+        state, why = _state_of_job(jobs.get(group.name), failed, waits)
+        if group.name in plan.reused:
+            state, why = State.COMPLETED, f"taken from {os.path.basename(plan.reused[group.name])}"
+        stated = {"state": state.value, "why": why}
+        views[group.name] = _view_group(group, run_dir, stated, is_lost=False)
+    groups = tuple(views[group.name] for group in plan.groups)
+    result = _result_of_jobs(plan, run_dir, groups)
+    state_of_run = _run_state(result, groups, is_lost=False)
+    return WorkflowView(plan=plan, state=state_of_run, groups=groups, result=result)
+
+
+def _upstream_first(plan: WorkflowPlan) -> list[GroupPlan]:
+    order = graphlib.TopologicalSorter({group.name: group.after for group in plan.groups})
+    return [plan.group(name) for name in order.static_order()]
+
+
+def _state_of_job(
+    job: JobView | None, failed: list[str], waits: list[str]
+) -> tuple[State, str | None]:
+    """Return the state of a group that has left no result, and why it waits or ended."""
+    if failed and (job is None or job.state.is_final or job.state is JobState.PENDING):
+        return State.FAILED_UPSTREAM, f"it needs what {', '.join(failed)} would have written"
+    if job is None:
+        return (
+            State.FAILED_BACKEND_ERROR,
+            "the scheduler does not know its job, and it left no result",
+        )
+    match job.state:
+        case JobState.PENDING | JobState.HELD | JobState.REQUEUED:
+            if waits:
+                return State.WAITING, f"waits for the outputs of {', '.join(waits)}"
+            start = f", expected to start {job.start_estimate}" if job.start_estimate else ""
+            return State.SCHEDULING, f"job {job.job_id} is {job.state.value}: {job.reason}{start}"
+        case JobState.RUNNING | JobState.ENDING:
+            return State.RUNNING, None
+        case JobState.CANCELLED:
+            return State.FAILED_CANCELED, f"job {job.job_id} was cancelled"
+        case JobState.TIMED_OUT:
+            return State.FAILED_EXEC_TIMEOUT, f"job {job.job_id} ran into its time limit"
+        case JobState.PREEMPTED:
+            return State.FAILED_PREEMPTED, f"job {job.job_id} was preempted"
+    return State.FAILED_BACKEND_ERROR, f"job {job.job_id} is {job.state.value} and left no result"
+
+
+def _result_of_jobs(
+    plan: WorkflowPlan, run_dir: RunDir, groups: tuple[GroupView, ...]
+) -> WorkflowResult | None:
+    if not all(group.state.is_final for group in groups):
+        return None
+    outcomes = [o for g in groups if (o := read_outcome(run_dir, g.name)) is not None]
+    state = workflow_state(group.state for group in groups)
+    codes = [outcome.exit_code for outcome in outcomes if outcome.state.is_failed]
+    return WorkflowResult(
+        run_id=plan.run_id,
+        state=state,
+        exit_code=(codes[0] if codes else 1) if state.is_failed else 0,
+        elapsed_s=sum(outcome.elapsed_s for outcome in outcomes),
+        groups={group.name: group.state.value for group in groups},
+        reports=tuple(outcome.report for outcome in outcomes if outcome.report is not None),
+    )
 
 
 def view_workflow(run_dir: RunDir, *, is_alive: bool) -> WorkflowView | None:

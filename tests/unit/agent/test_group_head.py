@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import time
 
 import pytest
 
@@ -85,7 +86,8 @@ class FakeAgent:
 
     free_ports = ()
 
-    def __init__(self, task, attempt, port):
+    def __init__(self, starter, task, attempt, port):
+        self.starter = starter
         self.task = task
         self.attempt = attempt
         self.port = port
@@ -93,6 +95,7 @@ class FakeAgent:
 
     async def hello(self, task=None, attempt=None):
         self.channel = await connect("127.0.0.1", self.port, Role.AGENT, SECRET)
+        self.num_started_when_heard = len(self.starter.started)
         self.say(
             messages.TaskHello(
                 task=task or self.task,
@@ -129,7 +132,8 @@ class FakeAgent:
 class FakeStarter:
     """Starts agents as tasks of the same loop; `behaviours` are used up from the left, the last one stays."""
 
-    def __init__(self, behaviours):
+    def __init__(self, behaviours, start_takes_s=0.0):
+        self.start_takes_s = start_takes_s
         self.behaviours = {task: list(several) for task, several in behaviours.items()}
         self.port = 0
         self.started = []
@@ -138,10 +142,13 @@ class FakeStarter:
         self._running = []
 
     def start(self, task, attempt):
+        ready_at = time.monotonic() + self.start_takes_s
+        while time.monotonic() < ready_at:  # as a fork: the loop stands still
+            pass
         self.started.append((task, attempt))
         several = self.behaviours[task]
         behave = several.pop(0) if len(several) > 1 else several[0]
-        agent = FakeAgent(task, attempt, self.port)
+        agent = FakeAgent(self, task, attempt, self.port)
         self.agents.append(agent)
         self._running.append((task, attempt, asyncio.create_task(self._live(agent, behave))))
 
@@ -168,11 +175,21 @@ class FakeStarter:
 class Stage:
     """A head with its listener, its agents, and the run directory where its record is."""
 
-    def __init__(self, folder, plan_group, behaviours, *, backoff_s=0.05, first_attempts=None):
+    def __init__(
+        self,
+        folder,
+        plan_group,
+        behaviours,
+        *,
+        backoff_s=0.05,
+        first_attempts=None,
+        start_takes_s=0.0,
+    ):
         os.makedirs(folder)
         self.run_dir = RunDir(str(folder))
         os.makedirs(self.run_dir.group("g").path)
-        self.starter = FakeStarter(behaviours)
+        self.starter = FakeStarter(behaviours, start_takes_s)
+        self.starter.folder = str(folder)
         plan = WorkflowPlan(
             run_id="r",
             name="r",
@@ -507,3 +524,38 @@ def test_who_begins_later_gets_the_ports_that_the_others_have(conduct):
     _, stage = conduct(plan_group, {"a": [lead], "b": [first, second]})
     assert [agent.task for agent in stage.starter.agents] == ["a", "b", "b"]
     assert begin_of(stage, 2).ports == begin_of(stage, 0).ports
+
+
+def test_the_first_agents_of_a_large_group_are_heard_while_others_are_started(conduct):
+    """Else they wait for longer than their lease before anybody answers them."""
+    names = [f"t{n}" for n in range(100)]
+    behaviours = {name: [wait_for_stop] for name in names} | {"t0": [ending(0)]}
+    outcome, stage = conduct(group(*names), behaviours, start_takes_s=0.01)
+    assert outcome.state is State.COMPLETED
+    assert stage.starter.agents[0].num_started_when_heard < len(names)
+
+
+def test_the_outcome_of_a_group_that_can_not_be_written_is_told(conduct):
+    """A full disk is no lost head: whoever watches hears how the group ended."""
+    heard = []
+
+    async def watch(stage):
+        channel = await connect("127.0.0.1", stage.starter.port, Role.CLIENT, SECRET)
+        channel.send_nowait(messages.Watch(owner=True))
+        with contextlib.suppress(ChannelClosedError):
+            while True:
+                heard.append(await channel.receive())
+        channel.abort()
+
+    async def lead(agent):
+        await agent.hello()
+        os.makedirs(os.path.join(RunDir(agent.starter.folder).group("g").result, "in-the-way"))
+        agent.say(messages.TaskPrepared(attempt=0))
+        await agent.hear(messages.TaskBegin)
+        agent.say(messages.TaskEnded(attempt=0, code=5))
+        await agent.hear_until_left()
+
+    outcome, _ = conduct(group("a"), {"a": [lead]}, watch)
+    assert outcome.state is State.FAILED
+    ends = [one for one in heard if isinstance(one, messages.Event) and one.name == "group_ended"]
+    assert ends[0].fields["outcome"]["exit_code"] == 5

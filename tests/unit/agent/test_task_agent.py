@@ -3,10 +3,15 @@
 import asyncio
 import os
 import sys
+import time
 
 import torchmuster.agent
 from torchmuster import proc
+from torchmuster.agent import task_agent
+from torchmuster.agent.task_agent import TaskAgent, TaskOptions
+from torchmuster.agent.voice import LogVoice
 from torchmuster.files import atomic
+from torchmuster.files.disk import DiskWriter
 from torchmuster.model import codec
 from torchmuster.model.workflow import GroupPlan, TaskPlan, WorkflowPlan
 from torchmuster.net import messages
@@ -132,3 +137,47 @@ def test_what_a_command_leaves_behind_is_ended_with_it(tmp_path, monkeypatch):
     script = f"setsid sleep 60 & echo $! > {tmp_path}/left; exit 0"
     run(Head(tmp_path, monkeypatch, ("bash", "-c", script)).meet(conversation))
     assert pids
+
+
+def test_the_lease_of_an_agent_begins_when_its_call_is_answered(tmp_path, monkeypatch):
+    """The head of a large group may answer late: that is no silence."""
+    monkeypatch.setattr(task_agent, "LEASE_S", 1.0)
+    monkeypatch.setattr(task_agent, "PING_EVERY_S", 0.01)
+    head = Head(tmp_path, monkeypatch, ("true",))
+
+    async def conversation():
+        secret = read_secret(head.run_dir.secret)
+        listener = Listener(bind("127.0.0.1", 0), (secret, None), head.serve, head.refuse)
+        agent = agent_of(head, ("127.0.0.1", listener.port), secret, str(tmp_path / "s"))
+        limit = time.monotonic() + 1.1
+        living = asyncio.create_task(agent.run())
+        await asyncio.sleep(max(0.0, limit - time.monotonic()))  # it calls all the time
+        serving = asyncio.create_task(listener.serve())
+        head.channel = await head.came.get()
+        for _ in range(3):
+            ping = await head.hear(messages.Ping)
+            head.say(messages.Pong(number=ping.number))
+        head.say(messages.TaskLeave())
+        assert await living == 0
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+
+    run(conversation())
+
+
+def agent_of(head, address, secret, socket_path):
+    """Return the agent of the task of this head, in this process."""
+    plan = codec.from_plain(WorkflowPlan, atomic.read_json(head.run_dir.workflow))
+    disk = DiskWriter()
+    disk.start()
+    options = TaskOptions(
+        plan=plan,
+        group=plan.groups[0],
+        task=plan.groups[0].tasks[0],
+        attempt=0,
+        run_dir=head.run_dir,
+        head=address,
+        secret=secret,
+        socket_path=socket_path,
+    )
+    return TaskAgent(options, disk, LogVoice(head.run_dir.agent_log("t"), disk))

@@ -171,3 +171,15 @@ def test_no_gpu_is_held_twice_and_every_group_runs_in_the_end(groups, data):
         name = data.draw(st.sampled_from(sorted(running)))
         capacity.give_back(name)
         del running[name]
+
+
+def test_a_size_of_a_terabyte_is_a_plain_number():
+    plan = WorkflowPlan(
+        run_id="r",
+        name="r",
+        groups=(group("a", {"memory_bytes": 1024 * GIB}),),
+        spec_path="",
+        python=(),
+        cwd="",
+    )
+    assert "memory: 1,024 GiB asked for, 64 GiB here" in shortfalls(plan, machine())[0]

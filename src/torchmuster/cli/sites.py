@@ -1,0 +1,24 @@
+"""The user's sites for commands: `muster.toml` from the working directory on, with what other packages bring."""
+
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torchmuster.spec.site import Sites
+
+
+def my_sites() -> "Sites":
+    """Return what `--on` can name here; files that are left alone are said on standard error.
+
+    Raises:
+        ManyErrors: Everything that is wrong with the files.
+    """
+    from torchmuster.engines.registry import engine_entries
+    from torchmuster.spec.site import load_sites
+    from torchmuster.spec.site_schema import KINDS
+    from torchmuster.ui.messages import print_notes
+
+    kinds = tuple(dict.fromkeys([*KINDS, *engine_entries()]))
+    sites = load_sites(os.getcwd(), os.environ, kinds=kinds)
+    print_notes(sites.notes)
+    return sites

@@ -1,0 +1,45 @@
+"""From a section of `muster.toml` to what goes into a job of its scheduler."""
+
+import shlex
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from torchmuster.engines.workflow_jobs import GroupJob, SiteOptions
+
+if TYPE_CHECKING:
+    from torchmuster.engines.base import Dialect
+    from torchmuster.spec.site import Site
+
+
+def site_options(site: "Site") -> SiteOptions:
+    """Return what every job of this site says.
+
+    Variables become lines before the setup lines; a project of PBS becomes its `-P`.
+    """
+    project = (f"-P {site.project}",) if site.project is not None else ()
+    exports = tuple(f"export {name}={shlex.quote(text)}" for name, text in site.environment)
+    plain = SiteOptions()
+    return SiteOptions(
+        queue=site.queue_name,
+        account=site.account,
+        qos=site.qos,
+        constraint=site.constraint,
+        directives=(*project, *site.directives),
+        setup=(*exports, *site.setup),
+        extra=site.chunk,
+        warn_s=plain.warn_s if site.warn is None else site.warn,
+    )
+
+
+def with_site_time(group: GroupJob, site: "Site", dialect: "Dialect") -> GroupJob:
+    """Return the job with the site's time limit where its group has none."""
+    if site.time is None or group.job.time_limit_s is not None:
+        return group
+    job = replace(group.job, time_limit_s=site.time)
+    said = {*dialect.unmapped(group.job)}
+    kept = [
+        sentence
+        for sentence in group.warnings
+        if sentence not in said and not sentence.startswith("exec_timeout:")
+    ]
+    return replace(group, job=job, warnings=(*kept, *dialect.unmapped(job)))

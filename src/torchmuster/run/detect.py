@@ -1,0 +1,158 @@
+"""What of schedulers is on this machine: their commands, versions, partitions and queues.
+
+Each command has a time limit; one that hangs or fails is a finding, not an error.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torchmuster import proc
+from torchmuster.errors import MusterError
+
+TIMEOUT_S = 5.0
+Ask = Callable[[Sequence[str]], proc.Answered]
+Which = Callable[[str], str | None]
+# The command whose presence means the engine, and how it tells its version.
+CLIENTS = {
+    "sbatch": ("sbatch", "--version"),
+    "qsub": ("qsub", "--version"),
+    "ssh": ("ssh", "-V"),
+}
+CLIENT_OF_KIND = {"slurm": "sbatch", "pbs": "qsub", "torque": "qsub", "ssh": "ssh"}
+# All that a run needs here.
+TOOLS_OF_KIND = {
+    "slurm": ("sbatch", "squeue", "scancel"),
+    "pbs": ("qsub", "qstat", "qdel"),
+    "torque": ("qsub", "qstat", "qdel"),
+    "ssh": ("ssh",),
+}
+_SINFO = ("sinfo", "-h", "-o", "%P|%a|%l|%D|%c|%m|%G")
+_QSTAT = ("qstat", "-Q")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tool:
+    """One command of a scheduler.
+
+    Attributes:
+        version: As the command prints it; None when it didn't.
+        problem: Why there is no version.
+    """
+
+    name: str
+    path: str | None
+    version: str | None = None
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queue:
+    """A partition of Slurm or a queue of PBS.
+
+    Attributes:
+        about: What the scheduler says of it, for people.
+    """
+
+    name: str
+    is_default: bool = False
+    is_open: bool = True
+    about: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueList:
+    """What could be found out; `problem` says why it is not all."""
+
+    queues: tuple[Queue, ...] = ()
+    problem: str | None = None
+
+
+def ask(argv: Sequence[str]) -> proc.Answered:
+    """Run a command of a scheduler, for at most `TIMEOUT_S`.
+
+    Raises:
+        MusterError: It can't be executed.
+    """
+    return proc.ask(argv, b"", TIMEOUT_S)
+
+
+def find_tool(name: str, which: Which, asking: Ask = ask) -> Tool:
+    """Return where a command is, and its version if it is one that we know how to ask."""
+    path = which(name)
+    if path is None or name not in CLIENTS:
+        return Tool(name=name, path=path)
+    text, problem = _answer(CLIENTS[name], asking, both=True)
+    version = parse_version(text)
+    if version is None and problem is None:
+        problem = "it printed no version"
+    return Tool(name=name, path=path, version=version, problem=None if version else problem)
+
+
+def parse_version(text: str) -> str | None:
+    """Return the version from what `sbatch --version`, `qsub --version` or `ssh -V` print."""
+    match = re.search(r"OpenSSH_[\w.]+|\d+(?:\.\w+)+", text)
+    return match[0] if match else None
+
+
+def list_queues(kind: str, asking: Ask = ask) -> QueueList:
+    """Return the partitions of Slurm or the queues of PBS; none for other kinds."""
+    if kind not in ("slurm", "pbs", "torque"):
+        return QueueList()
+    argv, parse = (_SINFO, parse_sinfo) if kind == "slurm" else (_QSTAT, parse_qstat)
+    text, problem = _answer(argv, asking)
+    queues = parse(text)
+    if not queues and problem is None:
+        problem = f"`{' '.join(argv)}` listed none"
+    return QueueList(queues=queues, problem=problem)
+
+
+def parse_sinfo(text: str) -> tuple[Queue, ...]:
+    """Return the partitions, each once; nodes of several kinds make several lines of one."""
+    found: dict[str, Queue] = {}
+    for line in text.splitlines():
+        cells = line.strip().split("|")
+        if len(cells) != 7 or not cells[0].strip("*"):
+            continue
+        name, state, limit, nodes, cpus, memory, gres = (cell.strip() for cell in cells)
+        about = f"{nodes} nodes of {cpus} CPUs and {memory} MB, at most {limit}"
+        about += "" if gres in ("(null)", "") else f", {gres}"
+        known = found.get(name.rstrip("*"))
+        found[name.rstrip("*")] = Queue(
+            name=name.rstrip("*"),
+            is_default=name.endswith("*"),
+            is_open=state == "up",
+            about=f"{known.about}; {about}" if known is not None else about,
+        )
+    return tuple(found.values())
+
+
+def parse_qstat(text: str) -> tuple[Queue, ...]:
+    """Return the queues of `qstat -Q`: name, limit, total, enabled, started, ..., type; routes too."""
+    found: list[Queue] = []
+    for line in text.splitlines():
+        cells = line.split()
+        if len(cells) < 6 or cells[3] not in ("yes", "no") or cells[4] not in ("yes", "no"):
+            continue
+        running = f"{cells[2]} jobs"
+        found.append(
+            Queue(name=cells[0], is_open=cells[3] == "yes" and cells[4] == "yes", about=running)
+        )
+    return tuple(found)
+
+
+def _answer(argv: Sequence[str], asking: Ask, *, both: bool = False) -> tuple[str, str | None]:
+    """Return what a command printed, and why that is not all."""
+    try:
+        said = asking(argv)
+    except MusterError as error:
+        return "", error.why or error.what
+    out = said.stdout.decode(errors="replace")
+    err = said.stderr.decode(errors="replace")
+    text = f"{out}\n{err}" if both else out
+    if said.status is None:
+        return text, f"`{' '.join(argv)}` did not answer within {TIMEOUT_S:g} s"
+    if said.status:
+        last = (err.strip() or out.strip() or f"exit code {said.status}").splitlines()[-1]
+        return text, f"`{' '.join(argv)}`: {last[:200]}"
+    return text, None

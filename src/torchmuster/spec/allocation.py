@@ -1,0 +1,265 @@
+"""What the directives of a job script ask a scheduler for: `#SBATCH`, `#PBS` of OpenPBS and of Torque.
+
+Sources: https://slurm.schedmd.com/sbatch.html; PBS Professional Reference Guide, qsub and "Resources".
+"""
+
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+_SHORT = {
+    "N": "nodes",
+    "n": "ntasks",
+    "c": "cpus-per-task",
+    "G": "gpus",
+    "t": "time",
+    "a": "array",
+    "p": "partition",
+    "J": "job-name",
+    "s": "oversubscribe",
+}
+_PBS_FLAGS = frozenset("VzfhIX")
+MAX_NODES = 65536
+
+
+class Scheduler(StrEnum):
+    """Whose directives a script has."""
+
+    SLURM = "slurm"
+    PBS = "pbs"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """One option of a directive; `late` when the scheduler no longer reads it."""
+
+    name: str
+    value: str
+    line: int
+    late: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """What a job gets, as far as its directives say it; None: they don't.
+
+    Attributes:
+        nodes: At least so many.
+        tasks_per_node: Slots for processes on each node (`mpiprocs` of PBS, `ppn` of Torque).
+        gpus_per_node: GPUs of each node.
+        gpus_line: The line that says so.
+        nodes_line: The line that says how many nodes.
+        counts_cpus: The nodes are described by number of CPUs.
+        is_shared: The line that allows other jobs on the same nodes, or makes many of this job.
+        torque: `nodes=2:ppn=4`.
+    """
+
+    scheduler: Scheduler = Scheduler.NONE
+    nodes: int | None = None
+    nodes_line: int = 0
+    ntasks: int | None = None
+    tasks_per_node: int | None = None
+    gpus_per_node: int | None = None
+    gpus_line: int = 0
+    cpus_per_task: int | None = None
+    has_time_limit: bool = False
+    counts_cpus: bool = False
+    is_shared: int | None = None
+    torque: bool = False
+
+
+def read_options(line: str, number: int, *, late: bool) -> tuple[Scheduler, list[Option]] | None:
+    """Return the options of one directive; None when the line is none."""
+    match = re.match(r"#(SBATCH|PBS)(?:[ \t]+(.*))?$", line.rstrip("\r\n"))
+    if match is None:
+        return None
+    slurm = match[1] == "SBATCH"
+    words = _words(match[2] or "")
+    pairs = _slurm_pairs(words) if slurm else _pbs_pairs(words)
+    found = [Option(name=n, value=v, line=number, late=late) for n, v in pairs]
+    return Scheduler.SLURM if slurm else Scheduler.PBS, found
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text, comments=True)
+    except ValueError:
+        return text.split()
+
+
+def _slurm_pairs(words: Sequence[str]) -> Iterable[tuple[str, str]]:
+    for index, word in enumerate(words):
+        behind = words[index + 1] if index + 1 < len(words) else ""
+        behind = "" if behind.startswith("-") else behind
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            yield name, value if equals else behind
+        elif re.match(r"-[A-Za-z]", word):
+            yield _SHORT.get(word[1], word[1]), word[2:].lstrip("=") or behind
+
+
+def _pbs_pairs(words: Sequence[str]) -> Iterable[tuple[str, str]]:
+    index = 0
+    while index < len(words):
+        word = words[index]
+        index += 1
+        if not re.match(r"-[A-Za-z]", word):
+            continue
+        value = word[2:]
+        if not value and word[1] not in _PBS_FLAGS and index < len(words):
+            value = words[index]
+            index += 1
+        yield word[1], value
+
+
+def read_allocation(scheduler: Scheduler, options: Sequence[Option]) -> Allocation:
+    """Return what the options ask for."""
+    options = [option for option in options if not option.late]
+    if scheduler is Scheduler.SLURM:
+        return _slurm(options)
+    if scheduler is Scheduler.PBS:
+        return _pbs(options)
+    return Allocation()
+
+
+def whole(text: str | None) -> int | None:
+    """Return a number of nodes, tasks or GPUs; None when the text is none, or out of all reason."""
+    if text is None or not re.fullmatch(r"[0-9]{1,6}", text.strip()):
+        return None
+    return int(text)
+
+
+def count_gres(text: str) -> int | None:
+    """Return the GPUs of `gpu:4`, `gpu:a100:4(S:0)` or `gpu`; None without any."""
+    total: int | None = None
+    for part in text.split(","):
+        match = re.fullmatch(
+            r"(?:gres[/:])?gpu(?::[A-Za-z_][\w.-]*)?(?::([0-9]{1,6}))?(?:\(.*\))?", part
+        )
+        if match is not None:
+            total = (total or 0) + int(match[1] or 1)
+    return total
+
+
+def count_typed(text: str) -> int | None:
+    """Return the GPUs of `4` or `a100:4`, as --gpus-per-node takes it."""
+    counts = [whole(part.rpartition(":")[2]) for part in text.split(",")]
+    known = [count for count in counts if count is not None]
+    return sum(known) if known and len(known) == len(counts) else None
+
+
+def _slurm(options: Sequence[Option]) -> Allocation:
+    given = {option.name: option for option in options}
+    if "hetjob" in given or "packjob" in given:
+        return Allocation(scheduler=Scheduler.SLURM, has_time_limit="time" in given)
+
+    def value(name: str) -> str | None:
+        return given[name].value if name in given else None
+
+    nodes = whole((value("nodes") or "").partition("-")[0])
+    ntasks, per_node = whole(value("ntasks")), whole(value("ntasks-per-node"))
+    if nodes is None and "nodes" not in given and per_node:
+        nodes = -(-ntasks // per_node) if ntasks else 1
+    if nodes is None and "nodes" not in given and ntasks == 1:
+        nodes = 1
+    if per_node is None and ntasks and nodes:
+        per_node = -(-ntasks // nodes)
+    if per_node is not None and ntasks is None and nodes:
+        ntasks = per_node * nodes
+    gpus, gpus_line = _slurm_gpus(given, nodes, per_node)
+    shared = [given[n].line for n in ("array", "oversubscribe") if n in given]
+    exclusive = "exclusive" in given
+    return Allocation(
+        scheduler=Scheduler.SLURM,
+        nodes=nodes,
+        nodes_line=given["nodes"].line if "nodes" in given else 0,
+        ntasks=ntasks,
+        tasks_per_node=per_node,
+        gpus_per_node=gpus,
+        gpus_line=gpus_line,
+        cpus_per_task=whole(value("cpus-per-task")),
+        has_time_limit="time" in given,
+        is_shared=shared[0] if shared and not exclusive else None,
+    )
+
+
+def _slurm_gpus(
+    given: dict[str, Option], nodes: int | None, per_node: int | None
+) -> tuple[int | None, int]:
+    """Return the GPUs of a node and the line that says it."""
+    for name, factor in (("gpus-per-node", 1), ("gres", 1), ("gpus-per-task", per_node)):
+        if name in given and factor:
+            option = given[name]
+            count = count_gres(option.value) if name == "gres" else count_typed(option.value)
+            if count is not None:
+                return count * factor, option.line
+    if "gpus" in given and nodes:
+        count = count_typed(given["gpus"].value)
+        if count is not None and count % nodes == 0:
+            return count // nodes, given["gpus"].line
+    return None, 0
+
+
+def _pbs(options: Sequence[Option]) -> Allocation:
+    resources = dict(_pbs_resources(options))
+    shared = [o.line for o in options if o.name in ("J", "t")]
+    place = resources.get("place", ("", 0))
+    if "shared" in place[0].split(":"):
+        shared.append(place[1])
+    base = {
+        "scheduler": Scheduler.PBS,
+        "has_time_limit": "walltime" in resources,
+        "is_shared": shared[0] if shared and "excl" not in place[0] else None,
+    }
+    if "select" in resources:
+        text, line = resources["select"]
+        return _from_chunks(text, line, base)
+    if "nodes" in resources:
+        text, line = resources["nodes"]
+        return _from_chunks(text, line, {**base, "torque": True})
+    return Allocation(**base)  # type: ignore[arg-type]
+
+
+def _pbs_resources(options: Sequence[Option]) -> Iterable[tuple[str, tuple[str, int]]]:
+    """Return every `key=value` of `-l`; a comma parts them."""
+    for option in options:
+        if option.name == "l":
+            for part in option.value.split(","):
+                key, _, value = part.partition("=")
+                yield key.strip(), (value.strip(), option.line)
+
+
+def _from_chunks(text: str, line: int, base: dict[str, object]) -> Allocation:
+    """Return the allocation of `2:ncpus=8:ngpus=4+1:ncpus=8`; chunks that differ give what is certain."""
+    chunks = [_chunk(part) for part in text.split("+")]
+    nodes = sum(count for count, _ in chunks)
+    gpu_counts = {_gpus_of(keys) for _, keys in chunks}
+    slots = {whole(keys.get("mpiprocs", keys.get("ppn", "1"))) for _, keys in chunks}
+    cpus = any("ncpus" in keys or "ppn" in keys for _, keys in chunks)
+    gpus = gpu_counts.pop() if len(gpu_counts) == 1 else None
+    return Allocation(
+        **base,  # type: ignore[arg-type]
+        nodes=nodes if 0 < nodes <= MAX_NODES else None,
+        nodes_line=line,
+        tasks_per_node=slots.pop() if len(slots) == 1 else None,
+        gpus_per_node=gpus,
+        gpus_line=line if gpus is not None else 0,
+        counts_cpus=cpus
+        and not any("gpu" in k.lower() or "accel" in k for _, ks in chunks for k in ks),
+    )
+
+
+def _chunk(text: str) -> tuple[int, dict[str, str]]:
+    words = text.split(":")
+    count = whole(words[0])
+    if count is None and words[0].isdecimal():
+        count = MAX_NODES + 1  # out of all reason
+    keys = {word.partition("=")[0]: word.partition("=")[2] for word in words[count is not None :]}
+    return (1 if count is None else count), keys
+
+
+def _gpus_of(keys: dict[str, str]) -> int | None:
+    return whole(keys.get("ngpus", keys.get("gpus")))

@@ -1,0 +1,257 @@
+"""A job script cut into words as bash would: quotes, continued lines, here-documents, nothing is run.
+
+It never fails: what bash would refuse is read as well as it can be, and the slips that change the meaning of a line
+are noted by their line number.
+
+Source: https://www.gnu.org/software/bash/manual/bash.html, "Shell Operation" and "Quoting".
+"""
+
+import re
+from dataclasses import dataclass, field
+
+DEFERRED = "\ue002"  # a `$` that this shell leaves alone: quoted, for the shell that comes next
+FIXED = "\ue003"  # a `$` that an outer shell has filled in already
+_OPERATOR = re.compile(r";;&?|;&|;|&&|&>>?|&|\|\||\|&|\||<<<|<<-?|<>|>>|>\||[<>]&|[<>]|[()]")
+_PLACEHOLDER = re.compile(r"<[A-Za-z][\w-]*>")
+_BLANKS_AT_END = re.compile(r"\\[ \t]+(?:\r?\n)")
+_PLAIN = re.compile(r"[^\s\\'\"`$;&|<>()]+")
+_ARRAY = re.compile(r"[A-Za-z_]\w*\+?=")
+_JOINS_BEFORE, _JOINS_AFTER = frozenset(",:=/|&;([{\"'"), frozenset(",:=/|&;)]}")
+
+
+@dataclass(slots=True)
+class Token:
+    """A word, an operator or the end of a line; `kind` says which.
+
+    Attributes:
+        raw: As it is written.
+        text: Without quotes; a `$` that this shell does not fill in is `DEFERRED`.
+        line: From 1, where it begins.
+    """
+
+    kind: str
+    raw: str = ""
+    text: str = ""
+    line: int = 0
+    quoted: bool = False
+
+
+@dataclass(slots=True)
+class Slips:
+    """Lines with a slip that bash takes without a word, from 1.
+
+    Attributes:
+        glued: No blank before the backslash, and none at the start of the next line.
+        blanks_behind: Blanks behind the backslash, so that the command ends there.
+        comments_inside: A comment inside of a continued command, which ends it.
+    """
+
+    glued: list[int] = field(default_factory=list)
+    blanks_behind: list[int] = field(default_factory=list)
+    comments_inside: list[int] = field(default_factory=list)
+
+
+def lex(text: str, first_line: int = 1) -> tuple[list[Token], Slips]:
+    """Return the tokens of a script, and its slips."""
+    lexer = _Lexer(text, first_line)
+    lexer.run()
+    return lexer.tokens, lexer.slips
+
+
+def shown(text: str) -> str:
+    """Return a text with its `$` as they were written."""
+    return text.replace(DEFERRED, "$").replace(FIXED, "$")
+
+
+def find_end(text: str, position: int, closer: str) -> int:
+    """Return the position behind the bracket that ends what began before `position`."""
+    stack = [closer]
+    while position < len(text) and stack:
+        char, top = text[position], stack[-1]
+        step = 1
+        if char == "\\":
+            step = 2
+        elif char == top:
+            stack.pop()
+        elif text.startswith(("$(", "${"), position):
+            stack.append(")" if text[position + 1] == "(" else "}")
+            step = 2
+        elif top != '"':
+            step = _step_in_code(text, position, stack)
+        position += step
+    return min(position, len(text))
+
+
+def _step_in_code(text: str, position: int, stack: list[str]) -> int:
+    char, top = text[position], stack[-1]
+    if char == '"' or (char == "(" and top == ")"):
+        stack.append('"' if char == '"' else ")")
+    elif char in "'#":
+        if char == "#" and (top != ")" or text[position - 1] not in " \t\n"):
+            return 1
+        end = text.find("'" if char == "'" else "\n", position + 1)
+        return len(text) if end < 0 else end + 1 - position
+    return 1
+
+
+class _Lexer:
+    def __init__(self, text: str, first_line: int) -> None:
+        self.text, self.line, self.position = text, first_line, 0
+        self.tokens: list[Token] = []
+        self.slips = Slips()
+        self._word: Token | None = None
+        self._here: list[tuple[str, bool]] = []
+        self._wants_delimiter: bool | None = None
+
+    def run(self) -> None:
+        while self.position < len(self.text):
+            self._step(self.text[self.position])
+        self._end_word()
+
+    def _step(self, char: str) -> None:
+        if char == "\n":
+            self._end_of_line()
+        elif char in " \t\r\f\v":
+            self._end_word()
+            self.position += 1
+        elif char == "#" and self._word is None:
+            end = self.text.find("\n", self.position)
+            self.position = len(self.text) if end < 0 else end
+        elif char == "\\":
+            self._backslash()
+        elif char in "'\"`$":
+            self._quote_or_expansion(char)
+        elif char in ";&|<>()":
+            self._operator(char)
+        else:
+            plain = _PLAIN.match(self.text, self.position)
+            taken = plain[0] if plain else char
+            self._add(taken, taken)
+
+    def _add(self, raw: str, text: str, *, quoted: bool = False) -> None:
+        """Take `raw` into the word as `text`."""
+        if self._word is None:
+            self._word = Token("word", line=self.line)
+        self._word.raw += raw
+        self._word.text += text
+        self._word.quoted |= quoted
+        self.line += raw.count("\n")
+        self.position += len(raw)
+
+    def _end_word(self) -> None:
+        word, self._word = self._word, None
+        if word is None:
+            return
+        if self._wants_delimiter is not None:
+            self._here.append((shown(word.text), self._wants_delimiter))
+            self._wants_delimiter = None
+            return
+        self.tokens.append(word)
+
+    def _end_of_line(self) -> None:
+        self._end_word()
+        self._wants_delimiter = None
+        self.tokens.append(Token("\n", line=self.line))
+        self.position += 1
+        self.line += 1
+        here, self._here = self._here, []
+        for delimiter, strips in here:
+            self._skip_here_document(delimiter, strips=strips)
+
+    def _skip_here_document(self, delimiter: str, *, strips: bool) -> None:
+        while self.position < len(self.text):
+            end = self.text.find("\n", self.position)
+            end = len(self.text) if end < 0 else end
+            body = self.text[self.position : end].rstrip("\r")
+            self.position = min(end + 1, len(self.text))
+            self.line += 1
+            if (body.lstrip("\t") if strips else body) == delimiter:
+                return
+
+    def _backslash(self) -> None:
+        rest = self.text[self.position + 1 : self.position + 3]
+        if rest[:1] == "\n" or rest == "\r\n":
+            self._continue(2 if rest[:1] == "\n" else 3)
+        elif (match := _BLANKS_AT_END.match(self.text, self.position)) is not None:
+            self.slips.blanks_behind.append(self.line)
+            self._end_word()
+            self._continue(len(match[0]))
+        else:
+            char = rest[:1]
+            self._add(f"\\{char}", DEFERRED if char == "$" else char, quoted=True)
+
+    def _continue(self, length: int) -> None:
+        """Go on in the next line; a word that was glued to the next one by mistake is cut."""
+        line, before = self.line, self.text[self.position - 1 : self.position]
+        self.position += length
+        self.line += 1
+        after = self.text[self.position : self.position + 1]
+        if self._word is not None and self._is_glued(before, after):
+            self.slips.glued.append(line)
+            self._end_word()
+        if self._word is None:
+            self._look_for_comment()
+
+    def _is_glued(self, before: str, after: str) -> bool:
+        if not after or after.isspace() or before in _JOINS_BEFORE or after in _JOINS_AFTER:
+            return False
+        word = self._word.raw if self._word is not None else ""
+        return after == "-" or word.startswith("-")
+
+    def _look_for_comment(self) -> None:
+        """Note a comment between two lines of one command; what follows it is not read any more."""
+        lines = self.text[self.position : self.position + 2000].split("\n", 2)
+        if len(lines) < 2 or not lines[0].lstrip().startswith("#"):
+            return
+        if lines[1].lstrip().startswith("-"):
+            self.slips.comments_inside.append(self.line)
+            self.position += len(lines[0]) + 1
+            self.line += 1
+
+    def _quote_or_expansion(self, char: str) -> None:
+        text, at = self.text, self.position
+        if char == "'":
+            end = text.find("'", at + 1)
+            end = len(text) if end < 0 else end + 1
+            body = text[at + 1 : end - 1 if end > at + 1 else end]
+            self._add(text[at:end], body.replace("$", DEFERRED), quoted=True)
+        elif char == '"':
+            end = find_end(text, at + 1, '"')
+            self._add(text[at:end], _unquote(text[at + 1 : max(at + 1, end - 1)]), quoted=True)
+        elif char == "`":
+            end = find_end(text, at + 1, "`")
+            self._add(text[at:end], f"$({text[at + 1 : max(at + 1, end - 1)]})")
+        elif text[at + 1 : at + 2] == "'":  # $'...'
+            self.position += 1
+            self._quote_or_expansion("'")
+        elif text[at + 1 : at + 2] in ("(", "{"):
+            end = find_end(text, at + 2, ")" if text[at + 1] == "(" else "}")
+            self._add(text[at:end], text[at:end])
+        else:
+            self._add("$", "$")
+
+    def _operator(self, char: str) -> None:
+        if (match := _PLACEHOLDER.match(self.text, self.position)) is not None:
+            self._add(match[0], match[0])  # `<your-name>` in a script that is still a draft
+            return
+        if char == "(" and self._word is not None and _ARRAY.fullmatch(self._word.raw):
+            end = find_end(self.text, self.position + 1, ")")
+            body = self.text[self.position : end]
+            self._add(body, body)
+            return
+        if char in "<>" and self._word is not None and self._word.raw.isdigit():
+            self._word = None  # the 2 of `2>`
+        self._end_word()
+        match = _OPERATOR.match(self.text, self.position)
+        found = match[0] if match else char
+        if found in ("<<", "<<-"):
+            self._wants_delimiter = found == "<<-"
+        else:
+            self.tokens.append(Token("operator", found, found, self.line))
+        self.position += len(found)
+
+
+def _unquote(body: str) -> str:
+    """Return what stands between double quotes."""
+    body = body.replace("\\\n", "")
+    return re.sub(r"\\([$`\"\\])", lambda m: DEFERRED if m[1] == "$" else m[1], body)

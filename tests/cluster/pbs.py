@@ -1,0 +1,127 @@
+"""A pretended PBS for tests: its commands on PATH, its state in a folder, and waiting for what a job does.
+
+    def test_it(pbs):
+        job = pbs.submit("sleep 1", "-l", "select=2:ncpus=2:mpiprocs=1", "-l", "place=scatter")
+        assert pbs.wait(job, "F")["Exit_status"] == 0
+
+`pbs.environment` is that of a login node. `pbs.settings(kill_delay_s=5, history=False)` changes the server.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+FAKES = Path(__file__).parents[1] / "fakes" / "pbs"
+
+
+class FakePbs:
+    """The server and its two hosts, n1 and n2, of 8 ncpus and 4 ngpus each.
+
+    Attributes:
+        state: The folder of the queue; `home` in it is the user's home on the hosts.
+        environment: What a shell on the login node has.
+        folder: Where commands run.
+    """
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.state = folder / "pbs"
+        self.state.mkdir()
+        self.home = self.state / "home"
+        self.home.mkdir()
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "PBS_"))}
+        # The commands' first line asks for a python3: this one.
+        path = f"{FAKES}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+        self.environment = {**clean, "PATH": path, "FAKE_PBS": str(self.state)}
+        self._scripts = 0
+
+    def call(self, *words, limit_s=30):
+        """Run a command as on the login node; its texts and exit code."""
+        return subprocess.run(
+            words,
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+        )
+
+    def settings(self, **values):
+        """Change what the server is like, before any job: hosts, queues, history, kill_delay_s, walltime_lag_s."""
+        (self.state / "queue.json").write_text(json.dumps(values))
+
+    def submit(self, commands, *words):
+        """Submit a script of these commands with these options of qsub; its id."""
+        self._scripts += 1
+        script = self.folder / f"job{self._scripts}.sh"
+        script.write_text(f"#!/bin/bash\n#PBS -j oe\n{commands}\n")
+        done = self.call("qsub", *words, str(script))
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def view(self, job):
+        """Return what `qstat -x -f -F json` says of a job."""
+        done = self.call("qstat", "-x", "-f", "-F", "json", job)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)["Jobs"][job]
+
+    def wait(self, job, state="F", limit_s=30.0):
+        """Wait for a state of a job; return its view then."""
+        until(lambda: self.view(job)["job_state"] == state, f"{job} to be {state}", limit_s)
+        return self.view(job)
+
+    def output(self, job):
+        """Return what a job wrote; it comes when the job is over."""
+        return Path(self.view(job)["Output_Path"].partition(":")[2]).read_text()
+
+    def processes(self):
+        """Return the pids of all servers, scripts and tasks that still run."""
+        return [int(name) for name in os.listdir("/proc") if name.isdecimal() and self._owns(name)]
+
+    def _owns(self, pid):
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        except OSError:
+            return False
+        return state not in "ZX" and f"FAKE_PBS={self.state}".encode() in variables
+
+    def close(self):
+        """End all jobs and see that nothing of them is left."""
+        path = self.state / "queue.json"
+        if path.exists():
+            jobs = json.loads(path.read_text()).get("jobs", {})
+            living = [name for name, job in jobs.items() if job["state"] != "F"]
+            if living:
+                self.call("qdel", *living)
+        try:
+            until(lambda: not self.processes(), "the jobs to end", 20.0)
+        finally:
+            for pid in self.processes():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+def until(condition, what, limit_s=30.0):
+    """Wait for a condition, with a limit."""
+    deadline = time.monotonic() + limit_s
+    pause = threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {limit_s:g} s for {what}"
+        pause.wait(0.05)
+
+
+@pytest.fixture
+def pbs(tmp_path):
+    """Return a pretended PBS; its jobs end with the test."""
+    fake = FakePbs(tmp_path)
+    yield fake
+    fake.close()

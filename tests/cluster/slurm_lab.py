@@ -1,0 +1,362 @@
+"""A real Slurm cluster on this machine, from Debian's slurm-wlm, that can't harm another one.
+
+Everything of it is in namespaces without a name (`slurm_house.py`) and in one temporary folder: links,
+processes, /etc/hosts, configuration, munge's key and socket. The host is not written to, and the lab
+ends with the process that made it, whatever ends that. Jobs run as whoever submits them: root, or
+another uid (`run(..., uid=65534)`) if that user can read the interpreter.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+SOURCE = HERE.parents[1] / "src"
+LOGIN, PREFIX = "login", "10.88.0"
+PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "ip", "nsenter")
+DAEMONS = ("slurmctld", "slurmd", "slurmdbd", "slurmrestd", "munged")
+READY_LIMIT_S = 30.0
+
+SLURM_CONF = """\
+ClusterName=lab
+SlurmctldHost={login}({prefix}.254)
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+CredType=cred/munge
+AuthInfo=socket={folder}/munge/socket,cred_expire=5
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool.%n
+SlurmdPidFile={folder}/slurmd.%n.pid
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdLogFile={folder}/log/slurmd.%n.log
+SlurmctldLogFile={folder}/log/slurmctld.log
+SlurmdParameters=config_overrides
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+MailProg=/bin/true
+SchedulerType=sched/backfill
+SchedulerParameters=sched_min_interval=50000,sched_interval=1,batch_sched_delay=0,bf_interval=1
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+AccountingStorageType=accounting_storage/none
+JobAcctGatherType=jobacct_gather/none
+JobCompType=jobcomp/none
+ReturnToService=2
+SlurmdTimeout=10
+MessageTimeout=10
+KillWait=2
+MinJobAge=3600
+MpiDefault=none
+GresTypes=gpu
+NodeName={nodes} NodeAddr={addresses} CPUs={cpus} Boards=1 SocketsPerBoard=1 \
+CoresPerSocket={cpus} ThreadsPerCore=1 RealMemory=8000 Gres=gpu:{gpus} State=UNKNOWN
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+
+def wait_until(condition, what, limit_s=30.0):
+    """Return the first true value of `condition()`."""
+    deadline = time.monotonic() + limit_s
+    pause = threading.Event()
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"waited {limit_s:g} s for {what}"
+        pause.wait(0.05)
+    return value
+
+
+def why_not(environ=os.environ, etc=Path("/etc"), proc=Path("/proc")):
+    """Return why no lab may start on this machine; None when one may."""
+    if os.geteuid() != 0:
+        return "a Slurm lab needs root"
+    if missing := [name for name in PROGRAMS if shutil.which(name) is None]:
+        return f"a Slurm lab needs {', '.join(missing)}: apt-get install slurm-wlm munge iproute2"
+    if found := [name for name in ("SLURM_CONF", "SLURM_JOB_ID") if environ.get(name)]:
+        return f"this shell belongs to a Slurm cluster: {found[0]} is set"
+    if found := sorted(etc.glob("slurm*/slurm.conf")):
+        return f"this machine belongs to a Slurm cluster: {found[0]}"
+    if found := _daemon(proc):
+        return f"this machine runs {found}: no lab beside another Slurm"
+    return None
+
+
+def _daemon(proc):
+    """Return a daemon of Slurm of this machine; those of another lab are in namespaces of theirs."""
+    for folder in proc.glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            name = (folder / "comm").read_text().strip()
+            if name in DAEMONS and _space(folder, "pid") == _space(proc / "self", "pid"):
+                return f"{name} (pid {folder.name})"
+    return None
+
+
+def _space(folder, kind):
+    return os.readlink(folder / "ns" / kind)
+
+
+class SlurmLab:
+    """A controller and login node, and `num_nodes` compute nodes with pretend GPUs.
+
+    `nodes` are the names (n1, n2, ...), `shared` is a folder that all of them see, `env` is what a
+    command of the login node needs. Use it as a context manager.
+    """
+
+    def __init__(self, num_nodes=2, *, cpus=4, gpus=2):
+        self.nodes = [f"n{number}" for number in range(1, num_nodes + 1)]
+        self.folder = Path(tempfile.mkdtemp(prefix="muster-slurm-"))
+        self.shared = self.folder / "shared"
+        self.daemons = {}
+        self.house = None
+        try:
+            self._write(cpus, gpus)
+            self.env = self._environment()
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def _write(self, cpus, gpus):
+        self.folder.chmod(0o755)
+        for name in ("munge", "state", "log", "bin", "shared", *(f"spool.{n}" for n in self.nodes)):
+            (self.folder / name).mkdir(mode=0o755)
+        self.shared.chmod(0o1777)
+        key = os.open(self.folder / "munge.key", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o400)
+        with open(key, "wb") as file:
+            file.write(os.urandom(128))
+        values = {
+            "login": LOGIN,
+            "prefix": PREFIX,
+            "folder": self.folder,
+            "nodes": f"n[1-{len(self.nodes)}]",
+            "addresses": f"{PREFIX}.[1-{len(self.nodes)}]",
+            "cpus": cpus,
+            "gpus": gpus,
+        }
+        self._put("slurm.conf", SLURM_CONF.format(**values))
+        for number in range(gpus):
+            # Slurm wants a device for each GPU; this one is /dev/null by another name.
+            os.mknod(self.folder / f"gpu{number}", stat.S_IFCHR | 0o666, os.makedev(1, 3))
+        self._put("gres.conf", f"AutoDetect=off\nName=gpu File={self.folder}/gpu[0-{gpus - 1}]\n")
+        self._put("cgroup.conf", "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n")
+        hosts = [f"{PREFIX}.{number} {name}" for number, name in enumerate(self.nodes, 1)]
+        lines = ["127.0.0.1 localhost", f"{PREFIX}.254 {LOGIN}", *hosts]
+        self._put("hosts", "".join(f"{line}\n" for line in lines))
+        # No name server can be asked from here: a look-up fails at once instead of after 10 s.
+        self._put("resolv.conf", "")
+        self._put("nsswitch.conf", "passwd: files\ngroup: files\nhosts: files\n")
+        muster = f'#!/bin/sh\nexec {sys.executable} -m torchmuster "$@"\n'
+        self._put("bin/muster", muster, mode=0o755)
+
+    def _put(self, name, text, mode=0o644):
+        path = self.folder / name
+        path.write_text(text)
+        path.chmod(mode)
+
+    def _environment(self):
+        other = ("SLURM_", "PBS_", "MUSTER_", "COV_", "PYTEST_")
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(other)}
+        python = Path(sys.executable).parent
+        return environment | {
+            "SLURM_CONF": str(self.folder / "slurm.conf"),
+            "PATH": f"{self.folder}/bin:{python}:{os.environ['PATH']}",
+            "PYTHONPATH": str(SOURCE),
+            "MUSTER_HOME": str(self.shared / "home"),
+            "OMP_NUM_THREADS": "1",
+        }
+
+    def _start(self):
+        self.house = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(HERE / "slurm_house.py"), self.folder, *self.nodes],
+            stdin=subprocess.PIPE,  # the lifeline: the kernel closes it when we end
+            stdout=subprocess.PIPE,
+            cwd="/",
+            env={"PATH": os.environ["PATH"]},
+            start_new_session=True,
+        )
+        said = self.house.stdout.readline()
+        assert said, "the namespaces of the lab did not come up"
+        self.pids = json.loads(said)
+        self._start_munge()
+        self._daemon("slurmctld", LOGIN, ["slurmctld", "-D", "-c"])
+        for name in self.nodes:
+            self._start_slurmd(name)
+        self.wait_for_nodes(*self.nodes)
+
+    def _start_munge(self):
+        words = ["munged", "--foreground", "--force", f"--key-file={self.folder}/munge.key"]
+        words += [f"--socket={self.folder}/munge/socket", f"--pid-file={self.folder}/munged.pid"]
+        words += [f"--seed-file={self.folder}/munged.seed", f"--log-file={self.folder}/munged.log"]
+        self._daemon("munged", LOGIN, words)
+        wait_until((self.folder / "munge" / "socket").exists, "munge's socket")
+
+    def _start_slurmd(self, name):
+        self._daemon(name, name, ["slurmd", "-D", "-N", name])
+
+    def _daemon(self, name, on, words):
+        with open(self.folder / "log" / f"{name}.out", "ab") as out:
+            self.daemons[name] = self.popen(
+                words, on=on, cwd="/", stdin=subprocess.DEVNULL, stdout=out, stderr=out
+            )
+
+    def wait_for_nodes(self, *names, states=("idle",), limit_s=READY_LIMIT_S):
+        """Wait until `sinfo` gives one of `states` for each of these nodes."""
+
+        def reached():
+            said = self.state_of_nodes()
+            return all(said.get(name) in states for name in names)
+
+        wait_until(reached, f"{', '.join(names)} to be {' or '.join(states)}", limit_s)
+
+    def state_of_nodes(self):
+        """Return the state of each node, as `sinfo` prints it: {"n1": "idle"}."""
+        said = self.run(["sinfo", "-h", "-N", "-o", "%N %T"])
+        return dict(line.split() for line in said.stdout.splitlines())
+
+    def popen(self, words, *, on=None, env=None, cwd=None, uid=0, **options):
+        """Start `words` on a node, or on the login node; killing it kills the command.
+
+        Args:
+            words: The command and its arguments.
+            on: A name of `nodes`; None is the login node.
+            env: Added to `self.env`.
+            cwd: Default `shared`.
+            uid: Who runs it; anyone but root must be able to read what it needs.
+            options: Those of `subprocess.Popen`.
+        """
+        enter = [sys.executable, "-I", "-S", str(HERE / "slurm_enter.py")]
+        pids = [self.pids[LOGIN], self.pids[on or LOGIN]]
+        place = [*map(str, pids), str(uid), str(cwd or self.shared)]
+        return subprocess.Popen(
+            [*enter, *place, *map(str, words)], env=self.env | (env or {}), **options
+        )
+
+    def run(self, words, *, on=None, env=None, cwd=None, uid=0, limit_s=60.0, stdin=None):
+        """Run `words` and return its `CompletedProcess` (text); see `popen`."""
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        options["stdin"] = subprocess.DEVNULL if stdin is None else subprocess.PIPE
+        with self.popen(words, on=on, env=env, cwd=cwd, uid=uid, **options) as child:
+            try:
+                out, err = child.communicate(stdin, timeout=limit_s)
+            except BaseException:
+                child.kill()
+                raise
+        return subprocess.CompletedProcess(words, child.returncode, out, err)
+
+    def submit(self, script, *options, uid=0):
+        """Give sbatch a script (bash, without the first line); return the job's id, as text.
+
+        Its output is in `shared / "ID.out"`.
+        """
+        words = ["sbatch", "--parsable", f"--output={self.shared}/%j.out", *options]
+        said = self.run(words, stdin=f"#!/bin/bash\n{script}\n", uid=uid)
+        assert said.returncode == 0, said.stderr
+        return said.stdout.strip().partition(";")[0]
+
+    def job(self, job_id):
+        """Return what `scontrol show job` says: {"JobState": "RUNNING", "Restarts": "0", ...}."""
+        said = self.run(["scontrol", "-o", "show", "job", job_id])
+        assert said.returncode == 0, said.stderr
+        return dict(word.partition("=")[::2] for word in said.stdout.split())
+
+    def wait_for_job(self, job_id, *states, limit_s=60.0):
+        """Wait until the job is in one of these states; return `job()`."""
+
+        def reached():
+            job = self.job(job_id)
+            return job if job["JobState"] in states else None
+
+        return wait_until(reached, f"job {job_id} to be {' or '.join(states)}", limit_s)
+
+    def output_of(self, job_id):
+        """Return what the job has printed until now."""
+        path = self.shared / f"{job_id}.out"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def processes_on(self, name):
+        """Return the pids, those of the host, of what runs on this node."""
+        holder = self.pids[name]
+        space = _space(Path(f"/proc/{holder}"), "net")
+        found = []
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if _space(folder, "net") == space and int(folder.name) != holder:
+                    state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
+                    found += [int(folder.name)] if state not in "ZX" else []
+        return found
+
+    def kill_node(self, name, *, unplug=False):
+        """Kill slurmd, job steps and all other processes of a node, with SIGKILL.
+
+        Args:
+            name: A name of `nodes`.
+            unplug: Cut its link first: peers then see silence, as when a power supply dies.
+        """
+        assert name in self.nodes
+        if unplug:
+            self._link(name, "down")
+
+        def dead():
+            found = self.processes_on(name)
+            for pid in found:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            return not found
+
+        wait_until(dead, f"the end of {name}'s processes")
+        self.daemons[name].wait()
+
+    def restore_node(self, name):
+        """Start slurmd again on a killed node; return when Slurm gives it jobs."""
+        self._link(name, "up")
+        self._start_slurmd(name)
+        self.wait_for_nodes(name, states=("idle", "mixed", "allocated"))
+
+    def reset(self):
+        """Cancel all jobs, restore killed nodes and wait until all are idle again."""
+        for name, state in self.state_of_nodes().items():
+            if self.daemons[name].poll() is not None:
+                self.restore_node(name)
+            elif state.startswith(("down", "drain")):
+                self.run(["scontrol", "update", f"nodename={name}", "state=resume"])
+        if jobs := self.run(["squeue", "-h", "-o", "%A"]).stdout.split():
+            self.run(["scancel", "--signal=KILL", "--full", *jobs])
+            self.run(["scancel", *jobs])
+        self.wait_for_nodes(*self.nodes)
+
+    def _link(self, name, state):
+        said = self.run(["ip", "link", "set", name, state], cwd="/")
+        assert said.returncode == 0, said.stderr
+
+    def logs(self, num_lines=40):
+        """Return the last lines of all daemons' logs."""
+        found = []
+        for path in sorted((self.folder / "log").glob("*.log")):
+            lines = path.read_text(errors="replace").splitlines()[-num_lines:]
+            found += [f"--- {path.name}", *lines]
+        return "\n".join(found)
+
+    def close(self):
+        """End all processes of the lab and remove its folder."""
+        if self.house is not None:
+            self.house.stdin.close()
+            self.house.stdout.close()
+            self.house.wait(READY_LIMIT_S)
+            for daemon in self.daemons.values():
+                daemon.wait(READY_LIMIT_S)
+        shutil.rmtree(self.folder, ignore_errors=True)

@@ -1,0 +1,110 @@
+"""qstat and qdel."""
+
+import json
+import time
+
+from fake_pbs.state import HAS_ENDED, SERVER, VERSION, fail, look, state
+
+
+def whole_id(word):
+    return word if "." in word else f"{word}.{SERVER}"
+
+
+def qstat(words):
+    flags = [word for word in words if word.startswith("-")]
+    ids = [word for word in words if not word.startswith("-") and word != "json"]
+    data = look()
+    if "-Q" in flags:
+        return show_queues(data)
+    has_history = data["history"] and "-x" in flags
+    shown, code = {}, 0
+    for job_id in map(whole_id, ids) if ids else data["jobs"]:
+        job = data["jobs"].get(job_id)
+        if job is None or (job["state"] == "F" and not data["history"]):
+            if ids:
+                code = fail(f"qstat: Unknown Job Id {job_id}", 153)
+        elif job["state"] == "F" and not has_history:
+            if ids:
+                code = fail(f"qstat: {job_id} {HAS_ENDED}", 35)
+        else:
+            shown[job_id] = fields_of(job)
+    if "-f" in flags and "json" in words:
+        if shown or not code:
+            head = {"timestamp": int(time.time()), "pbs_version": VERSION, "pbs_server": SERVER}
+            print(json.dumps({**head, "Jobs": shown}, indent=4))
+        return code
+    for job_id, fields in shown.items():
+        if "-f" in flags:
+            print(f"Job Id: {job_id}")
+            print("\n".join(f"    {key} = {value}" for key, value in fields.items()), end="\n\n")
+        else:
+            print(job_id, fields["Job_Name"], fields["job_state"], fields["queue"])
+    return code
+
+
+def show_queues(data):
+    names = ["Max", "Tot", "Ena", "Str", "Que", "Run", "Hld", "Wat", "Trn", "Ext"]
+    print(f"{'Queue':16} {' '.join(f'{name:>5}' for name in names)} Type")
+    print(f"{'-' * 16} {' '.join(['-' * 5] * len(names))} ----")
+    for queue in data["queues"]:
+        states = [job["state"] for job in data["jobs"].values() if job["queue"] == queue]
+        count = len(states) - states.count("F")
+        cells = [0, count, "yes", "yes", states.count("Q"), states.count("R"), states.count("H")]
+        print(f"{queue:16} {' '.join(f'{cell:>5}' for cell in [*cells, 0, 0, 0])} Exec")
+    return 0
+
+
+def fields_of(job):
+    asked = job["asked"]
+    chunks = asked["chunks"]
+    resources = {
+        "mpiprocs": sum(chunk["mpiprocs"] for chunk in chunks),
+        "ncpus": sum(chunk["ncpus"] for chunk in chunks),
+        "ngpus": sum(chunk["ngpus"] for chunk in chunks),
+        "nodect": len(chunks),
+        "place": asked["place"],
+        "select": asked["select"],
+    }
+    if asked["walltime"] is not None:
+        seconds = asked["walltime_s"]
+        clock = f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+        resources["walltime"] = clock
+    fields = {
+        "Job_Name": job["name"],
+        "Job_Owner": f"lab@{SERVER}",
+        "job_state": job["state"],
+        "queue": job["queue"],
+        "server": SERVER,
+        "Error_Path": f"{SERVER}:{job['err']}",
+        "Output_Path": f"{SERVER}:{job['out']}",
+        "Join_Path": job["join"],
+        "Keep_Files": "n",
+        "Resource_List": resources,
+        "substate": job["substate"],
+        "run_count": job["run_count"],
+        "Rerunable": str(job["rerun"]),
+        "project": job["project"],
+    }
+    if job["hosts"]:
+        fields |= {"exec_host": job["exec_host"], "exec_vnode": job["exec_vnode"]}
+    if job["depend"]:
+        fields["depend"] = ",".join(f"{kind}:{other}@{SERVER}" for kind, other in job["depend"])
+    extra = {"Account_Name": job["account"], "comment": job["comment"], "Exit_status": job["exit"]}
+    return fields | {key: value for key, value in extra.items() if value is not None}
+
+
+def qdel(words):
+    code = 0
+    for word in words:
+        if word.startswith("-"):
+            continue
+        job_id = whole_id(word)
+        with state() as data:
+            job = data["jobs"].get(job_id)
+            if job is None:
+                code = fail(f"qdel: Unknown Job Id {job_id}", 153)
+            elif job["state"] == "F":
+                code = fail(f"qdel: Job has finished {job_id}", 35)
+            else:
+                job["deleted"] = f"lab@{SERVER}"
+    return code

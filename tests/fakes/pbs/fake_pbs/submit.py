@@ -1,0 +1,220 @@
+"""qsub: what it takes, what it refuses, and the job that it makes."""
+
+import getpass
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from fake_pbs.state import FAKES, SERVER, STATE, fail, state
+
+
+class RefusedError(Exception):
+    pass
+
+
+TAKES_A_VALUE = "AaCcejklmMNopPqSuvWr"
+
+
+def read_options(words):
+    """Return options by letter (lists for -l, -W, -v), and what is left."""
+    found, rest = {}, []
+    words = list(words)
+    while words:
+        word = words.pop(0)
+        if not word.startswith("-") or word == "-":
+            rest.append(word)
+            continue
+        letter, value = word[1], word[2:]
+        if letter in TAKES_A_VALUE:
+            if not value:
+                if not words:
+                    raise RefusedError(f"qsub: option requires an argument -- '{letter}'")
+                value = words.pop(0)
+            found.setdefault(letter, []).append(value.strip())
+        elif letter in "hVzXI":
+            found[letter] = True
+        else:
+            raise RefusedError(f"qsub: invalid option -- '{letter}'")
+    return found, rest
+
+
+def qsub(words):
+    try:
+        job_id = make_job(words)
+    except RefusedError as refusal:
+        return fail(str(refusal))
+    start_server(job_id)
+    print(job_id)
+    return 0
+
+
+def make_job(words):
+    options, rest = read_options(words)
+    path = Path(rest[0]) if rest else None
+    if path is None or not path.is_file():
+        raise RefusedError("qsub: script file:: No such file or directory")
+    text = path.read_text()
+    given = read_directives(text)
+    for letter, value in options.items():
+        both = isinstance(value, list) and letter in "lvW"
+        given[letter] = [*given.get(letter, []), *value] if both else value
+    with state() as data:
+        return accept(data, given, path, text)
+
+
+def read_directives(text):
+    found = {}
+    for line in text.splitlines()[1:]:
+        if line.startswith("#PBS"):
+            options, _ = read_options(shlex.split(line[4:], comments=True))
+            for letter, value in options.items():
+                known = found.get(letter, []) if letter in "lvW" else []
+                found[letter] = [*known, *value] if isinstance(value, list) else value
+        elif line.strip() and not line.startswith("#"):
+            break  # directives end with the first command
+    return found
+
+
+def accept(data, given, path, text):
+    queue = given.get("q", ["workq"])[-1]
+    if queue not in data["queues"]:
+        raise RefusedError("qsub: Unknown queue")
+    asked = read_resources(given.get("l", []))
+    depend = read_depend(given.get("W", []), data)
+    number = data["next"]
+    data["next"] = number + 1
+    job_id = f"{number}.{SERVER}"
+    (STATE / "spool").mkdir(exist_ok=True)
+    (STATE / "spool" / f"{job_id}.SC").write_text(text)
+    name = given.get("N", [path.name[:15]])[-1]
+    joined = given.get("j", ["n"])[-1]
+    out = given.get("o", [f"{os.getcwd()}/{name}.o{number}"])[-1]
+    err = given.get("e", [f"{os.getcwd()}/{name}.e{number}"])[-1]
+    held = "h" in given or bool(depend)
+    data["jobs"][job_id] = {
+        "number": number,
+        "name": name,
+        "queue": queue,
+        "state": "H" if held else "Q",
+        "substate": 20 if held else 10,
+        "user_hold": "h" in given,
+        "depend": depend,
+        "asked": asked,
+        "join": joined,
+        "out": os.path.abspath(out),
+        "err": os.path.abspath(err),
+        "shell": given.get("S", ["/bin/bash"])[-1],
+        "rerun": given.get("r", ["y"])[-1] == "y",
+        "account": given.get("A", [None])[-1],
+        "project": given.get("P", ["_pbs_project_default"])[-1],
+        "variables": read_variables(given),
+        "comment": None,
+        "exit": None,
+        "deleted": None,
+        "run_count": 0,
+        "hosts": [],
+        "server_pid": None,
+        "pids": {},
+        "tasks": 1,
+    }
+    return job_id
+
+
+def read_resources(texts):
+    found = {"select": "1:ncpus=1", "place": "free", "walltime": None}
+    for text in texts:
+        if text.startswith(("select=", "place=")):
+            key, _, value = text.partition("=")
+            found[key] = value
+            continue
+        for part in text.split(","):
+            key, _, value = part.partition("=")
+            found[key] = value
+    found["chunks"] = read_chunks(found["select"])
+    if found["walltime"] is not None:
+        if not re.fullmatch(r"\d+(:\d+){0,2}", found["walltime"]):
+            raise RefusedError("qsub: Illegal attribute or resource value Resource_List.walltime")
+        seconds = 0
+        for part in found["walltime"].split(":"):
+            seconds = seconds * 60 + int(part)
+        found["walltime_s"] = seconds
+    return found
+
+
+def read_chunks(select):
+    """Return one entry for each node that is asked for."""
+    chunks = []
+    for text in select.split("+"):
+        words = text.split(":")
+        count = int(words.pop(0)) if words[0].isdecimal() else 1
+        keys = dict(word.partition("=")[::2] for word in words)
+        for key in ("ncpus", "mpiprocs", "ngpus"):
+            if key in keys and not keys[key].isdecimal():
+                raise RefusedError("qsub: Illegal attribute or resource value")
+        if any(not value for value in keys.values()):
+            raise RefusedError("qsub: Illegal attribute or resource value")
+        ncpus = int(keys.get("ncpus", 1))
+        chunk = {
+            "ncpus": ncpus,
+            "ngpus": int(keys.get("ngpus", 0)),
+            "mpiprocs": int(keys.get("mpiprocs", 1 if ncpus else 0)),
+        }
+        chunks += [chunk] * count
+    return chunks
+
+
+def read_depend(texts, data):
+    found = []
+    for text in texts:
+        key, _, value = text.partition("=")
+        if key != "depend":
+            continue
+        for part in value.split(","):
+            kind, *ids = part.split(":")
+            for job_id in ids:
+                whole = job_id if "." in job_id else f"{job_id}.{SERVER}"
+                if kind not in ("afterok", "afterany", "afternotok"):
+                    raise RefusedError("qsub: Illegal attribute or resource value depend")
+                if whole not in data["jobs"]:
+                    raise RefusedError(f"qsub: Unknown Job Id {whole}")
+                found.append([kind, whole])
+    return found
+
+
+def read_variables(given):
+    home = str(STATE / "home")
+    found = dict(os.environ) if "V" in given else {}
+    for text in given.get("v", []):
+        for part in text.split(","):
+            name, equals, value = part.partition("=")
+            found[name] = value if equals else os.environ.get(name, "")
+    for name in ("FAKE_PBS", "HOME"):
+        found.pop(name, None)
+    found |= {
+        "PBS_O_HOME": home,
+        "PBS_O_HOST": SERVER,
+        "PBS_O_PATH": os.environ.get("PATH", ""),
+        "PBS_O_QUEUE": given.get("q", ["workq"])[-1],
+        "PBS_O_WORKDIR": os.getcwd(),
+        "PBS_O_LOGNAME": getpass.getuser(),
+    }
+    return found
+
+
+def start_server(job_id):
+    home = STATE / "home"
+    home.mkdir(exist_ok=True)
+    # Where a site's profile adds PBS's commands; python3 for their first lines.
+    folders = f"{FAKES}:{Path(sys.executable).parent}"
+    (home / ".bash_profile").write_text(f"PATH={shlex.quote(folders)}:$PATH\n")
+    with open(STATE / "server.log", "a") as log:
+        subprocess.Popen(
+            [sys.executable, str(FAKES / "pbs"), "serve", job_id],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            start_new_session=True,
+        )

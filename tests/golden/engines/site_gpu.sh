@@ -1,0 +1,64 @@
+# gpu (slurm): 2 jobs
+JOB_make_data=$(sbatch --parsable make-data.sh)
+JOB_train=$(sbatch --parsable "--dependency=afterok:$JOB_make_data" --kill-on-invalid-dep=yes train.sh)
+
+# ---- make-data.sh
+#!/bin/bash -l
+#SBATCH --job-name=flow-make-data
+#SBATCH --output=/home/me/home/runs/r1/groups/make-data/job.log
+#SBATCH --open-mode=append
+#SBATCH --no-kill
+#SBATCH --requeue
+#SBATCH --signal=B:USR1@300
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=a100:4
+#SBATCH --partition=gpu
+#SBATCH --account=proj123
+#SBATCH --qos=normal
+#SBATCH --constraint=a100
+#SBATCH --time=120
+#SBATCH --reservation=course
+#SBATCH --mail-type=NONE
+
+# Python 3.11 or later, for muster's own processes; a line below may set another.
+PYTHON=/usr/bin/python3
+export MUSTER_JOB_ENDS_AT=$(($(date +%s) + 7200))
+export OMP_NUM_THREADS=8
+export NOTE='it'"'"'s $HOME'
+module load cuda/12.6
+source 'my venv/bin/activate'
+
+# The head of group make-data: it starts an agent on each node of this job, calls the roll, conducts the tasks, stores outputs; its exit code is the group's.
+exec "$PYTHON" /opt/torchmuster/run/conduct_group.py --run-dir /home/me/home/runs/r1 --group make-data --engine slurm
+
+# ---- train.sh
+#!/bin/bash -l
+#SBATCH --job-name=flow-train
+#SBATCH --output=/home/me/home/runs/r1/groups/train/job.log
+#SBATCH --open-mode=append
+#SBATCH --no-kill
+#SBATCH --requeue
+#SBATCH --signal=B:USR1@300
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=a100:4
+#SBATCH --partition=gpu
+#SBATCH --account=proj123
+#SBATCH --qos=normal
+#SBATCH --constraint=a100
+#SBATCH --time=120
+#SBATCH --reservation=course
+#SBATCH --mail-type=NONE
+
+# Python 3.11 or later, for muster's own processes; a line below may set another.
+PYTHON=/usr/bin/python3
+export MUSTER_JOB_ENDS_AT=$(($(date +%s) + 7200))
+export OMP_NUM_THREADS=8
+export NOTE='it'"'"'s $HOME'
+module load cuda/12.6
+source 'my venv/bin/activate'
+
+# The head of group train: it starts an agent on each node of this job, calls the roll, conducts the tasks, stores outputs; its exit code is the group's.
+exec "$PYTHON" /opt/torchmuster/run/conduct_group.py --run-dir /home/me/home/runs/r1 --group train --engine slurm
+

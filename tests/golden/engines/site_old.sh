@@ -1,0 +1,38 @@
+# old (torque): 2 jobs
+JOB_make_data=$(qsub make-data.sh)
+JOB_train=$(qsub -W "depend=afterok:$JOB_make_data" train.sh)
+
+# ---- make-data.sh
+# not mapped: exec_timeout: none given: the time limit is the default of the queue
+# not mapped: warn_s: PBS sends no signal before the end, and without exec_timeout nobody knows it: TERM comes at the queue's limit, KILL seconds later
+#!/bin/bash -l
+#PBS -N flow-make-data
+#PBS -S /bin/bash
+#PBS -j oe
+#PBS -o /home/me/home/runs/r1/groups/make-data/job.log
+#PBS -r y
+#PBS -l nodes=1:ppn=1:bigmem
+
+# Python 3.11 or later, for muster's own processes; a line below may set another.
+PYTHON=/usr/bin/python3
+
+# The head of group make-data: it starts an agent on each node of this job, calls the roll, conducts the tasks, stores outputs; its exit code is the group's.
+exec "$PYTHON" /opt/torchmuster/run/conduct_group.py --run-dir /home/me/home/runs/r1 --group make-data --engine torque
+
+# ---- train.sh
+# not mapped: exec_timeout: none given: the time limit is the default of the queue
+# not mapped: warn_s: PBS sends no signal before the end, and without exec_timeout nobody knows it: TERM comes at the queue's limit, KILL seconds later
+#!/bin/bash -l
+#PBS -N flow-train
+#PBS -S /bin/bash
+#PBS -j oe
+#PBS -o /home/me/home/runs/r1/groups/train/job.log
+#PBS -r y
+#PBS -l nodes=1:ppn=1:bigmem
+
+# Python 3.11 or later, for muster's own processes; a line below may set another.
+PYTHON=/usr/bin/python3
+
+# The head of group train: it starts an agent on each node of this job, calls the roll, conducts the tasks, stores outputs; its exit code is the group's.
+exec "$PYTHON" /opt/torchmuster/run/conduct_group.py --run-dir /home/me/home/runs/r1 --group train --engine torque
+

@@ -1,0 +1,50 @@
+# olivia (pbs): 2 jobs
+JOB_make_data=$(qsub make-data.sh)
+JOB_train=$(qsub -W "depend=afterok:$JOB_make_data" train.sh)
+
+# ---- make-data.sh
+#!/bin/bash -l
+#PBS -N flow-make-data
+#PBS -S /bin/bash
+#PBS -j oe
+#PBS -o /home/me/home/runs/r1/groups/make-data/job.log
+#PBS -r y
+#PBS -l select=1:ncpus=1:mpiprocs=1:sales_op=blanca
+#PBS -l walltime=01:30:00
+#PBS -q workq
+#PBS -A acct
+#PBS -P proj
+#PBS -m n
+#PBS -l place=scatter:excl
+
+# Python 3.11 or later, for muster's own processes; a line below may set another.
+PYTHON=/usr/bin/python3
+export MUSTER_JOB_ENDS_AT=$(($(date +%s) + 5400))
+module load cray-python
+
+# The head of group make-data: it starts an agent on each node of this job, calls the roll, conducts the tasks, stores outputs; its exit code is the group's.
+exec "$PYTHON" /opt/torchmuster/run/conduct_group.py --run-dir /home/me/home/runs/r1 --group make-data --engine pbs
+
+# ---- train.sh
+#!/bin/bash -l
+#PBS -N flow-train
+#PBS -S /bin/bash
+#PBS -j oe
+#PBS -o /home/me/home/runs/r1/groups/train/job.log
+#PBS -r y
+#PBS -l select=1:ncpus=1:mpiprocs=1:sales_op=blanca
+#PBS -l walltime=01:30:00
+#PBS -q workq
+#PBS -A acct
+#PBS -P proj
+#PBS -m n
+#PBS -l place=scatter:excl
+
+# Python 3.11 or later, for muster's own processes; a line below may set another.
+PYTHON=/usr/bin/python3
+export MUSTER_JOB_ENDS_AT=$(($(date +%s) + 5400))
+module load cray-python
+
+# The head of group train: it starts an agent on each node of this job, calls the roll, conducts the tasks, stores outputs; its exit code is the group's.
+exec "$PYTHON" /opt/torchmuster/run/conduct_group.py --run-dir /home/me/home/runs/r1 --group train --engine pbs
+

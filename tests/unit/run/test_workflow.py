@@ -1,0 +1,74 @@
+"""The owner of a workflow when the disk does not take what it writes: the run ends and says so."""
+
+import asyncio
+import os
+import sys
+
+from torchmuster.model.states import State
+from torchmuster.model.workflow import GroupPlan, TaskPlan, WorkflowPlan
+from torchmuster.run.capacity import Machine
+from torchmuster.run.create import create_workflow_dir
+from torchmuster.run.workflow import WorkflowOwner
+
+DEADLINE_S = 30.0
+
+
+class Listening:
+    """A display that keeps what is said."""
+
+    def __init__(self):
+        self.said = []
+
+    def say(self, sentence):
+        self.said.append(sentence)
+
+    def show_task(self, task, stream, text, left_out):
+        del task, stream, text, left_out
+
+
+def own(tmp_path, monkeypatch, command, spoil):
+    """Own a workflow of one task whose run directory `spoil` has changed; return result and lines."""
+    monkeypatch.setenv("MUSTER_HOME", str(tmp_path))
+    task = TaskPlan(name="t", lead=True, command=command)
+    plan = WorkflowPlan(
+        run_id="r",
+        name="r",
+        groups=(GroupPlan(name="g", tasks=(task,)),),
+        spec_path=str(tmp_path / "w.yaml"),
+        python=(sys.executable,),
+        cwd=str(tmp_path),
+        uuid="u",
+    )
+    run_dir = create_workflow_dir(plan, "", "")
+    spoil(run_dir)
+    display = Listening()
+
+    async def limited():
+        async with asyncio.timeout(DEADLINE_S):
+            return await WorkflowOwner(plan, run_dir, Machine(num_cpus=2), display).run()
+
+    return asyncio.run(limited()), display.said
+
+
+def test_a_group_whose_folder_can_not_be_made_fails_and_the_run_ends(tmp_path, monkeypatch):
+    def spoil(run_dir):
+        with open(os.path.join(run_dir.path, "groups"), "w") as file:
+            file.write("in the way")
+
+    result, _ = own(tmp_path, monkeypatch, ("true",), spoil)
+    assert result.state.is_failed
+    assert "groups" in result.reports[0].error
+    assert result.groups == {"g": State.FAILED_START_ERROR.value}
+
+
+def test_an_outcome_that_could_not_be_written_is_taken_from_what_the_head_said(
+    tmp_path, monkeypatch
+):
+    def spoil(run_dir):
+        os.makedirs(os.path.join(run_dir.group("g").result, "in-the-way"))
+
+    result, said = own(tmp_path, monkeypatch, ("sh", "-c", "exit 7"), spoil)
+    assert result.groups == {"g": State.FAILED.value}
+    assert result.exit_code == 7
+    assert any("could not be written" in line for line in said)
+    assert not any("was lost" in line for line in said)
