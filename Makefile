@@ -4,6 +4,8 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+# The demonstration, tests and benchmarks mean this machine, also where a scheduler's commands are installed.
+export MUSTER_ON ?= local
 STAMP  := $(VENV)/.installed
 
 .PHONY: help demo test check format unit bench chaos frameworks system-packages clean

@@ -53,8 +53,9 @@ AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
 JobCompType=jobcomp/none
 ReturnToService=2
-SlurmdTimeout=10
-MessageTimeout=10
+SlurmdTimeout=6
+MessageTimeout=5
+TCPTimeout=2
 KillWait=2
 MinJobAge=3600
 MpiDefault=none
@@ -193,7 +194,7 @@ class SlurmLab:
         assert said, "the namespaces of the lab did not come up"
         self.pids = json.loads(said)
         self._start_munge()
-        self._daemon("slurmctld", LOGIN, ["slurmctld", "-D", "-c"])
+        self._start_daemon("slurmctld", LOGIN, ["slurmctld", "-D", "-c"])
         for name in self.nodes:
             self._start_slurmd(name)
         self.wait_for_nodes(*self.nodes)
@@ -202,13 +203,13 @@ class SlurmLab:
         words = ["munged", "--foreground", "--force", f"--key-file={self.folder}/munge.key"]
         words += [f"--socket={self.folder}/munge/socket", f"--pid-file={self.folder}/munged.pid"]
         words += [f"--seed-file={self.folder}/munged.seed", f"--log-file={self.folder}/munged.log"]
-        self._daemon("munged", LOGIN, words)
+        self._start_daemon("munged", LOGIN, words)
         wait_until((self.folder / "munge" / "socket").exists, "munge's socket")
 
     def _start_slurmd(self, name):
-        self._daemon(name, name, ["slurmd", "-D", "-N", name])
+        self._start_daemon(name, name, ["slurmd", "-D", "-N", name])
 
-    def _daemon(self, name, on, words):
+    def _start_daemon(self, name, on, words):
         with open(self.folder / "log" / f"{name}.out", "ab") as out:
             self.daemons[name] = self.popen(
                 words, on=on, cwd="/", stdin=subprocess.DEVNULL, stdout=out, stderr=out

@@ -160,6 +160,7 @@ def test_inside_a_job_its_nodes_are_used(cluster, tmp_path):
     inside = {
         **cluster,
         "SLURM_JOB_ID": "7",
+        "SLURMD_NODENAME": "node1",
         "SLURM_JOB_NODELIST": "node[1-2]",
         "SLURM_JOB_CPUS_PER_NODE": "2(x2)",
         "SLURM_TASKS_PER_NODE": "1(x2)",

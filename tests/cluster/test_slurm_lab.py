@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.slurm_lab import SOURCE, wait_until, why_not
+from cluster.slurm_lab import SOURCE, SlurmLab, wait_until, why_not
 
 NOBODY = 65534
 TESTS = Path(__file__).parents[1]
@@ -22,9 +22,10 @@ def test_that_is_killed():
     with SlurmLab(2) as lab:
         job = lab.submit("srun sleep 1000", "-N2")
         lab.wait_for_job(job, "RUNNING")
-        space = os.readlink(f"/proc/{lab.pids['login']}/ns/pid")
+        first = lab.pids["login"]
+        space = os.readlink(f"/proc/{first}/ns/pid")
         told = Path(os.environ["TOLD"])
-        told.with_suffix(".new").write_text(json.dumps([str(lab.folder), space]))
+        told.with_suffix(".new").write_text(json.dumps([str(lab.folder), space, first]))
         told.with_suffix(".new").rename(told)
         if os.environ["STAY"] == "1":
             signal.pause()
@@ -45,10 +46,10 @@ def test_srun_gives_each_task_its_node_address_and_gpus(slurm_lab):
 
 
 def test_one_gpu_each_are_different_gpus(slurm_lab):
-    words = ["srun", "-N1", "-n2", "--gpus-per-task=1", "bash", "-c", "echo $SLURM_STEP_GPUS"]
+    words = ["srun", "-N1", "-n2", "--gpus-per-task=1", "bash", "-c", "echo $CUDA_VISIBLE_DEVICES"]
     said = slurm_lab.run(words)
     assert said.returncode == 0, said.stderr
-    assert len(said.stdout.split()) == 2
+    assert sorted(said.stdout.split()) == ["0", "1"]
 
 
 def test_nodes_reach_each_other_by_name_and_not_the_host(slurm_lab):
@@ -100,8 +101,8 @@ def test_a_job_with_requeue_runs_again_when_its_node_dies(slurm_lab):
     slurm_lab.wait_for_nodes("n2", states=("down", "down*"), limit_s=60.0)
     slurm_lab.restore_node("n2")
     slurm_lab.wait_for_job(job, "COMPLETED", limit_s=90.0)
-    assert slurm_lab.output_of(job).splitlines()[::2][:1] == ["start 0"]
-    assert "start 1" in slurm_lab.output_of(job)
+    starts = [line for line in slurm_lab.output_of(job).splitlines() if line.startswith("start")]
+    assert starts == ["start 0", "start 1"]
     assert slurm_lab.job(job)["Restarts"] == "1"
 
 
@@ -126,8 +127,7 @@ def test_killing_a_command_on_the_login_node_ends_it(slurm_lab):
 
 @pytest.mark.parametrize("killed", [False, True], ids=["ended", "sigkill_of_pytest"])
 def test_a_lab_leaves_nothing_on_the_machine(tmp_path, killed):
-    if (reason := why_not()) is not None:
-        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
+    only_where_a_lab_may_start()
     (tmp_path / "test_it.py").write_text(KILLED_TEST)
     told = tmp_path / "told"
     before = host()
@@ -139,10 +139,20 @@ def test_a_lab_leaves_nothing_on_the_machine(tmp_path, killed):
         if killed:
             child.kill()
     assert child.returncode == (-signal.SIGKILL if killed else 0)
-    folder, space = json.loads(told.read_text())
-    wait_until(lambda: not inside(folder, space), "the end of its processes", 15.0)
+    folder, space, first = json.loads(told.read_text())
+    wait_until(lambda: not inside(folder, space, first), "the end of its processes", 15.0)
     wait_until(lambda: not os.path.exists(folder), "the end of its folder", 15.0)
     wait_until(lambda: not host() - before, "the host to be as before", 15.0)
+
+
+def test_a_lab_ends_when_the_process_that_holds_it_is_killed():
+    only_where_a_lab_may_start()
+    with SlurmLab(1) as lab:
+        space = os.readlink(f"/proc/{lab.pids['login']}/ns/pid")
+        assert inside(str(lab.folder), space, lab.pids["login"])
+        lab.house.kill()
+        wait_until(lambda: not inside(str(lab.folder), space, lab.pids["login"]), "its end", 15.0)
+    assert not lab.folder.exists()
 
 
 @pytest.mark.parametrize("etc", ["slurm/slurm.conf", "slurm-llnl/slurm.conf"])
@@ -172,6 +182,11 @@ def test_the_daemons_of_one_lab_do_not_refuse_another(slurm_lab):
     assert why_not() is None
 
 
+def only_where_a_lab_may_start():
+    if (reason := why_not()) is not None:
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
+
+
 def refused(environ=(), **places):
     reason = why_not(dict(environ), **places)
     if os.geteuid() != 0 or "apt-get" in (reason or ""):
@@ -191,8 +206,9 @@ def processes(lab, host_name, name):
     return found
 
 
-def inside(folder, space):
-    """Return the processes of a lab: in its namespace, or with its folder on their command line."""
+def inside(folder, space, first):
+    """Return the processes of a lab: in its namespace, or with its words on their command line."""
+    words = (folder.encode(), f"slurm_enter.py\0{first}\0".encode())
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -200,7 +216,7 @@ def inside(folder, space):
             line = (process / "cmdline").read_bytes()
         except OSError:
             continue
-        found += [process.name] if of_lab or folder.encode() in line else []
+        found += [process.name] if of_lab or any(word in line for word in words) else []
     return found
 
 

@@ -244,6 +244,12 @@ def run_in_allocation(
     from torchmuster.run.create import create_run_dir
     from torchmuster.ui.messages import is_worth_a_report, paint_report, summary, uses_colour
 
+    own = _own_node(allocation)
+    if own is None:  # salloc gives a shell on the login node
+        return _run_on_first_node(dialect, allocation)
+    # The head is where we are.
+    nodes = sorted(allocation.nodes, key=lambda node: node.name != own)
+    allocation = replace(allocation, nodes=tuple(nodes))
     names = tuple(node.name for node in allocation.nodes)
     if len(names) < plan.min_nodes:
         raise UsageError(
@@ -263,3 +269,37 @@ def run_in_allocation(
     voice.say(summary(result))
     voice.flush(5.0)
     return int(result.exit_code)
+
+
+def _own_node(allocation: "Allocation") -> str | None:
+    """Return which node of the job this is; None when it is none of them."""
+    here = {os.environ.get("SLURMD_NODENAME", ""), os.uname().nodename}
+    short = {name.partition(".")[0] for name in here if name}
+    for node in allocation.nodes:
+        if node.name.partition(".")[0] in short:
+            return node.name
+    return None
+
+
+def _run_on_first_node(dialect: "Dialect", allocation: "Allocation") -> int:
+    """Type the same command on the first node of the job; its output comes here."""
+    import sys
+
+    from torchmuster import proc
+    from torchmuster.engines.base import NodeStart
+
+    node = allocation.nodes[0]
+    click.echo(f"muster: this is no node of job {allocation.job_id}: run on {node.name}", err=True)
+    command = (sys.executable, "-m", "torchmuster", *sys.argv[1:])
+    start = NodeStart(
+        node=node.name, command=command, slot=node.slot, cpus=node.cpus, het_group=node.het_group
+    )
+    child = proc.start(dialect.node_argv(start), cwd=os.getcwd())
+    while True:
+        try:
+            status = child.wait(3600.0)
+        except KeyboardInterrupt:
+            child.send_signal(2)
+            continue
+        if status is not None:
+            return 128 - status if status < 0 else status

@@ -33,7 +33,14 @@ def row(view: "RunView") -> list[str]:
     num_tasks = sum(len(g.tasks) for g in workflow.groups) if workflow else 0
     started = view.started[:19].replace("T", " ")
     name = f"workflow {workflow.plan.name}" if workflow else "workflow"
-    return [view.run_id, view.state.value, started, "-", f"{num_tasks} tasks", name[:60]]
+    return [
+        view.run_id,
+        view.state.value,
+        started,
+        "-",
+        f"{num_tasks} task{'s' if num_tasks != 1 else ''}",
+        name[:60],
+    ]
 
 
 def print_status(view: "RunView", *, as_json: bool) -> int:
@@ -50,7 +57,10 @@ def print_status(view: "RunView", *, as_json: bool) -> int:
     click.echo(f"folder    {view.run_dir.path}\n")
     _print_tasks(workflow)
     if view.state.value == "lost":
-        click.echo("\nits owner was killed before it ended", err=True)
+        click.echo(
+            "\nits owner was killed before it ended, or could not write the result (a full disk?)",
+            err=True,
+        )
         click.echo(
             f"hint: muster restart {view.run_id} goes on with what had not finished", err=True
         )

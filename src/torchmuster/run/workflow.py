@@ -31,6 +31,7 @@ from torchmuster.run.reuse import link_reused
 
 MAX_GROUPS_AT_ONCE = 64
 MAX_HEADS_LOST = 2
+MAX_TOLD_GROUPS = 20  # of more, only failures are worth a line each
 SAY_WAIT_S = 4.0
 _TICK_S = 0.1
 _END_LIMIT_S = 15.0
@@ -120,8 +121,8 @@ class WorkflowOwner:
         if self._stops:
             self._enter(group, State.FAILED_CANCELED, "stopped before it began")
         elif failed:
-            names = ", ".join(f"{g.plan.name} is {g.state.value}" for g in failed)
-            self._enter(group, State.FAILED_UPSTREAM, f"it needs what {names} would have written")
+            names = ", ".join(f"{g.plan.name} ({g.state.value})" for g in failed)
+            self._enter(group, State.FAILED_UPSTREAM, f"it needs the output of {names}")
         elif all(g.state is State.COMPLETED for g in upstream):
             group.scheduling_since = time.monotonic()
             self._enter(group, State.SCHEDULING, None)
@@ -140,7 +141,8 @@ class WorkflowOwner:
             why = f"it waited longer than its queue_timeout of {limit_s:g} s"
             self._enter(group, State.FAILED_QUEUE_TIMEOUT, why)
             return
-        num_running = sum(1 for g in self._groups.values() if g.running is not None)
+        begun = [g.running for g in self._groups.values() if g.running is not None]
+        num_running = sum(not running.done() for running in begun)
         given = None
         if num_running < MAX_GROUPS_AT_ONCE:
             given = self._capacity.try_take(group.plan)
@@ -152,7 +154,8 @@ class WorkflowOwner:
             group.said_waiting = True
             left = f"; {limit_s - waited_s:.0f} s left" if limit_s is not None else ""
             self._event("group_waits", group=group.plan.name, text=group.why)
-            self._display.say(f"group {group.plan.name} {group.why}{left}")
+            if len(self._groups) <= MAX_TOLD_GROUPS:
+                self._display.say(f"group {group.plan.name} {group.why}{left}")
 
     # One group.
 
@@ -208,12 +211,13 @@ class WorkflowOwner:
 
     async def _end_orphans(self) -> None:
         """What a lost head has left behind became ours."""
-        heads = frozenset(
-            g.process.pid for g in self._groups.values() if g.process is not None and g.process.pid
-        )
         deadline = time.monotonic() + _END_LIMIT_S
-        while proc.end_children(heads) and time.monotonic() < deadline:
-            await asyncio.sleep(0.01)
+        while proc.end_children(self._heads()) and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)  # meanwhile other groups start heads
+
+    def _heads(self) -> frozenset[int]:
+        living = [g.process.pid for g in self._groups.values() if g.process is not None]
+        return frozenset(pid for pid in living if pid)
 
     def _end_group(self, group: _Group) -> None:
         if group.outcome is None:
@@ -268,7 +272,7 @@ class WorkflowOwner:
         changed = state is not group.state
         group.state, group.why = state, why
         self._event("group_state", group=group.plan.name, state=state.value, why=why)
-        worth_a_line = state is not State.SCHEDULING and len(self._groups) <= 20
+        worth_a_line = state is not State.SCHEDULING and len(self._groups) <= MAX_TOLD_GROUPS
         if changed and (worth_a_line or state.is_failed):
             has_report = group.outcome is not None and group.outcome.report is not None
             shown = None if has_report else why  # the report itself is printed at the end

@@ -103,7 +103,7 @@ def _state_of_job(
 ) -> tuple[State, str | None]:
     """Return the state of a group that has left no result, and why it waits or ended."""
     if failed and (job is None or job.state.is_final or job.state is JobState.PENDING):
-        return State.FAILED_UPSTREAM, f"it needs what {', '.join(failed)} would have written"
+        return State.FAILED_UPSTREAM, f"it needs the output of {', '.join(failed)}"
     if job is None:
         return (
             State.FAILED_BACKEND_ERROR,

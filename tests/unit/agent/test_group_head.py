@@ -86,7 +86,7 @@ class FakeAgent:
 
     free_ports = ()
 
-    def __init__(self, starter, task, attempt, port):
+    def __init__(self, task, attempt, port, starter=None):
         self.starter = starter
         self.task = task
         self.attempt = attempt
@@ -95,7 +95,7 @@ class FakeAgent:
 
     async def hello(self, task=None, attempt=None):
         self.channel = await connect("127.0.0.1", self.port, Role.AGENT, SECRET)
-        self.num_started_when_heard = len(self.starter.started)
+        self.num_started_when_heard = len(self.starter.started) if self.starter else 0
         self.say(
             messages.TaskHello(
                 task=task or self.task,
@@ -148,7 +148,7 @@ class FakeStarter:
         self.started.append((task, attempt))
         several = self.behaviours[task]
         behave = several.pop(0) if len(several) > 1 else several[0]
-        agent = FakeAgent(self, task, attempt, self.port)
+        agent = FakeAgent(task, attempt, self.port, self)
         self.agents.append(agent)
         self._running.append((task, attempt, asyncio.create_task(self._live(agent, behave))))
 

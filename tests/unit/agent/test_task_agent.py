@@ -176,7 +176,7 @@ def agent_of(head, address, secret, socket_path):
         task=plan.groups[0].tasks[0],
         attempt=0,
         run_dir=head.run_dir,
-        head=address,
+        heads=(address,),
         secret=secret,
         socket_path=socket_path,
     )

@@ -1,4 +1,4 @@
-"""The owner of a workflow when the disk does not take what it writes: the run ends and says so."""
+"""The owner of a workflow: more groups than may run at once, a disk that does not take what it writes."""
 
 import asyncio
 import os
@@ -6,6 +6,7 @@ import sys
 
 from torchmuster.model.states import State
 from torchmuster.model.workflow import GroupPlan, TaskPlan, WorkflowPlan
+from torchmuster.run import workflow
 from torchmuster.run.capacity import Machine
 from torchmuster.run.create import create_workflow_dir
 from torchmuster.run.workflow import WorkflowOwner
@@ -26,14 +27,18 @@ class Listening:
         del task, stream, text, left_out
 
 
-def own(tmp_path, monkeypatch, command, spoil):
-    """Own a workflow of one task whose run directory `spoil` has changed; return result and lines."""
+def alone(name, command):
+    """Return a group of one task."""
+    return GroupPlan(name=name, tasks=(TaskPlan(name=f"t{name}", lead=True, command=command),))
+
+
+def own(tmp_path, monkeypatch, groups, spoil=lambda run_dir: None):
+    """Own a workflow whose run directory `spoil` has changed; return result and lines."""
     monkeypatch.setenv("MUSTER_HOME", str(tmp_path))
-    task = TaskPlan(name="t", lead=True, command=command)
     plan = WorkflowPlan(
         run_id="r",
         name="r",
-        groups=(GroupPlan(name="g", tasks=(task,)),),
+        groups=tuple(groups),
         spec_path=str(tmp_path / "w.yaml"),
         python=(sys.executable,),
         cwd=str(tmp_path),
@@ -55,7 +60,7 @@ def test_a_group_whose_folder_can_not_be_made_fails_and_the_run_ends(tmp_path, m
         with open(os.path.join(run_dir.path, "groups"), "w") as file:
             file.write("in the way")
 
-    result, _ = own(tmp_path, monkeypatch, ("true",), spoil)
+    result, _ = own(tmp_path, monkeypatch, [alone("g", ("true",))], spoil)
     assert result.state.is_failed
     assert "groups" in result.reports[0].error
     assert result.groups == {"g": State.FAILED_START_ERROR.value}
@@ -67,8 +72,15 @@ def test_an_outcome_that_could_not_be_written_is_taken_from_what_the_head_said(
     def spoil(run_dir):
         os.makedirs(os.path.join(run_dir.group("g").result, "in-the-way"))
 
-    result, said = own(tmp_path, monkeypatch, ("sh", "-c", "exit 7"), spoil)
+    result, said = own(tmp_path, monkeypatch, [alone("g", ("sh", "-c", "exit 7"))], spoil)
     assert result.groups == {"g": State.FAILED.value}
     assert result.exit_code == 7
     assert any("could not be written" in line for line in said)
     assert not any("was lost" in line for line in said)
+
+
+def test_groups_that_have_ended_make_room_for_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(workflow, "MAX_GROUPS_AT_ONCE", 1)
+    groups = [alone(name, ("true",)) for name in ("a", "b", "c")]
+    result, _ = own(tmp_path, monkeypatch, groups)
+    assert set(result.groups.values()) == {State.COMPLETED.value}

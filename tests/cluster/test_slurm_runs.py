@@ -1,0 +1,159 @@
+"""`muster run` and `muster submit` on a real Slurm, its nodes in network namespaces of this machine."""
+
+import json
+import sys
+import uuid
+
+import pytest
+
+from cluster.slurm_lab import SOURCE, wait_until
+
+SCRIPT = """
+import os, sys, torch, torch.distributed as dist
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+ones = torch.ones(1)
+dist.all_reduce(ones)
+attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+host = os.uname().nodename
+os.write(1, f"sum {int(ones.item())} rank {dist.get_rank()} on {host} attempt {attempt}\\n".encode())
+if sys.argv[1:] == ["kill"] and attempt == "0" and dist.get_rank() == 3:
+    os.kill(os.getpid(), 9)
+if sys.argv[1:] == ["wait"]:
+    import signal
+    signal.pause()
+dist.barrier()
+"""
+
+
+@pytest.fixture
+def login(slurm_lab):
+    """Return a function that runs `muster` on the login node, in a folder of its own that all nodes see."""
+    folder = slurm_lab.shared / uuid.uuid4().hex
+    folder.mkdir()
+    (folder / "train.py").write_text(SCRIPT)
+    environment = {
+        "PYTHONPATH": str(SOURCE),
+        "MUSTER_HOME": str(folder / "home"),
+        "OMP_NUM_THREADS": "1",
+    }
+
+    def muster(*words, on=None, limit_s=120.0, **more):
+        argv = [sys.executable, "-m", "torchmuster", *words]
+        env = {**environment, **more}
+        return slurm_lab.run(argv, env=env, cwd=str(folder), on=on, limit_s=limit_s)
+
+    muster.folder = folder
+    yield muster
+    slurm_lab.reset()
+
+
+ON = ("run", "--on", "slurm", "--nodes", "2", "--nproc-per-node", "2", "--run-id", "r")
+
+
+def test_a_run_trains_on_two_nodes(login):
+    done = login(*ON, "--tee", "all", "train.py")
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("sum 4") == 4
+    assert "on n1" in done.stdout
+    assert "on n2" in done.stdout
+    assert "is running on n1, n2" in done.stderr
+
+
+def test_a_killed_worker_on_another_node_is_restarted(login):
+    done = login(*ON, "train.py", "kill")
+
+    assert done.returncode == 0, done.stderr
+    assert "SIGKILL in rank 3 on n2" in done.stderr
+    assert "attempt 1" in done.stdout
+
+
+def test_a_detached_run_is_cancelled(login, slurm_lab):
+    assert login(*ON, "--detach", "train.py", "wait").stdout == "r\n"
+    log = login.folder / "home/runs/r/logs/main/train/attempt-0/rank-0.log"
+    wait_until(lambda: log.exists() and "sum 4" in log.read_text(), "the first line")
+
+    assert json.loads(login("status", "r", "--json").stdout)["state"] == "running"
+    assert login("cancel", "r").returncode == 0
+    assert json.loads(login("status", "r", "--json").stdout)["state"] == "cancelled"
+    for node in ("n1", "n2"):
+        wait_until(
+            lambda node=node: not _workers(slurm_lab, node), f"the end of the workers on {node}"
+        )
+
+
+def _workers(lab, node):
+    found = []
+    for pid in lab.processes_on(node):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                found += [pid] if b"train.py" in file.read() else []
+        except OSError:
+            continue
+    return found
+
+
+def test_inside_salloc_the_nodes_of_the_job_are_used(login, slurm_lab):
+    done = slurm_lab.run(
+        [
+            "salloc",
+            "-N2",
+            "--ntasks-per-node=1",
+            sys.executable,
+            "-m",
+            "torchmuster",
+            "run",
+            "--nproc-per-node",
+            "1",
+            "--tee",
+            "all",
+            "train.py",
+        ],
+        env={
+            "PYTHONPATH": str(SOURCE),
+            "MUSTER_HOME": str(login.folder / "home"),
+            "OMP_NUM_THREADS": "1",
+        },
+        cwd=str(login.folder),
+        limit_s=120.0,
+    )
+    # salloc runs its command on the login node, where nothing may train.
+    assert done.returncode == 0, done.stderr
+    assert "this is no node of job" in done.stderr
+    assert sorted(line[-13:] for line in done.stdout.splitlines() if "sum 2" in line) == [
+        "n1 attempt 0\n".strip().rjust(13),
+        "n2 attempt 0\n".strip().rjust(13),
+    ]
+
+
+def test_a_workflow_of_three_groups_needs_no_client(login):
+    (login.folder / "w.yaml").write_text(
+        """
+workflow:
+  name: three
+  groups:
+  - name: make
+    tasks:
+    - name: maker
+      command: [bash, -c, "echo 7 > {{output}}/n"]
+  - name: fit
+    tasks:
+    - name: training
+      nodes: 2
+      nproc_per_node: 1
+      script: train.py
+      inputs: [{task: maker}]
+  - name: read
+    tasks:
+    - name: reader
+      command: [bash, -c, "cat {{input:0}}/n; hostname"]
+      inputs: [{task: maker}, {task: training}]
+"""
+    )
+    done = login("submit", "w.yaml", "--on", "slurm", "--run-id", "w", "--detach")
+    assert done.returncode == 0, done.stderr
+
+    assert login("wait", "w").returncode == 0
+    assert "sum 2" in login("logs", "w", "training").stdout
+    assert login("logs", "w", "reader").stdout.startswith("7\nn")
