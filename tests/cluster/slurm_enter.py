@@ -2,8 +2,8 @@
 
     python slurm_enter.py FIRST HOST UID CWD WORDS...
 
-FIRST is the pid of the lab's first process, HOST that of the host's holder. Signals are passed on, the
-end of the command is the end of this process, and when this process is killed the command is too.
+FIRST is the pid of the lab's first process, HOST that of the host's holder. Signals are passed on,
+the end of the command is the end of this process, and when this one is killed the command is too.
 """
 
 import ctypes

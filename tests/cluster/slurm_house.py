@@ -2,10 +2,10 @@
 
     python slurm_house.py FOLDER NODE...      stdin: the lifeline; its end ends everything
 
-All of the lab, its bridge and links too, is in namespaces of processes, network, names and mounts that
-no file names, so nothing of it is on the host and the kernel removes it with its last process. The
-first process of the lab reads the lifeline: when whoever holds the other end dies, however he dies, it
-ends, and the kernel kills every process of the lab. This one then removes FOLDER.
+All of the lab, its bridge and links too, is in namespaces of processes, network, names and mounts
+that no file names, so nothing of it is on the host and the kernel removes it with its last process.
+The first process of the lab reads the lifeline: when whoever holds the other end dies, however he
+dies, it ends, and the kernel kills every process of the lab. This one then removes FOLDER.
 """
 
 import ctypes

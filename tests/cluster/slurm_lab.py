@@ -1,8 +1,8 @@
 """A real Slurm cluster on this machine, from Debian's slurm-wlm, that can't harm another one.
 
-Everything of it is in namespaces without a name (`slurm_house.py`) and in one temporary folder: links,
-processes, /etc/hosts, configuration, munge's key and socket. The host is not written to, and the lab
-ends with the process that made it, whatever ends that. Jobs run as whoever submits them: root, or
+Everything of it is in namespaces without a name (`slurm_house.py`) and in one temporary folder:
+links, processes, /etc/hosts, configuration, munge's key and socket. The host is not written to, and
+the lab ends with the process that made it, whatever ends that. Jobs run as whoever submits them: root, or
 another uid (`run(..., uid=65534)`) if that user can read the interpreter.
 """
 
@@ -22,8 +22,11 @@ from pathlib import Path
 HERE = Path(__file__).parent
 SOURCE = HERE.parents[1] / "src"
 LOGIN, PREFIX = "login", "10.88.0"
-PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "ip", "nsenter")
-DAEMONS = ("slurmctld", "slurmd", "slurmdbd", "slurmrestd", "munged")
+PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "ip", "nsenter", "unshare")
+# Not munged: the package starts one at the next boot, and it has nothing to do with a lab's own.
+DAEMONS = ("slurmctld", "slurmd", "slurmdbd", "slurmrestd")
+# What the kernel must allow: all kinds of namespaces, and a bridge in one.
+TRIAL = ("unshare", "-mnpuif", "ip", "link", "add", "lab0", "type", "bridge")
 READY_LIMIT_S = 30.0
 
 SLURM_CONF = """\
@@ -88,11 +91,14 @@ def why_not(environ=os.environ, etc=Path("/etc"), proc=Path("/proc")):
         return f"this machine belongs to a Slurm cluster: {found[0]}"
     if found := _daemon(proc):
         return f"this machine runs {found}: no lab beside another Slurm"
+    trial = subprocess.run(TRIAL, capture_output=True, text=True)
+    if trial.returncode != 0:
+        return f"no namespaces and bridges here: {trial.stderr.strip()}"
     return None
 
 
 def _daemon(proc):
-    """Return a daemon of Slurm of this machine; those of another lab are in namespaces of theirs."""
+    """Return a daemon of Slurm of this machine; another lab's are in namespaces of theirs."""
     for folder in proc.glob("[0-9]*"):
         with contextlib.suppress(OSError):
             name = (folder / "comm").read_text().strip()

@@ -11,6 +11,7 @@ import pytest
 
 from cluster.slurm_lab import SOURCE, SlurmLab, wait_until, why_not
 
+pytestmark = pytest.mark.netns
 NOBODY = 65534
 TESTS = Path(__file__).parents[1]
 KILLED_TEST = """
@@ -149,9 +150,9 @@ def test_a_lab_ends_when_the_process_that_holds_it_is_killed():
     only_where_a_lab_may_start()
     with SlurmLab(1) as lab:
         space = os.readlink(f"/proc/{lab.pids['login']}/ns/pid")
-        assert inside(str(lab.folder), space, lab.pids["login"])
+        assert inside(str(lab.folder), space, lab.pids["login"])  # it can be seen at all
         lab.house.kill()
-        wait_until(lambda: not inside(str(lab.folder), space, lab.pids["login"]), "its end", 15.0)
+        wait_until(lambda: not inside(str(lab.folder), space, lab.pids["login"]), "its end", 30.0)
     assert not lab.folder.exists()
 
 
@@ -163,7 +164,7 @@ def test_no_lab_starts_beside_a_configuration_of_someone(tmp_path, etc):
     assert str(path) in (refused(etc=tmp_path) or "")
 
 
-@pytest.mark.parametrize("name", ["slurmd", "slurmctld", "munged"])
+@pytest.mark.parametrize("name", ["slurmd", "slurmctld"])
 def test_no_lab_starts_beside_a_daemon_of_someone(tmp_path, name):
     for pid in ("self", "4711"):
         (tmp_path / "proc" / pid / "ns").mkdir(parents=True)
@@ -190,7 +191,7 @@ def only_where_a_lab_may_start():
 def refused(environ=(), **places):
     reason = why_not(dict(environ), **places)
     if os.geteuid() != 0 or "apt-get" in (reason or ""):
-        pytest.skip(reason)
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
     return reason
 
 

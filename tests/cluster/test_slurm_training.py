@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch", reason="the workers need torch (extra `train`)")
+pytestmark = pytest.mark.netns
 
 TOY = Path(__file__).parents[2] / "examples" / "toy_regression" / "train.py"
 WEIGHTS, LIMIT_S = 9, 150.0

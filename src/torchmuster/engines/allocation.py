@@ -6,11 +6,11 @@ They end when the head is gone (their lease), or with the step that they are.
 
 import os
 import signal
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torchmuster import proc
 from torchmuster.engines.base import Dialect, NodeStart
-from torchmuster.engines.local import HEAD, AgentEnd, agent_argv
+from torchmuster.engines.local import HEAD, AgentProcesses, agent_argv
 from torchmuster.files.layout import RunDir
 from torchmuster.model.job import AllocatedNode, Allocation, StartWay
 from torchmuster.model.plan import RunPlan
@@ -18,8 +18,8 @@ from torchmuster.net import listener
 from torchmuster.net.address import own_addresses
 
 
-@dataclass(slots=True)
-class AllocationEngine:
+@dataclass
+class AllocationEngine(AgentProcesses):
     """The agents of one run on the nodes of one job.
 
     Attributes:
@@ -32,9 +32,10 @@ class AllocationEngine:
     allocation: Allocation
     way: StartWay | None = None
     address: tuple[str, int] = ("127.0.0.1", 0)
-    _agents: list[tuple[int, proc.Child]] = field(default_factory=list)
-    _lifeline: tuple[int, int] | None = None
-    _kills: int = 0
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self._kills = 0
 
     def start_all(self, *, first_attempt: int = 0, restarts_spent: int = 0) -> None:
         """Start one agent on every place, the head first."""
@@ -72,30 +73,6 @@ class AllocationEngine:
             way=self.way,
         )
 
-    def holds(self, place: int) -> bool:
-        """Say whether an agent of this place runs."""
-        return any(p == place for p, _ in self._agents)
-
-    @property
-    def pids(self) -> list[int]:
-        """The processes that stand for the agents here: the head's own, and what started the others."""
-        return [child.pid for _, child in self._agents]
-
-    def poll(self) -> list[AgentEnd]:
-        """Reap agents that have ended, and end what they left behind."""
-        ends: list[AgentEnd] = []
-        for place, child in list(self._agents):
-            status = child.poll()
-            if status is not None:
-                self._agents.remove((place, child))
-                ends.append(AgentEnd(place=place, status=status))
-        self.has_orphans()
-        return ends
-
-    def has_orphans(self) -> bool:
-        """Kill and reap what ended agents left behind; say whether any of it is left."""
-        return proc.end_children(frozenset(child.pid for _, child in self._agents))
-
     def kill_all(self) -> None:
         """End every agent: at the second call without asking what started it."""
         self._kills += 1
@@ -103,10 +80,3 @@ class AllocationEngine:
             # srun ends its step on SIGTERM; killed at once it may leave the step behind.
             gently = place != HEAD and self._kills == 1
             child.send_signal(signal.SIGTERM if gently else signal.SIGKILL)
-
-    def cut_lifeline(self) -> None:
-        """Let the head's agent end itself; the others follow when they miss it."""
-        if self._lifeline is not None:
-            for fd in self._lifeline:
-                os.close(fd)
-            self._lifeline = None

@@ -7,7 +7,7 @@ before a replacement is started; when we die, the agents see the end of their li
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torchmuster import proc
 from torchmuster.files.layout import RunDir
@@ -35,16 +35,56 @@ def agent_argv(run_dir: RunDir, place: int, heads: Sequence[tuple[str, int]]) ->
     return [*argv, f"--head={','.join(f'{host}:{port}' for host, port in heads)}"]
 
 
-@dataclass(slots=True)
-class LocalEngine:
+class AgentProcesses:
+    """The agents that an engine has started, as processes of ours; `_lifeline` ends those on this machine."""
+
+    def __init__(self) -> None:
+        self._agents: list[tuple[int, proc.Child]] = []
+        self._lifeline: tuple[int, int] | None = None
+
+    def holds(self, place: int) -> bool:
+        """Say whether an agent of this place runs."""
+        return any(p == place for p, _ in self._agents)
+
+    @property
+    def pids(self) -> list[int]:
+        """The agents' process ids."""
+        return [child.pid for _, child in self._agents]
+
+    def poll(self) -> list[AgentEnd]:
+        """Reap agents that have ended, and end what they left behind."""
+        ends: list[AgentEnd] = []
+        for place, child in list(self._agents):
+            status = child.poll()
+            if status is not None:
+                self._agents.remove((place, child))
+                ends.append(AgentEnd(place=place, status=status))
+        proc.end_children(frozenset(child.pid for _, child in self._agents))
+        return ends
+
+    def has_orphans(self) -> bool:
+        """Kill and reap what ended agents left behind; say whether any of it is left."""
+        return proc.end_children(frozenset(child.pid for _, child in self._agents))
+
+    def cut_lifeline(self) -> None:
+        """Let the agents end themselves and their workers."""
+        if self._lifeline is not None:
+            for fd in self._lifeline:
+                os.close(fd)
+            self._lifeline = None
+
+
+@dataclass
+class LocalEngine(AgentProcesses):
     """The agents of one run on this machine."""
 
     plan: RunPlan
     run_dir: RunDir
     gpus: tuple[str, ...] = ()
     address: tuple[str, int] = ("127.0.0.1", 0)
-    _agents: list[tuple[int, proc.Child]] = field(default_factory=list)
-    _lifeline: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        super().__init__()
 
     def start_all(self, *, first_attempt: int = 0, restarts_spent: int = 0) -> None:
         """Start one agent on every place, the head first."""
@@ -80,38 +120,7 @@ class LocalEngine:
         mine = self.gpus[first : first + self.plan.num_workers(place)]
         return {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(mine)}
 
-    def holds(self, place: int) -> bool:
-        """Say whether an agent of this place runs."""
-        return any(p == place for p, _ in self._agents)
-
-    @property
-    def pids(self) -> list[int]:
-        """The agents' process ids."""
-        return [child.pid for _, child in self._agents]
-
-    def poll(self) -> list[AgentEnd]:
-        """Reap agents that have ended, and end what they left behind."""
-        ends: list[AgentEnd] = []
-        for place, child in list(self._agents):
-            status = child.poll()
-            if status is not None:
-                self._agents.remove((place, child))
-                ends.append(AgentEnd(place=place, status=status))
-        proc.end_children(frozenset(child.pid for _, child in self._agents))
-        return ends
-
-    def has_orphans(self) -> bool:
-        """Kill and reap what ended agents left behind; say whether any of it is left."""
-        return proc.end_children(frozenset(child.pid for _, child in self._agents))
-
     def kill_all(self) -> None:
         """SIGKILL every agent; `poll` reaps them."""
         for _, child in self._agents:
             child.send_signal(9)
-
-    def cut_lifeline(self) -> None:
-        """Let the agents end themselves and their workers."""
-        if self._lifeline is not None:
-            for fd in self._lifeline:
-                os.close(fd)
-            self._lifeline = None
