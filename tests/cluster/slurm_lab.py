@@ -2,8 +2,8 @@
 
 Everything of it is in namespaces without a name (`slurm_house.py`) and in one temporary folder:
 links, processes, /etc/hosts, configuration, munge's key and socket. The host is not written to, and
-the lab ends with the process that made it, whatever ends that. Jobs run as whoever submits them: root, or
-another uid (`run(..., uid=65534)`) if that user can read the interpreter.
+the lab ends with the process that made it, whatever ends that. Jobs run as whoever submits them:
+root, or another uid (`run(..., uid=65534)`) if that user can read the interpreter.
 """
 
 import contextlib

@@ -44,8 +44,7 @@ def login(slurm_lab):
         return slurm_lab.run(argv, env=env, cwd=str(folder), on=on, limit_s=limit_s)
 
     muster.folder = folder
-    yield muster
-    slurm_lab.reset()
+    return muster
 
 
 ON = ("run", "--on", "slurm", "--nodes", "2", "--nproc-per-node", "2", "--run-id", "r")

@@ -59,7 +59,7 @@ class Outcome:
 def job_env(**more: str) -> dict[str, str]:
     """Return an environment in which nothing of the developer's changes what a program sees."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(_NOT_INHERITED)}
-    return {**inherited, **more}
+    return {**inherited, "MUSTER_ON": "local", **more}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

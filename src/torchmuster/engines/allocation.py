@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from torchmuster import proc
 from torchmuster.engines.base import Dialect, NodeStart
 from torchmuster.engines.local import HEAD, AgentProcesses, agent_argv
+from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model.job import AllocatedNode, Allocation, StartWay
 from torchmuster.model.plan import RunPlan
@@ -50,6 +51,8 @@ class AllocationEngine(AgentProcesses):
             argv += [f"--first-attempt={first_attempt}", f"--restarts-spent={restarts_spent}"]
             child = proc.start(argv, pass_fds=[self._lifeline[0], listening.fileno()])
             self._agents.append((HEAD, child))
+        # pbsdsh brings no variable of the job's script, nor what `module load` has set there.
+        atomic.write_json(self.run_dir.environment, dict(os.environ), mode=0o600)
         for place in range(1, min(self.plan.max_nodes, len(self.allocation.nodes))):
             self.start_place(place)
 
@@ -60,7 +63,9 @@ class AllocationEngine(AgentProcesses):
         port = self.address[1]
         heads = [(address, port) for address in own_addresses()] or [self.address]
         node = self.allocation.nodes[place]
-        argv = self.dialect.node_argv(self._start_on(node, agent_argv(self.run_dir, place, heads)))
+        command = agent_argv(self.run_dir, place, heads)
+        command.append(f"--environment={self.run_dir.environment}")
+        argv = self.dialect.node_argv(self._start_on(node, command))
         self._agents.append((place, proc.start(argv)))
 
     def _start_on(self, node: AllocatedNode, argv: list[str]) -> NodeStart:

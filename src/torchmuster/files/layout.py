@@ -143,6 +143,11 @@ class RunDir:
         return os.path.join(self.path, "job.log")
 
     @property
+    def environment(self) -> str:
+        """The variables of a job's head, for agents on other nodes; 0600."""
+        return os.path.join(self.path, "environment.json")
+
+    @property
     def jobs(self) -> str:
         """Which jobs of which scheduler conduct the groups of a workflow."""
         return os.path.join(self.path, "jobs.json")
