@@ -81,3 +81,37 @@ def test_an_unknown_queue_is_explained(muster):
     assert done.returncode == 14
     assert "Unknown queue" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_groups_of_a_workflow_are_jobs_that_wait_for_each_other(muster, tmp_path):
+    (tmp_path / "muster.toml").write_text(
+        """
+[engines.olivia]
+kind = "pbs"
+setup = ["export MODULE=loaded"]
+"""
+    )
+    (tmp_path / "w.yaml").write_text(
+        f"""
+workflow:
+  name: two
+  groups:
+  - name: make
+    tasks:
+    - name: first
+      lead: true
+      command: [bash, -c, "echo $MODULE > {{{{output}}}}/a"]
+    - name: second
+      command: [bash, -c, "echo $MODULE > {{{{output}}}}/b"]
+    ignoreNonleadStatus: false
+  - name: read
+    tasks:
+    - name: reader
+      command: [bash, -c, "cat {{{{input:0}}}}/a {{{{input:1}}}}/b > {tmp_path}/end"]
+      inputs: [{{task: first}}, {{task: second}}]
+"""
+    )
+    done = muster("submit", "w.yaml", "--on", "olivia", "--run-id", "w")
+
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "end").read_text() == "loaded\nloaded\n"

@@ -21,6 +21,7 @@ if __package__ in (None, ""):
 
 from torchmuster import proc
 from torchmuster.agent.container import remove_containers
+from torchmuster.agent.environment import take_environment
 from torchmuster.agent.group_head import GroupHead, HeadOptions, port_candidates
 from torchmuster.agent.network import PrivateNetwork
 from torchmuster.agent.task_agent import NetworkShare, TaskAgent, TaskOptions
@@ -123,7 +124,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--head", default="")
     parser.add_argument("--listen-fd", type=int)
     parser.add_argument("--lifeline-fd", type=int)
+    parser.add_argument("--environment")
     options = parser.parse_args(arguments)
+    if options.environment is not None:
+        take_environment(options.environment)
     proc.become_subreaper()
     try:
         conduct = _conduct_here(options) if options.task is None else _serve_task(options)

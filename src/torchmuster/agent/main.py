@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from torchmuster import proc
+from torchmuster.agent.environment import take_environment
 from torchmuster.agent.spawner_link import start_spawner
 from torchmuster.agent.worker_socket import make_socket_folder
-from torchmuster.errors import MusterError, RunDirectoryError
+from torchmuster.errors import MusterError
 from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
@@ -152,30 +153,6 @@ def _read_launch(arguments: list[str]) -> AgentLaunch:
         restarts_spent=options.restarts_spent,
         agent_log=run_dir.agent_log(name),
     )
-
-
-def take_environment(path: str) -> None:
-    """Take over the variables of the job's head, for ways to a node that bring none; those of this node stay.
-
-    Raises:
-        RunDirectoryError: The file can't be read.
-    """
-    try:
-        with open(path) as file:
-            variables = json.load(file)
-    except (OSError, ValueError) as error:
-        raise RunDirectoryError(
-            "the job's variables can't be read", where=path, why=str(error)
-        ) from error
-    for name, value in variables.items():
-        if not is_of_one_node(name):
-            os.environ[name] = value
-
-
-def is_of_one_node(name: str) -> bool:
-    """Say whether a variable means something on its own node only."""
-    own = ("TMPDIR", "HOSTNAME", "PWD", "OLDPWD", "SHLVL", "_", "HOME", "USER", "LOGNAME", "SHELL")
-    return name in own or name.startswith(("SLURM_", "SLURMD_", "PBS_", "PMI", "CUDA_VISIBLE"))
 
 
 def _read_address(word: str) -> tuple[str, int]:

@@ -202,6 +202,11 @@ class GroupDir:
         return os.path.join(self.path, "job.log")
 
     @property
+    def environment(self) -> str:
+        """The variables of the group's head, for agents on other nodes; 0600."""
+        return os.path.join(self.path, "environment.json")
+
+    @property
     def nodes(self) -> str:
         """Which nodes of the job each task has."""
         return os.path.join(self.path, "nodes.json")

@@ -62,8 +62,13 @@ async def _conduct(options: argparse.Namespace) -> int:
     atomic.write_json(folder.head, {"host": heads[0][0], "port": port}, mode=0o600)
     names = {task: [node.name for node in found] for task, found in nodes.items()}
     atomic.write_json(folder.nodes, {"engine": options.engine, "tasks": names})
+    # pbsdsh brings no variable of the job's script to another host.
+    atomic.write_json(folder.environment, dict(os.environ), mode=0o600)
     starter = ProcessStarter(
-        run_dir, group.name, heads, wrap=_wrap(dialect, nodes, allocation.nodes[0])
+        run_dir,
+        group.name,
+        heads,
+        wrap=_wrap(dialect, nodes, allocation.nodes[0], folder.environment),
     )
     return await conduct_group(plan, run_dir, group.name, listening, starter, obeys_signals=True)
 
@@ -86,7 +91,12 @@ def nodes_of_tasks(group: GroupPlan, allocation: Allocation) -> dict[str, list[A
     return nodes
 
 
-def _wrap(dialect: Dialect, nodes: dict[str, list[AllocatedNode]], first: AllocatedNode) -> Wrap:
+def _wrap(
+    dialect: Dialect,
+    nodes: dict[str, list[AllocatedNode]],
+    first: AllocatedNode,
+    environment: str,
+) -> Wrap:
     def wrap(task: str, argv: list[str]) -> list[str] | None:
         node = nodes[task][0]
         if node.name == first.name:
@@ -94,7 +104,7 @@ def _wrap(dialect: Dialect, nodes: dict[str, list[AllocatedNode]], first: Alloca
         return dialect.node_argv(
             NodeStart(
                 node=node.name,
-                command=tuple(argv),
+                command=(*argv, f"--environment={environment}"),
                 slot=node.slot,
                 cpus=node.cpus,
                 het_group=node.het_group,
