@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 
 from cluster.test_fake_slurm import cluster, muster, wait_until
 
@@ -96,3 +97,22 @@ def test_a_failed_group_takes_along_only_what_needs_it(cluster, tmp_path):
     assert "alone" not in again.stderr.split("files in")[0], "it had completed"
     assert "is job" in again.stderr
     assert (tmp_path / "end").read_text() == "7\n"
+
+
+def test_the_schedulers_warning_reaches_only_what_catches_it(cluster, tmp_path):
+    (tmp_path / "w.yaml").write_text(
+        f"""
+workflow:
+  name: warned
+  tasks:
+  - name: catcher
+    command: [bash, -c, "trap 'echo saved > {tmp_path}/saved; exit 0' USR1; touch {tmp_path}/up; while true; do sleep 0.1; done"]
+"""
+    )
+    muster(cluster, tmp_path, "submit", "w.yaml", "--on", "slurm", "--run-id", "r", "--detach")
+    wait_until((tmp_path / "up").exists, "the command")
+    job = json.loads((tmp_path / "queue" / "1.json").read_text())
+    os.kill(job["pid"], signal.SIGUSR1)
+
+    assert muster(cluster, tmp_path, "wait", "r").returncode == 0
+    assert (tmp_path / "saved").exists()

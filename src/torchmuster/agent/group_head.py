@@ -176,6 +176,12 @@ class GroupHead:
         """Stop the group as `muster cancel` does: for signals of a scheduler."""
         self._inbox.put_nowait((None, messages.Stop(signum=int(signal.SIGTERM), who=who)))
 
+    def forward(self, signum: int) -> None:
+        """Pass a signal on to what catches it: the scheduler's word that the time ends soon."""
+        self._event("notice", text=f"{signal.Signals(signum).name} goes to the tasks' processes")
+        for agent in self._agents.values():
+            agent.channel.send_nowait(messages.Forward(signum=signum))
+
     def refuse_stranger(self, peer: str, error: HandshakeError) -> None:
         """Note nothing: who has no key gets no line of ours."""
 

@@ -202,10 +202,11 @@ async def conduct_group(
     conducting = asyncio.create_task(head.conduct())
     _end_with_lifeline(lifeline_fd, conducting)
     if obeys_signals:
+        loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(
-                signum, head.request_stop, "the scheduler"
-            )
+            loop.add_signal_handler(signum, head.request_stop, "the scheduler")
+        for signum in (signal.SIGUSR1, signal.SIGUSR2):
+            loop.add_signal_handler(signum, head.forward, int(signum))
     try:
         outcome = await conducting
         return outcome.exit_code

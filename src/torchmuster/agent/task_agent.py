@@ -194,6 +194,9 @@ class TaskAgent:
                     self._stop(grace_s)
             case messages.TaskUpload(succeeded=succeeded):
                 self._begin(self._upload(succeeded=succeeded))
+            case messages.Forward(signum=signum):
+                if self._command is not None:
+                    self._command.forward(signum)
             case messages.BarrierAnswer():
                 await self._pass_answer(message)
             case _ if isinstance(message, messages.FromExecClient):

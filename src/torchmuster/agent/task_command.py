@@ -116,6 +116,12 @@ class Command:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGTERM)
 
+    def forward(self, signum: int) -> None:
+        """Send a signal to each process of the command that catches it; it would end the others."""
+        for pid in (self.pid, *proc.descendants(self.pid)):
+            if proc.catches_signal(pid, signum):
+                proc.kill_quietly(pid, signum)
+
     def kill(self) -> None:
         """SIGKILL to everything that the command started."""
         if self._view is not None:
