@@ -82,6 +82,22 @@ def test_a_detached_run_is_cancelled(login, slurm_lab):
         )
 
 
+def test_a_requeued_job_goes_on_counting_its_attempts(login, slurm_lab):
+    assert login(*ON, "--detach", "train.py", "wait").stdout == "r\n"
+    logs = login.folder / "home/runs/r/logs/main/train"
+    first, second = (logs / f"attempt-{k}" / "rank-0.log" for k in (0, 1))
+    wait_until(lambda: first.exists() and "sum 4" in first.read_text(), "the first line")
+    job = json.loads((login.folder / "home/runs/r/job.json").read_text())["job_id"]
+
+    slurm_lab.run(["scontrol", "requeue", job])
+
+    wait_until(
+        lambda: second.exists() and "attempt 1" in second.read_text(), "the second life", 100.0
+    )
+    assert json.loads(login("status", "r", "--json").stdout)["state"] == "running"
+    assert login("cancel", "r").returncode == 0
+
+
 def _workers(lab, node):
     found = []
     for pid in lab.processes_on(node):
