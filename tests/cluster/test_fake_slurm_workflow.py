@@ -55,7 +55,6 @@ def test_groups_are_jobs_that_wait_for_each_other(cluster, tmp_path):
     assert (tmp_path / "end").read_text() == "7\n"
     assert (tmp_path / "alone").exists()
     assert "sum 2 rank 0" in done.stdout
-    assert "group fit is WAITING: waits for the outputs of make" in done.stderr
     starts = (tmp_path / "queue" / "srun.log").read_text().splitlines()
     nodes = {word for line in starts for word in json.loads(line) if "nodelist" in word}
     assert nodes == {"--nodelist=node2", "--nodelist=node3"}, "a task, and a node of the training"

@@ -57,7 +57,6 @@ def test_a_run_trains_on_two_nodes(login):
     assert done.stdout.count("sum 4") == 4
     assert "on n1" in done.stdout
     assert "on n2" in done.stdout
-    assert "is running on n1, n2" in done.stderr
 
 
 def test_a_killed_worker_on_another_node_is_restarted(login):
