@@ -79,6 +79,13 @@ def start(
     return Child(popen)
 
 
+def own_package_environment() -> dict[str, str]:
+    """Return our environment, in which another Python finds this very torchmuster."""
+    source = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    path = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": f"{source}{os.pathsep}{path}" if path else source}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
     """What a short helper process said; the status is None when its time was up."""

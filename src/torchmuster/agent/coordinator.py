@@ -16,7 +16,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
 import torchmuster
@@ -25,6 +24,7 @@ from torchmuster.agent.roll import SILENT_S, Member, Roll
 from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec, contract
+from torchmuster.model.event import event_line, utc_now
 from torchmuster.model.failure import EndKind, WorkerEnd, describe, first_cause
 from torchmuster.model.plan import RunPlan
 from torchmuster.model.ranks import NodeRanks, assign_ranks, compress_ranks
@@ -224,9 +224,8 @@ class Coordinator:
 
     def event(self, name: str, **fields: Any) -> None:
         """Write one event to the record and to everyone who watches."""
-        now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        line = {"time": now, "event": name, **fields}
-        text = json.dumps(line, separators=(",", ":")) + "\n"
+        now = utc_now()
+        text = event_line(now, name, fields)
         self.disk.append(self.options.run_dir.events, text.encode())
         message = messages.Event(name=name, time=now, fields=fields)
         if self.options.on_event is not None:

@@ -15,7 +15,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from torchmuster.agent import gang
@@ -26,6 +25,7 @@ from torchmuster.files import atomic
 from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
+from torchmuster.model.event import event_line, utc_now
 from torchmuster.model.outcome import (
     FailureFacts,
     GroupOutcome,
@@ -499,9 +499,8 @@ class GroupHead:
     # What goes out.
 
     def _event(self, name: str, **fields: Any) -> None:
-        now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        line = {"time": now, "event": name, **fields}
-        text = json.dumps(line, separators=(",", ":")) + "\n"
+        now = utc_now()
+        text = event_line(now, name, fields)
         self._disk.append(self._options.run_dir.group(self._group.name).events, text.encode())
         for client in self._clients:
             client.send_nowait(messages.Event(name=name, time=now, fields=fields))

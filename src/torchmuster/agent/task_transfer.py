@@ -31,7 +31,7 @@ class Transfer:
         try:
             self.child = proc.start(
                 [sys.executable, "-m", "torchmuster.data", *words],
-                env=_environment(),
+                env=proc.own_package_environment(),
                 stdin=stdin_read,
                 stdout=write_end,
             )
@@ -95,10 +95,3 @@ def _as_error(plain: dict[str, Any] | None, code: int) -> MusterError:
         return MusterError("moving data failed without a word", why=f"exit code {code}")
     parts = {name: str(plain[name]) for name in ("where", "why", "fix") if plain.get(name)}
     return MusterError(str(plain.get("what", "moving data failed")), **parts)
-
-
-def _environment() -> dict[str, str]:
-    """Let the other process find this very torchmuster."""
-    source = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    path = os.environ.get("PYTHONPATH")
-    return {**os.environ, "PYTHONPATH": f"{source}{os.pathsep}{path}" if path else source}

@@ -8,6 +8,7 @@ import click
 
 from torchmuster.cli.sites import my_sites
 from torchmuster.errors import MusterError, UsageError
+from torchmuster.spec.site_files import project_file, user_file
 
 if TYPE_CHECKING:
     from torchmuster.engines.base import Dialect
@@ -30,7 +31,9 @@ def choose_engine(named: str | None, *, here: bool) -> str:
         return "local"
     if os.environ.get("MUSTER_ON"):
         return os.environ["MUSTER_ON"]
-    sites = my_sites() if _is_configured() else None
+    # Looking for the files is cheap; reading them would slow every start down.
+    is_configured = user_file(os.environ) or project_file(os.getcwd())
+    sites = my_sites() if is_configured else None
     if sites is not None and sites.default_on is not None:
         click.echo(f"muster: --on {sites.default_on}, as [defaults] says", err=True)
         return sites.default_on
@@ -41,19 +44,6 @@ def choose_engine(named: str | None, *, here: bool) -> str:
     if refusal is not None:
         raise refusal
     return "local"
-
-
-def _is_configured() -> bool:
-    """Say whether there is a file with sites: reading one costs more than looking for it."""
-    base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
-    if os.path.isfile(os.path.join(base, "muster", "config.toml")):
-        return True
-    folder = os.getcwd()
-    while not os.path.isfile(os.path.join(folder, "muster.toml")):
-        if folder == os.path.dirname(folder):
-            return False
-        folder = os.path.dirname(folder)
-    return True
 
 
 def find_site(name: str) -> "Site":

@@ -14,7 +14,7 @@ from torchmuster.model.narration import narrate
 from torchmuster.model.plan import RunPlan, Tee
 from torchmuster.model.verdict import Result
 from torchmuster.run.jobs import cancel_job, describe_job, view_jobs
-from torchmuster.run.record import read_events, read_result
+from torchmuster.run.record import read_events, read_new, read_result
 
 _FIRST_POLL_S, _LAST_POLL_S = 2.0, 30.0
 _LOOK_S = 0.3
@@ -110,12 +110,5 @@ class JobFollower:
             ranks = list(range(sum(self.plan.num_workers(p) for p in range(self.plan.max_nodes))))
         for rank in ranks:
             path = self.run_dir.rank_log(attempt, rank)
-            try:
-                with open(path, "rb") as log:  # reopened: NFS caches what an open file shows
-                    log.seek(self._positions.get(path, 0))
-                    data = log.read(1 << 20)
-                    self._positions[path] = log.tell()
-            except OSError:
-                continue
-            if data:
-                self.voice.show(rank, 1, data.decode(errors="replace"), 0)
+            for text in read_new(path, self._positions):
+                self.voice.show(rank, 1, text, 0)

@@ -21,13 +21,12 @@ from torchmuster.net.handshake import HandshakeError, Role
 from torchmuster.net.secret import read_secret
 from torchmuster.run.find import RunView, owner_is_here, owner_lives, view_run
 from torchmuster.run.jobs import cancel_job, read_job, read_jobs
-from torchmuster.run.record import read_result
+from torchmuster.run.record import read_new, read_result
 from torchmuster.run.workflow_view import as_result, read_workflow_result, task_logs
 
 T = TypeVar("T")
 
 _POLL_S = 0.1
-_BLOCK_BYTES = 1 << 20
 
 
 async def wait_for_result(run_dir: RunDir) -> Result | None:
@@ -201,14 +200,8 @@ def _rank_of(path: str) -> int:
 def _write_new(
     path: str, whose: T, positions: dict[str, int], write: Callable[[T, str], None]
 ) -> None:
-    try:
-        with open(path, "rb") as log:  # reopened each time: NFS caches what an open file shows
-            log.seek(positions.get(path, 0))
-            while data := log.read(_BLOCK_BYTES):
-                positions[path] = log.tell()
-                write(whose, data.decode(errors="replace"))
-    except OSError:
-        return
+    for text in read_new(path, positions):
+        write(whose, text)
 
 
 def stop_and_wait(view: RunView, *, at_once: bool, timeout_s: float) -> Result | None:

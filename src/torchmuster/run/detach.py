@@ -20,19 +20,12 @@ def detach_supervisor(run_dir: RunDir) -> None:
     try:
         child = proc.start(
             [sys.executable, "-m", "torchmuster.run.detach", run_dir.path],
-            env=_environment(),
+            env=proc.own_package_environment(),
             stdout=log,
         )
     finally:
         os.close(log)
     write_owner(run_dir, child.pid)  # before we leave: `muster wait` may be called at once
-
-
-def _environment() -> dict[str, str]:
-    """Let the supervisor find this very torchmuster."""
-    source = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    path = os.environ.get("PYTHONPATH")
-    return {**os.environ, "PYTHONPATH": f"{source}{os.pathsep}{path}" if path else source}
 
 
 def _own(path: str) -> int:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,8 @@ from torchmuster.model.job import JobRequest, JobState, JobView, NodeChunk
 from torchmuster.model.plan import RunPlan
 
 COMMAND_TIMEOUT_S = 30.0
+ASK_EVERY_S = 2.0  # waits look at files ten times a second; a scheduler is everybody's
+_answers: dict[tuple[str, tuple[str, ...]], tuple[float, dict[str, JobView]]] = {}
 
 
 class JobRefusedError(MusterError):
@@ -124,7 +127,17 @@ def read_job(run_dir: RunDir) -> tuple[Dialect, str] | None:
 
 
 def view_jobs(dialect: Dialect, job_ids: Sequence[str]) -> dict[str, JobView]:
-    """Return what the scheduler says of jobs: one command, more only where one is not there or knows too little."""
+    """Return what the scheduler says of jobs; an answer serves for 2 s, however often somebody looks."""
+    key = (dialect.name, tuple(job_ids))
+    asked_at, views = _answers.get(key, (float("-inf"), {}))
+    if time.monotonic() - asked_at >= ASK_EVERY_S:
+        views = _ask(dialect, job_ids)
+        _answers[key] = (time.monotonic(), views)
+    return views
+
+
+def _ask(dialect: Dialect, job_ids: Sequence[str]) -> dict[str, JobView]:
+    """Run one command, more only where one is not there or knows too little."""
     found: dict[str, JobView] = {}
     for argv in dialect.status_argv(job_ids):
         try:

@@ -11,6 +11,8 @@ from torchmuster.model.outcome import GroupOutcome
 from torchmuster.model.plan import RunPlan
 from torchmuster.model.verdict import Result
 
+_BLOCK_BYTES = 1 << 20
+
 
 def read_events(path: str) -> Iterator[dict[str, Any]]:
     """Yield the events of a run in order; a torn line is left out."""
@@ -51,3 +53,15 @@ def read_outcome(run_dir: RunDir, group: str) -> GroupOutcome | None:
         return codec.from_plain(GroupOutcome, atomic.read_json(run_dir.group(group).result))
     except codec.CodecError:
         return None
+
+
+def read_new(path: str, positions: dict[str, int]) -> Iterator[str]:
+    """Yield what a growing log has got since the last look, in blocks; `positions` remembers how far that was."""
+    try:
+        with open(path, "rb") as log:  # reopened each time: NFS caches what an open file shows
+            log.seek(positions.get(path, 0))
+            while data := log.read(_BLOCK_BYTES):
+                positions[path] = log.tell()
+                yield data.decode(errors="replace")
+    except OSError:
+        return

@@ -5,12 +5,10 @@ the heads of the groups see the end of their lifeline. `muster restart` goes on 
 """
 
 import asyncio
-import json
 import os
 import signal
 import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from torchmuster import proc
@@ -18,6 +16,7 @@ from torchmuster.errors import MusterError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
+from torchmuster.model.event import event_line, utc_now
 from torchmuster.model.outcome import GroupOutcome, WorkflowResult
 from torchmuster.model.states import State, workflow_state
 from torchmuster.model.verdict import Report
@@ -350,11 +349,9 @@ class WorkflowOwner:
             await asyncio.sleep(0.01)
 
     def _event(self, name: str, **fields: Any) -> None:
-        now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        line = json.dumps({"time": now, "event": name, **fields}, separators=(",", ":"))
         try:
             with open(self._run_dir.events, "a") as file:
-                file.write(line + "\n")
+                file.write(event_line(utc_now(), name, fields))
         except OSError as error:
             self._display.say(f"an event could not be recorded: {error.strerror}")
 

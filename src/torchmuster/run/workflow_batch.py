@@ -17,6 +17,7 @@ from torchmuster.model.states import State
 from torchmuster.model.workflow import WorkflowPlan
 from torchmuster.run.find import view_run
 from torchmuster.run.jobs import cancel_job, submit_script
+from torchmuster.run.record import read_new
 from torchmuster.run.reuse import link_reused
 from torchmuster.run.workflow_view import WorkflowView, task_logs
 
@@ -119,17 +120,10 @@ class WorkflowFollower:
                 self.voice.say(f"group {group.name} is {text}")
 
     def _show_log(self, task: str, path: str) -> None:
-        try:
-            with open(path, "rb") as log:  # reopened: NFS caches what an open file shows
-                log.seek(self._positions.get(path, 0))
-                data = log.read(1 << 20)
-                self._positions[path] = log.tell()
-        except OSError:
-            return
-        if data:
+        for text in read_new(path, self._positions):
             number = self._numbers.setdefault(task, len(self._numbers))
             self.voice.name_rank(number, task)
-            self.voice.show(number, 1, data.decode(errors="replace"), 0)
+            self.voice.show(number, 1, text, 0)
 
     def _take_interrupt(self) -> None:
         if self._interrupted_at is None:

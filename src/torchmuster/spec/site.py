@@ -4,7 +4,6 @@ Every problem of both files comes in one go, each with file, line, column and ke
 """
 
 import os
-import pwd
 import re
 import stat
 import tomllib
@@ -17,6 +16,7 @@ from torchmuster.spec.findings import Finding, Findings, KeyPath, did_you_mean, 
 from torchmuster.spec.hostfile import Host, read_hostfile
 from torchmuster.spec.scalars import shown
 from torchmuster.spec.site_explain import read_table, unknown_key
+from torchmuster.spec.site_files import project_file, user_file
 from torchmuster.spec.site_schema import (
     BATCH_KINDS,
     KEYS_OF_KIND,
@@ -28,7 +28,6 @@ from torchmuster.spec.site_schema import (
 )
 from torchmuster.spec.toml_places import Place, find_places
 
-PROJECT_FILE = "muster.toml"
 BUILT_IN = "built in"
 RESERVED = "all"
 # ssh needs a list of hosts: it has no name of its own.
@@ -130,31 +129,6 @@ def load_sites(
         files=tuple(source.path for source in sources),
         notes=tuple(notes),
     )
-
-
-def user_file(environment: Mapping[str, str]) -> str | None:
-    """Return the user's file; None when there is none."""
-    base = environment.get("XDG_CONFIG_HOME", "")
-    if not os.path.isabs(base):  # the specification of XDG says to ignore others
-        try:
-            home = environment.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir
-        except KeyError:  # an account without an entry, as in some containers
-            return None
-        base = os.path.join(home, ".config")
-    path = os.path.join(base, "muster", "config.toml")
-    return path if os.path.lexists(path) else None
-
-
-def project_file(cwd: str) -> str | None:
-    """Return the nearest `muster.toml`, from this folder up to the root; None when there is none."""
-    folder = os.path.abspath(cwd)
-    while True:
-        path = os.path.join(folder, PROJECT_FILE)
-        if os.path.lexists(path):
-            return path
-        if folder == os.path.dirname(folder):
-            return None
-        folder = os.path.dirname(folder)
 
 
 def site_hosts(site: Site) -> tuple[Host, ...]:

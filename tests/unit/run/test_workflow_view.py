@@ -10,6 +10,7 @@ from torchmuster.model.outcome import GroupOutcome
 from torchmuster.model.states import State
 from torchmuster.model.verdict import RunState
 from torchmuster.model.workflow import GroupPlan, TaskPlan, WorkflowPlan
+from torchmuster.run.jobs import view_jobs
 from torchmuster.run.workflow_view import view_job_workflow
 
 
@@ -95,3 +96,22 @@ def test_all_that_have_ended_make_a_result(run_dir):
 
     assert view.state is RunState.SUCCEEDED
     assert (view.result.exit_code, view.result.elapsed_s) == (0, 3.0)
+
+
+def test_who_looks_ten_times_a_second_asks_the_scheduler_once():
+    class Counting:
+        name = "counting"
+        asked = 0
+
+        def status_argv(self, job_ids):
+            self.asked += 1
+            return [["true"]]
+
+        def views(self, stdout):
+            return {"1": job(JobState.RUNNING)}
+
+    dialect = Counting()
+    seen = [view_jobs(dialect, ["1"])["1"].state for _ in range(20)]
+
+    assert seen == [JobState.RUNNING] * 20
+    assert dialect.asked == 1

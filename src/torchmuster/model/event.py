@@ -1,0 +1,17 @@
+"""A line of `events.jsonl`: UTC time, name and fields, the same for every writer."""
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+
+def utc_now() -> str:
+    """Return the time in UTC, to the millisecond."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def event_line(time: str, name: str, fields: Mapping[str, Any]) -> str:
+    """Return one event as a line with its newline."""
+    line = {"time": time, "event": name, **fields}
+    return json.dumps(line, separators=(",", ":")) + "\n"
