@@ -65,6 +65,46 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """Something that every node gets before its workers start.
+
+    Attributes:
+        source: A path that the node can read, absolute.
+        target: Where it goes, relative to the node's scratch folder.
+    """
+
+    source: str
+    target: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSetup:
+    """What every node does once before its workers start.
+
+    Attributes:
+        environment: Variables, before all else.
+        lines: Shell lines, in one shell: `module load cuda/12.6`. What they export is for the workers.
+        stages: What goes into the scratch folder.
+        before: Commands in the job's environment, after staging.
+        scratch: A folder of the node in which the run makes its own; the node's shell expands variables in
+            it. None takes the scheduler's, else the node's temporary folder.
+        python_follows: Whether an interpreter that the lines put on PATH is the job's.
+    """
+
+    environment: tuple[tuple[str, str], ...] = ()
+    lines: tuple[str, ...] = ()
+    stages: tuple[Stage, ...] = ()
+    before: tuple[str, ...] = ()
+    scratch: str | None = None
+    python_follows: bool = False
+
+    @property
+    def is_empty(self) -> bool:
+        """Say whether there is nothing to wait for."""
+        return not (self.environment or self.lines or self.stages or self.before)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
     """One run of one program, complete: nothing else decides what is started.
 
@@ -74,6 +114,7 @@ class RunPlan:
         rdzv_id: What workers see as TORCHELASTIC_RUN_ID; the run id when absent.
         first_cause_code: Exit with the worker's own code; torchrun exits with 1.
         virtual_local_rank: torchrun's option: LOCAL_RANK 0 everywhere, one GPU visible to each.
+        node_setup: What every node does before its workers start.
     """
 
     run_id: str
@@ -91,6 +132,7 @@ class RunPlan:
     first_cause_code: bool = True
     restart_hint: bool = False
     virtual_local_rank: bool = False
+    node_setup: NodeSetup = field(default_factory=NodeSetup)
 
     def num_workers(self, place: int) -> int:
         """Return the number of workers on `place`."""
