@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 export MUSTER_ON ?= local
 STAMP  := $(VENV)/.installed
 
-.PHONY: help demo test check format unit bench chaos frameworks system-packages clean
+.PHONY: help demo test check format unit bench chaos lab frameworks system-packages clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
@@ -37,10 +37,14 @@ bench: $(STAMP) ## launch, rendezvous and training against torchrun and hand-wri
 	@$(BIN)/python benchmarks/rendezvous.py
 	@$(BIN)/python benchmarks/train.py
 	@$(BIN)/python benchmarks/workflows.py
+	@$(BIN)/python benchmarks/engines.py
 
 chaos: $(STAMP) ## random kills, the long form of the fault and training tests
 	@MUSTER_TRAIN_SEEDS=100 MUSTER_PREEMPTIONS=100 $(BIN)/python -m pytest --timeout 3600 -q tests/train
 	@MUSTER_CHAOS=100 $(BIN)/python -m pytest --timeout 1800 -s -k chaos tests/faults
+
+lab: $(STAMP) system-packages ## the long proofs on real Slurm, sshd and networks in namespaces (root on Debian)
+	@MUSTER_LAB=1 $(BIN)/python -m pytest --timeout 900 tests/cluster tests/ssh tests/lab
 
 frameworks: $(STAMP) ## Lightning, Accelerate and Transformers under muster and torchrun
 	@scripts/install-frameworks $(VENV)

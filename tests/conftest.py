@@ -1,6 +1,9 @@
 """What all tests share: golden files, and hypothesis without a clock or a database."""
 
+import atexit
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -8,6 +11,10 @@ from hypothesis import settings
 
 # Tests start runs on this machine, also where a scheduler's commands are installed.
 os.environ.setdefault("MUSTER_ON", "local")
+# Job scripts and setup lines start login shells: what a developer's profile does is no part of any claim.
+_HOME = tempfile.mkdtemp(prefix="muster-test-home-")
+atexit.register(shutil.rmtree, _HOME, ignore_errors=True)
+os.environ["HOME"] = _HOME
 
 settings.register_profile("muster", deadline=None, max_examples=30, derandomize=True, database=None)
 settings.load_profile("muster")

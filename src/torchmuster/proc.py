@@ -20,6 +20,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 # Children that a shell had before it became us by `exec`, e.g. the `tee` of `exec muster ... > >(tee log)`.
 _inherited: frozenset[int] | None = None
+_beside: set[int] = set()
 
 
 class Child:
@@ -79,6 +80,22 @@ def start(
     return Child(popen)
 
 
+def start_beside(argv: Sequence[str]) -> Child:
+    """Start a command that `end_children` leaves alone: who starts it ends it, and says so by `let_go`.
+
+    Raises:
+        MusterError: The command can't be executed.
+    """
+    child = start(argv)
+    _beside.add(child.pid)
+    return child
+
+
+def let_go(child: Child) -> None:
+    """Forget a child of `start_beside` that has been reaped."""
+    _beside.discard(child.pid)
+
+
 def own_package_environment() -> dict[str, str]:
     """Return our environment, in which another Python finds this very torchmuster."""
     source = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -113,6 +130,37 @@ def ask(argv: Sequence[str], request: bytes, timeout_s: float) -> Answered:
             f"`{argv[0]}` can't be started", where=" ".join(argv)[:200], why=str(error)
         ) from error
     return Answered(status=done.returncode, stdout=done.stdout, stderr=done.stderr)
+
+
+def ask_beside(argv: Sequence[str], timeout_s: float) -> Answered:
+    """Run a command that `end_children` leaves alone, from any thread; it is killed after `timeout_s`.
+
+    Raises:
+        MusterError: The command can't be executed.
+    """
+    _note_inherited()
+    try:
+        popen = subprocess.Popen(
+            list(argv),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise MusterError(
+            f"`{argv[0]}` can't be started", where=" ".join(argv)[:200], why=str(error)
+        ) from error
+    _beside.add(popen.pid)
+    with popen:
+        try:
+            out, err = popen.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            popen.kill()
+            return Answered(status=None, stdout=b"", stderr=b"")
+        finally:
+            _beside.discard(popen.pid)
+    return Answered(status=popen.returncode, stdout=out, stderr=err)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,6 +274,15 @@ def boot_id() -> str:
         return ""
 
 
+def network_id() -> str:
+    """Return what identifies this boot of this kernel and this network namespace."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as boot:
+            return f"{boot.read().strip()}/{os.readlink('/proc/self/ns/net')}"
+    except OSError:
+        return ""
+
+
 def children_of(pid: int) -> list[int]:
     """Return the pids of the direct children of `pid`, zombies included."""
     found: list[int] = []
@@ -251,7 +308,7 @@ def end_children(keep: frozenset[int] = frozenset()) -> bool:
     Call it until it returns False: the children of a killed child become ours when this process
     is a subreaper, so each pass meets the next generation.
     """
-    keep |= _inherited or frozenset()
+    keep |= (_inherited or frozenset()) | _beside
     left = False
     for pid in children_of(os.getpid()):
         if pid in keep:

@@ -3,65 +3,37 @@
     python slurm_house.py FOLDER NODE...      stdin: the lifeline; its end ends everything
 
 All of the lab, its bridge and links too, is in namespaces of processes, network, names and mounts
-that no file names, so nothing of it is on the host and the kernel removes it with its last process.
-The first process of the lab reads the lifeline: when whoever holds the other end dies, however he
-dies, it ends, and the kernel kills every process of the lab. This one then removes FOLDER.
+that no file names (`lab/spaces.py`). This script removes FOLDER when its last process has ended.
 """
 
-import ctypes
 import json
 import os
 import shutil
-import signal
-import subprocess
 import sys
 
-NEWNS, NEWUTS, NEWIPC = 0x20000, 0x4000000, 0x8000000
-NEWPID, NEWNET = 0x20000000, 0x40000000
-MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
-PR_SET_PDEATHSIG = 1
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lab"))
+from spaces import (
+    MS_PRIVATE,
+    MS_REC,
+    NEWIPC,
+    NEWNET,
+    NEWNS,
+    NEWPID,
+    NEWUTS,
+    bind,
+    die_with_parent,
+    forked,
+    ip,
+    mount,
+    reap_orphans,
+    set_host_name,
+    stay,
+    tell_and_wait,
+    unshare,
+    wait_for_end_of_lifeline,
+)
+
 LOGIN, PREFIX = "login", "10.88.0"
-libc = ctypes.CDLL(None, use_errno=True)
-
-
-def checked(result, what):
-    if result != 0:
-        code = ctypes.get_errno()
-        raise OSError(code, f"{what}: {os.strerror(code)}")
-
-
-def mount(source, target, kind=None, flags=0):
-    words = [word.encode() if word else None for word in (source, target, kind)]
-    checked(libc.mount(*words, ctypes.c_ulong(flags), None), f"mount {target}")
-
-
-def die_with_parent():
-    checked(libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "prctl")
-
-
-def ip(*lines):
-    text = "".join(f"{line}\n" for line in lines)
-    subprocess.run(["ip", "-batch", "-"], input=text, text=True, check=True)
-
-
-def forked(action):
-    """Run `action` in a child until it has called `ready`; return its pid here and in the lab."""
-    said, tell = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            os.close(said)
-            action(lambda: (os.write(tell, str(os.getpid()).encode()), os.close(tell)))
-        except BaseException as error:  # noqa: BLE001 - nothing may leave a forked child
-            os.write(2, f"slurm_house: {error!r}\n".encode())
-        finally:
-            os._exit(0)
-    os.close(tell)
-    inner = os.read(said, 20)
-    os.close(said)
-    if not inner:
-        sys.exit("slurm_house: a process of the lab did not come up")
-    return pid, int(inner)
 
 
 def first_process(folder):
@@ -69,14 +41,13 @@ def first_process(folder):
 
     def action(ready):
         die_with_parent()
-        signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the orphans of the lab
+        reap_orphans()
         mount("proc", "/proc", "proc")
         for name in ("hosts", "resolv.conf", "nsswitch.conf"):
             if os.path.exists(f"/etc/{name}"):
-                mount(os.path.join(folder, name), f"/etc/{name}", flags=MS_BIND)
+                bind(os.path.join(folder, name), f"/etc/{name}")
         ready()
-        while os.read(0, 4096):
-            pass
+        wait_for_end_of_lifeline()
 
     return action
 
@@ -85,11 +56,10 @@ def node(name):
     """Return what the process does that holds a node's network and name."""
 
     def action(ready):
-        checked(libc.unshare(NEWNET | NEWUTS), "unshare")
-        checked(libc.sethostname(name.encode(), len(name)), "sethostname")
+        unshare(NEWNET | NEWUTS)
+        set_host_name(name)
         ready()
-        while True:
-            signal.pause()
+        stay()
 
     return action
 
@@ -101,25 +71,20 @@ def address(number):
 def connect(name, number, pid):
     """Give the node of this pid (of the lab, where `ip` and `nsenter` run too) its link."""
     ip(f"link add {name} type veth peer name eth0 netns {pid}", f"link set {name} master lab0 up")
-    inside = [
+    ip(
         f"addr add {address(number)}/24 dev eth0",
         "link set eth0 up",
         "link set lo up",
         f"route add default via {address(254)}",
-    ]
-    subprocess.run(
-        ["nsenter", f"--net=/proc/{pid}/ns/net", "ip", "-batch", "-"],
-        input="\n".join(inside) + "\n",
-        text=True,
-        check=True,
+        net_of=pid,
     )
 
 
 def main():
     folder, names = sys.argv[1], sys.argv[2:]
-    checked(libc.unshare(NEWNS | NEWUTS | NEWIPC | NEWPID | NEWNET), "unshare")
+    unshare(NEWNS | NEWUTS | NEWIPC | NEWPID | NEWNET)
     mount("none", "/", flags=MS_REC | MS_PRIVATE)
-    checked(libc.sethostname(LOGIN.encode(), len(LOGIN)), "sethostname")
+    set_host_name(LOGIN)
     first, _ = forked(first_process(folder))
     ip("link set lo up", "link add lab0 type bridge", f"addr add {address(254)}/24 dev lab0")
     ip("link set lab0 up")
@@ -127,14 +92,8 @@ def main():
     for number, name in enumerate(names, 1):
         pids[name], inner = forked(node(name))
         connect(name, number, inner)
-    os.write(1, json.dumps(pids).encode() + b"\n")
-    null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 1)
-    try:
-        while True:  # all of them: the kernel ends the first process when the others are reaped
-            os.wait()
-    except ChildProcessError:
-        shutil.rmtree(folder, ignore_errors=True)
+    tell_and_wait(json.dumps(pids))
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -15,9 +15,9 @@ import stat
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from pathlib import Path
+
+from lab.waiting import wait_until
 
 HERE = Path(__file__).parent
 SOURCE = HERE.parents[1] / "src"
@@ -45,7 +45,7 @@ SlurmdLogFile={folder}/log/slurmd.%n.log
 SlurmctldLogFile={folder}/log/slurmctld.log
 SlurmdParameters=config_overrides
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+TaskPlugin=task/affinity
 SwitchType=switch/none
 MailProg=/bin/true
 SchedulerType=sched/backfill
@@ -67,16 +67,6 @@ NodeName={nodes} NodeAddr={addresses} CPUs={cpus} Boards=1 SocketsPerBoard=1 \
 CoresPerSocket={cpus} ThreadsPerCore=1 RealMemory=8000 Gres=gpu:{gpus} State=UNKNOWN
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
-
-
-def wait_until(condition, what, limit_s=30.0):
-    """Return the first true value of `condition()`."""
-    deadline = time.monotonic() + limit_s
-    pause = threading.Event()
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited {limit_s:g} s for {what}"
-        pause.wait(0.05)
-    return value
 
 
 def why_not(environ=os.environ, etc=Path("/etc"), proc=Path("/proc")):
@@ -183,6 +173,8 @@ class SlurmLab:
             "SLURM_CONF": str(self.folder / "slurm.conf"),
             "PATH": f"{self.folder}/bin:{python}:{os.environ['PATH']}",
             "PYTHONPATH": str(SOURCE),
+            # A login shell of a job reads no profile of whoever runs the tests: killed in one, it may leave a lock.
+            "HOME": str(self.shared),
             "MUSTER_HOME": str(self.shared / "home"),
             "OMP_NUM_THREADS": "1",
         }
@@ -246,9 +238,8 @@ class SlurmLab:
             uid: Who runs it; anyone but root must be able to read what it needs.
             options: Those of `subprocess.Popen`.
         """
-        enter = [sys.executable, "-I", "-S", str(HERE / "slurm_enter.py")]
-        pids = [self.pids[LOGIN], self.pids[on or LOGIN]]
-        place = [*map(str, pids), str(uid), str(cwd or self.shared)]
+        enter = [sys.executable, "-I", "-S", str(HERE.parent / "lab" / "enter.py")]
+        place = [str(self.pids[on or LOGIN]), str(uid), str(cwd or self.shared)]
         return subprocess.Popen(
             [*enter, *place, *map(str, words)], env=self.env | (env or {}), **options
         )

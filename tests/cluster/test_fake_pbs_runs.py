@@ -115,3 +115,102 @@ workflow:
 
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "end").read_text() == "loaded\nloaded\n"
+
+
+def _rank_log(tmp_path, attempt, rank=0):
+    return tmp_path / f"home/runs/r/logs/main/train/attempt-{attempt}/rank-{rank}.log"
+
+
+def _wait_for_line(path, text="sum 2"):
+    until(lambda: path.exists() and text in path.read_text(), f"{text} in {path.name}", 60.0)
+
+
+CATCHES = """
+import os, signal, sys, torch.distributed as dist
+caught = lambda number, frame: (os.write(1, b"caught SIGTERM\\n"), os._exit(0))
+signal.signal(signal.SIGTERM, caught)
+dist.init_process_group("gloo")
+os.write(1, b"sum 2\\n")
+while True:
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize("json_is_known", [True, False])
+def test_a_cancelled_job_gives_every_worker_sigterm_first(pbs, muster, tmp_path, json_is_known):
+    pbs.settings(json=json_is_known, kill_delay_s=10.0)
+    (tmp_path / "train.py").write_text(CATCHES)
+    assert muster(*ON, "--detach", "train.py").stdout == "r\n"
+    for rank in (0, 1):
+        _wait_for_line(_rank_log(tmp_path, 0, rank))
+
+    assert muster("cancel", "r").returncode == 0
+    result = tmp_path / "home/runs/r/result.json"
+    until(result.exists, "the result", 40.0)
+    assert json.loads(result.read_text())["state"] == "cancelled"
+    for rank in (0, 1):
+        assert "caught SIGTERM" in _rank_log(tmp_path, 0, rank).read_text()
+    assert json.loads(muster("status", "r", "--json").stdout)["state"] == "cancelled"
+
+
+def test_a_rerun_job_goes_on_counting_its_attempts(pbs, muster, tmp_path):
+    assert muster(*ON, "--detach", "train.py", "wait").stdout == "r\n"
+    _wait_for_line(_rank_log(tmp_path, 0))
+    assert pbs.call("qrerun", "0.ctl").returncode == 0
+
+    _wait_for_line(_rank_log(tmp_path, 1), "attempt 1")
+    assert pbs.view("0.ctl")["run_count"] == 2
+    assert json.loads(muster("status", "r", "--json").stdout)["state"] == "running"
+    assert muster("cancel", "r").returncode == 0
+
+
+def test_a_server_without_json_is_understood(pbs, muster):
+    pbs.settings(json=False)
+    done = muster(*ON, "--tee", "all", "train.py")
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("sum 2") == 2
+
+
+def test_another_way_to_the_hosts_is_taken_where_the_site_says_so(pbs, muster, tmp_path):
+    (tmp_path / "muster.toml").write_text(
+        '[engines.olivia]\nkind = "pbs"\nstart_with = ["mpiexec", "pbs_tmrsh"]\n'
+    )
+    done = muster(*ON[:1], "--on", "olivia", *ON[3:], "--tee", "all", "train.py")
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("sum 2") == 2
+    pbs.wait("0.ctl", "F", 60.0)
+    said = (tmp_path / "home/runs/r/job.log").read_text()
+    assert "started by pbs_tmrsh: there is no mpiexec here" in said
+
+
+def test_inside_a_script_each_host_gets_one_agent_whatever_mpiprocs_is(pbs, muster, tmp_path):
+    job = pbs.submit(
+        f"export PYTHONPATH={SOURCE} MUSTER_HOME={tmp_path}/home; cd {tmp_path}\n"
+        f"{sys.executable} -m torchmuster run --nproc-per-node 2 --tee all train.py",
+        "-l",
+        "select=2:ncpus=4:mpiprocs=4",
+        "-l",
+        "place=scatter",
+    )
+    view = pbs.wait(job, "F", 90.0)
+    text = pbs.output(job)
+
+    assert view["Exit_status"] == 0, text
+    assert text.count("sum 4") == 4, text
+    assert "inside job 0.ctl of pbs, on n1, n2" in text
+
+
+def test_the_end_of_the_walltime_gives_every_worker_sigterm_first(pbs, muster, tmp_path):
+    pbs.settings(kill_delay_s=10.0)
+    (tmp_path / "train.py").write_text(CATCHES)
+    (tmp_path / "muster.toml").write_text(
+        '[engines.olivia]\nkind = "pbs"\ndirectives = ["-l walltime=00:00:20"]\n'
+    )
+    muster(*ON[:1], "--on", "olivia", *ON[3:], "--detach", "train.py")
+    view = pbs.wait("0.ctl", "F", 60.0)
+
+    assert view["Exit_status"] == -29
+    for rank in (0, 1):
+        assert "caught SIGTERM" in _rank_log(tmp_path, 0, rank).read_text()

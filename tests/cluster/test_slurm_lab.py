@@ -23,10 +23,10 @@ def test_that_is_killed():
     with SlurmLab(2) as lab:
         job = lab.submit("srun sleep 1000", "-N2")
         lab.wait_for_job(job, "RUNNING")
-        first = lab.pids["login"]
-        space = os.readlink(f"/proc/{first}/ns/pid")
+        pids = list(lab.pids.values())
+        space = os.readlink(f"/proc/{pids[0]}/ns/pid")
         told = Path(os.environ["TOLD"])
-        told.with_suffix(".new").write_text(json.dumps([str(lab.folder), space, first]))
+        told.with_suffix(".new").write_text(json.dumps([str(lab.folder), space, pids]))
         told.with_suffix(".new").rename(told)
         if os.environ["STAY"] == "1":
             signal.pause()
@@ -140,8 +140,8 @@ def test_a_lab_leaves_nothing_on_the_machine(tmp_path, killed):
         if killed:
             child.kill()
     assert child.returncode == (-signal.SIGKILL if killed else 0)
-    folder, space, first = json.loads(told.read_text())
-    wait_until(lambda: not inside(folder, space, first), "the end of its processes", 15.0)
+    folder, space, pids = json.loads(told.read_text())
+    wait_until(lambda: not inside(folder, space, pids), "the end of its processes", 15.0)
     wait_until(lambda: not os.path.exists(folder), "the end of its folder", 15.0)
     wait_until(lambda: not host() - before, "the host to be as before", 15.0)
 
@@ -150,9 +150,11 @@ def test_a_lab_ends_when_the_process_that_holds_it_is_killed():
     only_where_a_lab_may_start()
     with SlurmLab(1) as lab:
         space = os.readlink(f"/proc/{lab.pids['login']}/ns/pid")
-        assert inside(str(lab.folder), space, lab.pids["login"])  # it can be seen at all
+        assert inside(str(lab.folder), space, list(lab.pids.values()))  # it can be seen at all
         lab.house.kill()
-        wait_until(lambda: not inside(str(lab.folder), space, lab.pids["login"]), "its end", 30.0)
+        wait_until(
+            lambda: not inside(str(lab.folder), space, list(lab.pids.values())), "its end", 30.0
+        )
     assert not lab.folder.exists()
 
 
@@ -207,9 +209,9 @@ def processes(lab, host_name, name):
     return found
 
 
-def inside(folder, space, first):
+def inside(folder, space, pids):
     """Return the processes of a lab: in its namespace, or with its words on their command line."""
-    words = (folder.encode(), f"slurm_enter.py\0{first}\0".encode())
+    words = [folder.encode(), *(f"enter.py\0{pid}\0".encode() for pid in pids)]
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:

@@ -2,11 +2,10 @@
 
 import json
 import sys
-import uuid
 
 import pytest
 
-from cluster.slurm_lab import SOURCE, wait_until
+from cluster.slurm_lab import wait_until
 
 SCRIPT = """
 import os, sys, torch, torch.distributed as dist
@@ -26,25 +25,9 @@ dist.barrier()
 """
 
 
-@pytest.fixture
-def login(slurm_lab):
-    """Return a function that runs `muster` on the login node, in a folder of its own that all nodes see."""
-    folder = slurm_lab.shared / uuid.uuid4().hex
-    folder.mkdir()
-    (folder / "train.py").write_text(SCRIPT)
-    environment = {
-        "PYTHONPATH": str(SOURCE),
-        "MUSTER_HOME": str(folder / "home"),
-        "OMP_NUM_THREADS": "1",
-    }
-
-    def muster(*words, on=None, limit_s=120.0, **more):
-        argv = [sys.executable, "-m", "torchmuster", *words]
-        env = {**environment, **more}
-        return slurm_lab.run(argv, env=env, cwd=str(folder), on=on, limit_s=limit_s)
-
-    muster.folder = folder
-    return muster
+@pytest.fixture(autouse=True)
+def _script(login):
+    login.script(SCRIPT)
 
 
 ON = ("run", "--on", "slurm", "--nodes", "2", "--nproc-per-node", "2", "--run-id", "r")
@@ -124,11 +107,7 @@ def test_inside_salloc_the_nodes_of_the_job_are_used(login, slurm_lab):
             "all",
             "train.py",
         ],
-        env={
-            "PYTHONPATH": str(SOURCE),
-            "MUSTER_HOME": str(login.folder / "home"),
-            "OMP_NUM_THREADS": "1",
-        },
+        env=login.env,
         cwd=str(login.folder),
         limit_s=120.0,
     )

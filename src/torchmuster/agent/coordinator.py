@@ -14,13 +14,15 @@ import json
 import signal
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torchmuster
+from torchmuster import proc
 from torchmuster.agent.restarts import Next, RestartBook
 from torchmuster.agent.roll import SILENT_S, Member, Roll
+from torchmuster.errors import ChannelError
 from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec, contract
@@ -39,6 +41,9 @@ from torchmuster.model.verdict import (
 from torchmuster.net import messages
 from torchmuster.net.channel import Channel, ChannelClosedError
 from torchmuster.net.handshake import HandshakeError, Reason, Role
+
+if TYPE_CHECKING:
+    from torchmuster.agent.network_survey import NetworkSurvey
 
 SAY_EVERY_S = 5.0
 FIRST_SAY_S = 4.0
@@ -112,6 +117,9 @@ class CoordinatorOptions:
         open_store: Binds the store's port on an address and returns the port.
         first_attempt: Not 0 when the head was lost and the engine started the run again.
         on_event: Called with every event, e.g. to print it where the head has a terminal.
+        on_need: Called with places that lack an agent, where the head itself can start some.
+        is_ours: Says whether the head has started an agent for this host: a second one is not needed.
+        hint: What to add while nodes are missing.
     """
 
     plan: RunPlan
@@ -121,6 +129,9 @@ class CoordinatorOptions:
     first_attempt: int = 0
     restarts_spent: int = 0
     on_event: Callable[[messages.Event], None] | None = None
+    on_need: Callable[[Sequence[int]], None] | None = None
+    is_ours: Callable[[str], bool] | None = None
+    hint: str = ""
 
 
 class Coordinator:
@@ -145,6 +156,7 @@ class Coordinator:
         self._stop: _StopRequest | None = None
         self._debugging: set[int] = set()
         self._last_stop = ""
+        self._is_time_up = False
         self._asked_for: set[int] = set()
         self._refusals: dict[str, float] = {}
         self._why_next = "start"
@@ -154,6 +166,8 @@ class Coordinator:
         self._held_failure_said = False
         self._owner_came = False
         self._unheard: deque[messages.Event] = deque(maxlen=_MAX_LISTED)
+        self._network: NetworkSurvey | None = None  # only where agents are on several machines
+        self._network_id = proc.network_id()
 
     # Connections: they only fill the inbox.
 
@@ -161,7 +175,7 @@ class Coordinator:
         """Serve one authenticated connection until it ends."""
         if channel.role is Role.CLIENT:
             await self._serve_client(channel)
-        else:
+        elif channel.role is Role.AGENT:
             await self._serve_agent(channel)
 
     async def _serve_agent(self, channel: Channel) -> None:
@@ -264,6 +278,8 @@ class Coordinator:
             due = min(due, now + PROOF_EVERY_S)
         if self._stop is not None and not self._stop.killed:
             due = min(due, self._stop.kill_at)
+        if self._network is not None and (self._network.due or 0.0) > now:
+            due = min(due, self._network.due or due)
         return due
 
     def _advance(self) -> None:
@@ -298,8 +314,7 @@ class Coordinator:
             self.roll.forget(known)
         why_not = self.roll.why_not(hello, torchmuster.__version__)
         if why_not is not None:
-            channel.send_nowait(messages.Refused(sentence=f"this agent is not wanted: {why_not}"))
-            self._note_refusal(hello.host, why_not)
+            self._turn_away(hello, channel, why_not)
             joined.set_result(None)
             return
         member = self.roll.admit(hello, channel)
@@ -317,6 +332,15 @@ class Coordinator:
             self.event("notice", node=name, text=text)
         if self.phase is not Phase.GATHERING:
             self._take_newcomer(name)
+
+    def _turn_away(self, hello: messages.Hello, channel: Channel, why_not: str) -> None:
+        if self.options.is_ours is not None and self.options.is_ours(hello.host):
+            # The job's script was slower than the head to start this host; nothing is wrong.
+            text = f"the head has started an agent for {hello.host} already: this one is not needed"
+            channel.send_nowait(messages.Goodbye(exit_code=0, sentence=text))
+            return
+        channel.send_nowait(messages.Refused(sentence=f"this agent is not wanted: {why_not}"))
+        self._note_refusal(hello.host, why_not)
 
     def _take_newcomer(self, name: str) -> None:
         self.event("newcomer", node=name)
@@ -367,7 +391,7 @@ class Coordinator:
                     self.event("notice", node=self._name(member), text=text)
             case messages.SpawnerRefused(why=why):
                 member.refused_why = why
-                self._fail_to_start(member, why)
+                self._fail_to_start(member, message)
             case messages.WorkersStarted(attempt=number) if attempt and number == attempt.number:
                 member.worker_pids = message.pids
                 member.spawner_pid = message.spawner_pid
@@ -382,6 +406,9 @@ class Coordinator:
                 member.running_attempt = None
                 if attempt and number == attempt.number and member.place is not None:
                     attempt.reaped.add(member.place)
+            case messages.NetworkFacts() | messages.ProbeResults():
+                if self._network is not None:
+                    self._network.take(member, message)
             case messages.Output():
                 self._pass_on(message)
             case messages.Notice():
@@ -438,9 +465,11 @@ class Coordinator:
                 if owner and self._asked_for:
                     places = tuple(sorted(self._asked_for))
                     client.channel.send_nowait(messages.NeedNodes(places=places))
-            case messages.Stop(signum=signum, at_once=at_once, who=who):
+            case messages.Stop(signum=signum, at_once=at_once, who=who, time_is_up=time_is_up):
+                self._is_time_up = self._is_time_up or time_is_up
                 self._request_stop(signum, who, repeat=at_once)
-            case messages.Forward(signum=signum):
+            case messages.Forward(signum=signum, last=last):
+                self._last_stop = last or self._last_stop
                 for member in self._attempt_members():
                     self._send(member, messages.SignalWorkers(signum=signum, if_caught=True))
             case messages.Input(rank=rank):
@@ -481,13 +510,27 @@ class Coordinator:
         dangerous = self.roll.dangerous()
         busy = any(m.running_attempt is not None for m in here)
         if not dangerous and not busy and self._is_complete(here, now):
-            self._start_attempt(here)
+            if self._network_is_settled(here):
+                self._start_attempt(here)
             return
         if left_s <= 0:
             self._fail_to_gather(len(here))
         elif now >= self._say_at:
             self._say_at = now + SAY_EVERY_S
             self._say_who_is_missing(here, dangerous, left_s)
+
+    def _network_is_settled(self, here: list[Member]) -> bool:
+        """Say whether it is known which network the workers shall use; measure if not."""
+        if self._network is None:
+            if {member.hello.network_id for member in here} == {self._network_id}:
+                return True
+            from torchmuster.agent.network_survey import NetworkSurvey
+
+            self._network = NetworkSurvey(self._send, self._name, self.event)
+        settled = self._network.settle(here, self._proved_address(here))
+        if self._network.error is not None:
+            self._finish(RunState.FAILED, ChannelError.exit_code, self._network.error)
+        return settled
 
     def _is_complete(self, here: list[Member], now: float) -> bool:
         if len(here) >= self.plan.max_nodes:
@@ -524,6 +567,7 @@ class Coordinator:
             num_missing=len(missing),
             wanted=wanted,
             left_s=round(left_s, 1),
+            **({"hint": self.options.hint} if self.options.hint else {}),
         )
         self._send_need(self.roll.missing_places(), again=True)
 
@@ -538,6 +582,8 @@ class Coordinator:
         self._send_need(places)
 
     def _send_need(self, places: list[int], *, again: bool = False) -> None:
+        if self.options.on_need is not None:
+            self.options.on_need(places)
         for client in self._clients:
             if client.owner:
                 need = messages.NeedNodes(places=tuple(places), again=again)
@@ -574,6 +620,7 @@ class Coordinator:
                     max_restarts=self.plan.limits.max_restarts,
                     node=self._name(member),
                     stdin_rank=self.plan.stdin_rank,
+                    interface=self._network.interface_of(member) if self._network else None,
                 ),
             )
         self.event(
@@ -596,7 +643,12 @@ class Coordinator:
         return {"node": self._name(member), "host": member.hello.host, "ranks": shown}
 
     def _master_address(self, here: list[Member]) -> str:
-        """Return the head's address that other nodes have reached; ours when there are none."""
+        """Return the head's address in the network that was measured, else one that others have reached."""
+        measured = self._network.master_address if self._network is not None else None
+        return measured or self._proved_address(here)
+
+    def _proved_address(self, here: list[Member]) -> str:
+        """Return the head's address that most other nodes have reached; ours when there are none."""
         proved = [
             m.channel.own_address
             for m in here
@@ -687,7 +739,7 @@ class Coordinator:
         if stop is None:
             return
         ends = attempt.ends if attempt is not None else []
-        if any(end.exit_code == contract.EX_TEMPFAIL for end in ends):
+        if self._is_time_up or any(end.exit_code == contract.EX_TEMPFAIL for end in ends):
             report = Report(
                 error="the run was preempted and can be resumed",
                 because=(f"{stop.who} asked to stop with {contract.signal_name(stop.signum)}",),
@@ -832,12 +884,13 @@ class Coordinator:
         )
         self._finish(RunState.FAILED, 6, report)
 
-    def _fail_to_start(self, member: Member, why: str) -> None:
+    def _fail_to_start(self, member: Member, refused: messages.SpawnerRefused) -> None:
+        hint = "`--python PATH` names the interpreter that has the job's packages"
         report = Report(
-            error="the workers could not be started",
-            at=self._name(member),
-            because=(why,),
-            hint="`--python PATH` names the interpreter that has the job's packages",
+            error=refused.what or "the workers could not be started",
+            at=refused.where or self._name(member),
+            because=tuple(refused.why.splitlines()),
+            hint=refused.hint if refused.what else hint,
         )
         self._finish(RunState.FAILED, 1, report)
 

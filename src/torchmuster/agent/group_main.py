@@ -2,6 +2,8 @@
 
 python -I -S group_main.py --run-dir DIR --group NAME --listen-fd N --lifeline-fd N
 python -I -S group_main.py --run-dir DIR --group NAME --task NAME --attempt K --head HOST:PORT --lifeline-fd N
+
+On hosts of ssh the head is here too, and a process stands for each agent elsewhere (`agent/elsewhere.py`).
 """
 
 import argparse
@@ -21,6 +23,7 @@ if __package__ in (None, ""):
 
 from torchmuster import proc
 from torchmuster.agent.container import remove_containers
+from torchmuster.agent.elsewhere import elsewhere_argv
 from torchmuster.agent.environment import take_environment
 from torchmuster.agent.group_head import GroupHead, HeadOptions, port_candidates
 from torchmuster.agent.network import PrivateNetwork
@@ -125,6 +128,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--listen-fd", type=int)
     parser.add_argument("--lifeline-fd", type=int)
     parser.add_argument("--environment")
+    parser.add_argument("--address")
     options = parser.parse_args(arguments)
     if options.environment is not None:
         take_environment(options.environment)
@@ -160,7 +164,9 @@ async def _conduct_here(options: argparse.Namespace) -> int:
     host, port = listening.getsockname()[:2]
     network = _open_network(plan, run_dir, options.group)
     keep = frozenset([network.holder_pid]) if network is not None else frozenset()
-    starter = ProcessStarter(run_dir, options.group, [(host, port)], keep)
+    start = atomic.read_json(run_dir.group(options.group).start) or {}
+    wrap = _wrap_elsewhere(run_dir, options.group, start, port) if start.get("desk") else None
+    starter = ProcessStarter(run_dir, options.group, [(host, port)], keep, wrap)
     notes = (network.note,) if network is not None else ()
     try:
         return await conduct_group(
@@ -170,6 +176,21 @@ async def _conduct_here(options: argparse.Namespace) -> int:
         remove_containers(plan.container, plan.run_id, options.group)
         if network is not None:
             network.close()
+
+
+def _wrap_elsewhere(run_dir: RunDir, group: str, start: dict[str, Any], port: int) -> Wrap:
+    """Return what stands for agents on hosts that the client reaches; tell training tasks their hosts."""
+    hosts = start["hosts"]
+    said = {"engine": "ssh", "tasks": hosts, "gpus": start.get("host_gpus", {})}
+    atomic.write_json(run_dir.group(group).nodes, said)
+
+    def wrap(task: str, argv: list[str]) -> list[str]:
+        attempt = next(word.partition("=")[2] for word in argv if word.startswith("--attempt="))
+        options = {"group": group, "task": task, "attempt": attempt}
+        request = {"kind": "task", "host": hosts[task][0], "port": port, "options": options}
+        return elsewhere_argv(start["desk"], request)
+
+    return wrap
 
 
 async def conduct_group(
@@ -285,6 +306,7 @@ async def _serve_task(options: argparse.Namespace) -> int:
             network=_read_network(plan, run_dir, options.group, options.task),
             port_candidates=port_candidates(plan, group),
             socket_path=os.path.join(make_socket_folder(), "task.sock"),
+            address=options.address,
         ),
         disk,
         voice,

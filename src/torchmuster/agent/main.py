@@ -10,9 +10,9 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torchmuster import proc
 from torchmuster.agent.environment import take_environment
@@ -28,6 +28,7 @@ from torchmuster.net.secret import read_secret
 if TYPE_CHECKING:
     from torchmuster.agent.coordinator import Coordinator
     from torchmuster.agent.node import Agent
+    from torchmuster.agent.node_setup import NodeWork
     from torchmuster.agent.voice import Voice
     from torchmuster.net.messages import Event
 
@@ -62,6 +63,25 @@ class StoreDesk:
         return self._listening.pop(attempt, None)
 
 
+class Spread(Protocol):
+    """Who starts agents on other hosts for the head of `muster torchrun`: `run/spread.py`."""
+
+    def begin(self, event: Callable[..., None]) -> None:
+        """Begin; `event` notes what is done."""
+
+    def need(self, places: Sequence[int]) -> None:
+        """Take places that lack an agent."""
+
+    def hear(self, event: "Event") -> None:
+        """Take every event of the run."""
+
+    def is_ours(self, host: str) -> bool:
+        """Say whether an agent for this host was started here."""
+
+    async def close(self) -> None:
+        """End what is left of what was started."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentLaunch:
     """Everything that makes an agent: given on a command line, or by `muster torchrun`.
@@ -73,6 +93,8 @@ class AgentLaunch:
         console: For a local rank, the streams shown here; None follows the run's --tee.
         saved: For (attempt, local rank, stream), a second file that gets it.
         lifeline_fd: Its end of file means that the owner of the run has gone.
+        spread: Starts the agents of other hosts, where no engine does.
+        hint: What the head says while nodes are missing.
     """
 
     plan: RunPlan
@@ -96,6 +118,8 @@ class AgentLaunch:
     agent_log: str | None = None
     signals: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     notes: tuple[str, ...] = ()
+    spread: "Spread | None" = None
+    hint: str = ""
 
     def run_directory(self, run_id: str) -> RunDir:
         """Return where this agent writes."""
@@ -172,27 +196,68 @@ def run_agent(launch: AgentLaunch) -> int:
     """Run an agent to its end and return its exit code."""
     folder = make_socket_folder()
     socket_path = os.path.join(folder, "agent.sock")
-    try:
-        spawner = start_spawner(launch.plan.program, launch.environment, socket_path)
-    except MusterError as error:
-        os.rmdir(folder)
-        sys.stderr.write(_plain(error))
-        return error.exit_code
+    setup = launch.plan.node_setup
+    environment = {**launch.environment, **dict(setup.environment)}
+    spawner = None
+    if not setup.lines:  # they may change the interpreter and its variables
+        try:
+            spawner = start_spawner(launch.plan.program, environment, socket_path)
+        except MusterError as error:
+            if launch.place is None:
+                os.rmdir(folder)
+                sys.stderr.write(_plain(error))
+                return error.exit_code
+            # The agent tries again, with what this node has.
     import asyncio  # after the spawner is on its way
 
-    return asyncio.run(_run(launch, spawner, socket_path))
+    disk = DiskWriter()
+    disk.start()
+    work = _node_work(launch, disk, done=spawner is not None)
+    try:
+        return asyncio.run(_run(launch, spawner, socket_path, disk, work))
+    finally:
+        if work is not None and work.scratch is not None:
+            from torchmuster.agent.scratch import remove_scratch
+
+            remove_scratch(work.scratch)
 
 
-async def _run(launch: AgentLaunch, spawner: tuple[proc.Child, Any], socket_path: str) -> int:
+def _node_work(launch: AgentLaunch, disk: DiskWriter, *, done: bool) -> "NodeWork | None":
+    """Return what this node does before its workers; `muster torchrun` has nothing of the kind."""
+    from torchmuster.agent.node_setup import NodeWork, SetupOrder
+
+    plan = launch.plan
+    if launch.place is None:
+        return None
+    order = SetupOrder(
+        setup=plan.node_setup,
+        program=plan.program,
+        environment=launch.environment,
+        node=launch.host,
+        place=launch.place,
+        run_id=plan.run_id,
+        run_dir=launch.run_directory(plan.run_id),
+    )
+    work = NodeWork(order, disk)
+    if done:
+        work.try_at_once()
+    return work
+
+
+async def _run(
+    launch: AgentLaunch,
+    spawner: tuple[proc.Child, Any] | None,
+    socket_path: str,
+    disk: DiskWriter,
+    work: "NodeWork | None",
+) -> int:
     import asyncio
 
     from torchmuster.agent.node import Agent
 
-    disk = DiskWriter()
-    disk.start()
     voice = _make_voice(launch, disk)
     desk = StoreDesk()
-    agent = Agent(_agent_options(launch, desk), spawner, socket_path, disk, voice)
+    agent = Agent(_agent_options(launch, desk), spawner, socket_path, disk, voice, work)
     for note in launch.notes:
         voice.say(note)
     if launch.lifeline_fd is not None:
@@ -210,6 +275,8 @@ async def _run(launch: AgentLaunch, spawner: tuple[proc.Child, Any], socket_path
         if conduct is not None:
             await asyncio.wait({conduct}, timeout=3.0)
             conduct.cancel()
+        if launch.spread is not None:
+            await launch.spread.close()
     voice.flush(_FLUSH_S)
     disk.flush(_FLUSH_S)
     return code
@@ -250,7 +317,7 @@ def _agent_options(launch: AgentLaunch, desk: StoreDesk) -> Any:
         saved=launch.saved,
         stdin_fd=0 if launch.local_show and launch.plan.stdin_rank is not None else None,
         signals=launch.signals,
-        environment=dict(launch.environment),
+        environment={**launch.environment, **dict(launch.plan.node_setup.environment)},
     )
 
 
@@ -279,9 +346,14 @@ async def _conduct(
         own_address=launch.own_address,
         first_attempt=launch.first_attempt,
         restarts_spent=launch.restarts_spent,
-        on_event=_teller(voice) if launch.local_show else None,
+        on_event=_listener(launch, voice),
+        on_need=launch.spread.need if launch.spread is not None else None,
+        is_ours=launch.spread.is_ours if launch.spread is not None else None,
+        hint=launch.hint,
     )
     coordinator = Coordinator(options, disk)
+    if launch.spread is not None:
+        launch.spread.begin(coordinator.event)
     assert_listening = launch.listening
     if assert_listening is None:
         raise ValueError("only the head has a coordinator")
@@ -297,6 +369,20 @@ async def _conduct(
     finally:
         serving.cancel()
     return coordinator
+
+
+def _listener(launch: AgentLaunch, voice: "Voice") -> "Callable[[Event], None] | None":
+    tell = _teller(voice) if launch.local_show else None
+    spread = launch.spread
+    if spread is None:
+        return tell
+
+    def hear(event: "Event") -> None:
+        spread.hear(event)
+        if tell is not None:
+            tell(event)
+
+    return hear
 
 
 def _teller(voice: "Voice") -> Any:

@@ -11,13 +11,14 @@ import os
 import secrets
 import signal
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import torchmuster
 from torchmuster import proc
-from torchmuster.agent.spawner_link import SpawnerLink, start_spawner
+from torchmuster.agent.node_setup import NodeWork, other_interpreter, refusal_of
+from torchmuster.agent.spawner_link import SpawnerLink, make_link, start_spawner
 from torchmuster.agent.voice import Voice
 from torchmuster.agent.worker_socket import WorkerSocket
 from torchmuster.agent.workers import NodeAttempt, WorkerSettings
@@ -32,6 +33,10 @@ from torchmuster.net import messages
 from torchmuster.net.address import interface_of
 from torchmuster.net.channel import Channel, ChannelClosedError, connect
 from torchmuster.net.handshake import HandshakeError, Reason, Role
+from torchmuster.net.race import RaceError, race, worst_failure
+
+if TYPE_CHECKING:
+    from torchmuster.agent.probe import Probe
 
 PING_EVERY_S = 2.0
 LEASE_S = 10.0
@@ -42,6 +47,7 @@ _MAX_UNSENT_SHOW_BYTES = 1 << 20
 _REAP_EVERY_S = 0.01
 _STOPPED_S = 3.0
 _MAX_EARLY_DEATHS = 3
+_MAX_UNSAID = 64
 
 
 class AgentRefusedError(MusterError):
@@ -55,7 +61,7 @@ class AgentOptions:
     """What an agent is told when it is started.
 
     Attributes:
-        addresses: Where the coordinator may listen; the first that answers is taken.
+        addresses: Where the coordinator may listen; the first that answers in a race is taken.
         take_store: Returns the listening socket of an attempt's store, on the head only.
         local_show: Show this node's output here instead of sending it to the coordinator.
     """
@@ -89,20 +95,23 @@ class Agent:
     def __init__(
         self,
         options: AgentOptions,
-        spawner: tuple[proc.Child, Any],
+        spawner: tuple[proc.Child, Any] | None,
         socket_path: str,
         disk: DiskWriter,
         voice: Voice,
+        work: NodeWork | None = None,
     ) -> None:
         self.options = options
         self.disk = disk
         self.voice = voice
         self._first_spawner = spawner
+        self._work = work
+        self._unsaid: list[str] = []
         self._socket_path = socket_path
         self._incarnation = secrets.token_hex(8)
         self._spawner: SpawnerLink | None = None
         self._ready: dict[str, Any] | None = None
-        self._refused_why: str | None = None
+        self._refusal: messages.SpawnerRefused | None = None
         self._num_early_deaths = 0  # of spawners, while they imported
         self._waiting_order: messages.StartAttempt | None = None
         self._attempt: NodeAttempt | None = None
@@ -113,6 +122,7 @@ class Agent:
         self._goodbye: messages.Goodbye | None = None
         self._lost_lines: dict[str, int] = {}
         self._not_shown: dict[int, int] = {}  # lines of a rank that the channel had no room for
+        self._probe: Probe | None = None
         self._ended = asyncio.Event()
         self._failure: MusterError | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -136,7 +146,10 @@ class Agent:
         await worker_socket.open()
         for signum in (*self.options.signals, signal.SIGUSR1, signal.SIGUSR2):
             loop.add_signal_handler(signum, self._take_signal, signum)
-        self._adopt_spawner(*self._first_spawner)
+        if self._first_spawner is not None:
+            self._adopt_spawner(*self._first_spawner)
+        if self._work is not None and not self._work.is_done:
+            self._spawn(self._set_up(self._work))
         if self.options.stdin_fd is not None:
             loop.add_reader(self.options.stdin_fd, self._read_stdin, self.options.stdin_fd)
         connection = loop.create_task(self._stay_connected())
@@ -149,10 +162,11 @@ class Agent:
                 if task.done() and not task.cancelled() and task.exception() is not None:
                     self._failure = self._failure or _as_muster_error(task.exception())
         finally:
-            for running in tasks:
+            for running in (*tasks, *self._tasks):
                 running.cancel()
             await self._end_all_processes()
             worker_socket.close()
+            self._close_probe()
             if self._channel is not None:
                 await self._channel.close()
         if self._failure is not None:
@@ -168,11 +182,10 @@ class Agent:
         """Close the spawner's pair, then kill until nothing is left below us."""
         if self._spawner is not None:
             self._spawner.close()
-            pid = self._spawner.pid
             deadline = time.monotonic() + 1.0
             while self._spawner.exit_status() is None and time.monotonic() < deadline:
                 await asyncio.sleep(_REAP_EVERY_S)
-            proc.kill_quietly(pid)
+            self._spawner.kill()
         while proc.end_children():
             await asyncio.sleep(_REAP_EVERY_S)
         if self._attempt is not None and not self._attempt.reaped:
@@ -194,24 +207,21 @@ class Agent:
         started = time.monotonic()
         gone_since: float | None = None
         say_at = started + SAY_EVERY_S - 1.0
-        attempts = 0
+        addresses, known = self.options.addresses, None
         while True:
-            host, port = self.options.addresses[attempts % len(self.options.addresses)]
-            attempts += 1
             try:
-                channel = await self._call(host, port)
-            except HandshakeError as error:
-                self._judge_handshake(error, host, port)
-                problem = str(error)
-            except TimeoutError:
-                problem = "it does not answer"
-                gone_since = None
-            except OSError as error:
-                problem = os.strerror(error.errno) if error.errno else str(error)
+                channel, known = await race(addresses, self._call, decisive=known)
+            except RaceError as lost:
+                (host, port), error = worst_failure(lost, known)
+                if isinstance(error, HandshakeError):
+                    self._judge_handshake(error, host, port)
+                problem = _describe_failure(error)
                 refused = isinstance(error, ConnectionRefusedError)
                 gone_since = (gone_since or time.monotonic()) if refused else None
             else:
                 gone_since = None
+                # The address that has answered goes first from now on.
+                addresses = (known, *(a for a in addresses if a != known))
                 await self._converse(channel)
                 started, say_at = time.monotonic(), time.monotonic() + SAY_EVERY_S - 1.0
                 continue
@@ -277,6 +287,7 @@ class Agent:
                 spawner_pid=self._spawner.pid if self._spawner else None,
                 attempt=self._attempt.attempt if running and self._attempt else None,
                 wants_place_0=self.options.is_head,
+                network_id=proc.network_id(),
             )
         )
         pings = asyncio.get_running_loop().create_task(self._ping(channel))
@@ -348,11 +359,40 @@ class Agent:
             case messages.Input(rank=rank, text=text, end=end):
                 if self._attempt is not None and not self._attempt.reaped:
                     self._attempt.write_input(rank, text, end=end)
+            case messages.AskNetwork() | messages.ProbeNetwork() | messages.EndProbe():
+                self._take_survey(message)
             case messages.Goodbye():
                 self._goodbye = message
                 if message.sentence:
                     self.voice.say(message.sentence)
                 self._ended.set()
+
+    def _take_survey(
+        self, message: messages.AskNetwork | messages.ProbeNetwork | messages.EndProbe
+    ) -> None:
+        from torchmuster.agent.network_settings import network_facts
+        from torchmuster.agent.probe import Probe
+
+        options = self.options
+        if isinstance(message, messages.AskNetwork):
+            self._close_probe()
+            secrets = (options.secret, options.open_secret)
+            self._probe = Probe(message.survey, secrets, self._send)
+            ports = self._probe.open()
+            self._send(
+                network_facts(message.survey, ports, options.environment, options.local_addr)
+            )
+        elif self._probe is None or self._probe.survey != message.survey:
+            return
+        elif isinstance(message, messages.ProbeNetwork):
+            self._probe.begin(message)
+        else:
+            self._close_probe()
+
+    def _close_probe(self) -> None:
+        if self._probe is not None:
+            self._probe.close()
+            self._probe = None
 
     def _take_welcome(self, welcome: messages.Welcome) -> None:
         first = self._welcome is None
@@ -361,8 +401,11 @@ class Agent:
             self.voice.say(f"joined run {welcome.run_id} as {welcome.node}")
         if self._ready is not None:
             self._announce_spawner()
-        if self._refused_why is not None:
-            self._send(messages.SpawnerRefused(why=self._refused_why))
+        if self._refusal is not None:
+            self._send(self._refusal)
+        for text in self._unsaid:
+            self._send(messages.Notice(text=text))
+        self._unsaid.clear()
         # An agent that calls again was given up for lost: its workers belong to an attempt that has
         # ended everywhere else.
         self._kill_workers()
@@ -371,8 +414,49 @@ class Agent:
 
     def _adopt_spawner(self, child: proc.Child, control: Any) -> None:
         self._ready = None
-        self._spawner = SpawnerLink(child, control, self._take_event, self._lose_spawner)
+        self._spawner = make_link(child, control, self._take_event, self._lose_spawner)
+        self._spawner.say, self._spawner.tell = self.voice.print, self.tell
         self._spawner.open()
+
+    async def _set_up(self, work: NodeWork) -> None:
+        try:
+            await work.run(self)
+        except MusterError as error:
+            self._refuse(**refusal_of(error))
+        else:
+            self._start_if_ready()
+
+    def tell(self, text: str) -> None:
+        """Say a sentence to the user: now, or as soon as the head is there."""
+        text = f"{self.options.host}: {text}"
+        if self._welcome is not None and self._channel is not None:
+            self._send(messages.Notice(text=text))
+        elif len(self._unsaid) < _MAX_UNSAID:
+            self._unsaid.append(text)
+
+    def start_with(self, program: Program, environment: Mapping[str, str]) -> None:
+        """Take the job's interpreter and variables, and start the spawner unless one runs.
+
+        Raises:
+            MusterError: No interpreter can be executed on this node.
+        """
+        self.options = replace(self.options, program=program, environment=dict(environment))
+        if self._spawner is not None:
+            return
+        try:
+            started = start_spawner(program, environment, self._socket_path)
+        except MusterError as error:
+            other = other_interpreter(program, environment)
+            if other is None:
+                raise
+            self.tell(f"{program.python[0]} can't run here ({error.why}): {other.python[0]} does")
+            self.options = replace(self.options, program=other)
+            started = start_spawner(other, environment, self._socket_path)
+        self._adopt_spawner(*started)
+
+    def _refuse(self, why: str, **more: Any) -> None:
+        self._refusal = self._refusal or messages.SpawnerRefused(why=why, **more)
+        self._send(self._refusal)
 
     def _take_event(self, event: dict[str, Any]) -> None:
         match event["ev"]:
@@ -381,8 +465,7 @@ class Agent:
                 self._announce_spawner()
                 self._start_if_ready()
             case "refused":
-                self._refused_why = event["why"]
-                self._send(messages.SpawnerRefused(why=event["why"]))
+                self._refuse(event["why"])
             case "fell_back":
                 self._send(messages.Notice(text=_fell_back(event["why"])))
             case "lease_ended":
@@ -441,11 +524,13 @@ class Agent:
         self._num_early_deaths += self._ready is None
         if self._ready is None and not (killed and self._num_early_deaths < _MAX_EARLY_DEATHS):
             why = "it ended before it was ready" if status is None else _describe_exit(status)
-            self._refused_why = self._refused_why or f"the job's interpreter ended: {why}"
-            self._send(messages.SpawnerRefused(why=self._refused_why))
+            ended = f"the job's interpreter ended: {why}"
+            because = "\n".join(text for text in (spawner.said, ended) if text)
+            self._refuse(because, **spawner.last_words())
             return
-        proc.kill_quietly(spawner.pid)
-        while proc.end_children():  # its workers died with it; what they started is ours now
+        spawner.kill()
+        keep = self._work.pids if self._work is not None else frozenset[int]()
+        while proc.end_children(keep):  # its workers died with it; what they started is ours now
             await asyncio.sleep(_REAP_EVERY_S)
         new = await asyncio.to_thread(
             start_spawner, self.options.program, self.options.environment, self._socket_path
@@ -463,6 +548,8 @@ class Agent:
         if order is None or welcome is None or self._ready is None or self._spawner is None:
             return
         if self._attempt is not None and not self._attempt.reaped:
+            return
+        if self._work is not None and not self._work.is_done:
             return
         self._waiting_order = None
         attempt = NodeAttempt(
@@ -482,16 +569,14 @@ class Agent:
         extra = {contract.SOCKET_VARIABLE: self._socket_path}
         run_dir = self.options.run_dir(welcome.run_id)
         extra[contract.RUN_DIR_VARIABLE] = run_dir.path
+        extra |= self._work.variables if self._work is not None else {}
         environment = self.options.environment
         # Reverse DNS stalls every worker's start by 5 s when one answer is lost.
         if "RES_OPTIONS" not in environment:
             extra["RES_OPTIONS"] = "timeout:1 attempts:1"
         if "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in environment:
             extra["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "1"
-        address = order.master_addr if self.options.is_head else self._own_address()
-        interface = interface_of(address) if address else None
-        if interface is not None and "GLOO_SOCKET_IFNAME" not in environment:
-            extra["GLOO_SOCKET_IFNAME"] = interface
+        extra.update(self._network_variables(order))
         return WorkerSettings(
             run_id=self.options.rdzv_id or welcome.run_id,
             run_dir=run_dir,
@@ -503,6 +588,18 @@ class Agent:
             virtual_local_rank=self.options.virtual_local_rank,
             has_store=bool(self._ready and self._ready["torch"] is not None),
         )
+
+    def _network_variables(self, order: messages.StartAttempt) -> dict[str, str]:
+        environment = self.options.environment
+        if order.interface is not None:
+            from torchmuster.agent.network_settings import network_variables
+
+            return network_variables(order.interface, environment)
+        address = order.master_addr if self.options.is_head else self._own_address()
+        interface = interface_of(address) if address else None
+        if interface is None or "GLOO_SOCKET_IFNAME" in environment:
+            return {}
+        return {"GLOO_SOCKET_IFNAME": interface}
 
     def _shown(self, tee: str) -> Callable[[int, int], frozenset[int]]:
         """Return which streams of (rank, local rank) the terminal shows."""
@@ -534,7 +631,7 @@ class Agent:
             facts = proc.read_process(self._spawner.pid)
             if facts is not None and facts.state in ("T", "t"):
                 self.voice.say("the spawner stands still: it is killed, and its workers with it")
-                proc.kill_quietly(self._spawner.pid)
+                self._spawner.kill()
 
     async def _finish_attempt(self) -> None:
         attempt = self._attempt
@@ -612,6 +709,14 @@ class Agent:
 
 def _fell_back(why: str) -> str:
     return f"workers are started as fresh interpreters, not forked: {why}"
+
+
+def _describe_failure(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return "it does not answer"
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno)
+    return str(error)
 
 
 def _describe_status(status: int) -> str:

@@ -92,7 +92,7 @@ class Roll:
             hello=hello,
             channel=channel,
             heard_at=self.clock(),
-            place=0 if hello.wants_place_0 else hello.place,
+            place=0 if hello.wants_place_0 else self._place_of(hello),
             spawner_pid=hello.spawner_pid,
         )
         self.members.append(member)
@@ -100,6 +100,16 @@ class Roll:
         if member.place is not None:
             self._holders[member.place] = member
         return member
+
+    def _place_of(self, hello: Hello) -> int | None:
+        """Return the place that an agent names, else the free one that has its host's name."""
+        if hello.place is not None:
+            return hello.place
+        host = hello.host.partition(".")[0]
+        for place, name in enumerate(self.plan.node_names):
+            if place and name.partition(".")[0] == host and self.at_place(place) is None:
+                return place
+        return None
 
     def forget(self, member: Member) -> None:
         """Strike a member off at once: it has called anew."""

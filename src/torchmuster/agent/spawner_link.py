@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -14,22 +15,30 @@ if TYPE_CHECKING:
     import asyncio
 
 SPAWNER_LEASE_S = 10.0
-_BUFFER_BYTES = 4 << 20
+BUFFER_BYTES = 4 << 20
 _MAX_PACKET_BYTES = 1 << 16
 
 
 def start_spawner(
     program: Program, env: Mapping[str, str], socket_path: str
-) -> tuple[proc.Child, socket.socket]:
+) -> tuple[proc.Child, Any]:
     """Start the job's interpreter at once; it imports torch while the agent gets ready.
+
+    Returns the process, and the socket or the desk (`wrapped.Desk`) that `make_link` takes.
 
     Raises:
         MusterError: The interpreter can't be executed.
     """
+    entry = os.path.join(os.path.dirname(os.path.abspath(__file__)), "spawner", "entry.py")
+    if not is_interpreter(program.python[0]):
+        from torchmuster.agent.wrapped import Desk
+
+        desk = Desk(os.path.dirname(socket_path), _config(program, socket_path, wrapped=True))
+        words = [*program.python, entry, "spawner", desk.path, "--", *program.display()]
+        return desk.start(words, env, program.cwd), desk
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-        ours.setsockopt(socket.SOL_SOCKET, option, _BUFFER_BYTES)
-    entry = os.path.join(os.path.dirname(os.path.abspath(__file__)), "spawner", "entry.py")
+        ours.setsockopt(socket.SOL_SOCKET, option, BUFFER_BYTES)
     with theirs:
         child = proc.start(
             [*program.python, entry, "spawner", str(theirs.fileno()), "--", *program.display()],
@@ -37,7 +46,21 @@ def start_spawner(
             cwd=program.cwd,
             pass_fds=[theirs.fileno()],
         )
+    ours.send(_config(program, socket_path, wrapped=False))
+    ours.setblocking(False)
+    return child, ours
+
+
+def is_interpreter(word: str) -> bool:
+    """Say whether a command is Python itself: others (uv, conda, apptainer) may close what they inherit."""
+    return (
+        re.fullmatch(r"(python|pypy)[0-9.]*[a-z]*(-[a-z0-9]+)?", os.path.basename(word)) is not None
+    )
+
+
+def _config(program: Program, socket_path: str, *, wrapped: bool) -> bytes:
     config = {
+        "wrapped": wrapped,
         "kind": program.kind.value,
         "target": program.target,
         "args": list(program.args),
@@ -48,9 +71,21 @@ def start_spawner(
         "lease_s": SPAWNER_LEASE_S,
         "socket_path": socket_path,
     }
-    ours.send(json.dumps(config).encode())
-    ours.setblocking(False)
-    return child, ours
+    return json.dumps(config).encode()
+
+
+def make_link(
+    child: proc.Child,
+    control: Any,
+    on_event: Callable[[dict[str, Any]], None],
+    on_end: Callable[[], None],
+) -> "SpawnerLink":
+    """Return the link to a spawner that `start_spawner` has started."""
+    if isinstance(control, socket.socket):
+        return SpawnerLink(child, control, on_event, on_end)
+    from torchmuster.agent.wrapped import WrappedLink
+
+    return WrappedLink(child, control, on_event, on_end)
 
 
 class SpawnerLink:
@@ -69,6 +104,8 @@ class SpawnerLink:
         self._on_end = on_end
         self._waiting: deque[tuple[bytes, tuple[int, ...]]] = deque()
         self._open = False
+        self.say: Callable[[str], None] = _drop  # for what it prints
+        self.tell: Callable[[str], None] = _drop  # for sentences to the user
 
     @property
     def pid(self) -> int:
@@ -90,6 +127,19 @@ class SpawnerLink:
             self._control.close()
             for _, fds in self._waiting:
                 _close_all(fds)
+
+    def kill(self) -> None:
+        """SIGKILL it; its workers die with it."""
+        proc.kill_quietly(self.pid)
+
+    @property
+    def said(self) -> str:
+        """Return the last lines of what it printed, where that is kept."""
+        return ""
+
+    def last_words(self) -> dict[str, str]:
+        """Return more fields for a refusal: why it ended, in its own words."""
+        return {}
 
     def exit_status(self) -> int | None:
         """Reap the spawner; return its status or None while it runs."""
@@ -130,6 +180,10 @@ class SpawnerLink:
             return
         self.close()
         self._on_end()
+
+
+def _drop(text: str) -> None:
+    """Say it to nobody."""
 
 
 def _close_all(fds: Sequence[int]) -> None:

@@ -70,6 +70,7 @@ class TaskOptions:
         port_candidates: All tasks of a group look at the same ports for a free one.
         keep: Folders that the command must find even where /tmp has too much to show all.
         socket_path: Where the command calls us.
+        address: Where other hosts reach this one, when the call to the head does not show it.
     """
 
     plan: WorkflowPlan
@@ -84,6 +85,7 @@ class TaskOptions:
     port_candidates: tuple[int, ...] = ()
     keep: tuple[str, ...] = ()
     socket_path: str = ""
+    address: str | None = None
 
 
 class TaskAgent:
@@ -153,7 +155,9 @@ class TaskAgent:
         address = "127.0.0.1" if self._channel is None else self._channel.own_address
         host = socket.gethostname()
         network = self._options.network
-        if network is not None:
+        if self._options.address is not None:  # a name of this host may mean nothing elsewhere
+            address = host = self._options.address
+        elif network is not None:
             address, host = network.address, network.name
         elif address.startswith("127."):
             host = "localhost"

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from torchmuster.errors import UsageError
+
 if TYPE_CHECKING:
     from torchmuster.run.detect import QueueList, Tool, Which
     from torchmuster.spec.site import Site, Sites
 
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
-_NO_TEST_JOB = "a test job is not possible yet: nothing was submitted and no host was called"
+_NOT_TRIED = "nothing was submitted and no host was called"
 _REFUSED = 14
 
 
@@ -35,12 +37,29 @@ def engines(context: click.Context, *, as_json: bool) -> int | None:
 
 @engines.command(context_settings=_CONTEXT)
 @click.argument("name")
+@click.option(
+    "--job/--no-job",
+    default=True,
+    help="Submit a one-node test job, call the hosts of ssh; default yes.",
+)
+@click.option(
+    "--timeout", default="10m", metavar="TIME", help="Cancel a test job after this; default 10m."
+)
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
-def check(name: str, *, as_json: bool) -> int:
-    """Check the engine NAME: its commands, its partition or queue, its hosts. Nothing is submitted."""
-    from torchmuster.cli.sites import my_sites
+def check(name: str, *, job: bool, timeout: str, as_json: bool) -> int:
+    """Check the engine NAME: its commands, its partition or queue, its hosts, and a one-node test job.
 
-    return show_check(my_sites().get(name), shutil.which, as_json=as_json)
+    The job goes the way of `muster run --on NAME`, asks for 5 minutes and takes seconds. It tells node, processor,
+    Python and torch there, and whether the folders are seen.
+    """
+    from torchmuster.cli.sites import my_sites
+    from torchmuster.spec.units import parse_timeout
+
+    timeout_s = parse_timeout(timeout)
+    if not timeout_s:
+        raise UsageError(f"`{timeout}` is no duration", where="--timeout", fix="--timeout 10m")
+    site = my_sites().get(name)
+    return show_check(site, shutil.which, timeout_s if job else None, as_json=as_json)
 
 
 def show_engines(sites: "Sites", which: "Which", *, as_json: bool) -> int:
@@ -71,12 +90,26 @@ def show_engines(sites: "Sites", which: "Which", *, as_json: bool) -> int:
     return 0
 
 
-def show_check(site: "Site", which: "Which", *, as_json: bool) -> int:
-    """Print what was found of one engine; the exit code is 14 when something is missing."""
+def show_check(site: "Site", which: "Which", job_timeout_s: float | None, *, as_json: bool) -> int:
+    """Print what was found of one engine; the exit code is 14 when something is missing.
+
+    `job_timeout_s` is the limit of its test job, in seconds from the submission; None submits none.
+    """
     checks = run_checks(site, which)
+    note = _NOT_TRIED
+    if any(entry["ok"] is False for entry in checks):
+        note = f"no test job before this is mended: {_NOT_TRIED}"
+    elif job_timeout_s is not None and site.is_batch:
+        from torchmuster.cli.engine_job import try_job
+
+        checks += try_job(site, job_timeout_s)
+        note = "the test job's files stay: muster prune removes them"
+    elif job_timeout_s is not None and site.kind == "ssh":
+        checks += _reach(site)
+        note = "each host was called, nothing was started there"
     bad = [entry for entry in checks if entry["ok"] is False]
     if as_json:
-        plain = {"name": site.name, "kind": site.kind, "checks": checks, "note": _NO_TEST_JOB}
+        plain = {"name": site.name, "kind": site.kind, "checks": checks, "note": note}
         click.echo(json.dumps(plain, indent=1))
         return _REFUSED if bad else 0
     from torchmuster.ui.table import render_table
@@ -85,7 +118,7 @@ def show_check(site: "Site", which: "Which", *, as_json: bool) -> int:
     rows = [[entry["check"], words[entry["ok"]], entry["found"]] for entry in checks]
     click.echo(f"{site.name}: {site.kind}, {site.origin}\n")
     click.echo(render_table(["CHECK", "", "FOUND"], rows), nl=False)
-    click.echo(f"\n{_NO_TEST_JOB}")
+    click.echo(f"\n{note}")
     return _REFUSED if bad else 0
 
 
@@ -95,7 +128,7 @@ def run_checks(site: "Site", which: "Which") -> list[dict[str, Any]]:
 
     if site.kind == "local":
         return [_entry("this machine", ok=True, found=f"{os.cpu_count()} CPUs")]
-    names = TOOLS_OF_KIND.get(site.kind, ())
+    names = TOOLS_OF_KIND.get(site.kind) or _tools_of_others(site.kind)
     tools = [find_tool(name, which) for name in names]
     checks = [_entry(tool.name, ok=tool.path is not None, found=_say_tool(tool)) for tool in tools]
     if not names:
@@ -105,7 +138,33 @@ def run_checks(site: "Site", which: "Which") -> list[dict[str, Any]]:
         return checks
     if site.kind == "ssh":
         return [*checks, _check_hosts(site)]
-    return [*checks, *_check_queues(site)]
+    return [*checks, *_check_queues(site), *_check_account(site)]
+
+
+def _tools_of_others(kind: str) -> tuple[str, ...]:
+    """Return the commands that an engine of somebody else's needs, where its dialect says them."""
+    from torchmuster.engines.registry import load_dialect
+
+    return tuple(getattr(load_dialect(kind), "tools", ()))
+
+
+def _check_account(site: "Site") -> list[dict[str, Any]]:
+    from torchmuster.run.detect import list_accounts
+    from torchmuster.spec.findings import did_you_mean
+
+    if site.kind != "slurm":
+        said = [] if site.account is None else [site.account]
+        return [_entry("account", ok=None, found=f"{name}, not looked for") for name in said]
+    accounts, problem = list_accounts(shutil.which)
+    if site.account is None:
+        listed = ", ".join(accounts)
+        return [_entry("accounts", ok=None, found=listed)] if listed else []
+    if not accounts:
+        why = problem or "this Slurm keeps none"
+        return [_entry(f"account {site.account}", ok=None, found=f"not looked for: {why}")]
+    ok = site.account in accounts
+    hint = did_you_mean(site.account, accounts, f"yours: {', '.join(accounts[:8])}")
+    return [_entry(f"account {site.account}", ok=ok, found="yours" if ok else f"not yours: {hint}")]
 
 
 def _check_queues(site: "Site") -> list[dict[str, Any]]:
@@ -153,6 +212,14 @@ def _check_hosts(site: "Site") -> dict[str, Any]:
         return _entry("hosts", ok=False, found="; ".join(lines[:5]))
     slots = ", ".join(f"{host.name} ({host.slots or '?'} slots)" for host in hosts[:8])
     return _entry("hosts", ok=True, found=slots + (", ..." if len(hosts) > 8 else ""))
+
+
+def _reach(site: "Site") -> list[dict[str, Any]]:
+    from torchmuster.cli.ssh import make_wishes
+    from torchmuster.run.reach import reach_hosts
+
+    found = reach_hosts(make_wishes(site, by_slots=False).hosts)
+    return [_entry(f"host {one.host}", ok=one.is_here, found=one.words) for one in found]
 
 
 def _row(site: "Site", tools: "dict[str, Tool]") -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """`muster run --on ENGINE`: a run as a job of a scheduler, and a run inside a job that is there already."""
 
 import os
+import shlex
 import shutil
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,8 @@ from torchmuster.spec.site_files import project_file, user_file
 
 if TYPE_CHECKING:
     from torchmuster.engines.base import Dialect
-    from torchmuster.model.job import Allocation
+    from torchmuster.files.layout import RunDir
+    from torchmuster.model.job import Allocation, JobRequest
     from torchmuster.model.plan import RunPlan
     from torchmuster.run.jobs import JobWishes
     from torchmuster.spec.launch import LaunchOptions, Problems
@@ -92,11 +94,16 @@ def job_wishes(given: dict[str, Any], problems: "Problems") -> "JobWishes":
         gpus_per_node=given["gpus_per_node"] or 0,
         memory_bytes=memory_bytes,
         warn_s=warn_s or 0.0,
+        num_resubmits=given["resubmit"],
     )
 
 
 def plan_for_job(
-    options: "LaunchOptions", run_id: str, gpus_per_node: int | None, problems: "Problems"
+    options: "LaunchOptions",
+    run_id: str,
+    gpus_per_node: int | None,
+    problems: "Problems",
+    site: "Site | None" = None,
 ) -> "RunPlan | None":
     """Return the plan of a run on other nodes: their GPUs are what the job asks for."""
     from dataclasses import replace
@@ -108,6 +115,10 @@ def plan_for_job(
         options = replace(options, nproc_per_node=asked)
     gpus = [str(index) for index in range(gpus_per_node or 0)] * 65536
     plan = plan_run(options, run_id, gpus[: 65536 * (gpus_per_node or 0)], problems)
+    if plan is not None and site is not None:
+        from torchmuster.engines.sites import with_node_setup
+
+        plan = with_node_setup(plan, site, python_given=options.python is not None)
     return replace(plan, stdin_rank=None) if plan is not None else None
 
 
@@ -130,7 +141,9 @@ def with_site(wishes: "JobWishes", site: "Site") -> "JobWishes":
         directives=options.directives,
         setup=options.setup,
         extra=options.extra,
-        way=site.start_with[0] if site.start_with else None,
+        way=",".join(site.start_with) or None,
+        num_resubmits=site.resubmit or 0 if wishes.num_resubmits is None else wishes.num_resubmits,
+        resubmit_with=site.resubmit_with,
     )
 
 
@@ -144,10 +157,13 @@ def submit_run(
     from torchmuster.run.jobs import make_job, submit_job
 
     dialect = load_dialect(site.kind)
+    num_more = wishes.num_resubmits or 0 if wishes.resubmit_with == "chain" else 0
     if dry_run:
         run_dir = RunDir(os.path.join(runs_dir(), plan.run_id))
         job = make_job(plan, run_dir, site.kind, wishes)
-        click.echo(f"$ {' '.join(dialect.submit_argv(job, run_dir.job_script))}\n")
+        click.echo(f"$ {shlex.join(dialect.submit_argv(job, run_dir.job_script))}\n")
+        if num_more:
+            click.echo(f"and {num_more} times more, each job afterany the one before\n")
         click.echo(dialect.script(job), nl=False)
         click.echo("nothing was submitted (--dry-run)", err=True)
         return 0
@@ -156,10 +172,35 @@ def submit_run(
     for sentence in dialect.unmapped(job):
         click.echo(f"muster: {sentence}", err=True)
     job_id = submit_job(job, run_dir, dialect)
+    _say_room(run_dir.path)
+    if num_more:
+        _submit_more(job, run_dir, dialect, num_more)
     if detach:
         click.echo(plan.run_id)
         return 0
     return _follow(plan, run_dir, dialect, job_id)
+
+
+def _submit_more(job: "JobRequest", run_dir: "RunDir", dialect: "Dialect", num_more: int) -> None:
+    """Submit the other links of a chain, and say what became of it."""
+    from torchmuster.run.jobs import submit_chain
+
+    taken, refusal = submit_chain(job, run_dir, dialect, num_more)
+    if taken:
+        click.echo(
+            f"muster: the run may go on in {', '.join(taken)}, one after the other", err=True
+        )
+    if refusal is not None:
+        what = f"only {len(taken)} of {num_more} further jobs were taken: {refusal.what}"
+        click.echo(f"muster: {what}; behind them the run's own job tries to go on", err=True)
+
+
+def _say_room(path: str) -> None:
+    """Say what will soon be short there; the job waits in its queue already, so a slow `quota` costs it nothing."""
+    from torchmuster.run.room import quota_warnings, room_warnings
+
+    for warning in (*room_warnings(path), *quota_warnings(path)):
+        click.echo(f"muster: {warning}", err=True)
 
 
 def _follow(plan: "RunPlan", run_dir: Any, dialect: Any, job_id: str) -> int:
@@ -228,13 +269,14 @@ def run_in_allocation(
     from dataclasses import replace
 
     from torchmuster.engines.allocation import AllocationEngine
+    from torchmuster.engines.ways import Way
     from torchmuster.files.terminal import TerminalVoice
     from torchmuster.model.plan import Tee
-    from torchmuster.run.conduct import own_run
+    from torchmuster.run.conduct import own_run, way_to_others
     from torchmuster.run.create import create_run_dir
     from torchmuster.ui.messages import is_worth_a_report, paint_report, summary, uses_colour
 
-    own = _own_node(allocation)
+    own = own_node(allocation)
     if own is None:  # salloc gives a shell on the login node
         return _run_on_first_node(dialect, allocation)
     # The head is where we are.
@@ -248,12 +290,16 @@ def run_in_allocation(
             fix=f"--nodes {len(names)}, or --here for simulated nodes on this one",
         )
     plan = replace(plan, node_names=names[: plan.max_nodes])
+    way = way_to_others(dialect, allocation, None) if plan.max_nodes > 1 else Way()
     run_dir = create_run_dir(plan)
     voice = TerminalVoice(prefix_always=plan.tee is Tee.ALL)
     voice.start()
     used = ", ".join(plan.node_names)
     voice.say(f"run {plan.run_id} inside job {allocation.job_id} of {dialect.name}, on {used}")
-    result = own_run(AllocationEngine(plan, run_dir, dialect, allocation), voice, warn_s=warn_s)
+    if way.sentence is not None:
+        voice.say(way.sentence)
+    engine = AllocationEngine(plan, run_dir, dialect, allocation, way)
+    result = own_run(engine, voice, warn_s=warn_s)
     if is_worth_a_report(result) and result.report is not None:
         voice.print(paint_report(result.report, colour=uses_colour()))
     voice.say(summary(result))
@@ -261,8 +307,11 @@ def run_in_allocation(
     return int(result.exit_code)
 
 
-def _own_node(allocation: "Allocation") -> str | None:
+def own_node(allocation: "Allocation") -> str | None:
     """Return which node of the job this is; None when it is none of them."""
+    index = os.environ.get("PBS_NODENUM", "")  # the node file may have another name for this host
+    if "PBS_JOBID" in os.environ and index.isdecimal() and int(index) < len(allocation.nodes):
+        return allocation.nodes[int(index)].name
     here = {os.environ.get("SLURMD_NODENAME", ""), os.uname().nodename}
     short = {name.partition(".")[0] for name in here if name}
     for node in allocation.nodes:

@@ -31,6 +31,7 @@ COMMANDS = {
     "wait": ("torchmuster.cli.views", "Wait for the end of a run; exit as it did."),
     "cancel": ("torchmuster.cli.views", "Stop a run."),
     "restart": ("torchmuster.cli.restart", "Start a run again; it goes on where it stopped."),
+    "prune": ("torchmuster.cli.prune", "Remove old runs that have ended."),
     "exec": ("torchmuster.cli.execute", "Run a command inside a task."),
     "spec": ("torchmuster.cli.submit", "Print the workflow file of a run."),
     "barrier": ("torchmuster.cli.barrier", "Wait for all tasks of the group."),

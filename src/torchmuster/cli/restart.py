@@ -17,11 +17,13 @@ def restart(run: str, *, detach: bool) -> int:
     from torchmuster.cli.workflow_views import restart_workflow
     from torchmuster.doctor.gpus import visible_gpus
     from torchmuster.errors import NotFoundError, UsageError
+    from torchmuster.model.verdict import RunState
     from torchmuster.run.create import create_run_dir, link_snapshots, new_run_id
-    from torchmuster.run.find import find_run
+    from torchmuster.run.find import find_run, owner_lives
 
     view = find_run(run)
-    if not view.state.is_final:
+    is_forgotten = view.state is RunState.UNKNOWN and not owner_lives(view.run_dir)
+    if not view.state.is_final and not is_forgotten:
         raise UsageError(
             f"the run {view.run_id} has not ended: it is {view.state.value}",
             fix=f"muster cancel {view.run_id}, then restart it",

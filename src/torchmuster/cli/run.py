@@ -43,6 +43,10 @@ from torchmuster.errors import MusterError
 )
 @click.option("--preload", multiple=True, metavar="MODULE", help="Import this before forking too.")
 @click.option("--python", metavar="PATH", help="The job's interpreter, with flags if quoted.")
+@click.option(
+    "--stage", multiple=True, metavar="SRC[:DST]", help="Bring this to every node's MUSTER_SCRATCH."
+)
+@click.option("--before", multiple=True, metavar="CMD", help="Run this once on every node first.")
 @click.option("--stdin", "stdin_rank", type=int, metavar="RANK", help="Who gets standard input.")
 @click.option("--grace", default="30", metavar="TIME", help="From a stop to SIGKILL; default 30s.")
 @click.option("--join-timeout", default="600", metavar="TIME", help="Wait for nodes; default 10m.")
@@ -56,6 +60,11 @@ from torchmuster.errors import MusterError
 @click.option("--gpus-per-node", type=click.IntRange(min=0), metavar="N", help="GPUs of each node.")
 @click.option("--mem", metavar="SIZE", help="Memory of each node, e.g. 64Gi.")
 @click.option("--warn", default="120s", metavar="TIME", help="SIGUSR1 so long before the end.")
+@click.option(
+    "--resubmit", type=click.IntRange(0, 1000), metavar="K", help="Go on in K more jobs; default 0."
+)
+@click.option("--hosts", metavar="A,B:N", help="Hosts for --on ssh, with their workers.")
+@click.option("--hostfile", metavar="FILE", help="A file of hosts for --on ssh.")
 @click.option("--here", is_flag=True, help="On this machine, even inside of a job.")
 @click.option("--dry-run", is_flag=True, help="Show the job script and command, submit nothing.")
 @click.argument("script")
@@ -69,8 +78,13 @@ def run(**given: Any) -> int:
     from torchmuster.doctor.gpus import visible_gpus
     from torchmuster.errors import ManyErrors, UsageError
     from torchmuster.run.create import check_run_id, create_run_dir, new_run_id
+    from torchmuster.run.room import room_warnings
     from torchmuster.spec.launch import LaunchOptions, Problems, plan_run
 
+    if given["engine"] == "all":
+        from torchmuster.cli.dry_run import show_everywhere
+
+        return show_everywhere(given, lambda of_one: run.callback(**of_one))  # type: ignore[misc]
     problems = Problems()
     detach = given["detach"]
     stdin_rank = _stdin_rank(given["stdin_rank"], detach=detach)
@@ -86,10 +100,19 @@ def run(**given: Any) -> int:
         with_site,
     )
 
+    if given["engine"] is None and (given["hosts"] or given["hostfile"]):
+        given["engine"] = "ssh"
     given["engine"] = choose_engine(given["engine"], here=given["here"])
+    hosts_site = None
+    if given["engine"] != "local" or given["hosts"] or given["hostfile"]:
+        from torchmuster.cli.ssh import find_ssh_site, num_hosts, run_on_hosts
+
+        hosts_site = find_ssh_site(given)
     inside = None
     if given["engine"] == "local" and not given["here"]:
         inside = find_allocation()
+    if given["nodes"] is None and hosts_site is not None:
+        given["nodes"] = str(num_hosts(hosts_site))
     if given["nodes"] is None:
         given["nodes"] = str(len(inside[1].nodes)) if inside is not None else "1"
     options = LaunchOptions(
@@ -103,11 +126,16 @@ def run(**given: Any) -> int:
     except UsageError as error:
         problems.found.append(error)
     wishes = job_wishes(given, problems)
+    if given["resubmit"] and given["engine"] == "local":
+        fix = "--on slurm or --on pbs; in a job of your own: sbatch or qsub again"
+        problems.add("--resubmit continues jobs that muster submits", "--resubmit", fix=fix)
+    if hosts_site is not None:
+        return run_on_hosts(given, options, run_id, hosts_site, problems)
     if given["engine"] != "local":
         check_engine(given["engine"], problems)
         site = find_site(given["engine"]) if not problems.found else None
         wishes = with_site(wishes, site) if site is not None else wishes
-        plan = plan_for_job(options, run_id, wishes.gpus_per_node, problems)
+        plan = plan_for_job(options, run_id, wishes.gpus_per_node, problems, site)
         if problems.found or plan is None or site is None:
             raise ManyErrors(problems.found)
         return submit_run(plan, site, wishes, detach=detach, dry_run=given["dry_run"])
@@ -120,7 +148,14 @@ def run(**given: Any) -> int:
     plan = plan_run(options, run_id, gpus, problems)
     if problems.found or plan is None:
         raise ManyErrors(problems.found)
-    return start(plan, create_run_dir(plan), gpus, detach=detach)
+    if given["dry_run"]:
+        from torchmuster.cli.dry_run import show_here
+
+        return show_here(plan)
+    run_dir = create_run_dir(plan)
+    for warning in room_warnings(run_dir.path):
+        click.echo(f"muster: {warning}", err=True)
+    return start(plan, run_dir, gpus, detach=detach)
 
 
 def start(plan: Any, run_dir: Any, gpus: Any, *, detach: bool) -> int:
@@ -152,6 +187,8 @@ _PLAN_OPTIONS = (
     "preload",
     "tee",
     "python",
+    "stage",
+    "before",
 )
 
 

@@ -5,6 +5,7 @@ import hmac
 import os
 import socket
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,6 +14,8 @@ from torchmuster.errors import UsageError
 
 if TYPE_CHECKING:
     from torchmuster.agent.main import AgentLaunch
+    from torchmuster.model.plan import RunPlan
+    from torchmuster.run.spread import Order, Party, Spreader
     from torchmuster.spec.torchrun import TorchrunLine
 
 
@@ -48,13 +51,50 @@ def make_launch(line: "TorchrunLine") -> "AgentLaunch":
         UsageError: The port of the head is taken by something else.
     """
     from torchmuster.agent.main import AgentLaunch, job_environment
-    from torchmuster.model.plan import RunPlan, Tee
     from torchmuster.run.create import new_run_id
 
-    listening = _bind_if_head(line)
+    order = _take_order()
+    party = _find_party(line) if order is None else None
+    listening = _bind_if_head(line, party) if order is None else None
+    if listening is None:
+        party = None
+    line = _fitted(line, party, order)
     run_id = new_run_id(line.program.target)
+    plan = _make_plan(line, run_id, party)
+    secret, open_secret = _keys(line)
+    addresses = order.heads if order is not None else ((line.host, line.port),)
+    spread = None
+    if listening is not None:
+        _create_run_dir(run_id, plan)
+        addresses = (("127.0.0.1", int(listening.getsockname()[1])),)
+        spread = _make_spreader(line, party, plan, addresses[0][1])
+    return AgentLaunch(
+        plan=plan,
+        num_workers=line.num_workers,
+        host=order.host if order is not None else socket.gethostname(),
+        addresses=addresses,
+        secret=secret,
+        open_secret=open_secret,
+        environment=job_environment(line.num_workers),
+        place=order.place if order is not None else line.node_rank,
+        listening=listening,
+        own_address=line.local_addr or "127.0.0.1",
+        local_addr=line.local_addr,
+        local_show=True,
+        console=line.console,
+        saved=_saved(line),
+        signals=line.signals,
+        notes=line.notes + (party.notes if party is not None else ()),
+        spread=spread,
+        hint=party.hint if party is not None else "",
+    )
+
+
+def _make_plan(line: "TorchrunLine", run_id: str, party: "Party | None") -> "RunPlan":
+    from torchmuster.model.plan import RunPlan, Tee
+
     sits_here = sys.stdin is not None and sys.stdin.isatty() and line.max_nodes == 1
-    plan = RunPlan(
+    return RunPlan(
         run_id=run_id,
         program=line.program,
         min_nodes=line.min_nodes,
@@ -68,33 +108,67 @@ def make_launch(line: "TorchrunLine") -> "AgentLaunch":
         first_cause_code=False,
         restart_hint=True,
         virtual_local_rank=line.virtual_local_rank,
-    )
-    secret, open_secret = _keys(line)
-    addresses = ((line.host, line.port),)
-    if listening is not None:
-        _create_run_dir(run_id, plan)
-        addresses = (("127.0.0.1", int(listening.getsockname()[1])),)
-    return AgentLaunch(
-        plan=plan,
-        num_workers=line.num_workers,
-        host=socket.gethostname(),
-        addresses=addresses,
-        secret=secret,
-        open_secret=open_secret,
-        environment=job_environment(line.num_workers),
-        place=line.node_rank,
-        listening=listening,
-        own_address=line.local_addr or "127.0.0.1",
-        local_addr=line.local_addr,
-        local_show=True,
-        console=line.console,
-        saved=_saved(line),
-        signals=line.signals,
-        notes=line.notes,
+        node_names=party.names if party is not None else (),
     )
 
 
-def _bind_if_head(line: "TorchrunLine") -> socket.socket | None:
+def _take_order() -> "Order | None":
+    """Return what a head on another host has told this agent; None for a command that a user has started."""
+    if "MUSTER_TORCHRUN_ORDER" not in os.environ:
+        return None  # costs no import
+    from torchmuster.run.spread import take_order
+
+    return take_order()
+
+
+def _find_party(line: "TorchrunLine") -> "Party | None":
+    """Return the hosts of the job that we are in, where this line is for several; None elsewhere."""
+    in_job = any(name in os.environ for name in ("SLURM_JOB_ID", "PBS_JOBID"))
+    is_other = line.static and line.node_rank != 0  # who gave a rank to this node gives one to each
+    if line.standalone or line.max_nodes == 1 or is_other or not in_job:
+        return None
+    from torchmuster.cli.spread import find_party
+
+    return find_party(line, os.environ)
+
+
+def _fitted(line: "TorchrunLine", party: "Party | None", order: "Order | None") -> "TorchrunLine":
+    """Return the line with what is known of its hosts."""
+    from dataclasses import replace
+
+    limits = line.limits
+    if order is not None:  # the head listens already: who can't reach it must not wait for long
+        limits = replace(limits, join_timeout_s=min(limits.join_timeout_s, 60.0))
+        return replace(line, limits=limits)
+    if party is not None and party.spreads and line.max_nodes > len(party.nodes):
+        return replace(line, max_nodes=len(party.nodes))
+    return line
+
+
+def _make_spreader(
+    line: "TorchrunLine", party: "Party | None", plan: Any, port: int
+) -> "Spreader | None":
+    if party is None or not party.spreads:
+        return None
+    from torchmuster.files.layout import RunDir, runs_dir
+    from torchmuster.run.spread import Spreader, head_addresses
+
+    return Spreader(
+        party=party,
+        heads=head_addresses(line.host, port),
+        command=own_command(),
+        environment=RunDir(os.path.join(runs_dir(), plan.run_id)).environment,
+    )
+
+
+def own_command() -> list[str]:
+    """Return the command that this process was started with, by full paths."""
+    program = os.path.abspath(sys.argv[0])
+    by_module = os.path.basename(program) == "__main__.py"
+    return [sys.executable, *(["-m", "torchmuster"] if by_module else [program]), *sys.argv[1:]]
+
+
+def _bind_if_head(line: "TorchrunLine", party: "Party | None") -> socket.socket | None:
     from torchmuster.net import listener
     from torchmuster.net.address import is_own_address
 
@@ -102,10 +176,14 @@ def _bind_if_head(line: "TorchrunLine") -> socket.socket | None:
     if not is_head:
         return None
     loopback = line.host in ("localhost", "127.0.0.1", "::1")
-    if not (line.static or line.is_host or loopback or is_own_address(line.host)):
+    spreads = party is not None and party.spreads
+    is_named = line.static or line.is_host or loopback or is_own_address(line.host)
+    # A job's script runs on the first host, whatever host its lines have put into the endpoint.
+    is_first = party is not None and spreads and party.is_first
+    if not is_named and (not is_first or _is_answered(line.host, line.port)):
         return None
     # Every address of the host: /etc/hosts may name it 127.0.1.1 here and otherwise elsewhere.
-    address = "127.0.0.1" if loopback else "0.0.0.0"
+    address = "127.0.0.1" if loopback and not spreads else "0.0.0.0"
     try:
         return listener.bind(address, line.port)
     except OSError as error:
@@ -117,6 +195,23 @@ def _bind_if_head(line: "TorchrunLine") -> socket.socket | None:
             why=error.strerror,
             fix="choose another port on all nodes",
         ) from error
+
+
+def _is_answered(host: str, port: int) -> bool:
+    """Say whether a head listens there already; one that was started beside us has 1.5 s to begin."""
+    import time
+
+    deadline = time.monotonic() + 1.5
+    pause = threading.Event()
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=0.5).close()
+        except OSError:
+            if time.monotonic() >= deadline:
+                return False
+            pause.wait(0.1)
+        else:
+            return True
 
 
 def _keys(line: "TorchrunLine") -> tuple[bytes, bytes | None]:

@@ -67,7 +67,7 @@ def _row(view: "RunView") -> list[str]:
 def status(run: str, *, as_json: bool) -> int:
     """Show where RUN stands: its nodes, its attempts, its training and its verdict."""
     from torchmuster.model import codec
-    from torchmuster.run.find import find_run
+    from torchmuster.run.find import find_run, view_job
     from torchmuster.run.record import read_events
     from torchmuster.run.training import view_training
     from torchmuster.ui.messages import is_worth_a_report, paint_report, summary
@@ -78,6 +78,7 @@ def status(run: str, *, as_json: bool) -> int:
 
         return print_status(view, as_json=as_json)
     training = view_training(read_events(view.run_dir.training))
+    job = view_job(view.run_dir) if view.result is None else None
     if as_json:
         import json
 
@@ -85,6 +86,7 @@ def status(run: str, *, as_json: bool) -> int:
             "run_id": view.run_id,
             "state": view.state.value,
             "attempts": view.attempts,
+            "job": codec.to_plain(job) if job else None,
             "training": codec.to_plain(training) if training else None,
             "result": codec.to_plain(view.result) if view.result else None,
         }
@@ -95,6 +97,12 @@ def status(run: str, *, as_json: bool) -> int:
     if view.plan is not None:
         click.echo(f"command  {' '.join(view.plan.program.display())}")
     click.echo(f"folder   {view.run_dir.path}")
+    if job is not None:
+        from torchmuster.run.jobs import describe_job
+        from torchmuster.run.links import describe_link
+
+        link = describe_link(view.run_dir)
+        click.echo(f"job      {describe_job(job)}{f', {link}' if link else ''}")
     _print_attempts(view)
     if training is not None:
         _print_training(training)

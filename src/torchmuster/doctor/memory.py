@@ -27,7 +27,7 @@ class MemoryCounters:
 def read_counters() -> MemoryCounters:
     """Return the counters of our control group and its readable ancestors."""
     kills: dict[str, int] = {}
-    for path in _counter_files():
+    for path in counter_files():
         try:
             with open(path, "rb") as file:
                 match = _COUNTER.search(file.read())
@@ -55,7 +55,8 @@ def explain_kill(before: MemoryCounters, pid: int) -> str | None:
     return None
 
 
-def _counter_files() -> list[str]:
+def counter_files() -> list[str]:
+    """Return the counters of our control group and its ancestors, nearest first; version 2 or 1."""
     mounts = _mounts()
     files: list[str] = []
     try:

@@ -6,14 +6,15 @@ They end when the head is gone (their lease), or with the step that they are.
 
 import os
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torchmuster import proc
 from torchmuster.engines.base import Dialect, NodeStart
 from torchmuster.engines.local import HEAD, AgentProcesses, agent_argv
+from torchmuster.engines.ways import Way
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
-from torchmuster.model.job import AllocatedNode, Allocation, StartWay
+from torchmuster.model.job import AllocatedNode, Allocation
 from torchmuster.model.plan import RunPlan
 from torchmuster.net import listener
 from torchmuster.net.address import own_addresses
@@ -24,14 +25,14 @@ class AllocationEngine(AgentProcesses):
     """The agents of one run on the nodes of one job.
 
     Attributes:
-        way: How agents come to other nodes; None for the dialect's own.
+        way: How agents come to other nodes.
     """
 
     plan: RunPlan
     run_dir: RunDir
     dialect: Dialect
     allocation: Allocation
-    way: StartWay | None = None
+    way: Way = field(default_factory=Way)
     address: tuple[str, int] = ("127.0.0.1", 0)
 
     def __post_init__(self) -> None:
@@ -65,7 +66,7 @@ class AllocationEngine(AgentProcesses):
         node = self.allocation.nodes[place]
         command = agent_argv(self.run_dir, place, heads)
         command.append(f"--environment={self.run_dir.environment}")
-        argv = self.dialect.node_argv(self._start_on(node, command))
+        argv = self.way.argv(self.dialect, self._start_on(node, command))
         self._agents.append((place, proc.start(argv)))
 
     def _start_on(self, node: AllocatedNode, argv: list[str]) -> NodeStart:
@@ -75,7 +76,7 @@ class AllocationEngine(AgentProcesses):
             slot=node.slot,
             cpus=node.cpus,
             het_group=node.het_group,
-            way=self.way,
+            way=self.way.kind,
         )
 
     def kill_all(self) -> None:

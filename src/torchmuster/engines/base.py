@@ -13,6 +13,7 @@ from typing import Protocol
 
 from torchmuster.errors import MusterError, UsageError
 from torchmuster.model.job import Allocation, JobRequest, JobView, StartWay
+from torchmuster.model.links import ResubmitWay
 from torchmuster.model.verdict import Report
 
 PYTHON = "$PYTHON"  # as a head's first word: the interpreter that the script names
@@ -56,6 +57,9 @@ class Dialect(Protocol):
     """
 
     name: str
+    resubmit_ways: tuple[
+        ResubmitWay, ...
+    ]  # how the head of a job continues its run, the best first
 
     def script(self, job: JobRequest) -> str:
         """Return the whole job script."""
@@ -74,6 +78,15 @@ class Dialect(Protocol):
 
     def cancel_argv(self, job_id: str) -> list[str]:
         """Return the command that ends a job."""
+
+    def requeue_argv(self, job_id: str) -> list[str]:
+        """Return the command that starts a running job again, as the same job."""
+
+    def end_argv(self, job_id: str) -> list[list[str]]:
+        """Return commands that tell when a running job has to end, the best first."""
+
+    def job_end(self, stdout: str, now: float) -> float | None:
+        """Return the end, seconds since 1970, from any of those; None when it has none or it can't be read."""
 
     def node_argv(self, start: NodeStart) -> list[str]:
         """Return the command by which the head starts something on another node."""
@@ -144,21 +157,68 @@ def _option(line: str) -> str:
 
 def body(job: JobRequest) -> list[str]:
     """Return the shell part of a script: the interpreter, the site's lines, the head."""
-    lines = [
-        "",
-        "# Python 3.11 or later, for muster's own processes; a line below may set another.",
-    ]
+    about = "Python 3.11 or later, for muster's own processes"
+    lines = ["", f"# {about}{'; a line below may set another' if job.node_lines is None else ''}."]
     lines.append(f"PYTHON={shlex.quote(check_text(job.python, 'python'))}")
+    if job.node_lines is not None:
+        lines += _fallback(job.node_lines)
     if job.time_limit_s is not None:
         seconds = minutes_up(job.time_limit_s) * 60
         lines.append(f"export {ENDS_AT}=$(($(date +%s) + {seconds}))")
     lines += [check_text(line, "setup") for line in job.setup]
+    head = _quoted(job.head)
+    if job.package_copy is not None:
+        more, head = _with_copy(job.head, job.package_copy)
+        lines += more
     lines.append("")
     if job.about:
         lines.append(f"# {check_text(job.about, 'about')}")
     # `exec`: the scheduler's signals to the script reach the head itself.
-    lines.append(f"exec {_quoted(job.head)}")
+    lines.append(f"exec {head}")
     return lines
+
+
+def _with_copy(head: Sequence[str], copy: str) -> tuple[list[str], str]:
+    """Return what takes a copy of torchmuster where a node lacks that of the client, and the head's command."""
+    program = head[1]
+    package, name = program.rpartition("/run/")[::2]
+    lines = [
+        f"MUSTER={shlex.quote(check_text(package, 'package'))}",
+        f'if [ ! -r "$MUSTER/run/{name}" ]; then',
+        f"  COPY={shlex.quote(check_text(copy, 'package_copy'))}",
+        '  echo "muster: $MUSTER is not on $(uname -n): the copy in $COPY is taken" >&2',
+        '  [ -d "$COPY" ] || { "$PYTHON" -I -m zipfile -e "$COPY.zip" "$COPY.$$/torchmuster" && mv -T "$COPY.$$" "$COPY"; }',
+        "  MUSTER=$COPY/torchmuster",
+        "fi",
+    ]
+    rest = " ".join(shlex.quote(check_text(word, "head")) for word in head[2:])
+    return lines, f'"{PYTHON}" "$MUSTER/run/{name}" {rest}'
+
+
+def _fallback(node_lines: Sequence[str]) -> list[str]:
+    """Return what takes another Python where the client's can't run, e.g. on another processor."""
+    runs = """"$PYTHON" -I -S -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null"""
+    whose = "of the setup lines" if node_lines else "on PATH"
+    hint = "hint: `setup = [...]` of the site loads one: a module, or source VENV/bin/activate"
+    about = "# The agents run the setup lines on every node; here they are for a first node without that Python."
+    return [
+        *([about] if node_lines else []),
+        f"if ! {runs}; then",
+        f'  echo "muster: $PYTHON does not run on $(uname -n) ($(uname -m)): python3 {whose} is taken" >&2',
+        # `eval`: a line that is no shell must not keep the script from being read where it is not needed.
+        *(f"  eval {shlex.quote(check_text(line, 'setup'))}" for line in node_lines),
+        "  PYTHON=$(command -v python3)",
+        f"  if ! {runs}; then",
+        "    {",
+        "      echo 'error: this node has no Python for muster'",
+        '      echo "at: $(uname -n), ${PYTHON:-no python3 on PATH}"',
+        "      echo 'because: the first node of a job needs Python 3.11 or later'",
+        f"      echo {shlex.quote(hint)}",
+        "    } >&2",
+        "    exit 14",
+        "  fi",
+        "fi",
+    ]
 
 
 def _quoted(words: Sequence[str]) -> str:
@@ -235,6 +295,20 @@ def ends_at(environment: Mapping[str, str], *names: str) -> float | None:
         if re.fullmatch(r"\d{1,12}", text):
             return float(text)
     return None
+
+
+def clock_seconds(text: str) -> float | None:
+    """Return seconds from `[days-][[hours:]minutes:]seconds`, or a bare number of seconds; else None."""
+    match = re.fullmatch(r"(?:(\d{1,5})-)?((?:\d{1,7}:){0,2}\d{1,9})", text.strip())
+    if match is None:
+        return None
+    parts = [int(part) for part in match.group(2).split(":")]
+    if match.group(1) is not None:
+        parts += [0] * (3 - len(parts))  # 1-02 is a day and two hours
+    seconds = 0
+    for part in parts:
+        seconds = seconds * 60 + part
+    return float(int(match.group(1) or 0) * 86400 + seconds)
 
 
 def own_scratch(environment: Mapping[str, str], job_id: str) -> str | None:

@@ -6,11 +6,13 @@ What is marked "recorded" was seen from an OpenPBS 23.06 server; a test holds ea
 import json
 import re
 import shlex
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torchmuster.engines import base
 from torchmuster.engines.base import EngineError, NodeStart, Refusal
+from torchmuster.engines.qstat import read_jobs
 from torchmuster.errors import UsageError
 from torchmuster.model.job import (
     AllocatedNode,
@@ -21,6 +23,7 @@ from torchmuster.model.job import (
     NodeChunk,
     StartWay,
 )
+from torchmuster.model.links import ResubmitWay
 from torchmuster.model.verdict import Report
 
 # Source: PBS Professional Reference Guide, "qsub".
@@ -45,6 +48,8 @@ _END_CODES = {
     -27: JobState.OUT_OF_MEMORY,
     -26: JobState.OUT_OF_MEMORY,  # vmem
 }
+_TIMES = ("Resource_List", "resources_used")
+_CLOCKS_DIFFER_S = 300.0
 _REFUSALS = (
     Refusal(
         pattern="unknown queue",  # recorded
@@ -88,6 +93,9 @@ class PbsDialect:
     """OpenPBS 20 and later, PBS Professional 19 and later."""
 
     name = "pbs"
+    # qrerun needs an operator's rights at most sites.
+    resubmit_ways: tuple[ResubmitWay, ...] = (ResubmitWay.SUBMIT, ResubmitWay.REQUEUE)
+    start_ways = (StartWay.PBSDSH, StartWay.MPIEXEC, StartWay.TMRSH, StartWay.SSH)
     name_limit = 63  # 230 since PBS 13; more than this reads badly in qstat
     refusals: Sequence[Refusal] = _REFUSALS
 
@@ -136,29 +144,42 @@ class PbsDialect:
         raise EngineError("qsub printed no job id", where="qsub", why=stdout.strip() or None)
 
     def status_argv(self, job_ids: Sequence[str]) -> list[list[str]]:
-        """Return qstat with finished jobs (needs the server's job history), and without."""
+        """Return qstat with finished jobs (needs the server's job history), and without; text where JSON is unknown."""
         if not job_ids:
             return []
-        return [
-            ["qstat", "-x", "-f", "-F", "json", *job_ids],
-            ["qstat", "-f", "-F", "json", *job_ids],
-        ]
+        ways = (["-x", "-f", "-F", "json"], ["-f", "-F", "json"], ["-x", "-f"], ["-f"])
+        return [["qstat", *way, *job_ids] for way in ways]
 
     def views(self, stdout: str) -> dict[str, JobView]:
-        """Return views from `qstat -f -F json`."""
-        if not stdout.strip():
-            return {}
+        """Return views from `qstat -f`, as JSON, text or XML."""
         try:
-            jobs = json.loads(stdout).get("Jobs", {})
-            return {job_id: _view(job_id, fields) for job_id, fields in jobs.items()}
+            return {
+                job_id: self.view(job_id, fields) for job_id, fields in read_jobs(stdout).items()
+            }
         except (ValueError, AttributeError, TypeError, RecursionError) as error:
             raise EngineError(
-                "the answer of qstat can't be read", where="qstat -f -F json", why=str(error)
+                "the answer of qstat can't be read", where="qstat -f", why=str(error)
             ) from error
+
+    def view(self, job_id: str, fields: Mapping[str, Any]) -> JobView:
+        """Return what the fields of one job mean; ValueError for a number that is none."""
+        return _view(job_id, fields)
 
     def cancel_argv(self, job_id: str) -> list[str]:
         """Return the qdel command: TERM, then KILL after a delay of the site."""
         return ["qdel", job_id]
+
+    def requeue_argv(self, job_id: str) -> list[str]:
+        """Return the qrerun command."""
+        return ["qrerun", job_id]
+
+    def end_argv(self, job_id: str) -> list[list[str]]:
+        """Return qstat as JSON, and as text for servers that know no JSON."""
+        return [["qstat", "-f", "-F", "json", job_id], ["qstat", "-f", job_id]]
+
+    def job_end(self, stdout: str, now: float) -> float | None:
+        """Return the end from walltime and start, or from what was used of it."""
+        return _end(_fields_of_one(stdout), now)
 
     def node_argv(self, start: NodeStart) -> list[str]:
         """Return a command for another host; pbsdsh unless the site needs another way.
@@ -269,6 +290,7 @@ def _view(job_id: str, fields: Mapping[str, Any]) -> JobView:
         reason = f"waits: {fields['depend']}"
     estimate = fields.get("estimated")
     start = estimate.get("start_time") if isinstance(estimate, dict) else None
+    start = start or fields.get("estimated.start_time")
     return JobView(
         job_id=job_id,
         state=state,
@@ -277,6 +299,30 @@ def _view(job_id: str, fields: Mapping[str, Any]) -> JobView:
         exit_code=exit_code(number) if state.is_final else None,
         nodes=hosts_of(str(fields.get("exec_host", ""))),
     )
+
+
+def _fields_of_one(stdout: str) -> dict[str, str]:
+    """Return the times of one job, from JSON or from text."""
+    try:
+        (fields,) = json.loads(stdout).get("Jobs", {}).values()
+        parts = {f"{k}.walltime": fields[k].get("walltime") for k in _TIMES if k in fields}
+        return {k: str(v) for k, v in {**parts, "stime": fields.get("stime")}.items() if v}
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        pattern = r"^\s+((?:Resource_List|resources_used)\.walltime|stime) = (.*)$"
+        return dict(re.findall(pattern, stdout, re.MULTILINE))
+
+
+def _end(fields: Mapping[str, str], now: float) -> float | None:
+    limit_s = base.clock_seconds(fields.get("Resource_List.walltime", ""))
+    if limit_s is None:
+        return None
+    try:
+        # In the server's local time, which is the job's as well.
+        start = time.mktime(time.strptime(fields.get("stime", "").strip()))
+    except (ValueError, OverflowError):
+        # The server counts what is used every few minutes only.
+        start = now - (base.clock_seconds(fields.get("resources_used.walltime", "")) or 0.0)
+    return start + limit_s if start <= now + _CLOCKS_DIFFER_S else now + limit_s
 
 
 def _final_state(code: int | None, comment: str) -> JobState:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchmuster.engines.workflow_jobs import GroupJob, SiteOptions
+from torchmuster.model.plan import RunPlan
 
 if TYPE_CHECKING:
     from torchmuster.engines.base import Dialect
@@ -29,6 +30,21 @@ def site_options(site: "Site") -> SiteOptions:
         extra=site.chunk,
         warn_s=plain.warn_s if site.warn is None else site.warn,
     )
+
+
+def with_node_setup(plan: RunPlan, site: "Site", *, python_given: bool) -> RunPlan:
+    """Return the plan with what the site says of its nodes: variables, setup lines, interpreter, scratch folder."""
+    own_python = site.python if not python_given else ()
+    setup = replace(
+        plan.node_setup,
+        environment=tuple(site.environment),
+        lines=tuple(site.setup),
+        scratch=site.scratch,
+        python_follows=bool(site.setup) and not own_python and not python_given,
+        origin=f"{site.origin.split('.toml:')[0]}.toml [engines.{site.name}] setup",
+    )
+    program = replace(plan.program, python=tuple(own_python)) if own_python else plan.program
+    return replace(plan, node_setup=setup, program=program)
 
 
 def with_site_time(group: GroupJob, site: "Site", dialect: "Dialect") -> GroupJob:

@@ -15,6 +15,7 @@ from torchmuster.model.job import (
     NodeChunk,
     StartWay,
 )
+from torchmuster.model.links import ResubmitWay
 from torchmuster.model.nodelist import expand_counts, expand_hostlist
 from torchmuster.model.verdict import Report
 
@@ -115,6 +116,7 @@ class SlurmDialect:
     """Slurm 20.11 and later."""
 
     name = "slurm"
+    resubmit_ways: tuple[ResubmitWay, ...] = (ResubmitWay.REQUEUE, ResubmitWay.SUBMIT)
 
     def script(self, job: JobRequest) -> str:
         """Return the whole job script; unequal nodes make a heterogeneous job."""
@@ -173,6 +175,27 @@ class SlurmDialect:
     def cancel_argv(self, job_id: str) -> list[str]:
         """Return the scancel command: TERM to all steps and the script, KILL after KillWait."""
         return ["scancel", "--full", job_id]
+
+    def requeue_argv(self, job_id: str) -> list[str]:
+        """Return the scontrol command; a user may requeue a job of his own that was submitted with --requeue."""
+        return ["scontrol", "requeue", job_id]
+
+    def end_argv(self, job_id: str) -> list[list[str]]:
+        """Return squeue with the time that is left, and scontrol."""
+        return [
+            ["squeue", "--noheader", f"--jobs={job_id}", "--format=left|%L"],
+            ["scontrol", "--oneliner", "show", "job", job_id],
+        ]
+
+    def job_end(self, stdout: str, now: float) -> float | None:
+        """Return the end from the time that is left: spans have no time zone."""
+        ends: list[float] = []
+        for line in stdout.splitlines():
+            name, _, text = line.strip().partition("|")
+            left_s = base.clock_seconds(text) if name == "left" else _left_of_scontrol(line)
+            if left_s is not None:
+                ends.append(now + left_s)
+        return min(ends, default=None)
 
     def node_argv(self, start: NodeStart) -> list[str]:
         """Return an srun command that starts one process beside whatever else runs there."""
@@ -251,10 +274,10 @@ def _options_once(job: JobRequest) -> list[str]:
 
 
 def _options_each(job: JobRequest, chunk: NodeChunk) -> list[str]:
-    nodes = str(chunk.num_nodes)
+    options = [f"--nodes={chunk.num_nodes}", "--ntasks-per-node=1"]
     if len(job.chunks) == 1 and job.min_nodes not in (None, job.num_nodes):
-        nodes = f"{job.min_nodes}-{job.num_nodes}"
-    options = [f"--nodes={nodes}", "--ntasks-per-node=1"]
+        # No number of tasks: seen, 22.05 counts it from the least nodes, and gives no more than that.
+        options = [f"--nodes={job.min_nodes}-{job.num_nodes}"]
     if chunk.cpus:
         options.append(f"--cpus-per-task={chunk.cpus}")
     if chunk.gpus:
@@ -315,6 +338,14 @@ def _view_of_scontrol(line: str) -> JobView:
         start=start,
         nodes=nodes,
     )
+
+
+def _left_of_scontrol(line: str) -> float | None:
+    # `UNLIMITED` and `Partition_Limit` are no times.
+    found = dict(re.findall(r"(?:^| )(RunTime|TimeLimit)=(\S+)", line))
+    limit_s = base.clock_seconds(found.get("TimeLimit", ""))
+    elapsed_s = base.clock_seconds(found.get("RunTime", ""))
+    return None if limit_s is None or elapsed_s is None else limit_s - elapsed_s
 
 
 def _make_view(

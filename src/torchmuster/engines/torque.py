@@ -1,11 +1,11 @@
 """Torque: PBS with `-l nodes=2:ppn=4:gpus=4`, XML and `pbsdsh -u`. Not seen running; from its manual."""
 
 import re
-import xml.etree.ElementTree as ET
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torchmuster.engines import base
-from torchmuster.engines.base import EngineError, NodeStart
+from torchmuster.engines.base import NodeStart
 from torchmuster.engines.pbs import PbsDialect, check_key, exit_code, hosts_of
 from torchmuster.model.job import JobRequest, JobState, JobView, NodeChunk, StartWay
 
@@ -47,23 +47,16 @@ class TorqueDialect(PbsDialect):
         return lines
 
     def status_argv(self, job_ids: Sequence[str]) -> list[list[str]]:
-        """Return qstat as XML; finished jobs are in it for as long as the queue keeps them."""
-        return [["qstat", "-f", "-x", *job_ids]] if job_ids else []
+        """Return qstat as XML, and as text; finished jobs are in both for as long as the queue keeps them."""
+        return [["qstat", "-f", "-x", *job_ids], ["qstat", "-f", *job_ids]] if job_ids else []
 
-    def views(self, stdout: str) -> dict[str, JobView]:
-        """Return views from `qstat -f -x`."""
-        if not stdout.strip():
-            return {}
-        where = "qstat -f -x"
-        if "<!" in stdout:  # a document type may define entities that grow without end
-            raise EngineError("the answer of qstat can't be read", where=where, why="it has a <!")
-        try:
-            root = ET.fromstring(stdout)
-            return {view.job_id: view for view in map(_view, root.iter("Job"))}
-        except (ET.ParseError, ValueError) as error:
-            raise EngineError(
-                "the answer of qstat can't be read", where=where, why=str(error)
-            ) from error
+    def end_argv(self, job_id: str) -> list[list[str]]:
+        """Return qstat as text."""
+        return [["qstat", "-f", job_id]]
+
+    def view(self, job_id: str, fields: Mapping[str, Any]) -> JobView:
+        """Return what the fields of one job mean; Torque's are those of older PBS."""
+        return _view(job_id, fields)
 
     def node_argv(self, start: NodeStart) -> list[str]:
         """Return a command for another host; pbsdsh takes its name."""
@@ -93,18 +86,18 @@ def _chunk(chunk: NodeChunk, num_nodes: int) -> str:
     return ":".join(words)
 
 
-def _view(job: ET.Element) -> JobView:
-    word = job.findtext("job_state") or ""
-    comment = job.findtext("comment")
-    text = job.findtext("exit_status") or ""
+def _view(job_id: str, fields: Mapping[str, Any]) -> JobView:
+    word = str(fields.get("job_state", ""))
+    comment = str(fields.get("comment", "")) or None
+    text = str(fields.get("exit_status", ""))
     number = int(text) if re.fullmatch(r"-?\d{1,9}", text) else None
     state = _final_state(number) if word == "C" else STATES.get(word, JobState.UNKNOWN)
     return JobView(
-        job_id=job.findtext("Job_Id") or "",
+        job_id=job_id,
         state=state,
         reason=f"Torque says {word or 'nothing'}" if state is JobState.UNKNOWN else comment,
         exit_code=exit_code(number) if state.is_final else None,
-        nodes=hosts_of(job.findtext("exec_host") or ""),
+        nodes=hosts_of(str(fields.get("exec_host", ""))),
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from torchmuster.engines.base import PYTHON, Dialect
 from torchmuster.errors import UsageError
+from torchmuster.files.layout import RunDir
 from torchmuster.model.job import JobDependency, JobRequest, NodeChunk
 from torchmuster.model.workflow import GroupPlan, TaskPlan, WorkflowPlan
 
@@ -141,6 +142,7 @@ def _request(plan: WorkflowPlan, group: GroupPlan, engine: str, options: JobOpti
         nodes_excluded=tuple(excluded),
         directives=site.directives,
         setup=site.setup,
+        package_copy=RunDir(options.run_dir).package_copy,
         requeue=site.requeue,
         warn_s=site.warn_s,
     )

@@ -9,8 +9,11 @@ runs/<run_id>/
   result.json                     coordinator (the client, when the head was lost)
   logs/main/train/attempt-<k>/rank-<r>.log     the agent of that rank
   logs/agents/<node>.log          that agent, when it has no terminal
+  logs/agents/<node>.setup.log    that agent: what setup lines and --before said
   job.sh, job.json                client     what a scheduler got, and its answer
   job.log                         the scheduler, what the job's head says
+  links.json                      the head of the newest link   the jobs that the run has had
+  cancelled.json                  client     no job may continue it
   training.jsonl                  rank 0, when the script uses torchmuster.train
   snapshots/                      the script
 
@@ -19,6 +22,7 @@ and of a workflow:
   rendered.yaml                   client     without templates; runtime tokens still stand
   workflow.json                   client     the plan (it has no plan.json)
   events.jsonl, result.json       client     groups that wait, start and end; the verdict
+  site.json                       client     the site whose hosts the tasks go to, by ssh
   groups/<group>/head.json        its head   where it listens, 0600
   groups/<group>/start.json       client     what the head is told: first attempts, GPUs
   groups/<group>/events.jsonl     its head   one line per event
@@ -133,6 +137,11 @@ class RunDir:
         return os.path.join(self.path, "job.sh")
 
     @property
+    def package_copy(self) -> str:
+        """A copy of torchmuster for nodes of a job that lack it; unpacked from the `.zip` beside it."""
+        return os.path.join(self.path, "package")
+
+    @property
     def job(self) -> str:
         """Which job of which scheduler conducts the run."""
         return os.path.join(self.path, "job.json")
@@ -143,6 +152,16 @@ class RunDir:
         return os.path.join(self.path, "job.log")
 
     @property
+    def links(self) -> str:
+        """The jobs that the run has had, and whether another follows."""
+        return os.path.join(self.path, "links.json")
+
+    @property
+    def cancelled(self) -> str:
+        """There when the user has cancelled the run: no job may continue it."""
+        return os.path.join(self.path, "cancelled.json")
+
+    @property
     def environment(self) -> str:
         """The variables of a job's head, for agents on other nodes; 0600."""
         return os.path.join(self.path, "environment.json")
@@ -151,6 +170,11 @@ class RunDir:
     def jobs(self) -> str:
         """Which jobs of which scheduler conduct the groups of a workflow."""
         return os.path.join(self.path, "jobs.json")
+
+    @property
+    def site(self) -> str:
+        """Which site of ssh the tasks of a workflow go to."""
+        return os.path.join(self.path, "site.json")
 
     @property
     def supervisor_log(self) -> str:
@@ -173,6 +197,10 @@ class RunDir:
     def agent_log(self, node: str) -> str:
         """What the agent of one node says."""
         return os.path.join(self.path, "logs", "agents", f"{node}.log")
+
+    def setup_log(self, node: str) -> str:
+        """What the setup lines and the commands before the workers said on one node."""
+        return os.path.join(self.path, "logs", "agents", f"{node}.setup.log")
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,11 @@ SOCKET_VARIABLE = "TORCHMUSTER_SOCKET"
 RUN_DIR_VARIABLE = "TORCHMUSTER_RUN_DIR"
 ATTEMPT_VARIABLE = "TORCHMUSTER_ATTEMPT"
 
+# For the script and for `--before`: a folder of this run on this node, and which node it is.
+SCRATCH_VARIABLE = "MUSTER_SCRATCH"
+PLACE_VARIABLE = "MUSTER_PLACE"
+NODE_VARIABLE = "MUSTER_NODE"
+
 # In every task of a workflow: the socket on which its processes call their agent.
 TASK_SOCKET_VARIABLE = "TORCHMUSTER_TASK_SOCKET"
 GROUP_VARIABLE = "TORCHMUSTER_GROUP"

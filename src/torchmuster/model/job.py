@@ -96,7 +96,10 @@ class JobRequest:
         queue: Partition of Slurm, queue of PBS.
         constraint: Features that every node has, in Slurm's own syntax.
         directives: Lines of the site as the scheduler takes them: `--reservation=x`, `-l place=excl`.
+        package_copy: A folder beside the runs for torchmuster on nodes that lack it; it is unpacked from `.zip`.
         setup: Shell lines before the head: `module load cuda/12.6`.
+        node_lines: Lines that the agents run on every node; the script has them only for a first node that lacks
+            `python`. None where there are no agents that do so.
         warn_s: How long before its time limit the job wants to hear of it (SIGUSR1).
     """
 
@@ -116,7 +119,9 @@ class JobRequest:
     constraint: str | None = None
     nodes_excluded: tuple[str, ...] = ()
     directives: tuple[str, ...] = ()
+    package_copy: str | None = None
     setup: tuple[str, ...] = ()
+    node_lines: tuple[str, ...] | None = None
     requeue: bool = True
     warn_s: float | None = None
 

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from torchmuster.model.network import significant
+
 
 def narrate(name: str, fields: Mapping[str, Any]) -> str | None:
     """Return the sentence for an event, or None for one that only the record needs."""
@@ -15,6 +17,10 @@ def _waiting(f: Mapping[str, Any]) -> str:
     what = ", ".join(f"{m['node']} ({m['why']})" for m in missing[:8])
     num_missing = f["num_missing"]
     more = f" and {num_missing - 8} more" if num_missing > 8 else ""
+    if f.get("hint"):
+        names = ", ".join(m["node"] for m in missing[:8])
+        why = missing[0]["why"] if missing else ""
+        return f"waiting for {names}{more}: {why}; {f['hint']}; {f['left_s']:.0f} s left"
     return (
         f"waiting for {num_missing} of {f['wanted']} nodes: {what}{more}; {f['left_s']:.0f} s left"
     )
@@ -54,12 +60,25 @@ def _early_end(f: Mapping[str, Any]) -> str:
     )
 
 
+def _network(f: Mapping[str, Any]) -> str:
+    parts = [f"{f['interface']} ({f['subnet']})", f"{f['num_nodes']} nodes"]
+    if f["gbit_per_s"] is not None:
+        parts.append(f"{f['gbit_per_s']} Gbit/s")
+    if f["latency_s"] is not None:
+        parts.append(f"{significant(f['latency_s'] * 1000)} ms")
+    unused = [f"{u['name']} ({u['why']})" for u in f["unused"][:8]]
+    if len(f["unused"]) > 8:
+        unused.append(f"{len(f['unused']) - 8} more")
+    return f"network: {', '.join(parts)}" + (f"; not used: {', '.join(unused)}" if unused else "")
+
+
 _TELLERS: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "waiting": _waiting,
     "attempt_started": _attempt_started,
     "attempt_failed": _attempt_failed,
     "agent_refused": _refused,
     "early_end": _early_end,
+    "network": _network,
     "node_silent": lambda f: f"{f['node']} has been silent for {f['silent_s']:.0f} s",
     "node_lost": lambda f: f"{f['node']} was lost: {f['why']}",
     "node_back": lambda f: f"{f['node']} is back",

@@ -64,6 +64,10 @@ class Limits:
     last_call_s: float = 2.0
 
 
+# Sources of these names are unpacked on the node.
+ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".zip")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
     """Something that every node gets before its workers start.
@@ -89,6 +93,7 @@ class NodeSetup:
         scratch: A folder of the node in which the run makes its own; the node's shell expands variables in
             it. None takes the scheduler's, else the node's temporary folder.
         python_follows: Whether an interpreter that the lines put on PATH is the job's.
+        origin: Where the lines stand, for messages: `muster.toml [engines.gpu] setup`.
     """
 
     environment: tuple[tuple[str, str], ...] = ()
@@ -97,6 +102,7 @@ class NodeSetup:
     before: tuple[str, ...] = ()
     scratch: str | None = None
     python_follows: bool = False
+    origin: str = "setup"
 
     @property
     def is_empty(self) -> bool:

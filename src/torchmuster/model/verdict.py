@@ -13,11 +13,12 @@ from torchmuster.model.ranks import name_ranks
 
 
 class RunState(enum.Enum):
-    """Where a run stands; the last five are final."""
+    """Where a run stands; the last five are final, and of an unknown one nobody can tell."""
 
     STARTING = "starting"
     WAITING = "waiting"
     RUNNING = "running"
+    UNKNOWN = "unknown"  # it is a job, and its scheduler says nothing that we know; never a success
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     PREEMPTED = "preempted"
@@ -27,7 +28,10 @@ class RunState(enum.Enum):
     @property
     def is_final(self) -> bool:
         """Say whether nothing can follow this state."""
-        return self not in (RunState.STARTING, RunState.WAITING, RunState.RUNNING)
+        return self not in _NOT_FINAL
+
+
+_NOT_FINAL = frozenset({RunState.STARTING, RunState.WAITING, RunState.RUNNING, RunState.UNKNOWN})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

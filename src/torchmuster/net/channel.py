@@ -22,6 +22,8 @@ MAX_UNSENT_BYTES = 8 << 20
 CONNECT_TIMEOUT_S = 5.0
 HANDSHAKE_TIMEOUT_S = 2.0
 _TAG_BYTES = 16
+_RAW_CHUNK_BYTES = 512 << 10
+HAPPY_EYEBALLS_S = 0.15
 _LENGTH = struct.Struct("!I")
 _COUNTED = struct.Struct("!QI")
 
@@ -97,6 +99,25 @@ class Channel:
         except CodecError as error:
             raise ChannelClosedError(str(error)) from None
 
+    async def send_raw(self, size_bytes: int) -> None:
+        """Write bytes that mean nothing, without frames: only where the other side awaits them."""
+        chunk = bytes(min(size_bytes, _RAW_CHUNK_BYTES))
+        left = size_bytes
+        while left > 0 and not self._writer.is_closing():
+            self._writer.write(chunk[:left])
+            left -= len(chunk)
+            await self._writer.drain()
+
+    def drop_raw(self, size_bytes: int) -> "asyncio.Future[None]":
+        """Take so many bytes off the wire unread; frames follow. Cancelled when the connection ends.
+
+        Nothing may have been sent yet of what is to be dropped.
+        """
+        transport = self._writer.transport
+        sink = _Sink(transport, size_bytes, asyncio.get_running_loop().create_future())
+        transport.set_protocol(sink)
+        return sink.done
+
     async def close(self) -> None:
         """Send what is queued, for at most a second, and close."""
         with contextlib.suppress(OSError, TimeoutError):
@@ -109,6 +130,42 @@ class Channel:
     def abort(self) -> None:
         """Close at once; what is queued is lost."""
         self._writer.transport.abort()
+
+
+class _Sink(asyncio.BufferedProtocol):
+    """Drops a counted number of bytes into one buffer, then gives the connection back."""
+
+    def __init__(
+        self, transport: asyncio.WriteTransport, size_bytes: int, done: "asyncio.Future[None]"
+    ) -> None:
+        self.done = done
+        self._transport = transport
+        self._before = transport.get_protocol()
+        self._left = size_bytes
+        self._buffer = memoryview(bytearray(min(size_bytes, _RAW_CHUNK_BYTES)))
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer[: self._left]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._left -= nbytes
+        if self._left <= 0:
+            self._transport.set_protocol(self._before)
+            if not self.done.done():
+                self.done.set_result(None)
+
+    def eof_received(self) -> bool | None:
+        return self._before.eof_received()  # type: ignore[attr-defined,no-any-return]
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.done.cancel()
+        self._before.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._before.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._before.resume_writing()
 
 
 def _tag(key: bytes, counter: int, payload: bytes) -> bytes:
@@ -132,7 +189,9 @@ async def connect(
         HandshakeError: Who listens there is not our coordinator.
     """
     async with asyncio.timeout(CONNECT_TIMEOUT_S):
-        reader, writer = await asyncio.open_connection(host, port, limit=1 << 18)
+        reader, writer = await asyncio.open_connection(
+            host, port, limit=1 << 18, happy_eyeballs_delay=HAPPY_EYEBALLS_S
+        )
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             session = await handshake.call(reader, writer, role, secret, is_open=is_open)

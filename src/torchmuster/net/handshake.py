@@ -30,6 +30,7 @@ class Role(enum.IntEnum):
 
     AGENT = 1
     CLIENT = 2
+    PROBE = 3  # an agent that calls another's probe of the network
 
 
 class Reason(enum.IntEnum):

@@ -59,6 +59,7 @@ class Listener:
         self._refusal = refusal
         self._strangers: OrderedDict[asyncio.Task[None], float] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._unopened: set[socket.socket] = set()
 
     @property
     def port(self) -> int:
@@ -81,6 +82,7 @@ class Listener:
                 except OSError:  # out of descriptors, or the caller has gone already
                     await asyncio.sleep(0.01)
                     continue
+                self._unopened.add(connection)
                 task = loop.create_task(self._receive(connection))
                 self._strangers[task] = loop.time()
                 self._tasks.add(task)
@@ -90,6 +92,9 @@ class Listener:
             for task in list(self._tasks):
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
+            for connection in self._unopened:  # cancelled before their first step
+                connection.close()
+            self._unopened.clear()
 
     async def _wait_for_seat(self) -> None:
         loop = asyncio.get_running_loop()
@@ -113,6 +118,7 @@ class Listener:
             task.get_loop().call_exception_handler(context)
 
     async def _receive(self, connection: socket.socket) -> None:
+        self._unopened.discard(connection)
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         reader, writer = await asyncio.open_connection(sock=connection, limit=1 << 18)

@@ -11,6 +11,8 @@ from typing import Any
 
 from torchmuster.model import codec
 from torchmuster.model.failure import WorkerEnd
+from torchmuster.model.network import Interface, PairResult
+from torchmuster.model.progress import RankProgress, RankStack
 from torchmuster.model.ranks import NodeRanks
 
 
@@ -31,6 +33,7 @@ class Hello(Message):
         place: The place that it was started for; None when the coordinator shall number it.
         boot_id: Names kernel and process namespace: on the coordinator's own, pids can be checked.
         attempt: The attempt whose workers it still runs; None without workers.
+        network_id: Names kernel and network namespace: agents with the same one share all interfaces.
     """
 
     incarnation: str
@@ -43,6 +46,7 @@ class Hello(Message):
     spawner_pid: int | None = None
     attempt: int | None = None
     wants_place_0: bool = False
+    network_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +68,12 @@ class SpawnerReady(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpawnerRefused(Message):
-    """This node can't run the job at all."""
+    """This node can't run the job at all; `what`, `where` and `hint` take the place of the usual words."""
 
     why: str
+    what: str | None = None
+    where: str | None = None
+    hint: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +190,7 @@ class StartAttempt(Message):
     max_restarts: int
     node: str
     stdin_rank: int | None = None
+    interface: str | None = None  # this node's own in the network that was chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,6 +226,88 @@ class Goodbye(Message):
     sentence: str | None = None
 
 
+# Which network the workers use: asked and probed once, before the first attempt.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskNetwork(Message):
+    """Coordinator: open a port for probes and say which interfaces there are."""
+
+    survey: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkFacts(Message):
+    """Agent: what it has.
+
+    Attributes:
+        ports: Of its probe, for IPv4 and for IPv6.
+        names: All its interfaces, with an address or without.
+        variables: What the user has set himself of `model.network.VARIABLES`.
+    """
+
+    survey: int
+    ports: tuple[int, ...]
+    interfaces: tuple[Interface, ...]
+    names: tuple[str, ...] = ()
+    variables: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeTarget(Message):
+    """One call that a node shall make; `measure` also asks for latency and bandwidth."""
+
+    candidate: int
+    node: int
+    address: str
+    port: int
+    measure: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeNetwork(Message):
+    """Coordinator: call these; `node` is what the receiver is called among them."""
+
+    survey: int
+    node: int
+    targets: tuple[ProbeTarget, ...]
+    connect_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeResults(Message):
+    """Agent: all its calls on these candidates have ended; what is not in `results` was reached."""
+
+    survey: int
+    candidates: tuple[int, ...]
+    results: tuple[PairResult, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndProbe(Message):
+    """Coordinator: close the port, end the calls."""
+
+    survey: int
+
+
+# From agent to agent, on the port of a probe. Ping and Pong measure latency.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeCall(Message):
+    """Are you this node? The answer is the same message with the answerer's own values."""
+
+    survey: int
+    node: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeBulk(Message):
+    """After your Pong I send so many bytes that mean nothing; a second Pong when you have all."""
+
+    size_bytes: int
+
+
 # Client to coordinator, and back.
 
 
@@ -235,13 +325,15 @@ class Stop(Message):
     signum: int
     at_once: bool = False
     who: str = "the user"
+    time_is_up: bool = False  # what was saved can be resumed in another job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forward(Message):
-    """Send SIGUSR1 or SIGUSR2 to the workers that catch it."""
+    """Send SIGUSR1 or SIGUSR2 to the workers that catch it; `last` says why no attempt follows one that leaves."""
 
     signum: int
+    last: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -565,6 +657,56 @@ class ExecRefused(Message):
     what: str
     why: str | None = None
     fix: str | None = None
+
+
+# Progress and stacks of the ranks: agent to coordinator, asked by it or by a client.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress(Message):
+    """Agent, every 2 s while workers run: how far they are."""
+
+    attempt: int
+    ranks: tuple[RankProgress, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeStacks(Message):
+    """Coordinator: say where your ranks stand, now."""
+
+    number: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stacks(Message):
+    """Agent: where they stand; several messages where there are many ranks."""
+
+    number: int
+    stacks: tuple[RankStack, ...]
+    is_last: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskStacks(Message):
+    """A client wants the stacks of all ranks."""
+
+    ask_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StacksTold(Message):
+    """The coordinator's answer to a client.
+
+    Attributes:
+        sentence: Who waits and who doesn't, in one sentence.
+        lines: All stacks, equal ones together; several messages when they are long.
+    """
+
+    ask_id: str
+    sentence: str
+    lines: tuple[str, ...]
+    is_last: bool = True
 
 
 FromExecClient = ExecStart | ExecInput | ExecTaken | ExecResize | ExecSignal | ExecLeave

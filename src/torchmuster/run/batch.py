@@ -13,10 +13,11 @@ from torchmuster.model.job import JobView
 from torchmuster.model.narration import narrate
 from torchmuster.model.plan import RunPlan, Tee
 from torchmuster.model.verdict import Result
-from torchmuster.run.jobs import cancel_job, describe_job, view_jobs
-from torchmuster.run.record import read_events, read_new, read_result
+from torchmuster.run.jobs import describe_job
+from torchmuster.run.links import cancel_jobs, describe_link, settled_result, view_newest
+from torchmuster.run.record import read_events, read_new
 
-_FIRST_POLL_S, _LAST_POLL_S = 2.0, 30.0
+_POLL_S = 1.0
 _LOOK_S = 0.3
 _SETTLE_S = 10.0  # from the job's end to its result: a shared file system may show it late
 _SECOND_CTRL_C_S = 3.0
@@ -32,6 +33,7 @@ class JobFollower:
     job_id: str
     voice: TerminalVoice
     _view: JobView | None = None
+    _link: str | None = None
     _num_events: int = 0
     _positions: dict[str, int] = field(default_factory=dict)
     _interrupted_at: float | None = None
@@ -41,10 +43,10 @@ class JobFollower:
         """Return the result; None when the job goes on without us, or ended without one."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, self._take_interrupt)
-        poll_s, poll_at, ended_at = _FIRST_POLL_S, 0.0, None
+        poll_at, ended_at = 0.0, None
         while True:
             self._show_news()
-            result = read_result(self.run_dir)
+            result = settled_result(self.run_dir)
             if result is not None:
                 self._show_news()
                 return result
@@ -54,11 +56,10 @@ class JobFollower:
             if self._interrupted_at and now - self._interrupted_at > _SECOND_CTRL_C_S:
                 self._leaves = True
             if now >= poll_at:
-                changed = await asyncio.to_thread(self._ask_scheduler)
-                poll_s = _FIRST_POLL_S if changed else min(poll_s * 1.5, _LAST_POLL_S)
-                poll_at = time.monotonic() + poll_s
-                if self._view is not None and self._view.state.is_final:
-                    ended_at = ended_at or time.monotonic()
+                await asyncio.to_thread(self._ask_scheduler)  # the desk asks ever less often
+                poll_at = time.monotonic() + _POLL_S
+                is_over = self._view is not None and self._view.state.is_final
+                ended_at = (ended_at or time.monotonic()) if is_over else None
             await asyncio.sleep(_LOOK_S)
 
     @property
@@ -74,18 +75,18 @@ class JobFollower:
         self._interrupted_at = None
         self.voice.say(f"cancelling job {self.job_id}")
         try:
-            cancel_job(self.dialect, self.job_id)
+            cancel_jobs(self.run_dir)
         except MusterError as error:
             self.voice.say(f"{error.what}: {error.why}")
             self._leaves = True
 
-    def _ask_scheduler(self) -> bool:
-        view = view_jobs(self.dialect, [self.job_id]).get(self.job_id)
-        if view is None or view == self._view:
-            return False
-        self._view = view
-        self.voice.say(describe_job(view))
-        return True
+    def _ask_scheduler(self) -> None:
+        view = view_newest(self.run_dir)
+        link = describe_link(self.run_dir)
+        if view is None or (view, link) == (self._view, self._link):
+            return
+        self._view, self._link, self.job_id = view, link, view.job_id
+        self.voice.say(describe_job(view) + (f", {link}" if link is not None else ""))
 
     def _show_news(self) -> None:
         events = list(read_events(self.run_dir.events))

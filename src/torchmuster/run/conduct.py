@@ -1,6 +1,6 @@
 """The head of a run inside a job: what the job script starts on the first node.
 
-    python .../torchmuster/run/conduct.py RUN_DIR --engine NAME [--way WAY] [--warn SECONDS]
+    python .../torchmuster/run/conduct.py RUN_DIR --engine NAME [--way WAY] [--warn SECONDS] [--resubmit K]
 
 Started by its path, so that no PYTHONPATH of ours reaches the workers.
 
@@ -11,8 +11,11 @@ import argparse
 import asyncio
 import contextlib
 import os
+import signal
 import sys
+import time
 from dataclasses import replace
+from functools import partial
 
 if __package__ in (None, ""):
     _package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -21,17 +24,22 @@ if __package__ in (None, ""):
     sys.path.insert(0, os.path.dirname(_package))
 
 from torchmuster.engines.allocation import AllocationEngine
+from torchmuster.engines.base import Dialect
 from torchmuster.engines.registry import load_dialect
+from torchmuster.engines.ways import Way, choose_way, parse_ways
 from torchmuster.errors import MusterError, RunDirectoryError, UsageError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.files.terminal import TerminalVoice
 from torchmuster.model import codec
-from torchmuster.model.job import Allocation, StartWay
+from torchmuster.model.job import Allocation
 from torchmuster.model.text import render_report, report_of_error
 from torchmuster.model.verdict import Result, RunState
 from torchmuster.run.create import write_owner
+from torchmuster.run.deadline import Deadline
+from torchmuster.run.processor import describe_difference, fit_interpreter
 from torchmuster.run.record import read_events, read_plan, read_result
+from torchmuster.run.resubmit import Chain, find_end, parse_way, restarts_spent
 from torchmuster.run.supervise import Supervisor
 
 
@@ -42,6 +50,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--engine", required=True)
     parser.add_argument("--way")
     parser.add_argument("--warn", type=float, default=0.0)
+    parser.add_argument("--submitted-from", metavar="PROCESSOR")
+    parser.add_argument("--resubmit", type=int, default=0)
+    parser.add_argument("--resubmit-with")
     options = parser.parse_args(arguments)
     try:
         return _conduct(options)
@@ -60,36 +71,80 @@ def _conduct(options: argparse.Namespace) -> int:
     if allocation is None:
         fix = f"muster run --on {options.engine} ..."
         raise UsageError(f"this is no job of {options.engine}", where=run_dir.path, fix=fix)
+    chain = Chain(run_dir, dialect, allocation.job_id, options.resubmit)
+    chain.way = parse_way(options.resubmit_with)
+    nothing_to_do = chain.begin(next_attempt(run_dir))
+    if nothing_to_do is not None:
+        sys.stderr.write(f"muster: job {allocation.job_id}: {nothing_to_do}\n")
+        return 0
     write_owner(run_dir)
     _set_aside_result(run_dir)
     # Only now the nodes have names; the agents read them from the plan.
     plan = replace(plan, node_names=tuple(node.name for node in allocation.nodes))
+    plan = fit_interpreter(plan, os.uname().machine)
     atomic.write_json(run_dir.plan, codec.to_plain(plan))
-    way = StartWay(options.way) if options.way else None
+    way = way_to_others(dialect, allocation, options.way)
     engine = AllocationEngine(plan, run_dir, dialect, allocation, way)
     voice = TerminalVoice()
     voice.start()
-    voice.say(f"job {allocation.job_id}: {', '.join(node.name for node in allocation.nodes)}")
-    result = own_run(engine, voice, warn_s=options.warn)
+    link = f", {chain.links.label}" if chain.links.most > 1 else ""
+    if way.sentence is not None:
+        voice.say(way.sentence)
+    voice.say(f"job {allocation.job_id}{link}: {', '.join(n.name for n in allocation.nodes)}")
+    node, machine = allocation.nodes[0].name, os.uname().machine
+    difference = describe_difference(options.submitted_from, node, machine)
+    if difference is not None:
+        voice.say(difference)
+    deadline = make_deadline(engine, warn_s=options.warn, goes_on=chain.may_go_on)
+    result = own_run(engine, voice, deadline)
+    return _finish(result, chain, deadline, voice)
+
+
+def _finish(result: Result, chain: Chain, deadline: Deadline, voice: TerminalVoice) -> int:
+    """Continue the run in another job, or say how it ended."""
+    # A requeue ends this job in the middle of it. Not ignored: commands would inherit that.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    goes_on = chain.go_on(result, time_was_up=deadline.is_up(), say=voice.say)
+    if goes_on:
+        voice.flush(5.0)
+        return result.exit_code
     if result.report is not None and result.state is not RunState.SUCCEEDED:
         voice.print(render_report(result.report))
     voice.flush(5.0)
     return result.exit_code
 
 
-def own_run(engine: AllocationEngine, voice: TerminalVoice, *, warn_s: float) -> Result:
+def make_deadline(engine: AllocationEngine, *, warn_s: float, goes_on: bool = False) -> Deadline:
+    """Return what watches the time of the job: its environment says when it ends, or the scheduler."""
+    job = engine.allocation
+    ask = partial(find_end, engine.dialect, job.job_id, time.time)
+    return Deadline(warn_s, ends_at=job.ends_at, ask=ask, goes_on=goes_on)
+
+
+def own_run(
+    engine: AllocationEngine,
+    voice: TerminalVoice,
+    deadline: Deadline | None = None,
+    *,
+    warn_s: float = 0.0,
+) -> Result:
     """Start the agents on the nodes of a job and follow the run to its end."""
-    engine.start_all(first_attempt=next_attempt(engine.run_dir))
-    warn_at = warn_time(engine.allocation, warn_s)
-    supervisor = Supervisor(engine.plan, engine.run_dir, engine, voice, warn_at=warn_at)
+    deadline = deadline or make_deadline(engine, warn_s=warn_s)
+    spent = restarts_spent(engine.run_dir, engine.plan.limits.max_restarts)
+    engine.start_all(first_attempt=next_attempt(engine.run_dir), restarts_spent=spent)
+    deadline.find_out()  # while the agents start
+    supervisor = Supervisor(engine.plan, engine.run_dir, engine, voice, deadline=deadline)
     return asyncio.run(supervisor.run())
 
 
-def warn_time(allocation: Allocation, warn_s: float) -> float | None:
-    """Return when to warn of the job's end; None when its end is not known, or nobody asked."""
-    if allocation.ends_at is None or warn_s <= 0:
-        return None
-    return allocation.ends_at - warn_s
+def way_to_others(dialect: Dialect, allocation: Allocation, words: str | None) -> Way:
+    """Return how agents come to the job's other nodes; a job of one node needs no way.
+
+    Raises:
+        EngineError: None of the ways is there.
+    """
+    wanted = parse_ways(words)
+    return choose_way(dialect, wanted, os.environ) if len(allocation.nodes) > 1 else Way()
 
 
 def next_attempt(run_dir: RunDir) -> int:

@@ -20,6 +20,7 @@ from torchmuster import proc
 from torchmuster.agent.group_main import ProcessStarter, Wrap, conduct_group, read_plan
 from torchmuster.engines.base import Dialect, NodeStart
 from torchmuster.engines.registry import load_dialect
+from torchmuster.engines.ways import Way
 from torchmuster.engines.workflow_jobs import node_tasks
 from torchmuster.errors import MusterError, UsageError
 from torchmuster.files import atomic
@@ -29,7 +30,7 @@ from torchmuster.model.text import render_report, report_of_error
 from torchmuster.model.workflow import GroupPlan
 from torchmuster.net import listener
 from torchmuster.net.address import own_addresses
-from torchmuster.run.conduct import read_file
+from torchmuster.run.conduct import read_file, way_to_others
 
 
 def main(arguments: list[str]) -> int:
@@ -64,11 +65,14 @@ async def _conduct(options: argparse.Namespace) -> int:
     atomic.write_json(folder.nodes, {"engine": options.engine, "tasks": names})
     # pbsdsh brings no variable of the job's script to another host.
     atomic.write_json(folder.environment, dict(os.environ), mode=0o600)
+    way = way_to_others(dialect, allocation, None)
+    if way.sentence is not None:
+        sys.stderr.write(f"muster: {way.sentence}\n")
     starter = ProcessStarter(
         run_dir,
         group.name,
         heads,
-        wrap=_wrap(dialect, nodes, allocation.nodes[0], folder.environment),
+        wrap=_wrap(dialect, nodes, allocation.nodes[0], folder.environment, way),
     )
     return await conduct_group(plan, run_dir, group.name, listening, starter, obeys_signals=True)
 
@@ -96,20 +100,21 @@ def _wrap(
     nodes: dict[str, list[AllocatedNode]],
     first: AllocatedNode,
     environment: str,
+    way: Way,
 ) -> Wrap:
     def wrap(task: str, argv: list[str]) -> list[str] | None:
         node = nodes[task][0]
         if node.name == first.name:
             return None
-        return dialect.node_argv(
-            NodeStart(
-                node=node.name,
-                command=(*argv, f"--environment={environment}"),
-                slot=node.slot,
-                cpus=node.cpus,
-                het_group=node.het_group,
-            )
+        start = NodeStart(
+            node=node.name,
+            command=(*argv, f"--environment={environment}"),
+            slot=node.slot,
+            cpus=node.cpus,
+            het_group=node.het_group,
+            way=way.kind,
         )
+        return way.argv(dialect, start)
 
     return wrap
 

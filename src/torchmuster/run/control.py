@@ -13,20 +13,23 @@ from torchmuster import proc
 from torchmuster.errors import ChannelError, MusterError, NotFoundError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
+from torchmuster.model import codec
 from torchmuster.model.ranks import name_ranks
-from torchmuster.model.verdict import Result
+from torchmuster.model.verdict import Report, Result, RunState
 from torchmuster.net import messages
 from torchmuster.net.channel import connect
 from torchmuster.net.handshake import HandshakeError, Role
 from torchmuster.net.secret import read_secret
-from torchmuster.run.find import RunView, owner_is_here, owner_lives, view_run
-from torchmuster.run.jobs import cancel_job, read_job, read_jobs
+from torchmuster.run.find import RunView, owner_is_here, owner_lives, view_job, view_run
+from torchmuster.run.jobs import cancel_job, read_jobs
+from torchmuster.run.links import cancel_jobs, settled_result
 from torchmuster.run.record import read_new, read_result
 from torchmuster.run.workflow_view import as_result, read_workflow_result, task_logs
 
 T = TypeVar("T")
 
 _POLL_S = 0.1
+_SETTLE_S = 2.0  # from a job's end to its result: a shared file system may show it late
 
 
 async def wait_for_result(run_dir: RunDir) -> Result | None:
@@ -42,6 +45,8 @@ async def wait_for_result(run_dir: RunDir) -> Result | None:
 
 def any_result(run_dir: RunDir) -> Result | None:
     """Return the result of a run or of a workflow; None while it has none."""
+    if os.path.isfile(run_dir.job):
+        return settled_result(run_dir)  # a link of a chain may follow
     if os.path.isfile(run_dir.jobs):
         return view_run(run_dir).result  # no process owns it, so nobody writes one
     workflow = read_workflow_result(run_dir)
@@ -63,9 +68,7 @@ async def send_stop(view: RunView, signum: int, *, at_once: bool) -> None:
     if view.workflow is not None:
         _signal_owner(view, signum, times=2 if at_once else 1)
         return
-    job = read_job(view.run_dir)
-    if job is not None:
-        cancel_job(*job)
+    if cancel_jobs(view.run_dir):
         return
     where = atomic.read_json(view.run_dir.head)
     if not isinstance(where, dict):
@@ -163,7 +166,7 @@ async def follow_logs(
     """Write what the ranks write, as they write it, until the run has ended."""
     positions: dict[str, int] = {}
     while True:
-        over = read_result(view.run_dir) is not None or not owner_lives(view.run_dir)
+        over = any_result(view.run_dir) is not None or not owner_lives(view.run_dir)
         try:
             paths = log_files(view_run(view.run_dir), attempt, rank)
         except NotFoundError:
@@ -210,11 +213,37 @@ def stop_and_wait(view: RunView, *, at_once: bool, timeout_s: float) -> Result |
     async def stop() -> Result | None:
         await send_stop(view, int(signal.SIGTERM), at_once=at_once)
         deadline = time.monotonic() + timeout_s
+        ended_at: float | None = None
         while time.monotonic() < deadline:
             result = any_result(view.run_dir)
             if result is not None:
                 return result
+            if ended_at is None and _job_is_over(view.run_dir):
+                ended_at = time.monotonic()
+            if ended_at is not None and time.monotonic() - ended_at > _SETTLE_S:
+                return _cancelled(view)
             await asyncio.sleep(_POLL_S)
         return None
 
     return asyncio.run(stop())
+
+
+def _job_is_over(run_dir: RunDir) -> bool:
+    job = view_job(run_dir)
+    return job is not None and job.state.is_final
+
+
+def _cancelled(view: RunView) -> Result:
+    """Leave the result of a run whose job was cancelled before its head could: it waited, or was killed."""
+    report = Report(error="the run was stopped", because=("its job was cancelled",))
+    result = Result(
+        run_id=view.run_id,
+        state=RunState.CANCELLED,
+        exit_code=128 + signal.SIGTERM,
+        attempts=len(view.attempts),
+        restarts_spent=0,
+        elapsed_s=0.0,
+        report=report,
+    )
+    atomic.write_json(view.run_dir.result, codec.to_plain(result))
+    return result

@@ -15,8 +15,8 @@ from torchmuster.model import codec
 from torchmuster.model.plan import RunPlan
 from torchmuster.model.workflow import WorkflowPlan
 from torchmuster.net.secret import new_secret, write_secret
+from torchmuster.run.room import check_room
 
-_MIN_FREE_BYTES = 4 << 20
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -93,7 +93,7 @@ def _create(path: str, fill: Callable[[RunDir], None]) -> RunDir:
     except OSError as error:
         raise unusable(run_dir.path, error.strerror or str(error)) from error
     try:
-        _check_space(run_dir.path)
+        check_room(run_dir.path)
         fill(run_dir)
         write_secret(run_dir.secret, new_secret())
         write_owner(run_dir)
@@ -112,6 +112,7 @@ def link_snapshots(run_dir: RunDir, snapshots: str) -> None:
     """
     try:
         os.makedirs(snapshots, exist_ok=True)
+        check_room(snapshots)
         os.symlink(os.path.realpath(snapshots), run_dir.snapshots)
     except OSError as error:
         raise unusable(run_dir.path, error.strerror or str(error)) from error
@@ -128,12 +129,6 @@ def write_owner(run_dir: RunDir, pid: int | None = None) -> None:
         "host": socket.gethostname(),
     }
     atomic.write_json(run_dir.owner, owner)
-
-
-def _check_space(path: str) -> None:
-    disk = os.statvfs(path)
-    if disk.f_bavail * disk.f_frsize < _MIN_FREE_BYTES:
-        raise OSError(28, "No space left on device")
 
 
 def _remove(path: str) -> None:

@@ -3,6 +3,8 @@
 Each command has a time limit; one that hangs or fails is a finding, not an error.
 """
 
+import os
+import pwd
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -105,6 +107,22 @@ def list_queues(kind: str, asking: Ask = ask) -> QueueList:
     if not queues and problem is None:
         problem = f"`{' '.join(argv)}` listed none"
     return QueueList(queues=queues, problem=problem)
+
+
+def list_accounts(which: Which, asking: Ask = ask) -> tuple[tuple[str, ...], str | None]:
+    """Return the accounts of Slurm that this user may name, and why there are none to tell."""
+    if which("sacctmgr") is None:
+        return (), "no sacctmgr on PATH"
+    user = pwd.getpwuid(os.getuid()).pw_name
+    argv = ["sacctmgr", "-nP", "show", "associations", f"user={user}", "format=account"]
+    text, problem = _answer(argv, asking)
+    return parse_accounts(text), problem
+
+
+def parse_accounts(text: str) -> tuple[str, ...]:
+    """Return the accounts from `sacctmgr -nP show associations format=account`, each once."""
+    words = (line.strip() for line in text.splitlines())
+    return tuple(dict.fromkeys(w for w in words if re.fullmatch(r"[A-Za-z0-9_][\w.@-]*", w)))
 
 
 def parse_sinfo(text: str) -> tuple[Queue, ...]:

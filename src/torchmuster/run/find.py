@@ -3,11 +3,13 @@
 import difflib
 import os
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torchmuster import proc
 from torchmuster.errors import NotFoundError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir, runs_dir
+from torchmuster.model.job import JobState, JobView
 from torchmuster.model.plan import RunPlan
 from torchmuster.model.verdict import Result, RunState
 from torchmuster.run.record import read_events, read_outcome, read_plan, read_result
@@ -18,6 +20,9 @@ from torchmuster.run.workflow_view import (
     view_job_workflow,
     view_workflow,
 )
+
+if TYPE_CHECKING:
+    from torchmuster.engines.base import Dialect
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +59,31 @@ def all_runs() -> list[RunView]:
         names = sorted(os.listdir(runs_dir()))
     except OSError:
         return []
-    views = [view_run(RunDir(os.path.join(runs_dir(), name))) for name in names]
+    folders = [RunDir(os.path.join(runs_dir(), name)) for name in names if name[0] != "."]
+    _ask_for_all(folders)
+    views = [view_run(folder) for folder in folders]
     return sorted(views, key=lambda view: view.started)
+
+
+def _ask_for_all(folders: list[RunDir]) -> None:
+    """Ask each scheduler once for all runs that have not ended; the views find the answers at the desk."""
+    batch = [f for f in folders if os.path.isfile(f.job) or os.path.isfile(f.jobs)]
+    if not batch:
+        return  # the usual case costs no import
+    from torchmuster.run.jobs import read_jobs, view_jobs
+    from torchmuster.run.links import open_jobs
+
+    asked: dict[str, tuple[Dialect, list[str]]] = {}
+    for folder in batch:
+        job, jobs = open_jobs(folder), read_jobs(folder)
+        if job is not None and read_result(folder) is None:
+            asked.setdefault(job[0].name, (job[0], []))[1].extend(job[1])
+        if jobs is not None:
+            dialect, ids = jobs
+            open_ids = [i for name, i in ids.items() if read_outcome(folder, name) is None]
+            asked.setdefault(dialect.name, (dialect, []))[1].extend(open_ids)
+    for dialect, job_ids in asked.values():
+        view_jobs(dialect, job_ids)
 
 
 def find_run(word: str) -> RunView:
@@ -95,7 +123,7 @@ def view_run(run_dir: RunDir) -> RunView:
     events = tuple(read_events(run_dir.events))
     if os.path.isfile(run_dir.workflow):
         return _view_of_workflow(run_dir, events)
-    result = read_result(run_dir)
+    result = _settled_result(run_dir)
     return RunView(
         run_id=os.path.basename(run_dir.path),
         run_dir=run_dir,
@@ -104,6 +132,15 @@ def view_run(run_dir: RunDir) -> RunView:
         result=result,
         events=events,
     )
+
+
+def _settled_result(run_dir: RunDir) -> Result | None:
+    result = read_result(run_dir)
+    if result is None or not os.path.isfile(run_dir.job):
+        return result  # the usual case costs no import
+    from torchmuster.run.links import settled_result
+
+    return settled_result(run_dir)
 
 
 def _view_of_workflow(run_dir: RunDir, events: tuple[dict[str, object], ...]) -> RunView:
@@ -138,12 +175,27 @@ def _view_of_jobs(run_dir: RunDir) -> WorkflowView | None:
 
 
 def _state(run_dir: RunDir, events: tuple[dict[str, object], ...]) -> RunState:
-    if not owner_lives(run_dir):
+    if os.path.isfile(run_dir.job):
+        state = _state_of_job(view_job(run_dir))
+        if state is not RunState.RUNNING:
+            return state
+    elif not owner_lives(run_dir):
         return RunState.LOST
     names = [event.get("event") for event in events]
     if "attempt_started" in names:
         return RunState.RUNNING
     return RunState.WAITING if "waiting" in names else RunState.STARTING
+
+
+def _state_of_job(job: JobView | None) -> RunState:
+    """Return what its job says of a run without a result: never a success, and not known where nobody knows."""
+    if job is None or job.state is JobState.UNKNOWN:
+        return RunState.UNKNOWN
+    if job.state in (JobState.RUNNING, JobState.ENDING):
+        return RunState.RUNNING
+    if job.state is JobState.CANCELLED:
+        return RunState.CANCELLED
+    return RunState.LOST if job.state.is_final else RunState.WAITING
 
 
 def owner_is_here(run_dir: RunDir) -> bool:
@@ -172,10 +224,12 @@ def owner_lives(run_dir: RunDir) -> bool:
 
 def _job_lives(run_dir: RunDir) -> bool:
     """Ask the scheduler; a job that it does not know any more has ended."""
-    from torchmuster.run.jobs import read_job, view_jobs
-
-    job = read_job(run_dir)
-    if job is None:
-        return False
-    view = view_jobs(job[0], [job[1]]).get(job[1])
+    view = view_job(run_dir)
     return view is not None and not view.state.is_final
+
+
+def view_job(run_dir: RunDir) -> JobView | None:
+    """Return what the scheduler says of the job that conducts a run; None when there is none, or it says nothing."""
+    from torchmuster.run.links import view_newest
+
+    return view_newest(run_dir)

@@ -9,6 +9,7 @@ from torchmuster.files.layout import RunDir
 from torchmuster.files.terminal import TerminalVoice
 from torchmuster.model.outcome import WorkflowResult
 from torchmuster.run.capacity import this_machine
+from torchmuster.run.host_capacity import HostCapacity
 from torchmuster.run.workflow import WorkflowOwner
 from torchmuster.run.workflow_view import read_workflow
 
@@ -29,8 +30,10 @@ class _TaskDisplay:
         self.voice.show(number, stream, text, left_out)
 
 
-def follow_workflow(run_dir: RunDir, voice: TerminalVoice) -> WorkflowResult:
-    """Run a workflow whose directory is ready.
+def follow_workflow(
+    run_dir: RunDir, voice: TerminalVoice, hosts: HostCapacity | None = None
+) -> WorkflowResult:
+    """Run a workflow whose directory is ready: here, or on hosts of ssh.
 
     Raises:
         RunDirectoryError: Its plan can't be read.
@@ -39,5 +42,5 @@ def follow_workflow(run_dir: RunDir, voice: TerminalVoice) -> WorkflowResult:
     if plan is None:
         raise RunDirectoryError("the plan of the workflow can't be read", where=run_dir.workflow)
     machine = this_machine(run_dir.path, visible_gpus())
-    owner = WorkflowOwner(plan, run_dir, machine, _TaskDisplay(voice))
+    owner = WorkflowOwner(plan, run_dir, machine, _TaskDisplay(voice), hosts)
     return asyncio.run(owner.run())

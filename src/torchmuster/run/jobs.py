@@ -2,22 +2,21 @@
 
 import os
 import sys
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torchmuster import proc
 from torchmuster.engines.base import PYTHON, Dialect, EngineError
 from torchmuster.engines.registry import load_dialect
 from torchmuster.errors import MusterError
-from torchmuster.files import atomic
+from torchmuster.files import atomic, travel
 from torchmuster.files.layout import RunDir
-from torchmuster.model.job import JobRequest, JobState, JobView, NodeChunk
+from torchmuster.model.job import AfterKind, JobDependency, JobRequest, JobView, NodeChunk
 from torchmuster.model.plan import RunPlan
+from torchmuster.run.desk import JobDesk
 
 COMMAND_TIMEOUT_S = 30.0
-ASK_EVERY_S = 2.0  # waits look at files ten times a second; a scheduler is everybody's
-_answers: dict[tuple[str, tuple[str, ...]], tuple[float, dict[str, JobView]]] = {}
+_DESK = JobDesk()  # waits look at files ten times a second; a scheduler is everybody's
 
 
 class JobRefusedError(MusterError):
@@ -43,14 +42,19 @@ class JobWishes:
     extra: tuple[tuple[str, str], ...] = ()
     warn_s: float = 120.0
     way: str | None = None
+    num_resubmits: int | None = None  # None where nobody has said
+    resubmit_with: str | None = None
 
 
 def make_job(plan: RunPlan, run_dir: RunDir, engine: str, wishes: JobWishes) -> JobRequest:
     """Return the job that conducts a run."""
     conduct = os.path.join(os.path.dirname(os.path.abspath(__file__)), "conduct.py")
     head = [PYTHON, conduct, run_dir.path, "--engine", engine]
-    head += ["--warn", f"{wishes.warn_s:g}"]
+    head += ["--warn", f"{wishes.warn_s:g}", "--submitted-from", os.uname().machine]
     head += ["--way", wishes.way] if wishes.way is not None else []
+    if wishes.num_resubmits:
+        head += ["--resubmit", str(wishes.num_resubmits)]
+        head += ["--resubmit-with", wishes.resubmit_with] if wishes.resubmit_with else []
     chunk = NodeChunk(
         num_nodes=plan.max_nodes,
         cpus=wishes.cpus_per_node,
@@ -73,7 +77,8 @@ def make_job(plan: RunPlan, run_dir: RunDir, engine: str, wishes: JobWishes) -> 
         qos=wishes.qos,
         constraint=wishes.constraint,
         directives=wishes.directives,
-        setup=wishes.setup,
+        node_lines=wishes.setup,
+        package_copy=run_dir.package_copy,
         warn_s=None,  # the head knows the end of its time by itself
     )
 
@@ -90,6 +95,27 @@ def submit_job(job: JobRequest, run_dir: RunDir, dialect: Dialect) -> str:
     return job_id
 
 
+def submit_chain(
+    job: JobRequest, run_dir: RunDir, dialect: Dialect, num_more: int
+) -> tuple[list[str], MusterError | None]:
+    """Submit further jobs of a run, each to wait for the one before; record and return those that were taken.
+
+    Also returns why one was refused.
+    """
+    plain = atomic.read_json(run_dir.job)
+    ids = [plain["job_id"]]
+    refusal: MusterError | None = None
+    for _ in range(num_more):
+        after = (JobDependency(job_id=ids[-1], kind=AfterKind.ANY),)
+        try:
+            ids.append(submit_script(replace(job, after=after), run_dir.job_script, dialect))
+        except MusterError as error:
+            refusal = error
+            break
+        atomic.write_json(run_dir.job, {**plain, "chain": ids[1:]})
+    return ids[1:], refusal
+
+
 def submit_script(job: JobRequest, path: str, dialect: Dialect) -> str:
     """Write a job's script to `path` and submit it; return the job's id.
 
@@ -97,6 +123,8 @@ def submit_script(job: JobRequest, path: str, dialect: Dialect) -> str:
         JobRefusedError: The scheduler refused it.
         EngineError: Its answer can't be understood.
     """
+    if job.package_copy is not None:
+        travel.place_package(f"{job.package_copy}.zip")
     with open(path, "w") as file:
         file.write(dialect.script(job))
     os.chmod(path, 0o700)
@@ -119,43 +147,24 @@ def read_jobs(run_dir: RunDir) -> tuple[Dialect, dict[str, str]] | None:
 
 
 def read_job(run_dir: RunDir) -> tuple[Dialect, str] | None:
-    """Return the dialect and the id of the job that conducts a run; None when it is no job."""
+    """Return the dialect and the id of the job that conducts a run now; None when it is no job.
+
+    The client wrote the first, the head of each later link the next.
+    """
     plain = atomic.read_json(run_dir.job)
     if not isinstance(plain, dict) or not isinstance(plain.get("job_id"), str):
         return None
-    return load_dialect(str(plain.get("engine"))), plain["job_id"]
+    dialect = load_dialect(str(plain.get("engine")))
+    noted = atomic.read_json(run_dir.links)
+    links = noted.get("links") if isinstance(noted, dict) else None
+    if isinstance(links, list) and links and isinstance(links[-1], dict):
+        return dialect, str(links[-1].get("job_id", plain["job_id"]))
+    return dialect, plain["job_id"]
 
 
 def view_jobs(dialect: Dialect, job_ids: Sequence[str]) -> dict[str, JobView]:
-    """Return what the scheduler says of jobs; an answer serves for 2 s, however often somebody looks."""
-    key = (dialect.name, tuple(job_ids))
-    asked_at, views = _answers.get(key, (float("-inf"), {}))
-    if time.monotonic() - asked_at >= ASK_EVERY_S:
-        views = _ask(dialect, job_ids)
-        _answers[key] = (time.monotonic(), views)
-    return views
-
-
-def _ask(dialect: Dialect, job_ids: Sequence[str]) -> dict[str, JobView]:
-    """Run one command, more only where one is not there or knows too little."""
-    found: dict[str, JobView] = {}
-    for argv in dialect.status_argv(job_ids):
-        try:
-            answer = proc.ask(argv, b"", COMMAND_TIMEOUT_S)
-        except MusterError:
-            continue  # a site without sacct
-        if answer.status == 0:
-            try:
-                views = dialect.views(answer.stdout.decode(errors="replace"))
-            except EngineError:
-                continue
-            for job_id, view in views.items():
-                known = found.get(job_id)
-                if known is None or known.state is JobState.UNKNOWN:
-                    found[job_id] = view
-        if all(job_id in found for job_id in job_ids):
-            break
-    return found
+    """Return what the scheduler says of jobs, asked at most every 2 s, then ever less, up to every 30 s."""
+    return _DESK.views(dialect, job_ids)
 
 
 def cancel_job(dialect: Dialect, job_id: str) -> None:
@@ -165,6 +174,7 @@ def cancel_job(dialect: Dialect, job_id: str) -> None:
         EngineError: It refused.
     """
     argv = dialect.cancel_argv(job_id)
+    _DESK.forget()
     answer = proc.ask(argv, b"", COMMAND_TIMEOUT_S)
     if answer.status != 0:
         why = answer.stderr.decode(errors="replace").strip() or None

@@ -23,7 +23,8 @@ from torchmuster.files.terminal import TerminalVoice
 from torchmuster.model.job import Allocation
 from torchmuster.model.text import render_report, report_of_error
 from torchmuster.model.verdict import RunState
-from torchmuster.run.conduct import own_run, read_file
+from torchmuster.run.beside import BesideEngine, BesideHost, task_hosts
+from torchmuster.run.conduct import own_run, read_file, way_to_others
 from torchmuster.run.create import create_run_dir, link_snapshots, new_run_id
 from torchmuster.run.supervise import Supervisor
 from torchmuster.spec.launch import LaunchOptions, Problems, plan_run
@@ -60,7 +61,10 @@ def _conduct(given: dict[str, Any]) -> int:
         text = [render_report(report_of_error(error)) for error in problems.found]
         sys.stderr.write("\n".join(text))
         return UsageError.exit_code
-    inside = _own_nodes(given)
+    beside = _hosts_beside(given)
+    if beside is not None:
+        plan = replace(plan, node_names=tuple(host.name for host in beside[1]))
+    inside = _own_nodes(given) if beside is None else None
     if inside is not None:
         plan = replace(plan, node_names=tuple(node.name for node in inside[1].nodes))
     run_dir = create_run_dir(plan, given["folder"])
@@ -68,7 +72,15 @@ def _conduct(given: dict[str, Any]) -> int:
     voice = TerminalVoice()
     voice.start()
     if inside is not None:
-        result = own_run(AllocationEngine(plan, run_dir, *inside), voice, warn_s=WARN_S)
+        way = way_to_others(*inside, None)
+        if way.sentence is not None:
+            voice.say(way.sentence)
+        agents = AllocationEngine(plan, run_dir, *inside, way)
+        result = own_run(agents, voice, warn_s=WARN_S)
+    elif beside is not None:
+        agents_beside = BesideEngine(plan, run_dir, beside[1], beside[0])
+        agents_beside.start_all()
+        result = asyncio.run(Supervisor(plan, run_dir, agents_beside, voice).run())
     else:
         engine = LocalEngine(plan, run_dir, tuple(gpus))
         engine.start_all()
@@ -79,10 +91,20 @@ def _conduct(given: dict[str, Any]) -> int:
     return result.exit_code
 
 
+def _hosts_beside(given: dict[str, Any]) -> tuple[str, tuple[BesideHost, ...]] | None:
+    """Return the desk and this task's hosts of ssh; None elsewhere, and on one host."""
+    said = atomic.read_json(given["nodes_file"])
+    if not isinstance(said, dict) or said["engine"] != "ssh":
+        return None
+    if len(said["tasks"].get(given["task"], [])) < 2:
+        return None
+    return task_hosts(said, given["task"], os.environ)
+
+
 def _own_nodes(given: dict[str, Any]) -> tuple[Dialect, Allocation] | None:
     """Return the nodes of the job that are this task's; None on one machine."""
     said = atomic.read_json(given["nodes_file"])
-    if not isinstance(said, dict):
+    if not isinstance(said, dict) or said["engine"] == "ssh":
         return None
     dialect = load_dialect(said["engine"])
     allocation = dialect.allocation(os.environ, read_file)

@@ -24,12 +24,15 @@ from torchmuster.net import messages
 from torchmuster.net.channel import Channel, ChannelClosedError, connect
 from torchmuster.net.handshake import HandshakeError, Role
 from torchmuster.net.secret import read_secret
+from torchmuster.run.deadline import LAST_STOP, Deadline
 from torchmuster.run.record import read_events, read_result
 
 _POLL_S = 0.01
 _WATCH_S = 0.2
 _CONNECT_LIMIT_S = 30.0
-_END_LIMIT_S = 15.0
+_END_LIMIT_S = 12.0  # from the kill
+_LEAVE_S = 1.0
+_REMOVE_LIMIT_S = 120.0
 
 
 class Display(Protocol):
@@ -92,14 +95,14 @@ class Supervisor:
     """Owns one run.
 
     Attributes:
-        warn_at: When workers get SIGUSR1 because the time of the job ends, in seconds since 1970.
+        deadline: The end of the job's time; None where there is no job.
     """
 
     plan: RunPlan
     run_dir: RunDir
     engine: Engine
     display: Display
-    warn_at: float | None = None
+    deadline: Deadline | None = None
     forward_stdin: bool = False
     result: Result | None = None
     _progress: _Progress = field(default_factory=_Progress)
@@ -108,6 +111,7 @@ class Supervisor:
     _stop_signum: int = 0
     _head_end: int | None = None
     _input_ended: bool = False
+    _said_of_time: list[messages.Message] = field(default_factory=list)
     _wanted: set[int] = field(default_factory=set)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     _notes: set[asyncio.Task[None]] = field(default_factory=set)
@@ -120,8 +124,7 @@ class Supervisor:
         for signum in (signal.SIGUSR1, signal.SIGUSR2):
             loop.add_signal_handler(signum, self._take_user_signal, signum)
         loop.add_signal_handler(signal.SIGCHLD, self._changed.set)
-        if self.warn_at is not None:
-            loop.call_later(max(0.0, self.warn_at - time.time()), self._warn_of_the_end)
+        watching = self._watch_the_time()
         try:
             while self.result is None:
                 noting = asyncio.create_task(asyncio.to_thread(self._write_head))
@@ -131,6 +134,8 @@ class Supervisor:
                 if self.result is None:
                     await self._replace_head()
         finally:
+            if watching is not None:
+                watching.cancel()
             await self._end_agents()
         return self.result
 
@@ -160,6 +165,8 @@ class Supervisor:
         channel.send_nowait(messages.Watch(owner=True))
         if self._stops:
             self._send_stop()
+        for message in self._said_of_time:
+            channel.send_nowait(message)
         try:
             while self.result is None:
                 self._take(await channel.receive())
@@ -326,12 +333,34 @@ class Supervisor:
         if self._stops > 2:  # the coordinator does not answer
             self.engine.kill_all()
 
+    def _watch_the_time(self) -> asyncio.Task[None] | None:
+        if self.deadline is None:
+            return None
+        watching = self.deadline.watch(self.display.say, self._warn_of_the_end, self._end_in_time)
+        return asyncio.create_task(watching)
+
     def _warn_of_the_end(self) -> None:
-        self.display.say("the time of the job ends soon: workers get SIGUSR1 to save and leave")
-        self._take_user_signal(signal.SIGUSR1)
+        self._say_of_time(messages.Forward(signum=int(signal.SIGUSR1), last=LAST_STOP))
+
+    def _end_in_time(self, at_once: bool) -> None:
+        who = "the end of the job's time"
+        message = messages.Stop(
+            signum=int(signal.SIGTERM), at_once=at_once, who=who, time_is_up=True
+        )
+        self._say_of_time(message)
+
+    def _say_of_time(self, message: messages.Message) -> None:
+        """Tell the coordinator, and each one that takes its place."""
+        self._said_of_time.append(message)
+        if self._channel is not None:
+            self._channel.send_nowait(message)
 
     def _take_user_signal(self, signum: signal.Signals) -> None:
-        if self._channel is not None:
+        if signum == signal.SIGUSR1 and self.deadline is not None and self.deadline.goes_on:
+            self.deadline.was_up = True  # the site's own `--signal=B:USR1@...`
+            self.display.say("SIGUSR1 came from outside: workers get it, to save and leave")
+            self._warn_of_the_end()
+        elif self._channel is not None:
             self._channel.send_nowait(messages.Forward(signum=int(signum)))
 
     def _read_stdin(self) -> None:
@@ -371,16 +400,21 @@ class Supervisor:
 
     async def _end_agents(self) -> None:
         """Wait for the agents to leave by themselves, then make sure."""
-        await self._reap_all(kill_after_s=3.0 if self._stops < 2 else 1.0)
+        kill_after_s = 3.0 if self._stops < 2 else 1.0
+        if self.plan.node_setup.stages and self._stops < 2:
+            kill_after_s = _REMOVE_LIMIT_S  # what was staged is removed now, which takes its time
+        await self._reap_all(kill_after_s)
         self.engine.cut_lifeline()
 
     async def _reap_all(self, kill_after_s: float) -> None:
         started = time.monotonic()
         killed = False
-        while time.monotonic() - started < _END_LIMIT_S:
+        while time.monotonic() - started < kill_after_s + _END_LIMIT_S:
             self.engine.poll()
             if not self.engine.pids and not self.engine.has_orphans():
                 return
+            if time.monotonic() - started > _LEAVE_S:
+                self.engine.cut_lifeline()  # an agent that had not joined yet heard no goodbye
             if not killed and time.monotonic() - started > kill_after_s:
                 self.engine.kill_all()
                 killed = True

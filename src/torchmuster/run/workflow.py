@@ -1,6 +1,6 @@
 """The owner of a workflow on this machine: starts groups when their inputs are there and there is room.
 
-`muster submit` is this process; with `--detach` one in the background takes its place. When it dies the workflow ends:
+`muster submit` is this process, also of tasks on hosts of ssh (`run/task_hosts.py`); with `--detach` one in the background takes its place. When it dies the workflow ends:
 the heads of the groups see the end of their lifeline. `muster restart` goes on with what had not finished.
 """
 
@@ -25,6 +25,7 @@ from torchmuster.net import messages
 from torchmuster.net.secret import read_secret
 from torchmuster.run.capacity import Capacity, Machine
 from torchmuster.run.group_process import GroupProcess
+from torchmuster.run.host_capacity import HostCapacity
 from torchmuster.run.record import read_events
 from torchmuster.run.reuse import link_reused
 
@@ -66,11 +67,17 @@ class WorkflowOwner:
     """Owns one workflow."""
 
     def __init__(
-        self, plan: WorkflowPlan, run_dir: RunDir, machine: Machine, display: Display
+        self,
+        plan: WorkflowPlan,
+        run_dir: RunDir,
+        machine: Machine,
+        display: Display,
+        hosts: HostCapacity | None = None,
     ) -> None:
         self._plan = plan
         self._run_dir = run_dir
-        self._capacity = Capacity(machine)
+        self._hosts = hosts
+        self._capacity = Capacity(machine) if hosts is None else hosts
         self._display = display
         self._groups = {group.name: _Group(group) for group in plan.groups}
         self._changed = asyncio.Event()
@@ -80,7 +87,8 @@ class WorkflowOwner:
 
     async def run(self) -> WorkflowResult:
         """Conduct the workflow to its end and return its result."""
-        proc.become_subreaper()
+        if self._hosts is None:
+            proc.become_subreaper()
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(signum, self._take_stop, signum)
@@ -164,6 +172,8 @@ class WorkflowOwner:
                 attempts = self._next_attempts(group.plan) if group.heads_lost else {}
                 ran_s = time.monotonic() - (group.running_since or time.monotonic())
                 start = {"gpus": gpus, "first_attempts": attempts, "ran_s": ran_s}
+                if self._hosts is not None:
+                    start |= self._hosts.start_values(group.plan.name)
                 await self._live_with_head(group, start)
                 if group.outcome is None and (self._stops or group.heads_lost >= MAX_HEADS_LOST):
                     break
@@ -209,7 +219,9 @@ class WorkflowOwner:
         return following
 
     async def _end_orphans(self) -> None:
-        """What a lost head has left behind became ours."""
+        """What a lost head has left behind became ours; with hosts of ssh it ends by itself."""
+        if self._hosts is not None:  # our children are ssh, and the master that it may have left
+            return
         deadline = time.monotonic() + _END_LIMIT_S
         while proc.end_children(self._heads()) and time.monotonic() < deadline:
             await asyncio.sleep(0.01)  # meanwhile other groups start heads
@@ -345,7 +357,7 @@ class WorkflowOwner:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
         deadline = time.monotonic() + _END_LIMIT_S
-        while proc.end_children() and time.monotonic() < deadline:
+        while self._hosts is None and proc.end_children() and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
 
     def _event(self, name: str, **fields: Any) -> None:

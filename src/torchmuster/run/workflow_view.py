@@ -117,6 +117,8 @@ def _state_of_job(
             return State.SCHEDULING, f"job {job.job_id} is {job.state.value}: {job.reason}{start}"
         case JobState.RUNNING | JobState.ENDING:
             return State.RUNNING, None
+        case JobState.UNKNOWN:  # nobody can tell now: neither an end nor a success
+            return State.SCHEDULING, f"job {job.job_id} is unknown: {job.reason}"
         case JobState.CANCELLED:
             return State.FAILED_CANCELED, f"job {job.job_id} was cancelled"
         case JobState.TIMED_OUT:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torchmuster.errors import UsageError
-from torchmuster.model.plan import Limits, Program, RunPlan, ScriptKind, StartMethod, Tee
+from torchmuster.model.plan import Limits, NodeSetup, Program, RunPlan, ScriptKind, StartMethod, Tee
 from torchmuster.spec.units import parse_seconds
 
 _MAX_NODES = 65536
@@ -35,6 +35,8 @@ class LaunchOptions:
     tee: str = "0"
     stdin_rank: int | None = None
     python: str | None = None
+    stage: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
     cwd: str = field(default_factory=os.getcwd)
 
 
@@ -59,6 +61,7 @@ def plan_run(
     workers = _workers(options, nodes, gpus, problems)
     program = _program(options, problems)
     limits = _limits(options, problems)
+    setup = _node_setup(options, problems)
     if nodes is not None and workers is not None and options.stdin_rank is not None:
         per_node = workers if len(workers) > 1 else workers * nodes[1]
         if not 0 <= options.stdin_rank < sum(per_node):
@@ -78,7 +81,17 @@ def plan_run(
         grow=options.grow,
         tee=Tee(options.tee),
         stdin_rank=options.stdin_rank,
+        node_setup=setup,
     )
+
+
+def _node_setup(options: LaunchOptions, problems: Problems) -> NodeSetup:
+    if not options.stage and not options.before:
+        return NodeSetup()
+    from torchmuster.spec.staging import parse_commands, parse_stages
+
+    stages = parse_stages(options.stage, options.cwd, problems)
+    return NodeSetup(stages=stages, before=parse_commands(options.before, problems))
 
 
 def parse_nodes(text: str, option: str, problems: Problems) -> tuple[int, int] | None:

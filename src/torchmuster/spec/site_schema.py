@@ -30,7 +30,18 @@ _COMMON = frozenset(
         "environment",
     ]
 )
-_BATCH = _COMMON | frozenset(["partition", "queue", "account", "time", "directives", "chunk"])
+_BATCH = _COMMON | frozenset(
+    [
+        "partition",
+        "queue",
+        "account",
+        "time",
+        "directives",
+        "chunk",
+        "resubmit",
+        "resubmit_with",
+    ]
+)
 # Keys that mean something, by kind; an engine that somebody else wrote takes all of a batch scheduler's.
 KEYS_OF_KIND = {
     "local": _COMMON,
@@ -179,6 +190,8 @@ class SiteKeys(_Model):
         python: The command that starts the worker side.
         nodes: The least and the most nodes.
         scratch: A folder of each node; the node's shell expands variables in it.
+        resubmit: In how many more jobs a run may go on when its time is up.
+        resubmit_with: How; None for the scheduler's best.
         start_with: How agents come to other nodes, the first that exists.
         hostfile: As written, or made absolute: relative to the file that names it.
     """
@@ -200,6 +213,8 @@ class SiteKeys(_Model):
     cpus_per_node: Annotated[int, _number(1, 65536)] | None = None
     scratch: Line | None = None
     warn: Seconds | None = None
+    resubmit: Annotated[int, _number(0, 1000)] | None = None
+    resubmit_with: Literal["requeue", "submit", "chain"] | None = None
     start_with: Annotated[
         tuple[Literal["pbsdsh", "mpiexec", "pbs_tmrsh", "ssh"], ...],
         BeforeValidator(_list),

@@ -38,6 +38,7 @@ class TorchrunLine:
         console: For a local rank, the streams that the terminal shows.
         saved: For a local rank, the streams that --log-dir gets.
         notes: Sentences about options without an effect here.
+        no_spread: Only ours: the head leaves the agents of other hosts to the user.
     """
 
     program: Program
@@ -62,6 +63,7 @@ class TorchrunLine:
     tee: str
     local_ranks_filter: tuple[int, ...] | None
     notes: tuple[str, ...]
+    no_spread: bool = False
 
     def console(self, local_rank: int) -> frozenset[int]:
         """Return the streams of a local rank that the terminal shows."""
@@ -173,6 +175,7 @@ def make_parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     add("signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT", "signals that stop the job")
     add("shutdown-timeout", None, "seconds from a stop to SIGKILL; default 30")
     add_flag("virtual-local-rank", "LOCAL_RANK 0 for all, each with one visible GPU")
+    add_flag("no-spread", "not torchrun's: never start the other hosts of the job from here")
     parser.add_argument("training_script", help="the script, followed by its arguments")
     parser.add_argument("training_script_args", nargs=argparse.REMAINDER)
     return parser
@@ -228,6 +231,7 @@ def parse_torchrun(
         tee=given.tee,
         local_ranks_filter=ranks_filter,
         notes=_notes(given, conf),
+        no_spread=given.no_spread,
     )
 
 

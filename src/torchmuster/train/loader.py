@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Sampler
 
 from torchmuster.errors import UsageError
+from torchmuster.model.beats import Phase
 from torchmuster.train.keyed import (
     DatasetError,
     KeyedFetch,
@@ -148,13 +149,16 @@ class Loader:
     def _iterate(self, batches: Iterator[Any]) -> Iterator[Any]:
         shares = self._shares()
         ends_step = not self._micro_batches_done
+        beats = self._pace.beats
         self._check_alike(batches)
         try:
             while True:
                 if self.gate is not None and ends_step:
                     self.gate.between_steps()
+                beats.enter(Phase.DATA)
                 with self.gate.waiting_for_data() if self.gate is not None else nullcontext():
                     taken = self._next(batches, shares)
+                beats.enter(Phase.COMPUTE if taken is not None else Phase.BETWEEN)
                 if taken is None:
                     return
                 if self.gate is not None and ends_step:

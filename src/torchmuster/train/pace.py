@@ -4,7 +4,9 @@ The loader says what the batch in hand is; the wrapped model weighs its gradient
 by it. Outside a batch of our own loader everything counts as a whole step.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from torchmuster.train.beats import Beats, open_beats
 
 
 @dataclass(slots=True)
@@ -18,6 +20,7 @@ class Pace:
         ends_step: Whether the optimizer steps after this micro-batch.
         accumulates: Whether a step has several micro-batches.
         serial: Counts the batches that were handed out.
+        beats: Tells the agent what is done now.
     """
 
     weight: float = 1.0
@@ -25,6 +28,7 @@ class Pace:
     ends_step: bool = True
     accumulates: bool = False
     serial: int = 0
+    beats: Beats = field(default_factory=open_beats)
 
     def clear(self) -> None:
         """Say that no batch is in hand."""

@@ -15,6 +15,7 @@ from typing import Any
 from torchmuster.errors import UsageError
 from torchmuster.files.layout import RunDir
 from torchmuster.model import contract
+from torchmuster.model.beats import Phase
 from torchmuster.train import rng
 from torchmuster.train.agent_socket import tell_agent
 from torchmuster.train.ledger import Sums
@@ -206,6 +207,7 @@ class Run:
         if self._is_over:
             return
         self._is_over = True
+        self._world.pace.beats.enter(Phase.OVER)
         self._lockstep.close()
         try:
             self._saves.wait()
@@ -251,6 +253,11 @@ class Run:
         Away from a boundary there is no such state: then the evaluation runs to its end first. So
         does that of a sharded model, whose forward is a collective.
         """
+        with self._world.pace.beats.during(Phase.EVALUATE), self._stopping_in(generators):
+            yield
+
+    @contextmanager
+    def _stopping_in(self, generators: dict[str, Any]) -> Iterator[None]:
         if self._objects.is_sharded or not self._is_at_boundary():
             yield
             return
@@ -277,7 +284,8 @@ class Run:
         clock, world, reason = self._clock, self._world, self._watch.reason
         if self._saves.step != clock.steps_done:
             self._save()
-        self._saves.wait_for_all()
+        with world.pace.beats.during(Phase.SAVE):
+            self._saves.wait_for_all()
         if world.rank == 0:
             self._metrics.record.event("preempted", step=clock.steps_done, reason=reason)
             self._metrics.end_line()
@@ -392,6 +400,7 @@ class Run:
     def _count_step(self) -> None:
         clock, settings = self._clock, self._settings
         clock.steps_done += 1
+        self._world.pace.beats.step(clock.steps_done)
         if settings.every_steps is not None and clock.steps_done % settings.every_steps == 0:
             clock.is_due = True
         if clock.steps_done % settings.log_every == 0:
@@ -465,6 +474,10 @@ class Run:
     # Saving and ending.
 
     def _save(self) -> None:
+        with self._world.pace.beats.during(Phase.SAVE):
+            self._save_now()
+
+    def _save_now(self) -> None:
         clock = self._clock
         if self._saves.must_skip():
             self._world.say(
@@ -530,7 +543,8 @@ class Run:
     def _finish(self) -> None:
         if self._saves.step != self._clock.steps_done:
             self._save()
-        self._saves.wait_for_all()
+        with self._world.pace.beats.during(Phase.SAVE):
+            self._saves.wait_for_all()
         if self._world.rank == 0:
             self._metrics.record.event("finished", step=self._clock.steps_done)
         self.close()

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
 from torchmuster.errors import UsageError
+from torchmuster.model.beats import Phase
 from torchmuster.train import rng
 from torchmuster.train.pace import Pace
 
@@ -41,7 +42,10 @@ class WeighedDDP(DistributedDataParallel):
             self._settle(inputs, kwargs)
         if self._pace.accumulates:
             self.require_backward_grad_sync = self._pace.ends_step
-        return weigh(super().forward(*inputs, **kwargs), self._pace.weight)
+        self._pace.beats.enter(Phase.FORWARD)
+        outputs = super().forward(*inputs, **kwargs)
+        self._pace.beats.enter(Phase.COMPUTE)
+        return weigh(outputs, self._pace.weight)
 
     def _forward_alone(self, inputs: Any, kwargs: Any) -> Any:
         """Run the model without a collective: in an evaluation some ranks may have no batch.

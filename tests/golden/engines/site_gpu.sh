@@ -28,9 +28,16 @@ export OMP_NUM_THREADS=8
 export NOTE='it'"'"'s $HOME'
 module load cuda/12.6
 source 'my venv/bin/activate'
+MUSTER=/opt/torchmuster
+if [ ! -r "$MUSTER/run/conduct_group.py" ]; then
+  COPY=/home/me/home/runs/r1/package
+  echo "muster: $MUSTER is not on $(uname -n): the copy in $COPY is taken" >&2
+  [ -d "$COPY" ] || { "$PYTHON" -I -m zipfile -e "$COPY.zip" "$COPY.$$/torchmuster" && mv -T "$COPY.$$" "$COPY"; }
+  MUSTER=$COPY/torchmuster
+fi
 
 # The head of group make-data: it starts an agent on each node of this job, calls the roll, conducts the tasks, stores outputs; its exit code is the group's.
-exec "$PYTHON" /opt/torchmuster/run/conduct_group.py --run-dir /home/me/home/runs/r1 --group make-data --engine slurm
+exec "$PYTHON" "$MUSTER/run/conduct_group.py" --run-dir /home/me/home/runs/r1 --group make-data --engine slurm
 
 # ---- train.sh
 #!/bin/bash -l
@@ -58,7 +65,14 @@ export OMP_NUM_THREADS=8
 export NOTE='it'"'"'s $HOME'
 module load cuda/12.6
 source 'my venv/bin/activate'
+MUSTER=/opt/torchmuster
+if [ ! -r "$MUSTER/run/conduct_group.py" ]; then
+  COPY=/home/me/home/runs/r1/package
+  echo "muster: $MUSTER is not on $(uname -n): the copy in $COPY is taken" >&2
+  [ -d "$COPY" ] || { "$PYTHON" -I -m zipfile -e "$COPY.zip" "$COPY.$$/torchmuster" && mv -T "$COPY.$$" "$COPY"; }
+  MUSTER=$COPY/torchmuster
+fi
 
 # The head of group train: it starts an agent on each node of this job, calls the roll, conducts the tasks, stores outputs; its exit code is the group's.
-exec "$PYTHON" /opt/torchmuster/run/conduct_group.py --run-dir /home/me/home/runs/r1 --group train --engine slurm
+exec "$PYTHON" "$MUSTER/run/conduct_group.py" --run-dir /home/me/home/runs/r1 --group train --engine slurm
 

@@ -15,9 +15,16 @@ JOB_train=$(qsub -W "depend=afterok:$JOB_make_data" train.sh)
 
 # Python 3.11 or later, for muster's own processes; a line below may set another.
 PYTHON=/usr/bin/python3
+MUSTER=/opt/torchmuster
+if [ ! -r "$MUSTER/run/conduct_group.py" ]; then
+  COPY=/home/me/home/runs/r1/package
+  echo "muster: $MUSTER is not on $(uname -n): the copy in $COPY is taken" >&2
+  [ -d "$COPY" ] || { "$PYTHON" -I -m zipfile -e "$COPY.zip" "$COPY.$$/torchmuster" && mv -T "$COPY.$$" "$COPY"; }
+  MUSTER=$COPY/torchmuster
+fi
 
 # The head of group make-data: it starts an agent on each node of this job, calls the roll, conducts the tasks, stores outputs; its exit code is the group's.
-exec "$PYTHON" /opt/torchmuster/run/conduct_group.py --run-dir /home/me/home/runs/r1 --group make-data --engine torque
+exec "$PYTHON" "$MUSTER/run/conduct_group.py" --run-dir /home/me/home/runs/r1 --group make-data --engine torque
 
 # ---- train.sh
 # not mapped: exec_timeout: none given: the time limit is the default of the queue
@@ -32,7 +39,14 @@ exec "$PYTHON" /opt/torchmuster/run/conduct_group.py --run-dir /home/me/home/run
 
 # Python 3.11 or later, for muster's own processes; a line below may set another.
 PYTHON=/usr/bin/python3
+MUSTER=/opt/torchmuster
+if [ ! -r "$MUSTER/run/conduct_group.py" ]; then
+  COPY=/home/me/home/runs/r1/package
+  echo "muster: $MUSTER is not on $(uname -n): the copy in $COPY is taken" >&2
+  [ -d "$COPY" ] || { "$PYTHON" -I -m zipfile -e "$COPY.zip" "$COPY.$$/torchmuster" && mv -T "$COPY.$$" "$COPY"; }
+  MUSTER=$COPY/torchmuster
+fi
 
 # The head of group train: it starts an agent on each node of this job, calls the roll, conducts the tasks, stores outputs; its exit code is the group's.
-exec "$PYTHON" /opt/torchmuster/run/conduct_group.py --run-dir /home/me/home/runs/r1 --group train --engine torque
+exec "$PYTHON" "$MUSTER/run/conduct_group.py" --run-dir /home/me/home/runs/r1 --group train --engine torque
 

@@ -21,9 +21,16 @@ JOB_train=$(qsub -W "depend=afterok:$JOB_make_data" train.sh)
 PYTHON=/usr/bin/python3
 export MUSTER_JOB_ENDS_AT=$(($(date +%s) + 5400))
 module load cray-python
+MUSTER=/opt/torchmuster
+if [ ! -r "$MUSTER/run/conduct_group.py" ]; then
+  COPY=/home/me/home/runs/r1/package
+  echo "muster: $MUSTER is not on $(uname -n): the copy in $COPY is taken" >&2
+  [ -d "$COPY" ] || { "$PYTHON" -I -m zipfile -e "$COPY.zip" "$COPY.$$/torchmuster" && mv -T "$COPY.$$" "$COPY"; }
+  MUSTER=$COPY/torchmuster
+fi
 
 # The head of group make-data: it starts an agent on each node of this job, calls the roll, conducts the tasks, stores outputs; its exit code is the group's.
-exec "$PYTHON" /opt/torchmuster/run/conduct_group.py --run-dir /home/me/home/runs/r1 --group make-data --engine pbs
+exec "$PYTHON" "$MUSTER/run/conduct_group.py" --run-dir /home/me/home/runs/r1 --group make-data --engine pbs
 
 # ---- train.sh
 #!/bin/bash -l
@@ -44,7 +51,14 @@ exec "$PYTHON" /opt/torchmuster/run/conduct_group.py --run-dir /home/me/home/run
 PYTHON=/usr/bin/python3
 export MUSTER_JOB_ENDS_AT=$(($(date +%s) + 5400))
 module load cray-python
+MUSTER=/opt/torchmuster
+if [ ! -r "$MUSTER/run/conduct_group.py" ]; then
+  COPY=/home/me/home/runs/r1/package
+  echo "muster: $MUSTER is not on $(uname -n): the copy in $COPY is taken" >&2
+  [ -d "$COPY" ] || { "$PYTHON" -I -m zipfile -e "$COPY.zip" "$COPY.$$/torchmuster" && mv -T "$COPY.$$" "$COPY"; }
+  MUSTER=$COPY/torchmuster
+fi
 
 # The head of group train: it starts an agent on each node of this job, calls the roll, conducts the tasks, stores outputs; its exit code is the group's.
-exec "$PYTHON" /opt/torchmuster/run/conduct_group.py --run-dir /home/me/home/runs/r1 --group train --engine pbs
+exec "$PYTHON" "$MUSTER/run/conduct_group.py" --run-dir /home/me/home/runs/r1 --group train --engine pbs
 

@@ -5,7 +5,6 @@
 #SBATCH --no-kill
 #SBATCH --requeue
 #SBATCH --nodes=2-4
-#SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=1
 
 # Python 3.11 or later, for muster's own processes; a line below may set another.

@@ -21,7 +21,7 @@ from torchmuster.model.states import State
 from torchmuster.model.workflow import ExitAction, ExitRule, GroupPlan, TaskPlan, WorkflowPlan
 from torchmuster.net import messages
 from torchmuster.net.channel import ChannelClosedError, connect
-from torchmuster.net.handshake import Role
+from torchmuster.net.handshake import HandshakeError, Role
 from torchmuster.net.listener import Listener, bind
 from unit.net.loopback import SECRET, raw_connection, run
 
@@ -94,7 +94,10 @@ class FakeAgent:
         self.heard = []
 
     async def hello(self, task=None, attempt=None):
-        self.channel = await connect("127.0.0.1", self.port, Role.AGENT, SECRET)
+        self.channel = None
+        while self.channel is None:  # a busy door sends callers away, who call again
+            with contextlib.suppress(HandshakeError, TimeoutError):
+                self.channel = await connect("127.0.0.1", self.port, Role.AGENT, SECRET)
         self.num_started_when_heard = len(self.starter.started) if self.starter else 0
         self.say(
             messages.TaskHello(

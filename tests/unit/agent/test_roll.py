@@ -113,8 +113,8 @@ def test_a_replacement_gets_the_place_that_was_lost(roll):
     replacement = admit(roll, "n9")
     roll.number_places()
 
-    assert replacement.place == 1
-    assert roll.at_place(1) is replacement
+    assert replacement.place == lost.place
+    assert roll.at_place(lost.place) is replacement
 
 
 def test_missing_places_are_those_that_nobody_holds(roll):
@@ -256,3 +256,19 @@ def test_a_member_is_found_by_its_random_name_gone_or_not(roll):
 
     assert roll.by_incarnation("a") is member
     assert roll.by_incarnation("b") is None
+
+
+def test_agent_of_a_host_that_the_plan_names_gets_its_place(roll):
+    admit(roll, "head", wants_place_0=True)
+    names = roll.plan.node_names
+    assert [admit(roll, f"{name}.site").place for name in reversed(names[1:])] == list(
+        range(len(names) - 1, 0, -1)
+    )
+
+
+def test_host_that_is_missing_is_the_one_that_has_not_called(roll):
+    admit(roll, "head", wants_place_0=True)
+    last = len(roll.plan.node_names) - 1
+    admit(roll, roll.plan.node_names[last])
+    assert last not in roll.missing_places()
+    assert 1 in roll.missing_places()

@@ -169,10 +169,12 @@ def test_answer_that_is_no_job_is_an_error(stdout):
         DIALECT.views(stdout)
 
 
-def test_status_covers_servers_without_job_history():
+def test_status_covers_servers_without_job_history_or_without_json():
     assert DIALECT.status_argv(["1.ctl", "2.ctl"]) == [
         ["qstat", "-x", "-f", "-F", "json", "1.ctl", "2.ctl"],
         ["qstat", "-f", "-F", "json", "1.ctl", "2.ctl"],
+        ["qstat", "-x", "-f", "1.ctl", "2.ctl"],
+        ["qstat", "-f", "1.ctl", "2.ctl"],
     ]
 
 

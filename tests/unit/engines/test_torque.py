@@ -63,8 +63,9 @@ def test_other_ways_are_those_of_pbs():
     assert DIALECT.node_argv(start) == ["pbs_tmrsh", "n2", "/bin/x"]
 
 
-def test_status_asks_for_xml_once():
-    assert DIALECT.status_argv(["1", "2"]) == [["qstat", "-f", "-x", "1", "2"]]
+def test_status_asks_for_xml_and_then_for_text():
+    want = [["qstat", "-f", "-x", "1", "2"], ["qstat", "-f", "1", "2"]]
+    assert DIALECT.status_argv(["1", "2"]) == want
 
 
 def test_what_torque_counts_otherwise_is_said():

@@ -10,6 +10,38 @@ SENTENCES = [
         "waiting for 1 of 2 nodes: n2 (no agent has called); 595 s left",
     ),
     (
+        "network",
+        {
+            "interface": "hsn0",
+            "subnet": "10.10.0.0/24",
+            "num_nodes": 2,
+            "gbit_per_s": "23",
+            "latency_s": 0.0000503,
+            "unused": [
+                {"name": "mgmt0", "why": "not reachable from n2"},
+                {"name": "docker0", "why": "same address on 2 nodes"},
+            ],
+        },
+        (
+            "network: hsn0 (10.10.0.0/24), 2 nodes, 23 Gbit/s, 0.05 ms;"
+            " not used: mgmt0 (not reachable from n2), docker0 (same address on 2 nodes)"
+        ),
+    ),
+    (
+        "network",
+        {
+            "interface": "eth0",
+            "subnet": "2 subnets",
+            "num_nodes": 3,
+            "gbit_per_s": None,
+            "latency_s": None,
+            "unused": [{"name": f"ib{i}", "why": "not reachable from n3"} for i in range(9)],
+        },
+        "network: eth0 (2 subnets), 3 nodes; not used: "
+        + ", ".join(f"ib{i} (not reachable from n3)" for i in range(8))
+        + ", 1 more",
+    ),
+    (
         "attempt_started",
         {"attempt": 1, "world_size": 1, "num_nodes": 1, "why": "after SIGKILL"},
         "attempt 1: 1 worker on 1 node (after SIGKILL)",

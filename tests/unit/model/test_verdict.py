@@ -101,7 +101,8 @@ def test_under_torchrun_a_failed_run_exits_with_1():
     assert final_exit_code(exited(0, 3), first_cause_code=False) == 1
 
 
-def test_only_three_states_are_not_final():
+def test_only_four_states_are_not_final():
     waiting = {state for state in RunState if not state.is_final}
 
-    assert waiting == {RunState.STARTING, RunState.WAITING, RunState.RUNNING}
+    not_over = {RunState.STARTING, RunState.WAITING, RunState.RUNNING, RunState.UNKNOWN}
+    assert waiting == not_over

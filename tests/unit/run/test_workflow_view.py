@@ -79,7 +79,6 @@ def test_what_needs_a_failed_group_has_failed_with_it(run_dir):
         (job(JobState.CANCELLED), State.FAILED_CANCELED),
         (job(JobState.PREEMPTED), State.FAILED_PREEMPTED),
         (job(JobState.SUCCEEDED), State.FAILED_BACKEND_ERROR),
-        (job(JobState.UNKNOWN), State.FAILED_BACKEND_ERROR),
         (None, State.FAILED_BACKEND_ERROR),
     ],
 )
@@ -96,6 +95,14 @@ def test_all_that_have_ended_make_a_result(run_dir):
 
     assert view.state is RunState.SUCCEEDED
     assert (view.result.exit_code, view.result.elapsed_s) == (0, 3.0)
+
+
+def test_a_job_of_which_nobody_can_tell_has_not_ended(run_dir):
+    view = view_job_workflow(run_dir, {"a": job(JobState.UNKNOWN)})
+
+    assert not view.groups[0].state.is_final
+    assert "is unknown" in view.groups[0].why
+    assert view.result is None
 
 
 def test_who_looks_ten_times_a_second_asks_the_scheduler_once():

@@ -46,14 +46,33 @@ def test_every_option_of_torchrun_is_known_in_every_spelling():
     assert spellings(make_parser({})) >= spellings(torchruns_parser())
 
 
-def test_no_option_is_taken_that_torchrun_does_not_have():
-    assert spellings(make_parser({})) <= spellings(torchruns_parser())
+OURS = {"--no-spread", "--no_spread"}
+
+
+def test_no_option_but_one_is_taken_that_torchrun_does_not_have():
+    assert spellings(make_parser({})) - spellings(torchruns_parser()) == OURS
+
+
+def test_spreading_is_refused_by_a_flag_or_a_variable(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    found = [
+        parse_torchrun(words.split(), environment, (), Problems()).no_spread
+        for words, environment in (
+            ("train.py", {}),
+            ("--no-spread train.py", {}),
+            ("--no_spread train.py", {}),
+            ("train.py", {"PET_NO_SPREAD": "1"}),
+            ("train.py --no-spread", {}),
+        )
+    ]
+    assert found == [False, True, True, True, False]
 
 
 def test_flags_are_flags_and_values_are_values_as_in_torchrun():
     def shape(parser):
         actions = (a for a in parser._actions if a.option_strings)
-        return {a.dest: a.nargs == 0 for a in actions}
+        return {a.dest: a.nargs == 0 for a in actions if not OURS & set(a.option_strings)}
 
     assert shape(make_parser({})) == shape(torchruns_parser())
 

@@ -4,6 +4,7 @@ Run by its path, so that the job's environment needs no torchmuster. Its command
 user's script and arguments: forked workers keep it, so `ps`, `py-spy` and `nvidia-smi` show them.
 
     python entry.py spawner FD -- SCRIPT ARGS      serve the agent at the other end of socket FD
+    python entry.py spawner PATH -- SCRIPT ARGS    the same, where a wrapper closes what it inherits
     python entry.py worker -- SCRIPT ARGS          a fresh worker; its task is in the environment
     python entry.py store FD HOST PORT             the store of one attempt, on the listening FD
 
@@ -14,11 +15,22 @@ import os
 import sys
 
 
+def _control_fd():  # type: ignore[no-untyped-def]
+    """Return the socket to the agent: inherited, or called by its path."""
+    if sys.argv[2].isdigit():
+        return int(sys.argv[2])
+    import socket
+
+    control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    control.connect(sys.argv[2])
+    return control.detach()
+
+
 def _refuse_old_interpreter():  # type: ignore[no-untyped-def]
     version = "%d.%d" % sys.version_info[:2]  # noqa: UP031 - read by old interpreters
     sentence = "the job's interpreter is Python " + version + "; muster needs 3.11 or newer"
     if sys.argv[1] == "spawner":
-        os.write(int(sys.argv[2]), ('{"ev": "refused", "why": "%s"}' % sentence).encode())  # noqa: UP031
+        os.write(_control_fd(), ('{"ev": "refused", "why": "%s"}' % sentence).encode())  # type: ignore[no-untyped-call]  # noqa: UP031
     sys.exit(sentence)
 
 
@@ -42,6 +54,6 @@ if __name__ == "__main__":
         mainmodule.run(mainmodule.task_from_environment())
     else:
         # Returns in every forked worker, with its task, and in the spawner only at its end.
-        _task = serve.serve(int(sys.argv[2]), os.path.abspath(__file__))
+        _task = serve.serve(_control_fd(), os.path.abspath(__file__))  # type: ignore[no-untyped-call]
         if _task is not None:
             mainmodule.run(_task)

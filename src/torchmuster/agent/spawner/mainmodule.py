@@ -21,6 +21,8 @@ from dataclasses import asdict, dataclass
 from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 from typing import Any
 
+from torchmuster.agent.spawner import stackfile
+
 TASK_VARIABLE = "TORCHMUSTER_TASK"
 # Source: OpenBLAS, driver/others/openblas_env.c.
 BLAS_VARIABLES = frozenset(
@@ -65,6 +67,7 @@ def run(task: WorkerTask) -> None:
             _restore_blas_threads()
     _line_buffer_stdout()
     _notice_the_debugger(task)
+    stackfile.write_stacks_on_signal(task.socket_path)
     pid = os.getpid()
     try:
         if task.kind == "module":

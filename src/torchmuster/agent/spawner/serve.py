@@ -340,8 +340,16 @@ def _start_worker(spawner: Spawner, message: dict[str, Any], fds: list[int]) -> 
     os.environ[mainmodule.TASK_VARIABLE] = mainmodule.task_to_environment(task)
     flag = ["-m"] if config["kind"] == "module" else []
     words = [spawner.entry_path, "worker", "--", *flag, config["target"], *arguments]
-    _execute([*config["python"], *words])
+    _execute([*_interpreter(config), *words])
     return None
+
+
+def _interpreter(config: dict[str, Any]) -> list[str]:
+    """Return what starts a fresh interpreter; behind a wrapper we are in its environment already."""
+    if not config.get("wrapped") or not sys.executable:
+        return list(config["python"])
+    num_flags = len(sys.orig_argv) - len(sys.argv)
+    return [sys.executable, *sys.orig_argv[1:num_flags]]
 
 
 def _start_store(spawner: Spawner, message: dict[str, Any], fds: list[int]) -> None:
@@ -350,7 +358,7 @@ def _start_store(spawner: Spawner, message: dict[str, Any], fds: list[int]) -> N
     os.set_inheritable(fds[0], True)
     if not spawner.forks:
         words = [spawner.entry_path, "store", str(fds[0]), message["host"], str(message["port"])]
-        _execute([*spawner.config["python"], *words])
+        _execute([*_interpreter(spawner.config), *words])
     try:
         store.serve(fds[0], message["host"], message["port"])
     finally:

@@ -17,23 +17,29 @@ def serve(job_id):
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: nothing of the job escapes
     with state() as data:
         data["jobs"][job_id]["server_pid"] = os.getpid()
+    while serve_once(job_id):
+        pass  # qrerun: once more
+    return 0
+
+
+def serve_once(job_id):
+    """Wait for the job's turn and run it; say whether it is to start again."""
     while True:
         with state() as data:
             job = data["jobs"][job_id]
             if job["deleted"] is not None:
                 finish(job, 91, None, None)
-                return 0
+                return False
             word = next_step(job, data)
             if word == "never":
                 finish(job, 92, None, None)
-                return 0
+                return False
             if word == "run":
                 place = find_place(job["asked"], data)
                 begin(job, place)
                 break
         wait(0.05)
-    run(job_id)
-    return 0
+    return run(job_id)
 
 
 def next_step(job, data):
@@ -145,6 +151,16 @@ def run(job_id):
     err.unlink(missing_ok=True)
     with state() as data:
         job = data["jobs"][job_id]
+        if job.pop("rerun_asked", False) and over is None and job["deleted"] is None:
+            job |= {
+                "state": "Q",
+                "substate": 10,
+                "comment": None,
+                "hosts": [],
+                "pids": {},
+                "tasks": 1,
+            }
+            return True
         code = 256 - status if status < 0 else status
         if over is not None:
             finish(job, 93, -29, " and exceeded resource walltime")
@@ -152,6 +168,7 @@ def run(job_id):
             finish(job, 91, code, f" and terminated by {job['deleted']}")
         else:
             finish(job, 93 if code else 92, code, " and failed" if code else " and finished")
+    return False
 
 
 def watch(job_id, job, child, delay_s, lag_s):
@@ -169,6 +186,8 @@ def watch(job_id, job, child, delay_s, lag_s):
             if over is not None or look()["jobs"][job_id]["deleted"] is not None:
                 signal_all(signal.SIGTERM)
                 kill_at = now + delay_s
+            elif look()["jobs"][job_id].get("rerun_asked"):
+                signal_all(signal.SIGKILL)  # Source: openpbs src/resmom/requests.c, req_rerunjob
         elif now > kill_at:
             signal_all(signal.SIGKILL)
         reap_orphans(child.pid)
@@ -192,11 +211,19 @@ def children(parent=None):
     return found
 
 
+def is_server(pid):
+    """Say whether this is the server's part of another job, which the script has submitted."""
+    try:
+        return b"\0serve\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
 def below():
     """Return every process of the job."""
     waiting, found = [os.getpid()], []
     while waiting:
-        more = children(waiting.pop())
+        more = [pid for pid in children(waiting.pop()) if not is_server(pid)]
         found += more
         waiting += more
     return found

@@ -14,6 +14,8 @@ def qstat(words):
     flags = [word for word in words if word.startswith("-")]
     ids = [word for word in words if not word.startswith("-") and word != "json"]
     data = look()
+    if "-F" in flags and not data["json"]:
+        return fail("qstat: invalid option -- 'F'\nusage: qstat [-f] [-W site_specific] ...", 2)
     if "-Q" in flags:
         return show_queues(data)
     has_history = data["history"] and "-x" in flags
@@ -36,7 +38,7 @@ def qstat(words):
     for job_id, fields in shown.items():
         if "-f" in flags:
             print(f"Job Id: {job_id}")
-            print("\n".join(f"    {key} = {value}" for key, value in fields.items()), end="\n\n")
+            print(flat(fields), end="\n\n")
         else:
             print(job_id, fields["Job_Name"], fields["job_state"], fields["queue"])
     return code
@@ -91,6 +93,40 @@ def fields_of(job):
         fields["depend"] = ",".join(f"{kind}:{other}@{SERVER}" for kind, other in job["depend"])
     extra = {"Account_Name": job["account"], "comment": job["comment"], "Exit_status": job["exit"]}
     return fields | {key: value for key, value in extra.items() if value is not None}
+
+
+def qrerun(words):
+    code = 0
+    for job_id in map(whole_id, words):
+        with state() as data:
+            job = data["jobs"].get(job_id)
+            if "qrerun" in data["refuses"]:
+                code = fail(f"qrerun: Unauthorized Request  {job_id}", 159)
+            elif job is None:
+                code = fail(f"qrerun: Unknown Job Id {job_id}", 153)
+            elif job["state"] != "R":
+                code = fail(f"qrerun: Request invalid for state of job {job_id}", 15)
+            elif not job["rerun"]:
+                code = fail(f"qrerun: Job is not rerunnable {job_id}", 7)
+            else:
+                job["rerun_asked"] = True
+    return code
+
+
+def flat(fields):
+    """Return what `qstat -f` prints of a job: `Resource_List.ncpus = 4`, long values wrapped behind a tab."""
+    lines = []
+    for key, value in fields.items():
+        parts = (
+            {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {key: value}
+        )
+        for name, text in parts.items():
+            line = f"    {name} = {text}"
+            while len(line) > 79:
+                lines.append(line[:79])
+                line = f"\t{line[79:]}"
+            lines.append(line)
+    return "\n".join(lines)
 
 
 def qdel(words):

@@ -16,8 +16,11 @@ DEFAULTS = {
     "hosts": {"n1": {"ncpus": 8, "ngpus": 4}, "n2": {"ncpus": 8, "ngpus": 4}},
     "queues": ["workq"],
     "history": True,
+    "json": True,  # older servers know no -F
     "kill_delay_s": 2.0,
     "walltime_lag_s": 0.0,  # the recorded server took 6 s
+    "queue_walltime": None,  # of jobs that ask for none: "00:00:20"
+    "refuses": [],  # qrerun: no operator's rights; qsub: not from execution hosts; depend
     "jobs": {},
 }
 

@@ -82,7 +82,13 @@ def accept(data, given, path, text):
     queue = given.get("q", ["workq"])[-1]
     if queue not in data["queues"]:
         raise RefusedError("qsub: Unknown queue")
+    if "qsub" in data["refuses"] and os.environ.get("HOME") == str(STATE / "home"):
+        raise RefusedError("qsub: Bad UID for job execution")
+    if "depend" in data["refuses"] and given.get("W"):
+        raise RefusedError("qsub: Illegal attribute or resource value depend")
     asked = read_resources(given.get("l", []))
+    if asked["walltime"] is None and data["queue_walltime"] is not None:
+        asked = read_resources([*given.get("l", []), f"walltime={data['queue_walltime']}"])
     depend = read_depend(given.get("W", []), data)
     number = data["next"]
     data["next"] = number + 1
@@ -126,10 +132,6 @@ def accept(data, given, path, text):
 def read_resources(texts):
     found = {"select": "1:ncpus=1", "place": "free", "walltime": None}
     for text in texts:
-        if text.startswith(("select=", "place=")):
-            key, _, value = text.partition("=")
-            found[key] = value
-            continue
         for part in text.split(","):
             key, _, value = part.partition("=")
             found[key] = value

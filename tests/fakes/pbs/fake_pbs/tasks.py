@@ -1,6 +1,7 @@
 """pbsdsh and pbs_tmrsh: processes on the hosts of a job."""
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -26,11 +27,27 @@ def pbsdsh(words):
         return fail(f"pbsdsh: there are only {len(lines)} nodes", 1)
     chosen = range(len(lines)) if number is None else [number]
     started = [(line, start_task(lines, line, words)) for line in chosen]
+    pass_on_signals([child for _, (_, child) in started])
     for _, (task, child) in started:
         if status := child.wait():
             code = 256 - status if status < 0 else status
             print(f"pbsdsh: task 0x{task:08x} exit status {code}", file=sys.stderr)
     return 0  # recorded: whatever the commands do
+
+
+def pass_on_signals(tasks):
+    """Give our signals to the tasks, as pbsdsh does; Source: openpbs src/cmds/pbsdsh.c, `bailout`.
+
+    The real one then leaves at once: its tasks are children of their host's daemon. Here they are ours, so we stay.
+    """
+
+    def pass_on(signum, _frame):
+        for task in tasks:
+            if task.returncode is None:
+                os.kill(task.pid, signum)
+
+    for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, pass_on)
 
 
 def pbs_tmrsh(words):

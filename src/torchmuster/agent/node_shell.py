@@ -1,0 +1,345 @@
+"""Setup lines in one login shell, and commands: run them, hear how they go, keep what they said.
+
+The shell says over a pipe of its own which line it is at, and at the end its variables, each text ended by NUL:
+
+    B/usr/bin:/bin    PATH before the first line      F3       the line failed with code 3
+    L2                line 2 begins                   E, then NAME=VALUE ..., then Z
+"""
+
+import asyncio
+import os
+import shlex
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torchmuster import proc
+from torchmuster.errors import MusterError
+
+FIRST_SAY_S = 4.0
+SAY_EVERY_S = 15.0
+_MAX_ANSWER_BYTES = 8 << 20
+_TAIL_BYTES = 8192
+_TAIL_LINES = 12
+# These are of the shell itself, not of what the lines have set.
+_OF_THE_SHELL = ("_", "SHLVL", "PWD", "OLDPWD")
+
+
+class SetupError(MusterError):
+    """Something that a node does before its workers start has failed."""
+
+
+@dataclass(slots=True)
+class Watch:
+    """Reads what a process writes without ever waiting for it.
+
+    Attributes:
+        log: Gets everything; None drops it.
+        tail: The last of it, for errors.
+    """
+
+    log: Callable[[bytes], None] | None = None
+    tail: bytearray = field(default_factory=bytearray)
+    kept: bytearray | None = None
+    max_bytes: int = _MAX_ANSWER_BYTES
+    _fd: int | None = None
+
+    def read(self, fd: int) -> None:
+        """Begin to read a pipe; it is closed at its end."""
+        os.set_blocking(fd, False)
+        self._fd = fd
+        asyncio.get_running_loop().add_reader(fd, self._take)
+
+    def drain(self) -> None:
+        """Take what is there now."""
+        while self._fd is not None and self._take():
+            pass
+
+    def close(self) -> None:
+        """Stop reading."""
+        if self._fd is not None:
+            asyncio.get_running_loop().remove_reader(self._fd)
+            os.close(self._fd)
+            self._fd = None
+
+    def _take(self) -> bool:
+        if self._fd is None:
+            return False
+        try:
+            data = os.read(self._fd, 1 << 16)
+        except BlockingIOError:
+            return False
+        if not data:
+            self.close()
+            return False
+        if self.log is not None:
+            self.log(data)
+        self.tail += data
+        del self.tail[:-_TAIL_BYTES]
+        if self.kept is not None and len(self.kept) < self.max_bytes:
+            self.kept += data
+        return True
+
+    def last_lines(self) -> str:
+        """Return the last lines of it, for a person."""
+        text = self.tail.decode(errors="replace").replace("\r", "\n")
+        return "\n".join(
+            [line.rstrip() for line in text.splitlines() if line.strip()][-_TAIL_LINES:]
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shelled:
+    """What a login shell had at its end.
+
+    Attributes:
+        path_before: PATH before the first line.
+    """
+
+    environment: dict[str, str]
+    path_before: str
+
+
+@dataclass(slots=True)
+class NodeShell:
+    """Runs things on this node, one at a time.
+
+    Attributes:
+        tell: Says a sentence to the user.
+        log: Gets all output.
+        pids: The processes that run now.
+    """
+
+    node: str
+    tell: Callable[[str], None]
+    log: Callable[[bytes], None]
+    first_say_s: float = FIRST_SAY_S
+    say_every_s: float = SAY_EVERY_S
+    pids: set[int] = field(default_factory=set)
+
+    async def wait(self, child: proc.Child, what: Callable[[], str]) -> int:
+        """Wait for the end of a process, however long; say what is waited for; return its status."""
+        started = time.monotonic()
+        say_at = started + self.first_say_s
+        self.pids.add(child.pid)
+        try:
+            while (status := child.poll()) is None:
+                now = time.monotonic()
+                if now >= say_at:
+                    say_at = now + self.say_every_s
+                    self.tell(what())
+                await asyncio.sleep(0.005 if now - started < 1.0 else 0.05)
+        finally:
+            self.pids.discard(child.pid)
+        return status
+
+    async def run_lines(
+        self,
+        lines: Sequence[str],
+        environment: Mapping[str, str],
+        own: Mapping[str, str],
+        origin: str,
+    ) -> Shelled:
+        """Run setup lines in one login shell and return the variables that stand at its end.
+
+        Args:
+            lines: Each as it stands; the first that ends non-zero ends all.
+            environment: What the shell begins with.
+            own: Variables that a login profile must not change.
+            origin: Where the lines stand, for errors.
+
+        Raises:
+            SetupError: A line failed.
+        """
+        shell = self._find_shell(environment)
+        answer, output = Watch(kept=bytearray()), Watch(log=self.log)
+        answer_r, answer_w = os.pipe2(os.O_CLOEXEC)
+        output_r, output_w = os.pipe2(os.O_CLOEXEC)
+        script = _script(lines, environment.get("PATH", ""), own, answer_w)
+        try:
+            child = proc.start(
+                [shell, "-l", "-c", script],
+                env=environment,
+                stdout=output_w,
+                stderr=output_w,
+                pass_fds=[answer_w],
+            )
+        finally:
+            os.close(answer_w)
+            os.close(output_w)
+        answer.read(answer_r)
+        output.read(output_r)
+        try:
+            status = await self.wait(child, lambda: _waits_for(_parse(answer), lines))
+            answer.drain()
+        finally:
+            answer.close()
+        output.drain()  # what a line left running may go on to write: the pipe stays open
+        said = _parse(answer)
+        if not said.is_whole or status != 0:
+            raise self._failed_line(said, lines, origin, status, output)
+        return Shelled(environment=_tidy(said, environment), path_before=said.path_before)
+
+    def _find_shell(self, environment: Mapping[str, str]) -> str:
+        bash = shutil.which("bash", path=environment.get("PATH")) or shutil.which("bash")
+        if bash is not None:
+            return bash
+        self.tell("there is no bash on this node: setup lines run in sh")
+        return "/bin/sh"
+
+    def _failed_line(
+        self, said: "_Said", lines: Sequence[str], origin: str, status: int, output: Watch
+    ) -> SetupError:
+        how = _describe(said.code if said.code is not None else status)
+        if said.line is None:
+            what = f"the login shell ended before the first setup line on {self.node}"
+            return SetupError(what, where=origin, why=output.last_lines() or how)
+        if said.code is None and status == 0:
+            how = "it ended the shell (`exit`, `exec`?)"
+        line = said.line
+        return SetupError(
+            f"a setup line failed on {self.node}",
+            where=f"{origin}, line {line}: {lines[line - 1]}",
+            why="\n".join(text for text in (output.last_lines(), how) if text),
+            fix=_advice(lines[line - 1]),
+        )
+
+    async def run_command(self, command: str, cwd: str, environment: Mapping[str, str]) -> None:
+        """Run one command of `--before`.
+
+        Raises:
+            SetupError: It ended with another code than 0.
+        """
+        output = Watch(log=self.log)
+        reader, writer = os.pipe2(os.O_CLOEXEC)
+        shell = self._find_shell(environment)
+        try:
+            child = proc.start(
+                [shell, "-c", command], env=environment, cwd=cwd, stdout=writer, stderr=writer
+            )
+        finally:
+            os.close(writer)
+        output.read(reader)
+        status = await self.wait(child, lambda: f"--before still runs: {_short(command)}")
+        output.drain()
+        if status != 0:
+            why = "\n".join(text for text in (output.last_lines(), _describe(status)) if text)
+            what = f"a command of --before failed on {self.node}"
+            raise SetupError(what, where=f"--before {shlex.quote(command)}", why=why)
+
+    async def expand(self, text: str, environment: Mapping[str, str]) -> str:
+        """Return a text with the shell's variables filled in.
+
+        Raises:
+            SetupError: The shell can't, e.g. for a variable that is not set.
+        """
+        if not any(sign in text for sign in "$`~"):
+            return text
+        answer, output = Watch(kept=bytearray()), Watch()
+        reader, writer = os.pipe2(os.O_CLOEXEC)
+        error_r, error_w = os.pipe2(os.O_CLOEXEC)
+        inside = f"$HOME{text[1:]}" if text == "~" or text.startswith("~/") else text
+        script = 'set -u; printf %s "' + inside.replace('"', '\\"') + '"'
+        try:
+            argv = [self._find_shell(environment), "-c", script]
+            child = proc.start(argv, env=environment, stdout=writer, stderr=error_w)
+        finally:
+            os.close(writer)
+            os.close(error_w)
+        answer.read(reader)
+        output.read(error_r)
+        status = await self.wait(child, lambda: f"still fills in {text}")
+        for watch in (answer, output):
+            watch.drain()
+            watch.close()
+        found = os.fsdecode(bytes(answer.kept or b""))
+        if status != 0 or not found.startswith("/"):
+            what = f"the scratch folder can't be found on {self.node}"
+            why = output.last_lines() or f"`{text}` stands for `{found}`, no absolute path"
+            raise SetupError(what, where=f"scratch = {text}", why=why)
+        return found
+
+
+@dataclass(slots=True)
+class _Said:
+    path_before: str = ""
+    line: int | None = None
+    code: int | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+    is_whole: bool = False
+
+
+def _script(lines: Sequence[str], path: str, own: Mapping[str, str], answer_fd: int) -> str:
+    to = f">>/dev/fd/{answer_fd}"
+    # A login profile sets PATH anew: what we were started with stands first, the profile's own behind it.
+    script = [f'export PATH={shlex.quote(path)}:"$PATH"' if path else "export PATH"]
+    script += [f"export {name}={shlex.quote(text)}" for name, text in own.items()]
+    script.append(f"printf 'B%s\\0' \"$PATH\" {to}")
+    for number, line in enumerate(lines, 1):
+        script.append(f"printf 'L{number}\\0' {to}")
+        script.append(f"eval {shlex.quote(line)}")
+        script.append(
+            f"_muster=$?; [ $_muster = 0 ] || {{ printf 'F%s\\0' $_muster {to}; exit 1; }}"
+        )
+    script.append("unset _muster")
+    env = shutil.which("env", path="/usr/bin:/bin") or "env"
+    script.append(f"printf 'E\\0' {to}; {env} -0 {to}; printf 'Z\\0' {to}")
+    return "\n".join(script)
+
+
+def _parse(answer: Watch) -> _Said:
+    said = _Said()
+    in_environment = False
+    for raw in bytes(answer.kept or b"").split(b"\0")[:-1]:
+        text = os.fsdecode(raw)
+        if in_environment and "=" in text:
+            name, _, value = text.partition("=")
+            said.environment[name] = value
+        elif text == "E":
+            in_environment = True
+        elif text == "Z":
+            said.is_whole = True
+        elif text.startswith("B"):
+            said.path_before = text[1:]
+        elif text[:1] == "L" and text[1:].isdigit():
+            said.line = int(text[1:])
+        elif text[:1] == "F" and text[1:].isdigit():
+            said.code = int(text[1:])
+    return said
+
+
+def _tidy(said: _Said, before: Mapping[str, str]) -> dict[str, str]:
+    found = dict(said.environment)
+    for name in _OF_THE_SHELL:
+        found.pop(name, None)
+        if name in before:
+            found[name] = before[name]
+    if "PATH" in found:
+        found["PATH"] = ":".join(dict.fromkeys(found["PATH"].split(":")))
+    return found
+
+
+def _waits_for(said: _Said, lines: Sequence[str]) -> str:
+    if said.line is None:
+        return "the login profile (bash -l) still runs, before the setup lines"
+    return f"setup line {said.line} still runs: {_short(lines[said.line - 1])}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def _describe(status: int) -> str:
+    return f"ended by signal {-status}" if status < 0 else f"exit code {status}"
+
+
+def _advice(line: str) -> str | None:
+    word = line.split(None, 1)[0] if line.strip() else ""
+    if word in ("module", "ml"):
+        return "`module avail` and `module spider NAME` on such a node show what there is"
+    if word in ("source", ".") and "/activate" in line:
+        return "is the environment's folder on a file system that this node has?"
+    if word in ("conda", "mamba", "micromamba"):
+        return 'say first: eval "$(conda shell.bash hook)", or `python = ["conda", "run", "-n", NAME, "python"]`'
+    return None

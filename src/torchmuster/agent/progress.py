@@ -1,0 +1,132 @@
+"""How far the ranks of this node are: their beats, and what /proc says of them.
+
+Read every two seconds, in a thread. The kernel's counters are the only word of a script that does not use the
+training library; its children are looked at only while the rank itself does nothing.
+"""
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torchmuster import proc
+from torchmuster.model import beats
+from torchmuster.model.beats import Beat
+from torchmuster.model.progress import RankProgress
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_IDLE_SHARE = 0.02  # of a processor
+_UTIME, _STIME = 11, 12  # fields of /proc/PID/stat behind the name, from 0
+
+
+@dataclass(slots=True)
+class _Usage:
+    """The processor time of one rank and of what it has started, added up."""
+
+    active_s: float = 0.0
+    at: float = 0.0
+    seen_ticks: dict[int, int] = field(default_factory=dict)
+    watches_children: bool = False
+
+
+class NodeProgress:
+    """Reads the progress of the ranks of one attempt.
+
+    Args:
+        folder: Where the workers' beats lie.
+    """
+
+    def __init__(self, folder: str, attempt: int) -> None:
+        self._folder = folder
+        self._attempt = attempt
+        self._usage: dict[int, _Usage] = {}
+
+    def read(self, workers: Sequence[tuple[int, int]]) -> tuple[RankProgress, ...]:
+        """Return the progress of these (rank, pid)."""
+        now = time.monotonic()
+        return tuple(self._read_rank(rank, pid, now) for rank, pid in workers)
+
+    def _read_rank(self, rank: int, pid: int, now: float) -> RankProgress:
+        facts = proc.read_process(pid)
+        state = facts.state if facts is not None else ""
+        active_s = self._read_usage(rank, pid, now)
+        beat = self._read_beat(rank)
+        if beat is None:
+            return RankProgress(rank=rank, state=state, active_s=active_s, io_bytes=_io_bytes(pid))
+        return RankProgress(
+            rank=rank,
+            state=state,
+            active_s=active_s,
+            io_bytes=_io_bytes(pid),
+            beat_age_s=round(max(now - beat.at, 0.0), 3),
+            steps_here=beat.steps_here,
+            step=beat.step,
+            step_at=round(beat.step_at, 6),
+            phase=beat.phase,
+            seconds=tuple(round(value, 6) for value in beat.seconds),
+            median_s=round(beats.quantile(beat.durations, 0.5), 6),
+            p99_s=round(beats.quantile(beat.durations, 0.99), 6),
+        )
+
+    def _read_beat(self, rank: int) -> Beat | None:
+        path = beats.beats_path(self._folder, self._attempt, rank)
+        for _ in range(3):  # it may be half written
+            try:
+                with open(path, "rb") as file:
+                    page = file.read(beats.PAGE_BYTES)
+            except OSError:
+                return None
+            beat = beats.unpack(page)
+            if beat is not None:
+                return beat
+        return None
+
+    def _read_usage(self, rank: int, pid: int, now: float) -> float:
+        usage = self._usage.setdefault(rank, _Usage())
+        spent_s = self._spend(usage, [pid])
+        elapsed_s = now - usage.at
+        idle = bool(usage.at) and spent_s < _IDLE_SHARE * elapsed_s
+        if idle:
+            session = [p.pid for p in proc.all_processes() if p.session == pid and p.pid != pid]
+            extra_s = self._spend(usage, session)
+            # At the first look it is the whole life of these processes: that says nothing about now.
+            spent_s += extra_s if usage.watches_children else 0.0
+        usage.watches_children = idle
+        usage.active_s += spent_s
+        usage.at = now
+        return round(usage.active_s, 3)
+
+    def _spend(self, usage: _Usage, pids: Sequence[int]) -> float:
+        """Return the processor time since the last look at these processes, in seconds."""
+        spent_ticks = 0
+        for pid in pids:
+            ticks = _ticks(pid)
+            if ticks is None:
+                continue
+            spent_ticks += ticks - usage.seen_ticks.get(pid, 0)
+            usage.seen_ticks[pid] = ticks
+        return max(spent_ticks, 0) / _TICKS_PER_S
+
+
+def _ticks(pid: int) -> int | None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as stat:
+            text = stat.read()
+    except OSError:
+        return None
+    fields = text[text.rindex(b")") + 2 :].split()
+    return int(fields[_UTIME]) + int(fields[_STIME])
+
+
+def _io_bytes(pid: int) -> int:
+    """Return what the process has read and written, the page cache included; 0 where that is not told."""
+    total = 0
+    try:
+        with open(f"/proc/{pid}/io", "rb") as file:
+            for line in file:
+                name, _, value = line.partition(b":")
+                if name in (b"rchar", b"wchar"):
+                    total += int(value)
+    except (OSError, ValueError):
+        return 0
+    return total

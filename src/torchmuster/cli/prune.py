@@ -1,0 +1,128 @@
+"""`muster prune`."""
+
+import json
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from torchmuster.run.prune import PrunePlan, Removal
+
+_DAY_S = 86400.0
+_MAX_ROWS = 40
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--older", default="30d", metavar="TIME", help="What ended so long ago; default 30d.")
+@click.option(
+    "--keep-last-snapshot",
+    is_flag=True,
+    help="Keep each run's record and its newest good snapshot.",
+)
+@click.option("--linked", is_flag=True, help="Also runs whose snapshots another run uses.")
+@click.option("--dry-run", is_flag=True, help="Show what would be removed, remove nothing.")
+@click.option("--yes", is_flag=True, help="Ask nothing.")
+@click.option("--json", "as_json", is_flag=True, help="As JSON; implies --yes.")
+def prune(**given: Any) -> int:
+    """Remove old runs that have ended, and cached zipapps; running ones and what others use stay.
+
+    \b
+    muster prune --dry-run
+    muster prune --older 7d --keep-last-snapshot
+    """  # noqa: D301 - \b is click's mark
+    from torchmuster.errors import UsageError
+    from torchmuster.run.prune import plan_prune
+    from torchmuster.spec.units import parse_timeout
+
+    older_s = parse_timeout(given["older"])
+    if older_s is None:
+        raise UsageError(
+            f"`{given['older']}` is no duration", where="--older", fix="--older 30d, 12h or 0s"
+        )
+    plan = plan_prune(
+        older_s,
+        time.time(),
+        keep_last_snapshot=given["keep_last_snapshot"],
+        with_linked=given["linked"],
+    )
+    if given["as_json"]:
+        return _as_json(plan, dry_run=given["dry_run"])
+    _show(plan)
+    if not plan.removals:
+        click.echo("nothing to remove", err=True)
+        return 0
+    if given["dry_run"]:
+        click.echo("nothing was removed (--dry-run)", err=True)
+        return 0
+    if not given["yes"] and sys.stdin.isatty() and not click.confirm("remove it?"):
+        click.echo("nothing was removed", err=True)
+        return 0
+    freed, problems = _remove_all(plan)
+    _print_problems(problems)
+    click.echo(f"freed {_size(freed)}", err=True)
+    return 3 if problems else 0
+
+
+def _remove_all(plan: "PrunePlan") -> tuple[int, list[Any]]:
+    from torchmuster.errors import MusterError
+    from torchmuster.run.prune import remove
+
+    freed, problems = 0, []
+    for removal in plan.removals:
+        try:
+            remove(removal)
+            freed += removal.size_bytes
+        except MusterError as error:
+            problems.append(error)
+    return freed, problems
+
+
+def _print_problems(problems: list[Any]) -> None:
+    if problems:
+        from torchmuster.ui.messages import print_errors
+
+        print_errors(problems)
+
+
+def _as_json(plan: "PrunePlan", *, dry_run: bool) -> int:
+    plain: dict[str, Any] = {
+        "removals": [
+            {"name": r.name, "size_bytes": r.size_bytes, "whole": r.is_whole, "paths": r.paths}
+            for r in plan.removals
+        ],
+        "kept": plan.kept,
+        "freed_bytes": 0,
+    }
+    problems: list[Any] = []
+    if not dry_run:
+        plain["freed_bytes"], problems = _remove_all(plan)
+    click.echo(json.dumps(plain, indent=1))
+    _print_problems(problems)
+    return 3 if problems else 0
+
+
+def _show(plan: "PrunePlan") -> None:
+    from torchmuster.ui.table import render_table
+
+    rows = [_row(removal) for removal in plan.removals]
+    if rows:
+        header = ["RUN", "ENDED", "FREES", "WHAT"]
+        click.echo(render_table(header, rows[:_MAX_ROWS]), nl=False)
+        more = f", {len(rows) - _MAX_ROWS} more not shown" if len(rows) > _MAX_ROWS else ""
+        click.echo(f"\n{len(rows)} to remove, {_size(plan.size_bytes)}{more}")
+    for sentence in plan.kept[:_MAX_ROWS]:
+        click.echo(f"kept {sentence}", err=True)
+
+
+def _row(removal: "Removal") -> list[str]:
+    what = "the whole run" if removal.is_whole else f"{len(removal.paths)} files and folders"
+    ended = f"{removal.age_s / _DAY_S:.0f} days ago" if removal.age_s else "-"
+    return [removal.name, ended, _size(removal.size_bytes), what]
+
+
+def _size(size_bytes: int) -> str:
+    from torchmuster.spec.units import format_size
+
+    return format_size(size_bytes)

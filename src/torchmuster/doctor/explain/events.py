@@ -1,0 +1,145 @@
+"""The values of an explanation: a line and who wrote it, what it means, what follows from all of them."""
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+class Role(enum.Enum):
+    """What a line can be in the story of a failure."""
+
+    CAUSE = "cause"  # may have begun it
+    ECHO = "echo"  # what others say when somebody has gone; never first when anything else is there
+    CONFIRMS = "confirms"  # proves a cause, opens none by itself
+    CONTEXT = "context"  # sizes, addresses, names, progress
+
+
+class Confidence(enum.Enum):
+    """How sure a verdict is: HIGH only where the lines leave no second reading."""
+
+    HIGH = "high"
+    MEDIUM = "medium"
+    LOW = "low"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Who:
+    """Who wrote a line, as far as it can be told; `task` is a label of srun or a local rank."""
+
+    host: str | None = None
+    rank: int | None = None
+    task: int | None = None
+
+    def known(self, other: "Who") -> "Who":
+        """Return both together; what stands here wins."""
+        return Who(
+            host=self.host or other.host,
+            rank=other.rank if self.rank is None else self.rank,
+            task=other.task if self.task is None else self.task,
+        )
+
+    def __str__(self) -> str:
+        """Return `rank 3 on n1`, as much of it as is known."""
+        rank = f"rank {self.rank}" if self.rank is not None else ""
+        if self.host:
+            return f"{rank} on {self.host}" if rank else self.host
+        return rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One line of a log.
+
+    Attributes:
+        text: Without colours, prefix and time, at most 2,000 characters.
+        order: Its place among all lines that were read.
+        when: Seconds since 1970 as the line itself says (its zone is taken as UTC); None without a time.
+    """
+
+    path: str
+    number: int
+    text: str
+    order: int
+    who: Who = Who()
+    when: float | None = None
+
+    @property
+    def place(self) -> str:
+        """Return `file:line`."""
+        return f"{self.path}:{self.number}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """A line (with what belongs to it) that means something.
+
+    Attributes:
+        kind: What happened, e.g. `store_connect`; the words stand in `patterns.py`.
+        fields: What the line names: addresses, ports, ranks, error numbers.
+        detail: Lines that belong to it: a traceback.
+    """
+
+    kind: str
+    role: Role
+    line: Line
+    fields: Mapping[str, str] = field(default_factory=dict)
+    detail: tuple[str, ...] = ()
+
+    @property
+    def who(self) -> Who:
+        """Return who wrote it."""
+        return self.line.who
+
+    def get(self, name: str) -> str:
+        """Return a field, or an empty text."""
+        return self.fields.get(name) or ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One possible cause, argued.
+
+    Attributes:
+        cause: A fixed word for it, e.g. `launcher-on-one-node`; documented, for tests and scripts.
+        weight: Which of several findings comes first: the higher.
+        began: The line that it began with.
+        ruled_out: What else it could have been, and why it wasn't.
+        confirm: The one command that would prove it.
+    """
+
+    cause: str
+    sentence: str
+    confidence: Confidence
+    weight: int
+    evidence: tuple[Line, ...] = ()
+    at: str | None = None
+    because: tuple[str, ...] = ()
+    ruled_out: tuple[str, ...] = ()
+    cure: str | None = None
+    confirm: str | None = None
+    began: Line | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What is said in the end.
+
+    Attributes:
+        found: The causes, the first is the one; none when the logs do not say.
+        healthy: The logs show a run that ended well.
+        next_to_fail: What would fail next, once the first is mended.
+        collect: What to collect when it could not be told.
+    """
+
+    found: tuple[Finding, ...]
+    healthy: bool = False
+    next_to_fail: tuple[Finding, ...] = ()
+    collect: tuple[str, ...] = ()
+    num_lines: int = 0
+    num_files: int = 0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def first(self) -> Finding | None:
+        """Return the cause, or None."""
+        return self.found[0] if self.found else None

@@ -1,0 +1,108 @@
+"""From all findings to one verdict: which came first, what follows from it, and whether there was a failure at all."""
+
+import re
+from dataclasses import replace
+
+from torchmuster.doctor.explain.case import Case
+from torchmuster.doctor.explain.events import Confidence, Event, Finding, Role, Verdict
+from torchmuster.doctor.explain.rules import RULES, Weight
+
+COLLECT = (
+    "the output and error files of every node, from the first line on",
+    "the job script, and the scheduler's own record (sacct -j JOB, qstat -xf JOB)",
+    "a run with TORCH_CPP_LOG_LEVEL=INFO LOGLEVEL=INFO NCCL_DEBUG=WARN, or `muster run --debug`",
+)
+_FAILED_END = re.compile(r"\b(?:error|failed|exception|killed|abort|traceback)", re.IGNORECASE)
+# Findings that speak of what would fail, not of what did.
+_FORETOLD = frozenset({"wrong-provider"})
+
+
+def judge(case: Case) -> Verdict:
+    """Return the verdict on a case."""
+    record = case.record
+    found = [finding for rule in RULES for finding in rule(case)]
+    foretold = tuple(finding for finding in found if finding.cause in _FORETOLD)
+    found = [finding for finding in found if finding not in foretold]
+    notes = tuple(record.notes.lines)
+    common = {"num_lines": record.num_lines, "num_files": len(record.logs), "notes": notes}
+    if record.num_lines == 0:
+        return Verdict(found=(), collect=COLLECT, **common)  # type: ignore[arg-type]
+    if _ended_well(case, found):
+        return Verdict(found=(), healthy=True, **common)  # type: ignore[arg-type]
+    if not found and foretold:
+        found, foretold = list(foretold), ()
+    ordered = _order(case, found)
+    collect = COLLECT if not ordered or ordered[0].confidence is Confidence.LOW else ()
+    return Verdict(found=tuple(ordered), next_to_fail=foretold, collect=collect, **common)  # type: ignore[arg-type]
+
+
+def _ended_well(case: Case, found: list[Finding]) -> bool:
+    """Say whether the logs show an end without a failure."""
+    exits = [
+        e
+        for e in case.of(
+            "child_failed", "task_exit", "root_cause_table", "signal_received", "killed_line"
+        )
+    ]
+    if exits or case.of("teardown", "rdzv_timeout", "time_limit", "oom_proof"):
+        return False
+    succeeded = case.of("success")
+    if not found:
+        return bool(succeeded) or not _sounds_failed(case)
+    if not succeeded:
+        return False
+    last = succeeded[-1].line.order
+    return all(
+        finding.began is not None and finding.began.order < last for finding in found
+    ) and not any(event.kind == "exception" for event in _after_last_progress(case))
+
+
+def _after_last_progress(case: Case) -> list[Event]:
+    ends = {
+        log.path: max((e.line.order for e in log.last_progress.values()), default=0)
+        for log in case.record.logs
+    }
+    return [e for e in case.where(Role.CAUSE) if e.line.order > ends.get(e.line.path, 0)]
+
+
+def _sounds_failed(case: Case) -> bool:
+    return any(_FAILED_END.search(line.text) for log in case.record.logs for line in log.last[-10:])
+
+
+def _order(case: Case, found: list[Finding]) -> list[Finding]:
+    """Return findings, the cause first: what began earlier beats what is only heavier, if times can tell."""
+    found = [_lightened(case, finding, found) for finding in found]
+    found.sort(
+        key=lambda f: (
+            -f.weight,
+            f.began.when or 0.0 if f.began else 0.0,
+            f.began.order if f.began else 0,
+        )
+    )
+    seen: set[str] = set()
+    return [f for f in found if not (f.cause in seen or seen.add(f.cause))]  # type: ignore[func-returns-value]
+
+
+def _lightened(case: Case, finding: Finding, found: list[Finding]) -> Finding:
+    """A scheduler's end or a victim's message weighs less where a rank had failed long before."""
+    earlier = [
+        other
+        for other in found
+        if other is not finding
+        and other.cause not in ("time-limit", "cancelled", "preempted", "peer-lost")
+        and other.weight >= Weight.PROGRAM
+        and _is_before(other, finding)
+    ]
+    if finding.cause in ("time-limit", "cancelled", "node-failed", "preempted") and earlier:
+        because = (*finding.because, f"before that: {earlier[0].sentence}")
+        return replace(finding, weight=Weight.ENVELOPE, because=because)
+    return finding
+
+
+def _is_before(one: Finding, other: Finding) -> bool:
+    a, b = one.began, other.began
+    if a is None or b is None:
+        return False
+    if a.when is not None and b.when is not None:
+        return a.when < b.when - 1.0
+    return a.path != b.path or a.order < b.order

@@ -1,0 +1,129 @@
+"""What stands before a message: colours, labels of srun and kubectl, ranks, times. They say who wrote it, and when."""
+
+import calendar
+import re
+from datetime import UTC, datetime
+
+from torchmuster.doctor.explain.events import Who
+
+_COLOURS = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07]*(?:\x07|\x1b\\)|[@-_])")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+_MAX_TEXT = 2000
+_HOST = r"[A-Za-z][A-Za-z0-9]*(?:[-_.][A-Za-z0-9]+)*"
+_TIME = re.compile(
+    r"\[?(?P<date>\d{4}-\d\d-\d\d|\d{4}/\d\d/\d\d)[T ](?P<time>\d\d:\d\d:\d\d)(?:[.,](?P<part>\d{1,9}))?"
+    r"(?P<zone>Z|[+-]\d\d:?\d\d)?\]?[ :,-]*"
+)
+# glog, as torch's C++ writes it: [E1121 10:11:12.123456789 socket.cpp:1011] or W1121 10:11:12.123000 77 file.py:9]
+_GLOG = re.compile(
+    r"\[?(?P<level>[IWEF])(?P<month>\d\d)(?P<day>\d\d) (?P<time>\d\d:\d\d:\d\d)\.(?P<part>\d+) (?:(?P<pid>\d+) )?"
+    r"(?P<file>[^\]\s]+:\d+)\] ?"
+)
+# In the order in which they may stand before each other; each is tried again after the last.
+_LABELS = (
+    re.compile(r"(?P<task>\d{1,6}): "),  # srun --label
+    re.compile(r"\[(?P<role>[A-Za-z_]+)(?P<task>\d{1,6})\]:? ?"),  # torchrun --tee, its own roles
+    re.compile(r"\[rank[ :]?(?P<rank>\d{1,6})\]:? ?", re.IGNORECASE),
+    re.compile(r"\[(?P<rank>\d{1,6})\](?::| )? ?(?=[A-Z\[])"),
+    re.compile(r"\[(?P<host>" + _HOST + r")(?:[:/](?P<task>\d{1,6}))?\]:? "),
+    re.compile(r"pod/(?P<host>" + _HOST + r")/\S+ "),
+    re.compile(r"(?P<host>" + _HOST + r"): (?=\S)"),
+    re.compile(r"\(?(?P<host>" + _HOST + r"):(?P<pid>\d{2,8}):(?P<tid>\d{2,8})\)? "),  # NCCL
+)
+# Words before a colon that are no host: they begin a message.
+_NO_HOST = frozenset(
+    "error warning info note debug fatal critical traceback hint at because srun slurmstepd sbatch salloc "
+    "torchrun bash sh python python3 mpiexec mpirun prterun orted pbsdsh muster usage file line rank epoch step "
+    "loss kernel nvrm terminate what root master worker using loading running starting time host exitcode "
+    "error_file user warn exception nccl gloo wandb job queue output stderr stdout command cause test train".split()
+)
+_MAX_LABELS = 4
+
+
+def clean(raw: bytes) -> str:
+    """Return the text of a line without colours and control characters, bounded."""
+    text = raw[: 4 * _MAX_TEXT].decode("utf-8", errors="replace")
+    if "\x1b" in text:
+        text = _COLOURS.sub("", text)
+    return _CONTROL.sub("", text).rstrip()[:_MAX_TEXT]
+
+
+def split(text: str, year: int) -> tuple[str, Who, float | None]:
+    """Return the message of a line, who wrote it and when.
+
+    Args:
+        text: A clean line.
+        year: For times without one.
+    """
+    who, when = Who(), None
+    for _ in range(_MAX_LABELS):
+        found = _take_label(text)
+        if found is None:
+            moment = _take_time(text, year)
+            if moment is None:
+                break
+            text, at = moment
+            when = at if when is None else when
+            continue
+        text, more = found
+        who = who.known(more)
+    return text, who, when
+
+
+def _take_label(text: str) -> tuple[str, Who] | None:
+    for label in _LABELS:
+        match = label.match(text)
+        if match is None:
+            continue
+        groups = match.groupdict()
+        host = groups.get("host")
+        if host is not None and not _is_host(host, text, match.end()):
+            continue
+        if groups.get("role", "x").lower() in ("rank", "error", "warning"):
+            continue
+        rank, task = groups.get("rank"), groups.get("task")
+        who = Who(
+            host=host,
+            rank=int(rank) if rank else None,
+            task=int(task) if task is not None else None,
+        )
+        return text[match.end() :], who
+    return None
+
+
+def _is_host(word: str, text: str, end: int) -> bool:
+    low = word.lower()
+    if low in _NO_HOST or low.endswith(
+        ("error", "exception", "warning", ".py", ".sh", ".cpp", ".cc")
+    ):
+        return False
+    # A plain word before a colon is a host only if it looks like one: a digit, a dot or a dash in it.
+    return any(c.isdigit() or c in "-." for c in word) and not re.fullmatch(r"[A-Z]\w+\.\w+", word)
+
+
+def _take_time(text: str, year: int) -> tuple[str, float] | None:
+    match = _TIME.match(text)
+    if match is not None:
+        date = match["date"].replace("/", "-")
+        return text[match.end() :], _seconds(
+            f"{date} {match['time']}", match["part"], match["zone"]
+        )
+    match = _GLOG.match(text)
+    if match is not None:
+        date = f"{year}-{match['month']}-{match['day']}"
+        rest = text[: match.start()] + text[match.end() :]
+        return rest, _seconds(f"{date} {match['time']}", match["part"], None)
+    return None
+
+
+def _seconds(text: str, part: str | None, zone: str | None) -> float:
+    try:
+        moment = datetime.strptime(text, "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC)
+    except ValueError:
+        return 0.0
+    seconds = calendar.timegm(moment.timetuple()) + (float(f"0.{part}") if part else 0.0)
+    if zone and zone != "Z":
+        sign = -1 if zone[0] == "+" else 1
+        digits = zone[1:].replace(":", "")
+        seconds += sign * (int(digits[:2]) * 3600 + int(digits[2:]) * 60)
+    return seconds

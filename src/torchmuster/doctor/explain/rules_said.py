@@ -1,0 +1,100 @@
+"""Lines that leave no second reading: they name their cause themselves."""
+
+import os
+import re
+from collections.abc import Iterator
+
+from torchmuster.doctor.explain.case import Case
+from torchmuster.doctor.explain.events import Finding
+from torchmuster.doctor.explain.weigh import HIGH, LOW, Weight, at
+
+_SPECIFIC = {
+    "gloo_family": ("mixed-ip-families", "one node talks IPv4, another IPv6", "pin GLOO_SOCKET_IFNAME to an interface with one family on all nodes"),
+    "gloo_interface": ("no-such-interface", "GLOO_SOCKET_IFNAME names no interface of this node", "unset it (`muster run` sets it by node), or name one that `ip -br addr` shows on every node"),
+    "nccl_interface": ("no-such-interface", "NCCL_SOCKET_IFNAME fits no interface of this node", "unset it, or name one that every node has; NCCL takes prefixes, `=name` for exactly one"),
+    "nccl_lo": ("nccl-loopback", "NCCL uses the loopback interface between nodes", "an exclusion list replaces NCCL's own: NCCL_SOCKET_IFNAME=^docker,lo"),
+    "nccl_duplicate_gpu": ("duplicate-gpu", "two ranks of one node use the same GPU", "torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before init_process_group"),
+    "nccl_version": ("nccl-versions-differ", "the nodes have different versions of NCCL", "use one environment everywhere; take NCCL off LD_LIBRARY_PATH"),
+    "nccl_shm": ("small-dev-shm", "/dev/shm is too small for NCCL", "--shm-size=1g or --ipc=host for the container; emptyDir with medium Memory in Kubernetes"),
+    "shm": ("small-dev-shm", "/dev/shm is full: loader workers pass batches through it", "--shm-size=8g or --ipc=host for the container, or fewer loader workers"),
+    "nccl_memlock": ("memlock", "RDMA could not pin memory: the limit of locked memory is too low in the job", "the site has to raise LimitMEMLOCK of the scheduler's daemon; docker: --ulimit memlock=-1"),
+    "nccl_ib": ("ib-path", "an InfiniBand path between two nodes does not work", "check the cable, GID index and NCCL_IB_HCA; rail-only fabrics need NCCL_CROSS_NIC=0"),
+    "nccl_plugin": ("network-plugin", "NCCL did not find the network plugin or provider that was asked for", "load the module of the plugin, unset FI_PROVIDER and NCCL_NET, or use the one of this machine (Slingshot: cxi)"),
+    "nccl_mismatch": ("collectives-differ", "ranks made different collectives at the same time", "all ranks have to make the same calls with the same sizes in the same order"),
+    "mismatch": ("collectives-differ", "ranks made different collectives at the same time", "all ranks have to make the same calls with the same sizes in the same order"),
+    "barrier_missing": ("ranks-missing-at-barrier", "some ranks did not come to a barrier", "look at what the named ranks did: `muster stacks RUN`"),
+    "cuda_ordinal": ("gpu-ordinal", "a rank asked for a GPU that it does not see", "each task sees its own GPU only: use device 0, or --gpus-per-node instead of --gpus-per-task"),
+    "no_gpu": ("no-gpu", "no usable GPU for this process: none given to it, a CPU build of torch, or a driver that is too old", "ask for GPUs (--gres, --gpus-per-node, ngpus), and install a CUDA build that fits the driver"),
+    "cuda_arch": ("gpu-not-supported", "this build of torch has no code for this GPU", "install a build for it (newer torch or another CUDA version)"),
+    "xid": ("gpu-hardware", "the driver reported a fault of a GPU (Xid)", "exclude the node and report it to the site"),
+    "gpu_hardware": ("gpu-hardware", "a GPU has a hardware fault", "exclude the node and report it to the site"),
+    "fabric_manager": ("fabric-manager", "the GPUs of a node are not initialised: NVIDIA's fabric manager does not run or does not fit", "the site has to start the fabric manager that fits the driver; exclude the node until then"),
+}  # fmt: skip
+
+
+def said_itself(case: Case) -> Iterator[Finding]:
+    """A line that leaves no second reading."""
+    for kind, (cause, sentence, cure) in _SPECIFIC.items():
+        found = case.of(kind)
+        if not found:
+            continue
+        event = case.earliest(found)
+        more = [f"ranks {event.get('ranks')}"] if event.get("ranks") else []
+        more += [f"Xid {event.get('xid')} of {event.get('bus')}"] if event.get("xid") else []
+        if event.get("rank_a"):
+            more.append(f"ranks {event.get('rank_a')} and {event.get('rank_b')}")
+        yield Finding(
+            cause=cause,
+            sentence=sentence + (f" ({', '.join(more)})" if more else ""),
+            confidence=HIGH,
+            weight=Weight.SPECIFIC,
+            evidence=tuple(e.line for e in found[:4]),
+            at=at(event),
+            cure=cure,
+            began=event.line,
+        )
+
+
+def nccl_warnings(case: Case) -> Iterator[Finding]:
+    """NCCL said something that no other rule knows."""
+    event = case.first("nccl_warn")
+    if event is None:
+        return
+    yield Finding(
+        cause="nccl-warning",
+        sentence=f"NCCL failed: {event.get('text')[:200]}",
+        confidence=LOW,
+        weight=Weight.COLLECTIVE + 1,
+        evidence=(event.line,),
+        at=at(event),
+        cure="run again with NCCL_DEBUG=INFO and read the lines before this one",
+        began=event.line,
+    )
+
+
+def wrong_provider(case: Case) -> Iterator[Finding]:
+    """A libfabric provider of another kind of network than this machine's."""
+    asked = case.variable("FI_PROVIDER")
+    provider = asked.get("value") if asked is not None else ""
+    slingshot = any(
+        re.search(r"\bhsn\d|\bcxi\b|cray", line.text, re.IGNORECASE)
+        for log in case.record.logs
+        for line in log.header
+    )
+    ofi = [
+        line
+        for log in case.record.logs
+        for line in log.header
+        if re.search(r"aws[-_]ofi", line.text, re.IGNORECASE)
+    ]
+    if asked is not None and provider == "efa" and slingshot:
+        yield Finding(
+            cause="wrong-provider", sentence="FI_PROVIDER=efa names Amazon's network, this machine has Slingshot (cxi)", confidence=HIGH,
+            weight=Weight.ENVELOPE + 1, evidence=(asked.line,), cure="unset FI_PROVIDER, or FI_PROVIDER=cxi", confirm="fi_info -p cxi", began=asked.line,
+        )  # fmt: skip
+    elif ofi and slingshot and asked is None:
+        yield Finding(
+            cause="wrong-provider", sentence="an own aws-ofi-nccl is used on a Cray: with FI_PROVIDER=efa, as recipes for Amazon set it, NCCL would find no network here",
+            confidence=LOW, weight=Weight.ENVELOPE + 1, evidence=(ofi[0],), cure="unset FI_PROVIDER, or FI_PROVIDER=cxi; use the site's own module of the plugin",
+            confirm="fi_info -p cxi; env | grep FI_", began=ofi[0],
+        )  # fmt: skip

@@ -1,0 +1,54 @@
+"""What the scheduler says of a job's end: its time, its memory, another job, a lost node."""
+
+from collections.abc import Iterator
+
+from torchmuster.doctor.explain.case import Case, short
+from torchmuster.doctor.explain.events import Finding
+from torchmuster.doctor.explain.weigh import HIGH, MEDIUM, Weight, at
+
+def time_limit(case: Case) -> Iterator[Finding]:
+    """The scheduler ended the job because its time was up."""
+    event = case.first("time_limit")
+    if event is None:
+        return
+    yield Finding(
+        cause="time-limit",
+        sentence="the scheduler ended the job: its time limit was reached",
+        confidence=HIGH,
+        weight=Weight.SCHEDULER,
+        evidence=(event.line,),
+        at=at(event),
+        cure="ask for more time, or save and continue: `muster run --time 8h --resubmit 3`",
+        confirm="sacct -j JOB -o State,Elapsed,Timelimit   (PBS: qstat -xf JOB | grep walltime)",
+        began=event.line,
+    )
+
+
+def ended_by_scheduler(case: Case) -> Iterator[Finding]:
+    """Preempted, cancelled, evicted, or its node failed."""
+    words = {
+        "preempted": ("preempted", "the scheduler took the nodes back for another job", "save on SIGUSR1 or SIGTERM and let the job requeue: `muster run` does both"),
+        "node_failed": ("node-failed", "the scheduler lost a node of the job", "exclude the node and start again; `muster run --nodes MIN:MAX` goes on without it"),
+        "evicted": ("evicted", "the node ran short of a resource and the pod was evicted", "ask for the memory and storage that the pod really needs"),
+    }  # fmt: skip
+    for kind, (cause, sentence, cure) in words.items():
+        event = case.first(kind)
+        if event is not None:
+            yield Finding(
+                cause=cause, sentence=sentence, confidence=HIGH, weight=Weight.SCHEDULER, evidence=(event.line,),
+                at=at(event), cure=cure, began=event.line,
+            )  # fmt: skip
+    event = case.first("cancelled")
+    if event is not None and not case.of("time_limit", "preempted", "node_failed"):
+        # Schedulers cancel what is left of a job that has failed by itself: then this is an echo.
+        yield Finding(
+            cause="cancelled",
+            sentence="the job was cancelled from outside",
+            confidence=MEDIUM,
+            weight=Weight.SIGNAL,
+            evidence=(event.line,),
+            at=at(event),
+            cure="ask who cancelled it: you, a colleague, or the site's staff",
+            confirm="sacct -j JOB -o State%30   (the number behind `CANCELLED by` is a user)",
+            began=event.line,
+        )

@@ -1,0 +1,233 @@
+"""From logs to events, fast: lines that differ in their numbers only are judged once.
+
+Every digit of a block becomes 0; a line whose shape is known to mean nothing costs one look into a table.
+"""
+
+import os
+import re
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from torchmuster.doctor.explain import patterns, prefix
+from torchmuster.doctor.explain.events import Event, Line, Role, Who
+from torchmuster.doctor.explain.sources import Notes, Source, open_sources
+from torchmuster.doctor.explain.tracebacks import TracebackReader
+
+MAX_EVENTS = 50_000
+MAX_EVENTS_OF_A_SHAPE = (
+    1024  # of one source; of progress lines only so many last ones are looked at
+)
+_MAX_MISSES = 64  # then lines of this shape mean nothing, whatever their numbers are
+_MAX_SHAPES = 200_000
+_HEADER_LINES = 200
+_LAST_LINES = 30
+_DIGITS = bytes.maketrans(b"123456789", b"000000000")
+_RANK_FILE = re.compile(r"(?:^|[/_.-])rank[-_]?(\d+)\b", re.IGNORECASE)
+_TASK_FILE = re.compile(
+    r"attempt_\d+/(\d+)/std(?:err|out)\.log$|[-_.](\d{1,5})_(\d{1,5})\.(?:out|err|log)$"
+)
+_HOST_FILE = re.compile(
+    r"(?:^|/)(?:(?:log|out|err|stdout|stderr|node|slurm|agent)s?[-_.])?"
+    r"(?P<host>[A-Za-z][A-Za-z0-9]*[-A-Za-z0-9]*?\d+[A-Za-z0-9-]*(?:\.[A-Za-z][\w.-]*?)?)"
+    r"(?:[-_.](?:log|out|err|stdout|stderr|txt))*$"
+)
+_NO_HOST_FILE = re.compile(
+    r"^(?:rank|attempt|slurm|job|log|out|err|std|part|epoch|run|train|e|o)[-_]?\d+", re.IGNORECASE
+)
+
+
+@dataclass(slots=True)
+class _Shape:
+    """What lines that differ in their numbers only are worth."""
+
+    is_meaningful: bool
+    num_taken: int = 0
+    num_missed: int = 0
+    progress: deque[tuple[int, bytes]] | None = None
+
+
+@dataclass(slots=True)
+class Log:
+    """What is known of one source when it has been read.
+
+    Attributes:
+        last: Its last lines, newest last.
+        last_progress: How far each writer got.
+    """
+
+    path: str
+    who: Who
+    num_lines: int = 0
+    num_bytes: int = 0
+    header: list[Line] = field(default_factory=list)
+    last: list[Line] = field(default_factory=list)
+    last_progress: dict[Who, Event] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Record:
+    """Everything that the logs say."""
+
+    events: list[Event] = field(default_factory=list)
+    logs: list[Log] = field(default_factory=list)
+    notes: Notes = field(default_factory=Notes)
+    num_lines: int = 0
+    was_cut: bool = False
+
+
+def read_logs(paths: Iterable[str], *, year: int) -> Record:
+    """Return the events of logs, in bounded memory.
+
+    Args:
+        paths: Files, folders, gzip or tar archives.
+        year: For times without a year.
+    """
+    record = Record()
+    for source in open_sources(paths, record.notes):
+        _Scanner(source, record, year).run()
+    return record
+
+
+def who_of_path(path: str) -> Who:
+    """Return who wrote a log, by its name: `rank-3.log`, `n1.log`, `attempt_0/3/stderr.log`."""
+    name = os.path.basename(path)
+    rank = _RANK_FILE.search(path)
+    if rank is not None:
+        return Who(rank=int(rank[1]))
+    task = _TASK_FILE.search(path)
+    if task is not None and task[1]:
+        return Who(task=int(task[1]))
+    host = _HOST_FILE.search(name)
+    if host is not None and not _NO_HOST_FILE.match(host["host"]):
+        return Who(host=host["host"])
+    return Who()
+
+
+class _Scanner:
+    """Reads one source."""
+
+    def __init__(self, source: Source, record: Record, year: int) -> None:
+        self.source = source
+        self.record = record
+        self.year = year
+        self.log = Log(path=source.path, who=who_of_path(source.path))
+        self.shapes: dict[bytes, _Shape] = {}
+        self.tracebacks = TracebackReader()
+        self.order = record.num_lines
+
+    def run(self) -> None:
+        """Read to the end."""
+        last_block = b""
+        first = self.log.num_lines
+        for block in self.source.blocks:
+            first = self.log.num_lines
+            self._take_block(block)
+            last_block = block
+        self._close_tracebacks()
+        self._keep_progress()
+        self._keep_last(last_block, first)
+        self.record.logs.append(self.log)
+        self.record.num_lines += self.log.num_lines
+
+    def _take_block(self, block: bytes) -> None:
+        shapes = self.shapes
+        lines = block.split(b"\n")
+        if not lines[-1]:
+            lines.pop()
+        kinds = block.translate(_DIGITS).split(b"\n")
+        number = self.log.num_lines
+        for raw, shape in zip(lines, kinds, strict=False):
+            number += 1
+            state = shapes.get(shape)
+            if state is not None and not self.tracebacks.is_open and number > _HEADER_LINES:
+                if not state.is_meaningful:
+                    continue
+                if state.progress is not None:
+                    state.progress.append((number, raw))
+                    continue
+            self._take_line(raw, shape, state, number)
+        self.log.num_lines = number
+        self.log.num_bytes += len(block)
+
+    def _take_line(self, raw: bytes, shape: bytes, state: _Shape | None, number: int) -> None:
+        line: Line | None = None
+        if self.tracebacks.is_open or number <= _HEADER_LINES:
+            line = self._line(raw, number)
+            if number <= _HEADER_LINES:
+                self.log.header.append(line)
+            if self._takes_traceback(line):
+                return
+        if state is None:
+            text = line.text if line is not None else prefix.clean(raw)
+            state = _Shape(patterns.may_mean_something(text))
+            if len(self.shapes) < _MAX_SHAPES:
+                self.shapes[shape] = state
+        if state.is_meaningful and state.num_taken <= MAX_EVENTS_OF_A_SHAPE:
+            self._judge(line or self._line(raw, number), state, raw)
+
+    def _takes_traceback(self, line: Line) -> bool:
+        """Say whether a line belongs to a traceback, and so means nothing else."""
+        if self.tracebacks.holds(line):
+            list(self.tracebacks.take(line))
+            return True
+        ended = list(self.tracebacks.take(line))
+        for event in ended:
+            self._add(event)
+        return bool(ended)
+
+    def _judge(self, line: Line, state: _Shape, raw: bytes) -> None:
+        if self.tracebacks.opens(line):
+            return
+        found = patterns.match(line.text)
+        if found is None:
+            state.num_missed += 1
+            state.is_meaningful = state.num_missed < _MAX_MISSES or state.num_taken > 0
+            return
+        pattern, fields = found
+        if pattern.kind == "progress":
+            if state.progress is None:
+                state.progress = deque(maxlen=MAX_EVENTS_OF_A_SHAPE)
+            state.progress.append((line.number, raw))
+            return
+        state.num_taken += 1
+        self._add(Event(kind=pattern.kind, role=pattern.role, line=line, fields=fields))
+
+    def _keep_progress(self) -> None:
+        """Note how far each writer got, from the last lines of each shape."""
+        kept = [entry for shape in self.shapes.values() for entry in shape.progress or ()]
+        for number, raw in sorted(kept, key=lambda entry: entry[0]):
+            line = self._line(raw, number)
+            found = patterns.match(line.text)
+            if found is not None and found[0].kind == "progress":
+                event = Event(kind="progress", role=Role.CONTEXT, line=line, fields=found[1])
+                self.log.last_progress[line.who] = event
+
+    def _line(self, raw: bytes, number: int) -> Line:
+        text, who, when = prefix.split(prefix.clean(raw), self.year)
+        return Line(
+            path=self.source.path,
+            number=number,
+            text=text,
+            order=self.order + number,
+            who=who.known(self.log.who),
+            when=when,
+        )
+
+    def _add(self, event: Event) -> None:
+        if len(self.record.events) < MAX_EVENTS:
+            self.record.events.append(event)
+        else:
+            self.record.was_cut = True
+
+    def _close_tracebacks(self) -> None:
+        for event in self.tracebacks.close():
+            self._add(event)
+
+    def _keep_last(self, block: bytes, first: int) -> None:
+        raw_lines = block.split(b"\n")
+        if raw_lines and not raw_lines[-1]:
+            raw_lines.pop()
+        numbered = deque(enumerate(raw_lines, start=first + 1), maxlen=_LAST_LINES)
+        self.log.last = [self._line(raw, number) for number, raw in numbered if raw.strip()]
+

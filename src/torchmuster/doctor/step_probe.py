@@ -1,0 +1,174 @@
+"""Runs somebody's training script for a few steps and writes what a step is made of.
+
+    python step_probe.py OUTPUT NUM_STEPS LIMIT_S SCRIPT ARGS...
+
+The script runs as `__main__`, unchanged, until its optimizer has stepped NUM_STEPS times; then it is ended by
+SystemExit. What is timed: `torch.autograd.backward` from call to return, the optimizer's step by torch's own hooks, and the
+rest of the time from one step to the next (data, forward). Hooks on the parameters tell when each gradient is there. On a
+GPU the parts are separated by synchronisation, so a step that is bound by launches looks a little longer.
+
+OUTPUT gets JSON, whole or not at all; `gradients` are [bytes, seconds from the start of the backward pass] by arrival:
+
+    {"steps": 10, "forward_s": 0.1, "backward_s": 0.2, "optimizer_s": 0.02, "micro_steps": 1, "spread": 0.03,
+     "parameters": 1000, "dtype": "float32", "device": "cpu", "gradients": [[4000, 0.05], ...]}
+
+It needs torch 2.1 and nothing else, no torchmuster: its folder is taken from `sys.path`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import runpy
+import statistics
+import sys
+import time
+from typing import Any
+
+WARM_STEPS = 3  # not counted: caches, the first memory, DDP's second set of buckets
+FEW_STEPS = 2  # fewer say nothing
+
+
+class Probe:
+    """What is seen of the steps.
+
+    Attributes:
+        steps: Of each: the seconds of the whole, of all backward passes and of the update, and how many passes.
+        gradients: Of each step: when each parameter's gradient came, in seconds, by the parameter's number.
+    """
+
+    def __init__(self, torch: Any, output: str, num_steps: int, limit_s: float) -> None:
+        self.steps: list[tuple[float, float, float, int]] = []
+        self.gradients: list[dict[int, float]] = []
+        self._torch, self._output = torch, output
+        self._num_steps, self._end_s = num_steps + WARM_STEPS, time.perf_counter() + limit_s
+        self._optimizer: Any = None
+        self._parameters: list[Any] = []
+        self._last_s = self._update_s = 0.0
+        self._backward_s, self._passes = 0.0, 0
+        self._pass_begun: Any = None
+        self._marks: dict[int, Any] = {}
+
+    def install(self) -> None:
+        """See all backward passes and all steps of optimizers from now on."""
+        optimizers = importlib.import_module("torch.optim.optimizer")
+        optimizers.register_optimizer_step_pre_hook(self._before_update)
+        optimizers.register_optimizer_step_post_hook(self._after_update)
+        backward = self._torch.autograd.backward
+
+        def timed(*args: Any, **options: Any) -> Any:
+            begun_s = self._now()
+            self._pass_begun, self._marks = self._mark(), {}
+            done = backward(*args, **options)
+            self._backward_s += self._now() - begun_s
+            self._passes += 1
+            return done
+
+        self._torch.autograd.backward = timed
+
+    def _now(self) -> float:
+        if self._torch.cuda.is_initialized():
+            self._torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def _mark(self) -> Any:
+        """Return this moment: of the GPU's stream where there is one, it is not reached yet."""
+        if not self._torch.cuda.is_initialized():
+            return time.perf_counter()
+        event = self._torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _before_update(self, optimizer: Any, *_: Any) -> None:
+        if self._optimizer is None:
+            self._optimizer = optimizer
+            self._watch(optimizer)
+        if optimizer is self._optimizer:
+            self._update_s = self._now()
+
+    def _watch(self, optimizer: Any) -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.requires_grad:
+                    number = len(self._parameters)
+                    self._parameters.append(parameter)
+                    parameter.register_post_accumulate_grad_hook(self._see_gradient(number))
+
+    def _see_gradient(self, number: int) -> Any:
+        def see(_: Any) -> None:
+            self._marks[number] = self._mark()
+
+        return see
+
+    def _after_update(self, optimizer: Any, *_: Any) -> None:
+        if optimizer is not self._optimizer:
+            return
+        now_s = self._now()
+        if self._last_s:
+            whole_s = now_s - self._last_s
+            self.steps.append((whole_s, self._backward_s, now_s - self._update_s, self._passes))
+            self.gradients.append({n: self._since(mark) for n, mark in self._marks.items()})
+        self._backward_s, self._passes, self._last_s = 0.0, 0, now_s
+        in_time = now_s < self._end_s or len(self.steps) < WARM_STEPS + FEW_STEPS
+        if len(self.steps) >= self._num_steps or not in_time:
+            self.write()
+            raise SystemExit(0)
+
+    def _since(self, mark: Any) -> float:
+        if isinstance(mark, float):
+            return float(mark - self._pass_begun)
+        return float(self._pass_begun.elapsed_time(mark)) / 1000
+
+    def write(self) -> None:
+        """Write what was seen; nothing when that is too little."""
+        steps, gradients = self.steps[WARM_STEPS:], self.gradients[WARM_STEPS:]
+        if len(steps) < FEW_STEPS:
+            return
+        with open(self._output + ".tmp", "w") as file:
+            json.dump(self._found(steps, gradients), file)
+        os.replace(self._output + ".tmp", self._output)
+
+    def _found(self, steps: Any, gradients: Any) -> dict[str, Any]:
+        whole_s, backward_s, optimizer_s = (
+            statistics.median(step[part] for step in steps) for part in range(3)
+        )
+        passes = max(1, round(statistics.median(step[3] for step in steps)))
+        arrivals = []
+        for number, parameter in enumerate(self._parameters):
+            seen = [one[number] for one in gradients if number in one]
+            if seen:
+                size_bytes = parameter.numel() * parameter.element_size()
+                arrivals.append((statistics.median(seen), size_bytes))
+        spread = statistics.pstdev(step[0] for step in steps) / whole_s
+        first = self._parameters[0]
+        return {
+            "steps": len(steps),
+            "forward_s": max(0.0, whole_s - backward_s - optimizer_s) / passes,
+            "backward_s": backward_s / passes,
+            "optimizer_s": optimizer_s,
+            "micro_steps": passes,
+            "spread": spread,
+            "parameters": sum(parameter.numel() for parameter in self._parameters),
+            "dtype": str(first.dtype).replace("torch.", ""),
+            "device": first.device.type,
+            "gradients": [[size_bytes, ready_s] for ready_s, size_bytes in sorted(arrivals)],
+        }
+
+
+def main(arguments: list[str]) -> None:
+    """Run the script under the probe."""
+    output, num_steps, limit_s, script, *words = arguments
+    torch = importlib.import_module("torch")  # by name: the job decides what it is
+    probe = Probe(torch, output, int(num_steps), float(limit_s))
+    probe.install()
+    sys.argv = [script, *words]
+    sys.path[0] = os.path.dirname(os.path.abspath(script))
+    with contextlib.ExitStack() as after:
+        after.callback(probe.write)  # a script that ends by itself has shown what it could
+        runpy.run_path(script, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

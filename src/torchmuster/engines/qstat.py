@@ -1,0 +1,102 @@
+"""What `qstat -f` prints, in any of its forms: JSON, text with wrapped lines, Torque's XML. One dictionary for each job.
+
+PBS writes JSON with a printer of its own, so what is not JSON in it is mended first: `007` and `1.` without quotes,
+lone backslashes, tabs and newlines in values, a key twice, a line behind the end.
+"""
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from typing import Any
+
+_MAX_DEPTH = 32
+_BARE = re.compile(r'("(?:[^"\\]|\\.)*")|(?<=[:\s])([-+]?[0-9.][^\s,{}\[\]":]*)(?=\s*[,}\]])')
+_LONE_BACKSLASH = re.compile(r'\\(?:(["\\/bfnrt]|u[0-9a-fA-F]{4})|)')
+
+
+def read_jobs(stdout: str) -> dict[str, dict[str, Any]]:
+    """Return the fields of jobs by their ids; nested ones are `Resource_List` of JSON or `Resource_List.x` of text.
+
+    Raises:
+        ValueError: It is none of the forms.
+    """
+    text = stdout.strip()
+    if not text:
+        return {}
+    if text.startswith("<"):
+        return _from_xml(text)
+    if re.search(r"^Job Id: ", text, re.MULTILINE):
+        return _from_text(text)
+    if "{" in text:
+        return _from_json(text[text.index("{") :])
+    raise ValueError("it is neither JSON, nor text, nor XML")
+
+
+def _from_json(text: str) -> dict[str, dict[str, Any]]:
+    if re.search(r"[\[{]\s*" * _MAX_DEPTH, text):
+        raise ValueError("it is nested too deeply")
+    try:
+        found = _decode(text)
+    except ValueError:
+        mended = _LONE_BACKSLASH.sub(lambda m: m[0] if m[1] else r"\\", text)
+        found = _decode(_BARE.sub(_quote, mended))
+    jobs = found.get("Jobs", {}) if isinstance(found, dict) else None
+    if not isinstance(jobs, dict) or not all(isinstance(job, dict) for job in jobs.values()):
+        raise ValueError("it holds no jobs")
+    return jobs
+
+
+def _decode(text: str) -> Any:
+    # strict=False: control characters in a value; raw_decode: text behind the end.
+    decoder = json.JSONDecoder(strict=False, object_pairs_hook=_merge)
+    return decoder.raw_decode(text)[0]
+
+
+def _merge(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object; tables of the same name are one table: some servers begin `Jobs` anew for each job."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        known = found.get(key)
+        both = isinstance(known, dict) and isinstance(value, dict)
+        found[key] = {**known, **value} if both and isinstance(known, dict) else value
+    return found
+
+
+def _quote(match: re.Match[str]) -> str:
+    """Put quotes around what begins as a number and is none in JSON: `007`, `1.`, `2:00`."""
+    if match[1] is not None:
+        return match[1]
+    word = match[2]
+    return word if re.fullmatch(r"-?(0|[1-9]\d*)(\.\d+)?([eE][-+]?\d+)?", word) else f'"{word}"'
+
+
+def _from_text(text: str) -> dict[str, dict[str, Any]]:
+    jobs: dict[str, dict[str, Any]] = {}
+    fields: dict[str, Any] | None = None
+    last = ""
+    for line in text.splitlines():
+        if line.startswith("Job Id: "):
+            fields = jobs.setdefault(line.removeprefix("Job Id: ").strip(), {})
+            last = ""
+        elif fields is None:
+            continue  # what the site prints before
+        elif line.startswith("\t") and last:
+            fields[last] += line[1:]  # qstat wraps long values and begins the rest with a tab
+        elif (match := re.fullmatch(r" +([A-Za-z_][\w.@-]*) = ?(.*)", line)) is not None:
+            last = match[1]
+            fields[last] = match[2]
+    return jobs
+
+
+def _from_xml(text: str) -> dict[str, dict[str, Any]]:
+    if "<!" in text:  # a document type may define entities that grow without end
+        raise ValueError("it has a <!")
+    jobs: dict[str, dict[str, Any]] = {}
+    try:
+        for job in ET.fromstring(text).iter("Job"):
+            fields: dict[str, Any] = {item.tag: item.text or "" for item in job}
+            fields |= {item.tag: {e.tag: e.text or "" for e in item} for item in job if len(item)}
+            jobs[str(fields.pop("Job_Id", ""))] = fields
+    except ET.ParseError as error:
+        raise ValueError(str(error)) from error
+    return jobs

@@ -1,0 +1,134 @@
+"""What is typed to ssh, and what its answers mean: pure functions.
+
+The command on the host holds no quote, backslash, newline or exclamation mark within its single quotes: sh, bash, zsh,
+csh and fish then all read it in the same way. All else travels on standard input.
+"""
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+CONNECT_LIMIT_S = 10.0
+_OPTIONS = (
+    "BatchMode=yes",
+    "ConnectTimeout=8",
+    "ServerAliveInterval=5",
+    "ServerAliveCountMax=3",
+)
+_PYTHONS = ("python3.14", "python3.13", "python3.12", "python3.11", "python3", "python")
+_PLAIN = re.compile(r"[A-Za-z0-9_./+@%=-]+")
+_MAX_WORDS = 400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SshHost:
+    """One host to reach.
+
+    Attributes:
+        name: As ssh's configuration knows it.
+        slots: Workers; None where nobody said.
+    """
+
+    name: str
+    user: str | None = None
+    port: int | None = None
+    slots: int | None = None
+
+
+def ssh_command(environment: Mapping[str, str]) -> list[str]:
+    """Return how ssh is called: $MUSTER_SSH, in words as a shell reads them, else `ssh`."""
+    return shlex.split(environment.get("MUSTER_SSH", "")) or ["ssh"]
+
+
+def session_argv(ssh: Sequence[str], host: SshHost, command: str) -> list[str]:
+    """Return the words that open a session; the user's own configuration holds for the rest."""
+    argv = [*ssh, *(word for option in _OPTIONS for word in ("-o", option)), "-T"]
+    if host.user is not None:
+        argv += ["-l", host.user]
+    if host.port is not None:
+        argv += ["-p", str(host.port)]
+    if host.name.startswith("-"):
+        raise ValueError(f"`{host.name}` is no host")
+    return [*argv, host.name, command]
+
+
+def marker_of(sha: str) -> str:
+    """Return the line that ends what the host's shell says of its own."""
+    return f"torchmuster-{sha[:16]}"
+
+
+def remote_command(marker: str, loader_bytes: int, pythons: Sequence[str]) -> str:
+    """Return the command for the host's login shell: find a Python from 3.11 on, and read the loader.
+
+    `pythons` are tried first; those with other than plain characters are left out.
+    """
+    first = [python for python in pythons if _PLAIN.fullmatch(python)]
+    words = " ".join(dict.fromkeys([*first, *_PYTHONS]))
+    check = '"import sys;sys.exit(sys.version_info<(3,11))"'
+    load = f'"import os;r=lambda n:(b:=os.read(0,n))and b+r(n-len(b));exec(r({loader_bytes}))"'
+    script = (
+        f"for p in {words}; do"
+        f" if $p -I -S -c {check} </dev/null >/dev/null 2>&1; then"
+        f" echo; echo {marker}; exec $p -I -S -c {load}; fi; done;"
+        f" echo; echo {marker}; echo no-python; python3 -V; exit 97"
+    )
+    if any(sign in script for sign in "'\\!\n`"):
+        raise ValueError("the command can't be quoted for every shell")
+    return f"exec /bin/sh -c '{script}'"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostProblem:
+    """Why a host can't be used.
+
+    Attributes:
+        words: The evidence, in ssh's own words where there are some.
+        fix: One command or edit.
+    """
+
+    host: str
+    words: str
+    fix: str
+
+    def line(self) -> str:
+        """Return it as one line."""
+        return f"{self.host}: {self.words}"
+
+
+_HINTS = (
+    (r"host key verification failed|no \S+ host key is known", "`ssh {0}` once, to accept its key"),
+    (r"remote host identification has changed", "if the change is right: ssh-keygen -R {0}"),
+    (r"permission denied|too many authentication failures", "ssh-copy-id {0}, or ssh-add your key"),
+    (r"could not resolve hostname", "is the name right? it may stand in ~/.ssh/config or DNS"),
+    (r"connection refused", "does sshd run there, on this port?"),
+    (r"timed out|no route to host|network is unreachable", "is the host up? try `ssh {0} true`"),
+    (r"bad configuration option|bad owner or permissions", "mend your ~/.ssh/config"),
+    (r"password|expired", "log in with `ssh {0}` and do what it asks"),
+)
+
+
+def hint_for(host: str, words: str) -> str:
+    """Return what to do about ssh's words."""
+    for pattern, hint in _HINTS:
+        if re.search(pattern, words, re.IGNORECASE):
+            return hint.format(host)
+    return f"try `ssh -o BatchMode=yes {host} true`: it must say nothing"
+
+
+def problem_of(host: str, stderr: str, otherwise: str) -> HostProblem:
+    """Return the problem from what ssh wrote; `otherwise` when it wrote nothing."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    telling = [line for line in lines if any(re.search(p, line, re.IGNORECASE) for p, _ in _HINTS)]
+    words = " / ".join((telling or lines)[-2:])[-_MAX_WORDS:] or otherwise
+    return HostProblem(host=host, words=words, fix=hint_for(host, f"{words} {otherwise}"))
+
+
+def no_python(host: str, said: str) -> HostProblem:
+    """Return the problem of a host without a Python that is new enough."""
+    found = said.strip().splitlines()[-1:] or ["python3 is not on PATH"]
+    return HostProblem(
+        host=host,
+        words=f"there is no Python 3.11 or later ({found[0][:80]})",
+        fix="MUSTER_SSH_PYTHON=/path/to/python3 muster run ...",
+    )

@@ -1,0 +1,63 @@
+"""Which host is which place of a run, who is spare, and how many workers each takes."""
+
+from collections.abc import Mapping, Sequence
+
+from torchmuster.engines.ssh_command import HostProblem, SshHost
+from torchmuster.errors import ChannelError
+from torchmuster.model.plan import RunPlan
+
+
+class Places:
+    """The hosts of a run: the first are its places, the others are spare."""
+
+    def __init__(self, hosts: Sequence[SshHost], max_nodes: int) -> None:
+        self._all = list(hosts)
+        self._max_nodes = max_nodes
+        self._at: list[SshHost] = list(hosts[:max_nodes])
+
+    @property
+    def hosts(self) -> tuple[SshHost, ...]:
+        """Return the host of each place."""
+        return tuple(self._at)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return what messages call the places."""
+        return tuple(host.name for host in self._at)
+
+    def settle(self, good: Sequence[SshHost]) -> None:
+        """Let the hosts that answered be the first places; the others follow."""
+        others = [host for host in self._all if host not in good]
+        self._at = [*good, *others][: self._max_nodes]
+
+    def candidates(self, place: int) -> list[SshHost]:
+        """Return the hosts that may hold a place: its own, then the spare ones."""
+        spare = [host for host in self._all if host not in self._at]
+        return [*self._at[place : place + 1], *spare]
+
+    def take(self, place: int, host: SshHost) -> bool:
+        """Give a place to a host; say whether it is another than before."""
+        if place >= len(self._at) or self._at[place] == host:
+            return False
+        self._at[place] = host
+        return True
+
+
+def workers_of(hosts: Sequence[SshHost], gpus: Mapping[str, int], plan: RunPlan) -> tuple[int, ...]:
+    """Return the workers of each place: the list's slots, else its GPUs (by name), else what the plan says."""
+    return tuple(
+        host.slots or gpus.get(host.name) or plan.num_workers(place)
+        for place, host in enumerate(hosts)
+    )
+
+
+def bad_hosts(problems: Sequence[HostProblem], needed: int, where: str) -> ChannelError:
+    """Return the error that names all hosts that can't be used."""
+    names = ", ".join(problem.host for problem in problems)
+    number = len(problems)
+    what = f"{number} host{'s' if number != 1 else ''} can't be used: {names}"
+    if needed > 1:
+        what += f"; the run needs {needed}"
+    fixes = list(dict.fromkeys(problem.fix for problem in problems if problem.fix))
+    why = "\n".join(problem.line() for problem in problems) or None
+    return ChannelError(what, where=where, why=why, fix="; ".join(fixes) or None)

@@ -1,0 +1,102 @@
+"""torchmuster as one archive, for hosts that don't have it: named by its content, the same for every processor.
+
+The package is pure Python, so there is nothing of this machine's processor in it; a test looks.
+"""
+
+import contextlib
+import hashlib
+import io
+import os
+import secrets
+import zipfile
+from collections.abc import Iterable
+
+from torchmuster.files.layout import muster_home
+
+_THE_SAME_DATE = (1980, 1, 1, 0, 0, 0)  # the least that a zip can hold: the content alone names it
+
+
+def package_folder() -> str:
+    """Return the folder of the torchmuster that runs."""
+    return os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def package_files(package: str) -> list[tuple[str, bytes]]:
+    """Return (relative name, content) of all files of a package, sorted, compiled ones left out."""
+    found: list[tuple[str, bytes]] = []
+    for folder, names, files in os.walk(package):
+        names[:] = [name for name in names if name != "__pycache__"]
+        for name in files:
+            if not name.endswith((".pyc", ".pyo")):
+                path = os.path.join(folder, name)
+                with open(path, "rb") as file:
+                    found.append((os.path.relpath(path, package), file.read()))
+    return sorted(found)
+
+
+def content_hash(files: Iterable[tuple[str, bytes]]) -> str:
+    """Return the hash of files: names, lengths and contents. `agent/courier_loader.py` counts the same."""
+    whole = hashlib.sha256()
+    for name, data in sorted(files):
+        whole.update(f"{name}\0{len(data)}\0".encode())
+        whole.update(data)
+    return whole.hexdigest()
+
+
+def make_archive(files: Iterable[tuple[str, bytes]]) -> bytes:
+    """Return a zip of the files; the same files give the same bytes."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
+        for name, data in files:
+            info = zipfile.ZipInfo(name, _THE_SAME_DATE)
+            info.compress_type = zipfile.ZIP_DEFLATED
+            info.external_attr = 0o644 << 16
+            archive.writestr(info, data)
+    return buffer.getvalue()
+
+
+def place_package(path: str) -> None:
+    """Put the archive of this very package at `path`: a second name of the one in the cache, or a copy.
+
+    Raises:
+        OSError: It can't be written.
+    """
+    if os.path.exists(path):
+        return
+    cache = os.path.join(muster_home(), "cache")
+    files = package_files(package_folder())
+    sha = content_hash(files)
+    data = travelling_package(cache, files, sha)
+    try:
+        os.link(os.path.join(cache, f"torchmuster-{sha}.zip"), path)
+    except OSError:
+        with open(path, "wb") as file:
+            file.write(data)
+
+
+def travelling_package(cache: str, files: list[tuple[str, bytes]], sha: str) -> bytes:
+    """Return the archive of the package, made once for each content and kept in `cache`."""
+    path = os.path.join(cache, f"torchmuster-{sha}.zip")
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+        if _holds(data, sha):
+            return data
+    except OSError:
+        pass
+    data = make_archive(files)
+    with contextlib.suppress(OSError):  # without a cache it is made again next time
+        os.makedirs(cache, mode=0o700, exist_ok=True)
+        temporary = f"{path}.{os.getpid()}-{secrets.token_hex(4)}"
+        with open(temporary, "wb") as file:
+            file.write(data)
+        os.replace(temporary, path)
+    return data
+
+
+def _holds(data: bytes, sha: str) -> bool:
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            return content_hash((n, archive.read(n)) for n in archive.namelist()) == sha
+    except (zipfile.BadZipFile, OSError, ValueError):
+        return False

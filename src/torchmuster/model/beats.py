@@ -1,0 +1,129 @@
+"""What a rank says of its own progress: a small file in its agent's folder, written by one and read by the other.
+
+The training library overwrites the one record in place (`train/beats.py`), the agent reads it every two seconds
+(`agent/progress.py`). So a step never waits for anybody, and what stands there is always the newest.
+"""
+
+import enum
+import math
+import os
+import struct
+from dataclasses import dataclass
+
+# The agent sends it to have a worker's stacks written into its stack file: one of the real-time signals, which
+# nobody sends by chance. Source: signal(7); glibc keeps 32 and 33 for itself.
+STACK_SIGNAL = 47
+# Where a worker keeps the files open: far from what a script opens, closes or takes for its own.
+STACK_FD = 700
+BEATS_FD = 701
+
+NUM_DURATIONS = 128  # of steps, the newest
+_MAX_STEP_S = 1e7
+
+
+class Phase(enum.IntEnum):
+    """What a rank does, as far as the library knows."""
+
+    STARTING = 0  # no step of this attempt is done
+    DATA = 1  # the loader is asked for a batch
+    COMPUTE = 2  # everything else between two batches: backward, optimizer, waits for other ranks
+    FORWARD = 3
+    SAVE = 4
+    EVALUATE = 5
+    BETWEEN = 6  # epochs: the script's own code
+    OVER = 7  # the run of the library is closed; the script goes on
+
+
+_NUM_PHASES = len(Phase)
+# serial, steps of this attempt, number of the step, phase, beat at, step at (seconds of CLOCK_MONOTONIC, which all
+# processes of a node share), seconds in each phase, serial again: what was half written shows two.
+_RECORD = struct.Struct(f"<4Q2d{_NUM_PHASES}dQ")
+_DURATION = struct.Struct("<f")
+PAGE_BYTES = _RECORD.size + NUM_DURATIONS * _DURATION.size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """The newest word of one rank.
+
+    Attributes:
+        steps_here: Steps done in this attempt.
+        step: Number of the last step over all attempts.
+        at: When it was written, in seconds of CLOCK_MONOTONIC.
+        step_at: When the last step ended.
+        seconds: Spent in each phase so far, in this attempt.
+        durations: Seconds that the newest steps took, without saves and evaluations, in no order.
+    """
+
+    steps_here: int
+    step: int
+    phase: Phase
+    at: float
+    step_at: float
+    seconds: tuple[float, ...]
+    durations: tuple[float, ...] = ()
+
+
+def pack_duration(number: int, duration_s: float) -> tuple[bytes, int]:
+    """Return the bytes for the duration of a step and where in the file they go."""
+    return _DURATION.pack(duration_s), _RECORD.size + number % NUM_DURATIONS * _DURATION.size
+
+
+def pack(
+    serial: int,
+    steps_here: int,
+    step: int,
+    phase: int,
+    at: float,
+    step_at: float,
+    seconds: list[float],
+) -> bytes:
+    """Return the record, from loose values: this stands in the loop of training."""
+    return _RECORD.pack(serial, steps_here, step, phase, at, step_at, *seconds, serial)
+
+
+def unpack(page: bytes) -> Beat | None:
+    """Return what a file says; None when it is half written or says nothing that can be."""
+    if len(page) < _RECORD.size:
+        return None
+    serial, steps_here, step, phase, at, step_at, *rest = _RECORD.unpack_from(page)
+    *seconds, again = rest
+    times = (at, step_at, *seconds)
+    if serial != again or not serial or phase >= _NUM_PHASES:
+        return None
+    if not all(math.isfinite(value) and value >= 0 for value in times):
+        return None
+    return Beat(
+        steps_here=steps_here,
+        step=step,
+        phase=Phase(phase),
+        at=at,
+        step_at=step_at,
+        seconds=tuple(seconds),
+        durations=_durations(page, steps_here),
+    )
+
+
+def _durations(page: bytes, steps_here: int) -> tuple[float, ...]:
+    room = (len(page) - _RECORD.size) // _DURATION.size
+    number = min(room, NUM_DURATIONS, max(steps_here - 1, 0))
+    found = struct.unpack_from(f"<{number}f", page, _RECORD.size)
+    return tuple(value for value in found if 0 < value < _MAX_STEP_S)
+
+
+def beats_path(folder: str, attempt: int | str, rank: int | str) -> str:
+    """Return the file of a rank's beats in its agent's folder."""
+    return os.path.join(folder, f"beats-{attempt}-{rank}")
+
+
+def stacks_path(folder: str, attempt: int | str, rank: int | str) -> str:
+    """Return the file into which a rank's stacks are written."""
+    return os.path.join(folder, f"stacks-{attempt}-{rank}")
+
+
+def quantile(values: tuple[float, ...], share: float) -> float:
+    """Return the value below which `share` of the values lie; 0 when there are none."""
+    if not values:
+        return 0.0
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

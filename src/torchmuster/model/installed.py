@@ -1,0 +1,69 @@
+"""Which torch this interpreter would import, without importing it: the spawner says it a second earlier."""
+
+import os
+import re
+import sys
+from typing import Any
+
+_VERSION = re.compile(r"^__version__ = '([^']+)'", re.MULTILINE)
+_CUDA = re.compile(r"^cuda(?:: [^=]+)? = '([^']+)'", re.MULTILINE)
+_HIP = re.compile(r"^hip(?:: [^=]+)? = '([^']+)'", re.MULTILINE)
+_NCCL = re.compile(r"nvidia_nccl_cu\d+-([0-9.]+)\.dist-info$")
+_MAX_BYTES = 1 << 16
+
+
+def look_for_torch() -> dict[str, Any]:
+    """Return the versions of Python, torch, its CUDA and NCCL as plain values.
+
+    Takes about a millisecond: torch's own `version.py` is read as text.
+    """
+    found: dict[str, Any] = {
+        "python": sys.version.split()[0],
+        "executable": sys.executable,
+        "machine": os.uname().machine,
+        "torch": None,
+        "is_known": True,
+    }
+    folder = _folder_of("torch")
+    if folder is None:
+        return found
+    text = _read(os.path.join(folder, "version.py"))
+    found["torch"] = _first(_VERSION, text)
+    found["cuda"], found["hip"] = _first(_CUDA, text), _first(_HIP, text)
+    found["is_known"] = found["torch"] is not None  # an editable build may have none
+    found["nccl"] = _nccl(os.path.dirname(folder)) if found["cuda"] else None
+    return found
+
+
+def _folder_of(name: str) -> str | None:
+    for finder in sys.meta_path:
+        find = getattr(finder, "find_spec", None)
+        try:
+            spec = find(name, None) if find is not None else None
+        except Exception:  # noqa: BLE001 - a finder of another package may raise anything
+            continue
+        if spec is not None:
+            return os.path.dirname(spec.origin) if spec.origin else None
+    return None
+
+
+def _nccl(packages: str) -> str | None:
+    try:
+        names = os.listdir(packages)
+    except OSError:
+        return None
+    found = [match.group(1) for name in names if (match := _NCCL.match(name))]
+    return found[0] if found else None
+
+
+def _first(pattern: re.Pattern[str], text: str) -> str | None:
+    match = pattern.search(text)
+    return match.group(1) if match else None
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, errors="replace") as file:
+            return file.read(_MAX_BYTES)
+    except OSError:
+        return ""

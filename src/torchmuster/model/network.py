@@ -1,0 +1,115 @@
+"""Interfaces of nodes, the networks that they may form, and what probes said of them: values only.
+
+What is chosen among them, and why, is `model/network_choice.py`.
+"""
+
+from dataclasses import dataclass
+
+# Above 32 nodes a node calls the head, its two neighbours and 8 random ones, not all.
+ALL_PAIRS_UP_TO = 32
+RANDOM_PEERS = 8
+# Every node of a ring sends 4 MiB for each candidate: 64 * 7 * 4 MiB is less than 2 GB.
+RING_UP_TO = 64
+MAX_CANDIDATES = 7
+# Variables that name interfaces, each in a grammar of its own.
+GLOO, NCCL, TENSORPIPE = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"
+VARIABLES = (GLOO, NCCL, TENSORPIPE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interface:
+    """One interface of a node with its first address of a family.
+
+    Attributes:
+        prefix_bits: Length of the network's prefix; 32 (128) for a point-to-point link.
+        speed_mbit: What the driver says, in Mbit/s; None when it says nothing.
+    """
+
+    name: str
+    address: str
+    prefix_bits: int
+    speed_mbit: int | None = None
+    is_up: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkNode:
+    """What is known of one node before the probes; the head is the first of a list of them.
+
+    Attributes:
+        used_address: The node's end of its agent's connection; on the head, the end that most others reached.
+    """
+
+    name: str
+    interfaces: tuple[Interface, ...]
+    used_address: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One interface for each node, in the order of the nodes, that may be a network of all."""
+
+    members: tuple[Interface, ...]
+    is_used: bool = False  # by the agents' own connections
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unused:
+    """An interface that is not used, and why, in a few words."""
+
+    name: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairResult:
+    """What one probe found; `why` is None when the other node was reached.
+
+    Attributes:
+        candidate, source, target: Positions in the lists of candidates and nodes.
+        latency_s: Half of the shortest round trip; None when it was not measured.
+        bytes_per_s: Payload of one connection; what a program in Python could move at least.
+    """
+
+    candidate: int
+    source: int
+    target: int
+    why: str | None = None
+    latency_s: float | None = None
+    bytes_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The network of a run.
+
+    Attributes:
+        candidate: Its position in the list of candidates.
+        latency_s: The largest that was measured in it; None when none was.
+        bytes_per_s: The smallest that was measured in it.
+    """
+
+    candidate: int
+    members: tuple[Interface, ...]
+    unused: tuple[Unused, ...]
+    latency_s: float | None = None
+    bytes_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoNetwork:
+    """No network connects all nodes: the sentence of the error, and what was tried."""
+
+    what: str
+    tried: tuple[str, ...]
+
+
+def significant(number: float) -> str:
+    """Return a number with two significant digits: 23, 1.8, 0.05, 120."""
+    if number <= 0:
+        return "0"
+    digits = f"{number:.1e}"
+    rounded = float(digits)
+    decimals = max(1 - int(digits.partition("e")[2]), 0)
+    text = f"{rounded:.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text

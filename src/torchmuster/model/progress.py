@@ -1,0 +1,60 @@
+"""What an agent tells of its ranks while they train: how far they are, and where they stand when asked."""
+
+from dataclasses import dataclass
+
+from torchmuster.model.beats import Phase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankProgress:
+    """One rank as its agent sees it at one moment.
+
+    Attributes:
+        beat_age_s: Since its library's last word; None where the script has no such library, or no word yet.
+        steps_here: Steps done in this attempt.
+        step: Number of the last one.
+        step_at: When that was, in seconds of its node's monotonic clock: only differences mean something.
+        phase: What it did at its last word.
+        seconds: Spent in each phase.
+        median_s: Of the newest steps.
+        p99_s: Of the newest steps.
+        active_s: Processor time of the rank and of what it has started; only differences mean something.
+        io_bytes: Read and written, likewise.
+        state: The kernel's letter: `T` is stopped, `D` sleeps uninterruptibly; empty: it is gone.
+    """
+
+    rank: int
+    state: str
+    active_s: float
+    io_bytes: int = 0
+    beat_age_s: float | None = None
+    steps_here: int = 0
+    step: int = 0
+    step_at: float = 0.0
+    phase: Phase = Phase.STARTING
+    seconds: tuple[float, ...] = ()
+    median_s: float = 0.0
+    p99_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankStack:
+    """Where a rank stands.
+
+    Attributes:
+        state: The kernel's letter; empty: the process is gone.
+        text: What faulthandler or py-spy wrote, the main thread first; empty when neither could.
+        source: The text of the script's line where the main thread is.
+        children: The same as `text`, of processes that it has forked, such as those of its loader.
+        kernel: Where it sleeps in the kernel; empty when the kernel doesn't say.
+        why_not: Why there is no text.
+    """
+
+    rank: int
+    pid: int
+    state: str
+    text: str = ""
+    source: str = ""
+    children: tuple[str, ...] = ()
+    kernel: str = ""
+    why_not: str = ""

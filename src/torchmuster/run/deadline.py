@@ -1,0 +1,89 @@
+"""The end of a job's time: when the workers hear of it, and when the head stops them itself."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+STOP_BEFORE_S = 15.0  # what the next link's requeue or submission may take
+KILL_AFTER_S = 5.0
+_NEAR_S = 90.0  # the training library keeps a minute back for its last save
+LAST_STOP = "the time of the job is over"
+
+
+@dataclass(slots=True)
+class Deadline:
+    """Watches the clock of one job.
+
+    Attributes:
+        warn_s: How long before the end workers get SIGUSR1; 0 for never.
+        ends_at: The end, seconds since 1970; None where the job's environment does not say.
+        ask: Asks the scheduler for that end, where the environment has none.
+        goes_on: Another job may continue the run, so that workers who do not leave are stopped before the end.
+        was_up: The workers were told of the end.
+    """
+
+    warn_s: float
+    ends_at: float | None = None
+    ask: Callable[[], float | None] | None = None
+    goes_on: bool = False
+    was_up: bool = False
+
+    def find_out(self) -> None:
+        """Ask for the end where it is needed and not known.
+
+        Not while the agents are watched: whatever else this process has started then is ended as an orphan.
+        """
+        if self.ends_at is None and self.ask is not None and (self.warn_s > 0 or self.goes_on):
+            self.ends_at = self.ask()
+
+    async def watch(
+        self,
+        say: Callable[[str], None],
+        warn: Callable[[], None],
+        stop: Callable[[bool], None],
+    ) -> None:
+        """Warn, then stop: `stop(False)` asks the workers, `stop(True)` ends them at once."""
+        if self.warn_s <= 0 and not self.goes_on:
+            return
+        if self.ends_at is None:
+            if self.goes_on:
+                say("nobody knows when this job ends: it goes on elsewhere only after SIGUSR1")
+            return
+        warn_s = self._shorten(self.ends_at - time.time(), say)
+        if warn_s > 0:
+            await _sleep_until(self.ends_at - warn_s)
+            self.was_up = True
+            say(f"the job ends in {warn_s:.0f} s: workers get SIGUSR1 to save and leave")
+            warn()
+        if self.goes_on:
+            await self._stop_before_the_end(warn_s, say, stop)
+
+    async def _stop_before_the_end(
+        self, warn_s: float, say: Callable[[str], None], stop: Callable[[bool], None]
+    ) -> None:
+        assert self.ends_at is not None
+        left_s = min(STOP_BEFORE_S, warn_s / 2) if warn_s > 0 else STOP_BEFORE_S
+        await _sleep_until(self.ends_at - left_s)
+        self.was_up = True
+        say(f"the workers did not leave, and the job ends in {left_s:.0f} s: they are stopped here")
+        stop(False)
+        await asyncio.sleep(min(KILL_AFTER_S, left_s / 3))
+        stop(True)
+
+    def _shorten(self, left_s: float, say: Callable[[str], None]) -> float:
+        """Return the warning's time, at most half of what is left: else nothing would get done."""
+        if 0 < left_s < 2 * self.warn_s:
+            say(f"--warn {self.warn_s:g}s is too long for a job of {left_s:.0f} s: half of it")
+            return left_s / 2
+        return self.warn_s
+
+    def is_up(self, now: float | None = None) -> bool:
+        """Say whether a worker that leaves now, saved, leaves because of the time."""
+        now = time.time() if now is None else now
+        near = self.ends_at is not None and now >= self.ends_at - max(self.warn_s, _NEAR_S)
+        return self.was_up or near
+
+
+async def _sleep_until(at: float) -> None:
+    await asyncio.sleep(max(0.0, at - time.time()))

@@ -1,0 +1,144 @@
+"""What schedulers said of jobs last, so that many who look ask little.
+
+A scheduler is everybody's: an answer serves for 2 s, and for longer, up to 30 s, while it stays the same. One command
+asks for all jobs of an engine.
+"""
+
+import re
+import time
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
+
+from torchmuster import proc
+from torchmuster.engines.base import Dialect, EngineError
+from torchmuster.errors import MusterError
+from torchmuster.model.job import JobState, JobView
+
+FIRST_POLL_S, LAST_POLL_S = 2.0, 30.0
+_GROWTH = 1.5
+_COMMAND_TIMEOUT_S = 30.0
+_MOST_IDS = 500  # of one command line
+# What schedulers say of an id that they have forgotten; any other failure means that they can't tell.
+_FORGOTTEN = re.compile(
+    r"invalid job id|unknown job|illegal job id|no such job|job has finished|job \S+ not found",
+    re.IGNORECASE,
+)
+Ask = Callable[[Sequence[str]], proc.Answered]
+
+
+@dataclass(slots=True)
+class _Known:
+    view: JobView | None
+    asked_at: float
+    poll_s: float
+
+
+def ask_scheduler(argv: Sequence[str]) -> proc.Answered:
+    """Run a scheduler's command for at most 30 s.
+
+    Raises:
+        MusterError: It can't be executed.
+    """
+    return proc.ask(argv, b"", _COMMAND_TIMEOUT_S)
+
+
+class JobDesk:
+    """Answers where jobs stand, from its memory while that is fresh."""
+
+    def __init__(self, ask: Ask = ask_scheduler, clock: Callable[[], float] = time.monotonic):
+        self._ask = ask
+        self._clock = clock
+        self._known: dict[tuple[str, str], _Known] = {}
+
+    def views(self, dialect: Dialect, job_ids: Sequence[str]) -> dict[str, JobView]:
+        """Return what is known of these jobs; those that the scheduler has forgotten are left out."""
+        now = self._clock()
+        keys = {job_id: (dialect.name, job_id) for job_id in job_ids}
+        if any(self._is_stale(key, now) for key in keys.values()):
+            ids = [*keys, *self._open_others(dialect, keys)]
+            for first in range(0, len(ids), _MOST_IDS):
+                part = ids[first : first + _MOST_IDS]
+                found = ask_views(dialect, part, self._ask)
+                for job_id in part:
+                    self._learn((dialect.name, job_id), found.get(job_id), now)
+        known = {job_id: self._known[key].view for job_id, key in keys.items()}
+        return {job_id: view for job_id, view in known.items() if view is not None}
+
+    def forget(self) -> None:
+        """Ask again at the next look: something was done to a job."""
+        self._known.clear()
+
+    def _open_others(self, dialect: Dialect, ids: Container[str]) -> list[str]:
+        """Return the other jobs that go on: one question is for all, or each would be asked of by itself."""
+        return [
+            job_id
+            for (name, job_id), known in self._known.items()
+            if name == dialect.name and job_id not in ids
+            if known.view is not None and not known.view.state.is_final
+        ]
+
+    def _is_stale(self, key: tuple[str, str], now: float) -> bool:
+        known = self._known.get(key)
+        return known is None or now - known.asked_at >= known.poll_s
+
+    def _learn(self, key: tuple[str, str], view: JobView | None, now: float) -> None:
+        known = self._known.get(key)
+        is_same = known is not None and known.view == view
+        poll_s = min(known.poll_s * _GROWTH, LAST_POLL_S) if known and is_same else FIRST_POLL_S
+        self._known[key] = _Known(view=view, asked_at=now, poll_s=poll_s)
+
+
+def ask_views(
+    dialect: Dialect, job_ids: Sequence[str], ask: Ask = ask_scheduler
+) -> dict[str, JobView]:
+    """Return what a scheduler says: one command for all, more only for jobs of which it knows too little.
+
+    A job of which no command could tell anything is UNKNOWN with the scheduler's words; one that the scheduler
+    has forgotten is left out.
+    """
+    found: dict[str, JobView] = {}
+    problems: list[str] = []
+    has_answered = False
+    commands = dialect.status_argv(job_ids)
+    for position in range(len(commands)):
+        missing = [i for i in job_ids if i not in found or found[i].state is JobState.UNKNOWN]
+        if not missing:
+            break
+        if len(missing) < len(job_ids):
+            commands = dialect.status_argv(missing)
+        argv = commands[position]
+        views, problem = _answer(dialect, argv, ask)
+        has_answered = has_answered or problem is None
+        if problem is not None:
+            problems.append(problem)
+        for job_id, view in views.items():
+            known = found.get(job_id)
+            if known is None or known.state is JobState.UNKNOWN:
+                found[job_id] = view
+    if problems and not has_answered:
+        for job_id in job_ids:
+            silent = JobView(job_id=job_id, state=JobState.UNKNOWN, reason=problems[0])
+            found.setdefault(job_id, silent)
+    return found
+
+
+def _answer(
+    dialect: Dialect, argv: Sequence[str], ask: Ask
+) -> tuple[dict[str, JobView], str | None]:
+    """Return what one command told, and why it could not; a forgotten job is an answer too."""
+    try:
+        said = ask(argv)
+    except MusterError as error:  # a site without sacct
+        return {}, f"`{argv[0]}` can't be started: {error.why or error.what}"
+    stderr = said.stderr.decode(errors="replace").strip()
+    try:
+        # Some give the jobs that they know and an error for the others.
+        views = dialect.views(said.stdout.decode(errors="replace"))
+    except EngineError as error:
+        return {}, f"the answer of `{argv[0]}` can't be read: {error.why or error.what}"
+    if said.status == 0 or _FORGOTTEN.search(stderr):
+        return views, None
+    if said.status is None:
+        return views, f"`{argv[0]}` did not answer within {_COMMAND_TIMEOUT_S:g} s"
+    last = (stderr or f"exit code {said.status}").splitlines()[-1][:200]
+    return views, None if views else f"`{argv[0]}`: {last}"

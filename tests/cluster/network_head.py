@@ -1,0 +1,22 @@
+"""Bind every address of a node and become the head's agent: what the engine of an allocation does.
+
+python network_head.py ADDRESS_FILE RUN_DIR LIFELINE_FD
+"""
+
+import os
+import sys
+
+from torchmuster.engines.local import agent_argv
+from torchmuster.files.layout import RunDir
+from torchmuster.net import listener
+
+address_file, run_dir, lifeline_fd = sys.argv[1:]
+listening = listener.bind("0.0.0.0", 0)
+os.set_inheritable(listening.fileno(), True)
+port = listening.getsockname()[1]
+with open(f"{address_file}.new", "w") as file:
+    file.write(str(port))
+os.rename(f"{address_file}.new", address_file)
+argv = agent_argv(RunDir(run_dir), 0, [("127.0.0.1", port)])
+argv += [f"--listen-fd={listening.fileno()}", f"--lifeline-fd={lifeline_fd}"]
+os.execv(argv[0], argv)

@@ -1,0 +1,187 @@
+"""How a run on a real Slurm ends: cancelled, its node lost, its time over, requeued, its client killed."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cluster.slurm_lab import wait_until
+
+pytest.importorskip("torch", reason="the workers need torch (extra `train`)")
+pytestmark = pytest.mark.netns
+TOY = Path(__file__).parents[2] / "examples" / "toy_regression" / "train.py"
+# Says how it is asked to leave; its files are in the run's log.
+LEAVE = """
+import os, signal, sys
+def say(*words):
+    os.write(1, f"{' '.join(words)} on {os.uname().nodename}\\n".encode())
+def leave(signum, frame):
+    say(signal.Signals(signum).name)
+    sys.exit(0 if signum == signal.SIGUSR1 else 1)
+for signum in (signal.SIGTERM, signal.SIGUSR1):
+    signal.signal(signum, leave)
+say("began", os.environ["WORLD_SIZE"])
+while True:
+    signal.pause()
+"""
+ON = ("run", "--on", "slurm", "--run-id", "r", "--detach")
+
+
+def test_scancel_gives_workers_sigterm_and_leaves_nothing(login, slurm_lab):
+    begin(login, "--nodes", "2", "--nproc-per-node", "2")
+
+    slurm_lab.run(["scancel", job_of(login)])
+    slurm_lab.wait_for_job(job_of(login), "CANCELLED")
+
+    for rank, node in enumerate(("n1", "n1", "n2", "n2")):
+        assert log_of(login, rank).read_text().splitlines()[-1] == f"SIGTERM on {node}"
+    shown = json.loads(login("status", "r", "--json").stdout)
+    assert shown["state"] == "cancelled"
+    assert shown["result"]["state"] == "cancelled"
+    wait_until(lambda: not left_on(slurm_lab, "n1", "n2"), "the end of all processes")
+
+
+def test_a_run_that_may_be_smaller_goes_on_without_a_lost_node(login, slurm_lab):
+    begin(login, "--nodes", "1:2", "--nproc-per-node", "1")
+    assert slurm_lab.job(job_of(login))["NodeList"] == "n[1-2]"
+
+    slurm_lab.kill_node("n2")
+
+    second = log_of(login, 0, attempt=1)
+    wait_until(
+        lambda: second.exists() and "began" in second.read_text(), "the second attempt", 60.0
+    )
+    assert second.read_text() == "began 1 on n1\n"
+    shown = login("status", "r").stdout
+    assert "n2" in next(line for line in shown.splitlines() if line.startswith("0 "))
+    assert login("cancel", "r").returncode == 0
+
+
+def test_a_requeued_training_ends_with_the_weights_of_one_that_was_left_alone(login, slurm_lab):
+    alone = slurm_lab.run([sys.executable, TOY, "--snapshots", "alone"], cwd=str(login.folder))
+    assert alone.returncode == 0, alone.stderr
+    (login.folder / "train.py").write_text(slowed(TOY.read_text()))
+    words = (*ON, "--nodes", "2", "--nproc-per-node", "2", "train.py")
+    assert login(*words, HOLD=str(login.folder / "go")).returncode == 0
+    wait_until(lambda: len(list(login.folder.glob("held-*"))) == 4, "the held step")
+
+    slurm_lab.run(["scontrol", "requeue", job_of(login)])
+    (login.folder / "go").touch()
+    slurm_lab.wait_for_job(job_of(login), "COMPLETED", "FAILED", limit_s=120.0)
+
+    logs = [log.read_text() for log in sorted(log_of(login, 0).parents[1].glob("*/rank-0.log"))]
+    assert len(logs) >= 2
+    assert re.findall("learned (.*)", logs[-1]) == re.findall("learned (.*)", alone.stdout)
+    assert slurm_lab.job(job_of(login))["Restarts"] == "1"
+
+
+def test_a_chain_of_groups_goes_on_when_its_client_is_killed(login, slurm_lab):
+    (login.folder / "w.yaml").write_text(CHAIN.replace("{folder}", str(login.folder)))
+    words = [sys.executable, "-m", "torchmuster", "submit", "w.yaml", "--on", "slurm"]
+    with slurm_lab.popen(
+        [*words, "--run-id", "w"],
+        env=login.env,
+        cwd=str(login.folder),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as client:
+        jobs = login.folder / "home/runs/w/jobs.json"
+        wait_until(jobs.exists, "the submission")
+        client.kill()
+    submitted = json.loads(jobs.read_text())["jobs"]
+    assert len(submitted) == 3
+    (login.folder / "go").touch()
+
+    for job in submitted.values():
+        slurm_lab.wait_for_job(job, "COMPLETED", "FAILED", "CANCELLED", limit_s=30.0)
+
+    assert (login.folder / "end").read_text() == "one\ntwo\nthree\n"
+    assert json.loads(login("status", "w", "--json").stdout)["state"] == "succeeded"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.environ.get("MUSTER_LAB") != "1", reason="takes 2 minutes: MUSTER_LAB=1")
+def test_workers_are_warned_before_the_time_of_their_job_ends(login, slurm_lab):
+    begin(login, "--nodes", "2", "--nproc-per-node", "1", "--time", "1m", "--warn", "40s")
+
+    job = slurm_lab.wait_for_job(job_of(login), "COMPLETED", "FAILED", "TIMEOUT", limit_s=150.0)
+
+    assert job["JobState"] == "COMPLETED"
+    for rank, node in enumerate(("n1", "n2")):
+        assert log_of(login, rank).read_text().splitlines()[-1] == f"SIGUSR1 on {node}"
+    minutes, seconds = job["RunTime"].split(":")[1:]
+    assert 18 <= int(minutes) * 60 + int(seconds) <= 40
+
+
+CHAIN = """
+workflow:
+  name: chain
+  groups:
+  - name: first
+    tasks:
+    - name: one
+      command: [bash, -c, "until [ -e {folder}/go ]; do sleep 0.1; done; echo one > {{output}}/x"]
+  - name: second
+    tasks:
+    - name: two
+      command: [bash, -c, "(cat {{input:0}}/x; echo two) > {{output}}/x"]
+      inputs: [{task: one}]
+  - name: third
+    tasks:
+    - name: three
+      command: [bash, -c, "(cat {{input:0}}/x; echo three) > {folder}/end"]
+      inputs: [{task: two}]
+"""
+
+
+def begin(login, *words):
+    """Submit the script that waits, and wait until all of its workers do."""
+    login.script(LEAVE)
+    done = login(*ON, *words, "train.py")
+    assert done.returncode == 0, done.stderr
+
+    def began():
+        logs = list(log_of(login, 0).parent.glob("rank-*.log"))
+        texts = [log.read_text() for log in logs]
+        return texts and len(texts) == int(texts[0].split()[1]) and all(texts)
+
+    wait_until(lambda: log_of(login, 0).exists() and log_of(login, 0).read_text(), "rank 0")
+    wait_until(began, "all workers")
+
+
+def slowed(text):
+    """Return the training with a step at which the first attempt's ranks wait for a file."""
+    hold = """
+            if run.steps_done == 50 and not os.path.exists(os.environ["HOLD"]):
+                open(f"held-{os.environ['RANK']}", "w").close()
+                while not os.path.exists(os.environ["HOLD"]):
+                    time.sleep(0.01)
+"""
+    found = "            run.step(loss=loss)\n"
+    assert found in text
+    return text.replace(found, found + hold).replace(
+        "import sys\n", "import os\nimport sys\nimport time\n"
+    )
+
+
+def job_of(login):
+    return json.loads((login.folder / "home/runs/r/job.json").read_text())["job_id"]
+
+
+def log_of(login, rank, attempt=0):
+    return login.folder / f"home/runs/r/logs/main/train/attempt-{attempt}/rank-{rank}.log"
+
+
+def left_on(lab, *nodes):
+    """Return what runs on these nodes beside Slurm's own and the lab's."""
+    found = []
+    for pid in [pid for node in nodes for pid in lab.processes_on(node)]:
+        try:
+            found += [Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")]
+        except OSError:
+            continue
+    return [w for w in found if b"slurm" not in w[0] and not any(b"enter.py" in x for x in w)]

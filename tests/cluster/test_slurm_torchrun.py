@@ -1,0 +1,126 @@
+"""`muster torchrun` in job scripts of a real Slurm: started once, by srun on every node, and one by one."""
+
+import os
+import re
+import signal
+import sys
+
+import pytest
+
+from cluster.slurm_lab import wait_until
+from cluster.test_torchrun_spreads import TRAIN
+
+pytestmark = pytest.mark.netns
+LIMIT_S = 150.0
+MUSTER = f"{sys.executable} -m torchmuster torchrun"
+LINE = f"{MUSTER} --nnodes 2 --rdzv_backend c10d --rdzv_endpoint {{endpoint}}:29500"
+STARTED = "torchrun was started on n1 only: started here for n2 too"
+
+
+@pytest.fixture
+def batch(login, slurm_lab):
+    """Return a function that submits the commands of a script for nodes n1 and n2; its job's number."""
+    login.script(TRAIN)
+
+    def submit(commands, *words):
+        exports = " ".join(f"{name}={value}" for name, value in login.env.items())
+        text = f"export {exports}\ncd {login.folder}\n{commands}\n"
+        return slurm_lab.submit(text, "--nodelist=n1,n2", "--nodes=2", *words)
+
+    def end(job):
+        slurm_lab.wait_for_job(job, "COMPLETED", "FAILED", "CANCELLED", limit_s=LIMIT_S)
+        return slurm_lab.output_of(job)
+
+    submit.end, submit.folder = end, login.folder
+    return submit
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["localhost", "$(hostname)", "$(hostname -I | awk '{print $1}')"]
+)
+def test_started_once_trains_on_all_nodes(batch, endpoint):
+    text = batch.end(batch(f"{LINE.format(endpoint=endpoint)} train.py\necho ended with $?"))
+
+    assert text.count("sum 2") == 2, text
+    assert STARTED in text
+    assert "ended with 0" in text
+
+
+def test_started_by_srun_on_every_node_is_not_spread(batch):
+    line = LINE.format(endpoint="$(hostname)")
+    text = batch.end(batch(f"srun --ntasks-per-node=1 {line} train.py", "--ntasks-per-node=1"))
+
+    assert text.count("sum 2") == 2, text
+    assert "started here" not in text
+
+
+def test_started_one_by_one_is_not_spread(batch):
+    line = LINE.format(endpoint="$(hostname)")
+    each = f"srun --overlap -N1 -n1 -w $node {line} train.py &"
+    text = batch.end(batch(f"for node in n1 n2; do {each} done; wait", "--ntasks-per-node=1"))
+
+    assert text.count("sum 2") == 2, text
+    assert "not wanted" not in text
+
+
+def test_agent_that_the_script_starts_too_late_is_sent_away_without_harm(batch):
+    line = LINE.format(endpoint="$(hostname)")
+    text = batch.end(
+        batch(
+            f"{line} train.py wait > head.txt 2>&1 &\n"
+            "until grep -q 'sum 2 rank 0' head.txt; do :; done\n"
+            f"srun --overlap -N1 -n1 -w n2 {line} train.py\necho late $?\nkill %1; wait",
+        )
+    )
+
+    assert "late 0" in text, text
+    assert "the head has started an agent for n2 already: this one is not needed" in text
+    assert STARTED in (batch.folder / "head.txt").read_text()
+
+
+def test_no_spread_names_the_node(batch, slurm_lab):
+    job = batch(f"exec {LINE.format(endpoint='$(hostname)')} --no-spread train.py")
+    wanted = "waiting for n2: no agent has called; torchrun was started on n1 only?"
+    wait_until(lambda: wanted in _output(slurm_lab, job), "the line")
+    slurm_lab.run(["scancel", "--full", job])
+
+
+def test_killed_agent_is_started_again(batch, slurm_lab):
+    line = LINE.format(endpoint="localhost")
+    job = batch(f"{line} --max-restarts 1 train.py wait\necho ended with $?")
+    wait_until(lambda: _output(slurm_lab, job).count("attempt 0") == 2, "both workers", 60.0)
+    (agent,) = _agents(slurm_lab, "n2")
+    os.kill(agent, signal.SIGKILL)
+    text = batch.end(job)
+
+    assert "ended with 0" in text, text
+    assert len(re.findall("sum 2 .* attempt 1", text)) == 2, text
+
+
+def test_cancelled_job_leaves_nothing_on_the_spread_node(batch, slurm_lab):
+    job = batch(f"exec {LINE.format(endpoint='localhost')} train.py wait")
+    wait_until(lambda: _output(slurm_lab, job).count("attempt 0") == 2, "both workers", 60.0)
+    slurm_lab.run(["scancel", "--full", job])
+
+    for node in ("n1", "n2"):
+        wait_until(lambda node=node: not _agents(slurm_lab, node), f"the end on {node}", 60.0)
+
+
+def _output(lab, job):
+    try:
+        return lab.output_of(job)
+    except FileNotFoundError:
+        return ""
+
+
+def _agents(lab, node):
+    found = []
+    for pid in lab.processes_on(node):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                words = file.read().split(b"\0")
+        except OSError:
+            continue
+        if words[1:4] == [b"-m", b"torchmuster", b"torchrun"]:
+            found.append(pid)
+    return found

@@ -1,0 +1,40 @@
+"""Which dialects the contract tests run over: ours, and those of `--dialect PACKAGE.MODULE`."""
+
+import importlib
+
+from torchmuster.engines.registry import engine_entries, load_dialect
+
+# Of each: the first word of its directives, and an answer with a state that no table has.
+CONTRACTS = {
+    "slurm": {"directive": "#SBATCH", "unknown": "squeue|1|SPLENDID|None|N/A|\n"},
+    "pbs": {"directive": "#PBS", "unknown": '{"Jobs": {"1": {"job_state": "Z"}}}'},
+    "torque": {
+        "directive": "#PBS",
+        "unknown": "<Data><Job><Job_Id>1</Job_Id><job_state>Z</job_state></Job></Data>",
+    },
+}
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--dialect",
+        action="append",
+        metavar="MODULE",
+        help="run the contract tests over this module's DIALECT, in place of ours; its CONTRACT says two facts",
+    )
+
+
+def pytest_generate_tests(metafunc):
+    """Give each test that asks for a dialect all of them; `contract` is what the tests know of it."""
+    if "dialect" not in metafunc.fixturenames:
+        return
+    pairs = []
+    for module in metafunc.config.getoption("--dialect", default=None) or ():
+        found = importlib.import_module(module)
+        pairs.append((found.DIALECT, found.CONTRACT))
+    pairs = pairs or [(load_dialect(name), CONTRACTS[name]) for name in engine_entries(())]
+    ids = [dialect.name for dialect, _ in pairs]
+    if "contract" in metafunc.fixturenames:
+        metafunc.parametrize(("dialect", "contract"), pairs, ids=ids)
+    else:
+        metafunc.parametrize("dialect", [dialect for dialect, _ in pairs], ids=ids)

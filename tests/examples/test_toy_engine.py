@@ -1,0 +1,131 @@
+"""The toy engine of docs/writing-an-engine.md, as an installed package: found, checked, and run with."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from cluster.test_fake_slurm import SCRIPT, wait_until
+from examples.example_runs import EXAMPLES
+
+ROOT = Path(__file__).parents[2]
+TOY = EXAMPLES / "toy_engine"
+DOC = ROOT / "docs" / "writing-an-engine.md"
+
+
+def install(folder):
+    """Do what `pip install examples/toy_engine` does, without a network: metadata and commands."""
+    project = tomllib.loads((TOY / "pyproject.toml").read_text())["project"]
+    metadata = folder / "site" / "toy_engine-0.1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-engine\nVersion: 0.1.0\n")
+    lines = []
+    for group, entries in project["entry-points"].items():
+        lines += [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
+    (metadata / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    (folder / "bin").mkdir()
+    for name, value in project["scripts"].items():
+        module, _, function = value.partition(":")
+        path = folder / "bin" / name
+        path.write_text(
+            f"#!{sys.executable}\nimport sys\nfrom {module} import {function}\nsys.exit({function}())\n"
+        )
+        path.chmod(0o755)
+
+
+@pytest.fixture
+def toy(tmp_path):
+    """Return a function that runs `muster` where the toy engine is installed."""
+    install(tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "PBS_", "MUSTER_"))}
+    paths = [ROOT / "src", TOY, tmp_path / "site"]
+    environment = {
+        **clean,
+        "PATH": f"{tmp_path / 'bin'}:{clean['PATH']}",
+        "PYTHONPATH": os.pathsep.join(map(str, paths)),
+        "MUSTER_HOME": str(tmp_path / "home"),
+        "XDG_CONFIG_HOME": str(tmp_path / "config"),
+        "TOY_QUEUE": str(tmp_path / "queue"),
+        "OMP_NUM_THREADS": "1",
+    }
+
+    def muster(*words, module="torchmuster"):
+        return subprocess.run(
+            [sys.executable, "-m", module, *words],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=90,
+        )
+
+    yield muster
+    for path in (tmp_path / "queue").glob("*.json"):
+        wait_until(lambda path=path: job_has_ended(path), "the end of a job", 20.0)
+
+
+def job_has_ended(path):
+    return json.loads(path.read_text())["state"] in ("done", "failed", "cancelled", "late")
+
+
+def test_an_installed_engine_is_listed(toy):
+    rows = json.loads(toy("engines", "--json").stdout)["engines"]
+    assert ["toy", "toy"] in [[row["name"], row["kind"]] for row in rows]
+
+
+def test_it_passes_the_contract_of_all_engines(toy):
+    suite = str(ROOT / "tests" / "engines")
+    options = ("-q", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml"))
+    done = toy(suite, *options, "--dialect", "toy_engine.dialect", module="pytest")
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"^[3-9]\d passed", done.stdout, re.MULTILINE), done.stdout
+
+
+def test_a_run_trains_on_two_nodes_of_it(toy):
+    words = ("--nodes", "2", "--nproc-per-node", "1", "--run-id", "r", "--tee", "all")
+    done = toy("run", "--on", "toy", *words, "train.py")
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("sum 2") == 2
+    assert "job 1 is running on toy1, toy2" in done.stderr
+
+
+def test_a_failure_has_its_verdict(toy):
+    words = ("--max-restarts", "0", "--run-id", "r")
+    done = toy("run", "--on", "toy", *words, "train.py", "fail")
+
+    assert done.returncode == 1
+    assert "raised ValueError: no luck" in done.stderr
+
+
+def test_its_refusals_are_explained(toy):
+    done = toy("run", "--on", "toy", "--queue", "night", "train.py")
+
+    assert done.returncode == 14
+    assert "the toy scheduler knows no such queue" in done.stderr
+    assert "no such queue: night" in done.stderr
+
+
+def test_a_test_job_checks_it(toy):
+    done = toy("engines", "check", "toy")
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "ran on" in done.stdout
+    assert re.search(r"toy_submit +ok", done.stdout)
+
+
+def test_the_page_shows_the_example_as_it_is():
+    page = DOC.read_text()
+    for name in ("toy_engine/dialect.py", "pyproject.toml"):
+        code = (TOY / name).read_text().rstrip("\n")
+        assert f"\n{code}\n```" in page, f"copy examples/toy_engine/{name} into {DOC.name}"
+
+
+def test_the_dialect_is_as_short_as_the_page_says():
+    assert len((TOY / "toy_engine/dialect.py").read_text().splitlines()) <= 170

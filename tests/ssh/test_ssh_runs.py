@@ -1,0 +1,260 @@
+"""Runs on real hosts: an sshd each, that see neither each other's files nor the client's."""
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+
+import pytest
+
+from ssh.hosts import processes_with, until
+
+TRAIN = """\
+import os, sys, torch, torch.distributed as dist
+import torchmuster
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+rank = os.environ["RANK"]
+print("sum", int(total.item()), "in", os.getcwd(), "from", torchmuster.__file__)
+with open(f"out {rank}.txt", "w") as file:
+    file.write(rank)
+"""
+# The first attempt waits for its end; later ones leave at once.
+WAIT = """\
+import os, signal
+print("attempt", os.environ["TORCHELASTIC_RESTART_COUNT"], "rank", os.environ["RANK"], flush=True)
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    signal.pause()
+"""
+QUICK = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])\n"
+
+
+def script(hosts, text):
+    (hosts.code / "my train.py").write_text(text)
+    return "my train.py"
+
+
+def only_run(home):
+    (path,) = (home / "runs").iterdir()
+    return path
+
+
+def started(run, workers):
+    """Return a condition: so many ranks of attempt 0 have printed, as the client's record says."""
+
+    def look():
+        logs = list((run / "logs" / "main" / "train" / "attempt-0").glob("rank-*.log"))
+        return len([log for log in logs if log.stat().st_size]) == workers
+
+    return look
+
+
+def test_hosts_that_share_nothing_train_together(hosts):
+    """Code, torchmuster and secret travel there; logs, record and outputs come back."""
+    homes = [hosts.add("a", blind=True, rc="echo noise of a shell\n"), hosts.add("b")]
+    words = ("--hosts", "a:2,b", "--tee", "all")
+    code, out, err = hosts.run(*words, script(hosts, TRAIN))
+    assert code == 0, err
+    assert out.count("sum 3 in") == 3
+    assert f"{homes[0]}/.cache/torchmuster/" in out
+    assert "no shared file system: copied" in err
+    assert "to 2 hosts" in err
+    run = only_run(hosts.home)
+    assert {path.name for path in run.glob("output/a/*")} == {"out 0.txt", "out 1.txt"}
+    assert (run / "output" / "b" / "out 2.txt").read_text() == "2"
+    logs = run / "logs" / "main" / "train" / "attempt-0"
+    assert all("sum 3" in (logs / f"rank-{rank}.log").read_text() for rank in range(3))
+    assert json.loads((run / "result.json").read_text())["state"] == "succeeded"
+    assert not list(hosts.folder.glob("host-*/home/.muster/runs/*/secret"))
+    assert not processes_with(str(hosts.folder / "host-a" / "home"))
+
+
+def test_shared_folders_are_used_as_they_are(hosts):
+    homes = [hosts.add("a", shares=True), hosts.add("b", shares=True)]
+    code, _, err = hosts.run("--on", "ssh", "--hosts", "a,b", script(hosts, TRAIN))
+    assert code == 0, err
+    assert "copied" not in err
+    assert not any((home / ".muster").exists() for home in homes)
+    assert (hosts.code / "out 1.txt").exists()
+
+
+def test_all_bad_hosts_are_named_within_ten_seconds(hosts):
+    hosts.add("good", blind=True)
+    hosts.add("locked", knows_us=False)
+    hosts.add("stranger", known=False)
+    hosts.add("stuck", rc="exec cat > /dev/null\n")  # a shell that never gets to its command
+    hosts.add_closed("closed")
+    with hosts.add_silent("silent"):
+        begun = time.monotonic()
+        names = "good,locked,stranger,closed,silent,stuck"
+        code, _, err = hosts.run("--hosts", names, script(hosts, QUICK))
+        elapsed_s = time.monotonic() - begun
+    assert code == 5, err
+    assert elapsed_s < 20  # ten of waiting, and the start of Pythons on a busy machine
+    assert "5 hosts can't be used" in err
+    assert "locked: " in err
+    assert "Permission denied" in err
+    assert "ssh-copy-id locked" in err
+    assert "Host key verification failed" in err
+    assert "`ssh stranger` once" in err
+    assert "Connection refused" in err
+    assert "silent: " in err
+    assert "stuck: no answer for 10 s" in err
+    until(lambda: not processes_with(str(hosts.folder / "host-good" / "home")), 20)
+
+
+def test_missing_host_of_a_range_is_a_warning(hosts):
+    hosts.add("a")
+    hosts.add_closed("gone")
+    words = ("--hosts", "gone,a", "--nodes", "1:2", "--last-call", "0.1")
+    code, out, err = hosts.run(*words, script(hosts, QUICK))
+    assert code == 0, err
+    assert "gone: " in err
+    assert "the run begins without it" in err
+    assert "rank 0 of 1" in out
+
+
+def test_spare_host_stands_in_for_one_that_does_not_answer(hosts):
+    hosts.add_closed("gone")
+    hosts.add("spare")
+    code, out, err = hosts.run("--hosts", "gone,spare", "--nodes", "1", script(hosts, QUICK))
+    assert code == 0, err
+    assert "gone: " in err
+    assert "spare hosts take the place: spare" in err
+    assert "rank 0 of 1" in out
+
+
+def test_killed_client_leaves_nothing_on_hosts(hosts):
+    left = _start_waiting(hosts, lambda process: process.kill())
+    until(lambda: not left(), 30, "the end of agents and couriers, and of the secrets")
+
+
+@pytest.mark.slow
+def test_client_that_says_nothing_for_twenty_seconds_leaves_nothing_on_hosts(hosts):
+    left = _start_waiting(hosts, lambda process: process.send_signal(signal.SIGSTOP))
+    until(lambda: not left(), 35, "the end of agents and couriers, and of the secrets")
+
+
+def _start_waiting(hosts, end):
+    """Start a run that waits, end its client, and return what is left of it on the hosts."""
+    hosts.add("a", blind=True)
+    hosts.add("b", blind=True)
+
+    def left():
+        found = [processes_with(f"{hosts.folder}/host-{name}/home") for name in "ab"]
+        return [*found[0], *found[1], *hosts.folder.glob("host-*/home/.muster/runs/*/secret")]
+
+    process = hosts.start("--hosts", "a,b", script(hosts, WAIT))
+    try:
+        until((hosts.home / "runs").exists, what="a run directory")
+        until(started(only_run(hosts.home), 2), 60, "the first attempt")
+        assert len(left()) >= 6  # an agent, a courier and a secret on each
+        end(process)
+        if process.poll() is None:
+            until(lambda: not left(), 35, "the end on the hosts")
+    finally:
+        process.kill()
+        process.communicate(timeout=10)
+    return left
+
+
+def test_spare_host_takes_the_place_of_one_that_is_lost(hosts):
+    for name in ("a", "b", "spare"):
+        hosts.add(name)
+    words = ("--hosts", "a,b,spare", "--nodes", "2", "--tee", "all")
+    process = hosts.start(*words, script(hosts, WAIT))
+    try:
+        until((hosts.home / "runs").exists, what="a run directory")
+        until(started(only_run(hosts.home), 2), 60, "the first attempt")
+        hosts.cut("b", for_good=True)
+        out, err = process.communicate(timeout=90)
+    finally:
+        process.kill()
+    assert process.returncode == 0, err
+    assert "the spare host spare takes the place 1" in err
+    assert "attempt 1 rank 1" in out
+
+
+def test_head_whose_connection_is_cut_begins_again(hosts):
+    hosts.add("a")
+    hosts.add("b")
+    process = hosts.start("--hosts", "a,b", "--tee", "all", script(hosts, WAIT))
+    try:
+        until((hosts.home / "runs").exists, what="a run directory")
+        until(started(only_run(hosts.home), 2), 60, "the first attempt")
+        hosts.cut("a")
+        out, err = process.communicate(timeout=90)
+    finally:
+        process.kill()
+    assert process.returncode == 0, err
+    assert "attempt 1 rank 0" in out
+    events = (only_run(hosts.home) / "events.jsonl").read_text().splitlines()
+    begun = [e["attempt"] for e in map(json.loads, events) if e["event"] == "attempt_started"]
+    assert begun == [0, 1]  # the record goes on where it was
+
+
+def test_stop_reaches_the_workers_and_leaves_nothing(hosts):
+    hosts.add("a", blind=True)
+    process = hosts.start("--hosts", "a", script(hosts, WAIT))
+    try:
+        until((hosts.home / "runs").exists, what="a run directory")
+        until(started(only_run(hosts.home), 1), 60, "the first attempt")
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 128 + signal.SIGTERM, err
+    assert not processes_with(f"{hosts.folder}/host-a/home")
+
+
+def test_host_whose_connection_is_cut_comes_again(hosts):
+    hosts.add("a")
+    hosts.add("b")
+    process = hosts.start("--hosts", "a,b", "--tee", "all", script(hosts, WAIT))
+    try:
+        until((hosts.home / "runs").exists, what="a run directory")
+        until(started(only_run(hosts.home), 2), 60, "the first attempt")
+        hosts.cut("b")
+        out, err = process.communicate(timeout=90)
+    finally:
+        process.kill()
+    assert process.returncode == 0, err
+    assert "the connection to b" in err
+    assert "attempt 1 rank 1" in out
+
+
+def test_dry_run_prints_the_commands_and_calls_nobody(hosts):
+    hosts.add_closed("a")
+    code, out, err = hosts.run("--hosts", "a,me@b:2", "--dry-run", script(hosts, QUICK))
+    assert code == 0, err
+    lines = [line for line in out.splitlines() if line.startswith("$ ")]
+    assert [" -l me b " in line for line in lines] == [False, True]
+    assert all("BatchMode=yes" in line and "exec /bin/sh -c" in line for line in lines)
+    assert "my code" in out
+    assert not (hosts.home / "runs").exists()
+
+
+def test_detach_is_refused_with_a_way_out(hosts):
+    code, _, err = hosts.run("--hosts", "a", "--detach", script(hosts, QUICK))
+    assert code == 2
+    assert "tmux new" in err
+    assert os.listdir(hosts.client) == ["my code"]
+
+
+def test_master_of_a_persistent_connection_lives_on(hosts):
+    """The user's ControlMaster is used, and what it leaves behind is not ours to end."""
+    with tempfile.TemporaryDirectory(prefix="m") as folder:
+        hosts.more = f" ControlMaster auto\n ControlPath {folder}/%C\n ControlPersist 60\n"
+        hosts.add("a")
+        ssh = hosts.environment()["MUSTER_SSH"].split()
+        try:
+            for _ in range(2):
+                code, _, err = hosts.run("--hosts", "a", script(hosts, QUICK))
+                assert code == 0, err
+                check = subprocess.run([*ssh, "-O", "check", "a"], capture_output=True, timeout=20)
+                assert b"Master running" in check.stderr
+        finally:
+            subprocess.run([*ssh, "-O", "exit", "a"], capture_output=True, timeout=20)

@@ -1,0 +1,57 @@
+"""What hosts send lands in the run directory, at its place, and nowhere else."""
+
+import pytest
+
+from torchmuster.engines.ssh_back import OutputBack, RecordBack
+from torchmuster.files import code_copy
+from torchmuster.files.layout import RunDir
+from torchmuster.net import frames
+from torchmuster.net.frames import FrameError
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    return RunDir(str(tmp_path))
+
+
+def piece(path, offset, data):
+    return frames.pack_file(path, offset, data)[5:]
+
+
+def test_pieces_land_at_their_places_also_twice(run_dir, tmp_path):
+    back = RecordBack(run_dir)
+    for offset, data in ((0, b"one\n"), (4, b"two\n"), (0, b"one\n")):
+        back.take(piece("logs/main/rank-0.log", offset, data))
+    assert (tmp_path / "logs/main/rank-0.log").read_bytes() == b"one\ntwo\n"
+
+
+@pytest.mark.parametrize("name", ["secret", "plan.json", "owner.json", "head.json"])
+def test_files_of_the_client_are_not_overwritten(run_dir, tmp_path, name):
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(FrameError):
+        RecordBack(run_dir).take(piece(name, 0, b"theirs"))
+    assert (tmp_path / name).read_text() == "mine"
+
+
+def test_link_is_not_followed(run_dir, tmp_path):
+    (tmp_path / "target").write_text("mine")
+    (tmp_path / "events.jsonl").symlink_to(tmp_path / "target")
+    with pytest.raises(OSError, match="symbolic links"):
+        RecordBack(run_dir).take(piece("events.jsonl", 0, b"theirs"))
+    assert (tmp_path / "target").read_text() == "mine"
+
+
+def test_outputs_land_in_a_folder_of_the_host(run_dir, tmp_path):
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "out.txt").write_text("1")
+    with (tmp_path / "archive").open("w+b") as archive:
+        code_copy.write_archive(str(source), ["out.txt"], archive)
+        archive.seek(0)
+        back = OutputBack(run_dir, "n1")
+        while data := archive.read(64):
+            back.take(data)
+    back.take(b"")
+    assert back.unpack() == 1
+    assert (tmp_path / "output" / "n1" / "out.txt").read_text() == "1"
+    assert not (tmp_path / "output-n1.tmp").exists()

@@ -1,0 +1,76 @@
+"""Which command starts agents on the other hosts, from what is there."""
+
+import pytest
+
+from torchmuster.engines.base import EngineError, NodeStart
+from torchmuster.engines.pbs import DIALECT as PBS
+from torchmuster.engines.slurm import DIALECT as SLURM
+from torchmuster.engines.torque import DIALECT as TORQUE
+from torchmuster.engines.ways import choose_way, parse_ways
+from torchmuster.errors import UsageError
+from torchmuster.model.job import StartWay
+
+START = NodeStart(node="n2", slot=4, command=("/bin/x", "a b"), way=None)
+
+
+def no_file(path):
+    raise FileNotFoundError(path)
+
+
+def choose(dialect, there, wanted=(), environment=None, read=no_file):
+    """Choose where these commands are."""
+    return choose_way(
+        dialect, wanted, environment or {}, lambda word: word if word in there else None, read
+    )
+
+
+@pytest.mark.parametrize("dialect", [PBS, TORQUE])
+def test_pbsdsh_is_the_usual_way_and_not_worth_a_line(dialect):
+    way = choose(dialect, {"pbsdsh", "ssh"})
+    assert (way.kind, way.program, way.sentence) == (StartWay.PBSDSH, None, None)
+
+
+def test_first_that_is_there_is_taken_and_said():
+    way = choose(PBS, {"pbs_tmrsh", "ssh"})
+    assert way.kind is StartWay.TMRSH
+    assert way.sentence == (
+        "agents of the other hosts are started by pbs_tmrsh: there is no pbsdsh and no mpiexec here"
+    )
+
+
+@pytest.mark.parametrize(
+    ("environment", "read", "folder"),
+    [
+        ({"PBS_EXEC": "/cm/pbs"}, no_file, "/cm/pbs"),
+        ({}, lambda path: "PBS_SERVER=s\nPBS_EXEC=/x/pbs\n", "/x/pbs"),
+        ({}, no_file, "/opt/pbs"),
+    ],
+)
+def test_command_is_looked_for_where_pbs_is_installed(environment, read, folder):
+    way = choose(PBS, {f"{folder}/bin/pbsdsh"}, environment=environment, read=read)
+    assert way.argv(PBS, START) == [f"{folder}/bin/pbsdsh", "-n", "4", "--", "/bin/x", "a b"]
+    assert f"{folder}/bin/pbsdsh" in way.sentence
+
+
+def test_list_of_the_site_is_obeyed_in_its_order():
+    way = choose(PBS, {"pbsdsh", "ssh"}, wanted=(StartWay.MPIEXEC, StartWay.SSH, StartWay.PBSDSH))
+    assert way.kind is StartWay.SSH
+    assert "by ssh: there is no mpiexec here" in way.sentence
+
+
+def test_nothing_there_is_an_error_that_names_all():
+    with pytest.raises(EngineError) as caught:
+        choose(PBS, set())
+    assert caught.value.why == "none of these is there: pbsdsh, mpiexec, pbs_tmrsh, ssh"
+    assert "/opt/pbs/bin" in caught.value.where
+
+
+def test_slurm_has_one_way():
+    assert choose(SLURM, set()).kind is None
+
+
+def test_words_of_the_command_line_are_ways():
+    assert parse_ways("pbs_tmrsh,ssh") == (StartWay.TMRSH, StartWay.SSH)
+    assert parse_ways(None) == ()
+    with pytest.raises(UsageError, match="no way `rsh`"):
+        parse_ways("pbsdsh,rsh")
