@@ -32,6 +32,7 @@ COMMANDS = {
     "cancel": ("torchmuster.cli.views", "Stop a run."),
     "restart": ("torchmuster.cli.restart", "Start a run again; it goes on where it stopped."),
     "prune": ("torchmuster.cli.prune", "Remove old runs that have ended."),
+    "explain": ("torchmuster.cli.explain", "Say why a run failed, or any job, by its logs."),
     "exec": ("torchmuster.cli.execute", "Run a command inside a task."),
     "spec": ("torchmuster.cli.submit", "Print the workflow file of a run."),
     "barrier": ("torchmuster.cli.barrier", "Wait for all tasks of the group."),
