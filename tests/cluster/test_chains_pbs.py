@@ -64,7 +64,14 @@ def warn(pbs, job):
     os.kill(next(int(pid) for pid, what in pids.items() if what == "script"), signal.SIGUSR1)
 
 
-@pytest.mark.parametrize("way", ["requeue", "submit", "chain"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param("requeue", marks=pytest.mark.lab),
+        "submit",
+        pytest.param("chain", marks=pytest.mark.lab),
+    ],
+)
 def test_three_links_train_exactly_what_one_job_would(way, muster, pbs, tmp_path, undisturbed):
     words = (*ON, "--detach", str(CHAIN_SCRIPT), str(tmp_path), "--hold", "2")
     assert muster(*words, way=way).returncode == 0
@@ -107,6 +114,7 @@ def test_where_no_way_is_allowed_the_run_ends_preempted(muster, pbs, tmp_path):
     assert "can't go on by requeue: qrerun: Unauthorized Request" in said(tmp_path)
 
 
+@pytest.mark.lab
 def test_cancel_ends_all_jobs_of_a_chain(muster, pbs, tmp_path):
     assert muster(*ON, "--detach", "train.py", "wait", way="chain").stdout == "r\n"
     log = tmp_path / "home/runs/r/logs/main/train/attempt-0/rank-0.log"
@@ -120,6 +128,7 @@ def test_cancel_ends_all_jobs_of_a_chain(muster, pbs, tmp_path):
     assert json.loads(muster("status", "r", "--json").stdout)["state"] == "cancelled"
 
 
+@pytest.mark.lab
 def test_a_complete_run_lets_the_rest_of_its_chain_end_with_0(muster, pbs, tmp_path):
     done = muster(*ON, "train.py", way="chain")
 

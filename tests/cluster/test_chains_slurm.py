@@ -102,7 +102,14 @@ def undisturbed(tmp_path_factory):
     return weights(out)
 
 
-@pytest.mark.parametrize("way", ["requeue", "submit", "chain"])
+@pytest.mark.parametrize(
+    "way",
+    [
+        "requeue",
+        pytest.param("submit", marks=pytest.mark.lab),
+        pytest.param("chain", marks=pytest.mark.lab),
+    ],
+)
 def test_three_links_train_exactly_what_one_job_would(way, site, tmp_path, undisturbed):
     environment = site(way, limit_s=3600, tells_end=False)
     words = (*ON, "--detach", str(CHAIN_SCRIPT), str(tmp_path), "--hold", "2")
@@ -119,6 +126,7 @@ def test_three_links_train_exactly_what_one_job_would(way, site, tmp_path, undis
     assert_each_step_once(tmp_path)
 
 
+@pytest.mark.lab
 def test_the_queues_own_limit_is_the_end_and_workers_are_warned_before_it(site, tmp_path):
     # The user gave no time and the job's environment has none: squeue tells what is left.
     environment = site(limit_s=30, tells_end=False)
@@ -131,6 +139,7 @@ def test_the_queues_own_limit_is_the_end_and_workers_are_warned_before_it(site, 
     assert "link 2 of 3" in done.stderr
 
 
+@pytest.mark.lab
 def test_workers_that_do_not_follow_are_stopped_and_the_run_goes_on(site, tmp_path):
     environment = site("submit", limit_s=30)
     (tmp_path / "deaf.py").write_text(DEAF)
@@ -164,6 +173,7 @@ def test_a_refused_requeue_is_followed_by_a_submission_and_one_line_says_why(sit
     assert "the run goes on: link 2 of 3 is job 2, by submit" in said(tmp_path)
 
 
+@pytest.mark.lab
 def test_where_no_way_is_allowed_the_run_ends_preempted(site, tmp_path):
     environment = site(limit_s=3600, refuse=["requeue", "sbatch"])
     leave(environment, tmp_path)
@@ -174,6 +184,7 @@ def test_where_no_way_is_allowed_the_run_ends_preempted(site, tmp_path):
     assert json.loads(status)["state"] == "preempted"
 
 
+@pytest.mark.lab
 def test_a_refused_chain_is_said_and_the_head_continues_by_itself(site, tmp_path):
     environment = site("chain", limit_s=3600, refuse=["dependency"])
     started = leave(environment, tmp_path)
@@ -183,6 +194,7 @@ def test_a_refused_chain_is_said_and_the_head_continues_by_itself(site, tmp_path
     assert ways(tmp_path) == [None, "requeue"]
 
 
+@pytest.mark.lab
 def test_a_run_whose_next_link_waits_has_not_ended(site, tmp_path):
     environment = site("requeue", limit_s=3600, pending_s=8.0)
     leave(environment, tmp_path)

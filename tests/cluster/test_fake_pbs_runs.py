@@ -202,6 +202,7 @@ def test_inside_a_script_each_host_gets_one_agent_whatever_mpiprocs_is(pbs, must
     assert "inside job 0.ctl of pbs, on n1, n2" in text
 
 
+@pytest.mark.lab
 def test_the_end_of_the_walltime_gives_every_worker_sigterm_first(pbs, muster, tmp_path):
     pbs.settings(kill_delay_s=10.0)
     (tmp_path / "train.py").write_text(CATCHES)

@@ -185,7 +185,7 @@ def wait_for(condition, what, limit_s=20.0):
         pause.wait(0.02)
 
 
-@pytest.mark.parametrize("nodes", [2, 3], indirect=True)
+@pytest.mark.parametrize("nodes", [2, pytest.param(3, marks=pytest.mark.lab)], indirect=True)
 def test_workers_use_the_network_on_which_all_nodes_reach_each_other(nodes, tmp_path):
     ran = run_on(nodes, tmp_path)
 
@@ -226,6 +226,7 @@ def test_the_survey_adds_nothing_to_the_start_although_two_addresses_are_black_h
 
 
 @pytest.mark.parametrize("nodes", [2], indirect=True)
+@pytest.mark.lab
 def test_interface_names_may_differ_between_the_nodes(nodes, tmp_path):
     nodes.ip(2, "link set hsn0 down", "link set hsn0 name ens5", "link set ens5 up")
 
@@ -236,6 +237,7 @@ def test_interface_names_may_differ_between_the_nodes(nodes, tmp_path):
 
 
 @pytest.mark.parametrize("nodes", [2], indirect=True)
+@pytest.mark.lab
 def test_point_to_point_addresses_that_are_routed_make_a_network(nodes, tmp_path):
     for node, other in ((1, 2), (2, 1)):
         nodes.ip(
@@ -290,6 +292,7 @@ def test_torchrun_on_two_hosts_measures_too(nodes, tmp_path):
 
 
 @pytest.mark.parametrize("nodes", [2], indirect=True)
+@pytest.mark.lab
 def test_torchrun_twice_on_one_host_measures_nothing(nodes, tmp_path):
     both_on_one = OneHost(nodes)
 
@@ -301,6 +304,7 @@ def test_torchrun_twice_on_one_host_measures_nothing(nodes, tmp_path):
 
 
 @pytest.mark.parametrize("nodes", [2], indirect=True)
+@pytest.mark.lab
 def test_the_faster_network_wins_over_the_one_that_the_agents_use(nodes, tmp_path):
     slow = "qdisc add dev {} root tbf rate 50mbit burst 32kbit latency 50ms"
     for node in (1, 2):

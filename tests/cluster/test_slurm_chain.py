@@ -1,7 +1,6 @@
 """A run that is longer than its job, on a real Slurm."""
 
 import json
-import os
 
 import pytest
 
@@ -36,7 +35,7 @@ def test_a_warned_run_goes_on_by_requeue(login, slurm_lab):
     assert [link["way"] for link in links(login.folder)] == [None, "requeue"]
 
 
-@pytest.mark.skipif(os.environ.get("MUSTER_LAB") != "1", reason="takes minutes: MUSTER_LAB=1")
+@pytest.mark.lab
 @pytest.mark.parametrize("way", ["requeue", "submit", "chain"])
 def test_three_links_of_two_minutes_train_to_the_end(login, way):
     text = f'[engines.lab]\nkind = "slurm"\nresubmit_with = "{way}"\n'

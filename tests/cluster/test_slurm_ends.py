@@ -1,7 +1,6 @@
 """How a run on a real Slurm ends: cancelled, its node lost, its time over, requeued, its client killed."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -104,7 +103,7 @@ def test_a_chain_of_groups_goes_on_when_its_client_is_killed(login, slurm_lab):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.environ.get("MUSTER_LAB") != "1", reason="takes 2 minutes: MUSTER_LAB=1")
+@pytest.mark.lab
 def test_workers_are_warned_before_the_time_of_their_job_ends(login, slurm_lab):
     begin(login, "--nodes", "2", "--nproc-per-node", "1", "--time", "1m", "--warn", "40s")
 

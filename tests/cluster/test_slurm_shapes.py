@@ -39,6 +39,7 @@ def test_three_nodes_share_one_run(login):
     ]
 
 
+@pytest.mark.lab
 def test_nodes_have_as_many_workers_as_the_command_line_says(login):
     done = login(*ON, "--nodes", "2", "--nproc-per-node", "2,1", "train.py")
 
@@ -64,7 +65,7 @@ def test_workers_see_the_gpus_that_slurm_gave_to_their_node(login):
     assert {rank[4] for rank in found} == {"0,1"}
 
 
-@pytest.mark.parametrize("num_cpus", [1, 2])
+@pytest.mark.parametrize("num_cpus", [pytest.param(1, marks=pytest.mark.lab), 2])
 def test_workers_may_use_all_cpus_of_the_job_on_their_node_and_no_others(
     login, slurm_lab, num_cpus
 ):
@@ -100,6 +101,7 @@ def test_a_shell_of_srun_on_a_node_uses_the_nodes_of_its_job(login, slurm_lab):
     assert found == [["0", "2", "0", "n1"], ["1", "2", "0", "n2"]], screen
 
 
+@pytest.mark.lab
 def test_a_shell_of_salloc_and_srun_uses_the_nodes_of_its_job(login, slurm_lab):
     shell = ["salloc", "-N2", "srun", "-N1", "-n1", "--overlap", "--pty", "bash", "--norc", "-i"]
     done, screen = typed(

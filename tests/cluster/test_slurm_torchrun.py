@@ -36,7 +36,12 @@ def batch(login, slurm_lab):
 
 
 @pytest.mark.parametrize(
-    "endpoint", ["localhost", "$(hostname)", "$(hostname -I | awk '{print $1}')"]
+    "endpoint",
+    [
+        pytest.param("localhost", marks=pytest.mark.lab),
+        pytest.param("$(hostname)", marks=pytest.mark.lab),
+        "$(hostname -I | awk '{print $1}')",
+    ],
 )
 def test_started_once_trains_on_all_nodes(batch, endpoint):
     text = batch.end(batch(f"{LINE.format(endpoint=endpoint)} train.py\necho ended with $?"))
@@ -54,6 +59,7 @@ def test_started_by_srun_on_every_node_is_not_spread(batch):
     assert "started here" not in text
 
 
+@pytest.mark.lab
 def test_started_one_by_one_is_not_spread(batch):
     line = LINE.format(endpoint="$(hostname)")
     each = f"srun --overlap -N1 -n1 -w $node {line} train.py &"
@@ -63,6 +69,7 @@ def test_started_one_by_one_is_not_spread(batch):
     assert "not wanted" not in text
 
 
+@pytest.mark.lab
 def test_agent_that_the_script_starts_too_late_is_sent_away_without_harm(batch):
     line = LINE.format(endpoint="$(hostname)")
     text = batch.end(
@@ -78,6 +85,7 @@ def test_agent_that_the_script_starts_too_late_is_sent_away_without_harm(batch):
     assert STARTED in (batch.folder / "head.txt").read_text()
 
 
+@pytest.mark.lab
 def test_no_spread_names_the_node(batch, slurm_lab):
     job = batch(f"exec {LINE.format(endpoint='$(hostname)')} --no-spread train.py")
     wanted = "waiting for n2: no agent has called; torchrun was started on n1 only?"
@@ -85,6 +93,7 @@ def test_no_spread_names_the_node(batch, slurm_lab):
     slurm_lab.run(["scancel", "--full", job])
 
 
+@pytest.mark.lab
 def test_killed_agent_is_started_again(batch, slurm_lab):
     line = LINE.format(endpoint="localhost")
     job = batch(f"{line} --max-restarts 1 train.py wait\necho ended with $?")
@@ -97,6 +106,7 @@ def test_killed_agent_is_started_again(batch, slurm_lab):
     assert len(re.findall("sum 2 .* attempt 1", text)) == 2, text
 
 
+@pytest.mark.lab
 def test_cancelled_job_leaves_nothing_on_the_spread_node(batch, slurm_lab):
     job = batch(f"exec {LINE.format(endpoint='localhost')} train.py wait")
     wait_until(lambda: _output(slurm_lab, job).count("attempt 0") == 2, "both workers", 60.0)

@@ -129,12 +129,14 @@ def test_the_scripts_of_the_tutorial_train_on_two_hosts(site, number):
     assert STARTED in text
 
 
+@pytest.mark.lab
 def test_an_endpoint_of_loopback_is_not_what_the_others_call(site):
     _, text = site(line(site, endpoint="localhost"))
 
     assert text.count("sum 2") == 2, text
 
 
+@pytest.mark.lab
 def test_an_endpoint_that_names_another_host_of_the_job_still_trains(site):
     # 192.0.2.0/24 is nobody's: what the script took for the head is not where it runs.
     _, text = site(line(site, endpoint="192.0.2.7"))
@@ -142,6 +144,7 @@ def test_an_endpoint_that_names_another_host_of_the_job_still_trains(site):
     assert text.count("sum 2") == 2, text
 
 
+@pytest.mark.lab
 def test_a_static_line_gets_its_ranks(site):
     text = line(site).replace("c10d", "static").replace("--nnodes 2", "--nnodes 2 --node_rank 0")
     _, text = site(text)
@@ -162,6 +165,7 @@ def test_no_spread_names_the_missing_host_within_5_s(site):
     assert waited_s < 8.0, "5 s from the head's start; qsub and bash come before it"
 
 
+@pytest.mark.lab
 def test_hosts_that_the_script_starts_itself_are_left_to_it(site):
     text = line(site).replace("\ntorchrun ", "\ncat > $HOME/task.sh <<'EOF'\n")
     head, _, rest = text.partition("cat > $HOME/task.sh <<'EOF'\n")
@@ -182,6 +186,7 @@ def test_more_nodes_than_the_job_has_is_an_error_at_once(site):
     assert "its hosts are n1, n2" in text
 
 
+@pytest.mark.lab
 def test_a_range_of_nodes_is_cut_to_the_jobs_hosts(site):
     started = time.monotonic()
     _, text = site(line(site).replace("--nnodes 2", "--nnodes 1:4"))
@@ -203,6 +208,7 @@ def test_a_killed_agent_that_was_spread_is_started_again(site):
     assert text.count("sum 2 rank") == 4, text
 
 
+@pytest.mark.lab
 def test_the_end_of_the_head_ends_what_it_has_spread(site):
     job = site(line(site, "", "wait"), wait=False)
     until(lambda: _text(site, job).count("attempt 0") == 2, "both workers", 60.0)
@@ -214,6 +220,7 @@ def test_the_end_of_the_head_ends_what_it_has_spread(site):
     assert site.pbs.wait(job, "F", 30.0)["Exit_status"] == 137
 
 
+@pytest.mark.lab
 def test_a_failure_on_the_spread_host_is_the_verdict_of_the_job(site):
     (site.folder / "train.py").write_text(TRAIN + "\nassert rank == 0, 'no luck'\n")
     view, text = site(line(site))

@@ -1,8 +1,9 @@
 """A training script for the lab of `muster plan`: layers of one width, DDP, the time of each step on request.
 
-    python plan_train.py NUM_LAYERS WIDTH BATCH STEPS
+python plan_train.py NUM_LAYERS WIDTH BATCH STEPS
 """
 
+import itertools
 import json
 import os
 import statistics
@@ -30,7 +31,7 @@ def main():
         model(samples).square().mean().backward()
         optimizer.step()
         ends.append(time.perf_counter())
-    times = [end - begin for begin, end in zip(ends, ends[1:], strict=False)][3:]
+    times = [end - begin for begin, end in itertools.pairwise(ends)][3:]
     if dist.get_rank() == 0:
         os.write(1, json.dumps({"step_s": statistics.median(times), "steps": len(times)}).encode())
     dist.destroy_process_group()

@@ -105,6 +105,7 @@ def test_a_host_calls_itself_127_0_1_1_as_debian_does(trio):
     assert other == [trio.address("n1", "hsn0"), "n1"]
 
 
+@pytest.mark.lab
 def test_interfaces_in_sys_are_the_hosts_own(trio):
     assert set(trio.run("n1", ["ls", "/sys/class/net"]).stdout.split()) == {
         "lo",
@@ -114,6 +115,7 @@ def test_interfaces_in_sys_are_the_hosts_own(trio):
     }
 
 
+@pytest.mark.lab
 def test_a_host_sees_its_own_processes_only(trio):
     with trio.start("n1", ["sleep", "4711"]) as child:
         wait_until(lambda: "sleep 4711" in trio.processes("n1").values(), "the command")
@@ -124,6 +126,7 @@ def test_a_host_sees_its_own_processes_only(trio):
     wait_until(lambda: not trio.leftovers(), "its end")
 
 
+@pytest.mark.lab
 def test_home_and_tmp_are_own_and_shared_is_shared_where_asked(trio):
     for place in ("$HOME", "/tmp", str(trio.shared), "/dev/shm"):
         ssh(trio, "n1", f"echo mine > {place}/mark")
@@ -145,12 +148,14 @@ def test_cut_hosts_are_silent_until_healed(trio):
     assert call(trio, "n1", address) == "ok at once"
 
 
+@pytest.mark.lab
 def test_one_interface_can_be_cut(trio):
     trio.cut("n2", interface="hsn0")
     assert call(trio, "n1", trio.address("n2", "hsn0"), limit_s=1.0) == "TimeoutError late"
     assert call(trio, trio.controller, trio.address("n2", "mgmt0")) == "ok at once"
 
 
+@pytest.mark.lab
 def test_a_port_can_be_rejected_or_dropped_and_an_address_swallowed(trio):
     one, two = trio.address("n1", "hsn0"), trio.address("n2", "hsn0")
     trio.deny("n2", "tcp dport 22", verdict="reject")
@@ -164,6 +169,7 @@ def test_a_port_can_be_rejected_or_dropped_and_an_address_swallowed(trio):
     assert call(trio, "n2", trio.address("n3", "hsn0")) == "ok at once"
 
 
+@pytest.mark.lab
 def test_a_limited_link_is_slow(trio):
     address, seconds = trio.address("n2", "hsn0"), {}
     with trio.start("n2", [sys.executable, "-c", TAKE], stdout=subprocess.PIPE) as server:
@@ -178,6 +184,7 @@ def test_a_limited_link_is_slow(trio):
     assert seconds["n3"] < seconds["n1"] / 2
 
 
+@pytest.mark.lab
 def test_a_killed_host_has_no_processes_and_its_sshd_can_be_started_again(trio):
     with trio.start("n1", ["sleep", "4711"]) as child:
         wait_until(trio.leftovers, "the command")
@@ -189,6 +196,7 @@ def test_a_killed_host_has_no_processes_and_its_sshd_can_be_started_again(trio):
     assert ssh(trio, "n1", "hostname").stdout == "n1\n"
 
 
+@pytest.mark.lab
 def test_a_paused_sshd_takes_calls_and_is_silent(trio):
     trio.pause_sshd("n1")
     assert call(trio, trio.controller, trio.address("n1", "mgmt0")) == "ok at once"
@@ -207,6 +215,7 @@ def test_a_paused_sshd_takes_calls_and_is_silent(trio):
         ("changed_key", "has changed"),
     ],
 )
+@pytest.mark.lab
 def test_an_sshd_is_as_asked(odd, kind, words):
     done = ssh(odd, kind.replace("_", "-"), "hostname")
     assert done.returncode == 255
@@ -230,6 +239,7 @@ def odd(labs):
         yield lab
 
 
+@pytest.mark.lab
 def test_a_host_can_lack_python_and_the_source(odd):
     said = ssh(
         odd, "bare", "command -v python python3 python3.11; command -v tar; ls -A " + str(SOURCE)
@@ -237,11 +247,13 @@ def test_a_host_can_lack_python_and_the_source(odd):
     assert said.stdout.split() == [str(odd.root("bare") / "bin" / "tar")]
 
 
+@pytest.mark.lab
 def test_a_host_can_have_another_python_and_noisy_shells(odd):
     said = ssh(odd, "other", "python3 -c 'import sys; print(sys.executable)'").stdout
     assert said.splitlines() == ["welcome to other", "/usr/bin/python3"]
 
 
+@pytest.mark.lab
 def test_a_host_can_have_its_own_names_interfaces_mtu_and_rate(odd):
     assert odd.run("renamed", ["getent", "hosts", "renamed"]).stdout.split()[0] == "127.0.0.1"
     said = odd.run("renamed", ["ip", "-o", "link"]).stdout
@@ -251,6 +263,7 @@ def test_a_host_can_have_its_own_names_interfaces_mtu_and_rate(odd):
     assert "tbf" in odd.run("renamed", ["tc", "qdisc", "show", "dev", "hsn1"]).stdout
 
 
+@pytest.mark.lab
 def test_a_lab_may_have_one_network_that_the_controller_is_on(make_lab):
     lab = make_lab(2, networks=(HSN, DOCKER), ssh_over="hsn0", controller_on=("hsn0",))
     assert ssh(lab, "n2", "hostname").stdout == "n2\n"
@@ -277,6 +290,7 @@ def test_a_lab_leaves_nothing_on_the_machine(tmp_path, killed, allowed):
     wait_until(lambda: not machine() - before, "the machine to be as before", 15.0)
 
 
+@pytest.mark.lab
 def test_a_lab_ends_when_the_process_that_holds_it_is_killed(allowed):
     with NetLab(1) as lab:
         pids = list(lab.pids.values())
@@ -285,6 +299,7 @@ def test_a_lab_ends_when_the_process_that_holds_it_is_killed(allowed):
     assert not lab.folder.exists()
 
 
+@pytest.mark.lab
 def test_a_lab_stands_within_seconds(allowed):
     began_s = time.monotonic()
     with NetLab(2):

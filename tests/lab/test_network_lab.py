@@ -34,6 +34,7 @@ def test_torchrun_with_the_first_hosts_name_fails_in_gloo(pair, tmp_path):
 
 
 @pytest.mark.parametrize("endpoint", [OWN_NAME, STATIC], ids=["hostname", "hostname -i"])
+@pytest.mark.lab
 def test_torchrun_with_each_hosts_own_name_waits_in_silence(pair, tmp_path, endpoint):
     rank = ("--node-rank=0",) if endpoint is STATIC else ()
     words = [*TORCHRUN, *SIZE, *endpoint, *rank, "train.py"]
@@ -51,6 +52,7 @@ def test_muster_torchrun_with_the_first_hosts_name_trains(pair, tmp_path):
     assert "by hsn0" in run.said("n1")
 
 
+@pytest.mark.lab
 def test_muster_torchrun_with_each_hosts_own_name_says_what_it_waits_for(pair, tmp_path):
     words = [*MUSTER, "torchrun", *SIZE, *OWN_NAME, "train.py"]
     run = Together(pair, ["n1", "n2"], words, tmp_path, env=muster_environment(pair))

@@ -146,6 +146,7 @@ def test_hosts_that_refuse_hang_or_ask_are_all_named_within_ten_seconds(run, wid
     gone(wide, 10.0)
 
 
+@pytest.mark.lab
 def test_a_range_of_nodes_runs_without_the_host_that_refuses(run, wide):
     client = run("--hosts", "n1,refusing", "--nodes", "1:2", "train.py")
     assert client.wait() == 0, client.said
@@ -154,12 +155,14 @@ def test_a_range_of_nodes_runs_without_the_host_that_refuses(run, wide):
     gone(wide)
 
 
+@pytest.mark.lab
 def test_code_in_a_folder_with_spaces_trains_on_a_host_that_lacks_it(run, wide):
     client = run("--hosts", "n1,alone", "train.py", folder="job/my first 'try'")
     assert client.wait() == 0, client.said
     assert "sum 2 rank 1 on alone" in client.said
 
 
+@pytest.mark.lab
 def test_a_host_with_another_python_uses_its_own(run, wide):
     client = run("--hosts", "n1,other", "train.py", "python")
     assert client.wait() == 0, client.said
@@ -168,6 +171,7 @@ def test_a_host_with_another_python_uses_its_own(run, wide):
     assert "sum 2 rank 1 on other" in client.said
 
 
+@pytest.mark.lab
 def test_a_killed_host_is_left_behind_when_a_range_allows_it(run, wide):
     client = run("--hosts", "n1,n2", "--nodes", "1:2", "train.py", "once")
     client.wait_for("rank 1 on n2 attempt 0")
@@ -190,7 +194,7 @@ def test_a_cut_host_ends_its_part_and_comes_back_when_it_can_be_reached(run, wid
     gone(wide)
 
 
-@pytest.mark.parametrize("how", ["killed", "cut off"])
+@pytest.mark.parametrize("how", ["killed", pytest.param("cut off", marks=pytest.mark.lab)])
 def test_a_client_that_is_gone_leaves_nothing_on_any_host(run, wide, how):
     client = run("--hosts", "n1,n2,alone", "train.py", "wait")
     for host in ("n1", "n2", "alone"):
@@ -206,6 +210,7 @@ def test_a_client_that_is_gone_leaves_nothing_on_any_host(run, wide, how):
     assert not secrets
 
 
+@pytest.mark.lab
 def test_an_example_trains_on_two_hosts_that_share_nothing(run, wide):
     folder = wide.shared / "job"
     shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("__pycache__"))

@@ -151,10 +151,10 @@ class Hosts:
             **more,
         }
 
-    def start(self, *words, **more):
-        """Start `muster run` in the code folder."""
+    def start(self, *words, command="run", **more):
+        """Start `muster run`, or another command, in the code folder."""
         return subprocess.Popen(
-            [sys.executable, "-m", "torchmuster", "run", *words],
+            [sys.executable, "-m", "torchmuster", command, *words],
             cwd=self.code,
             env=self.environment(**more),
             stdout=subprocess.PIPE,
@@ -163,7 +163,7 @@ class Hosts:
         )
 
     def run(self, *words, limit_s=90, **more):
-        """Run `muster run` to its end; return exit code, stdout and stderr."""
+        """Run `muster run`, or another command, to its end; return exit code, stdout and stderr."""
         process = self.start(*words, **more)
         try:
             out, err = process.communicate(timeout=limit_s)
@@ -176,6 +176,15 @@ class Hosts:
         server = self._servers[name].pid
         for pid in [*([server] if for_good else []), *_session_pids(server)]:
             _kill(pid)
+
+    @contextlib.contextmanager
+    def silence(self, name):
+        """Let calls of a host go to somebody who says nothing; its sessions go on."""
+        block = self._blocks[name]
+        with self.add_silent(name):
+            yield
+        self._blocks[name] = block
+        (self.folder / "config").write_text("".join(self._blocks.values()))
 
     def close(self):
         """End all hosts."""

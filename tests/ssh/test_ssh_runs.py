@@ -258,3 +258,101 @@ def test_master_of_a_persistent_connection_lives_on(hosts):
                 assert b"Master running" in check.stderr
         finally:
             subprocess.run([*ssh, "-O", "exit", "a"], capture_output=True, timeout=20)
+
+
+def test_spare_host_takes_the_place_of_a_head_that_is_lost(hosts):
+    for name in ("a", "b", "spare"):
+        hosts.add(name)
+    words = ("--hosts", "a,b,spare", "--nodes", "2", "--tee", "all")
+    process = hosts.start(*words, script(hosts, WAIT))
+    try:
+        until((hosts.home / "runs").exists, what="a run directory")
+        until(started(only_run(hosts.home), 2), 60, "the first attempt")
+        hosts.cut("a", for_good=True)
+        out, err = process.communicate(timeout=90)
+    finally:
+        process.kill()
+    assert process.returncode == 0, err
+    assert "the spare host spare takes the place 0; snapshots that only a has are not there" in err
+    assert "attempt 1 rank 0" in out
+    events = (only_run(hosts.home) / "events.jsonl").read_text().splitlines()
+    begun = [e["attempt"] for e in map(json.loads, events) if e["event"] == "attempt_started"]
+    assert begun == [0, 1]  # the new head's record stands behind that of the lost one
+
+
+def test_head_that_can_not_be_reached_again_ends_the_run_with_a_result(hosts):
+    hosts.add("a")
+    process = hosts.start("--hosts", "a", script(hosts, WAIT))
+    try:
+        until((hosts.home / "runs").exists, what="a run directory")
+        until(started(only_run(hosts.home), 1), 60, "the first attempt")
+        hosts.cut("a", for_good=True)
+        _, err = process.communicate(timeout=90)
+    finally:
+        process.kill()
+    assert process.returncode == 5, err
+    result = json.loads((only_run(hosts.home) / "result.json").read_text())
+    assert result["state"] == "failed"
+    assert "1 host can't be used: a" in result["report"]["error"]
+    assert "Connection refused" in " ".join(result["report"]["because"])
+    assert result["report"]["error"] in err
+
+
+def test_stop_while_the_head_is_called_again_is_taken_at_once(hosts):
+    hosts.add("a")
+    process = hosts.start("--hosts", "a", script(hosts, WAIT))
+    try:
+        until((hosts.home / "runs").exists, what="a run directory")
+        until(started(only_run(hosts.home), 1), 60, "the first attempt")
+        with hosts.silence("a"):  # it takes calls from now on, and says nothing
+            hosts.cut("a")
+            said = _read_until(process, "all nodes are started again")
+            process.send_signal(signal.SIGINT)
+            began = time.monotonic()
+            _, err = process.communicate(timeout=60)
+            assert time.monotonic() - began < 6  # it would have waited for 10 s
+    finally:
+        process.kill()
+    assert process.returncode == 128 + signal.SIGINT, said + err
+    assert json.loads((only_run(hosts.home) / "result.json").read_text())["state"] == "cancelled"
+
+
+def _read_until(process, text):
+    said = ""
+    while text not in said:
+        line = process.stderr.readline()
+        assert line, said
+        said += line
+    return said
+
+
+def test_report_names_files_of_the_client_where_hosts_share_nothing(hosts):
+    hosts.add("a")
+    code, _, err = hosts.run("--hosts", "a", script(hosts, "raise ValueError('no')\n"))
+    assert code == 1, err
+    run = only_run(hosts.home)
+    text = (run / "result.json").read_text()
+    assert f"{hosts.folder}/host-a" not in text
+    assert str(hosts.code / "my train.py") in text
+    assert f"at: {hosts.code}/my train.py:1" in err
+
+
+def test_muster_home_in_the_code_folder_stays_here(hosts):
+    hosts.home = hosts.code / "own home"
+    home = hosts.add("a")
+    for _ in range(2):
+        code, _, err = hosts.run("--hosts", "a", script(hosts, QUICK))
+        assert code == 0, err
+    assert "(1 files," in err
+    assert not list(home.glob(".muster/runs/*/code/own home"))
+
+
+def test_nodes_of_the_site_are_used_and_only_hosts_that_are_used_are_named(hosts):
+    hosts.add("a")
+    hosts.add_closed("gone")
+    text = "[engines.lab]\nkind = 'ssh'\nhosts = ['a', 'gone']\nnodes = '1:2'\n"
+    (hosts.code / "muster.toml").write_text(text)
+    code, out, err = hosts.run("--on", "lab", "--last-call", "0.1", script(hosts, QUICK))
+    assert code == 0, err
+    assert "rank 0 of 1" in out
+    assert " on a; logs in" in err

@@ -7,7 +7,13 @@ from start.ways import FORKED, FRESH, PLAIN
 # Facts that differ; each has its test in test_differences.py.
 TORCH_IS_THERE = {"modules at start", "resident kB", "Threads at start", "SigCgt at start"}
 PROCESS = {"command line", "environment in /proc", "leads its session", "parent"}
-EVERYWHERE = {"environment", "stdout: line_buffering", "depth of the stack", "hash of a string"}
+STACKS = {"SigCgt at start", "SigCgt after import torch", "open descriptors"}
+EVERYWHERE = STACKS | {
+    "environment",
+    "stdout: line_buffering",
+    "depth of the stack",
+    "hash of a string",
+}
 DIFFERENT = {
     FORKED: EVERYWHERE | PROCESS | TORCH_IS_THERE | {"frozen objects"},
     FRESH: EVERYWHERE | PROCESS | {"modules at start", "resident kB"},

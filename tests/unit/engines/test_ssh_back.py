@@ -2,7 +2,7 @@
 
 import pytest
 
-from torchmuster.engines.ssh_back import OutputBack, RecordBack
+from torchmuster.engines.ssh_back import OutputBack, RecordBack, own_paths
 from torchmuster.files import code_copy
 from torchmuster.files.layout import RunDir
 from torchmuster.net import frames
@@ -55,3 +55,24 @@ def test_outputs_land_in_a_folder_of_the_host(run_dir, tmp_path):
     assert back.unpack() == 1
     assert (tmp_path / "output" / "n1" / "out.txt").read_text() == "1"
     assert not (tmp_path / "output-n1.tmp").exists()
+
+
+def test_record_of_a_new_head_stands_behind_that_of_the_old_one(run_dir, tmp_path):
+    back = RecordBack(run_dir)
+    back.take(piece("events.jsonl", 0, b"old\n"), "a")
+    back.append_from("b")
+    back.take(piece("events.jsonl", 0, b"new\n"), "b")
+    back.take(piece("logs/x.log", 0, b"own\n"), "b")
+    assert (tmp_path / "events.jsonl").read_bytes() == b"old\nnew\n"
+    assert (tmp_path / "logs/x.log").read_bytes() == b"own\n"
+
+
+def test_paths_of_what_came_back_become_ours_and_others_stay():
+    text = "see /h/r/logs/x.log and /h/r/code/a.py, not /h/r/snapshots/3 nor /h/run/logs/x"
+    ours = "see /c/r/logs/x.log and /src/a.py, not /h/r/snapshots/3 nor /h/run/logs/x"
+    value = {"hint": [text, 1], "at": None}
+    assert own_paths(value, "/h/r", "/c/r", "/src") == {"hint": [ours, 1], "at": None}
+
+
+def test_code_that_was_not_copied_keeps_its_path():
+    assert own_paths("/h/r/code/a.py", "/h/r", "/c/r", None) == "/h/r/code/a.py"

@@ -160,3 +160,17 @@ def test_only_new_and_changed_files_come_back_the_smallest_first(tmp_path):
     (tmp_path / "large").write_text("4" * 100)
     come, stay = code_copy.outputs(str(tmp_path), before, 50)
     assert (come, stay) == (["changed", "new"], ["large"])
+
+
+@pytest.mark.parametrize("home", ["own home", "."])
+def test_muster_home_inside_of_the_code_folder_stays_here(tmp_path, monkeypatch, home):
+    monkeypatch.setenv("MUSTER_HOME", str(tmp_path / home))
+    for name in ("runs/r/secret", "cache/x", "credentials.toml"):
+        path = tmp_path / home / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("mine")
+    (tmp_path / "own home of another").mkdir()
+    (tmp_path / "own home of another" / "a.py").write_text("1")
+    (tmp_path / "train.py").write_text("1")
+    found = code_copy.find_code(str(tmp_path)).names
+    assert found == ("own home of another/a.py", "train.py")

@@ -1,0 +1,226 @@
+"""Workflows on real hosts: an sshd each, which share the client's folder or don't."""
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from ssh.hosts import SOURCE, processes_with, until
+
+MUSTER = f"PYTHONPATH={SOURCE} {sys.executable} -m torchmuster"
+# The lead and its helper meet at a barrier; `use` reads what the lead made; `last` runs beside nobody.
+THREE = f"""\
+workflow:
+  name: three
+  groups:
+  - name: make
+    tasks:
+    - name: leader
+      lead: true
+      command: ["sh", "-c"]
+      args: ["{MUSTER} barrier --name met && echo $HOME > {{{{output}}}}/where && sleep 1"]
+    - name: helper
+      command: ["sh", "-c"]
+      args: ["{MUSTER} barrier --name met; echo helper at $HOME, leader at {{{{ip:leader}}}}; sleep 600"]
+  - name: use
+    tasks:
+    - name: reader
+      inputs:
+      - task: leader
+      command: ["sh", "-c"]
+      args: ["echo read $(cat {{{{input:0}}}}/where) at $HOME > {{{{output}}}}/said; cat {{{{output}}}}/said"]
+  - name: last
+    tasks:
+    - name: ending
+      inputs:
+      - task: reader
+      command: ["sh", "-c"]
+      args: ["echo then $(cat {{{{input:0}}}}/said)"]
+"""
+WAITING = """\
+workflow:
+  name: waiting
+  tasks:
+  - name: one
+    command: ["sh", "-c"]
+    args: ["echo one begins at $HOME; exec sleep 4321"]
+  - name: two
+    command: ["sh", "-c"]
+    args: ["echo two begins at $HOME; exec sleep 4321"]
+"""
+TRAINING = """\
+workflow:
+  name: training
+  tasks:
+  - name: fit
+    nodes: 2
+    nproc_per_node: 1
+    script: fit.py
+    environment:
+      WORD: from-the-file
+"""
+FIT = """\
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+places = [None] * dist.get_world_size()
+dist.all_gather_object(places, (os.environ["HOME"], os.environ["WORD"]))
+if dist.get_rank() == 0:
+    print("sum", int(total.item()), "at", *sorted(places))
+dist.destroy_process_group()
+"""
+
+
+def site(hosts, names="'a', 'b'", more=""):
+    """Write the site and return the options that name it."""
+    (hosts.code / "muster.toml").write_text(
+        f"[engines.lab]\nkind = 'ssh'\nhosts = [{names}]\n{more}"
+    )
+    return ("w.yaml", "--on", "lab", "--run-id", "r")
+
+
+def write(hosts, text):
+    (hosts.code / "w.yaml").write_text(text)
+
+
+def submit(hosts, *words, **more):
+    return hosts.run(*words, command="submit", **more)
+
+
+def task_log(hosts, group, task):
+    return hosts.home / "runs" / "r" / "logs" / group / task / "attempt-0" / "rank-0.log"
+
+
+def nothing_left(hosts):
+    left = [processes_with(f"{hosts.folder}/"), processes_with("4321")]
+    sshds = {server.pid for server in hosts._servers.values()}
+    return not (set(left[0] + left[1]) - sshds)
+
+
+def test_three_groups_pass_data_on_through_the_shared_folder(hosts):
+    homes = [str(hosts.add("a", shares=True)), str(hosts.add("b", shares=True))]
+    write(hosts, THREE)
+    code, out, err = submit(hosts, *site(hosts))
+    assert code == 0, err + out
+    result = json.loads((hosts.home / "runs" / "r" / "result.json").read_text())
+    assert result["state"] == "COMPLETED", result
+    helper = task_log(hosts, "make", "helper").read_text()
+    where = Path(hosts.home / "runs" / "r" / "tasks" / "leader" / "output" / "where").read_text()
+    assert f"helper at {next(home for home in homes if home != where.strip())}," in helper
+    assert f"read {where.strip()} at" in task_log(hosts, "use", "reader").read_text()
+    assert "then read" in task_log(hosts, "last", "ending").read_text()
+    assert "run r on a, b" in err
+    until(lambda: nothing_left(hosts), 20, "the end of everything on the hosts")
+
+
+def test_a_training_task_takes_its_nodes_from_the_hosts(hosts):
+    homes = [str(hosts.add("a", shares=True)), str(hosts.add("b", shares=True))]
+    write(hosts, TRAINING)
+    (hosts.code / "fit.py").write_text(FIT)
+    code, out, err = submit(hosts, *site(hosts))
+    assert code == 0, err + out
+    said = task_log(hosts, "fit-group", "fit").read_text()
+    assert "sum 2 at" in said
+    assert all(home in said for home in homes)
+    assert said.count("from-the-file") == 2
+    until(lambda: nothing_left(hosts), 20, "the end of everything on the hosts")
+
+
+def test_more_tasks_than_hosts_share_them_and_that_is_said_once(hosts):
+    hosts.add("a", shares=True)
+    write(hosts, THREE)
+    code, _, err = submit(hosts, *site(hosts, "'a'"))
+    assert code == 0, err
+    assert err.count("make has 2 tasks for 1 host: a host runs several of them") == 1
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+def test_a_client_that_ends_leaves_nothing_on_the_hosts(hosts, signum):
+    hosts.add("a", shares=True)
+    hosts.add("b", shares=True)
+    write(hosts, WAITING)
+    process = hosts.start(*site(hosts), command="submit")
+    try:
+        for task in ("one", "two"):
+            log = task_log(hosts, f"{task}-group", task)
+            until(lambda log=log: log.exists() and "begins" in log.read_text(), 60, task)
+        process.send_signal(signum)
+        process.communicate(timeout=60)
+    finally:
+        process.kill()
+    until(lambda: nothing_left(hosts), 30, "the end of everything on the hosts")
+
+
+def test_hosts_that_do_not_see_the_run_directory_are_refused_before_anything_starts(hosts):
+    hosts.add("a", shares=True)
+    hosts.add("b")
+    hosts.add("c")
+    write(hosts, WAITING)
+    code, _, err = submit(hosts, *site(hosts, "'a', 'b', 'c'"))
+    assert code == 2, err
+    assert "the hosts b, c don't see the run directory" in err
+    assert "MUSTER_HOME=/shared" in err
+    assert not list((hosts.home / "runs").iterdir())
+    until(lambda: nothing_left(hosts), 20, "the end of everything on the hosts")
+
+
+def test_a_host_that_is_lost_gives_its_task_to_its_next_session(hosts):
+    hosts.add("a", shares=True)
+    write(
+        hosts, WAITING.replace("exec sleep 4321", "test {{attempt}} = 0 || exit 0; exec sleep 4321")
+    )
+    process = hosts.start(*site(hosts, "'a'"), command="submit")
+    try:
+        for task in ("one", "two"):
+            log = task_log(hosts, f"{task}-group", task)
+            until(lambda log=log: log.exists() and "begins" in log.read_text(), 60, task)
+        hosts.cut("a")
+        out, err = process.communicate(timeout=90)
+    finally:
+        process.kill()
+    assert process.returncode == 0, err + out
+    assert "the connection to a" in err
+    until(lambda: nothing_left(hosts), 30, "the end of everything on the hosts")
+
+
+def test_setup_lines_of_the_site_reach_the_tasks(hosts):
+    hosts.add("a", shares=True)
+    write(hosts, WAITING.replace("exec sleep 4321", "echo $FROM_SETUP $FROM_TABLE"))
+    more = "setup = ['export FROM_SETUP=by-line']\nenvironment = { FROM_TABLE = 'by-table' }\n"
+    code, _, err = submit(hosts, *site(hosts, "'a'", more))
+    assert code == 0, err
+    assert "by-line by-table" in task_log(hosts, "one-group", "one").read_text()
+
+
+def test_a_host_that_does_not_answer_is_left_out_when_others_are_enough(hosts):
+    hosts.add("a", shares=True)
+    hosts.add_closed("gone")
+    write(hosts, WAITING.replace("exec sleep 4321", "true"))
+    code, _, err = submit(hosts, *site(hosts, "'gone', 'a'"))
+    assert code == 0, err
+    assert "gone: " in err
+    assert "the workflow begins without it" in err
+
+
+def test_dry_run_shows_hosts_and_places_and_calls_nobody(hosts):
+    hosts.add_closed("a")
+    hosts.add_closed("b")
+    write(hosts, THREE)
+    code, out, err = submit(hosts, *site(hosts), "--dry-run")
+    assert code == 0, err
+    assert out.count("BatchMode=yes") == 2
+    assert "leader: a" in out
+    assert "helper: b" in out
+    assert not (hosts.home / "runs").exists()
+
+
+def test_detach_and_too_many_nodes_are_refused_together(hosts):
+    write(hosts, TRAINING.replace("nodes: 2", "nodes: 3"))
+    (hosts.code / "fit.py").write_text(FIT)
+    code, _, err = submit(hosts, *site(hosts), "--detach")
+    assert code == 2
+    assert "tmux new" in err
+    assert "the task fit needs 3 hosts, lab has 2 hosts" in err

@@ -1,0 +1,66 @@
+"""All incidents under tests/logs: one half made the rules, the other says what they are worth."""
+
+import re
+
+import pytest
+
+from torchmuster.doctor.explain.causes import CAUSES
+
+from .corpus import HEALTHY, ROOT, incidents, said, score, verdict_on
+
+BUILD = [incident for incident in incidents() if not incident.is_held_out]
+MACHINE = re.compile(r"/work/|/tmp/dev|/tmp/muster|/tmp/xlab|__w/(?!pytorch)")
+LARGEST_BYTES = 30_000
+
+
+@pytest.mark.parametrize("incident", BUILD, ids=lambda incident: incident.name)
+def test_incident_has_its_right_cause(incident):
+    assert said(verdict_on(incident.name)) in incident.right
+
+
+def test_at_least_nine_of_ten_unseen_incidents_are_right():
+    right, total, _ = score(held_out=True)
+    assert right >= 0.9 * total
+
+
+def test_no_unseen_incident_has_a_confident_wrong_cause():
+    _, _, sure = score(held_out=True)
+    assert not sure
+
+
+def test_no_incident_of_the_build_half_has_a_confident_wrong_cause():
+    assert not score(held_out=False)[2]
+
+
+def test_corpus_is_large_and_has_healthy_logs_and_really_made_ones():
+    assert len(incidents()) >= 100
+    assert sum(one.right[0] == HEALTHY for one in incidents()) >= 20
+    assert sum("torchrun" in one.origin for one in incidents()) >= 40
+
+
+def test_halves_are_about_equal():
+    assert abs(len(BUILD) - len(incidents()) / 2) < 0.15 * len(incidents())
+
+
+@pytest.mark.parametrize("incident", incidents(), ids=lambda incident: incident.name)
+def test_incident_is_small_and_names_no_machine_of_ours(incident):
+    assert incident.files
+    for path in incident.files:
+        text = path.read_text(errors="replace")
+        assert len(text) < LARGEST_BYTES
+        assert not MACHINE.search(text)
+    assert set(incident.right) <= {*CAUSES, HEALTHY}
+
+
+def test_docs_say_the_score_that_the_rules_have():
+    text = (ROOT / "docs" / "explain.md").read_text()
+    for half, held_out in (("build", False), ("held-out", True)):
+        right, total, sure = score(held_out=held_out)
+        line = f"| {half} | {right} of {total} | {len(sure)} |"
+        assert line in text
+
+
+def test_every_cause_of_the_corpus_has_a_cure():
+    for incident in incidents():
+        first = verdict_on(incident.name).first
+        assert first is None or (first.cure and first.cause in CAUSES)

@@ -1,0 +1,178 @@
+"""What no corpus holds: invented exceptions, error numbers, exit codes, signals, addresses."""
+
+import errno
+import os
+import signal
+
+import pytest
+
+from .logs import cause_of, explain, traceback_of
+
+FAILED = "E0314 09:00:00.000000 9 torch/distributed/elastic/multiprocessing/api.py:1] failed (exitcode: {code}) local_rank: 0 (pid: 9) of binary: python\n"
+PEER = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.7.7.2]:197."
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "zarr.errors.ChunkMisalignedError: 7",
+        "FrobnicationError",
+        "my.own.Kaputt: der Ofen ist aus",
+        "TypeError: 'NoneType' object is not subscriptable",
+    ],
+)
+def test_unknown_exception_is_the_cause_with_its_place(tmp_path, error):
+    verdict = explain(tmp_path, n1=traceback_of(PEER, rank=0), n2=traceback_of(error, rank=1))
+    assert verdict.first.cause == "exception"
+    assert error in verdict.first.sentence
+    assert verdict.first.at == "/home/u/train.py:9"
+
+
+@pytest.mark.parametrize("number", [errno.EXDEV, errno.EBADMSG, errno.ELOOP, errno.EMLINK])
+def test_unknown_error_number_is_explained_by_its_name(tmp_path, number):
+    error = f"OSError: [Errno {number}] {os.strerror(number)}: '/data/x'"
+    verdict = explain(tmp_path, job=traceback_of(error))
+    assert verdict.first.cause == "system-error"
+    assert errno.errorcode[number] in verdict.first.sentence
+    assert "/data/x" in verdict.first.sentence
+
+
+@pytest.mark.parametrize("code", [3, 17, 99, 113])
+def test_exit_code_without_a_word_is_the_cause(tmp_path, code):
+    verdict = explain(tmp_path, job="loading\n" + FAILED.format(code=code))
+    assert verdict.first.cause == "exit-code"
+    assert f"exit code {code}" in verdict.first.sentence
+
+
+@pytest.mark.parametrize(
+    ("number", "cause"),
+    [
+        (signal.SIGFPE, "signal"),
+        (signal.SIGXCPU, "signal"),
+        (signal.SIGSYS, "signal"),
+        (signal.SIGSEGV, "segfault"),
+        (signal.SIGKILL, "killed"),
+    ],
+)
+@pytest.mark.parametrize("as_shell", [False, True])
+def test_every_signal_is_named(tmp_path, number, cause, as_shell):
+    code = 128 + number if as_shell else -number
+    verdict = explain(tmp_path, job="loading\n" + FAILED.format(code=code))
+    assert verdict.first.cause == cause
+    assert signal.Signals(number).name in verdict.first.sentence or cause != "signal"
+
+
+@pytest.mark.parametrize("address", ["(10.99.1.2, 31234)", "[10.99.1.2]:31234", "10.99.1.2:31234"])
+@pytest.mark.parametrize("number", [errno.ENETUNREACH, errno.EHOSTUNREACH])
+def test_unreachable_address_is_named_in_every_spelling(tmp_path, address, number):
+    text = f"[W socket.cpp:601] [c10d] The client socket has failed to connect to {address} (errno: {number} - x).\n"
+    verdict = explain(tmp_path, job=text)
+    assert verdict.first.cause == "no-route"
+    assert "10.99.1.2:31234" in verdict.first.sentence
+
+
+def test_ipv6_address_is_told_from_its_port(tmp_path):
+    text = "[W socket.cpp:601] [c10d] The client socket has failed to connect to [2001:db8::15]:29500 (errno: 101 - x).\n"
+    assert "2001:db8::15:29500" in explain(tmp_path, job=text).first.sentence
+
+
+def test_last_exception_of_a_chain_is_that_of_the_rank(tmp_path):
+    text = (
+        traceback_of("KeyError: 'lr'")
+        + "\nDuring handling of the above exception, another exception occurred:\n\n"
+        + traceback_of("ConfigError: no learning rate")
+    )
+    assert "ConfigError: no learning rate" in explain(tmp_path, job=text).first.sentence
+
+
+def test_ranks_that_write_in_between_each_other_are_kept_apart(tmp_path):
+    one = traceback_of("ValueError: of rank 0", rank=0).splitlines()
+    other = traceback_of(PEER, rank=1).splitlines()
+    mixed = "".join(f"{a}\n{b}\n" for a, b in zip(other, one, strict=True))
+    verdict = explain(tmp_path, job=mixed)
+    assert "ValueError: of rank 0" in verdict.first.sentence
+    assert "rank 0" in verdict.first.sentence
+
+
+def test_code_that_is_shown_in_a_traceback_means_nothing(tmp_path):
+    text = """
+    Traceback (most recent call last):
+      File "/home/u/train.py", line 3, in <module>
+        raise OutOfLuck("CUDA out of memory, Killed, DUE TO TIME LIMIT")
+    OutOfLuck: none left
+    """
+    assert cause_of(tmp_path, job=text) == "exception"
+
+
+def test_program_s_own_words_are_no_words_of_the_scheduler(tmp_path):
+    error = "CacheError: entry Evicted, preempted by a newer one: time limit exceeded"
+    assert cause_of(tmp_path, job=traceback_of(error)) == "exception"
+
+
+def test_lost_connection_of_a_client_of_something_else_is_its_own(tmp_path):
+    error = "redis.exceptions.ConnectionError: Connection reset by peer"
+    assert cause_of(tmp_path, job=traceback_of(error)) == "exception"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "requests.exceptions.SSLError: HTTPSConnectionPool(host='x', port=443)",
+        "urllib.error.URLError: <urlopen error [Errno 110] Connection timed out>",
+        "huggingface_hub.errors.LocalEntryNotFoundError: no network",
+    ],
+)
+def test_what_could_not_be_fetched_is_a_download(tmp_path, error):
+    assert cause_of(tmp_path, job=traceback_of(error)) in ("download-failed", "system-error")
+
+
+def test_signal_nine_is_no_lack_of_memory_without_a_word_of_the_kernel(tmp_path):
+    verdict = explain(tmp_path, job=FAILED.format(code=-9))
+    assert verdict.first.cause == "killed"
+    assert verdict.first.confidence.value == "low"
+
+
+def test_kernel_s_word_makes_a_lack_of_memory_of_signal_nine(tmp_path):
+    verdict = explain(
+        tmp_path,
+        job=FAILED.format(code=-9),
+        dmesg="Memory cgroup out of memory: Killed process 9\n",
+    )
+    assert verdict.first.cause == "out-of-memory"
+
+
+def test_time_limit_after_a_failure_is_not_the_cause(tmp_path):
+    text = (
+        "2026-01-01 10:00:00 starting\n"
+        + "".join(
+            f"2026-01-01 10:05:00 {row}\n" for row in traceback_of("ValueError: x").splitlines()
+        )
+        + "2026-01-01 18:00:00 slurmstepd: error: *** JOB 1 ON n1 CANCELLED AT 2026-01-01T18:00:00 DUE TO TIME LIMIT ***\n"
+    )
+    verdict = explain(tmp_path, job=text)
+    assert verdict.first.cause == "exception"
+
+
+def test_caught_exception_before_progress_is_no_failure(tmp_path):
+    text = """
+    step 1 loss 0.5
+    Traceback (most recent call last):
+      File "/home/u/data.py", line 3, in read
+        return cache[key]
+    KeyError: 'a'
+    step 2 loss 0.4
+    step 3 loss 0.3
+    """
+    assert cause_of(tmp_path, job=text) == "healthy"
+
+
+def test_exception_that_ended_the_process_is_one_though_buffered_lines_follow(tmp_path):
+    text = traceback_of("ValueError: x") + "step 1 loss 0.5\nstep 2 loss 0.4\n"
+    assert cause_of(tmp_path, job=text) == "exception"
+
+
+def test_nothing_known_is_said_so_with_what_to_collect(tmp_path):
+    verdict = explain(tmp_path, job="starting\nfrobnicator failed badly\n")
+    assert verdict.first is None
+    assert not verdict.healthy
+    assert verdict.collect

@@ -1,0 +1,229 @@
+"""Files as they come: none may make a traceback, and none an endless read."""
+
+import gzip
+import io
+import os
+import tarfile
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchmuster.doctor.explain import sources
+from torchmuster.doctor.explain.case import Case
+from torchmuster.doctor.explain.judge import judge
+from torchmuster.doctor.explain.scan import read_logs
+from torchmuster.doctor.explain.words import as_values, render_verdict
+
+from .logs import traceback_of
+
+TEXT = traceback_of("ValueError: bad label 7")
+
+
+def verdict_on(*paths):
+    verdict = judge(Case(read_logs([str(path) for path in paths], year=2026)))
+    assert "Traceback" not in render_verdict(verdict).partition("because:")[0]
+    as_values(verdict)
+    return verdict
+
+
+def found(verdict):
+    return verdict.first.sentence if verdict.first else ""
+
+
+def write(folder, data, name="job.log"):
+    path = folder / name
+    path.write_bytes(data)
+    return path
+
+
+@given(data=st.binary(max_size=3000))
+def test_any_bytes_are_read(tmp_path_factory, data):
+    verdict_on(write(tmp_path_factory.mktemp("x"), data))
+
+
+PIECES = st.sampled_from(
+    [
+        "Traceback (most recent call last):",
+        '  File "a.py", line 3, in f',
+        "ValueError: x",
+        "[rank1]: ",
+        "0: ",
+        "n1: ",
+        "\x1b[31merror\x1b[0m",
+        "failed (exitcode: -9) local_rank: 0 (pid: 1)",
+        "failed (exitcode: 99999999) local_rank: 1",
+        "  exitcode  : -333 (pid: 3)",
+        "SLURM_JOB_NODELIST=n[1-",
+        "SLURM_NNODES=two",
+        "Received 99 death signal",
+        "[Errno 99999] x: 'y'",
+        "I1301 99:99:99.1 a.py:1] x",
+        "2026-99-99 10:00:00 x",
+        "step 3 loss nan",
+        "torchrun --nnodes=2 --rdzv-id= --rdzv-endpoint=",
+        "keys: /default_pg/0//cpu//0/",
+        "(10.0.0.1, 999999)",
+        "\r",
+        "\n",
+        " ",
+        "\u2028",
+        "ü",
+        "完成",
+    ]
+)
+
+
+@given(pieces=st.lists(PIECES, max_size=60))
+def test_any_mixture_of_what_logs_hold_is_judged(tmp_path_factory, pieces):
+    verdict_on(write(tmp_path_factory.mktemp("x"), "".join(pieces).encode()))
+
+
+def test_empty_file_is_said_to_say_nothing(tmp_path):
+    verdict = verdict_on(write(tmp_path, b""))
+    assert verdict.first is None
+    assert not verdict.healthy
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-8-sig", "latin-1"])
+def test_other_encodings_are_read(tmp_path, encoding):
+    text = f"Größe\n{TEXT}"
+    mark = b"\xff\xfe" if encoding == "utf-16-le" else b""
+    assert "bad label 7" in found(verdict_on(write(tmp_path, mark + text.encode(encoding))))
+
+
+def test_ends_of_lines_of_other_systems_are_ends_of_lines(tmp_path):
+    assert "bad label 7" in found(verdict_on(write(tmp_path, TEXT.replace("\n", "\r\n").encode())))
+
+
+def test_colours_and_progress_bars_do_not_hide_an_error(tmp_path):
+    bar = "".join(f"\r{k}%|###| {k}/100" for k in range(100)) + "\n"
+    red = TEXT.replace("ValueError", "\x1b[31;1mValueError\x1b[0m")
+    assert "bad label 7" in found(verdict_on(write(tmp_path, (bar + red).encode())))
+
+
+def test_binary_file_is_left_out_with_a_note(tmp_path):
+    verdict = verdict_on(write(tmp_path, bytes(range(256)) * 40, "core.12"))
+    assert any("no text" in note for note in verdict.notes)
+
+
+def test_folder_is_read_with_all_below_it(tmp_path):
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    write(tmp_path / "a" / "b", TEXT.encode())
+    write(tmp_path, b"\0" * 100, "model.bin")
+    assert "bad label 7" in found(verdict_on(tmp_path))
+
+
+def test_gzip_is_read(tmp_path):
+    assert "bad label 7" in found(verdict_on(write(tmp_path, gzip.compress(TEXT.encode()), "a.gz")))
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz"])
+def test_archive_is_read_without_unpacking_it(tmp_path, mode):
+    path = tmp_path / "logs.tar"
+    with tarfile.open(path, mode) as archive:
+        member = tarfile.TarInfo("../../etc/n1.log")
+        member.size = len(TEXT)
+        archive.addfile(member, io.BytesIO(TEXT.encode()))
+    verdict = verdict_on(path)
+    assert "bad label 7" in found(verdict)
+    assert os.listdir(tmp_path) == ["logs.tar"]
+
+
+@pytest.mark.parametrize("cut", [5, 20, 60])
+def test_damaged_gzip_is_noted(tmp_path, cut):
+    data = gzip.compress(TEXT.encode() * 3)
+    verdict = verdict_on(write(tmp_path, data[:cut], "a.gz"))
+    assert verdict.notes
+
+
+def test_damaged_archive_is_noted(tmp_path):
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        member = tarfile.TarInfo("n1.log")
+        member.size = 5000
+        archive.addfile(member, io.BytesIO(b"step 1\n" * 1000))
+    verdict = verdict_on(write(tmp_path, buffer.getvalue()[:2000], "a.tar"))
+    assert verdict.notes
+
+
+def test_bomb_ends_at_the_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "MAX_UNPACKED_BYTES", 3 << 20)
+    path = tmp_path / "bomb.gz"
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        for _ in range(64):
+            file.write(b"all is well\n" * 87_000)
+    record = read_logs([str(path)], year=2026)
+    assert sum(log.num_bytes for log in record.logs) <= 3 << 20
+    assert any("larger than" in note for note in record.notes.lines)
+
+
+def test_endless_line_is_cut(tmp_path):
+    record = read_logs([str(write(tmp_path, b"x" * (5 << 20)))], year=2026)
+    assert sum(log.num_bytes for log in record.logs) < 1 << 20
+
+
+def test_pipe_without_a_writer_is_left_out(tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    assert verdict_on(path).notes
+
+
+def test_file_that_may_not_be_read_is_noted(tmp_path):
+    path = write(tmp_path, TEXT.encode())
+    path.chmod(0)
+    if os.access(path, os.R_OK):
+        pytest.skip("root reads every file")
+    assert verdict_on(path).notes
+
+
+def test_missing_file_is_noted(tmp_path):
+    assert verdict_on(tmp_path / "none.log").notes
+
+
+def test_link_that_leads_out_of_a_folder_is_not_followed(tmp_path):
+    outside = tmp_path / "outside.txt"
+    outside.write_text(TEXT)
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "job.log").symlink_to(outside)
+    assert verdict_on(tmp_path / "logs").first is None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Kein Speicherplatz mehr auf dem Gerät verfügbar",
+        "Auf dem Gerät ist kein Speicherplatz mehr verfügbar",
+        "Aucun espace disponible sur le périphérique",
+        "设备上没有空间",
+    ],
+)
+@pytest.mark.parametrize("numbered", [False, True])
+def test_full_disk_is_known_in_other_languages(tmp_path, words, numbered):
+    line = (
+        traceback_of(f"OSError: [Errno 28] {words}: '/scratch/a.pt'")
+        if numbered
+        else f"cp: a: {words}\n"
+    )
+    assert verdict_on(write(tmp_path, line.encode())).first.cause == "disk-full"
+
+
+@pytest.mark.slow
+def test_ten_million_lines_are_read_in_bounded_memory(tmp_path):
+    import tracemalloc
+
+    path = tmp_path / "long.log"
+    block = "".join(f"2026-01-01 10:00:00 step {k} loss 0.{k:06d}\n" for k in range(100_000))
+    with open(path, "w") as file:
+        for _ in range(100):
+            file.write(block)
+        file.write(TEXT)
+    tracemalloc.start()
+    try:
+        verdict = verdict_on(path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert "bad label 7" in found(verdict)
+    assert verdict.num_lines > 10_000_000
+    assert peak < 100 << 20
