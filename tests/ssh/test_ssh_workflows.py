@@ -224,3 +224,60 @@ def test_detach_and_too_many_nodes_are_refused_together(hosts):
     assert code == 2
     assert "tmux new" in err
     assert "the task fit needs 3 hosts, lab has 2 hosts" in err
+
+
+def test_exec_status_and_cancel_reach_tasks_on_hosts(hosts):
+    home = hosts.add("a", shares=True)
+    write(hosts, WAITING)
+    process = hosts.start(*site(hosts, "'a'"), command="submit")
+    try:
+        for task in ("one", "two"):
+            log = task_log(hosts, f"{task}-group", task)
+            until(lambda log=log: log.exists() and "begins" in log.read_text(), 60, task)
+        code, out, err = hosts.run("r", "one", "--", "sh", "-c", "echo at $HOME", command="exec")
+        assert (code, out) == (0, f"at {home}\n"), err
+        code, out, err = hosts.run("r", command="status")
+        assert code == 0, err
+        assert out.count("RUNNING") >= 2
+        code, _, err = hosts.run("r", command="cancel")
+        assert code == 0, err
+        process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 128 + signal.SIGTERM
+    until(lambda: nothing_left(hosts), 30, "the end of everything on the hosts")
+
+
+def test_restart_goes_on_with_the_groups_that_had_not_finished(hosts):
+    hosts.add("a", shares=True)
+    text = THREE.replace("echo then", "test -e FLAG || exit 3; echo then")
+    write(hosts, text.replace("FLAG", f"'{hosts.code}/flag'"))
+    code, _, err = submit(hosts, *site(hosts, "'a'"))
+    assert code == 3, err
+    (hosts.code / "flag").write_text("")
+    code, _, err = hosts.run("r", command="restart")
+    assert code == 0, err
+    assert "taken from r" in err or "group make has completed" in err
+
+
+def test_a_task_of_a_host_that_stays_away_goes_to_another(hosts):
+    hosts.add("a", shares=True)
+    home = hosts.add("b", shares=True)
+    write(
+        hosts, WAITING.replace("exec sleep 4321", "test {{attempt}} = 0 || exit 0; exec sleep 4321")
+    )
+    process = hosts.start(*site(hosts), command="submit")
+    try:
+        for task in ("one", "two"):
+            log = task_log(hosts, f"{task}-group", task)
+            until(lambda log=log: log.exists() and "begins" in log.read_text(), 60, task)
+        hosts.cut("a", for_good=True)
+        moved = hosts.home / "runs" / "r" / "logs" / "one-group" / "one" / "attempt-1"
+        until((moved / "rank-0.log").exists, 60, "the next attempt")
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=90)
+    finally:
+        process.kill()
+    assert "its task goes to b" in err
+    assert f"one begins at {home}" in (moved / "rank-0.log").read_text()
+    until(lambda: nothing_left(hosts), 30, "the end of everything on the hosts")

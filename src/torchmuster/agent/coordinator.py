@@ -11,6 +11,7 @@ order of events (`docs/design.md`, rule 3). Connections only put messages into t
 import asyncio
 import enum
 import json
+import os
 import signal
 import time
 from collections import deque
@@ -43,7 +44,10 @@ from torchmuster.net.channel import Channel, ChannelClosedError
 from torchmuster.net.handshake import HandshakeError, Reason, Role
 
 if TYPE_CHECKING:
+    from torchmuster.agent.hang_desk import HangDesk
     from torchmuster.agent.network_survey import NetworkSurvey
+    from torchmuster.agent.preflight import Preflight
+    from torchmuster.agent.rank_relay import RankRelay
 
 SAY_EVERY_S = 5.0
 FIRST_SAY_S = 4.0
@@ -168,6 +172,19 @@ class Coordinator:
         self._unheard: deque[messages.Event] = deque(maxlen=_MAX_LISTED)
         self._network: NetworkSurvey | None = None  # only where agents are on several machines
         self._network_id = proc.network_id()
+        self._preflight = self._make_preflight()
+        self._hangs: HangDesk | None = None  # of the attempt that runs, from the first progress on
+        self._execs: RankRelay | None = None
+
+    def _make_preflight(self) -> "Preflight | None":
+        """Return who looks at the nodes before an attempt; a run on one node needs nobody."""
+        wanted = os.environ.get("MUSTER_PREFLIGHT") if self.plan.preflight == "short" else None
+        form = "off" if wanted in ("off", "no", "0") else self.plan.preflight
+        if form == "off" or (form == "short" and self.plan.max_nodes == 1):
+            return None
+        from torchmuster.agent.preflight import Preflight
+
+        return Preflight(self.plan, self._send, self._name, self.event)
 
     # Connections: they only fill the inbox.
 
@@ -280,6 +297,8 @@ class Coordinator:
             due = min(due, self._stop.kill_at)
         if self._network is not None and (self._network.due or 0.0) > now:
             due = min(due, self._network.due or due)
+        if self._preflight is not None and (self._preflight.due or 0.0) > now:
+            due = min(due, self._preflight.due or due)
         return due
 
     def _advance(self) -> None:
@@ -326,6 +345,8 @@ class Coordinator:
             messages.Welcome(run_id=self.plan.run_id, node=name, tee=self.plan.tee.value)
         )
         self.event("agent_joined", node=name, host=hello.host, pid=hello.pid)
+        if self._preflight is not None:
+            self._preflight.greet(member)
         joined.set_result(member)
         if channel.is_open:
             text = f"{name} has no key in common with the head: its channel is not authenticated"
@@ -357,6 +378,10 @@ class Coordinator:
         name = self._name(member)
         in_attempt = self.attempt is not None and member in self.attempt.members.values()
         self.event("node_lost", node=name, why=why)
+        if member.place is not None and self._hangs is not None:
+            self._hangs.lose(member.place)
+        if self._execs is not None:
+            self._execs.node_gone(member, f"{name} was lost: {why}")
         if in_attempt and self.attempt is not None and self.phase is Phase.RUNNING:
             self.attempt.ends.append(self._node_end(member, why))
         if member.place is not None and not self.plan.is_elastic:
@@ -409,12 +434,27 @@ class Coordinator:
             case messages.NetworkFacts() | messages.ProbeResults():
                 if self._network is not None:
                     self._network.take(member, message)
+                if self._preflight is not None:
+                    self._preflight.take(member, message)
+            case messages.NodeFacts():
+                if self._preflight is not None:
+                    self._preflight.take(member, message)
             case messages.Output():
                 self._pass_on(message)
             case messages.Notice():
                 self._logs_lost += message.logs_lost_lines
                 if message.text:
                     self.event("notice", node=self._name(member), text=message.text)
+            case messages.Progress() | messages.Stacks():
+                self._take_progress(member, message)
+            case (
+                messages.ExecOutput()
+                | messages.ExecTaken()
+                | messages.ExecEnded()
+                | messages.ExecRefused()
+            ):
+                if self._execs is not None:
+                    self._execs.from_node(member, message)
             case messages.Debugger(rank=rank, active=active):
                 self._debugging.add(rank) if active else self._debugging.discard(rank)
             case messages.LastStop(reason=reason):
@@ -443,6 +483,8 @@ class Coordinator:
             return  # said again after a broken connection
         attempt.ends.append(end)
         self._debugging.discard(end.rank)
+        if self._hangs is not None and self._hangs.attempt == attempt.number:
+            self._hangs.note_end(end)
         fields = {"attempt": end.attempt, "rank": end.rank, "node": end.node, "asked": end.asked}
         self.event("worker_ended", what=describe(end), elapsed_s=end.elapsed_s, **fields)
         if end.kind is EndKind.SUCCESS and attempt.early_at is None:
@@ -454,6 +496,18 @@ class Coordinator:
         match message:
             case None:
                 self._clients = [c for c in self._clients if c is not client]
+                if self._execs is not None:
+                    self._execs.client_gone(client.channel)
+            case messages.AskStacks(ask_id=ask_id):
+                self._ask_stacks(client, ask_id)
+            case (
+                messages.ExecStart()
+                | messages.ExecInput()
+                | messages.ExecTaken()
+                | messages.ExecResize()
+                | messages.ExecSignal()
+            ):
+                self._exec_relay().from_client(client.channel, message)
             case messages.Watch(owner=owner):
                 client.owner = owner
                 if client not in self._clients:
@@ -479,6 +533,72 @@ class Coordinator:
                         self._send(member, message)
             case messages.Ping(number=number):
                 client.channel.send_nowait(messages.Pong(number=number))
+
+    # Where the ranks stand.
+
+    def _take_progress(self, member: Member, message: messages.Progress | messages.Stacks) -> None:
+        attempt = self.attempt
+        if attempt is None or member.place is None or self.phase is not Phase.RUNNING:
+            return
+        if isinstance(message, messages.Stacks):
+            if self._hangs is not None:
+                self._hangs.take_stacks(member.place, message)
+        elif message.attempt == attempt.number:
+            self._hang_desk(attempt).take_progress(time.monotonic(), message)
+
+    def _hang_desk(self, attempt: Attempt) -> "HangDesk":
+        if self._hangs is None or self._hangs.attempt != attempt.number:
+            from torchmuster.agent.hang_desk import HangDesk, watch_limits
+
+            nodes = {p: self._name(m) for p, m in attempt.members.items()}
+            ranks = {
+                ranks.first_rank + index: nodes[place]
+                for place, ranks in attempt.ranks.items()
+                for index in range(ranks.num_workers)
+            }
+            folder = self.options.run_dir.attempt_logs(attempt.number)
+            limits = watch_limits(self.plan.limits)
+            now = time.monotonic()
+            self._hangs = HangDesk(attempt.number, ranks, limits, folder, self, now)
+            for end in attempt.ends:
+                self._hangs.note_end(end)
+        return self._hangs
+
+    def _advance_hangs(self, attempt: Attempt, now: float) -> None:
+        if self._hangs is None or self._hangs.attempt != attempt.number:
+            return
+        held = bool(self._debugging) or self._stop is not None or attempt.preempted_at is not None
+        end = self._hangs.advance(now, held=held)
+        if end is not None:
+            attempt.ends.append(end)
+
+    def _ask_stacks(self, client: _Client, ask_id: str) -> None:
+        if self.attempt is None or self.phase is not Phase.RUNNING:
+            sentence = "no worker runs now"
+            told = messages.StacksTold(ask_id=ask_id, sentence=sentence, lines=())
+            client.channel.send_nowait(told)
+            return
+        desk = self._hang_desk(self.attempt)
+        desk.ask_for(time.monotonic(), ask_id, client.channel.send_nowait)
+
+    def send_to_nodes(self, message: messages.Message) -> set[int]:
+        """Send to all agents of the attempt; return their places."""
+        members = self._attempt_members()
+        for member in members:
+            self._send(member, message)
+        return {member.place for member in members if member.place is not None}
+
+    def write_file(self, path: str, text: str) -> None:
+        """Write a file of the run directory, by the writer thread."""
+        self.disk.append(path, text.encode(errors="replace"))  # it makes the folder
+        self.disk.close_file(path)
+
+    def _exec_relay(self) -> "RankRelay":
+        if self._execs is None:
+            from torchmuster.agent.rank_relay import RankRelay
+
+            self._execs = RankRelay(lambda: self.attempt, self._name, self._send)
+        return self._execs
 
     def _pass_on(self, output: messages.Output) -> None:
         for client in self._clients:
@@ -510,7 +630,7 @@ class Coordinator:
         dangerous = self.roll.dangerous()
         busy = any(m.running_attempt is not None for m in here)
         if not dangerous and not busy and self._is_complete(here, now):
-            if self._network_is_settled(here):
+            if self._network_is_settled(here) and self._preflight_is_settled(here):
                 self._start_attempt(here)
             return
         if left_s <= 0:
@@ -529,7 +649,21 @@ class Coordinator:
             self._network = NetworkSurvey(self._send, self._name, self.event)
         settled = self._network.settle(here, self._proved_address(here))
         if self._network.error is not None:
+            if self._preflight is not None and self._preflight.take_failure(self._network.error):
+                return True  # who asks for all gets the matrix too
             self._finish(RunState.FAILED, ChannelError.exit_code, self._network.error)
+        return settled
+
+    def _preflight_is_settled(self, here: list[Member]) -> bool:
+        """Say whether the nodes have been looked at, and nothing makes the run impossible."""
+        if self._preflight is None:
+            return True
+        settled = self._preflight.settle(here, self._proved_address(here), self._network)
+        if self._preflight.has_failed:
+            self._finish(RunState.FAILED, 1, self._preflight.error)
+        elif settled and self._preflight.is_all:
+            self._finish(RunState.SUCCEEDED, 0, None)
+            return False
         return settled
 
     def _is_complete(self, here: list[Member], now: float) -> bool:
@@ -668,6 +802,7 @@ class Coordinator:
         now = time.monotonic()
         if self._stop is not None:
             self._advance_stop(self._stop, now)
+        self._advance_hangs(attempt, now)
         failures = [end for end in attempt.ends if end.is_failure]
         if failures and not self._is_held_by_debugger(failures):
             self._failed_at = now
@@ -806,6 +941,8 @@ class Coordinator:
         what = f"{describe(cause)} in rank {cause.rank} on {cause.node}"
         if cause.kind is EndKind.NODE_LOST:
             what = f"{cause.node}: {describe(cause)}"
+        elif cause.kind is EndKind.HANG:
+            what = describe(cause)
         self.event(
             "attempt_failed",
             attempt=attempt.number,

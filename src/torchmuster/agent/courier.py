@@ -116,15 +116,10 @@ class Courier:
 
             environment = self._environment() or dict(os.environ)
             self._tasks = CourierTasks(self._root, self._writer, environment, self._carry_call)
-        match kind:
-            case Kind.TASKS:
-                self._tasks.set_up(value)
-            case Kind.SPAWN:
-                self._tasks.spawn(value)
-            case Kind.WITHDRAW:
-                self._tasks.withdraw(value)
-            case Kind.ANSWER:
-                self._tasks.answer(value)
+        tasks = self._tasks
+        actions = {Kind.TASKS: tasks.set_up, Kind.SPAWN: tasks.spawn}
+        actions |= {Kind.WITHDRAW: tasks.withdraw, Kind.ANSWER: tasks.answer}
+        actions[Kind(kind)](value)
 
     def _report_failure(self, action: Any, value: dict[str, Any]) -> None:
         try:

@@ -95,8 +95,6 @@ class CourierTasks:
         """Start an agent; GONE is the answer, at its end."""
         number = int(value["id"])
         try:
-            if self._run_dir is None:
-                raise ValueError("the workflow has not come yet")
             argv, environment = self._agent(value)
             with self._lock:
                 fd = self._lifeline[0]

@@ -1,8 +1,9 @@
 """Enter the view of a running process of a task, then become a command in it.
 
-    python -I -S exec_launch.py --pid PID [--tty] [--term TERM] -- [COMMAND ARGUMENTS...]
+    python -I -S exec_launch.py --pid PID [--worker-ticks N] [--tty] [--term TERM] -- [COMMAND ARGUMENTS...]
 
-PID is the task's command, a child of the process that started us. Its namespaces (user, mount, network), its root,
+PID is the task's command, a child of the process that started us; or a worker that started N clock ticks after the
+boot, whose variables we were given as our own. Its namespaces (user, mount, network), its root,
 its working directory and its environment become ours; without a command its shell is started: bash, or sh.
 Exit codes: 125 when the view can't be entered, 126 and 127 as a shell has them.
 """
@@ -51,12 +52,13 @@ def main(arguments: list[str]) -> NoReturn:
     """Enter and become the command; ends the process in every case."""
     parser = argparse.ArgumentParser(prog="exec_launch", allow_abbrev=False)
     parser.add_argument("--pid", type=int, required=True)
+    parser.add_argument("--worker-ticks", type=int)
     parser.add_argument("--tty", action="store_true")
     parser.add_argument("--term", default="")
     at = arguments.index("--") if "--" in arguments else len(arguments)
     options = parser.parse_args(arguments[:at])
     try:
-        surroundings = open_surroundings(options.pid)
+        surroundings = open_surroundings(options.pid, options.worker_ticks)
         if options.tty:
             _take_terminal()
         enter(surroundings)
@@ -70,8 +72,8 @@ def main(arguments: list[str]) -> NoReturn:
         sys.exit(error.code)
 
 
-def open_surroundings(pid: int) -> Surroundings:
-    """Return what belongs to a process that is a child of our parent.
+def open_surroundings(pid: int, worker_ticks: int | None = None) -> Surroundings:
+    """Return what belongs to a process that is a child of our parent, or a worker that began at a known time.
 
     Raises:
         LaunchError: It has gone, or it is not ours to follow.
@@ -87,13 +89,16 @@ def open_surroundings(pid: int) -> Surroundings:
             spaces=spaces,
             root=None if root < 0 else root,
             folder=os.open(f"/proc/{pid}/cwd", os.O_PATH | os.O_CLOEXEC),
-            environment=read_environment(pid),
+            environment=read_environment(pid) if worker_ticks is None else dict(os.environ),
         )
         facts = proc.read_process(pid)
     except OSError as error:
         raise LaunchError(VIEW_FAILED, f"the task's process can't be seen: {error}") from error
     # Asked last: had the number been given to another process meanwhile, it would not be our sibling.
-    if facts is None or facts.parent_pid != os.getppid():
+    is_it = facts is not None and facts.parent_pid == os.getppid()
+    if worker_ticks is not None:
+        is_it = facts is not None and facts.start_ticks == worker_ticks
+    if not is_it:
         raise LaunchError(VIEW_FAILED, "the task's process has ended")
     return surroundings
 

@@ -36,8 +36,8 @@ from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
 from torchmuster.model.text import render_report, report_of_error
+from torchmuster.model.workflow import GroupPlan, WorkflowPlan
 from torchmuster.model.workflow import TaskNetwork as Sharing
-from torchmuster.model.workflow import WorkflowPlan
 from torchmuster.net.listener import Listener
 from torchmuster.net.secret import read_secret
 
@@ -165,7 +165,11 @@ async def _conduct_here(options: argparse.Namespace) -> int:
     network = _open_network(plan, run_dir, options.group)
     keep = frozenset([network.holder_pid]) if network is not None else frozenset()
     start = atomic.read_json(run_dir.group(options.group).start) or {}
-    wrap = _wrap_elsewhere(run_dir, options.group, start, port) if start.get("desk") else None
+    wrap = (
+        _wrap_elsewhere(run_dir, plan.group(options.group), start, port)
+        if start.get("desk")
+        else None
+    )
     starter = ProcessStarter(run_dir, options.group, [(host, port)], keep, wrap)
     notes = (network.note,) if network is not None else ()
     try:
@@ -178,16 +182,24 @@ async def _conduct_here(options: argparse.Namespace) -> int:
             network.close()
 
 
-def _wrap_elsewhere(run_dir: RunDir, group: str, start: dict[str, Any], port: int) -> Wrap:
+def _wrap_elsewhere(run_dir: RunDir, group: GroupPlan, start: dict[str, Any], port: int) -> Wrap:
     """Return what stands for agents on hosts that the client reaches; tell training tasks their hosts."""
     hosts = start["hosts"]
     said = {"engine": "ssh", "tasks": hosts, "gpus": start.get("host_gpus", {})}
-    atomic.write_json(run_dir.group(group).nodes, said)
+    atomic.write_json(run_dir.group(group.name).nodes, said)
 
     def wrap(task: str, argv: list[str]) -> list[str]:
         attempt = next(word.partition("=")[2] for word in argv if word.startswith("--attempt="))
-        options = {"group": group, "task": task, "attempt": attempt}
-        request = {"kind": "task", "host": hosts[task][0], "port": port, "options": options}
+        options = {"group": group.name, "task": task, "attempt": attempt}
+        asked = group.task(task)
+        request = {
+            "kind": "task",
+            "host": hosts[task][0],
+            "port": port,
+            # GPUs and the other nodes of a training task were given to it on its own hosts.
+            "may_move": asked.training is None and not asked.resources.gpu,
+            "options": options,
+        }
         return elsewhere_argv(start["desk"], request)
 
     return wrap

@@ -113,6 +113,11 @@ class NetworkSurvey:
         interface = self._interfaces.get(member.hello.incarnation)
         return interface.name if interface is not None else None
 
+    def address_of(self, member: Member) -> str | None:
+        """Return a member's address in the chosen network."""
+        interface = self._interfaces.get(member.hello.incarnation)
+        return interface.address if interface is not None else None
+
     def settle(self, here: Sequence[Member], head_address: str) -> bool:
         """Say whether the network of these members is settled; begin a survey, or end one, if not.
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torchmuster
 from torchmuster import proc
+from torchmuster.agent.node_facts import FactsDesk
 from torchmuster.agent.node_setup import NodeWork, other_interpreter, refusal_of
 from torchmuster.agent.spawner_link import SpawnerLink, make_link, start_spawner
 from torchmuster.agent.voice import Voice
@@ -37,8 +38,11 @@ from torchmuster.net.race import RaceError, race, worst_failure
 
 if TYPE_CHECKING:
     from torchmuster.agent.probe import Probe
+    from torchmuster.agent.progress import NodeProgress
+    from torchmuster.agent.rank_exec import RankExecs
 
 PING_EVERY_S = 2.0
+PROGRESS_EVERY_S = 2.0
 LEASE_S = 10.0
 SAY_EVERY_S = 5.0
 _RETRY_S = 0.1
@@ -123,6 +127,8 @@ class Agent:
         self._lost_lines: dict[str, int] = {}
         self._not_shown: dict[int, int] = {}  # lines of a rank that the channel had no room for
         self._probe: Probe | None = None
+        self._facts = FactsDesk(self._send)
+        self._execs: RankExecs | None = None
         self._ended = asyncio.Event()
         self._failure: MusterError | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -154,6 +160,7 @@ class Agent:
             loop.add_reader(self.options.stdin_fd, self._read_stdin, self.options.stdin_fd)
         connection = loop.create_task(self._stay_connected())
         lease = loop.create_task(self._watch_lease())
+        self._spawn(self._tell_progress())
         end = loop.create_task(self._ended.wait())
         tasks: set[asyncio.Task[Any]] = {connection, lease, end}
         try:
@@ -361,6 +368,19 @@ class Agent:
                     self._attempt.write_input(rank, text, end=end)
             case messages.AskNetwork() | messages.ProbeNetwork() | messages.EndProbe():
                 self._take_survey(message)
+            case messages.AskFacts():
+                self._take_ask(message)
+            case messages.TakeStacks():
+                self._spawn(self._take_stacks(message))
+            case (
+                messages.ExecStart()
+                | messages.ExecInput()
+                | messages.ExecTaken()
+                | messages.ExecResize()
+                | messages.ExecSignal()
+                | messages.ExecLeave()
+            ):
+                self._take_exec(message)
             case messages.Goodbye():
                 self._goodbye = message
                 if message.sentence:
@@ -388,6 +408,11 @@ class Agent:
             self._probe.begin(message)
         else:
             self._close_probe()
+
+    def _take_ask(self, ask: messages.AskFacts) -> None:
+        if self._welcome is not None:
+            run_dir = self.options.run_dir(self._welcome.run_id)
+            self._facts.take(ask, self.options.program, self.options.environment, run_dir)
 
     def _close_probe(self) -> None:
         if self._probe is not None:
@@ -460,7 +485,10 @@ class Agent:
 
     def _take_event(self, event: dict[str, Any]) -> None:
         match event["ev"]:
+            case "found":
+                self._facts.take_torch(event)
             case "ready":
+                self._facts.take_torch({})
                 self._ready, self._num_early_deaths = event, 0
                 self._announce_spawner()
                 self._start_if_ready()
@@ -587,6 +615,7 @@ class Agent:
             gpus=tuple(visible_gpus()),
             virtual_local_rank=self.options.virtual_local_rank,
             has_store=bool(self._ready and self._ready["torch"] is not None),
+            nccl_files=_wants_nccl_files(environment),
         )
 
     def _network_variables(self, order: messages.StartAttempt) -> dict[str, str]:
@@ -638,8 +667,56 @@ class Agent:
         if attempt is None or attempt.reaped:
             return
         await attempt.finish()
+        if self._execs is not None:
+            self._execs.end_all("the attempt has ended")
         self._send(messages.AllReaped(attempt=attempt.attempt))
         self._start_if_ready()
+
+    # Where the workers stand.
+
+    async def _tell_progress(self) -> None:
+        """Tell every two seconds how far the workers are."""
+        reader: NodeProgress | None = None
+        folder = os.path.dirname(self._socket_path)
+        while True:
+            await asyncio.sleep(PROGRESS_EVERY_S)
+            attempt = self._attempt
+            if attempt is None or attempt.reaped or not attempt.running or self._channel is None:
+                continue
+            if reader is None or reader.attempt != attempt.attempt:
+                from torchmuster.agent import progress
+
+                reader = progress.NodeProgress(folder, attempt.attempt)
+            ranks = await asyncio.to_thread(reader.read, attempt.running)
+            if attempt is self._attempt:
+                self._send(messages.Progress(attempt=attempt.attempt, ranks=ranks))
+
+    async def _take_stacks(self, order: messages.TakeStacks) -> None:
+        from torchmuster.agent.stacks import pieces, take_stacks
+
+        attempt = self._attempt
+        running = attempt.running if attempt is not None and not attempt.reaped else []
+        folder = os.path.dirname(self._socket_path)
+        stacks = await asyncio.to_thread(take_stacks, folder, order.attempt, running)
+        for piece, is_last in pieces(stacks):
+            self._send(messages.Stacks(number=order.number, stacks=piece, is_last=is_last))
+
+    def _take_exec(self, message: messages.FromExecClient) -> None:
+        from torchmuster.agent import rank_exec
+
+        if self._execs is None:
+            self._execs = rank_exec.RankExecs(self.options.host, self._send)
+        attempt, target = self._attempt, None
+        if attempt is not None and not attempt.reaped and isinstance(message, messages.ExecStart):
+            ranks = attempt.order.ranks
+            rank = rank_exec.wanted_rank(message, ranks.first_rank, ranks.num_workers)
+            pid = dict(attempt.running).get(rank)
+            if pid is not None:
+                worker = attempt.environment_of(rank)
+                every = rank_exec.whole_environment(self.options.environment, worker)
+                of_rank = message.task.startswith("rank ")
+                target = rank_exec.rank_target(pid, rank_exec.node_environment(every, of_rank))
+        self._execs.take(message, target)
 
     # What workers and the system say.
 
@@ -705,6 +782,11 @@ class Agent:
             self.fail(MusterError(f"this agent received {signum.name} before it had joined"))
             return
         self._send(messages.SignalReceived(signum=int(signum)))
+
+
+def _wants_nccl_files(environment: Mapping[str, str]) -> bool:
+    """Say whether `--debug` was given and the user has not named a file himself."""
+    return contract.DEBUG_VARIABLE in environment and "NCCL_DEBUG_FILE" not in environment
 
 
 def _fell_back(why: str) -> str:

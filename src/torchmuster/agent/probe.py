@@ -5,6 +5,7 @@ Every connection is authenticated with the run's secret before anything is read.
 """
 
 import asyncio
+import contextlib
 import os
 import random
 import socket
@@ -27,6 +28,7 @@ _FIRST_BULK_BYTES = 64 << 10
 _MAX_ROUND_BYTES = (MAX_BULK_BYTES - _FIRST_BULK_BYTES) // 2
 _BULK_S = 0.012
 _MEASURE_FOR_S = 0.3
+_STALLED_AFTER_S = (1.2, 2.8)  # with 64 KiB on the way; a busy machine gets a second try
 _AT_ONCE = 32
 
 Send = Callable[[messages.Message], None]
@@ -151,7 +153,12 @@ class Probe:
                 why = os.strerror(error.errno) if error.errno else str(error)
                 return replace(result, why=why.lower())
         try:
-            if target.measure:
+            if target.measure and order.bulk_bytes is not None:
+                measured = await self._measure_whole(channel, result, order.bulk_bytes, 0)
+                if measured.why is not None:
+                    measured = await self._measure_again(target, measured, order)
+                result = measured
+            elif target.measure:
                 result = await self._measure(channel, result)
         finally:
             channel.abort()
@@ -202,6 +209,52 @@ class Probe:
                             result = replace(result, bytes_per_s=rate)
             except (ChannelClosedError, TimeoutError, OSError):
                 pass
+        return result
+
+    async def _measure_again(
+        self, target: messages.ProbeTarget, first: PairResult, order: messages.ProbeNetwork
+    ) -> PairResult:
+        """Measure over another connection; when there is none now, the first try stands."""
+        fresh = PairResult(candidate=first.candidate, source=first.source, target=first.target)
+        try:
+            async with asyncio.timeout(order.connect_s):
+                channel = await self._reach(target)
+        except (TimeoutError, HandshakeError, ChannelClosedError, OSError):
+            return first
+        try:
+            return await self._measure_whole(channel, fresh, order.bulk_bytes or 0, 1)
+        finally:
+            channel.abort()
+
+    async def _measure_whole(
+        self, channel: Channel, result: PairResult, bulk_bytes: int, again: int
+    ) -> PairResult:
+        """Add latency and bandwidth; bytes that do not arrive are a finding, not a missing measurement."""
+        limit_s = _STALLED_AFTER_S[again]
+        # One that stands still must not keep the others waiting.
+        async with self._measuring if not again else contextlib.nullcontext():
+            try:
+                async with asyncio.timeout(limit_s):
+                    round_trip_s = await _echo(channel)
+                    result = replace(result, latency_s=round_trip_s / 2)
+                    rate = await _bulk(channel, _FIRST_BULK_BYTES, round_trip_s)
+                    result = replace(result, bytes_per_s=rate)
+                    left_bytes = min(bulk_bytes, MAX_BULK_BYTES) - _FIRST_BULK_BYTES
+                    if left_bytes > 0:
+                        rate = max(rate, await _bulk(channel, left_bytes, round_trip_s))
+                        result = replace(result, bytes_per_s=rate)
+            except (ChannelClosedError, TimeoutError, OSError):
+                if (
+                    result.bytes_per_s is None
+                ):  # more than the first bulk may take its time on a slow link
+                    what = "the connection was made, then"
+                    size = (
+                        f"{_FIRST_BULK_BYTES >> 10} KiB"
+                        if result.latency_s is not None
+                        else "one byte"
+                    )
+                    why = f"{what} {size} did not arrive within {limit_s:g} s"
+                    return replace(result, stalled=result.latency_s is not None, why=why)
         return result
 
 

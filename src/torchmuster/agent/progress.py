@@ -38,7 +38,7 @@ class NodeProgress:
 
     def __init__(self, folder: str, attempt: int) -> None:
         self._folder = folder
-        self._attempt = attempt
+        self.attempt = attempt
         self._usage: dict[int, _Usage] = {}
 
     def read(self, workers: Sequence[tuple[int, int]]) -> tuple[RankProgress, ...]:
@@ -49,15 +49,16 @@ class NodeProgress:
     def _read_rank(self, rank: int, pid: int, now: float) -> RankProgress:
         facts = proc.read_process(pid)
         state = facts.state if facts is not None else ""
-        active_s = self._read_usage(rank, pid, now)
+        active_s, children = self._read_usage(rank, pid, now)
+        io_bytes = sum(_io_bytes(one) for one in (pid, *children))
         beat = self._read_beat(rank)
         if beat is None:
-            return RankProgress(rank=rank, state=state, active_s=active_s, io_bytes=_io_bytes(pid))
+            return RankProgress(rank=rank, state=state, active_s=active_s, io_bytes=io_bytes)
         return RankProgress(
             rank=rank,
             state=state,
             active_s=active_s,
-            io_bytes=_io_bytes(pid),
+            io_bytes=io_bytes,
             beat_age_s=round(max(now - beat.at, 0.0), 3),
             steps_here=beat.steps_here,
             step=beat.step,
@@ -69,7 +70,7 @@ class NodeProgress:
         )
 
     def _read_beat(self, rank: int) -> Beat | None:
-        path = beats.beats_path(self._folder, self._attempt, rank)
+        path = beats.beats_path(self._folder, self.attempt, rank)
         for _ in range(3):  # it may be half written
             try:
                 with open(path, "rb") as file:
@@ -81,11 +82,13 @@ class NodeProgress:
                 return beat
         return None
 
-    def _read_usage(self, rank: int, pid: int, now: float) -> float:
+    def _read_usage(self, rank: int, pid: int, now: float) -> tuple[float, list[int]]:
+        """Return the processor time so far, and the processes that were looked at beside the rank's."""
         usage = self._usage.setdefault(rank, _Usage())
         spent_s = self._spend(usage, [pid])
         elapsed_s = now - usage.at
         idle = bool(usage.at) and spent_s < _IDLE_SHARE * elapsed_s
+        session: list[int] = []
         if idle:
             session = [p.pid for p in proc.all_processes() if p.session == pid and p.pid != pid]
             extra_s = self._spend(usage, session)
@@ -94,7 +97,7 @@ class NodeProgress:
         usage.watches_children = idle
         usage.active_s += spent_s
         usage.at = now
-        return round(usage.active_s, 3)
+        return round(usage.active_s, 3), session
 
     def _spend(self, usage: _Usage, pids: Sequence[int]) -> float:
         """Return the processor time since the last look at these processes, in seconds."""

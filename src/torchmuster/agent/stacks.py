@@ -23,6 +23,7 @@ from torchmuster.model.progress import RankStack
 LIMIT_S = 1.0
 MAX_TEXT_BYTES = 12 << 10
 _MAX_CHILDREN = 8
+_AT_ONCE = 12
 _MAX_READ_BYTES = 256 << 10
 _QUIET_S = 0.03  # faulthandler has ended when it writes nothing more
 _POLL_S = 0.005
@@ -60,6 +61,12 @@ def take_stacks(
     return tuple(_with_children(stack, paths[stack.rank]) for stack in found)
 
 
+def pieces(stacks: Sequence[RankStack]) -> list[tuple[tuple[RankStack, ...], bool]]:
+    """Return the stacks in parts that a message can hold, each with whether it is the last."""
+    parts = [tuple(stacks[at : at + _AT_ONCE]) for at in range(0, len(stacks), _AT_ONCE)] or [()]
+    return [(part, number == len(parts)) for number, part in enumerate(parts, 1)]
+
+
 def _stack(rank: int, pid: int, text: str) -> RankStack:
     facts = proc.read_process(pid)
     state = facts.state if facts is not None else ""
@@ -75,6 +82,7 @@ def _stack(rank: int, pid: int, text: str) -> RankStack:
         source=_source(text),
         kernel=where_in_kernel(pid),
         why_not=why_not,
+        uses_gpu=_uses_gpu(pid),
     )
 
 
@@ -152,7 +160,9 @@ def _answers(pid: int, path: str) -> bool:
 # Others.
 
 
-def _spy(pid: int, state: str, which: Callable[[str], str | None] = shutil.which) -> tuple[str, str]:
+def _spy(
+    pid: int, state: str, which: Callable[[str], str | None] = shutil.which
+) -> tuple[str, str]:
     """Return what py-spy says of a process that does not answer, and why there is nothing."""
     if not state or state in ("Z", "X"):
         return "", "the process has ended"
@@ -162,9 +172,7 @@ def _spy(pid: int, state: str, which: Callable[[str], str | None] = shutil.which
     if program is None or state == "t":
         return "", why
     try:
-        said = proc.ask(
-            [program, "dump", "--nonblocking", "--pid", str(pid)], b"", _SPY_LIMIT_S
-        )
+        said = proc.ask([program, "dump", "--nonblocking", "--pid", str(pid)], b"", _SPY_LIMIT_S)
     except MusterError as error:
         return "", f"{why}; {error.why}"
     if said.status != 0:
@@ -181,6 +189,22 @@ def where_in_kernel(pid: int) -> str:
     except OSError:
         return ""
     return word if re.fullmatch(r"[A-Za-z_][\w.]*", word) else ""
+
+
+def _uses_gpu(pid: int) -> bool:
+    """Say whether the process has opened a GPU's device."""
+    try:
+        names = os.listdir(f"/proc/{pid}/fd")
+    except OSError:
+        return False
+    for name in names:
+        try:
+            target = os.readlink(f"/proc/{pid}/fd/{name}")
+        except OSError:
+            continue
+        if target.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri/")):
+            return True
+    return False
 
 
 def _source(text: str) -> str:

@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from torchmuster import proc
@@ -94,7 +94,7 @@ class Execs:
         last: messages.Message
         try:
             await _wait_for_begin(target)
-            one.start(target.pid)
+            self.begin(one, target)
             self._sessions.add(one.pid)
             last = messages.ExecEnded(exec_id=one.exec_id, code=await one.wait())
         except MusterError as error:
@@ -108,6 +108,10 @@ class Execs:
         one.close()
         if self._execs.pop(one.exec_id, None) is not None and not one.is_left:
             self._send(last)
+
+    def begin(self, one: "Exec", target: Target) -> None:
+        """Start a command beside its target."""
+        one.start(target.pid)
 
     def end_all(self, why: str) -> None:
         """SIGKILL all of them, and what earlier ones have left behind; their clients hear why."""
@@ -162,16 +166,29 @@ class Exec:
 
     # The process.
 
-    def start(self, task_pid: int) -> None:
+    def start(
+        self,
+        task_pid: int,
+        *,
+        more: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         """Start it beside the task's process.
+
+        Args:
+            task_pid: The process whose view it enters.
+            more: Options of the launcher.
+            environment: For the command; None: that of the process.
 
         Raises:
             MusterError: It can't be started.
         """
-        argv = launch_words(self._order, task_pid)
+        argv = launch_words(self._order, task_pid, more)
         theirs = self._open_terminal() if self._order.tty else self._open_pipes()
         try:
-            self._child = proc.start(argv, stdin=theirs[0], stdout=theirs[1], stderr=theirs[2])
+            self._child = proc.start(
+                argv, env=environment, stdin=theirs[0], stdout=theirs[1], stderr=theirs[2]
+            )
         except ValueError as error:  # a zero byte among the words
             raise MusterError("the command can't be started", why=str(error)) from error
         finally:
@@ -369,10 +386,10 @@ class Exec:
         self._listen()
 
 
-def launch_words(start: messages.ExecStart, task_pid: int) -> list[str]:
+def launch_words(start: messages.ExecStart, task_pid: int, more: Sequence[str] = ()) -> list[str]:
     """Return the command line of the launcher."""
     words = [sys.executable, "-I", "-S", os.path.abspath(exec_launch.__file__)]
-    words.append(f"--pid={task_pid}")
+    words += [f"--pid={task_pid}", *more]
     if start.tty:
         words += ["--tty", f"--term={start.term[:64]}"]
     return [*words, "--", *start.argv]

@@ -46,6 +46,7 @@ class WorkerSettings:
     gpus: tuple[str, ...] = ()
     virtual_local_rank: bool = False
     has_store: bool = True
+    nccl_files: bool = False
 
 
 class NodeAttempt:
@@ -85,6 +86,17 @@ class NodeAttempt:
     def running_pids(self) -> set[int]:
         """The processes of workers that have not ended."""
         return {w.pid for w in self._workers.values() if w.pid is not None and not w.ended}
+
+    @property
+    def running(self) -> list[tuple[int, int]]:
+        """Rank and process of the workers that have not ended."""
+        return [
+            (w.rank, w.pid) for w in self._workers.values() if w.pid is not None and not w.ended
+        ]
+
+    def environment_of(self, rank: int) -> dict[str, str]:
+        """Return the variables that the worker of a rank has got beside the job's."""
+        return self._environment(self._workers[rank])
 
     def start(self, disk: DiskWriter, show: Show | None) -> None:
         """Order the workers from the spawner."""
@@ -144,6 +156,9 @@ class NodeAttempt:
         folder = os.path.dirname(environment[contract.SOCKET_VARIABLE])
         error_file = os.path.join(folder, f"error-{order.attempt}-{worker.rank}.json")
         environment["TORCHELASTIC_ERROR_FILE"] = error_file
+        if settings.nccl_files:
+            folder = settings.run_dir.attempt_logs(order.attempt)
+            environment["NCCL_DEBUG_FILE"] = os.path.join(folder, f"nccl-{worker.rank}.log")
         if virtual:
             environment["CUDA_VISIBLE_DEVICES"] = settings.gpus[worker.local_rank]
         return environment

@@ -1,4 +1,4 @@
-"""`muster exec`: a command, or a shell, inside of a running task."""
+"""`muster exec`: a command, or a shell, inside of a running task or beside a rank."""
 
 import codecs
 import os
@@ -11,6 +11,7 @@ from torchmuster.errors import UsageError
 
 if TYPE_CHECKING:
     from torchmuster.run.execute import ExecOrder
+    from torchmuster.run.find import RunView
 
 _COMMAND = "muster.exec.command"
 
@@ -33,6 +34,8 @@ class _ExecCommand(click.Command):
 @click.argument("run")
 @click.argument("words", nargs=-1, metavar="[TASK] [-- COMMAND...]")
 @click.option("--group", metavar="GROUP", help="In all tasks of this group at once.")
+@click.option("--rank", type=click.IntRange(min=0), metavar="R", help="Training: beside this rank.")
+@click.option("--node", metavar="K", help="Training: on this node, e.g. n2.")
 @click.option("--tty/--no-tty", default=None, help="With a terminal; default when we have one.")
 @click.option("--timeout", metavar="TIME", help="End the command after this time, e.g. 30s.")
 @click.pass_context
@@ -42,10 +45,14 @@ def exec(  # noqa: A001 - the command's name
     words: tuple[str, ...],
     *,
     group: str | None,
+    rank: int | None,
+    node: str | None,
     tty: bool | None,
     timeout: str | None,
 ) -> int:
     r"""Run COMMAND inside of the running TASK of the workflow RUN: by default a shell.
+
+    In a training run it runs beside a rank, with its variables (RANK, CUDA_VISIBLE_DEVICES, ...); by default rank 0.
 
     It has the task's view of files and network, its working directory and its variables, and ends with the task.
 
@@ -53,6 +60,8 @@ def exec(  # noqa: A001 - the command's name
     muster exec last train                       a shell
     muster exec last train -- nvidia-smi         one command; pipes work
     muster exec last --group workers -- hostname in all tasks of a group
+    muster exec last --rank 3 -- nvidia-smi      beside rank 3 of a training run
+    muster exec last --node n2                   a shell on its node n2
 
     The exit code is the command's, 128 + N after the signal N; with --group the highest. Our own: 124 at the time
     limit, 125 when the task can't be entered, 126 and 127 when the command is no program or not there, 137 when the
@@ -63,9 +72,12 @@ def exec(  # noqa: A001 - the command's name
     from torchmuster.run.execute import choose_group, choose_task, execute
     from torchmuster.run.find import find_run
 
+    view = find_run(run)
+    if rank is not None or node is not None or (view.plan is not None and not view.is_workflow):
+        command = _command_of(words, ctx.meta[_COMMAND], rank, node, group)
+        return _beside(view, rank, node, _order(command, None, tty, timeout))
     task, argv = _split(words, ctx.meta[_COMMAND], group)
     order = _order(argv, group, tty, timeout)
-    view = find_run(run)
     tasks = [choose_task(view, task)] if task is not None else choose_group(view, group or "")
     lines = _Lines([one.name for one in tasks])
     write = _write_plain if group is None else lines.write
@@ -76,6 +88,41 @@ def exec(  # noqa: A001 - the command's name
     lines.end()
     for note in result.notes:
         click.echo(f"muster: {note}", err=True)
+    return result.exit_code
+
+
+def _command_of(
+    words: tuple[str, ...],
+    command: tuple[str, ...],
+    rank: int | None,
+    node: str | None,
+    group: str | None,
+) -> tuple[str, ...]:
+    """Return the command for a training run."""
+    if rank is not None and node is not None:
+        what = "--rank and --node name two places"
+        raise UsageError(what, where=f"--rank {rank} --node {node}", fix="leave one out")
+    if group is not None:
+        what = "--group is for workflows; a training run has ranks and nodes"
+        raise UsageError(what, where=f"--group {group}", fix="--rank 0 or --node n1")
+    if words:
+        what = f"`{words[0]}` stands before `--`: a training run has no tasks"
+        raise UsageError(what, fix=f"muster exec RUN [--rank R] -- {' '.join(words)}")
+    return command
+
+
+def _beside(view: "RunView", rank: int | None, node: str | None, order: "ExecOrder") -> int:
+    import asyncio
+
+    from torchmuster.run.ranks import execute_beside
+
+    word = f"node {node}" if node is not None else f"rank {rank or 0}"
+    try:
+        result = asyncio.run(execute_beside(view, word, order, _write_plain))
+    except KeyboardInterrupt:
+        return 130
+    for note in result.notes:
+        click.echo(f"muster: {note.removeprefix('task ')}", err=True)
     return result.exit_code
 
 

@@ -1,5 +1,6 @@
 """`muster explain`: the root cause of a failed run, or of any job by its logs."""
 
+import difflib
 import json
 import os
 from datetime import UTC, datetime
@@ -7,10 +8,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from torchmuster.errors import MusterError, NotFoundError, UsageError
+from torchmuster.errors import NotFoundError, UsageError
 
 if TYPE_CHECKING:
     from torchmuster.doctor.explain.events import Verdict
+    from torchmuster.run.find import RunView
 
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
 
@@ -46,34 +48,74 @@ def _verdict(what: tuple[str, ...]) -> "Verdict":
     from torchmuster.doctor.explain.judge import judge
     from torchmuster.doctor.explain.scan import read_logs
 
-    paths = _paths(what)
-    return judge(Case(read_logs(paths, year=datetime.now(tz=UTC).year)))
+    year = datetime.now(tz=UTC).year
+    view = _run_of(what[0]) if len(what) == 1 else None
+    if view is None:
+        return judge(Case(read_logs(_paths(what), year=year)))
+    from torchmuster.doctor.explain.own_run import with_own_result
+
+    verdict = judge(Case(read_logs(_logs_of_run(view), year=year)))
+    return with_own_result(verdict, view.result, view.events, state=view.state)
+
+
+def _run_of(word: str) -> "RunView | None":
+    """Return the run that a word names; None when it names a file or a folder of logs."""
+    from torchmuster.files.layout import RunDir
+    from torchmuster.run.find import find_run, view_run
+
+    folder = RunDir(os.path.abspath(word))
+    if os.path.isfile(folder.plan) or os.path.isfile(folder.workflow):
+        return view_run(folder)
+    return None if os.path.exists(word) or _looks_like_a_path(word) else find_run(word)
+
+
+def _looks_like_a_path(word: str) -> bool:
+    return os.sep in word or word.endswith((".log", ".out", ".err", ".txt", ".gz", ".tgz", ".tar"))
 
 
 def _paths(what: tuple[str, ...]) -> list[str]:
-    """Return the logs that are meant: files as they are, a run by its name."""
+    """Return the logs that are meant: files as they are, a run by its name.
+
+    Raises:
+        UsageError: All that are not there, in one message.
+    """
     found: list[str] = []
-    problems: list[MusterError] = []
+    missing: list[str] = []
     for word in what:
         if os.path.exists(word):
             found.append(word)
             continue
         try:
-            found += _logs_of_run(word)
-        except NotFoundError as error:
-            problems.append(error)
-    if problems:
-        raise problems[0]
+            view = _run_of(word)
+        except NotFoundError:
+            view = None
+        if view is None:
+            missing.append(word)
+        else:
+            found += _logs_of_run(view)
+    if missing:
+        raise UsageError(
+            f"there is no file and no run {', '.join(f'`{word}`' for word in missing)}",
+            fix=_near(missing[0]),
+        )
     return found
 
 
-def _logs_of_run(run_id: str) -> list[str]:
-    from torchmuster.run.find import find_run
+def _near(word: str) -> str:
+    folder, name = os.path.split(word)
+    try:
+        near = difflib.get_close_matches(name, os.listdir(folder or "."), n=1)
+    except OSError:
+        near = []
+    if near:
+        return f"did you mean `{os.path.join(folder, near[0])}`?"
+    return "`muster ps` lists the runs; give logs by their path"
 
-    view = find_run(run_id)
+
+def _logs_of_run(view: "RunView") -> list[str]:
     folder = view.run_dir
     logs = [os.path.join(folder.path, "logs"), folder.job_log, folder.supervisor_log]
     found = [path for path in logs if os.path.exists(path)]
-    if not found:
+    if not found and view.result is None:
         raise UsageError(f"the run {view.run_id} has no logs", where=folder.path)
     return found

@@ -56,9 +56,32 @@ def find_site(name: str) -> "Site":
     """
     site = my_sites().get(name)
     if not site.is_batch:
-        what = f"`{name}` takes no jobs yet: it is of kind {site.kind}"
-        raise UsageError(what, where=site.origin, fix="kinds that do: slurm, pbs, torque")
+        what = f"`{name}` takes no jobs: it is of kind {site.kind}"
+        fix = "muster run --here" if site.kind == "local" else "muster run or submit --on " + name
+        raise UsageError(what, where=site.origin, fix=f"{fix}; kinds that do: slurm, pbs, torque")
     return site
+
+
+def find_hosts(name: str) -> "Site | None":
+    """Return the site that `--on` names when it is hosts of ssh; None when it is something else."""
+    if name == "local":
+        return None
+    site = my_sites().sites.get(name)
+    return site if site is not None and site.kind == "ssh" else None
+
+
+def nodes_of_site(site: "Site") -> str | None:
+    """Return what the site says of nodes, as `--nodes` has it; None when it says nothing."""
+    if site.nodes is None:
+        return None
+    least, most = site.nodes
+    return str(most) if least == most else f"{least}:{most}"
+
+
+def nodes_of_engine(name: str) -> str | None:
+    """Return what the site of this name says of nodes; None where there is none, which is found out later."""
+    site = my_sites().sites.get(name)
+    return None if site is None else nodes_of_site(site)
 
 
 def check_engine(name: str, problems: "Problems") -> None:

@@ -65,6 +65,13 @@ from torchmuster.errors import MusterError
 )
 @click.option("--hosts", metavar="A,B:N", help="Hosts for --on ssh, with their workers.")
 @click.option("--hostfile", metavar="FILE", help="A file of hosts for --on ssh.")
+@click.option("--no-preflight", is_flag=True, help="Do not compare the nodes before the start.")
+@click.option(
+    "--hang-timeout",
+    metavar="MIN[:MAX]|off",
+    help="A rank stands so long while others wait: a hang; default 60s:30m.",
+)
+@click.option("--debug", is_flag=True, help="NCCL and torch tell more; a file of NCCL's per rank.")
 @click.option("--here", is_flag=True, help="On this machine, even inside of a job.")
 @click.option("--dry-run", is_flag=True, help="Show the job script and command, submit nothing.")
 @click.argument("script")
@@ -94,6 +101,8 @@ def run(**given: Any) -> int:
         find_allocation,
         find_site,
         job_wishes,
+        nodes_of_engine,
+        nodes_of_site,
         plan_for_job,
         run_in_allocation,
         submit_run,
@@ -112,13 +121,18 @@ def run(**given: Any) -> int:
     if given["engine"] == "local" and not given["here"]:
         inside = find_allocation()
     if given["nodes"] is None and hosts_site is not None:
-        given["nodes"] = str(num_hosts(hosts_site))
+        given["nodes"] = nodes_of_site(hosts_site) or str(num_hosts(hosts_site))
+    if given["nodes"] is None and given["engine"] != "local" and hosts_site is None:
+        given["nodes"] = nodes_of_engine(given["engine"])
     if given["nodes"] is None:
         given["nodes"] = str(len(inside[1].nodes)) if inside is not None else "1"
     options = LaunchOptions(
         target=given["script"],
         stdin_rank=stdin_rank,
         **{name: given[name] for name in _PLAN_OPTIONS},
+        **_preflight_options(given),
+        hang_timeout=given.get("hang_timeout"),
+        debug=bool(given.get("debug")),
     )
     run_id = given["run_id"] or new_run_id(given["script"])
     try:
@@ -190,6 +204,14 @@ _PLAN_OPTIONS = (
     "stage",
     "before",
 )
+
+
+def _preflight_options(given: dict[str, Any]) -> dict[str, Any]:
+    """Return how the nodes are looked at: `muster doctor` asks for all of it."""
+    if given.get("for_doctor"):
+        return dict(given["for_doctor"])
+    off = given["no_preflight"] or os.environ.get("MUSTER_PREFLIGHT") in ("off", "no", "0")
+    return {"preflight": "off"} if off else {}
 
 
 def _stdin_rank(asked: int | None, *, detach: bool) -> int | None:

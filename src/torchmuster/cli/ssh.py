@@ -12,7 +12,7 @@ from torchmuster.cli.sites import my_sites
 from torchmuster.errors import ManyErrors, UsageError
 
 if TYPE_CHECKING:
-    from torchmuster.engines.ssh import SshWishes
+    from torchmuster.engines.ssh_places import SshWishes
     from torchmuster.engines.ssh_session import Luggage
     from torchmuster.model.plan import RunPlan
     from torchmuster.spec.launch import LaunchOptions, Problems
@@ -83,8 +83,8 @@ def num_hosts(site: "Site") -> int:
 
 def make_wishes(site: "Site", *, by_slots: bool) -> "SshWishes":
     """Return how the hosts of a site are reached."""
-    from torchmuster.engines.ssh import SshWishes
     from torchmuster.engines.ssh_command import SshHost
+    from torchmuster.engines.ssh_places import SshWishes
     from torchmuster.spec.site import site_hosts
 
     hosts = tuple(
@@ -108,7 +108,7 @@ def run_on_hosts(
     plan = plan_for_hosts(options, run_id, site, wishes, problems)
     if problems.found or plan is None:
         raise ManyErrors(problems.found)
-    luggage = _luggage(plan, wishes)
+    luggage = make_luggage((sys.executable, plan.program.python[0]), wishes)
     if given["dry_run"]:
         _show(plan, wishes, luggage)
         return 0
@@ -149,13 +149,14 @@ def plan_for_hosts(
     return plan
 
 
-def _luggage(plan: "RunPlan", wishes: "SshWishes") -> "Luggage":
+def make_luggage(own_pythons: "tuple[str, ...]", wishes: "SshWishes") -> "Luggage":
+    """Return what the hosts are offered; these interpreters of this machine are tried there first."""
     from torchmuster.engines.ssh_command import ssh_command
     from torchmuster.engines.ssh_session import pack_luggage
 
     own = os.environ.get("MUSTER_SSH_PYTHON")
     pythons = [own] if own else []
-    pythons += [sys.executable, plan.program.python[0]]
+    pythons += own_pythons
     return pack_luggage(ssh_command(os.environ), pythons, may_share=wishes.may_share)
 
 
@@ -187,12 +188,13 @@ def _follow(plan: "RunPlan", wishes: "SshWishes", luggage: "Luggage") -> int:
     try:
         engine.start_all()
         plan = engine.plan
-        used = ", ".join(plan.node_names)
+        used = ", ".join(engine.used_names)
         voice.say(f"run {plan.run_id} on {used}; logs in {run_dir.logs}")
         forward = plan.stdin_rank is not None
         supervisor = Supervisor(plan, run_dir, engine, voice, forward_stdin=forward)
         result = asyncio.run(supervisor.run())
         engine.finish()
+        result = engine.localized(result)  # behind `finish`, which brings the host's own
     finally:
         engine.abandon()
         voice.flush(5.0)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchmuster.cli.job import check_engine, choose_engine, find_site
+from torchmuster.cli.job import check_engine, choose_engine, find_hosts, find_site
 from torchmuster.cli.job_scripts import ALL, can_show, show_jobs
 from torchmuster.cli.sets import SetCommand, value_options
 from torchmuster.errors import NotFoundError, UsageError
@@ -68,15 +68,28 @@ def submit(**given: Any) -> int:
         return _show_values(given["file"])
     given["engine"] = choose_engine(given["engine"], here=given["here"] or given["dry_run"])
     loaded = _load(given)
-    plan, machine = _plan(loaded, given)
+    ssh_site = find_hosts(given["engine"])
+    plan, machine = _plan(loaded, given, on_hosts=ssh_site is not None)
+    if ssh_site is not None:
+        from torchmuster.cli.ssh_submit import refuse_what_hosts_can_not
+
+        refuse_what_hosts_can_not(plan, ssh_site, detach=given["detach"])
     if given["dry_run"]:
-        if given["engine"] == "local":
+        if ssh_site is not None:
+            from torchmuster.cli.ssh_submit import show_hosts
+
+            show_hosts(plan, ssh_site, as_json=given["as_json"])
+        elif given["engine"] == "local":
             _show_plan(plan, machine, as_json=given["as_json"])
         else:
             show_jobs(plan, given["engine"], as_json=given["as_json"])
         return 0
     _upload_local_datasets(loaded)
     run_dir = create_workflow_dir(plan, loaded.source.text, loaded.rendered_text)
+    if ssh_site is not None:
+        from torchmuster.cli.ssh_submit import submit_to_hosts
+
+        return submit_to_hosts(run_dir, plan, ssh_site, as_json=given["as_json"])
     if given["engine"] != "local":
         site = find_site(given["engine"])
         return submit_to_scheduler(
@@ -246,7 +259,9 @@ def _keys_with_effect(given: dict[str, Any]) -> frozenset[str]:
     return frozenset(keys)
 
 
-def _plan(loaded: "Loaded", given: dict[str, Any]) -> "tuple[WorkflowPlan, Machine]":
+def _plan(
+    loaded: "Loaded", given: dict[str, Any], *, on_hosts: bool = False
+) -> "tuple[WorkflowPlan, Machine]":
     from torchmuster.agent.container import container_problems
     from torchmuster.doctor.gpus import visible_gpus
     from torchmuster.errors import ManyErrors
@@ -260,7 +275,8 @@ def _plan(loaded: "Loaded", given: dict[str, Any]) -> "tuple[WorkflowPlan, Machi
 
     problems = Problems()
     on_jobs = given["engine"] != "local"
-    if on_jobs and not (can_show(given["engine"]) and (given["dry_run"] or given["engine"] != ALL)):
+    shown = given["dry_run"] or given["engine"] != ALL
+    if on_jobs and not on_hosts and not (can_show(given["engine"]) and shown):
         check_engine(given["engine"], problems)
     seconds = {}
     for name in ("grace", "backoff"):

@@ -166,6 +166,13 @@ def restart_workflow(view: "RunView", *, detach: bool) -> int:
                 texts.append(file.read())
         except OSError:
             texts.append("")
+    ssh_site = None
+    if isinstance(on_hosts := atomic.read_json(view.run_dir.site), dict):
+        from torchmuster.cli.sites import my_sites
+        from torchmuster.cli.ssh_submit import refuse_what_hosts_can_not
+
+        ssh_site = my_sites().get(str(on_hosts.get("site")))
+        refuse_what_hosts_can_not(plan, ssh_site, detach=detach)
     run_dir = create_workflow_dir(plan, texts[0], texts[1])
     for task in (task for group in plan.groups for task in group.tasks):
         earlier = os.path.join(view.run_dir.task_folder(task.name), "snapshots")
@@ -178,4 +185,8 @@ def restart_workflow(view: "RunView", *, detach: bool) -> int:
         plain = atomic.read_json(view.run_dir.jobs)
         site = find_site(str(plain.get("site") or jobs[0].name))
         return submit_to_scheduler(run_dir, plan, site, detach=detach, as_json=False)
+    if ssh_site is not None:
+        from torchmuster.cli.ssh_submit import submit_to_hosts
+
+        return submit_to_hosts(run_dir, plan, ssh_site, as_json=False)
     return start_workflow(run_dir, plan, detach=detach)

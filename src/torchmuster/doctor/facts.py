@@ -90,9 +90,7 @@ def collect(order: FactsOrder, ask: Ask | None = None) -> Facts:
         "files": lambda: collect_files(
             order.run_dir, order.once_written, order.script, order.environment, order.folders
         ),
-        "gpu": lambda: collect_gpus(
-            order.environment, asking, NVIDIA_SMI_S, is_long=order.is_long
-        ),
+        "gpu": lambda: collect_gpus(order.environment, asking, NVIDIA_SMI_S, is_long=order.is_long),
         "environment": lambda: collect_environment(order.environment),
     }
     found, unknown = run_probes(parts, LONG_S if order.is_long else SHORT_S)

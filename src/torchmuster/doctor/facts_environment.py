@@ -38,7 +38,12 @@ _SCHEDULER = (
 _MAX_VALUE = 200
 _MAX_VARIABLES = 128
 _PLUGIN = re.compile(r"libnccl-(net|tuner)(-[\w-]+)?\.so(\.\d+)*$")
-_LIBRARY_FOLDERS = ("/usr/lib64", "/usr/lib", "/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu")
+_LIBRARY_FOLDERS = (
+    "/usr/lib64",
+    "/usr/lib",
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+)
 _MAX_FOLDERS = 64
 _MAX_NODEFILE_BYTES = 1 << 20
 
@@ -67,7 +72,9 @@ class EnvironmentFacts:
     temp: str = ""
 
 
-def collect_environment(environment: Mapping[str, str], now: float | None = None) -> EnvironmentFacts:
+def collect_environment(
+    environment: Mapping[str, str], now: float | None = None
+) -> EnvironmentFacts:
     """Return what is set in the job's environment on this node; secrets are left out."""
     chosen = {
         name: value[:_MAX_VALUE]
@@ -84,7 +91,7 @@ def collect_environment(environment: Mapping[str, str], now: float | None = None
         left_s=_left(environment, time.time() if now is None else now),
         plugins=plugins,
         verbs=verbs,
-        temp=environment.get("TMPDIR", "/tmp"),  # noqa: S108 - what others will take
+        temp=environment.get("TMPDIR", "/tmp"),
     )
 
 

@@ -124,7 +124,7 @@ def resolve(
         thread.join(max(deadline - time.monotonic(), 0.0))
     answered, refused = dict(found), dict(failed)
     late = [name for name in names if name not in answered and name not in refused]
-    return answered, refused | {name: f"no answer within {limit_s:g} s" for name in late}
+    return answered, refused | dict.fromkeys(late, f"no answer within {limit_s:g} s")
 
 
 def source_for(address: str) -> str | None:

@@ -71,9 +71,10 @@ def bus_bandwidth(timing: Timing, num_ranks: int) -> float:
 def fit_ring(timings: Sequence[Timing], num_ranks: int) -> RingFit:
     """Fit T = 2(n-1) alpha + 2(n-1)/n S beta to times of several sizes.
 
-    Least squares of the relative deviations: the plain ones are those of the largest size alone, and say nothing
-    of the latency. Neither alpha nor beta can be less than 0. What the sums cost (gamma) grows with S as the
-    transfer does, so it is a part of beta.
+    Least squares with the weights 1/t, as for errors that grow with the root of the time: plain ones would see the
+    largest size alone, relative ones would believe the small sizes, which shapers and buffers let through for
+    nothing, as much as the large ones. Neither alpha nor beta can be less than 0. What the sums cost (gamma) grows with
+    S as the transfer does, so it is a part of beta.
 
     Source: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH" (2005),
     section 4, for the model; the fit is the textbook's.
@@ -88,7 +89,7 @@ def fit_ring(timings: Sequence[Timing], num_ranks: int) -> RingFit:
         (2.0 * (num_ranks - 1), 2 * (num_ranks - 1) / num_ranks * one.size_bytes, one.seconds)
         for one in ordered
     ]
-    alpha, beta = _solve([(a / t, b / t) for a, b, t in rows])
+    alpha, beta = _solve(rows)
     guessed = [alpha * a + beta * b for a, b, _ in rows]
     largest, smaller = ordered[-1], ordered[-2]
     busbw = bus_bandwidth(largest, num_ranks)
@@ -104,17 +105,19 @@ def fit_ring(timings: Sequence[Timing], num_ranks: int) -> RingFit:
     )
 
 
-def _solve(rows: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Return the alpha, beta >= 0 that bring alpha*a + beta*b nearest to 1 in all rows."""
-    aa, ab, bb = (sum(r[i] * r[j] for r in rows) for i, j in ((0, 0), (0, 1), (1, 1)))
-    a, b = (sum(row[i] for row in rows) for i in (0, 1))
+def _solve(rows: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
+    """Return the alpha, beta >= 0 that bring alpha*a + beta*b nearest to t in all rows (a, b, t)."""
+    aa = sum(a * a / t for a, _, t in rows)
+    ab = sum(a * b / t for a, b, t in rows)
+    bb = sum(b * b / t for _, b, t in rows)
+    at, bt = sum(a for a, _, _ in rows), sum(b for _, b, _ in rows)
     determinant = aa * bb - ab * ab
-    alpha = (a * bb - b * ab) / determinant
-    beta = (aa * b - ab * a) / determinant
+    alpha = (at * bb - bt * ab) / determinant
+    beta = (aa * bt - ab * at) / determinant
     if alpha < 0:
-        return 0.0, b / bb
+        return 0.0, bt / bb
     # A time that does not grow with the size bounds the bandwidth from below only.
-    return (alpha, beta) if beta > 0 else (a / aa, _TINY)
+    return (alpha, beta) if beta > 0 else (at / aa, _TINY)
 
 
 _TINY = 1e-15  # seconds a byte: a petabyte/s, more than any link has

@@ -13,6 +13,7 @@ Sizes are bytes, times seconds, bandwidths bytes/s of one direction. Models and 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 
 FIRST_BUCKET_BYTES = 1 << 20  # torch.distributed._DEFAULT_FIRST_BUCKET_BYTES
 BUCKET_BYTES = 25 << 20  # bucket_cap_mb of DistributedDataParallel
@@ -48,7 +49,8 @@ class Cluster:
 
     Attributes:
         per_node: Workers on each node.
-        between: Of a node's network: all of its adapters together.
+        between: One network adapter of a node.
+        adapters: How many a node has; a worker uses the one that is nearest to it.
         inside: Between two workers of a node; None with one worker on each.
         is_flat: One ring over all workers, as Gloo makes it; else two levels.
         cpu_s_per_byte: What a sum costs the processor that also computes; 0 with GPUs.
@@ -59,6 +61,7 @@ class Cluster:
     inside: Link | None = None
     is_flat: bool = False
     cpu_s_per_byte: float = 0.0
+    adapters: int = 1
 
     def all_reduce_s(self, size_bytes: float, num_nodes: int) -> float:
         """Return the time of an all-reduce over all workers of so many nodes.
@@ -67,7 +70,9 @@ class Cluster:
         the bandwidth's term between nodes is 2(N-1)/N S/B with any number of them.
         """
         if num_nodes == 1 or not self.is_flat:
-            return 2 * self._inside_s(size_bytes) + self.between.ring_s(size_bytes, num_nodes)
+            used = min(self.adapters, self.per_node)
+            node = replace(self.between, bytes_per_s=self.between.bytes_per_s * used)
+            return 2 * self._inside_s(size_bytes) + node.ring_s(size_bytes, num_nodes)
         return self.between.ring_s(size_bytes, num_nodes * self.per_node)
 
     def half_s(self, size_bytes: float, num_nodes: int) -> float:
@@ -104,6 +109,7 @@ class Work:
         accumulation: Micro-steps before the sum and the update.
         is_sharded: FSDP with full sharding, instead of DDP.
         bucket_bytes: DDP's `bucket_cap_mb`.
+        spread: How much the steps of one worker differ: standard deviation / median.
     """
 
     gradient_bytes: float
@@ -114,6 +120,7 @@ class Work:
     accumulation: int = 1
     is_sharded: bool = False
     bucket_bytes: float = BUCKET_BYTES
+    spread: float = 0.0
 
     @property
     def alone_s(self) -> float:
@@ -130,6 +137,7 @@ class Prediction:
         communication_s: What all sums take, hidden or not.
         exposed_s: What of it the step waits for.
         cost_s: What the sums slow the backward pass down by: they take a processor.
+        skew_s: What all wait for the slowest of them.
         efficiency: Of weak scaling: the step of one worker / this step.
     """
 
@@ -139,6 +147,7 @@ class Prediction:
     communication_s: float
     exposed_s: float
     cost_s: float
+    skew_s: float
     efficiency: float
 
     @property
@@ -161,7 +170,8 @@ def predict(work: Work, cluster: Cluster, num_nodes: int) -> Prediction:
         sums = [cluster.all_reduce_s(bucket.size_bytes, num_nodes) for bucket in buckets]
         all_s = sum(sums)
         exposed_s, cost_s = ddp_waits(buckets, sums, work.backward_s, cluster.cpu_s_per_byte)
-    step_s = work.alone_s + exposed_s + cost_s
+    skew_s = work.alone_s * work.spread * slowest_of(num_workers)
+    step_s = work.alone_s + skew_s + exposed_s + cost_s
     return Prediction(
         num_nodes=num_nodes,
         num_workers=num_workers,
@@ -169,8 +179,19 @@ def predict(work: Work, cluster: Cluster, num_nodes: int) -> Prediction:
         communication_s=all_s,
         exposed_s=exposed_s,
         cost_s=cost_s,
+        skew_s=skew_s,
         efficiency=work.alone_s / step_s,
     )
+
+
+def slowest_of(num_workers: int) -> float:
+    """Return how many standard deviations the slowest of n workers is expected above the mean; near sqrt(2 ln n).
+
+    Source: Blom, "Statistical Estimates and Transformed Beta-Variables" (1958), for normal deviates.
+    """
+    if num_workers < 2:
+        return 0.0
+    return NormalDist().inv_cdf((num_workers - 0.375) / (num_workers + 0.25))
 
 
 def make_buckets(work: Work) -> list[Arrival]:
@@ -210,8 +231,8 @@ def ddp_waits(
 ) -> tuple[float, float]:
     """Return what a backward pass waits for its sums, and what they slow it down by.
 
-    end_i = max(ready_i, end_(i-1)) + T(b_i); exposed = max(0, end_k - T_b). On a processor each sum also takes time from
-    the computation beside it, in proportion to the part of the sum that is beside it: later gradients come later.
+    end_i = max(ready_i, end_(i-1)) + T(b_i); exposed = max(0, end_k - T_b). On a processor each sum also takes time
+    from the computation beside it, in proportion to the part of the sum that is beside it: later gradients come later.
     """
     end_s = late_s = 0.0
     for bucket, sum_s in zip(buckets, sums_s, strict=True):
@@ -245,39 +266,3 @@ def sharded_exposed_s(work: Work, half_s: SizeTime, num_blocks: int = NUM_BLOCKS
         computed_s = ready_s + work.backward_s / num_blocks
     end_s = max(network_s, computed_s) + transfer_s
     return end_s - work.forward_s - work.backward_s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """A change, and what it would bring.
-
-    Attributes:
-        what: In words, as one would tell it.
-        gain: How much more work in the same time: 1.5 is half as much again.
-        before, after: Predictions with the same number of workers.
-        note: What it costs; empty when nothing.
-    """
-
-    what: str
-    gain: float
-    before: Prediction
-    after: Prediction
-    note: str = ""
-
-
-def compare(
-    what: str, before: tuple[Work, Prediction], after: tuple[Work, Prediction], note: str = ""
-) -> Change:
-    """Return a change's gain: micro-steps of all workers in a second, after / before."""
-    (old_work, old), (new_work, new) = before, after
-    old_speed = old.num_workers * old_work.accumulation / old.step_s
-    new_speed = new.num_workers * new_work.accumulation / new.step_s
-    return Change(what=what, gain=new_speed / old_speed, before=old, after=new, note=note)
-
-
-def with_gradients_of(work: Work, part: float) -> Work:
-    """Return the work with gradients of another size, e.g. half of it: 0.5."""
-    smaller = tuple(
-        Arrival(size_bytes=one.size_bytes * part, ready_s=one.ready_s) for one in work.arrivals
-    )
-    return replace(work, gradient_bytes=work.gradient_bytes * part, arrivals=smaller)

@@ -1,4 +1,4 @@
-"""Read stacks: what a rank does, judged by the frames of its main thread, and equal stacks in one sentence.
+"""Read stacks: what a rank does, judged by the frames of its main thread.
 
 The text is faulthandler's (most recent call first) or py-spy's. Nothing here knows a clock.
 """
@@ -8,8 +8,6 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-from torchmuster.model.ranks import name_ranks
 
 _SECTION = re.compile(r"^(?:Current thread|Thread) .*$", re.MULTILINE)
 _FAULT_FRAME = re.compile(r'^\s+File "(?P<file>.*)", line (?P<line>\d+) in (?P<name>.*)$')
@@ -74,7 +72,7 @@ class Standing:
 def sections(text: str) -> list[tuple[str, list[Frame]]]:
     """Return the threads of a text: the head line and the frames, the innermost first."""
     heads = list(_SECTION.finditer(text))
-    ends = [head.start() for head in heads[1:]] + [len(text)]
+    ends = [*(head.start() for head in heads), len(text)][1:]
     return [
         (head.group(), _frames(text[head.end() : end]))
         for head, end in zip(heads, ends, strict=True)
@@ -127,7 +125,7 @@ def user_frame(frames: Sequence[Frame]) -> Frame | None:
 
 
 _LIBRARY = re.compile(
-    r"/(site|dist)-packages/|/lib(64)?/python\d|^<frozen|^<string>|/torchmuster/|^<__array"
+    r"/(site|dist)-packages/|/lib(64)?/python\d|^<frozen|^<string>|/torchmuster/(train|agent|model|data|files|proc|errors)"
 )
 _SYNTHETIC = re.compile(r"^<|/torchinductor_|^/tmp/tmp[^/]*/[a-z0-9]{52}")
 
@@ -155,8 +153,12 @@ _SAVERS = re.compile(
     r"/torch/serialization\.py$|/torch/distributed/checkpoint/|/torchmuster/train/(snapshot/|saves\.py)"
     r"|/safetensors/|checkpoint_io|/torchsnapshot/"
 )
-_SAVING = re.compile(r"(^|_|\.)(save|saves|saving|saved|checkpoint|checkpoints|snapshot|resume)(_|$|d$)")
-_EVALUATORS = re.compile(r"/(evaluation_loop|prediction_loop)\.py$|/torchmuster/train/evaluation\.py$")
+_SAVING = re.compile(
+    r"(^|_|\.)(save|saves|saving|saved|checkpoint|checkpoints|snapshot|resume)(_|$|d$)"
+)
+_EVALUATORS = re.compile(
+    r"/(evaluation_loop|prediction_loop)\.py$|/torchmuster/train/evaluation\.py$"
+)
 _EVALUATING = re.compile(
     r"(^|_|\.)(eval|evaluate|evaluation|evaluating|valid|validate|validation|val|test|testing|predict)(_|$)"
 )
@@ -177,12 +179,19 @@ _WORDS = {
     "_engine_run_backward": "backward",
 }
 _LOADER = re.compile(r"/torch/utils/data/dataloader\.py$")
-_GPU_WAIT = re.compile(
-    r"\.(item|cpu|numpy|tolist|synchronize)\(|\.to\([\"']cpu|\bfloat\(|\bint\(|\bwait\(|\.backward\("
-)
+# C code in which a line of the script waits: for the GPU, where there is one, and for a handle of torch's.
+_GPU_WAIT = re.compile(r"\.(item|cpu|numpy|tolist|synchronize)\(|\.to\([\"']cpu")
+_HANDLE_WAIT = re.compile(r"\b\w+\.wait\(")
 
 
-def judge(text: str, *, state: str = "", source: str = "", children: Sequence[str] = ()) -> Standing:
+def judge(
+    text: str,
+    *,
+    state: str = "",
+    source: str = "",
+    children: Sequence[str] = (),
+    uses_gpu: bool = False,
+) -> Standing:
     """Return what a rank does.
 
     Args:
@@ -190,6 +199,7 @@ def judge(text: str, *, state: str = "", source: str = "", children: Sequence[st
         state: The kernel's letter for the process.
         source: The line of the script at the innermost frame that is its own.
         children: Stacks of the loader's processes.
+        uses_gpu: Its process has opened one.
     """
     frames = main_frames(text)
     frame = user_frame(frames) or (frames[0] if frames else None)
@@ -202,15 +212,18 @@ def judge(text: str, *, state: str = "", source: str = "", children: Sequence[st
         return Standing(doing=Doing.IN_KERNEL, what=name, frame=frame)
     if not frames:
         return Standing(doing=Doing.UNKNOWN)
-    return _aside(frames, frame) or _waiting(frames, frame, source, children) or Standing(
-        doing=Doing.WORKS, what=name, frame=frame
-    )
+    found = _aside(frames, frame) or _waiting(frames, frame, source, children)
+    if found is None and frame is frames[0]:
+        found = _waiting_in_c(frame, source, uses_gpu=uses_gpu)
+    return found or Standing(doing=Doing.WORKS, what=name, frame=frame)
 
 
 def _aside(frames: Sequence[Frame], frame: Frame | None) -> Standing | None:
     """Return the standing of a rank that compiles, saves or evaluates: that may take its time."""
     what = _called(frames, frame)
     for one in frames:
+        if one.name == "<module>":  # it is imported
+            continue
         if _COMPILERS.search(one.file) or (
             "/torch/_inductor/compile_fx" in one.file and _COMPILER_NAMES.search(one.name)
         ):
@@ -236,11 +249,18 @@ def _waiting(
         return Standing(doing=Doing.WAITS, what=operation, frame=frame)
     if frames[0].name == "_engine_run_backward":
         return Standing(doing=Doing.WAITS, what="backward", frame=frame, is_sure=False)
-    if any(_LOADER.search(f.file) for f in frames) and frames[0] != frame:
+    if _is_at_loader(frames):
         return _loading(frame, children)
-    if frame is frames[0] and _GPU_WAIT.search(source):
-        what = source if len(source) <= 40 else f"{source[:37]}..."
+    return None
+
+
+def _waiting_in_c(frame: Frame, source: str, *, uses_gpu: bool) -> Standing | None:
+    """Return the wait that stands in a line of the script: Python has no frame for it."""
+    what = source if len(source) <= 40 else f"{source[:37]}..."
+    if _HANDLE_WAIT.search(source):
         return Standing(doing=Doing.WAITS, what=f"`{what}`", frame=frame, is_sure=False)
+    if uses_gpu and _GPU_WAIT.search(source):  # it spins: a busy processor says nothing
+        return Standing(doing=Doing.WAITS, what=f"`{what}`", frame=frame)
     return None
 
 
@@ -269,33 +289,31 @@ def _is_standard(file: str) -> bool:
 
 def waits_for_loader(text: str) -> bool:
     """Say whether the main thread waits for the processes of a DataLoader."""
-    frames = main_frames(text)
-    return bool(frames) and not _LOADER.search(frames[0].file) and any(
-        _LOADER.search(f.file) and "MultiProcessing" not in f.file and f.name in _LOADER_CALLS
-        for f in frames
-    )
+    return _is_at_loader(main_frames(text))
 
 
-_LOADER_CALLS = ("_try_get_data", "_get_data", "_next_data", "__next__")
+def _is_at_loader(frames: Sequence[Frame]) -> bool:
+    inner = [frame for frame in frames if not _is_standard(frame.file)]
+    return bool(inner) and bool(_LOADER.search(inner[0].file))
 
 
-def _loading(frame: Frame | None, children: Sequence[str]) -> Standing | None:
+def _loading(frame: Frame | None, children: Sequence[str]) -> Standing:
     """Return the standing of a rank whose loader has processes: theirs is the code that stands."""
     for text in children:
         if text.startswith("stopped"):
-            return Standing(doing=Doing.STOPPED, what="", frame=frame, by="its loader's process")
+            return Standing(doing=Doing.STOPPED, frame=frame, by="a process of its loader")
         frames = main_frames(text)
         inner = user_frame(frames)
         if inner is not None and not _is_idle_loader(frames):
             what = _called(frames, inner)
-            return Standing(doing=Doing.WORKS, what=what, frame=inner, by="its loader's process")
-    return None
+            return Standing(
+                doing=Doing.WORKS, what=what, frame=inner, by="in a process of its loader"
+            )
+    return Standing(doing=Doing.WORKS, what="its loader", frame=frame)
 
 
 def _is_idle_loader(frames: Sequence[Frame]) -> bool:
-    return any("/torch/utils/data/_utils/worker.py" in f.file and f.name == "_worker_loop" for f in frames) and (
-        not any("/torch/utils/data/_utils/fetch.py" in f.file for f in frames)
-    )
+    return not any("/torch/utils/data/_utils/fetch.py" in frame.file for frame in frames)
 
 
 def _called(frames: Sequence[Frame], frame: Frame | None) -> str:
@@ -304,89 +322,3 @@ def _called(frames: Sequence[Frame], frame: Frame | None) -> str:
         return ""
     name = (frame or frames[0]).name
     return name if name.startswith("<") else f"{name}()"
-
-
-# Sentences.
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """One rank in a sentence; `since_s` is how long it has not moved, None when that is not known."""
-
-    rank: int
-    node: str
-    standing: Standing
-    since_s: float | None = None
-    kernel: str = ""
-
-
-def tell(seen: Sequence[Seen]) -> str:
-    """Return who waits and who doesn't, in one sentence, equal ones together."""
-    groups: dict[tuple[object, ...], list[Seen]] = {}
-    for one in seen:
-        standing = one.standing
-        key = (standing.doing, standing.what, standing.place, standing.by, one.kernel)
-        groups.setdefault(key if standing.doing is not Doing.IN_KERNEL else (one.rank,), []).append(one)
-    ordered = sorted(groups.values(), key=lambda g: (g[0].standing.doing is not Doing.WAITS, -len(g)))
-    return "; ".join(_tell_group(group) for group in ordered)
-
-
-def _tell_group(group: Sequence[Seen]) -> str:
-    first = group[0]
-    ranks = [one.rank for one in group]
-    single = len(ranks) == 1
-    who = f"rank {ranks[0]} on {first.node}" if single else name_ranks(ranks)
-    if first.standing.doing is Doing.WAITS:
-        who = f"rank {ranks[0]}" if single else f"{len(ranks)} ranks"
-        verb = "waits" if single else "wait"
-        what = f"{verb} {'for' if first.standing.what.startswith('`') else 'in'} {first.standing.what}"
-        return f"{who} {what}{_at(first.standing)}"
-    times = [one.since_s for one in group if one.since_s is not None]
-    how_long = f" for {max(times):.0f} s" if times else ""
-    return f"{who} {describe(first.standing, first.kernel, single=single)}{how_long}"
-
-
-def describe(standing: Standing, kernel: str = "", *, single: bool = True) -> str:
-    """Return what a rank does, as the end of a sentence: `is in read() (data.py:88)`."""
-    is_, here = ("is" if single else "are"), _at(standing)
-    inside = f" in {standing.what}{here}" if standing.what else here
-    where = f", {standing.by}" if standing.by else ""
-    match standing.doing:
-        case Doing.STOPPED:
-            whose = f"waits for {standing.by}, which is" if standing.by else is_
-            return f"{whose} stopped (SIGSTOP){inside}"
-        case Doing.IN_KERNEL:
-            at = f" ({kernel})" if kernel else ""
-            return f"{'sleeps' if single else 'sleep'} uninterruptibly in the kernel{at}{inside}"
-        case Doing.DEBUGGED:
-            return f"{is_} in a debugger{here}"
-        case Doing.COMPILES | Doing.SAVES | Doing.EVALUATES:
-            verb = standing.doing.value if single else standing.doing.value[:-1]
-            return f"{verb}{inside}"
-        case Doing.WAITS:
-            return f"{'waits' if single else 'wait'}{inside}"
-        case Doing.WORKS:
-            return f"{is_}{inside}{where}" if inside else f"{is_} at work"
-        case _:
-            at = f" ({kernel})" if kernel else ""
-            return f"{'does' if single else 'do'} not show a stack{at}"
-
-
-def _at(standing: Standing) -> str:
-    return f" ({standing.place})" if standing.place else ""
-
-
-def group_texts(texts: Sequence[tuple[str, str]]) -> list[str]:
-    """Return lines with all stacks, equal ones once.
-
-    Args:
-        texts: Who, and the text.
-    """
-    groups: dict[str, list[str]] = {}
-    for who, text in texts:
-        groups.setdefault(re.sub(r"0x[0-9a-f]+", "", text), []).append(who)
-    lines: list[str] = []
-    for text, whose in groups.items():
-        shown = ", ".join(whose[:16]) + (f" and {len(whose) - 16} more" if len(whose) > 16 else "")
-        lines += [f"{shown}:", *(f"  {line}" for line in text.strip("\n").splitlines()), ""]
-    return lines

@@ -1,16 +1,17 @@
-"""Runs somebody's training script for a few steps and writes what a step is made of.
+"""Runs somebody's training script for a few steps and prints what a step is made of.
 
-    python step_probe.py OUTPUT NUM_STEPS LIMIT_S SCRIPT ARGS...
+    python step_probe.py NUM_STEPS LIMIT_S SCRIPT ARGS...
 
 The script runs as `__main__`, unchanged, until its optimizer has stepped NUM_STEPS times; then it is ended by
-SystemExit. What is timed: `torch.autograd.backward` from call to return, the optimizer's step by torch's own hooks, and the
-rest of the time from one step to the next (data, forward). Hooks on the parameters tell when each gradient is there. On a
-GPU the parts are separated by synchronisation, so a step that is bound by launches looks a little longer.
+SystemExit. What is timed: `torch.autograd.backward` from call to return, the optimizer's step by torch's own hooks, and
+the rest of the time from one step to the next (data, forward). Hooks on the parameters tell when each gradient is
+there. On a GPU the parts are separated by synchronisation, so a step that is bound by launches looks a little longer.
 
-OUTPUT gets JSON, whole or not at all; `gradients` are [bytes, seconds from the start of the backward pass] by arrival:
+The last line of standard output is JSON behind a mark; `gradients` are [bytes, seconds from the start of the backward
+pass] by arrival, `spread` is the standard deviation of a step / its median, without outliers:
 
-    {"steps": 10, "forward_s": 0.1, "backward_s": 0.2, "optimizer_s": 0.02, "micro_steps": 1, "spread": 0.03,
-     "parameters": 1000, "dtype": "float32", "device": "cpu", "gradients": [[4000, 0.05], ...]}
+    muster step: {"steps": 10, "forward_s": 0.1, "backward_s": 0.2, "optimizer_s": 0.02, "micro_steps": 1,
+     "spread": 0.03, "parameters": 1000, "dtype": "float32", "device": "cpu", "gradients": [[4000, 0.05], ...]}
 
 It needs torch 2.1 and nothing else, no torchmuster: its folder is taken from `sys.path`.
 """
@@ -28,7 +29,8 @@ import time
 from typing import Any
 
 WARM_STEPS = 3  # not counted: caches, the first memory, DDP's second set of buckets
-FEW_STEPS = 2  # fewer say nothing
+FEW_STEPS = 4  # fewer say nothing
+MARK = "muster step: "
 
 
 class Probe:
@@ -39,10 +41,10 @@ class Probe:
         gradients: Of each step: when each parameter's gradient came, in seconds, by the parameter's number.
     """
 
-    def __init__(self, torch: Any, output: str, num_steps: int, limit_s: float) -> None:
+    def __init__(self, torch: Any, num_steps: int, limit_s: float) -> None:
         self.steps: list[tuple[float, float, float, int]] = []
         self.gradients: list[dict[int, float]] = []
-        self._torch, self._output = torch, output
+        self._torch, self._written = torch, False
         self._num_steps, self._end_s = num_steps + WARM_STEPS, time.perf_counter() + limit_s
         self._optimizer: Any = None
         self._parameters: list[Any] = []
@@ -109,7 +111,10 @@ class Probe:
         if self._last_s:
             whole_s = now_s - self._last_s
             self.steps.append((whole_s, self._backward_s, now_s - self._update_s, self._passes))
-            self.gradients.append({n: self._since(mark) for n, mark in self._marks.items()})
+            # A pass in which the GPU was first used has marks of two kinds.
+            kind = type(self._pass_begun)
+            marks = {n: mark for n, mark in self._marks.items() if type(mark) is kind}
+            self.gradients.append({n: self._since(mark) for n, mark in marks.items()})
         self._backward_s, self._passes, self._last_s = 0.0, 0, now_s
         in_time = now_s < self._end_s or len(self.steps) < WARM_STEPS + FEW_STEPS
         if len(self.steps) >= self._num_steps or not in_time:
@@ -122,13 +127,15 @@ class Probe:
         return float(self._pass_begun.elapsed_time(mark)) / 1000
 
     def write(self) -> None:
-        """Write what was seen; nothing when that is too little."""
+        """Print what was seen, once; nothing when that is too little."""
         steps, gradients = self.steps[WARM_STEPS:], self.gradients[WARM_STEPS:]
-        if len(steps) < FEW_STEPS:
+        if len(steps) < FEW_STEPS or self._written:
             return
-        with open(self._output + ".tmp", "w") as file:
-            json.dump(self._found(steps, gradients), file)
-        os.replace(self._output + ".tmp", self._output)
+        self._written = True
+        sys.stdout.flush()
+        line = f"\n{MARK}{json.dumps(self._found(steps, gradients))}\n"
+        sys.stdout.write(line)
+        sys.stdout.flush()
 
     def _found(self, steps: Any, gradients: Any) -> dict[str, Any]:
         whole_s, backward_s, optimizer_s = (
@@ -141,7 +148,7 @@ class Probe:
             if seen:
                 size_bytes = parameter.numel() * parameter.element_size()
                 arrivals.append((statistics.median(seen), size_bytes))
-        spread = statistics.pstdev(step[0] for step in steps) / whole_s
+        spread = spread_of([step[0] for step in steps])
         first = self._parameters[0]
         return {
             "steps": len(steps),
@@ -157,11 +164,17 @@ class Probe:
         }
 
 
+def spread_of(times: list[float]) -> float:
+    """Return the standard deviation over the median, from the quartiles: one slow step does not count."""
+    low, _, high = statistics.quantiles(times, n=4)
+    return (high - low) / 1.349 / statistics.median(times)
+
+
 def main(arguments: list[str]) -> None:
     """Run the script under the probe."""
-    output, num_steps, limit_s, script, *words = arguments
+    num_steps, limit_s, script, *words = arguments
     torch = importlib.import_module("torch")  # by name: the job decides what it is
-    probe = Probe(torch, output, int(num_steps), float(limit_s))
+    probe = Probe(torch, int(num_steps), float(limit_s))
     probe.install()
     sys.argv = [script, *words]
     sys.path[0] = os.path.dirname(os.path.abspath(script))

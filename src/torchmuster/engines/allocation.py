@@ -39,6 +39,11 @@ class AllocationEngine(AgentProcesses):
         super().__init__()
         self._kills = 0
 
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Return the head's addresses: login nodes call them."""
+        return tuple(own_addresses())
+
     def start_all(self, *, first_attempt: int = 0, restarts_spent: int = 0) -> None:
         """Start one agent on every place, the head first."""
         proc.become_subreaper()

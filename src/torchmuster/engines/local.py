@@ -47,6 +47,11 @@ class AgentProcesses:
         return any(p == place for p, _ in self._agents)
 
     @property
+    def addresses(self) -> tuple[str, ...]:
+        """The head's addresses for other machines: none, it listens for this one."""
+        return ()
+
+    @property
     def pids(self) -> list[int]:
         """The agents' process ids."""
         return [child.pid for _, child in self._agents]

@@ -11,45 +11,28 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from torchmuster import proc
 from torchmuster.engines.local import HEAD, AgentEnd
-from torchmuster.engines.ssh_back import OutputBack, RecordBack, Relay
+from torchmuster.engines.ssh_back import OutputBack, RecordBack, Relay, collect, own_paths
 from torchmuster.engines.ssh_command import HostProblem, SshHost
-from torchmuster.engines.ssh_places import Places, bad_hosts, workers_of
+from torchmuster.engines.ssh_places import Places, SshWishes, bad_hosts, workers_of
 from torchmuster.engines.ssh_session import HostError, Luggage, Session
 from torchmuster.engines.ssh_setup import TOKEN_FILE, CodeArchive, prepare
 from torchmuster.errors import MusterError
 from torchmuster.files import atomic
-from torchmuster.files.code_copy import show_size
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
 from torchmuster.model.plan import RunPlan
+from torchmuster.model.verdict import Result
 from torchmuster.net import frames
 from torchmuster.net.frames import FrameError, Kind
 
 _LOST = 255  # what ssh exits with when a connection breaks
 _DEAF_S = 6.0
 _MAX_THREADS = 256
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SshWishes:
-    """How hosts are reached.
-
-    Attributes:
-        hosts: All that may be used; those beyond the plan's nodes are spare.
-        where: Who named them, for messages.
-        by_slots: Workers of each node come from the list of hosts.
-        may_share: Look for a shared file system; else everything is copied.
-    """
-
-    hosts: tuple[SshHost, ...]
-    where: str
-    by_slots: bool = True
-    may_share: bool = True
 
 
 class SshEngine:
@@ -73,6 +56,7 @@ class SshEngine:
         self._places = Places(wishes.hosts, plan.max_nodes)
         self._sessions: dict[int, Session] = {}
         self._coming: set[int] = set()
+        self._opening: set[Session] = set()
         self._ends: queue.SimpleQueue[AgentEnd] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._heads: list[tuple[str, int]] = []
@@ -90,9 +74,31 @@ class SshEngine:
         return ("127.0.0.1", self._relay.port)
 
     @property
+    def addresses(self) -> tuple[str, ...]:
+        """The head's addresses for other machines: none, its way leads through this one."""
+        return ()
+
+    @property
     def pids(self) -> list[int]:
         """Return the ssh processes at whose other end an agent runs."""
         return [session.pid for session in self._alive() if session.holds_agent]
+
+    @property
+    def used_names(self) -> tuple[str, ...]:
+        """Return the hosts on which the run has begun; a range may have left some of them out."""
+        used = [self._sessions[place] for place in sorted(self._sessions)]
+        return tuple(session.host.name for session in used if session.problem is None)
+
+    def localized(self, result: Result) -> Result:
+        """Return the result with paths of this machine: hosts that share nothing have other run directories."""
+        plain = before = codec.to_plain(result)
+        placed = [session.placed for session in self._sessions.values() if session.placed]
+        for path, copied in {one["run_dir"]: one["copied"] for one in placed}.items():
+            code = self._code.base if copied else None
+            plain = own_paths(plain, path, self.run_dir.path, code)
+        if plain != before:
+            atomic.write_json(self.run_dir.result, plain)
+        return codec.from_plain(Result, plain)
 
     def _alive(self) -> list[Session]:
         with self._lock:
@@ -160,12 +166,17 @@ class SshEngine:
         session = Session(host, self._luggage, os.path.join(folder, f"{host.name}.log"))
         session.on_frame = self._take
         session.on_lost = self._lose
+        with self._lock:
+            self._opening.add(session)
         try:
             session.open()
         except HostError as error:
             return error.problem
         except MusterError as error:
             return HostProblem(host=host.name, words=f"{error.what}: {error.why}", fix="")
+        finally:
+            with self._lock:
+                self._opening.discard(session)
         if self._closing:
             session.abandon()
         return session
@@ -177,13 +188,32 @@ class SshEngine:
             return list(pool.map(action, items))
 
     def _open_missing_head(self) -> None:
-        head = self._sessions[HEAD]
-        if not head.is_lost:
+        if not self._sessions[HEAD].is_lost:
             return
-        opened = self._open(head.host)
-        if isinstance(opened, HostProblem):
-            raise bad_hosts([opened], 1, self._wishes.where)
-        self._adopt(HEAD, opened)
+        before = self._places.names[HEAD]
+        problems: list[HostProblem] = []
+        for host in self._places.candidates(HEAD):
+            opened = self._open(host)
+            if isinstance(opened, HostProblem):
+                problems.append(opened)
+                continue
+            if self._places.take(HEAD, host):
+                self._move_head(host, before)
+            self._adopt(HEAD, opened)
+            return
+        raise bad_hosts(problems, 1, self._wishes.where)
+
+    def _move_head(self, host: SshHost, before: str) -> None:
+        """A spare host becomes the head; what shared the run directory of the old one gets its own."""
+        self._say(
+            f"the spare host {host.name} takes the place 0; snapshots that only {before} has are not there"
+        )
+        self.plan = replace(self.plan, node_names=self._places.names)
+        atomic.write_json(self.run_dir.plan, codec.to_plain(self.plan))
+        self._record.append_from(host.name)
+        for session in self._sessions.values():
+            if session.placed.get("with_head"):
+                session.placed = {}
 
     def _adopt(self, place: int, session: Session) -> None:
         session.place = place
@@ -305,7 +335,7 @@ class SshEngine:
     def _take(self, session: Session, kind: int, payload: bytes) -> None:
         match kind:
             case Kind.FILE:
-                self._record.take(payload)
+                self._record.take(payload, session.host.name)
             case Kind.RELAY_DATA | Kind.RELAY_CLOSE:
                 self._relay.take(session, kind, payload)
             case Kind.ENDED:
@@ -350,6 +380,10 @@ class SshEngine:
     def kill_all(self) -> None:
         """End every agent at once; a host that gives no sign of life loses its session, and so its agent."""
         now = time.monotonic()
+        with self._lock:
+            opening = list(self._opening)
+        for session in opening:
+            proc.kill_quietly(session.pid)
         for session in self._alive():
             session.send(Kind.KILL)
             if now - session.last_heard > _DEAF_S:
@@ -374,23 +408,7 @@ class SshEngine:
             return
         back = OutputBack(self.run_dir, session.host.name)
         self._outputs[session.place] = back
-        try:
-            said = session.ask(Kind.COLLECT, {}, Kind.COLLECTED)
-            count = back.unpack()
-        except (HostError, OSError, ValueError) as error:
-            self._say(f"outputs of {session.host.name} did not come back: {error}")
-            return
-        if count:
-            files = f"{count} new or changed file{'s' if count != 1 else ''}"
-            self._say(f"{files} of {session.host.name} came back to {back.folder}")
-        if said["num_stay"]:
-            names = ", ".join(said["stay"][:3])
-            self._say(
-                f"{said['num_stay']} files stay on {session.host.name} in {said['root']}, together"
-                f" they are larger than {show_size(256 << 20)}: {names}"
-            )
-        if said.get("snapshots"):
-            self._say(f"the snapshots are on {session.host.name} in {said['snapshots']}")
+        collect(session, back, self._say)
 
     def abandon(self) -> None:
         """End all sessions now; couriers end what is below them."""

@@ -2,11 +2,13 @@
 
 import contextlib
 import os
+import re
 import socket
 import threading
 from collections.abc import Callable
+from typing import Any
 
-from torchmuster.engines.ssh_session import Session
+from torchmuster.engines.ssh_session import HostError, Session
 from torchmuster.files import code_copy
 from torchmuster.files.layout import RunDir
 from torchmuster.net import frames, listener
@@ -22,10 +24,18 @@ class RecordBack:
 
     def __init__(self, run_dir: RunDir) -> None:
         self._run_dir = run_dir
+        self._bases: dict[tuple[str, str], int] = {}
 
-    def take(self, payload: bytes) -> None:
-        """Write one piece; FrameError for one that has no business here."""
+    def append_from(self, host: str) -> None:
+        """Put the record of a host behind ours: it is the head now, and knows nothing of what came before."""
+        for path in (self._run_dir.events, self._run_dir.training):
+            with contextlib.suppress(OSError):
+                self._bases[host, os.path.basename(path)] = os.path.getsize(path)
+
+    def take(self, payload: bytes, host: str = "") -> None:
+        """Write one piece of a host's; FrameError for one that has no business here."""
         path, offset, data = frames.read_file(payload)
+        offset += self._bases.get((host, path), 0)
         if path.partition("/")[0] in _KEPT or offset + len(data) > _MAX_FILE_BYTES:
             raise FrameError(f"the host sends {path}")
         target = os.path.join(self._run_dir.path, path)
@@ -36,6 +46,27 @@ class RecordBack:
             os.pwrite(fd, data, offset)
         finally:
             os.close(fd)
+
+
+def own_paths(value: Any, theirs: str, ours: str, code: str | None) -> Any:
+    """Return JSON in which the texts name our copies of a host's files; what stays there keeps its path.
+
+    Args:
+        value: Anything that JSON has.
+        theirs: The run directory on the host.
+        ours: The client's.
+        code: The folder whose copy the host has; None where it has none.
+    """
+    if isinstance(value, dict):
+        return {key: own_paths(entry, theirs, ours, code) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [own_paths(entry, theirs, ours, code) for entry in value]
+    if not isinstance(value, str) or theirs == ours:
+        return value
+    if code is not None:
+        value = value.replace(f"{theirs}/code/", f"{code.rstrip('/')}/")
+    come = r"(?=/(?:logs/|events\.jsonl|training\.jsonl|result\.json))"
+    return re.sub(re.escape(theirs) + come, lambda _: ours, value)
 
 
 class OutputBack:
@@ -68,6 +99,28 @@ class OutputBack:
         finally:
             with contextlib.suppress(OSError):
                 os.unlink(self._archive)
+
+
+def collect(session: Session, back: OutputBack, say: Callable[[str], None]) -> None:
+    """Take back what the run has made in the copied code folder of a host, and say what stays there."""
+    name = session.host.name
+    try:
+        said = session.ask(Kind.COLLECT, {}, Kind.COLLECTED)
+        count = back.unpack()
+    except (HostError, OSError, ValueError) as error:
+        say(f"outputs of {name} did not come back: {error}")
+        return
+    if count:
+        files = f"{count} new or changed file{'s' if count != 1 else ''}"
+        say(f"{files} of {name} came back to {back.folder}")
+    if said["num_stay"]:
+        names = ", ".join(said["stay"][:3])
+        say(
+            f"{said['num_stay']} files stay on {name} in {said['root']}, together"
+            f" they are larger than {code_copy.show_size(code_copy.MAX_OUTPUT_BYTES)}: {names}"
+        )
+    if said.get("snapshots"):
+        say(f"the snapshots are on {name} in {said['snapshots']}")
 
 
 class Relay:

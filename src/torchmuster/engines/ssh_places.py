@@ -1,10 +1,28 @@
 """Which host is which place of a run, who is spare, and how many workers each takes."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from torchmuster.engines.ssh_command import HostProblem, SshHost
 from torchmuster.errors import ChannelError
 from torchmuster.model.plan import RunPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SshWishes:
+    """How hosts are reached.
+
+    Attributes:
+        hosts: All that may be used; those beyond the plan's nodes are spare.
+        where: Who named them, for messages.
+        by_slots: Workers of each node come from the list of hosts.
+        may_share: Look for a shared file system; else everything is copied.
+    """
+
+    hosts: tuple[SshHost, ...]
+    where: str
+    by_slots: bool = True
+    may_share: bool = True
 
 
 class Places:

@@ -14,6 +14,7 @@ from typing import IO, Any
 
 from torchmuster import proc
 from torchmuster.errors import UsageError
+from torchmuster.files.layout import muster_home
 from torchmuster.model.plan import Program, ScriptKind
 
 MAX_CODE_BYTES = 512 << 20
@@ -62,6 +63,7 @@ def find_code(cwd: str) -> CodeFolder:
         names = list(_with_submodules(root, words))
     else:
         names = list(_walk(root))
+    names = list(_without_own(root, names))
     sizes = {name: size for name in names if (size := _size(root, name)) is not None}
     total = sum(sizes.values())
     if total > MAX_CODE_BYTES:
@@ -69,6 +71,15 @@ def find_code(cwd: str) -> CodeFolder:
     return CodeFolder(
         root=root, names=tuple(sorted(sizes)), size_bytes=total, by_git=listed is not None
     )
+
+
+def _without_own(root: str, names: Iterable[str]) -> Iterator[str]:
+    """Leave out $MUSTER_HOME where it lies in the code folder: runs, secrets, and the copies of earlier runs."""
+    home = os.path.relpath(os.path.realpath(muster_home()), os.path.realpath(root))
+    own = [home] if home != "." else ["runs", "cache", "credentials.toml"]
+    for name in names:
+        if not any(name == one or name.startswith(f"{one}/") for one in own):
+            yield name
 
 
 def _git(cwd: str, *words: str) -> bytes | None:

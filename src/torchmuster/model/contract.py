@@ -17,6 +17,9 @@ SOCKET_VARIABLE = "TORCHMUSTER_SOCKET"
 RUN_DIR_VARIABLE = "TORCHMUSTER_RUN_DIR"
 ATTEMPT_VARIABLE = "TORCHMUSTER_ATTEMPT"
 
+# `muster run --debug`: NCCL's words go into a file for each rank.
+DEBUG_VARIABLE = "TORCHMUSTER_DEBUG"
+
 # For the script and for `--before`: a folder of this run on this node, and which node it is.
 SCRATCH_VARIABLE = "MUSTER_SCRATCH"
 PLACE_VARIABLE = "MUSTER_PLACE"

@@ -41,6 +41,7 @@ class EndKind(enum.Enum):
     SIGNAL = "signal"
     NODE_LOST = "node_lost"
     NOT_STARTED = "not_started"
+    HANG = "hang"  # it stood still while the others waited for it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +154,8 @@ def describe(end: WorkerEnd) -> str:
         return end.detail or "its node was lost"
     if end.kind is EndKind.NOT_STARTED:
         return end.detail or "it could not be started"
+    if end.kind is EndKind.HANG:
+        return end.detail or "it stood still"
     if end.kind is EndKind.PREEMPTED:
         return f"exit code {contract.EX_TEMPFAIL} (preempted)"
     return f"exit code {end.exit_code}"

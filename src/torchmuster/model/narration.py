@@ -72,6 +72,22 @@ def _network(f: Mapping[str, Any]) -> str:
     return f"network: {', '.join(parts)}" + (f"; not used: {', '.join(unused)}" if unused else "")
 
 
+def _preflight(f: Mapping[str, Any]) -> str | None:
+    """Say failures and warnings; `muster doctor` shows all of it itself."""
+    if f["form"] == "long":
+        return None
+    lines = [_finding(finding) for finding in f["findings"] if finding["level"] != "note"]
+    return "\n".join(lines) or None
+
+
+def _finding(finding: Mapping[str, Any]) -> str:
+    because = "; ".join(finding["because"][:2])
+    hint = finding["hint"]
+    text = f"preflight {finding['level']}: {finding['error']}"
+    text += f" ({because})" if because else ""
+    return text + (f"; {hint}" if hint else "")
+
+
 _TELLERS: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "waiting": _waiting,
     "attempt_started": _attempt_started,
@@ -79,12 +95,15 @@ _TELLERS: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "agent_refused": _refused,
     "early_end": _early_end,
     "network": _network,
+    "preflight": _preflight,
     "node_silent": lambda f: f"{f['node']} has been silent for {f['silent_s']:.0f} s",
     "node_lost": lambda f: f"{f['node']} was lost: {f['why']}",
     "node_back": lambda f: f"{f['node']} is back",
     "newcomer": lambda f: f"{f['node']} has come; it is taken in at the next attempt",
     "notice": lambda f: f["text"] or None,
     "stopping": lambda f: f["text"],
+    "hang": lambda f: f["text"],
+    "straggler": lambda f: f["text"],
     "waiting_for_end": lambda f: f["text"],
     "shrunk": lambda f: f"the world shrinks to {f['num_nodes']} of {f['wanted']} nodes",
 }

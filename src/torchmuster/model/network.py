@@ -69,6 +69,7 @@ class PairResult:
         candidate, source, target: Positions in the lists of candidates and nodes.
         latency_s: Half of the shortest round trip; None when it was not measured.
         bytes_per_s: Payload of one connection; what a program in Python could move at least.
+        stalled: A connection was made, and then bytes did not arrive.
     """
 
     candidate: int
@@ -77,6 +78,7 @@ class PairResult:
     why: str | None = None
     latency_s: float | None = None
     bytes_per_s: float | None = None
+    stalled: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,12 +56,21 @@ class Program:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Every limit that the run knows, in seconds or counts."""
+    """Every limit that the run knows, in seconds or counts.
+
+    Attributes:
+        hang_s: How long a rank may stand still while others wait for it, at least; 0: nobody watches.
+        hang_most_s: The same at most, and for what may take long: saving, evaluating, compiling.
+        hang_blind_s: The same for scripts that do not say how far they are.
+    """
 
     max_restarts: int = 3
     grace_s: float = 30.0
     join_timeout_s: float = 600.0
     last_call_s: float = 2.0
+    hang_s: float = 60.0
+    hang_most_s: float = 1800.0
+    hang_blind_s: float = 300.0
 
 
 # Sources of these names are unpacked on the node.
@@ -121,6 +130,9 @@ class RunPlan:
         first_cause_code: Exit with the worker's own code; torchrun exits with 1.
         virtual_local_rank: torchrun's option: LOCAL_RANK 0 everywhere, one GPU visible to each.
         node_setup: What every node does before its workers start.
+        preflight: How the nodes are looked at before the start: `off`, `short`, or for `muster doctor` `long`;
+            `only` is long and starts no worker.
+        preflight_script: A script to look at instead of the program.
     """
 
     run_id: str
@@ -139,6 +151,8 @@ class RunPlan:
     restart_hint: bool = False
     virtual_local_rank: bool = False
     node_setup: NodeSetup = field(default_factory=NodeSetup)
+    preflight: str = "short"
+    preflight_script: str | None = None
 
     def num_workers(self, place: int) -> int:
         """Return the number of workers on `place`."""

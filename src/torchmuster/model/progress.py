@@ -48,6 +48,7 @@ class RankStack:
         children: The same as `text`, of processes that it has forked, such as those of its loader.
         kernel: Where it sleeps in the kernel; empty when the kernel doesn't say.
         why_not: Why there is no text.
+        uses_gpu: The process has opened one.
     """
 
     rank: int
@@ -58,3 +59,4 @@ class RankStack:
     children: tuple[str, ...] = ()
     kernel: str = ""
     why_not: str = ""
+    uses_gpu: bool = False

@@ -93,6 +93,8 @@ def _headline(cause: WorkerEnd, circumstances: Circumstances) -> str:
         return f"{name_ranks(early)} ended with exit code 0 while rank {cause.rank} still needed {needed}"
     if cause.kind is EndKind.NODE_LOST:
         return f"{cause.node} was lost: {describe(cause)}"
+    if cause.kind is EndKind.HANG:
+        return describe(cause)
     if cause.kind is EndKind.NOT_STARTED:
         return f"rank {cause.rank} could not be started: {describe(cause)}"
     if cause.kind is EndKind.EXCEPTION:
@@ -147,6 +149,8 @@ def _hint(cause: WorkerEnd, circumstances: Circumstances) -> str | None:
         )
     elif cause.memory_evidence:
         hints.append("lower the batch size or the number of loader workers, or ask for more memory")
+    elif cause.kind is EndKind.HANG:
+        hints.append("if that is right for this script: `--hang-timeout 30m`, or `off`")
     elif cause.kind is EndKind.SIGNAL and cause.signum == 9:
         hints.append("ask the scheduler or the machine's owner who sends SIGKILL")
     if circumstances.same_bug:

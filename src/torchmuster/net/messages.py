@@ -254,6 +254,29 @@ class NetworkFacts(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AskFacts(Message):
+    """Coordinator: look around on your node (`doctor.facts`) and say what you find.
+
+    Attributes:
+        names: Names to be resolved there.
+        script: A script to look at instead of the program.
+    """
+
+    is_long: bool = False
+    names: tuple[str, ...] = ()
+    script: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFacts(Message):
+    """Agent: what was found (`doctor.facts.Facts`, at most 128 KiB), and its own clock when asked and when sent."""
+
+    facts: dict[str, Any]
+    asked_at: float
+    sent_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeTarget(Message):
     """One call that a node shall make; `measure` also asks for latency and bandwidth."""
 
@@ -266,12 +289,18 @@ class ProbeTarget(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeNetwork(Message):
-    """Coordinator: call these; `node` is what the receiver is called among them."""
+    """Coordinator: call these; `node` is what the receiver is called among them.
+
+    Attributes:
+        bulk_bytes: How much to send to each that is measured, and take it for stalled when it does not arrive; None
+            measures in passing.
+    """
 
     survey: int
     node: int
     targets: tuple[ProbeTarget, ...]
     connect_s: float
+    bulk_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

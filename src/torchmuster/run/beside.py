@@ -80,12 +80,12 @@ class BesideEngine(AgentProcesses):
             child.send_signal(9)
 
 
-def task_hosts(said: Mapping[str, Any], task: str, environment: Mapping[str, str]) -> tuple[str, tuple[BesideHost, ...]]:
+def task_hosts(
+    said: Mapping[str, Any], task: str, environment: Mapping[str, str]
+) -> tuple[str, tuple[BesideHost, ...]]:
     """Return the desk and the hosts of a task, this one first.
 
-    Args:
-        said: What the head of the group wrote into `nodes.json`.
-        environment: What the courier has set here.
+    `said` is what the head of the group wrote into `nodes.json`, `environment` has what the courier has set here.
 
     Raises:
         UsageError: No courier has started this process.

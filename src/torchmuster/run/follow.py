@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from torchmuster.doctor.gpus import visible_gpus
 from torchmuster.errors import RunDirectoryError
@@ -9,9 +10,11 @@ from torchmuster.files.layout import RunDir
 from torchmuster.files.terminal import TerminalVoice
 from torchmuster.model.outcome import WorkflowResult
 from torchmuster.run.capacity import this_machine
-from torchmuster.run.host_capacity import HostCapacity
 from torchmuster.run.workflow import WorkflowOwner
 from torchmuster.run.workflow_view import read_workflow
+
+if TYPE_CHECKING:
+    from torchmuster.run.host_capacity import HostCapacity
 
 
 @dataclass(slots=True)
@@ -31,7 +34,7 @@ class _TaskDisplay:
 
 
 def follow_workflow(
-    run_dir: RunDir, voice: TerminalVoice, hosts: HostCapacity | None = None
+    run_dir: RunDir, voice: TerminalVoice, hosts: "HostCapacity | None" = None
 ) -> WorkflowResult:
     """Run a workflow whose directory is ready: here, or on hosts of ssh.
 

@@ -6,17 +6,19 @@ is larger than all hosts together it runs when nothing else does, several tasks 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchmuster.model.workflow import GroupPlan, TaskPlan, WorkflowPlan
-from torchmuster.run.task_hosts import HostFacts
+
+if TYPE_CHECKING:  # showing a plan needs no ssh
+    from torchmuster.run.task_hosts import HostFacts
 
 
 @dataclass(slots=True)
 class _Use:
     """What is taken of one host."""
 
-    facts: HostFacts
+    facts: "HostFacts"
     num_tasks: int = 0
     cpus: int = 0
     memory_bytes: int = 0
@@ -59,7 +61,7 @@ class HostCapacity:
         desk: Where agents on these hosts are ordered.
     """
 
-    def __init__(self, facts: Sequence[HostFacts], desk: str) -> None:
+    def __init__(self, facts: "Sequence[HostFacts]", desk: str) -> None:
         self.desk = desk
         self._uses = {one.name: _Use(one) for one in facts}
         self._held: dict[str, list[_Given]] = {}

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from torchmuster.engines.local import HEAD, AgentEnd
@@ -19,6 +19,7 @@ from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
 from torchmuster.model.narration import narrate
 from torchmuster.model.plan import RunPlan
+from torchmuster.model.text import report_of_error
 from torchmuster.model.verdict import Report, Result, RunState
 from torchmuster.net import messages
 from torchmuster.net.channel import Channel, ChannelClosedError, connect
@@ -32,6 +33,7 @@ _WATCH_S = 0.2
 _CONNECT_LIMIT_S = 30.0
 _END_LIMIT_S = 12.0  # from the kill
 _LEAVE_S = 1.0
+_STOP_LOOK_S = 0.3
 _REMOVE_LIMIT_S = 120.0
 
 
@@ -54,6 +56,10 @@ class Engine(Protocol):
     @property
     def address(self) -> tuple[str, int]:
         """Return where the coordinator listens, for us."""
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Return the head's addresses for other machines; none where only this one can call."""
 
     @property
     def pids(self) -> list[int]:
@@ -267,10 +273,29 @@ class Supervisor:
             f"the head's agent ended ({ended}): all nodes are started again with attempt"
             f" {self._progress.next_attempt}"
         )
-        self.engine.start_all(
-            first_attempt=self._progress.next_attempt,
-            restarts_spent=self._progress.restarts_spent,
+        await self._start_all_again()
+
+    async def _start_all_again(self) -> None:
+        """Start all agents beside the loop: a host may take ten seconds to answer, a Ctrl-C none."""
+        starting = asyncio.create_task(
+            asyncio.to_thread(
+                self.engine.start_all,
+                first_attempt=self._progress.next_attempt,
+                restarts_spent=self._progress.restarts_spent,
+            )
         )
+        while not (await asyncio.wait({starting}, timeout=_STOP_LOOK_S))[0]:
+            if self._stops:
+                self.engine.kill_all()
+        error = starting.exception()
+        if error is not None and not isinstance(error, MusterError):
+            raise error
+        if error is not None and self._stops:
+            code = 128 + self._stop_signum
+            self.result = self._own_result(RunState.CANCELLED, code, "the run was stopped")
+        elif error is not None:
+            report = replace(report_of_error(error), at=self.plan.node_name(HEAD))
+            self.result = self._own_result(RunState.FAILED, error.exit_code, error.what, report)
 
     def _read_record(self) -> None:
         """Take the attempt counter from the record too: the last words may not have reached us."""
@@ -428,7 +453,10 @@ class Supervisor:
         """Tell other clients where the coordinator listens."""
         host, port = self.engine.address
         try:
-            atomic.write_json(self.run_dir.head, {"host": host, "port": port}, mode=0o600)
+            # A client on another machine, such as a login node, tries all of them.
+            others = {"addresses": list(self.engine.addresses), "node": os.uname().nodename}
+            head = {"host": host, "port": port, **(others if self.engine.addresses else {})}
+            atomic.write_json(self.run_dir.head, head, mode=0o600)
         except OSError as error:
             self.display.say(
                 f"`muster cancel` will not find this run: {self.run_dir.head}: {error.strerror}"

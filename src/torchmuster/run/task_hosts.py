@@ -215,6 +215,24 @@ class TaskHosts:
             self._sessions[name] = opened
             return opened
 
+    def _session_or_other(self, name: str, *, may_move: bool) -> Session:
+        """Return a session with a host, or with the one that has the fewest agents when it can't be reached.
+
+        Raises:
+            HostError: It can't, and the agent may not go elsewhere.
+        """
+        try:
+            return self._session(name)
+        except HostError as error:
+            others = [s for s in list(self._sessions.values()) if self._is_well(s)]
+            if not may_move or not others:
+                raise
+            with self._lock:
+                at = [agent.session for agent in self._agents.values()]
+            chosen = min(others, key=at.count)
+            self._say(f"{error.problem.line()}: its task goes to {chosen.host.name}")
+            return chosen
+
     def _is_well(self, session: Session) -> bool:
         silent_s = time.monotonic() - session.last_heard
         return not session.is_lost and session.problem is None and silent_s < _DEAF_S
@@ -245,7 +263,7 @@ class TaskHosts:
         if request.get("kind") == "task":
             self._ports.add(int(request["port"]))
         try:
-            session = self._session(str(host))
+            session = self._session_or_other(str(host), may_move=bool(request.get("may_move")))
         except HostError as error:
             end(GONE, error.problem.line())
             return None
@@ -336,11 +354,12 @@ class TaskHosts:
 
     def _open_call(self, session: Session, value: Mapping[str, Any]) -> None:
         number, port = int(value["number"]), int(value["port"])
-        try:
-            if port not in self._ports or number < FIRST_CALL_BACK:
-                raise OSError("no head of this workflow listens there")
-            call = socket.create_connection(("127.0.0.1", port), timeout=_CALL_S)
-        except OSError:
+        call = None
+        # A host may call the heads of this workflow, and nothing else that listens here.
+        if port in self._ports and number >= FIRST_CALL_BACK:
+            with contextlib.suppress(OSError):
+                call = socket.create_connection(("127.0.0.1", port), timeout=_CALL_S)
+        if call is None:
             session.send_frame(frames.pack_relay(Kind.RELAY_CLOSE, number))
             return
         with self._lock:

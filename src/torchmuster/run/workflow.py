@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torchmuster import proc
 from torchmuster.errors import MusterError
@@ -25,9 +25,11 @@ from torchmuster.net import messages
 from torchmuster.net.secret import read_secret
 from torchmuster.run.capacity import Capacity, Machine
 from torchmuster.run.group_process import GroupProcess
-from torchmuster.run.host_capacity import HostCapacity
 from torchmuster.run.record import read_events
 from torchmuster.run.reuse import link_reused
+
+if TYPE_CHECKING:
+    from torchmuster.run.host_capacity import HostCapacity
 
 MAX_GROUPS_AT_ONCE = 64
 MAX_HEADS_LOST = 2
@@ -72,12 +74,12 @@ class WorkflowOwner:
         run_dir: RunDir,
         machine: Machine,
         display: Display,
-        hosts: HostCapacity | None = None,
+        hosts: "HostCapacity | None" = None,
     ) -> None:
         self._plan = plan
         self._run_dir = run_dir
         self._hosts = hosts
-        self._capacity = Capacity(machine) if hosts is None else hosts
+        self._capacity: Capacity | HostCapacity = Capacity(machine) if hosts is None else hosts
         self._display = display
         self._groups = {group.name: _Group(group) for group in plan.groups}
         self._changed = asyncio.Event()

@@ -5,10 +5,11 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torchmuster.errors import UsageError
+from torchmuster.model import contract
 from torchmuster.model.plan import Limits, NodeSetup, Program, RunPlan, ScriptKind, StartMethod, Tee
 from torchmuster.spec.units import parse_seconds
 
@@ -37,7 +38,11 @@ class LaunchOptions:
     python: str | None = None
     stage: tuple[str, ...] = ()
     before: tuple[str, ...] = ()
+    hang_timeout: str | None = None
+    debug: bool = False
     cwd: str = field(default_factory=os.getcwd)
+    preflight: str = "short"
+    preflight_script: str | None = None
 
 
 @dataclass(slots=True)
@@ -82,16 +87,36 @@ def plan_run(
         tee=Tee(options.tee),
         stdin_rank=options.stdin_rank,
         node_setup=setup,
+        preflight=options.preflight,
+        preflight_script=options.preflight_script,
     )
 
 
 def _node_setup(options: LaunchOptions, problems: Problems) -> NodeSetup:
+    environment = debug_environment(os.environ) if options.debug else ()
     if not options.stage and not options.before:
-        return NodeSetup()
+        return NodeSetup(environment=environment)
     from torchmuster.spec.staging import parse_commands, parse_stages
 
     stages = parse_stages(options.stage, options.cwd, problems)
-    return NodeSetup(stages=stages, before=parse_commands(options.before, problems))
+    before = parse_commands(options.before, problems)
+    return NodeSetup(environment=environment, stages=stages, before=before)
+
+
+def debug_environment(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """Return what `--debug` sets: the words of NCCL and torch. What the user has set himself stays.
+
+    Source: docs.nvidia.com, NCCL environment variables; pytorch.org, distributed, "Debugging" and torch_environment.
+    """
+    wanted = (
+        ("NCCL_DEBUG", "INFO"),
+        ("TORCH_DISTRIBUTED_DEBUG", "DETAIL"),
+        ("TORCH_CPP_LOG_LEVEL", "INFO"),
+        ("TORCH_SHOW_CPP_STACKTRACES", "1"),
+        ("PYTHONFAULTHANDLER", "1"),
+    )
+    missing = tuple((name, value) for name, value in wanted if name not in environ)
+    return (*missing, (contract.DEBUG_VARIABLE, "1"))
 
 
 def parse_nodes(text: str, option: str, problems: Problems) -> tuple[int, int] | None:
@@ -252,6 +277,28 @@ def _limits(options: LaunchOptions, problems: Problems) -> Limits | None:
     if options.max_restarts < 0:
         where = f"--max-restarts {options.max_restarts}"
         problems.add("a number of restarts can't be negative", where, fix="--max-restarts 0")
-    if len(durations) < 3 or options.max_restarts < 0:
+    watch = parse_hang_timeout(options.hang_timeout, problems)
+    if len(durations) < 3 or options.max_restarts < 0 or watch is None:
         return None
-    return Limits(max_restarts=options.max_restarts, **durations)
+    return Limits(max_restarts=options.max_restarts, **durations, **watch)
+
+
+def parse_hang_timeout(text: str | None, problems: Problems) -> dict[str, float] | None:
+    """Return the limits of the hang watch from `60s`, `60s:30m` or `off`; None when that is no limit."""
+    if text is None:
+        return {}
+    if text == "off":
+        return {"hang_s": 0.0}
+    words = text.split(":")
+    seconds = [parse_seconds(word) for word in words]
+    fix = "--hang-timeout 5m, --hang-timeout 5m:30m or off"
+    where = f"--hang-timeout {text}"
+    known = [value for value in seconds if value]
+    if len(words) > 2 or len(known) < len(words):
+        problems.add(f"`{text}` is no time above 0", where, fix=fix)
+        return None
+    if known[-1] < known[0]:
+        problems.add(f"the most, {words[-1]}, is less than {words[0]}", where, fix=fix)
+        return None
+    most_s = known[1] if len(known) > 1 else max(known[0], Limits().hang_most_s)
+    return {"hang_s": known[0], "hang_blind_s": known[0], "hang_most_s": most_s}

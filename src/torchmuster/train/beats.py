@@ -1,6 +1,6 @@
 """The worker's side of progress: one record in a file of the agent's folder, overwritten in place.
 
-A beat is one `pwrite` into the page cache, about two microseconds, and never waits for the agent. Without an agent,
+A beat is one `pwrite` into the page cache, one or two microseconds, and never waits for the agent. Without an agent,
 or when the file can't be written, nothing happens.
 """
 
@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from torchmuster.model import beats, contract
 from torchmuster.model.beats import Phase
 
-# Phases of steps that are shorter need not be told one by one.
-_TELL_EVERY_S = 0.002
+# The phases of shorter steps are told with the step: a stack says more of where a rank stands.
+_TELL_EVERY_S = 0.05
 _ALWAYS_TOLD = frozenset({Phase.SAVE, Phase.EVALUATE, Phase.BETWEEN, Phase.OVER})
 
 

@@ -107,13 +107,6 @@ def test_a_task_s_name_can_not_be_an_option(courier, tmp_path):
     assert "no name" in next_of(reader)[1]["why"]
 
 
-def test_the_end_of_an_agent_is_told_with_its_status(courier, tmp_path):
-    set_up(courier, tmp_path)
-    tasks, reader = courier
-    tasks.spawn(node(tmp_path))  # there is no torchmuster where it looks for it
-    assert next_of(reader) == (Kind.GONE, {"id": 7, "status": 2, "why": None})
-
-
 def test_an_order_of_a_process_goes_to_the_client_and_its_end_comes_back(courier):
     tasks, reader = courier
     ended = []

@@ -168,6 +168,23 @@ def test_who_works_is_never_taken_for_standing():
     assert play.num_asked < 30  # who is asked in vain is asked less often
 
 
+def test_who_would_run_if_the_machine_let_it_is_not_taken_for_standing():
+    play = Play()
+    play.train(60)
+    play.standing[0], play.state[0] = READ, "R"
+    play.stand(7200)
+    assert play.told == []
+
+
+@pytest.mark.parametrize("what", ["init_process_group", "torchmuster's once"])
+def test_who_prepares_something_while_the_others_wait_to_begin_has_until_the_ceiling(what):
+    play = Play(blind=True)
+    waits = Standing(doing=Doing.WAITS, what=what, frame=WAITS.frame)
+    play.standing = dict.fromkeys(play.standing, waits) | {0: READ}
+    play.stand(880)
+    assert play.told == []
+
+
 @pytest.mark.parametrize("doing", [Doing.COMPILES, Doing.SAVES, Doing.EVALUATES])
 def test_who_compiles_saves_or_evaluates_has_until_the_ceiling(doing):
     play = Play()

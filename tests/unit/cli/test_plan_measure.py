@@ -1,3 +1,8 @@
+import json
+import os
+import subprocess
+import sys
+
 import pytest
 
 from torchmuster.cli.plan_measure import _read_measured, read_cluster
@@ -61,3 +66,51 @@ def test_a_sagging_bandwidth_is_said():
     between = sums(1e-4, 1e8, 2)
     between[-1]["seconds"] *= 1.5
     assert "look for loss" in read_cluster(job(between=between))[1][0]
+
+
+TRAIN = """
+import sys
+import torch
+import beside  # the script's own folder is on the path, not the probe's
+torch.set_num_threads(1)
+model = torch.nn.Linear(512, 512)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for step in range(int(sys.argv[1])):
+    model(torch.randn(8, 512)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def muster_plan(folder, *words):
+    (folder / "train.py").write_text(TRAIN)
+    (folder / "beside.py").write_text("")
+    env = {**os.environ, "MUSTER_HOME": str(folder / "home"), "MUSTER_ON": "local"}
+    env |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    argv = [sys.executable, "-m", "torchmuster", "plan", *words]
+    return subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=150)
+
+
+def test_a_script_and_a_network_are_measured_by_ordinary_runs(tmp_path):
+    words = ("--on", "local", "--nodes", "2", "--json", "--script", "train.py", "1000")
+    done = muster_plan(tmp_path, *words)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["work"]["gradient_bytes"] == 4 * (512 * 512 + 512)
+    assert "10 steps measured on cpu" in found["facts"][0]
+    assert "all 2 workers" in found["facts"][1]
+    assert found["predictions"][1]["step_s"] > found["predictions"][0]["step_s"]
+
+
+def test_a_script_without_enough_steps_is_an_error_with_its_log(tmp_path):
+    done = muster_plan(tmp_path, "--network", "10GbE", "--script", "train.py", "3")
+    assert done.returncode == 1
+    assert "error: `train.py` made too few steps of an optimizer to be measured" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_script_that_fails_is_said_to_have_failed(tmp_path):
+    done = muster_plan(tmp_path, "--network", "10GbE", "--script", "train.py", "many")
+    assert done.returncode == 1
+    assert "error: `train.py` failed before its steps were measured" in done.stderr
+    assert "invalid literal" in done.stderr

@@ -39,6 +39,7 @@ def test_the_next_faster_network_has_twice_the_bandwidth():
     name, link = next_faster(BETWEEN["10GbE"].link)
     assert name == "25GbE"
     assert link.bytes_per_s >= 2 * BETWEEN["10GbE"].link.bytes_per_s
+    assert next_faster(BETWEEN["slingshot200-tcp"].link)[0] == "slingshot200 or HDR200"
     assert next_faster(Link(latency_s=0.0, bytes_per_s=1e12)) is None
 
 

@@ -117,3 +117,15 @@ def test_the_first_attempt_of_a_run_is_not_worth_a_sentence():
 )
 def test_what_only_the_record_needs_has_no_sentence(name, fields):
     assert narrate(name, fields) is None
+
+
+def test_a_preflight_says_failures_and_warnings_and_no_notes():
+    finding = {"error": "e1", "because": ["b"], "hint": "h", "at": "n1", "cause": "c"}
+    findings = [finding | {"level": level} for level in ("failure", "warning", "note")]
+    said = narrate("preflight", {"form": "short", "findings": findings})
+    assert said.splitlines() == [
+        "preflight failure: e1 (b); h",
+        "preflight warning: e1 (b); h",
+    ]
+    assert narrate("preflight", {"form": "short", "findings": findings[2:]}) is None
+    assert narrate("preflight", {"form": "long", "findings": findings}) is None

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from torchmuster.model.failure import EndKind
+from torchmuster.model.failure import EndKind, PythonError, WorkerEnd
 from torchmuster.model.text import render_report
 from torchmuster.model.verdict import Circumstances, RunState, explain_failure, final_exit_code
 from unit.model.ends import end_of, exited, killed, lost, preempted, raised, succeeded
@@ -106,3 +106,25 @@ def test_only_four_states_are_not_final():
 
     not_over = {RunState.STARTING, RunState.WAITING, RunState.RUNNING, RunState.UNKNOWN}
     assert waiting == not_over
+
+
+def test_a_hang_is_told_with_where_it_stood_and_what_to_change():
+    end = WorkerEnd(
+        attempt=0,
+        rank=2,
+        local_rank=0,
+        node="n1",
+        kind=EndKind.HANG,
+        asked=False,
+        elapsed_s=90.0,
+        detail="rank 2 stood still for 74 s while 3 ranks waited in all_reduce",
+        error=PythonError(
+            type_name="Hang", message="", where="data.py:88 in read", traceback="3 ranks wait"
+        ),
+    )
+    report = explain_failure(end, [end], circumstances())
+    assert report.error == "rank 2 stood still for 74 s while 3 ranks waited in all_reduce"
+    assert report.at == "data.py:88 in read, rank 2 of 4 on n1, attempt 0"
+    assert report.because == ("3 ranks wait",)
+    assert "--hang-timeout" in report.hint
+    assert final_exit_code(end, first_cause_code=True) == 1

@@ -9,7 +9,9 @@ from torchmuster.model.plan import Limits, ScriptKind, StartMethod, Tee
 from torchmuster.spec.launch import (
     LaunchOptions,
     Problems,
+    debug_environment,
     find_python,
+    parse_hang_timeout,
     parse_nodes,
     parse_workers,
     plan_run,
@@ -217,3 +219,36 @@ def test_the_interpreter_is_found_on_the_path(problems, monkeypatch):
 def test_a_missing_interpreter_is_one_problem(text, problems):
     assert find_python(text, problems) is None
     assert what(problems) == ["the interpreter does not exist or can't be executed"]
+
+
+@pytest.mark.parametrize(
+    ("text", "least_s", "most_s", "blind_s"),
+    [
+        (None, 60.0, 1800.0, 300.0),
+        ("off", 0.0, 1800.0, 300.0),
+        ("2m", 120.0, 1800.0, 120.0),
+        ("2h", 7200.0, 7200.0, 7200.0),
+        ("10s:5m", 10.0, 300.0, 10.0),
+    ],
+)
+def test_the_hang_timeout_sets_the_least_and_the_most(text, least_s, most_s, blind_s):
+    problems = Problems()
+    limits = Limits(**parse_hang_timeout(text, problems))
+    assert (limits.hang_s, limits.hang_most_s, limits.hang_blind_s) == (least_s, most_s, blind_s)
+    assert problems.found == []
+
+
+@pytest.mark.parametrize("text", ["", "0", "soon", "5m:1m", "1m:2m:3m", "5m:", "-3"])
+def test_a_hang_timeout_that_is_none_is_refused(text):
+    problems = Problems()
+    assert parse_hang_timeout(text, problems) is None
+    (problem,) = problems.found
+    assert "--hang-timeout" in problem.where
+    assert "off" in problem.fix
+
+
+def test_debug_keeps_what_the_user_has_set():
+    found = dict(debug_environment({"NCCL_DEBUG": "WARN"}))
+    assert "NCCL_DEBUG" not in found
+    assert found["TORCH_DISTRIBUTED_DEBUG"] == "DETAIL"
+    assert found["TORCHMUSTER_DEBUG"] == "1"

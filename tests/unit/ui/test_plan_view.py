@@ -1,5 +1,5 @@
 from dataclasses import replace
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -51,8 +51,10 @@ def test_the_same_workers_on_fewer_nodes_are_compared():
     verdict, *lines = view.layout_sentences(layouts)
     assert verdict == "the same 4 workers: 1 node is 10 times as fast as 4 nodes"
     assert lines[0] == "  1 node with 4: 470 ms a step, efficiency 100%"
-    (turned, *_) = view.layout_sentences(layouts[::-1])
-    assert turned == "the same 4 workers: 1 node is 10 times as fast as 4 nodes"
+    quick = replace(few, step_s=0.235)
+    layouts[1] = replace(layouts[1], prediction=quick)
+    verdict, *_ = view.layout_sentences(layouts)
+    assert verdict == "the same 4 workers: 4 nodes are 2 times as fast as 1 node"
     assert view.layout_sentences(layouts[:1]) == []
 
 
@@ -69,7 +71,7 @@ def test_changes_are_listed_with_their_gain_and_their_price():
 
 
 def test_the_svg_is_whole_and_holds_every_bar():
-    root = ElementTree.fromstring(view.render_svg(FOUND, "a < b & c"))
+    root = ET.fromstring(view.render_svg(FOUND, "a < b & c"))
     bars = [one for one in root.iter() if one.tag.endswith("rect")]
     assert len(bars) == 1 + 2 * len(FOUND)
     assert "a < b & c" in "".join(root.itertext())

@@ -24,6 +24,7 @@ from torchmuster import proc
 from torchmuster.agent.spawner import mainmodule, source, store
 from torchmuster.agent.spawner.mainmodule import WorkerTask
 from torchmuster.model import contract
+from torchmuster.model.installed import look_for_torch
 
 _MAX_PACKET_BYTES = 1 << 20
 _POLL_ORPHANS_S = 0.005
@@ -100,6 +101,8 @@ def _ignore(signum: int, frame: object) -> None:
 def _choose_method(spawner: Spawner) -> None:
     """Import torch, unless fresh interpreters are wanted or needed; say which and why."""
     config = spawner.config
+    # A second before torch is there: the nodes are compared while it is imported.
+    spawner.send({"ev": "found", **(look_for_torch() if config["kind"] != "command" else {})})
     why = _reason_for_fresh(config)
     torch_version: str | None = None
     if why is None:

@@ -13,6 +13,7 @@ from torchmuster.model import beats, contract
 
 _kept: list[object] = []
 
+
 def write_stacks_on_signal(socket_path: str) -> None:
     """Register; a worker never fails because this fails."""
     rank, attempt = os.environ.get("RANK"), os.environ.get(contract.ATTEMPT_VARIABLE)

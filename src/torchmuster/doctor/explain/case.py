@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from torchmuster.doctor.explain.events import Event, Line, Role, Who
@@ -22,6 +22,16 @@ _COUNT = re.compile(
     r"(?:number of nodes|num[_ ]?nodes|nnodes|nodes requested|select)\D{0,20}[:= ]\s*(?P<n>\d{1,5})\b",
     re.IGNORECASE,
 )
+_OPTION = re.compile(r"--?(?P<option>[a-z_-]+)[= ](?P<value>[^\s-]\S*)")
+_KEYS = {
+    "nnodes": "min_nodes",
+    "rdzv_id": "run_id",
+    "rdzv_endpoint": "rdzv_endpoint",
+    "rdzv_backend": "rdzv_backend",
+    "node_rank": "node_rank",
+    "master_addr": "master_addr",
+    "master_port": "master_port",
+}
 _HERE = re.compile(r"current|this|running on|hostname of|local ?host", re.IGNORECASE)
 _ADDRESS_LABEL = re.compile(
     r"\b(?:ip|address|addr|port|version|path|log|file|id|name)\b", re.IGNORECASE
@@ -74,15 +84,8 @@ class Case:
     def num_nodes(self) -> int | None:
         """How many nodes the job wanted, as its own lines say; the largest word."""
         found: list[int] = []
-        for event in self.of("launch_config"):
-            if (
-                event.get("key") in ("min_nodes", "group_world_size")
-                and event.get("value").isdigit()
-            ):
-                found.append(int(event.get("value")))
-        for event in self.of("launch_line"):
-            number = event.get("nnodes").partition(":")[0]
-            found += [int(number)] if number.isdigit() else []
+        sizes = (*self.config("min_nodes"), *self.config("group_world_size"))
+        found += [int(e.get("value")) for e in sizes if e.get("value").isdigit()]
         for event in self.of("variable"):
             if event.get("name") in ("SLURM_NNODES", "SLURM_JOB_NUM_NODES", "NNODES"):
                 found += [int(event.get("value"))] if event.get("value").isdigit() else []
@@ -182,12 +185,25 @@ class Case:
         return found[-1] if found else None
 
     def config(self, key: str) -> list[Event]:
-        """Return what launchers printed of their own settings."""
+        """Return what launchers were told, as they print it or as a shell traced it."""
         return [
             event
-            for event in self.of("launch_config")
+            for event in (*self.of("launch_config"), *self._options)
             if event.get("key") == key and event.get("value")
         ]
+
+    @cached_property
+    def _options(self) -> list[Event]:
+        """Options of traced command lines, as if the launcher had printed them."""
+        found: list[Event] = []
+        for event in self.of("launch_line"):
+            for option, value in _OPTION.findall(event.get("options")):
+                key = _KEYS.get(option.replace("-", "_"))
+                if key is not None and "$" not in value:
+                    least = value.partition(":")[0] if key == "min_nodes" else value
+                    fields = {"key": key, "value": least}
+                    found.append(replace(event, kind="launch_config", fields=fields))
+        return found
 
     # Ranks.
 

@@ -97,3 +97,9 @@ CAUSES: dict[str, str] = {
     "peer-lost": "connections were lost; why is not in the logs",
     "nccl-warning": "NCCL failed with words that no rule knows",
 }
+
+
+def as_table() -> str:
+    """Return the words as a table in Markdown, as docs/explain.md has it."""
+    rows = [f"| `{word}` | {meaning} |" for word, meaning in CAUSES.items()]
+    return "\n".join(["| cause | what it means |", "|---|---|", *rows, ""])

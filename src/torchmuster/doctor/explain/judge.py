@@ -4,8 +4,9 @@ import re
 from dataclasses import replace
 
 from torchmuster.doctor.explain.case import Case
-from torchmuster.doctor.explain.events import Confidence, Event, Finding, Role, Verdict
-from torchmuster.doctor.explain.rules import RULES, Weight
+from torchmuster.doctor.explain.events import Confidence, Finding, Role, Verdict
+from torchmuster.doctor.explain.rules import RULES
+from torchmuster.doctor.explain.weigh import Weight
 
 COLLECT = (
     "the output and error files of every node, from the first line on",
@@ -13,6 +14,22 @@ COLLECT = (
     "a run with TORCH_CPP_LOG_LEVEL=INFO LOGLEVEL=INFO NCCL_DEBUG=WARN, or `muster run --debug`",
 )
 _FAILED_END = re.compile(r"\b(?:error|failed|exception|killed|abort|traceback)", re.IGNORECASE)
+_METRIC = re.compile(
+    r"[\w/-]*(?:error|fail|kill|exception|abort)\w*\W{0,3}[:= ]\s*[\d.]+", re.IGNORECASE
+)
+# After these nothing goes on.
+_HARD_ENDS = (
+    *("root_cause_table", "task_exit", "rdzv_timeout", "time_limit", "oom_proof", "node_failed"),
+    *(
+        "preempted",
+        "evicted",
+        "cancelled",
+        "final",
+        "killed_line",
+        "signal_received",
+        "bad_arguments",
+    ),
+)
 # Findings that speak of what would fail, not of what did.
 _FORETOLD = frozenset({"wrong-provider"})
 
@@ -37,36 +54,48 @@ def judge(case: Case) -> Verdict:
 
 
 def _ended_well(case: Case, found: list[Finding]) -> bool:
-    """Say whether the logs show an end without a failure."""
-    exits = [
-        e
-        for e in case.of(
-            "child_failed", "task_exit", "root_cause_table", "signal_received", "killed_line"
-        )
-    ]
-    if exits or case.of("teardown", "rdzv_timeout", "time_limit", "oom_proof"):
+    """Say whether the logs show an end without a failure.
+
+    Trouble that training went on after was no failure: a look-up that was tried again, an exception that was caught.
+    """
+    if case.of(*_HARD_ENDS):
         return False
-    succeeded = case.of("success")
     if not found:
-        return bool(succeeded) or not _sounds_failed(case)
-    if not succeeded:
+        return bool(case.of("success")) or not _sounds_failed(case)
+    good, bad = _last_good(case), _last_bad(case, found)
+    if any(good.get(path, 0) < order for path, order in bad.items()):
         return False
-    last = succeeded[-1].line.order
-    return all(
-        finding.began is not None and finding.began.order < last for finding in found
-    ) and not any(event.kind == "exception" for event in _after_last_progress(case))
+    # An exception that nobody caught ends its process: only a launcher goes on after it.
+    uncaught = any(event.get("uncaught") for event in case.events)
+    return not uncaught or bool(case.of("child_failed", "teardown"))
 
 
-def _after_last_progress(case: Case) -> list[Event]:
-    ends = {
-        log.path: max((e.line.order for e in log.last_progress.values()), default=0)
-        for log in case.record.logs
-    }
-    return [e for e in case.where(Role.CAUSE) if e.line.order > ends.get(e.line.path, 0)]
+def _last_good(case: Case) -> dict[str, int]:
+    """Return the last sign of life of each log."""
+    found: dict[str, int] = {}
+    for log in case.record.logs:
+        orders = [e.line.order for e in log.last_progress.values()]
+        orders += [e.line.order for e in case.of("success") if e.line.path == log.path]
+        if orders:
+            found[log.path] = max(orders)
+    return found
+
+
+def _last_bad(case: Case, findings: list[Finding]) -> dict[str, int]:
+    """Return the last sign of trouble of each log."""
+    found: dict[str, int] = {}
+    lines = [event.line for event in case.events if event.role in (Role.CAUSE, Role.ECHO)]
+    for line in (*lines, *(finding.began for finding in findings if finding.began is not None)):
+        found[line.path] = max(found.get(line.path, 0), line.order)
+    return found
 
 
 def _sounds_failed(case: Case) -> bool:
-    return any(_FAILED_END.search(line.text) for log in case.record.logs for line in log.last[-10:])
+    return any(
+        _FAILED_END.search(_METRIC.sub("", line.text))
+        for log in case.record.logs
+        for line in log.last[-10:]
+    )
 
 
 def _order(case: Case, found: list[Finding]) -> list[Finding]:

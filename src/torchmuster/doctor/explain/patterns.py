@@ -3,13 +3,15 @@
 A row says what happened, not why: the rules weigh rows against each other. Named groups become fields.
 """
 
+import errno
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torchmuster.doctor.explain.events import Role
+from torchmuster.doctor.explain.sentences import SENTENCES
 
-_ADDRESS = r"\(?\[?(?P<host>[A-Za-z0-9_.:-]*?)\]?,? ?:?(?P<port>\d{1,5})\)?"
+_ADDRESS = r"\(?\[?(?P<host>[A-Za-z0-9_.:-]+?)(?:\]:|, |:)(?P<port>\d{2,5})(?=[\s),.;>]|$)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +28,23 @@ def _row(kind: str, role: Role, regex: str, flags: int = 0) -> Pattern:
 
 
 _C, _E, _P, _X = Role.CAUSE, Role.ECHO, Role.CONFIRMS, Role.CONTEXT
+
+# Sentences of the C library that mean trouble wherever they stand; the others need a number or an exception.
+_TROUBLE = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.ESTALE,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.EIO,
+    errno.EROFS,
+    errno.ENOTCONN,
+    errno.ENOMEM,
+    errno.ESHUTDOWN,
+)
+_SAID = "|".join(re.escape(words) for words, number in SENTENCES.items() if number in _TROUBLE)
+
+_MAX_WORDS = 100_000
 
 # The first row that fits wins, so the special stand before the general.
 # fmt: off
@@ -50,7 +69,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _row("launch_failed", _C, r"launch failed on (?P<host>[^\s:]+)|Couldn't forward RPC|ORTE was unable to reliably start|Host key verification failed|Permission denied \(publickey|ssh: connect to host (?P<name>\S+) port \d+: (?P<why>.+)"),
     _row("library", _C, r"version `(?P<version>\w+_[\d.]+)' not found|(?P<library>[\w.+-]+\.so[\w.]*): cannot open shared object file|undefined symbol: (?P<symbol>\w+)|wrong ELF class"),
     _row("not_executable", _C, r"[Ee]xec format error|cannot execute binary file"),
-    _row("no_command", _C, r"(?:(?:ba|z|k|da|c|tc)?sh|line \d+|env|/bin/\w+)(?:: \d+)?: [‘'\"]?(?P<command>[\w./+~-]+)[’'\"]?: (?:command not found|No such file or directory|not found|Permission denied)\s*$|(?P<other>[\w./+-]+): (?:command not found|Command not found)"),
+    _row("no_command", _C, r"(?:(?:ba|z|k|da|c|tc)?sh|line \d+|env|/bin/\w+)(?:: \d+)?: [\u2018'\"]?(?P<command>[\w./+~-]+)[\u2019'\"]?: (?:command not found|No such file or directory|not found|Permission denied)\s*$|(?P<other>[\w./+-]+): (?:command not found|Command not found)"),
     _row("no_script", _C, r"can't open file '(?P<path>[^']+)': \[Errno (?P<errno>\d+)\]"),
     _row("no_module_main", _C, r"Error while finding module specification for '(?P<module>[\w.]+)'|No module named '?(?P<name>[\w.]+)'?\s*$"),
     _row("bad_arguments", _C, r"^(?:usage: )?(?P<prog>[\w.-]+): error: (?P<why>(?:unrecognized|the following|argument|invalid|too few|ambiguous).*)"),
@@ -60,8 +79,8 @@ PATTERNS: tuple[Pattern, ...] = (
     _row("port_taken", _C, r"(?:failed to (?:listen|bind)|EADDRINUSE|[Aa]ddress already in use)(?:.*?(?:port:?|\]:|:) ?(?P<port>\d{2,5}))?"),
     _row("store_clients", _E, r"(?P<joined>\d+)/(?P<wanted>\d+) clients joined"),
     _row("store_wait", _E, r"wait timeout after (?P<ms>\d+)ms, keys: (?P<keys>.+)"),
+    _row("store_validate", _E, r"failed to connect/validate to host \[?(?P<host>[^\s\]]+?)\]?:(?P<port>\d+)(?P<rest>.*)"),
     _row("store_connect", _E, r"(?:client socket has (?P<how>timed out|failed)|failed to connect|timed out).*?(?:connect(?:ing)? to|to) "+ _ADDRESS+ r"(?:.*?errno: (?P<errno>\d+))?"),
-    _row("store_validate", _E, r"failed to connect/validate to host (?P<host>[^\s:]+):(?P<port>\d+)"),
     _row("store_get", _E, r"retrieving ncclUniqueId from \[(?P<from>\d+)\].*got error: (?P<why>.+)|store->get\('[^']*'\) got error: (?P<other>.+)"),
     _row("rdzv_timeout", _E, r"RendezvousTimeoutError"),
     _row("rdzv_connection", _E, r"RendezvousConnectionError|has failed to send a keep-alive heartbeat|connection to the C10d store has failed"),
@@ -70,7 +89,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _row("endpoint_ignored", _X, r"master_addr is only used for static rdzv_backend"),
     _row("rdzv_complete", _X, r"[Rr]endezvous complete|Rendezvous'?ed? (?:complete|succeeded)"),
     _row("hosts_store", _X, r"hosts the TCP store"),
-    _row("no_ipv6", _X, r"IPv6 network addresses of .* cannot be retrieved|hostname of the client socket cannot be retrieved"),
+    _row("no_ipv6", _X, r"IPv6 network addresses of \(?\[?(?P<host>[^\s,\]]+).* cannot be retrieved|hostname of the client socket cannot be retrieved"),
     _row("no_name", _C, r"(?:Name or service not known|Temporary failure in name resolution|nodename nor servname|gai error: -\d+|could not resolve host(?:name)?:? ?(?P<host>\S+)?)"),
     # Gloo.
     _row("gloo_family", _C, r"ss1\.ss_family == ss2\.ss_family"),
@@ -102,7 +121,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _row("nccl_warn", _C, r"NCCL WARN (?P<text>.+)"),
     # Collectives that were not the same on all ranks.
     _row("mismatch", _C, r"op\.preamble\.length <= op\.nbytes|Tensor sizes? (?:mis|do(?:es)? not )match.*(?:rank|collective)"),
-    _row("mismatch", _C, r"[Dd]etected mismatch between collectives on ranks?\.? Rank (?P<rank_a>\d+) is running collective: (?P<a>.{0,200}?), but Rank (?P<rank_b>\d+)"),
+    _row("mismatch", _C, r"[Dd]etected mismatch between collectives on ranks?\.? Rank (?P<rank_a>\d+) is running collective: (?P<a>.{0,700}?), but Rank (?P<rank_b>\d+)"),
     _row("barrier_missing", _C, r"Ranks? (?P<ranks>[\d, ]+) failed to pass monitoredBarrier"),
     _row("desync", _C, r"ranks? \[?(?P<ranks>[\d, ]+)\]? (?:joined but didn't finish|has(?:n't| not) (?:joined|called))|last enqueued NCCL work: (?P<enqueued>\d+), last completed NCCL work: (?P<completed>\d+)"),
     _row("last_work", _X, r"last enqueued (?:NCCL )?work:? (?P<enqueued>-?\d+), last completed (?:NCCL )?work:? (?P<completed>-?\d+)"),
@@ -120,10 +139,11 @@ PATTERNS: tuple[Pattern, ...] = (
     _row("killed_line", _X, r"(?P<how>Killed|Segmentation fault|Bus error|Aborted|Illegal instruction|Terminated)(?: \(core dumped\))?\s*(?:python\S*|torchrun|\S*\.py.*)?$"),
     _row("signal_received", _X, r"Signal (?P<signum>\d+) \(SIG(?P<signal>[A-Z]+)\) received by PID|received (?P<other>SIG[A-Z]+|\d+ death signal)|Received (?P<number>\d+) death signal"),
     _row("fatal_python", _C, r"Fatal Python error: (?P<what>.+)|terminate called after throwing an instance of '(?P<type>[^']+)'"),
-    _row("teardown", _E, r"closing signal SIGTERM|SignalException|ChildFailedError|failed to shutdown the rendezvous|Sending process \d+"),
+    _row("final", _E, r"SignalException|ChildFailedError"),
+    _row("teardown", _E, r"closing signal SIGTERM|failed to shutdown the rendezvous|Sending process \d+"),
     _row("exit_code", _X, r"(?:[Ee]xit(?:s|ed)?|terminated)(?: with)?(?: return| exit)? ?(?:code|status)[ =:]+(?P<code>-?\d+)|non-zero exit status (?P<other>\d+)"),
     _row("errno", _C, r"\[Errno (?P<errno>\d+)\] (?P<text>[^:]+)(?:: '?(?P<path>/[^']*|[\w./-]+)'?)?"),
-    _row("errno", _C, r"(?:: |^)(?P<text>No space left on device|Disk quota exceeded|Stale file handle|Too many open files|Input/output error|Read-only file system|Transport endpoint is not connected|Cannot allocate memory)"),
+    _row("errno", _C, rf"(?:: |^)(?P<text>{_SAID})(?:$| \()", re.IGNORECASE),
     # How it goes on, and what is known of the job.
     _row("root_cause_table", _X, r"Root Cause \(first observed failure\)"),
     _row("table_row", _X, r"^\s*(?P<key>time|host|rank|exitcode|error_file|traceback)\s*: (?P<value>.+)"),
@@ -150,7 +170,7 @@ STEMS: tuple[str, ...] = (
     "ordinal", "GPU", "NVIDIA", "Cuda", "kernel image", "CUBLAS", "CUDNN", "assert", "shared memory", "us error", "DataLoader",
     "nan", "inf", "NaN", "exitcode", "Killed", "killed", "egmentation", "Aborted", "Illegal", "Terminat", "ignal", "Fatal",
     "terminate", "Errno", "No space", "quota", "Stale", "open files", "nput/output", "ead-only", "endpoint", "allocate",
-    "Root Cause", "exit", "orward RPC", "shared object", "undefined symbol", "version `", "ELF", "ermission", "ead-only", "ost key", "reason", "TERM_", "refused", "unreachable", "oute to host", "GLIBC", "raceback", "rdzv", "nodes", "entrypoint", "nproc", "run_id", "restart", "log_dir", "group_", "master_",
+    "peicherplatz", "espace dispo", "espacio", "空间", "空き領域", "Root Cause", "exit", "orward RPC", "shared object", "undefined symbol", "version `", "ELF", "ermission", "ead-only", "ost key", "reason", "TERM_", "refused", "unreachable", "oute to host", "GLIBC", "raceback", "rdzv", "nodes", "entrypoint", "nproc", "run_id", "restart", "log_dir", "group_", "master_",
     "ranks", "world", "World", "WORLD", "torchrun", "torch.distributed", "accelerate", "deepspeed", "SLURM", "PBS", "FI_", "GLOO", "TORCH",
     "MASTER", "LD_", "UCX", "NNODES", "set by env", "poch", "POCH", "tep", "iter", "Iter", "atch", "%|", "omplete", "inished", "one",
 )  # fmt: skip
@@ -173,3 +193,29 @@ def fields_of(found: re.Match[str]) -> dict[str, str]:
 def may_mean_something(text: str) -> bool:
     """Say whether a line is worth the rows."""
     return any(stem in text for stem in STEMS)
+
+
+PROGRESS = next(pattern for pattern in PATTERNS if pattern.kind == "progress")
+
+
+class WordFilter:
+    """Knows words that no stem is in: a line of such words only means nothing, and costs no more than its words."""
+
+    def __init__(self) -> None:
+        self._harmless: set[bytes] = set()
+        # A stem of several words is told by its longest.
+        self._stems = tuple({max(stem.split(), key=len).encode() for stem in STEMS})
+
+    def is_harmless(self, shape: bytes) -> bool:
+        """Say whether a line, its digits made zeros, can't mean anything."""
+        harmless = self._harmless
+        words = shape.split()
+        if harmless.issuperset(words):
+            return True
+        for word in words:
+            if word not in harmless:
+                if any(stem in word for stem in self._stems):
+                    return False
+                if len(harmless) < _MAX_WORDS:
+                    harmless.add(word)
+        return True

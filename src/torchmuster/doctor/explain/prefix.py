@@ -12,11 +12,11 @@ _MAX_TEXT = 2000
 _HOST = r"[A-Za-z][A-Za-z0-9]*(?:[-_.][A-Za-z0-9]+)*"
 _TIME = re.compile(
     r"\[?(?P<date>\d{4}-\d\d-\d\d|\d{4}/\d\d/\d\d)[T ](?P<time>\d\d:\d\d:\d\d)(?:[.,](?P<part>\d{1,9}))?"
-    r"(?P<zone>Z|[+-]\d\d:?\d\d)?\]?[ :,-]*"
+    r"(?P<zone>Z|[+-]\d\d:?\d\d)?\]?[:,]? ?(?:- ?)?"
 )
 # glog, as torch's C++ writes it: [E1121 10:11:12.123456789 socket.cpp:1011] or W1121 10:11:12.123000 77 file.py:9]
 _GLOG = re.compile(
-    r"\[?(?P<level>[IWEF])(?P<month>\d\d)(?P<day>\d\d) (?P<time>\d\d:\d\d:\d\d)\.(?P<part>\d+) (?:(?P<pid>\d+) )?"
+    r"\[?(?P<level>[IWEF])(?P<month>\d{1,2})(?P<day>\d\d) (?P<time>\d\d:\d\d:\d\d)\.(?P<part>\d+) (?:(?P<pid>\d+) )?"
     r"(?P<file>[^\]\s]+:\d+)\] ?"
 )
 # In the order in which they may stand before each other; each is tried again after the last.
@@ -26,16 +26,89 @@ _LABELS = (
     re.compile(r"\[rank[ :]?(?P<rank>\d{1,6})\]:? ?", re.IGNORECASE),
     re.compile(r"\[(?P<rank>\d{1,6})\](?::| )? ?(?=[A-Z\[])"),
     re.compile(r"\[(?P<host>" + _HOST + r")(?:[:/](?P<task>\d{1,6}))?\]:? "),
-    re.compile(r"pod/(?P<host>" + _HOST + r")/\S+ "),
+    re.compile(r"\[?pod/(?P<host>" + _HOST + r")/[^\s\]]+\]? "),
     re.compile(r"(?P<host>" + _HOST + r"): (?=\S)"),
     re.compile(r"\(?(?P<host>" + _HOST + r"):(?P<pid>\d{2,8}):(?P<tid>\d{2,8})\)? "),  # NCCL
 )
 # Words before a colon that are no host: they begin a message.
 _NO_HOST = frozenset(
-    "error warning info note debug fatal critical traceback hint at because srun slurmstepd sbatch salloc "
-    "torchrun bash sh python python3 mpiexec mpirun prterun orted pbsdsh muster usage file line rank epoch step "
-    "loss kernel nvrm terminate what root master worker using loading running starting time host exitcode "
-    "error_file user warn exception nccl gloo wandb job queue output stderr stdout command cause test train".split()
+    [
+        "error",
+        "warning",
+        "info",
+        "note",
+        "debug",
+        "fatal",
+        "critical",
+        "traceback",
+        "hint",
+        "at",
+        "because",
+        "srun",
+        "slurmstepd",
+        "sbatch",
+        "salloc",
+        "torchrun",
+        "bash",
+        "sh",
+        "python",
+        "python3",
+        "mpiexec",
+        "mpirun",
+        "prterun",
+        "orted",
+        "pbsdsh",
+        "muster",
+        "usage",
+        "file",
+        "line",
+        "rank",
+        "epoch",
+        "step",
+        "loss",
+        "kernel",
+        "nvrm",
+        "terminate",
+        "what",
+        "root",
+        "master",
+        "worker",
+        "using",
+        "loading",
+        "running",
+        "starting",
+        "time",
+        "host",
+        "exitcode",
+        "error_file",
+        "user",
+        "warn",
+        "exception",
+        "nccl",
+        "gloo",
+        "wandb",
+        "job",
+        "queue",
+        "output",
+        "stderr",
+        "stdout",
+        "command",
+        "cause",
+        "test",
+        "train",
+        "c10d",
+        "default",
+        "rank0",
+        "fp16",
+        "bf16",
+        "fp32",
+        "int8",
+        "a100",
+        "h100",
+        "top-1",
+        "top-5",
+        "utf-8",
+    ]
 )
 _MAX_LABELS = 4
 
@@ -77,7 +150,7 @@ def _take_label(text: str) -> tuple[str, Who] | None:
             continue
         groups = match.groupdict()
         host = groups.get("host")
-        if host is not None and not _is_host(host, text, match.end()):
+        if host is not None and not _is_host(host):
             continue
         if groups.get("role", "x").lower() in ("rank", "error", "warning"):
             continue
@@ -91,14 +164,17 @@ def _take_label(text: str) -> tuple[str, Who] | None:
     return None
 
 
-def _is_host(word: str, text: str, end: int) -> bool:
+def _is_host(word: str) -> bool:
     low = word.lower()
     if low in _NO_HOST or low.endswith(
         ("error", "exception", "warning", ".py", ".sh", ".cpp", ".cc")
     ):
         return False
-    # A plain word before a colon is a host only if it looks like one: a digit, a dot or a dash in it.
-    return any(c.isdigit() or c in "-." for c in word) and not re.fullmatch(r"[A-Z]\w+\.\w+", word)
+    last = word.rpartition(".")[2]
+    if last[:1].isupper() and any(c.islower() for c in last):
+        return False  # the type of an exception
+    # A plain word before a colon is a host only if it looks like one: a digit or a dash in it.
+    return any(c.isdigit() or c == "-" for c in word)
 
 
 def _take_time(text: str, year: int) -> tuple[str, float] | None:

@@ -3,68 +3,151 @@
 from collections.abc import Iterator
 
 from torchmuster.doctor.explain.case import Case
-from torchmuster.doctor.explain.events import Finding
+from torchmuster.doctor.explain.events import Event, Finding
 from torchmuster.doctor.explain.weigh import HIGH, LOW, MEDIUM, Weight, at
+
+_DEFAULTS_MS = {
+    600_000: "NCCL's default of 10 minutes",
+    1_800_000: "the default of 30 minutes",
+    300_000: "the default of 5 minutes",
+}
+
 
 def stuck_collective(case: Case) -> Iterator[Finding]:
     """Ranks waited in a collective: who did not come is the one to look at."""
     waits = case.of("watchdog", "gloo_timeout")
+    waits += [e for e in case.of("store_get") if "imeout" in e.get("why") + e.get("other")]
     if not waits:
         return
-    waiting = {e.who.rank for e in waits if e.who.rank is not None}
-    by_rank = {
+    calls = {
         e.who.rank: (e.get("seq"), e.get("op"))
         for e in waits
         if e.get("seq") and e.who.rank is not None
     }
     event = case.earliest(waits)
-    size = case.world_size
-    if len(set(by_rank.values())) > 1:
-        shown = ", ".join(
-            f"rank {rank}: {op} number {seq}" for rank, (seq, op) in sorted(by_rank.items())[:4]
-        )
-        yield Finding(
-            cause="collectives-differ", sentence=f"the ranks wait in different collectives: {shown}", confidence=HIGH,
-            weight=Weight.COLLECTIVE + 2, evidence=tuple(e.line for e in waits[:4]), at=at(event), began=event.line,
-            ruled_out=("a slow network: then all would wait in the same one",),
-            cure="a branch that depends on the rank (saving, evaluation, logging) makes or skips a collective: make it on all ranks",
-            confirm="TORCH_DISTRIBUTED_DEBUG=DETAIL for 20 steps names both calls",
-        )  # fmt: skip
+    if len(set(calls.values())) > 1:
+        yield _differ(calls, waits, event)
         return
-    missing = sorted(set(range(size)) - waiting) if size and waiting and len(waiting) < size else []
-    behind = _behind(case)
-    named = ", ".join(map(str, missing[:8])) or (str(behind) if behind else "")
-    yield Finding(
+    yield _missing(case, waits, event)
+
+
+def _differ(calls: dict[int, tuple[str, str]], waits: list[Event], event: Event) -> Finding:
+    shown = sorted((rank, op, seq) for rank, (seq, op) in calls.items())
+    words = ", ".join(f"rank {rank}: {op} number {seq}" for rank, op, seq in shown[:4])
+    return Finding(
+        cause="collectives-differ",
+        sentence=f"the ranks wait in different collectives: {words}",
+        confidence=HIGH,
+        weight=Weight.COLLECTIVE + 2,
+        evidence=tuple(e.line for e in waits[:4]),
+        at=at(event),
+        ruled_out=("a slow network: then all would wait in the same one",),
+        cure="a branch that depends on the rank (saving, evaluation, logging) makes or skips a collective:"
+        " make it on all ranks",
+        confirm="TORCH_DISTRIBUTED_DEBUG=DETAIL for 20 steps names both calls",
+        began=event.line,
+    )
+
+
+def _missing(case: Case, waits: list[Event], event: Event) -> Finding:
+    waiting = {e.who.rank for e in waits if e.who.rank is not None}
+    size = case.world_size
+    missing = sorted(set(range(size)) - waiting) if size and len(waiting) < size and waiting else []
+    named = ", ".join(map(str, missing[:8])) or _behind(case)
+    limit = event.get("ms")
+    default = _DEFAULTS_MS.get(int(limit)) if limit.isdigit() else None
+    return Finding(
         cause="rank-missing-in-collective",
         sentence=f"a collective waited for {f'rank {named}' if named else 'a rank'} until its time-out",
         confidence=MEDIUM if named else LOW,
         weight=Weight.COLLECTIVE,
         evidence=tuple(e.line for e in waits[:3]),
         at=at(event),
-        because=("the ranks that print the time-out are those that did come",),
-        cure="see what the missing rank did: data, saving, another branch, a dead node; a longer time-out only waits longer",
+        because=(
+            "the ranks that print the time-out are those that did come",
+            *((f"what expired is {default}",) if default else ()),
+        ),
+        cure="see what the missing rank did: data, saving, another branch, a dead node;"
+        " a longer time-out only waits longer",
         confirm="muster stacks RUN, or py-spy dump --pid PID of the missing rank, while it hangs",
         began=event.line,
     )
 
 
-def _behind(case: Case) -> object:
+def _behind(case: Case) -> str:
+    """Return the one writer that got less far than all others."""
     progress = case.progress
     if len(progress) < 2:
-        return None
+        return ""
     least = min(progress.values())
     slow = [who for who, number in progress.items() if number == least]
-    return slow[0] if len(slow) == 1 and least < max(progress.values()) else None
+    return str(slow[0]) if len(slow) == 1 and least < max(progress.values()) else ""
+
+
+def watchdog_stuck(case: Case) -> Iterator[Finding]:
+    """A call into CUDA or NCCL never came back."""
+    event = case.first("watchdog_stuck")
+    if event is None:
+        return
+    yield Finding(
+        cause="watchdog-stuck",
+        sentence=f"a call into CUDA or NCCL has not come back for {event.get('s')} s on {event.who or 'a rank'}",
+        confidence=MEDIUM,
+        weight=Weight.COLLECTIVE + 1,
+        evidence=(event.line,),
+        at=at(event),
+        because=(
+            "often at the end: saving or evaluation after the last collective, with the GIL held",
+        ),
+        cure="call destroy_process_group before heavy work at the end; see what that rank did",
+        confirm="py-spy dump --native --pid PID   of that rank, while it hangs",
+        began=event.line,
+    )
+
+
+def ended_early(case: Case) -> Iterator[Finding]:
+    """A rank left without an error while others still needed it."""
+    lost = case.of("peer_lost", "gloo_timeout")
+    failed = case.of("child_failed")
+    if not lost or len(failed) != 1 or failed[0].get("code") != "1":
+        return
+    raisers = {(e.line.path, e.who.rank) for e in lost if e.get("type")}
+    others = [log for log in case.record.logs if log.path != failed[0].line.path]
+    quiet = [
+        log
+        for log in others
+        if not any(e.line.path == log.path for e in case.of("child_failed", "peer_lost"))
+    ]
+    if not raisers or not quiet or case.of("rdzv_timeout", "signal_received"):
+        return
+    event = case.earliest(lost)
+    yield Finding(
+        cause="rank-ended-early",
+        sentence=f"the ranks of {quiet[0].who.host or quiet[0].path} ended without an error while others needed them",
+        confidence=LOW,
+        weight=Weight.ENVELOPE + 3,
+        evidence=(event.line, *quiet[0].last[-1:]),
+        at=at(event),
+        because=("the connection was closed, not reset: its process ended by itself",),
+        cure="let every rank make the same number of steps, or train inside `with model.join():`",
+        began=event.line,
+    )
 
 
 def only_echoes(case: Case) -> Iterator[Finding]:
     """Connections were lost, and who went first did not leave a word."""
-    lost = case.of("peer_lost", "nccl_remote", "store_get", "rdzv_closed")
+    lost = case.of("peer_lost", "nccl_remote", "store_get")
+    lost += (
+        []
+        if case.of("store_connect", "store_validate", "rdzv_timeout")
+        else case.of("rdzv_connection")
+    )
+    lost += case.of("gloo_connect") if not lost else []
     if not lost:
         return
     event = case.earliest(lost)
     named = [e.get("host") for e in lost if e.get("host")]
-    peer = max(set(named), key=named.count) if named else ""
+    peer = max(dict.fromkeys(named), key=named.count) if named else ""
     yield Finding(
         cause="peer-lost",
         sentence=f"ranks lost the connection to {peer or 'another one'}; why it went is not in these logs",

@@ -1,38 +1,41 @@
 """Launch and rendezvous: who was started, with which numbers and names."""
 
+import re
 from collections.abc import Iterator
 
 from torchmuster.doctor.explain.case import Case, short
-from torchmuster.doctor.explain.events import Event, Finding
+from torchmuster.doctor.explain.events import Event, Finding, Line
 from torchmuster.doctor.explain.weigh import HIGH, LOW, MEDIUM, Weight, at
+
+_ROLE_KEY = re.compile(r"torchelastic/(?P<what>role_info|assigned_ranks)/(?P<index>\d+)")
+_GROUP_KEY = re.compile(r"default_pg/\S*?/(?P<rank>\d+)\s*$")
+
 
 def launcher_on_too_few_nodes(case: Case) -> Iterator[Finding]:
     """Rendezvous waited for nodes on which nobody had started the launcher."""
-    waits = case.of("rdzv_timeout", "store_clients", "store_wait")
     timeouts = case.of("rdzv_timeout")
-    if not timeouts and not case.of("store_clients"):
+    waits = timeouts or case.of("store_clients") or _role_waits(case)
+    if not waits:
         return
     if case.of("store_connect", "store_validate", "rdzv_connection"):
         return  # somebody did call, and did not get through: that is the network's rule
-    wanted = case.num_nodes
-    speakers = _launch_speakers(case, waits)
-    if wanted is None or wanted < 2:
-        wanted = None
+    wanted = case.num_nodes if (case.num_nodes or 0) > 1 else None
+    speakers = {short(event.who.host) for event in waits if event.who.host} | set(case.spoke)
     silent = [host for host in case.allocated if host not in speakers] if speakers else case.silent
     if wanted is not None and len(speakers) >= wanted and not silent:
         return
-    begin = case.earliest(timeouts or waits)
-    number = f"of {wanted} nodes" if wanted else "of the nodes"
+    begin = case.earliest(waits)
     spoke = ", ".join(sorted(speakers)) or "one node"
-    evidence = [begin.line]
-    evidence += [case.allocated[host] for host in silent[:3] if host in case.allocated]
-    sure = bool(silent) or (wanted is not None and len(speakers) < wanted)
+    less = wanted is not None and len(speakers) < wanted
     yield Finding(
         cause="launcher-on-too-few-nodes",
-        sentence=f"the launcher ran on {spoke} only, {number}: the others were waited for and never called",
-        confidence=HIGH if silent and wanted else MEDIUM if sure else LOW,
+        sentence=(
+            f"the launcher ran on {spoke} only, {f'of {wanted} nodes' if wanted else 'not on all nodes'}:"
+            " the others were waited for and never called"
+        ),
+        confidence=HIGH if silent and wanted else MEDIUM if silent or less else LOW,
         weight=Weight.ABSENCE,
-        evidence=tuple(evidence),
+        evidence=(begin.line, *_evidence(case, silent)),
         at=", ".join(silent[:8]) or None,
         because=tuple(f"{host} was allocated, and there is no line of it" for host in silent[:8]),
         ruled_out=(
@@ -48,12 +51,17 @@ def launcher_on_too_few_nodes(case: Case) -> Iterator[Finding]:
     )
 
 
-def _launch_speakers(case: Case, waits: list[Event]) -> set[str]:
-    hosts = {short(event.who.host) for event in waits if event.who.host}
-    return hosts | set(case.spoke)
+def _evidence(case: Case, silent: list[str]) -> list[Line]:
+    return [case.allocated[host] for host in silent[:3] if host in case.allocated]
 
 
-def rendezvous_ids(case: Case) -> Iterator[Finding]:
+def _role_waits(case: Case) -> list[Event]:
+    """Return what a static launcher says when another node's launcher never came."""
+    found = [e for e in case.of("store_wait") if _ROLE_KEY.search(e.get("keys"))]
+    return found if len({e.line.path for e in found}) <= 1 else []
+
+
+def rendezvous_differs(case: Case) -> Iterator[Finding]:
     """Nodes waited for each other under different names or sizes."""
     for key, cause, word, cure in (
         ("run_id", "different-ids", "rdzv ids", "one id for all nodes: the scheduler's job id"),
@@ -61,32 +69,118 @@ def rendezvous_ids(case: Case) -> Iterator[Finding]:
             "min_nodes",
             "different-sizes",
             "node counts",
-            "take the number from the allocation: $SLURM_NNODES",
+            "take it from the allocation: $SLURM_NNODES",
         ),
-        (
-            "rdzv_endpoint",
-            "different-endpoints",
-            "endpoints",
-            "the same endpoint on all nodes: the head's",
-        ),
+        ("rdzv_endpoint", "different-endpoints", "endpoints", "one endpoint for all: the head's"),
     ):
         events = case.config(key)
         values = list(dict.fromkeys(event.get("value").strip() for event in events))
-        if len(values) > 1 and not case.of("rdzv_complete"):
-            yield Finding(
-                cause=cause,
-                sentence=f"the nodes use different {word}: {', '.join(values[:4])}",
-                confidence=HIGH,
-                weight=Weight.LAUNCH,
-                evidence=tuple(event.line for event in events[:4]),
-                cure=cure,
-                confirm=f"grep -h {key} LOGS | sort | uniq -c",
-                began=events[0].line,
-            )
-    if case.of("endpoint_ignored") and case.of("rdzv_timeout", "rdzv_connection"):
-        event = case.of("endpoint_ignored")[0]
+        if len(values) < 2 or case.of("rdzv_complete", "progress") or _only_a_port(key, values):
+            continue
         yield Finding(
-            cause="endpoint-ignored",
-            sentence="--master_addr is ignored with --rdzv_backend c10d, so each node waits at its own localhost",
-            confidence=HIGH, weight=Weight.LAUNCH, evidence=(event.line,), at=at(event), cure="give `--rdzv-endpoint=HEAD:PORT`", began=event.line,
-        )  # fmt: skip
+            cause=cause,
+            sentence=f"the nodes use different {word}: {', '.join(values[:4])}",
+            confidence=HIGH,
+            weight=Weight.LAUNCH + (1 if key != "rdzv_endpoint" else 0),
+            evidence=tuple(event.line for event in events[:4]),
+            cure=cure,
+            confirm=f"grep -h {key} LOGS | sort | uniq -c",
+            began=events[0].line,
+        )
+
+
+def _only_a_port(key: str, values: list[str]) -> bool:
+    """Say whether a second value is only what the launcher itself made of `:0` or of no port."""
+    return key == "rdzv_endpoint" and any(value.endswith(":0") for value in values)
+
+
+def endpoint_ignored(case: Case) -> Iterator[Finding]:
+    """An address was given where it does not count."""
+    found = case.of("endpoint_ignored")
+    if not found or not case.of("rdzv_timeout", "rdzv_connection"):
+        return
+    yield Finding(
+        cause="endpoint-ignored",
+        sentence="--master_addr is ignored with --rdzv_backend c10d, so each node waits at its own localhost",
+        confidence=HIGH,
+        weight=Weight.LAUNCH + 2,
+        evidence=(found[0].line,),
+        at=at(found[0]),
+        cure="give `--rdzv-endpoint=HEAD:PORT`",
+        began=found[0].line,
+    )
+
+
+def node_ranks(case: Case) -> Iterator[Finding]:
+    """Two nodes with the same rank, or one beyond the count."""
+    given = [e for e in case.config("node_rank") if e.get("value").isdigit()]
+    lines = {(e.line.path, e.who.host): e for e in given}
+    numbers = [e.get("value") for e in lines.values()]
+    waits = [e for e in case.of("store_wait") if _ROLE_KEY.search(e.get("keys"))]
+    same = len(numbers) > len(set(numbers)) and (case.num_nodes or 0) > 1
+    high = [e for e in given if case.num_nodes and int(e.get("value")) >= case.num_nodes]
+    if same or high:
+        event = high[0] if high else given[0]
+        sentence = (
+            f"node rank {event.get('value')} is beyond the {case.num_nodes} nodes"
+            if high
+            else f"several nodes have the node rank {max(dict.fromkeys(numbers), key=numbers.count)}"
+        )
+        yield _wrong_rank(sentence, [e.line for e in given[:4]], event, sure=True)
+    elif len({(e.line.path, e.who.host) for e in waits}) > 1:
+        sentence = "more than one node waits as the head: they have the same node rank"
+        yield _wrong_rank(sentence, [e.line for e in waits[:4]], waits[0], sure=False)
+
+
+def _wrong_rank(sentence: str, evidence: list[Line], event: Event, *, sure: bool) -> Finding:
+    return Finding(
+        cause="wrong-node-rank",
+        sentence=sentence,
+        confidence=HIGH if sure else MEDIUM,
+        weight=Weight.LAUNCH + 3,
+        evidence=tuple(evidence),
+        at=at(event),
+        ruled_out=("a firewall: each node found a store, its own",),
+        cure="let each node expand its own number: `bash -c 'torchrun --node-rank $SLURM_NODEID ...'`, or use c10d",
+        confirm="srun bash -c 'echo $(hostname) $SLURM_NODEID'",
+        began=event.line,
+    )
+
+
+def never_joined(case: Case) -> Iterator[Finding]:
+    """A rank waited for others in the group's store, and nobody says why they did not come."""
+    waits = [e for e in case.of("store_wait") if _GROUP_KEY.search(e.get("keys"))]
+    if not waits:
+        return
+    event = case.earliest(waits)
+    ranks = sorted({int(m["rank"]) for e in waits if (m := _GROUP_KEY.search(e.get("keys")))})
+    named = ", ".join(map(str, ranks[:8]))
+    yield Finding(
+        cause="ranks-never-joined",
+        sentence=f"rank {named} never joined the process group",
+        confidence=LOW,
+        weight=Weight.COLLECTIVE,
+        evidence=tuple(e.line for e in waits[:3]),
+        at=at(event),
+        cure=f"read the first error of rank {named}: it failed, was never started, or can't reach the head",
+        confirm="the log of the node that has this rank",
+        began=event.line,
+    )
+
+
+def rendezvous_closed(case: Case) -> Iterator[Finding]:
+    """A node came to a rendezvous that had ended."""
+    event = case.first("rdzv_closed")
+    if event is None:
+        return
+    yield Finding(
+        cause="rendezvous-closed",
+        sentence=f"{event.who.host or 'a node'} came to a rendezvous that had been closed",
+        confidence=MEDIUM,
+        weight=Weight.ENVELOPE + 2,
+        evidence=(event.line,),
+        at=at(event),
+        because=("the others had ended or failed before; their logs say why",),
+        cure="start all nodes together, with a new rdzv id for each attempt",
+        began=event.line,
+    )

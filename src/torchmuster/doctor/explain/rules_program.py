@@ -1,103 +1,79 @@
-"""The program: error numbers of the kernel, exceptions, exit codes."""
+"""The program: exceptions, exit codes, and what could not be fetched."""
 
-import errno
-import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from torchmuster.doctor.explain.case import Case
-from torchmuster.doctor.explain.events import Event, Finding, Role
-from torchmuster.doctor.explain.weigh import HIGH, MEDIUM, Weight, at
+from torchmuster.doctor.explain.events import Confidence, Event, Finding, Role
+from torchmuster.doctor.explain.rules_signals import signal_of
+from torchmuster.doctor.explain.weigh import HIGH, LOW, MEDIUM, Weight, at
 
-_ERRNO = {
-    errno.ENOSPC: ("disk-full", "the disk is full", "make room, or write elsewhere", "df -h PATH; df -i PATH"),
-    errno.EDQUOT: ("quota", "the quota of the user or project is used up", "delete what is not needed, or write to scratch", "quota -s; lfs quota -h -u $USER PATH"),
-    errno.ESTALE: ("stale-file", "a file on a network file system was replaced by another client", "write to a new name and rename; keep caches of each node local", "stat PATH   on every node"),
-    errno.EMFILE: ("open-files", "the limit of open files is reached", "ulimit -n 65536 in the job, torch.multiprocessing.set_sharing_strategy('file_system')", "ulimit -n"),
-    errno.EIO: ("disk-error", "the storage gave an input/output error", "the site has to look at the file system; copy the data to the node first", "dmesg | tail"),
-    errno.EROFS: ("read-only", "the file system is read-only", "write to a folder that may be written", "mount | grep PATH"),
-    errno.EACCES: ("permission", "a file may not be read or written", "chmod, or another path; check the user in the container", "ls -ld PATH; id"),
-    errno.ENOENT: ("file-missing", "a file is not there", "check the path on the node that failed: not all file systems are shared", "ls -l PATH   on every node"),
-    errno.ENOMEM: ("memory", "memory could not be allocated", "ask for more memory, or use fewer loader workers", "free -g; cat /sys/fs/cgroup/memory.max"),
-    errno.ENOTCONN: ("mount-lost", "a mounted file system has lost its server", "the site has to mount it again", "mount | grep PATH"),
-    errno.ECONNREFUSED: ("connection-refused", "a connection was refused", "see what should listen there", None),
-    errno.ENAMETOOLONG: ("name-too-long", "a path is too long", "set TMPDIR to a shorter folder", None),
-}  # fmt: skip
-
-
-_STRERROR = {os.strerror(number).lower(): number for number in _ERRNO}
-
-
-def system_errors(case: Case) -> Iterator[Finding]:
-    """An error number of the kernel: it says what, the path says where."""
-    for event in _first_by(case.of("errno"), lambda e: _number(e)):
-        number = _number(event)
-        if number not in _ERRNO or event.role is not Role.CAUSE:
-            continue
-        cause, sentence, cure, confirm = _ERRNO[number]
-        path = event.get("path") or next(iter(re.findall(r"'(/[^']+)'", event.line.text)), "")
-        if number == errno.ENOSPC and "/dev/shm" in event.line.text:
-            cause, sentence, cure = "small-dev-shm", "/dev/shm is full", _SPECIFIC["shm"][2]
-        yield Finding(
-            cause=cause,
-            sentence=f"{sentence}{f': {path}' if path else ''}",
-            confidence=HIGH
-            if number in (errno.ENOSPC, errno.EDQUOT, errno.ESTALE, errno.EMFILE)
-            else MEDIUM,
-            weight=Weight.PROVED if number in (errno.ENOSPC, errno.EDQUOT) else Weight.PROGRAM + 2,
-            evidence=(event.line,),
-            at=event.get("where") or at(event),
-            because=event.detail[-4:],
-            cure=cure,
-            confirm=confirm.replace("PATH", os.path.dirname(path) or "PATH") if confirm else None,
-            began=event.line,
-        )
-
-
-def _number(event: Event) -> int:
-    if event.get("errno").isdigit():
-        return int(event.get("errno"))
-    return _STRERROR.get(event.get("text").strip().lower(), 0)
-
-
-def _first_by(events: list[Event], key: Callable[[Event], object]) -> list[Event]:
-    found: dict[object, Event] = {}
-    for event in events:
-        found.setdefault(key(event), event)
-    return list(found.values())
+_RAISED = ("exception", "cuda_oom", "cuda_error", "fatal_python")
+_FETCHES = re.compile(
+    r"^(?:requests|urllib3|urllib|httpx|aiohttp|httpcore|huggingface_hub|botocore|boto3|google|azure|gcsfs|s3fs)\."
+    r"|^(?:URLError|HTTPError|SSLError|MaxRetryError|ConnectTimeout|LocalEntryNotFoundError)$"
+)
+_NO_FETCH = re.compile(r"Validation|NotFitted|Repo(?:Id)?Validation|JSONDecode")
+# Type or message, the word for it, the cure, the command that confirms it.
+_KNOWN: tuple[tuple[str, str, str, str | None], ...] = (
+    (
+        r"Expected to have finished reduction",
+        "unused-parameters",
+        "find_unused_parameters=True for DDP, or use all parameters in the loss",
+        "TORCH_DISTRIBUTED_DEBUG=DETAIL torchrun ...   names them",
+    ),
+    (
+        r"DDP expects same model across all ranks|verify params? .*shapes?.*across|params? .*inconsistent",
+        "models-differ",
+        "the ranks built different models: use the same configuration and seed everywhere",
+        None,
+    ),
+    (
+        r"^(?:ModuleNotFoundError|ImportError)\b",
+        "package-missing",
+        "install it in the environment of that node, the one that the job uses",
+        "python -c 'import ...'   on every node",
+    ),
+    (
+        r"PytorchStreamWriter failed|unexpected pos \d+ vs \d+|SafetensorError.*(?:No space|os error 28)",
+        "disk-full",
+        "make room where it saves, or write elsewhere; a quota looks the same",
+        "df -h PATH; df -i PATH; quota -s",
+    ),
+    (
+        r"AF_UNIX path too long",
+        "name-too-long",
+        "set TMPDIR to a shorter folder, e.g. /tmp",
+        "echo ${#TMPDIR}",
+    ),
+    (
+        r"^(?:numpy\.\S*)?_?(?:Array)?MemoryError\b|DefaultCPUAllocator: (?:can't|not enough)|std::bad_alloc",
+        "memory",
+        "ask for more memory, or use fewer loader workers",
+        "free -g; cat /sys/fs/cgroup/memory.max",
+    ),
+)
 
 
 def exceptions(case: Case) -> Iterator[Finding]:
     """The first exception that is nobody's echo."""
-    found = [
-        e
-        for e in case.of("exception", "cuda_oom", "cuda_error", "not_finite", "fatal_python")
-        if e.role is Role.CAUSE
-    ]
-    found = [e for e in found if e.get("type") or e.kind != "exception"]
-    raised = [e for e in found if e.kind != "not_finite"]
+    found = [e for e in case.of(*_RAISED) if e.role is Role.CAUSE and not signal_of(e)]
+    raised = [e for e in found if e.get("type") or e.kind != "exception"]
     if not raised:
+        yield from _own_connection(case)
         return
-    event = case.earliest(raised)
-    words = event.get("type") or event.line.text
-    if event.get("message"):
-        words += f": {event.get('message')}"
-    others = len({(e.who, e.get("type")) for e in raised}) - 1
-    because = [f"{others} other ranks raised too, later"] if others > 0 else []
-    who = str(event.who) or "a rank"
-    timed = all(e.line.when is not None for e in raised)
-    several_files = len({e.line.path for e in raised}) > 1
+    event = _first_of(case, raised)
+    others = len({(e.who, e.line.path) for e in raised}) - 1
+    later = (f"{others} other ranks raised too, later or at the same time",) if others > 0 else ()
     cause, cure, confirm = _program_cause(event)
     yield Finding(
         cause=cause,
-        sentence=f"{who} failed first: {words[:300]}",
-        confidence=HIGH
-        if (timed or not several_files) and (event.get("own") or event.kind != "exception")
-        else MEDIUM,
+        sentence=f"{str(event.who) or 'a process'} failed first: {_words(event)[:300]}",
+        confidence=_confidence(event, raised),
         weight=Weight.PROGRAM,
         evidence=(event.line,),
         at=event.get("where") or at(event),
-        because=(*event.detail[-6:-1], *because),
+        because=(*event.detail[-6:-1], *later),
         ruled_out=_echoes_ruled_out(case),
         cure=cure,
         confirm=confirm,
@@ -105,8 +81,38 @@ def exceptions(case: Case) -> Iterator[Finding]:
     )
 
 
+def _first_of(case: Case, raised: list[Event]) -> Event:
+    """Return the one that began: an uncaught one ends a rank, a caught one need not."""
+    uncaught = [e for e in raised if e.get("uncaught") or e.kind != "exception"]
+    first = case.earliest(uncaught or raised)
+    if first.kind == "fatal_python" or not first.get("type"):
+        # The interpreter's last words and the watchdog's are less than an exception of the same moment.
+        named = [e for e in raised if e.get("type") and e.who == first.who]
+        return case.earliest(named) if named else first
+    return first
+
+
+def _confidence(event: Event, raised: list[Event]) -> Confidence:
+    """Several files without times can't be ordered: then the first is a guess, unless all say the same."""
+    timed = all(e.line.when is not None for e in raised)
+    same = len({(e.get("type"), e.get("message")[:60]) for e in raised}) == 1
+    ordered = timed or same or len({e.line.path for e in raised}) == 1
+    if not ordered or event.kind == "fatal_python":
+        return MEDIUM
+    return (
+        HIGH if event.get("own") or event.get("uncaught") or event.kind != "exception" else MEDIUM
+    )
+
+
+def _words(event: Event) -> str:
+    if not event.get("type"):
+        return event.line.text
+    message = event.get("message")
+    return f"{event.get('type')}: {message}" if message else event.get("type")
+
+
 def _program_cause(event: Event) -> tuple[str, str, str | None]:
-    text = f"{event.get('type')}: {event.get('message')} {event.line.text}"
+    """Return the word for an exception, its cure, and how to confirm it."""
     if event.kind == "cuda_oom":
         return (
             "cuda-out-of-memory",
@@ -119,27 +125,47 @@ def _program_cause(event: Event) -> tuple[str, str, str | None]:
             "run again with CUDA_LAUNCH_BLOCKING=1: the line that is named may be a later one",
             "compute-sanitizer python ...",
         )
-    if "Expected to have finished reduction" in text:
+    if event.kind == "fatal_python":
         return (
-            "unused-parameters",
-            "find_unused_parameters=True for DDP, or use all parameters in the loss",
-            "TORCH_DISTRIBUTED_DEBUG=DETAIL names them",
-        )
-    if "DDP expects same model across all ranks" in text:
-        return (
-            "models-differ",
-            "the ranks built different models: the same configuration and seed everywhere",
+            "aborted",
+            "read the lines before it: an assertion or a crash of C++ stands there",
             None,
         )
-    if event.get("type").endswith(("ModuleNotFoundError", "ImportError")):
+    words = _words(event)
+    for pattern, cause, cure, confirm in _KNOWN:
+        if re.search(pattern, words):
+            return cause, cure, confirm
+    if _FETCHES.search(event.get("type")) and not _NO_FETCH.search(event.get("type")):
         return (
-            "package-missing",
-            "install it in the environment of that node, the one that the job uses",
-            "python -c 'import ...'   on every node",
+            "download-failed",
+            "compute nodes often have no way out: fetch it before the job, on the login node, or set the proxy",
+            "curl -sSI URL   on that node",
         )
-    if event.get("type").endswith("MemoryError"):
-        return "memory", "ask for more memory, or use fewer loader workers", "free -g"
     return "exception", "mend the line that is named; the other ranks' errors follow from it", None
+
+
+def _own_connection(case: Case) -> Iterator[Finding]:
+    """An exception that reads like an echo, of code that is not torch's: a server of the program's own."""
+    found = [
+        e
+        for e in case.of("exception", "errno", "peer_lost")
+        if e.role is Role.ECHO
+        and re.match(r"(?:Connection|BrokenPipe|Timeout|EOF)\w*Error$", e.get("type"))
+    ]
+    if not found:
+        return
+    event = case.earliest(found)
+    yield Finding(
+        cause="connection-refused" if "efused" in event.get("message") else "exception",
+        sentence=f"{str(event.who) or 'a process'} failed: {_words(event)[:300]}",
+        confidence=LOW,
+        weight=Weight.ENVELOPE + 1,
+        evidence=(event.line,),
+        at=event.get("where") or at(event),
+        because=event.detail[-6:-1],
+        cure="see what should listen there, and whether it had ended",
+        began=event.line,
+    )
 
 
 def _echoes_ruled_out(case: Case) -> tuple[str, ...]:
@@ -149,3 +175,56 @@ def _echoes_ruled_out(case: Case) -> tuple[str, ...]:
     return (
         f"the network: {len(lost)} lines of lost connections came from ranks that had lost their peer",
     )
+
+
+def exit_codes(case: Case) -> Iterator[Finding]:
+    """A rank ended with a number and without a word."""
+    # 126 and 127 are the shell's, 128 and more are signals.
+    raised = {e.line.path for e in case.events if e.get("uncaught")}
+    failed = [e for e in case.of("child_failed", "exit_code") if 0 < _code(e) < 126]
+    failed = [e for e in failed if _code(e) != 1 or e.line.path not in raised]
+    failed += [
+        e for e in case.of("task_exit") if re.search(r"exit code (?!0\b|1[3-9]\d)\d+", e.get("how"))
+    ]
+    if not failed:
+        return
+    event = case.earliest(failed)
+    code = _code(event)
+    words = _last_words(case, event)
+    yield Finding(
+        cause="exit-code",
+        sentence=f"{_who_ended(event)} ended with {f'exit code {code}' if code else 'a failure'} and no exception",
+        confidence=MEDIUM if event.kind == "child_failed" else LOW,
+        weight=Weight.SIGNAL,
+        evidence=(event.line,),
+        at=at(event),
+        because=words,
+        ruled_out=_echoes_ruled_out(case),
+        cure="find what calls sys.exit or os._exit with this number; argparse uses 2, a shell what its last command gave",
+        began=event.line,
+    )
+
+
+def _code(event: Event) -> int:
+    word = event.get("code") or event.get("other")
+    return int(word) if re.fullmatch(r"-?\d{1,9}", word) else 0
+
+
+def _who_ended(event: Event) -> str:
+    local_rank = event.get("local_rank")
+    who = str(event.who)
+    if local_rank:
+        return f"local rank {local_rank}{f' on {event.who.host}' if event.who.host else ''}"
+    return who or (
+        f"task {event.get('tasks')} on {event.get('host')}" if event.get("tasks") else "a process"
+    )
+
+
+def _last_words(case: Case, event: Event) -> tuple[str, ...]:
+    """Return what stood just before it."""
+    for log in case.record.logs:
+        if log.path == event.line.path:
+            before = [line for line in (*log.header, *log.last) if line.number < event.line.number]
+            found = [line.text.strip() for line in before[-3:] if line.text.strip()]
+            return tuple(f"before it: {text[:160]}" for text in found)
+    return ()

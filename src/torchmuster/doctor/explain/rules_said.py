@@ -1,19 +1,23 @@
 """Lines that leave no second reading: they name their cause themselves."""
 
-import os
 import re
 from collections.abc import Iterator
 
 from torchmuster.doctor.explain.case import Case
-from torchmuster.doctor.explain.events import Finding
+from torchmuster.doctor.explain.events import Finding, Line
 from torchmuster.doctor.explain.weigh import HIGH, LOW, Weight, at
 
+_SLINGSHOT = re.compile(r"\bhsn\d|\bcxi\b|cray", re.IGNORECASE)
+_OWN_PLUGIN = re.compile(r"aws[-_]ofi", re.IGNORECASE)
+# Kind of event: cause, sentence, cure.
+# fmt: off
 _SPECIFIC = {
     "gloo_family": ("mixed-ip-families", "one node talks IPv4, another IPv6", "pin GLOO_SOCKET_IFNAME to an interface with one family on all nodes"),
     "gloo_interface": ("no-such-interface", "GLOO_SOCKET_IFNAME names no interface of this node", "unset it (`muster run` sets it by node), or name one that `ip -br addr` shows on every node"),
     "nccl_interface": ("no-such-interface", "NCCL_SOCKET_IFNAME fits no interface of this node", "unset it, or name one that every node has; NCCL takes prefixes, `=name` for exactly one"),
     "nccl_lo": ("nccl-loopback", "NCCL uses the loopback interface between nodes", "an exclusion list replaces NCCL's own: NCCL_SOCKET_IFNAME=^docker,lo"),
     "nccl_duplicate_gpu": ("duplicate-gpu", "two ranks of one node use the same GPU", "torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before init_process_group"),
+    "nccl_family": ("mixed-ip-families", "NCCL met an address family that a node does not have", "NCCL_SOCKET_FAMILY=AF_INET on all nodes"),
     "nccl_version": ("nccl-versions-differ", "the nodes have different versions of NCCL", "use one environment everywhere; take NCCL off LD_LIBRARY_PATH"),
     "nccl_shm": ("small-dev-shm", "/dev/shm is too small for NCCL", "--shm-size=1g or --ipc=host for the container; emptyDir with medium Memory in Kubernetes"),
     "shm": ("small-dev-shm", "/dev/shm is full: loader workers pass batches through it", "--shm-size=8g or --ipc=host for the container, or fewer loader workers"),
@@ -29,7 +33,8 @@ _SPECIFIC = {
     "xid": ("gpu-hardware", "the driver reported a fault of a GPU (Xid)", "exclude the node and report it to the site"),
     "gpu_hardware": ("gpu-hardware", "a GPU has a hardware fault", "exclude the node and report it to the site"),
     "fabric_manager": ("fabric-manager", "the GPUs of a node are not initialised: NVIDIA's fabric manager does not run or does not fit", "the site has to start the fabric manager that fits the driver; exclude the node until then"),
-}  # fmt: skip
+}
+# fmt: on
 
 
 def said_itself(case: Case) -> Iterator[Finding]:
@@ -75,26 +80,29 @@ def nccl_warnings(case: Case) -> Iterator[Finding]:
 def wrong_provider(case: Case) -> Iterator[Finding]:
     """A libfabric provider of another kind of network than this machine's."""
     asked = case.variable("FI_PROVIDER")
-    provider = asked.get("value") if asked is not None else ""
-    slingshot = any(
-        re.search(r"\bhsn\d|\bcxi\b|cray", line.text, re.IGNORECASE)
-        for log in case.record.logs
-        for line in log.header
+    headers = [line for log in case.record.logs for line in log.header]
+    plugin = [line for line in headers if _OWN_PLUGIN.search(line.text)]
+    if not any(_SLINGSHOT.search(line.text) for line in headers):
+        return
+    if asked is not None and asked.get("value") == "efa":
+        sentence = "FI_PROVIDER=efa names Amazon's network, this machine has Slingshot (cxi)"
+        yield _provider(sentence, asked.line, sure=True)
+    elif asked is None and plugin:
+        sentence = (
+            "an own aws-ofi-nccl is used on a Cray: with FI_PROVIDER=efa, as recipes for Amazon set it,"
+            " NCCL would find no network here"
+        )
+        yield _provider(sentence, plugin[0], sure=False)
+
+
+def _provider(sentence: str, line: Line, *, sure: bool) -> Finding:
+    return Finding(
+        cause="wrong-provider",
+        sentence=sentence,
+        confidence=HIGH if sure else LOW,
+        weight=Weight.ENVELOPE + 1,
+        evidence=(line,),
+        cure="unset FI_PROVIDER, or FI_PROVIDER=cxi; use the site's own module of the plugin",
+        confirm="fi_info -p cxi; env | grep FI_",
+        began=line,
     )
-    ofi = [
-        line
-        for log in case.record.logs
-        for line in log.header
-        if re.search(r"aws[-_]ofi", line.text, re.IGNORECASE)
-    ]
-    if asked is not None and provider == "efa" and slingshot:
-        yield Finding(
-            cause="wrong-provider", sentence="FI_PROVIDER=efa names Amazon's network, this machine has Slingshot (cxi)", confidence=HIGH,
-            weight=Weight.ENVELOPE + 1, evidence=(asked.line,), cure="unset FI_PROVIDER, or FI_PROVIDER=cxi", confirm="fi_info -p cxi", began=asked.line,
-        )  # fmt: skip
-    elif ofi and slingshot and asked is None:
-        yield Finding(
-            cause="wrong-provider", sentence="an own aws-ofi-nccl is used on a Cray: with FI_PROVIDER=efa, as recipes for Amazon set it, NCCL would find no network here",
-            confidence=LOW, weight=Weight.ENVELOPE + 1, evidence=(ofi[0],), cure="unset FI_PROVIDER, or FI_PROVIDER=cxi; use the site's own module of the plugin",
-            confirm="fi_info -p cxi; env | grep FI_", began=ofi[0],
-        )  # fmt: skip

@@ -1,10 +1,30 @@
-"""What the scheduler says of a job's end: its time, its memory, another job, a lost node."""
+"""What the scheduler says of a job's end: its time, another job, a lost node, a user."""
 
 from collections.abc import Iterator
 
-from torchmuster.doctor.explain.case import Case, short
+from torchmuster.doctor.explain.case import Case
 from torchmuster.doctor.explain.events import Finding
 from torchmuster.doctor.explain.weigh import HIGH, MEDIUM, Weight, at
+
+# Kind of event: cause, sentence, cure.
+_ENDS = {
+    "preempted": (
+        "preempted",
+        "the scheduler took the nodes back for another job",
+        "save on SIGUSR1 or SIGTERM and let the job requeue: `muster run` does both",
+    ),
+    "node_failed": (
+        "node-failed",
+        "the scheduler lost a node of the job",
+        "exclude the node and start again; `muster run --nodes MIN:MAX` goes on without it",
+    ),
+    "evicted": (
+        "evicted",
+        "the node ran short of a resource and the pod was evicted",
+        "ask for the memory and storage that the pod really needs",
+    ),
+}
+
 
 def time_limit(case: Case) -> Iterator[Finding]:
     """The scheduler ended the job because its time was up."""
@@ -25,30 +45,37 @@ def time_limit(case: Case) -> Iterator[Finding]:
 
 
 def ended_by_scheduler(case: Case) -> Iterator[Finding]:
-    """Preempted, cancelled, evicted, or its node failed."""
-    words = {
-        "preempted": ("preempted", "the scheduler took the nodes back for another job", "save on SIGUSR1 or SIGTERM and let the job requeue: `muster run` does both"),
-        "node_failed": ("node-failed", "the scheduler lost a node of the job", "exclude the node and start again; `muster run --nodes MIN:MAX` goes on without it"),
-        "evicted": ("evicted", "the node ran short of a resource and the pod was evicted", "ask for the memory and storage that the pod really needs"),
-    }  # fmt: skip
-    for kind, (cause, sentence, cure) in words.items():
+    """Preempted, evicted, or a node failed."""
+    for kind, (cause, sentence, cure) in _ENDS.items():
         event = case.first(kind)
-        if event is not None:
-            yield Finding(
-                cause=cause, sentence=sentence, confidence=HIGH, weight=Weight.SCHEDULER, evidence=(event.line,),
-                at=at(event), cure=cure, began=event.line,
-            )  # fmt: skip
-    event = case.first("cancelled")
-    if event is not None and not case.of("time_limit", "preempted", "node_failed"):
-        # Schedulers cancel what is left of a job that has failed by itself: then this is an echo.
+        if event is None:
+            continue
+        node = event.get("host") or event.get("node")
         yield Finding(
-            cause="cancelled",
-            sentence="the job was cancelled from outside",
-            confidence=MEDIUM,
-            weight=Weight.SIGNAL,
+            cause=cause,
+            sentence=sentence,
+            confidence=HIGH,
+            weight=Weight.SCHEDULER,
             evidence=(event.line,),
-            at=at(event),
-            cure="ask who cancelled it: you, a colleague, or the site's staff",
-            confirm="sacct -j JOB -o State%30   (the number behind `CANCELLED by` is a user)",
+            at=node or at(event),
+            cure=cure,
             began=event.line,
         )
+
+
+def cancelled(case: Case) -> Iterator[Finding]:
+    """Somebody cancelled it; schedulers also cancel what is left of a job that failed by itself."""
+    event = case.first("cancelled")
+    if event is None or case.of("time_limit", "preempted", "node_failed"):
+        return
+    yield Finding(
+        cause="cancelled",
+        sentence="the job was cancelled from outside",
+        confidence=MEDIUM,
+        weight=Weight.SIGNAL,
+        evidence=(event.line,),
+        at=at(event),
+        cure="ask who cancelled it: you, a colleague, or the site's staff",
+        confirm="sacct -j JOB -o State%30   (the number behind `CANCELLED by` is a user)",
+        began=event.line,
+    )

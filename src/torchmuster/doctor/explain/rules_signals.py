@@ -1,23 +1,71 @@
-"""Ends by signals and for want of memory."""
+"""Ends by signals, and for want of memory."""
 
+import re
 import signal
 from collections.abc import Iterator
 
 from torchmuster.doctor.explain.case import Case
-from torchmuster.doctor.explain.events import Event, Finding
+from torchmuster.doctor.explain.events import Confidence, Event, Finding
 from torchmuster.doctor.explain.weigh import HIGH, LOW, MEDIUM, Weight, at
+
+_WORDS = {
+    "Killed": 9,
+    "Segmentation fault": 11,
+    "Bus error": 7,
+    "Aborted": 6,
+    "Illegal instruction": 4,
+    "Floating point exception": 8,
+    "Terminated": 15,
+    "Hangup": 1,
+}
+# Sent by those who tear down: launchers, schedulers, users. They say who was ended, not why.
+_FROM_OUTSIDE = (1, 2, 3, 15)
+_MEANINGS: dict[int, tuple[str, str, str, Confidence]] = {
+    11: (
+        "segfault",
+        "crashed in native code (SIGSEGV)",
+        "PYTHONFAULTHANDLER=1 shows where; a wrong build of an extension is the usual reason",
+        MEDIUM,
+    ),
+    7: (
+        "bus-error",
+        "was ended by SIGBUS: shared memory is full, or a mapped file shrank",
+        "a larger /dev/shm; copy mapped data to the node",
+        MEDIUM,
+    ),
+    4: (
+        "illegal-instruction",
+        "met an instruction that this processor lacks",
+        "install a build for this processor",
+        MEDIUM,
+    ),
+    9: (
+        "killed",
+        "was killed (SIGKILL), and nothing here says by whom",
+        "most often memory: look for an out-of-memory line of the kernel or the scheduler, else ask who kills",
+        LOW,
+    ),
+    6: (
+        "aborted",
+        "aborted (SIGABRT)",
+        "read its last lines: an assertion or a terminate of C++ stands there",
+        LOW,
+    ),
+}
+
 
 def out_of_memory(case: Case) -> Iterator[Finding]:
     """The kernel or the scheduler says that it killed for want of memory."""
     proof = case.first("oom_proof")
     if proof is None:
         return
+    node = proof.who.host or "a node"
     yield Finding(
         cause="out-of-memory",
-        sentence=f"the memory of {proof.who.host or 'a node'} (or of the job's limit) ran out, and a process was killed for it",
+        sentence=f"the memory of {node} (or of the job's limit) ran out, and a process was killed for it",
         confidence=HIGH,
         weight=Weight.PROVED,
-        evidence=(proof.line, *(e.line for e in _killed(case, 9)[:2])),
+        evidence=(proof.line, *(e.line for e in _killed(case).get(9, [])[:2])),
         at=at(proof),
         ruled_out=("a GPU out of memory: that raises an exception and kills nobody",),
         cure="ask for more memory (--mem), use fewer loader workers, smaller batches",
@@ -26,65 +74,128 @@ def out_of_memory(case: Case) -> Iterator[Finding]:
     )
 
 
-def _killed(case: Case, signum: int) -> list[Event]:
-    names = {signal.Signals(signum).name.removeprefix("SIG")}
-    words = {
-        9: "Killed",
-        11: "Segmentation fault",
-        7: "Bus error",
-        6: "Aborted",
-        4: "Illegal instruction",
-    }
-    found = [
-        e for e in case.of("child_failed") if e.get("code") in (f"-{signum}", str(128 + signum))
-    ]
-    found += [
-        e
-        for e in case.of("signal_received")
-        if e.get("signal") in names or e.get("signum") == str(signum)
-    ]
-    found += [
-        e
-        for e in case.of("killed_line", "task_exit", "loader_killed")
-        if words.get(signum, "?") in e.line.text
-    ]
-    found += [
-        e
-        for e in case.of("table_row")
-        if e.get("key") == "exitcode"
-        and e.get("value").startswith((f"-{signum} ", f"{128 + signum} "))
-    ]
-    return sorted(found, key=lambda e: e.line.order)
+def _killed(case: Case) -> dict[int, list[Event]]:
+    """Return what was ended by a signal, by its number."""
+    found: dict[int, list[Event]] = {}
+    kinds = (
+        *("child_failed", "signal_received", "killed_line", "task_exit", "loader_killed"),
+        *("exit_code", "table_row", "fatal_python"),
+    )
+    for event in case.of(*kinds):
+        number = signal_of(event)
+        if number:
+            found.setdefault(number, []).append(event)
+    return found
+
+
+def signal_of(event: Event) -> int:
+    """Return the number of the signal that an event speaks of; 0 if of none."""
+    if event.kind == "fatal_python":  # what faulthandler writes
+        words = event.get("what").replace("-", " ")
+        return next((number for word, number in _WORDS.items() if words.startswith(word)), 0)
+    if event.kind == "table_row":
+        match = (
+            re.match(r"(-?\d+) ", event.get("value")) if event.get("key") == "exitcode" else None
+        )
+        return _of_code(int(match[1])) if match is not None else 0
+    if event.kind in ("child_failed", "exit_code"):
+        word = event.get("code") or event.get("other")
+        return _of_code(int(word)) if re.fullmatch(r"-?\d{1,4}", word) else 0
+    if event.kind == "signal_received":
+        word = event.get("signum") or event.get("number") or event.get("other")
+        digits = re.match(r"\d+", word)
+        if digits is not None:
+            return _of_code(-int(digits[0]))
+        return int(signal.Signals[word]) if word in signal.Signals.__members__ else 0
+    code = re.search(r"exit code (\d+)", event.line.text)
+    if code is not None:
+        return _of_code(int(code[1]))
+    return next((number for word, number in _WORDS.items() if word in event.line.text), 0)
+
+
+def _of_code(code: int) -> int:
+    """Return the signal that an exit code stands for: -9 of Python, 137 of a shell."""
+    number = -code if code < 0 else code - 128
+    return number if 0 < number <= signal.NSIG else 0
 
 
 def signals(case: Case) -> Iterator[Finding]:
     """A process was ended by a signal that nobody explains."""
-    for signum, cause, sentence, cure in (
-        (11, "segfault", "a worker crashed in native code (SIGSEGV)", "PYTHONFAULTHANDLER=1 shows where; a wrong build of an extension is the usual reason"),
-        (7, "bus-error", "a worker was ended by SIGBUS: shared memory is full, or a mapped file shrank", "a larger /dev/shm; copy mapped data to the node"),
-        (4, "illegal-instruction", "a worker met an instruction that this processor lacks", "install a build for this processor"),
-        (9, "killed", "a worker was killed (SIGKILL), and nothing here says by whom", "most often memory: look for an out-of-memory line of the kernel or the scheduler, else ask who kills"),
-        (1, "hangup", "the terminal went away (SIGHUP) and took the job with it", "start it with `muster run --detach`, tmux or a scheduler"),
-        (6, "aborted", "a worker aborted (SIGABRT)", "read its last lines: an assertion or a terminate of C++ stands there"),
-    ):  # fmt: skip
-        found = _killed(case, signum)
-        if (
-            not found
-            or (signum == 9 and case.of("oom_proof"))
-            or (signum == 6 and case.of("watchdog", "peer_lost"))
-        ):
+    for number, found in _killed(case).items():
+        if number in _FROM_OUTSIDE:
             continue
-        event = case.earliest(found)
+        if number == 9 and case.of("oom_proof"):
+            continue
+        if number == 6 and case.of("watchdog", "peer_lost", "watchdog_abort"):
+            continue  # NCCL's watchdog aborts the process: an echo
+        yield _ended(case, number, found)
+
+
+def _ended(case: Case, number: int, found: list[Event]) -> Finding:
+    event = case.earliest(found)
+    name = signal.Signals(number).name if number in list(signal.Signals) else f"signal {number}"
+    meaning = _MEANINGS.get(number)
+    default = ("signal", f"was ended by {name}", f"find who sends {name}: `man 7 signal`", LOW)
+    cause, sentence, cure, confidence = meaning or default
+    return Finding(
+        cause=cause,
+        sentence=f"{_who(event)} {sentence}",
+        confidence=confidence,
+        weight=Weight.COLLECTIVE if number == 6 else Weight.SIGNAL + 1,
+        evidence=tuple(e.line for e in found[:3]),
+        at=at(event),
+        ruled_out=("a Python exception: there is none of this rank",)
+        if number in (9, 11, 7)
+        else (),
+        cure=cure,
+        confirm=(
+            "dmesg -T | grep -i 'killed process'; sacct -j JOB -o State,MaxRSS"
+            if number == 9
+            else None
+        ),
+        began=event.line,
+    )
+
+
+def _who(event: Event) -> str:
+    local_rank = event.get("local_rank")
+    if local_rank:
+        return f"local rank {local_rank}{f' on {event.who.host}' if event.who.host else ''}"
+    return str(event.who) or "a worker"
+
+
+def ended_from_outside(case: Case) -> Iterator[Finding]:
+    """SIGTERM, SIGHUP or SIGINT reached a launcher: somebody ended the job."""
+    for number, found in _killed(case).items():
+        told = [e for e in found if e.kind in ("signal_received", "killed_line")]
+        if number not in _FROM_OUTSIDE or not told:
+            continue
+        event = case.earliest(told)
+        name = signal.Signals(number).name
+        hangup = number == signal.SIGHUP
         yield Finding(
-            cause=cause,
-            sentence=sentence,
-            confidence=MEDIUM if signum in (11, 7, 4, 1) else LOW,
-            weight=Weight.SIGNAL if signum != 6 else Weight.COLLECTIVE,
-            evidence=tuple(e.line for e in found[:3]),
+            cause="hangup" if hangup else "cancelled",
+            sentence=(
+                "the terminal went away (SIGHUP) and took the job with it"
+                if hangup
+                else f"the job was ended from outside: its launcher got {name}"
+            ),
+            confidence=MEDIUM,
+            weight=Weight.SIGNAL,
+            evidence=tuple(e.line for e in told[:3]),
             at=at(event),
-            cure=cure,
-            confirm="dmesg -T | grep -i 'killed process'; sacct -j JOB -o State,MaxRSS"
-            if signum == 9
-            else None,
+            cure=(
+                "start it with `muster run --detach`, tmux or a scheduler"
+                if hangup
+                else "ask who ended it: the scheduler at its limit, a colleague, Ctrl-C"
+            ),
+            confirm=None if hangup else "sacct -j JOB -o State%30,Elapsed,Timelimit",
             began=event.line,
         )
+
+
+def meaning_of(number: int) -> str:
+    """Return the word for an end by this signal."""
+    if number in _FROM_OUTSIDE:
+        return "hangup" if number == signal.SIGHUP else "cancelled"
+    return _MEANINGS[number][0] if number in _MEANINGS else "signal"

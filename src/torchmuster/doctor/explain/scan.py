@@ -6,7 +6,7 @@ Every digit of a block becomes 0; a line whose shape is known to mean nothing co
 import os
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from torchmuster.doctor.explain import patterns, prefix
@@ -20,6 +20,7 @@ MAX_EVENTS_OF_A_SHAPE = (
 )
 _MAX_MISSES = 64  # then lines of this shape mean nothing, whatever their numbers are
 _MAX_SHAPES = 200_000
+_MAX_KNOWN = 64
 _HEADER_LINES = 200
 _LAST_LINES = 30
 _DIGITS = bytes.maketrans(b"123456789", b"000000000")
@@ -32,6 +33,7 @@ _HOST_FILE = re.compile(
     r"(?P<host>[A-Za-z][A-Za-z0-9]*[-A-Za-z0-9]*?\d+[A-Za-z0-9-]*(?:\.[A-Za-z][\w.-]*?)?)"
     r"(?:[-_.](?:log|out|err|stdout|stderr|txt))*$"
 )
+_ENDING = re.compile(r"(?:[-_.](?:log|out|err|stdout|stderr|txt|gz|tar|tgz|zst))+$", re.IGNORECASE)
 _NO_HOST_FILE = re.compile(
     r"^(?:rank|attempt|slurm|job|log|out|err|std|part|epoch|run|train|e|o)[-_]?\d+", re.IGNORECASE
 )
@@ -83,9 +85,9 @@ def read_logs(paths: Iterable[str], *, year: int) -> Record:
         paths: Files, folders, gzip or tar archives.
         year: For times without a year.
     """
-    record = Record()
+    record, words = Record(), patterns.WordFilter()
     for source in open_sources(paths, record.notes):
-        _Scanner(source, record, year).run()
+        _Scanner(source, record, year, words).run()
     return record
 
 
@@ -98,7 +100,7 @@ def who_of_path(path: str) -> Who:
     task = _TASK_FILE.search(path)
     if task is not None and task[1]:
         return Who(task=int(task[1]))
-    host = _HOST_FILE.search(name)
+    host = _HOST_FILE.search(_ENDING.sub("", name))
     if host is not None and not _NO_HOST_FILE.match(host["host"]):
         return Who(host=host["host"])
     return Who()
@@ -107,10 +109,13 @@ def who_of_path(path: str) -> Who:
 class _Scanner:
     """Reads one source."""
 
-    def __init__(self, source: Source, record: Record, year: int) -> None:
+    def __init__(
+        self, source: Source, record: Record, year: int, words: patterns.WordFilter
+    ) -> None:
         self.source = source
         self.record = record
         self.year = year
+        self.words = words
         self.log = Log(path=source.path, who=who_of_path(source.path))
         self.shapes: dict[bytes, _Shape] = {}
         self.tracebacks = TracebackReader()
@@ -156,15 +161,22 @@ class _Scanner:
             line = self._line(raw, number)
             if number <= _HEADER_LINES:
                 self.log.header.append(line)
+            if number % 1024 == 0:
+                self.tracebacks.forget(number)
             if self._takes_traceback(line):
                 return
         if state is None:
-            text = line.text if line is not None else prefix.clean(raw)
-            state = _Shape(patterns.may_mean_something(text))
+            state = _Shape(self._may_mean_something(line, raw, shape))
             if len(self.shapes) < _MAX_SHAPES:
                 self.shapes[shape] = state
         if state.is_meaningful and state.num_taken <= MAX_EVENTS_OF_A_SHAPE:
             self._judge(line or self._line(raw, number), state, raw)
+
+    def _may_mean_something(self, line: Line | None, raw: bytes, shape: bytes) -> bool:
+        if self.words.is_harmless(shape):
+            return False
+        text = line.text if line is not None else prefix.clean(raw)
+        return patterns.may_mean_something(text)
 
     def _takes_traceback(self, line: Line) -> bool:
         """Say whether a line belongs to a traceback, and so means nothing else."""
@@ -174,6 +186,10 @@ class _Scanner:
         ended = list(self.tracebacks.take(line))
         for event in ended:
             self._add(event)
+        for event in self.tracebacks.superseded:
+            if event in self.record.events[-64:]:
+                self.record.events.remove(event)
+        self.tracebacks.superseded.clear()
         return bool(ended)
 
     def _judge(self, line: Line, state: _Shape, raw: bytes) -> None:
@@ -195,13 +211,26 @@ class _Scanner:
 
     def _keep_progress(self) -> None:
         """Note how far each writer got, from the last lines of each shape."""
-        kept = [entry for shape in self.shapes.values() for entry in shape.progress or ()]
-        for number, raw in sorted(kept, key=lambda entry: entry[0]):
-            line = self._line(raw, number)
-            found = patterns.match(line.text)
-            if found is not None and found[0].kind == "progress":
-                event = Event(kind="progress", role=Role.CONTEXT, line=line, fields=found[1])
-                self.log.last_progress[line.who] = event
+        for shape in self.shapes.values():
+            seen: set[Who] = set()
+            num_known = 0
+            for number, raw in reversed(shape.progress or ()):
+                line = self._line(raw, number)
+                if line.who in seen:
+                    num_known += 1
+                    if num_known > _MAX_KNOWN:
+                        break  # all that write such lines have been met
+                    continue
+                seen.add(line.who)
+                self._note_progress(line)
+
+    def _note_progress(self, line: Line) -> None:
+        found = patterns.PROGRESS.regex.search(line.text)
+        known = self.log.last_progress.get(line.who)
+        if found is not None and (known is None or known.line.order < line.order):
+            fields = patterns.fields_of(found)
+            event = Event(kind="progress", role=Role.CONTEXT, line=line, fields=fields)
+            self.log.last_progress[line.who] = event
 
     def _line(self, raw: bytes, number: int) -> Line:
         text, who, when = prefix.split(prefix.clean(raw), self.year)
@@ -230,4 +259,3 @@ class _Scanner:
             raw_lines.pop()
         numbered = deque(enumerate(raw_lines, start=first + 1), maxlen=_LAST_LINES)
         self.log.last = [self._line(raw, number) for number, raw in numbered if raw.strip()]
-

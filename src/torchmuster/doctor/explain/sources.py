@@ -14,8 +14,9 @@ from typing import IO
 BLOCK_BYTES = 1 << 20
 MAX_LINE_BYTES = 1 << 16
 MAX_FILES = 20_000
-MAX_UNPACKED_BYTES = 64 << 30  # a bomb ends here
+MAX_UNPACKED_BYTES = 4 << 30  # of an archive or a gzip file, all together; a bomb ends here
 _BINARY_SAMPLE = 8192
+_MAX_NOTES = 50
 
 
 @dataclass(slots=True)
@@ -24,10 +25,24 @@ class Notes:
 
     lines: list[str] = field(default_factory=list)
 
-    def add(self, path: str, why: str) -> None:
-        """Note a file that was left out."""
-        if len(self.lines) < 50:
-            self.lines.append(f"{path} is left out: {why}")
+    def add(self, path: str, why: str, *, part: bool = False) -> None:
+        """Note a file that was left out, or of which a part was."""
+        if len(self.lines) < _MAX_NOTES:
+            self.lines.append(f"{path}: {why}" if part else f"{path} is left out: {why}")
+
+
+@dataclass(slots=True)
+class _Budget:
+    """How many bytes may still be unpacked from one archive; None: it is no archive."""
+
+    left: int | None = None
+
+    def spend(self, num_bytes: int) -> bool:
+        """Say whether so many bytes were left."""
+        if self.left is None:
+            return True
+        self.left -= num_bytes
+        return self.left >= 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +95,7 @@ def _open(path: str, notes: Notes) -> Iterator[Source]:
             elif _is_binary(head):
                 notes.add(path, "it is no text")
             else:
-                yield Source(path=path, blocks=_blocks(file, path, notes))
+                yield Source(path=path, blocks=_blocks(file, path, notes, _Budget()))
     except OSError as error:
         notes.add(path, error.strerror or str(error))
 
@@ -98,22 +113,26 @@ def _open_gzip(path: str, file: IO[bytes], notes: Notes) -> Iterator[Source]:
         elif _is_binary(head):
             notes.add(path, "it is no text")
         else:
-            yield Source(path=path, blocks=_blocks(plain, path, notes))  # type: ignore[arg-type]
+            yield Source(path=path, blocks=_blocks(plain, path, notes, _Budget(MAX_UNPACKED_BYTES)))  # type: ignore[arg-type]
 
 
 def _open_tar(path: str, file: IO[bytes], notes: Notes) -> Iterator[Source]:
     try:
+        budget = _Budget(MAX_UNPACKED_BYTES)
         with tarfile.open(fileobj=file, mode="r|") as archive:
             for member in archive:
                 name = f"{path}/{member.name}"
                 content = archive.extractfile(member) if member.isreg() else None
                 if content is None:
                     continue
+                if member.size > (budget.left or 0):
+                    notes.add(name, f"the archive holds more than {MAX_UNPACKED_BYTES >> 30} GiB")
+                    return
                 head = content.read(_BINARY_SAMPLE)
                 if _is_binary(head):
                     notes.add(name, "it is no text")
                     continue
-                yield Source(path=name, blocks=_blocks(content, name, notes, head))
+                yield Source(path=name, blocks=_blocks(content, name, notes, budget, head))
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
         notes.add(path, f"the archive is damaged ({error})")
 
@@ -132,7 +151,9 @@ def _is_binary(head: bytes) -> bool:
     return controls > len(head[:2048]) // 4 and len(head) > 16
 
 
-def _blocks(file: IO[bytes], path: str, notes: Notes, head: bytes = b"") -> Iterator[bytes]:
+def _blocks(
+    file: IO[bytes], path: str, notes: Notes, budget: _Budget, head: bytes = b""
+) -> Iterator[bytes]:
     """Yield whole lines of about 1 MiB; a longer line is cut."""
     rest, num_bytes = b"", 0
     is_utf16 = False
@@ -140,13 +161,20 @@ def _blocks(file: IO[bytes], path: str, notes: Notes, head: bytes = b"") -> Iter
         try:
             data = head or file.read(BLOCK_BYTES)
         except (OSError, EOFError, zlib.error) as error:
-            notes.add(path, f"it can be read in part only ({error})")
+            notes.add(path, f"it can be read in part only ({error})", part=True)
             data = b""
         head = b""
         if num_bytes == 0 and data.startswith((b"\xff\xfe", b"\xfe\xff")):
             is_utf16 = True
         num_bytes += len(data)
-        if not data or num_bytes > MAX_UNPACKED_BYTES:
+        if data and not budget.spend(len(data)):
+            notes.add(
+                path,
+                f"it is larger than {MAX_UNPACKED_BYTES >> 30} GiB: the rest is not read",
+                part=True,
+            )
+            data = b""
+        if not data:
             if rest:
                 yield rest
             return

@@ -27,7 +27,7 @@ def render_verdict(verdict: Verdict) -> str:
     parts += [f"ruled out: {text}" for text in first.ruled_out]
     parts += [f"confirm: {first.confirm}"] if first.confirm else []
     parts += [f"next to fail: {other.sentence}; {other.cure}" for other in verdict.next_to_fail]
-    rest = [finding for finding in verdict.found[1:4]]
+    rest = verdict.found[1:4]
     parts += [f"also seen: {other.sentence} ({_place(other)})" for other in rest]
     head = "".join(f"{line}\n" for line in lines)
     return "\n".join([head + text + "\n".join(parts), *_collect(verdict), ""])

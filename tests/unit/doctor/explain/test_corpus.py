@@ -5,8 +5,7 @@ import re
 import pytest
 
 from torchmuster.doctor.explain.causes import CAUSES
-
-from .corpus import HEALTHY, ROOT, incidents, said, score, verdict_on
+from unit.doctor.explain.corpus import HEALTHY, ROOT, incidents, said, score, verdict_on
 
 BUILD = [incident for incident in incidents() if not incident.is_held_out]
 MACHINE = re.compile(r"/work/|/tmp/dev|/tmp/muster|/tmp/xlab|__w/(?!pytorch)")
@@ -64,3 +63,17 @@ def test_every_cause_of_the_corpus_has_a_cure():
     for incident in incidents():
         first = verdict_on(incident.name).first
         assert first is None or (first.cure and first.cause in CAUSES)
+
+
+@pytest.mark.parametrize("name", ["eap-pbs-first-attempt", "eap-pbs-second-attempt"])
+def test_torchrun_in_a_pbs_script_is_said_to_have_run_on_one_of_two_nodes(name):
+    first = verdict_on(name).first
+    assert first.cause == "launcher-on-too-few-nodes"
+    assert first.confidence.value == "high"
+    assert first.at == "blancapeak004"
+
+
+def test_provider_of_another_network_is_named_as_what_fails_next():
+    (following,) = verdict_on("eap-pbs-second-attempt").next_to_fail
+    assert following.cause == "wrong-provider"
+    assert "FI_PROVIDER=efa" in following.sentence

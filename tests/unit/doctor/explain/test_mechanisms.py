@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from .logs import cause_of, explain, traceback_of
+from unit.doctor.explain.logs import cause_of, explain, traceback_of
 
 FAILED = "E0314 09:00:00.000000 9 torch/distributed/elastic/multiprocessing/api.py:1] failed (exitcode: {code}) local_rank: 0 (pid: 9) of binary: python\n"
 PEER = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.7.7.2]:197."

@@ -14,8 +14,7 @@ from torchmuster.doctor.explain.case import Case
 from torchmuster.doctor.explain.judge import judge
 from torchmuster.doctor.explain.scan import read_logs
 from torchmuster.doctor.explain.words import as_values, render_verdict
-
-from .logs import traceback_of
+from unit.doctor.explain.logs import traceback_of
 
 TEXT = traceback_of("ValueError: bad label 7")
 
@@ -215,8 +214,7 @@ def test_ten_million_lines_are_read_in_bounded_memory(tmp_path):
     path = tmp_path / "long.log"
     block = "".join(f"2026-01-01 10:00:00 step {k} loss 0.{k:06d}\n" for k in range(100_000))
     with open(path, "w") as file:
-        for _ in range(100):
-            file.write(block)
+        file.writelines(block for _ in range(100))
         file.write(TEXT)
     tracemalloc.start()
     try:

@@ -1,0 +1,144 @@
+"""Which rank is slower than the others, and in what: pure values, no clock of its own.
+
+In synchronous training all ranks make their steps at the same pace, so a rank's own work is what counts: what its
+step takes less what it waits for others. The rank that waits least shows how long a backward and the optimizer take
+without waiting; what the others need more there is waiting.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from statistics import median
+
+from torchmuster.model.beats import Phase
+from torchmuster.model.progress import RankProgress
+
+WINDOW_STEPS = 25
+SLOWER_BY = 0.2
+_NUM_WINDOWS = 2  # one after the other
+_LEAST_S = 0.002  # in a step: less is noise
+_AGAIN_S = 600.0
+_ASIDE = (Phase.SAVE, Phase.EVALUATE, Phase.BETWEEN, Phase.STARTING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Straggler:
+    """A rank that is slower than the others.
+
+    Attributes:
+        share: By how much: 0.31 for 31 %.
+        part: What is slow: `data` or `compute`.
+        part_s: How long that takes in a step.
+        others_s: How long it takes the others.
+        step_s: What a step takes.
+    """
+
+    rank: int
+    node: str
+    share: float
+    num_steps: int
+    part: str
+    part_s: float
+    others_s: float
+    step_s: float
+
+    def tell(self) -> str:
+        """Return the sentence for the user."""
+        return (
+            f"rank {self.rank} on {self.node} is {self.share * 100:.0f} % slower than the others for"
+            f" {self.num_steps} steps: {self.part} takes {_ms(self.part_s)} ms of"
+            f" {_ms(self.step_s)} ms (others {_ms(self.others_s)})"
+        )
+
+
+def _ms(seconds: float) -> str:
+    value = seconds * 1000
+    return f"{value:.0f}" if value >= 10 else f"{value:.1f}"
+
+
+@dataclass(frozen=True, slots=True)
+class _PerStep:
+    """What a step of one rank takes on average."""
+
+    step_s: float
+    data_s: float
+    forward_s: float
+
+    @property
+    def rest_s(self) -> float:
+        return max(self.step_s - self.data_s - self.forward_s, 0.0)
+
+
+@dataclass(slots=True)
+class Stragglers:
+    """Compares the ranks of one attempt, window by window.
+
+    Args:
+        nodes: Rank -> node.
+    """
+
+    nodes: dict[int, str]
+    _bases: dict[int, RankProgress] = field(default_factory=dict)
+    _seen: dict[int, RankProgress] = field(default_factory=dict)
+    _runs: dict[int, int] = field(default_factory=dict)  # windows in a row, by rank
+    _steps: dict[int, int] = field(default_factory=dict)
+    _told_at: dict[int, float] = field(default_factory=dict)
+
+    def take(self, now: float, progress: Iterable[RankProgress]) -> list[Straggler]:
+        """Take what an agent tells; return who has been slow for long enough, each once in ten minutes."""
+        for one in progress:
+            if one.beat_age_s is not None and one.rank in self.nodes and one.steps_here > 1:
+                self._seen[one.rank] = one
+                self._bases.setdefault(one.rank, one)
+        if len(self._seen) < len(self.nodes) or len(self.nodes) < 2:
+            return []
+        done = min(self._seen[r].steps_here - self._bases[r].steps_here for r in self.nodes)
+        if done < WINDOW_STEPS:
+            return []
+        found = self._compare(done)
+        self._bases = dict(self._seen)
+        due = [one for one in found if now - self._told_at.get(one.rank, -_AGAIN_S) >= _AGAIN_S]
+        self._told_at.update({one.rank: now for one in due})
+        return due
+
+    def _compare(self, done: int) -> list[Straggler]:
+        steps = {rank: per_step(self._bases[rank], self._seen[rank]) for rank in self.nodes}
+        rest_s = min(one.rest_s for one in steps.values())
+        own = {rank: one.data_s + one.forward_s + rest_s for rank, one in steps.items()}
+        found = []
+        for rank, own_s in own.items():
+            others_s = median(value for other, value in own.items() if other != rank)
+            slow = own_s - others_s > max(SLOWER_BY * others_s, _LEAST_S)
+            self._runs[rank] = self._runs.get(rank, 0) + 1 if slow else 0
+            self._steps[rank] = self._steps.get(rank, 0) + done if slow else 0
+            if self._runs[rank] >= _NUM_WINDOWS:
+                share = own_s / others_s - 1.0 if others_s > 0 else 0.0
+                found.append(self._straggler(rank, share, steps))
+        return found
+
+    def _straggler(self, rank: int, share: float, steps: dict[int, _PerStep]) -> Straggler:
+        mine = steps[rank]
+        others = [one for other, one in steps.items() if other != rank]
+        data_s, forward_s = median(o.data_s for o in others), median(o.forward_s for o in others)
+        is_data = mine.data_s - data_s >= mine.forward_s - forward_s
+        return Straggler(
+            rank=rank,
+            node=self.nodes[rank],
+            share=share,
+            num_steps=self._steps[rank],
+            part="data" if is_data else "compute",
+            part_s=mine.data_s if is_data else mine.forward_s,
+            others_s=data_s if is_data else forward_s,
+            step_s=mine.step_s,
+        )
+
+
+def per_step(before: RankProgress, now: RankProgress) -> _PerStep:
+    """Return what a step took between two words of a rank."""
+    steps = max(now.steps_here - before.steps_here, 1)
+    spent = [late - early for early, late in zip(before.seconds, now.seconds, strict=True)]
+    aside_s = sum(spent[phase] for phase in _ASIDE)
+    return _PerStep(
+        step_s=max(now.step_at - before.step_at - aside_s, 0.0) / steps,
+        data_s=max(spent[Phase.DATA], 0.0) / steps,
+        forward_s=max(spent[Phase.FORWARD], 0.0) / steps,
+    )

@@ -1,0 +1,31 @@
+"""`muster stacks`: where the ranks of a running run stand."""
+
+import click
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("run")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def stacks(run: str, *, as_json: bool) -> int:
+    """Show the Python stacks of all ranks of the running RUN, equal ones together.
+
+    The first line says who waits in which collective and who does something else. The workers go on: their stacks
+    are written by a signal handler, also while C code holds the interpreter's lock. py-spy, where it is installed on
+    the node, is asked for processes that can't answer.
+    """
+    import asyncio
+    import json
+
+    from torchmuster.run.find import find_run
+    from torchmuster.run.ranks import ask_stacks
+
+    found = asyncio.run(ask_stacks(find_run(run)))
+    if as_json:
+        click.echo(json.dumps({"sentence": found.sentence, "stacks": list(found.lines)}, indent=1))
+        return 0
+    click.echo(found.sentence)
+    if found.lines:
+        click.echo()
+    for line in found.lines:
+        click.echo(line)
+    return 0

@@ -1,0 +1,139 @@
+"""A run of muster's own: its coordinator saw every end, so its first cause is stronger than any guess from logs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from torchmuster.doctor.explain.events import Finding, Line, Verdict
+from torchmuster.doctor.explain.patterns import match
+from torchmuster.doctor.explain.rules_signals import meaning_of
+from torchmuster.doctor.explain.weigh import HIGH, MEDIUM, Weight
+from torchmuster.model.failure import EndKind, WorkerEnd
+from torchmuster.model.verdict import Result, RunState
+
+# What says how a rank ended, not why; a line that leaves no second reading says more.
+_GENERAL = frozenset(
+    {"exception", "exit-code", "killed", "bus-error", "aborted", "segfault", "signal"}
+)
+_BY_STATE = {
+    RunState.PREEMPTED: (
+        "preempted",
+        "the scheduler took the nodes back, and the run stopped for it",
+    ),
+    RunState.CANCELLED: ("cancelled", "the run was cancelled"),
+    RunState.LOST: ("node-failed", "the run's coordinator is gone and left no result"),
+}
+
+
+def with_own_result(
+    verdict: Verdict,
+    result: Result | None,
+    events: Sequence[Mapping[str, object]] = (),
+    *,
+    state: RunState | None = None,
+) -> Verdict:
+    """Return a verdict on logs, corrected by what the run's own coordinator wrote.
+
+    Args:
+        verdict: From the logs.
+        result: `result.json`; None when the run has none.
+        events: `events.jsonl`.
+        state: Where the run stands, if there is no result.
+    """
+    stands = result.state if result is not None else state
+    if stands is None or stands is RunState.UNKNOWN:
+        return verdict
+    if stands is RunState.SUCCEEDED:
+        return replace(verdict, found=(), healthy=True, collect=(), notes=_notes(verdict, events))
+    if not stands.is_final:
+        note = f"the run has not ended: it is {stands.value}"
+        return replace(verdict, notes=(*verdict.notes, note))
+    own = finding_of(result, stands)
+    if own is None:
+        return verdict
+    first = _joined(own, verdict)
+    rest = tuple(found for found in verdict.found if found.cause != first.cause)
+    return replace(
+        verdict,
+        found=(first, *rest),
+        healthy=False,
+        collect=(),
+        notes=_notes(verdict, events),
+        num_files=max(verdict.num_files, 1),
+    )
+
+
+def finding_of(result: Result | None, state: RunState) -> Finding | None:
+    """Return what the coordinator says, as a finding; None when it says nothing."""
+    report = result.report if result is not None else None
+    if result is not None and result.cause is not None and report is not None:
+        return Finding(
+            cause=word_of(result.cause),
+            sentence=report.error,
+            confidence=HIGH,
+            weight=2 * Weight.SCHEDULER,
+            at=report.at,
+            because=report.because,
+            ruled_out=("the other ranks' errors: the coordinator saw this end first",),
+            cure=report.hint,
+        )
+    if state not in _BY_STATE and report is None:
+        return None
+    cause, sentence = _BY_STATE.get(state, ("exit-code", "the run failed"))
+    return Finding(
+        cause=cause,
+        sentence=report.error if report is not None else sentence,
+        confidence=HIGH if report is not None and state in _BY_STATE else MEDIUM,
+        weight=2 * Weight.SCHEDULER,
+        at=report.at if report is not None else None,
+        because=report.because if report is not None else (),
+        cure=report.hint if report is not None else None,
+    )
+
+
+def word_of(end: WorkerEnd) -> str:
+    """Return the word for a cause that a coordinator saw."""
+    if end.memory_evidence:
+        return "out-of-memory"
+    if end.kind is EndKind.NODE_LOST:
+        return "node-failed"
+    if end.kind is EndKind.NOT_STARTED:
+        return "launch-failed"
+    if end.kind is EndKind.PREEMPTED:
+        return "preempted"
+    if end.kind is EndKind.SIGNAL and end.signum is not None:
+        return meaning_of(end.signum)
+    return "exception" if end.kind is EndKind.EXCEPTION else "exit-code"
+
+
+def _joined(own: Finding, verdict: Verdict) -> Finding:
+    """Return the own finding with what the logs add: evidence, and a better word for the same end."""
+    same = next((found for found in verdict.found if _is_same(found, own)), None)
+    if same is None:
+        return own
+    better = own.cause in _GENERAL and same.weight >= Weight.PROGRAM and same.confidence is HIGH
+    return replace(
+        own,
+        cause=same.cause if better else own.cause,
+        evidence=same.evidence,
+        cure="; ".join(text for text in (same.cure if better else None, own.cure) if text) or None,
+        confirm=same.confirm,
+    )
+
+
+def _is_same(found: Finding, own: Finding) -> bool:
+    """Say whether a finding from the logs is of the end that the coordinator names."""
+    if found.cause == own.cause:
+        return True
+    told = " ".join((own.sentence, *own.because))
+    return any(_words(line) in told for line in found.evidence if _words(line))
+
+
+def _words(line: Line) -> str:
+    """Return the telling end of a line: what a traceback's last line says."""
+    text = line.text.strip()
+    return text if match(text) is not None or ": " in text else ""
+
+
+def _notes(verdict: Verdict, events: Sequence[Mapping[str, object]]) -> tuple[str, ...]:
+    started = sum(event.get("event") == "attempt_started" for event in events)
+    return (*verdict.notes, f"the run made {started} attempts") if started > 1 else verdict.notes

@@ -1,0 +1,37 @@
+"""Verdicts of `muster explain`, word for word: twelve incidents of tests/logs, as the command prints them.
+
+`pytest tests/golden --update-golden` writes them again; read the difference as a user would.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from torchmuster.doctor.explain.case import Case
+from torchmuster.doctor.explain.judge import judge
+from torchmuster.doctor.explain.scan import read_logs
+from torchmuster.doctor.explain.words import render_verdict
+
+LOGS = Path(__file__).parents[1] / "logs"
+SHOWN = (
+    "torchrun-started-on-one-of-two",
+    "two-ids-info",
+    "port-dropped",
+    "gloo-docker-address",
+    "value-error-on-second-node",
+    "sigkill-one-of-four",
+    "slurm-oom-kill",
+    "missing-rank-watchdog",
+    "watchdog-different-ops",
+    "checkpoint-disk-full-write",
+    "slingshot-efa-provider",
+    "ok-slurm-long-progress",
+)
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_verdict_reads_as_it_did(name, golden, monkeypatch):
+    monkeypatch.chdir(LOGS)
+    paths = (path for path in sorted(Path(name).rglob("*")) if path.is_file())
+    files = [str(path) for path in paths if path.name != "expect.json"]
+    golden(f"explain/{name}.txt", render_verdict(judge(Case(read_logs(files, year=2025)))))

@@ -1,0 +1,64 @@
+"""What stands before a message says who wrote it, and when; what is left is the message."""
+
+import pytest
+
+from torchmuster.doctor.explain.events import Who
+from torchmuster.doctor.explain.prefix import clean, split
+
+
+@pytest.mark.parametrize(
+    ("line", "message", "who"),
+    [
+        ("3: ValueError: x", "ValueError: x", Who(task=3)),
+        ("[rank5]: ValueError: x", "ValueError: x", Who(rank=5)),
+        ("[default2]:ValueError: x", "ValueError: x", Who(task=2)),
+        ("n1: ValueError: x", "ValueError: x", Who(host="n1")),
+        ("gpu-a3.cluster.org: ValueError: x", "ValueError: x", Who(host="gpu-a3.cluster.org")),
+        ("n1: [rank0]:   frame", "  frame", Who(host="n1", rank=0)),
+        ("[pod/train-worker-0/pytorch] boom", "boom", Who(host="train-worker-0")),
+        ("n7:123:456 [0] NCCL WARN x", "NCCL WARN x", Who(host="n7", rank=0)),
+        ("ValueError: x", "ValueError: x", Who()),
+        ("requests.exceptions.ConnectTimeout: x", "requests.exceptions.ConnectTimeout: x", Who()),
+        ("error: 0.5", "error: 0.5", Who()),
+        ("[c10d] The client", "[c10d] The client", Who()),
+    ],
+)
+def test_labels_say_who_wrote(line, message, who):
+    text, found, _ = split(line, 2026)
+    assert text == message
+    if line.startswith("n7:"):
+        assert found.host == who.host
+    else:
+        assert found == who
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "2026-03-14 09:26:53 boom",
+        "2026-03-14T09:26:53Z boom",
+        "[2026-03-14 09:26:53,000] boom",
+        "2026-03-14T11:26:53.000+02:00 boom",
+        "W0314 09:26:53.000000 77 torch/x.py:9] boom",
+        "[W314 09:26:53.000000000 socket.cpp:9] boom",
+    ],
+)
+def test_times_are_read_in_every_spelling(line):
+    text, _, when = split(line, 2026)
+    assert text == "boom"
+    assert when is None or when == pytest.approx(1773480413.0)
+
+
+def test_indentation_behind_a_time_is_kept():
+    text, _, _ = split('2026-03-14 09:26:53   File "a.py", line 3', 2026)
+    assert text.startswith("  File")
+
+
+@pytest.mark.parametrize("line", ["2026-99-99 10:00:00 x", "I1399 99:99:99.1 a.py:1] x"])
+def test_impossible_times_do_no_harm(line):
+    split(line, 2026)
+
+
+def test_colours_are_taken_away_and_length_is_bounded():
+    assert clean(b"\x1b[31;1mred\x1b[0m \x1b]0;title\x07done") == "red done"
+    assert len(clean(b"x" * 100_000)) <= 2000

@@ -1,0 +1,54 @@
+"""A file of beats is read whole or not at all."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchmuster.model import beats
+from torchmuster.model.beats import Phase
+
+SECONDS = [float(n) for n in range(len(Phase))]
+
+
+def page(durations=(), serial=7, steps=3):
+    text = bytearray(beats.PAGE_BYTES)
+    record = beats.pack(serial, steps, 40, Phase.DATA, 5.0, 4.5, SECONDS)
+    text[: len(record)] = record
+    for number, duration_s in enumerate(durations):
+        data, at = beats.pack_duration(number, duration_s)
+        text[at : at + len(data)] = data
+    return bytes(text)
+
+
+def test_what_was_packed_is_read():
+    beat = beats.unpack(page([0.25, 0.5]))
+    assert (beat.steps_here, beat.step, beat.phase) == (3, 40, Phase.DATA)
+    assert (beat.at, beat.step_at, list(beat.seconds)) == (5.0, 4.5, SECONDS)
+    assert beat.durations == (0.25, 0.5)
+
+
+def test_an_empty_file_says_nothing():
+    assert beats.unpack(bytes(beats.PAGE_BYTES)) is None
+    assert beats.unpack(b"") is None
+
+
+def test_a_half_written_record_is_not_believed():
+    old, new = page(serial=7), page(serial=8, steps=4)
+    assert beats.unpack(new[:20] + old[20:]) is None
+
+
+def test_only_the_newest_durations_are_kept():
+    number = beats.NUM_DURATIONS + 10
+    beat = beats.unpack(page([float(n + 1) for n in range(number)], steps=number + 1))
+    assert len(beat.durations) == beats.NUM_DURATIONS
+    assert max(beat.durations) == number
+
+
+@given(st.binary(max_size=2 * beats.PAGE_BYTES))
+def test_no_bytes_are_too_odd(data):
+    beats.unpack(data)
+
+
+def test_a_quantile_of_nothing_is_zero():
+    assert beats.quantile((), 0.99) == 0.0
+    assert beats.quantile((1.0, 2.0, 3.0), 0.5) == 2.0
+    assert beats.quantile((1.0, 2.0, 3.0), 0.99) == 3.0
