@@ -102,6 +102,7 @@ def test_a_script_and_a_network_are_measured_by_ordinary_runs(tmp_path):
     assert found["predictions"][1]["step_s"] > found["predictions"][0]["step_s"]
 
 
+@pytest.mark.lab
 def test_a_script_without_enough_steps_is_an_error_with_its_log(tmp_path):
     done = muster_plan(tmp_path, "--network", "10GbE", "--script", "train.py", "3")
     assert done.returncode == 1
@@ -109,6 +110,7 @@ def test_a_script_without_enough_steps_is_an_error_with_its_log(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.lab
 def test_a_script_that_fails_is_said_to_have_failed(tmp_path):
     done = muster_plan(tmp_path, "--network", "10GbE", "--script", "train.py", "many")
     assert done.returncode == 1

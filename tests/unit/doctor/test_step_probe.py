@@ -57,6 +57,7 @@ def test_a_script_is_ended_after_its_steps_and_said_what_they_were_made_of(tmp_p
     assert min(found[part] for part in ("forward_s", "backward_s", "optimizer_s")) > 0
 
 
+@pytest.mark.lab
 def test_gradients_are_listed_by_their_arrival_within_the_backward_pass(tmp_path):
     found = found_in(probe(tmp_path, "1000", "1"))
     sizes = [size for size, _ in found["gradients"]]
@@ -66,11 +67,13 @@ def test_gradients_are_listed_by_their_arrival_within_the_backward_pass(tmp_path
     assert sizes.index(4 * 128 * 8) < sizes.index(4 * 64 * 128)  # the last layer's come first
 
 
+@pytest.mark.lab
 def test_micro_steps_are_counted_and_the_parts_are_those_of_one(tmp_path):
     found = found_in(probe(tmp_path, "1000", "3"))
     assert found["micro_steps"] == 3
 
 
+@pytest.mark.lab
 def test_a_script_that_ends_early_tells_of_the_steps_it_made(tmp_path):
     done = probe(tmp_path, "9", "1", num_steps=100)
     assert found_in(done)["steps"] == 9 - 1 - step_probe.WARM_STEPS  # the first has no begin
@@ -78,6 +81,7 @@ def test_a_script_that_ends_early_tells_of_the_steps_it_made(tmp_path):
 
 
 @pytest.mark.parametrize("steps", ["0", "4"])
+@pytest.mark.lab
 def test_too_few_steps_say_nothing(tmp_path, steps):
     done = probe(tmp_path, steps, "1")
     assert done.returncode == 0

@@ -169,7 +169,9 @@ class _Scanner:
             state = _Shape(self._may_mean_something(line, raw, shape))
             if len(self.shapes) < _MAX_SHAPES:
                 self.shapes[shape] = state
-        if state.is_meaningful and state.num_taken <= MAX_EVENTS_OF_A_SHAPE:
+        if state.progress is not None:
+            state.progress.append((number, raw))
+        elif state.is_meaningful and state.num_taken <= MAX_EVENTS_OF_A_SHAPE:
             self._judge(line or self._line(raw, number), state, raw)
 
     def _may_mean_something(self, line: Line | None, raw: bytes, shape: bytes) -> bool:

@@ -208,6 +208,7 @@ def test_full_disk_is_known_in_other_languages(tmp_path, words, numbered):
 
 
 @pytest.mark.slow
+@pytest.mark.lab
 def test_ten_million_lines_are_read_in_bounded_memory(tmp_path):
     import tracemalloc
 
