@@ -42,7 +42,12 @@ def ask(run, *words):
     [
         ("data", r"rank 1 stood still for \d+ s while 2 ranks waited in backward", "read"),
         ("stop", r"rank 1 was stopped \(SIGSTOP\) for \d+ s while 2 ranks waited in", None),
-        ("branch", r"rank 1 waited in barrier for \d+ s while 2 ranks waited in backward", "odd"),
+        pytest.param(
+            "branch",
+            r"rank 1 waited in barrier for \d+ s while 2 ranks waited in backward",
+            "odd",
+            marks=pytest.mark.lab,
+        ),
     ],
 )
 def test_the_rank_that_stands_is_named_as_the_cause(train, mode, headline, place):
@@ -62,6 +67,7 @@ def test_the_rank_that_stands_is_named_as_the_cause(train, mode, headline, place
 
 
 @pytest.mark.slow
+@pytest.mark.lab
 def test_a_hang_without_the_library_is_found_by_stacks_and_processor_time(train):
     run = train("data", nodes=2, workers=1, script=BLIND)
     assert run.wait(LIMIT_S) == 1
@@ -80,6 +86,7 @@ def test_a_hang_counts_as_a_failure_and_all_workers_start_again(train):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["evaluate", "save", "busy", "first"])
+@pytest.mark.lab
 def test_what_may_take_long_is_no_hang(train, mode):
     run = train(mode, limit="3s:10m", LONG_S="12", STEPS="200")
     assert run.wait(LIMIT_S) == 0, run.stderr
@@ -87,6 +94,7 @@ def test_what_may_take_long_is_no_hang(train, mode):
 
 
 @pytest.mark.slow
+@pytest.mark.lab
 def test_a_breakpoint_is_no_hang(train):
     run = train("breakpoint", limit="3s:6s")
     run.wait_event("workers_started")
@@ -103,6 +111,7 @@ def _debugged(run):
 
 
 @pytest.mark.slow
+@pytest.mark.lab
 def test_a_slow_rank_is_named_with_what_is_slow(train):
     run = train("straggler", limit="60s", STEPS="400")
     event = run.wait_event("straggler", timeout_s=LIMIT_S)

@@ -76,6 +76,7 @@ def test_a_path_that_swallows_large_packets_is_named(pair):
     assert causes(said, "failure") == ["mtu-black-hole"]
 
 
+@pytest.mark.lab
 def test_a_script_that_one_node_lacks_is_named(pair):
     (pair.root("n1") / "home" / "only.py").write_text("pass\n")
     (pair.root(pair.controller) / "home" / "only.py").write_text("pass\n")
@@ -86,6 +87,7 @@ def test_a_script_that_one_node_lacks_is_named(pair):
     assert "No such file" in first["because"][0]
 
 
+@pytest.mark.lab
 def test_small_shared_memory_and_a_full_disk_are_named(make_lab):
     lab = make_lab([Host("n1"), Host("n2")])
     done = lab.run("n2", ["mount", "-o", "remount,size=8m", "/dev/shm"])

@@ -81,6 +81,7 @@ def measure_alone(lab, shape_of_model):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", list(MODELS) if LONG else ["10 MB"])
+@pytest.mark.lab
 def test_the_predicted_step_is_within_20_percent_of_the_measured_one(network, size):
     lab, seen = network
     cluster, words = read_cluster(seen)

@@ -182,6 +182,7 @@ def test_a_killed_host_is_left_behind_when_a_range_allows_it(run, wide):
     gone(wide)
 
 
+@pytest.mark.lab
 def test_a_cut_host_ends_its_part_and_comes_back_when_it_can_be_reached(run, wide):
     client = run("--hosts", "n1,n2", "train.py", "once")
     client.wait_for("rank 1 on n2 attempt 0")

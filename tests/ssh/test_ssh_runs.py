@@ -133,6 +133,7 @@ def test_killed_client_leaves_nothing_on_hosts(hosts):
 
 
 @pytest.mark.slow
+@pytest.mark.lab
 def test_client_that_says_nothing_for_twenty_seconds_leaves_nothing_on_hosts(hosts):
     left = _start_waiting(hosts, lambda process: process.send_signal(signal.SIGSTOP))
     until(lambda: not left(), 35, "the end of agents and couriers, and of the secrets")
@@ -161,6 +162,7 @@ def _start_waiting(hosts, end):
     return left
 
 
+@pytest.mark.lab
 def test_spare_host_takes_the_place_of_one_that_is_lost(hosts):
     for name in ("a", "b", "spare"):
         hosts.add(name)
@@ -260,6 +262,7 @@ def test_master_of_a_persistent_connection_lives_on(hosts):
             subprocess.run([*ssh, "-O", "exit", "a"], capture_output=True, timeout=20)
 
 
+@pytest.mark.lab
 def test_spare_host_takes_the_place_of_a_head_that_is_lost(hosts):
     for name in ("a", "b", "spare"):
         hosts.add(name)
@@ -337,6 +340,7 @@ def test_report_names_files_of_the_client_where_hosts_share_nothing(hosts):
     assert f"at: {hosts.code}/my train.py:1" in err
 
 
+@pytest.mark.lab
 def test_muster_home_in_the_code_folder_stays_here(hosts):
     hosts.home = hosts.code / "own home"
     home = hosts.add("a")

@@ -129,6 +129,7 @@ def test_a_training_task_takes_its_nodes_from_the_hosts(hosts):
     until(lambda: nothing_left(hosts), 20, "the end of everything on the hosts")
 
 
+@pytest.mark.lab
 def test_more_tasks_than_hosts_share_them_and_that_is_said_once(hosts):
     hosts.add("a", shares=True)
     write(hosts, THREE)
@@ -167,6 +168,7 @@ def test_hosts_that_do_not_see_the_run_directory_are_refused_before_anything_sta
     until(lambda: nothing_left(hosts), 20, "the end of everything on the hosts")
 
 
+@pytest.mark.lab
 def test_a_host_that_is_lost_gives_its_task_to_its_next_session(hosts):
     hosts.add("a", shares=True)
     write(
@@ -186,6 +188,7 @@ def test_a_host_that_is_lost_gives_its_task_to_its_next_session(hosts):
     until(lambda: nothing_left(hosts), 30, "the end of everything on the hosts")
 
 
+@pytest.mark.lab
 def test_setup_lines_of_the_site_reach_the_tasks(hosts):
     hosts.add("a", shares=True)
     write(hosts, WAITING.replace("exec sleep 4321", "echo $FROM_SETUP $FROM_TABLE"))
@@ -248,6 +251,7 @@ def test_exec_status_and_cancel_reach_tasks_on_hosts(hosts):
     until(lambda: nothing_left(hosts), 30, "the end of everything on the hosts")
 
 
+@pytest.mark.lab
 def test_restart_goes_on_with_the_groups_that_had_not_finished(hosts):
     hosts.add("a", shares=True)
     text = THREE.replace("echo then", "test -e FLAG || exit 3; echo then")
