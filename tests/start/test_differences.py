@@ -191,8 +191,16 @@ def test_a_preloaded_module_has_seen_no_rank(place):
         assert workers.run(RANK="3").stdout == "None 3\n"
 
 
+ZERO = pytest.mark.skipif(
+    sys.version_info < (3, 11, 4), reason="this Python reads a script up to its first zero byte"
+)
+
+
 @both
-@pytest.mark.parametrize("text", [b"x = '\xff'\n", b"x = 1\0\n", b"# coding: nothing\n"])
+@pytest.mark.parametrize(
+    "text",
+    [b"x = '\xff'\n", pytest.param(b"x = 1\0\n", marks=ZERO), b"# coding: nothing\n"],
+)
 def test_a_source_that_is_no_text_is_a_syntax_error_in_other_words(place, text, way):
     place.write("prog.py", "")
     (place.cwd / "prog.py").write_bytes(text)
