@@ -32,6 +32,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
     parser.add_argument("--hold", type=int, default=0, help="attempts that stand still")
+    parser.add_argument("--hold-s", type=float, default=2.0, help="at each step, in seconds")
     args = parser.parse_args()
     torch.set_num_threads(1)
     world = tm.init(seed=5, timeout_s=60)
@@ -54,7 +55,7 @@ def main():
             done += 1
             steps.write(f"{attempt} {run.steps_done}\n")
             if attempt < args.hold and done >= 4:
-                threading.Event().wait(2.0)  # slow, until it is stopped
+                threading.Event().wait(args.hold_s)  # slow, until it is stopped
     texts = [parameter.detach().flatten().tolist() for parameter in model.parameters()]
     (args.out / f"weights-{world.rank}").write_text(repr(texts))
 

@@ -41,7 +41,8 @@ def test_three_links_of_two_minutes_train_to_the_end(login, way):
     text = f'[engines.lab]\nkind = "slurm"\nresubmit_with = "{way}"\n'
     (login.folder / "muster.toml").write_text(text)
     words = (*ON[:1], "--on", "lab", *ON[3:], "--time", "2m", "--warn", "90s", "--resubmit", "2")
-    done = login(*words, str(CHAIN_SCRIPT), str(login.folder), "--hold", "2", limit_s=900.0)
+    script = (str(CHAIN_SCRIPT), str(login.folder), "--hold", "2", "--hold-s", "8")
+    done = login(*words, *script, limit_s=900.0)
 
     assert done.returncode == 0, done.stderr
     assert [link["way"] for link in links(login.folder)] == [None, way, way]

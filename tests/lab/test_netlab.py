@@ -287,7 +287,9 @@ def test_a_lab_leaves_nothing_on_the_machine(tmp_path, killed, allowed):
     folder, pids, space = json.loads(told.read_text())
     wait_until(lambda: not inside(folder, pids, space), "the end of its processes", 15.0)
     wait_until(lambda: not os.path.exists(folder), "the end of its folder", 15.0)
-    wait_until(lambda: not machine() - before, "the machine to be as before", 15.0)
+    wait_until(
+        lambda: not machine() - before, "the machine to be as before", 90.0
+    )  # other tests may have links too
 
 
 @pytest.mark.lab
