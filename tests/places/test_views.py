@@ -94,7 +94,8 @@ def test_the_run_directory_is_the_real_one_in_both_directions(stage):
 
     with stage.popen([{"name": "a", "command": ["sh", "-c", later]}], hold=True) as child:
         child.stdout.readline()
-        Path(base, "go").write_text("from outside\n")
+        Path(base, "going").write_text("from outside\n")
+        Path(base, "going").rename(Path(base, "go"))  # whole, or not there
         out, err = child.communicate(timeout=DEADLINE_S)
 
     assert "from outside" in out, err
