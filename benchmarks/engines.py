@@ -268,7 +268,7 @@ def measure_poll(bench: Bench, _round_index: int) -> Readings:
     job = json.loads((runs / "r0" / "job.json").read_text())
     for number in range(1, RUNS):
         job["job_id"] = bench.lab.submit("true", "--hold")
-        shutil.copytree(runs / "r0", runs / f"r{number}")
+        shutil.copytree(runs / "r0", runs / f"r{number}", ignore=shutil.ignore_patterns("*.tmp"))
         (runs / f"r{number}" / "job.json").write_text(json.dumps(job))
         (runs / f"r{number}" / "result.json").unlink(missing_ok=True)
     log.unlink(missing_ok=True)
