@@ -162,8 +162,8 @@ def _start_waiting(hosts, end):
     return left
 
 
-@pytest.mark.lab
-def test_spare_host_takes_the_place_of_one_that_is_lost(hosts):
+def train_and_lose(hosts, lost):
+    """Train on two hosts of three and cut one of the two for good; return what the client said."""
     for name in ("a", "b", "spare"):
         hosts.add(name)
     words = ("--hosts", "a,b,spare", "--nodes", "2", "--tee", "all")
@@ -171,11 +171,17 @@ def test_spare_host_takes_the_place_of_one_that_is_lost(hosts):
     try:
         until((hosts.home / "runs").exists, what="a run directory")
         until(started(only_run(hosts.home), 2), 60, "the first attempt")
-        hosts.cut("b", for_good=True)
+        hosts.cut(lost, for_good=True)
         out, err = process.communicate(timeout=90)
     finally:
         process.kill()
     assert process.returncode == 0, err
+    return out, err
+
+
+@pytest.mark.lab
+def test_spare_host_takes_the_place_of_one_that_is_lost(hosts):
+    out, err = train_and_lose(hosts, "b")
     assert "the spare host spare takes the place 1" in err
     assert "attempt 1 rank 1" in out
 
@@ -264,18 +270,7 @@ def test_master_of_a_persistent_connection_lives_on(hosts):
 
 @pytest.mark.lab
 def test_spare_host_takes_the_place_of_a_head_that_is_lost(hosts):
-    for name in ("a", "b", "spare"):
-        hosts.add(name)
-    words = ("--hosts", "a,b,spare", "--nodes", "2", "--tee", "all")
-    process = hosts.start(*words, script(hosts, WAIT))
-    try:
-        until((hosts.home / "runs").exists, what="a run directory")
-        until(started(only_run(hosts.home), 2), 60, "the first attempt")
-        hosts.cut("a", for_good=True)
-        out, err = process.communicate(timeout=90)
-    finally:
-        process.kill()
-    assert process.returncode == 0, err
+    out, err = train_and_lose(hosts, "a")
     assert "the spare host spare takes the place 0; snapshots that only a has are not there" in err
     assert "attempt 1 rank 0" in out
     events = (only_run(hosts.home) / "events.jsonl").read_text().splitlines()

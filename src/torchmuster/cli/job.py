@@ -229,6 +229,7 @@ def _say_room(path: str) -> None:
 def _follow(plan: "RunPlan", run_dir: Any, dialect: Any, job_id: str) -> int:
     import asyncio
 
+    from torchmuster.files.tail import last_lines
     from torchmuster.files.terminal import TerminalVoice
     from torchmuster.model.plan import Tee
     from torchmuster.run.batch import JobFollower
@@ -246,7 +247,7 @@ def _follow(plan: "RunPlan", run_dir: Any, dialect: Any, job_id: str) -> int:
             raise MusterError(
                 f"job {job_id} ended without a result: {view.state.value}",
                 where=run_dir.job_log,
-                why=_last_lines(run_dir.job_log) or view.reason,
+                why="\n".join(last_lines(run_dir.job_log, 12)) or view.reason,
                 fix=f"muster logs {plan.run_id}",
             )
         click.echo(f"muster: the job goes on: muster wait {plan.run_id}", err=True)
@@ -256,14 +257,6 @@ def _follow(plan: "RunPlan", run_dir: Any, dialect: Any, job_id: str) -> int:
     voice.say(summary(result))
     voice.flush(5.0)
     return int(result.exit_code)
-
-
-def _last_lines(path: str) -> str:
-    try:
-        with open(path, errors="replace") as log:
-            return "\n".join(log.read()[-4096:].splitlines()[-12:])
-    except OSError:
-        return ""
 
 
 def find_allocation() -> "tuple[Dialect, Allocation] | None":

@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Iterator, Sequence
 
-from torchmuster.doctor.finding import Finding, Level, Pair, Rule, Situation, names_of, show_bytes
+from torchmuster.doctor.finding import Finding, Level, Pair, Rule, Situation, names_of
 
 _SLOW = 0.5
 _MIN_BULK_BYTES = 1 << 20
@@ -176,11 +176,6 @@ def _mtus(situation: Situation, group: Sequence[Pair]) -> list[str]:
                 f"{node.name}: {node.interface} has MTU {network.mtu[node.interface or '']}"
             )
     return found[:4]
-
-
-def show_rate(bytes_per_s: float | None) -> str:
-    """Return a rate for a table."""
-    return f"{show_bytes(bytes_per_s)}/s" if bytes_per_s else "?"
 
 
 RULES: Sequence[Rule] = (no_network, unreachable, black_holes, busy, slow_pairs)

@@ -13,21 +13,18 @@ def interface_of(address: str) -> str | None:
         return _interface_of_ipv6(address)
     if address.startswith("127."):
         return "lo"
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode()[:15])
-            try:
-                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
-            except OSError:
-                continue
-            if socket.inet_ntoa(answer[20:24]) == address:
-                return name
-    return None
+    return next((name for name, own in _ipv4_addresses() if own == address), None)
 
 
 def own_addresses() -> list[str]:
     """Return the IPv4 addresses of this machine that other machines may reach; loopback is not one."""
-    found: list[str] = []
+    found = (address for _, address in _ipv4_addresses() if not address.startswith("127."))
+    return list(dict.fromkeys(found))
+
+
+def _ipv4_addresses() -> list[tuple[str, str]]:
+    """Return each interface with its first IPv4 address."""
+    found: list[tuple[str, str]] = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:15])
@@ -35,9 +32,7 @@ def own_addresses() -> list[str]:
                 answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
             except OSError:
                 continue
-            address = socket.inet_ntoa(answer[20:24])
-            if not address.startswith("127.") and address not in found:
-                found.append(address)
+            found.append((name, socket.inet_ntoa(answer[20:24])))
     return found
 
 

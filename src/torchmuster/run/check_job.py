@@ -12,6 +12,7 @@ from typing import Any
 
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
+from torchmuster.files.tail import last_lines
 from torchmuster.model.job import JobView
 from torchmuster.model.verdict import Result
 from torchmuster.run.jobs import describe_job
@@ -93,7 +94,7 @@ class JobWatch:
             found=found if isinstance(found, dict) else None,
             result=result,
             view=self._view,
-            log=_last_lines(self.run_dir.job_log),
+            log=_last_words(self.run_dir.job_log),
             in_time=in_time,
         )
 
@@ -119,11 +120,6 @@ def _has_begun(run_dir: RunDir) -> bool:
         return False
 
 
-def _last_lines(path: str) -> str:
-    try:
-        with open(path, "rb") as log:
-            log.seek(max(0, os.path.getsize(path) - 8192))
-            lines = log.read().decode(errors="replace").splitlines()
-    except OSError:
-        return ""
+def _last_words(path: str) -> str:
+    lines = last_lines(path, 8192, 8192)
     return "\n".join([line for line in lines if line.strip()][-_LOG_LINES:])

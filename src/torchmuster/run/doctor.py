@@ -16,6 +16,7 @@ from torchmuster.files.layout import RunDir, muster_home
 from torchmuster.model import codec
 from torchmuster.model.verdict import Report, Result, RunState
 from torchmuster.run.record import read_events, read_result
+from torchmuster.run.room import nearest_folder
 
 JOB_FILE = "tiny_job.py"
 _GOOD_FIT = 0.9
@@ -84,7 +85,7 @@ def look_here(script: str | None) -> Outcome:
     order = FactsOrder(
         is_long=True,
         environment=os.environ,
-        run_dir=_existing(muster_home()),
+        run_dir=nearest_folder(muster_home()),
         script=os.path.abspath(script) if script else None,
     )
     facts = collect(order)
@@ -94,12 +95,6 @@ def look_here(script: str | None) -> Outcome:
     situation = Situation(nodes=(node,), is_long=True, script_is_program=False)
     findings = compare(situation)
     return Outcome(findings=tuple(findings), nodes=(show.node_row(node),))
-
-
-def _existing(path: str) -> str:
-    while not os.path.isdir(path) and os.path.dirname(path) != path:
-        path = os.path.dirname(path)
-    return path
 
 
 def read_outcome(run_dir: RunDir, *, has_job: bool) -> Outcome:

@@ -32,7 +32,7 @@ def check_room(path: str, statvfs: Statvfs = os.statvfs) -> None:
 
 def room_warnings(path: str, statvfs: Statvfs = os.statvfs) -> list[str]:
     """Return a sentence for each thing that will soon be short in the folder, or the next one above that is there."""
-    folder = _existing(path)
+    folder = nearest_folder(os.path.realpath(path))
     try:
         disk = statvfs(folder)
     except OSError as error:
@@ -56,7 +56,12 @@ def quota_warnings(path: str, asking: Ask | None = None) -> list[str]:
         commands.append((["quota", "-w", "-p"], parse_quota))
     if shutil.which("lfs"):
         user = str(os.getuid())
-        commands.append((["lfs", "quota", "-q", "-u", user, _existing(path)], parse_quota))
+        commands.append(
+            (
+                ["lfs", "quota", "-q", "-u", user, nearest_folder(os.path.realpath(path))],
+                parse_quota,
+            )
+        )
     found = []
     for argv, parse in commands:
         try:
@@ -96,12 +101,12 @@ def parse_quota(text: str) -> list[tuple[str, int, str]]:
     return found
 
 
-def _existing(path: str) -> str:
-    folder = os.path.realpath(path)
-    while not os.path.isdir(folder) and folder != os.path.dirname(folder):
-        folder = os.path.dirname(folder)
-    return folder
-
-
 def _ask(argv: Sequence[str]) -> proc.Answered:
     return proc.ask(argv, b"", _QUOTA_TIMEOUT_S)
+
+
+def nearest_folder(path: str) -> str:
+    """Return the path, or the nearest folder above it that exists."""
+    while not os.path.isdir(path) and path != os.path.dirname(path):
+        path = os.path.dirname(path)
+    return path

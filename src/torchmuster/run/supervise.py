@@ -16,6 +16,7 @@ from torchmuster.engines.local import HEAD, AgentEnd
 from torchmuster.errors import MusterError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
+from torchmuster.files.tail import last_lines
 from torchmuster.model import codec
 from torchmuster.model.narration import narrate
 from torchmuster.model.plan import RunPlan
@@ -318,7 +319,7 @@ class Supervisor:
         report = Report(
             error=f"the head's agent ended ({ended}), and the coordinator with it",
             at=self.plan.node_name(HEAD),
-            because=_last_lines(log),
+            because=tuple(last_lines(log, 20)) or ("it said nothing",),
             hint=f"its log is {log}",
         )
         return self._own_result(RunState.FAILED, 7, report.error, report)
@@ -471,11 +472,3 @@ def _describe(status: int | None) -> str:
             signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
         )
     return f"exit code {status}"
-
-
-def _last_lines(path: str) -> tuple[str, ...]:
-    try:
-        with open(path, errors="replace") as log:
-            return tuple(log.read()[-4096:].splitlines()[-20:]) or ("it said nothing",)
-    except OSError:
-        return ("it said nothing",)

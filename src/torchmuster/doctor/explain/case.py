@@ -208,14 +208,6 @@ class Case:
     # Ranks.
 
     @cached_property
-    def ranks_that_spoke(self) -> set[int]:
-        """The ranks that wrote a line."""
-        spoke = {event.who.rank for event in self.events} | {
-            log.who.rank for log in self.record.logs
-        }
-        return {rank for rank in spoke if rank is not None}
-
-    @cached_property
     def progress(self) -> dict[Who, int]:
         """How far each writer got: its last step, epoch or percentage."""
         found: dict[Who, int] = {}
