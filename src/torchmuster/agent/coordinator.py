@@ -345,6 +345,10 @@ class Coordinator:
             messages.Welcome(run_id=self.plan.run_id, node=name, tee=self.plan.tee.value)
         )
         self.event("agent_joined", node=name, host=hello.host, pid=hello.pid)
+        if self.result is not None:
+            joined.set_result(member)
+            self._dismiss(member, self.result)
+            return
         if self._preflight is not None:
             self._preflight.greet(member)
         joined.set_result(member)
@@ -1055,21 +1059,27 @@ class Coordinator:
         text = json.dumps(plain, indent=1) + "\n"
         self.disk.replace(self.options.run_dir.result, text.encode())
         self.event("run_ended", **plain)
-        sentence = None
-        if result.report is not None:
-            sentence = f"the run has ended: {result.report.error}"
         for member in [m for m in self.roll.members if m.is_present]:
-            if member.hello.wants_place_0:
-                self._send(member, messages.Goodbye(exit_code=result.exit_code))
-            else:
-                self._send(member, messages.Goodbye(exit_code=result.exit_code, sentence=sentence))
+            self._dismiss(member, result)
         deadline = time.monotonic() + 2.0
-        while self.roll.present() and time.monotonic() < deadline:
+        while (self.roll.present() or self._more_may_come(result)) and time.monotonic() < deadline:
             try:
                 async with asyncio.timeout(deadline - time.monotonic()):
                     self._take(*await self.inbox.get())
             except TimeoutError:
                 return
+
+    def _more_may_come(self, result: Result) -> bool:
+        """Say whether nodes that have not called yet would wait in vain for a head that has gone."""
+        before_all = self._next_attempt == self.options.first_attempt
+        missing = len(self.roll.members) < self.plan.max_nodes
+        return result.state is RunState.FAILED and before_all and missing
+
+    def _dismiss(self, member: Member, result: Result) -> None:
+        sentence = None
+        if result.report is not None and not member.hello.wants_place_0:
+            sentence = f"the run has ended: {result.report.error}"
+        self._send(member, messages.Goodbye(exit_code=result.exit_code, sentence=sentence))
 
     # Small things.
 

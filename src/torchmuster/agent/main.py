@@ -26,10 +26,12 @@ from torchmuster.model.plan import RunPlan
 from torchmuster.net.secret import read_secret
 
 if TYPE_CHECKING:
-    from torchmuster.agent.coordinator import Coordinator
+    import asyncio
+
     from torchmuster.agent.node import Agent
     from torchmuster.agent.node_setup import NodeWork
     from torchmuster.agent.voice import Voice
+    from torchmuster.model.verdict import Result
     from torchmuster.net.messages import Event
 
 _FLUSH_S = 5.0
@@ -333,7 +335,7 @@ def _watch_lifeline(fd: int, agent: "Agent") -> None:
 
 async def _conduct(
     launch: AgentLaunch, desk: StoreDesk, disk: DiskWriter, voice: "Voice"
-) -> "Coordinator":
+) -> "Result":
     import asyncio
 
     from torchmuster.agent.coordinator import Coordinator, CoordinatorOptions
@@ -365,10 +367,9 @@ async def _conduct(
     )
     serving = asyncio.create_task(listener.serve())
     try:
-        await coordinator.conduct()
+        return await coordinator.conduct()
     finally:
         serving.cancel()
-    return coordinator
 
 
 def _listener(launch: AgentLaunch, voice: "Voice") -> "Callable[[Event], None] | None":
@@ -402,9 +403,12 @@ def _teller(voice: "Voice") -> Any:
     return tell
 
 
-def _end_with_coordinator(task: Any, agent: "Agent") -> None:
-    """A coordinator that breaks must not leave its agent waiting."""
-    if task.cancelled() or task.exception() is None:
+def _end_with_coordinator(task: "asyncio.Task[Result]", agent: "Agent") -> None:
+    """A coordinator that ends, or breaks, must not leave its agent waiting."""
+    if task.cancelled():
+        return
+    if task.exception() is None:
+        agent.leave(task.result().exit_code)
         return
     import traceback
 

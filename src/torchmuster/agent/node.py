@@ -185,6 +185,11 @@ class Agent:
         self._failure = self._failure or error
         self._ended.set()
 
+    def leave(self, code: int) -> None:
+        """End the agent with the run's exit code, unless the coordinator's goodbye came before."""
+        self._goodbye = self._goodbye or messages.Goodbye(exit_code=code)
+        self._ended.set()
+
     async def _end_all_processes(self) -> None:
         """Close the spawner's pair, then kill until nothing is left below us."""
         if self._spawner is not None:

@@ -1,0 +1,144 @@
+"""How a run ends for agents that call late: they are told, and don't wait for a head that has gone."""
+
+import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+import torchmuster
+from torchmuster.agent.coordinator import Coordinator, CoordinatorOptions
+from torchmuster.agent.main import _end_with_coordinator
+from torchmuster.errors import MusterError
+from torchmuster.files.disk import DiskWriter
+from torchmuster.files.layout import RunDir
+from torchmuster.model.plan import Limits
+from torchmuster.model.verdict import Result, RunState
+from torchmuster.net.channel import ChannelClosedError, Role
+from torchmuster.net.messages import Goodbye, SpawnerRefused, Welcome
+from unit.agent import test_roll
+from unit.agent.test_roll import make_roll
+
+
+class Line:
+    """One side of an agent's channel."""
+
+    role = Role.AGENT
+    is_open = False
+    own_address = "127.0.0.1"
+
+    def __init__(self, *says):
+        self.heard = []
+        self._says = asyncio.Queue()
+        for message in says:
+            self._says.put_nowait(message)
+
+    def send_nowait(self, message):
+        self.heard.append(message)
+        if isinstance(message, Goodbye):
+            self._says.put_nowait(None)
+
+    async def receive(self):
+        message = await self._says.get()
+        if message is None:
+            raise ChannelClosedError("closed")
+        return message
+
+    async def close(self):
+        """Nothing is open."""
+
+
+def hello(host, **given):
+    return test_roll.hello(host, version=torchmuster.__version__, **given)
+
+
+@pytest.fixture
+def disk():
+    disk = DiskWriter()
+    disk.start()
+    yield disk
+    disk.flush(5.0)
+
+
+@pytest.fixture
+def make_coordinator(tmp_path, disk):
+    def make(num_nodes):
+        plan = replace(make_roll(None, max_nodes=num_nodes).plan, limits=Limits(join_timeout_s=60))
+        options = CoordinatorOptions(
+            plan=plan,
+            run_dir=RunDir(str(tmp_path)),
+            open_store=lambda number, address: 1,
+            own_address="127.0.0.1",
+        )
+        return Coordinator(options, disk)
+
+    return make
+
+
+def test_an_agent_that_calls_after_the_failure_is_told_so(make_coordinator):
+    async def go():
+        coordinator = make_coordinator(2)
+        conduct = asyncio.create_task(coordinator.conduct())
+        first = Line(hello("n2", place=1), SpawnerRefused(why="bad luck"))
+        await coordinator.serve(first)
+        assert not conduct.done(), "another node is missing"
+        late = Line(hello("n1", wants_place_0=True))
+        await coordinator.serve(late)
+        return first, late, await asyncio.wait_for(conduct, 10)
+
+    first, late, result = asyncio.run(go())
+    assert (result.state, result.exit_code) == (RunState.FAILED, 1)
+    assert [type(message) for message in late.heard] == [Welcome, Goodbye]
+    assert late.heard[1].exit_code == 1
+    assert late.heard[1].sentence is None, "the head's own agent has said it"
+    assert first.heard[-1].sentence == "the run has ended: the workers could not be started"
+
+
+def test_nobody_is_waited_for_when_all_have_called(make_coordinator):
+    async def go():
+        coordinator = make_coordinator(1)
+        conduct = asyncio.create_task(coordinator.conduct())
+        await coordinator.serve(Line(hello("n1", place=0), SpawnerRefused(why="bad luck")))
+        return await asyncio.wait_for(conduct, 1)
+
+    assert asyncio.run(go()).exit_code == 1
+
+
+COUNTS = {"attempts": 0, "restarts_spent": 0, "elapsed_s": 0.1}
+
+
+class Head:
+    """The agent beside a coordinator."""
+
+    def __init__(self):
+        self.left = []
+        self.failure = None
+
+    def leave(self, code):
+        self.left.append(code)
+
+    def fail(self, error):
+        self.failure = error
+
+
+def ended(result=None, error=None):
+    return SimpleNamespace(cancelled=lambda: False, exception=lambda: error, result=lambda: result)
+
+
+def test_the_head_s_own_agent_ends_with_its_coordinator():
+    head, result = Head(), Result(run_id="r", state=RunState.FAILED, exit_code=1, **COUNTS)
+
+    _end_with_coordinator(ended(result), head)
+
+    assert head.left == [1]
+    assert head.failure is None
+
+
+def test_a_coordinator_that_breaks_is_a_bug_of_muster():
+    head = Head()
+
+    _end_with_coordinator(ended(error=ValueError("x")), head)
+
+    assert isinstance(head.failure, MusterError)
+    assert head.failure.exit_code == 70
+    assert head.left == []
