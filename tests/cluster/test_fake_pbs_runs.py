@@ -84,13 +84,9 @@ def test_an_unknown_queue_is_explained(muster):
 
 
 def test_groups_of_a_workflow_are_jobs_that_wait_for_each_other(muster, tmp_path):
-    (tmp_path / "muster.toml").write_text(
-        """
-[engines.olivia]
-kind = "pbs"
-setup = ["export MODULE=loaded"]
-"""
-    )
+    lines = ["export MODULE=loaded", f"echo ran >> {tmp_path}/lines"]
+    site = f'[engines.olivia]\nkind = "pbs"\nsetup = {json.dumps(lines)}\n'
+    (tmp_path / "muster.toml").write_text(site)
     (tmp_path / "w.yaml").write_text(
         f"""
 workflow:
@@ -115,6 +111,40 @@ workflow:
 
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "end").read_text() == "loaded\nloaded\n"
+    assert (tmp_path / "lines").read_text() == "ran\n" * 3, "once on each of three nodes"
+
+
+def test_a_setup_line_that_fails_on_a_task_s_node_is_named(muster, tmp_path):
+    lines = ["export MODULE=loaded", "echo no such module >&2; false"]
+    site = f'[engines.olivia]\nkind = "pbs"\nsetup = {json.dumps(lines)}\n'
+    (tmp_path / "muster.toml").write_text(site)
+    (tmp_path / "w.yaml").write_text(
+        f"workflow: {{name: one, tasks: [{{name: t, command: [touch, {tmp_path}/began]}}]}}\n"
+    )
+    done = muster("submit", "w.yaml", "--on", "olivia", "--run-id", "w")
+
+    assert done.returncode != 0
+    assert "a setup line failed on" in done.stderr
+    assert "setup, line 2: echo no such module >&2; false" in done.stderr
+    assert "no such module\n" in done.stderr
+    assert not (tmp_path / "began").exists()
+
+
+def test_setup_lines_run_on_every_node_of_a_training_task(muster, tmp_path):
+    lines = ["export MODULE=loaded", f"echo ran >> {tmp_path}/lines"]
+    site = f'[engines.olivia]\nkind = "pbs"\nsetup = {json.dumps(lines)}\n'
+    (tmp_path / "muster.toml").write_text(site)
+    (tmp_path / "show.py").write_text(
+        "import os; open(f'{os.environ[\"RANK\"]}.txt', 'w').write(os.environ['MODULE'])"
+    )
+    (tmp_path / "w.yaml").write_text(
+        "workflow: {name: one, tasks: [{name: t, script: show.py, nodes: 2, nproc_per_node: 1}]}\n"
+    )
+    done = muster("submit", "w.yaml", "--on", "olivia", "--run-id", "w")
+
+    assert done.returncode == 0, done.stderr
+    assert [(tmp_path / f"{rank}.txt").read_text() for rank in (0, 1)] == ["loaded"] * 2
+    assert (tmp_path / "lines").read_text() == "ran\n" * 2, "once on each of two nodes"
 
 
 def _rank_log(tmp_path, attempt, rank=0):

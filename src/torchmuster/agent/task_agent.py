@@ -17,6 +17,7 @@ from typing import Any
 
 import torchmuster
 from torchmuster import proc
+from torchmuster.agent.node_shell import NodeShell, SetupError
 from torchmuster.agent.output import RankOutput
 from torchmuster.agent.task_command import Command, CommandFailedError
 from torchmuster.agent.task_data import fetch_inputs, publish, upload_outputs
@@ -106,6 +107,7 @@ class TaskAgent:
         self._calls: dict[str, TaskCall] = {}
         self._num_calls = 0
         self._has_inputs = False
+        self._is_set_up = False
         self._view: View | None = None
         self._execs = Execs(options.task.name, self._send)
 
@@ -230,6 +232,8 @@ class TaskAgent:
         try:
             for folder in (self._place.output, self._place.work):
                 os.makedirs(folder, exist_ok=True)
+            if self._needs_setup():
+                await self._set_up()
             if not self._has_inputs:  # a restart in place finds them here
                 await fetch_inputs(
                     self._options.task,
@@ -239,6 +243,9 @@ class TaskAgent:
                     self._outer_facts().resolve,
                 )
                 self._has_inputs = True
+        except SetupError as error:
+            self._not_prepared(error, State.FAILED_START_ERROR, CODE_START)
+            return
         except MusterError as error:
             self._not_prepared(error, State.FAILED, CODE_DOWNLOAD)
             return
@@ -251,6 +258,22 @@ class TaskAgent:
         free = () if self._options.network else _free_ports(self._options.port_candidates)
         free = free or self._options.port_candidates[:8]
         self._send(messages.TaskPrepared(attempt=self._attempt, free_ports=free))
+
+    def _needs_setup(self) -> bool:
+        """Say whether lines are to be run: once on a node, and a run of training runs them itself on each of its nodes."""
+        is_training = self._options.task.training is not None
+        return bool(self._options.plan.setup) and not self._is_set_up and not is_training
+
+    async def _set_up(self) -> None:
+        """Run the site's setup lines; their variables are from here on those of this process and its children."""
+        plan, node = self._options.plan, socket.gethostname()
+        log = self._options.run_dir.setup_log(node)
+        shell = NodeShell(node, self._notice, lambda data: self._disk.append(log, data))
+        self._disk.append(log, "".join(f"+ {line}\n" for line in plan.setup).encode())
+        shelled = await shell.run_lines(plan.setup, dict(os.environ), {}, plan.setup_origin)
+        os.environ.clear()
+        os.environ.update(shelled.environment)
+        self._is_set_up = True
 
     def _doing(self, text: str) -> None:
         self._voice.say(text)

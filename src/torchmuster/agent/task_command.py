@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import torchmuster
 from torchmuster import proc
 from torchmuster.agent import place_launch, task_setup
 from torchmuster.agent.container import CODE_START
@@ -202,11 +203,16 @@ def training_words(facts: Facts, options: "TaskOptions") -> list[str]:
         "cwd": options.plan.cwd,
         "grace_s": options.plan.grace_s,
         "python": list(options.plan.python),
+        "setup": list(options.plan.setup),
+        "setup_origin": options.plan.setup_origin,
     }
     path = os.path.join(facts.place.path, "training.json")
     with open(path, "w") as file:
         json.dump(options_of_run, file)
-    return [sys.executable, "-m", "torchmuster.run.nested", path]
+    program = os.path.join(
+        os.path.dirname(os.path.abspath(torchmuster.__file__)), "run", "nested.py"
+    )
+    return [sys.executable, program, path]
 
 
 def make_folders(args: Sequence[str], output: str) -> None:

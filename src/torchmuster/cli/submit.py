@@ -85,6 +85,10 @@ def submit(**given: Any) -> int:
             show_jobs(plan, given["engine"], as_json=given["as_json"])
         return 0
     _upload_local_datasets(loaded)
+    if ssh_site is None and given["engine"] != "local":
+        from torchmuster.engines.sites import with_task_setup
+
+        plan = with_task_setup(plan, find_site(given["engine"]))
     run_dir = create_workflow_dir(plan, loaded.source.text, loaded.rendered_text)
     if ssh_site is not None:
         from torchmuster.cli.ssh_submit import submit_to_hosts

@@ -9,6 +9,7 @@ from torchmuster.model.plan import RunPlan
 
 if TYPE_CHECKING:
     from torchmuster.engines.base import Dialect
+    from torchmuster.model.workflow import WorkflowPlan
     from torchmuster.spec.site import Site
 
 
@@ -32,6 +33,15 @@ def site_options(site: "Site") -> SiteOptions:
     )
 
 
+def with_task_setup(plan: "WorkflowPlan", site: "Site") -> "WorkflowPlan":
+    """Return the workflow with the lines that every node of this site runs before its task."""
+    return replace(plan, setup=site_options(site).setup, setup_origin=_origin(site))
+
+
+def _origin(site: "Site") -> str:
+    return f"{site.origin.split('.toml:')[0]}.toml [engines.{site.name}] setup"
+
+
 def with_node_setup(plan: RunPlan, site: "Site", *, python_given: bool) -> RunPlan:
     """Return the plan with what the site says of its nodes: variables, setup lines, interpreter, scratch folder."""
     own_python = site.python if not python_given else ()
@@ -41,7 +51,7 @@ def with_node_setup(plan: RunPlan, site: "Site", *, python_given: bool) -> RunPl
         lines=tuple(site.setup),
         scratch=site.scratch,
         python_follows=bool(site.setup) and not own_python and not python_given,
-        origin=f"{site.origin.split('.toml:')[0]}.toml [engines.{site.name}] setup",
+        origin=_origin(site),
     )
     program = replace(plan.program, python=tuple(own_python)) if own_python else plan.program
     return replace(plan, node_setup=setup, program=program)

@@ -141,7 +141,7 @@ def _request(plan: WorkflowPlan, group: GroupPlan, engine: str, options: JobOpti
         constraint=site.constraint,
         nodes_excluded=tuple(excluded),
         directives=site.directives,
-        setup=site.setup,
+        node_lines=site.setup,
         package_copy=RunDir(options.run_dir).package_copy,
         requeue=site.requeue,
         warn_s=site.warn_s,

@@ -212,6 +212,8 @@ class WorkflowPlan:
         spec_path: The file that the user submitted; relative script paths start at its folder.
         python: The interpreter of training tasks and of our own helpers.
         reused: For groups that an earlier run has finished: group name -> that run's directory.
+        setup: Lines of the site that every node runs before its task's first command.
+        setup_origin: Where they stand, for errors.
     """
 
     run_id: str
@@ -228,6 +230,8 @@ class WorkflowPlan:
     container: str = "none"
     uuid: str = ""
     reused: dict[str, str] = field(default_factory=dict)
+    setup: tuple[str, ...] = ()
+    setup_origin: str = ""
 
     def group(self, name: str) -> GroupPlan:
         """Return the group of this name; KeyError when there is none."""

@@ -1,6 +1,8 @@
 """A training task of a workflow: conducts a run as `muster run` does, inside of the task.
 
-    python -m torchmuster.run.nested OPTIONS.json
+    python .../torchmuster/run/nested.py OPTIONS.json
+
+Started by its path: the node may have torchmuster as a copy beside the run only.
 
 Its standard streams are the task's log. It keeps its snapshots from one attempt of the task to the next.
 """
@@ -12,6 +14,12 @@ import sys
 from dataclasses import replace
 from typing import Any
 
+if __package__ in (None, ""):
+    _package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    if sys.path and os.path.abspath(sys.path[0]) == os.path.dirname(os.path.abspath(__file__)):
+        del sys.path[0]
+    sys.path.insert(0, os.path.dirname(_package))
+
 from torchmuster.doctor.gpus import visible_gpus
 from torchmuster.engines.allocation import AllocationEngine
 from torchmuster.engines.base import Dialect
@@ -21,6 +29,7 @@ from torchmuster.errors import MusterError, UsageError
 from torchmuster.files import atomic
 from torchmuster.files.terminal import TerminalVoice
 from torchmuster.model.job import Allocation
+from torchmuster.model.plan import NodeSetup
 from torchmuster.model.text import render_report, report_of_error
 from torchmuster.model.verdict import RunState
 from torchmuster.run.beside import BesideEngine, BesideHost, task_hosts
@@ -61,6 +70,8 @@ def _conduct(given: dict[str, Any]) -> int:
         text = [render_report(report_of_error(error)) for error in problems.found]
         sys.stderr.write("\n".join(text))
         return UsageError.exit_code
+    setup = NodeSetup(lines=tuple(given["setup"]), origin=given["setup_origin"])
+    plan = replace(plan, node_setup=setup)
     beside = _hosts_beside(given)
     if beside is not None:
         plan = replace(plan, node_names=tuple(host.name for host in beside[1]))

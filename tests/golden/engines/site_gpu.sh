@@ -21,13 +21,27 @@ JOB_train=$(sbatch --parsable "--dependency=afterok:$JOB_make_data" --kill-on-in
 #SBATCH --reservation=course
 #SBATCH --mail-type=NONE
 
-# Python 3.11 or later, for muster's own processes; a line below may set another.
+# Python 3.11 or later, for muster's own processes.
 PYTHON=/usr/bin/python3
+# The agents run the setup lines on every node; here they are for a first node without that Python.
+if ! "$PYTHON" -I -S -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+  echo "muster: $PYTHON does not run on $(uname -n) ($(uname -m)): python3 of the setup lines is taken" >&2
+  eval 'export OMP_NUM_THREADS=8'
+  eval 'export NOTE='"'"'it'"'"'"'"'"'"'"'"'s $HOME'"'"''
+  eval 'module load cuda/12.6'
+  eval 'source '"'"'my venv/bin/activate'"'"''
+  PYTHON=$(command -v python3)
+  if ! "$PYTHON" -I -S -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+    {
+      echo 'error: this node has no Python for muster'
+      echo "at: $(uname -n), ${PYTHON:-no python3 on PATH}"
+      echo 'because: the first node of a job needs Python 3.11 or later'
+      echo 'hint: `setup = [...]` of the site loads one: a module, or source VENV/bin/activate'
+    } >&2
+    exit 14
+  fi
+fi
 export MUSTER_JOB_ENDS_AT=$(($(date +%s) + 7200))
-export OMP_NUM_THREADS=8
-export NOTE='it'"'"'s $HOME'
-module load cuda/12.6
-source 'my venv/bin/activate'
 MUSTER=/opt/torchmuster
 if [ ! -r "$MUSTER/run/conduct_group.py" ]; then
   COPY=/home/me/home/runs/r1/package
@@ -58,13 +72,27 @@ exec "$PYTHON" "$MUSTER/run/conduct_group.py" --run-dir /home/me/home/runs/r1 --
 #SBATCH --reservation=course
 #SBATCH --mail-type=NONE
 
-# Python 3.11 or later, for muster's own processes; a line below may set another.
+# Python 3.11 or later, for muster's own processes.
 PYTHON=/usr/bin/python3
+# The agents run the setup lines on every node; here they are for a first node without that Python.
+if ! "$PYTHON" -I -S -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+  echo "muster: $PYTHON does not run on $(uname -n) ($(uname -m)): python3 of the setup lines is taken" >&2
+  eval 'export OMP_NUM_THREADS=8'
+  eval 'export NOTE='"'"'it'"'"'"'"'"'"'"'"'s $HOME'"'"''
+  eval 'module load cuda/12.6'
+  eval 'source '"'"'my venv/bin/activate'"'"''
+  PYTHON=$(command -v python3)
+  if ! "$PYTHON" -I -S -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+    {
+      echo 'error: this node has no Python for muster'
+      echo "at: $(uname -n), ${PYTHON:-no python3 on PATH}"
+      echo 'because: the first node of a job needs Python 3.11 or later'
+      echo 'hint: `setup = [...]` of the site loads one: a module, or source VENV/bin/activate'
+    } >&2
+    exit 14
+  fi
+fi
 export MUSTER_JOB_ENDS_AT=$(($(date +%s) + 7200))
-export OMP_NUM_THREADS=8
-export NOTE='it'"'"'s $HOME'
-module load cuda/12.6
-source 'my venv/bin/activate'
 MUSTER=/opt/torchmuster
 if [ ! -r "$MUSTER/run/conduct_group.py" ]; then
   COPY=/home/me/home/runs/r1/package

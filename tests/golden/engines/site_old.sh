@@ -13,8 +13,21 @@ JOB_train=$(qsub -W "depend=afterok:$JOB_make_data" train.sh)
 #PBS -r y
 #PBS -l nodes=1:ppn=1:bigmem
 
-# Python 3.11 or later, for muster's own processes; a line below may set another.
+# Python 3.11 or later, for muster's own processes.
 PYTHON=/usr/bin/python3
+if ! "$PYTHON" -I -S -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+  echo "muster: $PYTHON does not run on $(uname -n) ($(uname -m)): python3 on PATH is taken" >&2
+  PYTHON=$(command -v python3)
+  if ! "$PYTHON" -I -S -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+    {
+      echo 'error: this node has no Python for muster'
+      echo "at: $(uname -n), ${PYTHON:-no python3 on PATH}"
+      echo 'because: the first node of a job needs Python 3.11 or later'
+      echo 'hint: `setup = [...]` of the site loads one: a module, or source VENV/bin/activate'
+    } >&2
+    exit 14
+  fi
+fi
 MUSTER=/opt/torchmuster
 if [ ! -r "$MUSTER/run/conduct_group.py" ]; then
   COPY=/home/me/home/runs/r1/package
@@ -37,8 +50,21 @@ exec "$PYTHON" "$MUSTER/run/conduct_group.py" --run-dir /home/me/home/runs/r1 --
 #PBS -r y
 #PBS -l nodes=1:ppn=1:bigmem
 
-# Python 3.11 or later, for muster's own processes; a line below may set another.
+# Python 3.11 or later, for muster's own processes.
 PYTHON=/usr/bin/python3
+if ! "$PYTHON" -I -S -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+  echo "muster: $PYTHON does not run on $(uname -n) ($(uname -m)): python3 on PATH is taken" >&2
+  PYTHON=$(command -v python3)
+  if ! "$PYTHON" -I -S -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+    {
+      echo 'error: this node has no Python for muster'
+      echo "at: $(uname -n), ${PYTHON:-no python3 on PATH}"
+      echo 'because: the first node of a job needs Python 3.11 or later'
+      echo 'hint: `setup = [...]` of the site loads one: a module, or source VENV/bin/activate'
+    } >&2
+    exit 14
+  fi
+fi
 MUSTER=/opt/torchmuster
 if [ ! -r "$MUSTER/run/conduct_group.py" ]; then
   COPY=/home/me/home/runs/r1/package

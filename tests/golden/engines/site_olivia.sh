@@ -17,10 +17,24 @@ JOB_train=$(qsub -W "depend=afterok:$JOB_make_data" train.sh)
 #PBS -m n
 #PBS -l place=scatter:excl
 
-# Python 3.11 or later, for muster's own processes; a line below may set another.
+# Python 3.11 or later, for muster's own processes.
 PYTHON=/usr/bin/python3
+# The agents run the setup lines on every node; here they are for a first node without that Python.
+if ! "$PYTHON" -I -S -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+  echo "muster: $PYTHON does not run on $(uname -n) ($(uname -m)): python3 of the setup lines is taken" >&2
+  eval 'module load cray-python'
+  PYTHON=$(command -v python3)
+  if ! "$PYTHON" -I -S -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+    {
+      echo 'error: this node has no Python for muster'
+      echo "at: $(uname -n), ${PYTHON:-no python3 on PATH}"
+      echo 'because: the first node of a job needs Python 3.11 or later'
+      echo 'hint: `setup = [...]` of the site loads one: a module, or source VENV/bin/activate'
+    } >&2
+    exit 14
+  fi
+fi
 export MUSTER_JOB_ENDS_AT=$(($(date +%s) + 5400))
-module load cray-python
 MUSTER=/opt/torchmuster
 if [ ! -r "$MUSTER/run/conduct_group.py" ]; then
   COPY=/home/me/home/runs/r1/package
@@ -47,10 +61,24 @@ exec "$PYTHON" "$MUSTER/run/conduct_group.py" --run-dir /home/me/home/runs/r1 --
 #PBS -m n
 #PBS -l place=scatter:excl
 
-# Python 3.11 or later, for muster's own processes; a line below may set another.
+# Python 3.11 or later, for muster's own processes.
 PYTHON=/usr/bin/python3
+# The agents run the setup lines on every node; here they are for a first node without that Python.
+if ! "$PYTHON" -I -S -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+  echo "muster: $PYTHON does not run on $(uname -n) ($(uname -m)): python3 of the setup lines is taken" >&2
+  eval 'module load cray-python'
+  PYTHON=$(command -v python3)
+  if ! "$PYTHON" -I -S -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+    {
+      echo 'error: this node has no Python for muster'
+      echo "at: $(uname -n), ${PYTHON:-no python3 on PATH}"
+      echo 'because: the first node of a job needs Python 3.11 or later'
+      echo 'hint: `setup = [...]` of the site loads one: a module, or source VENV/bin/activate'
+    } >&2
+    exit 14
+  fi
+fi
 export MUSTER_JOB_ENDS_AT=$(($(date +%s) + 5400))
-module load cray-python
 MUSTER=/opt/torchmuster
 if [ ! -r "$MUSTER/run/conduct_group.py" ]; then
   COPY=/home/me/home/runs/r1/package
