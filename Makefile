@@ -38,6 +38,8 @@ bench: $(STAMP) ## launch, rendezvous and training against torchrun and hand-wri
 	@$(BIN)/python benchmarks/train.py
 	@$(BIN)/python benchmarks/workflows.py
 	@$(BIN)/python benchmarks/engines.py
+	@$(BIN)/python benchmarks/doctor.py
+	@$(BIN)/python benchmarks/explain.py
 
 chaos: $(STAMP) ## random kills, the long form of the fault and training tests
 	@MUSTER_TRAIN_SEEDS=100 MUSTER_PREEMPTIONS=100 $(BIN)/python -m pytest --timeout 3600 -q tests/train

@@ -1,6 +1,7 @@
 """A training with torchmuster.train that goes wrong, or only slow, in the way that its first argument names."""
 
 import os
+import pdb  # noqa: T100 - a rank sits in it
 import signal
 import sys
 import threading
@@ -80,7 +81,31 @@ def odd(step):
         while os.times().elapsed < deadline:
             end += 1
     if MODE == "breakpoint":
-        breakpoint()  # noqa: T100 - what the test is about
+        sit_in_a_debugger()
+    if MODE == "compile":
+        compile_something()
+    if MODE == "compile-on":
+        deadline = os.times().elapsed + LONG_S
+        while os.times().elapsed < deadline:
+            compile_something(step := step + 1)
+
+
+def sit_in_a_debugger():
+    """Stop in pdb; who sits there types `continue` much later."""
+    keyboard, hand = os.pipe()
+    later = threading.Timer(LONG_S, os.write, (hand, b"continue\n"))
+    later.daemon = True
+    later.start()
+    pdb.Pdb(stdin=os.fdopen(keyboard), stdout=sys.stdout).set_trace()
+
+
+def compile_something(number=1):
+    """Compile; where `CXX` is slow this rank does nothing meanwhile."""
+
+    def function(x):
+        return torch.sin(x) * number + torch.cos(x)
+
+    torch.compile(function)(torch.randn(100))
 
 
 main()

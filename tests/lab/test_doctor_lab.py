@@ -77,6 +77,35 @@ def test_a_path_that_swallows_large_packets_is_named(pair):
 
 
 @pytest.mark.lab
+def test_ports_of_a_switch_with_a_smaller_mtu_are_named(make_lab):
+    lab = make_lab([Host("n1"), Host("n2")])
+    for host in ("n1", "n2"):  # the ports stay at 1500, and swallow without a word what is larger
+        for words in (
+            ("mtu", "9000"),
+            ("gso_max_segs", "1"),
+        ):  # whole segments would be let through
+            done = lab.run(host, ["ip", "link", "set", "hsn0", *words])
+            assert done.returncode == 0, done.stderr
+    code, said = doctor(lab)
+    assert code == 2
+    first = said["findings"][0]
+    assert first["cause"] == "mtu-black-hole"
+    assert causes(said, "failure") == ["mtu-black-hole"]
+    assert "n1: hsn0 has MTU 9000" in first["because"]
+
+
+@pytest.mark.lab
+def test_one_node_with_jumbo_frames_among_others_is_named(make_lab):
+    lab = make_lab([Host("n1"), Host("n2")])
+    done = lab.run("n1", ["ip", "link", "set", "hsn0", "mtu", "9000"])
+    assert done.returncode == 0, done.stderr
+    code, said = doctor(lab)
+    # Both sides agree on small segments by TCP itself, so it works; other traffic may not.
+    assert code == 1
+    assert "mtu-differs" in causes(said, "warning")
+
+
+@pytest.mark.lab
 def test_a_script_that_one_node_lacks_is_named(pair):
     (pair.root("n1") / "home" / "only.py").write_text("pass\n")
     (pair.root(pair.controller) / "home" / "only.py").write_text("pass\n")

@@ -39,9 +39,11 @@ class Together:
     launcher then keeps no pipe open.
     """
 
+    file_name = "said-{host}"
+
     def __init__(self, lab, hosts, words, folder, *, env=None):
         self.lab, self.hosts = lab, hosts
-        self.files = {host: folder / f"said-{host}" for host in hosts}
+        self.files = {host: folder / self.file_name.format(host=host) for host in hosts}
         self.children = {host: self._start(host, words, env) for host in hosts}
 
     def _start(self, host, words, env):

@@ -1,6 +1,6 @@
 """A request to stop becomes one snapshot at one step on all ranks, whatever the workers are doing.
 
-MUSTER_PREEMPTIONS=100 interrupts a hundred runs instead of six.
+MUSTER_PREEMPTIONS=100 interrupts a hundred runs instead of three.
 """
 
 import json
@@ -17,7 +17,7 @@ import pytest
 from launching import PYTHON, clean_environment, muster, weights
 
 SCRIPT = Path(__file__).with_name("preempt_script.py")
-NUM_RUNS = int(os.environ.get("MUSTER_PREEMPTIONS", "6"))
+NUM_RUNS = int(os.environ.get("MUSTER_PREEMPTIONS", "3"))
 PLACES = ("step", "evaluation", "data", "inner")
 TIMEOUT_S = 100.0
 _undisturbed = {}

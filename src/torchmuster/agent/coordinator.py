@@ -82,6 +82,7 @@ class Attempt:
     reaped: set[int] = field(default_factory=set)
     ending_at: float | None = None
     ending_why: str = ""
+    store: str = ""  # its address and port
     early_said: int = 0
     early_at: float | None = None
     preempted_at: float | None = None
@@ -191,7 +192,8 @@ class Coordinator:
     async def serve(self, channel: Channel) -> None:
         """Serve one authenticated connection until it ends."""
         if channel.role is Role.CLIENT:
-            await self._serve_client(channel)
+            if not channel.is_open:  # clients run commands: the public key is not enough
+                await self._serve_client(channel)
         elif channel.role is Role.AGENT:
             await self._serve_agent(channel)
 
@@ -563,7 +565,7 @@ class Coordinator:
             folder = self.options.run_dir.attempt_logs(attempt.number)
             limits = watch_limits(self.plan.limits)
             now = time.monotonic()
-            self._hangs = HangDesk(attempt.number, ranks, limits, folder, self, now)
+            self._hangs = HangDesk(attempt.number, ranks, limits, folder, self, now, attempt.store)
             for end in attempt.ends:
                 self._hangs.note_end(end)
         return self._hangs
@@ -736,7 +738,7 @@ class Coordinator:
         world_size = sum(r.num_workers for r in ranks.values())
         address = self._master_address(here)
         port = self.options.open_store(number, address)
-        self.attempt = Attempt(number, world_size, now, members, ranks)
+        self.attempt = Attempt(number, world_size, now, members, ranks, store=f"{address}:{port}")
         self.phase = Phase.RUNNING
         self._asked_for.clear()
         if self.plan.is_elastic and len(members) < self.plan.max_nodes and number:

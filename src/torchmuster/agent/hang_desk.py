@@ -9,17 +9,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from torchmuster.agent.hang_watch import HangWatch, Judgement, Verdict, WatchLimits
+from torchmuster.agent.hang_watch import START_S, HangWatch, Judgement, Verdict, WatchLimits
+from torchmuster.agent.start_watch import StartWatch
 from torchmuster.agent.stragglers import Stragglers
 from torchmuster.doctor import stacks as reading
 from torchmuster.doctor.stack_words import Seen, group_texts, tell
 from torchmuster.doctor.stacks import Standing
+from torchmuster.doctor.start_words import Look
 from torchmuster.model.failure import EndKind, PythonError, WorkerEnd, describe
 from torchmuster.model.plan import Limits
 from torchmuster.model.progress import RankStack
 from torchmuster.model.ranks import name_ranks
 from torchmuster.net import messages
 
+_LEAST_START_S = 3.0
 _ANSWER_LIMIT_S = 5.0  # stacks take one second, with py-spy three more
 _MAX_LINES_BYTES = 512 << 10
 _MAX_CHUNKS = 8
@@ -48,6 +51,7 @@ class _Question:
     asked_at: float
     missing: set[int]
     for_watch: bool = False
+    for_start: bool = False
     clients: dict[str, Callable[[messages.Message], None]] = field(default_factory=dict)
     stacks: list[RankStack] = field(default_factory=list)
 
@@ -60,6 +64,7 @@ class HangDesk:
         ranks: Rank -> node.
         limits: When a rank that stands is a hang; None: nobody watches, but clients may ask.
         folder: Of the attempt's logs.
+        store: `HOST:PORT` of the attempt's store; empty when it has none.
     """
 
     def __init__(
@@ -70,6 +75,7 @@ class HangDesk:
         folder: str,
         around: Surroundings,
         now: float,
+        store: str = "",
     ) -> None:
         self.attempt = attempt
         self._ranks = dict(ranks)
@@ -79,6 +85,7 @@ class HangDesk:
         self._watch = None
         if limits is not None:
             self._watch = HangWatch(limits=limits, ranks=self._ranks, began_at=now)
+        self._start = StartWatch(limit_s=limits.start_s, store=store) if limits else None
         self._stragglers = Stragglers(nodes=dict(self._ranks))
         self._question: _Question | None = None
         self._number = 0
@@ -143,10 +150,19 @@ class HangDesk:
                 return None
             self._question = None
             self._answer(question)
+            if question.for_start and not held:
+                self._judge_start(now, question)
             return self._judge(now, question) if question.for_watch and not held else None
         if self._watch is not None and not held and self._watch.must_ask(now):
             self._ask(now).for_watch = True
+        elif self._starts_late(now, held=held):
+            self._ask(now).for_start = True
         return None
+
+    def _starts_late(self, now: float, *, held: bool) -> bool:
+        if self._start is None or self._watch is None or held:
+            return False
+        return self._start.must_ask(now, self._watch.rests(now), moves=self._watch.has_steps)
 
     def _ask(self, now: float) -> _Question:
         self._number += 1
@@ -217,6 +233,19 @@ class HangDesk:
         )
         return self._end(now, judgement, question, path) if ends else None
 
+    def _judge_start(self, now: float, question: _Question) -> None:
+        if self._start is None or self._watch is None:
+            return
+        rests, stacks = self._watch.rests(now), {one.rank: one for one in question.stacks}
+        looks = [
+            Look.of(rank, node, stacks[rank], rest_s=rests[rank])
+            for rank, node in sorted(self._ranks.items())
+            if rank in stacks and rank in rests
+        ]
+        text = self._start.judge(looks, self._watch.ended())
+        if text:
+            self._around.event("start_wait", attempt=self.attempt, text=text)
+
     def _write(self, judgement: Judgement, question: _Question) -> str:
         path = os.path.join(self._folder, f"stacks-{min(self._num_files, _MAX_FILES)}.txt")
         self._num_files += 1
@@ -251,7 +280,10 @@ def watch_limits(limits: Limits) -> WatchLimits | None:
     if not limits.hang_s:
         return None
     return WatchLimits(
-        floor_s=limits.hang_s, ceiling_s=limits.hang_most_s, blind_s=limits.hang_blind_s
+        floor_s=limits.hang_s,
+        ceiling_s=limits.hang_most_s,
+        blind_s=limits.hang_blind_s,
+        start_s=min(max(limits.hang_s / 6, _LEAST_START_S), START_S),
     )
 
 

@@ -22,6 +22,7 @@ from torchmuster.model.ranks import name_ranks
 
 FACTOR = 10.0  # times the 99th percentile of the run's steps
 NUM_FIRST_STEPS = 3  # of an attempt: compilation, caches, the first batch
+START_S = 10.0
 _ACTIVE_SHARE = 0.05  # of a processor: less is a polling loop
 _ACTIVE_IO_BYTES_PER_S = 10_000
 _RESTS_S = 5.0
@@ -32,6 +33,7 @@ _MAY_TAKE_LONG = (Doing.COMPILES, Doing.SAVES, Doing.EVALUATES)
 _STARTS = (
     "init_process_group",
     "rendezvous",
+    "TCPStore",
     "new_group",
     "torchmuster's group",
     "torchmuster's once",
@@ -47,11 +49,13 @@ class WatchLimits:
         floor_s: At least, however fast the steps are.
         ceiling_s: At most, and for what may take long.
         blind_s: For scripts that don't say how far they are.
+        start_s: How long ranks wait in silence for others at the start of training.
     """
 
     floor_s: float = 60.0
     ceiling_s: float = 1800.0
     blind_s: float = 300.0
+    start_s: float = START_S
 
 
 class Verdict(enum.Enum):
@@ -150,6 +154,24 @@ class HangWatch:
             rank.active_at = now
         self._warned = None
         self._ask_at = now + self.limits.floor_s / 2
+
+    # What a start looks like.
+
+    def rests(self, now: float) -> dict[int, float]:
+        """Return for how many seconds each rank that lives has done nothing; empty until all were told of."""
+        live = self._live()
+        if any(rank.seen is None for rank in live.values()):
+            return {}
+        return {number: rank.still_s(now) for number, rank in live.items()}
+
+    @property
+    def has_steps(self) -> bool:
+        """Say whether a rank of this attempt has done a step."""
+        return any(rank.seen is not None and rank.seen.steps_here for rank in self._ranks.values())
+
+    def ended(self) -> dict[int, str]:
+        """Return the ranks that have ended, each with how."""
+        return {number: r.ended for number, r in self._ranks.items() if r.ended is not None}
 
     # What is due.
 

@@ -373,7 +373,8 @@ async def _conduct(
 
 
 def _listener(launch: AgentLaunch, voice: "Voice") -> "Callable[[Event], None] | None":
-    tell = _teller(voice) if launch.local_show else None
+    run_dir = launch.run_directory(launch.plan.run_id)
+    tell = _teller(voice, run_dir) if launch.local_show else None
     spread = launch.spread
     if spread is None:
         return tell
@@ -386,15 +387,16 @@ def _listener(launch: AgentLaunch, voice: "Voice") -> "Callable[[Event], None] |
     return hear
 
 
-def _teller(voice: "Voice") -> Any:
+def _teller(voice: "Voice", run_dir: RunDir) -> Any:
     from torchmuster.model.narration import narrate
 
     def tell(event: "Event") -> None:
         if event.name == "run_ended" and event.fields.get("report"):
-            from torchmuster.model.verdict import Report
+            from torchmuster.doctor.explain.end_of_run import explained
+            from torchmuster.model.verdict import Result
 
-            report = codec.from_plain(Report, event.fields["report"])
-            voice.print(_plain_report(report))
+            result = codec.from_plain(Result, event.fields)
+            voice.print(_plain_report(explained(result, run_dir)))
             return
         sentence = narrate(event.name, event.fields)
         if sentence is not None:

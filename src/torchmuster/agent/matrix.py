@@ -54,13 +54,21 @@ class Matrix:
 
     def _draw(self) -> list[Sequence[int]]:
         num = len(self.members)
-        is_one_machine = len({member.hello.network_id for member in self.members}) == 1
-        if num <= (SIMULATED_PAIRS_UP_TO if is_one_machine else ALL_PAIRS_UP_TO):
+        if num <= (SIMULATED_PAIRS_UP_TO if self._is_one_machine else ALL_PAIRS_UP_TO):
             return [[peer for peer in range(num) if peer != node] for node in range(num)]
         return list(draw_peers(num, random.randrange(1 << 30)))
 
+    @property
+    def _is_one_machine(self) -> bool:
+        return len({member.hello.network_id for member in self.members}) == 1
+
     def _bulk(self) -> int:
-        """Return the bytes of each pair: all together stay below 2 GB."""
+        """Return the bytes of each pair: all together stay below 2 GB.
+
+        A bandwidth between many simulated nodes would be that of a machine's memory, shared by all of them.
+        """
+        if self._is_one_machine and len(self.members) > SIMULATED_PAIRS_UP_TO:
+            return _MIN_BULK_BYTES
         num_pairs = sum(len(peers) for peers in self._peers) or 1
         share = _MAX_TOTAL_BYTES // num_pairs
         return _MIN_BULK_BYTES if share < 1 << 20 else min(share, _MAX_BULK_BYTES)

@@ -702,13 +702,18 @@ class Agent:
         attempt = self._attempt
         running = attempt.running if attempt is not None and not attempt.reaped else []
         folder = os.path.dirname(self._socket_path)
-        stacks = await asyncio.to_thread(take_stacks, folder, order.attempt, running)
+        logs = {rank: attempt.log_of(rank) for rank, _ in running} if attempt is not None else {}
+        stacks = await asyncio.to_thread(take_stacks, folder, order.attempt, running, logs=logs)
         for piece, is_last in pieces(stacks):
             self._send(messages.Stacks(number=order.number, stacks=piece, is_last=is_last))
 
     def _take_exec(self, message: messages.FromExecClient) -> None:
         from torchmuster.agent import rank_exec
 
+        if self._channel is not None and self._channel.is_open:
+            if isinstance(message, messages.ExecStart):
+                self._send(rank_exec.refuse_unproved(message))
+            return
         if self._execs is None:
             self._execs = rank_exec.RankExecs(self.options.host, self._send)
         attempt, target = self._attempt, None

@@ -55,6 +55,15 @@ def rank_target(pid: int, environment: Mapping[str, str]) -> RankTarget | None:
     return RankTarget(pid=pid, start_ticks=facts.start_ticks, environment=environment)
 
 
+def refuse_unproved(start: messages.ExecStart) -> messages.ExecRefused:
+    """Return the answer to a head that has not proved who it is: it gets no command run."""
+    return messages.ExecRefused(
+        exec_id=start.exec_id,
+        what="this node has no key in common with the head, so it runs no commands for it",
+        fix="give all nodes the same key: `--rdzv_conf secret_file=FILE`",
+    )
+
+
 def wanted_rank(start: messages.ExecStart, first_rank: int, num_workers: int) -> int:
     """Return the rank that a client has named; the first of the node for `node n2`."""
     kind, _, name = start.task.partition(" ")

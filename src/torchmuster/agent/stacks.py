@@ -11,7 +11,7 @@ import re
 import select
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torchmuster import proc
@@ -28,6 +28,7 @@ _MAX_READ_BYTES = 256 << 10
 _QUIET_S = 0.03  # faulthandler has ended when it writes nothing more
 _POLL_S = 0.005
 _SPY_LIMIT_S = 3.0
+_SPIES_AT_ONCE = 16
 _MAX_SOURCE_BYTES = 1 << 20
 _STOPPED = ("T", "t")
 
@@ -44,7 +45,11 @@ class _Asked:
 
 
 def take_stacks(
-    folder: str, attempt: int, workers: Sequence[tuple[int, int]], limit_s: float = LIMIT_S
+    folder: str,
+    attempt: int,
+    workers: Sequence[tuple[int, int]],
+    limit_s: float = LIMIT_S,
+    logs: Mapping[int, str] | None = None,
 ) -> tuple[RankStack, ...]:
     """Return where these (rank, pid) stand; takes about `limit_s`, with py-spy up to 3 s more.
 
@@ -53,12 +58,15 @@ def take_stacks(
         attempt: The attempt that they belong to.
         workers: Rank and process.
         limit_s: How long a worker may take to write.
+        logs: Rank -> its log, where torch says which store it calls.
     """
     deadline = time.monotonic() + limit_s
     paths = {rank: beats.stacks_path(folder, attempt, rank) for rank, _ in workers}
     texts = _ask([(pid, paths[rank]) for rank, pid in workers], deadline)
-    found = [_stack(rank, pid, texts.get(pid, "")) for rank, pid in workers]
-    return tuple(_with_children(stack, paths[stack.rank]) for stack in found)
+    spied = _spy_all([pid for _, pid in workers if not texts.get(pid)])
+    found = [_stack(rank, pid, texts.get(pid, ""), spied) for rank, pid in workers]
+    found = [_with_children(stack, paths[stack.rank]) for stack in found]
+    return tuple(_with_stores(found, logs or {}))
 
 
 def pieces(stacks: Sequence[RankStack]) -> list[tuple[tuple[RankStack, ...], bool]]:
@@ -67,12 +75,12 @@ def pieces(stacks: Sequence[RankStack]) -> list[tuple[tuple[RankStack, ...], boo
     return [(part, number == len(parts)) for number, part in enumerate(parts, 1)]
 
 
-def _stack(rank: int, pid: int, text: str) -> RankStack:
+def _stack(rank: int, pid: int, text: str, spied: Mapping[int, tuple[str, str]]) -> RankStack:
     facts = proc.read_process(pid)
     state = facts.state if facts is not None else ""
     why_not = ""
     if not text:
-        text, why_not = _spy(pid, state)
+        text, why_not = spied[pid]
     text = reading.main_first(text)
     return RankStack(
         rank=rank,
@@ -101,6 +109,21 @@ def _with_children(stack: RankStack, path: str) -> RankStack:
     return replace(stack, children=tuple(text for text in texts if text))
 
 
+def _with_stores(stacks: Sequence[RankStack], logs: Mapping[int, str]) -> list[RankStack]:
+    """Add what those who make a store are connected to."""
+    if not any(reading.makes_store(one.text, one.source) for one in stacks):
+        return list(stacks)
+    from torchmuster.agent.store_calls import look
+
+    deadline = time.monotonic() + LIMIT_S
+    return [
+        replace(one, store=look(one.pid, one.text, logs.get(one.rank, ""), deadline))
+        if reading.makes_store(one.text, one.source)
+        else one
+        for one in stacks
+    ]
+
+
 # faulthandler.
 
 
@@ -110,6 +133,8 @@ def _ask(processes: Sequence[tuple[int, str]], deadline: float) -> dict[int, str
     for pid, path in processes:
         facts = proc.read_process(pid)
         if facts is None or facts.state in (*_STOPPED, "Z", "X") or not _answers(pid, path):
+            continue
+        if waits_for_signal(pid):
             continue
         try:
             os.truncate(path, 0)
@@ -160,17 +185,31 @@ def _answers(pid: int, path: str) -> bool:
 # Others.
 
 
-def _spy(
-    pid: int, state: str, which: Callable[[str], str | None] = shutil.which
-) -> tuple[str, str]:
+def _spy_all(pids: Sequence[int]) -> dict[int, tuple[str, str]]:
+    """Return what `_spy` says of several processes; it takes no longer than for one."""
+    if len(pids) < 2:
+        return {pid: _spy(pid) for pid in pids}
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(_SPIES_AT_ONCE) as pool:
+        return dict(zip(pids, pool.map(_spy, pids), strict=True))
+
+
+def _spy(pid: int, find: Callable[[int], str | None] | None = None) -> tuple[str, str]:
     """Return what py-spy says of a process that does not answer, and why there is nothing."""
+    facts = proc.read_process(pid)
+    state = facts.state if facts is not None else ""
     if not state or state in ("Z", "X"):
         return "", "the process has ended"
-    program = which("py-spy")
     reason = {"T": "it is stopped", "t": "a debugger holds it", "D": "it sleeps in the kernel"}
     why = reason.get(state, "it writes no stacks: it is no Python script, or has closed their file")
-    if program is None or state == "t":
+    if state == "t":
         return "", why
+    if waits_for_signal(pid):
+        why = "it waits for a signal, and the one that asks for stacks would wake it"
+    program = (find or find_spy)(pid)
+    if program is None:
+        return "", f"{why}; py-spy would show more and is not installed here (pip install py-spy)"
     try:
         said = proc.ask([program, "dump", "--nonblocking", "--pid", str(pid)], b"", _SPY_LIMIT_S)
     except MusterError as error:
@@ -181,6 +220,28 @@ def _spy(
     return said.stdout.decode(errors="replace"), ""
 
 
+def find_spy(pid: int, which: Callable[..., str | None] = shutil.which) -> str | None:
+    """Return the py-spy on our PATH, on that of the process, or beside its interpreter."""
+    path = _word_of(f"/proc/{pid}/environ", b"PATH=")
+    program = _word_of(f"/proc/{pid}/cmdline", b"")
+    beside = os.path.dirname(program) if os.path.isabs(program) else ""
+    return which("py-spy") or next(
+        (found for where in (beside, path) if where and (found := which("py-spy", path=where))),
+        None,
+    )
+
+
+def _word_of(path: str, prefix: bytes) -> str:
+    """Return the first word of a file of /proc that begins so, without the prefix."""
+    try:
+        with open(path, "rb") as file:
+            words = file.read(_MAX_SOURCE_BYTES).split(b"\0")
+    except OSError:
+        return ""
+    chosen = next((word for word in words if word.startswith(prefix)), b"")
+    return os.fsdecode(chosen.removeprefix(prefix))
+
+
 def where_in_kernel(pid: int) -> str:
     """Return the function of the kernel in which a process sleeps; empty when that is not told."""
     try:
@@ -189,6 +250,11 @@ def where_in_kernel(pid: int) -> str:
     except OSError:
         return ""
     return word if re.fullmatch(r"[A-Za-z_][\w.]*", word) else ""
+
+
+def waits_for_signal(pid: int) -> bool:
+    """Say whether a process waits for any signal, as `signal.pause()` does: ours would be the end of its wait."""
+    return re.search(r"pause|sigsuspend", where_in_kernel(pid)) is not None
 
 
 def _uses_gpu(pid: int) -> bool:

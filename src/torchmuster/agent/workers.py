@@ -94,6 +94,10 @@ class NodeAttempt:
             (w.rank, w.pid) for w in self._workers.values() if w.pid is not None and not w.ended
         ]
 
+    def log_of(self, rank: int) -> str:
+        """Return the path of a rank's log."""
+        return self._settings.run_dir.rank_log(self.attempt, rank)
+
     def environment_of(self, rank: int) -> dict[str, str]:
         """Return the variables that the worker of a rank has got beside the job's."""
         return self._environment(self._workers[rank])

@@ -41,7 +41,7 @@ _WORDS = {"engine": "--on", "time_limit": "--time"}
 @click.option("--nproc-per-node", metavar="N", help="Workers of the tiny job on each node.")
 @click.option("--script", metavar="FILE", help="Look whether all nodes see this script.")
 @click.option("--no-job", is_flag=True, help="Only look at the nodes, run no tiny job.")
-@click.option("--seconds", default=1.0, metavar="S", help="Length of the tiny job; default 1.")
+@click.option("--seconds", default=0.5, metavar="S", help="Length of the tiny job; default 0.5.")
 @click.option("--python", metavar="PATH", help="The job's interpreter, with flags if quoted.")
 @click.option("--hosts", metavar="A,B:N", help="Hosts for --on ssh, with their workers.")
 @click.option("--hostfile", metavar="FILE", help="A file of hosts for --on ssh.")
@@ -50,7 +50,7 @@ _WORDS = {"engine": "--on", "time_limit": "--time"}
 @click.option("--account", metavar="NAME", help="Account or project that pays.")
 @click.option("--gpus-per-node", type=click.IntRange(min=0), metavar="N", help="GPUs of each node.")
 @click.option("--cpus-per-node", type=click.IntRange(min=1), metavar="N", help="CPUs of each node.")
-@click.option("--join-timeout", metavar="TIME", help="Wait for nodes; default 10m.")
+@click.option("--join-timeout", default="1m", metavar="TIME", help="Wait for nodes; default 1m.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything in JSON.")
 def doctor(**given: Any) -> int:
     """Look for what will make a job fail, on every node, before it does.

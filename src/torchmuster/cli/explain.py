@@ -3,6 +3,8 @@
 import difflib
 import json
 import os
+import sys
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -11,25 +13,34 @@ import click
 from torchmuster.errors import NotFoundError, UsageError
 
 if TYPE_CHECKING:
+    from typing import BinaryIO
+
     from torchmuster.doctor.explain.events import Verdict
     from torchmuster.run.find import RunView
 
+_DASH = "-"
+_PIPE = "give it a log: `kubectl logs POD | muster explain -`, or `muster explain - < FILE`"
+_LOG_ENDINGS = (
+    *(".log", ".out", ".err", ".txt", ".tar", ".gz", ".tgz", ".xz", ".txz"),
+    *(".bz2", ".tbz2", ".zst", ".tzst"),
+)
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 
 @click.command(context_settings=_CONTEXT)
-@click.argument("what", nargs=-1, required=True, metavar="RUN|LOG...")
+@click.argument("what", nargs=-1, required=True, metavar="RUN|LOG...|-")
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict in JSON.")
 def explain(what: tuple[str, ...], as_json: bool) -> int:
     """Say why a run failed: of muster, or of anything else by its logs.
 
-    LOG is a file, a folder, a gzip or tar archive: what torchrun, srun, PBS or Kubernetes wrote, one file or one for
-    each node. The exit code is 0 when the cause was found or there is no failure, 3 when it can't be told.
+    LOG is a file, a folder, a gzip, xz, bz2 or tar archive: what torchrun, srun, PBS or Kubernetes wrote, one file or
+    one for each node; - is standard input. The exit code is 0 when the cause was found or there is no failure, 3 when it can't be told.
 
     \b
     muster explain RUN
     muster explain slurm-4711.out
     muster explain job.o123 job.e123
+    kubectl logs -l job=train --prefix | muster explain -
     """  # noqa: D301 - \b is click's mark
     verdict = _verdict(what)
     if as_json:
@@ -47,15 +58,38 @@ def _verdict(what: tuple[str, ...]) -> "Verdict":
     from torchmuster.doctor.explain.case import Case
     from torchmuster.doctor.explain.judge import judge
     from torchmuster.doctor.explain.scan import read_logs
+    from torchmuster.doctor.explain.sources import STDIN
 
     year = datetime.now(tz=UTC).year
+    if _DASH in what:
+        others = _paths(tuple(word for word in what if word != _DASH))
+        streams = [(STDIN, _standard_input())]
+        return judge(Case(read_logs(others, year=year, streams=streams)))
     view = _run_of(what[0]) if len(what) == 1 else None
     if view is None:
         return judge(Case(read_logs(_paths(what), year=year)))
-    from torchmuster.doctor.explain.own_run import with_own_result
+    from torchmuster.doctor.explain.own_run import foreign_store, with_own_result
 
-    verdict = judge(Case(read_logs(_logs_of_run(view), year=year)))
-    return with_own_result(verdict, view.result, view.events, state=view.state)
+    case = Case(read_logs(_logs_of_run(view), year=year))
+    verdict = with_own_result(judge(case), view.result, view.events, state=view.state)
+    foreign = foreign_store(case, view.result, view.events) if view.result is not None else None
+    return replace(verdict, found=(foreign, *verdict.found)) if foreign is not None else verdict
+
+
+def _standard_input() -> "BinaryIO":
+    """Return standard input, for reading bytes.
+
+    Raises:
+        UsageError: Somebody would have to type the log.
+    """
+    stream = sys.stdin
+    if stream is None or stream.closed:
+        raise UsageError("standard input is closed", where="muster explain -", fix=_PIPE)
+    if stream.isatty():
+        raise UsageError(
+            "standard input is a terminal, and no log", where="muster explain -", fix=_PIPE
+        )
+    return stream.buffer
 
 
 def _run_of(word: str) -> "RunView | None":
@@ -70,7 +104,7 @@ def _run_of(word: str) -> "RunView | None":
 
 
 def _looks_like_a_path(word: str) -> bool:
-    return os.sep in word or word.endswith((".log", ".out", ".err", ".txt", ".gz", ".tgz", ".tar"))
+    return os.sep in word or word.endswith(_LOG_ENDINGS)
 
 
 def _paths(what: tuple[str, ...]) -> list[str]:
@@ -93,12 +127,31 @@ def _paths(what: tuple[str, ...]) -> list[str]:
             missing.append(word)
         else:
             found += _logs_of_run(view)
+    _refuse_zstd(found)
     if missing:
         raise UsageError(
             f"there is no file and no run {', '.join(f'`{word}`' for word in missing)}",
             fix=_near(missing[0]),
         )
     return found
+
+
+def _refuse_zstd(paths: list[str]) -> None:
+    """Refuse what is named and can't be read; inside of a folder it is a note.
+
+    Raises:
+        UsageError: A file is packed by zstd.
+    """
+    from torchmuster.doctor.explain.unpack import ZSTD, by_hand, packing_of
+
+    for path in filter(os.path.isfile, paths):
+        try:
+            with open(path, "rb") as file:
+                packing = packing_of(file.read(8))
+        except OSError:
+            continue
+        if packing == ZSTD:
+            raise UsageError("zstd is not unpacked here", where=path, fix=by_hand(ZSTD, path))
 
 
 def _near(word: str) -> str:

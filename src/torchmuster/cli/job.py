@@ -233,7 +233,7 @@ def _follow(plan: "RunPlan", run_dir: Any, dialect: Any, job_id: str) -> int:
     from torchmuster.files.terminal import TerminalVoice
     from torchmuster.model.plan import Tee
     from torchmuster.run.batch import JobFollower
-    from torchmuster.ui.messages import is_worth_a_report, paint_report, summary, uses_colour
+    from torchmuster.ui.messages import last_report, paint_report, summary, uses_colour
 
     voice = TerminalVoice(prefix_always=plan.tee is Tee.ALL)
     voice.start()
@@ -252,8 +252,9 @@ def _follow(plan: "RunPlan", run_dir: Any, dialect: Any, job_id: str) -> int:
             )
         click.echo(f"muster: the job goes on: muster wait {plan.run_id}", err=True)
         return 130
-    if is_worth_a_report(result) and result.report is not None:
-        voice.print(paint_report(result.report, colour=uses_colour()))
+    report = last_report(result, run_dir)
+    if report is not None:
+        voice.print(paint_report(report, colour=uses_colour()))
     voice.say(summary(result))
     voice.flush(5.0)
     return int(result.exit_code)
@@ -288,9 +289,9 @@ def run_in_allocation(
     from torchmuster.engines.ways import Way
     from torchmuster.files.terminal import TerminalVoice
     from torchmuster.model.plan import Tee
-    from torchmuster.run.conduct import own_run, way_to_others
+    from torchmuster.run.conduct import note_the_end, own_run, way_to_others
     from torchmuster.run.create import create_run_dir
-    from torchmuster.ui.messages import is_worth_a_report, paint_report, summary, uses_colour
+    from torchmuster.ui.messages import last_report, paint_report, summary, uses_colour
 
     own = own_node(allocation)
     if own is None:  # salloc gives a shell on the login node
@@ -314,10 +315,13 @@ def run_in_allocation(
     voice.say(f"run {plan.run_id} inside job {allocation.job_id} of {dialect.name}, on {used}")
     if way.sentence is not None:
         voice.say(way.sentence)
+    if plan.preflight in ("long", "only") and allocation.ends_at is None:
+        note_the_end(dialect, allocation.job_id)
     engine = AllocationEngine(plan, run_dir, dialect, allocation, way)
     result = own_run(engine, voice, warn_s=warn_s)
-    if is_worth_a_report(result) and result.report is not None:
-        voice.print(paint_report(result.report, colour=uses_colour()))
+    report = last_report(result, run_dir)
+    if report is not None:
+        voice.print(paint_report(report, colour=uses_colour()))
     voice.say(summary(result))
     voice.flush(5.0)
     return int(result.exit_code)

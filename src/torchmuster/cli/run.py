@@ -230,7 +230,7 @@ def _follow(engine: Any, *, forward_stdin: bool) -> int:
     from torchmuster.files.terminal import TerminalVoice
     from torchmuster.model.plan import Tee
     from torchmuster.run.supervise import Supervisor
-    from torchmuster.ui.messages import is_worth_a_report, paint_report, summary, uses_colour
+    from torchmuster.ui.messages import last_report, paint_report, summary, uses_colour
 
     plan, run_dir = engine.plan, engine.run_dir
     several = plan.max_nodes > 1 or plan.num_workers(0) > 1
@@ -245,8 +245,9 @@ def _follow(engine: Any, *, forward_stdin: bool) -> int:
     except MusterError:
         voice.flush(5.0)
         raise
-    if is_worth_a_report(result) and result.report is not None:
-        voice.print(paint_report(result.report, colour=uses_colour()))
+    report = last_report(result, run_dir)
+    if report is not None:
+        voice.print(paint_report(report, colour=uses_colour()))
     voice.say(summary(result))
     voice.flush(5.0)
     return int(result.exit_code)

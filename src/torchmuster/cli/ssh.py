@@ -179,7 +179,7 @@ def _follow(plan: "RunPlan", wishes: "SshWishes", luggage: "Luggage") -> int:
     from torchmuster.model.plan import Tee
     from torchmuster.run.create import create_run_dir
     from torchmuster.run.supervise import Supervisor
-    from torchmuster.ui.messages import is_worth_a_report, paint_report, summary, uses_colour
+    from torchmuster.ui.messages import last_report, paint_report, summary, uses_colour
 
     run_dir = create_run_dir(plan)
     voice = TerminalVoice(prefix_always=plan.tee is Tee.ALL)
@@ -198,8 +198,9 @@ def _follow(plan: "RunPlan", wishes: "SshWishes", luggage: "Luggage") -> int:
     finally:
         engine.abandon()
         voice.flush(5.0)
-    if is_worth_a_report(result) and result.report is not None:
-        voice.print(paint_report(result.report, colour=uses_colour()))
+    report = last_report(result, run_dir)
+    if report is not None:
+        voice.print(paint_report(report, colour=uses_colour()))
     voice.say(summary(result))
     voice.flush(5.0)
     return int(result.exit_code)

@@ -235,7 +235,7 @@ def _keys(line: "TorchrunLine") -> tuple[bytes, bytes | None]:
     except FileExistsError:
         pass
     except OSError:
-        return public, public
+        return new_secret(), public  # who can prove nothing gets no more than the others do
     return hmac.digest(read_secret(path), label, "sha256"), public
 
 

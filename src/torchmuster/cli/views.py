@@ -70,7 +70,7 @@ def status(run: str, *, as_json: bool) -> int:
     from torchmuster.run.find import find_run, view_job
     from torchmuster.run.record import read_events
     from torchmuster.run.training import view_training
-    from torchmuster.ui.messages import is_worth_a_report, paint_report, summary
+    from torchmuster.ui.messages import last_report, paint_report, summary
 
     view = find_run(run)
     if view.is_workflow:
@@ -108,8 +108,9 @@ def status(run: str, *, as_json: bool) -> int:
         _print_training(training)
     if view.result is not None:
         click.echo(f"\n{summary(view.result)}")
-        if is_worth_a_report(view.result) and view.result.report is not None:
-            click.echo(paint_report(view.result.report, colour=False), nl=False)
+        report = last_report(view.result, view.run_dir)
+        if report is not None:
+            click.echo(paint_report(report, colour=False), nl=False)
     return 0
 
 

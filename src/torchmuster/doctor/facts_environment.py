@@ -21,6 +21,8 @@ _ALSO = (
 )
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 _SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|_KEY$", re.IGNORECASE)
+# What the head has asked a scheduler whose jobs have no such variable, seconds since 1970.
+ALLOCATION_ENDS_AT = "MUSTER_ALLOCATION_ENDS_AT"
 _SCHEDULER = (
     "SLURM_JOB_ID",
     "SLURM_STEP_ID",
@@ -57,6 +59,7 @@ class EnvironmentFacts:
         scheduler: The scheduler's own.
         nodefile: Lines and different hosts in PBS's list of nodes; empty without one.
         left_s: Seconds to the end of the job's time; None where nobody says.
+        total_s: Seconds of the whole job; None where nobody says.
         plugins: Files that NCCL would look for networks in.
         verbs: Whether libibverbs, which NCCL needs for InfiniBand, is found.
         umask: Of the process.
@@ -67,6 +70,7 @@ class EnvironmentFacts:
     scheduler: dict[str, str] = field(default_factory=dict)
     nodefile: tuple[int, ...] = ()
     left_s: float | None = None
+    total_s: float | None = None
     plugins: tuple[str, ...] = ()
     verbs: bool = False
     temp: str = ""
@@ -89,6 +93,7 @@ def collect_environment(
         scheduler=scheduler,
         nodefile=_nodefile(environment),
         left_s=_left(environment, time.time() if now is None else now),
+        total_s=_total(environment),
         plugins=plugins,
         verbs=verbs,
         temp=environment.get("TMPDIR", "/tmp"),
@@ -118,8 +123,20 @@ def _nodefile(environment: Mapping[str, str]) -> tuple[int, ...]:
 
 
 def _left(environment: Mapping[str, str], now: float) -> float | None:
-    end = environment.get("SLURM_JOB_END_TIME", "")
-    return round(float(end) - now, 1) if end.isdecimal() and int(end) else None
+    for name in ("SLURM_JOB_END_TIME", ALLOCATION_ENDS_AT):
+        end = environment.get(name, "")
+        if re.fullmatch(r"\d{1,12}", end) and int(end):
+            return round(float(end) - now, 1)
+    return None
+
+
+def _total(environment: Mapping[str, str]) -> float | None:
+    """Return the length of a job of Slurm, which says when it began; Torque says the length itself."""
+    words = [environment.get(f"SLURM_JOB_{name}_TIME", "") for name in ("START", "END")]
+    if all(re.fullmatch(r"\d{1,12}", word) for word in words) and int(words[1]):
+        return float(int(words[1]) - int(words[0]))
+    asked = environment.get("PBS_WALLTIME", "")
+    return float(asked) if re.fullmatch(r"\d{1,9}", asked) else None
 
 
 def _libraries(environment: Mapping[str, str]) -> tuple[tuple[str, ...], bool]:

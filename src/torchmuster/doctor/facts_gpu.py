@@ -2,10 +2,19 @@
 
 import os
 import re
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from torchmuster import proc
+from torchmuster.doctor.facts_gpu_links import (
+    GpuLinks,
+    count_redirecting,
+    read_nvlinks,
+    read_p2p,
+    read_topology,
+)
 from torchmuster.errors import MusterError
 
 Ask = Callable[[Sequence[str], float], proc.Answered]
@@ -19,7 +28,21 @@ _HEALTH = (
     "pcie.link.width.current",
     "pcie.link.width.max",
 )
+# Of Ampere and later: bad rows of memory that wait to be replaced, or could not be.
+_ROWS = ("gpu_uuid", "remapped_rows.pending", "remapped_rows.failure")
+_MORE: Mapping[str, Sequence[str]] = {
+    "rows": (
+        "nvidia-smi",
+        f"--query-remapped-rows={','.join(_ROWS)}",
+        "--format=csv,noheader,nounits",
+    ),
+    "plain": ("nvidia-smi",),
+    "topology": ("nvidia-smi", "topo", "-m"),
+    "p2p": ("nvidia-smi", "topo", "-p2p", "r"),
+    "nvlink": ("nvidia-smi", "nvlink", "-s"),
+}
 _MIB = 1 << 20
+_LEAST_S = 0.3
 _MAX_GPUS = 64
 _MAX_XIDS = 32
 _XID = re.compile(rb"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)")
@@ -34,6 +57,7 @@ class Gpu:
     Attributes:
         num_ecc_errors: Uncorrected errors since the driver was loaded; None where it does not count.
         throttled: Why its clocks are lowered by the hardware, in words.
+        must_be_reset: Bad rows of its memory wait to be replaced, or could not be.
     """
 
     index: int
@@ -46,6 +70,7 @@ class Gpu:
     throttled: tuple[str, ...] = ()
     pcie_width: int | None = None
     pcie_max_width: int | None = None
+    must_be_reset: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +82,7 @@ class GpuFacts:
         num_devices: What /proc and /dev show.
         cuda: The newest CUDA that the driver runs, as `12.4`; empty when it can't be told.
         xids: The kernel's messages about GPUs: device and number.
-        topology: Lines of `nvidia-smi topo -m`; the long form only.
+        links: What joins them; the long form only.
         why_not: Why nvidia-smi could not say more.
     """
 
@@ -67,7 +92,7 @@ class GpuFacts:
     driver: str = ""
     cuda: str = ""
     xids: tuple[str, ...] = ()
-    topology: tuple[str, ...] = ()
+    links: GpuLinks = field(default_factory=GpuLinks)
     has_iommu: bool = False
     why_not: str = ""
 
@@ -85,14 +110,15 @@ def collect_gpus(
     visible = _visible(environment, num_devices)
     if not num_devices:
         return GpuFacts(visible=visible)
+    began = time.monotonic()
     answer, why_not = _ask(ask, _query(_BASIC), limit_s)
     gpus, driver = read_gpus(answer)
+    more: Mapping[str, str] = {}
     if gpus and is_long:
-        health, _ = _ask(ask, _query(_HEALTH), limit_s)
-        gpus = add_health(gpus, health)
-    plain, _ = _ask(ask, ("nvidia-smi",), limit_s) if is_long and gpus else ("", "")
-    topology, _ = _ask(ask, ("nvidia-smi", "topo", "-m"), limit_s) if is_long and gpus else ("", "")
-    cuda = re.search(r"CUDA Version: ([0-9.]+)", plain)
+        left_s = limit_s - (time.monotonic() - began)
+        more = _ask_all(ask, {"health": _query(_HEALTH), **_MORE}, max(left_s, _LEAST_S))
+        gpus = add_rows(add_health(gpus, more["health"]), more["rows"])
+    cuda = re.search(r"CUDA Version: ([0-9.]+)", more.get("plain", ""))
     return GpuFacts(
         gpus=gpus,
         visible=visible,
@@ -100,10 +126,39 @@ def collect_gpus(
         driver=driver or driver_version(root),
         cuda=cuda.group(1) if cuda else "",
         xids=read_xids(_kernel_log(root)) if is_long else (),
-        topology=tuple(line[:200] for line in topology.splitlines()[:40]),
+        links=_links(more, root) if len(gpus) > 1 and is_long else GpuLinks(),
         has_iommu=_has_iommu(root),
         why_not="" if gpus else why_not or "nvidia-smi named no GPU",
     )
+
+
+def _links(said: Mapping[str, str], root: str) -> GpuLinks:
+    return GpuLinks(
+        kinds=read_topology(said["topology"])[:_MAX_XIDS],
+        nvlinks=read_nvlinks(said["nvlink"])[:_MAX_GPUS],
+        no_p2p=read_p2p(said["p2p"])[:_MAX_GPUS],
+        num_redirecting=count_redirecting(root),
+    )
+
+
+def _ask_all(ask: Ask, questions: Mapping[str, Sequence[str]], limit_s: float) -> dict[str, str]:
+    """Ask several things at once: each wakes the driver up, which takes up to a second. What is late is empty."""
+    answers: dict[str, str] = {}
+
+    def run(name: str, argv: Sequence[str]) -> None:
+        answers[name] = _ask(ask, argv, limit_s)[0]
+
+    threads = [
+        threading.Thread(target=run, args=question, name=f"ask-{question[0]}", daemon=True)
+        for question in questions.items()
+    ]
+    deadline = time.monotonic() + limit_s
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(max(deadline - time.monotonic(), 0.0))
+    said = dict(answers)
+    return {name: said.get(name, "") for name in questions}
 
 
 def count_devices(root: str = "/") -> int:
@@ -188,15 +243,20 @@ def add_health(gpus: Sequence[Gpu], text: str) -> tuple[Gpu, ...]:
     return tuple(_with_health(gpu, rows[gpu.index]) if gpu.index in rows else gpu for gpu in gpus)
 
 
+def add_rows(gpus: Sequence[Gpu], text: str) -> tuple[Gpu, ...]:
+    """Return the GPUs with whether bad rows of their memory wait for a reset; older ones don't say."""
+    bad = set()
+    for row in text.splitlines()[:_MAX_GPUS]:
+        cells = [cell.strip() for cell in row.split(",")]
+        if len(cells) == len(_ROWS) and {"yes", "1"} & {cell.lower() for cell in cells[1:]}:
+            bad.add(cells[0])
+    return tuple(replace(gpu, must_be_reset=gpu.uuid in bad) for gpu in gpus)
+
+
 def _with_health(gpu: Gpu, cells: Sequence[str]) -> Gpu:
     reasons = {"thermal slowdown": cells[2], "power brake": cells[3]}
-    return Gpu(
-        index=gpu.index,
-        uuid=gpu.uuid,
-        name=gpu.name,
-        memory_bytes=gpu.memory_bytes,
-        used_bytes=gpu.used_bytes,
-        compute_mode=gpu.compute_mode,
+    return replace(
+        gpu,
         num_ecc_errors=_number(cells[1]),
         throttled=tuple(word for word, state in reasons.items() if state == "Active"),
         pcie_width=_number(cells[4]),

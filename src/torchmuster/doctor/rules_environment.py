@@ -156,12 +156,15 @@ def blocking(situation: Situation) -> Iterator[Finding]:
 def scheduler(situation: Situation) -> Iterator[Finding]:
     """What the scheduler gave, against what is started."""
     for node, environment in _environments(situation)[:1]:
-        left_s = environment.left_s
-        if left_s is not None and left_s < _LITTLE_S:
+        left_s, total_s = environment.left_s, environment.total_s
+        # A job that was made for a few minutes has what was asked for.
+        is_used_up = total_s is None or (left_s or 0.0) < total_s / 2
+        if left_s is not None and left_s < _LITTLE_S and is_used_up:
+            of = f" of {total_s:.0f} s" if total_s is not None else ""
             yield Finding(
                 level=Level.WARNING,
                 cause="time-limit",
-                error=f"the job has {max(left_s, 0.0):.0f} s left",
+                error=f"the job has {max(left_s, 0.0):.0f} s{of} left",
                 at=node.name,
                 because=("its scheduler ends it then",),
                 hint="muster run --time 8h, --resubmit 3 to go on in another job",

@@ -184,9 +184,99 @@ def models(situation: Situation) -> Iterator[Finding]:
         )
 
 
+def reset_needed(situation: Situation) -> Iterator[Finding]:
+    """Bad rows of a GPU's memory are replaced by a reset only."""
+    for node, facts in _gpus(situation):
+        numbers = [str(gpu.index) for gpu in facts.gpus if gpu.must_be_reset]
+        if numbers:
+            yield Finding(
+                level=Level.WARNING,
+                cause="gpu-hardware",
+                error=f"bad rows of memory wait to be replaced on GPU {', '.join(numbers)} of {node.name}",
+                at=node.name,
+                because=(
+                    "errors were found there, and only a reset of the GPU puts spare rows in",
+                ),
+                hint="nvidia-smi -q -d ROW_REMAPPER; tell the site's staff; leave the node out",
+                weight=38,
+            )
+
+
+def nvlinks(situation: Situation) -> Iterator[Finding]:
+    """A GPU with fewer links than its likes: the slowest way decides."""
+    rows = [
+        (node.name, index, gpu.name, up, number)
+        for node, facts in _gpus(situation)
+        for index, (gpu, (up, number)) in enumerate(
+            zip(facts.gpus, facts.links.nvlinks, strict=False)
+        )
+    ]
+    for model in sorted({row[2] for row in rows}):
+        alike = [row for row in rows if row[2] == model]
+        most = max(row[3] for row in alike)
+        odd = [row for row in alike if row[3] < most]
+        if not odd:
+            continue
+        names = list(dict.fromkeys(row[0] for row in odd))
+        # Bridges join some GPUs of a node and leave others out on purpose: then it is not the odd one out.
+        broken = any(row[3] for row in odd) or len(odd) * 4 <= len(alike)
+        yield Finding(
+            level=Level.WARNING if broken else Level.NOTE,
+            cause="gpu-links",
+            error=f"GPU {odd[0][1]} of {odd[0][0]} has {odd[0][3]} of {odd[0][4]} NVLinks up, others {most}",
+            at=names_of(names),
+            because=tuple(f"{n}: GPU {i}: {up} of {all_}" for n, i, _, up, all_ in odd[:6]),
+            hint="nvidia-smi nvlink -s; dmesg | grep -i xid (74 is NVLink); tell the site's staff",
+            weight=36,
+        )
+
+
+def ways_between_gpus(situation: Situation) -> Iterator[Finding]:
+    """Nodes whose GPUs are joined differently, and GPUs that can't copy to each other."""
+    rows = [(n, g) for n, g in _gpus(situation) if g.links.kinds]
+    found = differ({n.name: ", ".join(g.links.kinds) for n, g in rows}, "")
+    if found is not None:
+        yield Finding(
+            level=Level.NOTE,
+            cause="gpu-links",
+            error=f"GPUs are joined differently: {found.text}",
+            at=names_of(found.odd),
+            because=("NV is NVLink, PIX and PXB a PCIe switch, NODE and SYS the processor",),
+        )
+    without = [(n, g) for n, g in rows if g.links.no_p2p]
+    if without:
+        node, gpu = without[0]
+        yield Finding(
+            level=Level.NOTE,
+            cause="gpu-links",
+            error=f"GPUs of {names_of([n.name for n, _ in without])} can't read each other's memory",
+            at=names_of([n.name for n, _ in without]),
+            because=tuple(f"{node.name}: GPUs {pair}" for pair in gpu.links.no_p2p[:4]),
+            hint="NCCL copies through shared memory then, which needs room in /dev/shm and is slower",
+        )
+
+
+def narrow(situation: Situation) -> Iterator[Finding]:
+    """A GPU with fewer PCIe lanes than it and its slot have, while others use all of theirs."""
+    rows = [(n.name, gpu) for n, g in _gpus(situation) for gpu in g.gpus if gpu.pcie_max_width]
+    odd = [(name, gpu) for name, gpu in rows if (gpu.pcie_width or 0) < (gpu.pcie_max_width or 0)]
+    if odd and len(odd) * 2 < len(rows):  # at rest some drivers narrow all of them
+        name, gpu = odd[0]
+        yield Finding(
+            level=Level.NOTE,
+            cause="gpu-links",
+            error=f"GPU {gpu.index} of {name} uses {gpu.pcie_width} of {gpu.pcie_max_width} PCIe lanes",
+            at=names_of(list(dict.fromkeys(name for name, _ in odd))),
+            because=("the others use all of theirs",),
+            hint="look again under load: nvidia-smi --query-gpu=pcie.link.width.current --format=csv",
+        )
+
+
 def translation(situation: Situation) -> Iterator[Finding]:
-    """An IOMMU that translates makes direct copies between GPUs hang or crawl."""
-    rows = [n.name for n, g in _gpus(situation) if g.has_iommu and len(g.visible) > 1]
+    """An IOMMU that translates, or ACS, makes direct copies between GPUs hang or crawl."""
+    several = [(n, g) for n, g in _gpus(situation) if len(g.visible) > 1]
+    over_pcie = [(n, g) for n, g in several if not g.links.is_all_nvlink]
+    rows = [n.name for n, g in over_pcie if g.has_iommu]
     if rows and situation.is_long:
         yield Finding(
             level=Level.NOTE,
@@ -198,6 +288,28 @@ def translation(situation: Situation) -> Iterator[Finding]:
             ),
             hint="only if it hangs: NCCL_P2P_DISABLE=1 to confirm, `iommu=pt` on the kernel's command line to mend",
         )
+    rows = [n.name for n, g in over_pcie if g.links.num_redirecting]
+    if rows and situation.is_long:
+        number = next(g.links.num_redirecting for _, g in over_pcie if g.links.num_redirecting)
+        yield Finding(
+            level=Level.NOTE,
+            cause="acs",
+            error=f"PCI bridges of {names_of(rows)} send what GPUs copy to each other through the processor",
+            at=names_of(rows),
+            because=(f"ACS redirects on {number} bridges: copies are slow, and may hang",),
+            hint="lspci -vvv | grep ACSCtl; outside of virtual machines ACS can be off (BIOS or setpci, by root)",
+        )
 
 
-RULES: Sequence[Rule] = (numbers, silent, health, in_use, models, translation)
+RULES: Sequence[Rule] = (
+    numbers,
+    silent,
+    health,
+    reset_needed,
+    in_use,
+    models,
+    nvlinks,
+    ways_between_gpus,
+    narrow,
+    translation,
+)

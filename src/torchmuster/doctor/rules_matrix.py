@@ -32,7 +32,7 @@ def unreachable(situation: Situation) -> Iterator[Finding]:
         whys = list(dict.fromkeys(pair.why for pair in group if pair.why))
         yield Finding(
             level=Level.FAILURE,
-            cause=_cause_of(whys),
+            cause=cause_of_call(whys),
             error=f"{words} can't be reached on a random port: {whys[0]}",
             at=_where(situation, group),
             because=(_mechanism(whys[0]), *whys[1:4]),
@@ -148,7 +148,8 @@ def _where(situation: Situation, group: Sequence[Pair]) -> str:
     return f"{', '.join(shown)}{more}{over}"
 
 
-def _cause_of(whys: Sequence[str]) -> str:
+def cause_of_call(whys: Sequence[str]) -> str:
+    """Return the word for calls that failed for these reasons."""
     return (
         "port-blocked"
         if any("answer" in w or "refused" in w for w in whys)

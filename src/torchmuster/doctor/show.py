@@ -50,6 +50,7 @@ def node_row(node: NodeView) -> dict[str, Any]:
         "kernel": system.kernel if system else None,
         "num_gpus": len(gpu.visible) if gpu else None,
         "gpu": gpu.gpus[0].name if gpu and gpu.gpus else None,
+        "gpu_links": ", ".join(gpu.links.kinds) or None if gpu else None,
         "driver": gpu.driver or None if gpu else None,
         "num_cpus": system.num_usable_cpus if system else None,
         "memory_bytes": system.memory_bytes if system else None,

@@ -182,6 +182,8 @@ _LOADER = re.compile(r"/torch/utils/data/dataloader\.py$")
 # C code in which a line of the script waits: for the GPU, where there is one, and for a handle of torch's.
 _GPU_WAIT = re.compile(r"\.(item|cpu|numpy|tolist|synchronize)\(|\.to\([\"']cpu")
 _HANDLE_WAIT = re.compile(r"\b\w+\.wait\(")
+_STORE_WAIT = re.compile(r"\bTCPStore\(")
+_STORE_MAKER = re.compile(r"/torch/distributed/rendezvous\.py$")
 
 
 def judge(
@@ -257,6 +259,8 @@ def _waiting(
 def _waiting_in_c(frame: Frame, source: str, *, uses_gpu: bool) -> Standing | None:
     """Return the wait that stands in a line of the script: Python has no frame for it."""
     what = source if len(source) <= 40 else f"{source[:37]}..."
+    if _STORE_WAIT.search(source):
+        return Standing(doing=Doing.WAITS, what="TCPStore", frame=frame, is_sure=False)
     if _HANDLE_WAIT.search(source):
         return Standing(doing=Doing.WAITS, what=f"`{what}`", frame=frame, is_sure=False)
     if uses_gpu and _GPU_WAIT.search(source):  # it spins: a busy processor says nothing
@@ -285,6 +289,31 @@ def _operation(frames: Sequence[Frame]) -> str | None:
 def _is_standard(file: str) -> bool:
     standard = re.search(r"/lib(64)?/python\d[\d.]*/(?!site-packages|dist-packages)", file)
     return bool(standard) or file.startswith("<frozen")
+
+
+def makes_store(text: str, source: str = "") -> bool:
+    """Say whether the main thread is in the making of a torch.distributed store.
+
+    Args:
+        text: Of all its threads.
+        source: The line of the script at the innermost frame that is its own.
+    """
+    inner = [frame for frame in main_frames(text) if not _is_standard(frame.file)]
+    if not inner:
+        return False
+    if _STORE_MAKER.search(inner[0].file):
+        return True
+    return not is_library(inner[0].file) and bool(_STORE_WAIT.search(source))
+
+
+def imports(text: str) -> bool:
+    """Say whether the main thread imports a library: Python's import machinery is above the script's last frame."""
+    for frame in main_frames(text):
+        if frame.file.startswith("<frozen importlib"):
+            return True
+        if not is_library(frame.file):
+            return False
+    return False
 
 
 def waits_for_loader(text: str) -> bool:

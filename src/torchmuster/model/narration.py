@@ -103,6 +103,7 @@ _TELLERS: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "notice": lambda f: f["text"] or None,
     "stopping": lambda f: f["text"],
     "hang": lambda f: f["text"],
+    "start_wait": lambda f: f["text"],
     "straggler": lambda f: f["text"],
     "waiting_for_end": lambda f: f["text"],
     "shrunk": lambda f: f"the world shrinks to {f['num_nodes']} of {f['wanted']} nodes",

@@ -38,6 +38,23 @@ class RankProgress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoreCall:
+    """What a rank that stands in the making of a store is connected to, as the kernel and torch say.
+
+    Attributes:
+        connected: `HOST:PORT` of its open TCP connections.
+        calling: The same where nobody has answered yet.
+        named: The address that torch names in the rank's log; empty where it names none.
+        lines: Of the script, where it sets such an address: `train.py:5: os.environ["MASTER_PORT"] = "29501"`.
+    """
+
+    connected: tuple[str, ...] = ()
+    calling: tuple[str, ...] = ()
+    named: str = ""
+    lines: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankStack:
     """Where a rank stands.
 
@@ -49,6 +66,7 @@ class RankStack:
         kernel: Where it sleeps in the kernel; empty when the kernel doesn't say.
         why_not: Why there is no text.
         uses_gpu: The process has opened one.
+        store: Of a rank that stands in the making of a store; None for others.
     """
 
     rank: int
@@ -60,3 +78,4 @@ class RankStack:
     kernel: str = ""
     why_not: str = ""
     uses_gpu: bool = False
+    store: StoreCall | None = None

@@ -39,7 +39,14 @@ from torchmuster.run.create import write_owner
 from torchmuster.run.deadline import Deadline
 from torchmuster.run.processor import describe_difference, fit_interpreter
 from torchmuster.run.record import read_events, read_plan, read_result
-from torchmuster.run.resubmit import Chain, find_end, parse_way, restarts_spent
+from torchmuster.run.resubmit import (
+    Ask,
+    Chain,
+    ask_quickly,
+    find_end,
+    parse_way,
+    restarts_spent,
+)
 from torchmuster.run.supervise import Supervisor
 
 
@@ -109,7 +116,9 @@ def _finish(result: Result, chain: Chain, deadline: Deadline, voice: TerminalVoi
         voice.flush(5.0)
         return result.exit_code
     if result.report is not None and result.state is not RunState.SUCCEEDED:
-        voice.print(render_report(result.report))
+        from torchmuster.doctor.explain.end_of_run import explained
+
+        voice.print(render_report(explained(result, chain.run_dir) or result.report))
     voice.flush(5.0)
     return result.exit_code
 
@@ -135,6 +144,15 @@ def own_run(
     deadline.find_out()  # while the agents start
     supervisor = Supervisor(engine.plan, engine.run_dir, engine, voice, deadline=deadline)
     return asyncio.run(supervisor.run())
+
+
+def note_the_end(dialect: Dialect, job_id: str, ask: Ask = ask_quickly) -> None:
+    """Ask when the job has to end and leave it to the agents: PBS and old versions of Slurm set no variable."""
+    from torchmuster.doctor.facts_environment import ALLOCATION_ENDS_AT
+
+    end = find_end(dialect, job_id, time.time, ask)
+    if end is not None:
+        os.environ[ALLOCATION_ENDS_AT] = str(int(end))
 
 
 def way_to_others(dialect: Dialect, allocation: Allocation, words: str | None) -> Way:

@@ -1,17 +1,29 @@
 """`muster doctor`: the tiny job's place, and what a run of it has left to read."""
 
+import glob
+import itertools
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from torchmuster.doctor import show
 from torchmuster.doctor.compare import compare, exit_code
 from torchmuster.doctor.facts import FactsOrder, collect, own_torch
-from torchmuster.doctor.finding import Finding, Level, NodeView, Situation, worst_first
+from torchmuster.doctor.finding import (
+    Finding,
+    Level,
+    NodeView,
+    Situation,
+    names_of,
+    worst_first,
+)
 from torchmuster.doctor.fit import RingFit, fit_ring, read_timings
+from torchmuster.doctor.rules_matrix import cause_of_call
 from torchmuster.files.layout import RunDir, muster_home
 from torchmuster.model import codec
 from torchmuster.model.verdict import Report, Result, RunState
@@ -21,6 +33,16 @@ from torchmuster.run.room import nearest_folder
 JOB_FILE = "tiny_job.py"
 _GOOD_FIT = 0.9
 _MAX_LINE = 1 << 20
+_CALL = re.compile(r"waiting for the head at (?P<head>\S+) \((?P<why>[^)\n]*)\)")
+# Events of a run, and what the time from the one before is called.
+_STEPS = (
+    ("run_started", ""),
+    ("agent_joined", "agents"),
+    ("preflight", "nodes"),
+    ("workers_started", "workers"),
+    ("run_ended", "job"),
+)
+_LAST_COUNTS = ("agent_joined", "run_ended")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +55,7 @@ class Outcome:
         pairs: Source, target, why not, microseconds, MB/s.
         job: What the tiny job printed; None when it was not run or did not end well.
         could_tell: Whether all that was to be looked at has been.
+        seconds: How long each part took (`phases`), in the order in which they happened.
     """
 
     findings: tuple[Finding, ...]
@@ -99,10 +122,13 @@ def look_here(script: str | None) -> Outcome:
 
 def read_outcome(run_dir: RunDir, *, has_job: bool) -> Outcome:
     """Return what a run with the long preflight has found."""
-    event = next((e for e in read_events(run_dir.events) if e.get("event") == "preflight"), None)
+    events = list(read_events(run_dir.events))
+    event = next((e for e in events if e.get("event") == "preflight"), None)
     result = read_result(run_dir)
     if event is None:
-        return Outcome(findings=tuple(_nothing_seen(result)), could_tell=False)
+        came = {str(e.get("node")) for e in events if e.get("event") == "agent_joined"}
+        found = _calls_in_vain(run_dir, came, result) or _nothing_seen(result)
+        return Outcome(findings=tuple(found), could_tell=False)
     findings = [codec.from_plain(Finding, one) for one in event["findings"]]
     ended_early = any(finding.is_certain for finding in findings)
     job = _read_job(run_dir) if has_job and not ended_early else None
@@ -114,12 +140,71 @@ def read_outcome(run_dir: RunDir, *, has_job: bool) -> Outcome:
         pairs=tuple(event["pairs"]),
         job=job,
         could_tell=ended_early or _ended_well(result),
-        seconds={"looked": event["took_s"]},
+        seconds={"looked": event["took_s"], **phases(events)},
     )
+
+
+def phases(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return how long the parts of a look took, in seconds: agents, facts and pairs, start of workers, tiny job.
+
+    What the client does before and after is not in it.
+    """
+    at: dict[str, float] = {}
+    for event in events:
+        name, time = event.get("event"), _moment(event)
+        if isinstance(name, str) and time is not None and (name not in at or name in _LAST_COUNTS):
+            at[name] = time
+    pairs = itertools.pairwise(_STEPS)
+    return {
+        word: round(at[end] - at[begin], 3)
+        for (begin, _), (end, word) in pairs
+        if begin in at and end in at
+    }
+
+
+def _moment(event: Mapping[str, Any]) -> float | None:
+    try:
+        return datetime.fromisoformat(str(event.get("time"))).timestamp()
+    except ValueError:
+        return None
 
 
 def _ended_well(result: Result | None) -> bool:
     return result is not None and result.state is RunState.SUCCEEDED
+
+
+def _calls_in_vain(run_dir: RunDir, came: set[str], result: Result | None) -> list[Finding]:
+    """Return what agents that could not reach the head have said, one finding for each reason."""
+    seen: dict[tuple[str, str], list[str]] = {}
+    folder = os.path.dirname(run_dir.agent_log("n"))
+    for path in sorted(glob.glob(os.path.join(glob.escape(folder), "*.log"))):
+        node = os.path.basename(path).removesuffix(".log")
+        match = _last_call(path) if node not in came else None
+        if match is not None:
+            seen.setdefault((match["head"], match["why"]), []).append(node)
+    because = (result.report.error,) if result is not None and result.report is not None else ()
+    return [
+        Finding(
+            level=Level.FAILURE,
+            cause=cause_of_call((why,)),
+            error=f"{names_of(nodes)} can't reach the head at {head}: {why}",
+            at=names_of(nodes),
+            because=because,
+            hint="`ip route get ADDRESS` and `nft list ruleset` on both; choose nodes that share an open network",
+            weight=99,
+        )
+        for (head, why), nodes in seen.items()
+    ]
+
+
+def _last_call(path: str) -> re.Match[str] | None:
+    """Return what an agent's log says last of its calls to the head; None when it never waited."""
+    try:
+        with open(path, errors="replace") as file:
+            found = list(_CALL.finditer(file.read(_MAX_LINE)))
+    except OSError:
+        return None
+    return found[-1] if found else None
 
 
 def _nothing_seen(result: Result | None) -> list[Finding]:
@@ -236,6 +321,7 @@ def as_values(outcome: Outcome) -> dict[str, Any]:
         if fit is not None
         else None,
         "could_tell": outcome.could_tell,
+        "seconds": outcome.seconds,
     }
 
 

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from torchmuster.errors import MusterError
+from torchmuster.files.layout import RunDir
 from torchmuster.model.outcome import WorkflowResult
 from torchmuster.model.text import render_report, report_of_error
 from torchmuster.model.verdict import Report, Result, RunState
@@ -68,6 +69,20 @@ def summary(result: Result) -> str:
     lost = f", {result.lost_s:.1f} s lost" if result.lost_s else ""
     logs = f", {result.logs_lost_lines} log lines lost" if result.logs_lost_lines else ""
     return f"{result.state.value} after {result.elapsed_s:.1f} s ({attempts}{lost}{logs})"
+
+
+def last_report(result: Result, run_dir: RunDir) -> Report | None:
+    """Return what is said at the end of a run, with what its logs add; None when the last line says it all.
+
+    Args:
+        result: Of the run.
+        run_dir: Where its logs are.
+    """
+    if not is_worth_a_report(result):
+        return None
+    from torchmuster.doctor.explain.end_of_run import explained
+
+    return explained(result, run_dir)
 
 
 def is_worth_a_report(result: Result) -> bool:

@@ -15,7 +15,7 @@ from torchmuster.files.layout import RunDir
 from torchmuster.model.plan import Limits
 from torchmuster.model.verdict import Result, RunState
 from torchmuster.net.channel import ChannelClosedError, Role
-from torchmuster.net.messages import Goodbye, SpawnerRefused, Welcome
+from torchmuster.net.messages import AskStacks, Goodbye, SpawnerRefused, Welcome
 from unit.agent import test_roll
 from unit.agent.test_roll import make_roll
 
@@ -92,6 +92,18 @@ def test_an_agent_that_calls_after_the_failure_is_told_so(make_coordinator):
     assert late.heard[1].exit_code == 1
     assert late.heard[1].sentence is None, "the head's own agent has said it"
     assert first.heard[-1].sentence == "the run has ended: the workers could not be started"
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_client_that_has_not_proved_who_it_is_gets_no_ear(make_coordinator, is_open):
+    async def go():
+        coordinator = make_coordinator(1)
+        client = Line(AskStacks(ask_id="a"), None)
+        client.role, client.is_open = Role.CLIENT, is_open
+        await asyncio.wait_for(coordinator.serve(client), 10)
+        return coordinator.inbox.qsize()
+
+    assert asyncio.run(go()) == (0 if is_open else 2)
 
 
 def test_nobody_is_waited_for_when_all_have_called(make_coordinator):

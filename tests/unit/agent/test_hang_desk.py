@@ -168,3 +168,47 @@ def test_long_stacks_come_in_pieces_that_a_message_can_hold(head):
 def test_off_means_no_limits():
     assert watch_limits(Limits(hang_s=0.0)) is None
     assert watch_limits(Limits()) == WatchLimits(floor_s=60.0, ceiling_s=1800.0, blind_s=300.0)
+
+
+MEET = (
+    "Current thread 0x01 (most recent call first):\n"
+    '  File "/e/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 1 in init_process_group\n'
+    '  File "/home/u/train.py", line 12 in <module>\n'
+)
+
+
+def start(desk, head, *, held=False, until_s=60.0, age=None, texts=(READ, MEET)):
+    """Let ranks of a script without the library do nothing from the start on."""
+    for now in range(2, int(until_s), 2):
+        ranks = tuple(RankProgress(rank=r, state="S", active_s=1.0, beat_age_s=age) for r in (0, 1))
+        desk.take_progress(now, messages.Progress(attempt=3, ranks=ranks))
+        desk.advance(now, held=held)
+        if desk.is_asking:
+            for place, text in enumerate(texts):
+                answer(desk, head.sent[-1].number, place, text)
+            desk.advance(now, held=held)
+
+
+@pytest.mark.parametrize("age", [None, 1.0])
+def test_a_wait_at_the_start_is_told_of_once_and_ends_nothing(desk, head, age):
+    start(desk, head, age=age)
+    ((name, fields),) = head.events
+    assert name == "start_wait"
+    assert fields["attempt"] == 3
+    assert fields["text"] == (
+        "rank 1 waits in init_process_group (train.py:12) since 14 s"
+        " for rank 0 on n1, which is in read() (data.py:88)"
+    )
+    assert head.files == {}
+
+
+def test_a_held_start_is_not_looked_at(desk, head):
+    start(desk, head, held=True)
+    assert head.sent == []
+
+
+@pytest.mark.parametrize(
+    ("hang_s", "start_s"), [(60.0, 10.0), (600.0, 10.0), (24.0, 4.0), (5.0, 3.0)]
+)
+def test_the_time_of_a_start_follows_the_least_of_the_hang_watch(hang_s, start_s):
+    assert watch_limits(Limits(hang_s=hang_s)).start_s == start_s

@@ -264,7 +264,7 @@ def test_64_simulated_nodes_do_not_all_call_all():
     house.settle()
     orders = [m for _, m in house.sent if isinstance(m, messages.ProbeNetwork)]
     assert 64 * 8 <= sum(len(order.targets) for order in orders) <= 64 * 20
-    assert sum(len(o.targets) * o.bulk_bytes for o in orders) <= 2_000_000_000
+    assert {order.bulk_bytes for order in orders} == {64 << 10}  # enough for a black hole
 
 
 def test_64_machines_call_each_other_all_and_move_less_than_2_gb():

@@ -1,6 +1,10 @@
 """`muster explain`: the command around the rules."""
 
+import gzip
+import io
 import json
+import os
+import sys
 
 import pytest
 
@@ -56,3 +60,48 @@ def test_all_missing_files_are_named_at_once_with_a_near_miss(home, capsys):
 def test_run_that_is_not_there_is_said_to_be_missing(capsys):
     assert run("20990101") == 4
     assert "20990101" in capsys.readouterr().err
+
+
+def give(monkeypatch, data):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_standard_input_is_explained(monkeypatch, capsys, pack):
+    give(monkeypatch, pack(TRACEBACK.encode()))
+    assert run("-") == 0
+    said = capsys.readouterr().out
+    assert "ValueError: bad label" in said
+    assert "stdin:4" in said
+
+
+def test_standard_input_and_a_file_are_explained_together(home, monkeypatch, capsys):
+    (home / "n1.log").write_text(TRACEBACK)
+    give(monkeypatch, b"step 1\n")
+    assert run("-", "n1.log", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["num_files"] == 2
+
+
+def test_terminal_on_standard_input_is_refused_with_what_to_type(monkeypatch, capsys):
+    leader, terminal = os.openpty()
+    try:
+        monkeypatch.setattr("sys.stdin", open(terminal))  # noqa: SIM115 - closed by its owner below
+        assert run("-") == 2
+    finally:
+        sys.stdin.close()
+        os.close(leader)
+    said = capsys.readouterr().err
+    assert "standard input is a terminal" in said
+    assert "kubectl logs POD | muster explain -" in said
+
+
+def test_closed_standard_input_is_an_error_with_a_hint(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", None)
+    assert run("-") == 2
+    assert "hint: " in capsys.readouterr().err
+
+
+def test_zstd_is_refused_with_the_command_that_reads_it(home, capsys):
+    (home / "logs.tar.zst").write_bytes(b"\x28\xb5\x2f\xfd....")
+    assert run("logs.tar.zst") == 2
+    assert "zstd -dc logs.tar.zst | muster explain -" in capsys.readouterr().err

@@ -9,12 +9,14 @@ from torchmuster.doctor.compare import compare, exit_code
 from torchmuster.doctor.facts import FactsOrder, collect, own_torch
 from torchmuster.doctor.facts_environment import EnvironmentFacts
 from torchmuster.doctor.facts_gpu import GpuFacts
+from torchmuster.doctor.facts_gpu_links import GpuLinks
 from torchmuster.doctor.finding import Level, NodeView, Situation, differ, names_of
 from torchmuster.model.network import Interface
 from unit.doctor.made_up import GIB, all_pairs, facts, gpu, gpus, node, port, situation
 
 CUDA = {"torch": "2.13.0+cu126", "cuda": "12.6", "nccl": "2.27.5"}
 MIB = 1 << 20
+SWITCHED = GpuLinks(kinds=("NV18",), nvlinks=((18, 18),) * 4, num_redirecting=0)
 
 
 def gpu_node(k=1, **parts):
@@ -46,6 +48,17 @@ HEALTHY = {
     "a container with a limit of memory": [node(1, system={"memory_limit_bytes": 16 * GIB})],
     "four GPUs on one node": [gpu_node(1)],
     "two nodes with four GPUs": [gpu_node(1), gpu_node(2)],
+    "GPUs behind a switch of NVLink": [gpu_node(k, gpu=gpus(links=SWITCHED)) for k in (1, 2)],
+    "GPUs over PCIe that sleep": [
+        gpu_node(
+            k,
+            gpu=gpus(
+                gpus=tuple(gpu(j, pcie_width=8, pcie_max_width=16) for j in range(4)),
+                links=GpuLinks(kinds=("PHB", "SYS"), nvlinks=((0, 4),) * 4, num_redirecting=0),
+            ),
+        )
+        for k in (1, 2)
+    ],
     "GPUs and InfiniBand": [
         gpu_node(k, network={"rdma": (port(),), "has_rdma_files": True}, environment={"verbs": True})
         for k in (1, 2)
@@ -163,6 +176,14 @@ GPU_FAULTS = {
     "fallen off the bus": ({"gpu": gpus(xids=("0000:01:00 79",))}, "gpu-hardware", F, "Xid 79"),
     "in use": ({"gpu": gpus(gpus=tuple(gpu(k, used_bytes=30 * GIB) for k in range(4)))}, "gpu-in-use", W, "used by somebody else"),
     "throttled": ({"gpu": gpus(gpus=tuple(gpu(k, throttled=("thermal slowdown",)) for k in range(4)))}, "gpu-throttled", W, "slowed down"),
+    "rows to be replaced": ({"gpu": gpus(gpus=tuple(gpu(k, must_be_reset=k == 2) for k in range(4)))}, "gpu-hardware", W, "GPU 2 of n2"),
+    "an NVLink down": ({"gpu": gpus(links=GpuLinks(nvlinks=((18, 18), (17, 18), (18, 18), (18, 18))))}, "gpu-links", W, "GPU 1 of n2 has 17 of 18"),
+    "one GPU without NVLink": ({"gpu": gpus(links=GpuLinks(nvlinks=((18, 18), (0, 18), (18, 18), (18, 18))))}, "gpu-links", W, "GPU 1 of n2 has 0 of 18"),
+    "joined differently": ({"gpu": gpus(links=GpuLinks(kinds=("PIX", "SYS")))}, "gpu-links", N, "n2 has PIX, SYS"),
+    "no direct copies": ({"gpu": gpus(links=GpuLinks(kinds=("NV18",), no_p2p=("0-1 CNS",)))}, "gpu-links", N, "GPUs of n2 can't read"),
+    "few lanes": ({"gpu": gpus(gpus=tuple(gpu(k, pcie_width=8 if k == 3 else 16, pcie_max_width=16) for k in range(4)))}, "gpu-links", N, "GPU 3 of n2 uses 8 of 16"),
+    "IOMMU": ({"gpu": gpus(has_iommu=True)}, "iommu", N, "active on n2"),
+    "ACS": ({"gpu": gpus(links=GpuLinks(kinds=("PIX",), num_redirecting=4))}, "acs", N, "PCI bridges of n2"),
     "other model": ({"gpu": gpus(gpus=tuple(gpu(k, name="NVIDIA A100") for k in range(4)))}, "gpus-differ", W, "A100"),
     "old driver": ({"gpu": gpus(driver="470.82.01")}, "driver-too-old", F, "built for CUDA 12.6"),
     "CPU-only wheel": ({"torch": {"torch": "2.13.0+cpu", "cuda": None}}, "no-gpu", F, "without CUDA"),
@@ -179,11 +200,38 @@ GPU_FAULTS = {
 @pytest.mark.parametrize("name", GPU_FAULTS)
 def test_what_is_wrong_with_the_gpus_of_one_node_is_named(name):
     parts, cause, level, words = GPU_FAULTS[name]
-    found = compare(situation(gpu_node(1), gpu_node(2, **parts)))
+    found = compare(situation(gpu_node(1, gpu=gpus(links=SWITCHED)), gpu_node(2, **parts)))
     fitting = [f for f in found if f.cause == cause and f.level is level]
     assert fitting, found
     assert words in fitting[0].error
     assert found[0].level is level
+
+
+def test_bridges_that_join_some_gpus_are_no_broken_link():
+    links = GpuLinks(kinds=("NV12", "SYS"), nvlinks=((12, 12), (12, 12), (0, 12), (0, 12)))
+    found = compare(situation(*[gpu_node(k, gpu=gpus(links=links)) for k in (1, 2)]))
+    assert {f.level for f in found} == {N}
+    assert "GPU 2 of n1 has 0 of 12 NVLinks" in by_cause(found)["gpu-links"].error
+
+
+def test_an_iommu_is_no_matter_where_all_gpus_have_nvlink():
+    found = compare(situation(gpu_node(1, gpu=gpus(links=SWITCHED, has_iommu=True))))
+    assert "iommu" not in by_cause(found)
+
+
+@pytest.mark.parametrize(
+    ("left_s", "total_s", "is_told"),
+    [
+        (290.0, 300.0, False),
+        (290.0, 3600.0, True),
+        (290.0, None, True),
+        (1000.0, 86400.0, False),
+    ],
+)
+def test_a_job_whose_time_is_nearly_used_up_is_told(left_s, total_s, is_told):
+    environment = EnvironmentFacts(left_s=left_s, total_s=total_s)
+    found = compare(situation(node(1, environment=environment)))
+    assert [(f.cause, f.level) for f in found] == ([("time-limit", W)] if is_told else [])
 
 
 def test_rdma_needs_locked_memory():

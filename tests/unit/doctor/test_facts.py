@@ -8,7 +8,7 @@ import pytest
 
 from torchmuster import proc
 from torchmuster.doctor.facts import Facts, FactsOrder, collect, own_torch, run_probes, torch_facts
-from torchmuster.doctor.facts_environment import collect_environment
+from torchmuster.doctor.facts_environment import ALLOCATION_ENDS_AT, collect_environment
 from torchmuster.doctor.facts_files import collect_files, look_at, look_at_script
 from torchmuster.doctor.facts_gpu import add_health, collect_gpus, read_gpus, read_xids
 from torchmuster.doctor.facts_network import rdma_ports, resolve, source_for
@@ -103,18 +103,23 @@ def test_without_a_gpu_nothing_is_asked(tmp_path):
 
 def test_gpus_are_read_with_their_health(tmp_path):
     write(tmp_path, "proc/driver/nvidia/gpus/0000:01:00.0/information")
-    answers = [
-        answer(ROW),
-        answer("0, 3, Active, Not Active, 8, 16"),
-        answer("CUDA Version: 12.6 "),
-        answer("GPU0 X"),
-    ]
-    found = collect_gpus(
-        {}, lambda argv, limit_s: answers.pop(0), 3.0, is_long=True, root=str(tmp_path)
-    )
+    answers = {
+        "--query-gpu=index,uuid": answer(ROW),
+        "--query-gpu=index,ecc": answer("0, 3, Active, Not Active, 8, 16"),
+        "--query-remapped-rows": answer("GPU-1, Yes, No"),
+        "nvidia-smi": answer("CUDA Version: 12.6 "),
+    }
+
+    def ask(argv, limit_s):
+        known = [said for word, said in answers.items() if argv[-1].startswith(word)]
+        known += [said for word, said in answers.items() if argv[1:] and argv[1].startswith(word)]
+        return known[0] if known else answer("no such option", 2)
+
+    found = collect_gpus({}, ask, 3.0, is_long=True, root=str(tmp_path))
     (gpu,) = found.gpus
     assert (gpu.name, gpu.used_bytes, gpu.num_ecc_errors) == ("NVIDIA H200", 1 << 30, 3)
     assert gpu.throttled == ("thermal slowdown",)
+    assert gpu.must_be_reset
     assert (found.cuda, found.driver, found.visible) == ("12.6", "560.35.03", ("0",))
 
 
@@ -196,7 +201,16 @@ def test_the_time_left_and_the_node_file_are_read(tmp_path):
     (tmp_path / "nodes").write_text("n1\nn1\nn2\n")
     environment = {"SLURM_JOB_END_TIME": "1100", "PBS_NODEFILE": str(tmp_path / "nodes")}
     found = collect_environment(environment, now=1000.0)
-    assert (found.left_s, found.nodefile) == (100.0, (3, 2))
+    assert (found.left_s, found.total_s, found.nodefile) == (100.0, None, (3, 2))
+    found = collect_environment(environment | {"SLURM_JOB_START_TIME": "500"}, now=1000.0)
+    assert found.total_s == 600.0
+
+
+@pytest.mark.parametrize(("end", "left_s"), [("1100", 100.0), ("soon", None), ("", None)])
+def test_a_job_of_pbs_ends_when_the_head_was_told(end, left_s):
+    environment = {ALLOCATION_ENDS_AT: end, "PBS_WALLTIME": "3600"}
+    found = collect_environment(environment, now=1000.0)
+    assert (found.left_s, found.total_s) == (left_s, 3600.0)
 
 
 def test_torch_is_found_without_importing_it():

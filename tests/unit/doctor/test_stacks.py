@@ -8,9 +8,11 @@ from torchmuster.doctor.stack_words import Seen, describe, group_texts, tell
 from torchmuster.doctor.stacks import (
     Doing,
     Standing,
+    imports,
     judge,
     main_first,
     main_frames,
+    makes_store,
     user_frame,
     waits_for_loader,
 )
@@ -222,3 +224,38 @@ def test_equal_stacks_are_shown_once():
     lines = group_texts([("rank 0 on n1", one), ("rank 1 on n1", two)])
     assert lines[0] == "rank 0 on n1, rank 1 on n1:"
     assert sum("train.py" in line for line in lines) == 1
+
+
+RENDEZVOUS = f"{SITE}/torch/distributed/rendezvous.py"
+
+
+@pytest.mark.parametrize(
+    ("frames", "source", "makes"),
+    [
+        (
+            [(RENDEZVOUS, 190, "_create_c10d_store"), (C10D, 1, "init_process_group"), MAIN],
+            "",
+            True,
+        ),
+        ([(C10D, 2169, "_new_process_group_helper"), MAIN], "", False),
+        ([MAIN], 'store = dist.TCPStore("n1", 29501, 2, False)', True),
+        ([MAIN], "data = load()", False),
+        ([], "", False),
+    ],
+)
+def test_who_makes_a_store_is_known(frames, source, makes):
+    assert makes_store(stack(*frames), source) is makes
+
+
+def test_a_store_that_the_script_opens_itself_is_a_wait():
+    standing = judge(stack(MAIN), source='store = dist.TCPStore("n1", 29501, 2, False)')
+    assert (standing.doing, standing.what, standing.is_sure) == (Doing.WAITS, "TCPStore", False)
+
+
+def test_who_imports_a_library_is_known_and_a_module_of_the_script_is_none():
+    frozen = ("<frozen importlib._bootstrap>", 241, "_call_with_frames_removed")
+    library = (f"{SITE}/pandas/__init__.py", 3, "<module>")
+    own = ("/home/u/data.py", 4, "<module>")
+    assert imports(stack(library, frozen, MAIN))
+    assert not imports(stack(own, frozen, MAIN))
+    assert not imports(stack(library, MAIN))

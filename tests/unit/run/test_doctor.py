@@ -9,7 +9,14 @@ from torchmuster.doctor.finding import Level
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
 from torchmuster.model.verdict import Report, Result, RunState
-from torchmuster.run.doctor import as_values, describe_fit, fit_of, prepare_job, read_outcome
+from torchmuster.run.doctor import (
+    as_values,
+    describe_fit,
+    fit_of,
+    phases,
+    prepare_job,
+    read_outcome,
+)
 
 SIZES = (4, 1024, 1 << 20, 16 << 20)
 NODES = [{"node": "n1"}, {"node": "n2"}]
@@ -66,6 +73,22 @@ def written(tmp_path):
     return write
 
 
+def test_phases_are_the_times_between_events():
+    def event(name, second):
+        return {"event": name, "time": f"2026-01-01T00:00:{second:06.3f}Z"}
+
+    events = [
+        event("run_started", 1.0),
+        event("agent_joined", 1.5),
+        event("agent_joined", 2.0),
+        event("preflight", 2.25),
+        event("workers_started", 4.0),
+        event("run_ended", 5.5),
+    ]
+    assert phases(events) == {"agents": 1.0, "nodes": 0.25, "workers": 1.75, "job": 1.5}
+    assert phases([event("run_started", 1.0), {"event": "agent_joined", "time": 7}]) == {}
+
+
 def test_a_good_run_has_no_findings(written):
     outcome = read_outcome(written(said=job(), ended=result()), has_job=True)
     assert (outcome.findings, outcome.exit_code) == ((), 0)
@@ -113,6 +136,26 @@ def test_a_run_that_never_looked_says_why(written):
     outcome = read_outcome(run_dir, has_job=True)
     assert outcome.findings[0].error == "only 1 of 2 nodes came within 8 s"
     assert not outcome.could_tell
+
+
+@pytest.mark.parametrize(
+    ("why", "cause"),
+    [("Network is unreachable", "network-unreachable"), ("no answer within 3 s", "port-blocked")],
+)
+def test_a_node_that_called_the_head_in_vain_is_named_with_its_reason(written, why, cause):
+    report = Report(error="only 1 of 3 nodes came within 8 s", at="n2, n3")
+    run_dir = written(looked=False, ended=result(RunState.FAILED, report))
+    joined = {"event": "agent_joined", "node": "n1"}
+    with open(run_dir.events, "w") as file:
+        file.write(json.dumps(joined) + "\n")
+    os.makedirs(os.path.dirname(run_dir.agent_log("n1")))
+    for node in ("n1", "n2"):
+        with open(run_dir.agent_log(node), "w") as file:
+            file.write(f"muster: waiting for the head at 10.0.0.1:4711 ({why}); 5 s left\n")
+    (finding,) = read_outcome(run_dir, has_job=True).findings
+    assert (finding.cause, finding.at) == (cause, "n2")
+    assert finding.error == f"n2 can't reach the head at 10.0.0.1:4711: {why}"
+    assert finding.because == ("only 1 of 3 nodes came within 8 s",)
 
 
 @pytest.mark.parametrize("said", [None, "", "{broken", "[1]", "no json"])

@@ -102,7 +102,8 @@ def _choose_method(spawner: Spawner) -> None:
     """Import torch, unless fresh interpreters are wanted or needed; say which and why."""
     config = spawner.config
     # A second before torch is there: the nodes are compared while it is imported.
-    spawner.send({"ev": "found", **(look_for_torch() if config["kind"] != "command" else {})})
+    found = look_for_torch() if config["kind"] != "command" else {}
+    spawner.send({"ev": "found", **found})
     why = _reason_for_fresh(config)
     torch_version: str | None = None
     if why is None:
@@ -112,7 +113,8 @@ def _choose_method(spawner: Spawner) -> None:
             return
         why = reason_not_to_fork()
     elif config["kind"] != "command":
-        torch_version = _installed_version("torch")
+        # The package's metadata would say the same and take longer than all else here.
+        torch_version = found.get("torch") or _installed_version("torch")
     spawner.forks = why is None
     spawner.send(
         {

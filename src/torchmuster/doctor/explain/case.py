@@ -98,6 +98,12 @@ class Case:
     @cached_property
     def world_size(self) -> int | None:
         """How many ranks there are, as far as the lines say."""
+        ranks = [event.who.rank for event in self.events if event.who.rank is not None]
+        return max([self.told_size or 0, *(rank + 1 for rank in ranks)], default=0) or None
+
+    @cached_property
+    def told_size(self) -> int | None:
+        """How many ranks there are, as lines tell it themselves."""
         sizes = [int(event.get("size")) for event in self.of("world") if event.get("size")]
         sizes += [
             int(word)
@@ -105,8 +111,7 @@ class Case:
             if event.get("key") in ("world_sizes", "global_world_sizes")
             for word in re.findall(r"\d+", event.get("value"))
         ]
-        ranks = [event.who.rank for event in self.events if event.who.rank is not None]
-        return max([*sizes, *(rank + 1 for rank in ranks)], default=0) or None
+        return max(sizes, default=0) or None
 
     # Hosts.
 
@@ -174,6 +179,22 @@ class Case:
     def silent(self) -> list[str]:
         """Allocated hosts of which there is no word, if it can be told."""
         return [host for host in self.allocated if host not in self.spoke] if self.spoke else []
+
+    @cached_property
+    def may_lack_logs(self) -> bool:
+        """Say whether these are the logs of some nodes or ranks only: by their names, and by the sizes that they tell."""
+        names = [log.who for log in self.record.logs if log.num_lines]
+        if not names:
+            return False
+        if all(who.rank is not None for who in names):
+            return len({who.rank for who in names}) < (self.told_size or 0)
+        hosts = {short(who.host) for who in names if who.host is not None}
+        if len(hosts) < len(names):
+            return False  # a file that is named by no host may hold the words of all
+        if self.num_nodes is not None and self.num_nodes > 1:
+            return len(hosts) < self.num_nodes
+        ranks = {event.who.rank for event in self.events if event.who.rank is not None}
+        return len(hosts) == 1 and len(ranks) < (self.told_size or 0)
 
     # Values that the user set.
 

@@ -4,8 +4,10 @@ import re
 from dataclasses import replace
 
 from torchmuster.doctor.explain.case import Case
-from torchmuster.doctor.explain.events import Confidence, Finding, Role, Verdict
+from torchmuster.doctor.explain.events import Confidence, Finding, Line, Role, Verdict
+from torchmuster.doctor.explain.patterns import PROGRESS
 from torchmuster.doctor.explain.rules import RULES
+from torchmuster.doctor.explain.scan import Log
 from torchmuster.doctor.explain.weigh import Weight
 
 COLLECT = (
@@ -15,8 +17,13 @@ COLLECT = (
 )
 _FAILED_END = re.compile(r"\b(?:error|failed|exception|killed|abort|traceback)", re.IGNORECASE)
 _METRIC = re.compile(
-    r"[\w/-]*(?:error|fail|kill|exception|abort)\w*\W{0,3}[:= ]\s*[\d.]+", re.IGNORECASE
+    r"\b(?:0|no|zero|without(?: any)?) (?:[\w-]+ ){0,2}?(?:errors?|fail\w*|exceptions?|killed|aborted)\b"
+    r"|[\w/-]*(?:error|fail|kill|exception|abort)\w*(?: (?:rate|ratio|count)s?)?\W{0,3}[:= ]\s*[\d.]+",
+    re.IGNORECASE,
 )
+_ENOUGH_STEPS = 3
+_SETTINGS = ("launch_config", "launch_line", "variable")  # they hold from their line on
+_LONG_AFTER = 20  # lines; what others still write when somebody has failed is less
 # After these nothing goes on.
 _HARD_ENDS = (
     *("root_cause_table", "task_exit", "rdzv_timeout", "time_limit", "oom_proof", "node_failed"),
@@ -61,13 +68,21 @@ def _ended_well(case: Case, found: list[Finding]) -> bool:
     if case.of(*_HARD_ENDS):
         return False
     if not found:
-        return bool(case.of("success")) or not _sounds_failed(case)
+        return bool(case.of("success")) or not _sounds_failed(case, _last_good(case))
     good, bad = _last_good(case), _last_bad(case, found)
     if any(good.get(path, 0) < order for path, order in bad.items()):
         return False
     # An exception that nobody caught ends its process: only a launcher goes on after it.
-    uncaught = any(event.get("uncaught") for event in case.events)
-    return not uncaught or bool(case.of("child_failed", "teardown"))
+    uncaught = {event.line.path for event in case.events if event.get("uncaught")}
+    went_on = all(_makes_steps(log, bad) for log in case.record.logs if log.path in uncaught)
+    return went_on or bool(case.of("child_failed", "teardown"))
+
+
+def _makes_steps(log: Log, bad: dict[str, int]) -> bool:
+    """Say whether steps went on after the trouble: the ranks wait for each other, so without one they soon stop."""
+    after = [line.text for line in log.last if line.order > bad.get(log.path, 0)]
+    found = [step for text in after if (step := PROGRESS.regex.search(text)) is not None]
+    return len({step.group() for step in found}) >= _ENOUGH_STEPS
 
 
 def _last_good(case: Case) -> dict[str, int]:
@@ -90,17 +105,19 @@ def _last_bad(case: Case, findings: list[Finding]) -> dict[str, int]:
     return found
 
 
-def _sounds_failed(case: Case) -> bool:
+def _sounds_failed(case: Case, good: dict[str, int]) -> bool:
+    """Say whether the last lines sound like a failure; not those that a later step has made good."""
     return any(
         _FAILED_END.search(_METRIC.sub("", line.text))
         for log in case.record.logs
         for line in log.last[-10:]
+        if line.order > good.get(log.path, 0)
     )
 
 
 def _order(case: Case, found: list[Finding]) -> list[Finding]:
     """Return findings, the cause first: what began earlier beats what is only heavier, if times can tell."""
-    found = [_lightened(case, finding, found) for finding in found]
+    found = [_lightened(case, _outlived(case, finding), found) for finding in found]
     found.sort(
         key=lambda f: (
             -f.weight,
@@ -110,6 +127,30 @@ def _order(case: Case, found: list[Finding]) -> list[Finding]:
     )
     seen: set[str] = set()
     return [f for f in found if not (f.cause in seen or seen.add(f.cause))]  # type: ignore[func-returns-value]
+
+
+def _outlived(case: Case, finding: Finding) -> Finding:
+    """Trouble after which its own writer made many more steps ended nothing: it is a guess, if nothing else is there."""
+    began = finding.began
+    if began is None or finding.weight >= Weight.SCHEDULER:
+        return finding
+    told = [e for e in case.events if e.line is began]
+    ended = any(e.get("uncaught") or e.kind in _SETTINGS for e in told)
+    if ended or not _went_on_long(case, began):
+        return finding
+    because = (*finding.because, "its writer went on for many lines after it")
+    # Lines without a label may be several writers': then an exception beats it, a mere echo does not.
+    most = Weight.ENVELOPE - 2 if str(began.who) else Weight.PROGRAM - 2
+    weight = min(finding.weight, most)
+    return replace(finding, weight=weight, confidence=Confidence.LOW, because=because)
+
+
+def _went_on_long(case: Case, began: Line) -> bool:
+    for log in case.record.logs:
+        if log.path == began.path:
+            last = log.last_progress.get(began.who)
+            return last is not None and last.line.order > began.order + _LONG_AFTER
+    return False
 
 
 def _lightened(case: Case, finding: Finding, found: list[Finding]) -> Finding:

@@ -1,19 +1,23 @@
 """A run of muster's own: its coordinator saw every end, so its first cause is stronger than any guess from logs."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from torchmuster.doctor.explain.case import Case
 from torchmuster.doctor.explain.events import Finding, Line, Verdict
 from torchmuster.doctor.explain.patterns import match
 from torchmuster.doctor.explain.rules_signals import meaning_of
 from torchmuster.doctor.explain.weigh import HIGH, MEDIUM, Weight
+from torchmuster.errors import HeadLostError
 from torchmuster.model.failure import EndKind, WorkerEnd
 from torchmuster.model.verdict import Result, RunState
 
 # What says how a rank ended, not why; a line that leaves no second reading says more.
-_GENERAL = frozenset(
+GENERAL = frozenset(
     {"exception", "exit-code", "killed", "bus-error", "aborted", "segfault", "signal"}
 )
+_MAKES_STORE = re.compile(r"_create_c10d_store|_tcp_rendezvous_handler|_env_rendezvous_handler")
 _BY_STATE = {
     RunState.PREEMPTED: (
         "preempted",
@@ -62,6 +66,11 @@ def with_own_result(
     )
 
 
+def own_finding(result: Result) -> Finding | None:
+    """Return what the coordinator says of a run that has ended, as a finding."""
+    return finding_of(result, result.state)
+
+
 def finding_of(result: Result | None, state: RunState) -> Finding | None:
     """Return what the coordinator says, as a finding; None when it says nothing."""
     report = result.report if result is not None else None
@@ -79,6 +88,8 @@ def finding_of(result: Result | None, state: RunState) -> Finding | None:
     if state not in _BY_STATE and report is None:
         return None
     cause, sentence = _BY_STATE.get(state, ("exit-code", "the run failed"))
+    if result is not None and result.exit_code == HeadLostError.exit_code:
+        cause = "node-failed"
     return Finding(
         cause=cause,
         sentence=report.error if report is not None else sentence,
@@ -87,6 +98,35 @@ def finding_of(result: Result | None, state: RunState) -> Finding | None:
         at=report.at if report is not None else None,
         because=report.because if report is not None else (),
         cure=report.hint if report is not None else None,
+    )
+
+
+def foreign_store(
+    case: Case, result: Result, events: Iterable[Mapping[str, object]]
+) -> Finding | None:
+    """Return the finding that a script calls another store than the launcher's; None when it doesn't.
+
+    With torchrun and muster no rank hosts a store: whoever changes the address or the port waits until its time-out.
+    """
+    error = result.cause.error if result.cause is not None else None
+    if error is None or not _MAKES_STORE.search(error.traceback):
+        return None
+    masters = {str(event.get("master")) for event in events if event.get("master")}
+    ports = {master.rpartition(":")[2] for master in masters}
+    calls = [
+        call for call in case.of("store_connect", "store_validate") if call.get("port") not in ports
+    ]
+    if not calls or not ports:
+        return None
+    called, own = f"{calls[0].get('host')}:{calls[0].get('port')}", ", ".join(sorted(masters))
+    return Finding(
+        cause="nobody-hosts-the-store",
+        sentence=f"the script calls a store at {called}; the launcher's is at {own}, and no rank hosts another",
+        confidence=HIGH,
+        weight=2 * Weight.SCHEDULER,
+        evidence=(calls[0].line,),
+        cure='init_process_group() with its init_method "env://", and leave MASTER_ADDR and MASTER_PORT as they are',
+        began=calls[0].line,
     )
 
 
@@ -102,15 +142,19 @@ def word_of(end: WorkerEnd) -> str:
         return "preempted"
     if end.kind is EndKind.SIGNAL and end.signum is not None:
         return meaning_of(end.signum)
+    if end.kind is EndKind.HANG:
+        # Who waits as well is in another collective than the others; else it came to none.
+        waits = re.match(r"rank \d+ waited in ", end.detail or "")
+        return "collectives-differ" if waits else "rank-missing-in-collective"
     return "exception" if end.kind is EndKind.EXCEPTION else "exit-code"
 
 
 def _joined(own: Finding, verdict: Verdict) -> Finding:
     """Return the own finding with what the logs add: evidence, and a better word for the same end."""
-    same = next((found for found in verdict.found if _is_same(found, own)), None)
+    same = next((found for found in verdict.found if is_same(found, own)), None)
     if same is None:
         return own
-    better = own.cause in _GENERAL and same.weight >= Weight.PROGRAM and same.confidence is HIGH
+    better = own.cause in GENERAL and same.weight >= Weight.PROGRAM and same.confidence is HIGH
     return replace(
         own,
         cause=same.cause if better else own.cause,
@@ -120,7 +164,7 @@ def _joined(own: Finding, verdict: Verdict) -> Finding:
     )
 
 
-def _is_same(found: Finding, own: Finding) -> bool:
+def is_same(found: Finding, own: Finding) -> bool:
     """Say whether a finding from the logs is of the end that the coordinator names."""
     if found.cause == own.cause:
         return True
@@ -136,4 +180,6 @@ def _words(line: Line) -> str:
 
 def _notes(verdict: Verdict, events: Sequence[Mapping[str, object]]) -> tuple[str, ...]:
     started = sum(event.get("event") == "attempt_started" for event in events)
-    return (*verdict.notes, f"the run made {started} attempts") if started > 1 else verdict.notes
+    slow = {e.get("rank"): str(e.get("text")) for e in events if e.get("event") == "straggler"}
+    made = (f"the run made {started} attempts",) if started > 1 else ()
+    return (*verdict.notes, *made, *slow.values())

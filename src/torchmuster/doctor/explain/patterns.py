@@ -5,7 +5,7 @@ A row says what happened, not why: the rules weigh rows against each other. Name
 
 import errno
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from torchmuster.doctor.explain.events import Role
@@ -45,6 +45,8 @@ _TROUBLE = (
 _SAID = "|".join(re.escape(words) for words, number in SENTENCES.items() if number in _TROUBLE)
 
 _MAX_WORDS = 100_000
+_MAX_WORD_BYTES = 64
+_MAX_LINE_BYTES = 8000  # of longer lines nothing further is looked at
 
 # The first row that fits wins, so the special stand before the general.
 # fmt: off
@@ -52,7 +54,7 @@ PATTERNS: tuple[Pattern, ...] = (
     # The scheduler's and the kernel's word.
     _row("time_limit", _C, r"(?:JOB|STEP)\D+(?P<job>[\d.]+).*?(?:ON (?P<node>\S+) )?.*CANCELLED AT .*DUE TO TIME LIMIT"),
     _row("time_limit", _C, r"=>> PBS: job killed: walltime (?P<used>\d+) exceeded limit (?P<limit>\d+)"),
-    _row("time_limit", _C, r"(?:walltime|time limit|TERM_RUNLIMIT|h_rt).{0,40}(?:exceeded|reached)|DeadlineExceeded"),
+    _row("time_limit", _C, r"TERM_RUNLIMIT|(?:walltime|time limit|h_rt).{0,40}(?:exceeded|reached)|DeadlineExceeded"),
     _row("preempted", _C, r"CANCELLED AT .*DUE TO PREEMPTION|job preempted|[Pp]reempt(?:ed|ion) (?:by|notice|signal)"),
     _row("node_failed", _C, r"CANCELLED AT .*DUE TO NODE FAILURE(?:, see)?.*?(?P<node>\S+)?$|[Nn]ode failure on (?P<host>\S+)"),
     _row("cancelled", _C, r"CANCELLED AT \S+|job (?:was )?(?:deleted|cancelled|canceled) (?:by|at)|qdel'?ed"),
@@ -67,9 +69,10 @@ PATTERNS: tuple[Pattern, ...] = (
     _row("teardown", _E, r"srun: (?:Job step aborted|Terminating|got SIGCONT)|Job step aborted|Force Terminated|mpiexec.*killed|STEP .* ON .* CANCELLED"),
     # Starting at all.
     _row("launch_failed", _C, r"launch failed on (?P<host>[^\s:]+)|Couldn't forward RPC|ORTE was unable to reliably start|Host key verification failed|Permission denied \(publickey|ssh: connect to host (?P<name>\S+) port \d+: (?P<why>.+)"),
-    _row("library", _C, r"version `(?P<version>\w+_[\d.]+)' not found|(?P<library>[\w.+-]+\.so[\w.]*): cannot open shared object file|undefined symbol: (?P<symbol>\w+)|wrong ELF class"),
+    _row("library", _C, r"version `(?P<version>\w+_[\d.]+)' not found|(?P<library>[\w.+-]+\.so[\w.]*): (?:cannot open shared object file|file too short|invalid ELF header|cannot read file data|failed to map segment|ELF file's phentsize|cannot allocate memory in static TLS)|undefined symbol: (?P<symbol>\w+)|wrong ELF class"),
     _row("not_executable", _C, r"[Ee]xec format error|cannot execute binary file"),
-    _row("no_command", _C, r"(?:(?:ba|z|k|da|c|tc)?sh|line \d+|env|/bin/\w+)(?:: \d+)?: [\u2018'\"]?(?P<command>[\w./+~-]+)[\u2019'\"]?: (?:command not found|No such file or directory|not found|Permission denied)\s*$|(?P<other>[\w./+-]+): (?:command not found|Command not found)"),
+    _row("not_permitted", _C, r"(?:(?:ba|z|k|da|c|tc)?sh|line \d+|env|/bin/\w+|failed to run command|exec|execvp?)(?:: \d+)?:? [\u2018'\"]?(?P<command>[\w./+~-]+)[\u2019'\"]?: (?:(?P<path>[\w./+~-]+): bad interpreter: )?[Pp]ermission denied\s*$|can't open file '(?P<name>[^']+)': \[Errno 13\]"),
+    _row("no_command", _C, r"(?:(?:ba|z|k|da|c|tc)?sh|line \d+|env|/bin/\w+)(?:: \d+)?: (?:exec: )?[\u2018'\"]?(?P<command>[\w./+~-]+)[\u2019'\"]?: (?:command not found|(?:(?P<path>[\w./+~-]+): bad interpreter: )?No such file or directory|not found|Permission denied|cannot execute: required file not found)\s*$|(?P<other>[\w./+-]+): (?:command not found|Command not found)|(?:command not found|Unknown command): (?P<name>[\w./+-]+)\s*$|(?:failed to run command|exec:|execvp error on file) ?[\u2018'\"]?(?P<why>[\w./+~-]+)[\u2019'\"]?:? \(?(?:executable file not found|No such file)"),
     _row("no_script", _C, r"can't open file '(?P<path>[^']+)': \[Errno (?P<errno>\d+)\]"),
     _row("no_module_main", _C, r"Error while finding module specification for '(?P<module>[\w.]+)'|No module named '?(?P<name>[\w.]+)'?\s*$"),
     _row("bad_arguments", _C, r"^(?:usage: )?(?P<prog>[\w.-]+): error: (?P<why>(?:unrecognized|the following|argument|invalid|too few|ambiguous).*)"),
@@ -82,6 +85,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _row("store_validate", _E, r"failed to connect/validate to host \[?(?P<host>[^\s\]]+?)\]?:(?P<port>\d+)(?P<rest>.*)"),
     _row("store_connect", _E, r"(?:client socket has (?P<how>timed out|failed)|failed to connect|timed out).*?(?:connect(?:ing)? to|to) "+ _ADDRESS+ r"(?:.*?errno: (?P<errno>\d+))?"),
     _row("store_get", _E, r"retrieving ncclUniqueId from \[(?P<from>\d+)\].*got error: (?P<why>.+)|store->get\('[^']*'\) got error: (?P<other>.+)"),
+    _row("exit_barrier", _X, r"Error waiting on exit barrier"),
     _row("rdzv_timeout", _E, r"RendezvousTimeoutError"),
     _row("rdzv_connection", _E, r"RendezvousConnectionError|has failed to send a keep-alive heartbeat|connection to the C10d store has failed"),
     _row("rdzv_closed", _E, r"RendezvousClosedError"),
@@ -144,6 +148,8 @@ PATTERNS: tuple[Pattern, ...] = (
     _row("exit_code", _X, r"(?:[Ee]xit(?:s|ed)?|terminated)(?: with)?(?: return| exit)? ?(?:code|status)[ =:]+(?P<code>-?\d+)|non-zero exit status (?P<other>\d+)"),
     _row("errno", _C, r"\[Errno (?P<errno>\d+)\] (?P<text>[^:]+)(?:: '?(?P<path>/[^']*|[\w./-]+)'?)?"),
     _row("errno", _C, rf"(?:: |^)(?P<text>{_SAID})(?:$| \()", re.IGNORECASE),
+    # The last line of a traceback whose frames are not there, or drawn in another way.
+    _row("raised_line", _X, r"^(?P<type>(?:\w+\.)*[A-Z]\w*(?:Error|Exception))(?:: (?P<message>.*))?$"),
     # How it goes on, and what is known of the job.
     _row("root_cause_table", _X, r"Root Cause \(first observed failure\)"),
     _row("table_row", _X, r"^\s*(?P<key>time|host|rank|exitcode|error_file|traceback)\s*: (?P<value>.+)"),
@@ -153,7 +159,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _row("set_by_user", _X, r"(?P<name>NCCL_\w+) set by environment to (?P<value>\S+)"),
     _row("world", _X, r"world[ _]size['\"]?[ :=]+(?P<size>\d+)", re.IGNORECASE),
     _row("progress", _X, r"\b(?:epoch|step|iter(?:ation)?|batch)\b\D{0,12}(?P<number>\d+)|(?P<percent>\d{1,3})%\|", re.IGNORECASE),
-    _row("success", _X, r"\b(?:training (?:complete|finished|done)|finished training|all done|done in \d|run .* succeeded|100%\|)", re.IGNORECASE),
+    _row("success", _X, r"\b(?:(?:training|fit(?:ting)?) (?:is |has |was )?(?:been )?(?:complete|finished|done|ended|succe)|finished training|all done|(?:finished|completed|ended) successfully|successfully (?:finished|completed|ended)|done in \d|run .* succeeded|100%\|)", re.IGNORECASE),
 )
 # fmt: on
 
@@ -170,9 +176,9 @@ STEMS: tuple[str, ...] = (
     "ordinal", "GPU", "NVIDIA", "Cuda", "kernel image", "CUBLAS", "CUDNN", "assert", "shared memory", "us error", "DataLoader",
     "nan", "inf", "NaN", "exitcode", "Killed", "killed", "egmentation", "Aborted", "Illegal", "Terminat", "ignal", "Fatal",
     "terminate", "Errno", "No space", "quota", "Stale", "open files", "nput/output", "ead-only", "endpoint", "allocate",
-    "peicherplatz", "espace dispo", "espacio", "空间", "空き領域", "Root Cause", "exit", "orward RPC", "shared object", "undefined symbol", "version `", "ELF", "ermission", "ead-only", "ost key", "reason", "TERM_", "refused", "unreachable", "oute to host", "GLIBC", "raceback", "rdzv", "nodes", "entrypoint", "nproc", "run_id", "restart", "log_dir", "group_", "master_",
+    "peicherplatz", "espace dispo", "espacio", "空间", "空き領域", "Root Cause", "exit", "orward RPC", "shared object", "undefined symbol", "version `", "ELF", "ermission", "ead-only", "ost key", "reason", "TERM_", "refused", "unreachable", "oute to host", "GLIBC", "raceback", "File \"", "rdzv", "nodes", "entrypoint", "nproc", "run_id", "restart", "log_dir", "group_", "master_",
     "ranks", "world", "World", "WORLD", "torchrun", "torch.distributed", "accelerate", "deepspeed", "SLURM", "PBS", "FI_", "GLOO", "TORCH",
-    "MASTER", "LD_", "UCX", "NNODES", "set by env", "poch", "POCH", "tep", "iter", "Iter", "atch", "%|", "omplete", "inished", "one",
+    "MASTER", "LD_", "UCX", "NNODES", "set by env", "poch", "POCH", "tep", "iter", "Iter", "atch", "%|", "omplete", "inished", "one", "nknown command", "uccessful",
 )  # fmt: skip
 
 
@@ -190,9 +196,23 @@ def fields_of(found: re.Match[str]) -> dict[str, str]:
     return {name: value for name, value in found.groupdict().items() if value}
 
 
+def one_of(words: Iterable[str]) -> str:
+    """Return a regular expression that finds any of the words: as a tree, in which each letter is looked at once."""
+    heads: dict[str, list[str]] = {}
+    for word in sorted(set(words)):
+        heads.setdefault(word[:1], []).append(word[1:])
+    if "" in heads:
+        return ""  # one ends here: what is longer adds nothing
+    parts = [re.escape(head) + one_of(tails) for head, tails in heads.items()]
+    return parts[0] if len(parts) == 1 else f"(?:{'|'.join(parts)})"
+
+
+_ANY_STEM = re.compile(one_of(STEMS))
+
+
 def may_mean_something(text: str) -> bool:
     """Say whether a line is worth the rows."""
-    return any(stem in text for stem in STEMS)
+    return _ANY_STEM.search(text) is not None
 
 
 PROGRESS = next(pattern for pattern in PATTERNS if pattern.kind == "progress")
@@ -204,18 +224,20 @@ class WordFilter:
     def __init__(self) -> None:
         self._harmless: set[bytes] = set()
         # A stem of several words is told by its longest.
-        self._stems = tuple({max(stem.split(), key=len).encode() for stem in STEMS})
+        stems = {max(stem.split(), key=len) for stem in STEMS}
+        self._any_stem = re.compile(one_of(stems).encode())
 
     def is_harmless(self, shape: bytes) -> bool:
         """Say whether a line, its digits made zeros, can't mean anything."""
         harmless = self._harmless
-        words = shape.split()
+        words = shape[:_MAX_LINE_BYTES].split()
         if harmless.issuperset(words):
             return True
-        for word in words:
-            if word not in harmless:
-                if any(stem in word for stem in self._stems):
-                    return False
-                if len(harmless) < _MAX_WORDS:
-                    harmless.add(word)
+        unknown = [word for word in words if word not in harmless]
+        text = b" ".join(unknown)
+        if self._any_stem.search(text) is not None:
+            return False
+        if len(harmless) + len(unknown) > _MAX_WORDS:
+            harmless.clear()  # words that come often are soon known again
+        harmless.update(word for word in unknown if len(word) <= _MAX_WORD_BYTES)
         return True

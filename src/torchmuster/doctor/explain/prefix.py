@@ -1,8 +1,8 @@
 """What stands before a message: colours, labels of srun and kubectl, ranks, times. They say who wrote it, and when."""
 
-import calendar
 import re
-from datetime import UTC, datetime
+from datetime import date
+from functools import lru_cache
 
 from torchmuster.doctor.explain.events import Who
 
@@ -14,6 +14,14 @@ _TIME = re.compile(
     r"\[?(?P<date>\d{4}-\d\d-\d\d|\d{4}/\d\d/\d\d)[T ](?P<time>\d\d:\d\d:\d\d)(?:[.,](?P<part>\d{1,9}))?"
     r"(?P<zone>Z|[+-]\d\d:?\d\d)?\]?[:,]? ?(?:- ?)?"
 )
+# What `ts`, syslog and journald put before a line; the last two name host and process too.
+_SYSLOG = re.compile(
+    r"(?P<month>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec) (?P<day>[ \d]\d) (?P<time>\d\d:\d\d:\d\d)"
+    r"(?:\.\d+)? (?:(?P<host>[\w.-]+) [\w./-]+\[\d+\]: )?"
+)
+_MONTHS = "JanFebMarAprMayJunJulAugSepOctNovDec"
+# A time without a day orders nothing, since other lines have one.
+_CLOCK = re.compile(r"(?:\[\d\d:\d\d:\d\d(?:[.,]\d+)?\]|\d\d:\d\d:\d\d(?:[.,]\d+)?) (?!\|)")
 # glog, as torch's C++ writes it: [E1121 10:11:12.123456789 socket.cpp:1011] or W1121 10:11:12.123000 77 file.py:9]
 _GLOG = re.compile(
     r"\[?(?P<level>[IWEF])(?P<month>\d{1,2})(?P<day>\d\d) (?P<time>\d\d:\d\d:\d\d)\.(?P<part>\d+) (?:(?P<pid>\d+) )?"
@@ -27,9 +35,17 @@ _LABELS = (
     re.compile(r"\[(?P<rank>\d{1,6})\](?::| )? ?(?=[A-Z\[])"),
     re.compile(r"\[(?P<host>" + _HOST + r")(?:[:/](?P<task>\d{1,6}))?\]:? "),
     re.compile(r"\[?pod/(?P<host>" + _HOST + r")/[^\s\]]+\]? "),
-    re.compile(r"(?P<host>" + _HOST + r"): (?=\S)"),
+    re.compile(
+        r"(?P<host>" + _HOST + r")(?: \d{1,6})?(?:: | +\| ?)(?= *\S)"
+    ),  # pdsh, PALS, compose
     re.compile(r"\(?(?P<host>" + _HOST + r"):(?P<pid>\d{2,8}):(?P<tid>\d{2,8})\)? "),  # NCCL
+    re.compile(r"\(\w+ pid=\d+(?:, ip=(?P<node>[\w.:]+))?\) ?"),  # Ray
+    re.compile(r"\[\d+,(?P<task>\d{1,6})\]<std(?:err|out|diag)>: ?"),  # Open MPI
+    re.compile(r"std(?:err|out) [FP] "),  # containerd, after a time
 )
+_BRACKETED, _PLAIN = (*_LABELS[1:6], _LABELS[9]), _LABELS[6:8]
+_NOBODY = Who()
+_EPOCH_DAY = date(1970, 1, 1).toordinal()
 # Words before a colon that are no host: they begin a message.
 _NO_HOST = frozenset(
     [
@@ -128,7 +144,7 @@ def split(text: str, year: int) -> tuple[str, Who, float | None]:
         text: A clean line.
         year: For times without one.
     """
-    who, when = Who(), None
+    who, when = _NOBODY, None
     for _ in range(_MAX_LABELS):
         found = _take_label(text)
         if found is None:
@@ -144,13 +160,15 @@ def split(text: str, year: int) -> tuple[str, Who, float | None]:
 
 
 def _take_label(text: str) -> tuple[str, Who] | None:
-    for label in _LABELS:
+    for label in _labels_for(text[:1]):
         match = label.match(text)
         if match is None:
             continue
         groups = match.groupdict()
         host = groups.get("host")
-        if host is not None and not _is_host(host):
+        if host is None:
+            host = groups.get("node")
+        elif not _is_host(host):
             continue
         if groups.get("role", "x").lower() in ("rank", "error", "warning"):
             continue
@@ -162,6 +180,19 @@ def _take_label(text: str) -> tuple[str, Who] | None:
         )
         return text[match.end() :], who
     return None
+
+
+def _labels_for(first: str) -> tuple[re.Pattern[str], ...]:
+    """Return the labels that can begin with a character, in their order: most lines then need none or two."""
+    if first == "[":
+        return _BRACKETED
+    if first.isalpha():
+        if first == "s":
+            return (*_PLAIN, _LABELS[10])
+        return _LABELS[5:8] if first == "p" else _PLAIN
+    if first == "(":
+        return _LABELS[7:9]
+    return _LABELS[:1] if first.isdecimal() else ()
 
 
 def _is_host(word: str) -> bool:
@@ -177,29 +208,47 @@ def _is_host(word: str) -> bool:
     return any(c.isdigit() or c == "-" for c in word)
 
 
-def _take_time(text: str, year: int) -> tuple[str, float] | None:
-    match = _TIME.match(text)
+def _take_time(text: str, year: int) -> tuple[str, float | None] | None:
+    first = text[:1]
+    match = _TIME.match(text) if first == "[" or first.isdecimal() else None
     if match is not None:
-        date = match["date"].replace("/", "-")
-        return text[match.end() :], _seconds(
-            f"{date} {match['time']}", match["part"], match["zone"]
-        )
-    match = _GLOG.match(text)
+        day = match["date"].replace("/", "-")
+        return text[match.end() :], _seconds(day, match["time"], match["part"], match["zone"])
+    match = _CLOCK.match(text) if first == "[" or first.isdecimal() else None
     if match is not None:
-        date = f"{year}-{match['month']}-{match['day']}"
+        return text[match.end() :], None
+    match = _SYSLOG.match(text) if first in "JFMASOND" else None
+    if match is not None:
+        month = _MONTHS.index(match["month"]) // 3 + 1
+        day = f"{year}-{month}-{match['day'].strip()}"
+        return text[match.end() :], _seconds(day, match["time"], None, None)
+    match = _GLOG.match(text) if first in "[IWEF" else None
+    if match is not None:
+        day = f"{year}-{match['month']}-{match['day']}"
         rest = text[: match.start()] + text[match.end() :]
-        return rest, _seconds(f"{date} {match['time']}", match["part"], None)
+        return rest, _seconds(day, match["time"], match["part"], None)
     return None
 
 
-def _seconds(text: str, part: str | None, zone: str | None) -> float:
-    try:
-        moment = datetime.strptime(text, "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC)
-    except ValueError:
+def _seconds(day: str, clock: str, part: str | None, zone: str | None) -> float:
+    """Return seconds since 1970; 0 where there is no such day or time."""
+    midnight = _midnight(day)
+    hour, minute, second = int(clock[:2]), int(clock[3:5]), int(clock[6:])
+    if midnight is None or hour > 23 or minute > 59 or second > 59:
         return 0.0
-    seconds = calendar.timegm(moment.timetuple()) + (float(f"0.{part}") if part else 0.0)
+    seconds = midnight + hour * 3600 + minute * 60 + second + (float(f"0.{part}") if part else 0.0)
     if zone and zone != "Z":
         sign = -1 if zone[0] == "+" else 1
         digits = zone[1:].replace(":", "")
         seconds += sign * (int(digits[:2]) * 3600 + int(digits[2:]) * 60)
     return seconds
+
+
+@lru_cache(maxsize=512)
+def _midnight(day: str) -> float | None:
+    """Return the seconds since 1970 at which a day began; None when there is no such day."""
+    try:
+        year, month, of_month = (int(word) for word in day.split("-"))
+        return (date(year, month, of_month).toordinal() - _EPOCH_DAY) * 86_400.0
+    except ValueError:
+        return None

@@ -44,6 +44,7 @@ RULES: tuple[Rule, ...] = (
     rules_signals.out_of_memory,
     rules_signals.signals,
     rules_signals.ended_from_outside,
+    rules_signals.interrupted,
     rules_collective.stuck_collective,
     rules_collective.watchdog_stuck,
     rules_collective.ended_early,

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from torchmuster.doctor.explain.case import Case
-from torchmuster.doctor.explain.events import Event, Finding
+from torchmuster.doctor.explain.events import Event, Finding, Line
+from torchmuster.doctor.explain.scan import Log
 from torchmuster.doctor.explain.weigh import HIGH, LOW, MEDIUM, Weight, at
 
 _DEFAULTS_MS = {
@@ -28,7 +29,35 @@ def stuck_collective(case: Case) -> Iterator[Finding]:
     if len(set(calls.values())) > 1:
         yield _differ(calls, waits, event)
         return
+    places = _places(case, waits)
+    if len(set(places.values())) > 1:
+        yield _wait_elsewhere(places, waits, event)
+        return
     yield _missing(case, waits, event)
+
+
+def _places(case: Case, waits: list[Event]) -> dict[str, str]:
+    """Return the user's own line in which each rank waited, if all ranks of the job waited."""
+    found = {
+        str(e.who) or e.line.path: e.get("where") for e in waits if e.get("own") and e.get("where")
+    }
+    return found if len(found) >= max(2, case.world_size or 2) else {}
+
+
+def _wait_elsewhere(places: dict[str, str], waits: list[Event], event: Event) -> Finding:
+    words = ", ".join(f"{who} at {place}" for who, place in list(places.items())[:4])
+    return Finding(
+        cause="collectives-differ",
+        sentence=f"all ranks waited until the time-out, but not in the same call: {words}",
+        confidence=MEDIUM,
+        weight=Weight.COLLECTIVE + 2,
+        evidence=tuple(e.line for e in waits[:4]),
+        at=at(event),
+        ruled_out=("a rank that hangs or is gone: each of them came to a collective",),
+        cure="make the call that only some ranks reach on all of them; see the branch around each line",
+        confirm="TORCH_DISTRIBUTED_DEBUG=DETAIL for 20 steps names both calls",
+        began=event.line,
+    )
 
 
 def _differ(calls: dict[int, tuple[str, str]], waits: list[Event], event: Event) -> Finding:
@@ -37,7 +66,8 @@ def _differ(calls: dict[int, tuple[str, str]], waits: list[Event], event: Event)
     return Finding(
         cause="collectives-differ",
         sentence=f"the ranks wait in different collectives: {words}",
-        confidence=HIGH,
+        # Groups count for themselves: the same call at another number may be another group's.
+        confidence=HIGH if len({op for _, op in calls.values()}) > 1 else MEDIUM,
         weight=Weight.COLLECTIVE + 2,
         evidence=tuple(e.line for e in waits[:4]),
         at=at(event),
@@ -113,25 +143,42 @@ def ended_early(case: Case) -> Iterator[Finding]:
         return
     raisers = {(e.line.path, e.who.rank) for e in lost if e.get("type")}
     others = [log for log in case.record.logs if log.path != failed[0].line.path]
+    # A launcher comes to its last barrier when its own ranks have ended well.
+    ended = {e.line.path for e in case.of("exit_barrier")}
     quiet = [
         log
         for log in others
-        if not any(e.line.path == log.path for e in case.of("child_failed", "peer_lost"))
+        if log.path in ended or not any(e.line.path == log.path for e in case.of("peer_lost"))
     ]
+    # A launcher that tells its steps would tell its end; a reset is a kernel's word for a process that was killed.
+    tell = {e.line.path for e in case.config("min_nodes")}
+    if any("reset" in e.get("how") for e in lost):
+        tell |= {log.path for log in quiet}
+    quiet = [log for log in quiet if log.path in ended or log.path not in tell]
+    # Without a word of an end it may as well have been killed.
+    said = {e.line.path for e in case.of("success")}
+    quiet = [log for log in quiet if log.path in ended or log.path in said]
     if not raisers or not quiet or case.of("rdzv_timeout", "signal_received"):
         return
-    event = case.earliest(lost)
+    quiet.sort(key=lambda log: log.path not in ended)
+    event = case.earliest([e for e in lost if e.line.path == failed[0].line.path] or lost)
     yield Finding(
         cause="rank-ended-early",
         sentence=f"the ranks of {quiet[0].who.host or quiet[0].path} ended without an error while others needed them",
-        confidence=LOW,
+        confidence=MEDIUM if quiet[0].path in ended else LOW,
         weight=Weight.ENVELOPE + 3,
-        evidence=(event.line, *quiet[0].last[-1:]),
+        evidence=(event.line, *_last_words(case, quiet[0])),
         at=at(event),
         because=("the connection was closed, not reset: its process ended by itself",),
         cure="let every rank make the same number of steps, or train inside `with model.join():`",
         began=event.line,
     )
+
+
+def _last_words(case: Case, log: Log) -> tuple[Line, ...]:
+    """Return what shows that the ranks of a log had ended."""
+    came = [e.line for e in case.of("exit_barrier") if e.line.path == log.path]
+    return tuple(came[:1] or log.last[-1:])
 
 
 def only_echoes(case: Case) -> Iterator[Finding]:

@@ -2,22 +2,28 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from torchmuster.doctor.explain.case import Case, short
-from torchmuster.doctor.explain.events import Event, Finding, Line
+from torchmuster.doctor.explain.events import Confidence, Event, Finding, Line
 from torchmuster.doctor.explain.weigh import HIGH, LOW, MEDIUM, Weight, at
 
 _ROLE_KEY = re.compile(r"torchelastic/(?P<what>role_info|assigned_ranks)/(?P<index>\d+)")
+_STATIC_RANK = re.compile(r"'rank': (?P<rank>\d+)")
 _GROUP_KEY = re.compile(r"default_pg/\S*?/(?P<rank>\d+)\s*$")
 
 
 def launcher_on_too_few_nodes(case: Case) -> Iterator[Finding]:
     """Rendezvous waited for nodes on which nobody had started the launcher."""
     timeouts = case.of("rdzv_timeout")
-    waits = timeouts or case.of("store_clients") or _role_waits(case)
+    # A script that made the store itself waited for ranks, not for launchers.
+    clients = [e for e in case.of("store_clients") if not e.get("own")]
+    waits = timeouts or clients or _role_waits(case)
     if not waits:
         return
-    if case.of("store_connect", "store_validate", "rdzv_connection"):
+    # Who waited with the head loses the connection when the head gives up first.
+    lost = [] if timeouts else case.of("rdzv_connection")
+    if lost or case.of("store_connect", "store_validate"):
         return  # somebody did call, and did not get through: that is the network's rule
     wanted = case.num_nodes if (case.num_nodes or 0) > 1 else None
     speakers = {short(event.who.host) for event in waits if event.who.host} | set(case.spoke)
@@ -33,7 +39,7 @@ def launcher_on_too_few_nodes(case: Case) -> Iterator[Finding]:
             f"the launcher ran on {spoke} only, {f'of {wanted} nodes' if wanted else 'not on all nodes'}:"
             " the others were waited for and never called"
         ),
-        confidence=HIGH if silent and wanted else MEDIUM if silent or less else LOW,
+        confidence=_how_sure(case, silent=bool(silent), wanted=wanted, less=less),
         weight=Weight.ABSENCE,
         evidence=(begin.line, *_evidence(case, silent)),
         at=", ".join(silent[:8]) or None,
@@ -49,6 +55,13 @@ def launcher_on_too_few_nodes(case: Case) -> Iterator[Finding]:
         confirm="pgrep -af torchrun   on every node of the job",
         began=begin.line,
     )
+
+
+def _how_sure(case: Case, *, silent: bool, wanted: int | None, less: bool) -> Confidence:
+    """An allocated node without a word is proof, if its log is not only missing."""
+    if silent and wanted and not case.may_lack_logs:
+        return HIGH
+    return MEDIUM if silent or less else LOW
 
 
 def _evidence(case: Case, silent: list[str]) -> list[Line]:
@@ -75,12 +88,14 @@ def rendezvous_differs(case: Case) -> Iterator[Finding]:
     ):
         events = case.config(key)
         values = list(dict.fromkeys(event.get("value").strip() for event in events))
-        if len(values) < 2 or case.of("rdzv_complete", "progress") or _only_a_port(key, values):
+        # Who waits for fewer nodes may go on alone, so one completed rendezvous does not clear the counts.
+        went_on = case.of("progress") or (key != "min_nodes" and case.of("rdzv_complete"))
+        if len(values) < 2 or went_on or _only_a_port(key, values):
             continue
         yield Finding(
             cause=cause,
             sentence=f"the nodes use different {word}: {', '.join(values[:4])}",
-            confidence=HIGH,
+            confidence=MEDIUM if case.of("rdzv_complete") else HIGH,
             weight=Weight.LAUNCH + (1 if key != "rdzv_endpoint" else 0),
             evidence=tuple(event.line for event in events[:4]),
             cure=cure,
@@ -101,7 +116,10 @@ def endpoint_ignored(case: Case) -> Iterator[Finding]:
         return
     yield Finding(
         cause="endpoint-ignored",
-        sentence="--master_addr is ignored with --rdzv_backend c10d, so each node waits at its own localhost",
+        sentence=(
+            "no --rdzv-endpoint was given, and --master_addr does not count with --rdzv-backend=c10d:"
+            " each node waits at its own localhost"
+        ),
         confidence=HIGH,
         weight=Weight.LAUNCH + 2,
         evidence=(found[0].line,),
@@ -114,7 +132,8 @@ def endpoint_ignored(case: Case) -> Iterator[Finding]:
 def node_ranks(case: Case) -> Iterator[Finding]:
     """Two nodes with the same rank, or one beyond the count."""
     given = [e for e in case.config("node_rank") if e.get("value").isdigit()]
-    lines = {(e.line.path, e.who.host): e for e in given}
+    given += _static_ranks(case)
+    lines = {(e.line.path, e.who.host, e.who.task): e for e in given}
     numbers = [e.get("value") for e in lines.values()]
     waits = [e for e in case.of("store_wait") if _ROLE_KEY.search(e.get("keys"))]
     same = len(numbers) > len(set(numbers)) and (case.num_nodes or 0) > 1
@@ -130,6 +149,16 @@ def node_ranks(case: Case) -> Iterator[Finding]:
     elif len({(e.line.path, e.who.host) for e in waits}) > 1:
         sentence = "more than one node waits as the head: they have the same node rank"
         yield _wrong_rank(sentence, [e.line for e in waits[:4]], waits[0], sure=False)
+
+
+def _static_ranks(case: Case) -> list[Event]:
+    """Return the node ranks of static launchers, which torchrun prints among its rendezvous' settings."""
+    found = []
+    for event in case.config("rdzv_configs"):
+        match = _STATIC_RANK.search(event.get("value"))
+        if match is not None:
+            found.append(replace(event, fields={"key": "node_rank", "value": match["rank"]}))
+    return found
 
 
 def _wrong_rank(sentence: str, evidence: list[Line], event: Event, *, sure: bool) -> Finding:
@@ -149,6 +178,10 @@ def _wrong_rank(sentence: str, evidence: list[Line], event: Event, *, sure: bool
 
 def never_joined(case: Case) -> Iterator[Finding]:
     """A rank waited for others in the group's store, and nobody says why they did not come."""
+    clients = [e for e in case.of("store_clients") if e.get("own")]
+    if clients:
+        yield _too_few_ranks(clients)
+        return
     waits = [e for e in case.of("store_wait") if _GROUP_KEY.search(e.get("keys"))]
     if not waits:
         return
@@ -164,6 +197,23 @@ def never_joined(case: Case) -> Iterator[Finding]:
         at=at(event),
         cure=f"read the first error of rank {named}: it failed, was never started, or can't reach the head",
         confirm="the log of the node that has this rank",
+        began=event.line,
+    )
+
+
+def _too_few_ranks(clients: list[Event]) -> Finding:
+    """Return what the script's own store says: so many of its ranks called it."""
+    event = clients[-1]
+    joined, wanted = event.get("joined"), event.get("wanted")
+    return Finding(
+        cause="ranks-never-joined",
+        sentence=f"only {joined} of {wanted} ranks came to the store of rank 0",
+        confidence=MEDIUM,
+        weight=Weight.ABSENCE,
+        evidence=tuple(e.line for e in clients[:3]),
+        at=event.get("where") or at(event),
+        cure="start as many processes as WORLD_SIZE says; read the first error of those that are missing",
+        confirm="pgrep -af python   on every node, while rank 0 waits",
         began=event.line,
     )
 

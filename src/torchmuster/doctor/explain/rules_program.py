@@ -6,13 +6,11 @@ from collections.abc import Iterator
 from torchmuster.doctor.explain.case import Case
 from torchmuster.doctor.explain.events import Confidence, Event, Finding, Role
 from torchmuster.doctor.explain.rules_signals import signal_of
+from torchmuster.doctor.explain.tracebacks import FETCHES
 from torchmuster.doctor.explain.weigh import HIGH, LOW, MEDIUM, Weight, at
 
+_LOST = ("peer_lost", "gloo_timeout", "watchdog", "nccl_remote", "store_wait", "gloo_connect")
 _RAISED = ("exception", "cuda_oom", "cuda_error", "fatal_python")
-_FETCHES = re.compile(
-    r"^(?:requests|urllib3|urllib|httpx|aiohttp|httpcore|huggingface_hub|botocore|boto3|google|azure|gcsfs|s3fs)\."
-    r"|^(?:URLError|HTTPError|SSLError|MaxRetryError|ConnectTimeout|LocalEntryNotFoundError)$"
-)
 _NO_FETCH = re.compile(r"Validation|NotFitted|Repo(?:Id)?Validation|JSONDecode")
 # Type or message, the word for it, the cure, the command that confirms it.
 _KNOWN: tuple[tuple[str, str, str, str | None], ...] = (
@@ -23,13 +21,17 @@ _KNOWN: tuple[tuple[str, str, str, str | None], ...] = (
         "TORCH_DISTRIBUTED_DEBUG=DETAIL torchrun ...   names them",
     ),
     (
-        r"DDP expects same model across all ranks|verify params? .*shapes?.*across|params? .*inconsistent",
+        r"DDP expects same model|params? .*(?:shapes?.*across|inconsistent)|not to match \w+ of the same param",
         "models-differ",
         "the ranks built different models: use the same configuration and seed everywhere",
         None,
     ),
     (
-        r"^(?:ModuleNotFoundError|ImportError)\b",
+        # A name that the user's own file lacks, or a wrong way to import it, is a mistake in the program.
+        (
+            r"^(?:ModuleNotFoundError|ImportError)\b(?!: (?:cannot import name .*\(/(?!\S*(?:site|dist)-packages)"
+            r"|attempted relative import|.* is not a package))"
+        ),
         "package-missing",
         "install it in the environment of that node, the one that the job uses",
         "python -c 'import ...'   on every node",
@@ -60,6 +62,7 @@ def exceptions(case: Case) -> Iterator[Finding]:
     found = [e for e in case.of(*_RAISED) if e.role is Role.CAUSE and not signal_of(e)]
     raised = [e for e in found if e.get("type") or e.kind != "exception"]
     if not raised:
+        yield from _last_lines(case)
         yield from _own_connection(case)
         return
     event = _first_of(case, raised)
@@ -69,7 +72,7 @@ def exceptions(case: Case) -> Iterator[Finding]:
     yield Finding(
         cause=cause,
         sentence=f"{str(event.who) or 'a process'} failed first: {_words(event)[:300]}",
-        confidence=_confidence(event, raised),
+        confidence=_confidence(case, event, raised),
         weight=Weight.PROGRAM,
         evidence=(event.line,),
         at=event.get("where") or at(event),
@@ -92,8 +95,17 @@ def _first_of(case: Case, raised: list[Event]) -> Event:
     return first
 
 
-def _confidence(event: Event, raised: list[Event]) -> Confidence:
-    """Several files without times can't be ordered: then the first is a guess, unless all say the same."""
+def _confidence(case: Case, event: Event, raised: list[Event]) -> Confidence:
+    """Several files without times can't be ordered: then the first is a guess, unless all say the same.
+
+    So it is where other nodes' logs are missing, or where the same writer had lost a peer before.
+    """
+    if case.may_lack_logs or _had_lost_a_peer(case, event) or event.kind == "cuda_error":
+        return MEDIUM
+    if any(e.kind == "exception" and not e.get("type") for e in case.events):
+        return MEDIUM  # a log was cut in the middle of another traceback
+    if _program_cause(event)[0] == "package-missing":
+        return MEDIUM  # a module of the program's own that is not on the path looks the same
     timed = all(e.line.when is not None for e in raised)
     same = len({(e.get("type"), e.get("message")[:60]) for e in raised}) == 1
     ordered = timed or same or len({e.line.path for e in raised}) == 1
@@ -101,6 +113,15 @@ def _confidence(event: Event, raised: list[Event]) -> Confidence:
         return MEDIUM
     return (
         HIGH if event.get("own") or event.get("uncaught") or event.kind != "exception" else MEDIUM
+    )
+
+
+def _had_lost_a_peer(case: Case, event: Event) -> bool:
+    return any(
+        lost.line.path == event.line.path
+        and lost.line.order < event.line.order
+        and (lost.who == event.who or lost.who.rank is None)
+        for lost in case.of(*_LOST)
     )
 
 
@@ -135,13 +156,39 @@ def _program_cause(event: Event) -> tuple[str, str, str | None]:
     for pattern, cause, cure, confirm in _KNOWN:
         if re.search(pattern, words):
             return cause, cure, confirm
-    if _FETCHES.search(event.get("type")) and not _NO_FETCH.search(event.get("type")):
+    if FETCHES.search(event.get("type")) and not _NO_FETCH.search(event.get("type")):
         return (
             "download-failed",
             "compute nodes often have no way out: fetch it before the job, on the login node, or set the proxy",
             "curl -sSI URL   on that node",
         )
     return "exception", "mend the line that is named; the other ranks' errors follow from it", None
+
+
+def _last_lines(case: Case) -> Iterator[Finding]:
+    """An exception of which only the last line is there: its log was cut, or something else drew the frames."""
+    failed = {e.line.path: e.line.order for e in case.of("child_failed", "task_exit", "final")}
+    ends = {line.order for log in case.record.logs for line in log.last[-3:]}
+    found = [
+        e
+        for e in case.of("raised_line")
+        if e.line.order in ends or e.line.order < failed.get(e.line.path, 0)
+    ]
+    if not found:
+        return
+    event = case.earliest(found)
+    cause, cure, confirm = _program_cause(event)
+    yield Finding(
+        cause=cause,
+        sentence=f"{str(event.who) or 'a process'} failed: {_words(event)[:300]}",
+        confidence=LOW if _had_lost_a_peer(case, event) else MEDIUM,
+        weight=Weight.ENVELOPE - 1 if _had_lost_a_peer(case, event) else Weight.SIGNAL + 2,
+        evidence=(event.line,),
+        at=at(event),
+        cure=cure,
+        confirm=confirm,
+        began=event.line,
+    )
 
 
 def _own_connection(case: Case) -> Iterator[Finding]:
@@ -182,6 +229,9 @@ def exit_codes(case: Case) -> Iterator[Finding]:
     # 126 and 127 are the shell's, 128 and more are signals.
     raised = {e.line.path for e in case.events if e.get("uncaught")}
     failed = [e for e in case.of("child_failed", "exit_code") if 0 < _code(e) < 126]
+    # Python ends with 1 after an exception: one that told of a lost peer is no silent end, also where a log is cut.
+    raised |= {e.line.path for e in case.events if e.role is Role.ECHO and e.get("type")}
+    raised |= {e.line.path for e in case.of(*_LOST)}
     failed = [e for e in failed if _code(e) != 1 or e.line.path not in raised]
     failed += [
         e for e in case.of("task_exit") if re.search(r"exit code (?!0\b|1[3-9]\d)\d+", e.get("how"))
@@ -194,7 +244,8 @@ def exit_codes(case: Case) -> Iterator[Finding]:
     yield Finding(
         cause="exit-code",
         sentence=f"{_who_ended(event)} ended with {f'exit code {code}' if code else 'a failure'} and no exception",
-        confidence=MEDIUM if event.kind == "child_failed" else LOW,
+        # Python ends with 1 after an exception: it stood somewhere that is not here.
+        confidence=MEDIUM if event.kind == "child_failed" and code != 1 else LOW,
         weight=Weight.SIGNAL,
         evidence=(event.line,),
         at=at(event),

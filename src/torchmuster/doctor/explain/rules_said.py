@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from torchmuster.doctor.explain.case import Case
 from torchmuster.doctor.explain.events import Finding, Line
-from torchmuster.doctor.explain.weigh import HIGH, LOW, Weight, at
+from torchmuster.doctor.explain.weigh import HIGH, LOW, MEDIUM, Weight, at
 
 _SLINGSHOT = re.compile(r"\bhsn\d|\bcxi\b|cray", re.IGNORECASE)
 _OWN_PLUGIN = re.compile(r"aws[-_]ofi", re.IGNORECASE)
@@ -36,11 +36,16 @@ _SPECIFIC = {
 }
 # fmt: on
 
+# What a rank that is gone leaves behind too: an exception or an end of another rank beats them.
+_MAY_FOLLOW = frozenset({"nccl_ib", "barrier_missing"})
+# A program's own faults, and what the driver writes when it cleans up after any process that was killed.
+_XIDS_OF_PROGRAMS = frozenset({"13", "31", "43", "45"})
+
 
 def said_itself(case: Case) -> Iterator[Finding]:
     """A line that leaves no second reading."""
     for kind, (cause, sentence, cure) in _SPECIFIC.items():
-        found = case.of(kind)
+        found = [e for e in case.of(kind) if e.get("xid") not in _XIDS_OF_PROGRAMS]
         if not found:
             continue
         event = case.earliest(found)
@@ -51,8 +56,8 @@ def said_itself(case: Case) -> Iterator[Finding]:
         yield Finding(
             cause=cause,
             sentence=sentence + (f" ({', '.join(more)})" if more else ""),
-            confidence=HIGH,
-            weight=Weight.SPECIFIC,
+            confidence=MEDIUM if kind in _MAY_FOLLOW else HIGH,
+            weight=Weight.PROGRAM - 1 if kind in _MAY_FOLLOW else Weight.SPECIFIC,
             evidence=tuple(e.line for e in found[:4]),
             at=at(event),
             cure=cure,

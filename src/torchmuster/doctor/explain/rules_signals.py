@@ -19,6 +19,8 @@ _WORDS = {
     "Hangup": 1,
 }
 # Sent by those who tear down: launchers, schedulers, users. They say who was ended, not why.
+_OF_KERNEL = re.compile(r"Killed process|cgroup out of memory|oom-killer")
+_IN_A_TABLE = re.compile(r"\btraceback\s*: Signal")
 _FROM_OUTSIDE = (1, 2, 3, 15)
 _MEANINGS: dict[int, tuple[str, str, str, Confidence]] = {
     11: (
@@ -63,7 +65,10 @@ def out_of_memory(case: Case) -> Iterator[Finding]:
     yield Finding(
         cause="out-of-memory",
         sentence=f"the memory of {node} (or of the job's limit) ran out, and a process was killed for it",
-        confidence=HIGH,
+        # A scheduler speaks of this job; the kernel may speak of any process, also of an earlier one.
+        confidence=HIGH
+        if _killed(case).get(9) or not _OF_KERNEL.search(proof.line.text)
+        else MEDIUM,
         weight=Weight.PROVED,
         evidence=(proof.line, *(e.line for e in _killed(case).get(9, [])[:2])),
         at=at(proof),
@@ -126,9 +131,20 @@ def signals(case: Case) -> Iterator[Finding]:
             continue
         if number == 9 and case.of("oom_proof"):
             continue
-        if number == 6 and case.of("watchdog", "peer_lost", "watchdog_abort"):
-            continue  # NCCL's watchdog aborts the process: an echo
-        yield _ended(case, number, found)
+        begun = [event for event in found if number != 6 or not _had_lost_its_peer(case, event)]
+        if begun:
+            yield _ended(case, number, begun)
+
+
+def _had_lost_its_peer(case: Case, event: Event) -> bool:
+    """Say whether the same writer had said before its end that others were gone.
+
+    NCCL's watchdog, and an exception that nobody caught, abort the process: such an end is an echo.
+    """
+    return any(
+        lost.line.path == event.line.path and lost.line.order < event.line.order
+        for lost in case.of("watchdog", "peer_lost", "watchdog_abort")
+    )
 
 
 def _ended(case: Case, number: int, found: list[Event]) -> Finding:
@@ -168,6 +184,7 @@ def ended_from_outside(case: Case) -> Iterator[Finding]:
     """SIGTERM, SIGHUP or SIGINT reached a launcher: somebody ended the job."""
     for number, found in _killed(case).items():
         told = [e for e in found if e.kind in ("signal_received", "killed_line")]
+        told = [e for e in told if not _was_ended_by_its_launcher(case, e)]
         if number not in _FROM_OUTSIDE or not told:
             continue
         event = case.earliest(told)
@@ -192,6 +209,38 @@ def ended_from_outside(case: Case) -> Iterator[Finding]:
             confirm=None if hangup else "sacct -j JOB -o State%30,Elapsed,Timelimit",
             began=event.line,
         )
+
+
+def interrupted(case: Case) -> Iterator[Finding]:
+    """Ctrl-C reached a script that no launcher watched."""
+    found = [e for e in case.of("exception") if e.get("type") == "KeyboardInterrupt"]
+    found = [e for e in found if e.get("uncaught")]
+    if not found:
+        return
+    event = case.earliest(found)
+    yield Finding(
+        cause="cancelled",
+        sentence=f"{str(event.who) or 'the script'} was interrupted (SIGINT, Ctrl-C)",
+        confidence=MEDIUM,
+        weight=Weight.ENVELOPE + 2,
+        evidence=(event.line,),
+        at=at(event),
+        cure="ask who ended it: Ctrl-C in its terminal, or a launcher that ends its ranks so",
+        began=event.line,
+    )
+
+
+def _was_ended_by_its_launcher(case: Case, event: Event) -> bool:
+    """Say whether a launcher tells of a rank that it ended itself, after another one had failed.
+
+    It does so in the table of its failures, and it had said before that it sends the signal.
+    """
+    if not _IN_A_TABLE.search(event.line.text):
+        return False
+    return any(
+        failed.line.path == event.line.path and signal_of(failed) not in _FROM_OUTSIDE
+        for failed in case.of("child_failed")
+    )
 
 
 def meaning_of(number: int) -> str:

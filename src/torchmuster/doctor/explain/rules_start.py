@@ -41,6 +41,12 @@ _MISSING = {
         cure="`module spider NAME` lists what there is; the line belongs into setup of muster.toml",
         confirm="module spider NAME",
     ),
+    "not_permitted": _Missing(
+        cause="permission",
+        sentence="a program, its interpreter or the script may not be read or run by this user",
+        cure="open its folders for the user of the job (`chmod a+rx`), or make the environment where all may enter",
+        confirm="namei -l PATH   as that user, on that node",
+    ),
     "no_command": _Missing(
         cause="command-missing",
         sentence="a command or interpreter was not found on this node",

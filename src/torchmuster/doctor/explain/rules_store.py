@@ -11,7 +11,12 @@ from torchmuster.doctor.explain.rules_network import LOOPBACK
 from torchmuster.doctor.explain.weigh import HIGH, LOW, MEDIUM, Weight, at
 
 _UNREACHABLE = (str(errno.ENETUNREACH), str(errno.EHOSTUNREACH))
-_NO_HANDSHAKE = re.compile(r"recv|likely closed|unexpected|magic|[Pp]rotocol")
+_NO_HANDSHAKE = re.compile(
+    r"recv|likely closed|unexpected|magic|[Pp]rotocol|Ping failed|invalid value|[Bb]roken pipe|reset by"
+)
+_WAITED = re.compile(r"timed out after (?P<ms>\d+)ms")
+_JOIN_LIMIT = re.compile(r"'join_timeout': '?(?P<s>\d+)")
+_USUAL_JOIN_LIMIT_S = 600.0
 _SECOND_CURE = (
     "torchrun opens a second, random port under the head's own name: open all TCP ports between the nodes,"
     " and give `--local-addr ADDRESS` on each"
@@ -42,7 +47,7 @@ _SAID = {
         "the head does not recognise the endpoint as its own: add `--rdzv-conf is_host=1` there, or use its name",
     ),
     "firewall": (
-        "the head waits, and others get no answer from {target}: a firewall drops their calls",
+        "the head waits, and others get no answer from {target}: a firewall does not let them through",
         _OPEN_ALL,
     ),
     "store-unreachable": ("the store at {target} could not be reached", _OPEN_ALL),
@@ -59,6 +64,7 @@ class _Calls:
         shook_hands: Somebody took the call and did not speak as torch's store does.
         second: It is another port than that of the rendezvous.
         by_owner: The owner of the address called it too.
+        head_had_ended: The head had given up before the first call; None when the times don't tell.
     """
 
     target: str
@@ -70,6 +76,7 @@ class _Calls:
     by_owner: bool
     head_waits: bool
     began_to_train: bool
+    head_had_ended: bool | None
 
 
 def cannot_reach_store(case: Case) -> Iterator[Finding]:
@@ -122,7 +129,34 @@ def _known(case: Case, calls: list[Event]) -> _Calls:
         by_owner=short(event.get("host")) in callers,
         head_waits=bool(case.of("rdzv_timeout")),
         began_to_train=_before_calls(case, calls),
+        head_had_ended=_head_had_ended(case, calls),
     )
+
+
+def _head_had_ended(case: Case, calls: list[Event]) -> bool | None:
+    """Say whether the head's wait was over before the first call began; None when the times don't tell."""
+    ends = [_end_of_wait(case, event) for event in case.of("rdzv_timeout")]
+    known = [end for end in ends if end is not None]
+    began = [e.line.when - _waited_s(e) for e in calls if e.line.when is not None]
+    return min(began) > max(known) + 1.0 if known and began else None
+
+
+def _waited_s(event: Event) -> float:
+    match = _WAITED.search(event.line.text)
+    return int(match["ms"]) / 1e3 if match is not None else 0.0
+
+
+def _end_of_wait(case: Case, event: Event) -> float | None:
+    """Return when a node gave up, by its own clock: as the line says, or as long after its start as it was to wait."""
+    if event.line.when is not None:
+        return event.line.when
+    path = event.line.path
+    header = [line for log in case.record.logs if log.path == path for line in log.header]
+    before = [line.when for line in header if line.order < event.line.order and line.when]
+    told = [e.get("value") for e in case.config("rdzv_configs") if e.line.path == path]
+    match = _JOIN_LIMIT.search(told[-1]) if told else None
+    limit_s = float(match["s"]) if match is not None else _USUAL_JOIN_LIMIT_S
+    return max(before) + limit_s if before else None
 
 
 def _before_calls(case: Case, calls: list[Event]) -> bool:
@@ -136,6 +170,17 @@ def _decide(known: _Calls) -> tuple[str, str, str, Confidence]:
     """Return the word for what happened, a sentence, the cure, and how sure that is."""
     cause, confidence = _cause(known)
     sentence, cure = _SAID[cause]
+    if cause == "nobody-hosts-the-store" and not known.by_owner:
+        sentence = (
+            "nobody hosts the store: {callers} all called {target}, and none took it for its own"
+        )
+        cure = "the endpoint has to be a node that runs the launcher, by its own name; else add"
+        cure += " `--rdzv-conf is_host=1` there"
+    if cause == "store-refused" and known.head_had_ended:
+        sentence = "the head had given up its wait before {callers} called {target}"
+        cure = (
+            "start all nodes together, or let the first wait longer: `--rdzv-conf join_timeout=900`"
+        )
     callers = ", ".join(known.callers) or "a node"
     return cause, sentence.format(target=known.target, callers=callers), cure, confidence
 
@@ -151,6 +196,8 @@ def _cause(known: _Calls) -> tuple[str, Confidence]:
         return "store-refused", MEDIUM
     if known.by_owner or (not known.head_waits and len(known.callers) > 1):
         return "nobody-hosts-the-store", MEDIUM
+    if known.head_had_ended:
+        return "store-refused", MEDIUM
     if known.head_waits:
-        return "firewall", HIGH
+        return "firewall", MEDIUM if known.head_had_ended is None else HIGH
     return "store-unreachable", LOW

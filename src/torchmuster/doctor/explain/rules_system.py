@@ -110,9 +110,9 @@ _PATH = re.compile(r"'(/[^']+)'")
 
 
 def system_errors(case: Case) -> Iterator[Finding]:
-    """The first line of each error number."""
+    """The first line of each error number; what ended a process says more than what it logged before."""
     seen: set[int] = set()
-    for event in case.of("errno"):
+    for event in sorted(case.of("errno"), key=lambda event: not event.get("uncaught")):
         number = number_of(event)
         if not number or number in seen or event.role is not Role.CAUSE:
             continue

@@ -11,18 +11,22 @@ from dataclasses import dataclass, field
 
 from torchmuster.doctor.explain import patterns, prefix
 from torchmuster.doctor.explain.events import Event, Line, Role, Who
+from torchmuster.doctor.explain.shapes import (
+    MAX_EVENTS_OF_A_SHAPE,
+    MAX_PROGRESS_BYTES,
+    Shape,
+    ShapeTable,
+)
 from torchmuster.doctor.explain.sources import Notes, Source, open_sources
 from torchmuster.doctor.explain.tracebacks import TracebackReader
+from torchmuster.doctor.explain.unpack import Readable
 
 MAX_EVENTS = 50_000
-MAX_EVENTS_OF_A_SHAPE = (
-    1024  # of one source; of progress lines only so many last ones are looked at
-)
-_MAX_MISSES = 64  # then lines of this shape mean nothing, whatever their numbers are
-_MAX_SHAPES = 200_000
+MAX_FRAME_LINES = 200_000  # first and last lines of all logs; of further logs few are kept
 _MAX_KNOWN = 64
 _HEADER_LINES = 200
 _LAST_LINES = 30
+_FEW_LINES = 10
 _DIGITS = bytes.maketrans(b"123456789", b"000000000")
 _RANK_FILE = re.compile(r"(?:^|[/_.-])rank[-_]?(\d+)\b", re.IGNORECASE)
 _TASK_FILE = re.compile(
@@ -37,16 +41,6 @@ _ENDING = re.compile(r"(?:[-_.](?:log|out|err|stdout|stderr|txt|gz|tar|tgz|zst))
 _NO_HOST_FILE = re.compile(
     r"^(?:rank|attempt|slurm|job|log|out|err|std|part|epoch|run|train|e|o)[-_]?\d+", re.IGNORECASE
 )
-
-
-@dataclass(slots=True)
-class _Shape:
-    """What lines that differ in their numbers only are worth."""
-
-    is_meaningful: bool
-    num_taken: int = 0
-    num_missed: int = 0
-    progress: deque[tuple[int, bytes]] | None = None
 
 
 @dataclass(slots=True)
@@ -78,16 +72,26 @@ class Record:
     was_cut: bool = False
 
 
-def read_logs(paths: Iterable[str], *, year: int) -> Record:
+def read_logs(
+    paths: Iterable[str], *, year: int, streams: Iterable[tuple[str, Readable]] = ()
+) -> Record:
     """Return the events of logs, in bounded memory.
 
     Args:
-        paths: Files, folders, gzip or tar archives.
+        paths: Files, folders, packed files or tar archives.
         year: For times without a year.
+        streams: What is open already, such as standard input, with its name.
     """
-    record, words = Record(), patterns.WordFilter()
-    for source in open_sources(paths, record.notes):
-        _Scanner(source, record, year, words).run()
+    notes = Notes()
+    return read_sources(open_sources(paths, notes, streams), year=year, notes=notes)
+
+
+def read_sources(sources: Iterable[Source], *, year: int, notes: Notes | None = None) -> Record:
+    """Return the events of logs that are open."""
+    record = Record(notes=notes or Notes())
+    scanner = _Scanner(record, year)
+    for source in sources:
+        scanner.read(source)
     return record
 
 
@@ -107,78 +111,81 @@ def who_of_path(path: str) -> Who:
 
 
 class _Scanner:
-    """Reads one source."""
+    """Reads one source after the other; what it learns of one serves for all."""
 
-    def __init__(
-        self, source: Source, record: Record, year: int, words: patterns.WordFilter
-    ) -> None:
-        self.source = source
+    def __init__(self, record: Record, year: int) -> None:
         self.record = record
         self.year = year
-        self.words = words
-        self.log = Log(path=source.path, who=who_of_path(source.path))
-        self.shapes: dict[bytes, _Shape] = {}
-        self.tracebacks = TracebackReader()
-        self.order = record.num_lines
+        self.words = patterns.WordFilter()
+        self.table = ShapeTable()
+        self.num_frame_lines = 0
 
-    def run(self) -> None:
-        """Read to the end."""
+    def read(self, source: Source) -> None:
+        """Read a log to its end."""
+        self.log = Log(path=source.path, who=who_of_path(source.path), num_lines=source.num_before)
+        self.tracebacks = TracebackReader()
+        self.order = self.record.num_lines
+        is_full = self.num_frame_lines > MAX_FRAME_LINES
+        self.header_lines = _FEW_LINES if is_full else _HEADER_LINES
         last_block = b""
         first = self.log.num_lines
-        for block in self.source.blocks:
+        for block in source.blocks:
             first = self.log.num_lines
             self._take_block(block)
             last_block = block
         self._close_tracebacks()
         self._keep_progress()
-        self._keep_last(last_block, first)
+        self._keep_last(last_block, first, _FEW_LINES if is_full else _LAST_LINES)
+        self.table.end_log()
+        self.num_frame_lines += len(self.log.header) + len(self.log.last)
         self.record.logs.append(self.log)
         self.record.num_lines += self.log.num_lines
 
     def _take_block(self, block: bytes) -> None:
-        shapes = self.shapes
+        table = self.table
         lines = block.split(b"\n")
         if not lines[-1]:
             lines.pop()
         kinds = block.translate(_DIGITS).split(b"\n")
-        number = self.log.num_lines
+        number, header_lines = self.log.num_lines, self.header_lines
+        is_open = self.tracebacks.is_open
         for raw, shape in zip(lines, kinds, strict=False):
             number += 1
-            state = shapes.get(shape)
-            if state is not None and not self.tracebacks.is_open and number > _HEADER_LINES:
+            state = table.known.get(shape)
+            if state is not None and number > header_lines and not is_open:
                 if not state.is_meaningful:
                     continue
                 if state.progress is not None:
-                    state.progress.append((number, raw))
+                    state.progress.append((number, raw[:MAX_PROGRESS_BYTES]))
                     continue
             self._take_line(raw, shape, state, number)
+            is_open = self.tracebacks.is_open
         self.log.num_lines = number
         self.log.num_bytes += len(block)
 
-    def _take_line(self, raw: bytes, shape: bytes, state: _Shape | None, number: int) -> None:
+    def _take_line(self, raw: bytes, shape: bytes, state: Shape | None, number: int) -> None:
         line: Line | None = None
-        if self.tracebacks.is_open or number <= _HEADER_LINES:
+        if number <= self.header_lines:
             line = self._line(raw, number)
-            if number <= _HEADER_LINES:
-                self.log.header.append(line)
+            self.log.header.append(line)
+        if self.tracebacks.is_open:
+            line = line or self._line(raw, number)
             if number % 1024 == 0:
                 self.tracebacks.forget(number)
             if self._takes_traceback(line):
                 return
         if state is None:
-            state = _Shape(self._may_mean_something(line, raw, shape))
-            if len(self.shapes) < _MAX_SHAPES:
-                self.shapes[shape] = state
-        if state.progress is not None:
-            state.progress.append((number, raw))
+            may = self._may_mean_something(raw, shape)
+            state = self.table.learn(shape, is_meaningful=may)
+        if state.is_progress:
+            self.table.keep_progress(state, number, raw)
         elif state.is_meaningful and state.num_taken <= MAX_EVENTS_OF_A_SHAPE:
             self._judge(line or self._line(raw, number), state, raw)
 
-    def _may_mean_something(self, line: Line | None, raw: bytes, shape: bytes) -> bool:
+    def _may_mean_something(self, raw: bytes, shape: bytes) -> bool:
         if self.words.is_harmless(shape):
             return False
-        text = line.text if line is not None else prefix.clean(raw)
-        return patterns.may_mean_something(text)
+        return patterns.may_mean_something(prefix.clean(raw))
 
     def _takes_traceback(self, line: Line) -> bool:
         """Say whether a line belongs to a traceback, and so means nothing else."""
@@ -194,29 +201,27 @@ class _Scanner:
         self.tracebacks.superseded.clear()
         return bool(ended)
 
-    def _judge(self, line: Line, state: _Shape, raw: bytes) -> None:
+    def _judge(self, line: Line, state: Shape, raw: bytes) -> None:
         if self.tracebacks.opens(line):
             return
         found = patterns.match(line.text)
         if found is None:
-            state.num_missed += 1
-            state.is_meaningful = state.num_missed < _MAX_MISSES or state.num_taken > 0
+            state.miss()
             return
         pattern, fields = found
         if pattern.kind == "progress":
-            if state.progress is None:
-                state.progress = deque(maxlen=MAX_EVENTS_OF_A_SHAPE)
-            state.progress.append((line.number, raw))
+            state.is_progress = True
+            self.table.keep_progress(state, line.number, raw)
             return
-        state.num_taken += 1
+        self.table.take(state)
         self._add(Event(kind=pattern.kind, role=pattern.role, line=line, fields=fields))
 
     def _keep_progress(self) -> None:
         """Note how far each writer got, from the last lines of each shape."""
-        for shape in self.shapes.values():
+        for lines in self.table.progress():
             seen: set[Who] = set()
             num_known = 0
-            for number, raw in reversed(shape.progress or ()):
+            for number, raw in reversed(lines):
                 line = self._line(raw, number)
                 if line.who in seen:
                     num_known += 1
@@ -237,7 +242,7 @@ class _Scanner:
     def _line(self, raw: bytes, number: int) -> Line:
         text, who, when = prefix.split(prefix.clean(raw), self.year)
         return Line(
-            path=self.source.path,
+            path=self.log.path,
             number=number,
             text=text,
             order=self.order + number,
@@ -255,9 +260,9 @@ class _Scanner:
         for event in self.tracebacks.close():
             self._add(event)
 
-    def _keep_last(self, block: bytes, first: int) -> None:
+    def _keep_last(self, block: bytes, first: int, most: int) -> None:
         raw_lines = block.split(b"\n")
         if raw_lines and not raw_lines[-1]:
             raw_lines.pop()
-        numbered = deque(enumerate(raw_lines, start=first + 1), maxlen=_LAST_LINES)
+        numbered = deque(enumerate(raw_lines, start=first + 1), maxlen=most)
         self.log.last = [self._line(raw, number) for number, raw in numbered if raw.strip()]

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 
 SENTENCES: dict[str, int] = {os.strerror(number).lower(): number for number in errno.errorcode}
 # What the kernel's sentences are in other languages; the numbers beside them are the same everywhere.
@@ -26,3 +27,35 @@ SENTENCES |= {
     "デバイスに空き領域がありません": errno.ENOSPC,
     "そのようなファイルやディレクトリはありません": errno.ENOENT,
 }
+
+# What can go wrong with a file: where such a sentence ends a message it is the cause, whatever raised it.
+_OF_FILES = (
+    *(errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOSPC, errno.EDQUOT, errno.EROFS),
+    *(errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENAMETOOLONG, errno.ENOTCONN),
+    errno.ESHUTDOWN,
+)
+_AT_THE_END = re.compile(
+    r"(?:^|[:,] |\bstrerror\W{1,3})(?P<text>"
+    + "|".join(re.escape(words) for words, number in SENTENCES.items() if number in _OF_FILES)
+    + r")(?: \(os error \d+\))?(?:: ?'?/[^ ]*)?\W*$",
+    re.IGNORECASE,
+)
+# As HDF5 and others put it, and without the kernel's words.
+_NUMBERED = re.compile(r"\berrno ?[=:] ?(?P<number>\d{1,3})\b|\(os error (?P<rust>\d{1,3})\)")
+_NOT_THERE = re.compile(
+    r"(?:^|: )(?:the )?(?:parent |output |data )?(?:directory|folder|file|path):? \S+ (?:does not|doesn't) exist"
+    r"|^\S*/\S+ (?:does not|doesn't) exist",
+    re.IGNORECASE,
+)
+
+
+def of_a_file(message: str) -> int:
+    """Return the error number of what went wrong with a file, as the end of a message tells it; 0 if it tells none."""
+    found = _AT_THE_END.search(message)
+    if found is not None:
+        return SENTENCES[found["text"].lower()]
+    numbered = _NUMBERED.search(message)
+    if numbered is not None:
+        number = int(numbered["number"] or numbered["rust"])
+        return number if number in _OF_FILES else 0
+    return errno.ENOENT if _NOT_THERE.search(message) else 0

@@ -1,21 +1,35 @@
-"""Logs as blocks of whole lines: files, folders, gzip and tar archives, in bounded memory.
+"""Logs as blocks of whole lines: files, folders, standard input, packed ones and archives, in bounded memory.
 
 Nothing is unpacked to disk, no link is followed out of a folder, and what is not text is left out with a note.
 """
 
-import gzip
 import os
 import tarfile
-import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import IO
+from typing import IO, Any
 
+from torchmuster.doctor.explain.unpack import (
+    DAMAGES,
+    ZSTD,
+    Member,
+    Readable,
+    Stream,
+    by_hand,
+    packing_of,
+    unpacked,
+)
+
+STDIN = "stdin"  # its name in messages
 BLOCK_BYTES = 1 << 20
 MAX_LINE_BYTES = 1 << 16
 MAX_FILES = 20_000
 MAX_UNPACKED_BYTES = 4 << 30  # of an archive or a gzip file, all together; a bomb ends here
+_MAX_COUNTED_BYTES = 32 << 20  # takes less than 0.1 s
+_MAX_MEMBERS = 100_000
+_MAX_PACKINGS = 3  # inside of each other
 _BINARY_SAMPLE = 8192
+_CONTROLS = bytes(byte for byte in range(27) if byte < 9 or byte > 13)
 _MAX_NOTES = 50
 
 
@@ -47,30 +61,96 @@ class _Budget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """One log: its name for messages, and its blocks, each ending at the end of a line."""
+    """One log: its name for messages, and its blocks, each ending at the end of a line.
+
+    Attributes:
+        num_before: Lines of the log that stand before the first block.
+    """
 
     path: str
     blocks: Iterator[bytes]
+    num_before: int = 0
 
 
-def open_sources(paths: Iterable[str], notes: Notes) -> Iterator[Source]:
-    """Yield every log below these paths, in a natural order; at most 20,000."""
-    num_files = 0
+def open_sources(
+    paths: Iterable[str], notes: Notes, streams: Iterable[tuple[str, Readable]] = ()
+) -> Iterator[Source]:
+    """Yield every log below these paths, in a natural order; at most 20,000.
+
+    Args:
+        paths: Files and folders.
+        notes: Gets what could not be read.
+        streams: What is open already, such as standard input, with its name.
+    """
+    for name, stream in streams:
+        yield from _open_stream(name, stream, notes, _Budget())
+    num_files = num_sources = 0
     for path in paths:
         for found in _files_below(path, notes):
+            num_files += 1
             for source in _open(found, notes):
-                num_files += 1
-                if num_files > MAX_FILES:
-                    notes.add(found, f"more than {MAX_FILES} files")
-                    return
+                num_sources += 1
+                if max(num_files, num_sources) > MAX_FILES:
+                    break
                 yield source
+            if max(num_files, num_sources) > MAX_FILES:
+                notes.add(found, f"more than {MAX_FILES} files")
+                return
+
+
+def first_and_last(path: str, first_bytes: int, last_bytes: int) -> Iterator[Source]:
+    """Yield the beginning and the end of a log as two; of a short one all as one, of what is no text nothing.
+
+    Lines between them are counted, so that those of the end have their numbers; of a very long log they are not, and
+    its name says so.
+    """
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            head = file.read(first_bytes)
+            if _is_binary(head[:_BINARY_SAMPLE]):
+                return
+            if size <= first_bytes + last_bytes:
+                yield Source(path=path, blocks=iter([_plain(head + file.read(last_bytes))]))
+                return
+            head = head[: head.rfind(b"\n") + 1]
+            yield Source(path=path, blocks=iter([_plain(head)]))
+            if size > _MAX_COUNTED_BYTES:
+                path, num_before = f"{path}, last {last_bytes >> 10} KiB", 0
+            else:
+                file.seek(len(head))
+                num_before = _ends(head) + _count_lines(file, size - last_bytes - len(head))
+            file.seek(size - last_bytes)
+            _, _, tail = _plain(file.read(last_bytes)).partition(b"\n")
+            yield Source(path=path, blocks=iter([tail]), num_before=num_before + 1)
+    except OSError:
+        return
+
+
+def _plain(data: bytes) -> bytes:
+    """Return text with one kind of line end; progress bars end theirs with a carriage return."""
+    return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+
+
+def _ends(data: bytes) -> int:
+    return data.count(b"\n") + data.count(b"\r") - data.count(b"\r\n")
+
+
+def _count_lines(file: IO[bytes], num_bytes: int) -> int:
+    num_lines = 0
+    while num_bytes > 0 and (data := file.read(min(BLOCK_BYTES, num_bytes))):
+        num_lines += _ends(data)
+        num_bytes -= len(data)
+    return num_lines
 
 
 def _files_below(path: str, notes: Notes) -> Iterator[str]:
     if not os.path.isdir(path):
         yield path
         return
-    for folder, folders, names in os.walk(path):
+    for folder, folders, names in os.walk(
+        path, onerror=lambda error: notes.add(str(error.filename), error.strerror or str(error))
+    ):
         folders.sort()
         for name in sorted(names):
             full = os.path.join(folder, name)
@@ -81,59 +161,99 @@ def _files_below(path: str, notes: Notes) -> Iterator[str]:
 
 
 def _open(path: str, notes: Notes) -> Iterator[Source]:
+    """Yield the logs of one file. What is no plain file is not waited for, nor what is still being written."""
     try:
         if not os.path.isfile(path):
-            notes.add(path, "this is no file" if os.path.exists(path) else "there is no such file")
+            there = "this is no file; `muster explain -` reads standard input"
+            notes.add(path, there if os.path.exists(path) else "there is no such file")
             return
-        with open(path, "rb") as file:
-            head = file.read(_BINARY_SAMPLE)
-            file.seek(0)
-            if head[:2] == b"\x1f\x8b":
-                yield from _open_gzip(path, file, notes)
-            elif _is_tar(head):
-                yield from _open_tar(path, file, notes)
-            elif _is_binary(head):
-                notes.add(path, "it is no text")
-            else:
-                yield Source(path=path, blocks=_blocks(file, path, notes, _Budget()))
+        # Without O_NONBLOCK, a pipe that takes its place now would let us wait for its writer.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            status = os.fstat(file.fileno())
+            end = _UntilNow(file, status.st_size or MAX_UNPACKED_BYTES)
+            yield from _open_stream(path, end, notes, _Budget())
     except OSError as error:
         notes.add(path, error.strerror or str(error))
 
 
-def _open_gzip(path: str, file: IO[bytes], notes: Notes) -> Iterator[Source]:
-    with gzip.open(file) as plain:
-        try:
-            head = plain.read(_BINARY_SAMPLE)
-            plain.seek(0)
-        except (OSError, EOFError, zlib.error) as error:
-            notes.add(path, f"the gzip file is damaged ({error})")
-            return
-        if _is_tar(head):
-            yield from _open_tar(path, plain, notes)  # type: ignore[arg-type]
-        elif _is_binary(head):
-            notes.add(path, "it is no text")
-        else:
-            yield Source(path=path, blocks=_blocks(plain, path, notes, _Budget(MAX_UNPACKED_BYTES)))  # type: ignore[arg-type]
+@dataclass(slots=True)
+class _UntilNow:
+    """A file as long as it was when it was opened: one that grows would have no end."""
+
+    file: IO[bytes]
+    left: int
+
+    def read(self, num_bytes: int, /) -> bytes:
+        data = self.file.read(min(num_bytes, self.left)) or b""
+        self.left -= len(data)
+        return data
 
 
-def _open_tar(path: str, file: IO[bytes], notes: Notes) -> Iterator[Source]:
+def _open_stream(
+    path: str, file: Readable, notes: Notes, budget: _Budget, depth: int = 0
+) -> Iterator[Source]:
+    """Yield the logs that a stream holds, whatever it is packed in."""
     try:
+        head = _first_bytes(file)
+    except DAMAGES as error:
+        damage = "the file is damaged" if depth else "it can't be read"
+        notes.add(path, f"{damage} ({getattr(error, 'strerror', None) or error})")
+        return
+    stream, packing = Stream(head, file), packing_of(head)
+    if packing == ZSTD:
+        unpack_it = "unpack it first" if depth else by_hand(packing, _typed(path))
+        notes.add(path, f"zstd is not unpacked here: {unpack_it}")
+    elif packing is not None and depth >= _MAX_PACKINGS:
+        notes.add(path, "it is packed too many times")
+    elif packing is not None:
+        budget = budget if budget.left is not None else _Budget(MAX_UNPACKED_BYTES)
+        try:
+            plain = unpacked(packing, stream)
+        except OSError as error:
+            notes.add(path, f"{error}: {by_hand(packing, path)}")
+            return
+        yield from _open_stream(path, plain, notes, budget, depth + 1)
+    elif _is_tar(head):
+        yield from _open_tar(path, stream, notes, budget, depth)
+    elif _is_binary(head):
+        notes.add(path, "it is no text")
+    else:
+        yield Source(path=path, blocks=_blocks(stream, path, notes, budget))
+
+
+def _typed(path: str) -> str:
+    return "-" if path == STDIN else path
+
+
+def _first_bytes(file: Readable) -> bytes:
+    """Return what a stream begins with; a pipe gives it in parts."""
+    head = b""
+    while len(head) < _BINARY_SAMPLE and (data := file.read(_BINARY_SAMPLE - len(head))):
+        head += data
+    return head
+
+
+def _open_tar(path: str, file: Any, notes: Notes, budget: _Budget, depth: int) -> Iterator[Source]:
+    if budget.left is None:
         budget = _Budget(MAX_UNPACKED_BYTES)
-        with tarfile.open(fileobj=file, mode="r|") as archive:
-            for member in archive:
-                name = f"{path}/{member.name}"
+    try:
+        with tarfile.open(fileobj=file, mode="r|", tarinfo=Member) as archive:
+            num_members = 0
+            while (member := archive.next()) is not None:
+                archive.members.clear()  # type: ignore[attr-defined]  # else all are kept
+                num_members += 1
+                if num_members > _MAX_MEMBERS:
+                    notes.add(path, f"more than {_MAX_MEMBERS} files: the rest", part=True)
+                    return
                 content = archive.extractfile(member) if member.isreg() else None
-                if content is None:
+                if content is None or member.size == 0:
                     continue
+                name = f"{path}/{member.name}"
                 if member.size > (budget.left or 0):
                     notes.add(name, f"the archive holds more than {MAX_UNPACKED_BYTES >> 30} GiB")
                     return
-                head = content.read(_BINARY_SAMPLE)
-                if _is_binary(head):
-                    notes.add(name, "it is no text")
-                    continue
-                yield Source(path=name, blocks=_blocks(content, name, notes, budget, head))
-    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+                yield from _open_stream(name, content, notes, budget, depth + 1)
+    except DAMAGES as error:
         notes.add(path, f"the archive is damaged ({error})")
 
 
@@ -147,45 +267,51 @@ def _is_binary(head: bytes) -> bool:
         return False
     if b"\0" in head:
         return True
-    controls = sum(byte < 9 or 13 < byte < 27 for byte in head[:2048])
-    return controls > len(head[:2048]) // 4 and len(head) > 16
+    sample = head[:2048]
+    controls = len(sample) - len(sample.translate(None, _CONTROLS))
+    return controls > len(sample) // 4 and len(head) > 16
 
 
-def _blocks(
-    file: IO[bytes], path: str, notes: Notes, budget: _Budget, head: bytes = b""
-) -> Iterator[bytes]:
-    """Yield whole lines of about 1 MiB; a longer line is cut."""
-    rest, num_bytes = b"", 0
-    is_utf16 = False
-    while True:
-        try:
-            data = head or file.read(BLOCK_BYTES)
-        except (OSError, EOFError, zlib.error) as error:
-            notes.add(path, f"it can be read in part only ({error})", part=True)
-            data = b""
-        head = b""
-        if num_bytes == 0 and data.startswith((b"\xff\xfe", b"\xfe\xff")):
-            is_utf16 = True
-        num_bytes += len(data)
-        if data and not budget.spend(len(data)):
-            notes.add(
-                path,
-                f"it is larger than {MAX_UNPACKED_BYTES >> 30} GiB: the rest is not read",
-                part=True,
-            )
-            data = b""
-        if not data:
-            if rest:
-                yield rest
-            return
-        if is_utf16:  # logs are mostly ASCII: what is left without the zeros can be read
-            data = data.replace(b"\0", b"")
-        block = (rest + data).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+def _blocks(file: Readable, path: str, notes: Notes, budget: _Budget) -> Iterator[bytes]:
+    """Yield whole lines of about 1 MiB; of a longer line only the first 64 KiB."""
+    rest, is_within_line = b"", False
+    for data in _decoded(_budgeted(file, path, notes, budget)):
+        block = _plain(rest + data)
+        if is_within_line:
+            _, found, block = block.partition(b"\n")
+            is_within_line = not found
         end = block.rfind(b"\n") + 1
-        if end == 0 and len(block) > MAX_LINE_BYTES:
-            yield block[:MAX_LINE_BYTES]
-            rest = b""
-            continue
         rest = block[end:]
         if end:
             yield block[:end]
+        if len(rest) > BLOCK_BYTES:
+            yield rest[:MAX_LINE_BYTES]
+            rest, is_within_line = b"", True
+    if rest:
+        yield rest
+
+
+def _decoded(parts: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield UTF-16 as if it were ASCII, which logs mostly are: what is left without the zeros can be read."""
+    is_utf16: bool | None = None
+    for data in parts:
+        if is_utf16 is None:
+            is_utf16 = data.startswith((b"\xff\xfe", b"\xfe\xff"))
+        yield data.replace(b"\0", b"") if is_utf16 else data
+
+
+def _budgeted(file: Readable, path: str, notes: Notes, budget: _Budget) -> Iterator[bytes]:
+    """Yield what can be read, until the budget is spent."""
+    while True:
+        try:
+            data = file.read(BLOCK_BYTES)
+        except DAMAGES as error:
+            notes.add(path, f"it can be read in part only ({error})", part=True)
+            return
+        if not data:
+            return
+        if not budget.spend(len(data)):
+            most = f"{MAX_UNPACKED_BYTES >> 30} GiB"
+            notes.add(path, f"it is larger than {most}: the rest is not read", part=True)
+            return
+        yield data

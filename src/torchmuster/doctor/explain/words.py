@@ -35,7 +35,7 @@ def render_verdict(verdict: Verdict) -> str:
 
 def report_of(finding: Finding) -> Report:
     """Return a finding in the four parts of every message."""
-    because = [*finding.because, *(_evidence(line) for line in finding.evidence[:_EVIDENCE])]
+    because = [*finding.because, *(evidence_of(line) for line in finding.evidence[:_EVIDENCE])]
     return Report(error=finding.sentence, at=finding.at, because=tuple(because), hint=finding.cure)
 
 
@@ -74,7 +74,8 @@ def _collect(verdict: Verdict) -> list[str]:
     return ["to be sure, collect:", *(f"  {what}" for what in verdict.collect)]
 
 
-def _evidence(line: Line) -> str:
+def evidence_of(line: Line) -> str:
+    """Return a line with its place, in one line of a message."""
     text = line.text.strip()
     shown = text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
     return f"{line.place}: {shown}"

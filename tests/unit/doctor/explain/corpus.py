@@ -20,10 +20,11 @@ class Incident:
     name: str
     right: tuple[str, ...]
     origin: str
+    root: Path = LOGS
 
     @property
     def folder(self):
-        return LOGS / self.name
+        return self.root / self.name
 
     @property
     def is_held_out(self):
@@ -36,14 +37,19 @@ class Incident:
         return [path for path in found if path.name != "expect.json"]
 
 
-@cache
-def incidents():
+def incidents_under(root):
+    """Return the incidents of a folder, by name."""
     found = []
-    for path in sorted(LOGS.glob("*/expect.json")):
+    for path in sorted(root.glob("*/expect.json")):
         expected = json.loads(path.read_text())
         right = (expected["cause"], *expected["also_right"])
-        found.append(Incident(path.parent.name, right, expected["from"]))
+        found.append(Incident(path.parent.name, right, expected["from"], root))
     return tuple(found)
+
+
+@cache
+def incidents():
+    return incidents_under(LOGS)
 
 
 @cache

@@ -1,9 +1,12 @@
 """What the coordinator of a run saw is stronger than what its logs look like."""
 
+from dataclasses import replace
+
 import pytest
 
 from torchmuster.doctor.explain.causes import CAUSES
 from torchmuster.doctor.explain.own_run import finding_of, with_own_result, word_of
+from torchmuster.errors import HeadLostError
 from torchmuster.model.failure import EndKind, PythonError, WorkerEnd
 from torchmuster.model.verdict import Report, Result, RunState
 from unit.doctor.explain.logs import explain, traceback_of
@@ -81,6 +84,21 @@ def test_number_of_attempts_is_said(tmp_path):
     assert "the run made 3 attempts" in own.notes
 
 
+def test_slow_rank_is_said_beside_a_healthy_run(tmp_path):
+    verdict = explain(tmp_path, n1="step 1\n")
+    slow = [
+        {"event": "straggler", "rank": 1, "text": f"rank 1 on n2 is {n} % slower"} for n in (30, 40)
+    ]
+    own = with_own_result(verdict, result(RunState.SUCCEEDED), slow)
+    assert own.healthy
+    assert own.notes == ("rank 1 on n2 is 40 % slower",)
+
+
+def test_head_that_ended_with_its_coordinator_is_a_failed_node():
+    ended = replace(result(error="the head's agent ended"), exit_code=HeadLostError.exit_code)
+    assert finding_of(ended, RunState.FAILED).cause == "node-failed"
+
+
 @pytest.mark.parametrize(
     ("cause", "word"),
     [
@@ -94,6 +112,16 @@ def test_number_of_attempts_is_said(tmp_path):
         (end(EndKind.NODE_LOST), "node-failed"),
         (end(EndKind.NOT_STARTED), "launch-failed"),
         (end(EndKind.PREEMPTED), "preempted"),
+        (
+            end(EndKind.HANG, detail="rank 1 stood still for 9 s while 1 rank waited in barrier"),
+            "rank-missing-in-collective",
+        ),
+        (
+            end(
+                EndKind.HANG, detail="rank 1 waited in recv for 9 s while 1 rank waited in barrier"
+            ),
+            "collectives-differ",
+        ),
     ],
 )
 def test_every_kind_of_end_has_a_word(cause, word):

@@ -226,3 +226,109 @@ def test_ten_million_lines_are_read_in_bounded_memory(tmp_path):
     assert "bad label 7" in found(verdict)
     assert verdict.num_lines > 10_000_000
     assert peak < 100 << 20
+
+
+@pytest.mark.parametrize("mode", ["w:xz", "w:bz2"])
+def test_archive_of_xz_or_bz2_is_read(tmp_path, mode):
+    path = tmp_path / "logs.tar.packed"
+    with tarfile.open(path, mode) as archive:
+        add(archive, "n1.log", TEXT.encode())
+    assert "bad label 7" in found(verdict_on(path))
+
+
+def test_packed_log_within_an_archive_is_read(tmp_path):
+    path = tmp_path / "logs.tgz"
+    with tarfile.open(path, "w:gz") as archive:
+        add(archive, "n1.log.gz", gzip.compress(TEXT.encode()))
+    assert "bad label 7" in found(verdict_on(path))
+
+
+def test_zstd_is_refused_with_the_command_that_reads_it(tmp_path):
+    path = write(tmp_path, b"\x28\xb5\x2f\xfd" + b"x" * 50, "a.zst")
+    (note,) = verdict_on(path).notes
+    assert f"zstd -dc {path} | muster explain -" in note
+
+
+def test_file_that_is_packed_again_and_again_ends(tmp_path):
+    data = TEXT.encode()
+    for _ in range(20):
+        data = gzip.compress(data)
+    (note,) = verdict_on(write(tmp_path, data, "a.gz")).notes
+    assert "too many times" in note
+
+
+def test_stream_in_small_parts_that_can_t_be_turned_back_is_read():
+    class Slow(io.RawIOBase):
+        data = gzip.compress(TEXT.encode())
+
+        def read(self, num_bytes=-1):
+            part, self.data = self.data[:7], self.data[7:]
+            return part[: max(num_bytes, 0)]
+
+    (event,) = read_logs([], year=2026, streams=[("stdin", Slow())]).events
+    assert event.line.place == "stdin:4"
+
+
+def test_archive_with_a_header_as_large_as_the_memory_is_a_bomb(tmp_path):
+    path = tmp_path / "bomb.tar"
+    header = tarfile.TarInfo("x")
+    header.type = tarfile.XHDTYPE
+    header.size = 3 << 30
+    path.write_bytes(header.tobuf(tarfile.USTAR_FORMAT) + b"\0" * 4096)
+    (note,) = verdict_on(path).notes
+    assert "a header of 3221225472 bytes" in note
+
+
+def test_archive_of_many_empty_files_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "_MAX_MEMBERS", 50)
+    path = tmp_path / "many.tar"
+    with tarfile.open(path, "w") as archive:
+        for number in range(60):
+            add(archive, f"{number}.log", b"")
+    assert any("more than 50 files" in note for note in verdict_on(path).notes)
+
+
+def test_folder_of_too_many_files_ends(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "MAX_FILES", 5)
+    for number in range(8):
+        write(tmp_path, b"step 1\n", f"{number}.log")
+    record = read_logs([str(tmp_path)], year=2026)
+    assert len(record.logs) == 5
+    assert any("more than 5 files" in note for note in record.notes.lines)
+
+
+def test_folder_that_links_to_itself_is_read_once(tmp_path):
+    (tmp_path / "again").symlink_to(tmp_path)
+    write(tmp_path, TEXT.encode())
+    assert len(read_logs([str(tmp_path)], year=2026).logs) == 1
+
+
+def test_file_that_grows_is_read_as_it_was(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "BLOCK_BYTES", 1 << 14)
+    path = write(tmp_path, b"step 1\n" * 10_000)
+    size = path.stat().st_size
+    num_bytes = 0
+    for source in sources.open_sources([str(path)], sources.Notes()):
+        for block in source.blocks:
+            num_bytes += len(block)
+            with path.open("ab") as more:
+                more.write(block * 2)
+    assert num_bytes == size
+
+
+@pytest.mark.parametrize("device", ["/dev/zero", "/dev/null", "/dev/full"])
+def test_device_is_not_read(device):
+    (note,) = verdict_on(device).notes
+    assert "this is no file" in note
+
+
+def test_line_behind_one_without_an_end_has_its_number(tmp_path):
+    data = b"x" * (5 << 20) + b"\n" + TEXT.encode()
+    (event,) = read_logs([str(write(tmp_path, data))], year=2026).events
+    assert event.line.number == 5
+
+
+def add(archive, name, data):
+    member = tarfile.TarInfo(name)
+    member.size = len(data)
+    archive.addfile(member, io.BytesIO(data))

@@ -1,0 +1,32 @@
+"""A peer that has gone: whether it ended by itself, or was killed, and what can't be told."""
+
+import pytest
+
+from unit.doctor.explain.logs import cause_of, traceback_of
+
+FAILED = "E0314 09:00:00.000000 9 torch/distributed/elastic/multiprocessing/api.py:1] failed (exitcode: 1) local_rank: 0 (pid: 9) of binary: python\n"
+CLOSED = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.7.7.2]:197."
+RESET = "RuntimeError: [gloo/transport/tcp/pair.cc:537] Read error [10.7.7.2]:197: Connection reset by peer."
+TELLS = "I0314 09:00:00.000000 9 torch/distributed/launcher/api.py:254]   min_nodes                : 2\n"
+STEPS = "step 1 loss 0.5\nstep 2 loss 0.4\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "told", "cause"),
+    [
+        (CLOSED, "", "peer-lost"),
+        (CLOSED, TELLS, "peer-lost"),
+        (RESET, "", "peer-lost"),
+        (RESET, TELLS, "peer-lost"),
+    ],
+)
+def test_peer_that_was_killed_is_not_taken_for_one_that_ended_by_itself(
+    tmp_path, error, told, cause
+):
+    left = told + STEPS + traceback_of(error, rank=0) + FAILED
+    assert cause_of(tmp_path, n1=left, n2=told + STEPS) == cause
+
+
+def test_peer_that_says_that_it_has_finished_ended_by_itself(tmp_path):
+    left = STEPS + traceback_of(CLOSED, rank=0) + FAILED
+    assert cause_of(tmp_path, n1=left, n2=STEPS + "training finished\n") == "rank-ended-early"
