@@ -4,6 +4,8 @@ import json
 import os
 import signal
 
+import pytest
+
 from cluster.test_fake_slurm import cluster, muster, wait_until
 
 __all__ = ["cluster"]  # a fixture
@@ -62,6 +64,7 @@ def test_groups_are_jobs_that_wait_for_each_other(cluster, tmp_path):
     assert muster(cluster, tmp_path, "wait", "r").returncode == 0
 
 
+@pytest.mark.lab
 def test_no_client_has_to_live(cluster, tmp_path):
     write(tmp_path)
     done = muster(

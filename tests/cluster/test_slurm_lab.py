@@ -84,6 +84,7 @@ def test_scancel_ends_all_processes_of_a_job(slurm_lab):
     assert not processes(slurm_lab, "n2", "sleep")
 
 
+@pytest.mark.lab
 def test_a_killed_node_fails_its_job_and_comes_back(slurm_lab):
     job = slurm_lab.submit("srun sleep 1000", "-N2", "--no-requeue")
     wait_until(lambda: processes(slurm_lab, "n2", "sleep"), "the step on n2")
@@ -94,6 +95,7 @@ def test_a_killed_node_fails_its_job_and_comes_back(slurm_lab):
     assert slurm_lab.run(["srun", "-w", "n2", "hostname"]).stdout == "n2\n"
 
 
+@pytest.mark.lab
 def test_a_job_with_requeue_runs_again_when_its_node_dies(slurm_lab):
     script = 'echo "start ${SLURM_RESTART_COUNT:-0}"; [ "$SLURM_RESTART_COUNT" ] || sleep 1000'
     job = slurm_lab.submit(script, "-w", "n2", "--requeue", "--open-mode=append")
@@ -108,6 +110,7 @@ def test_a_job_with_requeue_runs_again_when_its_node_dies(slurm_lab):
 
 
 @pytest.mark.slow
+@pytest.mark.lab
 def test_a_time_limit_signals_and_then_ends_a_job(slurm_lab):
     script = "trap 'echo warned' USR1; sleep 1000 & wait; wait; wait"
     job = slurm_lab.submit(script, "--time=1", "--signal=B:USR1@20")

@@ -152,9 +152,12 @@ def _reason(verdict: Verdict, own: Finding | None, cause: WorkerEnd) -> Finding 
 
 
 def _joined(report: Report, finding: Finding, reading: _Reading, run_id: str) -> Report:
+    lines = _telling(finding.evidence)
     sure = finding.confidence is Confidence.HIGH
-    because = [finding.sentence if sure else f"perhaps {finding.sentence}"]
-    because += [evidence_of(line) for line in _telling(finding.evidence)]
+    because: list[str] = []
+    if sure or not all(_is_said(line, report) for line in lines):  # no guess about what is shown
+        because = [finding.sentence if sure else f"perhaps {finding.sentence}"]
+        because += [evidence_of(line) for line in lines]
     because += report.because
     if reading.num_read < reading.num_all:
         because.append(
@@ -162,6 +165,12 @@ def _joined(report: Report, finding: Finding, reading: _Reading, run_id: str) ->
         )
     hint = "; ".join(text for text in (finding.cure, report.hint) if text) or None
     return replace(report, because=tuple(because), hint=hint)
+
+
+def _is_said(line: Line, report: Report) -> bool:
+    """Say whether the coordinator's own report shows this line, e.g. the end of the traceback that it has."""
+    text = line.text.strip()
+    return any(text.endswith(said.strip()) for said in report.because if said.strip())
 
 
 def _telling(lines: Sequence[Line]) -> list[Line]:

@@ -160,13 +160,25 @@ def _lightened(case: Case, finding: Finding, found: list[Finding]) -> Finding:
         for other in found
         if other is not finding
         and other.cause not in ("time-limit", "cancelled", "preempted", "peer-lost")
-        and other.weight >= Weight.PROGRAM
+        and (other.weight >= Weight.PROGRAM or _ended_ranks(other, finding))
         and _is_before(other, finding)
     ]
     if finding.cause in ("time-limit", "cancelled", "node-failed", "preempted") and earlier:
         because = (*finding.because, f"before that: {earlier[0].sentence}")
         return replace(finding, weight=Weight.ENVELOPE, because=because)
     return finding
+
+
+def _ended_ranks(other: Finding, finding: Finding) -> bool:
+    """Say whether ranks waited in vain, in the same log, before somebody ended what was left of the job."""
+    if finding.cause != "cancelled" or other.began is None or finding.began is None:
+        return False
+    waited = other.cause in (
+        "rank-missing-in-collective",
+        "collectives-differ",
+        "ranks-never-joined",
+    )
+    return waited and other.began.path == finding.began.path
 
 
 def _is_before(one: Finding, other: Finding) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from torchmuster.doctor.explain.case import Case, short
-from torchmuster.doctor.explain.events import Confidence, Event, Finding, Line
+from torchmuster.doctor.explain.events import Confidence, Event, Finding, Line, Role
 from torchmuster.doctor.explain.weigh import HIGH, LOW, MEDIUM, Weight, at
 
 _ROLE_KEY = re.compile(r"torchelastic/(?P<what>role_info|assigned_ranks)/(?P<index>\d+)")
@@ -18,7 +18,7 @@ def launcher_on_too_few_nodes(case: Case) -> Iterator[Finding]:
     timeouts = case.of("rdzv_timeout")
     # A script that made the store itself waited for ranks, not for launchers.
     clients = [e for e in case.of("store_clients") if not e.get("own")]
-    waits = timeouts or clients or _role_waits(case)
+    waits = timeouts or clients or _role_waits(case) or _ended_while_waiting(case)
     if not waits:
         return
     # Who waited with the head loses the connection when the head gives up first.
@@ -72,6 +72,20 @@ def _role_waits(case: Case) -> list[Event]:
     """Return what a static launcher says when another node's launcher never came."""
     found = [e for e in case.of("store_wait") if _ROLE_KEY.search(e.get("keys"))]
     return found if len({e.line.path for e in found}) <= 1 else []
+
+
+def _ended_while_waiting(case: Case) -> list[Event]:
+    """Return what the only launcher that spoke was told, if it was ended before any rendezvous."""
+    told = [e for e in case.config("min_nodes") if e.get("value").isdigit()]
+    writers = {(e.line.path, e.who.host, e.who.task) for e in told}
+    ended = case.of("signal_received", "final")
+    met = case.of("rdzv_complete", "world") or any(log.last_progress for log in case.record.logs)
+    failed = case.of("child_failed", "rdzv_connection", "rdzv_closed", "exception", "errno")
+    if len(writers) != 1 or not ended or met or any(e.kind != "exception" for e in failed):
+        return []
+    if any(e.role is Role.CAUSE for e in failed):
+        return []
+    return [e for e in told if int(e.get("value")) > 1]
 
 
 def rendezvous_differs(case: Case) -> Iterator[Finding]:

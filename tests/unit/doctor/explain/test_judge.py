@@ -64,3 +64,31 @@ def test_models_of_other_shape_are_told_from_any_exception(tmp_path):
     error = "RuntimeError: [1]: params[0] in this process with sizes [2, 5] appears not to match sizes of the same param in process 0."
     log = traceback_of(error, rank=1)
     assert cause_of(tmp_path, n1=traceback_of(PEER, rank=0), n2=log) == "models-differ"
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_trouble_that_its_writer_outlived_by_far_is_not_the_cause(tmp_path, labelled):
+    busy = "OSError: [Errno 98] Address already in use\n"
+    text = busy + steps(0, 30) + traceback_of("ValueError: x")
+    if labelled:
+        text = "".join(f"0: {line}\n" for line in text.splitlines())
+    assert cause_of(tmp_path, job=text) == "exception"
+
+
+@pytest.mark.parametrize(
+    "word", ["0 errors, 0 failed shards, killed=0", "no errors found", "error rate: 0.12"]
+)
+def test_frightening_words_of_nothing_are_no_failure(tmp_path, word):
+    assert cause_of(tmp_path, job=steps(0, 5) + word + "\n") == "healthy"
+
+
+def test_exception_of_one_node_s_log_alone_is_not_certain(tmp_path):
+    text = "world size 4\n" + traceback_of("ValueError: x", rank=1)
+    assert explain(tmp_path, n1=text).first.confidence.value == "medium"
+    whole = explain(tmp_path, job=text)
+    assert whole.first.confidence.value == "high"
+
+
+def test_exception_after_the_same_rank_had_lost_a_peer_is_not_certain(tmp_path):
+    text = f"[rank0]: {PEER}\n" + traceback_of("TrainerError: x", rank=0)
+    assert explain(tmp_path, job=text).first.confidence.value != "high"

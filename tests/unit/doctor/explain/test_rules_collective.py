@@ -30,3 +30,22 @@ def test_peer_that_was_killed_is_not_taken_for_one_that_ended_by_itself(
 def test_peer_that_says_that_it_has_finished_ended_by_itself(tmp_path):
     left = STEPS + traceback_of(CLOSED, rank=0) + FAILED
     assert cause_of(tmp_path, n1=left, n2=STEPS + "training finished\n") == "rank-ended-early"
+
+
+TIMED_OUT = "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 12000ms for recv operation to complete"
+
+
+@pytest.mark.parametrize(
+    ("line", "size", "cause"),
+    [
+        (50, 2, "collectives-differ"),
+        (9, 2, "rank-missing-in-collective"),
+        (50, 3, "rank-missing-in-collective"),
+    ],
+)
+def test_all_ranks_that_wait_at_different_lines_make_different_collectives(
+    tmp_path, line, size, cause
+):
+    one = f"world size {size}\n" + traceback_of(TIMED_OUT, rank=0)
+    other = traceback_of(TIMED_OUT, rank=1, line=line)
+    assert cause_of(tmp_path, n1=one, n2=other) == cause
