@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from lab.live.case import CAREFUL, Bench
 from lab.netlab import Host, NetLab, why_not
 
 _LABS = pytest.StashKey[list[NetLab]]()
@@ -48,6 +49,23 @@ def trio(labs):
     """Return a lab of three hosts: n1 and n2 share a folder, n3 has nothing but its own files."""
     with labs([Host("n1"), Host("n2"), Host("n3", shared=False)]) as lab:
         yield lab
+
+
+@pytest.fixture(scope="module")
+def careful_pair(labs):
+    """Return a lab of two hosts whose names mean what they should."""
+    with labs([*CAREFUL]) as lab:
+        yield lab
+
+
+@pytest.fixture
+def bench(careful_pair, tmp_path):
+    """Return two careful hosts and the commands that a person would type."""
+    yield Bench(careful_pair, tmp_path)
+    careful_pair.reset()
+    for path in careful_pair.shared.iterdir():
+        if not path.is_dir():
+            path.unlink()
 
 
 @pytest.fixture(autouse=True)

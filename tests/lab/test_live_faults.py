@@ -3,34 +3,12 @@
 import pytest
 
 from lab.live import faults_launch, faults_network, faults_program, faults_system
-from lab.live.case import CAREFUL, FAULTS, Bench
+from lab.live.case import FAULTS, Bench, chosen
 
 pytestmark = pytest.mark.netns
 MODULES = (faults_launch, faults_network, faults_program, faults_system)
 SHARED = [fault for fault in FAULTS if fault.hosts is None]
 OWN = [fault for fault in FAULTS if fault.hosts is not None]
-
-
-def chosen(faults):
-    """Return the faults as parameters; those that are not quick are for `make lab`."""
-    return [
-        pytest.param(fault, id=fault.name, marks=() if fault.quick else pytest.mark.lab)
-        for fault in faults
-    ]
-
-
-@pytest.fixture(scope="module")
-def pair(labs):
-    with labs([*CAREFUL]) as lab:
-        yield lab
-
-
-@pytest.fixture
-def bench(pair, tmp_path):
-    yield Bench(pair, tmp_path)
-    pair.reset()
-    for path in pair.shared.iterdir():
-        path.unlink() if not path.is_dir() else None
 
 
 def check(fault, told):

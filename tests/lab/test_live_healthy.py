@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from lab.live.case import CAREFUL, NAMES, Bench, train
+from lab.live.case import CAREFUL, NAMES, Bench, chosen, train
 from lab.netlab import HSN, SOURCE, Host, Network
 from lab.parts import USUAL
 
@@ -236,26 +236,6 @@ def muster_with_a_long_evaluation_of_one_rank(bench):
         train(at_step="if step == 4 and RANK == 0: time.sleep(5)", timeout_s=60)
     )
     return bench.muster("--hang-timeout", "30s", str(bench.script))
-
-
-def chosen(setups):
-    """Return the set-ups as parameters; those that are not quick are for `make lab`."""
-    return [
-        pytest.param(setup, id=setup.name, marks=() if setup.quick else pytest.mark.lab)
-        for setup in setups
-    ]
-
-
-@pytest.fixture(scope="module")
-def pair(labs):
-    with labs([*CAREFUL]) as lab:
-        yield lab
-
-
-@pytest.fixture
-def bench(pair, tmp_path):
-    yield Bench(pair, tmp_path)
-    pair.reset()
 
 
 def check(told):

@@ -86,6 +86,7 @@ class Attempt:
     early_said: int = 0
     early_at: float | None = None
     preempted_at: float | None = None
+    ended_after_stop: bool = False  # a worker ended when a stop had been asked for
 
     @property
     def ended_ranks(self) -> set[int]:
@@ -488,6 +489,7 @@ class Coordinator:
         if any(e.rank == end.rank and e.kind is not EndKind.NODE_LOST for e in attempt.ends):
             return  # said again after a broken connection
         attempt.ends.append(end)
+        attempt.ended_after_stop |= self._stop is not None
         self._debugging.discard(end.rank)
         if self._hangs is not None and self._hangs.attempt == attempt.number:
             self._hangs.note_end(end)
@@ -926,7 +928,8 @@ class Coordinator:
         self._held_failure_said = False
         self._debugging.clear()
         all_ended = len(attempt.ended_ranks) >= attempt.world_size
-        if all_ended and all(e.kind is EndKind.SUCCESS and not e.asked for e in attempt.ends):
+        done = all_ended and all(e.kind is EndKind.SUCCESS and not e.asked for e in attempt.ends)
+        if done and not attempt.ended_after_stop:
             self._finish(RunState.SUCCEEDED, 0, None)
             return
         if self._stop is not None:

@@ -444,7 +444,9 @@ class Agent:
 
     def _adopt_spawner(self, child: proc.Child, control: Any) -> None:
         self._ready = None
-        self._spawner = make_link(child, control, self._take_event, self._lose_spawner)
+        self._spawner = make_link(
+            child, control, _in_two_turns(self._take_event), _in_two_turns(self._lose_spawner)
+        )
         self._spawner.say, self._spawner.tell = self.voice.print, self.tell
         self._spawner.open()
 
@@ -792,6 +794,20 @@ class Agent:
             self.fail(MusterError(f"this agent received {signum.name} before it had joined"))
             return
         self._send(messages.SignalReceived(signum=int(signum)))
+
+
+def _in_two_turns(hear: Callable[..., None]) -> Callable[..., None]:
+    """Return a callback that hears two turns of the loop later.
+
+    A scheduler's SIGTERM reaches workers and agent at once. Its handler runs in the turn after the one that noticed it, and
+    must come before the word of a worker that has ended by it: else a cancelled run looks like one that is complete.
+    """
+
+    def later(*values: Any) -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_soon(lambda: loop.call_soon(hear, *values))
+
+    return later
 
 
 def _wants_nccl_files(environment: Mapping[str, str]) -> bool:

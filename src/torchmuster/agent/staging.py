@@ -271,10 +271,40 @@ def _unpack(source: str, folder: str, progress: Progress) -> None:
 
 
 def _unpack_tar(file: Any, mode: Any, folder: str) -> None:
-    if not hasattr(tarfile, "data_filter"):  # Python 3.11.0 to 3.11.3
-        raise StagingError("archives need Python 3.11.4 or later here", where=sys.executable)
     with tarfile.open(fileobj=file, mode=mode) as archive:
-        archive.extractall(folder, filter="data")
+        if hasattr(tarfile, "data_filter"):
+            archive.extractall(folder, filter="data")
+            return
+        for member in archive:  # Python 3.11.0 to 3.11.3, e.g. that of Debian 12
+            archive.extract(_checked(member, folder), folder)
+
+
+def _checked(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo:
+    """Return a member as tarfile's own "data" filter lets it through.
+
+    Raises:
+        ValueError: It is a device, or leads out of the folder.
+    """
+    member.name = member.name.lstrip("/")
+    base = os.path.realpath(folder)
+    path = os.path.join(base, member.name)
+    places = [path]
+    if member.islnk() or member.issym():
+        if os.path.isabs(member.linkname):
+            raise ValueError(f"`{member.name}` is a link to an absolute path")
+        places.append(
+            os.path.join(os.path.dirname(path) if member.issym() else base, member.linkname)
+        )
+    elif not (member.isreg() or member.isdir()):
+        raise ValueError(f"`{member.name}` is a special file")
+    for place in places:
+        if os.path.commonpath([base, os.path.realpath(place)]) != base:
+            raise ValueError(f"`{member.name}` would be outside of the folder")
+    mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
+    member.mode = (member.mode & mode) | 0o600 | (0o100 if member.isdir() else 0)
+    member.uid, member.gid = os.getuid(), os.getgid()
+    member.uname = member.gname = ""
+    return member
 
 
 def _unpack_zst(source: str, folder: str, progress: Progress) -> None:

@@ -14,7 +14,7 @@ from torchmuster.doctor.start_words import Look, is_elsewhere, tell_start
 
 _PATIENCE = 3.0  # times the limit, for what may end by itself
 _MAX_PAUSE = 12.0  # times the limit
-_MAX_LOOKS = 30
+_MAX_LOOKS = 10  # eleven minutes: a look disturbs a rank a little
 _AGAIN_S = 2.5  # the kernel's counters are read every two seconds
 _MAY_TAKE_LONG = (Doing.SAVES, Doing.EVALUATES, Doing.UNKNOWN)
 _WILL_COME = (Doing.COMPILES, Doing.DEBUGGED)

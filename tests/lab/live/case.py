@@ -16,6 +16,8 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import pytest
+
 from lab.netlab import SOURCE, Host
 from lab.trains import MUSTER, TORCHRUN, Together, muster_environment
 from lab.waiting import wait_until
@@ -71,6 +73,14 @@ def fault(*right, quick=False, hosts=None):
         return make
 
     return enter
+
+
+def chosen(entries):
+    """Return faults or set-ups as parameters; those that are not quick are for `make lab`."""
+    return [
+        pytest.param(one, id=one.name, marks=() if one.quick else pytest.mark.lab)
+        for one in entries
+    ]
 
 
 class Bench:

@@ -185,3 +185,37 @@ def test_too_little_room_is_said_with_numbers(scratch, tmp_path):
 )
 def test_sizes_have_units(size_bytes, text):
     assert show_size(size_bytes) == text
+
+
+def member(name, kind=tarfile.REGTYPE, link="", mode=0o644):
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname, info.mode = kind, link, mode
+    return info
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (member("../out"), "outside"),
+        (member("a/../../out"), "outside"),
+        (member("dev", tarfile.CHRTYPE), "special file"),
+        (member("pipe", tarfile.FIFOTYPE), "special file"),
+        (member("link", tarfile.SYMTYPE, "/etc/passwd"), "absolute path"),
+        (member("link", tarfile.SYMTYPE, "../out"), "outside"),
+        (member("link", tarfile.LNKTYPE, "../out"), "outside"),
+        (member("inside/file"), "outside"),  # behind a link that is there
+    ],
+)
+def test_without_tarfile_s_own_filter_members_that_lead_outside_are_refused(tmp_path, bad, words):
+    (tmp_path / "to").mkdir()
+    (tmp_path / "to" / "inside").symlink_to(tmp_path)
+    with pytest.raises(ValueError, match=words):
+        staging._checked(bad, str(tmp_path / "to"))
+
+
+def test_without_tarfile_s_own_filter_members_are_ours_and_not_privileged(tmp_path):
+    script = staging._checked(member("/bin/run", mode=0o6777), str(tmp_path))
+    assert (script.name, script.mode, script.uid) == ("bin/run", 0o755, os.getuid())
+    assert staging._checked(member("a", mode=0o666), str(tmp_path)).mode == 0o644
+    link = staging._checked(member("d/link", tarfile.SYMTYPE, "../a"), str(tmp_path))
+    assert link.linkname == "../a"

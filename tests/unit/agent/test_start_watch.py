@@ -127,4 +127,4 @@ def test_looks_get_rarer_and_end():
     play.go(120.0)
     assert play.num_asked <= 7
     play.go(20_000.0)
-    assert play.num_asked == 30
+    assert play.num_asked == 10

@@ -18,7 +18,13 @@ COLLECT = (
 _FAILED_END = re.compile(r"\b(?:error|failed|exception|killed|abort|traceback)", re.IGNORECASE)
 _METRIC = re.compile(
     r"\b(?:0|no|zero|without(?: any)?) (?:[\w-]+ ){0,2}?(?:errors?|fail\w*|exceptions?|killed|aborted)\b"
+    r"|(?:error|fail|kill|exception|abort)\w*(?: \w+){1,2}\W{0,2}[:=] ?0\b"
     r"|[\w/-]*(?:error|fail|kill|exception|abort)\w*(?: (?:rate|ratio|count)s?)?\W{0,3}[:= ]\s*[\d.]+",
+    re.IGNORECASE,
+)
+# A line that also says how it went on is no end.
+_GOES_ON = re.compile(
+    r"\bretr(?:y|ies|ying)|falling back|\bignor(?:ed|ing)\b|\bskipp(?:ed|ing)\b|^\W*warn",
     re.IGNORECASE,
 )
 _ENOUGH_STEPS = 3
@@ -107,11 +113,13 @@ def _last_bad(case: Case, findings: list[Finding]) -> dict[str, int]:
 
 def _sounds_failed(case: Case, good: dict[str, int]) -> bool:
     """Say whether the last lines sound like a failure; not those that a later step has made good."""
+    ignored = [(int(e.get("since")), e.line.order) for e in case.of("ignored")]
     return any(
         _FAILED_END.search(_METRIC.sub("", line.text))
         for log in case.record.logs
         for line in log.last[-10:]
-        if line.order > good.get(log.path, 0)
+        if line.order > good.get(log.path, 0) and not _GOES_ON.search(line.text)
+        if not any(first <= line.order <= last for first, last in ignored)
     )
 
 

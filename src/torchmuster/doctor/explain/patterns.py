@@ -60,11 +60,11 @@ PATTERNS: tuple[Pattern, ...] = (
     _row("cancelled", _C, r"CANCELLED AT \S+|job (?:was )?(?:deleted|cancelled|canceled) (?:by|at)|qdel'?ed"),
     _row("oom_proof", _P, r"[Dd]etected (?P<count>\d+) oom[-_ ]?kill|[Oo]ut [Oo]f [Mm]emory: Killed process (?P<pid>\d+)|[Mm]emory cgroup out of memory|oom-kill:|OOMKilled|exceeded memory limit|memory usage .*exceed|=>> PBS: job killed: (?:mem|vmem)|Out Of Memory$|invoked oom-killer|OUT_OF_MEMORY"),
     _row("evicted", _C, r"Evicted|The node was low on resource: (?P<what>[\w-]+)"),
-    _row("image", _C, r"ErrImagePull|ImagePullBackOff|manifest unknown|FATAL:\s+could not open image"),
+    _row("image", _C, r"ErrImagePull|ImagePullBackOff|manifest unknown|[Mm]anifest for \S+ not found|[Ff]ailed to pull image|pull access denied|[Ee]rror fetching image|pyxis: failed to import|FATAL:.*\b(?:could not open|[Uu]nable to (?:pull|open|build|handle)|making|while loading) .{0,40}(?:image|container|docker:|oras:)"),
     _row("xid", _C, r"NVRM: Xid \((?P<bus>[^)]*)\): (?P<xid>\d+)"),
     _row("gpu_hardware", _C, r"uncorrectable ECC error|GPU has fallen off the bus|Unable to determine the device handle"),
     _row("fabric_manager", _C, r"system not yet initialized|cudaErrorSystemNotReady|Error 802"),
-    _row("srun_launch", _C, r"srun: Job \d+ step creation (?:temporarily|still) disabled|srun: error: (?:Unable to create step|Unable to confirm allocation|Task launch .*failed)(?P<why>.*)|slurmstepd: error: execve\(\): (?P<command>[^:]+): (?P<strerror>.+)"),
+    _row("srun_launch", _C, r"srun: Job \d+ step creation (?:temporarily|still) disabled|srun: error: (?:Unable to create step|Unable to confirm allocation|Task launch .*failed)(?P<why>.*)|(?:slurmstepd|srun): error: execve\(\): (?P<command>[^:]+): (?P<strerror>.+)"),
     _row("task_exit", _X, r"srun: error: (?P<host>\S+?): tasks? (?P<tasks>[\d,-]+): (?P<how>.+)"),
     _row("teardown", _E, r"srun: (?:Job step aborted|Terminating|got SIGCONT)|Job step aborted|Force Terminated|mpiexec.*killed|STEP .* ON .* CANCELLED"),
     # Starting at all.
@@ -75,9 +75,10 @@ PATTERNS: tuple[Pattern, ...] = (
     _row("no_command", _C, r"(?:(?:ba|z|k|da|c|tc)?sh|line \d+|env|/bin/\w+)(?:: \d+)?: (?:exec: )?[\u2018'\"]?(?P<command>[\w./+~-]+)[\u2019'\"]?: (?:command not found|(?:(?P<path>[\w./+~-]+): bad interpreter: )?No such file or directory|not found|Permission denied|cannot execute: required file not found)\s*$|(?P<other>[\w./+-]+): (?:command not found|Command not found)|(?:command not found|Unknown command): (?P<name>[\w./+-]+)\s*$|(?:failed to run command|exec:|execvp error on file) ?[\u2018'\"]?(?P<why>[\w./+~-]+)[\u2019'\"]?:? \(?(?:executable file not found|No such file)"),
     _row("no_script", _C, r"can't open file '(?P<path>[^']+)': \[Errno (?P<errno>\d+)\]"),
     _row("no_module_main", _C, r"Error while finding module specification for '(?P<module>[\w.]+)'|No module named '?(?P<name>[\w.]+)'?\s*$"),
-    _row("bad_arguments", _C, r"^(?:usage: )?(?P<prog>[\w.-]+): error: (?P<why>(?:unrecognized|the following|argument|invalid|too few|ambiguous).*)"),
+    _row("bad_arguments", _C, r"^(?:usage: )?(?P<prog>[\w.-]+): error: (?P<why>(?:unrecognized|the following|argument|invalid|too few|ambiguous).*)|^Error: (?P<other>(?:No such (?:option|command)|Invalid value|Missing (?:argument|option|parameter|command)|Got unexpected extra arg).*)"),
     _row("module_load", _C, r"(?:ModuleCmd_Load|Lmod has detected the following error|Unable to locate a modulefile for) ?'?(?P<module>[\w./+-]*)|module: command not found"),
     _row("env_missing", _C, r"environment variable (?P<variable>RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT|LOCAL_RANK) expected, but not set"),
+    _row("env_missing", _C, r"^KeyError: '(?P<variable>RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT|LOCAL_RANK|LOCAL_WORLD_SIZE)'"),
     # Rendezvous and stores.
     _row("port_taken", _C, r"(?:failed to (?:listen|bind)|EADDRINUSE|[Aa]ddress already in use)(?:.*?(?:port:?|\]:|:) ?(?P<port>\d{2,5}))?"),
     _row("store_clients", _E, r"(?P<joined>\d+)/(?P<wanted>\d+) clients joined"),
@@ -130,34 +131,36 @@ PATTERNS: tuple[Pattern, ...] = (
     _row("desync", _C, r"ranks? \[?(?P<ranks>[\d, ]+)\]? (?:joined but didn't finish|has(?:n't| not) (?:joined|called))|last enqueued NCCL work: (?P<enqueued>\d+), last completed NCCL work: (?P<completed>\d+)"),
     _row("last_work", _X, r"last enqueued (?:NCCL )?work:? (?P<enqueued>-?\d+), last completed (?:NCCL )?work:? (?P<completed>-?\d+)"),
     # The GPU and the program.
-    _row("cuda_oom", _C, r"CUDA out of memory|torch\.(?:cuda\.)?OutOfMemoryError|HIP out of memory"),
+    _row("cuda_oom", _C, r"CUDA out of memory|CUDA error: out of memory|CU(?:BLAS|DNN)_STATUS_ALLOC_FAILED|cudaErrorMemoryAllocation|[Cc]uda failure \d* ?'out of memory'|torch\.(?:cuda\.)?OutOfMemoryError|HIP out of memory"),
     _row("cuda_ordinal", _C, r"invalid device ordinal|You requested gpu: .*|your machine only has: \["),
-    _row("no_gpu", _C, r"No CUDA GPUs are available|no (?:CUDA-capable device|GPUs found|NVIDIA driver)|Found no NVIDIA driver|requires at least one CUDA device|Cuda is not available|Torch not compiled with CUDA|driver (?:version is insufficient|on your system is too old)"),
+    _row("no_gpu", _C, r"No CUDA GPUs are available|no (?:CUDA-capable device|GPUs found|NVIDIA driver)|Found no NVIDIA driver|requires at least one CUDA device|Cuda is not available|cudaGetDeviceCount|unsupported display driver|forward compatibility was attempted|(?:not (?:been )?compiled with|doesn't have|without) (?:CUDA|NCCL|GPU)\b(?! error)|but torch\.cuda\.is_available\(\) is False|No HIP GPUs are available|CUDA is not available|CUDA driver initialization failed|driver (?:version is insufficient|on your system is too old)"),
     _row("cuda_arch", _C, r"no kernel image is available"),
     _row("cuda_error", _C, r"CUDA error: (?P<text>[^\n.]+)|CUBLAS_STATUS_\w+|CUDNN_STATUS_\w+|device-side assert"),
-    _row("shm", _C, r"unable to (?:allocate|open|mmap) shared memory|insufficient shared memory|Unexpected bus error"),
+    _row("shm", _C, r"unable to (?:allocate|open|mmap) shared memory(?!.*(?:open files|denied|annot allocate))|insufficient shared memory|Unexpected bus error"),
     _row("loader_killed", _C, r"DataLoader worker \(pid\(?s?\)? (?P<pid>[\d, ]+)\) (?:is killed by signal: (?P<signal>\w+)|exited unexpectedly)"),
     _row("not_finite", _C, r"(?:loss|grad\w*)\b.{0,20}\b(?:nan|inf)\b", re.IGNORECASE),
     # Ends of processes.
     _row("child_failed", _X, r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local_rank>\d+)"),
-    _row("killed_line", _X, r"(?P<how>Killed|Segmentation fault|Bus error|Aborted|Illegal instruction|Terminated)(?: \(core dumped\))?\s*(?:python\S*|torchrun|\S*\.py.*)?$"),
-    _row("signal_received", _X, r"Signal (?P<signum>\d+) \(SIG(?P<signal>[A-Z]+)\) received by PID|received (?P<other>SIG[A-Z]+|\d+ death signal)|Received (?P<number>\d+) death signal"),
+    _row("killed_line", _X, r"(?P<how>Killed|Segmentation fault|Bus error|Aborted|Illegal instruction|Terminated)(?: +\(core dumped\))?\s*(?:(?<=\s\s|\)\s)(?:python|torchrun|srun|mpi|accelerate|deepspeed|\S*/).*|python\S*|torchrun|\S*\.py.*)?$"),
+    _row("signal_received", _X, r"Signal (?P<signum>\d+) \(SIG(?P<signal>[A-Z]+)\) received by PID|[Rr]eceived (?:Signals\.)?(?P<other>SIG[A-Z]+|\d+ death signal)|Received (?P<number>\d+) death signal"),
     _row("fatal_python", _C, r"Fatal Python error: (?P<what>.+)|terminate called after throwing an instance of '(?P<type>[^']+)'"),
     _row("final", _E, r"SignalException|ChildFailedError"),
     _row("teardown", _E, r"closing signal SIGTERM|failed to shutdown the rendezvous|Sending process \d+"),
     _row("exit_code", _X, r"(?:[Ee]xit(?:s|ed)?|terminated)(?: with)?(?: return| exit)? ?(?:code|status)[ =:]+(?P<code>-?\d+)|non-zero exit status (?P<other>\d+)"),
     _row("errno", _C, r"\[Errno (?P<errno>\d+)\] (?P<text>[^:]+)(?:: '?(?P<path>/[^']*|[\w./-]+)'?)?"),
     _row("errno", _C, rf"(?:: |^)(?P<text>{_SAID})(?:$| \()", re.IGNORECASE),
+    _row("errno", _C, r"(?:\bfork|pthread_create|\bclone|thread).{0,60}: (?P<text>Resource temporarily unavailable|Cannot allocate memory)", re.IGNORECASE),
     # The last line of a traceback whose frames are not there, or drawn in another way.
     _row("raised_line", _X, r"^(?P<type>(?:\w+\.)*[A-Z]\w*(?:Error|Exception))(?:: (?P<message>.*))?$"),
     # How it goes on, and what is known of the job.
     _row("root_cause_table", _X, r"Root Cause \(first observed failure\)"),
     _row("table_row", _X, r"^\s*(?P<key>time|host|rank|exitcode|error_file|traceback)\s*: (?P<value>.+)"),
-    _row("launch_config", _X, r"^\s*(?P<key>entrypoint|min_nodes|max_nodes|nproc_per_node|run_id|rdzv_backend|rdzv_endpoint|rdzv_configs|max_restarts|log_dir|group_rank|group_world_size|master_addr|master_port|node_rank|role_ranks|global_ranks|world_sizes|global_world_sizes|restart_count)\s*[:=]\s*(?P<value>\S.*)?$"),
+    _row("launch_config", _X, r"^(?:(?:INFO:)?\[?torch\.distributed[\w.]*\]?:? ?(?:\[?INFO\]?)?[ :-]*)?\s*(?P<key>entrypoint|min_nodes|max_nodes|nproc_per_node|run_id|rdzv_backend|rdzv_endpoint|rdzv_configs|max_restarts|log_dir|group_rank|group_world_size|master_addr|master_port|node_rank|role_ranks|global_ranks|world_sizes|global_world_sizes|restart_count)\s*[:=]\s*(?P<value>\S.*)?$"),
     _row("launch_line", _X, r"(?:torchrun|torch\.distributed\.(?:run|launch)|accelerate launch|deepspeed)\b(?P<options>.*?--?n(?:node|um_machine)s[= ](?P<nnodes>\S+).*)"),
     _row("variable", _X, r"^\s*(?:export |declare -x |\+ )?(?P<name>(?:SLURM|PBS|NCCL|FI|GLOO|TORCH|MASTER|WORLD|CUDA|OMP|LD|UCX|RDZV|NNODES|NODE_RANK)[A-Z0-9_]*)=\"?(?P<value>[^\"]*)\"?"),
     _row("set_by_user", _X, r"(?P<name>NCCL_\w+) set by environment to (?P<value>\S+)"),
     _row("world", _X, r"world[ _]size['\"]?[ :=]+(?P<size>\d+)", re.IGNORECASE),
+    _row("world", _X, r"(?<!local)(?<!local[ _])\brank[ :]{1,2}(?P<rank>\d{1,6}) ?(?:/|of) ?(?P<size>\d{1,6})\b", re.IGNORECASE),
     _row("progress", _X, r"\b(?:epoch|step|iter(?:ation)?|batch)\b\D{0,12}(?P<number>\d+)|(?P<percent>\d{1,3})%\|", re.IGNORECASE),
     _row("success", _X, r"\b(?:(?:training|fit(?:ting)?) (?:is |has |was )?(?:been )?(?:complete|finished|done|ended|succe)|finished training|all done|(?:finished|completed|ended) successfully|successfully (?:finished|completed|ended)|done in \d|run .* succeeded|100%\|)", re.IGNORECASE),
 )
@@ -165,9 +168,9 @@ PATTERNS: tuple[Pattern, ...] = (
 
 # A line without any of these means nothing here; looked for before the rows, for speed.
 STEMS: tuple[str, ...] = (
-    "rror", "RROR", "xcept", "ailed", "ailure", "imeout", "imed out", "IMEOUT", "TIME LIMIT", "exceeded", "reempt", "PREEMPT",
+    "rror", "RROR", "--- Logging", "xcept", "ailed", "ailure", "imeout", "imed out", "IMEOUT", "TIME LIMIT", "exceeded", "reempt", "PREEMPT",
     "CANCEL", "ancel", "eleted", "oom", "OOM", "ut of memory", "ut Of Memory", "OUT_OF", "Evicted", "low on resource",
-    "mage", "Xid", "ECC", "fallen off", "device", "srun", "slurmstepd", "STEP", "xec format", "cannot", "annot", "not found",
+    "mage", "anifest", "pull ", "pyxis", "FATAL", "KeyError", "Xid", "ECC", "fallen off", "device", "srun", "slurmstepd", "STEP", "xec format", "cannot", "annot", "not found",
     "No such", "can't", "No module", "usage:", "module", "expected", "EADDRINUSE", "already in use", "clients joined",
     "keys:", "connect", "validate", "got error", "endezvous", "master_addr", "hosts the", "resolve", "not known",
     "servname", "ss_family", "ifa !=", "remote=", "peer", "pipe", "sendBytes", "recv", "Duplicate", "ismatch",
@@ -177,8 +180,8 @@ STEMS: tuple[str, ...] = (
     "nan", "inf", "NaN", "exitcode", "Killed", "killed", "egmentation", "Aborted", "Illegal", "Terminat", "ignal", "Fatal",
     "terminate", "Errno", "No space", "quota", "Stale", "open files", "nput/output", "ead-only", "endpoint", "allocate",
     "peicherplatz", "espace dispo", "espacio", "空间", "空き領域", "Root Cause", "exit", "orward RPC", "shared object", "undefined symbol", "version `", "ELF", "ermission", "ead-only", "ost key", "reason", "TERM_", "refused", "unreachable", "oute to host", "GLIBC", "raceback", "File \"", "rdzv", "nodes", "entrypoint", "nproc", "run_id", "restart", "log_dir", "group_", "master_",
-    "ranks", "world", "World", "WORLD", "torchrun", "torch.distributed", "accelerate", "deepspeed", "SLURM", "PBS", "FI_", "GLOO", "TORCH",
-    "MASTER", "LD_", "UCX", "NNODES", "set by env", "poch", "POCH", "tep", "iter", "Iter", "atch", "%|", "omplete", "inished", "one", "nknown command", "uccessful",
+    "ank ", "ank:", "world", "World", "WORLD", "torchrun", "torch.distributed", "accelerate", "deepspeed", "SLURM", "PBS", "FI_", "GLOO", "TORCH",
+    "MASTER", "LD_", "UCX", "NNODES", "set by env", "poch", "POCH", "tep", "iter", "Iter", "atch", "%|", "omplete", "inished", "one", "nknown command", "emporarily", "uccessful",
 )  # fmt: skip
 
 

@@ -127,6 +127,8 @@ _NO_HOST = frozenset(
     ]
 )
 _MAX_LABELS = 4
+# What Python draws before the tracebacks of an exception group.
+_MARGIN = re.compile(r" {2,24}[|+] (?=\S|  )")
 
 
 def clean(raw: bytes) -> str:
@@ -156,6 +158,8 @@ def split(text: str, year: int) -> tuple[str, Who, float | None]:
             continue
         text, more = found
         who = who.known(more)
+    if text.startswith("  ") and (margin := _MARGIN.match(text)) is not None:
+        text = text[margin.end() :]
     return text, who, when
 
 
@@ -201,6 +205,8 @@ def _is_host(word: str) -> bool:
         ("error", "exception", "warning", ".py", ".sh", ".cpp", ".cc")
     ):
         return False
+    if low.startswith("torch."):
+        return False  # a logger
     last = word.rpartition(".")[2]
     if last[:1].isupper() and any(c.islower() for c in last):
         return False  # the type of an exception

@@ -34,6 +34,7 @@ RULES: tuple[Rule, ...] = (
     rules_network.bridge_address,
     rules_network.link_local,
     rules_network.names,
+    rules_network.misspelled_name,
     rules_store.cannot_reach_store,
     rules_said.said_itself,
     rules_said.wrong_provider,
@@ -48,5 +49,6 @@ RULES: tuple[Rule, ...] = (
     rules_collective.stuck_collective,
     rules_collective.watchdog_stuck,
     rules_collective.ended_early,
+    rules_collective.ended_beside,
     rules_collective.only_echoes,
 )

@@ -1,5 +1,6 @@
 """Collectives that never ended, and connections lost because of somebody else."""
 
+import re
 from collections.abc import Iterator
 
 from torchmuster.doctor.explain.case import Case
@@ -33,6 +34,9 @@ def stuck_collective(case: Case) -> Iterator[Finding]:
     if len(set(places.values())) > 1:
         yield _wait_elsewhere(places, waits, event)
         return
+    if len(places) == case.told_size:
+        yield _all_waited(len(places), waits, event)
+        return
     yield _missing(case, waits, event)
 
 
@@ -56,6 +60,21 @@ def _wait_elsewhere(places: dict[str, str], waits: list[Event], event: Event) ->
         ruled_out=("a rank that hangs or is gone: each of them came to a collective",),
         cure="make the call that only some ranks reach on all of them; see the branch around each line",
         confirm="TORCH_DISTRIBUTED_DEBUG=DETAIL for 20 steps names both calls",
+        began=event.line,
+    )
+
+
+def _all_waited(size: int, waits: list[Event], event: Event) -> Finding:
+    return Finding(
+        cause="peer-lost",
+        sentence=f"all {size} ranks waited in the same call until the time-out: what they sent did not arrive",
+        confidence=LOW,
+        weight=Weight.COLLECTIVE,
+        evidence=tuple(e.line for e in waits[:4]),
+        at=at(event),
+        ruled_out=("a rank that hangs or is gone: each of them came to the collective",),
+        cure="look at the network between the nodes: a link that went down, a firewall that dropped what had begun",
+        confirm="ip -s link   on every node: errors and drops; then `muster doctor`",
         began=event.line,
     )
 
@@ -173,6 +192,48 @@ def ended_early(case: Case) -> Iterator[Finding]:
         cure="let every rank make the same number of steps, or train inside `with model.join():`",
         began=event.line,
     )
+
+
+def ended_beside(case: Case) -> Iterator[Finding]:
+    """A rank that its launcher neither calls failed nor had to end, while another one beside it lost its peer."""
+    for failed in case.of("child_failed"):
+        lost = [e for e in case.of("peer_lost") if e.line.path == failed.line.path]
+        quiet = _ended_well_beside(case, failed) if failed.get("code") == "1" and lost else []
+        if not quiet:
+            continue
+        event = case.earliest(lost)
+        yield Finding(
+            cause="rank-ended-early",
+            sentence=f"rank {', '.join(map(str, quiet))} ended without an error while others needed it",
+            confidence=MEDIUM,
+            weight=Weight.ENVELOPE + 4,
+            evidence=(event.line, failed.line),
+            at=at(event),
+            because=("its launcher neither calls it failed nor had to end it",),
+            cure="let every rank make the same number of steps, or train inside `with model.join():`",
+            began=event.line,
+        )
+
+
+def _ended_well_beside(case: Case, failed: Event) -> list[int]:
+    """Return the ranks of a launcher that spoke and had ended by themselves when another one of it failed."""
+    same = (failed.line.path, failed.who.host, failed.who.task)
+    all_of_it = [e for e in case.events if (e.line.path, e.who.host, e.who.task) == same]
+
+    def of_launcher(*kinds: str) -> list[Event]:
+        return [e for e in all_of_it if e.kind in kinds]
+
+    tables = of_launcher("root_cause_table")
+    if len(tables) != 1 or len(of_launcher("child_failed")) != 1:
+        return []
+    rows = [e for e in of_launcher("table_row") if e.get("key") == "rank"]
+    told = {int(m[0]) for e in rows if (m := re.match(r"\d+", e.get("value"))) is not None}
+    ended = sum("Sending process" in e.line.text for e in of_launcher("teardown"))
+    spoke = {int(e.get("rank")) for e in of_launcher("world") if e.get("rank")}
+    spoke |= {e.who.rank for e in all_of_it if e.who.rank is not None}
+    raised = {e.who.rank for e in of_launcher("peer_lost", "exception")}
+    quiet = sorted(spoke - told - raised)
+    return quiet if len(quiet) > ended else []
 
 
 def _last_words(case: Case, log: Log) -> tuple[Line, ...]:

@@ -3,9 +3,9 @@
 import re
 from collections.abc import Iterator
 
-from torchmuster.doctor.explain.case import Case
+from torchmuster.doctor.explain.case import Case, short
 from torchmuster.doctor.explain.events import Event, Finding
-from torchmuster.doctor.explain.weigh import HIGH, MEDIUM, Weight, at
+from torchmuster.doctor.explain.weigh import HIGH, LOW, MEDIUM, Weight, at
 
 LOOPBACK = re.compile(r"^(?:127\.|localhost$|::1$)")
 _PRIVATE_BRIDGE = re.compile(r"^172\.(?:1[7-9]|2\d|3[01])\.0\.1$")
@@ -139,6 +139,54 @@ def _asked_in_vain(case: Case) -> list[Event]:
         for e in case.of("no_ipv6")
         if e.get("host") in called - answered and any(c.isalpha() for c in e.get("host"))
     ]
+
+
+def _misspelled(case: Case) -> tuple[Event, str] | None:
+    """Return a call in vain to a name that is written almost like a known host's, and that host."""
+    known = {**case.allocated, **case.spoke}
+    for event in case.of("store_connect", "store_validate"):
+        called = short(event.get("host"))
+        if called in known or event.get("errno") or not called[:1].isalpha():
+            continue
+        like = next((host for host in known if is_misspelled(called, host)), "")
+        if like:
+            return event, like
+    return None
+
+
+def is_misspelled(name: str, known: str) -> bool:
+    """Say whether two names differ in a way in which names of one cluster don't: a letter less, or a zero more."""
+    letters, others = (re.sub(r"\d+", "0", word) for word in (name, known))
+    if letters == others:
+        pairs = zip(re.findall(r"\d+", name), re.findall(r"\d+", known), strict=True)
+        return any("0" in (a[0], b[0]) and len(a) != len(b) for a, b in pairs)
+    if sorted(letters) == sorted(others):
+        return True  # two letters in the wrong order
+    short_one, long_one = sorted((letters, others), key=len)
+    one_more = len(long_one) == len(short_one) + 1
+    return one_more and any(
+        long_one[:n] + long_one[n + 1 :] == short_one for n in range(len(long_one))
+    )
+
+
+def misspelled_name(case: Case) -> Iterator[Finding]:
+    """A name was called that looks like a known host's, written wrongly."""
+    found = _misspelled(case) if not case.of("no_name", "rdzv_complete") else None
+    if found is None:
+        return
+    event, like = found
+    name = event.get("host")
+    yield Finding(
+        cause="name-not-resolved",
+        sentence=f"{name} did not answer, and its name looks wrong: the hosts are written like {like}",
+        confidence=LOW,
+        weight=Weight.NETWORK + 1,
+        evidence=(event.line,),
+        at=at(event),
+        cure="mend the name in the job script, or take it from the allocation (scontrol show hostnames)",
+        confirm=f"getent hosts {name}   on every node",
+        began=event.line,
+    )
 
 
 def names(case: Case) -> Iterator[Finding]:

@@ -12,6 +12,14 @@ from torchmuster.doctor.explain.weigh import HIGH, LOW, MEDIUM, Weight, at
 _LOST = ("peer_lost", "gloo_timeout", "watchdog", "nccl_remote", "store_wait", "gloo_connect")
 _RAISED = ("exception", "cuda_oom", "cuda_error", "fatal_python")
 _NO_FETCH = re.compile(r"Validation|NotFitted|Repo(?:Id)?Validation|JSONDecode")
+_FETCH_BEFORE = "compute nodes often have no way out: fetch it before the job, on the login node, or set the proxy"
+# What is raised for want of something outside of the program is seldom said so.
+_OF_ITS_SURROUNDINGS = re.compile(
+    r"cuda|gpu\b|nccl|driver|out of memory|alloc|\bdisk|no space|quota|permission|denied|socket|address"
+    r"|connect|resolve|network|time(?:d )?-?out|refused|\bmount|file ?system|shared memory|signal|/dev/|too many|rendezvous",
+    re.IGNORECASE,
+)
+_GUESSED = frozenset({"package-missing", "open-files", "system-error", "download-failed"})
 # Type or message, the word for it, the cure, the command that confirms it.
 _KNOWN: tuple[tuple[str, str, str, str | None], ...] = (
     (
@@ -41,6 +49,33 @@ _KNOWN: tuple[tuple[str, str, str, str | None], ...] = (
         "disk-full",
         "make room where it saves, or write elsewhere; a quota looks the same",
         "df -h PATH; df -i PATH; quota -s",
+    ),
+    (
+        r"received 0 items of ancdata",
+        "open-files",
+        "ulimit -n 65536 in the job, or torch.multiprocessing.set_sharing_strategy('file_system')",
+        "ulimit -n",
+    ),
+    (
+        r"can't start new thread|pthread_create failed",
+        "system-error",
+        "fewer threads and loader workers; a higher `ulimit -u`, or pids limit of the container",
+        "ulimit -u; cat /sys/fs/cgroup/pids.max",
+    ),
+    (
+        (
+            r"connect to '?https?://|Max retries exceeded with url|[Oo]ffline mode is enabled"
+            r"|^(?!KeyError|ValueError).*[Ff]ailed to (?:download|fetch)\b|[Cc]ould not (?:download|fetch)\b"
+        ),
+        "download-failed",
+        _FETCH_BEFORE,
+        "curl -sSI URL   on that node",
+    ),
+    (
+        r"No supported gpu|[Nn]o (?:usable |available )?GPUs? (?:were |was |is |are )?(?:found|available|detected)",
+        "no-gpu",
+        "ask for GPUs (--gres, --gpus-per-node, ngpus), and install a CUDA build that fits the driver",
+        "nvidia-smi; python -c 'import torch; print(torch.version.cuda)'   on that node",
     ),
     (
         r"AF_UNIX path too long",
@@ -104,8 +139,11 @@ def _confidence(case: Case, event: Event, raised: list[Event]) -> Confidence:
         return MEDIUM
     if any(e.kind == "exception" and not e.get("type") for e in case.events):
         return MEDIUM  # a log was cut in the middle of another traceback
-    if _program_cause(event)[0] == "package-missing":
+    cause = _program_cause(event)[0]
+    if cause in _GUESSED:
         return MEDIUM  # a module of the program's own that is not on the path looks the same
+    if cause == "exception" and _OF_ITS_SURROUNDINGS.search(_words(event)):
+        return MEDIUM  # what is around it may be what is wrong
     timed = all(e.line.when is not None for e in raised)
     same = len({(e.get("type"), e.get("message")[:60]) for e in raised}) == 1
     ordered = timed or same or len({e.line.path for e in raised}) == 1
@@ -146,22 +184,24 @@ def _program_cause(event: Event) -> tuple[str, str, str | None]:
             "run again with CUDA_LAUNCH_BLOCKING=1: the line that is named may be a later one",
             "compute-sanitizer python ...",
         )
+    words = _words(event)
+    for pattern, cause, cure, confirm in _KNOWN:
+        if re.search(pattern, words):
+            return cause, cure, confirm
     if event.kind == "fatal_python":
         return (
             "aborted",
             "read the lines before it: an assertion or a crash of C++ stands there",
             None,
         )
-    words = _words(event)
-    for pattern, cause, cure, confirm in _KNOWN:
-        if re.search(pattern, words):
-            return cause, cure, confirm
     if FETCHES.search(event.get("type")) and not _NO_FETCH.search(event.get("type")):
         return (
             "download-failed",
-            "compute nodes often have no way out: fetch it before the job, on the login node, or set the proxy",
+            _FETCH_BEFORE,
             "curl -sSI URL   on that node",
         )
+    if re.search(r"[Cc]onnection refused|\bError 111\b", words):
+        return "connection-refused", "see what should listen there, and whether it had ended", None
     return "exception", "mend the line that is named; the other ranks' errors follow from it", None
 
 

@@ -4,8 +4,16 @@ import re
 from collections.abc import Iterator
 
 from torchmuster.doctor.explain.case import Case
-from torchmuster.doctor.explain.events import Finding, Line
-from torchmuster.doctor.explain.weigh import HIGH, LOW, MEDIUM, Weight, at
+from torchmuster.doctor.explain.events import Confidence, Event, Finding, Line
+from torchmuster.doctor.explain.weigh import (
+    HIGH,
+    LOW,
+    MEDIUM,
+    Weight,
+    at,
+    is_notice,
+    was_survived,
+)
 
 _SLINGSHOT = re.compile(r"\bhsn\d|\bcxi\b|cray", re.IGNORECASE)
 _OWN_PLUGIN = re.compile(r"aws[-_]ofi", re.IGNORECASE)
@@ -39,6 +47,8 @@ _SPECIFIC = {
 # What a rank that is gone leaves behind too: an exception or an end of another rank beats them.
 _MAY_FOLLOW = frozenset({"nccl_ib", "barrier_missing"})
 # A program's own faults, and what the driver writes when it cleans up after any process that was killed.
+_XIDS_OF_BROKEN_GPUS = frozenset({"48", "64", "74", "79", "95", "119", "120", "140"})
+_NO_MEMORY = re.compile(r"allocate memory|memlock|locked")
 _XIDS_OF_PROGRAMS = frozenset({"13", "31", "43", "45"})
 
 
@@ -46,6 +56,7 @@ def said_itself(case: Case) -> Iterator[Finding]:
     """A line that leaves no second reading."""
     for kind, (cause, sentence, cure) in _SPECIFIC.items():
         found = [e for e in case.of(kind) if e.get("xid") not in _XIDS_OF_PROGRAMS]
+        found = [e for e in found if not is_notice(e)]
         if not found:
             continue
         event = case.earliest(found)
@@ -56,13 +67,31 @@ def said_itself(case: Case) -> Iterator[Finding]:
         yield Finding(
             cause=cause,
             sentence=sentence + (f" ({', '.join(more)})" if more else ""),
-            confidence=MEDIUM if kind in _MAY_FOLLOW else HIGH,
-            weight=Weight.PROGRAM - 1 if kind in _MAY_FOLLOW else Weight.SPECIFIC,
+            confidence=_how_sure(case, found),
+            weight=_how_heavy(case, found),
             evidence=tuple(e.line for e in found[:4]),
             at=at(event),
             cure=cure,
             began=event.line,
         )
+
+
+def _how_sure(case: Case, found: list[Event]) -> Confidence:
+    """A line that ended nothing is a guess; what others leave behind, or a program may do without, is no proof."""
+    if all(was_survived(case, e) for e in found):
+        return LOW
+    told = any(e.get("xid") in _XIDS_OF_BROKEN_GPUS for e in found)
+    if found[0].kind in _MAY_FOLLOW or (found[0].kind == "xid" and not told):
+        return MEDIUM
+    if found[0].kind == "nccl_memlock":
+        return HIGH if any(_NO_MEMORY.search(e.line.text) for e in found) else MEDIUM
+    return HIGH
+
+
+def _how_heavy(case: Case, found: list[Event]) -> int:
+    if all(was_survived(case, e) for e in found):
+        return Weight.ENVELOPE - 2
+    return Weight.PROGRAM - 1 if found[0].kind in _MAY_FOLLOW else Weight.SPECIFIC
 
 
 def nccl_warnings(case: Case) -> Iterator[Finding]:

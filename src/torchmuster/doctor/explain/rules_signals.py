@@ -21,6 +21,7 @@ _WORDS = {
 # Sent by those who tear down: launchers, schedulers, users. They say who was ended, not why.
 _OF_KERNEL = re.compile(r"Killed process|cgroup out of memory|oom-killer")
 _IN_A_TABLE = re.compile(r"\btraceback\s*: Signal")
+_RANK_ROW = re.compile(r"(?P<rank>\d{1,6}) \(local_rank: (?P<local>\d+)\)")
 _FROM_OUTSIDE = (1, 2, 3, 15)
 _MEANINGS: dict[int, tuple[str, str, str, Confidence]] = {
     11: (
@@ -54,6 +55,12 @@ _MEANINGS: dict[int, tuple[str, str, str, Confidence]] = {
         LOW,
     ),
 }
+_LOADER_HIT_SIGBUS = (
+    "small-dev-shm",
+    "was ended by SIGBUS: a loader worker, which passes its batches through /dev/shm; it is likely full",
+    "--shm-size=8g or --ipc=host for the container, or fewer loader workers",
+    MEDIUM,
+)
 
 
 def out_of_memory(case: Case) -> Iterator[Finding]:
@@ -141,16 +148,31 @@ def _had_lost_its_peer(case: Case, event: Event) -> bool:
 
     NCCL's watchdog, and an exception that nobody caught, abort the process: such an end is an echo.
     """
+    rank = event.who.rank if event.who.rank is not None else _global_rank(case, event)
     return any(
-        lost.line.path == event.line.path and lost.line.order < event.line.order
+        lost.line.path == event.line.path
+        and lost.line.order < event.line.order
+        and (rank is None or lost.who.rank in (None, rank))
         for lost in case.of("watchdog", "peer_lost", "watchdog_abort")
     )
+
+
+def _global_rank(case: Case, event: Event) -> int | None:
+    """Return the rank that a local one is, as the launcher's table of failures says; None if it doesn't."""
+    for row in case.of("table_row"):
+        match = _RANK_ROW.match(row.get("value")) if row.get("key") == "rank" else None
+        same = row.line.path == event.line.path and row.who == event.who
+        if match is not None and same and match["local"] == event.get("local_rank"):
+            return int(match["rank"])
+    return None
 
 
 def _ended(case: Case, number: int, found: list[Event]) -> Finding:
     event = case.earliest(found)
     name = signal.Signals(number).name if number in list(signal.Signals) else f"signal {number}"
     meaning = _MEANINGS.get(number)
+    if number == 7 and any(e.kind == "loader_killed" for e in found):
+        meaning = _LOADER_HIT_SIGBUS
     default = ("signal", f"was ended by {name}", f"find who sends {name}: `man 7 signal`", LOW)
     cause, sentence, cure, confidence = meaning or default
     return Finding(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torchmuster.doctor.explain.case import Case, short
 from torchmuster.doctor.explain.events import Event, Finding
-from torchmuster.doctor.explain.weigh import HIGH, Weight, at
+from torchmuster.doctor.explain.weigh import HIGH, LOW, Weight, at, is_notice, was_survived
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,17 +123,18 @@ _NAMES = (
 def could_not_start(case: Case) -> Iterator[Finding]:
     """Something was missing on a node before any training."""
     for kind, missing in _MISSING.items():
-        found = [event for event in case.of(kind) if not _is_probe(event)]
+        found = [e for e in case.of(kind) if not _is_probe(e) and not is_notice(e)]
         if not found:
             continue
         event = case.earliest(found)
         named = next((event.get(name) for name in _NAMES if event.get(name)), "")
         hosts = sorted({short(e.who.host) for e in found if e.who.host})
+        passed = all(was_survived(case, e) for e in found)
         yield Finding(
             cause=missing.cause,
             sentence=f"{missing.sentence}{f': {named}' if named else ''}",
-            confidence=HIGH,
-            weight=Weight.START,
+            confidence=LOW if passed else HIGH,
+            weight=Weight.ENVELOPE - 2 if passed else Weight.START,
             evidence=tuple(e.line for e in found[:3]),
             at=at(event),
             because=(f"the same on {', '.join(hosts)}",) if len(hosts) > 1 else (),

@@ -1,6 +1,7 @@
 """The store: callers did not get through to it. Nobody listens, a firewall, no route, another service."""
 
 import errno
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -31,8 +32,8 @@ _SAID = {
         "give an address on a network that all nodes share",
     ),
     "other-service-on-port": (
-        "something else than torch's store answers on {target}",
-        "choose another port, or let it be chosen",
+        "something else than torch's store answers on {target}, or the store of another version",
+        "choose another port, or let it be chosen; use the same torch on all nodes",
     ),
     "second-store-unreachable": (
         "the workers' store at {target} could not be reached, after the rendezvous had worked",
@@ -111,13 +112,14 @@ def cannot_reach_store(case: Case) -> Iterator[Finding]:
 def _known(case: Case, calls: list[Event]) -> _Calls:
     event = case.earliest(calls)
     port = event.get("port")
-    callers = {short(e.who.host) for e in calls if e.who.host}
+    callers = {host for e in calls if (host := _caller(e, event.get("host")))}
     endpoints = [e.get("value") for e in case.config("rdzv_endpoint")]
     told = {value.rpartition(":")[2] for value in endpoints if ":" in value}
     codes = {e.get("errno") for e in calls}
     joined = case.of("rdzv_complete") or any(
         "default_pg" in e.get("keys") for e in case.of("store_wait")
     )
+    joined = joined or _workers_called(case, calls)
     handshake = [e for e in case.of("store_validate") if _NO_HANDSHAKE.search(e.get("rest"))]
     return _Calls(
         target=f"{event.get('host')}:{port}",
@@ -131,6 +133,20 @@ def _known(case: Case, calls: list[Event]) -> _Calls:
         began_to_train=_before_calls(case, calls),
         head_had_ended=_head_had_ended(case, calls),
     )
+
+
+def _caller(event: Event, called: str) -> str:
+    """Return who called: its host, or the called one itself where the log bears its name, as in `worker-0.log`."""
+    if event.who.host:
+        return short(event.who.host)
+    stem = os.path.basename(event.line.path).partition(".")[0].lower()
+    return short(called) if stem.endswith(short(called)) else ""
+
+
+def _workers_called(case: Case, calls: list[Event]) -> bool:
+    """Say whether a launcher tells of the end of ranks whose own code called: it had started them, so they had met."""
+    failed = {e.line.path for e in case.of("child_failed")}
+    return any(e.get("own") and e.line.path in failed for e in calls)
 
 
 def _head_had_ended(case: Case, calls: list[Event]) -> bool | None:

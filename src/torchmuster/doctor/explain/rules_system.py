@@ -85,6 +85,12 @@ _MEANINGS = {
         cure="ask for more memory, or use fewer loader workers",
         confirm="free -g; cat /sys/fs/cgroup/memory.max",
     ),
+    errno.EAGAIN: _Meaning(
+        cause="system-error",
+        sentence="no more processes or threads may be started",
+        cure="OMP_NUM_THREADS=1 and fewer loader workers; a higher `ulimit -u`, or pids limit of the container",
+        confirm="ulimit -u; cat /sys/fs/cgroup/pids.max",
+    ),
     errno.ENOTCONN: _Meaning(
         cause="mount-lost",
         sentence="a mounted file system has lost its server",
@@ -106,6 +112,7 @@ _MEANINGS = {
 _MEANINGS[errno.EPERM] = _MEANINGS[errno.EACCES]
 _MEANINGS[errno.ENFILE] = _MEANINGS[errno.EMFILE]
 _MEANINGS[errno.ESHUTDOWN] = _MEANINGS[errno.EHOSTDOWN] = _MEANINGS[errno.ENOTCONN]
+_IN_SHM = re.compile(r"/dev/shm|</?torch_\d|shared memory")
 _PATH = re.compile(r"'(/[^']+)'")
 
 
@@ -128,7 +135,7 @@ def _finding(event: Event, number: int) -> Finding:
     )
     path = event.get("path") or next(iter(_PATH.findall(event.line.text)), "")
     cause, sentence, cure = meaning.cause, meaning.sentence, meaning.cure
-    if number == errno.ENOSPC and ("/dev/shm" in event.line.text or "torch_" in path):
+    if number == errno.ENOSPC and (_IN_SHM.search(event.line.text) or "torch_" in path):
         cause, sentence, cure = "small-dev-shm", "/dev/shm is full", SMALL_SHM_CURE
     raised = bool(event.get("type"))
     return Finding(

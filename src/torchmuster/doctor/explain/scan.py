@@ -202,7 +202,7 @@ class _Scanner:
         return bool(ended)
 
     def _judge(self, line: Line, state: Shape, raw: bytes) -> None:
-        if self.tracebacks.opens(line):
+        if self.tracebacks.opens(line) or self.tracebacks.announces(line):
             return
         found = patterns.match(line.text)
         if found is None:

@@ -41,11 +41,31 @@ _AT_THE_END = re.compile(
     re.IGNORECASE,
 )
 # As HDF5 and others put it, and without the kernel's words.
-_NUMBERED = re.compile(r"\berrno ?[=:] ?(?P<number>\d{1,3})\b|\(os error (?P<rust>\d{1,3})\)")
+_NUMBERED = re.compile(r"\berrno ?[=:]? ?(?P<number>\d{1,3})\b|\(os error (?P<rust>\d{1,3})\)")
 _NOT_THERE = re.compile(
     r"(?:^|: )(?:the )?(?:parent |output |data )?(?:directory|folder|file|path):? \S+ (?:does not|doesn't) exist"
     r"|^\S*/\S+ (?:does not|doesn't) exist",
     re.IGNORECASE,
+)
+
+
+# As libraries put it in words of their own.
+_IN_OTHER_WORDS = (
+    (
+        errno.ENOSPC,
+        (
+            r"\b(?:disk|device|drive|volume|file ?system|partition) (?:is |was )?full\b"
+            r"|(?:not enough|insufficient|no|out of) (?:free |available )?(?:disk|storage) space"
+        ),
+    ),
+    (
+        errno.EDQUOT,
+        r"(?:disk|storage|inode|file|user|group|project) quota\b.{0,20}exceed|exceed\w*.{0,20}(?:disk|storage|inode) quota",
+    ),
+    (errno.EROFS, r"read-?only (?:database|file ?system|volume|directory)"),
+)
+_SAID_OTHERWISE = tuple(
+    (number, re.compile(words, re.IGNORECASE)) for number, words in _IN_OTHER_WORDS
 )
 
 
@@ -58,4 +78,7 @@ def of_a_file(message: str) -> int:
     if numbered is not None:
         number = int(numbered["number"] or numbered["rust"])
         return number if number in _OF_FILES else 0
+    for number, words in _SAID_OTHERWISE:
+        if words.search(message):
+            return number
     return errno.ENOENT if _NOT_THERE.search(message) else 0

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from torchmuster.doctor.explain.events import Event, Line, Role, Who
-from torchmuster.doctor.explain.patterns import match
+from torchmuster.doctor.explain.patterns import Pattern, match
 from torchmuster.doctor.explain.sentences import of_a_file
 from torchmuster.model.failure import ECHOES
 
@@ -24,6 +24,7 @@ _START = "Traceback (most recent call last):"
 _FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?')
 _ENDING = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$")
 _BETWEEN = re.compile(r"^(During handling of the above|The above exception was the direct cause)")
+_IGNORED = ("Exception ignored ", "--- Logging error ---")
 _DIRECT = "The above exception was the direct cause"
 # Libraries that fetch: their own last word says more than the socket's error beneath it.
 FETCHES = re.compile(
@@ -50,7 +51,8 @@ _SOUNDS_LIKE_ONE = re.compile(
     r"(?:^|\.)[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Failure|Timeout)$"
 )
 _ENDED_BY_OTHERS = frozenset({"SignalException", "ChildFailedError", "KeyboardInterrupt"})
-_ENDED_BY_OTHERS |= {"ProcessRaisedException"}  # another process's traceback follows
+# The traceback of what it was follows.
+_ENDED_BY_OTHERS |= {"ProcessRaisedException", "ExceptionGroup", "BaseExceptionGroup"}
 _ENDED = re.compile(r"terminated with (?:signal (?P<other>SIG\w+)|exit code (?P<code>\d+))")
 _LAUNCHERS = frozenset({"accelerate", "deepspeed", "torch", "lightning"})
 _PACKAGE = re.compile(r"/(?:site|dist)-packages/(\w+)")
@@ -58,6 +60,10 @@ _OF_SOCKETS = re.compile(
     r"(?:Connection\w*|BrokenPipe|Timeout|OS|EOF)Error$|socket\.|TimeoutError$"
 )
 _NUMBERED_TYPES = {"FileNotFoundError": errno.ENOENT, "PermissionError": errno.EACCES}
+_OF_NETWORKS = (
+    *(errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ETIMEDOUT, errno.ECONNREFUSED),
+    *(errno.ECONNRESET, errno.EPIPE),
+)
 _NOT_AN_EXCEPTION = frozenset({"File", "Traceback", "During", "The"})
 
 
@@ -65,6 +71,7 @@ _NOT_AN_EXCEPTION = frozenset({"File", "Traceback", "During", "The"})
 class _Open:
     first: Line
     has_start: bool = True
+    is_ignored: bool = False  # an end of nothing: Python or logging only tells of it
     lines: list[Line] = field(default_factory=list)
     num_lines: int = 0
     outermost: str | None = None  # the function of the first frame
@@ -96,6 +103,7 @@ class TracebackReader:
         self._open: dict[Who, _Open] = {}
         self._last: dict[Who, _Ended] = {}  # what each writer's last traceback said
         self.superseded: list[Event] = []
+        self._ignored: Line | None = None  # says that the next traceback of its writer ends nothing
 
     @property
     def is_open(self) -> bool:
@@ -111,6 +119,13 @@ class TracebackReader:
         }
         self._last.clear()
 
+    def announces(self, line: Line) -> bool:
+        """Say whether a line tells that a traceback follows which ends nothing: of a destructor, or of a log's own error."""
+        if not line.text.startswith(_IGNORED):
+            return False
+        self._ignored = line
+        return True
+
     def opens(self, line: Line) -> bool:
         """Begin a traceback if this line does; say whether it did. A second one of the same writer is a part of it."""
         is_frame = (
@@ -125,8 +140,13 @@ class TracebackReader:
             if is_frame:
                 known.lines.append(line)
             known.beneath = ended if ended is not None and ended.between else None
+            known.is_ignored = self._is_ignored(line)
             self._open[line.who] = known
         return True
+
+    def _is_ignored(self, line: Line) -> bool:
+        before, self._ignored = self._ignored, None
+        return before is not None and before.who == line.who and line.number - before.number < 3
 
     def holds(self, line: Line) -> bool:
         """Say whether a line can only be a part of the open traceback of its writer: a frame or its code."""
@@ -158,6 +178,10 @@ class TracebackReader:
             return
         ending = _ENDING.match(text)
         del self._open[line.who]
+        if known.is_ignored:
+            fields = {"since": str(known.first.order - 1)}  # the line that says so
+            yield Event(kind="ignored", role=Role.CONTEXT, line=line, fields=fields)
+            return
         if ending is not None and _is_exception(ending["type"], known):
             event = self._joined(
                 known, _exception(known, line, ending["type"], ending["message"] or "")
@@ -192,7 +216,7 @@ class TracebackReader:
     def close(self) -> Iterator[Event]:
         """Yield what is still open at the end of a log: it was cut there."""
         for known in self._open.values():
-            if known.lines and known.has_start:
+            if known.lines and known.has_start and not known.is_ignored:
                 yield _exception(known, known.lines[-1], "", "the log ends within a traceback")
         self._open.clear()
 
@@ -225,6 +249,8 @@ def _meaning(type_name: str, message: str) -> tuple[str, Role, Mapping[str, str]
         role = Role.CAUSE  # a client of something else: its lost connections are its own
         if found is not None and found[0].role is Role.ECHO:
             found = None
+    if found is not None and FETCHES.match(type_name) and _is_of_network(found):
+        found = None  # what fetches says more than the socket beneath it
     if found is not None and found[0].kind not in _NO_MEANING_IN_A_MESSAGE:
         return found[0].kind, found[0].role, found[1]
     if type_name.endswith("ProcessExitedException") and (end := _ENDED.search(message)) is not None:
@@ -236,6 +262,13 @@ def _meaning(type_name: str, message: str) -> tuple[str, Role, Mapping[str, str]
     if more:
         return "errno", Role.CAUSE, more
     return "exception", role if type_name else Role.CONTEXT, {}
+
+
+def _is_of_network(found: tuple[Pattern, Mapping[str, str]]) -> bool:
+    number = found[1].get("errno", "0")
+    return found[0].kind == "no_name" or (
+        found[0].kind == "errno" and number.isdigit() and int(number) in _OF_NETWORKS
+    )
 
 
 def _as_errno(type_name: str, message: str) -> dict[str, str]:

@@ -1,9 +1,10 @@
 """What findings weigh, and where they happened: what all rules share."""
 
+import re
 from collections.abc import Callable, Iterator
 
 from torchmuster.doctor.explain.case import Case
-from torchmuster.doctor.explain.events import Confidence, Event, Finding
+from torchmuster.doctor.explain.events import Confidence, Event, Finding, Role
 
 
 class Weight:
@@ -22,6 +23,15 @@ class Weight:
     ENVELOPE = 10
 
 
+# What a line may say only in passing: a library that is tried and not needed, a probe of a job script.
+_SAID_IN_PASSING = frozenset(
+    {
+        *("library", "no_module_main", "module_load", "no_command", "not_permitted"),
+        *("no_gpu", "cuda_ordinal", "nccl_lo", "xid", "nccl_plugin", "shm"),
+    }
+)
+_NOTICE = re.compile(r"NCCL INFO|\bWARNING\b|[Ww]arning: |^W | dynamic library ")
+_NEEDS_WHAT_WAS_MISSING = re.compile(r"ImportError|ModuleNotFoundError")
 Rule = Callable[[Case], Iterator[Finding]]
 HIGH, MEDIUM, LOW = Confidence.HIGH, Confidence.MEDIUM, Confidence.LOW
 
@@ -30,3 +40,37 @@ def at(event: Event) -> str:
     """Return where an event was: who wrote it, file and line."""
     who = str(event.who)
     return f"{who}, {event.line.place}" if who else event.line.place
+
+
+def is_notice(event: Event) -> bool:
+    """Say whether a line only warns of what a program may do without."""
+    passing = event.kind in _SAID_IN_PASSING and event.kind != "nccl_lo"
+    return passing and not event.get("type") and _NOTICE.search(event.line.text) is not None
+
+
+def was_survived(case: Case, event: Event) -> bool:
+    """Say whether a line was no end: its writer made steps after it, or raised something that has its own reason."""
+    if event.kind not in _SAID_IN_PASSING or event.get("type"):
+        return False
+    line = event.line
+    for log in case.record.logs:
+        if log.path == line.path and any(
+            step.line.order > line.order and _is_same(step, event)
+            for step in log.last_progress.values()
+        ):
+            return True
+    return any(
+        later.line.path == line.path
+        and later.line.order > line.order
+        and later.role is Role.CAUSE
+        and later.get("uncaught")
+        and _is_same(later, event)
+        and not _NEEDS_WHAT_WAS_MISSING.search(later.get("type"))
+        for later in case.of("exception", "errno")
+    )
+
+
+def _is_same(one: Event, other: Event) -> bool:
+    """Say whether two lines may be of one writer: an exception often bears no host where NCCL's lines do."""
+    hosts = {one.who.host, other.who.host} - {None}
+    return len(hosts) < 2 and one.who.task == other.who.task

@@ -65,6 +65,17 @@ def said(verdict):
     return verdict.first.cause if verdict.first else "unknown"
 
 
+def wrong_ones(chosen):
+    """Return what is wrong: its name, the word that was expected, the word that was said, and how surely."""
+    found = []
+    for incident in chosen:
+        verdict = judge(Case(read_logs([str(path) for path in incident.files], year=2025)))
+        if said(verdict) not in incident.right:
+            sure = verdict.first.confidence.value if verdict.first else "-"
+            found.append((incident.name, incident.right[0], said(verdict), sure))
+    return found
+
+
 def score(held_out):
     """Return how many are right, of how many, and which are wrong with confidence."""
     chosen = [incident for incident in incidents() if incident.is_held_out == held_out]

@@ -92,3 +92,22 @@ def test_exception_of_one_node_s_log_alone_is_not_certain(tmp_path):
 def test_exception_after_the_same_rank_had_lost_a_peer_is_not_certain(tmp_path):
     text = f"[rank0]: {PEER}\n" + traceback_of("TrainerError: x", rank=0)
     assert explain(tmp_path, job=text).first.confidence.value != "high"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "wandb: Network error (ConnectionError), entering retry loop.",
+        "failed samples: 0",
+        (
+            "Exception ignored in: <function Pool.__del__>\nTraceback (most recent call last):\n"
+            '  File "/v/pool.py", line 3, in __del__\nAttributeError: closed'
+        ),
+        (
+            "--- Logging error ---\nTraceback (most recent call last):\n"
+            '  File "/v/logging.py", line 3, in emit\nValueError: I/O operation on closed file'
+        ),
+    ],
+)
+def test_last_line_that_is_no_end_of_the_job_makes_no_failure(tmp_path, line):
+    assert cause_of(tmp_path, job=steps(0, 30) + line + "\n") == "healthy"

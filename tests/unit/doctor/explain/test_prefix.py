@@ -72,3 +72,8 @@ def test_impossible_times_do_no_harm(line):
 def test_colours_are_taken_away_and_length_is_bounded():
     assert clean(b"\x1b[31;1mred\x1b[0m \x1b]0;title\x07done") == "red done"
     assert len(clean(b"x" * 100_000)) <= 2000
+
+
+def test_logger_of_torch_is_no_host():
+    text = "torch.distributed.distributed_c10d: [INFO] Added key"
+    assert split(text, 2026)[1] == Who()

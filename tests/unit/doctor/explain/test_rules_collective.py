@@ -39,7 +39,7 @@ TIMED_OUT = "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:81] Timed out w
     ("line", "size", "cause"),
     [
         (50, 2, "collectives-differ"),
-        (9, 2, "rank-missing-in-collective"),
+        (9, 2, "peer-lost"),
         (50, 3, "rank-missing-in-collective"),
     ],
 )
@@ -49,3 +49,22 @@ def test_all_ranks_that_wait_at_different_lines_make_different_collectives(
     one = f"world size {size}\n" + traceback_of(TIMED_OUT, rank=0)
     other = traceback_of(TIMED_OUT, rank=1, line=line)
     assert cause_of(tmp_path, n1=one, n2=other) == cause
+
+
+TABLE = """torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+Root Cause (first observed failure):
+[0]:
+  rank      : 2 (local_rank: 0)
+  exitcode  : 1 (pid: 9)
+"""
+ENDED = "W0314 09:00:00.000000 9 torch/distributed/elastic/multiprocessing/api.py:1] Sending process 10 closing signal SIGTERM\n"
+
+
+@pytest.mark.parametrize(
+    ("teardown", "cause"), [("", "rank-ended-early"), (ENDED, "peer-lost")], ids=["none", "ended"]
+)
+def test_rank_that_its_launcher_neither_calls_failed_nor_had_to_end_had_ended_well(
+    tmp_path, teardown, cause
+):
+    begin = "rank 2/4 ready\nrank 3/4 ready\n" + STEPS + traceback_of(CLOSED, rank=2)
+    assert cause_of(tmp_path, job=begin + teardown + FAILED + TABLE) == cause

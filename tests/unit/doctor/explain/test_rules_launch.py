@@ -56,3 +56,18 @@ def test_launcher_that_was_ended_while_it_waited_alone_had_waited_for_other_node
     )
     assert cause_of(tmp_path, n1=launcher("", 0) + ended) == "launcher-on-too-few-nodes"
     assert cause_of(tmp_path, n1=launcher("", 0, nodes=1) + ended) == "cancelled"
+
+
+@pytest.mark.parametrize(
+    "logger",
+    [
+        "[2026-03-14 09:00:00,702] torch.distributed.launcher.api: [INFO] ",
+        "[2026-03-14 09:00:00,702][torch.distributed.launcher.api][INFO] - ",
+        "INFO:torch.distributed.launcher.api:",
+    ],
+)
+def test_settings_are_read_behind_the_names_of_loggers(tmp_path, logger):
+    rows = "{logger}  min_nodes        : 2\n{logger}  run_id           : {id}\n"
+    wait = "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError\n"
+    one, two = (rows.format(logger=logger, id=name) + wait for name in ("a1", "a2"))
+    assert cause_of(tmp_path, n1=one, n2=two) == "different-ids"

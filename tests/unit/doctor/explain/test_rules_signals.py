@@ -1,5 +1,7 @@
 """Signals: who sent them, and whom they only tore down."""
 
+import pytest
+
 from unit.doctor.explain.logs import cause_of, explain, traceback_of
 
 FAILED = "E0314 09:00:00.000000 9 torch/distributed/elastic/multiprocessing/api.py:1] failed (exitcode: {code}) local_rank: 0 (pid: 9) of binary: python\n"
@@ -41,3 +43,29 @@ def test_job_that_was_ended_after_its_ranks_had_waited_in_vain_was_stuck(tmp_pat
     )
     text = "world size 4\n" + traceback_of(waited, rank=0) + ended
     assert cause_of(tmp_path, job=text) == "rank-missing-in-collective"
+
+
+@pytest.mark.parametrize(("rank", "cause"), [(3, "aborted"), (2, "peer-lost")])
+def test_abort_of_another_rank_than_that_which_lost_its_peer_is_the_cause(tmp_path, rank, cause):
+    lost = traceback_of("RuntimeError: Connection closed by peer [10.7.7.2]:197.", rank=rank)
+    failed = "E0314 09:00:00.000000 9 api.py:1] failed (exitcode: -6) local_rank: 0 (pid: 9) of binary: python\n"
+    table = "Root Cause (first observed failure):\n  rank      : 2 (local_rank: 0)\n  exitcode  : -6 (pid: 9)\n"
+    assert cause_of(tmp_path, job=lost + failed + table) == cause
+
+
+def test_loader_worker_that_met_sigbus_points_at_shared_memory(tmp_path):
+    killed = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. "
+    assert cause_of(tmp_path, job=traceback_of(killed)) == "small-dev-shm"
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("run.sh: line 3:  1234 Segmentation fault      (core dumped) python train.py", "segfault"),
+        ("run.sh: line 3:  1234 Killed                  python train.py --lr 1", "killed"),
+        ("run.sh: line 3:  1234 Killed                  torchrun --nproc 2 train.py", "killed"),
+        ("Illegal instruction (core dumped)", "illegal-instruction"),
+    ],
+)
+def test_shell_tells_how_its_command_ended(tmp_path, line, cause):
+    assert cause_of(tmp_path, job=line + "\n") == cause

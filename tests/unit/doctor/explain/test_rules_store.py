@@ -2,7 +2,7 @@
 
 import pytest
 
-from unit.doctor.explain.logs import cause_of, explain
+from unit.doctor.explain.logs import cause_of, explain, traceback_of
 
 GAVE_UP = "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError\n"
 HEAD = (
@@ -58,3 +58,20 @@ def test_nodes_that_all_call_a_host_without_a_launcher_are_not_told_of_its_owner
     first = explain(tmp_path, n1=call, n2=call).first
     assert first.cause == "nobody-hosts-the-store"
     assert "n1, n2 all called n3:29500" in first.sentence
+
+
+CALLED = "torch.distributed.DistNetworkError: The client socket has timed out after 9000ms while trying to connect to ({host}, 29501)."
+
+
+def test_worker_of_a_launcher_that_can_not_call_its_store_had_met_the_others(tmp_path):
+    failed = "E0314 09:00:00.000000 9 api.py:1] failed (exitcode: 1) local_rank: 0 (pid: 9) of binary: python\n"
+    called = traceback_of(CALLED.format(host="n1"), rank=1)
+    assert cause_of(tmp_path, n2=called + failed) == "second-store-unreachable"
+    assert cause_of(tmp_path, n2=called) == "store-unreachable"
+
+
+def test_log_that_bears_the_name_of_the_called_is_its_owner_s(tmp_path):
+    called = traceback_of(CALLED.format(host="worker-0"))
+    assert (
+        cause_of(tmp_path, **{"worker-0": called, "worker-1": called}) == "nobody-hosts-the-store"
+    )
