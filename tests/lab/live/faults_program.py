@@ -230,7 +230,7 @@ for _ in run.epochs(1):
         model(batch).sum().backward()
         optimizer.step()
         run.step()
-        if run.steps_done >= 150:
+        if run.steps_done >= 400:  # of 0.03 s: reports come every two seconds
             raise SystemExit(0)
         time.sleep(0.002)
 """
