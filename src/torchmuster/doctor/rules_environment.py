@@ -190,6 +190,28 @@ def scheduler(situation: Situation) -> Iterator[Finding]:
             )
 
 
+def several_tasks(situation: Situation) -> Iterator[Finding]:
+    """A job with several tasks on each node, whose script puts `srun` in front of a launcher."""
+    if not situation.is_long:
+        return
+    for node, environment in _environments(situation)[:1]:
+        tasks, nodes = (
+            int(text) if (text := environment.scheduler.get(name, "")).isdecimal() else 0
+            for name in ("SLURM_NTASKS", "SLURM_NNODES")
+        )
+        if 0 < nodes < tasks:
+            yield Finding(
+                level=Level.NOTE,
+                cause="several-tasks-a-node",
+                error=f"the job has {tasks} tasks on {nodes} nodes: `srun` starts what follows it {tasks} times",
+                at=node.name,
+                because=(
+                    "a launcher is wanted once on each node, a script with srun alone once for each worker",
+                ),
+                hint="#SBATCH --ntasks-per-node=1 for torchrun and muster torchrun",
+            )
+
+
 def proxies(situation: Situation) -> Iterator[Finding]:
     """A proxy catches calls between the nodes unless they are excluded."""
     rows = [
@@ -218,5 +240,6 @@ RULES: Sequence[Rule] = (
     leftovers,
     blocking,
     scheduler,
+    several_tasks,
     proxies,
 )

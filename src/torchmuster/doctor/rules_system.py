@@ -131,6 +131,20 @@ def processes(situation: Situation) -> Iterator[Finding]:
         )
 
 
+def core_files(situation: Situation) -> Iterator[Finding]:
+    """A worker that crashes may write all its memory into the folder of the job."""
+    rows = [n.name for n, s in _systems(situation) if s.limits.get("core") == -1]
+    if rows and situation.is_long:
+        yield Finding(
+            level=Level.NOTE,
+            cause="core-files",
+            error=f"core files have no limit on {names_of(rows)}: each worker that crashes may leave all its memory",
+            at=names_of(rows),
+            because=("a job of many workers fills a quota so",),
+            hint="ulimit -c 0 in the job script, unless you want them",
+        )
+
+
 def memory(situation: Situation) -> Iterator[Finding]:
     """A limit below what the machine has ends workers with SIGKILL."""
     for level, rows in _memory_rows(situation).items():
@@ -215,6 +229,7 @@ RULES: Sequence[Rule] = (
     full_shared_memory,
     open_files,
     processes,
+    core_files,
     memory,
     processors,
     uneven,

@@ -337,3 +337,18 @@ def test_many_names_are_cut():
 
 def test_equal_values_do_not_differ():
     assert differ({"n1": 1, "n2": 1}, "x") is None
+
+
+@pytest.mark.parametrize(("tasks", "is_told"), [("2", False), ("8", True), ("", False)])
+def test_several_tasks_on_each_node_are_told(tasks, is_told):
+    environment = EnvironmentFacts(scheduler={"SLURM_NTASKS": tasks, "SLURM_NNODES": "2"})
+    found = compare(situation(*[node(k, environment=environment) for k in (1, 2)]))
+    assert [(f.cause, f.level) for f in found] == ([("several-tasks-a-node", N)] if is_told else [])
+    assert all("8 tasks on 2 nodes" in f.error for f in found)
+
+
+@pytest.mark.parametrize(("core", "is_told"), [(0, False), (-1, True), (1 << 20, False)])
+def test_core_files_without_a_limit_are_told(core, is_told):
+    limits = {"nofile": 65536, "nproc": -1, "memlock": -1, "core": core}
+    found = compare(situation(node(1, system={"limits": limits})))
+    assert [(f.cause, f.level) for f in found] == ([("core-files", N)] if is_told else [])
