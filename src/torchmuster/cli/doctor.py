@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchmuster.errors import RunDirectoryError, UsageError
+from torchmuster.errors import ManyErrors, MusterError, RunDirectoryError, UsageError
 
 if TYPE_CHECKING:
     from torchmuster.files.layout import RunDir
@@ -71,9 +71,21 @@ def doctor(**given: Any) -> int:
 
         outcome = look_here(script)
     else:
-        outcome = _look_with_a_run(given, script)
+        outcome = _look_elsewhere(given, script)
     _print(outcome, as_json=given["as_json"])
     return outcome.exit_code
+
+
+def _look_elsewhere(given: dict[str, Any], script: str | None) -> "Outcome":
+    try:
+        return _look_with_a_run(given, script)
+    except (MusterError, ManyErrors) as error:
+        errors = error.errors if isinstance(error, ManyErrors) else [error]
+        if any(type(one) is UsageError for one in errors):  # a word of the command line is wrong
+            raise
+        from torchmuster.run.doctor import not_started
+
+        return not_started(errors)
 
 
 def _check_script(script: str | None) -> str | None:

@@ -24,8 +24,10 @@ from torchmuster.doctor.finding import (
 )
 from torchmuster.doctor.fit import RingFit, fit_ring, read_timings
 from torchmuster.doctor.rules_matrix import cause_of_call
+from torchmuster.errors import MusterError
 from torchmuster.files.layout import RunDir, muster_home
 from torchmuster.model import codec
+from torchmuster.model.text import report_of_error
 from torchmuster.model.verdict import Report, Result, RunState
 from torchmuster.run.record import read_events, read_result
 from torchmuster.run.room import nearest_folder
@@ -213,6 +215,13 @@ def _nothing_seen(result: Result | None) -> list[Finding]:
         what = "the run ended before the nodes were looked at"
         report = Report(error=what, hint="muster logs RUN, muster explain RUN")
     return [_from_report(report, "not-started")]
+
+
+def not_started(errors: Sequence[MusterError]) -> Outcome:
+    """Return what is to be told as values where nothing could be started to look from."""
+    reports = [report_of_error(error) for error in errors]
+    found = tuple(_from_report(report, "not-started") for report in reports)
+    return Outcome(findings=found, could_tell=False)
 
 
 def _from_report(report: Report, cause: str) -> Finding:

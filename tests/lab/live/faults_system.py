@@ -130,7 +130,7 @@ def disk_of_the_runs_is_full(bench):
         return bench.doctor()
 
 
-@fault("refused")
+@fault("not-started")
 def folder_of_the_runs_is_read_only(bench):
     with disk(bench, "n2", folder_of(bench, ".muster"), "ro"):
         told = bench.doctor()

@@ -6,6 +6,7 @@ import os
 import pytest
 
 from torchmuster.doctor.finding import Level
+from torchmuster.errors import MusterError
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
 from torchmuster.model.verdict import Report, Result, RunState
@@ -13,6 +14,7 @@ from torchmuster.run.doctor import (
     as_values,
     describe_fit,
     fit_of,
+    not_started,
     phases,
     prepare_job,
     read_outcome,
@@ -179,3 +181,20 @@ def test_the_tiny_job_is_put_where_hosts_can_get_it(tmp_path, monkeypatch):
     before = os.stat(os.path.join(folder, "tiny_job.py")).st_ino
     assert prepare_job() == folder
     assert os.stat(os.path.join(folder, "tiny_job.py")).st_ino == before
+
+
+def test_what_kept_the_nodes_from_starting_is_a_finding_each():
+    errors = [
+        MusterError("a can't be used", where="a", why="no route", fix="ping a"),
+        MusterError("b can't be used"),
+    ]
+    outcome = not_started(errors)
+    assert [f.error for f in outcome.findings] == ["a can't be used", "b can't be used"]
+    first = outcome.findings[0]
+    assert (first.cause, first.at, first.because, first.hint) == (
+        "not-started",
+        "a",
+        ("no route",),
+        "ping a",
+    )
+    assert (outcome.exit_code, outcome.could_tell) == (2, False)
