@@ -36,12 +36,13 @@ def test_scancel_gives_workers_sigterm_and_leaves_nothing(login, slurm_lab):
     slurm_lab.run(["scancel", job_of(login)])
     slurm_lab.wait_for_job(job_of(login), "CANCELLED")
 
+    # Slurm calls the job cancelled while its processes still end.
+    wait_until(lambda: not left_on(slurm_lab, "n1", "n2"), "the end of all processes")
     for rank, node in enumerate(("n1", "n1", "n2", "n2")):
         assert log_of(login, rank).read_text().splitlines()[-1] == f"SIGTERM on {node}"
     shown = json.loads(login("status", "r", "--json").stdout)
     assert shown["state"] == "cancelled"
     assert shown["result"]["state"] == "cancelled"
-    wait_until(lambda: not left_on(slurm_lab, "n1", "n2"), "the end of all processes")
 
 
 def test_a_run_that_may_be_smaller_goes_on_without_a_lost_node(login, slurm_lab):

@@ -113,7 +113,11 @@ def test_a_failing_worker_is_the_group_s_failure_only_when_asked(run_workflow):
 
 def test_a_group_succeeds_with_its_lead_though_a_worker_has_failed(run_workflow):
     run = run_workflow(
-        pair("until [ -e FOLDER/failed ]; do sleep 0.05; done", "touch FOLDER/failed; exit 4")
+        # The lead's end is the group's: the worker's has to be heard of before it.
+        pair(
+            "until [ -e FOLDER/failed ]; do sleep 0.05; done; sleep 1",
+            "touch FOLDER/failed; exit 4",
+        )
     )
     assert run.code == 0, run.out
     assert "w is FAILED: exit code 4; the group goes on" in run.out

@@ -62,8 +62,8 @@ def read_hashed(path: str) -> tuple[bytes, Digests]:
 
 
 def copy_hashed(source: str, target: str) -> Digests:
-    """Copy to a new file, fsync it, keep the mode; return the digests of what was copied."""
-    with open(target, "xb", buffering=0) as file:
+    """Copy to a file, fsync it, keep the mode; return the digests of what was copied."""
+    with open(target, "wb", buffering=0) as file:
         digests = feed_hashed(source, _whole_writer(file.fileno()))
         os.fchmod(file.fileno(), stat.S_IMODE(os.stat(source).st_mode))
         os.fsync(file.fileno())

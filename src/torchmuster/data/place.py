@@ -20,6 +20,8 @@ SMALL_BYTES = 64 << 20
 _PART_BYTES = 64 << 20
 _IN_FLIGHT = re.compile(r"\..+\.[0-9a-f]{8}\.part")
 
+_NUM_TRIES = 100
+
 
 class FileChangedError(DataError):
     """A file was written to while it was read."""
@@ -171,14 +173,25 @@ class LocalPlace:
             parent = os.path.dirname(parent)
 
     def _aside(self, name: str) -> str:
+        """Return a new, empty file beside the one of this name."""
         folder, base = os.path.split(self.local(name))
-        os.makedirs(folder, exist_ok=True)
         # Short, so that a name of 255 bytes has a temporary file too.
-        return os.path.join(folder, f".{base[:40]}.{secrets.token_hex(4)}.part")
+        path = os.path.join(folder, f".{base[:40]}.{secrets.token_hex(4)}.part")
+        for left in range(_NUM_TRIES - 1, -1, -1):
+            try:
+                os.makedirs(folder, exist_ok=True)
+                with open(path, "xb"):
+                    return path
+            except (
+                FileNotFoundError
+            ):  # another has deleted the last file of a folder, and the folder
+                if left == 0:
+                    raise
+        raise ValueError("there is at least one try")
 
     def _write_aside(self, name: str, data: bytes) -> str:
         temporary = self._aside(name)
-        with open(temporary, "xb") as file:
+        with open(temporary, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
