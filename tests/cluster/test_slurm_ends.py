@@ -30,6 +30,8 @@ while True:
 ON = ("run", "--on", "slurm", "--run-id", "r", "--detach")
 
 
+# About 1 of 10 times the last line of the second node's workers is not in their logs: not understood yet.
+@pytest.mark.lab
 def test_scancel_gives_workers_sigterm_and_leaves_nothing(login, slurm_lab):
     begin(login, "--nodes", "2", "--nproc-per-node", "2")
 
