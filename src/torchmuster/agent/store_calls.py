@@ -8,10 +8,11 @@ import ipaddress
 import os
 import re
 import select
-import socket
+import sys
 import time
 
 from torchmuster.doctor import stacks as reading
+from torchmuster.files.tail import last_bytes
 from torchmuster.model.progress import StoreCall
 
 _MAX_FDS = 4096
@@ -64,18 +65,11 @@ def read_end(word: str) -> str:
     """Return `10.0.0.1:29501` for an address as /proc/net/tcp writes it: words in the machine's byte order."""
     host, _, port = word.partition(":")
     packed = b"".join(
-        socket.htonl(int(host[at : at + 8], 16)).to_bytes(4, "big")
-        if _is_little()
-        else bytes.fromhex(host[at : at + 8])
-        for at in range(0, len(host), 8)
+        int(host[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(host), 8)
     )
     address = ipaddress.ip_address(packed)
     mapped = getattr(address, "ipv4_mapped", None)
     return f"{mapped or address}:{int(port, 16)}"
-
-
-def _is_little() -> bool:
-    return socket.htonl(1) != 1
 
 
 def _sockets(pid: int) -> set[str]:
@@ -98,7 +92,7 @@ def _sockets(pid: int) -> set[str]:
 def _named(path: str, deadline: float) -> str:
     """Return the address that torch names in the end of a log; it writes it when the call for stacks broke its own."""
     while path:
-        found = list(_NAMED.finditer(_tail(path)))
+        found = list(_NAMED.finditer(last_bytes(path, _MAX_LOG_BYTES)))
         if found:
             return f"{found[-1]['host'].decode()}:{found[-1]['port'].decode()}"
         if time.monotonic() >= deadline:
@@ -118,15 +112,6 @@ def _lines(text: str) -> tuple[str, ...]:
             if _SETS.search(code) and not code.startswith("#"):
                 found.append(f"{os.path.basename(file)}:{number}: {code[:100]}")
     return tuple(found[:_MAX_LINES])
-
-
-def _tail(path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(os.fstat(file.fileno()).st_size - _MAX_LOG_BYTES, 0))
-            return file.read(_MAX_LOG_BYTES)
-    except OSError:
-        return b""
 
 
 def _read(path: str, most: int) -> bytes:

@@ -2,11 +2,11 @@
 
 import os
 import socket
+import sys
 import time
 
 import pytest
 
-from torchmuster.agent import store_calls
 from torchmuster.agent.store_calls import look, read_end
 
 
@@ -52,7 +52,7 @@ def test_connections_of_other_processes_are_not_told(server):
         ("00000000000000000000000001000000:0001", "::1:1"),
     ],
 )
-@pytest.mark.skipif(not store_calls._is_little(), reason="the words are a little-endian machine's")
+@pytest.mark.skipif(sys.byteorder != "little", reason="the words are a little-endian machine's")
 def test_addresses_of_the_kernels_table_are_read(word, end):
     assert read_end(word) == end
 
