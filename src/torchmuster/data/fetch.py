@@ -152,11 +152,15 @@ class _Fetcher:
         self._meter.add(item.size_bytes)
         if item.sha256 is None:
             return None
-        if copying.hash_file(part).sha256 != item.sha256:
-            _unlink(part)
+        digests = copying.hash_file(part)
+        if digests.size_bytes != item.size_bytes:
+            why = f"it has {digests.size_bytes} bytes, and its manifest says {item.size_bytes}"
+        elif digests.sha256 != item.sha256:
             why = f"its checksum should be {item.sha256}"
-            raise DataError("the file is damaged in the store", where=source, why=why)
-        return item.sha256
+        else:
+            return item.sha256
+        _unlink(part)
+        raise DataError("the file is damaged in the store", where=source, why=why)
 
     def _read_ranges(self, item: Item, part: str, url: str, *, from_start: bool) -> None:
         known = self._record.parts.get(item.name) == (url, item.tag)

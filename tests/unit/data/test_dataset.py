@@ -190,6 +190,20 @@ def test_a_manifest_that_was_edited_is_refused(store, place_url, folder):
     assert "checksum" in caught.value.why
 
 
+@pytest.mark.parametrize("claimed", [0, 9])
+def test_a_size_that_a_manifest_has_wrong_is_damage(store, place_url, folder, tmp_path, claimed):
+    store.upload("d", str(folder))
+    place = open_place(place_url)
+    text = place.read("sets/d/versions/1.json").replace(
+        b'"size_bytes": 10', b'"size_bytes": %d' % claimed
+    )
+    place.write("sets/d/versions/1.json", text)
+
+    with pytest.raises(DataError):
+        store.download("d", str(tmp_path / "copy"))
+    assert not (tmp_path / "copy/deep/run.sh").exists()
+
+
 def test_what_is_not_there_is_answered_with_the_nearest(store, folder):
     store.upload("mnist", str(folder), tags=["best"])
 
