@@ -13,18 +13,21 @@ if TYPE_CHECKING:
     from torchmuster.run.training import EpochView, TrainingView
 
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
+_MOST_ROWS = 20
 
 
 @click.command(context_settings=_CONTEXT)
-@click.option("-a", "--all", "everything", is_flag=True, help="All runs, not only the last 20.")
+@click.option(
+    "-a", "--all", "everything", is_flag=True, help="All runs, not only the open and the last 20."
+)
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def ps(*, everything: bool, as_json: bool) -> int:
-    """List the runs, the newest last."""
-    from torchmuster.run.find import all_runs
+    """List the runs, the one submitted last at the end."""
+    from torchmuster.run.find import all_runs, newest_and_open
     from torchmuster.ui.table import render_table
 
     views = all_runs()
-    shown = views if everything else views[-20:]
+    shown = views if everything else newest_and_open(views, _MOST_ROWS)
     if as_json:
         import json
 
@@ -243,6 +246,20 @@ def wait(run: str) -> int:
     return result.exit_code
 
 
+def identity(view: "RunView") -> str:
+    """Return what tells a run from the others: `last` may not be the one that somebody has in mind."""
+    from torchmuster.run.links import all_jobs
+
+    what = "-"
+    if view.workflow is not None:
+        what = f"workflow {view.workflow.plan.name}"
+    elif view.plan is not None:
+        what = os.path.basename(view.plan.program.target)
+    jobs = all_jobs(view.run_dir)
+    job = f", job {', '.join(jobs[1])} of {jobs[0].name}" if jobs is not None else ""
+    return f"{view.run_id} ({what}, {view.state.value}{job})"
+
+
 @click.command(context_settings=_CONTEXT)
 @click.argument("run")
 @click.option("--now", is_flag=True, help="SIGKILL at once, without the grace.")
@@ -256,6 +273,7 @@ def cancel(run: str, *, now: bool) -> int:
     if view.state.is_final:
         click.echo(f"the run {view.run_id} has ended already: {view.state.value}", err=True)
         return 0
+    click.echo(f"cancelling {identity(view)}", err=True)
     grace_s = view.plan.limits.grace_s if view.plan is not None else 30.0
     if view.workflow is not None:
         grace_s = view.workflow.plan.grace_s

@@ -1,8 +1,11 @@
 """Find runs, and whether they still live."""
 
+import contextlib
 import difflib
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from torchmuster import proc
@@ -52,17 +55,74 @@ class RunView:
         """When it began, as the record says."""
         return str(self.events[0].get("time", "")) if self.events else ""
 
+    @property
+    def submitted(self) -> float:
+        """When somebody asked for it, seconds since 1970: a job may begin days later."""
+        return _submitted(self.run_dir, self.started)
+
 
 def all_runs() -> list[RunView]:
-    """Return all runs, the newest last."""
-    try:
-        names = sorted(os.listdir(runs_dir()))
-    except OSError:
-        return []
-    folders = [RunDir(os.path.join(runs_dir(), name)) for name in names if name[0] != "."]
+    """Return all runs, the one submitted last at the end.
+
+    Raises:
+        NotFoundError: The folder of all runs can't be read.
+    """
+    folders = [RunDir(os.path.join(runs_dir(), name)) for name in _names()]
     _ask_for_all(folders)
     views = [view_run(folder) for folder in folders]
-    return sorted(views, key=lambda view: view.started)
+    return sorted(views, key=lambda view: view.submitted)
+
+
+def newest_and_open(views: Sequence[RunView], most: int) -> list[RunView]:
+    """Return the last so many of these runs, and before them all older ones that have not ended."""
+    first = max(0, len(views) - most)
+    return [view for place, view in enumerate(views) if place >= first or not view.state.is_final]
+
+
+def _names() -> list[str]:
+    """Return the names of all runs; none where nobody has made a run yet."""
+    try:
+        with os.scandir(runs_dir()) as entries:
+            return sorted(e.name for e in entries if e.name[0] != "." and e.is_dir())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise NotFoundError(
+            "the folder of all runs can't be read",
+            where=runs_dir(),
+            why=error.strerror,
+            fix="is MUSTER_HOME your own? another user's runs are his alone",
+        ) from error
+
+
+def _submitted(run_dir: RunDir, started: str) -> float:
+    """Return when a run was asked for: the earliest sign of it.
+
+    The client writes these files before anything starts; a later link or a copy may write some of them again.
+    """
+    files = (run_dir.secret, run_dir.plan, run_dir.workflow, run_dir.owner, run_dir.job)
+    times = [time for path in files if (time := _changed(path)) is not None]
+    with contextlib.suppress(ValueError):  # a job in a queue has no event
+        times.append(datetime.fromisoformat(started).timestamp())
+    return min(times, default=_changed(run_dir.path) or 0.0)
+
+
+def _changed(path: str) -> float | None:
+    try:
+        return os.stat(path).st_mtime
+    except OSError:
+        return None
+
+
+def _last_run() -> RunDir | None:
+    """Return the run submitted last, with no question to a scheduler."""
+
+    def key(folder: RunDir) -> float:
+        first = next(read_events(folder.events), {})
+        return _submitted(folder, str(first.get("time", "")))
+
+    folders = (RunDir(os.path.join(runs_dir(), name)) for name in _names())
+    return max(folders, key=key, default=None)
 
 
 def _ask_for_all(folders: list[RunDir]) -> None:
@@ -87,7 +147,9 @@ def _ask_for_all(folders: list[RunDir]) -> None:
 
 
 def find_run(word: str) -> RunView:
-    """Return the run that a word names: a run id, a path, an unambiguous beginning, or `last`.
+    """Return the run that a word names: a run id, a path, an unambiguous part of an id, or `last`.
+
+    `last` is the run that was submitted last, also when it still waits in a queue.
 
     Raises:
         NotFoundError: There is none, or more than one.
@@ -97,12 +159,9 @@ def find_run(word: str) -> RunView:
     exact = os.path.join(runs_dir(), word)
     if os.sep not in word and word not in ("", ".", "..") and os.path.isdir(exact):
         return view_run(RunDir(exact))
-    try:
-        names = sorted(os.listdir(runs_dir()))
-    except OSError:
-        names = []
-    if word == "last" and names:
-        return all_runs()[-1]
+    names = _names()
+    if word == "last" and (newest := _last_run()) is not None:
+        return view_run(newest)
     matching = [name for name in names if word and word in name]
     if len(matching) == 1:
         return view_run(RunDir(os.path.join(runs_dir(), matching[0])))

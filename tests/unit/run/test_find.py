@@ -9,7 +9,7 @@ from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
 from torchmuster.model.verdict import Result, RunState
 from torchmuster.run.create import write_owner
-from torchmuster.run.find import all_runs, find_run, owner_lives, view_run
+from torchmuster.run.find import all_runs, find_run, newest_and_open, owner_lives, view_run
 
 
 @pytest.fixture
@@ -43,6 +43,49 @@ def test_an_exact_name_wins_over_those_that_begin_with_it(make_run):
     make_run("digits-2")
 
     assert find_run("digits").run_id == "digits"
+
+
+def test_the_last_run_is_the_one_submitted_last_though_it_waits_and_another_began_since(make_run):
+    running = make_run("running", event("run_started", "2026-03-01T00:00:00Z"))
+    queued = make_run("queued")  # a job in a queue has left no event
+    for run_dir, submitted in (
+        (running, 1_767_225_600),
+        (queued, 1_767_312_000),
+    ):  # 1 and 2 January
+        write_json(run_dir.plan, {})
+        os.utime(run_dir.plan, (submitted, submitted))
+
+    assert find_run("last").run_id == "queued"
+    assert [view.run_id for view in all_runs()] == ["running", "queued"]
+
+
+def test_a_run_whose_client_wrote_its_files_again_keeps_its_place(make_run):
+    first, second = make_run("first"), make_run("second")
+    for run_dir, submitted in ((first, 1_767_225_600), (second, 1_767_312_000)):
+        write_json(run_dir.plan, {})
+        write_json(run_dir.secret, {})
+        os.utime(run_dir.secret, (submitted, submitted))
+    write_json(first.owner, {})  # a detached supervisor, a later link
+
+    assert find_run("last").run_id == "second"
+
+
+def test_open_runs_are_listed_though_many_came_after_them(make_run):
+    write_owner(make_run("a-lives", event("attempt_started")))
+    for number in range(25):
+        make_run(f"b-{number:02}", event("attempt_started", f"2026-02-01T00:00:{number:02}Z"))
+
+    shown = [view.run_id for view in newest_and_open(all_runs(), 20)]
+
+    assert shown == ["a-lives", *(f"b-{number:02}" for number in range(5, 25))]
+
+
+def test_a_folder_of_runs_that_is_a_file_is_told_of(tmp_path, monkeypatch):
+    (tmp_path / "runs").write_text("")
+    monkeypatch.setenv("MUSTER_HOME", str(tmp_path))
+
+    with pytest.raises(NotFoundError, match="the folder of all runs can't be read"):
+        all_runs()
 
 
 def test_the_last_run_is_the_one_that_began_last(make_run):
