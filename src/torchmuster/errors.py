@@ -30,9 +30,12 @@ class MusterError(Exception):
         where: File, option, node or rank; None when the sentence already says it.
         why: The evidence, in the other program's words where there is one.
         fix: One command or one edit; None when unknown.
+        muster_final: A worker that it ends is not started again: another attempt would end in the
+            same way. The launcher looks for this name on any exception.
     """
 
     exit_code = 1
+    muster_final = False
 
     def __init__(
         self,

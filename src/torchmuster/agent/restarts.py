@@ -12,6 +12,7 @@ class Next(enum.Enum):
     AGAIN = "again"
     FAIL_SPENT = "spent"
     FAIL_SAME_BUG = "same_bug"
+    FAIL_FINAL = "final"  # the worker's exception said that it would come again
 
 
 @dataclass(slots=True)
@@ -27,6 +28,8 @@ class RestartBook:
         mark = fingerprint(cause)
         same = mark is not None and mark == self.last
         self.last = mark
+        if cause.is_final:
+            return Next.FAIL_FINAL
         if same:
             return Next.FAIL_SAME_BUG
         if self.spent >= self.max_restarts:

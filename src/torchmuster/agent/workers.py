@@ -187,6 +187,7 @@ class NodeAttempt:
                 message=str(report.get("message", ""))[:8192],
                 where=str(where) if where else None,
                 traceback=str(report.get("traceback", "")),
+                is_final=report.get("is_final") is True,
             )
             if is_echo(worker.error):
                 worker.output.mute()  # its traceback would hide the cause

@@ -50,12 +50,15 @@ class PythonError:
 
     Attributes:
         where: `file:line` of the innermost frame that belongs to the user, else of the last frame.
+        is_final: The exception said of itself (`muster_final = True`) that another attempt would
+            end in the same way.
     """
 
     type_name: str
     message: str
     where: str | None
     traceback: str
+    is_final: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +98,11 @@ class WorkerEnd:
         if self.signum is not None:
             return 128 + self.signum
         return self.exit_code if self.exit_code is not None else 1
+
+    @property
+    def is_final(self) -> bool:
+        """Say whether the worker's exception said that another attempt would end in the same way."""
+        return self.error is not None and self.error.is_final
 
     @property
     def looks_like_echo(self) -> bool:

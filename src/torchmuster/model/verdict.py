@@ -153,7 +153,9 @@ def _hint(cause: WorkerEnd, circumstances: Circumstances) -> str | None:
         hints.append("if that is right for this script: `--hang-timeout 30m`, or `off`")
     elif cause.kind is EndKind.SIGNAL and cause.signum == 9:
         hints.append("ask the scheduler or the machine's owner who sends SIGKILL")
-    if circumstances.same_bug:
+    if cause.is_final:
+        hints.append("another attempt would end in the same way, so there was none")
+    elif circumstances.same_bug:
         hints.append(
             "it failed twice in the same place within 5 s of the start, so it was not tried again"
         )

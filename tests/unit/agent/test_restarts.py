@@ -61,6 +61,13 @@ def test_the_same_bug_long_after_the_start_is_tried_again():
     assert book.after_failure(raised(0, "ValueError", elapsed_s=100.0)) is Next.AGAIN
 
 
+def test_an_exception_that_says_it_is_final_is_not_tried_again():
+    book = RestartBook(max_restarts=5)
+
+    assert book.after_failure(raised(0, "SnapshotError", is_final=True)) is Next.FAIL_FINAL
+    assert book.spent == 0
+
+
 def test_preemption_spends_no_restart():
     book = RestartBook(max_restarts=0)
 

@@ -131,6 +131,14 @@ def test_an_exception_is_reported_with_type_message_and_line():
     assert report["traceback"].endswith("ValueError: bad batch\n")
 
 
+def test_an_exception_that_says_it_is_final_is_reported_as_final():
+    error = ValueError("no good snapshot")
+    error.muster_final = True
+
+    assert report_of(error)["is_final"] is True
+    assert report_of(ValueError("bad batch"))["is_final"] is False
+
+
 class Silent(Exception):  # noqa: N818 - as a user may call it
     def __str__(self):
         raise RuntimeError("no words")

@@ -36,6 +36,11 @@ CASES = {
         [],
         {"same_bug": True, "restarts_spent": 1},
     ),
+    "final": (
+        raised(3, "SnapshotError", "no good snapshot", is_final=True),
+        [],
+        {"restart_hint": True, "max_restarts": 0, "restarts_spent": 0},
+    ),
     "exit_code": (exited(3, 3, tail=("epoch 1", "giving up")), [ECHO], {}),
     "silent_exit": (exited(3, 3), [], {"log_path": None, "max_restarts": 0, "restarts_spent": 0}),
     "sys_exit_with_words": (

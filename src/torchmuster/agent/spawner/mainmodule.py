@@ -306,8 +306,10 @@ def _report(task: WorkerTask, error: BaseException) -> None:
     try:
         lines = traceback.format_exception(type(error), error, trace)
         message = str(error)
+        is_final = getattr(error, "muster_final", False) is True
     except Exception as broken:  # noqa: BLE001 - a user's __str__ may do anything
         lines, message = [f"{type(error).__name__} (can't be shown: {broken!r})\n"], ""
+        is_final = False
     name = type(error).__qualname__
     module = type(error).__module__
     full_name = name if module in ("builtins", "__main__") else f"{module}.{name}"
@@ -323,6 +325,7 @@ def _report(task: WorkerTask, error: BaseException) -> None:
             "message": message[:8192],
             "where": user_line(error, trace),
             "traceback": text if len(text) <= 65536 else f"{text[:16384]}\n...\n{text[-49152:]}",
+            "is_final": is_final,
         },
     )
 
