@@ -94,6 +94,35 @@ def test_a_run_is_a_job_and_its_end_is_ours(cluster, tmp_path):
     assert "--nodelist=node2" in json.loads(starts[0])
 
 
+FOR_SRUN = """
+import os, torch, torch.distributed as dist
+rank, local_rank = int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_LOCALID"])
+address, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+dist.init_process_group(
+    "gloo",
+    init_method=f"tcp://{address}:{port}",
+    world_size=int(os.environ["SLURM_NTASKS"]),
+    rank=rank,
+)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+model(torch.full((1, 2), float(rank))).sum().backward()
+mean = model.module.weight.grad[0, 0].item()
+words = rank, local_rank, os.environ["SLURM_NODEID"], os.environ.get("SLURM_SRUN_COMM_PORT")
+os.write(1, f"task {words} of {dist.get_world_size()}: {mean}\\n".encode())
+dist.destroy_process_group()
+"""
+
+
+def test_a_script_for_srun_trains_one_world(cluster, tmp_path):
+    (tmp_path / "main.py").write_text(FOR_SRUN)
+    done = muster(cluster, tmp_path, *ON, "--tee", "all", "main.py")
+
+    assert done.returncode == 0, done.stderr
+    places = [(0, 0, "0"), (1, 1, "0"), (2, 0, "1"), (3, 1, "1")]
+    for place in places:
+        assert f"task {(*place, None)} of 4: 1.5\n" in done.stdout
+
+
 def test_a_killed_worker_is_restarted_inside_of_the_job(cluster, tmp_path):
     done = muster(cluster, tmp_path, *ON, "train.py", "kill")
 

@@ -29,6 +29,7 @@ from torchmuster.files.layout import RunDir
 from torchmuster.model import codec, contract
 from torchmuster.model.event import event_line, utc_now
 from torchmuster.model.failure import EndKind, WorkerEnd, describe, first_cause
+from torchmuster.model.nodelist import compress_counts
 from torchmuster.model.plan import RunPlan
 from torchmuster.model.ranks import NodeRanks, assign_ranks, compress_ranks
 from torchmuster.model.verdict import (
@@ -738,6 +739,7 @@ class Coordinator:
         ranks = assign_ranks({p: m.hello.num_workers for p, m in members.items()})
         number, self._next_attempt = self._next_attempt, self._next_attempt + 1
         world_size = sum(r.num_workers for r in ranks.values())
+        tasks_per_node = compress_counts(ranks[place].num_workers for place in sorted(ranks))
         address = self._master_address(here)
         port = self.options.open_store(number, address)
         self.attempt = Attempt(number, world_size, now, members, ranks, store=f"{address}:{port}")
@@ -763,6 +765,7 @@ class Coordinator:
                     node=self._name(member),
                     stdin_rank=self.plan.stdin_rank,
                     interface=self._network.interface_of(member) if self._network else None,
+                    tasks_per_node=tasks_per_node,
                 ),
             )
         self.event(

@@ -27,4 +27,14 @@ def take_environment(path: str) -> None:
 def is_of_one_node(name: str) -> bool:
     """Say whether a variable means something on its own node only."""
     own = ("TMPDIR", "HOSTNAME", "PWD", "OLDPWD", "SHLVL", "_", "HOME", "USER", "LOGNAME", "SHELL")
-    return name in own or name.startswith(("SLURM_", "SLURMD_", "PBS_", "PMI", "CUDA_VISIBLE"))
+    launchers = (
+        "SLURM_",
+        "SLURMD_",
+        "PBS_",
+        "PMI",
+        "PALS_",
+        "OMPI_COMM_",
+        "MV2_COMM_",
+        "MPI_LOCAL",
+    )
+    return name in own or name.startswith((*launchers, "CUDA_VISIBLE"))

@@ -617,6 +617,7 @@ class Agent:
             run_dir=run_dir,
             role=self.options.role,
             extra_env=extra,
+            base_env=environment,
             shown=self._shown(welcome.tee),
             saved=self.options.saved,
             gpus=tuple(visible_gpus()),

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torchmuster import proc
+from torchmuster.agent.launcher_ranks import Change
 from torchmuster.agent.task_exec import Exec, Execs, Send, Target
 from torchmuster.net import messages
 
@@ -78,6 +79,7 @@ def node_environment(environment: Mapping[str, str], rank: bool) -> dict[str, st
     return {name: value for name, value in environment.items() if rank or name not in own}
 
 
-def whole_environment(base: Mapping[str, str], worker: Mapping[str, str]) -> dict[str, str]:
+def whole_environment(base: Mapping[str, str], worker: Change) -> dict[str, str]:
     """Return what a worker has: our own variables, the job's, and those of its rank."""
-    return {**os.environ, **base, **worker}
+    every = {**os.environ, **base, **worker.values}
+    return {name: value for name, value in every.items() if name not in worker.removed}

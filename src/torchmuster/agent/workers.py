@@ -4,10 +4,11 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from torchmuster.agent.launcher_ranks import Change, make_true
 from torchmuster.agent.output import RankOutput, Show
 from torchmuster.agent.spawner_link import SpawnerLink
 from torchmuster.doctor import memory
@@ -41,6 +42,7 @@ class WorkerSettings:
     run_dir: RunDir
     role: str
     extra_env: dict[str, str]
+    base_env: Mapping[str, str]
     shown: Callable[[int, int], frozenset[int]]
     saved: Callable[[int, int, int], str | None] | None = None
     gpus: tuple[str, ...] = ()
@@ -98,8 +100,8 @@ class NodeAttempt:
         """Return the path of a rank's log."""
         return self._settings.run_dir.rank_log(self.attempt, rank)
 
-    def environment_of(self, rank: int) -> dict[str, str]:
-        """Return the variables that the worker of a rank has got beside the job's."""
+    def environment_of(self, rank: int) -> Change:
+        """Return what the worker of a rank has otherwise than the job."""
         return self._environment(self._workers[rank])
 
     def start(self, disk: DiskWriter, show: Show | None) -> None:
@@ -130,12 +132,18 @@ class NodeAttempt:
             os.set_blocking(worker.stdin_fd, False)
         else:
             stdin = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        change = self._environment(worker)
         self._spawner.order(
-            {"op": "worker", "rank": worker.rank, "env": self._environment(worker)},
+            {
+                "op": "worker",
+                "rank": worker.rank,
+                "env": dict(change.values),
+                "unset": list(change.removed),
+            },
             [stdin, stdout, stderr],
         )
 
-    def _environment(self, worker: _Worker) -> dict[str, str]:
+    def _environment(self, worker: _Worker) -> Change:
         order, settings = self.order, self._settings
         virtual = settings.virtual_local_rank and bool(settings.gpus)
         place = WorkerPlace(
@@ -156,7 +164,12 @@ class NodeAttempt:
             role=settings.role,
             has_store=settings.has_store,
         )
-        environment = {**settings.extra_env, **worker_environment(place, facts)}
+        others = make_true(settings.base_env, place, order.tasks_per_node)
+        environment = {
+            **others.values,
+            **settings.extra_env,
+            **worker_environment(place, facts),
+        }
         folder = os.path.dirname(environment[contract.SOCKET_VARIABLE])
         error_file = os.path.join(folder, f"error-{order.attempt}-{worker.rank}.json")
         environment["TORCHELASTIC_ERROR_FILE"] = error_file
@@ -165,7 +178,7 @@ class NodeAttempt:
             environment["NCCL_DEBUG_FILE"] = os.path.join(folder, f"nccl-{worker.rank}.log")
         if virtual:
             environment["CUDA_VISIBLE_DEVICES"] = settings.gpus[worker.local_rank]
-        return environment
+        return Change(values=environment, removed=others.removed)
 
     # What happens to the workers.
 

@@ -1,7 +1,8 @@
 """Slurm's short forms: `n[01-03,7]-ib[0-1]` for names, `8(x2),4` for numbers."""
 
 import re
-from itertools import product
+from collections.abc import Iterable
+from itertools import groupby, product
 
 MAX_NODES = 65536
 _COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
@@ -39,6 +40,12 @@ def expand_counts(text: str) -> tuple[int, ...]:
             raise ValueError(f"`{text}` is no list of counts")
         counts += [int(match.group(1))] * repeat
     return tuple(counts)
+
+
+def compress_counts(counts: Iterable[int]) -> str:
+    """Return `2(x2),1` for 2, 2, 1."""
+    runs = [(count, len(list(same))) for count, same in groupby(counts)]
+    return ",".join(f"{count}(x{length})" if length > 1 else str(count) for count, length in runs)
 
 
 def _split_outside_brackets(text: str) -> list[str]:

@@ -191,6 +191,7 @@ class StartAttempt(Message):
     node: str
     stdin_rank: int | None = None
     interface: str | None = None  # this node's own in the network that was chosen
+    tasks_per_node: str = ""  # the workers of every node, in Slurm's notation: 2(x2),1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

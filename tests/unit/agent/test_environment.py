@@ -7,7 +7,9 @@ from torchmuster.agent.environment import is_of_one_node, take_environment
 from torchmuster.errors import RunDirectoryError
 
 
-@pytest.mark.parametrize("name", ["TMPDIR", "HOSTNAME", "PBS_JOBID", "SLURM_NODEID", "PMI_RANK"])
+@pytest.mark.parametrize(
+    "name", ["TMPDIR", "HOSTNAME", "PBS_JOBID", "SLURM_NODEID", "PMI_RANK", "PALS_RANKID"]
+)
 def test_variables_of_a_node_stay_there(name):
     assert is_of_one_node(name)
 

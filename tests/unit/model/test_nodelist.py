@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmuster.model.nodelist import MAX_NODES, expand_counts, expand_hostlist
+from torchmuster.model.nodelist import MAX_NODES, compress_counts, expand_counts, expand_hostlist
 
 
 @pytest.mark.parametrize(
@@ -55,3 +55,11 @@ def test_counts_are_repeated(text, counts):
 def test_other_counts_are_an_error(text):
     with pytest.raises(ValueError, match="no list of counts"):
         expand_counts(text)
+
+
+@pytest.mark.parametrize(
+    ("counts", "text"), [((2, 2, 1), "2(x2),1"), ((1,), "1"), ((1, 2, 1), "1,2,1"), ((), "")]
+)
+def test_counts_are_written_as_slurm_writes_them(counts, text):
+    assert compress_counts(counts) == text
+    assert not counts or expand_counts(text) == counts

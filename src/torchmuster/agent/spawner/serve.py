@@ -334,6 +334,8 @@ def _start_worker(spawner: Spawner, message: dict[str, Any], fds: list[int]) -> 
     )
     if _fork(spawner, {"kind": "worker", "rank": message["rank"]}, fds):
         return None
+    for name in message.get("unset", ()):
+        os.environ.pop(name, None)
     os.environ.update(message["env"])
     for target, fd in enumerate(fds):
         os.dup2(fd, target)

@@ -1,0 +1,160 @@
+"""What srun and mpiexec say of a process's rank, made true for a worker.
+
+Agents are tasks of such a launcher, or children of a batch script, and workers inherit what it said of them: rank 0 of
+1. A script that was written for the launcher would believe it and train alone. So a worker gets what the launcher
+would have given it, had it started this world itself. Addresses at which a launcher's server waits for the one task
+that it knows are taken away: what speaks MPI there would be another world.
+
+Source: https://slurm.schedmd.com/srun.html, OUTPUT ENVIRONMENT VARIABLES, and Slurm's src/common/env.c,
+`env_array_for_step`; docs.open-mpi.org, "Environment variables"; MPICH's simple_pmi.c; HPE PALS's mpiexec(1).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torchmuster.model.contract import WorkerPlace
+from torchmuster.model.nodelist import expand_counts, expand_hostlist
+
+# srun sets these for every task; a script that asks for one of them asks for the others, too.
+_OF_EVERY_TASK = {
+    "SLURM_PROCID": "rank",
+    "SLURM_LOCALID": "local_rank",
+    "SLURM_NODEID": "node_rank",
+    "SLURM_NTASKS": "world_size",
+    "SLURM_NPROCS": "world_size",
+    "SLURM_NNODES": "num_nodes",
+    "SLURM_TASKS_PER_NODE": "tasks_per_node",
+    "SLURM_STEP_NUM_TASKS": "world_size",
+    "SLURM_STEP_NUM_NODES": "num_nodes",
+    "SLURM_STEP_TASKS_PER_NODE": "tasks_per_node",
+    "SLURM_GTIDS": "ranks_here",
+}
+# The same where they stand already.
+_WHERE_THEY_STAND = {
+    "SLURM_NTASKS_PER_NODE": "each_node",
+    "SLURM_CPUS_PER_TASK": "cpus_per_task",
+    "SLURM_STEP_NODELIST": "nodelist",
+    "PMI_RANK": "rank",
+    "PMI_SIZE": "world_size",
+    "PMI_LOCAL_RANK": "local_rank",
+    "PMI_LOCAL_SIZE": "local_world_size",
+    "PMIX_RANK": "rank",
+    "OMPI_COMM_WORLD_RANK": "rank",
+    "OMPI_COMM_WORLD_SIZE": "world_size",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "local_rank",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "local_world_size",
+    "OMPI_COMM_WORLD_NODE_RANK": "local_rank",  # Open MPI's word for the rank on its node
+    "MV2_COMM_WORLD_RANK": "rank",
+    "MV2_COMM_WORLD_SIZE": "world_size",
+    "MV2_COMM_WORLD_LOCAL_RANK": "local_rank",
+    "MV2_COMM_WORLD_LOCAL_SIZE": "local_world_size",
+    "MPI_LOCALRANKID": "local_rank",
+    "MPI_LOCALNRANKS": "local_world_size",
+    "PALS_RANKID": "rank",
+    "PALS_SIZE": "world_size",
+    "PALS_NODEID": "node_rank",
+    "PALS_LOCAL_RANKID": "local_rank",
+    "PALS_LOCAL_SIZE": "local_world_size",
+}
+# Of one process, or of a server that knows one task here.
+_UNTRUE = frozenset(
+    {
+        *("SLURM_TASK_PID", "SLURM_STEP_LAUNCHER_PORT", "SLURM_SRUN_COMM_HOST"),
+        *("SLURM_SRUN_COMM_PORT", "SLURM_PMIXP_ABORT_AGENT_PORT", "SLURM_PMIX_MAPPING_SERV"),
+        *("PMI_FD", "PMI_PORT", "PMI_ID", "PMI_JOBID", "PMI_SPAWNED", "PMI_UNIVERSE_SIZE"),
+        *("PMI_CONTROL_FD", "PMI_CONTROL_PORT", "PMI_SHARED_SECRET"),
+        *("PMIX_NAMESPACE", "PMIX_ID", "PMIX_SECURITY_MODE", "PMIX_GDS_MODULE"),
+        *("OMPI_MCA_ess_base_jobid", "OMPI_MCA_ess_base_vpid", "OMPI_MCA_orte_hnp_uri"),
+        *("OMPI_MCA_orte_local_daemon_uri", "OMPI_MCA_orte_ess_num_procs"),
+        *("OMPI_APP_CTX_NUM_PROCS", "OMPI_FIRST_RANKS", "OMPI_NUM_APP_CTX", "OMPI_UNIVERSE_SIZE"),
+        *("PALS_APINFO", "PALS_SPOOL_DIR", "PALS_FD"),
+    }
+)
+_UNTRUE_PREFIXES = ("PMIX_SERVER_", "PMIX_DSTORE_", "PMIX_PTL_", "PMI2_")
+_SIZES = (
+    *("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PALS_SIZE"),
+    "MV2_COMM_WORLD_SIZE",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What a worker's environment has otherwise than its agent's."""
+
+    values: Mapping[str, str]
+    removed: tuple[str, ...] = ()
+
+
+def make_true(environment: Mapping[str, str], place: WorkerPlace, tasks_per_node: str) -> Change:
+    """Return how a worker's variables of other launchers differ from its agent's.
+
+    Args:
+        environment: The agent's, of which the worker's is made.
+        place: The worker's.
+        tasks_per_node: The workers of every node, in Slurm's notation: `2(x2),1`.
+    """
+    if _is_task_for_task(environment, place, tasks_per_node):
+        return Change(values={})
+    facts = _facts(environment, place, tasks_per_node)
+    in_slurm = "SLURM_JOB_ID" in environment or "SLURM_JOBID" in environment
+    values = {name: facts[key] for name, key in _OF_EVERY_TASK.items() if in_slurm}
+    values |= {name: facts[key] for name, key in _WHERE_THEY_STAND.items() if name in environment}
+    known = {name: text for name, text in values.items() if text}
+    removed = [name for name in environment if name in values and name not in known]
+    removed += [
+        name for name in environment if name in _UNTRUE or name.startswith(_UNTRUE_PREFIXES)
+    ]
+    return Change(values=known, removed=tuple(removed))
+
+
+def _is_task_for_task(
+    environment: Mapping[str, str], place: WorkerPlace, tasks_per_node: str
+) -> bool:
+    """Say whether each worker is the only one of a task of the launcher: all that it says is true then."""
+    alone = set(_counts(tasks_per_node)) <= {1} and place.local_world_size == 1
+    sizes = {environment[name] for name in _SIZES if name in environment}
+    return alone and sizes == {str(place.world_size)}
+
+
+def _facts(
+    environment: Mapping[str, str], place: WorkerPlace, tasks_per_node: str
+) -> dict[str, str]:
+    """Return the values by their meaning; an empty one can't be told."""
+    counts = _counts(tasks_per_node)
+    first = sum(counts[: place.node_rank])
+    ranks = range(first, first + place.local_world_size)
+    return {
+        "rank": str(place.rank),
+        "local_rank": str(place.local_rank),
+        "node_rank": str(place.node_rank),
+        "world_size": str(place.world_size),
+        "local_world_size": str(place.local_world_size),
+        "num_nodes": str(place.num_nodes),
+        "tasks_per_node": tasks_per_node,
+        "each_node": str(counts[0]) if len(set(counts)) == 1 else "",
+        "ranks_here": ",".join(str(rank) for rank in ranks),
+        "nodelist": _nodelist(environment, place.num_nodes),
+        "cpus_per_task": _cpus_per_task(environment, place.local_world_size),
+    }
+
+
+def _nodelist(environment: Mapping[str, str], num_nodes: int) -> str:
+    """Return the job's nodes if the world is on all of them."""
+    text = environment.get("SLURM_JOB_NODELIST", "")
+    try:
+        return text if len(expand_hostlist(text)) == num_nodes else ""
+    except ValueError:
+        return ""
+
+
+def _cpus_per_task(environment: Mapping[str, str], num_workers: int) -> str:
+    """Return a worker's share of the node, but no more than a task was given."""
+    asked = environment.get("SLURM_CPUS_PER_TASK", "")
+    on_node = environment.get("SLURM_CPUS_ON_NODE", "")
+    if not (asked.isdecimal() and on_node.isdecimal()):
+        return asked
+    return str(min(int(asked), max(1, int(on_node) // num_workers)))
+
+
+def _counts(tasks_per_node: str) -> tuple[int, ...]:
+    return expand_counts(tasks_per_node) if tasks_per_node else ()
