@@ -188,8 +188,10 @@ def logs(run: str, task: str | None, *, follow: bool, rank: int | None, attempt:
     joiner = LineJoiner(prefix_always=rank is None and _num_ranks(view) > 1)
 
     def write(number: int, text: str) -> None:
-        for _, part in joiner.add(number, 1, text):
-            sys.stdout.write(part)
+        pieces = joiner.add(number, 1, text)
+        if follow:  # a progress bar has no end of line for a long time
+            pieces += joiner.show_halves()
+        sys.stdout.write("".join(part for _, part in pieces))
         sys.stdout.flush()
 
     try:

@@ -112,8 +112,10 @@ def print_logs(view: "RunView", task: str | None, attempt: int | None, *, follow
     joiner.names.update(enumerate(names))
 
     def write(name: str, text: str) -> None:
-        for _, part in joiner.add(names.index(name), 1, text):
-            sys.stdout.write(part)
+        pieces = joiner.add(names.index(name), 1, text)
+        if follow:  # a progress bar has no end of line for a long time
+            pieces += joiner.show_halves()
+        sys.stdout.write("".join(part for _, part in pieces))
         sys.stdout.flush()
 
     try:

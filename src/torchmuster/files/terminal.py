@@ -5,10 +5,11 @@ Its queue is bounded: a terminal that does not keep up loses lines, and is told 
 
 import os
 import threading
+import time
 from collections import deque
 from dataclasses import dataclass, field
 
-from torchmuster.model.lines import LineJoiner
+from torchmuster.model.lines import HALF_LINE_S, LineJoiner
 
 _MAX_WAITING_BYTES = 1 << 20
 _OWN_WORDS_BYTES = 1 << 20  # a verdict finds room behind any flood
@@ -28,6 +29,7 @@ class TerminalVoice:
     _waiting_bytes: int = 0
     _lost_lines: int = 0
     _busy: bool = False
+    _halves_due: float | None = None  # when half lines that wait are shown
     _changed: threading.Condition = field(default_factory=threading.Condition)
 
     def start(self) -> None:
@@ -41,29 +43,32 @@ class TerminalVoice:
 
     def say(self, sentence: str) -> None:
         """Print a sentence on standard error, on a line of its own."""
-        for stream, text in self._joiner.interject():
-            self._put(stream, text)
-        text = "".join(f"muster: {line}\n" for line in sentence.splitlines())
-        self._put(2, text, _OWN_WORDS_BYTES)
+        self.print("".join(f"muster: {line}\n" for line in sentence.splitlines()))
 
     def show(self, rank: int, stream: int, text: str, left_out: int) -> None:
         """Print output on the stream that it came from."""
-        for number, part in self._joiner.add(rank, stream, text, left_out):
-            self._put(number, part)
+        with self._changed:
+            self._put_all(self._joiner.add(rank, stream, text, left_out))
+            if self._joiner.waits and self._halves_due is None:
+                self._halves_due = time.monotonic() + HALF_LINE_S
+                self._changed.notify_all()
 
     def print(self, text: str) -> None:
         """Print text as it is on standard error."""
-        for stream, part in self._joiner.interject():
-            self._put(stream, part)
-        self._put(2, text, _OWN_WORDS_BYTES)
+        with self._changed:
+            self._put_all(self._joiner.interject())
+            self._put(2, text, _OWN_WORDS_BYTES)
 
     def flush(self, timeout_s: float) -> None:
         """Print the last half lines and wait for the terminal."""
-        for number, part in self._joiner.rest():
-            self._put(number, part)
         with self._changed:
+            self._put_all(self._joiner.rest())
             self._say_what_was_lost()
             self._changed.wait_for(lambda: not self._queue and not self._busy, timeout_s)
+
+    def _put_all(self, pieces: list[tuple[int, str]]) -> None:
+        for stream, text in pieces:
+            self._put(stream, text)
 
     def _put(self, stream: int, text: str, more_bytes: int = 0) -> None:
         data = text.encode(errors="replace")
@@ -89,8 +94,7 @@ class TerminalVoice:
         gone: set[int] = set()
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: bool(self._queue))
-                stream, data = self._queue.popleft()
+                stream, data = self._next()
                 self._busy = True
             if stream not in gone:
                 try:
@@ -101,6 +105,19 @@ class TerminalVoice:
                 self._waiting_bytes -= len(data)
                 self._busy = False
                 self._changed.notify_all()
+
+    def _next(self) -> tuple[int, bytes]:
+        """Wait for what comes next; half lines that have waited long enough are shown meanwhile."""
+        while True:
+            wait_s = None
+            if self._halves_due is not None:
+                wait_s = self._halves_due - time.monotonic()
+                if wait_s <= 0:
+                    self._halves_due = wait_s = None
+                    self._put_all(self._joiner.show_halves())
+            if self._queue:
+                return self._queue.popleft()
+            self._changed.wait(wait_s)
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -2,12 +2,30 @@
 
 While a single rank prints, its text passes as it is, half lines and carriage returns included, so a
 progress bar moves and a debugger's prompt appears. From the first text of a second rank on, every line
-carries its rank and no line is torn.
+carries its rank and no line is torn: half a line waits a moment for its end (`HALF_LINE_S`), is then
+shown as it stands, and is shown again with its rest when somebody else has spoken in between.
 """
 
 from dataclasses import dataclass, field
 
+HALF_LINE_S = 0.1  # so many short lines that come in pieces are still written in one
 _MAX_HALF_LINE = 64 << 10
+
+_Key = tuple[int, int]  # rank, stream
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenLine:
+    """What stands on the last line of the terminal, which no newline has ended."""
+
+    stream: int
+    key: _Key | None = None  # None: raw text of the only rank
+    half: str = ""  # as much of its half line as is shown
+    width: int = 0  # of all that is drawn
+
+    @property
+    def is_bar(self) -> bool:
+        return "\r" in self.half
 
 
 @dataclass(slots=True)
@@ -17,11 +35,13 @@ class LineJoiner:
     prefix_always: bool = False
     names: dict[int, str] = field(default_factory=dict)  # instead of `rank N`, e.g. of tasks
     _ranks: set[int] = field(default_factory=set)
-    _half: dict[tuple[int, int], str] = field(default_factory=dict)
-    _open_line: int | None = None  # the stream on which a raw half line stands
+    _half: dict[_Key, str] = field(default_factory=dict)
+    _unseen: dict[_Key, None] = field(default_factory=dict)  # half lines with news, in their order
+    _ended: dict[_Key, str] = field(default_factory=dict)  # halves that others' words have ended
+    _open: _OpenLine | None = None
 
     def add(self, rank: int, stream: int, text: str, left_out: int = 0) -> list[tuple[int, str]]:
-        """Return the pieces to write now, each with its stream."""
+        """Return the pieces to write now, each with its stream; half lines wait."""
         self._ranks.add(rank)
         out: list[tuple[int, str]] = []
         if left_out:
@@ -35,43 +55,91 @@ class LineJoiner:
         if len(self._ranks) == 1 and not self.prefix_always:
             if text:
                 out.append((stream, text))
-                self._open_line = None if text.endswith("\n") else stream
+                self._open = None if text.endswith("\n") else _OpenLine(stream)
             return out
-        out += self.interject()
-        return out + self._whole_lines(rank, stream, text)
+        return out + self._whole_lines((rank, stream), text)
+
+    @property
+    def waits(self) -> bool:
+        """Say whether there are half lines that are not shown."""
+        return bool(self._unseen)
+
+    def show_halves(self) -> list[tuple[int, str]]:
+        """Return what shows the half lines that have waited, each as it stands."""
+        keys, self._unseen = list(self._unseen), {}
+        return [piece for key in keys for piece in self._draw(key)]
 
     def interject(self) -> list[tuple[int, str]]:
         """Return what ends a half line, before something else is printed."""
-        if self._open_line is None:
+        if self._open is None:
             return []
-        stream, self._open_line = self._open_line, None
-        return [(stream, "\n")]
+        before, self._open = self._open, None
+        if before.key is not None and not before.is_bar:
+            self._ended[before.key] = before.half
+        return [(before.stream, "\n")]
 
     def rest(self) -> list[tuple[int, str]]:
         """Return the half lines that nobody will end any more."""
-        out = [
-            (stream, f"{self._prefix(rank)}{text}\n")
-            for (rank, stream), text in self._half.items()
-            if text
-        ]
+        out = self.show_halves()
+        if self._open is not None and self._open.key is not None:
+            out += self.interject()
         self._half.clear()
         return out
 
-    def _whole_lines(self, rank: int, stream: int, text: str) -> list[tuple[int, str]]:
-        lines = (self._half.pop((rank, stream), "") + text).split("\n")
+    def _whole_lines(self, key: _Key, text: str) -> list[tuple[int, str]]:
+        lines = (self._half.pop(key, "") + text).split("\n")
         half = lines.pop()
+        if "\r" in half:  # of a line that is drawn again and again only the last state counts
+            half = f"\r{_last_state(half)}"
         if len(half) > _MAX_HALF_LINE:
             lines.append(half)
             half = ""
-        self._half[rank, stream] = half
-        prefix = self._prefix(rank)
-        # Of a line that was drawn again and again only the last state is worth a line.
-        last = [line.rstrip("\r").rpartition("\r")[2] for line in lines]
-        joined = "".join(f"{prefix}{line}\n" for line in last)
-        return [(stream, joined)] if joined else []
+        if half:
+            self._half[key] = half
+        self._unseen.pop(key, None)
+        out = self._end_lines(key, lines) if lines else []
+        if half and (self._open is None or self._open.key != key or self._open.half != half):
+            self._unseen[key] = None
+        return out
+
+    def _end_lines(self, key: _Key, lines: list[str]) -> list[tuple[int, str]]:
+        prefix, stream = self._prefix(key[0]), key[1]
+        out: list[tuple[int, str]] = []
+        if self._ended.pop(key, None) == lines[0]:  # it stands there
+            lines = lines[1:]
+        elif self._open is not None and self._open.key == key:
+            out.append((stream, self._go_on(self._open, lines.pop(0), prefix) + "\n"))
+            self._open = None
+        joined = "".join(f"{prefix}{_last_state(line)}\n" for line in lines)
+        return [*out, *self.interject(), (stream, joined)] if joined else out
+
+    def _draw(self, key: _Key) -> list[tuple[int, str]]:
+        half, stream, before = self._half[key], key[1], self._open
+        text = f"{self._prefix(key[0])}{_last_state(half)}"
+        now = _OpenLine(stream, key, half, len(text))
+        if before is not None and before.key == key:
+            out = [(stream, self._go_on(before, half, self._prefix(key[0])))]
+        elif before is not None and before.is_bar and now.is_bar:
+            # Bars of several ranks take turns on one line: a line for each state would be a flood.
+            out = [(before.stream, "\r"), (stream, text.ljust(before.width))]
+        else:
+            out = [*self.interject(), (stream, text)]
+        self._open = now
+        return out
+
+    def _go_on(self, before: _OpenLine, line: str, prefix: str) -> str:
+        """Return what turns the open line into this one, of which it shows a part."""
+        if "\r" not in line.rstrip("\r"):
+            return line.rstrip("\r").removeprefix(before.half)
+        return "\r" + f"{prefix}{_last_state(line)}".ljust(before.width)
 
     def _prefix(self, rank: int) -> str:
         return f"[{self._name(rank)}] "
 
     def _name(self, rank: int) -> str:
         return self.names.get(rank) or f"rank {rank}"
+
+
+def _last_state(line: str) -> str:
+    """Return what a line that was drawn again and again shows in the end."""
+    return line.rstrip("\r").rpartition("\r")[2]

@@ -55,6 +55,22 @@ def test_half_lines_are_printed_at_the_end():
     assert out == "a\n[rank 1] half\n"
 
 
+def test_half_a_line_among_several_ranks_appears_while_its_rank_goes_on():
+    with start(
+        "voice.show(0, 1, 'a\\n', 0); voice.show(1, 1, '\\r10%', 0); sys.stdin.read(1)",
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        seen = b""
+        while not seen.endswith(b"10%"):
+            part = os.read(process.stdout.fileno(), 100)
+            assert part, seen
+            seen += part
+        process.communicate(b"end", timeout=60)
+
+    assert seen == b"a\n[rank 1] 10%"
+
+
 FLOOD = """
 begun = time.monotonic()
 for i in range(400):

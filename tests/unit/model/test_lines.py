@@ -45,7 +45,7 @@ def test_half_lines_that_nobody_ends_are_written_at_the_end():
     joiner = LineJoiner(prefix_always=True)
     joiner.add(0, 1, "last words")
 
-    assert joiner.rest() == [(1, "[rank 0] last words\n")]
+    assert text_of(joiner.rest()) == "[rank 0] last words\n"
     assert joiner.rest() == []
 
 
@@ -130,6 +130,94 @@ def test_for_any_chunking_every_line_is_a_whole_line_of_one_rank(lines, data):
     for line in text_of(pieces).splitlines(keepends=True):
         rank = int(line.removeprefix("[rank ").partition("]")[0])
         shown[rank] += line.removeprefix(f"[rank {rank}] ")
+    assert shown == texts
+
+
+def test_half_a_line_that_waits_is_shown_and_goes_on_where_it_stands():
+    joiner = LineJoiner(prefix_always=True)
+    joiner.add(0, 1, "loading")
+
+    assert joiner.waits
+    assert joiner.show_halves() == [(1, "[rank 0] loading")]
+    assert not joiner.waits
+    joiner.add(0, 1, " ...")
+    assert joiner.show_halves() == [(1, " ...")]
+    assert joiner.add(0, 1, " done\nnext\n") == [(1, " done\n"), (1, "[rank 0] next\n")]
+
+
+def test_half_a_line_is_ended_when_another_rank_speaks_and_then_shown_whole():
+    joiner = LineJoiner(prefix_always=True)
+    joiner.add(0, 1, "loading")
+    joiner.show_halves()
+
+    assert text_of(joiner.add(1, 1, "hello\n")) == "\n[rank 1] hello\n"
+    assert joiner.show_halves() == []  # it stands there already
+    assert text_of(joiner.add(0, 1, " done\n")) == "[rank 0] loading done\n"
+
+
+def test_a_progress_bar_is_drawn_in_place_and_covers_what_it_was():
+    joiner = LineJoiner(prefix_always=True)
+    shown = []
+    for state in ("100 left", "99 left", "done"):
+        joiner.add(0, 2, f"\r{state}")
+        shown += joiner.show_halves()
+    shown += joiner.add(0, 2, "\n")
+
+    assert text_of(shown) == (
+        "[rank 0] 100 left\r[rank 0] 99 left \r[rank 0] done   \r[rank 0] done\n"
+    )
+
+
+def test_the_bars_of_two_ranks_take_turns_on_one_line():
+    joiner = LineJoiner(prefix_always=True)
+    for percent in (10, 20):
+        for rank in (0, 1):
+            joiner.add(rank, 2, f"\r{percent}%")
+        shown = text_of(joiner.show_halves())
+
+    assert shown == "\r[rank 0] 20%\r[rank 1] 20%"
+    assert text_of(joiner.rest()) == "\n"
+
+
+def test_what_is_shown_already_is_not_written_again_at_the_end():
+    joiner = LineJoiner(prefix_always=True)
+    joiner.add(0, 1, "last words")
+    joiner.show_halves()
+
+    assert text_of(joiner.rest()) == "\n"
+
+
+def test_a_line_without_end_keeps_a_bounded_part():
+    joiner = LineJoiner(prefix_always=True)
+    for _ in range(200):
+        joiner.add(0, 1, "x" * 10_000)
+        joiner.show_halves()
+
+    assert sum(len(half) for half in joiner._half.values()) <= 64 << 10
+
+
+@given(LINES, st.data())
+def test_whenever_halves_are_shown_every_line_of_a_rank_is_there_whole_and_in_order(lines, data):
+    texts = {}
+    for rank, length in lines:
+        texts.setdefault(rank, []).append(f"<{rank}:{'x' * length}>")
+    joiner, pieces = LineJoiner(prefix_always=True), []
+    left = {rank: "\n".join([*own, ""]) for rank, own in texts.items()}
+    while left:
+        rank = data.draw(st.sampled_from(sorted(left)))
+        size = data.draw(st.integers(1, 40))
+        pieces += joiner.add(rank, 1, left[rank][:size])
+        pieces += joiner.show_halves() if data.draw(st.booleans()) else []
+        left[rank] = left[rank][size:]
+        if not left[rank]:
+            del left[rank]
+    pieces += joiner.rest()
+
+    shown = {rank: [] for rank in texts}
+    for line in text_of(pieces).splitlines():
+        name, _, words = line.partition("] ")
+        if words.endswith(">"):  # others are halves that somebody has interrupted
+            shown[int(name.removeprefix("[rank "))].append(words)
     assert shown == texts
 
 
