@@ -4,7 +4,7 @@ import json
 import re
 from pathlib import Path
 
-from launching import PYTHON, clean_environment, run
+from launching import EXACT, PYTHON, clean_environment, run
 
 SCRIPT = Path(__file__).with_name("slow_script.py")
 
@@ -46,3 +46,19 @@ def test_a_run_that_does_not_exist_is_refused(tmp_path):
     refused = command(tmp_path / "home", "restart", "nosuch")
     assert refused.returncode == 4
     assert "there is no run `nosuch`" in refused.stderr
+
+
+def test_when_no_snapshot_is_good_the_run_ends_at_once_and_only_the_user_begins_anew(tmp_path):
+    snapshots = tmp_path / "out" / "snapshots"
+    names = ["step-000000004", "step-000000008"]
+    for name in names:
+        (snapshots / name).mkdir(parents=True)
+        (snapshots / name / "manifest.json").write_bytes(b"x")
+
+    failed = command(tmp_path / "home", "run", "--nproc-per-node", "2", EXACT, snapshots.parent)
+
+    assert failed.returncode == 1
+    assert "there is no good snapshot to resume from" in failed.stderr
+    assert "another attempt would end in the same way, so there was none" in failed.stderr
+    assert f"`mv {snapshots} {snapshots}-damaged`, then start the run again" in failed.stderr
+    assert sorted(path.name for path in snapshots.glob("*step-*")) == names

@@ -11,7 +11,7 @@ from torchmuster.errors import UsageError
 from torchmuster.train.snapshot.folder import Folder
 from torchmuster.train.snapshot.layout import Manifest
 from torchmuster.train.snapshot.load import Loaded
-from torchmuster.train.snapshot.state import SnapshotError, pack, unpack
+from torchmuster.train.snapshot.state import MisfitError, pack, unpack
 from torchmuster.train.wrap import is_sharded, unwrap
 
 _CANT_LOAD = (
@@ -81,7 +81,7 @@ class Objects:
         self._check_names(manifest, folder.url)
         if (manifest.kind == "sharded") != self.is_sharded:
             now = "sharded" if self.is_sharded else "whole on every rank"
-            raise SnapshotError(
+            raise MisfitError(
                 f"the snapshot of step {manifest.step} is {manifest.kind}, the model is {now}",
                 where=folder.url,
                 fix="wrap the model as it was when the snapshot was made",
@@ -101,7 +101,7 @@ class Objects:
             try:
                 self._load_into(thing, state)
             except _CANT_LOAD as error:
-                raise SnapshotError(
+                raise MisfitError(
                     f"`{name}` does not take the snapshot of step {manifest.step}",
                     where=folder.url,
                     why=str(error)[:500],
@@ -114,7 +114,7 @@ class Objects:
         if saved != given:
             lacking = [f"`{name}` is in the snapshot only" for name in sorted(saved - given)]
             extra = [f"`{name}` is in the script only" for name in sorted(given - saved)]
-            raise SnapshotError(
+            raise MisfitError(
                 f"the snapshot of step {manifest.step} holds other objects than the script",
                 where=f"World.resume, {url}",
                 why="; ".join(lacking + extra),

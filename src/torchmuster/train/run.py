@@ -28,7 +28,7 @@ from torchmuster.train.proof import begin_ledger, prove
 from torchmuster.train.runmetrics import RunMetrics, in_words, means_of
 from torchmuster.train.saves import EndOfEpoch, Moment, Saves, generators_from_plain
 from torchmuster.train.snapshot.load import Loaded
-from torchmuster.train.snapshot.state import DamagedError, SnapshotError, unpack
+from torchmuster.train.snapshot.state import MisfitError, SnapshotError, unpack
 
 _DEADLINE_MARGIN_S = 60.0
 
@@ -313,7 +313,7 @@ class Run:
             try:
                 self._begin_at(loaded, seed)
             except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-                raise DamagedError(
+                raise MisfitError(
                     f"the snapshot of step {loaded.manifest.step} holds no run's state",
                     where=self._saves.folder_url,
                     why=repr(error)[:300],
@@ -336,8 +336,9 @@ class Run:
         self._metrics.epoch_totals = {name: (total, weight) for name, (total, weight) in totals}
         if self._data is not None:
             if own["data"] is None:
-                raise SnapshotError(
-                    "the snapshot was made without data=...", where="World.resume(data=...)"
+                raise MisfitError(
+                    "the snapshot was made without data=...",
+                    where="World.resume(data=...)",
                 )
             self._data.load_state_dict(own["data"])
             pieces = [piece["ledger"] for piece in manifest.ranks.values()]

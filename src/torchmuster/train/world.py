@@ -49,7 +49,7 @@ from torchmuster.train.saves import Saves
 from torchmuster.train.sinks import MetricSink, Record
 from torchmuster.train.snapshot.folder import LocalFolder, open_folder
 from torchmuster.train.snapshot.load import load_agreed
-from torchmuster.train.snapshot.state import SnapshotError
+from torchmuster.train.snapshot.state import MisfitError, SnapshotError
 from torchmuster.train.snapshot.writer import Crew
 from torchmuster.train.stream import StreamLoader
 from torchmuster.train.wrap import unwrap, wrap_sharded, wrap_whole
@@ -488,7 +488,7 @@ class World:
 
     def _allow_copies(self, url: str, things: Objects) -> None:
         if things.is_sharded:
-            raise SnapshotError(
+            raise MisfitError(
                 "the nodes don't share the folder of the snapshots, and the model is sharded",
                 where=url,
                 why="each node would hold only its own ranks' part",

@@ -13,13 +13,15 @@ manifest is written last and is the commit.
 import contextlib
 import os
 import re
+import stat
 from typing import Any, Protocol
 
 from torchmuster.train.snapshot import fileops
 from torchmuster.train.snapshot.layout import MANIFEST
-from torchmuster.train.snapshot.state import SnapshotError
+from torchmuster.train.snapshot.state import DamagedError, SnapshotError
 
 _NAME = re.compile(r"step-(\d{9,})")
+_BAD = re.compile(r"bad-step-\d{9,}(-\d+)?")
 _GENERATION = re.compile(r"generation-(\d{1,9})")
 
 
@@ -72,6 +74,9 @@ class Folder(Protocol):
 
     def set_aside(self, step: int) -> str:
         """Take a damaged snapshot out of the way; return its new name."""
+
+    def set_aside_names(self) -> list[str]:
+        """Return the names of the snapshots that were set aside."""
 
     def delete(self, step: int) -> None:
         """Remove a committed snapshot."""
@@ -162,12 +167,17 @@ class LocalFolder:
 
     def size(self, step: int, name: str) -> int:
         """Return the size of a committed file in bytes."""
-        return os.stat(self._path(step, name)).st_size
+        status = os.stat(self._path(step, name))
+        if not stat.S_ISREG(status.st_mode):
+            raise DamagedError(f"{name} is not a plain file", where=name)
+        return status.st_size
 
     def read_into(self, step: int, name: str, buffer: memoryview, begin: int = 0) -> int:
         """Fill `buffer` from a committed file."""
         total = 0
-        with open(self._path(step, name), "rb", buffering=0) as file:
+        # Without O_NONBLOCK, a pipe that takes its place now would let us wait for its writer.
+        fd = os.open(self._path(step, name), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(fd, "rb", buffering=0) as file:
             file.seek(begin)
             while total < len(buffer):
                 count = file.readinto(buffer[total : total + (64 << 20)])
@@ -182,6 +192,10 @@ class LocalFolder:
         fileops.rename(os.path.join(self.url, name_of(step)), os.path.join(self.url, name))
         fileops.sync_dir(self.url)
         return name
+
+    def set_aside_names(self) -> list[str]:
+        """Return the names of the snapshots that were set aside."""
+        return sorted(filter(_BAD.fullmatch, self._names()))
 
     def delete(self, step: int) -> None:
         """Rename, then remove: a removal that is cut short leaves nothing that looks whole."""
@@ -252,11 +266,7 @@ class UrlFolder:
 
     def steps(self) -> list[int]:
         """Return the steps that have a manifest, the newest first."""
-        return [
-            step
-            for step in _sorted_steps(self._names(self._root))
-            if self._fs.exists(self._path(step, MANIFEST))
-        ]
+        return [step for step in _sorted_steps(self._names(self._root)) if self._is_committed(step)]
 
     def begin(self, step: int, generation: int) -> None:
         """Remove what an attempt without a manifest has left."""
@@ -277,7 +287,7 @@ class UrlFolder:
     def abandon(self, step: int, generation: int) -> None:
         """Remove what has no manifest, if it can be ours."""
         is_ours = self.newest_generation() <= generation
-        if is_ours and not self._fs.exists(self._path(step, MANIFEST)):
+        if is_ours and not self._is_committed(step):
             self.delete(step)
 
     def size(self, step: int, name: str) -> int:
@@ -301,6 +311,10 @@ class UrlFolder:
             self._fs.rm_file(self._path(step, name))
         return bad
 
+    def set_aside_names(self) -> list[str]:
+        """Return the names of the snapshots that were set aside."""
+        return sorted(filter(_BAD.fullmatch, self._names(self._root)))
+
     def delete(self, step: int) -> None:
         """Remove a snapshot: its manifest first."""
         # Not rm(recursive=True), nor copy(): they take a `[` or `*` in the folder's name for a pattern.
@@ -313,12 +327,16 @@ class UrlFolder:
     def tidy(self, generation: int) -> None:
         """Remove snapshots without a manifest."""
         for step in _sorted_steps(self._names(self._root)):
-            if not self._fs.exists(self._path(step, MANIFEST)):
+            if not self._is_committed(step):
                 self.delete(step)
 
     def exists_here(self, name: str) -> bool:
         """Say whether a file of that name is visible from this node."""
         return name in self._names(self._root)
+
+    def _is_committed(self, step: int) -> bool:
+        # Not exists(): it takes any error of the storage for an absence, and `tidy` would delete.
+        return MANIFEST in self._names(f"{self._root}/{name_of(step)}")
 
     def _names(self, path: str) -> list[str]:
         self._fs.invalidate_cache()

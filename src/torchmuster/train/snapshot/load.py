@@ -1,30 +1,33 @@
 """Read a snapshot: every byte verified, the newest good one taken, the same one on all ranks.
 
-one rank a folder     lists, verifies, sets damaged ones aside
+one rank a folder     lists and verifies (`verify.py`), and changes nothing
 all ranks             learn who has the newest; its owner sends it to all (a whole snapshot)
                       or each reads what it needs (a sharded one, on a shared folder)
+one rank a folder     sets aside what is proved to be damaged, now that a good one is known
 """
 
-import zlib
+import json
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NoReturn
 
 import torch
 
 from torchmuster.train.exchange import broadcast_buffer, broadcast_bytes, gather_ints
 from torchmuster.train.snapshot.folder import Folder, name_of
-from torchmuster.train.snapshot.layout import (
-    MANIFEST,
-    Manifest,
-    decode_manifest,
-    encode_manifest,
-    view_of,
+from torchmuster.train.snapshot.layout import Manifest, decode_manifest, encode_manifest, view_of
+from torchmuster.train.snapshot.state import (
+    DamagedError,
+    MisfitError,
+    NoGoodSnapshotError,
+    SnapshotError,
+    UnreadableError,
+    dtype_named,
 )
-from torchmuster.train.snapshot.state import DamagedError, SnapshotError, dtype_named
+from torchmuster.train.snapshot.verify import Patience, read_verified
 
-_MAX_MANIFEST_BYTES = 1 << 30
-_BLOCK_BYTES = 32 << 20
-_NONE, _FAILED = -1, -2
+_NONE, _NONE_GOOD, _UNREADABLE = -1, -2, -3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,97 +50,63 @@ class Loaded:
         return found
 
 
-def read_manifest(folder: Folder, step: int) -> Manifest:
-    """Return a snapshot's manifest.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """What one look into a folder has found; nothing was changed by it.
 
-    Raises:
-        DamagedError: It isn't whole.
+    Attributes:
+        loaded: The newest good snapshot.
+        damaged: Those that are newer, with the proof.
+        bad: Names of those that earlier starts have set aside.
     """
-    try:
-        size = folder.size(step, MANIFEST)
-        if size > _MAX_MANIFEST_BYTES:
-            raise DamagedError(f"the manifest has {size} bytes", where=MANIFEST)
-        raw = bytearray(size)
-        count = folder.read_into(step, MANIFEST, memoryview(raw))
-    except OSError as error:
-        raise DamagedError(
-            "the manifest can't be read", where=MANIFEST, why=error.strerror or str(error)
-        ) from error
-    manifest = decode_manifest(bytes(raw[:count]))
-    if manifest.step != step:
-        raise DamagedError(f"the manifest is that of step {manifest.step}", where=MANIFEST)
-    return manifest
+
+    loaded: Loaded | None
+    damaged: tuple[tuple[int, DamagedError], ...] = ()
+    bad: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> int:
+        """The step of the good snapshot, or why there is none."""
+        if self.loaded is not None:
+            return self.loaded.manifest.step
+        return _NONE_GOOD if self.damaged or self.bad else _NONE
 
 
-def read_file(folder: Folder, manifest: Manifest, name: str, *, keep: bool) -> torch.Tensor:
-    """Return a data file's bytes (`(num_bytes,)` uint8, empty without `keep`), verified.
-
-    Raises:
-        DamagedError: Size or checksum differ from the manifest's.
-    """
-    entry = manifest.files[name]
-    try:
-        size = folder.size(manifest.step, name)
-        if size != entry.num_bytes:
-            raise DamagedError(f"{name} has {size} of {entry.num_bytes} bytes", where=name)
-        buffer = torch.empty(entry.num_bytes if keep else 0, dtype=torch.uint8)
-        crc = 0
-        for begin in range(0, entry.num_bytes, _BLOCK_BYTES):
-            length = min(_BLOCK_BYTES, entry.num_bytes - begin)
-            block = (
-                buffer[begin : begin + length] if keep else torch.empty(length, dtype=torch.uint8)
-            )
-            view = memoryview(block.numpy())
-            if folder.read_into(manifest.step, name, view, begin) != length:
-                raise DamagedError(f"{name} ended early", where=name)
-            crc = zlib.crc32(view, crc)
-    except OSError as error:
-        raise DamagedError(
-            f"{name} can't be read", where=name, why=error.strerror or str(error)
-        ) from error
-    if crc != entry.crc32:
-        raise DamagedError(
-            f"{name} was changed after it was written",
-            where=name,
-            why=f"its checksum is {crc:08x}, {entry.crc32:08x} was written down",
-        )
-    return buffer
-
-
-def read_newest(folder: Folder, report: Callable[[str], None]) -> Loaded | None:
-    """Return the newest good snapshot of a folder; damaged ones are set aside and reported.
+def look(folder: Folder, report: Callable[[str], None], patience: Patience | None = None) -> Look:
+    """Return the newest good snapshot of a folder, and the damaged ones in front of it.
 
     Sharded snapshots are verified here too, but not kept in memory.
 
     Raises:
-        SnapshotError: There are snapshots, and none is good.
+        UnreadableError: The storage did not give a file's bytes, so nothing is known of it.
     """
+    patience = patience or Patience(report)
     damaged = []
     for step in folder.steps():
         try:
-            manifest = read_manifest(folder, step)
-            keep = manifest.kind == "whole"
-            buffers = {
-                name: read_file(folder, manifest, name, keep=keep) for name in manifest.files
-            }
-            return Loaded(manifest=manifest, buffers=buffers if keep else {})
+            manifest, buffers = read_verified(folder, step, patience)
         except DamagedError as error:
-            name = _set_aside(folder, step)
-            damaged.append(f"{name_of(step)}/{error.where}: {error.what}")
-            report(
-                f"error: snapshot {name_of(step)} is damaged\n"
-                f"  at: {folder.url}/{name_of(step)}/{error.where}\n"
-                f"  because: {error.what}{f' ({error.why})' if error.why else ''}\n"
-                f"hint: it was set aside as {name}; the next older one is tried"
-            )
-    if damaged:
-        raise SnapshotError(
-            "there is no good snapshot to resume from",
-            where=folder.url,
-            why="; ".join(damaged),
-            fix="restore a copy, or begin anew by choosing another folder",
+            damaged.append((step, error))
+            continue
+        loaded = Loaded(manifest=manifest, buffers=buffers)
+        return Look(loaded=loaded, damaged=tuple(damaged))
+    return Look(loaded=None, damaged=tuple(damaged), bad=tuple(folder.set_aside_names()))
+
+
+def set_damaged_aside(folder: Folder, found: Look, report: Callable[[str], None]) -> None:
+    """Rename what is proved to be damaged, and say so; only when a good one is known.
+
+    Raises:
+        SnapshotError: The folder can't be written.
+    """
+    for step, error in found.damaged:
+        name = _set_aside(folder, step)
+        report(
+            f"error: snapshot {name_of(step)} is damaged\n"
+            f"  at: {folder.url}/{name_of(step)}/{error.where}\n"
+            f"  because: {error.what}{f' ({error.why})' if error.why else ''}\n"
+            f"hint: it was set aside as {name}; the next older good one is taken"
         )
-    return None
 
 
 def _set_aside(folder: Folder, step: int) -> str:
@@ -150,6 +119,26 @@ def _set_aside(folder: Folder, step: int) -> str:
             why=error.strerror or str(error),
             fix="see that the folder is writable",
         ) from error
+
+
+def none_good(folder: Folder, found: Look) -> NoGoodSnapshotError:
+    """Return the error on a folder whose snapshots are all damaged."""
+    proofs = [f"{name_of(step)}/{error.where}: {error.what}" for step, error in found.damaged]
+    proofs += [f"{name} was set aside as damaged before" for name in found.bad]
+    return NoGoodSnapshotError(
+        "there is no good snapshot to resume from",
+        where=folder.url,
+        why="; ".join(proofs),
+        fix=f"restore a copy; or begin anew at step 0: {_begin_anew(folder.url)}",
+    )
+
+
+def _begin_anew(url: str) -> str:
+    """Return the command by which a user, and nobody else, chooses to begin anew."""
+    if "://" in url:
+        return "choose another folder=..., or move what lies in this one away"
+    folder = shlex.quote(url)
+    return f"`mv {folder} {folder}-damaged`, then start the run again"
 
 
 def load_agreed(
@@ -165,36 +154,36 @@ def load_agreed(
         report: Gets a message for each snapshot that was set aside.
 
     Raises:
-        SnapshotError: On all ranks, when one of them found no good snapshot among several.
+        NoGoodSnapshotError: On all ranks, when there are snapshots and none is good anywhere.
+        UnreadableError: On all ranks, when one of them could not read what there is.
     """
-    found: Loaded | None = None
-    failure: SnapshotError | None = None
+    found, failure = Look(loaded=None), None
     if reads:
         try:
-            found = read_newest(folder, report)
-        except SnapshotError as error:
+            found = look(folder, report)
+        except UnreadableError as error:
             failure = error
-    mine = _FAILED if failure else (_NONE if found is None else found.manifest.step)
-    steps = [row[0] for row in gather_ints([mine])]
-    best = max(steps)
-    if best < 0:
-        _raise_together(failure, steps)
-        return None
-    return _send(found, steps.index(best))
+    mine = _UNREADABLE if failure is not None else found.kind
+    kinds = [row[0] for row in gather_ints([mine])]
+    best = max(kinds)
+    if _UNREADABLE in kinds:
+        _raise_together(failure, kinds.index(_UNREADABLE), UnreadableError)
+    if best >= 0:
+        set_damaged_aside(folder, found, report)
+        return _send(found.loaded, kinds.index(best))
+    if _NONE_GOOD in kinds:
+        hopeless = none_good(folder, found) if mine == _NONE_GOOD else None
+        _raise_together(hopeless, kinds.index(_NONE_GOOD), NoGoodSnapshotError)
+    return None
 
 
-def _raise_together(failure: SnapshotError | None, steps: list[int]) -> None:
-    if _FAILED not in steps:
-        return
-    source = steps.index(_FAILED)
-    words = "\n".join([failure.what, failure.where or "", failure.why or ""]) if failure else ""
-    what, where, *why = broadcast_bytes(words.encode(), source).decode().split("\n")
-    raise SnapshotError(
-        what,
-        where=where,
-        why="; ".join(why),
-        fix="restore a copy, or begin anew by choosing another folder",
-    )
+def _raise_together(mine: SnapshotError | None, source: int, kind: type[SnapshotError]) -> NoReturn:
+    """Raise the error of one rank on all of them."""
+    words = {}
+    if mine is not None:
+        words = {"what": mine.what, "where": mine.where, "why": mine.why, "fix": mine.fix}
+    said = json.loads(broadcast_bytes(json.dumps(words).encode(), source))
+    raise kind(said.pop("what"), **said)
 
 
 def _send(found: Loaded | None, owner: int) -> Loaded:
@@ -236,7 +225,7 @@ def check_tensors(
     problems += [f"{path}: not in the script" for path in saved if path not in wanted]
     if problems:
         more = f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
-        raise SnapshotError(
+        raise MisfitError(
             f"the snapshot of step {manifest.step} is that of another model:"
             f" {len(problems)} tensors differ",
             why="; ".join(problems[:8]) + more,

@@ -23,7 +23,7 @@ from torchmuster.train.snapshot.folder import Folder
 from torchmuster.train.snapshot.layout import Chunk, Manifest, TensorEntry, view_of
 from torchmuster.train.snapshot.load import check_tensors
 from torchmuster.train.snapshot.staging import Box
-from torchmuster.train.snapshot.state import DamagedError, SnapshotError, dtype_named
+from torchmuster.train.snapshot.state import DamagedError, UnreadableError, dtype_named
 
 
 def boxes_of(tensors: dict[str, torch.Tensor], rank: int) -> list[Box]:
@@ -101,13 +101,13 @@ class _Reader:
         try:
             count = self._folder.read_into(step, chunk.file, buffer, chunk.begin)
         except OSError as error:
-            raise SnapshotError(
+            raise UnreadableError(
                 f"{chunk.file} of the snapshot of step {step} can't be read here",
                 where=url,
                 why=error.strerror or str(error),
             ) from error
         if count != len(buffer):
-            raise DamagedError(f"{chunk.file} of step {step} ended early", where=url)
+            raise UnreadableError(f"{chunk.file} of step {step} ended early", where=url)
 
 
 def _metadata(manifest: Manifest) -> Metadata:

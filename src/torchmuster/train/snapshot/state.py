@@ -27,8 +27,26 @@ class SnapshotError(MusterError):
     exit_code = 10
 
 
+class MisfitError(SnapshotError):
+    """The script and a snapshot don't fit each other: so it is in every attempt."""
+
+    muster_final = True
+
+
 class DamagedError(SnapshotError):
-    """A snapshot's files are not what was written."""
+    """A snapshot's files are proved not to be what was written."""
+
+    muster_final = True
+
+
+class UnreadableError(SnapshotError):
+    """The storage did not give a snapshot's bytes; another attempt may get them."""
+
+
+class NoGoodSnapshotError(SnapshotError):
+    """There are snapshots and all are damaged: only the user may choose to begin anew."""
+
+    muster_final = True
 
 
 def pack(value: Any, path: str, tensors: dict[str, torch.Tensor], depth: int = 0) -> Any:
@@ -40,8 +58,9 @@ def pack(value: Any, path: str, tensors: dict[str, torch.Tensor], depth: int = 0
     if value is None or isinstance(value, (bool, str)) or type(value) is int:
         return value
     if depth > _MAX_DEPTH:
-        raise SnapshotError(
-            f"a value nested more than {_MAX_DEPTH} deep can't be saved", where=path
+        raise MisfitError(
+            f"a value nested more than {_MAX_DEPTH} deep can't be saved",
+            where=path,
         )
     if isinstance(value, (torch.Tensor, np.ndarray)):
         return _pack_tensor(value, path, tensors)
@@ -59,7 +78,7 @@ def pack(value: Any, path: str, tensors: dict[str, torch.Tensor], depth: int = 0
 
 
 def _refusal(kind: str, path: str) -> SnapshotError:
-    return SnapshotError(
+    return MisfitError(
         f"{kind} can't be saved",
         where=path,
         why="a snapshot holds tensors, numbers, text, lists, tuples, sets and dicts: nothing that"

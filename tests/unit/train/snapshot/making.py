@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from torchmuster.train.snapshot import writer
+from torchmuster.train.snapshot.load import look, none_good, set_damaged_aside
 from torchmuster.train.snapshot.staging import Staging, whole_boxes
 from torchmuster.train.snapshot.state import pack
 
@@ -45,6 +46,16 @@ def state_of(step):
 def save(folder, step, *, state=None, generation=1, keep=100):
     crew = crew_of(folder, generation=generation, keep=keep)
     writer.write(crew, order_of(step, state or state_of(step)))
+
+
+def read_newest(folder, report, patience=None):
+    """Return what a world of one loads, or raise as it does."""
+    found = look(folder, report, patience)
+    if found.loaded is not None:
+        set_damaged_aside(folder, found, report)
+    elif found.damaged or found.bad:
+        raise none_good(folder, found)
+    return found.loaded
 
 
 def forge(plain):

@@ -1,5 +1,7 @@
 """A changed byte anywhere in a snapshot is found, named, and costs only that snapshot."""
 
+import errno
+import os
 import random
 from pathlib import Path
 
@@ -8,9 +10,14 @@ import torch
 
 from torchmuster.train.snapshot.folder import LocalFolder
 from torchmuster.train.snapshot.layout import MANIFEST
-from torchmuster.train.snapshot.load import read_newest
-from torchmuster.train.snapshot.state import SnapshotError, unpack
-from unit.train.snapshot.making import DATA, save, state_of
+from torchmuster.train.snapshot.state import (
+    NoGoodSnapshotError,
+    SnapshotError,
+    UnreadableError,
+    unpack,
+)
+from torchmuster.train.snapshot.verify import Patience
+from unit.train.snapshot.making import DATA, read_newest, save, state_of
 
 NUM_HARMS = 1000
 
@@ -124,3 +131,115 @@ def test_when_none_is_good_the_run_does_not_begin_anew_in_silence(folder):
 
 def test_an_empty_folder_is_no_error(tmp_path):
     assert read_newest(LocalFolder(str(tmp_path / "none")), pytest.fail) is None
+
+
+def test_when_none_is_good_nothing_is_renamed_and_every_start_says_the_same(folder):
+    path_of(folder, 1, DATA).write_bytes(b"x")
+    path_of(folder, 2, MANIFEST).unlink()
+    before = sorted(p.name for p in Path(folder.url).iterdir())
+    for _ in range(3):
+        with pytest.raises(NoGoodSnapshotError, match="no good snapshot") as caught:
+            read_newest(folder, pytest.fail)
+        assert caught.value.muster_final
+        assert f"mv {folder.url} {folder.url}-damaged" in caught.value.fix
+    assert sorted(p.name for p in Path(folder.url).iterdir()) == before
+
+
+def test_a_folder_with_nothing_but_what_was_set_aside_is_no_beginning(folder):
+    folder.set_aside(1)
+    folder.set_aside(2)
+    with pytest.raises(NoGoodSnapshotError, match="no good snapshot") as caught:
+        read_newest(folder, pytest.fail)
+    assert "bad-step-000000001 was set aside as damaged before" in caught.value.why
+
+
+class Faulty(LocalFolder):
+    """Gives an error from a draw of its reads and looks, a number of times."""
+
+    def __init__(self, path, number, times):
+        super().__init__(path)
+        self.number, self.times, self.renamed = number, times, []
+
+    def fail(self):
+        if self.times:
+            self.times -= 1
+            raise OSError(self.number, os.strerror(self.number))
+
+    def size(self, step, name):
+        self.fail()
+        return super().size(step, name)
+
+    def read_into(self, step, name, buffer, begin=0):
+        self.fail()
+        return super().read_into(step, name, buffer, begin)
+
+    def set_aside(self, step):
+        self.renamed.append(step)
+        return super().set_aside(step)
+
+
+class Clock:
+    """A clock that only waits move."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+    def wait(self, seconds):
+        self.now += seconds
+
+
+def patience(said, clock):
+    return Patience(said.append, limit_s=60.0, wait=clock.wait, clock=clock)
+
+
+READING = (errno.EIO, errno.ESTALE, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ETIMEDOUT)
+
+
+@pytest.mark.parametrize("number", READING)
+def test_a_storage_that_recovers_costs_no_snapshot(folder, number):
+    said, clock = [], Clock()
+    faulty = Faulty(folder.url, number, times=random.Random(number).randint(1, 12))
+    assert read_newest(faulty, pytest.fail, patience(said, clock)).manifest.step == 2
+    assert faulty.renamed == []
+    assert clock.now <= 60.0
+    (words,) = said
+    assert f"can't be read ({os.strerror(number)}): trying again for up to 60 s" in words
+
+
+@pytest.mark.parametrize("number", [*READING, errno.EACCES, errno.EPERM])
+def test_a_storage_that_gives_only_errors_is_not_taken_for_damage(folder, number):
+    faulty, clock = Faulty(folder.url, number, times=-1), Clock()
+    for _ in range(2):
+        with pytest.raises(UnreadableError) as caught:
+            read_newest(faulty, pytest.fail, patience([], clock))
+        assert caught.value.why == os.strerror(number)
+        assert not caught.value.muster_final
+    assert faulty.renamed == []
+    assert faulty.steps() == [2, 1]
+    # Rights do not come back by waiting.
+    assert (clock.now == 0) == (number in (errno.EACCES, errno.EPERM))
+
+
+def test_a_folder_that_goes_away_while_it_is_read_proves_no_damage(folder):
+    away = Path(folder.url).with_name("away")
+
+    class Leaving(LocalFolder):
+        def size(self, step, name):
+            if not away.exists():
+                Path(self.url).rename(away)
+            return super().size(step, name)
+
+    with pytest.raises(UnreadableError):
+        read_newest(Leaving(folder.url), pytest.fail, patience([], Clock()))
+    assert LocalFolder(str(away)).steps() == [2, 1]
+
+
+@pytest.mark.parametrize("name", [DATA, MANIFEST])
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink(path, path)])
+def test_what_is_not_a_plain_file_is_damage_and_never_waited_for(folder, name, make):
+    path_of(folder, 2, name).unlink()
+    make(path_of(folder, 2, name))
+    check_found(folder, name)

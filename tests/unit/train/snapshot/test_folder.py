@@ -9,10 +9,9 @@ import pytest
 from torchmuster.train.snapshot import fileops
 from torchmuster.train.snapshot.folder import LocalFolder, UrlFolder, open_folder
 from torchmuster.train.snapshot.layout import MANIFEST
-from torchmuster.train.snapshot.load import read_newest
 from torchmuster.train.snapshot.state import SnapshotError
 from torchmuster.train.snapshot.writer import keep_newest
-from unit.train.snapshot.making import DATA, save
+from unit.train.snapshot.making import DATA, read_newest, save
 
 
 @pytest.fixture
@@ -142,6 +141,24 @@ def test_what_was_left_half_written_is_tidied_by_the_next_start(folder):
         assert sorted(os.listdir(folder.url)) == ["generation-2", "step-000000001"]
     else:
         assert not folder._fs.exists(f"{folder._root}/step-000000002")
+
+
+def test_an_object_store_that_gives_errors_loses_nothing_by_tidying(memory, monkeypatch):
+    """fsspec's exists() takes any error for an absence."""
+    folder = open_folder(memory)
+    save(folder, 1)
+
+    def fail(*_args, **_kwargs):
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folder._fs, "exists", lambda *_: False)
+        folder.tidy(folder.claim_generation())
+        patch.setattr(folder._fs, "ls", fail)
+        with pytest.raises(OSError, match="Input/output"):
+            folder.tidy(2)
+    assert folder.steps() == [1]
+    assert read_newest(folder, pytest.fail).manifest.step == 1
 
 
 def test_tidying_leaves_the_own_generation_and_other_peoples_files_alone(tmp_path):

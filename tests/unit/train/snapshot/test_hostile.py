@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from torchmuster.train.objects import Objects
 from torchmuster.train.snapshot.folder import LocalFolder
 from torchmuster.train.snapshot.layout import MANIFEST, decode_manifest
-from torchmuster.train.snapshot.load import read_newest
 from torchmuster.train.snapshot.state import DamagedError, SnapshotError, unpack
-from unit.train.snapshot.making import DATA, forge, plain_of, save, state_of
+from unit.train.snapshot.making import DATA, forge, plain_of, read_newest, save, state_of
 
 pytestmark = pytest.mark.usefixtures("no_unpickling")
 _unpickled = []

@@ -8,10 +8,9 @@ from torchmuster.errors import UsageError
 from torchmuster.train.objects import Objects
 from torchmuster.train.snapshot import writer
 from torchmuster.train.snapshot.folder import LocalFolder
-from torchmuster.train.snapshot.load import read_newest
 from torchmuster.train.snapshot.staging import Staging, whole_boxes
 from torchmuster.train.snapshot.state import SnapshotError
-from unit.train.snapshot.making import DATA, crew_of
+from unit.train.snapshot.making import DATA, crew_of, read_newest
 
 pytestmark = pytest.mark.usefixtures("alone")
 

@@ -14,10 +14,9 @@ from torchmuster.model.text import render_report, report_of_error
 from torchmuster.train.snapshot import fileops, writer
 from torchmuster.train.snapshot.folder import LocalFolder
 from torchmuster.train.snapshot.layout import MANIFEST
-from torchmuster.train.snapshot.load import read_newest
 from torchmuster.train.snapshot.saver import Saver
 from torchmuster.train.snapshot.state import SnapshotError
-from unit.train.snapshot.making import DATA, crew_of, order_of, save, state_of
+from unit.train.snapshot.making import DATA, crew_of, order_of, read_newest, save, state_of
 
 
 class FullSink:
