@@ -32,6 +32,7 @@ from torchmuster.model.failure import EndKind, WorkerEnd, describe, first_cause
 from torchmuster.model.nodelist import compress_counts
 from torchmuster.model.plan import RunPlan
 from torchmuster.model.ranks import NodeRanks, assign_ranks, compress_ranks
+from torchmuster.model.stop import StopCause, better_cause, cause_of_stop, end_by_stop
 from torchmuster.model.verdict import (
     Circumstances,
     Report,
@@ -110,7 +111,7 @@ class _Client:
 @dataclass(slots=True)
 class _StopRequest:
     signum: int
-    who: str
+    cause: StopCause
     kill_at: float
     sent: bool = False
     killed: bool = False
@@ -164,6 +165,7 @@ class Coordinator:
         self._debugging: set[int] = set()
         self._last_stop = ""
         self._is_time_up = False
+        self._lost: dict[str, str] = {}  # nodes that are missing now, and why
         self._asked_for: set[int] = set()
         self._refusals: dict[str, float] = {}
         self._why_next = "start"
@@ -348,6 +350,7 @@ class Coordinator:
         channel.send_nowait(
             messages.Welcome(run_id=self.plan.run_id, node=name, tee=self.plan.tee.value)
         )
+        self._lost.pop(name, None)
         self.event("agent_joined", node=name, host=hello.host, pid=hello.pid)
         if self.result is not None:
             joined.set_result(member)
@@ -385,6 +388,7 @@ class Coordinator:
             return
         name = self._name(member)
         in_attempt = self.attempt is not None and member in self.attempt.members.values()
+        self._lost[name] = why
         self.event("node_lost", node=name, why=why)
         if member.place is not None and self._hangs is not None:
             self._hangs.lose(member.place)
@@ -471,7 +475,7 @@ class Coordinator:
                 # Schedulers send SIGTERM to every agent, some twice; Ctrl-C twice means at once.
                 repeat = signum == signal.SIGINT and member.interrupted
                 member.interrupted = signum == signal.SIGINT
-                self._request_stop(signum, f"the agent of {self._name(member)}", repeat=repeat)
+                self._request_stop(signum, cause_of_stop(signum), repeat=repeat)
 
     def _note_up(self, attempt: Attempt, member: Member) -> None:
         if member.place is None or member.place in attempt.places_up:
@@ -528,9 +532,9 @@ class Coordinator:
                 if owner and self._asked_for:
                     places = tuple(sorted(self._asked_for))
                     client.channel.send_nowait(messages.NeedNodes(places=places))
-            case messages.Stop(signum=signum, at_once=at_once, who=who, time_is_up=time_is_up):
+            case messages.Stop(signum=signum, at_once=at_once, cause=cause, time_is_up=time_is_up):
                 self._is_time_up = self._is_time_up or time_is_up
-                self._request_stop(signum, who, repeat=at_once)
+                self._request_stop(signum, cause, repeat=at_once)
             case messages.Forward(signum=signum, last=last):
                 self._last_stop = last or self._last_stop
                 for member in self._attempt_members():
@@ -858,16 +862,19 @@ class Coordinator:
 
     # Stopping.
 
-    def _request_stop(self, signum: int, who: str, *, repeat: bool) -> None:
+    def _request_stop(self, signum: int, cause: StopCause, *, repeat: bool) -> None:
         now = time.monotonic()
+        cause = better_cause(cause, cause_of_stop(signum, node_is_lost=bool(self._lost)))
         if self._stop is None:
             kill_at = now if repeat else now + self.plan.limits.grace_s
-            self._stop = _StopRequest(signum, who, kill_at)
+            self._stop = _StopRequest(signum, cause, kill_at)
             name = contract.signal_name(signum)
-            grace = self.plan.limits.grace_s
+            grace, who = self.plan.limits.grace_s, cause.value
             text = f"{who} asked to stop: {name} goes to every worker, SIGKILL after {grace:.0f} s"
             self.event("stopping", signal=name, who=who, text=text)
-        elif repeat:
+            return
+        self._stop.cause = better_cause(self._stop.cause, cause)
+        if repeat:
             self._stop.kill_at = now
 
     def _advance_stop(self, stop: _StopRequest, now: float) -> None:
@@ -885,19 +892,10 @@ class Coordinator:
         if stop is None:
             return
         ends = attempt.ends if attempt is not None else []
-        if self._is_time_up or any(end.exit_code == contract.EX_TEMPFAIL for end in ends):
-            report = Report(
-                error="the run was preempted and can be resumed",
-                because=(f"{stop.who} asked to stop with {contract.signal_name(stop.signum)}",),
-                hint=f"muster restart {self.plan.run_id}",
-            )
-            self._finish(RunState.PREEMPTED, contract.EX_TEMPFAIL, report)
-            return
-        report = Report(
-            error=f"the run was stopped with {contract.signal_name(stop.signum)}",
-            because=(f"{stop.who} asked for it",),
+        saved = self._is_time_up or any(end.exit_code == contract.EX_TEMPFAIL for end in ends)
+        self._finish(
+            *end_by_stop(stop.cause, stop.signum, self.plan.run_id, saved=saved, lost=self._lost)
         )
-        self._finish(RunState.CANCELLED, 128 + stop.signum, report)
 
     # Ending.
 
@@ -1060,6 +1058,7 @@ class Coordinator:
             cause=cause,
             lost_s=round(self._lost_s, 3),
             logs_lost_lines=self._logs_lost,
+            node_was_lost=self._stop is not None and bool(self._lost),
         )
 
     async def _say_goodbye(self, result: Result) -> None:

@@ -331,9 +331,9 @@ class GroupHead:
                     self._clients.remove(channel)
             case messages.Watch():
                 self._clients.append(channel)
-            case messages.Stop(who=who, at_once=at_once):
+            case messages.Stop(who=who, cause=cause, at_once=at_once):
                 grace_s = 0.0 if at_once else None
-                self._stop(State.FAILED_CANCELED, f"stopped by {who}", grace_s)
+                self._stop(State.FAILED_CANCELED, f"stopped by {who or cause.value}", grace_s)
             case _ if isinstance(message, messages.FromExecClient):
                 self._execs.from_client(channel, message)
 

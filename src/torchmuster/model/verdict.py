@@ -13,7 +13,7 @@ from torchmuster.model.ranks import name_ranks
 
 
 class RunState(enum.Enum):
-    """Where a run stands; the last five are final, and of an unknown one nobody can tell."""
+    """Where a run stands; the last six are final, and of an unknown one nobody can tell."""
 
     STARTING = "starting"
     WAITING = "waiting"
@@ -22,6 +22,7 @@ class RunState(enum.Enum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     PREEMPTED = "preempted"
+    TIMED_OUT = "timed out"
     CANCELLED = "cancelled"
     LOST = "lost"
 
@@ -58,6 +59,7 @@ class Result:
     cause: WorkerEnd | None = None
     lost_s: float = 0.0
     logs_lost_lines: int = 0
+    node_was_lost: bool = False  # it was stopped while a node was missing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

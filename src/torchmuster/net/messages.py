@@ -14,6 +14,7 @@ from torchmuster.model.failure import WorkerEnd
 from torchmuster.model.network import Interface, PairResult
 from torchmuster.model.progress import RankProgress, RankStack
 from torchmuster.model.ranks import NodeRanks
+from torchmuster.model.stop import StopCause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -354,7 +355,8 @@ class Stop(Message):
 
     signum: int
     at_once: bool = False
-    who: str = "the user"
+    cause: StopCause = StopCause.USER
+    who: str = ""  # in words of its own, where the cause does not say it all
     time_is_up: bool = False  # what was saved can be resumed in another job
 
 

@@ -85,7 +85,7 @@ async def send_stop(view: RunView, signum: int, *, at_once: bool) -> None:
             where=f"{where['host']}:{where['port']}",
             why=str(error),
         ) from error
-    channel.send_nowait(messages.Stop(signum=signum, at_once=at_once, who="`muster cancel`"))
+    channel.send_nowait(messages.Stop(signum=signum, at_once=at_once))
     await channel.close()
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 STOP_BEFORE_S = 15.0  # what the next link's requeue or submission may take
 KILL_AFTER_S = 5.0
 _NEAR_S = 90.0  # the training library keeps a minute back for its last save
+_CLOCKS_DIFFER_S = 3.0  # the scheduler counts in seconds of its own
 LAST_STOP = "the time of the job is over"
 
 
@@ -30,11 +31,11 @@ class Deadline:
     was_up: bool = False
 
     def find_out(self) -> None:
-        """Ask for the end where it is needed and not known.
+        """Ask for the end where it is not known: a warning needs it, and a signal that comes then is the time limit.
 
         Not while the agents are watched: whatever else this process has started then is ended as an orphan.
         """
-        if self.ends_at is None and self.ask is not None and (self.warn_s > 0 or self.goes_on):
+        if self.ends_at is None and self.ask is not None:
             self.ends_at = self.ask()
 
     async def watch(
@@ -83,6 +84,12 @@ class Deadline:
         now = time.time() if now is None else now
         near = self.ends_at is not None and now >= self.ends_at - max(self.warn_s, _NEAR_S)
         return self.was_up or near
+
+    def is_over(self, now: float | None = None) -> bool:
+        """Say whether a signal that comes now comes because of the time: not a second earlier for a mere warning."""
+        if self.ends_at is None:
+            return self.was_up
+        return (time.time() if now is None else now) >= self.ends_at - _CLOCKS_DIFFER_S
 
 
 async def _sleep_until(at: float) -> None:

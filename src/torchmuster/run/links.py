@@ -22,7 +22,7 @@ from torchmuster.run.record import read_result
 _ON_ITS_WAY = frozenset({JobState.ENDING, JobState.PENDING, JobState.REQUEUED})
 _FATE_KNOWN_S = 900.0  # after a signal's end; later nobody asks the scheduler
 # A link that ended so may be followed by another; only its head knows.
-_MAY_GO_ON = frozenset({RunState.PREEMPTED, RunState.CANCELLED})
+_MAY_GO_ON = frozenset({RunState.PREEMPTED, RunState.CANCELLED, RunState.TIMED_OUT})
 
 
 def read_links(run_dir: RunDir) -> Links | None:

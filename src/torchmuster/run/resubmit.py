@@ -98,8 +98,9 @@ class Chain:
         return len(self.links.links) < self.links.most
 
     def go_on(self, result: Result, *, time_was_up: bool, say: Callable[[str], None]) -> bool:
-        """Continue a run whose time was up, or note why it ends here; say whether it goes on."""
-        if result.state is not RunState.PREEMPTED or not time_was_up:
+        """Continue a run whose time was up or which lost a node, or note why it ends here; say whether it goes on."""
+        wanted = time_was_up or result.node_was_lost
+        if result.state is not RunState.PREEMPTED or not wanted:
             self._note(replace(self.links, ended=result.state.value))
             return False
         if is_cancelled(self.run_dir):

@@ -20,6 +20,7 @@ from torchmuster.files.tail import last_lines
 from torchmuster.model import codec
 from torchmuster.model.narration import narrate
 from torchmuster.model.plan import RunPlan
+from torchmuster.model.stop import StopCause, cause_of_stop, end_by_stop
 from torchmuster.model.text import report_of_error
 from torchmuster.model.verdict import Report, Result, RunState
 from torchmuster.net import messages
@@ -257,9 +258,7 @@ class Supervisor:
             return
         self._read_record()
         if self._stops:
-            self.result = self._own_result(
-                RunState.CANCELLED, 128 + self._stop_signum, "the run was stopped"
-            )
+            self.result = self._stopped_result()
             return
         if self._progress.next_attempt > 0:
             if self._progress.restarts_spent >= self.plan.limits.max_restarts:
@@ -292,8 +291,7 @@ class Supervisor:
         if error is not None and not isinstance(error, MusterError):
             raise error
         if error is not None and self._stops:
-            code = 128 + self._stop_signum
-            self.result = self._own_result(RunState.CANCELLED, code, "the run was stopped")
+            self.result = self._stopped_result()
         elif error is not None:
             report = replace(report_of_error(error), at=self.plan.node_name(HEAD))
             self.result = self._own_result(RunState.FAILED, error.exit_code, error.what, report)
@@ -324,6 +322,11 @@ class Supervisor:
         )
         return self._own_result(RunState.FAILED, 7, report.error, report)
 
+    def _stopped_result(self) -> Result:
+        cause, signum = self._stop_cause(), self._stop_signum
+        state, code, report = end_by_stop(cause, signum, self.plan.run_id, saved=False, lost={})
+        return self._own_result(state, code, report.error, report)
+
     def _own_result(
         self, state: RunState, code: int, error: str, report: Report | None = None
     ) -> Result:
@@ -352,12 +355,16 @@ class Supervisor:
     def _send_stop(self) -> None:
         at_once = self._stops > 1
         if self._channel is not None:
-            who = "the user" if self._stop_signum == signal.SIGINT else "the system"
             self._channel.send_nowait(
-                messages.Stop(signum=self._stop_signum, at_once=at_once, who=who)
+                messages.Stop(signum=self._stop_signum, at_once=at_once, cause=self._stop_cause())
             )
         if self._stops > 2:  # the coordinator does not answer
             self.engine.kill_all()
+
+    def _stop_cause(self) -> StopCause:
+        over = self.deadline is not None and self.deadline.is_over()
+        cancelled = os.path.exists(self.run_dir.cancelled)
+        return cause_of_stop(self._stop_signum, cancelled=cancelled, time_is_over=over)
 
     def _watch_the_time(self) -> asyncio.Task[None] | None:
         if self.deadline is None:
@@ -369,9 +376,8 @@ class Supervisor:
         self._say_of_time(messages.Forward(signum=int(signal.SIGUSR1), last=LAST_STOP))
 
     def _end_in_time(self, at_once: bool) -> None:
-        who = "the end of the job's time"
         message = messages.Stop(
-            signum=int(signal.SIGTERM), at_once=at_once, who=who, time_is_up=True
+            signum=int(signal.SIGTERM), at_once=at_once, cause=StopCause.TIME, time_is_up=True
         )
         self._say_of_time(message)
 

@@ -312,7 +312,7 @@ class WorkflowOwner:
         self._changed.set()
 
     def _stop_message(self) -> messages.Stop:
-        who = "the user" if self._stop_signum == signal.SIGINT else "SIGTERM or `muster cancel`"
+        who = "" if self._stop_signum == signal.SIGINT else "SIGTERM or `muster cancel`"
         return messages.Stop(signum=self._stop_signum, at_once=self._stops > 1, who=who)
 
     # The end.

@@ -13,9 +13,10 @@ from torchmuster.errors import MusterError
 from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
 from torchmuster.model.plan import Limits
+from torchmuster.model.stop import StopCause
 from torchmuster.model.verdict import Result, RunState
 from torchmuster.net.channel import ChannelClosedError, Role
-from torchmuster.net.messages import AskStacks, Goodbye, SpawnerRefused, Welcome
+from torchmuster.net.messages import AskStacks, Goodbye, SpawnerRefused, Stop, Welcome
 from unit.agent import test_roll
 from unit.agent.test_roll import make_roll
 
@@ -154,3 +155,19 @@ def test_a_coordinator_that_breaks_is_a_bug_of_muster():
     assert isinstance(head.failure, MusterError)
     assert head.failure.exit_code == 70
     assert head.left == []
+
+
+def test_a_stop_while_a_node_is_missing_is_the_node_s_loss(make_coordinator):
+    async def go():
+        coordinator = make_coordinator(2)
+        conduct = asyncio.create_task(coordinator.conduct())
+        lost = Line(hello("n2", place=1), None)
+        await coordinator.serve(lost)
+        owner = Line(Stop(signum=15, cause=StopCause.OUTSIDE), None)
+        owner.role = Role.CLIENT
+        await coordinator.serve(owner)
+        return await asyncio.wait_for(conduct, 10)
+
+    result = asyncio.run(go())
+    assert (result.state, result.exit_code, result.node_was_lost) == (RunState.PREEMPTED, 75, True)
+    assert result.report.error.startswith("n2 was lost, and the job was stopped with SIGTERM")

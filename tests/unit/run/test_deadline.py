@@ -36,13 +36,12 @@ def test_workers_that_stay_are_stopped_only_where_the_run_goes_on():
     assert [word for word in stopped if word[0] == "stop"] == [("stop", False), ("stop", True)]
 
 
-def test_an_unknown_end_is_asked_for_only_where_it_matters():
+def test_an_end_is_asked_for_where_it_is_unknown():
     asked = []
     ask = lambda: asked.append(1) or 5.0  # noqa: E731
-    Deadline(0.0, ask=ask).find_out()
     Deadline(9.0, ends_at=1.0, ask=ask).find_out()
     assert asked == []
-    deadline = Deadline(9.0, ask=ask)
+    deadline = Deadline(0.0, ask=ask)
     deadline.find_out()
     assert (deadline.ends_at, asked) == (5.0, [1])
 
@@ -57,3 +56,11 @@ def test_the_time_is_up_from_the_warning_on():
     assert not deadline.is_up(879.0)
     assert deadline.is_up(881.0)
     assert not Deadline(120.0).is_up(881.0)
+
+
+def test_a_signal_counts_as_the_time_limit_at_the_end_only():
+    deadline = Deadline(30.0, ends_at=1000.0, was_up=True)
+    assert not deadline.is_over(980.0), "the warning came; somebody else may stop the job now"
+    assert deadline.is_over(1000.0)
+    assert Deadline(0.0, was_up=True).is_over(1.0), "nobody knows the end, but a warning came"
+    assert not Deadline(0.0).is_over(1.0)

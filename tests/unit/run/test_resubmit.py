@@ -1,6 +1,7 @@
 """How the head continues a run: which way, in which order, and when not."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -154,3 +155,10 @@ def test_an_unknown_way_is_a_mistake_with_its_mend():
     with pytest.raises(UsageError, match="no way `again`") as caught:
         parse_way("again")
     assert "requeue, submit, chain" in caught.value.fix
+
+
+def test_a_run_that_lost_a_node_with_its_job_goes_on_in_another(chain):
+    made = chain("pbs", "7.ctl", ask=Scheduler(qsub=(0, "8.ctl\n")))
+    lost = replace(result(RunState.PREEMPTED), node_was_lost=True)
+    assert made.go_on(lost, time_was_up=False, say=lambda _: None)
+    assert read_links(made.run_dir).newest.job_id == "8.ctl"

@@ -6,6 +6,7 @@ CAUSES: dict[str, str] = {
     "preempted": "the scheduler took the nodes for another job",
     "node-failed": "the scheduler lost a node",
     "evicted": "Kubernetes moved the pod away: its node ran short of something",
+    "scheduler-ended": "the scheduler ended the job, and says why in words of its own",
     "cancelled": "the job was ended from outside by scancel, qdel, SIGTERM or Ctrl-C",
     # Starting.
     "wrong-processor": "a program was built for another processor",

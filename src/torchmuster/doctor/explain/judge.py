@@ -36,6 +36,7 @@ _HARD_ENDS = (
     *(
         "preempted",
         "evicted",
+        "pbs_killed",
         "cancelled",
         "final",
         "killed_line",

@@ -23,6 +23,7 @@ _BY_STATE = {
         "preempted",
         "the scheduler took the nodes back, and the run stopped for it",
     ),
+    RunState.TIMED_OUT: ("time-limit", "the time limit of the job was reached"),
     RunState.CANCELLED: ("cancelled", "the run was cancelled"),
     RunState.LOST: ("node-failed", "the run's coordinator is gone and left no result"),
 }
@@ -88,7 +89,8 @@ def finding_of(result: Result | None, state: RunState) -> Finding | None:
     if state not in _BY_STATE and report is None:
         return None
     cause, sentence = _BY_STATE.get(state, ("exit-code", "the run failed"))
-    if result is not None and result.exit_code == HeadLostError.exit_code:
+    head_lost = result is not None and result.exit_code == HeadLostError.exit_code
+    if head_lost or (result is not None and result.node_was_lost and state is RunState.PREEMPTED):
         cause = "node-failed"
     return Finding(
         cause=cause,

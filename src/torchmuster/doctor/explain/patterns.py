@@ -53,12 +53,14 @@ _MAX_LINE_BYTES = 8000  # of longer lines nothing further is looked at
 PATTERNS: tuple[Pattern, ...] = (
     # The scheduler's and the kernel's word.
     _row("time_limit", _C, r"(?:JOB|STEP)\D+(?P<job>[\d.]+).*?(?:ON (?P<node>\S+) )?.*CANCELLED AT .*DUE TO TIME LIMIT"),
-    _row("time_limit", _C, r"=>> PBS: job killed: walltime (?P<used>\d+) exceeded limit (?P<limit>\d+)"),
+    _row("time_limit", _C, r"=>> PBS: job killed: (?:walltime|p?cput) (?P<used>\d+) exceeded limit (?P<limit>\d+)"),
+    _row("node_failed", _C, r"=>> PBS: job killed: node \d+ \((?P<host>[^()\s]+)\) requested job die"),
     _row("time_limit", _C, r"TERM_RUNLIMIT|(?:walltime|time limit|h_rt).{0,40}(?:exceeded|reached)|DeadlineExceeded"),
     _row("preempted", _C, r"CANCELLED AT .*DUE TO PREEMPTION|job preempted|[Pp]reempt(?:ed|ion) (?:by|notice|signal)"),
     _row("node_failed", _C, r"CANCELLED AT .*DUE TO NODE FAILURE(?:, see)?.*?(?P<node>\S+)?$|[Nn]ode failure on (?P<host>\S+)"),
     _row("cancelled", _C, r"CANCELLED AT \S+|job (?:was )?(?:deleted|cancelled|canceled) (?:by|at)|qdel'?ed"),
     _row("oom_proof", _P, r"[Dd]etected (?P<count>\d+) oom[-_ ]?kill|[Oo]ut [Oo]f [Mm]emory: Killed process (?P<pid>\d+)|[Mm]emory cgroup out of memory|oom-kill:|OOMKilled|exceeded memory limit|memory usage .*exceed|=>> PBS: job killed: (?:mem|vmem)|Out Of Memory$|invoked oom-killer|OUT_OF_MEMORY"),
+    _row("pbs_killed", _C, r"=>> PBS: job killed: (?P<why>.+)"),
     _row("evicted", _C, r"Evicted|The node was low on resource: (?P<what>[\w-]+)"),
     _row("image", _C, r"ErrImagePull|ImagePullBackOff|manifest unknown|[Mm]anifest for \S+ not found|[Ff]ailed to pull image|pull access denied|[Ee]rror fetching image|pyxis: failed to import|FATAL:.*\b(?:could not open|[Uu]nable to (?:pull|open|build|handle)|making|while loading) .{0,40}(?:image|container|docker:|oras:)"),
     _row("xid", _C, r"NVRM: Xid \((?P<bus>[^)]*)\): (?P<xid>\d+)"),

@@ -21,6 +21,7 @@ from torchmuster.doctor.explain.weigh import Rule
 RULES: tuple[Rule, ...] = (
     rules_scheduler.time_limit,
     rules_scheduler.ended_by_scheduler,
+    rules_scheduler.killed_by_pbs,
     rules_scheduler.cancelled,
     rules_start.could_not_start,
     rules_launch.launcher_on_too_few_nodes,

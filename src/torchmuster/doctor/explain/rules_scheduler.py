@@ -63,6 +63,23 @@ def ended_by_scheduler(case: Case) -> Iterator[Finding]:
         )
 
 
+def killed_by_pbs(case: Case) -> Iterator[Finding]:
+    """PBS says in words of its own why it ended the job."""
+    event = case.first("pbs_killed")
+    if event is None:
+        return
+    yield Finding(
+        cause="scheduler-ended",
+        sentence=f"PBS ended the job: {event.get('why')}",
+        confidence=HIGH,
+        weight=Weight.SCHEDULER,
+        evidence=(event.line,),
+        at=at(event),
+        cure="`tracejob JOB` on the server, or the site's staff, can say more",
+        began=event.line,
+    )
+
+
 def cancelled(case: Case) -> Iterator[Finding]:
     """Somebody cancelled it; schedulers also cancel what is left of a job that failed by itself."""
     event = case.first("cancelled")

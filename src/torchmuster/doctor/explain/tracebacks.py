@@ -38,6 +38,7 @@ _LIBRARY = re.compile(
 _NO_MEANING_IN_A_MESSAGE = frozenset(
     {
         *("time_limit", "preempted", "node_failed", "cancelled", "oom_proof", "evicted", "image"),
+        "pbs_killed",
         *("task_exit", "teardown", "not_finite", "killed_line", "signal_received", "exit_code"),
         *("root_cause_table", "table_row", "launch_config", "launch_line", "variable", "world"),
         *("progress", "success", "no_command", "launch_failed", "bad_arguments", "module_load"),

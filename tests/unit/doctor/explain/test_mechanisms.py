@@ -176,3 +176,16 @@ def test_nothing_known_is_said_so_with_what_to_collect(tmp_path):
     assert verdict.first is None
     assert not verdict.healthy
     assert verdict.collect
+
+
+def test_a_job_that_pbs_ends_for_a_lost_host_names_the_host(tmp_path):
+    log = "step 1\n=>> PBS: job killed: node 1 (n2) requested job die, code 15009\n"
+    first = explain(tmp_path, job=log).first
+    assert (first.cause, first.at) == ("node-failed", "n2")
+
+
+def test_a_reason_of_pbs_in_words_of_its_own_is_told(tmp_path):
+    log = "step 1\n=>> PBS: job killed: ncpus 9.1 exceeded limit 8 (sum)\n"
+    first = explain(tmp_path, job=log).first
+    assert first.cause == "scheduler-ended"
+    assert first.sentence == "PBS ended the job: ncpus 9.1 exceeded limit 8 (sum)"

@@ -1,0 +1,75 @@
+"""Who asked for a stop, and how a run ends by it: decided here once, from what the head knows at that moment."""
+
+import enum
+import signal
+from collections.abc import Mapping
+
+from torchmuster.model import contract
+from torchmuster.model.verdict import Report, RunState
+
+
+class StopCause(enum.Enum):
+    """Who asked for a stop; the words of the sentence `... asked to stop`."""
+
+    USER = "you"
+    TIME = "the end of the job's time"
+    NODE_LOST = "the loss of a node"
+    OUTSIDE = "the system"  # nobody can tell: a scheduler, an administrator, `kill`
+
+
+def cause_of_stop(
+    signum: int, *, cancelled: bool = False, time_is_over: bool = False, node_is_lost: bool = False
+) -> StopCause:
+    """Return who asked for a stop.
+
+    Args:
+        signum: The signal that came.
+        cancelled: `muster cancel` has left its note: it asks the scheduler, whose signal looks like any other.
+        time_is_over: The announced end of the job has come.
+        node_is_lost: A node of the job is missing now; schedulers end a job for that.
+    """
+    if cancelled or signum == signal.SIGINT:
+        return StopCause.USER
+    if time_is_over:
+        return StopCause.TIME
+    if node_is_lost and signum == signal.SIGTERM:
+        return StopCause.NODE_LOST
+    return StopCause.OUTSIDE
+
+
+def better_cause(known: StopCause, new: StopCause) -> StopCause:
+    """Return what is known of one stop after a second word: agents only see a signal, the owner knows more."""
+    order = (StopCause.USER, StopCause.TIME, StopCause.NODE_LOST, StopCause.OUTSIDE)
+    return min(known, new, key=order.index)
+
+
+def end_by_stop(
+    cause: StopCause, signum: int, run_id: str, *, saved: bool, lost: Mapping[str, str]
+) -> tuple[RunState, int, Report]:
+    """Return state, exit code and report of a run that was stopped.
+
+    Args:
+        cause: Who asked for it.
+        signum: The signal that the workers got.
+        run_id: For the hint.
+        saved: Workers said that they can be resumed, or another job goes on.
+        lost: Why each node that is missing was lost.
+    """
+    name, resume = contract.signal_name(signum), f"muster restart {run_id}"
+    if cause is StopCause.NODE_LOST:
+        error = f"{', '.join(lost) or 'a node'} was lost, and the job was stopped with {name} then"
+        because = tuple(f"{node}: {why}" for node, why in lost.items())
+        report = Report(error=error, because=because, hint=resume)
+        return RunState.PREEMPTED, contract.EX_TEMPFAIL, report
+    if saved:
+        error = "the run was preempted and can be resumed"
+        asked = f"{cause.value} asked to stop with {name}"
+        report = Report(error=error, because=(asked,), hint=resume)
+        return RunState.PREEMPTED, contract.EX_TEMPFAIL, report
+    if cause is StopCause.TIME:
+        error = f"the time limit of the job was reached: the run was stopped with {name}"
+        hint = f"more --time, or --resubmit to go on in another job; {resume} begins where it saved"
+        return RunState.TIMED_OUT, 128 + signum, Report(error=error, hint=hint)
+    asked = "you cancelled it" if cause is StopCause.USER else f"{cause.value} asked for it"
+    report = Report(error=f"the run was stopped with {name}", because=(asked,))
+    return RunState.CANCELLED, 128 + signum, report
