@@ -198,6 +198,17 @@ def is_running(pid: int) -> bool:
     return facts is not None and facts.state not in ("Z", "X")
 
 
+def state_beside(pid: int, whose: tuple[str, str], own: tuple[str, str]) -> str | None:
+    """Return the state of a process of this very machine (`X`: it has gone); None when it may be another's.
+
+    `whose` and `own` are `boot_id()` and `network_id()`, of that process and of this one.
+    """
+    if whose != own or not all(own):
+        return None
+    facts = read_process(pid)
+    return facts.state if facts is not None else "X"
+
+
 def all_processes() -> list[ProcessFacts]:
     """Return the facts of every process that /proc shows."""
     found = (read_process(int(name)) for name in os.listdir("/proc") if name.isdigit())

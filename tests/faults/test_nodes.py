@@ -8,6 +8,7 @@ import pytest
 from harness import LOOP, wait_for
 
 from torchmuster import proc
+from torchmuster.model.lease import SILENT_S
 
 pytest.importorskip("torch", reason="the workers need torch (extra `train`)")
 
@@ -104,6 +105,22 @@ def test_a_stopped_agent_loses_its_workers_before_the_next_attempt(job):
     assert "the place of n2 is held by another agent" in said
     assert set(run.up(1)) == {0, 1, 2, 3}
     assert run.finish() == 0
+
+
+def test_a_pause_that_all_processes_share_costs_no_attempt(job):
+    run = job().start()
+    run.wait_up(0)
+    everybody = [run.process.pid, *run.all_pids()]
+    for pid in everybody:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(SILENT_S + 3.0)  # the pause itself: longer than every lease
+    for pid in everybody:
+        os.kill(pid, signal.SIGCONT)
+    run.order(1, "kill")  # it all works still
+    run.wait_up(1)
+    assert run.finish() == 0
+    assert not run.events("node_lost")
+    assert [e["attempt"] for e in run.events("attempt_started")] == [0, 1]
 
 
 def test_a_stopped_agent_rejoins_when_its_place_is_free(job):

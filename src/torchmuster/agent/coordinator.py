@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING, Any
 import torchmuster
 from torchmuster import proc
 from torchmuster.agent.restarts import Next, RestartBook
-from torchmuster.agent.roll import SILENT_S, Member, Roll
+from torchmuster.agent.roll import Member, Roll
 from torchmuster.errors import ChannelError
 from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec, contract
 from torchmuster.model.event import event_line, utc_now
 from torchmuster.model.failure import EndKind, WorkerEnd, describe, first_cause
+from torchmuster.model.lease import SILENT_S, OwnClock
 from torchmuster.model.nodelist import compress_counts
 from torchmuster.model.plan import RunPlan
 from torchmuster.model.ranks import NodeRanks, assign_ranks, compress_ranks
@@ -149,7 +150,8 @@ class Coordinator:
         self.plan = options.plan
         self.options = options
         self.disk = disk
-        self.roll = Roll(options.plan)
+        self._clock = OwnClock()  # a pause of the whole job costs nobody his lease, nor a limit
+        self.roll = Roll(options.plan, clock=self._clock)
         self.book = RestartBook(options.plan.limits.max_restarts, options.restarts_spent)
         self.inbox: asyncio.Queue[tuple[Member | _Client | None, Any]] = asyncio.Queue()
         self.phase = Phase.GATHERING
@@ -158,9 +160,10 @@ class Coordinator:
         self._next_attempt = options.first_attempt
         self._clients: list[_Client] = []
         self._started_at = time.monotonic()
-        self._gathering_since = self._started_at
+        self._gathering_since = self._clock()
         self._enough_since: float | None = None
-        self._say_at = self._started_at + FIRST_SAY_S
+        self._say_at = self._gathering_since + FIRST_SAY_S
+        self._look_at = 0.0
         self._stop: _StopRequest | None = None
         self._debugging: set[int] = set()
         self._last_stop = ""
@@ -189,7 +192,7 @@ class Coordinator:
             return None
         from torchmuster.agent.preflight import Preflight
 
-        return Preflight(self.plan, self._send, self._name, self.event)
+        return Preflight(self.plan, self._send, self._name, self.event, self._clock)
 
     # Connections: they only fill the inbox.
 
@@ -218,17 +221,14 @@ class Coordinator:
         why = "its connection ended"
         try:
             while True:
-                async with asyncio.timeout(SILENT_S):
-                    message = await channel.receive()
-                member.heard_at = time.monotonic()
+                message = await channel.receive()
+                member.heard_at = self._clock()
                 if isinstance(message, messages.Ping):
                     channel.send_nowait(messages.Pong(number=message.number))
                 else:
                     self.inbox.put_nowait((member, message))
         except ChannelClosedError as error:
             why = f"its agent has gone ({error})"
-        except TimeoutError:
-            why = f"its agent has been silent for {SILENT_S:.0f} s"
         finally:
             self.inbox.put_nowait((member, (channel, why)))
 
@@ -252,7 +252,7 @@ class Coordinator:
             self._note_refusal(peer, why)
 
     def _note_refusal(self, host: str, why: str) -> None:
-        now = time.monotonic()
+        now = self._clock()
         if len(self._refusals) < 1024 and now - self._refusals.get(why, -60.0) >= 60.0:
             self._refusals[why] = now
             self.event("agent_refused", host=host, why=why)
@@ -279,7 +279,7 @@ class Coordinator:
         self.event("run_started", run_id=self.plan.run_id, first_attempt=self._next_attempt)
         while self.result is None:
             try:
-                async with asyncio.timeout(max(self._next_wakeup() - time.monotonic(), 0.0)):
+                async with asyncio.timeout(max(self._next_wakeup() - self._clock(), 0.0)):
                     source, message = await self.inbox.get()
             except TimeoutError:
                 pass
@@ -293,7 +293,7 @@ class Coordinator:
 
     def _next_wakeup(self) -> float:
         """Return when something is due even if nobody calls."""
-        now = time.monotonic()
+        now = self._clock()
         due = now + 1.0
         if self.phase is Phase.GATHERING and self._enough_since is not None:
             due = min(due, self._enough_since + self.plan.limits.last_call_s)
@@ -310,12 +310,25 @@ class Coordinator:
     def _advance(self) -> None:
         if self.result is not None:
             return
+        self._lose_silent()
         if self.phase is Phase.GATHERING:
             self._advance_gathering()
         elif self.phase is Phase.RUNNING:
             self._advance_running()
         elif self.phase is Phase.ENDING:
             self._advance_ending()
+
+    def _lose_silent(self) -> None:
+        now = self._clock()
+        if now < self._look_at:
+            return
+        self._look_at = now + 1.0
+        for member in self.roll.silent():
+            channel = member.channel
+            if channel is not None:
+                why = f"its agent has been silent for {now - member.heard_at:.0f} s"
+                self._take_loss(member, channel, why)
+                channel.abort()
 
     # Taking what comes in.
 
@@ -348,7 +361,14 @@ class Coordinator:
             self.roll.number_places()
         name = self._name(member)
         channel.send_nowait(
-            messages.Welcome(run_id=self.plan.run_id, node=name, tee=self.plan.tee.value)
+            messages.Welcome(
+                run_id=self.plan.run_id,
+                node=name,
+                tee=self.plan.tee.value,
+                head_pid=os.getpid(),
+                boot_id=self.roll.own_boot_id,
+                network_id=self._network_id,
+            )
         )
         self._lost.pop(name, None)
         self.event("agent_joined", node=name, host=hello.host, pid=hello.pid)
@@ -409,7 +429,7 @@ class Coordinator:
             node=self._name(member),
             kind=EndKind.NODE_LOST,
             asked=False,
-            elapsed_s=round(time.monotonic() - attempt.started_at, 3) if attempt else 0.0,
+            elapsed_s=round(self._clock() - attempt.started_at, 3) if attempt else 0.0,
             signum=9,
             detail=why,
         )
@@ -482,7 +502,7 @@ class Coordinator:
             return
         attempt.places_up.add(member.place)
         if len(attempt.places_up) == len(attempt.members):
-            attempt.workers_up_at = time.monotonic()
+            attempt.workers_up_at = self._clock()
             lost_s = 0.0
             if self._failed_at is not None:
                 lost_s = attempt.workers_up_at - self._failed_at
@@ -501,9 +521,9 @@ class Coordinator:
         fields = {"attempt": end.attempt, "rank": end.rank, "node": end.node, "asked": end.asked}
         self.event("worker_ended", what=describe(end), elapsed_s=end.elapsed_s, **fields)
         if end.kind is EndKind.SUCCESS and attempt.early_at is None:
-            attempt.early_at = time.monotonic()
+            attempt.early_at = self._clock()
         if end.kind is EndKind.PREEMPTED and attempt.preempted_at is None:
-            attempt.preempted_at = time.monotonic()
+            attempt.preempted_at = self._clock()
 
     def _take_client(self, client: _Client, message: messages.Message | None) -> None:
         match message:
@@ -557,7 +577,7 @@ class Coordinator:
             if self._hangs is not None:
                 self._hangs.take_stacks(member.place, message)
         elif message.attempt == attempt.number:
-            self._hang_desk(attempt).take_progress(time.monotonic(), message)
+            self._hang_desk(attempt).take_progress(self._clock(), message)
 
     def _hang_desk(self, attempt: Attempt) -> "HangDesk":
         if self._hangs is None or self._hangs.attempt != attempt.number:
@@ -571,7 +591,7 @@ class Coordinator:
             }
             folder = self.options.run_dir.attempt_logs(attempt.number)
             limits = watch_limits(self.plan.limits)
-            now = time.monotonic()
+            now = self._clock()
             self._hangs = HangDesk(attempt.number, ranks, limits, folder, self, now, attempt.store)
             for end in attempt.ends:
                 self._hangs.note_end(end)
@@ -592,7 +612,7 @@ class Coordinator:
             client.channel.send_nowait(told)
             return
         desk = self._hang_desk(self.attempt)
-        desk.ask_for(time.monotonic(), ask_id, client.channel.send_nowait)
+        desk.ask_for(self._clock(), ask_id, client.channel.send_nowait)
 
     def send_to_nodes(self, message: messages.Message) -> set[int]:
         """Send to all agents of the attempt; return their places."""
@@ -635,7 +655,7 @@ class Coordinator:
         if self._stop is not None:
             self._finish_stopped()
             return
-        now = time.monotonic()
+        now = self._clock()
         left_s = self._gathering_since + self.plan.limits.join_timeout_s - now
         if len(self.roll.members) < self.plan.min_nodes and now < self._say_at and left_s > 0:
             return  # thousands are calling: the roll is not worth reading for each of them
@@ -659,7 +679,7 @@ class Coordinator:
                 return True
             from torchmuster.agent.network_survey import NetworkSurvey
 
-            self._network = NetworkSurvey(self._send, self._name, self.event)
+            self._network = NetworkSurvey(self._send, self._name, self.event, clock=self._clock)
         settled = self._network.settle(here, self._proved_address(here))
         if self._network.error is not None:
             if self._preflight is not None and self._preflight.take_failure(self._network.error):
@@ -738,7 +758,7 @@ class Coordinator:
 
     def _start_attempt(self, here: list[Member]) -> None:
         self.roll.number_places()
-        now = time.monotonic()
+        now = self._clock()
         members = {m.place: m for m in here if m.place is not None}
         ranks = assign_ranks({p: m.hello.num_workers for p, m in members.items()})
         number, self._next_attempt = self._next_attempt, self._next_attempt + 1
@@ -814,7 +834,7 @@ class Coordinator:
         attempt = self.attempt
         if attempt is None:
             return
-        now = time.monotonic()
+        now = self._clock()
         if self._stop is not None:
             self._advance_stop(self._stop, now)
         self._advance_hangs(attempt, now)
@@ -855,7 +875,7 @@ class Coordinator:
         if attempt is None or self.phase is not Phase.RUNNING:
             return
         self.phase = Phase.ENDING
-        attempt.ending_at, attempt.ending_why = time.monotonic(), why
+        attempt.ending_at, attempt.ending_why = self._clock(), why
         self._say_at = attempt.ending_at + FIRST_SAY_S
         for member in self._attempt_members():
             self._send(member, messages.KillAttempt(attempt=attempt.number))
@@ -863,7 +883,7 @@ class Coordinator:
     # Stopping.
 
     def _request_stop(self, signum: int, cause: StopCause, *, repeat: bool) -> None:
-        now = time.monotonic()
+        now = self._clock()
         cause = better_cause(cause, cause_of_stop(signum, node_is_lost=bool(self._lost)))
         if self._stop is None:
             kill_at = now if repeat else now + self.plan.limits.grace_s
@@ -906,8 +926,8 @@ class Coordinator:
         waiting = [m for m in attempt.members.values() if m.lost_why is None]
         unreaped = [m for m in waiting if m.place not in attempt.reaped]
         if unreaped:
-            if time.monotonic() >= self._say_at:
-                self._say_at = time.monotonic() + SAY_EVERY_S
+            if self._clock() >= self._say_at:
+                self._say_at = self._clock() + SAY_EVERY_S
                 text = f"waiting until the killed workers of {self._name(unreaped[0])} are gone"
                 self.event("waiting_for_end", text=text)
             return
@@ -915,8 +935,8 @@ class Coordinator:
         if dangerous and self.plan.is_elastic and self._could_finish(attempt):
             dangerous = []
         if dangerous:
-            if time.monotonic() >= self._say_at:
-                self._say_at = time.monotonic() + SAY_EVERY_S
+            if self._clock() >= self._say_at:
+                self._say_at = self._clock() + SAY_EVERY_S
                 self._say_who_is_missing([], dangerous, 0.0)
             return
         self._decide(attempt)
@@ -1005,7 +1025,7 @@ class Coordinator:
         self._finish(RunState.PREEMPTED, contract.EX_TEMPFAIL, report, end)
 
     def _gather_again(self) -> None:
-        now = time.monotonic()
+        now = self._clock()
         self.phase = Phase.GATHERING
         self._gathering_since, self._enough_since = now, None
         self._say_at = now + FIRST_SAY_S

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from torchmuster import proc
 from torchmuster.agent import gang
 from torchmuster.agent.barriers import Barriers
 from torchmuster.agent.exec_relay import ExecRelay
@@ -26,6 +27,7 @@ from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
 from torchmuster.model.event import event_line, utc_now
+from torchmuster.model.lease import SILENT_S, OwnClock, is_given_up
 from torchmuster.model.outcome import (
     FailureFacts,
     GroupOutcome,
@@ -40,7 +42,6 @@ from torchmuster.net import messages
 from torchmuster.net.channel import Channel, ChannelClosedError
 from torchmuster.net.handshake import HandshakeError, Role
 
-SILENT_S = 15.0
 SAY_EVERY_S = 5.0
 TICK_S = 0.25
 _NUM_PORT_CANDIDATES = 256
@@ -71,6 +72,7 @@ class _Agent:
     heard_at: float
     host: str
     address: str
+    hello: messages.TaskHello
     free_ports: tuple[int, ...] = ()
 
 
@@ -110,6 +112,8 @@ class GroupHead:
         self._outcomes: dict[str, TaskOutcome] = {}
         self._ends: dict[str, messages.TaskEnded | messages.TaskNotPrepared] = {}
         self._callers: dict[str, str] = {}
+        self._clock = OwnClock()
+        self._own_ids = (proc.boot_id(), proc.network_id())
         self._started_at = time.monotonic()
         self._running_since: float | None = None
         self._say_at = self._started_at + SAY_EVERY_S
@@ -139,23 +143,20 @@ class GroupHead:
             return
         if not isinstance(hello, messages.TaskHello):
             return
-        now = time.monotonic()
-        agent = _Agent(hello.task, hello.attempt, channel, now, hello.host, hello.address)
+        now = self._clock()
+        agent = _Agent(hello.task, hello.attempt, channel, now, hello.host, hello.address, hello)
         self._inbox.put_nowait((agent, hello))
         why = "its connection ended"
         try:
             while True:
-                async with asyncio.timeout(SILENT_S):
-                    message = await channel.receive()
-                agent.heard_at = time.monotonic()
+                message = await channel.receive()
+                agent.heard_at = self._clock()
                 if isinstance(message, messages.Ping):
                     channel.send_nowait(messages.Pong(number=message.number))
                 else:
                     self._inbox.put_nowait((agent, message))
         except ChannelClosedError as error:
             why = f"its agent has gone ({error})"
-        except TimeoutError:
-            why = f"its agent has been silent for {SILENT_S:.0f} s"
         finally:
             self._inbox.put_nowait((agent, why))
 
@@ -224,8 +225,10 @@ class GroupHead:
             self._start_agent(*self._to_start.popleft())
         for task, attempt, how in self._starter.poll():
             self._agent_ended(task, attempt, how)
+        own_now = self._clock()
+        self._lose_silent(own_now)
         for (task, _), since in list(self._started.items()):
-            if now - since > _START_LIMIT_S:
+            if own_now - since > _START_LIMIT_S:
                 self._starter.kill(task)
         self._answer_barriers(self._barriers.tick(now))
         limit_s = self._group.exec_timeout_s
@@ -236,6 +239,17 @@ class GroupHead:
         if now >= self._say_at:
             self._say_at = now + SAY_EVERY_S
             self._say_waits()
+
+    def _lose_silent(self, now: float) -> None:
+        for agent in list(self._agents.values()):
+            silent_s = now - agent.heard_at
+            if silent_s > SILENT_S and is_given_up(silent_s, SILENT_S, self._state_of(agent)):
+                agent.channel.abort()
+                self._lose(agent.task, f"its agent has been silent for {silent_s:.0f} s")
+
+    def _state_of(self, agent: _Agent) -> str | None:
+        whose = (agent.hello.boot_id, agent.hello.network_id)
+        return proc.state_beside(agent.hello.pid, whose, self._own_ids)
 
     def _say_waits(self) -> None:
         waits = self._gang.waits_for()
@@ -277,6 +291,10 @@ class GroupHead:
         ):
             agent.channel.send_nowait(messages.TaskLeave())
             return
+        boot_id, network_id = self._own_ids
+        agent.channel.send_nowait(
+            messages.TaskWelcome(head_pid=os.getpid(), boot_id=boot_id, network_id=network_id)
+        )
         self._agents[agent.task] = agent
         self._hosts[agent.task] = agent.host
         self._addresses[agent.task] = agent.address
@@ -404,7 +422,7 @@ class GroupHead:
     def _start_agent(self, task: str, attempt: int) -> None:
         if self._gang.phase(task) is Phase.OVER or self._gang.attempt(task) != attempt:
             return
-        self._started[task, attempt] = time.monotonic()
+        self._started[task, attempt] = self._clock()
         self._starter.start(task, attempt)
 
     def _release(self, task: str) -> None:

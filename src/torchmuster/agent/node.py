@@ -29,6 +29,7 @@ from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
 from torchmuster.model import contract
 from torchmuster.model.failure import WorkerEnd
+from torchmuster.model.lease import LEASE_S, PING_EVERY_S, Lease, OwnClock, is_given_up
 from torchmuster.model.plan import Program
 from torchmuster.net import messages
 from torchmuster.net.address import interface_of
@@ -41,9 +42,7 @@ if TYPE_CHECKING:
     from torchmuster.agent.progress import NodeProgress
     from torchmuster.agent.rank_exec import RankExecs
 
-PING_EVERY_S = 2.0
 PROGRESS_EVERY_S = 2.0
-LEASE_S = 10.0
 SAY_EVERY_S = 5.0
 _RETRY_S = 0.1
 _HEAD_GONE_S = 2.0
@@ -121,8 +120,9 @@ class Agent:
         self._attempt: NodeAttempt | None = None
         self._channel: Channel | None = None
         self._welcome: messages.Welcome | None = None
-        self._lease_from = time.monotonic()
-        self._pings: dict[int, float] = {}
+        self._clock = OwnClock()
+        self._lease = Lease(self._clock)
+        self._called_at = self._clock()
         self._goodbye: messages.Goodbye | None = None
         self._lost_lines: dict[str, int] = {}
         self._not_shown: dict[int, int] = {}  # lines of a rank that the channel had no room for
@@ -285,7 +285,7 @@ class Agent:
             )
 
     async def _converse(self, channel: Channel) -> None:
-        self._channel = channel
+        self._channel, self._called_at = channel, self._clock()
         running = self._attempt is not None and not self._attempt.reaped
         channel.send_nowait(
             messages.Hello(
@@ -315,11 +315,8 @@ class Agent:
             channel.abort()
 
     async def _ping(self, channel: Channel) -> None:
-        number = 0
         while True:
-            number += 1
-            self._pings[number] = time.monotonic()
-            channel.send_nowait(messages.Ping(number=number))
+            channel.send_nowait(messages.Ping(number=self._lease.ping()))
             await asyncio.sleep(PING_EVERY_S)
 
     async def _watch_lease(self) -> None:
@@ -328,14 +325,27 @@ class Agent:
             await asyncio.sleep(PING_EVERY_S / 2)
             if self._spawner is not None:
                 self._spawner.order({"op": "ping"})
-            silent_s = time.monotonic() - self._lease_from
-            attempt = self._attempt
-            if silent_s > LEASE_S and attempt and not attempt.killed and not attempt.reaped:
-                self.voice.say(
-                    f"no word from the head for {silent_s:.0f} s: this node's workers are killed"
-                )
-                attempt.note_lost("its agent had no word from the head and ended its workers")
-                self._kill_workers()
+            silent_s = self._lease.age_s()
+            if is_given_up(silent_s, LEASE_S, self._head_state() if silent_s > LEASE_S else None):
+                self._end_lease(silent_s)
+
+    def _end_lease(self, silent_s: float) -> None:
+        attempt = self._attempt
+        if attempt and not attempt.killed and not attempt.reaped:
+            self.voice.say(
+                f"no word from the head for {silent_s:.0f} s: this node's workers are killed"
+            )
+            attempt.note_lost("its agent had no word from the head and ended its workers")
+            self._kill_workers()
+        if self._channel is not None and self._clock() - self._called_at > LEASE_S:
+            self._channel.abort()  # who stands still closes nothing; calling again has a limit
+
+    def _head_state(self) -> str | None:
+        welcome = self._welcome
+        if welcome is None:
+            return None
+        own = (proc.boot_id(), proc.network_id())
+        return proc.state_beside(welcome.head_pid, (welcome.boot_id, welcome.network_id), own)
 
     def _send(self, message: messages.Message) -> None:
         if self._channel is not None:
@@ -346,7 +356,7 @@ class Agent:
     def _obey(self, message: messages.Message) -> None:
         match message:
             case messages.Pong(number=number):
-                self._lease_from = self._pings.pop(number, self._lease_from)
+                self._lease.renew(number)
             case messages.Welcome():
                 self._take_welcome(message)
             case messages.Refused(sentence=sentence):

@@ -9,14 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torchmuster import proc
+from torchmuster.model.lease import SILENT_S, is_given_up
 from torchmuster.model.plan import RunPlan
 from torchmuster.model.ranks import free_places, natural_key
 from torchmuster.net.channel import Channel
 from torchmuster.net.messages import Hello, SpawnerReady
-
-# A silent node's workers kill themselves after 10 s (`node.LEASE_S`); the rest is the time that the
-# killing may take.
-SILENT_S = 15.0
 
 
 @dataclass(slots=True)
@@ -48,6 +45,7 @@ class Roll:
     plan: RunPlan
     clock: Callable[[], float] = time.monotonic
     own_boot_id: str = field(default_factory=proc.boot_id)
+    own_network_id: str = field(default_factory=proc.network_id)
     members: list[Member] = field(default_factory=list)
     _by_incarnation: dict[str, Member] = field(default_factory=dict)
     _holders: dict[int, Member] = field(default_factory=dict)
@@ -141,6 +139,18 @@ class Roll:
         member.lost_why = why
         member.channel = None
         self._any_lost = True
+
+    def silent(self) -> list[Member]:
+        """Return the members that have been silent for too long."""
+        now = self.clock()
+        late = [m for m in self.members if m.is_present and now - m.heard_at > SILENT_S]
+        return [m for m in late if is_given_up(now - m.heard_at, SILENT_S, self._state_of(m))]
+
+    def _state_of(self, member: Member) -> str | None:
+        """Return the state of an agent of this machine, whose silence no network explains."""
+        hello = member.hello
+        own = (self.own_boot_id, self.own_network_id)
+        return proc.state_beside(hello.pid, (hello.boot_id, hello.network_id), own)
 
     def dangerous(self) -> list[Member]:
         """Return lost members whose workers may still live; forget the others."""

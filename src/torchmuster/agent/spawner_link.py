@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchmuster import proc
+from torchmuster.model.lease import LEASE_S
 from torchmuster.model.plan import Program
 
 if TYPE_CHECKING:
     import asyncio
 
-SPAWNER_LEASE_S = 10.0
 BUFFER_BYTES = 4 << 20
 _MAX_PACKET_BYTES = 1 << 16
 
@@ -68,7 +68,7 @@ def _config(program: Program, socket_path: str, *, wrapped: bool) -> bytes:
         "start": program.start.value,
         "preload": list(program.preload),
         "macros": program.macros,
-        "lease_s": SPAWNER_LEASE_S,
+        "lease_s": LEASE_S,
         "socket_path": socket_path,
     }
     return json.dumps(config).encode()

@@ -31,6 +31,7 @@ from torchmuster.errors import MusterError
 from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import Place, RunDir
 from torchmuster.model import codec
+from torchmuster.model.lease import LEASE_S, PING_EVERY_S, Lease, OwnClock, is_given_up
 from torchmuster.model.states import State
 from torchmuster.model.workflow import GroupPlan, TaskPlan, WorkflowPlan
 from torchmuster.net import messages
@@ -39,9 +40,8 @@ from torchmuster.net.handshake import HandshakeError, Role
 
 CODE_DOWNLOAD = 2010
 CODE_START = 3003
-PING_EVERY_S = 2.0
-LEASE_S = 10.0
-_JOIN_S = 30.0
+_LOOK_EVERY_S = 1.0
+_JOIN_S = 60.0
 _RETRY_S = 0.05
 _REAP_S = 0.01
 _MAX_UNSENT_SHOW_BYTES = 1 << 20
@@ -103,7 +103,10 @@ class TaskAgent:
         self._activity: asyncio.Task[None] | None = None
         self._command: Command | None = None
         self._stop_at: float | None = None  # when SIGKILL follows
-        self._heard_at = time.monotonic()
+        self._clock = OwnClock()
+        self._lease = Lease(self._clock)
+        self._welcome: messages.TaskWelcome | None = None
+        self._why_gone = ""
         self._calls: dict[str, TaskCall] = {}
         self._num_calls = 0
         self._has_inputs = False
@@ -117,7 +120,7 @@ class TaskAgent:
         await serving.open()
         channel = await self._connect()
         self._channel = channel
-        self._heard_at = time.monotonic()  # the lease counts from here, however long the call took
+        self._lease.begin()  # however long the call took
         channel.send_nowait(self._hello())
         pinging = asyncio.create_task(self._ping())
         self._begin(self._prepare())
@@ -128,7 +131,8 @@ class TaskAgent:
                     return 0
                 await self._take(message)
         except ChannelClosedError as error:
-            self._voice.say(f"the head of the group has gone ({error}): the command is ended")
+            why = self._why_gone or f"the head of the group has gone ({error})"
+            self._voice.say(f"{why}: the command is ended")
             return 7
         finally:
             pinging.cancel()
@@ -170,25 +174,41 @@ class TaskAgent:
             pid=os.getpid(),
             host=host,
             address=address,
+            boot_id=proc.boot_id(),
+            network_id=proc.network_id(),
         )
 
     async def _ping(self) -> None:
         """Keep the lease: without an echo for 10 s the command ends, for somebody may have replaced us."""
-        number = 0
+        ping_at = 0.0
         while True:
-            await asyncio.sleep(PING_EVERY_S)
-            number += 1
-            self._send(messages.Ping(number=number))
-            if time.monotonic() - self._heard_at > LEASE_S and self._channel is not None:
-                self._channel.abort()
+            await asyncio.sleep(_LOOK_EVERY_S)
+            if self._clock() >= ping_at:
+                ping_at = self._clock() + PING_EVERY_S
+                self._send(messages.Ping(number=self._lease.ping()))
+            silent_s = self._lease.age_s()
+            if silent_s > LEASE_S and is_given_up(silent_s, LEASE_S, self._head_state()):
+                self._why_gone = f"no word from the head of the group for {silent_s:.0f} s"
+                if self._channel is not None:
+                    self._channel.abort()
+
+    def _head_state(self) -> str | None:
+        welcome = self._welcome
+        if welcome is None:
+            return None
+        own = (proc.boot_id(), proc.network_id())
+        return proc.state_beside(welcome.head_pid, (welcome.boot_id, welcome.network_id), own)
 
     def _send(self, message: messages.Message) -> None:
         if self._channel is not None:
             self._channel.send_nowait(message)
 
     async def _take(self, message: messages.Message) -> None:
-        self._heard_at = time.monotonic()
         match message:
+            case messages.Pong(number=number):
+                self._lease.renew(number)
+            case messages.TaskWelcome():
+                self._welcome = message
             case messages.TaskBegin():
                 self._begin(self._run_command(message))
             case messages.TaskAgain(attempt=attempt):

@@ -156,11 +156,18 @@ class SignalReceived(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome(Message):
-    """The agent is in."""
+    """The agent is in.
+
+    Attributes:
+        head_pid: With the two ids, as in `Hello`: an agent on the same machine can see whether the head still runs.
+    """
 
     run_id: str
     node: str
     tee: str
+    head_pid: int = 0
+    boot_id: str = ""
+    network_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -479,6 +486,8 @@ class TaskHello(Message):
     pid: int
     host: str
     address: str
+    boot_id: str = ""
+    network_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -548,6 +557,15 @@ class TaskOutput(Message):
 
 
 # The head of a group to the agent of a task.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskWelcome(Message):
+    """The agent is in; `head_pid` and the ids tell it, as in `Welcome`, whether the head runs on its own machine."""
+
+    head_pid: int
+    boot_id: str
+    network_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

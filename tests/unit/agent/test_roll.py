@@ -4,7 +4,8 @@ import sys
 
 import pytest
 
-from torchmuster.agent.roll import SILENT_S, Roll
+from torchmuster.agent.roll import Roll
+from torchmuster.model.lease import SILENT_S, SLOW_S
 from torchmuster.model.plan import Program, RunPlan, ScriptKind
 from torchmuster.net.messages import Hello, SpawnerReady
 
@@ -40,7 +41,7 @@ def make_roll(clock, *, max_nodes=3, min_nodes=None):
         workers_per_node=(2,),
         node_names=tuple(f"n{i + 1}" for i in range(max_nodes)),
     )
-    return Roll(plan, clock=clock, own_boot_id=BOOT)
+    return Roll(plan, clock=clock, own_boot_id=BOOT, own_network_id=BOOT)
 
 
 def hello(host="h", **given):
@@ -272,3 +273,25 @@ def test_host_that_is_missing_is_the_one_that_has_not_called(roll):
     admit(roll, roll.plan.node_names[last])
     assert last not in roll.missing_places()
     assert 1 in roll.missing_places()
+
+
+def test_a_silent_member_of_another_machine_is_lost_after_its_lease(roll, clock):
+    member = admit(roll, network_id=BOOT)
+    clock.now += SILENT_S
+    assert roll.silent() == []
+    clock.now += 0.1
+    assert roll.silent() == [member]
+
+
+def test_a_silent_member_that_runs_on_this_machine_is_only_slow(roll, clock):
+    member = admit(roll, boot_id=BOOT, network_id=BOOT)
+    clock.now += SILENT_S + 0.1
+    assert roll.silent() == []
+    clock.now += SLOW_S
+    assert roll.silent() == [member]
+
+
+def test_a_silent_member_behind_a_network_of_its_own_is_lost_however_near(roll, clock):
+    member = admit(roll, boot_id=BOOT, network_id="another network")
+    clock.now += SILENT_S + 0.1
+    assert roll.silent() == [member]

@@ -143,6 +143,7 @@ def test_the_lease_of_an_agent_begins_when_its_call_is_answered(tmp_path, monkey
     """The head of a large group may answer late: that is no silence."""
     monkeypatch.setattr(task_agent, "LEASE_S", 1.0)
     monkeypatch.setattr(task_agent, "PING_EVERY_S", 0.01)
+    monkeypatch.setattr(task_agent, "_LOOK_EVERY_S", 0.01)
     head = Head(tmp_path, monkeypatch, ("true",))
 
     async def conversation():

@@ -17,7 +17,6 @@ import select
 import signal
 import socket
 import sys
-import time
 from typing import Any
 
 from torchmuster import proc
@@ -25,9 +24,11 @@ from torchmuster.agent.spawner import mainmodule, source, store
 from torchmuster.agent.spawner.mainmodule import WorkerTask
 from torchmuster.model import contract
 from torchmuster.model.installed import look_for_torch
+from torchmuster.model.lease import OwnClock, is_given_up
 
 _MAX_PACKET_BYTES = 1 << 20
 _POLL_ORPHANS_S = 0.005
+_LOOK_EVERY_S = 1.0
 # Not torch._dynamo, though every optimizer imports it: with it torch.distributed.nn would come before
 # the process group exists, and torch 2.13 then deadlocks when a script ends with its DDP model alive
 # (the Gloo group's destructor joins a thread that waits for the GIL). Seen in the DDP tutorial.
@@ -50,7 +51,8 @@ class Spawner:
         self.forks = False
         self.children: dict[int, dict[str, Any]] = {}
         self.ending = False
-        self.heard_at = time.monotonic()
+        self.clock = OwnClock()
+        self.heard_at = self.clock()
         self.wakeup_r, self.wakeup_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.dispositions: dict[int, Any] = {}
 
@@ -67,7 +69,7 @@ class Spawner:
             packet, fds, _, _ = socket.recv_fds(self.control, _MAX_PACKET_BYTES, 4)
         except ConnectionError:
             return None, []
-        self.heard_at = time.monotonic()
+        self.heard_at = self.clock()
         return (json.loads(packet) if packet else None), fds
 
 
@@ -85,7 +87,7 @@ def serve(control_fd: int, entry_path: str) -> WorkerTask | None:
         spawner.dispositions[signum] = signal.signal(signum, _ignore)
     spawner.dispositions[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, _ignore)
     signal.set_wakeup_fd(spawner.wakeup_w, warn_on_full_buffer=False)
-    spawner.heard_at = time.monotonic()
+    spawner.heard_at = spawner.clock()
     task = _loop(spawner)
     spawner.control.close()  # under `-X dev` Python would complain to the user
     return task
@@ -243,8 +245,7 @@ def _loop(spawner: Spawner) -> WorkerTask | None:
     poll.register(spawner.control, select.POLLIN)
     poll.register(spawner.wakeup_r, select.POLLIN)
     while True:
-        lease_left_s = spawner.heard_at + spawner.config["lease_s"] - time.monotonic()
-        timeout_s = _POLL_ORPHANS_S if spawner.ending else max(lease_left_s, 0.05)
+        timeout_s = _POLL_ORPHANS_S if spawner.ending else _LOOK_EVERY_S
         events = dict(poll.poll(timeout_s * 1000))
         if spawner.wakeup_r in events:
             os.read(spawner.wakeup_r, 4096)
@@ -257,12 +258,23 @@ def _loop(spawner: Spawner) -> WorkerTask | None:
             task = _obey(spawner, message, fds)
             if task is not None:
                 return task
-        elif lease_left_s <= 0 and spawner.children and not spawner.ending:
+        elif spawner.children and not spawner.ending and _agent_stands_still(spawner):
             # A stopped agent can't read this; it learns of the deaths when it wakes.
             spawner.send({"ev": "lease_ended"})
             _begin_ending(spawner)
         if spawner.ending:
             _continue_ending(spawner)
+
+
+def _agent_stands_still(spawner: Spawner) -> bool:
+    """Say whether the agent's lease has ended; one that only waits for a processor is not given up so soon."""
+    silent_s = spawner.clock() - spawner.heard_at
+    lease_s = spawner.config["lease_s"]
+    if silent_s <= lease_s:
+        return False
+    # Behind a wrapper the parent is somebody else.
+    agent = None if spawner.config["wrapped"] else proc.read_process(os.getppid())
+    return is_given_up(silent_s, lease_s, agent.state if agent is not None else None)
 
 
 def _obey(spawner: Spawner, message: dict[str, Any], fds: list[int]) -> WorkerTask | None:
