@@ -82,8 +82,8 @@ def test_log_dir_gets_the_streams_that_were_named_in_torchruns_layout(job, tmp_p
     assert run.wait() == 0
     assert run.stdout == ""  # redirected
     assert "err" in run.stderr  # teed
-    (out,) = folder.glob("none_*/attempt_0/0/stdout.log")
-    (err,) = folder.glob("none_*/attempt_0/0/stderr.log")
+    (out,) = folder.glob("*_*/attempt_0/0/stdout.log")
+    (err,) = folder.glob("*_*/attempt_0/0/stderr.log")
     assert (out.read_text(), err.read_text()) == ("out\n", "err\n")
 
 

@@ -102,7 +102,6 @@ COMMANDS = {
     "torchrun_gpu_without_gpus": "torchrun --nproc_per_node gpu train.py",
     "torchrun_xpu": "torchrun --nproc_per_node xpu train.py",
     "torchrun_unknown_backend": "torchrun --rdzv_backend etcd-v2 train.py",
-    "torchrun_c10d_without_endpoint": "torchrun --nnodes 2 --rdzv_backend c10d train.py",
     "torchrun_empty_host": (
         "torchrun --nnodes 2 --rdzv_backend c10d --rdzv_endpoint :29500 train.py"
     ),

@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import socket
 import sys
 from pathlib import Path
 
@@ -66,3 +67,11 @@ def probe_in_all_ways(
     calls += [lambda way=way: in_muster(way) for way in ways]
     outcomes = dict(zip((PLAIN, *ways), together(*calls), strict=True))
     return {way: outcome.facts() for way, outcome in outcomes.items()}
+
+
+@pytest.fixture
+def port():
+    """Return a port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

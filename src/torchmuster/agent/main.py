@@ -89,6 +89,7 @@ class AgentLaunch:
     """Everything that makes an agent: given on a command line, or by `muster torchrun`.
 
     Attributes:
+        run_dir: The run directory that the run's owner has made; None under `muster torchrun`.
         listening: The coordinator's socket; only the head has one.
         open_secret: The public key, for nodes that have no key in common; None forbids it.
         local_addr: This node's own address, when the user knows better.
@@ -122,6 +123,11 @@ class AgentLaunch:
     notes: tuple[str, ...] = ()
     spread: "Spread | None" = None
     hint: str = ""
+
+    @property
+    def sets_node_up(self) -> bool:
+        """Say whether the node is set up before its workers start; `muster torchrun` has nothing of the kind."""
+        return self.run_dir is not None
 
     def run_directory(self, run_id: str) -> RunDir:
         """Return where this agent writes."""
@@ -205,7 +211,7 @@ def run_agent(launch: AgentLaunch) -> int:
         try:
             spawner = start_spawner(launch.plan.program, environment, socket_path)
         except MusterError as error:
-            if launch.place is None:
+            if not launch.sets_node_up:
                 os.rmdir(folder)
                 sys.stderr.write(_plain(error))
                 return error.exit_code
@@ -225,11 +231,11 @@ def run_agent(launch: AgentLaunch) -> int:
 
 
 def _node_work(launch: AgentLaunch, disk: DiskWriter, *, done: bool) -> "NodeWork | None":
-    """Return what this node does before its workers; `muster torchrun` has nothing of the kind."""
+    """Return what this node does before its workers; None when that is nothing."""
     from torchmuster.agent.node_setup import NodeWork, SetupOrder
 
     plan = launch.plan
-    if launch.place is None:
+    if not launch.sets_node_up or launch.place is None:
         return None
     order = SetupOrder(
         setup=plan.node_setup,

@@ -43,7 +43,7 @@ def find_party(line: "TorchrunLine", environment: Mapping[str, str]) -> Party | 
         dialect=dialect,
         nodes=nodes[: line.max_nodes],
         # At `localhost` every host is a head; only the first may then be one for the others.
-        spreads=is_first or line.host not in ("localhost", "127.0.0.1", "::1"),
+        spreads=is_first or line.meeting.host not in ("localhost", "127.0.0.1", "::1"),
         is_first=is_first,
         way=choose_way(dialect, (), environment),
         notes=_compare(line, nodes, job),

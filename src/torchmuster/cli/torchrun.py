@@ -62,7 +62,7 @@ def make_launch(line: "TorchrunLine") -> "AgentLaunch":
     run_id = new_run_id(line.program.target)
     plan = _make_plan(line, run_id, party)
     secret, open_secret = _keys(line)
-    addresses = order.heads if order is not None else ((line.host, line.port),)
+    addresses = order.heads if order is not None else ((line.meeting.host, line.meeting.port),)
     spread = None
     if listening is not None:
         _create_run_dir(run_id, plan)
@@ -104,7 +104,7 @@ def _make_plan(line: "TorchrunLine", run_id: str, party: "Party | None") -> "Run
         tee=Tee.NONE,
         stdin_rank=0 if sits_here else None,
         role=line.role,
-        rdzv_id=line.rdzv_id,
+        rdzv_id=line.meeting.rdzv_id,
         first_cause_code=False,
         restart_hint=True,
         virtual_local_rank=line.virtual_local_rank,
@@ -124,8 +124,9 @@ def _take_order() -> "Order | None":
 def _find_party(line: "TorchrunLine") -> "Party | None":
     """Return the hosts of the job that we are in, where this line is for several; None elsewhere."""
     in_job = any(name in os.environ for name in ("SLURM_JOB_ID", "PBS_JOBID"))
-    is_other = line.static and line.node_rank != 0  # who gave a rank to this node gives one to each
-    if line.standalone or line.max_nodes == 1 or is_other or not in_job:
+    # Who gave a rank to this node gives one to each.
+    is_other = line.meeting.static and line.node_rank != 0
+    if line.meeting.alone or line.max_nodes == 1 or is_other or not in_job:
         return None
     from torchmuster.cli.spread import find_party
 
@@ -155,7 +156,7 @@ def _make_spreader(
 
     return Spreader(
         party=party,
-        heads=head_addresses(line.host, port),
+        heads=head_addresses(line.meeting.host, port),
         command=own_command(),
         environment=RunDir(os.path.join(runs_dir(), plan.run_id)).environment,
     )
@@ -172,26 +173,28 @@ def _bind_if_head(line: "TorchrunLine", party: "Party | None") -> socket.socket 
     from torchmuster.net import listener
     from torchmuster.net.address import is_own_address
 
-    is_head = line.standalone or (line.node_rank == 0 if line.static else line.is_host is not False)
+    is_head = line.meeting.alone or (
+        line.node_rank == 0 if line.meeting.static else line.is_host is not False
+    )
     if not is_head:
         return None
-    loopback = line.host in ("localhost", "127.0.0.1", "::1")
+    loopback = line.meeting.host in ("localhost", "127.0.0.1", "::1")
     spreads = party is not None and party.spreads
-    is_named = line.static or line.is_host or loopback or is_own_address(line.host)
+    is_named = line.meeting.static or line.is_host or loopback or is_own_address(line.meeting.host)
     # A job's script runs on the first host, whatever host its lines have put into the endpoint.
     is_first = party is not None and spreads and party.is_first
-    if not is_named and (not is_first or _is_answered(line.host, line.port)):
+    if not is_named and (not is_first or _is_answered(line.meeting.host, line.meeting.port)):
         return None
     # Every address of the host: /etc/hosts may name it 127.0.1.1 here and otherwise elsewhere.
     address = "127.0.0.1" if loopback and not spreads else "0.0.0.0"
     try:
-        return listener.bind(address, line.port)
+        return listener.bind(address, line.meeting.port)
     except OSError as error:
-        if not line.static and line.is_host is None:
+        if not line.meeting.static and line.is_host is None:
             return None  # another agent of this job on this machine was first, and is the head
         raise UsageError(
-            f"the head can't listen on port {line.port}",
-            where=f"{line.host}:{line.port}",
+            f"the head can't listen on port {line.meeting.port}",
+            where=f"{line.meeting.host}:{line.meeting.port}",
             why=error.strerror,
             fix="choose another port on all nodes",
         ) from error
@@ -222,11 +225,11 @@ def _keys(line: "TorchrunLine") -> tuple[bytes, bytes | None]:
     from torchmuster.files.layout import muster_home
     from torchmuster.net.secret import new_secret, read_secret, write_secret
 
-    label = f"torchrun {line.rdzv_id}".encode()
-    if line.standalone:
-        return new_secret(), None
+    label = f"torchrun {line.meeting.rdzv_id}".encode()
     if line.secret_file is not None:
         return hmac.digest(read_secret(line.secret_file), label, "sha256"), None
+    if line.meeting.alone:
+        return new_secret(), None
     public = hashlib.sha256(b"muster, not authenticated: " + label).digest()
     path = os.path.join(muster_home(), "key")
     try:
@@ -260,7 +263,7 @@ def _saved(line: "TorchrunLine") -> Any:
         return None
     import secrets
 
-    folder = os.path.join(line.log_dir, f"{line.rdzv_id}_{secrets.token_hex(4)}")
+    folder = os.path.join(line.log_dir, f"{line.meeting.rdzv_id}_{secrets.token_hex(4)}")
 
     def path_of(attempt: int, local_rank: int, stream: int) -> str | None:
         if stream not in line.saved(local_rank):

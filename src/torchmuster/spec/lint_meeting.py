@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from torchmuster.spec.allocation import Scheduler
 from torchmuster.spec.lint_finding import Finding, Rule, View, error, note, warning
 from torchmuster.spec.numbers import is_node_count, number
+from torchmuster.spec.rendezvous import DEFAULT_C10D_PORT, DEFAULT_STATIC_PORT
 from torchmuster.spec.shell_lex import shown
 from torchmuster.spec.shell_script import variables_of
 from torchmuster.spec.starts import Start, option, tasks_per_node
-from torchmuster.spec.torchrun import DEFAULT_C10D_PORT, DEFAULT_STATIC_PORT
 
 _LOOPBACK = re.compile(r"(?:localhost|127(?:\.\d+){3}|\[?::1\]?|0\.0\.0\.0)(?::.*)?", re.IGNORECASE)
 _OWN_VALUE = re.compile(
@@ -310,7 +310,10 @@ def _port(view: View, start: Start) -> int | None:
         if match is None and ":" in text:
             return None
         return int(match[1]) if match else DEFAULT_STATIC_PORT if static else DEFAULT_C10D_PORT
-    return number(start.given.master_port, view.job, start.line) if static else DEFAULT_C10D_PORT
+    if not static:
+        return DEFAULT_C10D_PORT
+    port = start.given.master_port  # without one, torchrun before 2.13 takes 29500 on one node too
+    return DEFAULT_STATIC_PORT if port is None else number(port, view.job, start.line)
 
 
 RULES: tuple[Rule, ...] = (

@@ -10,7 +10,6 @@ import difflib
 import os
 import re
 import signal
-import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,10 +18,17 @@ from typing import NoReturn
 from torchmuster.errors import UsageError
 from torchmuster.model.plan import Limits, Program, ScriptKind
 from torchmuster.spec.launch import Problems, check_script, parse_nodes, parse_workers
+from torchmuster.spec.rendezvous import (
+    DEFAULT_C10D_PORT,
+    NO_ID,
+    Meeting,
+    find_meeting,
+    notes_on,
+    parse_conf,
+    parse_waits,
+)
 from torchmuster.spec.units import parse_seconds
 
-DEFAULT_STATIC_PORT = 29500
-DEFAULT_C10D_PORT = 29400
 _COUNTED = ("gpu", "cpu", "auto")
 _ALL_STREAMS = frozenset({1, 2})
 
@@ -32,7 +38,6 @@ class TorchrunLine:
     """What a torchrun command line asks for.
 
     Attributes:
-        port: 0 lets the kernel choose, for `--standalone`.
         is_host: `is_host` of --rdzv-conf; None when the address decides.
         node_rank: The place, for the static rendezvous; None when places are numbered.
         console: For a local rank, the streams that the terminal shows.
@@ -45,12 +50,8 @@ class TorchrunLine:
     min_nodes: int
     max_nodes: int
     num_workers: int
-    host: str
-    port: int
+    meeting: Meeting
     limits: Limits
-    rdzv_id: str
-    standalone: bool
-    static: bool
     is_host: bool | None
     node_rank: int | None
     secret_file: str | None
@@ -87,21 +88,6 @@ REFUSED = {
     "duplicate_stdout_filters": "muster's logs hold every line; `muster logs RUN --rank 0 | grep ...`",
     "duplicate_stderr_filters": "muster's logs hold every line; `muster logs RUN --rank 0 | grep ...`",
 }
-_CONF_KEYS = frozenset(
-    {"join_timeout", "last_call_timeout", "timeout", "rank", "is_host", "secret_file"}
-)
-_CONF_WITHOUT_EFFECT = frozenset(
-    {
-        "close_timeout",
-        "heartbeat_timeout",
-        "keep_alive_interval",
-        "keep_alive_max_attempt",
-        "read_timeout",
-        "store_type",
-        "use_libuv",
-        "use_agent_store",
-    }
-)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -145,7 +131,7 @@ def make_parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     add("nproc-per-node", "1", "workers on this node: a number, gpu, cpu or auto")
     add("rdzv-backend", "static", "static or c10d")
     add("rdzv-endpoint", "", "HOST[:PORT] of the head")
-    add("rdzv-id", "none", "name of the job")
+    add("rdzv-id", NO_ID, "name of the job")
     add(
         "rdzv-conf",
         "",
@@ -168,7 +154,7 @@ def make_parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     add("duplicate-stderr-filters", "", "refused")
     add("node-rank", "0", "place of this node, for the static rendezvous")
     add("master-addr", "127.0.0.1", "address of the head, for the static rendezvous")
-    add("master-port", str(DEFAULT_STATIC_PORT), "port of the head, for the static rendezvous")
+    add("master-port", None, "port of the head, for the static rendezvous")
     add("local-addr", None, "this node's own address")
     add("logs-specs", None, "refused")
     add("numa-binding", None, "refused")
@@ -194,10 +180,10 @@ def parse_torchrun(
     """
     given = make_parser(environment).parse_args(list(arguments))
     _refuse(given, problems)
-    conf = _parse_conf(given.rdzv_conf, problems)
+    conf = parse_conf(given.rdzv_conf, problems)
     nodes = parse_nodes(given.nnodes, "--nnodes", problems)
     workers = _parse_nproc(given.nproc_per_node, gpus, problems)
-    endpoint = _parse_endpoint(given, problems)
+    meeting = find_meeting(given, nodes[1] if nodes is not None else 1, problems)
     limits = _parse_limits(given, conf, environment, problems)
     signals = _parse_signals(given.signals_to_handle, problems)
     ranks_filter = _parse_filter(given.local_ranks_filter, problems)
@@ -205,22 +191,17 @@ def parse_torchrun(
     program = _parse_program(given, environment, problems)
     for option in ("redirects", "tee"):
         _check_streams(getattr(given, option), option, problems)
-    if problems.found or nodes is None or workers is None or endpoint is None or limits is None:
+    if problems.found or nodes is None or workers is None or meeting is None or limits is None:
         return None
-    static = given.rdzv_backend == "static" and not given.standalone
     return TorchrunLine(
         program=program,
-        min_nodes=1 if given.standalone else nodes[0],
-        max_nodes=1 if given.standalone else nodes[1],
+        min_nodes=1 if meeting.alone else nodes[0],
+        max_nodes=1 if meeting.alone else nodes[1],
         num_workers=workers,
-        host=endpoint[0],
-        port=endpoint[1],
+        meeting=meeting,
         limits=limits,
-        rdzv_id=given.rdzv_id,
-        standalone=given.standalone,
-        static=static,
         is_host=_truth(conf.get("is_host")),
-        node_rank=node_rank if static else None,
+        node_rank=node_rank if meeting.static else None,
         secret_file=conf.get("secret_file"),
         local_addr=given.local_addr,
         role=given.role,
@@ -254,18 +235,6 @@ def _refuse(given: argparse.Namespace, problems: Problems) -> None:
         problems.add(what, fix="leave --no-python out to run a Python module")
 
 
-def _parse_conf(text: str, problems: Problems) -> dict[str, str]:
-    conf: dict[str, str] = {}
-    for part in filter(None, (word.strip() for word in text.split(","))):
-        key, equals, value = part.partition("=")
-        if not equals or not key.strip():
-            fix = "--rdzv-conf join_timeout=600,last_call_timeout=30"
-            problems.add(f"`{part}` is no KEY=VALUE", f"--rdzv-conf {text}", fix=fix)
-        else:
-            conf[key.strip()] = value.strip()
-    return conf
-
-
 def _parse_nproc(text: str, gpus: Sequence[str], problems: Problems) -> int | None:
     if text == "xpu":
         why = "counting them needs torch, which the agent does without"
@@ -282,73 +251,29 @@ def _parse_nproc(text: str, gpus: Sequence[str], problems: Problems) -> int | No
     return counts[0] if counts else None
 
 
-def _parse_endpoint(given: argparse.Namespace, problems: Problems) -> tuple[str, int] | None:
-    if given.standalone:
-        return "127.0.0.1", 0
-    static = given.rdzv_backend == "static"
-    text, option = given.rdzv_endpoint, "--rdzv-endpoint"
-    if static and not text:
-        host = given.master_addr.strip("[]")
-        host = f"[{host}]" if ":" in host else host
-        text, option = f"{host}:{given.master_port}", "--master-addr, --master-port"
-    if not text:
-        if given.rdzv_backend == "c10d":
-            problems.add("c10d needs an endpoint", option, fix="--rdzv-endpoint HOST:PORT")
-        return None
-    default = DEFAULT_STATIC_PORT if static else DEFAULT_C10D_PORT
-    match = re.fullmatch(r"(\[[^\]]+\]|[^:]+|[0-9a-fA-F:]+)(?::(\d+))?", text)
-    address = match.group(1).strip("[]") if match else ""
-    if match is None or int(match.group(2) or 0) > 65535 or not _is_host(address):
-        fix = "--rdzv-endpoint HOST:PORT"
-        if option != "--rdzv-endpoint":
-            fix = f"--master-addr HOST --master-port {DEFAULT_STATIC_PORT}"
-        problems.add(f"`{text}` is no HOST:PORT", option, fix=fix)
-        return None
-    return address, int(match.group(2) or default)
-
-
-def _is_host(text: str) -> bool:
-    try:
-        if ":" in text:
-            socket.inet_pton(socket.AF_INET6, text.partition("%")[0])
-        else:
-            text.encode("idna")  # what the resolver does first
-    except (OSError, UnicodeError):
-        return False
-    return True
-
-
 def _parse_limits(
     given: argparse.Namespace,
     conf: Mapping[str, str],
     environment: Mapping[str, str],
     problems: Problems,
 ) -> Limits | None:
-    static = given.rdzv_backend == "static"
     shutdown = given.shutdown_timeout or environment.get("TORCH_ELASTIC_SHUTDOWN_TIMEOUT") or "30"
-    join = conf.get("join_timeout") or conf.get("timeout") or ("900" if static else "600")
-    words = {
-        "--shutdown-timeout": shutdown,
-        "--rdzv-conf join_timeout": join,
-        "--rdzv-conf last_call_timeout": conf.get("last_call_timeout") or "30",
-    }
-    seconds = {option: parse_seconds(word) for option, word in words.items()}
-    for option, value in seconds.items():
-        if value is None:
-            fix = f"{option}{'=' if ' ' in option else ' '}30"
-            problems.add(f"`{words[option]}` is no number of seconds", option, fix=fix)
+    waits = parse_waits(conf, given.rdzv_backend == "static", problems)
+    grace = parse_seconds(shutdown)
+    if grace is None:
+        what = f"`{shutdown}` is no number of seconds"
+        problems.add(what, "--shutdown-timeout", fix="--shutdown-timeout 30")
     if not given.max_restarts.isdecimal():
         what = f"`{given.max_restarts}` is no number of restarts"
         problems.add(what, "--max-restarts", fix="--max-restarts 3")
         return None
-    grace, join_s, last_call = seconds.values()
-    if grace is None or join_s is None or last_call is None:
+    if grace is None or waits is None:
         return None
     return Limits(
         max_restarts=int(given.max_restarts),
         grace_s=grace,
-        join_timeout_s=join_s,
-        last_call_s=last_call,
+        join_timeout_s=waits[0],
+        last_call_s=waits[1],
     )
 
 
@@ -445,15 +370,13 @@ def _truth(word: str | None) -> bool | None:
 
 
 def _notes(given: argparse.Namespace, conf: Mapping[str, str]) -> tuple[str, ...]:
-    notes: list[str] = []
-    for key in conf:
-        if key in _CONF_WITHOUT_EFFECT:
-            notes.append(f"--rdzv-conf {key} has no effect here")
-        elif key not in _CONF_KEYS:
-            notes.append(f"--rdzv-conf {key} is unknown and has no effect, as in torchrun")
     static = given.rdzv_backend == "static"
+    notes = notes_on(conf, static)
     if not static and given.node_rank not in ("0", None):
         notes.append("--node-rank has no effect with c10d, as in torchrun")
     if given.standalone and (given.rdzv_endpoint or given.nnodes not in ("1", "1:1")):
         notes.append("--standalone: --nnodes and --rdzv-endpoint have no effect, as in torchrun")
+    elif not static and not given.rdzv_endpoint and given.nnodes not in ("1", "1:1"):
+        where = f"localhost:{DEFAULT_C10D_PORT}"
+        notes.append(f"without --rdzv-endpoint the nodes meet at {where}, as in torchrun")
     return tuple(notes)

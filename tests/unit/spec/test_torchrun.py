@@ -1,6 +1,7 @@
 import os
 import signal
 import sys
+import uuid
 
 import pytest
 from hypothesis import given
@@ -90,8 +91,7 @@ def test_the_defaults_are_torchrun_s(tmp_path):
     assert line.limits == Limits(
         max_restarts=0, grace_s=30.0, join_timeout_s=900.0, last_call_s=30.0
     )
-    assert (line.host, line.port, line.static, line.node_rank) == ("127.0.0.1", 29500, True, 0)
-    assert (line.role, line.rdzv_id) == ("default", "none")
+    assert (line.role, line.node_rank) == ("default", None)
     assert line.program.python == (sys.executable, "-u")
     assert line.program.cwd == str(tmp_path)
     assert line.signals == (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
@@ -110,8 +110,8 @@ def test_both_spellings_mean_the_same(line):
     found = parse(f"{line} train.py --x --nnodes 9")
 
     assert (found.min_nodes, found.max_nodes, found.num_workers) == (2, 2, 4)
-    assert (found.host, found.port, found.rdzv_id) == ("n1", 7, "j")
-    assert (found.static, found.node_rank, found.limits.max_restarts) == (False, None, 0)
+    assert (found.meeting.host, found.meeting.port, found.meeting.rdzv_id) == ("n1", 7, "j")
+    assert (found.meeting.static, found.node_rank, found.limits.max_restarts) == (False, None, 0)
     assert found.program.args == ("--x", "--nnodes", "9")
 
 
@@ -128,24 +128,63 @@ def test_variables_give_the_defaults_and_the_line_wins():
     found = parse("--nproc-per-node 2 pkg.train", environment)
 
     assert (found.min_nodes, found.max_nodes, found.num_workers) == (2, 4, 2)
-    assert (found.host, found.port, found.limits.max_restarts) == ("n1", 29400, 5)
+    assert (found.meeting.host, found.meeting.port, found.limits.max_restarts) == ("n1", 29400, 5)
     assert found.program.kind is ScriptKind.MODULE
 
 
 def test_a_variable_of_0_sets_no_flag():
-    assert parse("train.py", {"PET_STANDALONE": "0"}).standalone is False
-    assert parse("train.py", {"PET_STANDALONE": "1"}).standalone is True
+    assert parse("train.py", {"PET_MODULE": "0"}).program.kind is ScriptKind.FILE
+    assert parse("train.py", {"PET_MODULE": "1"}).program.kind is ScriptKind.MODULE
 
 
 def test_the_interpreter_may_come_from_the_environment():
     assert parse("train.py", {"PYTHON_EXEC": "/py"}).program.python == ("/py", "-u")
 
 
-def test_standalone_is_one_node_on_a_port_of_the_kernel_s_choice():
-    found = parse("--standalone --nproc-per-node 2 train.py")
+@pytest.mark.parametrize(
+    "line",
+    [
+        "train.py",
+        "--nnodes 1 --nproc-per-node 2 --master-addr n1 train.py",
+        "--rdzv-id job-7 train.py",
+        "--standalone --nnodes 2 --rdzv-endpoint n1:7 train.py",
+        "--rdzv-backend c10d train.py",
+    ],
+)
+def test_who_has_nobody_to_meet_takes_a_free_port(line):
+    found = parse(line)
 
-    assert (found.host, found.port, found.max_nodes) == ("127.0.0.1", 0, 1)
-    assert (found.static, found.node_rank) == (False, None)
+    assert (found.meeting.host, found.meeting.port) == ("localhost", 0)
+    assert (found.meeting.alone, found.meeting.static, found.max_nodes) == (True, False, 1)
+
+
+@pytest.mark.parametrize("line", ["train.py", "--rdzv-id x train.py", "--standalone train.py"])
+def test_who_names_no_meeting_gets_a_fresh_run_id_each_time(line):
+    ids = {parse(line).meeting.rdzv_id for _ in range(2)}
+
+    assert len(ids) == 2
+    assert all(str(uuid.UUID(text)) == text for text in ids)
+
+
+@pytest.mark.parametrize(
+    ("line", "port", "static"),
+    [
+        ("--master-port 7 train.py", 7, True),
+        ("--nnodes 2 --master-port 7 train.py", 7, True),
+        ("--nnodes 2 train.py", 29500, True),
+        ("--rdzv-endpoint n1 train.py", 29500, True),
+        ("--nnodes 2 --rdzv-backend c10d train.py", 29400, False),
+    ],
+)
+def test_a_meeting_that_is_named_keeps_its_port_and_id(line, port, static):
+    found = parse(line).meeting
+
+    assert (found.port, found.static, found.alone) == (port, static, False)
+    assert found.rdzv_id == "none"
+
+
+def test_the_port_may_come_from_the_environment():
+    assert parse("train.py", {"PET_MASTER_PORT": "7"}).meeting.port == 7
 
 
 @pytest.mark.parametrize(
@@ -162,14 +201,14 @@ def test_standalone_is_one_node_on_a_port_of_the_kernel_s_choice():
 def test_the_endpoint_is_a_host_with_or_without_a_port(text, host, port):
     found = parse(f"--rdzv-backend c10d --rdzv-endpoint {text} train.py")
 
-    assert (found.host, found.port) == (host, port)
+    assert (found.meeting.host, found.meeting.port) == (host, port)
 
 
 @pytest.mark.parametrize("address", ["n1", "10.0.0.1", "fd00::1"])
 def test_the_static_rendezvous_has_address_and_port_apart(address):
     found = parse(f"--nnodes 2 --node-rank 1 --master-addr {address} --master-port 80 train.py")
 
-    assert (found.host, found.port, found.node_rank) == (address, 80, 1)
+    assert (found.meeting.host, found.meeting.port, found.node_rank) == (address, 80, 1)
 
 
 @pytest.mark.parametrize(
@@ -189,6 +228,32 @@ def test_the_rendezvous_conf_sets_limits_key_and_host():
 
     assert (found.limits.join_timeout_s, found.limits.last_call_s) == (7.0, 3.0)
     assert (found.is_host, found.secret_file, found.node_rank) == (True, "/k", 1)
+
+
+@pytest.mark.parametrize("quote", ["'", '"'])
+def test_quotes_around_the_whole_rendezvous_conf_are_taken_off(quote):
+    conf = f"{quote}join_timeout=7,last_call_timeout=3{quote}"
+
+    limits = parse(f"--nnodes 2 --rdzv-conf={conf} train.py").limits
+
+    assert (limits.join_timeout_s, limits.last_call_s) == (7.0, 3.0)
+
+
+def test_timeout_is_a_limit_of_the_static_rendezvous_only():
+    static = parse("--nnodes 2 --rdzv-conf timeout=7 train.py")
+    c10d = parse("--nnodes 2 --rdzv-backend c10d --rdzv-endpoint n1 --rdzv-conf timeout=7 train.py")
+
+    assert (static.limits.join_timeout_s, static.notes) == (7.0, ())
+    assert c10d.limits.join_timeout_s == 600.0
+    assert c10d.notes == ("--rdzv-conf timeout has no effect with c10d, as in torchrun",)
+
+
+def test_nodes_that_are_told_no_endpoint_learn_where_they_meet():
+    found = parse("--nnodes 2 --rdzv-backend c10d train.py")
+
+    assert found.notes == (
+        "without --rdzv-endpoint the nodes meet at localhost:29400, as in torchrun",
+    )
 
 
 def test_what_has_no_effect_is_said():
@@ -285,7 +350,7 @@ def test_a_refused_option_is_refused_from_the_environment_too(option):
         ("--nproc-per-node 4,2 train.py", "`4,2` is no number of workers"),
         ("--nproc-per-node ² train.py", "`²` is no number of workers"),
         ("--rdzv-backend etcd train.py", "the rendezvous backend `etcd` is not supported"),
-        ("--rdzv-backend c10d train.py", "c10d needs an endpoint"),
+        ("--master-port x train.py", "`127.0.0.1:x` is no HOST:PORT"),
         ("-m --no-python train.py", "--module and --no-python exclude each other"),
         ("--nnodes 2 --node-rank 2 train.py", "node rank 2 is outside a run of 2 nodes"),
         ("--node-rank x train.py", "`x` is no node rank"),

@@ -1,0 +1,117 @@
+"""`muster torchrun` from its command line, case by case as PyTorch's own launcher tests drive torchrun.
+
+Source of the cases: test/distributed/launcher/test_run.py of torch 2.13. Left out are those that put a mock into torch's
+launcher (an agent that raises, `multiprocessing.Process` that counts, `torch.cuda.is_available`): they test torch's insides.
+"""
+
+import os
+import subprocess
+import sys
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+SOURCE = str(Path(__file__).parents[2] / "src")
+LIMIT_S = 120
+
+# Says of each worker what it was given; needs no torch.
+TELL = """
+import json, os, sys
+names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME", "GROUP_RANK",
+    "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID", "OMP_NUM_THREADS")
+told = {name: os.environ.get(name) for name in names}
+told["argv"] = sys.argv[1:]
+told["muster"] = sorted(name for name in os.environ if name.startswith("MUSTER_"))
+with open(os.path.join(os.environ["TOLD"], f"{os.getpid()}.json"), "w") as file:
+    json.dump(told, file)
+"""
+
+
+@dataclass
+class Launch:
+    """One `muster torchrun`."""
+
+    folder: Path
+    env: dict[str, str] = field(default_factory=dict)
+
+    def script(self, text: str, name: str = "script.py") -> str:
+        path = self.folder / name
+        path.write_text(text)
+        return str(path)
+
+    def begin(self, *words: str, **env: str) -> subprocess.Popen:
+        (self.folder / "told").mkdir(exist_ok=True)
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "MUSTER_"))}
+        kept.pop("OMP_NUM_THREADS", None)
+        ours = {
+            "PYTHONPATH": SOURCE,
+            "MUSTER_HOME": str(self.folder / "home"),
+            "TOLD": str(self.folder / "told"),
+        }
+        return subprocess.Popen(
+            [sys.executable, "-m", "torchmuster", "torchrun", *words],
+            env={**kept, **ours, **self.env, **env},
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, *words: str, **env: str) -> subprocess.CompletedProcess:
+        return end(self.begin(*words, **env))
+
+    def told(self) -> list[dict]:
+        import json
+
+        found = [json.loads(path.read_text()) for path in (self.folder / "told").iterdir()]
+        return sorted(found, key=lambda told: int(told["RANK"]))
+
+
+def end(process: subprocess.Popen) -> subprocess.CompletedProcess:
+    try:
+        out, err = process.communicate(timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        raise AssertionError(f"it does not end\n{out}\n{err}") from None
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+@pytest.fixture
+def launch(tmp_path) -> Launch:
+    return Launch(tmp_path)
+
+
+# What torchrun does when nothing names a meeting.
+
+
+def test_two_plain_lines_run_on_one_machine_at_the_same_time(launch):
+    meet = """
+import os, sys, time
+mark = os.path.join(os.environ["TOLD"], os.environ["TORCHELASTIC_RUN_ID"])
+open(mark, "w").close()
+deadline = time.monotonic() + 60
+while len(os.listdir(os.environ["TOLD"])) < 2:  # both jobs' workers run at once
+    if time.monotonic() > deadline:
+        sys.exit("the other job never came")
+    time.sleep(0.05)
+"""
+    script = launch.script(meet)
+
+    both = [launch.begin("--nproc-per-node", "2", script) for _ in range(2)]
+
+    assert [end(process).returncode for process in both] == [0, 0]
+    for path in (launch.folder / "told").iterdir():
+        assert str(uuid.UUID(path.name)) == path.name
+
+
+@pytest.mark.parametrize("options", [(), ("--master-port", "{port}"), ("--standalone",)])
+def test_a_worker_gets_no_variable_and_no_scratch_folder_of_ours(launch, port, options):
+    words = [word.format(port=port) for word in options]
+
+    assert launch.run(*words, launch.script(TELL)).returncode == 0
+    assert launch.told()[0]["muster"] == ["MUSTER_HOME"]
