@@ -1,7 +1,10 @@
 """Saves beside the loop, as the script sees them: failures come to light, busy means what it says."""
 
 import errno
+import json
 import os
+import re
+import signal
 import threading
 
 import pytest
@@ -9,8 +12,10 @@ import torch
 from torch import nn
 
 from torchmuster.errors import UsageError
+from torchmuster.run.training import view_training
 from torchmuster.train.snapshot import fileops
 from torchmuster.train.snapshot.state import SnapshotError
+from torchmuster.train.workers import STOP_SIGNALS
 
 NUM_STEPS = 6
 
@@ -94,6 +99,65 @@ def test_with_warn_the_loop_trains_on_and_says_what_failed(
     said = capsys.readouterr().err
     assert said.count("the snapshot of step 3 could not be written") == 1
     assert "No space left on device" in said
+
+
+def fail_from(monkeypatch, first):
+    """Let the disk be full for the snapshots from a step on."""
+
+    def before(operation, path):
+        found = re.search(r"/\.step-(\d+)\.", path)
+        if operation == "write" and found and int(found[1]) >= first:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(fileops, "before", before)
+
+
+def saved_in_record(folder):
+    lines = (folder / "training.jsonl").read_text().splitlines()
+    return view_training(map(json.loads, lines)).saved_step
+
+
+def test_with_warn_a_disk_that_stays_full_costs_snapshots_and_not_the_training(
+    world, tmp_path, monkeypatch, capsys
+):
+    fail_from(monkeypatch, 4)
+    folder = tmp_path / "s"
+    train(world, folder, on_save_error="warn")
+    world.close()
+    assert saved_steps(folder) == [0, 1, 2, 3]
+    last = [line for line in capsys.readouterr().err.splitlines() if "could not be" in line][-1]
+    assert "step 6" in last
+    assert "No space left on device" in last
+    assert "the last snapshot is of step 3" in last
+    assert saved_in_record(folder) == 3
+
+
+def test_with_warn_a_stop_that_could_not_save_says_what_is_left(
+    world, tmp_path, monkeypatch, capsys
+):
+    fail_from(monkeypatch, 4)
+
+    def stop(step):
+        if step == 4:
+            signal.raise_signal(signal.SIGTERM)
+
+    before = {signum: signal.getsignal(signum) for signum in STOP_SIGNALS}
+    with pytest.raises(SystemExit) as left:
+        train(world, tmp_path / "s", on_save_error="warn", at_step=stop)
+    assert left.value.code == 75
+    world.close()
+    for signum, handler in before.items():  # ignored to the end of the process, which is ours
+        signal.signal(signum, handler)
+    assert re.search(
+        r"stopped after step \d \(SIGTERM on rank 0\); the last snapshot is of step 3, exit code 75",
+        capsys.readouterr().err,
+    )
+
+
+def test_the_last_save_is_never_left_out_because_one_still_runs(world, tmp_path, monkeypatch):
+    hold(monkeypatch, NUM_STEPS - 1, threading.Event(), 0.5)
+    train(world, tmp_path / "s", when_busy="skip")
+    assert saved_steps(tmp_path / "s")[-1] == NUM_STEPS
 
 
 def hold(monkeypatch, step, released, timeout_s):

@@ -45,12 +45,13 @@ def view_training(events: Iterable[dict[str, Any]]) -> TrainingView | None:
         step = int(event.get("step", step))
         if name == "metrics":
             values = dict(event["values"])
-        elif name == "save":
-            saved_step = step
+        elif name == "saved":  # it is whole; `save` tells when it was ordered
+            saved_step = int(event["saved"])
         elif name == "epoch":
             epochs[event["epoch"]] = _epoch(event)
         elif name == "resumed":
             finished = False
+            saved_step = step or saved_step  # it began with a snapshot of that step
         elif name == "finished":
             finished = True
     if not seen:

@@ -91,6 +91,8 @@ class Run:
         self._generators: dict[str, Any] | None = None  # to be put back at the next boundary
         self._generators_before_evaluation: dict[str, Any] | None = None
         self._end_of_epoch: EndOfEpoch | None = None
+        self._loaded_step: int | None = None
+        self._noted_step: int | None = None  # the last snapshot that the record knows to be whole
         self._batch_counted = -1
         self._is_over = False
         self._began_at = _began_at()
@@ -202,7 +204,7 @@ class Run:
         """Wait for the last save and give the signals back.
 
         Raises:
-            SnapshotError: The last save failed.
+            SnapshotError: The last save failed, and `on_save_error` is `raise`.
         """
         if self._is_over:
             return
@@ -210,7 +212,7 @@ class Run:
         self._world.pace.beats.enter(Phase.OVER)
         self._lockstep.close()
         try:
-            self._saves.wait()
+            self._check_saves(wait=True)
         finally:
             self._watch.close()
             self._metrics.close()
@@ -282,19 +284,17 @@ class Run:
     def stop(self) -> None:
         """Save at this step on all ranks, and leave."""
         clock, world, reason = self._clock, self._world, self._watch.reason
-        if self._saves.step != clock.steps_done:
-            self._save()
-        with world.pace.beats.during(Phase.SAVE):
-            self._saves.wait_for_all()
+        self._save_last()
+        what = self._what_is_saved()
         if world.rank == 0:
             self._metrics.record.event("preempted", step=clock.steps_done, reason=reason)
             self._metrics.end_line()
             world.say(
-                f"stopped after step {clock.steps_done} ({reason}); it is saved,"
+                f"stopped after step {clock.steps_done} ({reason}); {what},"
                 f" exit code {contract.EX_TEMPFAIL}: {self._how_to_go_on()}"
             )
             if TIME_IS_UP in reason:  # the next attempt would have to stop at once
-                tell_agent("last_stop", reason=f"{reason}: after step {clock.steps_done}, saved")
+                tell_agent("last_stop", reason=f"{reason}: after step {clock.steps_done}, {what}")
         world.barrier("stopped", timeout_s=60.0)
         raise SystemExit(contract.EX_TEMPFAIL)
 
@@ -330,7 +330,7 @@ class Run:
     def _begin_at(self, loaded: Loaded, seed: int) -> None:
         manifest, clock = loaded.manifest, self._clock
         own = unpack(manifest.state[OWN_NAME], {})
-        clock.steps_done = self._saves.step = manifest.step
+        clock.steps_done = self._saves.step = self._loaded_step = manifest.step
         clock.epoch = manifest.epoch
         totals = own["epoch_totals"].items()
         self._metrics.epoch_totals = {name: (total, weight) for name, (total, weight) in totals}
@@ -474,13 +474,13 @@ class Run:
 
     # Saving and ending.
 
-    def _save(self) -> None:
+    def _save(self, *, may_skip: bool = True) -> None:
         with self._world.pace.beats.during(Phase.SAVE):
-            self._save_now()
+            self._save_now(may_skip=may_skip)
 
-    def _save_now(self) -> None:
+    def _save_now(self, *, may_skip: bool) -> None:
         clock = self._clock
-        if self._saves.must_skip():
+        if may_skip and self._saves.must_skip():
             self._world.say(
                 f"step {clock.steps_done}: a save is still running, this one is left out"
             )
@@ -510,16 +510,45 @@ class Run:
             record = self._metrics.record
             record.event("save", step=clock.steps_done, blocked_s=round(blocked_s, 6))
 
-    def _check_saves(self, *, wait: bool = False) -> None:
+    def _check_saves(self, *, wait: bool = False, by_all: bool = False) -> None:
         try:
-            if wait:
+            if by_all:
+                self._saves.wait_for_all()
+            elif wait:
                 self._saves.wait()
             else:
                 self._saves.check()
         except SnapshotError as error:
             if self._settings.on_save_error == "raise":
                 raise
-            self._world.say(f"error: {error.what}; because: {error.why}; training goes on")
+            self._metrics.end_line()
+            self._world.say(
+                f"error: {error.what}; because: {error.why}; {self._what_is_saved()};"
+                ' training goes on (on_save_error="warn")'
+            )
+        self._note_what_is_saved()
+
+    def _note_what_is_saved(self) -> None:
+        step = self._saves.written_step
+        if self._world.rank == 0 and step is not None and step != self._noted_step:
+            self._noted_step = step
+            self._metrics.record.event("saved", step=self._clock.steps_done, saved=step)
+
+    def _what_is_saved(self) -> str:
+        """Say what can be resumed, at a step whose save was ordered."""
+        step = self._saves.written_step
+        if step is None:
+            step = self._loaded_step
+        if step == self._clock.steps_done:
+            return "it is saved"
+        return "there is no snapshot" if step is None else f"the last snapshot is of step {step}"
+
+    def _save_last(self) -> None:
+        """Save where the run ends, and wait until that is whole."""
+        if self._saves.step != self._clock.steps_done:
+            self._save(may_skip=False)
+        with self._world.pace.beats.during(Phase.SAVE):
+            self._check_saves(by_all=True)
 
     def _deadline(self) -> float | None:
         """Return when to stop by ourselves: the limit less the time that a save takes."""
@@ -542,10 +571,7 @@ class Run:
         return "start it again to go on"
 
     def _finish(self) -> None:
-        if self._saves.step != self._clock.steps_done:
-            self._save()
-        with self._world.pace.beats.during(Phase.SAVE):
-            self._saves.wait_for_all()
+        self._save_last()
         if self._world.rank == 0:
             self._metrics.record.event("finished", step=self._clock.steps_done)
         self.close()

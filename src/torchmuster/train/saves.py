@@ -82,6 +82,11 @@ class Saves:
         """How long the last write took."""
         return self._saver.last_s
 
+    @property
+    def written_step(self) -> int | None:
+        """The step of the last snapshot that is whole, as this rank knows it; rank 0 does."""
+        return self._saver.written_step
+
     def must_skip(self) -> bool:
         """Say on all ranks alike whether a save still runs and this one is to be left out."""
         if not self._skips:

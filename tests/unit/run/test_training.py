@@ -27,11 +27,18 @@ def test_the_last_step_save_and_metrics_count():
             {"event": "resumed", "step": 0},
             {"event": "metrics", "step": 50, "values": {"loss": 2.0}},
             {"event": "save", "step": 60},
+            {"event": "saved", "step": 62, "saved": 60},
+            {"event": "save", "step": 90},
             {"event": "metrics", "step": 100, "values": {"loss": 1.0}},
         ]
     )
     assert (view.step, view.saved_step, view.values) == (100, 60, {"loss": 1.0})
     assert not view.is_finished
+
+
+def test_a_run_that_begins_with_a_snapshot_has_it_saved():
+    assert view_training([{"event": "resumed", "step": 60}]).saved_step == 60
+    assert view_training([{"event": "resumed", "step": 0}]).saved_step is None
 
 
 def test_an_epoch_that_was_done_again_is_shown_once():

@@ -13,12 +13,14 @@ class Saver:
     Attributes:
         last_s: How long the last write took.
         last_step: The step of the last order.
+        written_step: The step of the last order that was carried out here: on rank 0, committed.
     """
 
     def __init__(self, crew: writer.Crew) -> None:
         self.crew = crew
         self.last_s = 0.0
         self.last_step: int | None = None
+        self.written_step: int | None = None
         self._thread: threading.Thread | None = None
         self._error: SnapshotError | None = None
 
@@ -57,6 +59,7 @@ class Saver:
         began = time.monotonic()
         try:
             writer.write(self.crew, order)
+            self.written_step = order.step
         except SnapshotError as error:
             self._error = error
         except RuntimeError as error:  # of the store
