@@ -145,6 +145,9 @@ def test_a_refused_job_is_explained_and_leaves_no_job(cluster, tmp_path):
     assert done.returncode == 14
     assert "Slurm knows no such partition" in done.stderr
     assert "invalid partition specified" in done.stderr
+    listed = muster(cluster, tmp_path, "ps").stdout.splitlines()[-1]
+    assert listed.split()[:2] == ["r", "failed"]
+    assert "Slurm knows no such partition" in listed
 
 
 def test_a_detached_job_is_waited_for_and_cancelled_by_name(cluster, tmp_path):

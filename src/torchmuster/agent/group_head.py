@@ -325,9 +325,11 @@ class GroupHead:
                 self._ends[task] = message
                 self._port_users.discard(task)
                 self._obey(self._gang.ended(task, code=code, signum=signum))
-            case messages.TaskUploaded(error=error, notes=notes):
+            case messages.TaskUploaded(error=error, notes=notes, versions=versions):
                 for note in notes:
                     self._event("notice", text=f"{task}: {note}")
+                for version in versions:
+                    self._event("dataset_version", task=task, version=version)
                 self._obey(self._gang.uploaded(task, error))
             case messages.TaskOutput():
                 self._pass_output(message)

@@ -20,7 +20,7 @@ from torchmuster import proc
 from torchmuster.agent.node_shell import NodeShell, SetupError
 from torchmuster.agent.output import RankOutput
 from torchmuster.agent.task_command import Command, CommandFailedError
-from torchmuster.agent.task_data import fetch_inputs, publish, upload_outputs
+from torchmuster.agent.task_data import Stored, fetch_inputs, publish, upload_outputs
 from torchmuster.agent.task_exec import Execs
 from torchmuster.agent.task_setup import Facts
 from torchmuster.agent.task_socket import TaskCall, TaskSocket
@@ -410,9 +410,9 @@ class TaskAgent:
 
     async def _upload(self, *, succeeded: bool) -> None:
         error: str | None = None
-        notes: list[str] = []
+        stored = Stored()
         try:
-            notes = await upload_outputs(
+            stored = await upload_outputs(
                 self._options.task,
                 self._place,
                 self._doing,
@@ -427,7 +427,14 @@ class TaskAgent:
             publish(self._options.run_dir.task_output(self._options.task.name), self._place.output)
         except OSError as failed_link:
             error = error or f"the output can't be published: {failed_link.strerror}"
-        self._send(messages.TaskUploaded(attempt=self._attempt, error=error, notes=tuple(notes)))
+        self._send(
+            messages.TaskUploaded(
+                attempt=self._attempt,
+                error=error,
+                notes=tuple(stored.notes),
+                versions=tuple(stored.versions),
+            )
+        )
 
     def _outer_facts(self) -> Facts:
         """Return what the tokens of URLs stand for: those that need no other task."""

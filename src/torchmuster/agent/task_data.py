@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from torchmuster.agent.task_transfer import Transfer
 from torchmuster.errors import MusterError
@@ -65,10 +66,18 @@ def task_output(entry: InputPlan, run_dir: RunDir) -> str:
     return path
 
 
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What became of a task's outputs: sentences on what was left out, and the versions that were made."""
+
+    notes: list[str] = field(default_factory=list)
+    versions: list[str] = field(default_factory=list)
+
+
 async def upload_outputs(
     task: TaskPlan, place: Place, doing: Say, *, succeeded: bool, run_id: str, resolve: Resolve
-) -> list[str]:
-    """Bring the outputs where they belong; return sentences on what was left out.
+) -> Stored:
+    """Bring the outputs where they belong; return what was made and what was left out.
 
     URLs get what there is after a failure too: it is what one looks at then. A dataset gets a new version only after
     a success, because `latest` is what others take.
@@ -76,21 +85,24 @@ async def upload_outputs(
     Raises:
         MusterError: One could not be uploaded.
     """
-    notes: list[str] = []
+    stored = Stored()
     for entry in task.outputs:
         target = resolve(entry.target)
         if entry.kind is not OutputKind.URL and not succeeded:
-            notes.append(f"the dataset {target} gets no version: the command failed")
+            stored.notes.append(f"the dataset {target} gets no version: the command failed")
             continue
         sources = [os.path.join(place.output, resolve(path)) for path in entry.paths]
         missing = [path for path in sources or [place.output] if not _has_files(path)]
         if missing:
             shown = "output" + missing[0].removeprefix(place.output)
-            notes.append(f"nothing to upload to {target}: {shown} is empty or missing")
+            stored.notes.append(f"nothing to upload to {target}: {shown} is empty or missing")
             continue
         doing(f"uploading to {target}")
-        await Transfer(_upload_words(entry, target, place, run_id, resolve), doing).finish()
-    return notes
+        words = _upload_words(entry, target, place, run_id, resolve)
+        done = await Transfer(words, doing).finish()
+        if entry.kind is not OutputKind.URL and "version" in done:
+            stored.versions.append(f"{done.get('name')}:{done['version']}")
+    return stored
 
 
 def _upload_words(

@@ -9,6 +9,7 @@ import click
 
 from torchmuster.cli.sites import my_sites
 from torchmuster.errors import MusterError, UsageError
+from torchmuster.files.layout import short_id
 from torchmuster.spec.site_files import project_file, user_file
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ def submit_run(
     from torchmuster.engines.registry import load_dialect
     from torchmuster.files.layout import RunDir, runs_dir
     from torchmuster.run.create import create_run_dir
-    from torchmuster.run.jobs import make_job, submit_job
+    from torchmuster.run.jobs import make_job, note_refusal, submit_job
 
     dialect = load_dialect(site.kind)
     num_more = wishes.num_resubmits or 0 if wishes.resubmit_with == "chain" else 0
@@ -191,10 +192,11 @@ def submit_run(
         click.echo("nothing was submitted (--dry-run)", err=True)
         return 0
     run_dir = create_run_dir(plan)
-    job = make_job(plan, run_dir, site.kind, wishes)
-    for sentence in dialect.unmapped(job):
-        click.echo(f"muster: {sentence}", err=True)
-    job_id = submit_job(job, run_dir, dialect)
+    with note_refusal(run_dir):
+        job = make_job(plan, run_dir, site.kind, wishes)
+        for sentence in dialect.unmapped(job):
+            click.echo(f"muster: {sentence}", err=True)
+        job_id = submit_job(job, run_dir, dialect)
     _say_room(run_dir.path)
     if num_more:
         _submit_more(job, run_dir, dialect, num_more)
@@ -229,15 +231,17 @@ def _say_room(path: str) -> None:
 def _follow(plan: "RunPlan", run_dir: Any, dialect: Any, job_id: str) -> int:
     import asyncio
 
+    from torchmuster.cli.ending import say_end
     from torchmuster.files.tail import last_lines
     from torchmuster.files.terminal import TerminalVoice
     from torchmuster.model.plan import Tee
     from torchmuster.run.batch import JobFollower
-    from torchmuster.ui.messages import last_report, paint_report, summary, uses_colour
 
     voice = TerminalVoice(prefix_always=plan.tee is Tee.ALL)
     voice.start()
-    voice.say(f"run {plan.run_id} is job {job_id} of {dialect.name}; files in {run_dir.path}")
+    voice.say(
+        f"run {short_id(plan.run_id)} is job {job_id} of {dialect.name}; files in {run_dir.path}"
+    )
     follower = JobFollower(plan, run_dir, dialect, job_id, voice)
     result = asyncio.run(follower.follow())
     if result is None:
@@ -248,16 +252,11 @@ def _follow(plan: "RunPlan", run_dir: Any, dialect: Any, job_id: str) -> int:
                 f"job {job_id} ended without a result: {view.state.value}",
                 where=run_dir.job_log,
                 why="\n".join(last_lines(run_dir.job_log, 12)) or view.reason,
-                fix=f"muster logs {plan.run_id}",
+                fix=f"muster logs {short_id(plan.run_id)}",
             )
-        click.echo(f"muster: the job goes on: muster wait {plan.run_id}", err=True)
+        click.echo(f"muster: the job goes on: muster wait {short_id(plan.run_id)}", err=True)
         return 130
-    report = last_report(result, run_dir)
-    if report is not None:
-        voice.print(paint_report(report, colour=uses_colour()))
-    voice.say(summary(result))
-    voice.flush(5.0)
-    return int(result.exit_code)
+    return say_end(voice, result, run_dir)
 
 
 def find_allocation() -> "tuple[Dialect, Allocation] | None":
@@ -285,13 +284,13 @@ def run_in_allocation(
     """
     from dataclasses import replace
 
+    from torchmuster.cli.ending import say_end
     from torchmuster.engines.allocation import AllocationEngine
     from torchmuster.engines.ways import Way
     from torchmuster.files.terminal import TerminalVoice
     from torchmuster.model.plan import Tee
     from torchmuster.run.conduct import note_the_end, own_run, way_to_others
     from torchmuster.run.create import create_run_dir
-    from torchmuster.ui.messages import last_report, paint_report, summary, uses_colour
 
     own = own_node(allocation)
     if own is None:  # salloc gives a shell on the login node
@@ -306,25 +305,27 @@ def run_in_allocation(
             where=f"job {allocation.job_id} of {dialect.name}",
             fix=f"--nodes {len(names)}, or --here for simulated nodes on this one",
         )
-    plan = replace(plan, node_names=names[: plan.max_nodes])
+    plan = replace(
+        plan,
+        node_names=names[: plan.max_nodes],
+        engine=dialect.name,
+        job_id=allocation.job_id,
+    )
     way = way_to_others(dialect, allocation, None) if plan.max_nodes > 1 else Way()
     run_dir = create_run_dir(plan)
     voice = TerminalVoice(prefix_always=plan.tee is Tee.ALL)
     voice.start()
     used = ", ".join(plan.node_names)
-    voice.say(f"run {plan.run_id} inside job {allocation.job_id} of {dialect.name}, on {used}")
+    voice.say(
+        f"run {short_id(plan.run_id)} inside job {allocation.job_id} of {dialect.name}, on {used}"
+    )
     if way.sentence is not None:
         voice.say(way.sentence)
     if plan.preflight in ("long", "only") and allocation.ends_at is None:
         note_the_end(dialect, allocation.job_id)
     engine = AllocationEngine(plan, run_dir, dialect, allocation, way)
     result = own_run(engine, voice, warn_s=warn_s)
-    report = last_report(result, run_dir)
-    if report is not None:
-        voice.print(paint_report(report, colour=uses_colour()))
-    voice.say(summary(result))
-    voice.flush(5.0)
-    return int(result.exit_code)
+    return say_end(voice, result, run_dir)
 
 
 def own_node(allocation: "Allocation") -> str | None:

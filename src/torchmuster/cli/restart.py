@@ -38,7 +38,7 @@ def restart(run: str, *, detach: bool) -> int:
             f"the run {view.run_id} was started by `muster torchrun`, once on each machine",
             fix="type its command again, with folder=... on a shared file system in the script",
         )
-    again = replace(plan, run_id=new_run_id(plan.program.target))
+    again = replace(plan, run_id=new_run_id(plan.program.target), engine="local", job_id=None)
     run_dir = create_run_dir(again)
     link_snapshots(run_dir, view.run_dir.snapshots)
     return start(again, run_dir, visible_gpus(), detach=detach)

@@ -26,7 +26,10 @@ from torchmuster.errors import MusterError
 @click.option("--max-restarts", default=3, metavar="K", help="Restarts after failures; default 3.")
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as with `python -m`.")
 @click.option("--on", "engine", metavar="NAME", help="Engine or site; default this machine.")
-@click.option("--run-id", metavar="NAME", help="Name of the run and of its folder.")
+@click.option(
+    "--name", metavar="WORD", help="Begins the run's id and its job's name; default SCRIPT's."
+)
+@click.option("--run-id", metavar="NAME", help="The whole id of the run, and its folder's name.")
 @click.option(
     "--tee",
     type=click.Choice(["0", "all", "none"]),
@@ -84,7 +87,7 @@ def run(**given: Any) -> int:
     """
     from torchmuster.doctor.gpus import visible_gpus
     from torchmuster.errors import ManyErrors, UsageError
-    from torchmuster.run.create import check_run_id, create_run_dir, new_run_id
+    from torchmuster.run.create import choose_run_id, create_run_dir
     from torchmuster.run.room import room_warnings
     from torchmuster.spec.launch import LaunchOptions, Problems, plan_run
 
@@ -134,9 +137,9 @@ def run(**given: Any) -> int:
         hang_timeout=given.get("hang_timeout"),
         debug=bool(given.get("debug")),
     )
-    run_id = given["run_id"] or new_run_id(given["script"])
+    run_id = ""
     try:
-        check_run_id(run_id)
+        run_id = choose_run_id(given["script"], given["run_id"], given["name"])
     except UsageError as error:
         problems.found.append(error)
     wishes = job_wishes(given, problems)
@@ -227,30 +230,25 @@ def _stdin_rank(asked: int | None, *, detach: bool) -> int | None:
 def _follow(engine: Any, *, forward_stdin: bool) -> int:
     import asyncio  # while the agents start
 
+    from torchmuster.cli.ending import say_end
+    from torchmuster.files.layout import short_id
     from torchmuster.files.terminal import TerminalVoice
     from torchmuster.model.plan import Tee
+    from torchmuster.run.account import near
     from torchmuster.run.supervise import Supervisor
-    from torchmuster.ui.messages import last_report, paint_report, summary, uses_colour
 
     plan, run_dir = engine.plan, engine.run_dir
     several = plan.max_nodes > 1 or plan.num_workers(0) > 1
     voice = TerminalVoice(prefix_always=several and plan.tee is Tee.ALL)
     voice.start()
-    near = os.path.relpath(run_dir.logs)
-    logs = run_dir.logs if near.startswith("..") else near
-    voice.say(f"run {plan.run_id}: {_size(plan)}; logs in {logs}")
+    voice.say(f"run {short_id(plan.run_id)}: {_size(plan)}; logs in {near(run_dir.logs)}")
     supervisor = Supervisor(plan, run_dir, engine, voice, forward_stdin=forward_stdin)
     try:
         result = asyncio.run(supervisor.run())
     except MusterError:
         voice.flush(5.0)
         raise
-    report = last_report(result, run_dir)
-    if report is not None:
-        voice.print(paint_report(report, colour=uses_colour()))
-    voice.say(summary(result))
-    voice.flush(5.0)
-    return int(result.exit_code)
+    return say_end(voice, result, run_dir)
 
 
 def _size(plan: Any) -> str:

@@ -38,8 +38,17 @@ TORCHRUN_OPTIONS: dict[str, str | None] = {
 }
 
 
+# What others call it, and what `muster run` calls it.
+_OTHER_WORDS = {
+    "--job-name": "--name NAME",
+    "-J": "--name NAME",
+}
+
+
 def hint_for_option(given: str, known: Sequence[str]) -> str | None:
     """Return how to mend an unknown option; None when nothing is near."""
+    if given in _OTHER_WORDS:
+        return f"here it is `{_OTHER_WORDS[given]}`"
     dashed = "--" + given.lstrip("-").replace("_", "-")
     if dashed in known:
         return f"it is spelled `{dashed}`"

@@ -10,6 +10,7 @@ import click
 
 from torchmuster.cli.sites import my_sites
 from torchmuster.errors import ManyErrors, UsageError
+from torchmuster.files.layout import short_id
 
 if TYPE_CHECKING:
     from torchmuster.engines.ssh_places import SshWishes
@@ -142,7 +143,7 @@ def plan_for_hosts(
         return None
     most = min(plan.max_nodes, len(wishes.hosts))
     names = tuple(host.name for host in wishes.hosts[:most])
-    plan = replace(plan, max_nodes=most, node_names=names)
+    plan = replace(plan, max_nodes=most, node_names=names, engine=site.name)
     plan = with_node_setup(plan, site, python_given=options.python is not None)
     if python:
         plan = replace(plan, program=replace(plan.program, python=tuple(python)))
@@ -174,12 +175,12 @@ def _show(plan: "RunPlan", wishes: "SshWishes", luggage: "Luggage") -> None:
 def _follow(plan: "RunPlan", wishes: "SshWishes", luggage: "Luggage") -> int:
     import asyncio
 
+    from torchmuster.cli.ending import say_end
     from torchmuster.engines.ssh import SshEngine
     from torchmuster.files.terminal import TerminalVoice
     from torchmuster.model.plan import Tee
     from torchmuster.run.create import create_run_dir
     from torchmuster.run.supervise import Supervisor
-    from torchmuster.ui.messages import last_report, paint_report, summary, uses_colour
 
     run_dir = create_run_dir(plan)
     voice = TerminalVoice(prefix_always=plan.tee is Tee.ALL)
@@ -189,7 +190,7 @@ def _follow(plan: "RunPlan", wishes: "SshWishes", luggage: "Luggage") -> int:
         engine.start_all()
         plan = engine.plan
         used = ", ".join(engine.used_names)
-        voice.say(f"run {plan.run_id} on {used}; logs in {run_dir.logs}")
+        voice.say(f"run {short_id(plan.run_id)} on {used}; logs in {run_dir.logs}")
         forward = plan.stdin_rank is not None
         supervisor = Supervisor(plan, run_dir, engine, voice, forward_stdin=forward)
         result = asyncio.run(supervisor.run())
@@ -198,9 +199,4 @@ def _follow(plan: "RunPlan", wishes: "SshWishes", luggage: "Luggage") -> int:
     finally:
         engine.abandon()
         voice.flush(5.0)
-    report = last_report(result, run_dir)
-    if report is not None:
-        voice.print(paint_report(report, colour=uses_colour()))
-    voice.say(summary(result))
-    voice.flush(5.0)
-    return int(result.exit_code)
+    return say_end(voice, result, run_dir)

@@ -11,6 +11,7 @@ import click
 
 from torchmuster.cli.ssh import make_luggage, make_wishes
 from torchmuster.errors import ChannelError, ManyErrors, UsageError
+from torchmuster.files.layout import short_id
 
 if TYPE_CHECKING:
     from torchmuster.files.layout import RunDir
@@ -117,26 +118,23 @@ def _follow(
     *,
     as_json: bool,
 ) -> int:
+    from torchmuster.cli.ending import say_workflow_end
     from torchmuster.model import codec
     from torchmuster.run.follow import follow_workflow
     from torchmuster.run.host_capacity import HostCapacity, crowded
-    from torchmuster.ui.messages import paint_report, uses_colour, workflow_summary
 
     facts = hosts.facts
     used = ", ".join(one.name for one in facts)
     logs = os.path.join(run_dir.path, "logs")
-    voice.say(f"run {plan.run_id} on {used}; logs in {logs}")
+    voice.say(f"run {short_id(plan.run_id)} on {used}; logs in {logs}")
     sentence = crowded(plan, len(facts))
     if sentence is not None:
         voice.say(sentence)
     result = follow_workflow(run_dir, voice, HostCapacity(facts, hosts.desk))
-    for report in result.reports:
-        voice.print(paint_report(report, colour=uses_colour()))
-    voice.say(workflow_summary(result))
-    voice.flush(5.0)
+    code = say_workflow_end(voice, result, run_dir)
     if as_json:
         click.echo(json.dumps(codec.to_plain(result), indent=1))
-    return result.exit_code
+    return code
 
 
 def show_hosts(plan: "WorkflowPlan", site: "Site", *, as_json: bool) -> None:

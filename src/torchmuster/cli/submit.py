@@ -10,6 +10,7 @@ from torchmuster.cli.job import check_engine, choose_engine, find_hosts, find_si
 from torchmuster.cli.job_scripts import ALL, can_show, show_jobs
 from torchmuster.cli.sets import SetCommand, value_options
 from torchmuster.errors import NotFoundError, UsageError
+from torchmuster.files.layout import short_id
 
 if TYPE_CHECKING:
     from torchmuster.files.layout import RunDir
@@ -108,12 +109,12 @@ def submit_to_scheduler(
     """Submit all groups as jobs and follow them; Ctrl-C leaves them alone, twice cancels them."""
     import asyncio
 
+    from torchmuster.cli.ending import say_workflow_end
     from torchmuster.engines.registry import load_dialect
     from torchmuster.engines.sites import site_options
     from torchmuster.files.terminal import TerminalVoice
     from torchmuster.model import codec
     from torchmuster.run.workflow_batch import WorkflowFollower, submit_groups
-    from torchmuster.ui.messages import paint_report, uses_colour, workflow_summary
 
     dialect = load_dialect(site.kind)
     job_ids = submit_groups(
@@ -125,19 +126,16 @@ def submit_to_scheduler(
     voice = TerminalVoice(prefix_always=sum(len(group.tasks) for group in plan.groups) > 1)
     voice.start()
     jobs = ", ".join(f"{group} is job {job_id}" for group, job_id in list(job_ids.items())[:8])
-    voice.say(f"run {plan.run_id}: {jobs} of {dialect.name}; files in {run_dir.path}")
+    voice.say(f"run {short_id(plan.run_id)}: {jobs} of {dialect.name}; files in {run_dir.path}")
     view = asyncio.run(WorkflowFollower(run_dir, dialect, job_ids, voice).follow())
     if view is None or view.result is None:
-        voice.say(f"the jobs go on: muster status {plan.run_id}")
+        voice.say(f"the jobs go on: muster status {short_id(plan.run_id)}")
         voice.flush(5.0)
         return 130
-    for report in view.result.reports:
-        voice.print(paint_report(report, colour=uses_colour()))
-    voice.say(workflow_summary(view.result))
-    voice.flush(5.0)
+    code = say_workflow_end(voice, view.result, run_dir)
     if as_json:
         click.echo(json.dumps(codec.to_plain(view.result), indent=1))
-    return view.result.exit_code
+    return code
 
 
 @click.command(cls=SetCommand, context_settings=_CONTEXT)
@@ -205,25 +203,22 @@ def start_workflow(
         detach_supervisor(run_dir)
         click.echo(json.dumps({"run_id": plan.run_id}) if as_json else plan.run_id)
         return 0
+    from torchmuster.cli.ending import say_workflow_end
     from torchmuster.files.terminal import TerminalVoice
     from torchmuster.model import codec
+    from torchmuster.run.account import near
     from torchmuster.run.follow import follow_workflow
-    from torchmuster.ui.messages import paint_report, uses_colour, workflow_summary
 
     several = sum(len(group.tasks) for group in plan.groups) > 1
     voice = TerminalVoice(prefix_always=several)
     voice.start()
-    logs = os.path.relpath(os.path.dirname(os.path.dirname(run_dir.logs)))
-    shown = os.path.dirname(os.path.dirname(run_dir.logs)) if logs.startswith("..") else logs
-    voice.say(f"run {plan.run_id}: {_size(plan.groups)}; logs in {shown}")
+    shown = near(os.path.dirname(os.path.dirname(run_dir.logs)))
+    voice.say(f"run {short_id(plan.run_id)}: {_size(plan.groups)}; logs in {shown}")
     result = follow_workflow(run_dir, voice)
-    for report in result.reports:
-        voice.print(paint_report(report, colour=uses_colour()))
-    voice.say(workflow_summary(result))
-    voice.flush(5.0)
+    code = say_workflow_end(voice, result, run_dir)
     if as_json:
         click.echo(json.dumps(codec.to_plain(result), indent=1))
-    return result.exit_code
+    return code
 
 
 def _load(given: dict[str, Any]) -> "Loaded":

@@ -39,9 +39,23 @@ def torchrun(arguments: tuple[str, ...]) -> int:
     from torchmuster.agent.main import run_agent
 
     code = run_agent(launch)
+    _say_end(launch)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _say_end(launch: "AgentLaunch") -> None:
+    """Say in one line how the run has ended: the head knows, standard output is the script's."""
+    if launch.listening is None:
+        return
+    from torchmuster.files.layout import RunDir, runs_dir
+    from torchmuster.run.record import read_result
+    from torchmuster.ui.messages import summary
+
+    result = read_result(RunDir(os.path.join(runs_dir(), launch.plan.run_id)))
+    if result is not None:
+        click.echo(f"muster: {summary(result)}", err=True)
 
 
 def make_launch(line: "TorchrunLine") -> "AgentLaunch":
@@ -64,8 +78,9 @@ def make_launch(line: "TorchrunLine") -> "AgentLaunch":
     secret, open_secret = _keys(line)
     addresses = order.heads if order is not None else ((line.meeting.host, line.meeting.port),)
     spread = None
+    notes = line.notes + (party.notes if party is not None else ())
     if listening is not None:
-        _create_run_dir(run_id, plan)
+        notes = (_create_run_dir(run_id, plan), *notes)
         addresses = (("127.0.0.1", int(listening.getsockname()[1])),)
         spread = _make_spreader(line, party, plan, addresses[0][1])
     return AgentLaunch(
@@ -84,7 +99,7 @@ def make_launch(line: "TorchrunLine") -> "AgentLaunch":
         console=line.console,
         saved=_saved(line),
         signals=line.signals,
-        notes=line.notes + (party.notes if party is not None else ()),
+        notes=notes,
         spread=spread,
         hint=party.hint if party is not None else "",
     )
@@ -109,6 +124,8 @@ def _make_plan(line: "TorchrunLine", run_id: str, party: "Party | None") -> "Run
         restart_hint=True,
         virtual_local_rank=line.virtual_local_rank,
         node_names=party.names if party is not None else (),
+        engine="torchrun",
+        job_id=os.environ.get("SLURM_JOB_ID") or os.environ.get("PBS_JOBID"),
     )
 
 
@@ -242,9 +259,10 @@ def _keys(line: "TorchrunLine") -> tuple[bytes, bytes | None]:
     return hmac.digest(read_secret(path), label, "sha256"), public
 
 
-def _create_run_dir(run_id: str, plan: Any) -> None:
+def _create_run_dir(run_id: str, plan: Any) -> str:
+    """Make the folder of the run; return the sentence that names it."""
     from torchmuster.files import atomic
-    from torchmuster.files.layout import RunDir, runs_dir
+    from torchmuster.files.layout import RunDir, runs_dir, short_id
     from torchmuster.model import codec
     from torchmuster.run.create import unusable, write_owner
 
@@ -255,6 +273,7 @@ def _create_run_dir(run_id: str, plan: Any) -> None:
         write_owner(run_dir)
     except OSError as error:
         raise unusable(run_dir.path, error.strerror or str(error)) from error
+    return f"run {short_id(run_id)}; its files are in {run_dir.path}"
 
 
 def _saved(line: "TorchrunLine") -> Any:

@@ -2,18 +2,22 @@
 
 import os
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from torchmuster.errors import MusterError, NotFoundError
+from torchmuster.files.layout import short_id
 
 if TYPE_CHECKING:
+    from torchmuster.run.account import Account
     from torchmuster.run.find import RunView
     from torchmuster.run.training import EpochView, TrainingView
 
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
 _MOST_ROWS = 20
+_COLUMNS = ("RUN", "STATE", "SUBMITTED", "TIME", "ON", "WORKERS", "COMMAND", "ENDED BY")
 
 
 @click.command(context_settings=_CONTEXT)
@@ -23,45 +27,78 @@ _MOST_ROWS = 20
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def ps(*, everything: bool, as_json: bool) -> int:
     """List the runs, the one submitted last at the end."""
+    from torchmuster.run.account import account_of
     from torchmuster.run.find import all_runs, newest_and_open
     from torchmuster.ui.table import render_table
 
     views = all_runs()
     shown = views if everything else newest_and_open(views, _MOST_ROWS)
+    accounts = [account_of(view, time.time()) for view in shown]
     if as_json:
         import json
 
-        plain = [
-            {
-                "run_id": view.run_id,
-                "state": view.state.value,
-                "started": view.started,
-                "kind": "workflow" if view.is_workflow else "run",
-            }
-            for view in shown
-        ]
+        plain = [_plain(*pair) for pair in zip(shown, accounts, strict=True)]
         click.echo(json.dumps(plain, indent=1))
         return 0
     if not views:
         click.echo("no runs yet", err=True)
         return 0
-    rows = [_row(view) for view in shown]
-    click.echo(
-        render_table(["RUN", "STATE", "STARTED", "ATTEMPTS", "WORKERS", "COMMAND"], rows), nl=False
-    )
+    rows = [_row(*pair) for pair in zip(shown, accounts, strict=True)]
+    click.echo(render_table(_COLUMNS, rows), nl=False)
     return 0
 
 
-def _row(view: "RunView") -> list[str]:
-    if view.is_workflow:
-        from torchmuster.cli.workflow_views import row
+def _plain(view: "RunView", account: "Account") -> dict[str, Any]:
+    return {
+        "run_id": view.run_id,
+        "state": view.state.value,
+        "started": view.started,
+        "kind": "workflow" if view.is_workflow else "run",
+        "submitted": account.submitted,
+        "elapsed_s": account.elapsed_s,
+        "engine": account.engine,
+        "jobs": list(account.jobs),
+        "exit_code": account.exit_code,
+        "ended_by": account.ended_by,
+    }
 
-        return row(view)
+
+def _row(view: "RunView", account: "Account") -> list[str]:
+    workers, command = _size_and_command(view)
+    return [
+        short_id(view.run_id),
+        view.state.value,
+        _clock(account.submitted),
+        _span(account.elapsed_s),
+        account.place,
+        workers,
+        command[:50],
+        (account.ended_by or "")[:60],
+    ]
+
+
+def _size_and_command(view: "RunView") -> tuple[str, str]:
+    if view.is_workflow:
+        from torchmuster.cli.workflow_views import size_and_name
+
+        return size_and_name(view)
     attempts = view.attempts
     workers = str(attempts[-1]["world_size"]) if attempts else "-"
-    command = " ".join(view.plan.program.display()) if view.plan else "-"
-    started = view.started[:19].replace("T", " ")
-    return [view.run_id, view.state.value, started, str(len(attempts)), workers, command[:60]]
+    return workers, " ".join(view.plan.program.display()) if view.plan else "-"
+
+
+def _clock(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def _span(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}"
 
 
 @click.command(context_settings=_CONTEXT)
@@ -70,6 +107,7 @@ def _row(view: "RunView") -> list[str]:
 def status(run: str, *, as_json: bool) -> int:
     """Show where RUN stands: its nodes, its attempts, its training and its verdict."""
     from torchmuster.model import codec
+    from torchmuster.run.account import account_of
     from torchmuster.run.find import find_run, view_job
     from torchmuster.run.record import read_events
     from torchmuster.run.training import view_training
@@ -82,12 +120,12 @@ def status(run: str, *, as_json: bool) -> int:
         return print_status(view, as_json=as_json)
     training = view_training(read_events(view.run_dir.training))
     job = view_job(view.run_dir) if view.result is None else None
+    account = account_of(view, time.time())
     if as_json:
         import json
 
         plain = {
-            "run_id": view.run_id,
-            "state": view.state.value,
+            **_plain(view, account),
             "attempts": view.attempts,
             "job": codec.to_plain(job) if job else None,
             "training": codec.to_plain(training) if training else None,
@@ -95,7 +133,7 @@ def status(run: str, *, as_json: bool) -> int:
         }
         click.echo(json.dumps(plain, indent=1))
         return 0
-    click.echo(f"run      {view.run_id}")
+    click.echo(f"run      {short_id(view.run_id)}")
     click.echo(f"state    {view.state.value}")
     if view.plan is not None:
         click.echo(f"command  {' '.join(view.plan.program.display())}")
@@ -106,6 +144,7 @@ def status(run: str, *, as_json: bool) -> int:
 
         link = describe_link(view.run_dir)
         click.echo(f"job      {describe_job(job)}{f', {link}' if link else ''}")
+    print_account(account, has_job_line=job is not None)
     _print_attempts(view)
     if training is not None:
         _print_training(training)
@@ -115,6 +154,24 @@ def status(run: str, *, as_json: bool) -> int:
         if report is not None:
             click.echo(paint_report(report, colour=False), nl=False)
     return 0
+
+
+def print_account(account: "Account", *, has_job_line: bool = False) -> None:
+    """Print where and for how long, and how it ended: what the scheduler has forgotten too."""
+    if account.jobs and not has_job_line:
+        many = "s" if len(account.jobs) > 1 else " "
+        click.echo(f"job{many}     {', '.join(account.jobs)} of {account.engine}")
+    elif not account.jobs:
+        click.echo(f"on       {account.engine}")
+    lasted = f", {_span(account.elapsed_s)} since it began" if account.elapsed_s is not None else ""
+    if account.exit_code is not None and account.elapsed_s is not None:
+        lasted = f", took {_span(account.elapsed_s)}"
+    click.echo(f"time     submitted {_clock(account.submitted)}{lasted}")
+    if account.exit_code is not None:
+        why = f": {account.ended_by}" if account.ended_by else ""
+        click.echo(f"exit     {account.exit_code}{why}")
+    elif account.ended_by is not None:
+        click.echo(f"end      {account.ended_by}")
 
 
 def _print_attempts(view: "RunView") -> None:
@@ -183,7 +240,7 @@ def logs(run: str, task: str | None, *, follow: bool, rank: int | None, attempt:
         return print_logs(view, task, attempt, follow=follow)
     if task is not None:
         raise NotFoundError(
-            f"the run {view.run_id} has no tasks", fix=f"muster logs {run} --rank 0"
+            f"the run {short_id(view.run_id)} has no tasks", fix=f"muster logs {run} --rank 0"
         )
     joiner = LineJoiner(prefix_always=rank is None and _num_ranks(view) > 1)
 
@@ -239,10 +296,10 @@ def wait(run: str) -> int:
         return 130
     if result is None:
         raise MusterError(
-            f"the run {view.run_id} has no result and its owner has gone",
+            f"the run {short_id(view.run_id)} has no result and its owner has gone",
             where=view.run_dir.owner,
             why="the process that started it was killed",
-            fix=f"muster logs {view.run_id}",
+            fix=f"muster logs {short_id(view.run_id)}",
         )
     click.echo(summary(result), err=True)
     return result.exit_code
@@ -259,7 +316,7 @@ def identity(view: "RunView") -> str:
         what = os.path.basename(view.plan.program.target)
     jobs = all_jobs(view.run_dir)
     job = f", job {', '.join(jobs[1])} of {jobs[0].name}" if jobs is not None else ""
-    return f"{view.run_id} ({what}, {view.state.value}{job})"
+    return f"{short_id(view.run_id)} ({what}, {view.state.value}{job})"
 
 
 @click.command(context_settings=_CONTEXT)
@@ -273,7 +330,9 @@ def cancel(run: str, *, now: bool) -> int:
 
     view = find_run(run)
     if view.state.is_final:
-        click.echo(f"the run {view.run_id} has ended already: {view.state.value}", err=True)
+        click.echo(
+            f"the run {short_id(view.run_id)} has ended already: {view.state.value}", err=True
+        )
         return 0
     click.echo(f"cancelling {identity(view)}", err=True)
     grace_s = view.plan.limits.grace_s if view.plan is not None else 30.0
@@ -282,7 +341,7 @@ def cancel(run: str, *, now: bool) -> int:
     result = stop_and_wait(view, at_once=now, timeout_s=grace_s + 10.0)
     if result is None:
         raise MusterError(
-            f"the run {view.run_id} has not ended yet", fix=f"muster cancel --now {run}"
+            f"the run {short_id(view.run_id)} has not ended yet", fix=f"muster cancel --now {run}"
         )
     click.echo(summary(result), err=True)
     return 0

@@ -2,11 +2,13 @@
 
 import json
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from torchmuster.errors import NotFoundError
+from torchmuster.files.layout import short_id
 
 if TYPE_CHECKING:
     from torchmuster.run.find import RunView
@@ -27,34 +29,30 @@ def workflow_of(view: "RunView") -> "WorkflowView":
     return view.workflow
 
 
-def row(view: "RunView") -> list[str]:
-    """Return the line of `muster ps`."""
+def size_and_name(view: "RunView") -> tuple[str, str]:
+    """Return what the line of `muster ps` says of its size and of what it is."""
     workflow = view.workflow
     num_tasks = sum(len(g.tasks) for g in workflow.groups) if workflow else 0
-    started = view.started[:19].replace("T", " ")
     name = f"workflow {workflow.plan.name}" if workflow else "workflow"
-    return [
-        view.run_id,
-        view.state.value,
-        started,
-        "-",
-        f"{num_tasks} task{'s' if num_tasks != 1 else ''}",
-        name[:60],
-    ]
+    return f"{num_tasks} task{'s' if num_tasks != 1 else ''}", name
 
 
 def print_status(view: "RunView", *, as_json: bool) -> int:
     """Show where a workflow stands: every task with its state and the reason for every wait."""
+    from torchmuster.cli.views import print_account
+    from torchmuster.run.account import account_of
     from torchmuster.ui.messages import paint_report, workflow_summary
 
     workflow = workflow_of(view)
     if as_json:
         click.echo(json.dumps(_plain(view, workflow), indent=1))
         return 0
-    click.echo(f"run       {view.run_id}")
-    click.echo(f"state     {view.state.value}")
-    click.echo(f"workflow  {workflow.plan.name} ({workflow.plan.spec_path})")
-    click.echo(f"folder    {view.run_dir.path}\n")
+    click.echo(f"run      {short_id(view.run_id)}")
+    click.echo(f"state    {view.state.value}")
+    click.echo(f"file     {workflow.plan.spec_path}: workflow {workflow.plan.name}")
+    click.echo(f"folder   {view.run_dir.path}")
+    print_account(account_of(view, time.time()))
+    click.echo()
     _print_tasks(workflow)
     if view.state.value == "lost":
         click.echo(
@@ -62,7 +60,8 @@ def print_status(view: "RunView", *, as_json: bool) -> int:
             err=True,
         )
         click.echo(
-            f"hint: muster restart {view.run_id} goes on with what had not finished", err=True
+            f"hint: muster restart {short_id(view.run_id)} goes on with what had not finished",
+            err=True,
         )
     if workflow.result is not None:
         click.echo(f"\n{workflow_summary(workflow.result)}")

@@ -33,10 +33,17 @@ and of a workflow:
 """
 
 import os
+import re
 from dataclasses import dataclass
 
 GROUP = "main"
 TASK = "train"
+_STAMP = re.compile(r"\d{8}-\d{6}-(?=[A-Za-z0-9])")
+
+
+def short_id(run_id: str) -> str:
+    """Return a run id without its time stamp: `train-3f2a`, which every command takes too."""
+    return _STAMP.sub("", run_id, count=1) if _STAMP.match(run_id) else run_id
 
 
 def muster_home() -> str:

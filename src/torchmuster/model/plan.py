@@ -133,6 +133,8 @@ class RunPlan:
         preflight: How the nodes are looked at before the start: `off`, `short`, or for `muster doctor` `long`;
             `only` is long and starts no worker.
         preflight_script: A script to look at instead of the program.
+        engine: Where it was sent, as `--on` names it; `job.json` says more of one that muster submitted.
+        job_id: The scheduler's job inside which it was started.
     """
 
     run_id: str
@@ -153,6 +155,8 @@ class RunPlan:
     node_setup: NodeSetup = field(default_factory=NodeSetup)
     preflight: str = "short"
     preflight_script: str | None = None
+    engine: str = "local"
+    job_id: str | None = None
 
     def num_workers(self, place: int) -> int:
         """Return the number of workers on `place`."""

@@ -544,6 +544,7 @@ class TaskUploaded(Message):
     attempt: int
     error: str | None = None
     notes: tuple[str, ...] = ()
+    versions: tuple[str, ...] = ()  # of datasets: `name:3`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,14 +17,15 @@ from torchmuster.model.workflow import WorkflowPlan
 from torchmuster.net.secret import new_secret, write_secret
 from torchmuster.run.room import check_room
 
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
-def new_run_id(target: str) -> str:
-    """Return a name that sorts by time and tells the script, e.g. `1121-0418-train-3f2a`."""
+def new_run_id(target: str, name: str | None = None) -> str:
+    """Return an id that sorts by time and tells the script or the given name: `20261121-041805-train-3f2a`."""
     now = datetime.now().astimezone()
     stem = os.path.splitext(os.path.basename(target))[0]
-    word = re.sub(r"[^A-Za-z0-9]+", "-", stem).strip("-")[:24] or "run"
+    word = name or re.sub(r"[^A-Za-z0-9]+", "-", stem).strip("-")[:24] or "run"
     return f"{now:%Y%m%d-%H%M%S}-{word}-{secrets.token_hex(2)}"
 
 
@@ -40,6 +41,27 @@ def check_run_id(run_id: str) -> None:
             where="--run-id",
             why="it becomes the name of a folder: letters, digits, `.`, `_` and `-`",
         )
+
+
+def choose_run_id(target: str, run_id: str | None, name: str | None) -> str:
+    """Return the id of a run: what `--run-id` says, or one that `--name` or the script begins.
+
+    Raises:
+        UsageError: One of them can't be part of a folder's name and of the scheduler's job's, or both are given.
+    """
+    if name is not None and run_id is not None:
+        what = "`--run-id` is the whole name already"
+        raise UsageError(what, where=f"--name {name}", fix="leave one of them out")
+    if name is not None and not _NAME.fullmatch(name):
+        raise UsageError(
+            f"`{name}` is not a valid name for a run",
+            where="--name",
+            why="it is part of a folder's name and begins that of the scheduler's job",
+            fix="a letter or digit, then up to 39 letters, digits, `.`, `_` and `-`",
+        )
+    if run_id is not None:
+        check_run_id(run_id)
+    return run_id or new_run_id(target, name)
 
 
 def create_run_dir(plan: RunPlan, folder: str | None = None) -> RunDir:

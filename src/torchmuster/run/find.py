@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from torchmuster import proc
 from torchmuster.errors import NotFoundError
 from torchmuster.files import atomic
-from torchmuster.files.layout import RunDir, runs_dir
+from torchmuster.files.layout import RunDir, runs_dir, short_id
 from torchmuster.model.job import JobState, JobView
 from torchmuster.model.plan import RunPlan
 from torchmuster.model.verdict import Result, RunState
@@ -162,7 +162,8 @@ def find_run(word: str) -> RunView:
     names = _names()
     if word == "last" and (newest := _last_run()) is not None:
         return view_run(newest)
-    matching = [name for name in names if word and word in name]
+    matching = [name for name in names if short_id(name) == word]
+    matching = matching or [name for name in names if word and word in name]
     if len(matching) == 1:
         return view_run(RunDir(os.path.join(runs_dir(), matching[0])))
     if matching:
@@ -285,6 +286,19 @@ def _job_lives(run_dir: RunDir) -> bool:
     """Ask the scheduler; a job that it does not know any more has ended."""
     view = view_job(run_dir)
     return view is not None and not view.state.is_final
+
+
+def read_jobs_of(run_dir: RunDir) -> tuple[str, tuple[str, ...]] | None:
+    """Return the engine and the jobs that muster submitted for a run or a workflow, also after their end."""
+    if not os.path.isfile(run_dir.job) and not os.path.isfile(run_dir.jobs):
+        return None  # the usual case costs no import
+    from torchmuster.run.jobs import read_jobs
+    from torchmuster.run.links import all_jobs
+
+    if (one := all_jobs(run_dir)) is not None:
+        return one[0].name, one[1]
+    many = read_jobs(run_dir)
+    return (many[0].name, tuple(many[1].values())) if many is not None else None
 
 
 def view_job(run_dir: RunDir) -> JobView | None:

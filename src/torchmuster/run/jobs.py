@@ -1,8 +1,10 @@
 """Submit jobs, ask for them, end them: the one module that runs a scheduler's commands."""
 
+import contextlib
 import os
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from torchmuster import proc
@@ -10,9 +12,12 @@ from torchmuster.engines.base import PYTHON, Dialect, EngineError
 from torchmuster.engines.registry import load_dialect
 from torchmuster.errors import MusterError
 from torchmuster.files import atomic, travel
-from torchmuster.files.layout import RunDir
+from torchmuster.files.layout import RunDir, short_id
+from torchmuster.model import codec
 from torchmuster.model.job import AfterKind, JobDependency, JobRequest, JobView, NodeChunk
 from torchmuster.model.plan import RunPlan
+from torchmuster.model.text import report_of_error
+from torchmuster.model.verdict import Result, RunState
 from torchmuster.run.desk import JobDesk
 
 COMMAND_TIMEOUT_S = 30.0
@@ -63,7 +68,9 @@ def make_job(plan: RunPlan, run_dir: RunDir, engine: str, wishes: JobWishes) -> 
         extra=wishes.extra,
     )
     return JobRequest(
-        name=plan.run_id,
+        name=short_id(
+            plan.run_id
+        ),  # `squeue` and `qstat` show its first letters: the script's name
         chunks=(chunk,),
         head=tuple(head),
         about="The head of the run: it starts an agent on every node, restarts what dies, leaves the result.",
@@ -93,6 +100,25 @@ def submit_job(job: JobRequest, run_dir: RunDir, dialect: Dialect) -> str:
     job_id = submit_script(job, run_dir.job_script, dialect)
     atomic.write_json(run_dir.job, {"engine": dialect.name, "job_id": job_id})
     return job_id
+
+
+@contextlib.contextmanager
+def note_refusal(run_dir: RunDir) -> Iterator[None]:
+    """Leave the error of a submission as the run's result: it has ended, and nobody has lost it."""
+    try:
+        yield
+    except MusterError as error:
+        result = Result(
+            run_id=os.path.basename(run_dir.path),
+            state=RunState.FAILED,
+            exit_code=error.exit_code,
+            attempts=0,
+            restarts_spent=0,
+            elapsed_s=0.0,
+            report=report_of_error(error),
+        )
+        atomic.write_json(run_dir.result, codec.to_plain(result))
+        raise
 
 
 def submit_chain(
@@ -129,12 +155,28 @@ def submit_script(job: JobRequest, path: str, dialect: Dialect) -> str:
         file.write(dialect.script(job))
     os.chmod(path, 0o700)
     argv = dialect.submit_argv(job, path)
-    answer = proc.ask(argv, b"", COMMAND_TIMEOUT_S)
+    answer = _ask(dialect, argv)
     if answer.status != 0:
         report = dialect.explain_refusal(answer.stderr.decode(errors="replace"))
         why = "\n".join(report.because)
         raise JobRefusedError(report.error, where=" ".join(argv), why=why, fix=report.hint)
     return dialect.job_id(answer.stdout.decode(errors="replace"))
+
+
+def _ask(dialect: Dialect, argv: Sequence[str]) -> proc.Answered:
+    """Run a command of the scheduler.
+
+    Raises:
+        EngineError: This machine does not have it.
+    """
+    if shutil.which(argv[0]) is None:
+        raise EngineError(
+            f"this machine has no `{argv[0]}`",
+            where=" ".join(argv),
+            why=f"jobs of {dialect.name} are handled by its own commands, and this one is not on PATH",
+            fix=f"type it on a login node of the cluster; `muster engines check {dialect.name}` looks for all of them",
+        )
+    return proc.ask(argv, b"", COMMAND_TIMEOUT_S)
 
 
 def read_jobs(run_dir: RunDir) -> tuple[Dialect, dict[str, str]] | None:
@@ -175,7 +217,7 @@ def cancel_job(dialect: Dialect, job_id: str) -> None:
     """
     argv = dialect.cancel_argv(job_id)
     _DESK.forget()
-    answer = proc.ask(argv, b"", COMMAND_TIMEOUT_S)
+    answer = _ask(dialect, argv)
     if answer.status != 0:
         why = answer.stderr.decode(errors="replace").strip() or None
         raise EngineError(f"job {job_id} can't be cancelled", where=" ".join(argv), why=why)

@@ -13,7 +13,10 @@ from torchmuster.errors import MusterError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.files.terminal import TerminalVoice
+from torchmuster.model import codec
+from torchmuster.model.outcome import WorkflowResult
 from torchmuster.model.states import State
+from torchmuster.model.text import report_of_error
 from torchmuster.model.workflow import WorkflowPlan
 from torchmuster.run.find import view_run
 from torchmuster.run.jobs import cancel_job, submit_script
@@ -67,11 +70,26 @@ def submit_groups(
             os.makedirs(folder.path, exist_ok=True)
             submitted[name] = submit_script(job, folder.job_script, dialect)
             atomic.write_json(folder.job, {"engine": dialect.name, "job_id": submitted[name]})
-    except MusterError:
+    except MusterError as error:
         _cancel_all(dialect, submitted)
+        _note_refusal(plan, run_dir, error)
         raise
     atomic.write_json(run_dir.jobs, {"engine": dialect.name, "site": site_name, "jobs": submitted})
     return submitted
+
+
+def _note_refusal(plan: WorkflowPlan, run_dir: RunDir, error: MusterError) -> None:
+    """Leave the error of a submission as the result: the workflow has ended, and nobody has lost it."""
+    state = State.FAILED_BACKEND_ERROR
+    result = WorkflowResult(
+        run_id=plan.run_id,
+        state=state,
+        exit_code=error.exit_code,
+        elapsed_s=0.0,
+        groups={group.name: state.value for group in plan.groups},
+        reports=(report_of_error(error),),
+    )
+    atomic.write_json(run_dir.result, codec.to_plain(result))
 
 
 def _cancel_all(dialect: Dialect, job_ids: Mapping[str, str]) -> None:

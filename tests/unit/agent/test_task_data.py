@@ -84,7 +84,7 @@ def test_the_published_output_is_that_of_the_last_attempt(tmp_path):
 def upload(place, *outputs, succeeded):
     doing = []
     task = TaskPlan(name="make", outputs=outputs)
-    notes = asyncio.run(
+    stored = asyncio.run(
         upload_outputs(
             task,
             place,
@@ -94,7 +94,7 @@ def upload(place, *outputs, succeeded):
             resolve=lambda text: text.replace("{{workflow_id}}", "r"),
         )
     )
-    return notes, doing
+    return stored.notes, doing
 
 
 def test_a_dataset_gets_no_version_after_a_failure(tmp_path):

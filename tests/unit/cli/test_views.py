@@ -31,11 +31,11 @@ def test_what_is_cancelled_is_named_with_its_script_state_and_job(tmp_path):
     view = view_of(tmp_path)
     write_json(view.run_dir.job, {"engine": "slurm", "job_id": "10", "chain": ["11"]})
 
-    named = "20260101-000000-train-ab12 (train.py, waiting, job 10, 11 of slurm)"
+    named = "train-ab12 (train.py, waiting, job 10, 11 of slurm)"
     assert identity(view) == named
 
 
 def test_what_is_cancelled_on_this_machine_is_named_without_a_job(tmp_path):
     view = view_of(tmp_path, state=RunState.RUNNING)
 
-    assert identity(view) == "20260101-000000-train-ab12 (train.py, running)"
+    assert identity(view) == "train-ab12 (train.py, running)"

@@ -1,0 +1,41 @@
+"""The last lines of a command that has followed a run: the verdict, the sum, and where the results are."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torchmuster.files.layout import RunDir
+    from torchmuster.files.terminal import TerminalVoice
+    from torchmuster.model.outcome import WorkflowResult
+    from torchmuster.model.verdict import Result
+
+
+def say_end(voice: "TerminalVoice", result: "Result", run_dir: "RunDir") -> int:
+    """Say how a run has ended; return its exit code."""
+    from torchmuster.model.verdict import RunState
+    from torchmuster.ui.messages import last_report, paint_report, summary, uses_colour
+
+    report = last_report(result, run_dir)
+    if report is not None:
+        voice.print(paint_report(report, colour=uses_colour()))
+    voice.say(summary(result))
+    if result.state is RunState.SUCCEEDED:
+        from torchmuster.run.account import what_is_left
+
+        voice.say(what_is_left(run_dir))
+    voice.flush(5.0)
+    return int(result.exit_code)
+
+
+def say_workflow_end(voice: "TerminalVoice", result: "WorkflowResult", run_dir: "RunDir") -> int:
+    """Say how a workflow has ended; return its exit code."""
+    from torchmuster.ui.messages import paint_report, uses_colour, workflow_summary
+
+    for report in result.reports:
+        voice.print(paint_report(report, colour=uses_colour()))
+    voice.say(workflow_summary(result))
+    if not result.state.is_failed:
+        from torchmuster.run.account import what_a_workflow_left
+
+        voice.say(what_a_workflow_left(run_dir, tuple(result.groups)))
+    voice.flush(5.0)
+    return int(result.exit_code)

@@ -1,0 +1,148 @@
+import os
+
+import pytest
+
+from torchmuster.engines.base import EngineError
+from torchmuster.engines.registry import load_dialect
+from torchmuster.errors import UsageError
+from torchmuster.files.atomic import write_json
+from torchmuster.files.layout import RunDir, short_id
+from torchmuster.model import codec
+from torchmuster.model.plan import Program, RunPlan, ScriptKind
+from torchmuster.model.verdict import Report, Result, RunState
+from torchmuster.run.account import account_of, what_a_workflow_left, what_is_left
+from torchmuster.run.create import choose_run_id
+from torchmuster.run.find import find_run, view_run
+from torchmuster.run.jobs import JobWishes, cancel_job, make_job, note_refusal
+
+RUN_ID = "20260101-000000-train-ab12"
+
+
+@pytest.fixture
+def run_dir(tmp_path, monkeypatch):
+    monkeypatch.setenv("MUSTER_HOME", str(tmp_path))
+    made = RunDir(str(tmp_path / "runs" / RUN_ID))
+    os.makedirs(made.path)
+    return made
+
+
+def write_events(path, *events):
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "w") as file:
+        file.write("".join(f"{event}\n" for event in events))
+
+
+def leave_result(run_dir, state, **fields):
+    given = {"exit_code": 1, "attempts": 1, "restarts_spent": 0, "elapsed_s": 2.0}
+    result = Result(run_id=RUN_ID, state=state, **{**given, **fields})
+    write_json(run_dir.result, codec.to_plain(result))
+
+
+def test_job_engine_time_and_reason_are_known_after_the_end(run_dir):
+    write_json(run_dir.job, {"engine": "slurm", "job_id": "17", "chain": ["18"]})
+    write_events(
+        run_dir.events,
+        '{"time":"2026-01-01T00:00:00Z","event":"run_started"}',
+        '{"time":"2026-01-01T00:01:30Z","event":"run_ended"}',
+    )
+    leave_result(run_dir, RunState.FAILED, report=Report(error="rank 3 ended with exit code 1"))
+
+    account = account_of(view_run(run_dir), 0.0)
+
+    assert (account.engine, account.jobs, account.place) == ("slurm", ("17", "18"), "slurm 18 +1")
+    assert account.elapsed_s == 90.0  # of all links: a result knows its own alone
+    assert (account.exit_code, account.ended_by) == (1, "rank 3 ended with exit code 1")
+
+
+def test_a_run_that_went_well_was_ended_by_nothing(run_dir):
+    leave_result(run_dir, RunState.SUCCEEDED, exit_code=0)
+
+    account = account_of(view_run(run_dir), 0.0)
+
+    assert (account.exit_code, account.ended_by, account.place) == (0, None, "local")
+
+
+def test_a_run_whose_owner_was_killed_says_so(run_dir):
+    account = account_of(view_run(run_dir), 0.0)
+
+    assert account.ended_by == "the process that owned it has gone, and left no result"
+
+
+def test_a_refused_submission_has_failed_with_the_schedulers_reason(run_dir):
+    error = EngineError("Slurm knows no such partition", why="invalid partition specified: nope")
+    with pytest.raises(EngineError), note_refusal(run_dir):
+        raise error
+
+    view = view_run(run_dir)
+    assert (view.state, view.result.exit_code) == (RunState.FAILED, 14)
+    assert account_of(view, 0.0).ended_by == "Slurm knows no such partition"
+
+
+def test_the_last_lines_say_where_snapshots_and_logs_are(run_dir, monkeypatch):
+    monkeypatch.chdir(os.path.dirname(run_dir.path))
+    assert what_is_left(run_dir) == f"logs in {RUN_ID}/logs/main/train"
+
+    for name in ("step-000000100", "step-000000375", "bad-step-000000400", "generation-1"):
+        os.makedirs(os.path.join(run_dir.snapshots, name))
+
+    left = (
+        f"snapshots in {RUN_ID}/snapshots, the last at step 375; logs in {RUN_ID}/logs/main/train"
+    )
+    assert what_is_left(run_dir) == left
+
+
+def test_the_last_lines_of_a_workflow_name_the_versions_that_it_made(run_dir, monkeypatch):
+    monkeypatch.chdir(run_dir.path)
+    write_events(
+        run_dir.group("train").events,
+        '{"time":"2026-01-01T00:00:00Z","event":"dataset_version","task":"a","version":"model:3"}',
+    )
+
+    left = what_a_workflow_left(run_dir, ("train", "other"))
+
+    assert left == "dataset model:3; outputs in tasks; logs in logs"
+
+
+def test_a_shown_id_is_short_and_finds_its_run_also_where_it_is_a_part_of_another(run_dir):
+    os.makedirs(os.path.join(os.path.dirname(run_dir.path), "20260101-000000-pretrain-ab12"))
+
+    assert short_id(RUN_ID) == "train-ab12"
+    assert short_id("mine") == "mine"
+    assert find_run("train-ab12").run_id == RUN_ID
+
+
+def test_a_job_is_named_as_its_script_first(run_dir):
+    program = Program(
+        kind=ScriptKind.FILE, target="train.py", args=(), python=("python",), cwd=run_dir.path
+    )
+    plan = RunPlan(run_id=RUN_ID, program=program, min_nodes=1, max_nodes=1, workers_per_node=(1,))
+
+    job = make_job(plan, run_dir, "slurm", JobWishes())
+
+    assert "#SBATCH --job-name=train-ab12\n" in load_dialect("slurm").script(job)
+    assert "#PBS -N train-ab12\n" in load_dialect("pbs").script(job)
+
+
+def test_a_missing_command_of_a_scheduler_is_an_error_with_a_hint(run_dir, monkeypatch):
+    monkeypatch.setenv("PATH", run_dir.path)
+
+    with pytest.raises(EngineError, match="this machine has no `qdel`") as caught:
+        cancel_job(load_dialect("pbs"), "1")
+
+    assert caught.value.exit_code == 14
+    assert "muster engines check pbs" in caught.value.fix
+
+
+def test_a_name_is_a_part_of_the_run_id():
+    assert short_id(choose_run_id("train.py", None, "big_run.2")).rpartition("-")[0] == "big_run.2"
+
+
+@pytest.mark.parametrize("name", ["", "-x", "a b", "a/b", "ä", "x" * 41, "a\n"])
+def test_a_name_that_no_folder_or_job_can_have_is_refused(name):
+    with pytest.raises(UsageError, match="is not a valid name for a run"):
+        choose_run_id("train.py", None, name)
+
+
+def test_a_name_beside_a_whole_id_is_refused():
+    with pytest.raises(UsageError, match="is the whole name already"):
+        choose_run_id("train.py", "mine", "other")
