@@ -266,3 +266,27 @@ def test_the_agent_is_small(job):
     assert resident_bytes(run.agent_pid("n1")) < 40 << 20
     assert resident_bytes(run.agent_pid("n2")) < 40 << 20
     assert run.finish() == 0
+
+
+def test_a_head_that_stands_still_is_named_and_replaced(job):
+    run = job("--nodes", "1", "--nproc-per-node", "1").start()
+    first = run.wait_up(0, num=1)
+    os.kill(run.agent_pid("n1"), signal.SIGSTOP)
+    wait_for(lambda: "the head of n1 has been silent for" in run.stderr, "the line", 8.0)
+    run.wait_up(1, num=1)
+    assert not any(proc.is_running(pid) for pid, _ in first.values())
+    assert run.finish() == 0
+    assert run.result()["restarts_spent"] == 1
+    assert "all nodes are started again with attempt 1" in run.stderr
+
+
+def test_one_sigterm_ends_a_run_whose_head_stands_still(job):
+    run = job("--nodes", "1", "--nproc-per-node", "1").start()
+    first = run.wait_up(0, num=1)
+    os.kill(run.agent_pid("n1"), signal.SIGSTOP)
+    os.kill(run.process.pid, signal.SIGTERM)
+    stopped = time.monotonic()
+    assert run.wait(20) == 128 + signal.SIGTERM
+    assert time.monotonic() - stopped < 15.0
+    assert not any(proc.is_running(pid) for pid, _ in first.values())
+    assert run.result()["state"] == "cancelled"

@@ -52,6 +52,12 @@ class AgentProcesses:
         return ()
 
     @property
+    def head_state(self) -> str | None:
+        """The state of the head's process in the process table; `X`: there is none."""
+        heads = [proc.read_process(child.pid) for place, child in self._agents if place == HEAD]
+        return heads[0].state if heads and heads[0] is not None else "X"
+
+    @property
     def pids(self) -> list[int]:
         """The agents' process ids."""
         return [child.pid for _, child in self._agents]

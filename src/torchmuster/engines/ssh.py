@@ -79,6 +79,11 @@ class SshEngine:
         return ()
 
     @property
+    def head_state(self) -> str | None:
+        """Return None: the head is a process of another machine."""
+        return None
+
+    @property
     def pids(self) -> list[int]:
         """Return the ssh processes at whose other end an agent runs."""
         return [session.pid for session in self._alive() if session.holds_agent]

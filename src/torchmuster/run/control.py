@@ -80,6 +80,10 @@ async def send_stop(view: RunView, signum: int, *, at_once: bool) -> None:
             str(where["host"]), int(where["port"]), Role.CLIENT, read_secret(view.run_dir.secret)
         )
     except (OSError, TimeoutError, HandshakeError) as error:
+        if owner_is_here(view.run_dir) and owner_lives(view.run_dir):
+            atomic.write_json(view.run_dir.cancelled, {"by": "muster cancel"})
+            _signal_owner(view, signum, times=2 if at_once else 1)  # it ends a head that is silent
+            return
         raise ChannelError(
             "the coordinator of the run can't be reached",
             where=f"{where['host']}:{where['port']}",
@@ -90,7 +94,7 @@ async def send_stop(view: RunView, signum: int, *, at_once: bool) -> None:
 
 
 def _signal_owner(view: RunView, signum: int, *, times: int) -> None:
-    """Stop a workflow: its owner on this machine takes signals; the second means at once."""
+    """Stop by the owner on this machine, who takes signals; the second means at once."""
     owner = atomic.read_json(view.run_dir.owner)
     if not isinstance(owner, dict) or not owner_is_here(view.run_dir):
         host = owner.get("host", "another machine") if isinstance(owner, dict) else "nowhere"

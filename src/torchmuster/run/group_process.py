@@ -1,10 +1,8 @@
 """The head of one group on this machine, as its owner sees it: a process, and a channel to it."""
 
 import asyncio
-import itertools
 import os
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,17 +10,18 @@ import torchmuster.agent
 from torchmuster import proc
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
+from torchmuster.model.event import utc_now
+from torchmuster.model.lease import OwnClock
 from torchmuster.model.outcome import GroupOutcome
 from torchmuster.net import listener, messages
 from torchmuster.net.channel import Channel, ChannelClosedError, connect
 from torchmuster.net.handshake import HandshakeError, Role
+from torchmuster.run.head_watch import HeadWatch
 from torchmuster.run.record import read_outcome
 
-_CONNECT_LIMIT_S = 30.0
 _POLL_S = 0.02
 _LAST_WORDS_S = 2.0
-_PING_EVERY_S = 2.0
-_SILENT_S = 15.0
+_LOOK_EVERY_S = 1.0
 
 Hear = Callable[[messages.Message], None]
 
@@ -39,6 +38,8 @@ class GroupProcess:
         self._channel: Channel | None = None
         self._child: proc.Child | None = None
         self._stop: messages.Stop | None = None
+        # A cancelled group may bring its outputs away for long: only silence ends it.
+        self._watch = HeadWatch(OwnClock(), f"group {group}", None)
 
     @property
     def pid(self) -> int:
@@ -76,50 +77,57 @@ class GroupProcess:
 
     async def follow(self, address: tuple[str, int]) -> GroupOutcome | None:
         """Pass on what the head says until it has ended; None when it left no result."""
+        self._watch.begin()
         hearing = asyncio.create_task(self._listen(address))
+        looking = asyncio.create_task(self._look_at_head())
         try:
             while not self._has_ended():
                 await asyncio.sleep(_POLL_S)
             await asyncio.wait({hearing}, timeout=_LAST_WORDS_S)
         finally:
             hearing.cancel()
-            await asyncio.gather(hearing, return_exceptions=True)
+            looking.cancel()
+            await asyncio.gather(hearing, looking, return_exceptions=True)
         return read_outcome(self._run_dir, self._group)
 
     async def _listen(self, address: tuple[str, int]) -> None:
-        deadline = time.monotonic() + _CONNECT_LIMIT_S
-        while True:
+        while not self._has_ended():
             try:
                 channel = await connect(address[0], address[1], Role.CLIENT, self._secret)
-                break
             except (OSError, TimeoutError, HandshakeError):
-                if time.monotonic() > deadline or self._has_ended():
-                    return
                 await asyncio.sleep(_POLL_S)
+            else:
+                await self._converse(channel)
+
+    async def _converse(self, channel: Channel) -> None:
         self._channel = channel
         channel.send_nowait(messages.Watch(owner=True))
         if self._stop is not None:
             channel.send_nowait(self._stop)
-        asking = asyncio.create_task(self._ask(channel))
         try:
             while True:
-                async with asyncio.timeout(_SILENT_S):
-                    message = await channel.receive()
+                message = await channel.receive()
+                self._watch.hear()
                 if not isinstance(message, messages.Pong):
                     self._hear(message)
         except ChannelClosedError:
             pass
-        except TimeoutError:  # it hangs; its agents have given up their leases by now
-            self.kill()
         finally:
-            asking.cancel()
             self._channel = None
             channel.abort()
 
-    async def _ask(self, channel: Channel) -> None:
-        for number in itertools.count():
-            await asyncio.sleep(_PING_EVERY_S)
-            channel.send_nowait(messages.Ping(number=number))
+    async def _look_at_head(self) -> None:
+        """Ping the head; kill it when it stands still, its agents give up their leases as well."""
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            if self._channel is not None:
+                self._channel.send_nowait(messages.Ping(number=0))
+            facts = proc.read_process(self.pid)
+            look = self._watch.look(facts.state if facts is not None else "X")
+            if look.say is not None:
+                self._hear(messages.Event(name="notice", time=utc_now(), fields={"text": look.say}))
+            if look.given_up is not None:
+                self.kill()
 
     def _has_ended(self) -> bool:
         return self._child is None or self._child.poll() is not None

@@ -18,6 +18,7 @@ from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.files.tail import last_lines
 from torchmuster.model import codec
+from torchmuster.model.lease import OwnClock
 from torchmuster.model.narration import narrate
 from torchmuster.model.plan import RunPlan
 from torchmuster.model.stop import StopCause, cause_of_stop, end_by_stop
@@ -28,11 +29,12 @@ from torchmuster.net.channel import Channel, ChannelClosedError, connect
 from torchmuster.net.handshake import HandshakeError, Role
 from torchmuster.net.secret import read_secret
 from torchmuster.run.deadline import LAST_STOP, Deadline
+from torchmuster.run.head_watch import HeadWatch
 from torchmuster.run.record import read_events, read_result
 
 _POLL_S = 0.01
 _WATCH_S = 0.2
-_CONNECT_LIMIT_S = 30.0
+_LOOK_EVERY_S = 1.0
 _END_LIMIT_S = 12.0  # from the kill
 _LEAVE_S = 1.0
 _STOP_LOOK_S = 0.3
@@ -66,6 +68,10 @@ class Engine(Protocol):
     @property
     def pids(self) -> list[int]:
         """Return the processes that it has started."""
+
+    @property
+    def head_state(self) -> str | None:
+        """Return the state of the head's process (/proc/PID/stat); None where it is on another machine."""
 
     def start_all(self, *, first_attempt: int = 0, restarts_spent: int = 0) -> None:
         """Start an agent on every place, the head first."""
@@ -118,11 +124,17 @@ class Supervisor:
     _stops: int = 0
     _stop_signum: int = 0
     _head_end: int | None = None
+    _given_up: str | None = None
     _input_ended: bool = False
     _said_of_time: list[messages.Message] = field(default_factory=list)
     _wanted: set[int] = field(default_factory=set)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _watch: HeadWatch = field(init=False)
     _notes: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        node, grace_s = self.plan.node_name(HEAD), self.plan.limits.grace_s
+        self._watch = HeadWatch(OwnClock(), node, grace_s)
 
     async def run(self) -> Result:
         """Follow the run to its end; the agents have been started already."""
@@ -151,53 +163,63 @@ class Supervisor:
 
     async def _live_with_head(self) -> None:
         """Follow the coordinator until it has a result or its agent has ended."""
-        self._head_end = None
+        self._head_end, self._given_up = None, None
+        self._watch.begin()
         following = asyncio.create_task(self._follow())
         watching = asyncio.create_task(self._watch_agents())
-        done, _ = await asyncio.wait({following, watching}, return_when=asyncio.FIRST_COMPLETED)
+        looking = asyncio.create_task(self._look_at_head())
+        tasks = {following, watching, looking}
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if watching in done and self.result is None:
             # What the head said last may still be on its way to us.
             await asyncio.wait({following}, timeout=1.0)
-        for task in (following, watching):
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(following, watching, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         for task in done:
             task.result()
 
+    async def _look_at_head(self) -> None:
+        """Ping the head; end it when it stands still, or does not end when it is asked to."""
+        while self._given_up is None:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            if self._channel is not None:
+                self._channel.send_nowait(messages.Ping(number=0))
+            look = self._watch.look(self.engine.head_state)
+            if look.say is not None:
+                self.display.say(look.say)
+            self._given_up = look.given_up
+        self.engine.kill_all()
+
     async def _follow(self) -> None:
-        channel = await self._connect()
-        if channel is None:
-            await self._until_head_ended()
-            return
-        self._channel = channel
-        channel.send_nowait(messages.Watch(owner=True))
-        if self._stops:
-            self._send_stop()
-        for message in self._said_of_time:
-            channel.send_nowait(message)
-        try:
-            while self.result is None:
-                self._take(await channel.receive())
-        except ChannelClosedError:
-            await self._until_head_ended()
-        finally:
-            self._channel = None
-            channel.abort()
+        """Take what the head says; call again when the connection ends and the head does not."""
+        told = 0
+        while self.result is None:
+            channel = await self._connect()
+            self._channel = channel
+            channel.send_nowait(messages.Watch(owner=True))
+            if self._stops:
+                self._send_stop()
+            for message in self._said_of_time[told:]:
+                channel.send_nowait(message)
+            try:
+                while self.result is None:
+                    self._take(await channel.receive())
+            except ChannelClosedError:
+                told = len(self._said_of_time)
+            finally:
+                self._channel = None
+                channel.abort()
 
-    async def _until_head_ended(self) -> None:
-        while self._head_end is None:
-            await asyncio.sleep(_POLL_S)
-
-    async def _connect(self) -> Channel | None:
+    async def _connect(self) -> Channel:
+        """Call the head until it answers; `_look_at_head` and `_watch_agents` set the limit."""
         secret = read_secret(self.run_dir.secret)
         host, port = self.engine.address
-        deadline = time.monotonic() + _CONNECT_LIMIT_S
-        while time.monotonic() < deadline and self._head_end is None:
+        while True:
             try:
                 return await connect(host, port, Role.CLIENT, secret)
             except (OSError, TimeoutError, HandshakeError):
                 await asyncio.sleep(_POLL_S)
-        return None
 
     async def _watch_agents(self) -> None:
         while True:
@@ -223,6 +245,7 @@ class Supervisor:
     # What the coordinator says.
 
     def _take(self, message: messages.Message) -> None:
+        self._watch.hear()
         match message:
             case messages.Event(name="run_ended", fields=fields):
                 self.result = codec.from_plain(Result, fields)
@@ -250,7 +273,7 @@ class Supervisor:
 
     async def _replace_head(self) -> None:
         """The coordinator has gone: end everything, then begin again where the record stops."""
-        ended = _describe(self._head_end)
+        ended = self._given_up or _describe(self._head_end)
         self.engine.cut_lifeline()
         await self._reap_all(kill_after_s=3.0)
         self.result = read_result(self.run_dir)
@@ -260,14 +283,12 @@ class Supervisor:
         if self._stops:
             self.result = self._stopped_result()
             return
-        if self._progress.next_attempt > 0:
+        if self._progress.next_attempt > 0 or self._progress.heads_lost > 0:
+            # The first head may fall before the first attempt for nothing; what follows is counted.
             if self._progress.restarts_spent >= self.plan.limits.max_restarts:
                 self.result = self._head_lost(ended)
                 return
             self._progress.restarts_spent += 1
-        elif self._progress.heads_lost >= 1:
-            self.result = self._head_lost(ended)
-            return
         self._progress.heads_lost += 1
         self.display.say(
             f"the head's agent ended ({ended}): all nodes are started again with attempt"
@@ -350,6 +371,7 @@ class Supervisor:
     def _take_stop(self, signum: signal.Signals) -> None:
         self._stops += 1
         self._stop_signum = int(signum)
+        self._watch.stop()
         self._send_stop()
 
     def _send_stop(self) -> None:
@@ -358,7 +380,7 @@ class Supervisor:
             self._channel.send_nowait(
                 messages.Stop(signum=self._stop_signum, at_once=at_once, cause=self._stop_cause())
             )
-        if self._stops > 2:  # the coordinator does not answer
+        if self._stops > 2:
             self.engine.kill_all()
 
     def _stop_cause(self) -> StopCause:

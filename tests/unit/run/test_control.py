@@ -1,10 +1,15 @@
+import asyncio
 import os
+import signal
 
 import pytest
 
+from torchmuster import proc
 from torchmuster.errors import NotFoundError
+from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
-from torchmuster.run.control import log_files
+from torchmuster.net.listener import bind
+from torchmuster.run.control import log_files, send_stop
 from torchmuster.run.find import view_run
 
 
@@ -37,3 +42,21 @@ def test_a_rank_without_a_log_is_refused_with_those_that_have_one(view):
     with pytest.raises(NotFoundError, match="no log of rank 3") as caught:
         log_files(view, 2, 3)
     assert caught.value.why == "it has logs of ranks 0-2"
+
+
+def test_cancel_turns_to_the_owner_when_the_coordinator_is_not_to_be_reached(view, monkeypatch):
+    """The owner ends a head that stands still: its coordinator never would."""
+    run_dir = view.run_dir
+    facts = proc.read_process(os.getpid())
+    owner = {"pid": os.getpid(), "start_ticks": facts.start_ticks, "boot_id": proc.boot_id()}
+    atomic.write_json(run_dir.owner, {**owner, "host": os.uname().nodename})
+    with bind("127.0.0.1", 0) as nobody:
+        port = nobody.getsockname()[1]
+    atomic.write_json(run_dir.head, {"host": "127.0.0.1", "port": port})
+    with open(run_dir.secret, "w") as file:
+        file.write("00" * 32)
+    os.chmod(run_dir.secret, 0o600)
+    sent = []
+    monkeypatch.setattr(proc, "kill_quietly", lambda pid, signum: sent.append((pid, signum)))
+    asyncio.run(send_stop(view, signal.SIGTERM, at_once=True))
+    assert sent == [(os.getpid(), signal.SIGTERM)] * 2
