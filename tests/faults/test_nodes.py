@@ -290,3 +290,15 @@ def test_one_sigterm_ends_a_run_whose_head_stands_still(job):
     assert time.monotonic() - stopped < 15.0
     assert not any(proc.is_running(pid) for pid, _ in first.values())
     assert run.result()["state"] == "cancelled"
+
+
+def test_a_spawner_and_a_store_that_stand_still_cost_a_restart_each(job):
+    run = job("--nodes", "1", "--nproc-per-node", "1").start()
+    run.wait_up(0, num=1)
+    os.kill(run.spawner_pid("n1"), signal.SIGSTOP)
+    run.wait_up(1, num=1)
+    os.kill(run.store_pid(), signal.SIGSTOP)
+    run.wait_up(2, num=1)
+    assert run.finish() == 0
+    assert "the spawner has stood still for 10 s: it is killed" in run.stderr
+    assert "the store has stood still for 10 s: it is killed" in run.stderr

@@ -29,7 +29,7 @@ from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
 from torchmuster.model import contract
 from torchmuster.model.failure import WorkerEnd
-from torchmuster.model.lease import LEASE_S, PING_EVERY_S, Lease, OwnClock, is_given_up
+from torchmuster.model.lease import LEASE_S, PING_EVERY_S, Lease, OwnClock, Stillness, is_given_up
 from torchmuster.model.plan import Program
 from torchmuster.net import messages
 from torchmuster.net.address import interface_of
@@ -123,6 +123,8 @@ class Agent:
         self._clock = OwnClock()
         self._lease = Lease(self._clock)
         self._called_at = self._clock()
+        self._still = {"spawner": Stillness(self._clock), "store": Stillness(self._clock)}
+        self._store_pid: int | None = None
         self._goodbye: messages.Goodbye | None = None
         self._lost_lines: dict[str, int] = {}
         self._not_shown: dict[int, int] = {}  # lines of a rank that the channel had no room for
@@ -325,9 +327,22 @@ class Agent:
             await asyncio.sleep(PING_EVERY_S / 2)
             if self._spawner is not None:
                 self._spawner.order({"op": "ping"})
+                self._end_who_stands_still(self._spawner)
             silent_s = self._lease.age_s()
             if is_given_up(silent_s, LEASE_S, self._head_state() if silent_s > LEASE_S else None):
                 self._end_lease(silent_s)
+
+    def _end_who_stands_still(self, spawner: SpawnerLink) -> None:
+        """A spawner or a store that stands still ends nothing by itself: its death has consequences."""
+        for name, pid in (("spawner", spawner.pid), ("store", self._store_pid)):
+            facts = proc.read_process(pid) if pid is not None else None
+            if facts is None or (name == "store" and facts.parent_pid != spawner.pid):
+                continue
+            answers = name == "spawner" and self._ready is not None
+            if self._still[name].is_lost(facts.state, answers=answers):
+                self._still[name].begin()
+                self.tell(f"the {name} has stood still for {LEASE_S:.0f} s: it is killed")
+                spawner.kill() if name == "spawner" else proc.kill_quietly(facts.pid)
 
     def _end_lease(self, silent_s: float) -> None:
         attempt = self._attempt
@@ -454,6 +469,7 @@ class Agent:
 
     def _adopt_spawner(self, child: proc.Child, control: Any) -> None:
         self._ready = None
+        self._still["spawner"].begin()
         self._spawner = make_link(
             child, control, _in_two_turns(self._take_event), _in_two_turns(self._lose_spawner)
         )
@@ -502,6 +518,8 @@ class Agent:
 
     def _take_event(self, event: dict[str, Any]) -> None:
         match event["ev"]:
+            case "pong":
+                self._still["spawner"].begin()
             case "found":
                 self._facts.take_torch(event)
             case "ready":
@@ -521,6 +539,9 @@ class Agent:
             case "started" if self._attempt is not None and event["kind"] == "worker":
                 self._attempt.note_started(event["rank"], event["pid"])
                 self._announce_start()
+            case "started" if event["kind"] == "store":
+                self._store_pid = event["pid"]
+                self._still["store"].begin()
             case "exit" if self._attempt is not None:
                 self._take_exit(self._attempt, event)
             case "empty":

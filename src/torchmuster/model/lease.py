@@ -17,7 +17,8 @@ SLOW_S = 60.0
 MAX_TURN_S = 2.0
 # Behind a pause longer than a lease somebody who was not paused may have replaced us.
 PROBATION_S = 5.0
-_STANDING = frozenset("TtDZX")
+_STOPPED = frozenset("Tt")
+_STANDING = _STOPPED | frozenset("DZX")
 
 
 class OwnClock:
@@ -94,3 +95,27 @@ def is_given_up(silent_s: float, limit_s: float, state: str | None) -> bool:
     if state is None or state in _STANDING:
         return silent_s > limit_s
     return silent_s > max(SLOW_S, limit_s)
+
+
+class Stillness:
+    """Whether a process of this machine stands still: one that answers pings, or one that is only seen."""
+
+    def __init__(self, clock: OwnClock) -> None:
+        self._clock = clock
+        self.begin()
+
+    def begin(self) -> None:
+        """Count from now on: it has been started, or has answered."""
+        self._alive_at = self._clock()
+
+    def is_lost(self, state: str, *, answers: bool) -> bool:
+        """Say whether it is given up; ask once a second.
+
+        Args:
+            state: From the process table.
+            answers: It is expected to answer pings now. Who imports torch from a slow disk, or serves others, is not:
+                only being stopped is standing still then.
+        """
+        if not answers and state not in _STOPPED:
+            self.begin()
+        return is_given_up(self._clock() - self._alive_at, LEASE_S, state)

@@ -10,6 +10,7 @@ from torchmuster.model.lease import (
     SLOW_S,
     Lease,
     OwnClock,
+    Stillness,
     is_given_up,
 )
 
@@ -128,3 +129,48 @@ def test_who_stands_still_or_can_not_be_seen_is_given_up_after_the_lease(state):
 def test_who_is_seen_to_run_is_only_slow_but_not_for_ever(state):
     assert not is_given_up(SILENT_S + 0.1, SILENT_S, state)
     assert is_given_up(SLOW_S + 0.1, SILENT_S, state)
+
+
+def test_who_stands_still_is_given_up_after_the_lease(wall, own):
+    watched = Stillness(own)
+    lost = []
+    for _ in range(12):
+        wall.now += 1.0
+        lost.append(watched.is_lost("T", answers=True))
+    assert lost.index(True) == LEASE_S
+
+
+def test_who_answers_does_not_stand_still(wall, own):
+    watched = Stillness(own)
+    for _ in range(100):
+        wall.now += 1.0
+        watched.begin()
+        assert not watched.is_lost("S", answers=True)
+
+
+def test_who_is_asked_and_sleeps_is_given_up_after_a_minute(wall, own):
+    watched = Stillness(own)
+    lost = []
+    for _ in range(62):
+        wall.now += 1.0
+        lost.append(watched.is_lost("S", answers=True))
+    assert lost.index(True) == SLOW_S
+
+
+@pytest.mark.parametrize("state", ["R", "S", "D"])
+def test_who_imports_for_long_does_not_stand_still(wall, own, state):
+    watched = Stillness(own)
+    for _ in range(300):
+        wall.now += 1.0
+        assert not watched.is_lost(state, answers=False)
+
+
+def test_who_is_stopped_while_it_imports_stands_still(wall, own):
+    watched = Stillness(own)
+    wall.now += 1.0
+    watched.is_lost("R", answers=False)
+    lost = []
+    for _ in range(12):
+        wall.now += 1.0
+        lost.append(watched.is_lost("T", answers=False))
+    assert lost.index(True) == LEASE_S

@@ -279,6 +279,8 @@ def _agent_stands_still(spawner: Spawner) -> bool:
 
 def _obey(spawner: Spawner, message: dict[str, Any], fds: list[int]) -> WorkerTask | None:
     operation = message["op"]
+    if operation == "ping":
+        spawner.send({"ev": "pong"})
     if operation == "worker":
         return _start_worker(spawner, message, fds)
     if operation == "store":
