@@ -44,6 +44,23 @@ def test_a_script_that_sets_what_torch_reads_is_started_fresh_and_one_line_says_
     assert notices(place) == {FALLS_BACK + why}
 
 
+def test_threads_that_are_asked_for_from_outside_leave_the_fork_and_reach_the_worker(place):
+    place.write(
+        "prog.py",
+        f"{SAYS_HOW}"
+        "import torch\n"
+        'started["threads"] = torch.get_num_threads(), len(os.listdir("/proc/self/task"))\n'
+        "print(json.dumps(started))\n",
+    )
+    place.env["OMP_NUM_THREADS"] = "2"
+    plain, ours = together(
+        lambda: place.plain("prog.py"), lambda: place.muster("prog.py", options=ONE)
+    )
+    assert ours.facts()["forked"] is True
+    assert ours.facts()["threads"] == plain.facts()["threads"]
+    assert notices(place) == set()
+
+
 def test_an_import_that_starts_a_thread_makes_workers_fresh_and_one_line_says_so(place):
     place.write(
         "busy.py",

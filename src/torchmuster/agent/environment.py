@@ -1,9 +1,12 @@
-"""The variables of a job's head, for agents on nodes that they do not reach by themselves."""
+"""The variables that a node begins with: what of the job's head holds on others, and how many threads workers get."""
 
 import json
 import os
+from collections.abc import Mapping
 
 from torchmuster.errors import RunDirectoryError
+
+THREADS = "OMP_NUM_THREADS"
 
 
 def take_environment(path: str) -> None:
@@ -19,14 +22,27 @@ def take_environment(path: str) -> None:
         raise RunDirectoryError(
             "the job's variables can't be read", where=path, why=str(error)
         ) from error
+    of_scheduler = THREADS if threads_of_scheduler(variables) is not None else None
     for name, value in variables.items():
-        if not is_of_one_node(name):
+        if not is_of_one_node(name) and name != of_scheduler:
             os.environ[name] = value
 
 
 def is_of_one_node(name: str) -> bool:
     """Say whether a variable means something on its own node only."""
-    own = ("TMPDIR", "HOSTNAME", "PWD", "OLDPWD", "SHLVL", "_", "HOME", "USER", "LOGNAME", "SHELL")
+    own = (
+        "TMPDIR",
+        "HOSTNAME",
+        "PWD",
+        "OLDPWD",
+        "SHLVL",
+        "_",
+        "HOME",
+        "USER",
+        "LOGNAME",
+        "SHELL",
+        "NCPUS",
+    )
     launchers = (
         "SLURM_",
         "SLURMD_",
@@ -38,3 +54,28 @@ def is_of_one_node(name: str) -> bool:
         "MPI_LOCAL",
     )
     return name in own or name.startswith((*launchers, "CUDA_VISIBLE"))
+
+
+def threads_of_scheduler(environment: Mapping[str, str]) -> int | None:
+    """Return the threads that PBS has set for every process: all CPUs of its job on this node. None for a user's own.
+
+    Source: the PBS Professional user's guide, "Running Multi-processor Jobs": OMP_NUM_THREADS and NCPUS are ncpus.
+    """
+    text = environment.get(THREADS, "")
+    of_job = "PBS_JOBID" in environment and environment.get("NCPUS") == text
+    return int(text) if of_job and text.isdecimal() else None
+
+
+def share_threads(environment: dict[str, str], num_workers: int) -> str | None:
+    """Give each of several workers one thread, as torchrun does, or its share of PBS's; say so of the second."""
+    if num_workers < 2:
+        return None
+    environment.setdefault(THREADS, "1")
+    threads = threads_of_scheduler(environment)
+    if threads is None or threads == 1:
+        return None
+    environment[THREADS] = str(max(1, threads // num_workers))
+    return (
+        f"{THREADS} is {environment[THREADS]} for each of {num_workers} workers:"
+        f" PBS had set {threads}, the CPUs of them all"
+    )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torchmuster import proc
-from torchmuster.agent.environment import take_environment
+from torchmuster.agent.environment import THREADS, share_threads, take_environment
 from torchmuster.agent.spawner_link import start_spawner
 from torchmuster.agent.worker_socket import make_socket_folder
 from torchmuster.errors import MusterError
@@ -195,8 +195,7 @@ def _read_address(word: str) -> tuple[str, int]:
 def job_environment(num_workers: int) -> dict[str, str]:
     """Return the environment for the job's interpreter: ours, and what torchrun adds to it."""
     environment = dict(os.environ)
-    if num_workers > 1:
-        environment.setdefault("OMP_NUM_THREADS", "1")
+    share_threads(environment, num_workers)
     return environment
 
 
@@ -268,6 +267,9 @@ async def _run(
     agent = Agent(_agent_options(launch, desk), spawner, socket_path, disk, voice, work)
     for note in launch.notes:
         voice.say(note)
+    shared = share_threads(dict(os.environ), launch.num_workers)
+    if shared is not None and THREADS not in dict(launch.plan.node_setup.environment):
+        agent.tell(shared)
     if launch.lifeline_fd is not None:
         _watch_lifeline(launch.lifeline_fd, agent)
     conduct = None

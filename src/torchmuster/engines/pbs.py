@@ -257,7 +257,7 @@ def _clock(seconds: float) -> str:
 
 def _chunk(chunk: NodeChunk, num_nodes: int) -> str:
     """Return one chunk; mpiprocs=1 gives each host one line of the node file, so one start by pbsdsh."""
-    keys = {"ncpus": str(max(1, chunk.cpus or 1)), "mpiprocs": "1"}
+    keys = {"ncpus": str(max(1, chunk.cpus or chunk.workers)), "mpiprocs": "1"}
     if chunk.gpus:
         keys["ngpus"] = str(chunk.gpus)
     if chunk.memory_bytes:

@@ -280,6 +280,8 @@ def _options_each(job: JobRequest, chunk: NodeChunk) -> list[str]:
         options = [f"--nodes={job.min_nodes}-{job.num_nodes}"]
     if chunk.cpus:
         options.append(f"--cpus-per-task={chunk.cpus}")
+    elif chunk.workers > 1 and not chunk.gpus:  # with GPUs a site's DefCpuPerGPU knows better
+        options.append(f"--cpus-per-task={chunk.workers}")
     if chunk.gpus:
         options.append(f"--gpus-per-node={chunk.gpus}")
     if chunk.memory_bytes:

@@ -77,7 +77,7 @@ class TorqueDialect(PbsDialect):
 
 
 def _chunk(chunk: NodeChunk, num_nodes: int) -> str:
-    words = [str(num_nodes), f"ppn={max(1, chunk.cpus or 1)}"]
+    words = [str(num_nodes), f"ppn={max(1, chunk.cpus or chunk.workers)}"]
     if chunk.gpus:
         words.append(f"gpus={chunk.gpus}")
     # A property of nodes has no value: (`bigmem`, "").

@@ -153,8 +153,10 @@ def _min_nodes(task: TaskPlan) -> int:
 
 
 def _kind(task: TaskPlan, extra: tuple[tuple[str, str], ...]) -> NodeChunk:
+    workers = (task.training.nproc_per_node if task.training is not None else None) or ""
     return NodeChunk(
         cpus=task.resources.cpu,
+        workers=int(workers) if workers.isdecimal() else 1,
         gpus=task.resources.gpu or 0,
         memory_bytes=task.resources.memory_bytes,
         storage_bytes=task.resources.storage_bytes,

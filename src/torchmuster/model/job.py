@@ -72,11 +72,13 @@ class NodeChunk:
     """Equal nodes of a job, each with this much; None or 0 where nothing is asked for.
 
     Attributes:
+        workers: Processes that will train on each, so it needs as many CPUs where none are asked for.
         extra: Keys of the site: of a PBS chunk (`sales_op=blanca`), or options of sbatch.
     """
 
     num_nodes: int = 1
     cpus: int | None = None
+    workers: int = 1
     gpus: int = 0
     memory_bytes: int | None = None
     storage_bytes: int | None = None

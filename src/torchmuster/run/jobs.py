@@ -63,6 +63,7 @@ def make_job(plan: RunPlan, run_dir: RunDir, engine: str, wishes: JobWishes) -> 
     chunk = NodeChunk(
         num_nodes=plan.max_nodes,
         cpus=wishes.cpus_per_node,
+        workers=max(plan.num_workers(place) for place in range(plan.max_nodes)),
         gpus=wishes.gpus_per_node,
         memory_bytes=wishes.memory_bytes,
         extra=wishes.extra,

@@ -119,3 +119,23 @@ def test_all_is_for_looking_only(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="for looking"):
         run.main(["--on", "all", "train.py"], standalone_mode=False)
+
+
+@pytest.mark.parametrize(
+    ("engine", "more", "asked"),
+    [
+        ("pbs", (), "#PBS -l select=2:ncpus=4:mpiprocs=1"),
+        ("pbs", ("--cpus-per-node", "9"), "#PBS -l select=2:ncpus=9:mpiprocs=1"),
+        ("torque", (), "#PBS -l nodes=2:ppn=4"),
+        ("slurm", (), "#SBATCH --cpus-per-task=4"),
+        ("slurm", ("--cpus-per-node", "9"), "#SBATCH --cpus-per-task=9"),
+    ],
+)
+def test_a_node_has_a_cpu_for_each_worker_where_none_are_asked_for(dry_run, engine, more, asked):
+    done = dry_run("--on", engine, "--nproc-per-node", "4", *more)
+    assert asked in done.stdout.splitlines()
+
+
+def test_slurm_gives_the_cpus_of_gpus_by_itself(dry_run):
+    done = dry_run("--on", "slurm", "--nproc-per-node", "4", "--gpus-per-node", "4")
+    assert "--cpus-per-task" not in done.stdout

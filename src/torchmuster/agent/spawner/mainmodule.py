@@ -10,6 +10,7 @@ import io
 import json
 import os
 import pkgutil
+import re
 import runpy
 import socket
 import struct
@@ -17,6 +18,7 @@ import sys
 import time
 import traceback
 import types
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 from typing import Any
@@ -24,8 +26,9 @@ from typing import Any
 from torchmuster.agent.spawner import stackfile
 
 TASK_VARIABLE = "TORCHMUSTER_TASK"
-# Source: OpenBLAS, driver/others/openblas_env.c.
-BLAS_VARIABLES = frozenset(
+# The first that is a number above 0 counts. Source: OpenBLAS, driver/others/openblas_env.c and
+# memory.c, `blas_get_cpu_number`.
+_BLAS_VARIABLES = tuple(
     f"{prefix}_NUM_THREADS" for prefix in ("OPENBLAS", "OPENBLAS_DEFAULT", "GOTO", "OMP")
 )
 _MISSING = object()
@@ -43,7 +46,6 @@ class WorkerTask:
     args: list[str]
     socket_path: str
     forked: bool
-    local_world_size: int
 
 
 def task_from_environment() -> WorkerTask:
@@ -63,8 +65,7 @@ def run(task: WorkerTask) -> None:
         _renew_streams()
         _renew_identity()
         _reseed()
-        if task.local_world_size == 1:
-            _restore_blas_threads()
+        _restore_blas_threads()
     _line_buffer_stdout()
     _notice_the_debugger(task)
     stackfile.write_stacks_on_signal(task.socket_path)
@@ -239,14 +240,13 @@ def _reseed() -> None:
 def _restore_blas_threads() -> None:
     """Give OpenBLAS the threads that a fresh interpreter would have had.
 
-    The spawner loads it with one thread, so that it stays single-threaded itself. A worker that
-    shares its node with others has `OMP_NUM_THREADS` set and keeps that.
+    The spawner loads it with one thread, so that it stays single-threaded itself.
     """
-    if not BLAS_VARIABLES.isdisjoint(os.environ):
+    num_threads = blas_threads(os.environ, len(os.sched_getaffinity(0)))
+    if num_threads == 1:
         return
     import ctypes
 
-    num_threads = len(os.sched_getaffinity(0))
     with open("/proc/self/maps") as maps:
         paths = {line.split(maxsplit=5)[-1].strip() for line in maps if "openblas" in line}
     for path in paths:
@@ -256,6 +256,15 @@ def _restore_blas_threads() -> None:
                 setter = getattr(library, f"{prefix}openblas_set_num_threads{suffix}", None)
                 if setter is not None:
                     setter(ctypes.c_int(num_threads))
+
+
+def blas_threads(environment: Mapping[str, str], num_cpus: int) -> int:
+    """Return how many threads OpenBLAS would start when it is loaded."""
+    for name in _BLAS_VARIABLES:
+        found = re.match(r"\s*\+?(\d+)", environment.get(name, ""))  # what C's atoi reads
+        if found is not None and int(found[1]) > 0:
+            return min(int(found[1]), num_cpus)
+    return num_cpus
 
 
 # What ended the program.

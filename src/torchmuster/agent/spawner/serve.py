@@ -29,6 +29,7 @@ from torchmuster.model.lease import OwnClock, is_given_up
 _MAX_PACKET_BYTES = 1 << 20
 _POLL_ORPHANS_S = 0.005
 _LOOK_EVERY_S = 1.0
+_BLAS_THREADS = "OPENBLAS_NUM_THREADS"  # stronger than OMP_NUM_THREADS
 # Not torch._dynamo, though every optimizer imports it: with it torch.distributed.nn would come before
 # the process group exists, and torch 2.13 then deadlocks when a script ends with its DDP model alive
 # (the Gloo group's destructor joins a thread that waits for the GIL). Seen in the DDP tutorial.
@@ -148,9 +149,8 @@ def _reason_for_fresh(config: dict[str, Any]) -> str | None:
 
 def _preload(config: dict[str, Any]) -> tuple[str | None, str | None]:
     """Import torch and what the user named; return torch's version and what went wrong."""
-    single = mainmodule.BLAS_VARIABLES.isdisjoint(os.environ)
-    if single:
-        os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy would start its threads at import
+    own_threads = os.environ.get(_BLAS_THREADS)
+    os.environ[_BLAS_THREADS] = "1"  # numpy would start its threads at import
     gc.disable()
     # What lies beside the script may hide a module, for torch as for the script.
     folder = mainmodule.first_path(config["kind"], config["target"])
@@ -163,8 +163,9 @@ def _preload(config: dict[str, Any]) -> tuple[str | None, str | None]:
         _flush_everything()
     if problem is not None:
         return None, problem
-    if single:
-        del os.environ["OPENBLAS_NUM_THREADS"]
+    del os.environ[_BLAS_THREADS]
+    if own_threads is not None:
+        os.environ[_BLAS_THREADS] = own_threads
     gc.enable()
     gc.freeze()  # a collection in a worker must not touch, and so copy, what all share
     torch = sys.modules.get("torch")
@@ -344,7 +345,6 @@ def _start_worker(spawner: Spawner, message: dict[str, Any], fds: list[int]) -> 
         args=arguments,
         socket_path=config["socket_path"],
         forked=spawner.forks,
-        local_world_size=int(message["env"]["LOCAL_WORLD_SIZE"]),
     )
     if _fork(spawner, {"kind": "worker", "rank": message["rank"]}, fds):
         return None
