@@ -220,3 +220,18 @@ def test_one_signal_and_one_descriptor_are_for_stacks(facts, way):
         assert int(ours[name], 16) == int(plain[name], 16) | STACKS
     assert ours["open descriptors"] == [*plain["open descriptors"], "700"]
     assert ours["signal handlers"] == plain["signal handlers"]
+
+
+def test_one_private_function_of_torch_is_wrapped(place):
+    pytest.importorskip("torch", reason="it is torch's function")
+    place.write(
+        "prog.py",
+        "import torch.distributed.distributed_c10d as c10d\n"
+        "names = [n for n, f in vars(c10d).items() if hasattr(f, '__wrapped__')]\n"
+        "print('_update_default_pg' in names, len(names))\n",
+    )
+    plain = place.plain("prog.py").stdout.splitlines()[-1].split()
+    assert place.muster("prog.py").code == 0
+    ours = place.log(0, 0).splitlines()[-1].split()
+    assert (plain[0], ours[0]) == ("False", "True")
+    assert int(ours[1]) == int(plain[1]) + 1

@@ -192,7 +192,10 @@ def test_an_exception_is_reported_by_the_worker_and_not_by_what_it_has_forked(pl
     ):
         agent.bind(workers.socket_path)
         agent.listen()
-        assert workers.run().stdout == "1\n"
+        outputs = workers.start()
+        report = hear_report(agent)
+        assert (report["kind"], report["largest_group"]) == ("ended_well", None)
+        assert workers.finish(outputs).stdout == "1\n"
         agent.setblocking(False)
         with pytest.raises(BlockingIOError):
             agent.accept()

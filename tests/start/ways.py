@@ -99,6 +99,10 @@ class Place:
         argv = [sys.executable, "-c", MUSTER, "run", *options, *words]
         return self._run(argv, stdin, stdout, pass_fds)
 
+    def muster_command(self, *words: str) -> Outcome:
+        """Run `muster WORDS`."""
+        return self._run([sys.executable, "-c", MUSTER, *words], None, subprocess.PIPE, ())
+
     def _run(
         self, argv: Sequence[str], stdin: int | None, stdout: int, pass_fds: Sequence[int]
     ) -> Outcome:

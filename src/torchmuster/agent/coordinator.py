@@ -41,6 +41,7 @@ from torchmuster.model.verdict import (
     RunState,
     explain_failure,
     final_exit_code,
+    notes_on_success,
 )
 from torchmuster.net import messages
 from torchmuster.net.channel import Channel, ChannelClosedError
@@ -951,7 +952,10 @@ class Coordinator:
         all_ended = len(attempt.ended_ranks) >= attempt.world_size
         done = all_ended and all(e.kind is EndKind.SUCCESS and not e.asked for e in attempt.ends)
         if done and not attempt.ended_after_stop:
-            self._finish(RunState.SUCCEEDED, 0, None)
+            notes = notes_on_success(attempt.ends, attempt.world_size)
+            for note in notes:
+                self.event("notice", text=note)
+            self._finish(RunState.SUCCEEDED, 0, None, notes=notes)
             return
         if self._stop is not None:
             self._finish_stopped()
@@ -1062,7 +1066,12 @@ class Coordinator:
         self._finish(RunState.FAILED, 1, report)
 
     def _finish(
-        self, state: RunState, code: int, report: Report | None, cause: WorkerEnd | None = None
+        self,
+        state: RunState,
+        code: int,
+        report: Report | None,
+        cause: WorkerEnd | None = None,
+        notes: tuple[str, ...] = (),
     ) -> None:
         if self.result is not None:
             return
@@ -1078,6 +1087,7 @@ class Coordinator:
             cause=cause,
             lost_s=round(self._lost_s, 3),
             logs_lost_lines=self._logs_lost,
+            notes=notes,
             node_was_lost=self._stop is not None and bool(self._lost),
         )
 

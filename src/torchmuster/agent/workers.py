@@ -32,6 +32,8 @@ class _Worker:
     pid: int | None = None
     ended: bool = False
     error: PythonError | None = None
+    ended_well: bool = False  # its script has; its interpreter may still be leaving
+    largest_group: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,6 +206,9 @@ class NodeAttempt:
             )
             if is_echo(worker.error):
                 worker.output.mute()  # its traceback would hide the cause
+        elif report.get("kind") == "ended_well":
+            size = report.get("largest_group")
+            worker.ended_well, worker.largest_group = True, size if isinstance(size, int) else None
         return worker.rank
 
     def note_exit(self, rank: int, status: int) -> None:
@@ -246,7 +251,7 @@ class NodeAttempt:
             rank=worker.rank,
             local_rank=worker.local_rank,
             node=self.order.node,
-            kind=_kind_of(signum, code, worker.error),
+            kind=_kind_of(signum, code, worker.error, ended_well=worker.ended_well and not asked),
             asked=asked,
             elapsed_s=round(time.monotonic() - worker.started_at, 3),
             exit_code=code,
@@ -254,6 +259,7 @@ class NodeAttempt:
             error=worker.error if signum is not None or code else None,
             tail=worker.output.tail(),
             memory_evidence=evidence,
+            largest_group=worker.largest_group,
         )
 
     def _finish(self, end: WorkerEnd) -> None:
@@ -328,9 +334,11 @@ class NodeAttempt:
         self.reaped = True
 
 
-def _kind_of(signum: int | None, code: int | None, error: PythonError | None) -> EndKind:
+def _kind_of(
+    signum: int | None, code: int | None, error: PythonError | None, *, ended_well: bool = False
+) -> EndKind:
     if signum is not None:
-        return EndKind.SIGNAL
+        return EndKind.SUCCESS if ended_well else EndKind.SIGNAL
     if code == 0:
         return EndKind.SUCCESS
     if code == contract.EX_TEMPFAIL:

@@ -150,6 +150,8 @@ def status(run: str, *, as_json: bool) -> int:
         _print_training(training)
     if view.result is not None:
         click.echo(f"\n{summary(view.result)}")
+        for note in view.result.notes:
+            click.echo(note)
         report = last_report(view.result, view.run_dir)
         if report is not None:
             click.echo(paint_report(report, colour=False), nl=False)

@@ -70,7 +70,7 @@ class WorkerEnd:
         elapsed_s: From the worker's start to its end.
         tail: Its last lines, at most 20.
         memory_evidence: What the kernel says of an out-of-memory kill; None if it says nothing.
-        core_dumped: The kernel wrote a core file.
+        largest_group: Size of the largest process group that it was in, 0 for none; None where nobody saw.
     """
 
     attempt: int
@@ -86,6 +86,7 @@ class WorkerEnd:
     tail: tuple[str, ...] = ()
     memory_evidence: str | None = None
     detail: str | None = None
+    largest_group: int | None = None
 
     @property
     def is_failure(self) -> bool:

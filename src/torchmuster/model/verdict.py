@@ -59,6 +59,7 @@ class Result:
     cause: WorkerEnd | None = None
     lost_s: float = 0.0
     logs_lost_lines: int = 0
+    notes: tuple[str, ...] = ()  # what a success leaves to be said
     node_was_lost: bool = False  # it was stopped while a node was missing
 
 
@@ -74,6 +75,38 @@ class Circumstances:
     early_ranks: tuple[int, ...]
     restart_hint: bool
     log_path: str | None
+
+
+def notes_on_success(ends: Sequence[WorkerEnd], world_size: int) -> tuple[str, ...]:
+    """Return what has to be said of an attempt that ended well, one sentence each."""
+    died = [end for end in ends if end.signum is not None]
+    notes = [_died_leaving(died)] if died else []
+    sizes = [end.largest_group for end in ends]
+    known = [size for size in sizes if size is not None]
+    if world_size > 1 and len(known) == world_size and max(known) < world_size:
+        notes.append(_never_met(max(known), world_size))
+    return tuple(notes)
+
+
+def _died_leaving(ends: Sequence[WorkerEnd]) -> str:
+    signals = "/".join(dict.fromkeys(contract.signal_name(end.signum or 0) for end in ends))
+    if len(ends) == 1:
+        who = f"rank {ends[0].rank} on {ends[0].node} died of {signals} while its interpreter was"
+        return f"{who} leaving; its script had ended well, so this is no failure"
+    who = (
+        f"{name_ranks([end.rank for end in ends])} died of {signals} while their interpreters were"
+    )
+    return f"{who} leaving; their scripts had ended well, so this is no failure"
+
+
+def _never_met(largest: int, world_size: int) -> str:
+    """Return what the absence of a group says, and no more: not every script with torch trains."""
+    if largest < 2:
+        return f"{world_size} workers never formed a process group: if this was training, each trained alone"
+    return (
+        f"{world_size} workers never formed one process group, the largest had {largest}:"
+        " if this was training, it was not one"
+    )
 
 
 def explain_failure(

@@ -24,3 +24,12 @@ LEFT = PythonError(type_name="SystemExit", message="3", where="train.py:3", trac
 )
 def test_the_kind_of_an_end_follows_from_status_and_report(signum, code, error, kind):
     assert _kind_of(signum, code, error) is kind
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGABRT, None), (signal.SIGKILL, None)])
+def test_what_kills_a_worker_after_its_script_ended_well_is_no_failure(signum, code):
+    assert _kind_of(signum, code, None, ended_well=True) is EndKind.SUCCESS
+
+
+def test_an_exit_code_after_the_script_ended_well_is_a_failure():
+    assert _kind_of(None, 3, None, ended_well=True) is EndKind.EXIT_CODE

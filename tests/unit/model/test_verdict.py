@@ -6,7 +6,13 @@ import pytest
 
 from torchmuster.model.failure import EndKind, PythonError, WorkerEnd
 from torchmuster.model.text import render_report
-from torchmuster.model.verdict import Circumstances, RunState, explain_failure, final_exit_code
+from torchmuster.model.verdict import (
+    Circumstances,
+    RunState,
+    explain_failure,
+    final_exit_code,
+    notes_on_success,
+)
 from unit.model.ends import end_of, exited, killed, lost, preempted, raised, succeeded
 
 LOG = "/runs/r/logs/main/train/attempt-1/rank-3.log"
@@ -133,3 +139,47 @@ def test_a_hang_is_told_with_where_it_stood_and_what_to_change():
     assert report.because == ("3 ranks wait",)
     assert "--hang-timeout" in report.hint
     assert final_exit_code(end, first_cause_code=True) == 1
+
+
+def in_groups_of(*sizes):
+    kind = EndKind.SUCCESS
+    return [end_of(rank, kind, largest_group=size) for rank, size in enumerate(sizes)]
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), (2, 0), (0, None), (None, None), (None, 1)])
+def test_a_world_is_not_told_to_have_missed_itself_without_proof(sizes):
+    assert notes_on_success(in_groups_of(*sizes), 2) == ()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        (
+            (0, 0),
+            "2 workers never formed a process group: if this was training, each trained alone",
+        ),
+        (
+            (1, 1),
+            "2 workers never formed a process group: if this was training, each trained alone",
+        ),
+        (
+            (2, 2, 2, 2),
+            "4 workers never formed one process group, the largest had 2: if this was training, it was not one",
+        ),
+    ],
+)
+def test_a_world_that_never_met_is_told_of(sizes, words):
+    assert notes_on_success(in_groups_of(*sizes), len(sizes)) == (words,)
+
+
+def test_a_world_of_one_has_nobody_to_meet():
+    assert notes_on_success(in_groups_of(0), 1) == ()
+
+
+def test_deaths_after_a_good_end_are_named():
+    died = [end_of(rank, EndKind.SUCCESS, signum=6) for rank in (1, 2)]
+    (one,) = notes_on_success([succeeded(0), died[0]], 2)
+    (both,) = notes_on_success([succeeded(0), *died], 3)
+    assert one.startswith("rank 1 on n")
+    assert " died of SIGABRT while its interpreter was leaving" in one
+    assert both.startswith("ranks 1-2 died of SIGABRT while their interpreters were leaving")

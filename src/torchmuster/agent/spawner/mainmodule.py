@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 from typing import Any
 
-from torchmuster.agent.spawner import stackfile
+from torchmuster.agent.spawner import good_end, stackfile
 
 TASK_VARIABLE = "TORCHMUSTER_TASK"
 # The first that is a number above 0 counts. Source: OpenBLAS, driver/others/openblas_env.c and
@@ -46,6 +46,7 @@ class WorkerTask:
     args: list[str]
     socket_path: str
     forked: bool
+    imports_torch: bool = False
 
 
 def task_from_environment() -> WorkerTask:
@@ -69,6 +70,7 @@ def run(task: WorkerTask) -> None:
     _line_buffer_stdout()
     _notice_the_debugger(task)
     stackfile.write_stacks_on_signal(task.socket_path)
+    watch = good_end.GroupWatch(forked=task.forked, imports_torch=task.imports_torch)
     pid = os.getpid()
     try:
         if task.kind == "module":
@@ -76,14 +78,24 @@ def run(task: WorkerTask) -> None:
         else:
             _run_file(task)
     except SystemExit as error:
-        if error.code not in (None, 0) and os.getpid() == pid:
-            _report(task, error)
+        if os.getpid() == pid:
+            if error.code in (None, 0):
+                _note_good_end(task, watch)
+            else:
+                _report(task, error)
         raise
     except BaseException as error:
         if os.getpid() == pid:  # what the script has forked is not the worker
             _report(task, error)
         _hide_own_frames()
         raise  # the interpreter prints it, and ends by SIGINT after a KeyboardInterrupt
+    if os.getpid() == pid:
+        _note_good_end(task, watch)
+
+
+def _note_good_end(task: WorkerTask, watch: good_end.GroupWatch) -> None:
+    if task.socket_path:
+        good_end.tell_at_exit(functools.partial(_send, task), watch)
 
 
 def first_path(kind: str, target: str) -> str | None:

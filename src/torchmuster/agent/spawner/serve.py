@@ -17,6 +17,7 @@ import select
 import signal
 import socket
 import sys
+from pathlib import Path
 from typing import Any
 
 from torchmuster import proc
@@ -50,6 +51,7 @@ class Spawner:
         self.entry_path = entry_path
         self.config: dict[str, Any] = {}
         self.forks = False
+        self.imports_torch = False
         self.children: dict[int, dict[str, Any]] = {}
         self.ending = False
         self.clock = OwnClock()
@@ -107,7 +109,9 @@ def _choose_method(spawner: Spawner) -> None:
     # A second before torch is there: the nodes are compared while it is imported.
     found = look_for_torch() if config["kind"] != "command" else {}
     spawner.send({"ev": "found", **found})
-    why = _reason_for_fresh(config)
+    text = _read_source(config)
+    spawner.imports_torch = source.imports_torch(text)
+    why = _reason_for_fresh(config, text)
     torch_version: str | None = None
     if why is None:
         torch_version, problem = _preload(config)
@@ -130,17 +134,18 @@ def _choose_method(spawner: Spawner) -> None:
     )
 
 
-def _reason_for_fresh(config: dict[str, Any]) -> str | None:
+def _read_source(config: dict[str, Any]) -> bytes:
+    """Return the script's text; nothing where there is none to be read."""
+    path = source.script_path(config["kind"], config["target"])
+    try:
+        return Path(path).read_bytes() if path is not None else b""
+    except OSError:
+        return b""
+
+
+def _reason_for_fresh(config: dict[str, Any], text: bytes) -> str | None:
     if config["kind"] == "command" or config["start"] == "fresh":
         return "asked for"
-    path = source.script_path(config["kind"], config["target"])
-    if path is None:
-        return None
-    try:
-        with open(path, "rb") as script:
-            text = script.read()
-    except OSError:
-        return None
     names = source.variables_set(text, contract.is_read_at_import)
     if not names or config["start"] == "fork":
         return None
@@ -345,6 +350,7 @@ def _start_worker(spawner: Spawner, message: dict[str, Any], fds: list[int]) -> 
         args=arguments,
         socket_path=config["socket_path"],
         forked=spawner.forks,
+        imports_torch=spawner.imports_torch,
     )
     if _fork(spawner, {"kind": "worker", "rank": message["rank"]}, fds):
         return None

@@ -31,6 +31,17 @@ def script_path(kind: str, target: str) -> str | None:
     return spec.origin if spec is not None else None
 
 
+def imports_torch(source: bytes) -> bool:
+    """Say whether the source imports torch, anywhere in it."""
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except (SyntaxError, ValueError):
+        return False
+    names = [node.module for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
+    names += [name.name for node in nodes if isinstance(node, ast.Import) for name in node.names]
+    return any(name is not None and name.partition(".")[0] == "torch" for name in names)
+
+
 def variables_set(source: bytes, matters: Callable[[str], bool]) -> list[str]:
     """Return the environment variables that matter and that the source sets, in order."""
     try:

@@ -2,7 +2,7 @@ import sys
 
 import pytest
 
-from torchmuster.agent.spawner.source import script_path, variables_set
+from torchmuster.agent.spawner.source import imports_torch, script_path, variables_set
 from torchmuster.model.contract import is_read_at_import
 
 SETS_OMP = [
@@ -99,3 +99,20 @@ def test_a_module_of_the_working_directory_is_found(package, monkeypatch):
 def test_a_script_is_its_own_file_and_a_command_has_none():
     assert script_path("file", "a/b.py") == "a/b.py"
     assert script_path("command", "bash") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (b"import torch", True),
+        (b"def main():\n    from torch.nn import Linear", True),
+        (b"import torch.distributed as dist", True),
+        (b"import torchvision, json", False),
+        (b"from . import torch", False),
+        (b"torch = 1", False),
+        (b"import (", False),
+        (b"", False),
+    ],
+)
+def test_an_import_of_torch_is_seen_anywhere_in_the_source(text, expected):
+    assert imports_torch(text) is expected
