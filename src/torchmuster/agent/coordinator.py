@@ -565,6 +565,9 @@ class Coordinator:
                     ranks = self.attempt.ranks[member.place] if self.attempt else None  # type: ignore[index]
                     if ranks and 0 <= rank - ranks.first_rank < ranks.num_workers:
                         self._send(member, message)
+            case messages.TerminalSize():
+                for member in self._attempt_members():
+                    self._send(member, message)
             case messages.Ping(number=number):
                 client.channel.send_nowait(messages.Pong(number=number))
 

@@ -23,6 +23,7 @@ from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
 from torchmuster.model.plan import RunPlan
+from torchmuster.model.terminal import Terminal
 from torchmuster.net.secret import read_secret
 
 if TYPE_CHECKING:
@@ -93,6 +94,7 @@ class AgentLaunch:
         listening: The coordinator's socket; only the head has one.
         open_secret: The public key, for nodes that have no key in common; None forbids it.
         local_addr: This node's own address, when the user knows better.
+        terminal: What shows output is a terminal; None where it is not.
         console: For a local rank, the streams shown here; None follows the run's --tee.
         saved: For (attempt, local rank, stream), a second file that gets it.
         lifeline_fd: Its end of file means that the owner of the run has gone.
@@ -116,6 +118,7 @@ class AgentLaunch:
     open_secret: bytes | None = None
     local_addr: str | None = None
     local_show: bool = False
+    terminal: Terminal | None = None
     console: Callable[[int], frozenset[int]] | None = None
     saved: Callable[[int, int, int], str | None] | None = None
     agent_log: str | None = None
@@ -156,6 +159,7 @@ def _read_launch(arguments: list[str]) -> AgentLaunch:
     parser.add_argument("--first-attempt", type=int, default=0)
     parser.add_argument("--restarts-spent", type=int, default=0)
     parser.add_argument("--environment")
+    parser.add_argument("--terminal", type=Terminal.from_word)
     options = parser.parse_args(arguments)
     if options.environment is not None:
         take_environment(options.environment)
@@ -183,6 +187,7 @@ def _read_launch(arguments: list[str]) -> AgentLaunch:
         lifeline_fd=options.lifeline_fd,
         first_attempt=options.first_attempt,
         restarts_spent=options.restarts_spent,
+        terminal=options.terminal,
         agent_log=run_dir.agent_log(name),
     )
 
@@ -319,6 +324,7 @@ def _agent_options(launch: AgentLaunch, desk: StoreDesk) -> Any:
         is_head=launch.listening is not None,
         take_store=desk.take if launch.listening is not None else None,
         local_show=launch.local_show,
+        terminal=launch.terminal,
         virtual_local_rank=launch.plan.virtual_local_rank,
         rdzv_id=launch.plan.rdzv_id,
         open_secret=launch.open_secret,

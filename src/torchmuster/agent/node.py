@@ -31,6 +31,7 @@ from torchmuster.model import contract
 from torchmuster.model.failure import WorkerEnd
 from torchmuster.model.lease import LEASE_S, PING_EVERY_S, Lease, OwnClock, Stillness, is_given_up
 from torchmuster.model.plan import Program
+from torchmuster.model.terminal import Terminal
 from torchmuster.net import messages
 from torchmuster.net.address import interface_of
 from torchmuster.net.channel import Channel, ChannelClosedError, connect
@@ -67,6 +68,7 @@ class AgentOptions:
         addresses: Where the coordinator may listen; the first that answers in a race is taken.
         take_store: Returns the listening socket of an attempt's store, on the head only.
         local_show: Show this node's output here instead of sending it to the coordinator.
+        terminal: What shows it is a terminal: the ranks that are shown get one, too.
     """
 
     program: Program
@@ -81,6 +83,7 @@ class AgentOptions:
     is_head: bool = False
     take_store: Callable[[int], Any] | None = None
     local_show: bool = False
+    terminal: Terminal | None = None
     virtual_local_rank: bool = False
     rdzv_id: str | None = None
     open_secret: bytes | None = None
@@ -128,6 +131,7 @@ class Agent:
         self._goodbye: messages.Goodbye | None = None
         self._lost_lines: dict[str, int] = {}
         self._not_shown: dict[int, int] = {}  # lines of a rank that the channel had no room for
+        self._terminal = options.terminal
         self._probe: Probe | None = None
         self._facts = FactsDesk(self._send)
         self._execs: RankExecs | None = None
@@ -158,6 +162,11 @@ class Agent:
             self._adopt_spawner(*self._first_spawner)
         if self._work is not None and not self._work.is_done:
             self._spawn(self._set_up(self._work))
+        if self.options.local_show and self._terminal is not None:
+            screen = min(self._terminal.streams)
+            loop.add_signal_handler(
+                signal.SIGWINCH, lambda: self._resize(*os.get_terminal_size(screen))
+            )
         if self.options.stdin_fd is not None:
             loop.add_reader(self.options.stdin_fd, self._read_stdin, self.options.stdin_fd)
         connection = loop.create_task(self._stay_connected())
@@ -396,6 +405,8 @@ class Agent:
             case messages.Input(rank=rank, text=text, end=end):
                 if self._attempt is not None and not self._attempt.reaped:
                     self._attempt.write_input(rank, text, end=end)
+            case messages.TerminalSize(columns=columns, rows=rows):
+                self._resize(columns, rows)
             case messages.AskNetwork() | messages.ProbeNetwork() | messages.EndProbe():
                 self._take_survey(message)
             case messages.AskFacts():
@@ -416,6 +427,13 @@ class Agent:
                 if message.sentence:
                     self.voice.say(message.sentence)
                 self._ended.set()
+
+    def _resize(self, columns: int, rows: int) -> None:
+        """Take the size of the terminal that shows ranks: for those that run, and for later ones."""
+        if self._terminal is not None:
+            self._terminal = replace(self._terminal, columns=columns, rows=rows)
+            if self._attempt is not None and not self._attempt.reaped:
+                self._attempt.resize(self._terminal)
 
     def _take_survey(
         self, message: messages.AskNetwork | messages.ProbeNetwork | messages.EndProbe
@@ -630,6 +648,8 @@ class Agent:
         if store is not None:
             store.close()
         attempt.start(self.disk, self._show)
+        for problem in attempt.problems:
+            self.tell(problem)
 
     def _settings(self, welcome: messages.Welcome, order: messages.StartAttempt) -> WorkerSettings:
         extra = {contract.SOCKET_VARIABLE: self._socket_path}
@@ -655,6 +675,9 @@ class Agent:
             virtual_local_rank=self.options.virtual_local_rank,
             has_store=bool(self._ready and self._ready["torch"] is not None),
             nccl_files=_wants_nccl_files(environment),
+            terminal=self._terminal,
+            prefixes=(welcome.tee == "all" and order.world_size > 1)
+            or (self.options.local_show and self.options.num_workers > 1),
         )
 
     def _network_variables(self, order: messages.StartAttempt) -> dict[str, str]:

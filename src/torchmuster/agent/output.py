@@ -3,6 +3,9 @@
 A worker must never wait for us, so pipes are read in large blocks and every block goes to the disk
 writer at once. The terminal is a courtesy: it gets at most `SHOWN_BYTES_PER_S` of a rank, whole lines
 from the first line that is left out, and says how many it left out.
+
+A rank that is shown on a terminal writes to one: a pty that changes nothing (no carriage returns added, no echo)
+and is nobody's controlling terminal, so Ctrl-C and hang-ups stay muster's business.
 """
 
 import asyncio
@@ -10,11 +13,15 @@ import codecs
 import contextlib
 import fcntl
 import os
+import struct
+import termios
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torchmuster.files.disk import DiskWriter
+from torchmuster.model.lines import last_state
+from torchmuster.model.terminal import Terminal
 
 TAIL_LINES = 20
 TAIL_BYTES = 16 << 10
@@ -37,6 +44,26 @@ def open_pipe() -> tuple[int, int]:
     with contextlib.suppress(OSError):  # the user's limit on pipe memory may be reached
         fcntl.fcntl(read_fd, _F_SETPIPE_SZ, _PIPE_BYTES)
     return read_fd, write_fd
+
+
+def open_terminal(terminal: Terminal) -> tuple[int, int]:
+    """Return (read, write) ends of a pty of this size that passes bytes on as they are.
+
+    Raises:
+        OSError: The system has no more of them.
+    """
+    read_fd, write_fd = os.openpty()  # opens it without taking it as controlling terminal
+    os.set_blocking(read_fd, False)
+    mode = termios.tcgetattr(write_fd)
+    mode[1] &= ~termios.OPOST
+    mode[3] &= ~termios.ECHO
+    termios.tcsetattr(write_fd, termios.TCSANOW, mode)
+    _set_size(write_fd, terminal)
+    return read_fd, write_fd
+
+
+def _set_size(fd: int, terminal: Terminal) -> None:
+    fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("4H", terminal.rows, terminal.columns, 0, 0))
 
 
 @dataclass(slots=True)
@@ -67,8 +94,11 @@ class RankOutput:
         show: Show | None,
         shown: frozenset[int],
         copies: dict[int, str],
+        terminal: Terminal | None = None,
     ) -> None:
         self.rank = rank
+        self.problem: str | None = None  # what the user should know
+        self._terminal = terminal
         self._shown = shown
         self._copies = copies
         self.log_path = log_path
@@ -80,13 +110,40 @@ class RankOutput:
 
     def open(self) -> tuple[int, int]:
         """Return the write ends for stdout and stderr; the caller closes them."""
-        ends: list[int] = []
+        ends = self._open_terminal()
         for number in (1, 2):
-            read_fd, write_fd = open_pipe()
-            self._streams[read_fd] = _Stream(number)
-            asyncio.get_running_loop().add_reader(read_fd, self._read_unless_congested, read_fd)
-            ends.append(write_fd)
-        return ends[0], ends[1]
+            if number not in ends:
+                read_fd, ends[number] = open_pipe()
+                self._listen(read_fd, number)
+        return ends[1], ends[2]
+
+    def _open_terminal(self) -> dict[int, int]:
+        """Return the write ends of the streams that belong on a terminal, one for all: it keeps their order.
+
+        A stream that is kept apart, too (torchrun's -r and -t), is a pipe as under torchrun.
+        """
+        if self._terminal is None or self._show is None:
+            return {}
+        numbers = sorted(self._terminal.streams & self._shown - self._copies.keys())
+        if not numbers:
+            return {}
+        try:
+            read_fd, write_fd = open_terminal(self._terminal)
+        except OSError as error:
+            self.problem = f"rank {self.rank} writes to a pipe, not to a terminal: {error.strerror}"
+            return {}
+        self._listen(read_fd, numbers[0], is_terminal=True)
+        return {number: os.dup(write_fd) if i else write_fd for i, number in enumerate(numbers)}
+
+    def _listen(self, read_fd: int, number: int, *, is_terminal: bool = False) -> None:
+        self._streams[read_fd] = _Stream(number, is_terminal=is_terminal)
+        asyncio.get_running_loop().add_reader(read_fd, self._read_unless_congested, read_fd)
+
+    def resize(self, terminal: Terminal) -> None:
+        """Take another size of the terminal."""
+        for fd, stream in self._streams.items():
+            if stream.is_terminal:
+                _set_size(fd, terminal)
 
     def mute(self) -> None:
         """Show nothing more: what comes is an echo of another rank's end. The log still gets it."""
@@ -109,7 +166,8 @@ class RankOutput:
 
     def tail(self) -> tuple[str, ...]:
         """Return the last lines, both streams in the order of their arrival."""
-        lines = self._recent.decode(errors="replace").splitlines()
+        text = self._recent.decode(errors="replace").removesuffix("\n")
+        lines = [last_state(line) for line in text.split("\n")] if text else []
         return tuple(line[:LINE_CHARACTERS] for line in lines[-TAIL_LINES:])
 
     def _read_unless_congested(self, fd: int) -> None:
@@ -132,6 +190,8 @@ class RankOutput:
             return False
         except OSError:
             data = b""
+        if data and self._streams[fd].is_terminal:
+            data += _read_more(fd)
         if not data:
             self._close(fd)
             return False
@@ -176,11 +236,21 @@ class RankOutput:
             self._show(self.rank, stream.number, "", left_out)
 
 
+def _read_more(fd: int) -> bytes:
+    """Read on from a terminal, which gives at most 4 KiB at a time."""
+    blocks: list[bytes] = []
+    with contextlib.suppress(OSError):  # nothing more now, or for ever: the next read says which
+        while len(blocks) < _BLOCK_BYTES >> 12 and (data := os.read(fd, _BLOCK_BYTES)):
+            blocks.append(data)
+    return b"".join(blocks)
+
+
 class _Stream:
     """Where one stream's text stands."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, *, is_terminal: bool) -> None:
         self.number = number
+        self.is_terminal = is_terminal
         self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self.left_out = 0
         self.skips = False  # until the end of a line

@@ -5,7 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchmuster.agent.launcher_ranks import Change, make_true
@@ -17,6 +17,8 @@ from torchmuster.files.layout import RunDir
 from torchmuster.model import contract
 from torchmuster.model.contract import AttemptFacts, WorkerPlace, worker_environment
 from torchmuster.model.failure import EndKind, PythonError, WorkerEnd, is_echo
+from torchmuster.model.lines import line_prefix
+from torchmuster.model.terminal import Terminal
 from torchmuster.net.messages import StartAttempt
 
 
@@ -51,6 +53,14 @@ class WorkerSettings:
     virtual_local_rank: bool = False
     has_store: bool = True
     nccl_files: bool = False
+    terminal: Terminal | None = None
+    prefixes: bool = False
+
+    def terminal_of(self, rank: int) -> Terminal | None:
+        """Return the terminal for a rank: narrower where its lines begin with its name."""
+        if self.terminal is None or not self.prefixes:
+            return self.terminal
+        return self.terminal.behind(line_prefix(f"rank {rank}"))
 
 
 class NodeAttempt:
@@ -69,6 +79,7 @@ class NodeAttempt:
         self.killed = False
         self.reaped = False
         self.ends: list[WorkerEnd] = []
+        self.problems: list[str] = []  # of its start, for the user
         self._settings = settings
         self._spawner = spawner
         self._on_end = on_end
@@ -113,7 +124,8 @@ class NodeAttempt:
             rank = self.order.ranks.first_rank + local_rank
             log_path = self._settings.run_dir.rank_log(self.attempt, rank)
             streams = self._settings.shown(rank, local_rank)
-            output = RankOutput(rank, log_path, disk, show, streams, self._copies(local_rank))
+            copies, terminal = self._copies(local_rank), self._settings.terminal_of(rank)
+            output = RankOutput(rank, log_path, disk, show, streams, copies, terminal)
             worker = _Worker(rank, local_rank, output, time.monotonic())
             self._workers[rank] = worker
             self._start_worker(worker)
@@ -129,6 +141,8 @@ class NodeAttempt:
     def _start_worker(self, worker: _Worker) -> None:
         order = self.order
         stdout, stderr = worker.output.open()
+        if worker.output.problem is not None:
+            self.problems.append(worker.output.problem)
         if order.stdin_rank == worker.rank:
             stdin, worker.stdin_fd = os.pipe2(os.O_CLOEXEC)
             os.set_blocking(worker.stdin_fd, False)
@@ -287,6 +301,12 @@ class NodeAttempt:
         )
 
     # Orders.
+
+    def resize(self, terminal: Terminal) -> None:
+        """The terminal that shows ranks has another size."""
+        self._settings = replace(self._settings, terminal=terminal)
+        for worker in self._workers.values():
+            worker.output.resize(self._settings.terminal_of(worker.rank) or terminal)
 
     def signal(self, signum: int, *, if_caught: bool) -> None:
         """Send a signal to each worker process once, not to what it started."""

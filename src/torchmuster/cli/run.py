@@ -184,8 +184,9 @@ def start(plan: Any, run_dir: Any, gpus: Any, *, detach: bool) -> int:
         click.echo(plan.run_id)
         return 0
     from torchmuster.engines.local import LocalEngine
+    from torchmuster.files.terminal import own_terminal
 
-    engine = LocalEngine(plan, run_dir, tuple(gpus))
+    engine = LocalEngine(plan, run_dir, tuple(gpus), terminal=own_terminal())
     engine.start_all()
     return _follow(engine, forward_stdin=plan.stdin_rank is not None)
 

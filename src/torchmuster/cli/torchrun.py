@@ -65,6 +65,7 @@ def make_launch(line: "TorchrunLine") -> "AgentLaunch":
         UsageError: The port of the head is taken by something else.
     """
     from torchmuster.agent.main import AgentLaunch, job_environment
+    from torchmuster.files.terminal import own_terminal
     from torchmuster.run.create import new_run_id
 
     order = _take_order()
@@ -96,6 +97,7 @@ def make_launch(line: "TorchrunLine") -> "AgentLaunch":
         own_address=line.local_addr or "127.0.0.1",
         local_addr=line.local_addr,
         local_show=True,
+        terminal=own_terminal(),
         console=line.console,
         saved=_saved(line),
         signals=line.signals,

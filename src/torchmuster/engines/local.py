@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from torchmuster import proc
 from torchmuster.files.layout import RunDir
 from torchmuster.model.plan import RunPlan
+from torchmuster.model.terminal import Terminal
 from torchmuster.net import listener
 
 HEAD = 0
@@ -87,12 +88,17 @@ class AgentProcesses:
 
 @dataclass
 class LocalEngine(AgentProcesses):
-    """The agents of one run on this machine."""
+    """The agents of one run on this machine.
+
+    Attributes:
+        terminal: What shows the run's output, if that is one.
+    """
 
     plan: RunPlan
     run_dir: RunDir
     gpus: tuple[str, ...] = ()
     address: tuple[str, int] = ("127.0.0.1", 0)
+    terminal: Terminal | None = None
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -120,6 +126,7 @@ class LocalEngine(AgentProcesses):
             raise ValueError("start_all comes first")
         argv = agent_argv(self.run_dir, place, [self.address])
         argv += [f"--lifeline-fd={self._lifeline[0]}", *extra]
+        argv += [f"--terminal={self.terminal.to_word()}"] if self.terminal is not None else []
         child = proc.start(argv, env=self._environment(place), pass_fds=[self._lifeline[0], *fds])
         self._agents.append((place, child))
 

@@ -10,9 +10,19 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from torchmuster.model.lines import HALF_LINE_S, LineJoiner
+from torchmuster.model.terminal import Terminal
 
 _MAX_WAITING_BYTES = 1 << 20
 _OWN_WORDS_BYTES = 1 << 20  # a verdict finds room behind any flood
+
+
+def own_terminal() -> Terminal | None:
+    """Return the terminal that this process's output goes to; None where it goes elsewhere."""
+    streams = frozenset(fd for fd in (1, 2) if os.isatty(fd))
+    if not streams:
+        return None
+    columns, rows = os.get_terminal_size(min(streams))
+    return Terminal(streams=streams, columns=columns or 80, rows=rows or 24)
 
 
 @dataclass(slots=True)

@@ -90,7 +90,7 @@ class LineJoiner:
         lines = (self._half.pop(key, "") + text).split("\n")
         half = lines.pop()
         if "\r" in half:  # of a line that is drawn again and again only the last state counts
-            half = f"\r{_last_state(half)}"
+            half = f"\r{last_state(half)}"
         if len(half) > _MAX_HALF_LINE:
             lines.append(half)
             half = ""
@@ -110,12 +110,12 @@ class LineJoiner:
         elif self._open is not None and self._open.key == key:
             out.append((stream, self._go_on(self._open, lines.pop(0), prefix) + "\n"))
             self._open = None
-        joined = "".join(f"{prefix}{_last_state(line)}\n" for line in lines)
+        joined = "".join(f"{prefix}{last_state(line)}\n" for line in lines)
         return [*out, *self.interject(), (stream, joined)] if joined else out
 
     def _draw(self, key: _Key) -> list[tuple[int, str]]:
         half, stream, before = self._half[key], key[1], self._open
-        text = f"{self._prefix(key[0])}{_last_state(half)}"
+        text = f"{self._prefix(key[0])}{last_state(half)}"
         now = _OpenLine(stream, key, half, len(text))
         if before is not None and before.key == key:
             out = [(stream, self._go_on(before, half, self._prefix(key[0])))]
@@ -131,15 +131,20 @@ class LineJoiner:
         """Return what turns the open line into this one, of which it shows a part."""
         if "\r" not in line.rstrip("\r"):
             return line.rstrip("\r").removeprefix(before.half)
-        return "\r" + f"{prefix}{_last_state(line)}".ljust(before.width)
+        return "\r" + f"{prefix}{last_state(line)}".ljust(before.width)
 
     def _prefix(self, rank: int) -> str:
-        return f"[{self._name(rank)}] "
+        return line_prefix(self._name(rank))
 
     def _name(self, rank: int) -> str:
         return self.names.get(rank) or f"rank {rank}"
 
 
-def _last_state(line: str) -> str:
+def line_prefix(name: str) -> str:
+    """Return what stands before each line of a rank or task, once several print."""
+    return f"[{name}] "
+
+
+def last_state(line: str) -> str:
     """Return what a line that was drawn again and again shows in the end."""
     return line.rstrip("\r").rpartition("\r")[2]

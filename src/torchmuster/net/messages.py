@@ -228,6 +228,14 @@ class Input(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TerminalSize(Message):
+    """The terminal that shows the run has another size."""
+
+    columns: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Goodbye(Message):
     """The run is over."""
 

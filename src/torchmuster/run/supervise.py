@@ -17,6 +17,7 @@ from torchmuster.errors import MusterError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.files.tail import last_lines
+from torchmuster.files.terminal import own_terminal
 from torchmuster.model import codec
 from torchmuster.model.lease import OwnClock
 from torchmuster.model.narration import narrate
@@ -144,6 +145,7 @@ class Supervisor:
         for signum in (signal.SIGUSR1, signal.SIGUSR2):
             loop.add_signal_handler(signum, self._take_user_signal, signum)
         loop.add_signal_handler(signal.SIGCHLD, self._changed.set)
+        loop.add_signal_handler(signal.SIGWINCH, self._send_size)
         watching = self._watch_the_time()
         try:
             while self.result is None:
@@ -251,6 +253,8 @@ class Supervisor:
                 self.result = codec.from_plain(Result, fields)
             case messages.Event(name=name, fields=fields):
                 self._note_progress(name, fields)
+                if name == "workers_started":
+                    self._send_size()  # it may have changed while there was nobody to tell
                 if name == "workers_started" and self.forward_stdin:
                     self._read_stdin()  # not before: there is nobody yet to get it
                 sentence = narrate(name, fields)
@@ -387,6 +391,13 @@ class Supervisor:
         over = self.deadline is not None and self.deadline.is_over()
         cancelled = os.path.exists(self.run_dir.cancelled)
         return cause_of_stop(self._stop_signum, cancelled=cancelled, time_is_over=over)
+
+    def _send_size(self) -> None:
+        """Tell the ranks that are shown how large the terminal is now."""
+        terminal = own_terminal()
+        if terminal is not None and self._channel is not None:
+            size = messages.TerminalSize(columns=terminal.columns, rows=terminal.rows)
+            self._channel.send_nowait(size)
 
     def _watch_the_time(self) -> asyncio.Task[None] | None:
         if self.deadline is None:

@@ -10,6 +10,7 @@ import pytest
 
 from torchmuster.agent.output import LINE_CHARACTERS, SHOWN_BYTES_PER_S, TAIL_LINES, RankOutput
 from torchmuster.files.disk import DiskWriter
+from torchmuster.model import terminal as screen
 
 DEADLINE_S = 60.0
 FLOOD_BYTES = 100_000_000
@@ -282,3 +283,59 @@ def test_a_child_that_the_worker_left_behind_writes_into_a_broken_pipe(disk, log
         os.close(stderr)
 
     asyncio.run(check())
+
+
+SCREEN = screen.Terminal(streams=frozenset({1, 2}), columns=111, rows=33)
+
+
+def test_on_a_terminal_both_streams_keep_their_order_and_every_byte(disk, log):
+    shown, seen = Terminal(), {}
+
+    def write(stdout, stderr):
+        seen.update(
+            size=os.get_terminal_size(stderr), same=os.ttyname(stdout) == os.ttyname(stderr)
+        )
+        for i in range(3000):
+            write_all(stdout, b"\x1b[31m%d\n\r" % i)
+            write_all(stderr, b"!\t\n")
+
+    output = RankOutput(0, str(log), disk, shown, SCREEN.streams, {}, SCREEN)
+    asyncio.run(take_all(output, write))
+
+    assert disk.flush(DEADLINE_S)
+    assert seen == {"size": (111, 33), "same": True}
+    assert log.read_bytes() == b"".join(b"\x1b[31m%d\n\r!\t\n" % i for i in range(3000))
+    assert shown.text.encode() == log.read_bytes()
+
+
+def test_a_stream_that_is_kept_apart_or_not_shown_is_a_pipe(disk, log, tmp_path):
+    are = []
+
+    def write(stdout, stderr):
+        are.append((os.isatty(stdout), os.isatty(stderr)))
+
+    copies = {2: str(tmp_path / "err")}
+    for shown, apart in ((frozenset({1, 2}), copies), (frozenset({2}), {}), (frozenset(), {})):
+        output = RankOutput(0, str(log), disk, Terminal(), shown, apart, SCREEN)
+        asyncio.run(take_all(output, write))
+
+    assert are == [(True, False), (False, True), (False, False)]
+
+
+def test_a_system_without_terminals_gives_a_pipe_and_says_so(disk, log, monkeypatch):
+    def full():
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "openpty", full)
+    output = RankOutput(3, str(log), disk, Terminal(), SCREEN.streams, {}, SCREEN)
+    asyncio.run(take_all(output, lambda stdout, stderr: write_all(stdout, b"x\n")))
+
+    assert disk.flush(DEADLINE_S)
+    assert log.read_bytes() == b"x\n"
+    assert output.problem == ("rank 3 writes to a pipe, not to a terminal: No space left on device")
+
+
+def test_of_a_progress_bar_the_tail_has_the_last_state(disk, log):
+    output = output_of(lambda out, err: write_all(err, b"a\n\r10%\r20%\nend\n"), disk, log)
+
+    assert output.tail() == ("a", "20%", "end")
