@@ -32,9 +32,10 @@ format: $(STAMP) ## let ruff format and mend
 unit: $(STAMP) ## the quick tests only
 	@$(BIN)/python -m pytest tests/unit
 
-bench: $(STAMP) ## launch, rendezvous and training against torchrun and hand-written code
-	@$(BIN)/python benchmarks/launch.py
-	@$(BIN)/python benchmarks/rendezvous.py
+# PEER=/elsewhere/bin/torchrun make bench   measures another environment's torchrun beside.
+bench: $(STAMP) ## launch, rendezvous and training against torchrun and hand-written code; tables in benchmarks/results
+	@$(BIN)/python benchmarks/launch.py $(PEER:%=--torchrun %)
+	@$(BIN)/python benchmarks/rendezvous.py $(PEER:%=--torchrun %)
 	@$(BIN)/python benchmarks/train.py
 	@$(BIN)/python benchmarks/workflows.py
 	@$(BIN)/python benchmarks/engines.py

@@ -1,12 +1,12 @@
 """How long `muster doctor` takes, phase by phase, and what the look before a start adds to a run.
 
-    python benchmarks/doctor.py [--only long,many,short] [--repeats 3] [--json FILE]
+    python benchmarks/doctor.py [--only long,many,short] [--repeats 2] [--quick] [--json FILE] [--limit SECONDS]
 
 Simulated nodes of this machine, so all of them share its cores; on a cluster each has its own.
 
 * long: `muster doctor --nodes 2`, with its tiny job. Beside it, in the same round, `python -c "import torch"` twice at
   the same time: what the job's two interpreters can't do without.
-* many: `muster doctor --nodes 64 --no-job`.
+* many: `muster doctor --nodes 64 --no-job`; 4 nodes with `--quick`.
 * short: `muster run --nodes 2` of a script that imports torch, with the look before the start and without it, by turns.
 
 Processor time is that of the command and of all that it has started. On a busy machine compare it, and the ratios.
@@ -16,7 +16,6 @@ import argparse
 import datetime as dt
 import json
 import os
-import platform
 import shutil
 import statistics
 import subprocess
@@ -24,10 +23,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from running.results import FOLDER, headline, machine_facts, save
+from running.stage import REPOSITORY, Stage, stage
 from torchmuster.run.record import read_events
+
+SOURCE = REPOSITORY / "src"
 
 GOAL_S = {"long": 5.0, "many": 15.0}
 NUM_MANY = 64
@@ -40,7 +44,7 @@ def run_timed(
     argv: Sequence[str], environment: Mapping[str, str], folder: Path
 ) -> tuple[Reading, str]:
     """Run a command to its end; return its wall and processor seconds and what it printed."""
-    with tempfile.TemporaryFile() as out:
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         before = os.times()
         began = time.perf_counter()
         done = subprocess.run(
@@ -48,14 +52,18 @@ def run_timed(
             env=environment,
             cwd=folder,
             stdout=out,
-            stderr=subprocess.DEVNULL,
+            stderr=err,
             timeout=LIMIT_S,
         )
         wall_s, after = time.perf_counter() - began, os.times()
         out.seek(0)
         text = out.read().decode()
+        err.seek(0)
+        said = err.read().decode(errors="replace")
     if done.returncode > 1:
-        raise RuntimeError(f"{' '.join(argv)} ended with exit code {done.returncode}")
+        raise SystemExit(
+            f"{' '.join(argv)} ended with exit code {done.returncode}:\n{said[-2000:]}"
+        )
     used_s = (after.children_user - before.children_user) + (
         after.children_system - before.children_system
     )
@@ -85,10 +93,12 @@ def measure_long(environment: Mapping[str, str], folder: Path) -> dict[str, Read
     }
 
 
-def measure_many(environment: Mapping[str, str], folder: Path) -> dict[str, Reading]:
+def measure_many(
+    environment: Mapping[str, str], folder: Path, num_nodes: int = NUM_MANY
+) -> dict[str, Reading]:
     """Measure many nodes without a job."""
-    words = ("--nodes", str(NUM_MANY), "--no-job")
-    return {f"doctor --nodes {NUM_MANY}": doctor(environment, folder, *words)}
+    words = ("--nodes", str(num_nodes), "--no-job")
+    return {f"doctor --nodes {num_nodes}": doctor(environment, folder, *words)}
 
 
 def measure_short(environment: Mapping[str, str], folder: Path) -> dict[str, Reading]:
@@ -131,48 +141,60 @@ def summarize(readings: Mapping[str, Sequence[Reading]]) -> list[dict[str, Any]]
     return rows
 
 
-def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print the medians as Markdown."""
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the medians as Markdown."""
     figures = ("wall_s", "cpu_s", *(f"{name}_s" for name in PHASES), "start_s", "held_s")
-    print(f"| command | {' | '.join(figures)} | lowest..highest wall_s |")
-    print(f"|---|{'---:|' * (len(figures) + 1)}")
+    lines = [f"| command | {' | '.join(figures)} | lowest..highest wall_s |"]
+    lines.append(f"|---|{'---:|' * (len(figures) + 1)}")
     for row in rows:
         cells = [f"{row[f]:.2f}" if f in row else "-" for f in figures]
         walls = [one["wall_s"] for one in row["readings"]]
-        print(f"| {row['command']} | {' | '.join(cells)} | {min(walls):.2f}..{max(walls):.2f} |")
+        spread = f"{min(walls):.2f}..{max(walls):.2f}"
+        lines.append(f"| {row['command']} | {' | '.join(cells)} | {spread} |")
+    return "\n".join(lines)
 
 
-def main() -> int:
+def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--only", default=",".join(CASES))
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--json", type=Path, default=Path("benchmarks/results/doctor.json"))
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--quick", action="store_true", help="one round, with 4 nodes for many")
+    parser.add_argument("--json", type=Path, default=FOLDER / "doctor.json")
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds for all of it")
     options = parser.parse_args()
-    facts: dict[str, Any] = {
-        "cores": len(os.sched_getaffinity(0)),
-        "load before": round(os.getloadavg()[0], 1),
-    }
-    facts |= {"python": platform.python_version()}
+    repeats = 1 if options.quick else options.repeats
+    cases = CASES | {"many": partial(measure_many, num_nodes=4)} if options.quick else CASES
+    machine = machine_facts()
+    with stage("doctor", options.limit) as running:
+        readings = measure_all(running, [cases[name] for name in options.only.split(",")], repeats)
+    rows = summarize(readings)
+    head = headline(machine, f"medians of {repeats} rounds")
+    goals = f"goals: {GOAL_S['long']:g} s with 2 nodes, {GOAL_S['many']:g} s with {NUM_MANY}"
+    document = {"machine": machine, "rows": rows}
+    save(options.json, document, f"{head}; {goals}\n\n{table(rows)}")
+
+
+def measure_all(
+    running: Stage,
+    cases: Sequence[Callable[[Mapping[str, str], Path], dict[str, Reading]]],
+    repeats: int,
+) -> dict[str, list[Reading]]:
+    """Measure all cases in turn, again and again."""
     readings: dict[str, list[Reading]] = {}
     with tempfile.TemporaryDirectory(prefix="muster-doctor-") as name:
         folder = Path(name)
         (folder / "train.py").write_text("import torch\n")
-        environment = {**os.environ, "MUSTER_HOME": str(folder / "home"), "MUSTER_ON": "local"}
-        for _ in range(options.repeats):
-            for case in options.only.split(","):
-                for command, reading in CASES[case](environment, folder).items():
-                    print(f"{command}: {reading['wall_s']:.2f} s", file=sys.stderr)
+        environment = {**os.environ, "MUSTER_HOME": str(folder / "home"), "PYTHONPATH": str(SOURCE)}
+        for number in range(repeats):
+            for measure in cases:
+                what = measure.func if isinstance(measure, partial) else measure
+                running.step(f"round {number + 1} of {repeats}: {what.__name__}")
+                for command, reading in measure(environment, folder).items():
+                    running.tell(f"  {command}: {reading['wall_s']:.2f} s")
                     readings.setdefault(command, []).append(reading)
-    rows = summarize(readings)
-    print_table(rows)
-    print(
-        f"goals: {GOAL_S['long']:g} s with 2 nodes, {GOAL_S['many']:g} s with {NUM_MANY}; {facts}"
-    )
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps({"machine": facts, "rows": rows}, indent=1) + "\n")
-    return 0
+    return readings
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,6 +1,6 @@
 """What a scheduler's job pays for muster: until the user's first line, until submitted, and in questions asked.
 
-    python benchmarks/engines.py [--repeats 5] [--only slurm,pbs,submit,poll] [--json FILE]
+    python benchmarks/engines.py [--repeats 2] [--only slurm,pbs,submit,poll] [--quick] [--json FILE] [--limit SECONDS]
 
 A real Slurm of 2 nodes in network namespaces of this machine (root, Debian's slurm-wlm) and the tests' pretended PBS;
 `tests/cluster/slurm_lab.py` says why it can't touch another cluster, and refuses to start beside one.
@@ -22,15 +22,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-REPOSITORY = Path(__file__).parents[1]
+from running.results import FOLDER, headline, machine_facts, save
+from running.stage import REPOSITORY, Stage, stage
+
+from cluster.pbs import FakePbs  # type: ignore[import-not-found]  # isort: skip
+from cluster.slurm_lab import SlurmLab, why_not  # type: ignore[import-not-found]  # isort: skip
+
 SOURCE = REPOSITORY / "src"
-sys.path.insert(0, str(REPOSITORY / "tests"))
-
-from cluster.pbs import FakePbs  # type: ignore[import-not-found]  # noqa: E402
-from cluster.slurm_lab import SlurmLab, why_not  # type: ignore[import-not-found]  # noqa: E402
-from launching.report import machine_facts  # noqa: E402
-
-RESULTS = Path(__file__).with_name("results") / "engines.json"
 NODES, WORKERS, RUNS = 2, 4, 100
 LIMIT_S = 120.0
 NOW = "date +%s.%N"
@@ -287,10 +285,13 @@ CASES: dict[str, Callable[[Bench, int], Readings]] = {
 
 
 @contextmanager
-def started_lab() -> Iterator[Bench]:
-    """Start the lab; leave with the reason where it may not."""
+def started_lab(names: Sequence[str]) -> Iterator[Bench | None]:
+    """Start the lab if a case needs it; leave with the reason where it may not."""
+    if set(names) <= {"pbs"}:
+        yield None
+        return
     if (reason := why_not()) is not None:
-        raise SystemExit(reason)
+        raise SystemExit(f"engines: {reason}; --only pbs needs none of it")
     with SlurmLab(NODES, cpus=WORKERS, gpus=1) as lab:
         yield Bench(lab)
 
@@ -298,34 +299,48 @@ def started_lab() -> Iterator[Bench]:
 def main() -> None:
     """Measure every case in turn, again and again; print medians and write all readings."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--only", default=",".join(CASES), help=f"of {','.join(CASES)}")
-    parser.add_argument("--json", type=Path, default=RESULTS, help="where the figures go")
+    parser.add_argument("--quick", action="store_true", help="one round, and none to fill caches")
+    parser.add_argument("--json", type=Path, default=FOLDER / "engines.json")
+    parser.add_argument("--limit", type=float, default=900.0, help="seconds for all of it")
     options = parser.parse_args()
     names = options.only.split(",")
     if unknown := [name for name in names if name not in CASES]:
         parser.error(f"unknown: {', '.join(unknown)}")
     machine = machine_facts()
+    # The first round only fills caches.
+    rounds = range(1) if options.quick else range(-1, options.repeats)
+    with (
+        stage("engines", options.limit, has_real_commands=True) as running,
+        started_lab(names) as bench,
+    ):
+        readings = measure_all(running, bench, names, rounds)
+    rows, text = table(readings)
+    how = f"median (lowest..highest) of {rounds.stop} rounds; {NODES} nodes, {WORKERS} workers on each"
+    document = {"machine": machine, "rows": rows}
+    save(options.json, document, f"{headline(machine, how)}, all on this machine\n\n{text}")
+
+
+def measure_all(
+    running: Stage, bench: Bench | None, names: Sequence[str], rounds: range
+) -> dict[str, list[float]]:
+    """Return the readings of each row."""
     readings: dict[str, list[float]] = {row.name: [] for row in ROWS}
-    with started_lab() as bench:
-        for round_index in range(-1, options.repeats):  # the first only fills caches
-            for name in names:
-                for key, value in CASES[name](bench, max(0, round_index)).items():
-                    if round_index >= 0:
-                        readings[key].append(value)
-                        print(f"round {round_index + 1}: {key}: {value:.3f}", file=sys.stderr)
-    report(options.json, machine, readings, options.repeats)
+    for round_index in rounds:
+        for name in names:
+            running.step(f"round {round_index + 1} of {rounds.stop}: {name}")
+            for key, value in CASES[name](bench, max(0, round_index)).items():  # type: ignore[arg-type]
+                if round_index >= 0:
+                    readings[key].append(value)
+                    running.tell(f"  {key}: {value:.3f}")
+    return readings
 
 
-def report(
-    path: Path, machine: Mapping[str, Any], readings: Mapping[str, Sequence[float]], repeats: int
-) -> None:
-    """Print the table, medians (lowest..highest), and write the file."""
-    facts = ", ".join(f"{key} {value}" for key, value in machine.items())
-    print(f"{facts}; median (lowest..highest) of {repeats} rounds")
-    print(f"{NODES} nodes, {WORKERS} workers on each, all on this machine\n")
-    print(f"| {'what':45} | {'median':>15} | {'range':>16} | {'aim':>8} |")
-    print(f"|{'-' * 47}|{'-' * 16}:|{'-' * 17}:|{'-' * 9}:|")
+def table(readings: Mapping[str, Sequence[float]]) -> tuple[list[dict[str, Any]], str]:
+    """Return the rows, and as Markdown."""
+    lines = [f"| {'what':45} | {'median':>15} | {'range':>16} | {'aim':>8} |"]
+    lines.append(f"|{'-' * 47}|{'-' * 16}:|{'-' * 17}:|{'-' * 9}:|")
     rows: list[dict[str, Any]] = []
     for row in ROWS:
         found = readings[row.name]
@@ -334,11 +349,10 @@ def report(
         median = statistics.median(found)
         sign = "" if row.aim is None else "≥ " if row.unit == "times" else "≤ "
         aim = "" if row.aim is None else f"{sign}{row.aim:g}"
-        value = f"{median:.2f} {row.unit}"
-        print(f"| {row.name:45} | {value:>15} | {min(found):7.2f}..{max(found):.2f} | {aim:>8} |")
+        value, spread = f"{median:.2f} {row.unit}", f"{min(found):7.2f}..{max(found):.2f}"
+        lines.append(f"| {row.name:45} | {value:>15} | {spread} | {aim:>8} |")
         rows.append({"name": row.name, "unit": row.unit, "median": median, "all": list(found)})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"machine": dict(machine), "rows": rows}, indent=1) + "\n")
+    return rows, "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """How fast `muster explain` reads: one training log of 1 GB, the logs of 512 ranks, and lines that never come twice.
 
-    python benchmarks/explain.py [--repeats 3] [--only one,ranks,text] [--size-gb 1.0] [--ranks 512] [--json FILE]
+    python benchmarks/explain.py [--repeats 1] [--only one,ranks,text] [--size-gb 1.0] [--ranks 512] [--quick]
+                                 [--json FILE] [--limit SECONDS]
 
 The logs are written to a temporary folder: mostly progress lines, some progress bars, warnings and free text, and at the
 end a failure that has to be found. Each reading is a fresh process, so that its memory is its own.
@@ -20,8 +21,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-SOURCE = str(Path(__file__).parents[1] / "src")
-RESULTS = Path(__file__).with_name("results") / "explain.json"
+from launching.report import aligned
+from running.results import FOLDER, headline, machine_facts, save
+from running.stage import REPOSITORY, Stage, stage
+
+SOURCE = str(REPOSITORY / "src")
+QUICK_GB, QUICK_RANKS = 0.002, 4
 ERROR = """Traceback (most recent call last):
   File "/home/u/train.py", line 9, in <module>
     main()
@@ -149,7 +154,11 @@ CASES: dict[str, tuple[str, float, Callable[[Path, int, int], None]]] = {
 def explain(path: Path) -> dict[str, Any]:
     """Return what one reading took, in a fresh process."""
     words = [sys.executable, __file__, "--measure", str(path)]
-    done = subprocess.run(words, capture_output=True, text=True, check=True, env=dict(os.environ))
+    done = subprocess.run(words, capture_output=True, text=True, env=dict(os.environ))
+    if done.returncode != 0:
+        raise SystemExit(
+            f"{path.name}: explain ended with exit code {done.returncode}:\n{done.stderr[-2000:]}"
+        )
     found: dict[str, Any] = json.loads(done.stdout)
     if "bad label 7" not in found["found"]:
         raise SystemExit(f"{path}: the cause was not found: {found['found']}")
@@ -159,11 +168,13 @@ def explain(path: Path) -> dict[str, Any]:
 def main() -> None:
     """Write the logs, explain them in turn, print the table and write the file."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--only", default=",".join(CASES), help=f"of {','.join(CASES)}")
     parser.add_argument("--size-gb", type=float, default=1.0, help="of each case; 1 if not given")
     parser.add_argument("--ranks", type=int, default=512)
-    parser.add_argument("--json", type=Path, default=RESULTS, help="where the figures go")
+    parser.add_argument("--quick", action="store_true", help="one round of small logs")
+    parser.add_argument("--json", type=Path, default=FOLDER / "explain.json")
+    parser.add_argument("--limit", type=float, default=900.0, help="seconds for all of it")
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.measure is not None:
@@ -172,47 +183,53 @@ def main() -> None:
     names = given.only.split(",")
     if unknown := [name for name in names if name not in CASES]:
         parser.error(f"unknown: {', '.join(unknown)}")
-    readings: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
-    with tempfile.TemporaryDirectory(prefix="muster-explain-") as top:
-        for name in names:
-            (folder := Path(top, name)).mkdir()
-            CASES[name][2](folder, int(given.size_gb * 1e9), given.ranks)
-        for round_index in range(given.repeats):
-            for name in names:
-                readings[name].append(explain(Path(top, name)))
-                print(f"round {round_index + 1}: {name}: {readings[name][-1]}", file=sys.stderr)
-    report(given.json, readings, given.ranks)
-
-
-def report(path: Path, readings: Mapping[str, Sequence[Mapping[str, Any]]], num_ranks: int) -> None:
-    """Print the table, medians (lowest..highest), and write the file."""
-    from launching.report import machine_facts
-
+    size_gb, num_ranks, repeats = given.size_gb, given.ranks, given.repeats
+    if given.quick:
+        size_gb, num_ranks, repeats = QUICK_GB, QUICK_RANKS, 1
     machine = machine_facts()
-    print(f"{', '.join(f'{key} {value}' for key, value in machine.items())}; {num_ranks} ranks\n")
-    print(
-        "| what                | MB   | lines      | MB/s of CPU | range        | wall    | RSS     | aim   |"
-    )
-    print(
-        "|---------------------|-----:|-----------:|------------:|-------------:|--------:|--------:|------:|"
-    )
+    with stage("explain", given.limit) as running:
+        readings = measure_all(running, names, int(size_gb * 1e9), num_ranks, repeats)
+    head = headline(machine, f"{num_ranks} ranks, median (lowest..highest) of {repeats} rounds")
+    save(given.json, {"machine": machine, "cases": readings}, f"{head}\n\n{table(readings)}")
+
+
+def measure_all(
+    running: Stage, names: Sequence[str], size_bytes: int, num_ranks: int, repeats: int
+) -> dict[str, list[dict[str, Any]]]:
+    """Write the logs of each case and explain them again and again; one case's lie on the disk at a time."""
+    readings: dict[str, list[dict[str, Any]]] = {}
+    for name in names:
+        with tempfile.TemporaryDirectory(prefix="muster-explain-") as top:
+            running.step(f"{name}: writing {size_bytes / 1e9:g} GB")
+            CASES[name][2](Path(top), size_bytes, num_ranks)
+            for number in range(repeats):
+                running.step(f"{name}: round {number + 1} of {repeats}")
+                readings.setdefault(name, []).append(explain(Path(top)))
+                running.tell(f"  {readings[name][-1]}")
+    return readings
+
+
+def table(readings: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """Return the rows as Markdown."""
+    rows = [
+        ["what", "MB", "lines", "MB/s of CPU", "range", "wall", "RSS", "aim"],
+    ]
     for name, found in readings.items():
         what, aim, _ = CASES[name]
         speeds = [one["mb_per_cpu_s"] for one in found]
-        wall = statistics.median(one["wall_s"] for one in found)
-        rss = max(one["max_rss_mib"] for one in found)
-        spread = f"{min(speeds):.1f}..{max(speeds):.1f}"
-        size, lines = found[0]["size_mb"], found[0]["num_lines"]
-        print(
-            f"| {what:19} | {size:4.0f} | {lines:10,} | {statistics.median(speeds):11.1f} | {spread:>12} |"
-            f" {wall:5.1f} s | {rss:3.0f} MiB | {f'≥ {aim:g}' if aim else '':>5} |"
+        rows.append(
+            [
+                what,
+                f"{found[0]['size_mb']:.0f}",
+                f"{found[0]['num_lines']:,}",
+                f"{statistics.median(speeds):.1f}",
+                f"{min(speeds):.1f}..{max(speeds):.1f}",
+                f"{statistics.median(one['wall_s'] for one in found):.1f} s",
+                f"{max(one['max_rss_mib'] for one in found):.0f} MiB",
+                f"≥ {aim:g}" if aim else "",
+            ]
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    values = {
-        "machine": dict(machine),
-        "cases": {key: list(all_) for key, all_ in readings.items()},
-    }
-    path.write_text(json.dumps(values, indent=1) + "\n")
+    return aligned(rows)
 
 
 if __name__ == "__main__":

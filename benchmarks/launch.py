@@ -1,75 +1,73 @@
 """Measure muster against torchrun at its best settings, both in turn on this machine.
 
-    python benchmarks/launch.py [--repeats 5] [--only start,restart,memory,steady,help]
-                                [--side muster,torchrun,torchrun-fork] [--json FILE]
+    python benchmarks/launch.py [--repeats 3] [--only start,restart,memory,steady,help] [--quick]
+                                [--side muster,torchrun,torchrun-fork] [--torchrun PATH]
+                                [--json FILE] [--limit SECONDS]
 
 Every round measures every side once, and the next round begins with another side, so that noise
 of a shared machine falls on all of them. A job that doesn't do what is measured is counted as
-lost. Needs Linux and torch on the CPU; all processes and files of a run are gone at its end.
+lost, and the table says why. Needs Linux and torch on the CPU; all processes and files of a run are
+gone at its end.
 """
 
 import argparse
-import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 
 from launching import processes, report
-from launching.cases import CASES, IMPORT_TORCH, Trial, measure_python, measure_start
+from launching.cases import FULL, QUICK, Case, Trial, all_cases
 from launching.job import LostError
-from launching.sides import SIDES, Shape, Side
-
-RESULTS = Path(__file__).with_name("results") / "launch.json"
+from launching.sides import SIDES, Side, sides_of
+from running.results import FOLDER, headline, machine_facts, save
+from running.stage import Stage, stage
 
 
 def main() -> None:
     """Measure, print the tables and write the file."""
-    parser = _parser()
-    options = parser.parse_args()
-    sides = [SIDES[name] for name in options.side]
-    signal.signal(signal.SIGTERM, _leave)
+    options = _parser().parse_args()
+    machine = machine_facts()
+    cases = {
+        name: case
+        for name, case in all_cases(QUICK if options.quick else FULL).items()
+        if name in options.only
+    }
+    repeats = 1 if options.quick else options.repeats
     processes.adopt_orphans()
-    machine = report.machine_facts()
-    try:
-        warm_up(sides)
-        samples = measure_all(options.only, sides, num_rounds=options.repeats)
-    except LostError as lost:
-        parser.error(f"{lost}; leave a side that doesn't run here out with --side")
-    finally:
-        processes.kill_descendants()
-    summaries = report.summarize([*samples, *report.beyond_floor(samples)])
-    report.write_json(options.json, machine, samples, summaries)
-    facts = ", ".join(f"{key} {value}" for key, value in machine.items())
-    print(f"{facts}; median (lowest..highest) of {options.repeats} rounds\n")
-    print(report.tables(summaries, options.side))
-
-
-def warm_up(sides: Sequence[Side]) -> None:
-    """Fill the page cache and write bytecode; raise LostError when a side doesn't run here."""
-    measure_python(IMPORT_TORCH)
-    for side in sides:
+    with stage("launch", options.limit) as running:
+        sides = [SIDES[name] for name in options.side]
+        sides += [side for path in options.torchrun for side in sides_of(path)]
         try:
-            measure_start(side, Shape(num_workers_per_node=1, restarts=False))
-        except LostError as lost:
-            raise LostError(f"{side.name}: {lost}") from lost
+            samples = measure_all(running, cases, sides, num_rounds=repeats)
+        finally:
+            processes.kill_descendants()
+    summaries = report.summarize([*samples, *report.beyond_floor(samples)])
+    how = f"median (lowest..highest) of {repeats} rounds, of 1 where one figure stands alone"
+    tables = report.tables(cases, summaries, [side.name for side in sides], samples)
+    document = report.document(machine, samples, summaries)
+    save(options.json, document, f"{headline(machine, how)}\n\n{tables}")
+    if not any(sample.value is not None for sample in samples):
+        sys.exit("launch: nothing could be measured")
 
 
 def measure_all(
-    case_names: Sequence[str], sides: Sequence[Side], *, num_rounds: int
+    running: Stage, cases: Mapping[str, Case], sides: Sequence[Side], *, num_rounds: int
 ) -> list[report.Sample]:
     """Return the samples of all rounds, each of which begins with another side."""
     samples: list[report.Sample] = []
     for round_index in range(num_rounds):
         first = round_index % len(sides)
         in_turn = [*sides[first:], *sides[:first]]
-        for name in case_names:
-            for trial in CASES[name].trials(in_turn):
-                samples += run_trial(trial, round_index)
+        for name, case in cases.items():
+            if case.max_rounds is not None and round_index >= case.max_rounds:
+                continue
+            for trial in case.trials(in_turn):
+                running.step(f"round {round_index + 1} of {num_rounds}: {name}, {trial.side}")
+                samples += run_trial(running, trial, round_index)
     return samples
 
 
-def run_trial(trial: Trial, round_index: int) -> list[report.Sample]:
+def run_trial(running: Stage, trial: Trial, round_index: int) -> list[report.Sample]:
     """Return the samples of one trial, and tell stderr about them."""
     values: Sequence[float | None]
     try:
@@ -82,8 +80,7 @@ def run_trial(trial: Trial, round_index: int) -> list[report.Sample]:
     ]
     for sample in samples:
         figure = "lost" if sample.value is None else f"{sample.value:.3f} {sample.metric.unit}"
-        claim = f"{sample.metric.case}, {sample.metric.name}, {sample.side}"
-        print(f"round {round_index + 1}: {claim}: {figure} {reason}".rstrip(), file=sys.stderr)
+        running.tell(f"  {sample.metric.name}, {sample.side}: {figure} {reason}".rstrip())
     return samples
 
 
@@ -91,14 +88,27 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description="Measure muster against torchrun at its best settings."
     )
-    parser.add_argument("--repeats", type=int, default=5, help="rounds, 5 if not given")
+    names = all_cases(FULL)
+    parser.add_argument("--repeats", type=int, default=3, help="rounds, 3 if not given")
     parser.add_argument(
-        "--only", type=_names_of(CASES), default=list(CASES), help=f"of {','.join(CASES)}"
+        "--only", type=_names_of(names), default=list(names), help=f"of {','.join(names)}"
     )
     parser.add_argument(
         "--side", type=_names_of(SIDES), default=list(SIDES), help=f"of {','.join(SIDES)}"
     )
-    parser.add_argument("--json", type=Path, default=RESULTS, help="where the figures go")
+    parser.add_argument(
+        "--torchrun",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="PATH",
+        help="another environment's torchrun, measured beside",
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="one round, small: shows that everything works"
+    )
+    parser.add_argument("--json", type=Path, default=FOLDER / "launch.json")
+    parser.add_argument("--limit", type=float, default=1500.0, help="seconds for all of it")
     return parser
 
 
@@ -112,11 +122,6 @@ def _names_of(table: Mapping[str, object]) -> Callable[[str], list[str]]:
         return names
 
     return read
-
-
-def _leave(signum: int, _frame: FrameType | None) -> None:
-    """Turn a signal into an exception, so that everything is cleaned up."""
-    raise SystemExit(128 + signum)
 
 
 if __name__ == "__main__":

@@ -1,24 +1,26 @@
 """How long workflow files take: to plan many tasks, to start a group, to go from group to group.
 
-    python benchmarks/workflows.py [--repeats 5] [--json FILE]
+    python benchmarks/workflows.py [--repeats 3] [--quick] [--json FILE] [--limit SECONDS]
 
 There is no peer that runs such a file without a cluster, so the ratios are against the least that could be done: a
 bash that starts the same commands.
 """
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-SOURCE = Path(__file__).parents[1] / "src"
+from running.results import FOLDER, headline, machine_facts, save
+from running.stage import REPOSITORY, Stage, stage
+
+SOURCE = REPOSITORY / "src"
 
 CHAIN = """
 workflow:
@@ -96,36 +98,68 @@ def by_hand(num_commands: int) -> float:
     return time.time() - begin
 
 
-CASES: dict[str, Callable[[Path], float]] = {
-    "plan 1,000 groups in a chain": lambda folder: plan(folder, CHAIN, "num_groups=1000"),
-    "plan 1 group of 1,000 tasks": lambda folder: plan(folder, WIDE, "num_tasks=1000"),
-    "submit to the first command, 1 task": lambda folder: start(folder, 1),
-    "submit to the last command, 8 tasks": lambda folder: start(folder, 8),
-    "20 groups in a chain": lambda folder: chain(folder, 20),
-    "20 commands by bash": lambda _: by_hand(20),
-}
+def all_cases(
+    num_planned: int, num_tasks: int, num_groups: int
+) -> dict[str, Callable[[Path], float]]:
+    """Return the cases by name."""
+    return {
+        f"plan {num_planned:,} groups in a chain": lambda folder: plan(
+            folder, CHAIN, f"num_groups={num_planned}"
+        ),
+        f"plan 1 group of {num_planned:,} tasks": lambda folder: plan(
+            folder, WIDE, f"num_tasks={num_planned}"
+        ),
+        "submit to the first command, 1 task": lambda folder: start(folder, 1),
+        f"submit to the last command, {num_tasks} tasks": lambda folder: start(folder, num_tasks),
+        f"{num_groups} groups in a chain": lambda folder: chain(folder, num_groups),
+        f"{num_groups} commands by bash": lambda _: by_hand(num_groups),
+    }
+
+
+FULL = (1000, 8, 20)
+QUICK = (10, 2, 2)
 
 
 def main() -> None:
     """Measure every case in turn, again and again; print medians and write all readings."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", type=Path, default=Path("benchmarks/results/workflows.json"))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="one round of small files")
+    parser.add_argument("--json", type=Path, default=FOLDER / "workflows.json")
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds for all of it")
     options = parser.parse_args()
-    readings: dict[str, list[float]] = {name: [] for name in CASES}
-    for _ in range(options.repeats):
-        for name, measure in CASES.items():
+    machine = machine_facts()
+    repeats = 1 if options.quick else options.repeats
+    cases = all_cases(*(QUICK if options.quick else FULL))
+    with stage("workflows", options.limit) as running:
+        rows = measure_all(running, cases, repeats)
+    head = headline(machine, f"median (lowest..highest) of {repeats} rounds")
+    save(options.json, {"machine": machine, "rows": rows}, f"{head}\n\n{table(rows)}")
+
+
+def measure_all(
+    running: Stage, cases: Mapping[str, Callable[[Path], float]], repeats: int
+) -> list[dict[str, Any]]:
+    """Return a row for each case."""
+    readings: dict[str, list[float]] = {name: [] for name in cases}
+    for number in range(repeats):
+        for name, measure in cases.items():
+            running.step(f"round {number + 1} of {repeats}: {name}")
             with tempfile.TemporaryDirectory(dir=Path.home()) as folder:
                 readings[name].append(measure(Path(folder)))
-    rows: list[dict[str, Any]] = [
+    return [
         {"case": name, "median_s": statistics.median(found), "all_s": found}
         for name, found in readings.items()
     ]
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the rows as Markdown."""
+    lines = ["| what | seconds |", "|---|---:|"]
     for row in rows:
         low, high = min(row["all_s"]), max(row["all_s"])
-        print(f"{row['case']:40} {row['median_s']:8.3f} s   ({low:.3f} to {high:.3f})")
-    options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
+        lines.append(f"| {row['case']} | {row['median_s']:.3f} ({low:.3f}..{high:.3f}) |")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

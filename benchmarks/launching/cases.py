@@ -14,14 +14,6 @@ from launching.sides import COMMON_ENVIRONMENT, Shape, Side, help_command, side_
 FLOOR = "floor"
 # Without the end of the interpreter, since a start is over before its workers end.
 IMPORT_TORCH = "import os, torch; os._exit(0)"
-START_SIZES = (1, 4, 8, 16)
-RESTART_SHAPES = (
-    Shape(num_workers_per_node=8),
-    Shape(num_nodes=2, num_workers_per_node=2),
-)
-QUIET_SHAPE = Shape(num_workers_per_node=8)
-SLOW_QUIET_SHAPE = Shape(num_workers_per_node=8, monitor_interval_s=5.0)
-STEADY_S = 20.0
 MEBIBYTE = 2**20
 
 
@@ -54,15 +46,49 @@ class Case:
 
     Attributes:
         trials: From the sides, in the order of their turns, to the trials of one round.
+        max_rounds: For what hardly differs from round to round; None as often as asked for.
     """
 
     title: str
     trials: Callable[[Sequence[Side]], Iterator[Trial]]
+    max_rounds: int | None = None
 
 
-def start_trials(sides: Sequence[Side]) -> Iterator[Trial]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """How much is measured in one round.
+
+    Attributes:
+        starts: Workers of each start.
+        restarts: Shapes of the jobs that lose a worker.
+        num_quiet: Workers of the jobs that wait.
+        steady_s: How long they are watched.
+    """
+
+    starts: tuple[int, ...]
+    restarts: tuple[Shape, ...]
+    num_quiet: int
+    steady_s: float
+
+
+FULL = Sizes(
+    starts=(1, 8, 16),
+    restarts=(Shape(num_workers_per_node=8), Shape(num_nodes=2, num_workers_per_node=2)),
+    num_quiet=8,
+    steady_s=10.0,
+)
+# Shows that everything works; the figures mean little.
+QUICK = Sizes(
+    starts=(2,),
+    restarts=(Shape(num_workers_per_node=2),),
+    num_quiet=2,
+    steady_s=0.5,
+)
+
+
+def start_trials(sizes: Sizes, sides: Sequence[Side]) -> Iterator[Trial]:
     """Yield starts of several sizes, the import of torch before each size."""
-    for num_workers in START_SIZES:
+    for num_workers in sizes.starts:
         metrics = (Metric(case="start", name=counted(num_workers, "worker"), unit="s"),)
         yield Trial(side=FLOOR, metrics=metrics, measure=partial(measure_python, IMPORT_TORCH))
         for side in sides:
@@ -72,9 +98,9 @@ def start_trials(sides: Sequence[Side]) -> Iterator[Trial]:
             )
 
 
-def restart_trials(sides: Sequence[Side]) -> Iterator[Trial]:
+def restart_trials(sizes: Sizes, sides: Sequence[Side]) -> Iterator[Trial]:
     """Yield losses of one worker, on one node and on two."""
-    for shape in RESTART_SHAPES:
+    for shape in sizes.restarts:
         name = f"{shape.num_nodes} x {shape.num_workers_per_node} workers"
         metrics = (
             Metric(case="restart", name=name, unit="s"),
@@ -86,25 +112,28 @@ def restart_trials(sides: Sequence[Side]) -> Iterator[Trial]:
             )
 
 
-def memory_trials(sides: Sequence[Side]) -> Iterator[Trial]:
+def memory_trials(sizes: Sizes, sides: Sequence[Side]) -> Iterator[Trial]:
     """Yield the memory of one idle job on each side."""
+    workers = counted(sizes.num_quiet, "worker")
     metrics = (
-        Metric(case="memory", name="8 workers", unit="MiB"),
-        Metric(case="memory", name="8 workers and all of the launcher", unit="MiB"),
+        Metric(case="memory", name=workers, unit="MiB"),
+        Metric(case="memory", name=f"{workers} and all of the launcher", unit="MiB"),
     )
     for side in sides:
-        measure = partial(measure_memory, side, QUIET_SHAPE)
+        measure = partial(measure_memory, side, Shape(num_workers_per_node=sizes.num_quiet))
         yield Trial(side=side.name, metrics=metrics, measure=measure)
 
 
-def steady_trials(sides: Sequence[Side]) -> Iterator[Trial]:
+def steady_trials(sizes: Sizes, sides: Sequence[Side]) -> Iterator[Trial]:
     """Yield the cost of watching quiet workers; torchrun also where it watches least."""
+    quiet = Shape(num_workers_per_node=sizes.num_quiet)
+    slow = Shape(num_workers_per_node=sizes.num_quiet, monitor_interval_s=5.0)
     for side in sides:
-        measure = partial(measure_steady, side, QUIET_SHAPE)
+        measure = partial(measure_steady, side, quiet, sizes.steady_s)
         yield Trial(side=side.name, metrics=_steady_metrics(""), measure=measure)
         if side.has_monitor_interval:
-            measure = partial(measure_steady, side, SLOW_QUIET_SHAPE)
-            interval = f", --monitor-interval {SLOW_QUIET_SHAPE.monitor_interval_s:g}"
+            measure = partial(measure_steady, side, slow, sizes.steady_s)
+            interval = f", --monitor-interval {slow.monitor_interval_s:g}"
             yield Trial(side=side.name, metrics=_steady_metrics(interval), measure=measure)
 
 
@@ -113,27 +142,35 @@ def help_trials(sides: Sequence[Side]) -> Iterator[Trial]:
     metrics = (Metric(case="help", name="--help", unit="ms"),)
     yield Trial(side=FLOOR, metrics=metrics, measure=partial(measure_python, "pass", scale=1e3))
     for side in sides:
-        if side.name != "torchrun-fork":  # the same command as torchrun
+        if not side.name.startswith("torchrun-fork"):  # the same command as torchrun
             yield Trial(side=side.name, metrics=metrics, measure=partial(measure_help, side))
 
 
-CASES = {
-    "start": Case(
-        title="Start of the launcher to the first all-reduce of the last rank, one node"
-        " (floor: `import torch`)",
-        trials=start_trials,
-    ),
-    "restart": Case(
-        title="SIGKILL of one worker to the first all-reduce of the last rank, next attempt",
-        trials=restart_trials,
-    ),
-    "memory": Case(title="Memory of an idle job, sum of PSS", trials=memory_trials),
-    "steady": Case(
-        title=f"Cost of 8 quiet workers on one node, over {STEADY_S:.0f} s; % of one core",
-        trials=steady_trials,
-    ),
-    "help": Case(title="Wall time of `--help` (floor: `python -c pass`)", trials=help_trials),
-}
+def all_cases(sizes: Sizes) -> dict[str, Case]:
+    """Return the cases by name."""
+    return {
+        "start": Case(
+            title="Start of the launcher to the first all-reduce of the last rank, one node"
+            " (floor: `import torch`)",
+            trials=partial(start_trials, sizes),
+        ),
+        "restart": Case(
+            title="SIGKILL of one worker to the first all-reduce of the last rank, next attempt",
+            trials=partial(restart_trials, sizes),
+        ),
+        "memory": Case(
+            title="Memory of an idle job, sum of PSS",
+            trials=partial(memory_trials, sizes),
+            max_rounds=1,
+        ),
+        "steady": Case(
+            title=f"Cost of {counted(sizes.num_quiet, 'quiet worker')} on one node,"
+            f" over {sizes.steady_s:g} s; % of one core",
+            trials=partial(steady_trials, sizes),
+            max_rounds=1,
+        ),
+        "help": Case(title="Wall time of `--help` (floor: `python -c pass`)", trials=help_trials),
+    }
 
 
 def measure_python(code: str, scale: float = 1.0) -> list[float]:
@@ -181,14 +218,14 @@ def measure_memory(side: Side, shape: Shape) -> list[float]:
         return [workers_bytes / MEBIBYTE, sum(pss_bytes.values()) / MEBIBYTE]
 
 
-def measure_steady(side: Side, shape: Shape) -> list[float]:
+def measure_steady(side: Side, shape: Shape, steady_s: float) -> list[float]:
     """Return the CPU of the agent and of all but workers, in % of a core, and the agent's RSS."""
     with started(side, shape, "idle") as job:
         workers = {stamp.pid for stamp in job.wait_idle()}
         others = set(processes.descendants()) - workers
         agent = find_agent(side, others)
         before_s, began_s = {pid: processes.cpu_s(pid) for pid in others}, time.monotonic()
-        job.check_alive_for(STEADY_S)
+        job.check_alive_for(steady_s)
         after_s, ended_s = {pid: processes.cpu_s(pid) for pid in others}, time.monotonic()
         percent = {
             pid: 100 * (after_s[pid] - before_s[pid]) / (ended_s - began_s) for pid in others

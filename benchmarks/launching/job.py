@@ -19,7 +19,7 @@ POLL_S = 0.05
 
 
 class LostError(Exception):
-    """A job did not do what was measured; the message is free of paths and names of machines."""
+    """A job did not do what was measured; the message says why, as far as the job did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +113,8 @@ def started(side: Side, shape: Shape, mode: str) -> Iterator[Job]:
         try:
             yield job
         except LostError as lost:
-            _print_log_tail(side, lost, folder)
-            raise
+            said = (folder / "log").read_text(errors="replace")
+            raise lost_with(str(lost), said) from lost
 
 
 def time_command(command: list[str], environment: dict[str, str]) -> float:
@@ -126,8 +126,19 @@ def time_command(command: list[str], environment: dict[str, str]) -> float:
         raise LostError(f"not ended after {DEADLINE_S:.0f} s") from None
     elapsed_s = time.monotonic() - started_s
     if done.returncode != 0:
-        raise LostError(f"exit code {done.returncode}")
+        raise lost_with(f"exit code {done.returncode}", done.stderr.decode(errors="replace"))
     return elapsed_s
+
+
+def lost_with(what: str, said: str) -> LostError:
+    """Return that a job was lost, with the line of its output that says most, after showing the end of it."""
+    lines = [line for line in said.splitlines() if line.strip()]
+    print(
+        f"{what}. The end of what it said:", *lines[-LOG_TAIL_LINES:], sep="\n  ", file=sys.stderr
+    )
+    errors = [line for line in lines if "error:" in line.lower()]
+    telling = (errors[:1] or lines[-1:] or ["it said nothing"])[0].strip()
+    return LostError(f"{what}: {telling[:200]}")
 
 
 def _start(side: Side, shape: Shape, worker: list[str], folder: Path) -> Job:
@@ -153,9 +164,3 @@ def _read_stamp(path: Path) -> Stamp:
     _, attempt, rank = path.name.split(".")
     time_s, pid = path.read_text().split()
     return Stamp(attempt=int(attempt), rank=int(rank), time_s=float(time_s), pid=int(pid))
-
-
-def _print_log_tail(side: Side, lost: LostError, folder: Path) -> None:
-    """Show on stderr what a lost job said last."""
-    lines = (folder / "log").read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
-    print(f"{side.name}: {lost}. The end of its log:", *lines, sep="\n  ", file=sys.stderr)

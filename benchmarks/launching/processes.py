@@ -70,14 +70,17 @@ def rss_bytes(pid: int) -> int:
 
 
 def cpu_s(pid: int) -> float:
-    """Return the user and system time that `pid` has used, 0 when it is gone.
+    """Return the processor time that the threads of `pid` have used, 0 when it is gone.
 
-    Source: proc_pid_stat(5), utime and stime are fields 14 and 15.
+    Source: Documentation/scheduler/sched-stats.rst of Linux: the first field, in nanoseconds. What /proc/PID/stat says is
+    in hundredths of a second, which is as much as a quiet agent takes in ten.
     """
-    fields = _stat_fields(pid)
-    if not fields:
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except (FileNotFoundError, ProcessLookupError):
         return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    times = (_read(pid, f"task/{thread}/schedstat").split() for thread in threads)
+    return sum(int(fields[0]) for fields in times if fields) / 1e9
 
 
 def command_line(pid: int) -> str:

@@ -1,16 +1,11 @@
 """Samples, their medians, the tables that people read and the file that programs read."""
 
-import datetime as dt
-import json
-import os
-import platform
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
-from pathlib import Path
+from typing import Any
 
-from launching.cases import CASES, FLOOR, Metric
+from launching.cases import FLOOR, Case, Metric
 from launching.sides import COMMON_ENVIRONMENT, FORK_OPTIONS, TORCHRUN_ENVIRONMENT, TORCHRUN_OPTIONS
 
 OURS = "muster"
@@ -73,25 +68,36 @@ def summarize(samples: Sequence[Sample]) -> list[Summary]:
     return [_summary(metric, side, group) for (metric, side), group in groups.items()]
 
 
-def tables(summaries: Sequence[Summary], sides: Sequence[str]) -> str:
-    """Return one Markdown table for each case, aligned for a terminal."""
+def tables(
+    cases: Mapping[str, Case],
+    summaries: Sequence[Summary],
+    sides: Sequence[str],
+    samples: Sequence[Sample],
+) -> str:
+    """Return one Markdown table for each case, aligned for a terminal, and why something was lost."""
     texts = []
-    for name, case in CASES.items():
+    for name, case in cases.items():
         of_case = [summary for summary in summaries if summary.metric.case == name]
         if of_case:
-            texts.append(f"{case.title}\n\n{_table(of_case, sides)}")
+            texts.append(f"{case.title}\n\n{_table(of_case, sides)}{losses(samples, name)}")
     return "\n\n".join(texts)
 
 
-def write_json(
-    path: Path,
-    machine: dict[str, str | int | float],
+def losses(samples: Sequence[Sample], case: str) -> str:
+    """Return a line for each reason for which something of a case was lost; empty when nothing was."""
+    of_case = [sample for sample in samples if sample.metric.case == case and sample.lost]
+    lines = (f"lost: {sample.side}, {sample.metric.name}: {sample.lost}" for sample in of_case)
+    return "".join(f"\n{line}" for line in dict.fromkeys(lines))
+
+
+def document(
+    machine: Mapping[str, str | int | float],
     samples: Sequence[Sample],
     summaries: Sequence[Summary],
-) -> None:
-    """Write machine, settings, medians and every sample."""
-    document = {
-        "machine": machine,
+) -> dict[str, Any]:
+    """Return machine, settings, medians and every sample."""
+    return {
+        "machine": dict(machine),
         "settings": {
             "environment": COMMON_ENVIRONMENT,
             "torchrun environment": TORCHRUN_ENVIRONMENT,
@@ -100,22 +106,6 @@ def write_json(
         },
         "summaries": [asdict(summary) for summary in summaries],
         "samples": [asdict(sample) for sample in samples],
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=1) + "\n")
-
-
-def machine_facts() -> dict[str, str | int | float]:
-    """Return what a reader must know to compare, and nothing that names the machine.
-
-    The load is that of the last minute, so call this before anything is measured.
-    """
-    return {
-        "cores": len(os.sched_getaffinity(0)),
-        "load before": round(os.getloadavg()[0], 1),
-        "python": platform.python_version(),
-        "torch": version("torch"),
-        "date": dt.datetime.now(dt.UTC).date().isoformat(),
     }
 
 

@@ -7,9 +7,11 @@ at the price of forking a process with threads.
 
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -64,6 +66,7 @@ class Side:
         commands: From a shape and the worker's arguments to one command line for each launcher.
         is_agent: Says from a command line whether the process is an agent.
         module: What `python -m` starts.
+        python: Which one: another environment's has another torch.
         has_monitor_interval: Whether the agent polls its workers at an interval one can set.
     """
 
@@ -73,6 +76,7 @@ class Side:
     environment: dict[str, str]
     module: str
     has_monitor_interval: bool
+    python: str = sys.executable
 
 
 def side_environment(side: Side, folder: Path) -> dict[str, str]:
@@ -85,13 +89,46 @@ def side_environment(side: Side, folder: Path) -> dict[str, str]:
         **side.environment,
         "PYTHONPATH": os.pathsep.join(filter(None, python_path)),
         "MUSTER_HOME": str(folder / "home"),
+        "MUSTER_ON": "local",
         "TMPDIR": str(folder),
     }
 
 
 def help_command(side: Side) -> list[str]:
     """Return the command that prints the help of `side`."""
-    return [sys.executable, "-m", side.module, "--help"]
+    return [side.python, "-m", side.module, "--help"]
+
+
+def torch_of(torchrun: Path) -> tuple[str, str]:
+    """Return the Python of another environment's torchrun, and the version of its torch.
+
+    Raises:
+        SystemExit: It can't be used.
+    """
+    python = torchrun.with_name("python")
+    code = "from importlib.metadata import version; print(version('torch'))"
+    try:
+        done = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60.0)
+    except OSError as error:
+        raise SystemExit(f"--torchrun {torchrun}: {error}") from error
+    if done.returncode != 0:
+        raise SystemExit(f"--torchrun {torchrun}: its environment has no torch")
+    return str(python), done.stdout.strip().partition("+")[0]
+
+
+def sides_of(torchrun: Path) -> list[Side]:
+    """Return both sides of another environment's torchrun, named by the version of its torch."""
+    python, version = torch_of(torchrun)
+    commands = {"torchrun": _torchrun_commands, "torchrun-fork": _torchrun_fork_commands}
+    return [
+        replace(
+            SIDES[name],
+            name=f"{name}-{version}",
+            commands=partial(make, python=python),
+            python=python,
+        )
+        for name, make in commands.items()
+    ]
 
 
 def _muster_commands(shape: Shape, worker: list[str]) -> list[list[str]]:
@@ -105,10 +142,12 @@ def _muster_commands(shape: Shape, worker: list[str]) -> list[list[str]]:
     ]
 
 
-def _torchrun_commands(shape: Shape, worker: list[str]) -> list[list[str]]:
+def _torchrun_commands(
+    shape: Shape, worker: list[str], python: str = sys.executable
+) -> list[list[str]]:
     return [
         [
-            *[sys.executable, "-m", "torch.distributed.run", *TORCHRUN_OPTIONS, *meeting],
+            *[python, "-m", "torch.distributed.run", *TORCHRUN_OPTIONS, *meeting],
             *["--nnodes", str(shape.num_nodes)],
             *["--nproc-per-node", str(shape.num_workers_per_node)],
             *["--max-restarts", str(MAX_RESTARTS)],
@@ -118,8 +157,10 @@ def _torchrun_commands(shape: Shape, worker: list[str]) -> list[list[str]]:
     ]
 
 
-def _torchrun_fork_commands(shape: Shape, worker: list[str]) -> list[list[str]]:
-    return _torchrun_commands(shape, [*FORK_OPTIONS, *worker])
+def _torchrun_fork_commands(
+    shape: Shape, worker: list[str], python: str = sys.executable
+) -> list[list[str]]:
+    return _torchrun_commands(shape, [*FORK_OPTIONS, *worker], python)
 
 
 def _torchrun_meetings(shape: Shape) -> list[list[str]]:

@@ -51,13 +51,15 @@ class Sizes:
         blocks: Pairs of blocks of a row.
         short_steps: In a block, where a step takes some milliseconds.
         long_steps: In a block, where a step takes some tens of them; saves fall in their middle.
-        writes: Of 1 GB, of each side.
+        writes: Of `state_mb`, of each side.
+        state_mb: What `stall` and `write` save.
     """
 
     blocks: int
     short_steps: int
     long_steps: int
     writes: int
+    state_mb: int
     kills: goodput.Kills
 
 
@@ -68,19 +70,23 @@ FULL = Sizes(
     short_steps=100,
     long_steps=30,
     writes=1,
+    state_mb=1000,
     kills=goodput.Kills(
-        steps_per_epoch=600,
+        steps_per_epoch=400,
         num_epochs=3,
-        kills={267: 1, 553: 0, 930: 1, 1246: 0, 1574: 1},
+        kills={178: 1, 369: 0, 620: 1, 831: 0, 1049: 1},
     ),
 )
 # Shows that everything works; the figures mean little.
 QUICK = Sizes(
     blocks=1,
-    short_steps=50,
+    short_steps=10,
     long_steps=10,
     writes=1,
-    kills=goodput.Kills(steps_per_epoch=60, num_epochs=2, kills={27: 1, 73: 0}),
+    state_mb=20,
+    kills=goodput.Kills(
+        steps_per_epoch=25, num_epochs=1, kills={22: 1}, sides=(goodput.OURS, goodput.BEST)
+    ),
 )
 
 
@@ -134,8 +140,8 @@ def _metrics(sizes: Sizes) -> Case:
 
 
 def _stall(sizes: Sizes) -> Case:
-    name = "1 GB of state, 1 worker"
-    what = {"case": "stall", "name": name, "saves": sizes.writes}
+    name = f"{_size(sizes.state_mb)} of state, 1 worker"
+    what = {"case": "stall", "name": name, "saves": sizes.writes, "state_mb": sizes.state_mb}
     return Case(
         title="How long the loop stands still for a save (not the first one)",
         rows={name: partial(jobs.measure, "saves.py", 1, what)},
@@ -178,9 +184,13 @@ def _every10(sizes: Sizes) -> Case:
     )
 
 
+def _size(megabytes: int) -> str:
+    return f"{megabytes // 1000} GB" if megabytes >= 1000 else f"{megabytes} MB"
+
+
 def _write(sizes: Sizes) -> Case:
-    name = "1 GB"
-    what = {"case": "write", "name": name, "writes": sizes.writes}
+    name = _size(sizes.state_mb)
+    what = {"case": "write", "name": name, "writes": sizes.writes, "state_mb": sizes.state_mb}
     dd = ("dd conv=fsync", "dd conv=fsync oflag=direct")
     return Case(
         title="Writing to the disk: a snapshot with checksum, fsync and commit, and dd",

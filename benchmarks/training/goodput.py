@@ -24,11 +24,18 @@ class Kills:
 
     Attributes:
         kills: From the global step to the rank that dies behind it.
+        sides: Which of `SIDES` are measured.
     """
 
     steps_per_epoch: int
     num_epochs: int
     kills: dict[int, int]
+    sides: tuple[str, ...] = (OURS, EPOCHS, BEST)
+
+    def schedule(self, batch_size: int) -> str:
+        """Return what a job is told, as JSON."""
+        told = {name: value for name, value in asdict(self).items() if name != "sides"}
+        return json.dumps({**told, "batch_size": batch_size})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,9 +71,10 @@ def measure(name: str, kills: Kills) -> Values:
     batch_size = calibrate()
     rows = [f"{name}, s", f"{name}: steps done again, steps", f"{name}: useful time, %"]
     values: Values = {row: {} for row in rows}
-    for side_name, side in SIDES.items():
+    for side_name in kills.sides:
+        side = SIDES[side_name]
         with scratch_folder() as folder:
-            schedule = json.dumps({**asdict(kills), "batch_size": batch_size})
+            schedule = kills.schedule(batch_size)
             command = [*side.command(), str(folder), schedule, str(side.save_every)]
             started_s = run(command, side.launcher, folder)
             figures = read_diary(folder, kills, started_s)

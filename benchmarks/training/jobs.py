@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from launching.job import LOG_TAIL_LINES, LostError, scratch_folder
+from launching.job import lost_with, scratch_folder
 from launching.sides import SIDES, TORCHRUN_OPTIONS, side_environment
 
 HERE = Path(__file__).parent
@@ -59,12 +59,14 @@ def run(command: Sequence[str], launcher: str, folder: Path) -> float:
                 timeout=TIMEOUT_S,
                 start_new_session=True,
             )
+            exit_code = ended.returncode
         except subprocess.TimeoutExpired:
-            raise LostError(f"not ended after {TIMEOUT_S:.0f} s") from None
-    if ended.returncode != 0:
-        lines = (folder / "log").read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
-        print(f"{launcher}: the end of its log:", *lines, sep="\n  ", file=sys.stderr)
-        raise LostError(f"exit code {ended.returncode}")
+            exit_code = None
+    if exit_code != 0:
+        what = (
+            f"not ended after {TIMEOUT_S:.0f} s" if exit_code is None else f"exit code {exit_code}"
+        )
+        raise lost_with(f"{launcher}: {what}", (folder / "log").read_text(errors="replace"))
     return started_s
 
 

@@ -1,12 +1,11 @@
 """Tables, what became of each goal, and the file that programs read."""
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from typing import Any
 
-from launching.report import Sample, Summary, aligned
+from launching.report import Sample, Summary, aligned, losses
 from launching.sides import COMMON_ENVIRONMENT, TORCHRUN_ENVIRONMENT, TORCHRUN_OPTIONS
 from training.cases import OURS, Case, Goal
 
@@ -69,15 +68,19 @@ def _compare(kind: str, ours: float, other: float) -> float:
 
 
 def tables(
-    cases: Mapping[str, Case], summaries: Sequence[Summary], verdicts: Sequence[Verdict]
+    cases: Mapping[str, Case],
+    summaries: Sequence[Summary],
+    verdicts: Sequence[Verdict],
+    samples: Sequence[Sample],
 ) -> str:
-    """Return for each case a Markdown table, and a line for each comparison."""
+    """Return for each case a Markdown table, a line for each comparison, and why something was lost."""
     texts = []
     for name, case in cases.items():
         of_case = [summary for summary in summaries if summary.metric.case == name]
         if of_case:
             lines = [_line(verdict) for verdict in verdicts if verdict.case == name]
-            texts.append("\n\n".join([f"{name}: {case.title}", _table(of_case), "\n".join(lines)]))
+            table = f"{_table(of_case)}{losses(samples, name)}"
+            texts.append("\n\n".join([f"{name}: {case.title}", table, "\n".join(lines)]))
     return "\n\n".join(texts)
 
 
@@ -118,16 +121,15 @@ def _digits(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 20 else f"{value:.2f}"
 
 
-def write_json(
-    path: Path,
+def document(
     machine: Mapping[str, str | int | float],
     samples: Sequence[Sample],
     summaries: Sequence[Summary],
     verdicts: Sequence[Verdict],
-) -> None:
-    """Write machine, settings, medians, comparisons and every sample."""
-    document = {
-        "machine": machine,
+) -> dict[str, Any]:
+    """Return machine, settings, medians, comparisons and every sample."""
+    return {
+        "machine": dict(machine),
         "settings": {
             "environment": COMMON_ENVIRONMENT,
             "torchrun environment": TORCHRUN_ENVIRONMENT,
@@ -137,5 +139,3 @@ def write_json(
         "summaries": [asdict(summary) for summary in summaries],
         "samples": [asdict(sample) for sample in samples],
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, indent=1) + "\n")

@@ -35,7 +35,6 @@ from training.parts import (
 )
 
 NUM_TENSORS = 10
-LARGE_BYTES = 10**9
 STEP_MS = 50.0
 LEARNING_RATE = 1e-4
 WIDTH, NUM_LAYERS = 1100, 4
@@ -56,15 +55,15 @@ def main() -> None:
     world.close()
 
 
-def large_model() -> Any:
-    """Return parameters of `LARGE_BYTES`, none of them zero."""
-    size = LARGE_BYTES // 4 // NUM_TENSORS
+def large_model(state_mb: int) -> Any:
+    """Return parameters of so many MB, none of them zero."""
+    size = state_mb * 10**6 // 4 // NUM_TENSORS
     return nn.ParameterList([nn.Parameter(torch.randn(size)) for _ in range(NUM_TENSORS)])
 
 
 def stall(world: tm.World, folder: Path, what: dict[str, Any]) -> Values:
     """Return how long the loop stands still for one save, in milliseconds."""
-    model = world.wrap(large_model())
+    model = world.wrap(large_model(what["state_mb"]))
     run = world.resume(model=model, folder=str(folder / "snapshots"), every_s=None, keep=1)
     blockers: dict[str, Callable[[], None]] = {
         "torch.save + fsync": lambda: save_by_hand(model, folder / "by-hand.pt"),
@@ -199,9 +198,9 @@ def _stepping(do_step: Callable[[bool], None], *, every: int | None) -> Iterator
 
 def write(world: tm.World, folder: Path, what: dict[str, Any]) -> Values:
     """Return MB/s of our writer (checksum, fsync, commit) and of dd to the same disk."""
-    model = large_model()
+    model = large_model(what["state_mb"])
     staged = Staging().copy(whole_boxes(dict(model.named_parameters())), "data-00000.bin")
-    num_blocks = staged.data.numel() // DD_BLOCK_BYTES
+    num_blocks = max(1, staged.data.numel() // DD_BLOCK_BYTES)
     settings = {side: words for side, words in DD_SETTINGS.items() if runs_dd(folder, words)}
     values: dict[str, list[float]] = {side: [] for side in (*settings, "torchmuster")}
     for number in range(what["writes"]):

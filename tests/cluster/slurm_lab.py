@@ -17,6 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import own_world
 from lab.waiting import wait_until
 
 HERE = Path(__file__).parent
@@ -69,7 +70,7 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
 
-def why_not(environ=os.environ, etc=Path("/etc"), proc=Path("/proc")):
+def why_not(environ=own_world.MACHINE, etc=Path("/etc"), proc=Path("/proc")):
     """Return why no lab may start on this machine; None when one may."""
     if os.geteuid() != 0:
         return "a Slurm lab needs root"

@@ -1,0 +1,122 @@
+"""Muster's agents up to their ranks: the product's own class, with only the workers' part replaced.
+
+Whatever the coordinator comes to ask for is answered by the product's code, so no new message can be forgotten here.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from multiprocessing.synchronize import Barrier
+from typing import Any
+
+from meeting.head import JOIN_TIMEOUT_S, SECRET, make_plan, raise_descriptor_limit
+from torchmuster.agent.node import Agent, AgentOptions
+from torchmuster.agent.voice import LogVoice
+from torchmuster.agent.worker_socket import make_socket_folder
+from torchmuster.files.disk import DiskWriter
+from torchmuster.files.layout import RunDir
+from torchmuster.net.channel import Channel
+
+# Thousands of nodes have thousands of processors; light agents share one, so that each would keep the coordinator
+# waiting for its half of the handshake. A few at a time answer as promptly as a node.
+MOST_HANDSHAKES = 24
+READY = {"python": "3.11", "torch": "2.13", "forks": True, "why": None}
+
+
+class AgentWithoutWorkers(Agent):
+    """An agent whose spawner is ready at once, and to which an attempt is its end.
+
+    Attributes:
+        reached_at: When it had its ranks, once.
+    """
+
+    def __init__(self, number: int, port: int, folder: str, disk: DiskWriter) -> None:
+        options = AgentOptions(
+            program=make_plan(1).program,
+            num_workers=1,
+            host=f"n{number}",
+            addresses=(("127.0.0.1", port),),
+            secret=SECRET,
+            run_dir=lambda _: RunDir(folder),
+            join_timeout_s=JOIN_TIMEOUT_S,
+            place=number,
+            is_head=number == 0,
+            environment=dict(os.environ) if number == 0 else {},
+        )
+        voice = LogVoice(os.path.join(folder, "log"), disk)
+        super().__init__(options, None, os.path.join(folder, "agent.sock"), disk, voice)
+        self._ready = READY
+        self._facts.take_torch({})
+        self.reached_at: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+
+    def _start_if_ready(self) -> None:
+        if self._waiting_order is not None and self._welcome and not self.reached_at.done():
+            self.reached_at.set_result(time.monotonic())
+
+
+class LightAgent(AgentWithoutWorkers):
+    """Many of these share a process: its connection and its answers, without what belongs to a process."""
+
+    def __init__(
+        self, number: int, port: int, folder: str, disk: DiskWriter, gate: asyncio.Semaphore
+    ) -> None:
+        super().__init__(number, port, folder, disk)
+        self._gate = gate
+
+    async def _call(self, host: str, port: int) -> Channel:
+        async with self._gate:
+            return await super()._call(host, port)
+
+    async def live(self) -> None:
+        """Stay connected and answer until cancelled."""
+        await self._stay_connected()
+
+
+async def _first(reached: "asyncio.Future[float]", living: "asyncio.Task[Any]") -> float:
+    """Return when an agent had its ranks; raise what ended it before."""
+    await asyncio.wait({reached, living}, return_when=asyncio.FIRST_COMPLETED)
+    if not reached.done():
+        living.result()
+        raise RuntimeError("the agent ended before it had its ranks")
+    return reached.result()
+
+
+def real_agent(port: int, number: int, barrier: Barrier, out: Any) -> None:
+    """Run muster's agent in a process of its own, up to its ranks."""
+
+    async def live(folder: str, disk: DiskWriter) -> None:
+        agent = AgentWithoutWorkers(number, port, folder, disk)
+        living = asyncio.create_task(agent.run())
+        out.send(await _first(agent.reached_at, living))
+        await living  # an agent that hangs up would end the attempt
+
+    _play(barrier, out, live)
+
+
+def light_agents(port: int, numbers: range, barrier: Barrier, out: Any) -> None:
+    """Run many agents in one process, up to the last one's ranks."""
+
+    async def live(folder: str, disk: DiskWriter) -> None:
+        gate = asyncio.Semaphore(MOST_HANDSHAKES)
+        agents = [LightAgent(number, port, folder, disk, gate) for number in numbers]
+        living = [asyncio.create_task(agent.live()) for agent in agents]
+        waiting = [_first(a.reached_at, task) for a, task in zip(agents, living, strict=True)]
+        out.send(max(await asyncio.gather(*waiting)))
+        await asyncio.gather(*living)
+
+    _play(barrier, out, live)
+
+
+def _play(barrier: Barrier, out: Any, live: Callable[[str, DiskWriter], Any]) -> None:
+    """Wait for the others, then play; what goes wrong is sent in words. This process is killed in the end."""
+    raise_descriptor_limit()
+    folder = make_socket_folder()
+    disk = DiskWriter()
+    disk.start()
+    barrier.wait()
+    try:
+        asyncio.run(live(folder, disk))
+    except Exception as error:  # noqa: BLE001 - the benchmark says it
+        out.send(f"{type(error).__name__}: {error}")
+    os._exit(0)

@@ -1,0 +1,116 @@
+"""The coordinator of one rendezvous, in a process of its own."""
+
+import asyncio
+import os
+import resource
+import sys
+from collections import deque
+from typing import Any
+
+from torchmuster.agent.coordinator import Coordinator, CoordinatorOptions
+from torchmuster.agent.main import StoreDesk
+from torchmuster.files.disk import DiskWriter
+from torchmuster.files.layout import RunDir
+from torchmuster.model.plan import Limits, Program, RunPlan, ScriptKind
+from torchmuster.net import listener, messages
+
+SECRET = b"benchmark benchmark benchmark 32"
+JOIN_TIMEOUT_S = 3600.0  # the benchmark has a limit of its own, and says more
+
+
+def make_plan(num_nodes: int) -> RunPlan:
+    """Return the plan of a run in which nothing is ever started."""
+    program = Program(
+        kind=ScriptKind.COMMAND, target="true", args=(), python=(sys.executable,), cwd=os.getcwd()
+    )
+    return RunPlan(
+        run_id="benchmark",
+        program=program,
+        min_nodes=num_nodes,
+        max_nodes=num_nodes,
+        workers_per_node=(1,),
+        limits=Limits(join_timeout_s=JOIN_TIMEOUT_S),
+    )
+
+
+class CountingCoordinator(Coordinator):
+    """The coordinator, with what passed through it."""
+
+    num_taken = 0
+    num_sent = 0
+
+    def _take(self, source: Any, message: Any) -> None:
+        self.num_taken += 1
+        super()._take(source, message)
+
+    def _send(self, member: Any, message: messages.Message) -> None:
+        self.num_sent += 1
+        super()._send(member, message)
+
+    def where_it_stands(self) -> str:
+        """Say what is there and what is missing."""
+        members = self.roll.members
+        ready = sum(member.ready is not None for member in members)
+        missing = self.plan.max_nodes - len(members)
+        return f"{len(members)} agents have joined, {missing} are missing, {ready} are ready to start workers"
+
+
+def coordinate(num_nodes: int, limit_s: float, folder: str, listening: Any, answer: Any) -> None:
+    """Serve one rendezvous; answer with memory and messages once every node is told its ranks, or with what is missing."""
+    raise_descriptor_limit()
+    told: deque[str] = deque(maxlen=3)
+    disk = DiskWriter()
+    disk.start()
+    options = CoordinatorOptions(
+        plan=make_plan(num_nodes),
+        run_dir=RunDir(folder),
+        open_store=StoreDesk().open,
+        own_address="127.0.0.1",
+        on_event=lambda event: told.append(f"{event.name} {str(event.fields)[:200]}"),
+    )
+    coordinator = CountingCoordinator(options, disk)
+    asyncio.run(_serve(coordinator, limit_s, listening, answer, told))
+    os._exit(0)
+
+
+async def _serve(
+    coordinator: CountingCoordinator,
+    limit_s: float,
+    listening: Any,
+    answer: Any,
+    told: "deque[str]",
+) -> None:
+    door = listener.Listener(
+        listening, (SECRET, None), coordinator.serve, coordinator.refuse_stranger
+    )
+    serving = asyncio.create_task(door.serve())
+    conducting = asyncio.create_task(coordinator.conduct())
+    try:
+        async with asyncio.timeout(limit_s):
+            while coordinator.attempt is None and not conducting.done():
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        answer.send(f"{coordinator.where_it_stands()}; last events: {'; '.join(told)}")
+    else:
+        if coordinator.attempt is None:
+            answer.send(f"the run ended before it began; last events: {'; '.join(told)}")
+        else:
+            num_nodes = coordinator.plan.max_nodes
+            # Every node gets a welcome too, which no member is there to be sent yet.
+            num_messages = coordinator.num_taken + coordinator.num_sent + num_nodes
+            answer.send((peak_mib(), num_messages / num_nodes))
+    await asyncio.to_thread(answer.recv)
+    conducting.cancel()
+    serving.cancel()
+    await asyncio.gather(serving, conducting, return_exceptions=True)
+
+
+def peak_mib() -> float:
+    """Return the largest memory that this process has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def raise_descriptor_limit() -> None:
+    """Allow as many descriptors as the system does."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
