@@ -27,6 +27,7 @@ from running.stage import REPOSITORY, Stage, stage
 
 from cluster.pbs import FakePbs  # type: ignore[import-not-found]  # isort: skip
 from cluster.slurm_lab import SlurmLab, why_not  # type: ignore[import-not-found]  # isort: skip
+from own_world import MACHINE_PATH  # type: ignore[import-not-found]  # isort: skip
 
 SOURCE = REPOSITORY / "src"
 NODES, WORKERS, RUNS = 2, 4, 100
@@ -131,7 +132,7 @@ def prepared(folder: Path, kind: str, more: str) -> Path:
 
 def _timed(name: str, log: Path) -> str:
     """Return a command in front of a scheduler's own that writes down when it began and ended."""
-    real = shutil.which(name)
+    real = shutil.which(name, path=MACHINE_PATH)
     return (
         f'#!/bin/bash\nb=$({NOW})\n{real} "$@"\ncode=$?\n'
         f'echo "$b $({NOW}) $*" >> {log}\nexit $code\n'
@@ -312,7 +313,7 @@ def main() -> None:
     # The first round only fills caches.
     rounds = range(1) if options.quick else range(-1, options.repeats)
     with (
-        stage("engines", options.limit, has_real_commands=True) as running,
+        stage("engines", options.limit) as running,
         started_lab(names) as bench,
     ):
         readings = measure_all(running, bench, names, rounds)

@@ -12,9 +12,6 @@ import own_world
 _HOME = own_world.make_home()
 atexit.register(own_world.remove_home, _HOME)
 own_world.enter(_HOME)
-_PATH = os.environ["PATH"]
-# These start a real scheduler or sshd, in namespaces, and need the machine's own commands for it.
-_WITH_REAL_COMMANDS = frozenset({"cluster", "lab", "ssh"})
 
 settings.register_profile("muster", deadline=None, max_examples=30, derandomize=True, database=None)
 settings.load_profile("muster")
@@ -35,13 +32,6 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker("lab"):
             item.add_marker(long_form)
-
-
-@pytest.hookimpl(tryfirst=True)  # before any fixture of the test
-def pytest_runtest_setup(item):
-    folder = item.path.relative_to(Path(__file__).parent).parts[0]
-    real = folder in _WITH_REAL_COMMANDS
-    os.environ["PATH"] = own_world.MACHINE.get("PATH", os.defpath) if real else _PATH
 
 
 @pytest.fixture

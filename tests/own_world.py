@@ -12,10 +12,62 @@ from pathlib import Path
 
 # What this process was started with: for the labs, which start a real scheduler and must not do so beside another.
 MACHINE: Mapping[str, str] = dict(os.environ)
+MACHINE_PATH = MACHINE.get("PATH", os.defpath)
 
 # Commands by which muster finds a scheduler, a launcher, or another machine.
 HIDDEN = frozenset(
-    ["sbatch", "srun", "salloc", "squeue", "sinfo", "sacct", "sacctmgr", "scancel", "scontrol", "sattach", "sbcast", "sprio", "sstat", "strigger", "qsub", "qstat", "qdel", "qrls", "qhold", "qsig", "qrerun", "qalter", "qmgr", "pbsdsh", "pbs_tmrsh", "pbsnodes", "pbs_attach", "tracejob", "mpiexec", "mpiexec.hydra", "mpiexec.mpich", "mpiexec.openmpi", "mpirun", "mpirun.mpich", "mpirun.openmpi", "orterun", "prterun", "prun", "palsrun", "aprun", "bsub", "bjobs", "flux", "jsrun", "kubectl", "ssh", "sftp", "scp", "module", "modulecmd"]
+    [
+        "sbatch",
+        "srun",
+        "salloc",
+        "squeue",
+        "sinfo",
+        "sacct",
+        "sacctmgr",
+        "scancel",
+        "scontrol",
+        "sattach",
+        "sbcast",
+        "sprio",
+        "sstat",
+        "strigger",
+        "qsub",
+        "qstat",
+        "qdel",
+        "qrls",
+        "qhold",
+        "qsig",
+        "qrerun",
+        "qalter",
+        "qmgr",
+        "pbsdsh",
+        "pbs_tmrsh",
+        "pbsnodes",
+        "pbs_attach",
+        "tracejob",
+        "mpiexec",
+        "mpiexec.hydra",
+        "mpiexec.mpich",
+        "mpiexec.openmpi",
+        "mpirun",
+        "mpirun.mpich",
+        "mpirun.openmpi",
+        "orterun",
+        "prterun",
+        "prun",
+        "palsrun",
+        "aprun",
+        "bsub",
+        "bjobs",
+        "flux",
+        "jsrun",
+        "kubectl",
+        "ssh",
+        "sftp",
+        "scp",
+        "module",
+        "modulecmd",
+    ]
 )
 _FAMILIES = (
     *(
@@ -46,11 +98,43 @@ _FAMILIES = (
     *("XDG_", "SSH_", "KUBE", "OMP_", "MKL_", "LOADEDMODULES", "MODULE", "LMOD_", "BASH_FUNC_"),
 )
 _NAMES = frozenset(
-    ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "MPIRUN_RANK", "BASH_ENV", "ENV", "PROMPT_COMMAND", "COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "PYTHONUNBUFFERED", "PYTHONHASHSEED", "PYTHONSTARTUP", "PYTHONWARNINGS", "PYTHONINSPECT", "PYTHONBREAKPOINT"]
+    [
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "NODE_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "MPIRUN_RANK",
+        "BASH_ENV",
+        "ENV",
+        "PROMPT_COMMAND",
+        "COLUMNS",
+        "LINES",
+        "NO_COLOR",
+        "FORCE_COLOR",
+        "CLICOLOR",
+        "CLICOLOR_FORCE",
+        "PYTHONUNBUFFERED",
+        "PYTHONHASHSEED",
+        "PYTHONSTARTUP",
+        "PYTHONWARNINGS",
+        "PYTHONINSPECT",
+        "PYTHONBREAKPOINT",
+    ]
 )
 # By these a person asks the tests themselves for more: `make chaos`, `make lab`.
 _ASKED = frozenset(
-    ["MUSTER_LAB", "MUSTER_CHAOS", "MUSTER_CHAOS_SEED", "MUSTER_SEEDS", "MUSTER_TRAIN_SEEDS", "MUSTER_PREEMPTIONS", "MUSTER_AGREEMENTS"]
+    [
+        "MUSTER_LAB",
+        "MUSTER_CHAOS",
+        "MUSTER_CHAOS_SEED",
+        "MUSTER_SEEDS",
+        "MUSTER_TRAIN_SEEDS",
+        "MUSTER_PREEMPTIONS",
+        "MUSTER_AGREEMENTS",
+    ]
 )
 
 
@@ -116,11 +200,9 @@ def remove_home(home: Path) -> None:
     shutil.rmtree(home, ignore_errors=True)
 
 
-def enter(home: Path, *, has_real_commands: bool = False) -> None:
-    """Make this process, and what it starts, live in a world of its own; a lab needs the real commands."""
+def enter(home: Path) -> None:
+    """Make this process, and what it starts, live in a world of its own."""
     new = own_environment(MACHINE, home)
-    if has_real_commands:
-        new["PATH"] = MACHINE.get("PATH", os.defpath)
     for name in set(os.environ) - set(new):
         del os.environ[name]
     os.environ.update(new)

@@ -49,16 +49,10 @@ class Stage:
 
 
 @contextmanager
-def stage(name: str, limit_s: float, *, has_real_commands: bool = False) -> Iterator[Stage]:
-    """Enter a world of its own and leave it, within a limit; SIGTERM ends it too, cleaned up.
-
-    Args:
-        name: Of the benchmark.
-        limit_s: For all of it.
-        has_real_commands: Keep the machine's schedulers and ssh on PATH, for a lab of one's own.
-    """
+def stage(name: str, limit_s: float) -> Iterator[Stage]:
+    """Enter a world of its own and leave it, within a limit; SIGTERM ends it too, cleaned up."""
     home = own_world.make_home()
-    own_world.enter(home, has_real_commands=has_real_commands)
+    own_world.enter(home)
     running = Stage(name, limit_s)
     signal.signal(signal.SIGTERM, _leave)
     signal.signal(signal.SIGALRM, running.expire)

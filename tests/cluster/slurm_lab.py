@@ -17,8 +17,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-import own_world
 from lab.waiting import wait_until
+from own_world import MACHINE, MACHINE_PATH
 
 HERE = Path(__file__).parent
 SOURCE = HERE.parents[1] / "src"
@@ -70,11 +70,11 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
 
-def why_not(environ=own_world.MACHINE, etc=Path("/etc"), proc=Path("/proc")):
+def why_not(environ=MACHINE, etc=Path("/etc"), proc=Path("/proc")):
     """Return why no lab may start on this machine; None when one may."""
     if os.geteuid() != 0:
         return "a Slurm lab needs root"
-    if missing := [name for name in PROGRAMS if shutil.which(name) is None]:
+    if missing := [name for name in PROGRAMS if shutil.which(name, path=MACHINE_PATH) is None]:
         return f"a Slurm lab needs {', '.join(missing)}: apt-get install slurm-wlm munge iproute2"
     if found := [name for name in ("SLURM_CONF", "SLURM_JOB_ID") if environ.get(name)]:
         return f"this shell belongs to a Slurm cluster: {found[0]} is set"
@@ -172,7 +172,7 @@ class SlurmLab:
         python = Path(sys.executable).parent
         return environment | {
             "SLURM_CONF": str(self.folder / "slurm.conf"),
-            "PATH": f"{self.folder}/bin:{python}:{os.environ['PATH']}",
+            "PATH": f"{self.folder}/bin:{python}:{MACHINE_PATH}",
             "PYTHONPATH": str(SOURCE),
             # A login shell of a job reads no profile of whoever runs the tests: killed in one, it may leave a lock.
             "HOME": str(self.shared),
@@ -186,7 +186,7 @@ class SlurmLab:
             stdin=subprocess.PIPE,  # the lifeline: the kernel closes it when we end
             stdout=subprocess.PIPE,
             cwd="/",
-            env={"PATH": os.environ["PATH"]},
+            env={"PATH": MACHINE_PATH},
             start_new_session=True,
         )
         said = self.house.stdout.readline()

@@ -50,6 +50,7 @@ from pathlib import Path
 from lab import host_files, lab_ssh
 from lab.parts import DOCKER, HSN, MGMT, USUAL, Host, Network
 from lab.waiting import wait_until
+from own_world import MACHINE_PATH
 
 __all__ = ["DOCKER", "HSN", "MGMT", "SOURCE", "Host", "NetLab", "Network", "why_not"]
 HERE = Path(__file__).parent
@@ -66,7 +67,7 @@ def why_not():
     """Return why no lab may start on this machine; None when one may."""
     if os.geteuid() != 0:
         return "a network lab needs root"
-    if missing := [name for name in PROGRAMS if shutil.which(name) is None]:
+    if missing := [name for name in PROGRAMS if shutil.which(name, path=MACHINE_PATH) is None]:
         return f"a network lab needs {', '.join(missing)}: apt-get install openssh-server nftables iproute2"
     trial = subprocess.run(
         ["unshare", "-mnpuif", "sh", "-c", TRIAL], capture_output=True, text=True

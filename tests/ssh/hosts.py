@@ -14,6 +14,8 @@ import threading
 import time
 from pathlib import Path
 
+from own_world import MACHINE_PATH
+
 SOURCE = Path(__file__).parents[2] / "src"
 _START_LIMIT_S = 15.0
 _SERVER = """\
@@ -37,7 +39,7 @@ def why_not():
     if os.getuid() != 0:
         return "real hosts for ssh need root"
     for command in ("/usr/sbin/sshd", "ssh", "ssh-keygen", "unshare", "setpriv"):
-        if shutil.which(command) is None:
+        if shutil.which(command, path=MACHINE_PATH) is None:
             return f"there is no {command}"
     if subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode != 0:
         return "there are no mount namespaces here"
@@ -142,7 +144,7 @@ class Hosts:
         """Return the environment of the client."""
         dropped = ("SLURM_", "PBS_", "MUSTER", "PYTHONPATH", "SSH_")
         kept = {k: v for k, v in os.environ.items() if not k.startswith(dropped)}
-        words = ["ssh", "-F", str(self.folder / "config")]
+        words = [shutil.which("ssh", path=MACHINE_PATH), "-F", str(self.folder / "config")]
         return {
             **kept,
             "MUSTER_SSH": " ".join(words),
