@@ -33,7 +33,7 @@ unit: $(STAMP) ## the quick tests only
 	@$(BIN)/python -m pytest tests/unit
 
 # PEER=/elsewhere/bin/torchrun make bench   measures another environment's torchrun beside.
-bench: $(STAMP) ## launch, rendezvous and training against torchrun and hand-written code; tables in benchmarks/results
+bench: $(STAMP) ## launch, rendezvous and training against torchrun and hand-written code
 	@$(BIN)/python benchmarks/launch.py $(PEER:%=--torchrun %)
 	@$(BIN)/python benchmarks/rendezvous.py $(PEER:%=--torchrun %)
 	@$(BIN)/python benchmarks/train.py
