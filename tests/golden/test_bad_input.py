@@ -271,6 +271,7 @@ def test_a_port_that_is_taken_is_an_error_of_the_head(place, golden):
     assert (done.returncode, done.stdout) == (2, "")
     assert all_files(place) == before
     text = transcript(place, shown, done).replace(port, "$PORT")
+    text = re.sub(rf"because: .* \(pid {os.getpid()}\)", "because: $NAME (pid $PID)", text)
     golden("bad_input/torchrun_port_taken.txt", text)
 
 

@@ -5,6 +5,7 @@ launcher (an agent that raises, `multiprocessing.Process` that counts, `torch.cu
 """
 
 import os
+import socket
 import subprocess
 import sys
 import uuid
@@ -115,3 +116,36 @@ def test_a_worker_gets_no_variable_and_no_scratch_folder_of_ours(launch, port, o
 
     assert launch.run(*words, launch.script(TELL)).returncode == 0
     assert launch.told()[0]["muster"] == ["MUSTER_HOME"]
+
+
+def test_a_port_that_something_else_has_taken_is_an_error_at_once_where_one_node_is_all(launch):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        endpoint = f"127.0.0.1:{other.getsockname()[1]}"
+        options = ("--nnodes", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint)
+        done = launch.run(*options, launch.script(TELL))
+
+    assert done.returncode == 2
+    assert f"(pid {os.getpid()}) listens there" in done.stderr
+
+
+# test_init_method_tcp_with_torchelastic: the script calls torch's store at the port of the line.
+
+
+def test_a_script_may_name_the_port_of_the_line_as_its_store_in_every_attempt(launch, port):
+    pytest.importorskip("torch", reason="it is torch's store")
+    script = launch.script("""
+import os, sys
+import torch.distributed as dist
+dist.init_process_group("gloo", init_method=sys.argv[1], rank=int(os.environ["RANK"]),
+    world_size=int(os.environ["WORLD_SIZE"]))
+dist.barrier()
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    os._exit(3)
+dist.destroy_process_group()
+""")
+    master = ("--master-addr=localhost", f"--master-port={port}", "--max-restarts=1")
+    url = f"tcp://localhost:{port}"
+
+    done = launch.run("--nnodes=1", "--nproc-per-node=2", *master, script, url)
+
+    assert done.returncode == 0, done.stderr

@@ -130,6 +130,7 @@ class CoordinatorOptions:
         on_need: Called with places that lack an agent, where the head itself can start some.
         is_ours: Says whether the head has started an agent for this host: a second one is not needed.
         hint: What to add while nodes are missing.
+        relay_port: The head's own port, where callers of torch's store are passed on; 0: nowhere.
     """
 
     plan: RunPlan
@@ -142,6 +143,7 @@ class CoordinatorOptions:
     on_need: Callable[[Sequence[int]], None] | None = None
     is_ours: Callable[[str], bool] | None = None
     hint: str = ""
+    relay_port: int = 0
 
 
 class Coordinator:
@@ -243,6 +245,13 @@ class Coordinator:
         finally:
             self.inbox.put_nowait((client, None))
 
+    def store_address(self) -> tuple[str, int] | None:
+        """Return where the store of the attempt that runs listens."""
+        if self.attempt is None or self.phase is not Phase.RUNNING:
+            return None
+        host, _, port = self.attempt.store.rpartition(":")
+        return host, int(port)
+
     def refuse_stranger(self, peer: str, error: HandshakeError) -> None:
         """Note a caller that failed the handshake; garbage is not worth a line."""
         if error.reason in (Reason.WRONG_SECRET, Reason.OTHER_VERSION):
@@ -272,6 +281,10 @@ class Coordinator:
             client.channel.send_nowait(message)
         if not self._owner_came:
             self._unheard.append(message)
+
+    def notice(self, text: str) -> None:
+        """Say a sentence about the whole run."""
+        self.event("notice", node=self.plan.node_name(0), text=text)
 
     # The one loop.
 
@@ -596,7 +609,9 @@ class Coordinator:
             folder = self.options.run_dir.attempt_logs(attempt.number)
             limits = watch_limits(self.plan.limits)
             now = self._clock()
-            self._hangs = HangDesk(attempt.number, ranks, limits, folder, self, now, attempt.store)
+            store, relay = attempt.store, self.options.relay_port
+            number = attempt.number
+            self._hangs = HangDesk(number, ranks, limits, folder, self, now, store, relay)
             for end in attempt.ends:
                 self._hangs.note_end(end)
         return self._hangs

@@ -65,6 +65,7 @@ class HangDesk:
         limits: When a rank that stands is a hang; None: nobody watches, but clients may ask.
         folder: Of the attempt's logs.
         store: `HOST:PORT` of the attempt's store; empty when it has none.
+        relay_port: A port of the head that leads to it, too; 0 without.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class HangDesk:
         around: Surroundings,
         now: float,
         store: str = "",
+        relay_port: int = 0,
     ) -> None:
         self.attempt = attempt
         self._ranks = dict(ranks)
@@ -85,7 +87,9 @@ class HangDesk:
         self._watch = None
         if limits is not None:
             self._watch = HangWatch(limits=limits, ranks=self._ranks, began_at=now)
-        self._start = StartWatch(limit_s=limits.start_s, store=store) if limits else None
+        self._start = None
+        if limits is not None:
+            self._start = StartWatch(limit_s=limits.start_s, store=store, relay_port=relay_port)
         self._stragglers = Stragglers(nodes=dict(self._ranks))
         self._question: _Question | None = None
         self._number = 0

@@ -92,6 +92,7 @@ class AgentLaunch:
     Attributes:
         run_dir: The run directory that the run's owner has made; None under `muster torchrun`.
         listening: The coordinator's socket; only the head has one.
+        relays_store: The line names the head's port, and a script may call torch's store there.
         open_secret: The public key, for nodes that have no key in common; None forbids it.
         local_addr: This node's own address, when the user knows better.
         terminal: What shows output is a terminal; None where it is not.
@@ -111,6 +112,7 @@ class AgentLaunch:
     run_dir: str | None = None
     place: int | None = None
     listening: socket.socket | None = None
+    relays_store: bool = False
     own_address: str = "127.0.0.1"
     lifeline_fd: int | None = None
     first_attempt: int = 0
@@ -354,7 +356,12 @@ async def _conduct(
 
     from torchmuster.agent.coordinator import Coordinator, CoordinatorOptions
     from torchmuster.net.listener import Listener
+    from torchmuster.net.store_relay import StoreRelay
 
+    listening = launch.listening
+    if listening is None:
+        raise ValueError("only the head has a coordinator")
+    relay_port = int(listening.getsockname()[1]) if launch.relays_store else 0
     options = CoordinatorOptions(
         plan=launch.plan,
         run_dir=launch.run_directory(launch.plan.run_id),
@@ -366,18 +373,17 @@ async def _conduct(
         on_need=launch.spread.need if launch.spread is not None else None,
         is_ours=launch.spread.is_ours if launch.spread is not None else None,
         hint=launch.hint,
+        relay_port=relay_port,
     )
     coordinator = Coordinator(options, disk)
     if launch.spread is not None:
         launch.spread.begin(coordinator.event)
-    assert_listening = launch.listening
-    if assert_listening is None:
-        raise ValueError("only the head has a coordinator")
     listener = Listener(
-        assert_listening,
+        listening,
         (launch.secret, launch.open_secret),
         coordinator.serve,
         coordinator.refuse_stranger,
+        StoreRelay(coordinator.store_address, coordinator.notice) if relay_port else None,
     )
     serving = asyncio.create_task(listener.serve())
     try:

@@ -27,10 +27,12 @@ class StartWatch:
     Args:
         limit_s: How long ranks may wait in silence.
         store: `HOST:PORT` of the attempt's store.
+        relay_port: A port of the head that leads to it, too; 0 without.
     """
 
     limit_s: float
     store: str = ""
+    relay_port: int = 0
     _is_over: bool = False
     _ask_at: float = 0.0
     _asked_at: float = 0.0
@@ -76,7 +78,7 @@ class StartWatch:
             self._look_again()
             return ""
         self._is_over = True
-        return tell_start(waiting, missing, ended, self.store)
+        return tell_start(waiting, missing, ended, self.store, self.relay_port)
 
     def _look_again(self) -> None:
         """Ask soon once more: in this look some may just have moved on, and others not yet."""
@@ -88,7 +90,7 @@ class StartWatch:
         """Say whether a rank has tried long enough to reach another store than that of its run."""
         return any(
             one.store is not None
-            and is_elsewhere(one.store, self.store)
+            and is_elsewhere(one.store, self.store, self.relay_port)
             and one.rest_s >= self.limit_s
             for one in waiting
         )

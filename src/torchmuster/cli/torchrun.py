@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchmuster.errors import UsageError
-
 if TYPE_CHECKING:
     from torchmuster.agent.main import AgentLaunch
     from torchmuster.model.plan import RunPlan
@@ -62,7 +60,7 @@ def make_launch(line: "TorchrunLine") -> "AgentLaunch":
     """Return the agent that a torchrun line asks for, the head if the endpoint is ours.
 
     Raises:
-        UsageError: The port of the head is taken by something else.
+        MusterError: The port of the head is taken by something else.
     """
     from torchmuster.agent.main import AgentLaunch, job_environment
     from torchmuster.files.terminal import own_terminal
@@ -94,6 +92,7 @@ def make_launch(line: "TorchrunLine") -> "AgentLaunch":
         environment=job_environment(line.num_workers),
         place=order.place if order is not None else line.node_rank,
         listening=listening,
+        relays_store=not line.meeting.alone,
         own_address=line.local_addr or "127.0.0.1",
         local_addr=line.local_addr,
         local_show=True,
@@ -189,34 +188,32 @@ def own_command() -> list[str]:
 
 
 def _bind_if_head(line: "TorchrunLine", party: "Party | None") -> socket.socket | None:
-    from torchmuster.net import listener
+    """Return a socket at the head's address; None where the head is, or will be, another agent."""
     from torchmuster.net.address import is_own_address
+    from torchmuster.run.head_port import claim, claim_or_find_head
 
-    is_head = line.meeting.alone or (
-        line.node_rank == 0 if line.meeting.static else line.is_host is not False
-    )
-    if not is_head:
+    meeting = line.meeting
+    places_tell = line.node_rank == 0 if meeting.static else line.is_host is not False
+    if not meeting.alone and not places_tell:
         return None
-    loopback = line.meeting.host in ("localhost", "127.0.0.1", "::1")
+    loopback = meeting.host in ("localhost", "127.0.0.1", "::1")
     spreads = party is not None and party.spreads
-    is_named = line.meeting.static or line.is_host or loopback or is_own_address(line.meeting.host)
+    is_named = meeting.static or line.is_host or loopback or is_own_address(meeting.host)
     # A job's script runs on the first host, whatever host its lines have put into the endpoint.
     is_first = party is not None and spreads and party.is_first
-    if not is_named and (not is_first or _is_answered(line.meeting.host, line.meeting.port)):
+    if not is_named and (not is_first or _is_answered(meeting.host, meeting.port)):
         return None
     # Every address of the host: /etc/hosts may name it 127.0.1.1 here and otherwise elsewhere.
     address = "127.0.0.1" if loopback and not spreads else "0.0.0.0"
-    try:
-        return listener.bind(address, line.meeting.port)
-    except OSError as error:
-        if not line.meeting.static and line.is_host is None:
-            return None  # another agent of this job on this machine was first, and is the head
-        raise UsageError(
-            f"the head can't listen on port {line.meeting.port}",
-            where=f"{line.meeting.host}:{line.meeting.port}",
-            why=error.strerror,
-            fix="choose another port on all nodes",
-        ) from error
+    if meeting.static or line.is_host or line.max_nodes == 1:
+        return claim(meeting.host, meeting.port, address)
+    # Another agent of this job on this machine may be first, and then is the head.
+    limit_s = line.limits.join_timeout_s
+    return claim_or_find_head(meeting.host, meeting.port, address, limit_s, _say)
+
+
+def _say(text: str) -> None:
+    click.echo(f"muster: {text}", err=True)
 
 
 def _is_answered(host: str, port: int) -> bool:

@@ -63,19 +63,25 @@ class Look:
         return self.standing.doing is Doing.WAITS and self.standing.what in _MEETINGS
 
 
-def is_elsewhere(call: StoreCall, store: str) -> bool:
+def is_elsewhere(call: StoreCall, store: str, relay_port: int = 0) -> bool:
     """Say whether a rank that makes a store is not at that of its run.
 
-    An open connection counts by its port alone: the address may be another one of the same host.
+    An open connection counts by its port alone: the address may be another one of the same host. `relay_port` is the
+    head's, where callers of the store are passed on to it; 0 where they are not.
     """
     port = store.rpartition(":")[2]
-    if not port or any(end.rpartition(":")[2] == port for end in call.connected):
+    ports = (port, str(relay_port)) if relay_port else (port,)
+    if not port or any(end.rpartition(":")[2] in ports for end in call.connected):
         return False
     return store not in (*call.calling, call.named)
 
 
 def tell_start(
-    waiting: Sequence[Look], missing: Sequence[Look], ended: Mapping[int, str], store: str
+    waiting: Sequence[Look],
+    missing: Sequence[Look],
+    ended: Mapping[int, str],
+    store: str,
+    relay_port: int = 0,
 ) -> str:
     """Return the sentence.
 
@@ -84,8 +90,10 @@ def tell_start(
         missing: The other ranks that live.
         ended: Rank -> how it has ended.
         store: `HOST:PORT` of the run's store.
+        relay_port: A port of the head that leads to it, too; 0 without.
     """
-    away = [one for one in waiting if one.store is not None and is_elsewhere(one.store, store)]
+    calls = [(one, one.store) for one in waiting if one.store is not None]
+    away = [one for one, call in calls if is_elsewhere(call, store, relay_port)]
     parts = [_who_waits(waiting) + _for_whom(missing, ended)]
     if away:
         parts.append(_at_which_store(away, store))

@@ -108,17 +108,25 @@ async def call(
     )
 
 
+def greeting() -> bytes:
+    """Return the first words of a caller that only wants to know who listens."""
+    return _HELLO.pack(MAGIC, VERSION, Role.AGENT, 0, os.urandom(NONCE_BYTES))
+
+
 async def answer(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
     secrets: tuple[bytes, bytes | None],
+    first: bytes = b"",
 ) -> Session:
     """Do the called side's part; `secrets` are the run's own and, where allowed, the public one.
+
+    `first` is what has been read of the caller's words already.
 
     Raises:
         HandshakeError: The caller is not muster, has another version or another secret.
     """
-    hello = await _read(reader, len(MAGIC))
+    hello = first + await _read(reader, len(MAGIC) - len(first))
     if hello != MAGIC:
         raise HandshakeError(Reason.NOT_MUSTER)
     hello += await _read(reader, _HELLO.size - len(MAGIC))
@@ -148,6 +156,15 @@ async def answer(
 
 def _mac(secret: bytes, label: bytes, transcript: bytes) -> bytes:
     return hmac.digest(secret, label + b"\0" + transcript, "sha256")
+
+
+async def read_first(reader: asyncio.StreamReader, num_bytes: int) -> bytes:
+    """Return the first bytes that a caller says.
+
+    Raises:
+        HandshakeError: It said less and went.
+    """
+    return await _read(reader, num_bytes)
 
 
 async def _read(reader: asyncio.StreamReader, num_bytes: int) -> bytes:

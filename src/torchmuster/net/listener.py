@@ -3,7 +3,8 @@
 At most `MAX_STRANGERS` connections are in their handshake at a time, each for at most two seconds. When
 all seats are taken, the oldest stranger gives up his once he has had a fair time for it; until then new
 callers wait in the kernel's queue, so that a crowd of honest agents is served in order and a flood
-of garbage can't hold the door.
+of garbage can't hold the door. Who speaks torch's store protocol is passed on, where that is wanted
+(`net/store_relay.py`).
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from torchmuster.net import handshake
 from torchmuster.net.channel import HANDSHAKE_TIMEOUT_S, Channel
 from torchmuster.net.handshake import HandshakeError
+from torchmuster.net.store_relay import STORE_CALL, StoreRelay
 
 MAX_STRANGERS = 64
 _FAIR_TIME_S = 0.25
@@ -52,11 +54,13 @@ class Listener:
         secrets: tuple[bytes, bytes | None],
         handler: Handler,
         refusal: Refusal,
+        relay: StoreRelay | None = None,
     ) -> None:
         self._listening = listening
         self._secrets = secrets
         self._handler = handler
         self._refusal = refusal
+        self._relay = relay
         self._strangers: OrderedDict[asyncio.Task[None], float] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
         self._unopened: set[socket.socket] = set()
@@ -123,12 +127,13 @@ class Listener:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         reader, writer = await asyncio.open_connection(sock=connection, limit=1 << 18)
         try:
-            channel = await self._authenticate(reader, writer)
-            if channel is not None:
-                this = asyncio.current_task()
-                if this is not None:
-                    self._strangers.pop(this, None)
-                await self._handler(channel)
+            caller = await self._authenticate(reader, writer)
+            if caller is not None:
+                self._leave_seat()
+            if isinstance(caller, Channel):
+                await self._handler(caller)
+            elif caller is not None:
+                await caller.serve(reader, writer)
         finally:
             if writer.transport.get_write_buffer_size():
                 with contextlib.suppress(OSError, TimeoutError):
@@ -137,13 +142,23 @@ class Listener:
                         await writer.wait_closed()
             writer.transport.abort()
 
+    def _leave_seat(self) -> None:
+        this = asyncio.current_task()
+        if this is not None:
+            self._strangers.pop(this, None)
+
     async def _authenticate(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> Channel | None:
+    ) -> Channel | StoreRelay | None:
         peer = writer.get_extra_info("peername")
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-                session = await handshake.answer(reader, writer, self._secrets)
+                first = b""
+                if self._relay is not None:
+                    first = await handshake.read_first(reader, len(STORE_CALL))
+                    if first == STORE_CALL:
+                        return self._relay
+                session = await handshake.answer(reader, writer, self._secrets, first)
         except HandshakeError as error:
             self._refusal(str(peer[0]) if peer else "unknown", error)
             return None

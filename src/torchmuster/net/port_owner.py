@@ -1,0 +1,90 @@
+"""Who listens on a port of this machine: what the kernel's tables and the processes that we may look at tell."""
+
+import os
+import pwd
+from dataclasses import dataclass
+
+_LISTEN = "0A"  # include/net/tcp_states.h
+_MAX_TABLE_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PortOwner:
+    """Who listens.
+
+    Attributes:
+        pid: None where its processes are not ours to look at.
+    """
+
+    uid: int
+    pid: int | None = None
+    name: str = ""
+
+    def __str__(self) -> str:
+        if self.pid is not None:
+            return f"{self.name} (pid {self.pid})"
+        try:
+            return f"a process of {pwd.getpwuid(self.uid).pw_name}"
+        except KeyError:
+            return f"a process of uid {self.uid}"
+
+
+def port_owner(port: int) -> PortOwner | None:
+    """Return who listens on a TCP port in this network namespace; None when nobody is seen."""
+    found = _listening_sockets(port)
+    if not found:
+        return None
+    for inode, uid in found.items():
+        pid = _process_with(f"socket:[{inode}]")
+        if pid is not None:
+            return PortOwner(uid=uid, pid=pid, name=_name(pid))
+    return PortOwner(uid=next(iter(found.values())))
+
+
+def _listening_sockets(port: int) -> dict[str, int]:
+    """Return inode -> uid of the sockets that listen on a port."""
+    found = {}
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in _read(table).splitlines()[1:]:
+            words = line.split()
+            if len(words) < 10 or words[3] != _LISTEN:
+                continue
+            if int(words[1].rpartition(":")[2], 16) == port:
+                found[words[9]] = int(words[7])
+    return found
+
+
+def _process_with(link: str) -> int | None:
+    """Return the oldest process that has a socket open, as far as we may look."""
+    for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdecimal()):
+        folder = f"/proc/{pid}/fd"
+        try:
+            names = os.listdir(folder)
+        except OSError:
+            continue
+        if any(_points_to(f"{folder}/{name}", link) for name in names):
+            return pid
+    return None
+
+
+def _points_to(path: str, link: str) -> bool:
+    try:
+        return os.readlink(path) == link
+    except OSError:
+        return False
+
+
+def _name(pid: int) -> str:
+    """Return the name of a process as a user may know it: its program, and the script that it runs."""
+    words = [word for word in _read(f"/proc/{pid}/cmdline").split("\0") if word]
+    names = [os.path.basename(word) for word in words if not word.startswith("-")][:2]
+    text = " ".join(names) or _read(f"/proc/{pid}/comm").strip()
+    return "".join(c if c.isprintable() else "?" for c in text)[:60]
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            return file.read(_MAX_TABLE_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
