@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from torchmuster.agent.node import Agent
     from torchmuster.agent.node_setup import NodeWork
     from torchmuster.agent.voice import Voice
+    from torchmuster.files.terminal import TerminalVoice
     from torchmuster.model.verdict import Result
     from torchmuster.net.messages import Event
 
@@ -393,8 +394,10 @@ async def _conduct(
 
 
 def _listener(launch: AgentLaunch, voice: "Voice") -> "Callable[[Event], None] | None":
+    from torchmuster.files.terminal import TerminalVoice
+
     run_dir = launch.run_directory(launch.plan.run_id)
-    tell = _teller(voice, run_dir) if launch.local_show else None
+    tell = _teller(voice, run_dir) if isinstance(voice, TerminalVoice) else None
     spread = launch.spread
     if spread is None:
         return tell
@@ -407,20 +410,19 @@ def _listener(launch: AgentLaunch, voice: "Voice") -> "Callable[[Event], None] |
     return hear
 
 
-def _teller(voice: "Voice", run_dir: RunDir) -> Any:
-    from torchmuster.model.narration import narrate
-
+def _teller(voice: "TerminalVoice", run_dir: RunDir) -> Any:
     def tell(event: "Event") -> None:
         if event.name == "run_ended" and event.fields.get("report"):
             from torchmuster.doctor.explain.end_of_run import explained
+            from torchmuster.model.repeats import shortened
             from torchmuster.model.verdict import Result
 
             result = codec.from_plain(Result, event.fields)
-            voice.print(_plain_report(explained(result, run_dir)))
+            report = explained(result, run_dir)
+            if report is not None:
+                voice.print(_plain_report(shortened(report, result, voice.shown)))
             return
-        sentence = narrate(event.name, event.fields)
-        if sentence is not None:
-            voice.say(sentence)
+        voice.tell(event.name, event.fields)
 
     return tell
 

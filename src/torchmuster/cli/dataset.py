@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from torchmuster.cli.echo import echo
 from torchmuster.cli.transfers import CONTEXT, Bar, NearMissGroup, describe, say
 from torchmuster.errors import MusterError, UsageError
 
@@ -61,7 +62,7 @@ def upload(
             labels=parse_metadata(labels, "--label"),
             progress=bar.update,
         )
-    click.echo(f"{name.partition(':')[0]}:{version}")
+    echo(f"{name.partition(':')[0]}:{version}")
     return 0
 
 
@@ -96,7 +97,7 @@ def update(
             metadata=parse_metadata(metadata),
             progress=bar.update,
         )
-    click.echo(f"{name.partition(':')[0]}:{version}")
+    echo(f"{name.partition(':')[0]}:{version}")
     return 0
 
 
@@ -109,7 +110,7 @@ def download(ctx: click.Context, name: str, folder: str, *, regex: str | None) -
     """Bring the files of NAME into FOLDER; what is there already is kept."""
     with Bar() as bar:
         moved = _open(ctx).download(name, folder, regex=regex, progress=bar.update)
-    click.echo(describe(moved, "downloaded"))
+    echo(describe(moved, "downloaded"))
     return 0
 
 
@@ -125,7 +126,7 @@ def list_datasets(ctx: click.Context, *, as_json: bool) -> int:
     store = _open(ctx)
     found = store.list()
     if as_json:
-        click.echo(json.dumps([asdict(one) for one in found], indent=1))
+        echo(json.dumps([asdict(one) for one in found], indent=1))
         return 0
     if not found:
         say(f"no datasets in {store.url}")
@@ -140,7 +141,7 @@ def list_datasets(ctx: click.Context, *, as_json: bool) -> int:
         ]
         for one in found
     ]
-    click.echo(render_table(["NAME", "NEWEST", "VERSIONS", "CHANGED", "TAGS"], rows), nl=False)
+    echo(render_table(["NAME", "NEWEST", "VERSIONS", "CHANGED", "TAGS"], rows), nl=False)
     return 0
 
 
@@ -170,18 +171,18 @@ def info(ctx: click.Context, name: str, *, with_files: bool, as_json: bool) -> i
     if as_json:
         facts = {"checksum": found.checksum, "size_bytes": found.size_bytes}
         plain = {**asdict(found), **facts, "tags": tags, "labels": labels}
-        click.echo(json.dumps(plain, indent=1))
+        echo(json.dumps(plain, indent=1))
         return 0
-    click.echo(f"dataset   {reference}")
-    click.echo(f"created   {found.created}" + (f" by {found.run_id}" if found.run_id else ""))
-    click.echo(f"files     {len(found.files)}, {format_size(found.size_bytes)}")
-    click.echo(f"checksum  {found.checksum}")
-    click.echo(f"tags      {', '.join(tags) or '-'}")
+    echo(f"dataset   {reference}")
+    echo(f"created   {found.created}" + (f" by {found.run_id}" if found.run_id else ""))
+    echo(f"files     {len(found.files)}, {format_size(found.size_bytes)}")
+    echo(f"checksum  {found.checksum}")
+    echo(f"tags      {', '.join(tags) or '-'}")
     for title, values in (("metadata", found.metadata), ("label", labels)):
         for key, value in values.items():
-            click.echo(f"{title:<10}{key} = {value}")
+            echo(f"{title:<10}{key} = {value}")
     for file in found.files if with_files else ():
-        click.echo(f"  {format_size(file.size_bytes):>10}  {file.path}")
+        echo(f"  {format_size(file.size_bytes):>10}  {file.path}")
     return 0
 
 
@@ -196,7 +197,7 @@ def tag(ctx: click.Context, name: str, tag: str, *, remove: bool) -> int:
     store.tag(name, tag, remove=remove)
     wanted = store.resolve(name)
     verb = "is removed" if remove else f"points to version {wanted.version}"
-    click.echo(f"{wanted.name}: `{tag}` {verb}")
+    echo(f"{wanted.name}: `{tag}` {verb}")
     return 0
 
 
@@ -213,7 +214,7 @@ def delete(ctx: click.Context, name: str, *, everything: bool, yes: bool) -> int
         which = f"all versions of {wanted.name}" if everything else str(wanted)
         click.confirm(f"remove {which} from {store.url}?", abort=True, err=True)
     numbers = store.delete(name, all_versions=everything)
-    click.echo("removed: " + ", ".join(f"{wanted.name}:{number}" for number in numbers))
+    echo("removed: " + ", ".join(f"{wanted.name}:{number}" for number in numbers))
     say("the contents that no version needs go with `muster dataset gc`")
     return 0
 
@@ -223,7 +224,7 @@ def delete(ctx: click.Context, name: str, *, everything: bool, yes: bool) -> int
 @click.pass_context
 def checksum(ctx: click.Context, name: str) -> int:
     """Print the SHA-256 of a version: of all paths, modes and contents."""
-    click.echo(_open(ctx).checksum(name))
+    echo(_open(ctx).checksum(name))
     return 0
 
 
@@ -236,13 +237,13 @@ def verify(ctx: click.Context, name: str) -> int:
     with Bar() as bar:
         problems = store.verify(name, bar.update)
     for problem in problems:
-        click.echo(problem)
+        echo(problem)
     if problems:
         fix = "upload the files again: the damaged contents have to be removed from the store first"
         raise MusterError(
             f"{len(problems)} files of `{name}` are damaged", where=store.url, fix=fix
         )
-    click.echo(f"{store.resolve(name)} is whole")
+    echo(f"{store.resolve(name)} is whole")
     return 0
 
 
@@ -263,5 +264,5 @@ def gc(ctx: click.Context, *, older_than: str, yes: bool) -> int:
             f"remove contents that no version in {store.url} needs?", abort=True, err=True
         )
     number, size_bytes = store.gc(older_than_s=age_s)
-    click.echo(f"{number} objects removed, {format_size(size_bytes)}")
+    echo(f"{number} objects removed, {format_size(size_bytes)}")
     return 0

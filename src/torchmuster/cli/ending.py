@@ -14,7 +14,7 @@ def say_end(voice: "TerminalVoice", result: "Result", run_dir: "RunDir") -> int:
     from torchmuster.model.verdict import RunState
     from torchmuster.ui.messages import last_report, paint_report, summary, uses_colour
 
-    report = last_report(result, run_dir)
+    report = last_report(result, run_dir, voice.shown)
     if report is not None:
         voice.print(paint_report(report, colour=uses_colour()))
     voice.say(summary(result))

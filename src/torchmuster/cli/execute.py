@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from torchmuster.cli.echo import echo
 from torchmuster.errors import UsageError
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def exec(  # noqa: A001 - the command's name
         return 130
     lines.end()
     for note in result.notes:
-        click.echo(f"muster: {note}", err=True)
+        echo(f"muster: {note}", err=True)
     return result.exit_code
 
 
@@ -122,7 +123,7 @@ def _beside(view: "RunView", rank: int | None, node: str | None, order: "ExecOrd
     except KeyboardInterrupt:
         return 130
     for note in result.notes:
-        click.echo(f"muster: {note.removeprefix('task ')}", err=True)
+        echo(f"muster: {note.removeprefix('task ')}", err=True)
     return result.exit_code
 
 

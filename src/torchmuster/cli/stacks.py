@@ -2,6 +2,8 @@
 
 import click
 
+from torchmuster.cli.echo import echo
+
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("run")
@@ -21,11 +23,11 @@ def stacks(run: str, *, as_json: bool) -> int:
 
     found = asyncio.run(ask_stacks(find_run(run)))
     if as_json:
-        click.echo(json.dumps({"sentence": found.sentence, "stacks": list(found.lines)}, indent=1))
+        echo(json.dumps({"sentence": found.sentence, "stacks": list(found.lines)}, indent=1))
         return 0
-    click.echo(found.sentence)
+    echo(found.sentence)
     if found.lines:
-        click.echo()
+        echo()
     for line in found.lines:
-        click.echo(line)
+        echo(line)
     return 0

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from torchmuster.cli.echo import echo
 from torchmuster.errors import MusterError, NotFoundError
 from torchmuster.files.layout import short_id
 
@@ -38,13 +39,13 @@ def ps(*, everything: bool, as_json: bool) -> int:
         import json
 
         plain = [_plain(*pair) for pair in zip(shown, accounts, strict=True)]
-        click.echo(json.dumps(plain, indent=1))
+        echo(json.dumps(plain, indent=1))
         return 0
     if not views:
-        click.echo("no runs yet", err=True)
+        echo("no runs yet", err=True)
         return 0
     rows = [_row(*pair) for pair in zip(shown, accounts, strict=True)]
-    click.echo(render_table(_COLUMNS, rows), nl=False)
+    echo(render_table(_COLUMNS, rows), nl=False)
     return 0
 
 
@@ -131,30 +132,30 @@ def status(run: str, *, as_json: bool) -> int:
             "training": codec.to_plain(training) if training else None,
             "result": codec.to_plain(view.result) if view.result else None,
         }
-        click.echo(json.dumps(plain, indent=1))
+        echo(json.dumps(plain, indent=1))
         return 0
-    click.echo(f"run      {short_id(view.run_id)}")
-    click.echo(f"state    {view.state.value}")
+    echo(f"run      {short_id(view.run_id)}")
+    echo(f"state    {view.state.value}")
     if view.plan is not None:
-        click.echo(f"command  {' '.join(view.plan.program.display())}")
-    click.echo(f"folder   {view.run_dir.path}")
+        echo(f"command  {' '.join(view.plan.program.display())}")
+    echo(f"folder   {view.run_dir.path}")
     if job is not None:
         from torchmuster.run.jobs import describe_job
         from torchmuster.run.links import describe_link
 
         link = describe_link(view.run_dir)
-        click.echo(f"job      {describe_job(job)}{f', {link}' if link else ''}")
+        echo(f"job      {describe_job(job)}{f', {link}' if link else ''}")
     print_account(account, has_job_line=job is not None)
     _print_attempts(view)
     if training is not None:
         _print_training(training)
     if view.result is not None:
-        click.echo(f"\n{summary(view.result)}")
+        echo(f"\n{summary(view.result)}")
         for note in view.result.notes:
-            click.echo(note)
+            echo(note)
         report = last_report(view.result, view.run_dir)
         if report is not None:
-            click.echo(paint_report(report, colour=False), nl=False)
+            echo(paint_report(report, colour=False), nl=False)
     return 0
 
 
@@ -162,18 +163,18 @@ def print_account(account: "Account", *, has_job_line: bool = False) -> None:
     """Print where and for how long, and how it ended: what the scheduler has forgotten too."""
     if account.jobs and not has_job_line:
         many = "s" if len(account.jobs) > 1 else " "
-        click.echo(f"job{many}     {', '.join(account.jobs)} of {account.engine}")
+        echo(f"job{many}     {', '.join(account.jobs)} of {account.engine}")
     elif not account.jobs:
-        click.echo(f"on       {account.engine}")
+        echo(f"on       {account.engine}")
     lasted = f", {_span(account.elapsed_s)} since it began" if account.elapsed_s is not None else ""
     if account.exit_code is not None and account.elapsed_s is not None:
         lasted = f", took {_span(account.elapsed_s)}"
-    click.echo(f"time     submitted {_clock(account.submitted)}{lasted}")
+    echo(f"time     submitted {_clock(account.submitted)}{lasted}")
     if account.exit_code is not None:
         why = f": {account.ended_by}" if account.ended_by else ""
-        click.echo(f"exit     {account.exit_code}{why}")
+        echo(f"exit     {account.exit_code}{why}")
     elif account.ended_by is not None:
-        click.echo(f"end      {account.ended_by}")
+        echo(f"end      {account.ended_by}")
 
 
 def _print_attempts(view: "RunView") -> None:
@@ -189,14 +190,14 @@ def _print_attempts(view: "RunView") -> None:
         more = f", {len(nodes) - 8} more" if len(nodes) > 8 else ""
         rows.append([str(start["attempt"]), str(start["world_size"]), places + more, end])
     if rows:
-        click.echo("\n" + render_table(["ATTEMPT", "WORKERS", "RANKS", "ENDED BY"], rows), nl=False)
+        echo("\n" + render_table(["ATTEMPT", "WORKERS", "RANKS", "ENDED BY"], rows), nl=False)
 
 
 def _print_training(training: "TrainingView") -> None:
     from torchmuster.ui.table import render_table
 
     saved = "no snapshot yet" if training.saved_step is None else f"saved {training.saved_step}"
-    click.echo(f"\ntraining  step {training.step}, {saved}{_words(training.values)}")
+    echo(f"\ntraining  step {training.step}, {saved}{_words(training.values)}")
     rows = [
         [
             str(e.epoch),
@@ -208,7 +209,7 @@ def _print_training(training: "TrainingView") -> None:
         for e in training.epochs[-10:]
     ]
     if rows:
-        click.echo(render_table(["EPOCH", "STEP", "TIME", "SAMPLES", "MEANS"], rows), nl=False)
+        echo(render_table(["EPOCH", "STEP", "TIME", "SAMPLES", "MEANS"], rows), nl=False)
 
 
 def _ledger(epoch: "EpochView") -> str:
@@ -303,7 +304,7 @@ def wait(run: str) -> int:
             why="the process that started it was killed",
             fix=f"muster logs {short_id(view.run_id)}",
         )
-    click.echo(summary(result), err=True)
+    echo(summary(result), err=True)
     return result.exit_code
 
 
@@ -332,11 +333,9 @@ def cancel(run: str, *, now: bool) -> int:
 
     view = find_run(run)
     if view.state.is_final:
-        click.echo(
-            f"the run {short_id(view.run_id)} has ended already: {view.state.value}", err=True
-        )
+        echo(f"the run {short_id(view.run_id)} has ended already: {view.state.value}", err=True)
         return 0
-    click.echo(f"cancelling {identity(view)}", err=True)
+    echo(f"cancelling {identity(view)}", err=True)
     grace_s = view.plan.limits.grace_s if view.plan is not None else 30.0
     if view.workflow is not None:
         grace_s = view.workflow.plan.grace_s
@@ -345,5 +344,5 @@ def cancel(run: str, *, now: bool) -> int:
         raise MusterError(
             f"the run {short_id(view.run_id)} has not ended yet", fix=f"muster cancel --now {run}"
         )
-    click.echo(summary(result), err=True)
+    echo(summary(result), err=True)
     return 0

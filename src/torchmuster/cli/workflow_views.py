@@ -5,8 +5,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-import click
-
+from torchmuster.cli.echo import echo
 from torchmuster.errors import NotFoundError
 from torchmuster.files.layout import short_id
 
@@ -45,28 +44,28 @@ def print_status(view: "RunView", *, as_json: bool) -> int:
 
     workflow = workflow_of(view)
     if as_json:
-        click.echo(json.dumps(_plain(view, workflow), indent=1))
+        echo(json.dumps(_plain(view, workflow), indent=1))
         return 0
-    click.echo(f"run      {short_id(view.run_id)}")
-    click.echo(f"state    {view.state.value}")
-    click.echo(f"file     {workflow.plan.spec_path}: workflow {workflow.plan.name}")
-    click.echo(f"folder   {view.run_dir.path}")
+    echo(f"run      {short_id(view.run_id)}")
+    echo(f"state    {view.state.value}")
+    echo(f"file     {workflow.plan.spec_path}: workflow {workflow.plan.name}")
+    echo(f"folder   {view.run_dir.path}")
     print_account(account_of(view, time.time()))
-    click.echo()
+    echo()
     _print_tasks(workflow)
     if view.state.value == "lost":
-        click.echo(
+        echo(
             "\nits owner was killed before it ended, or could not write the result (a full disk?)",
             err=True,
         )
-        click.echo(
+        echo(
             f"hint: muster restart {short_id(view.run_id)} goes on with what had not finished",
             err=True,
         )
     if workflow.result is not None:
-        click.echo(f"\n{workflow_summary(workflow.result)}")
+        echo(f"\n{workflow_summary(workflow.result)}")
         for report in workflow.result.reports:
-            click.echo(paint_report(report, colour=False), nl=False)
+            echo(paint_report(report, colour=False), nl=False)
     return 0
 
 
@@ -82,9 +81,9 @@ def _print_tasks(workflow: "WorkflowView") -> None:
             cells = [group.name, task.name + lead, task.state.value, str(task.attempt)]
             rows.append([*cells, why[:90]])
     shown = rows[:_MAX_ROWS]
-    click.echo(render_table(["GROUP", "TASK", "STATE", "ATTEMPT", "WHY"], shown), nl=False)
+    echo(render_table(["GROUP", "TASK", "STATE", "ATTEMPT", "WHY"], shown), nl=False)
     if len(rows) > len(shown):
-        click.echo(f"and {len(rows) - len(shown)} more tasks: muster status --json has all")
+        echo(f"and {len(rows) - len(shown)} more tasks: muster status --json has all")
 
 
 def _plain(view: "RunView", workflow: "WorkflowView") -> dict[str, Any]:

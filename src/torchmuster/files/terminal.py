@@ -7,10 +7,15 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from torchmuster.model.lines import HALF_LINE_S, LineJoiner
+from torchmuster.model.narration import narrate
+from torchmuster.model.repeats import Shown
 from torchmuster.model.terminal import Terminal
+from torchmuster.model.text import printable
 
 _MAX_WAITING_BYTES = 1 << 20
 _OWN_WORDS_BYTES = 1 << 20  # a verdict finds room behind any flood
@@ -31,9 +36,11 @@ class TerminalVoice:
 
     Attributes:
         prefix_always: More than one rank will print, so each line says whose it is.
+        shown: What stands on it already.
     """
 
     prefix_always: bool = False
+    shown: Shown = field(default_factory=Shown)
     _joiner: LineJoiner = field(default_factory=LineJoiner)
     _queue: deque[tuple[int, bytes]] = field(default_factory=deque)
     _waiting_bytes: int = 0
@@ -53,12 +60,23 @@ class TerminalVoice:
 
     def say(self, sentence: str) -> None:
         """Print a sentence on standard error, on a line of its own."""
-        self.print("".join(f"muster: {line}\n" for line in sentence.splitlines()))
+        self.print("".join(f"muster: {line}\n" for line in printable(sentence).splitlines()))
+
+    def tell(self, event: str, fields: Mapping[str, Any]) -> None:
+        """Say what an event of the run means to a person, if anything."""
+        with self._changed:
+            if event == "attempt_started":
+                self.shown.begin_attempt()
+            sentence = narrate(event, fields, self.shown)
+        if sentence is not None:
+            self.say(sentence)
 
     def show(self, rank: int, stream: int, text: str, left_out: int) -> None:
         """Print output on the stream that it came from."""
         with self._changed:
-            self._put_all(self._joiner.add(rank, stream, text, left_out))
+            new = self.shown.filter(rank, stream, text)
+            if new or left_out:
+                self._put_all(self._joiner.add(rank, stream, new, left_out))
             if self._joiner.waits and self._halves_due is None:
                 self._halves_due = time.monotonic() + HALF_LINE_S
                 self._changed.notify_all()
@@ -72,6 +90,8 @@ class TerminalVoice:
     def flush(self, timeout_s: float) -> None:
         """Print the last half lines and wait for the terminal."""
         with self._changed:
+            for rank, number, text in self.shown.rest():
+                self._put_all(self._joiner.add(rank, number, text))
             self._put_all(self._joiner.rest())
             self._say_what_was_lost()
             self._changed.wait_for(lambda: not self._queue and not self._busy, timeout_s)

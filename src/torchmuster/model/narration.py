@@ -1,13 +1,24 @@
 """Events in words: the one place where a line of `events.jsonl` becomes a sentence for a person."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torchmuster.model.network import significant
 
+if TYPE_CHECKING:
+    from torchmuster.model.repeats import Shown
 
-def narrate(name: str, fields: Mapping[str, Any]) -> str | None:
-    """Return the sentence for an event, or None for one that only the record needs."""
+
+def narrate(name: str, fields: Mapping[str, Any], shown: "Shown | None" = None) -> str | None:
+    """Return the sentence for an event, or None for one that only the record needs.
+
+    Args:
+        name: Of the event.
+        fields: Of the event.
+        shown: What stands on the terminal already, and need not be said again.
+    """
+    if name == "attempt_failed":
+        return _attempt_failed(fields, shown)
     teller = _TELLERS.get(name)
     return teller(fields) if teller is not None else None
 
@@ -37,15 +48,20 @@ def _attempt_started(f: Mapping[str, Any]) -> str | None:
     )
 
 
-def _attempt_failed(f: Mapping[str, Any]) -> str:
+def _attempt_failed(f: Mapping[str, Any], shown: "Shown | None") -> str:
     left = f["restarts_left"]
     what = f"attempt {f['attempt']} ended: {f['what']}"
     if left is None:
         return what  # the verdict follows
     rank = f["cause"]["rank"]
-    lines = f["cause"]["tail"] if rank != 0 else []
-    shown = "".join(f"\n  [rank {rank}] {line}" for line in lines)
-    return f"{what}; {left} restart{'s' if left != 1 else ''} left{shown}"
+    traceback = (f["cause"].get("error") or {}).get("traceback", "")
+    ranks = shown.ranks if shown is not None else {0}
+    is_new = rank not in ranks and not (shown is not None and shown.has(traceback))
+    lines = f["cause"]["tail"] if is_new else []
+    if shown is not None and 0 < len(traceback.splitlines()) <= len(lines):
+        shown.note(traceback)
+    told = "".join(f"\n  [rank {rank}] {line}" for line in lines)
+    return f"{what}; {left} restart{'s' if left != 1 else ''} left{told}"
 
 
 def _refused(f: Mapping[str, Any]) -> str:
@@ -91,7 +107,6 @@ def _finding(finding: Mapping[str, Any]) -> str:
 _TELLERS: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "waiting": _waiting,
     "attempt_started": _attempt_started,
-    "attempt_failed": _attempt_failed,
     "agent_refused": _refused,
     "early_end": _early_end,
     "network": _network,

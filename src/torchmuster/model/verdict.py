@@ -114,14 +114,23 @@ def explain_failure(
 ) -> Report:
     """Return the report on a run that `cause` ended."""
     return Report(
-        error=_headline(cause, circumstances),
+        error=_headline(cause, ends, circumstances),
         at=_location(cause, circumstances),
         because=tuple(_evidence(cause, circumstances) + _consequences(cause, ends)),
         hint=_hint(cause, circumstances),
     )
 
 
-def _headline(cause: WorkerEnd, circumstances: Circumstances) -> str:
+def alike(cause: WorkerEnd, ends: Sequence[WorkerEnd]) -> list[int]:
+    """Return the ranks that raised the same in the same line: one failure, however many say it."""
+    ranks = {cause.rank}
+    if cause.error is not None and cause.error.where:
+        this = (cause.error.type_name, cause.error.where)
+        ranks |= {e.rank for e in ends if e.error and (e.error.type_name, e.error.where) == this}
+    return sorted(ranks)
+
+
+def _headline(cause: WorkerEnd, ends: Sequence[WorkerEnd], circumstances: Circumstances) -> str:
     if circumstances.early_ranks and cause.looks_like_echo:
         early = circumstances.early_ranks
         needed = "it" if len(early) == 1 else "them"
@@ -133,7 +142,7 @@ def _headline(cause: WorkerEnd, circumstances: Circumstances) -> str:
     if cause.kind is EndKind.NOT_STARTED:
         return f"rank {cause.rank} could not be started: {describe(cause)}"
     if cause.kind is EndKind.EXCEPTION:
-        return f"rank {cause.rank} raised {describe(cause)}"
+        return f"{name_ranks(alike(cause, ends))} raised {describe(cause)}"
     if cause.kind is EndKind.SIGNAL:
         killed = " for want of memory" if cause.memory_evidence else ""
         return f"rank {cause.rank} was ended by {describe(cause)}{killed}"
@@ -170,8 +179,9 @@ def _evidence(cause: WorkerEnd, circumstances: Circumstances) -> list[str]:
 
 def _consequences(cause: WorkerEnd, ends: Sequence[WorkerEnd]) -> list[str]:
     followers: dict[str, list[int]] = {}
+    same = alike(cause, ends)
     for end in ends:
-        if end is not cause and end.is_failure and end.rank >= 0:
+        if end is not cause and end.is_failure and end.rank >= 0 and end.rank not in same:
             followers.setdefault(describe(end), []).append(end.rank)
     return [f"then {name_ranks(ranks)}: {what}" for what, ranks in followers.items()]
 

@@ -1,6 +1,7 @@
 """Follow a run that is a job: what it does from its run directory, where it stands from its scheduler."""
 
 import asyncio
+import contextlib
 import signal
 import time
 from dataclasses import dataclass, field
@@ -10,7 +11,6 @@ from torchmuster.errors import MusterError
 from torchmuster.files.layout import RunDir
 from torchmuster.files.terminal import TerminalVoice
 from torchmuster.model.job import JobView
-from torchmuster.model.narration import narrate
 from torchmuster.model.plan import RunPlan, Tee
 from torchmuster.model.verdict import Result
 from torchmuster.run.jobs import describe_job
@@ -92,12 +92,8 @@ class JobFollower:
         events = list(read_events(self.run_dir.events))
         for event in events[self._num_events :]:
             fields = {k: v for k, v in event.items() if k not in ("event", "time")}
-            try:
-                sentence = narrate(str(event.get("event")), fields)
-            except (KeyError, TypeError):
-                continue
-            if sentence is not None:
-                self.voice.say(sentence)
+            with contextlib.suppress(KeyError, TypeError):  # of another version of muster
+                self.voice.tell(str(event.get("event")), fields)
         self._num_events = len(events)
         if self.plan.tee is Tee.NONE:
             return

@@ -33,6 +33,7 @@ from torchmuster.files.layout import RunDir
 from torchmuster.files.terminal import TerminalVoice
 from torchmuster.model import codec
 from torchmuster.model.job import Allocation
+from torchmuster.model.repeats import shortened
 from torchmuster.model.text import render_report, report_of_error
 from torchmuster.model.verdict import Result, RunState
 from torchmuster.run.create import write_owner
@@ -118,7 +119,8 @@ def _finish(result: Result, chain: Chain, deadline: Deadline, voice: TerminalVoi
     if result.report is not None and result.state is not RunState.SUCCEEDED:
         from torchmuster.doctor.explain.end_of_run import explained
 
-        voice.print(render_report(explained(result, chain.run_dir) or result.report))
+        report = explained(result, chain.run_dir) or result.report
+        voice.print(render_report(shortened(report, result, voice.shown)))
     voice.flush(5.0)
     return result.exit_code
 

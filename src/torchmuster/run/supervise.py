@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -20,7 +21,6 @@ from torchmuster.files.tail import last_lines
 from torchmuster.files.terminal import own_terminal
 from torchmuster.model import codec
 from torchmuster.model.lease import OwnClock
-from torchmuster.model.narration import narrate
 from torchmuster.model.plan import RunPlan
 from torchmuster.model.stop import StopCause, cause_of_stop, end_by_stop
 from torchmuster.model.text import report_of_error
@@ -47,6 +47,9 @@ class Display(Protocol):
 
     def say(self, sentence: str) -> None:
         """Show a sentence of muster's own."""
+
+    def tell(self, event: str, fields: Mapping[str, Any]) -> None:
+        """Show what an event of the run means."""
 
     def show(self, rank: int, stream: int, text: str, left_out: int) -> None:
         """Show what a rank wrote."""
@@ -257,9 +260,7 @@ class Supervisor:
                     self._send_size()  # it may have changed while there was nobody to tell
                 if name == "workers_started" and self.forward_stdin:
                     self._read_stdin()  # not before: there is nobody yet to get it
-                sentence = narrate(name, fields)
-                if sentence is not None:
-                    self.display.say(sentence)
+                self.display.tell(name, fields)
             case messages.Output():
                 self.display.show(message.rank, message.stream, message.text, message.dropped_lines)
             case messages.NeedNodes(places=places, again=again):

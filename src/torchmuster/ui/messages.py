@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from torchmuster.errors import MusterError
 from torchmuster.files.layout import RunDir
 from torchmuster.model.outcome import WorkflowResult
-from torchmuster.model.text import render_report, report_of_error
+from torchmuster.model.repeats import Shown, shortened
+from torchmuster.model.text import printable, render_report, report_of_error
 from torchmuster.model.verdict import Report, Result, RunState
 
 _RED, _BOLD, _CYAN, _RESET = "\x1b[1;31m", "\x1b[1m", "\x1b[36m", "\x1b[0m"
@@ -52,7 +53,7 @@ def print_warnings(warnings: Sequence[MusterError]) -> None:
 def print_notes(sentences: Sequence[str]) -> None:
     """Print one line for each choice that was made for the user."""
     for sentence in sentences:
-        sys.stderr.write(f"muster: {sentence}\n")
+        sys.stderr.write(f"muster: {printable(sentence)}\n")
 
 
 def workflow_summary(result: WorkflowResult) -> str:
@@ -71,18 +72,20 @@ def summary(result: Result) -> str:
     return f"{result.state.value} after {result.elapsed_s:.1f} s ({attempts}{lost}{logs})"
 
 
-def last_report(result: Result, run_dir: RunDir) -> Report | None:
+def last_report(result: Result, run_dir: RunDir, shown: Shown | None = None) -> Report | None:
     """Return what is said at the end of a run, with what its logs add; None when the last line says it all.
 
     Args:
         result: Of the run.
         run_dir: Where its logs are.
+        shown: What stands on the terminal already: a traceback is not printed twice.
     """
     if not is_worth_a_report(result):
         return None
     from torchmuster.doctor.explain.end_of_run import explained
 
-    return explained(result, run_dir)
+    report = explained(result, run_dir)
+    return shortened(report, result, shown) if report is not None and shown is not None else report
 
 
 def is_worth_a_report(result: Result) -> bool:

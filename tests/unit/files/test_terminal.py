@@ -71,6 +71,33 @@ def test_half_a_line_among_several_ranks_appears_while_its_rank_goes_on():
     assert seen == b"a\n[rank 1] 10%"
 
 
+def test_a_sentence_with_words_of_others_is_shown_and_not_obeyed():
+    _, err = said("voice.say('n1\\x1b]0;owned\\x07 was lost'); voice.flush(10)")
+
+    assert err == "muster: n1\\x1b]0;owned\\x07 was lost\n"
+
+
+FAILS = """
+traceback = 'Traceback (most recent call last):\\n  File "t", line 1, in f\\n    f()\\nE: x\\n'
+cause = {"rank": 3, "tail": traceback.splitlines(), "error": {"traceback": traceback}}
+for attempt in (0, 1):
+    voice.tell("attempt_started", {"attempt": attempt, "num_nodes": 1, "world_size": 4, "why": "y"})
+    voice.show(0, 2, "0\\n", 0)
+    failed = {"attempt": attempt, "what": "E in rank 3", "restarts_left": 1, "cause": cause}
+    voice.tell("attempt_failed", failed)
+print(voice.shown.has(traceback))
+voice.flush(10)
+"""
+
+
+def test_a_failure_that_comes_again_shows_the_lines_of_a_rank_once():
+    out, err = said(FAILS)
+
+    assert out == "True\n"
+    assert err.count("  [rank 3] E: x\n") == 1
+    assert err.count("ended: E in rank 3; 1 restart left") == 2
+
+
 FLOOD = """
 begun = time.monotonic()
 for i in range(400):

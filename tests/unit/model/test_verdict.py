@@ -42,6 +42,15 @@ CASES = {
         [],
         {"same_bug": True, "restarts_spent": 1},
     ),
+    "all_in_the_same_line": (
+        raised(3, "ValueError", "bad batch of 3"),
+        [
+            raised(0, "ValueError", "bad batch of 0"),
+            raised(1, "ValueError", "bad batch of 1", asked=True),
+            raised(2, "ValueError", "bad batch of 2", where="train.py:9"),
+        ],
+        {},
+    ),
     "final": (
         raised(3, "SnapshotError", "no good snapshot", is_final=True),
         [],
