@@ -150,6 +150,19 @@ def test_a_refused_job_is_explained_and_leaves_no_job(cluster, tmp_path):
     assert "Slurm knows no such partition" in listed
 
 
+def test_a_job_that_can_never_start_is_cancelled_and_told_with_what_there_is(cluster, tmp_path):
+    (tmp_path / "queue/settings").write_text('{"num_nodes": 3, "node_cpus": 8}')
+
+    words = ("run", "--on", "slurm", "--nodes", "9", "--run-id", "r", "train.py")
+    done = muster(cluster, tmp_path, *words)
+
+    assert done.returncode == 14
+    assert "can't give what the job asks for (PartitionConfig)" in done.stderr
+    assert "error: job 1 can never start: it asks for more nodes than" in done.stderr
+    assert "because: partition main has 3 nodes of 8 CPUs; the job asks for 9 nodes" in done.stderr
+    assert json.loads((tmp_path / "queue/1.json").read_text())["state"] == "CANCELLED"
+
+
 def test_a_detached_job_is_waited_for_and_cancelled_by_name(cluster, tmp_path):
     done = muster(cluster, tmp_path, *ON, "--detach", "train.py", "wait")
     assert done.stdout == "r\n"

@@ -125,7 +125,8 @@ def test_a_pending_job_says_why_it_waits_and_until_when(login, slurm_lab):
 
     shown = login("status", "r").stdout
 
-    assert f"job {job} is pending (Resources), expected to start {estimate}" in shown
+    assert f"job {job} is pending: it is its turn" in shown
+    assert f"(Resources), expected to start {estimate}" in shown
     assert login("cancel", "r").returncode == 0
     assert json.loads(login("status", "r", "--json").stdout)["state"] == "cancelled"
 

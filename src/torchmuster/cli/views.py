@@ -140,7 +140,7 @@ def status(run: str, *, as_json: bool) -> int:
         echo(f"command  {' '.join(view.plan.program.display())}")
     echo(f"folder   {view.run_dir.path}")
     if job is not None:
-        from torchmuster.run.jobs import describe_job
+        from torchmuster.model.job import describe_job
         from torchmuster.run.links import describe_link
 
         link = describe_link(view.run_dir)

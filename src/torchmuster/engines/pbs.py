@@ -12,6 +12,7 @@ from typing import Any
 
 from torchmuster.engines import base
 from torchmuster.engines.base import EngineError, NodeStart, Refusal
+from torchmuster.engines.pbs_reasons import REASONS
 from torchmuster.engines.qstat import read_jobs
 from torchmuster.errors import UsageError
 from torchmuster.model.job import (
@@ -93,6 +94,7 @@ class PbsDialect:
     """OpenPBS 20 and later, PBS Professional 19 and later."""
 
     name = "pbs"
+    wait_reasons = REASONS
     # qrerun needs an operator's rights at most sites.
     resubmit_ways: tuple[ResubmitWay, ...] = (ResubmitWay.SUBMIT, ResubmitWay.REQUEUE)
     start_ways = (StartWay.PBSDSH, StartWay.MPIEXEC, StartWay.TMRSH, StartWay.SSH)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torchmuster.engines import base
 from torchmuster.engines.base import EngineError, NodeStart, Refusal
+from torchmuster.engines.slurm_reasons import REASONS
 from torchmuster.errors import UsageError
 from torchmuster.model.job import (
     AllocatedNode,
@@ -116,6 +117,7 @@ class SlurmDialect:
     """Slurm 20.11 and later."""
 
     name = "slurm"
+    wait_reasons = REASONS
     resubmit_ways: tuple[ResubmitWay, ...] = (ResubmitWay.REQUEUE, ResubmitWay.SUBMIT)
 
     def script(self, job: JobRequest) -> str:

@@ -134,11 +134,27 @@ class JobRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """What a scheduler's reason for a wait means.
+
+    Attributes:
+        never: The job can't start, however long it waits.
+        may_be_never: So it is where there is less than the job asks for; that has to be looked at.
+    """
+
+    sentence: str
+    hint: str | None = None
+    never: bool = False
+    may_be_never: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
     """What a scheduler says of one job.
 
     Attributes:
         reason: Why it waits or ended, in the scheduler's own words.
+        wait: What that means, where the engine's table knows it.
         start_estimate: When it is expected to start, as the scheduler writes it.
         exit_code: Of the head; None where the scheduler doesn't say, 128 + n for signal n.
         nodes: The names of its nodes, none before it has started.
@@ -150,6 +166,24 @@ class JobView:
     start_estimate: str | None = None
     exit_code: int | None = None
     nodes: tuple[str, ...] = ()
+    wait: Wait | None = None
+
+
+def describe_job(view: JobView) -> str:
+    """Return a sentence on where a job stands, with what its reason means and the scheduler's own word."""
+    text = f"job {view.job_id} is {view.state.value.replace('_', ' ')}"
+    if view.wait is not None:
+        text += f": {view.wait.sentence}"
+    if view.reason is not None:
+        text += f" ({view.reason})"
+    if view.start_estimate is not None:
+        text += f", expected to start {view.start_estimate}"
+    if view.nodes:
+        names = ", ".join(view.nodes[:8]) + (", ..." if len(view.nodes) > 8 else "")
+        text += f" on {names}"
+    if view.wait is not None and view.wait.hint is not None:
+        text += f"; {view.wait.hint}"
+    return text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,11 +10,11 @@ from torchmuster.engines.base import Dialect
 from torchmuster.errors import MusterError
 from torchmuster.files.layout import RunDir
 from torchmuster.files.terminal import TerminalVoice
-from torchmuster.model.job import JobView
+from torchmuster.model.job import JobView, describe_job
 from torchmuster.model.plan import RunPlan, Tee
 from torchmuster.model.verdict import Result
-from torchmuster.run.jobs import describe_job
 from torchmuster.run.links import cancel_jobs, describe_link, settled_result, view_newest
+from torchmuster.run.never import NeverWatch
 from torchmuster.run.record import read_events, read_new
 
 _POLL_S = 1.0
@@ -38,6 +38,7 @@ class JobFollower:
     _positions: dict[str, int] = field(default_factory=dict)
     _interrupted_at: float | None = None
     _leaves: bool = False
+    _never: NeverWatch = field(default_factory=NeverWatch)
 
     async def follow(self) -> Result | None:
         """Return the result; None when the job goes on without us, or ended without one."""
@@ -81,6 +82,10 @@ class JobFollower:
             self._leaves = True
 
     def _ask_scheduler(self) -> None:
+        self._tell_where_it_stands()
+        self._never.end_if_never(self.run_dir)
+
+    def _tell_where_it_stands(self) -> None:
         view = view_newest(self.run_dir)
         link = describe_link(self.run_dir)
         if view is None or (view, link) == (self._view, self._link):

@@ -13,9 +13,8 @@ from typing import Any
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.files.tail import last_lines
-from torchmuster.model.job import JobView
+from torchmuster.model.job import JobView, describe_job
 from torchmuster.model.verdict import Result
-from torchmuster.run.jobs import describe_job
 from torchmuster.run.record import read_result
 
 FINDINGS = "check.json"

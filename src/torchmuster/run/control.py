@@ -23,6 +23,7 @@ from torchmuster.net.secret import read_secret
 from torchmuster.run.find import RunView, owner_is_here, owner_lives, view_job, view_run
 from torchmuster.run.jobs import cancel_job, read_jobs
 from torchmuster.run.links import cancel_jobs, settled_result
+from torchmuster.run.never import NeverWatch
 from torchmuster.run.record import read_new, read_result
 from torchmuster.run.workflow_view import as_result, read_workflow_result, task_logs
 
@@ -34,12 +35,14 @@ _SETTLE_S = 2.0  # from a job's end to its result: a shared file system may show
 
 async def wait_for_result(run_dir: RunDir) -> Result | None:
     """Wait until the run has a result; None when its owner has gone without one."""
+    never = NeverWatch()
     while True:
         result = any_result(run_dir)
         if result is not None:
             return result
         if not owner_lives(run_dir):
             return any_result(run_dir)
+        never.end_if_never(run_dir)
         await asyncio.sleep(_POLL_S)
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from torchmuster import proc
 from torchmuster.engines.base import Dialect, EngineError
+from torchmuster.engines.wait_reasons import reasons_of
 from torchmuster.errors import MusterError
 from torchmuster.model.job import JobState, JobView
 
@@ -134,6 +135,9 @@ def _answer(
     try:
         # Some give the jobs that they know and an error for the others.
         views = dialect.views(said.stdout.decode(errors="replace"))
+        reasons = reasons_of(dialect)
+        if reasons is not None:
+            views = {job_id: reasons.explained(view) for job_id, view in views.items()}
     except EngineError as error:
         return {}, f"the answer of `{argv[0]}` can't be read: {error.why or error.what}"
     if said.status == 0 or _FORGOTTEN.search(stderr):

@@ -222,16 +222,3 @@ def cancel_job(dialect: Dialect, job_id: str) -> None:
     if answer.status != 0:
         why = answer.stderr.decode(errors="replace").strip() or None
         raise EngineError(f"job {job_id} can't be cancelled", where=" ".join(argv), why=why)
-
-
-def describe_job(view: JobView) -> str:
-    """Return a sentence on where a job stands, with the scheduler's own reason."""
-    text = f"job {view.job_id} is {view.state.value.replace('_', ' ')}"
-    if view.reason is not None:
-        text += f" ({view.reason})"
-    if view.start_estimate is not None:
-        text += f", expected to start {view.start_estimate}"
-    if view.nodes:
-        names = ", ".join(view.nodes[:8]) + (", ..." if len(view.nodes) > 8 else "")
-        text += f" on {names}"
-    return text

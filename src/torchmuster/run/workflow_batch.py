@@ -19,7 +19,8 @@ from torchmuster.model.states import State
 from torchmuster.model.text import report_of_error
 from torchmuster.model.workflow import WorkflowPlan
 from torchmuster.run.find import view_run
-from torchmuster.run.jobs import cancel_job, submit_script
+from torchmuster.run.jobs import cancel_job, submit_script, view_jobs
+from torchmuster.run.never import NeverWatch, note_group
 from torchmuster.run.record import read_new
 from torchmuster.run.reuse import link_reused
 from torchmuster.run.workflow_view import WorkflowView, task_logs
@@ -112,6 +113,7 @@ class WorkflowFollower:
     _positions: dict[str, int] = field(default_factory=dict)
     _interrupted_at: float | None = None
     _numbers: dict[str, int] = field(default_factory=dict)
+    _never: NeverWatch = field(default_factory=NeverWatch)
 
     async def follow(self) -> WorkflowView | None:
         """Return the workflow at its end; None when it goes on without us."""
@@ -120,12 +122,25 @@ class WorkflowFollower:
             run = await asyncio.to_thread(view_run, self.run_dir)
             if run.workflow is not None:
                 self._show(run.workflow)
+                await asyncio.to_thread(self._end_what_can_not_start, run.workflow)
                 if all(group.state.is_final for group in run.workflow.groups):
                     return run.workflow
             since = self._interrupted_at
             if since is not None and time.monotonic() - since > _SECOND_CTRL_C_S:
                 return None
             await asyncio.sleep(_POLL_S)
+
+    def _end_what_can_not_start(self, view: WorkflowView) -> None:
+        """Cancel the jobs of groups that can never start; who needs their output fails with them."""
+        for group in view.groups:
+            if group.state is not State.SCHEDULING or group.name not in self.job_ids:
+                continue
+            job_id = self.job_ids[group.name]
+            job = view_jobs(self.dialect, [job_id]).get(job_id)
+            report = self._never.judge(job, self.dialect)
+            if report is not None:
+                note_group(self.run_dir, group.name, report)
+                _cancel_all(self.dialect, {group.name: job_id})
 
     def _show(self, view: WorkflowView) -> None:
         for name, logs in task_logs(view, self.run_dir):

@@ -9,7 +9,7 @@ from typing import Any
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
-from torchmuster.model.job import JobState, JobView
+from torchmuster.model.job import JobState, JobView, describe_job
 from torchmuster.model.outcome import WorkflowResult
 from torchmuster.model.states import State, workflow_state
 from torchmuster.model.verdict import Result, RunState
@@ -113,8 +113,7 @@ def _state_of_job(
         case JobState.PENDING | JobState.HELD | JobState.REQUEUED:
             if waits:
                 return State.WAITING, f"waits for the outputs of {', '.join(waits)}"
-            start = f", expected to start {job.start_estimate}" if job.start_estimate else ""
-            return State.SCHEDULING, f"job {job.job_id} is {job.state.value}: {job.reason}{start}"
+            return State.SCHEDULING, describe_job(job)
         case JobState.RUNNING | JobState.ENDING:
             return State.RUNNING, None
         case JobState.UNKNOWN:  # nobody can tell now: neither an end nor a success

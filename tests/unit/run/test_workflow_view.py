@@ -49,7 +49,7 @@ def test_a_pending_job_shows_the_schedulers_reason_and_others_what_they_wait_for
     view = view_job_workflow(run_dir, dict.fromkeys("abc", pending))
 
     assert states(view) == {"a": State.SCHEDULING, "b": State.WAITING, "c": State.WAITING}
-    assert view.groups[0].why == "job 1 is pending: Resources, expected to start 18:00"
+    assert view.groups[0].why == "job 1 is pending (Resources), expected to start 18:00"
     assert view.groups[1].why == "waits for the outputs of a"
     assert view.result is None
 

@@ -1,0 +1,149 @@
+"""Slurm's reason codes in sentences, and whether a partition is too small for a job.
+
+Source: https://slurm.schedmd.com/job_reason_codes.html, and the section JOB REASON CODES of `man squeue`.
+"""
+
+import re
+from collections.abc import Sequence
+
+from torchmuster.engines.wait_reasons import WaitReason, WaitReasons
+
+_LIMITS = "`sacctmgr show associations user=$USER format=account,qos,grptres,maxtres,maxjobs`"
+_QOS = "`sacctmgr show qos format=name,grptres,maxtrespu,maxjobspu,maxwall` lists the limits"
+_PARTITION = (
+    "`scontrol show partition` lists its limits; ask for less, or take another with --partition"
+)
+_NODES = "`sinfo --long --Node` lists the nodes and their states, `sinfo --list-reasons` why"
+
+
+def _reason(
+    pattern: str, sentence: str, hint: str = "", *, never: bool = False, may_be_never: bool = False
+) -> WaitReason:
+    return WaitReason(
+        pattern=rf"(?:{pattern})(?![A-Za-z])",
+        sentence=sentence,
+        hint=hint,
+        never=never,
+        may_be_never=may_be_never,
+    )
+
+
+_TABLE = (
+    _reason("Priority", "jobs with a higher priority are before it in the queue"),
+    _reason("Resources", "it is its turn, and waits for nodes to become free"),
+    _reason(
+        "PartitionNodeLimit",
+        "it asks for more nodes than the partition lets a job have, or than it has",
+        _PARTITION,
+        may_be_never=True,
+    ),
+    _reason(
+        "PartitionConfig",
+        "the partition, as it is set up, can't give what the job asks for",
+        _PARTITION,
+        may_be_never=True,
+    ),
+    _reason(
+        "PartitionTimeLimit",
+        "its time limit is longer than the partition allows",
+        "`sinfo --format='%P %l'` lists the limits; lower --time, or take another partition",
+    ),
+    _reason("PartitionDown", "the partition is down: it takes jobs and starts none", _NODES),
+    _reason(
+        "PartitionInactive", "the partition is inactive: it takes no jobs and starts none", _NODES
+    ),
+    _reason(
+        "ReqNodeNotAvail|Nodes required",
+        "nodes that it needs are down, drained, reserved or in use",
+        _NODES,
+    ),
+    _reason("NodeDown", "a node that it needs is down", _NODES),
+    _reason("BadConstraints", "no node has what it asks for", "`sinfo --format='%P %f %G'` lists features and GPUs", never=True),
+    _reason("DependencyNeverSatisfied", "a job that it waits for has not ended as it must", never=True),
+    _reason("Dependency", "it waits for another job to end"),
+    _reason("JobHeldUser", "you have held it", "`scontrol release JOB` lets it go"),
+    _reason("JobHeldAdmin", "an administrator has held it", "only an administrator can release it"),
+    _reason(
+        "JobHoldMaxRequeue",
+        "it was started again too often, and is held now",
+        "`scontrol release JOB` lets it go; its log says what went wrong",
+    ),
+    _reason("BeginTime", "its time to begin has not come; a job that was started again waits two minutes"),
+    _reason("Reservation", "it waits for its reservation to begin, or for others' to end", "`scontrol show reservation`"),
+    _reason("ReservationDeleted|InvalidReservation", "its reservation does not exist any more", "`scontrol show reservation`"),
+    _reason("Licenses", "it waits for a licence", "`scontrol show licenses` lists them"),
+    _reason("InvalidAccount", "its account does not exist here any more", _LIMITS),
+    _reason("InvalidQOS", "its QOS does not exist here any more", _QOS),
+    _reason("AccountNotAllowed", "its account may not use this partition", _PARTITION),
+    _reason("QOSNotAllowed", "its QOS may not be used by this account or in this partition", _QOS),
+    _reason("QOSUsageThreshold", "its QOS has used more than it may for now", _QOS),
+    _reason("QOSTimeLimit", "the time limit of its QOS is used up", _QOS),
+    _reason("QOSJobLimit|QOSMaxJobs[A-Za-z]*|QOSMaxSubmit[A-Za-z]*", "so many jobs of its QOS run already as may", _QOS),
+    _reason("QOSMaxWall[A-Za-z]*", "its time limit is longer than its QOS allows", _QOS),
+    _reason("QOSMin[A-Za-z]*", "it asks for less than its QOS demands", _QOS),
+    _reason("QOS(?:Max|Grp)[A-Za-z]*", "it would exceed a limit of its QOS", _QOS),
+    _reason("QOSResourceLimit", "it would exceed a limit of its QOS", _QOS),
+    _reason("AssocGrp[A-Za-z]*", "its account and those below it have used what they may together", _LIMITS),
+    _reason("AssocMaxJobs[A-Za-z]*", "so many of your jobs run already as may", _LIMITS),
+    _reason("AssocMaxWall[A-Za-z]*", "its time limit is longer than your account allows", _LIMITS),
+    _reason("AssocMax[A-Za-z]*", "it would exceed a limit of your account", _LIMITS),
+    _reason("AssociationJobLimit|AssociationResourceLimit|AssociationTimeLimit", "it would exceed a limit of your account", _LIMITS),
+    _reason("MaxMemPerLimit[A-Za-z]*", "it asks for more memory per CPU or node than may be", _PARTITION),
+    _reason("JobArrayTaskLimit", "so many tasks of its array run already as may"),
+    _reason("JobLaunchFailure", "the last try to start it failed", "the log of slurmctld says why: ask the administrators"),
+    _reason("NonZeroExitCode|RaisedSignal[A-Za-z:]*|TimeLimit", "its last start ended early"),
+    _reason("SystemFailure", "Slurm itself, a file system or the network failed", "ask the administrators"),
+    _reason("Prolog", "the prologue of its nodes still runs"),
+    _reason("Cleaning", "it was started again, and its last start is being cleaned up"),
+    _reason("BurstBuffer[A-Za-z]*|StageIn[A-Za-z]*|OutOfMemory", "its burst buffer is not ready"),
+    _reason("FrontEndDown", "no front end of the cluster is up", _NODES),
+    _reason("AccountingPolicy", "it would exceed a limit of your account or QOS", _LIMITS),
+    _reason("Dead[Ll]ine[A-Za-z]*", "it can't end before its deadline any more"),
+    _reason("FedJobLock|Federation[A-Za-z]*", "another cluster of the federation may start it"),
+    _reason("PowerNotAvail|PowerReserved", "the cluster has no power left for it now"),
+    _reason("Held|UserHeld", "it is held"),
+)  # fmt: skip
+
+
+def capacity_argv(job_id: str) -> list[list[str]]:
+    """Return the commands that tell what a job asks for and what its partition has."""
+    return [
+        ["scontrol", "--oneliner", "show", "job", job_id],
+        ["sinfo", "--noheader", "--exact", "--format=%P|%D|%c"],
+    ]
+
+
+def shortage(answers: Sequence[str]) -> str | None:
+    """Return what the partition has where a job asks for more nodes or larger ones; None where it doesn't."""
+    if len(answers) != 2:
+        return None
+    asked = dict(re.findall(r"(?:^| )(Partition|NumNodes|MinCPUsNode)=(\S+)", answers[0]))
+    sizes = _sizes(answers[1], asked.get("Partition", ""))
+    num_asked = int(asked.get("NumNodes", "0").partition("-")[0] or 0)
+    cpus_asked = int(
+        asked.get("MinCPUsNode", "0") if asked.get("MinCPUsNode", "0").isdecimal() else 0
+    )
+    num_fit = sum(number for number, cpus in sizes if cpus >= cpus_asked)
+    if not sizes or num_asked <= num_fit:
+        return None
+    has = " and ".join(f"{number} {_nodes(number)} of {cpus} CPUs" for number, cpus in sizes)
+    of_cpus = f" of at least {cpus_asked} CPUs" if cpus_asked > min(c for _, c in sizes) else ""
+    return f"partition {asked['Partition']} has {has}; the job asks for {num_asked} {_nodes(num_asked)}{of_cpus}"
+
+
+def _nodes(number: int) -> str:
+    return "node" if number == 1 else "nodes"
+
+
+def _sizes(text: str, partition: str) -> list[tuple[int, int]]:
+    """Return (how many nodes, CPUs of each), the largest first."""
+    found: dict[int, int] = {}
+    for line in text.splitlines():
+        cells = line.strip().split("|")
+        if len(cells) == 3 and cells[0].rstrip("*") == partition and cells[1].isdecimal():
+            cpus = int(cells[2]) if cells[2].isdecimal() else 0
+            found[cpus] = found.get(cpus, 0) + int(cells[1])
+    return [(found[cpus], cpus) for cpus in sorted(found, reverse=True)]
+
+
+REASONS = WaitReasons(table=_TABLE, capacity_argv=capacity_argv, shortage=shortage)

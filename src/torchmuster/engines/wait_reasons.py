@@ -1,0 +1,59 @@
+"""Why a job waits, as sentences: a table for each scheduler, and what it has where a job asks for more.
+
+Pure like the dialects: which commands to ask, and what their answers mean.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from torchmuster.model.job import JobState, JobView, Wait
+
+_MAY_WAIT = frozenset({JobState.PENDING, JobState.HELD})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitReason:
+    """One reason: the pattern in the scheduler's words, and ours."""
+
+    pattern: str
+    sentence: str
+    hint: str = ""
+    never: bool = False
+    may_be_never: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitReasons:
+    """All reasons of one scheduler.
+
+    Attributes:
+        table: The first that fits is meant.
+        capacity_argv: Commands that tell what a job asks for and what there is.
+        shortage: What their answers say there is, where it is less than the job asks for; None where nothing is proven.
+    """
+
+    table: tuple[WaitReason, ...]
+    capacity_argv: Callable[[str], list[list[str]]]
+    shortage: Callable[[Sequence[str]], str | None]
+
+    def explained(self, view: JobView) -> JobView:
+        """Return the view with the meaning of its reason, where the table knows it."""
+        if view.state not in _MAY_WAIT or view.reason is None:
+            return view
+        for entry in self.table:
+            if re.match(entry.pattern, view.reason):
+                wait = Wait(
+                    sentence=entry.sentence,
+                    hint=entry.hint or None,
+                    never=entry.never,
+                    may_be_never=entry.may_be_never,
+                )
+                return replace(view, wait=wait)
+        return view
+
+
+def reasons_of(dialect: object) -> WaitReasons | None:
+    """Return the table of a dialect; engines of other packages may have none."""
+    found = getattr(dialect, "wait_reasons", None)
+    return found if isinstance(found, WaitReasons) else None
