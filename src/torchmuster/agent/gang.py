@@ -267,12 +267,13 @@ class Gang:
         member.joined = False
         if member.outcome is not None and member.outcome is not State.COMPLETED:
             return self._finish(member, member.outcome, member.outcome_why)
-        if self.is_stopping or member.outcome is State.COMPLETED:
+        if self.is_stopping:
             return self._fail_at_once(member, State.FAILED_BACKEND_ERROR, why)
         rule = next((r for r in member.plan.exit_rules if r.matches(CODE_AGENT_LOST)), None)
         if rule is not None and rule.action is ExitAction.FAIL:
             return self._fail_at_once(member, State.FAILED_BACKEND_ERROR, why)
         member.lives_again = False
+        member.outcome = member.outcome_why = None  # what it had not brought away is lost
         backend = State.FAILED_BACKEND_ERROR
         return self._try_again(member, ExitAction.RESCHEDULE, why, or_else=backend)
 

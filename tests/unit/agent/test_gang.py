@@ -375,17 +375,25 @@ def test_a_rule_may_forbid_to_replace_a_lost_agent():
     assert machine.state is State.FAILED_BACKEND_ERROR
 
 
-@pytest.mark.parametrize("task", ["lead", "w"])
-def test_what_is_lost_while_it_uploads_has_failed_and_is_reported(task):
+def test_a_lead_that_is_lost_while_it_uploads_has_failed_and_is_reported():
     machine = running(ignore_nonlead=False)
-    machine.ended(task, code=0, signum=None)
-    machine.lost(task, "gone")
+    machine.ended("lead", code=0, signum=None)
+    machine.lost("lead", "gone")
     for other in ("lead", "w"):
         machine.ended(other, code=0, signum=None)
         machine.uploaded(other, None)
     assert machine.is_over
     assert machine.state is not State.COMPLETED
-    assert machine.first_failure.task == task
+    assert machine.first_failure.task == "lead"
+
+
+def test_a_task_that_is_lost_while_it_uploads_is_tried_again():
+    machine = running()
+    machine.ended("w", code=0, signum=None)
+    orders = machine.lost("w", "gone")
+    assert tasks_of(orders, gang.StartAgent) == ["w"]
+    assert machine.phase("w") is gang.Phase.ABSENT
+    assert not machine.state.is_failed
 
 
 def test_a_loss_during_a_restart_in_place_is_a_new_place():
