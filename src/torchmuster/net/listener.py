@@ -1,8 +1,10 @@
 """The listening side: strangers get little, and never for long.
 
-At most `MAX_STRANGERS` connections are in their handshake at a time, each for at most two seconds. When
-all seats are taken, the oldest stranger gives up his once he has had a fair time for it; until then new
-callers wait in the kernel's queue, so that a crowd of honest agents is served in order and a flood
+A caller waits until he has said his first word, which an honest one does at once. `MAX_SILENT` may wait so; one more
+takes the seat of the oldest silent caller of the address that has the most, so that a flood of silent connections
+keeps nobody out. Who has spoken gets one of `MAX_STRANGERS` seats for the handshake, the address with the fewest callers
+first. When all are taken the oldest stranger of the greediest address gives up his once he has had a fair time for it;
+until then new callers wait, at last in the kernel's queue: a crowd of honest agents is served in order, and a flood
 of garbage can't hold the door. Who speaks torch's store protocol is passed on, where that is wanted
 (`net/store_relay.py`).
 """
@@ -10,16 +12,20 @@ of garbage can't hold the door. Who speaks torch's store protocol is passed on, 
 import asyncio
 import contextlib
 import socket
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 
 from torchmuster.net import handshake
 from torchmuster.net.channel import HANDSHAKE_TIMEOUT_S, Channel
 from torchmuster.net.handshake import HandshakeError
+from torchmuster.net.seats import Seats
 from torchmuster.net.store_relay import STORE_CALL, StoreRelay
 
-MAX_STRANGERS = 64
-_FAIR_TIME_S = 0.25
+MAX_SILENT = 256
+MAX_STRANGERS = 128
+_MAX_WAITING = 256
+_ACCEPTS_IN_A_ROW = 16
+_PAUSE_S = 0.01
+_FAIR_TIME_S = 0.5
 _BACKLOG = 4096
 
 Handler = Callable[[Channel], Awaitable[None]]
@@ -61,7 +67,12 @@ class Listener:
         self._handler = handler
         self._refusal = refusal
         self._relay = relay
-        self._strangers: OrderedDict[asyncio.Task[None], float] = OrderedDict()
+        self._silent: Seats[socket.socket] = Seats()
+        self._waiting: Seats[socket.socket] = Seats()  # they have spoken
+        self._strangers: Seats[asyncio.Task[None]] = Seats()
+        self._limits: dict[socket.socket, asyncio.TimerHandle] = {}
+        self._look: asyncio.TimerHandle | None = None
+        self._is_over = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._unopened: set[socket.socket] = set()
 
@@ -72,27 +83,21 @@ class Listener:
 
     @property
     def num_strangers(self) -> int:
-        """Return how many connections are in their handshake."""
-        return len(self._strangers)
+        """Return how many connections have not proved yet who they are."""
+        return len(self._silent) + len(self._waiting) + len(self._strangers)
 
     async def serve(self) -> None:
         """Accept until cancelled; then close every connection."""
         loop = asyncio.get_running_loop()
+        loop.add_reader(self._listening, self._accept)
         try:
-            while True:
-                await self._wait_for_seat()
-                try:
-                    connection, _ = await loop.sock_accept(self._listening)
-                except OSError:  # out of descriptors, or the caller has gone already
-                    await asyncio.sleep(0.01)
-                    continue
-                self._unopened.add(connection)
-                task = loop.create_task(self._receive(connection))
-                self._strangers[task] = loop.time()
-                self._tasks.add(task)
-                task.add_done_callback(self._forget)
+            await loop.create_future()
         finally:
+            loop.remove_reader(self._listening)
             self._listening.close()
+            self._is_over = True
+            for connection in [*self._silent, *self._waiting]:
+                self._drop(connection)
             for task in list(self._tasks):
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -100,30 +105,137 @@ class Listener:
                 connection.close()
             self._unopened.clear()
 
-    async def _wait_for_seat(self) -> None:
-        loop = asyncio.get_running_loop()
-        while len(self._strangers) >= MAX_STRANGERS:
-            oldest, since = next(iter(self._strangers.items()))
-            patience_s = since + _FAIR_TIME_S - loop.time()
-            if patience_s <= 0:
-                self._strangers.pop(oldest)
-                oldest.cancel()
+    def _accept(self) -> None:
+        """Accept a few callers: a flood must leave turns to those who are here."""
+        for _ in range(_ACCEPTS_IN_A_ROW):
+            if len(self._waiting) >= _MAX_WAITING:
+                self._pause()
                 return
-            await asyncio.wait(
-                self._strangers, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED
-            )
-            await asyncio.sleep(0)
+            try:
+                connection, peer = self._listening.accept()
+            except BlockingIOError:
+                return
+            except OSError:  # out of descriptors, or the caller has gone already
+                self._pause()
+                return
+            self._take(connection, str(peer[0]))
+
+    def _pause(self) -> None:
+        """Let callers wait in the kernel's queue for a moment."""
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._listening)
+        loop.call_later(_PAUSE_S, self._go_on)
+
+    def _go_on(self) -> None:
+        if not self._is_over:
+            asyncio.get_running_loop().add_reader(self._listening, self._accept)
+
+    # Before the first word.
+
+    def _take(self, connection: socket.socket, address: str) -> None:
+        connection.setblocking(False)
+        # A few bytes are no word; the end of the connection wakes us all the same.
+        least = len(handshake.MAGIC if self._relay is None else STORE_CALL)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
+        if not self._judge(connection, address):
+            self._seat(connection, address)
+
+    def _judge(self, connection: socket.socket, address: str) -> bool:
+        """Look at the first word, if it is there; what is none of ours costs no more than this look."""
+        try:
+            word = connection.recv(len(handshake.MAGIC), socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            word = b""
+        is_store_call = self._relay is not None and word.startswith(STORE_CALL)
+        if word == handshake.MAGIC or is_store_call:
+            self._waiting.take(connection, address, asyncio.get_running_loop().time())
+            self._admit()
+            return True
+        if word and handshake.MAGIC.startswith(word):
+            return False
+        reason = handshake.Reason.NOT_MUSTER if word else handshake.Reason.CLOSED
+        self._refusal(address, HandshakeError(reason))
+        connection.close()
+        return True
+
+    def _seat(self, connection: socket.socket, address: str) -> None:
+        loop = asyncio.get_running_loop()
+        if len(self._silent) >= MAX_SILENT:
+            self._drop(self._silent.oldest_of_the_crowd()[0])
+        self._silent.take(connection, address, loop.time())
+        self._limits[connection] = loop.call_later(HANDSHAKE_TIMEOUT_S, self._drop, connection)
+        loop.add_reader(connection, self._hear, connection)
+
+    def _hear(self, connection: socket.socket) -> None:
+        address = self._leave_silent(connection)
+        if address is None or self._judge(connection, address):
+            return
+        option = (socket.SOL_SOCKET, socket.SO_RCVLOWAT)
+        if connection.getsockopt(*option) < len(handshake.MAGIC):
+            connection.setsockopt(*option, len(handshake.MAGIC))
+            self._seat(connection, address)
+        else:
+            connection.close()  # it has ended in the midst of a word
+
+    def _leave_silent(self, connection: socket.socket) -> str | None:
+        address = self._silent.leave(connection)
+        if address is not None:
+            asyncio.get_running_loop().remove_reader(connection)
+            self._limits.pop(connection).cancel()
+        return address
+
+    def _drop(self, connection: socket.socket) -> None:
+        self._leave_silent(connection)
+        self._waiting.leave(connection)
+        connection.close()
+
+    # The handshake.
+
+    def _admit(self) -> None:
+        """Give seats to those who wait; the next look is due when a fair time has passed."""
+        loop = asyncio.get_running_loop()
+        while len(self._waiting):
+            if len(self._strangers) >= MAX_STRANGERS and not self._free_a_seat():
+                break
+            connection = self._waiting.next_in_turn()
+            address = self._waiting.leave(connection) or ""
+            self._unopened.add(connection)
+            task = loop.create_task(self._receive(connection))
+            self._strangers.take(task, address, loop.time())
+            self._tasks.add(task)
+            task.add_done_callback(self._forget)
+
+    def _free_a_seat(self) -> bool:
+        """End the stranger who has had his fair time; else look again when he has."""
+        loop = asyncio.get_running_loop()
+        oldest, since = self._strangers.oldest_of_the_crowd()
+        patience_s = since + _FAIR_TIME_S - loop.time()
+        if patience_s <= 0:
+            self._strangers.leave(oldest)
+            oldest.cancel()
+            return True
+        if self._look is None:
+            self._look = loop.call_later(patience_s, self._look_again)
+        return False
+
+    def _look_again(self) -> None:
+        self._look = None
+        if not self._is_over:
+            self._admit()
 
     def _forget(self, task: asyncio.Task[None]) -> None:
-        self._strangers.pop(task, None)
         self._tasks.discard(task)
+        if self._strangers.leave(task) is not None and not self._is_over:
+            self._admit()
         if not task.cancelled() and task.exception() is not None:
             context = {"message": "a connection's handler failed", "exception": task.exception()}
             task.get_loop().call_exception_handler(context)
 
     async def _receive(self, connection: socket.socket) -> None:
         self._unopened.discard(connection)
-        connection.setblocking(False)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         reader, writer = await asyncio.open_connection(sock=connection, limit=1 << 18)
         try:
@@ -144,8 +256,8 @@ class Listener:
 
     def _leave_seat(self) -> None:
         this = asyncio.current_task()
-        if this is not None:
-            self._strangers.pop(this, None)
+        if this is not None and self._strangers.leave(this) is not None:
+            self._admit()
 
     async def _authenticate(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
