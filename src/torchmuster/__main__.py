@@ -1,6 +1,18 @@
-"""`python -m torchmuster` and the command `muster`."""
+"""`python -m torchmuster` and the command `muster`: a Ctrl-C ends it without a traceback, from the first import on."""
 
-from torchmuster.cli.main import main
+import os
+from typing import NoReturn
+
+
+def main() -> NoReturn:
+    """Run the command; exit as it says, or with 130 after Ctrl-C."""
+    try:
+        from torchmuster.cli.main import main as run_command  # most of a quick command's time
+
+        run_command()
+    except KeyboardInterrupt:
+        os._exit(130)  # the end of the interpreter could be interrupted again
+
 
 if __name__ == "__main__":
     main()

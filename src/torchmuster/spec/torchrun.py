@@ -167,6 +167,19 @@ def make_parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     return parser
 
 
+def _refuse_glued(arguments: Sequence[str], parser: argparse.ArgumentParser) -> None:
+    """Name a blank that is missing between two options: else the word is some odd value, or the script is missing."""
+    for word in arguments:
+        glued = re.match(r"--?[\w-]+[= ].*?(--[a-z][a-z_-]*)(?:=|$)", word)
+        if glued is not None and glued.group(1) in parser._option_string_actions:
+            raise UsageError(
+                f"there is no blank before `{glued.group(1)}`",
+                where=word,
+                why="bash joins two lines to one word where there is no blank before the backslash",
+                fix="write a blank before each backslash; `muster lint JOBSCRIPT` finds all of them",
+            )
+
+
 def parse_torchrun(
     arguments: Sequence[str],
     environment: Mapping[str, str],
@@ -178,7 +191,9 @@ def parse_torchrun(
     Raises:
         UsageError: It is not torchrun's line at all.
     """
-    given = make_parser(environment).parse_args(list(arguments))
+    parser = make_parser(environment)
+    _refuse_glued(arguments, parser)
+    given = parser.parse_args(list(arguments))
     _refuse(given, problems)
     conf = parse_conf(given.rdzv_conf, problems)
     nodes = parse_nodes(given.nnodes, "--nnodes", problems)

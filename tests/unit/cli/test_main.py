@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -37,3 +38,29 @@ def test_without_runs_the_list_is_empty_and_says_so(tmp_path):
     done = muster("ps", home=tmp_path)
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "no runs yet\n")
+
+
+INTERRUPTED = """
+import sys
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name == sys.argv[1]:
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Finder())
+from torchmuster.__main__ import main
+sys.argv = ["muster", "ps"]
+main()
+"""
+
+
+@pytest.mark.parametrize("module", ["torchmuster.cli.main", "click", "torchmuster.run.find"])
+def test_ctrl_c_while_it_is_still_importing_ends_it_without_a_traceback(module, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED.replace("sys.argv[1]", repr(module))],
+        env={**os.environ, "MUSTER_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr.strip()) == (130, "")

@@ -414,3 +414,21 @@ def test_any_value_of_any_option_is_taken_or_refused(action, text):
     except UsageError:
         return
     assert (found is None) == bool(problems.found)
+
+
+@pytest.mark.parametrize(
+    ("line", "glued"),
+    [
+        ("--nproc_per_node=2--nnodes=1 train.py", "--nnodes"),
+        ("--nproc-per-node=2--nnodes=1--rdzv_id=7--rdzv_endpoint=n1:29500train.py", "--nnodes"),
+        ("--nnodes=1 --nproc_per_node=2--standalone", "--standalone"),
+    ],
+)
+def test_a_blank_that_is_missing_between_two_options_is_named(line, glued):
+    with pytest.raises(UsageError, match=f"there is no blank before `{glued}`") as error:
+        parse(line)
+    assert "muster lint" in error.value.fix
+
+
+def test_an_argument_of_the_script_may_look_like_two_options():
+    assert parse("--nnodes=1 train.py --tag=a--b=c").program.args == ("--tag=a--b=c",)
