@@ -8,7 +8,7 @@ import ctypes
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torchmuster.errors import MusterError
@@ -21,6 +21,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 # Children that a shell had before it became us by `exec`, e.g. the `tee` of `exec muster ... > >(tee log)`.
 _inherited: frozenset[int] | None = None
 _beside: set[int] = set()
+_left_sessions: set[int] = set()  # of processes that go on when the run has ended well
 
 
 class Child:
@@ -94,6 +95,11 @@ def start_beside(argv: Sequence[str]) -> Child:
 def let_go(child: Child) -> None:
     """Forget a child of `start_beside` that has been reaped."""
     _beside.discard(child.pid)
+
+
+def leave_sessions(sessions: Iterable[int]) -> None:
+    """Let `end_children` leave the processes of these sessions alone from now on."""
+    _left_sessions.update(sessions)
 
 
 def own_package_environment() -> dict[str, str]:
@@ -321,13 +327,29 @@ def end_children(keep: frozenset[int] = frozenset()) -> bool:
     """
     keep |= (_inherited or frozenset()) | _beside
     left = False
-    for pid in children_of(os.getpid()):
-        if pid in keep:
-            continue
+    for pid in _ended_children(keep):
         kill_quietly(pid)
         try:
             reaped, _ = os.waitpid(pid, os.WNOHANG)
         except ChildProcessError:
             continue
         left = left or reaped == 0
-    return left or any(pid not in keep for pid in children_of(os.getpid()))
+    return left or bool(_ended_children(keep))
+
+
+def _ended_children(keep: frozenset[int]) -> list[int]:
+    """Return the children that `end_children` ends."""
+    found = [pid for pid in children_of(os.getpid()) if pid not in keep]
+    if not _left_sessions:
+        return found
+    facts = [read_process(pid) for pid in found]
+    return [f.pid for f in facts if f is not None and f.session not in _left_sessions]
+
+
+def name_of(pid: int) -> str:
+    """Return the short name of a process."""
+    try:
+        with open(f"/proc/{pid}/comm", errors="replace") as name:
+            return name.read().strip()
+    except OSError:
+        return "?"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from start.ways import FORKED, FRESH, PLAIN, Workers, together
+from torchmuster import proc
 
 DOCS = Path(__file__).parents[2] / "docs" / "start.md"
 PYTHON = (sys.executable, "-S")  # without torch, so that a spawner starts at once
@@ -235,3 +236,24 @@ def test_one_private_function_of_torch_is_wrapped(place):
     ours = place.log(0, 0).splitlines()[-1].split()
     assert (plain[0], ours[0]) == ("False", "True")
     assert int(ours[1]) == int(plain[1]) + 1
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_what_a_worker_has_started_ends_with_the_run_unless_it_has_a_session(place, code):
+    place.write(
+        "prog.py",
+        "import subprocess, sys\n"
+        "none = dict.fromkeys(('stdin', 'stdout', 'stderr'), subprocess.DEVNULL)\n"
+        "for own in (False, True):\n"
+        "    print(subprocess.Popen(['sleep', '600'], start_new_session=own, **none).pid)\n"
+        "sys.exit(int(sys.argv[1]))\n",
+    )
+    options = ("--nproc-per-node", "1", "--max-restarts", "0", "--python", " ".join(PYTHON))
+    done = place.muster("prog.py", str(code), options=options)
+    same, own = map(int, place.log(0, 0).split())
+    lives = {pid: proc.is_running(pid) for pid in (same, own)}
+    proc.kill_quietly(own)
+    assert done.code == code, done.stderr
+    assert lives == {same: False, own: code == 0}
+    told = f"in sessions of their own: sleep (pid {own})"
+    assert (told in done.stderr) is (code == 0)

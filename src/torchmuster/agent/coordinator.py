@@ -98,6 +98,13 @@ class Attempt:
         return {end.rank for end in self.ends}
 
     @property
+    def is_done(self) -> bool:
+        """Say whether all workers have ended with 0, unasked."""
+        all_ended = len(self.ended_ranks) >= self.world_size
+        well = all(e.kind is EndKind.SUCCESS and not e.asked for e in self.ends)
+        return all_ended and well and not self.ended_after_stop
+
+    @property
     def early_ranks(self) -> list[int]:
         """The ranks that ended with 0 while others ran on."""
         return [end.rank for end in self.ends if end.kind is EndKind.SUCCESS]
@@ -473,8 +480,11 @@ class Coordinator:
                 if attempt and number == attempt.number and self.phase is Phase.RUNNING:
                     end = self._node_end(member, f"the store of the attempt ended ({detail})")
                     attempt.ends.append(end)
-            case messages.AllReaped(attempt=number):
+            case messages.AllReaped(attempt=number, left=left):
                 member.running_attempt = None
+                if left:
+                    plain = [codec.to_plain(process) for process in left[:_MAX_LISTED]]
+                    self.event("left_running", node=self._name(member), processes=plain)
                 if attempt and number == attempt.number and member.place is not None:
                     attempt.reaped.add(member.place)
             case messages.NetworkFacts() | messages.ProbeResults():
@@ -897,7 +907,9 @@ class Coordinator:
         attempt.ending_at, attempt.ending_why = self._clock(), why
         self._say_at = attempt.ending_at + FIRST_SAY_S
         for member in self._attempt_members():
-            self._send(member, messages.KillAttempt(attempt=attempt.number))
+            ended_well = self._stop is None and attempt.is_done
+            order = messages.KillAttempt(attempt=attempt.number, ended_well=ended_well)
+            self._send(member, order)
 
     # Stopping.
 
@@ -967,9 +979,7 @@ class Coordinator:
     def _decide(self, attempt: Attempt) -> None:
         self._held_failure_said = False
         self._debugging.clear()
-        all_ended = len(attempt.ended_ranks) >= attempt.world_size
-        done = all_ended and all(e.kind is EndKind.SUCCESS and not e.asked for e in attempt.ends)
-        if done and not attempt.ended_after_stop:
+        if attempt.is_done:
             notes = notes_on_success(attempt.ends, attempt.world_size)
             for note in notes:
                 self.event("notice", text=note)

@@ -388,7 +388,7 @@ class Agent:
             case messages.StartAttempt():
                 self._waiting_order = message
                 self._start_if_ready()
-            case messages.KillAttempt(attempt=attempt):
+            case messages.KillAttempt(attempt=attempt, ended_well=ended_well):
                 self._waiting_order = None
                 if (
                     self._attempt is None
@@ -397,7 +397,7 @@ class Agent:
                 ):
                     self._send(messages.AllReaped(attempt=attempt))
                 else:
-                    self._kill_workers()
+                    self._kill_workers(ended_well=ended_well)
             case messages.SignalWorkers(signum=signum, if_caught=if_caught):
                 if self._attempt is not None and not self._attempt.reaped:
                     self._attempt.asked = self._attempt.asked or message.asks_to_stop
@@ -563,7 +563,9 @@ class Agent:
             case "exit" if self._attempt is not None:
                 self._take_exit(self._attempt, event)
             case "empty":
-                self._spawn(self._finish_attempt())
+                left = [messages.LeftProcess(pid=p, session=s, name=n) for p, s, n in event["left"]]
+                proc.leave_sessions(process.session for process in left)
+                self._spawn(self._finish_attempt(tuple(left)))
 
     def _announce_spawner(self) -> None:
         ready = self._ready or {}
@@ -708,11 +710,11 @@ class Agent:
     def _report_end(self, end: WorkerEnd) -> None:
         self._send(messages.WorkerEnded(end=end))
 
-    def _kill_workers(self) -> None:
+    def _kill_workers(self, *, ended_well: bool = False) -> None:
         if self._attempt is not None and not self._attempt.reaped:
             self._attempt.killed = True
             if self._spawner is not None:
-                self._spawner.order({"op": "kill"})
+                self._spawner.order({"op": "kill", "ended_well": ended_well})
                 loop = asyncio.get_running_loop()
                 loop.call_later(_STOPPED_S, self._end_stopped_spawner, self._attempt)
 
@@ -724,14 +726,14 @@ class Agent:
                 self.voice.say("the spawner stands still: it is killed, and its workers with it")
                 self._spawner.kill()
 
-    async def _finish_attempt(self) -> None:
+    async def _finish_attempt(self, left: tuple[messages.LeftProcess, ...] = ()) -> None:
         attempt = self._attempt
         if attempt is None or attempt.reaped:
             return
         await attempt.finish()
         if self._execs is not None:
             self._execs.end_all("the attempt has ended")
-        self._send(messages.AllReaped(attempt=attempt.attempt))
+        self._send(messages.AllReaped(attempt=attempt.attempt, left=left))
         self._start_if_ready()
 
     # Where the workers stand.

@@ -42,6 +42,7 @@ class AgentProcesses:
     def __init__(self) -> None:
         self._agents: list[tuple[int, proc.Child]] = []
         self._lifeline: tuple[int, int] | None = None
+        self._any_failed = False
 
     def holds(self, place: int) -> bool:
         """Say whether an agent of this place runs."""
@@ -71,7 +72,9 @@ class AgentProcesses:
             if status is not None:
                 self._agents.remove((place, child))
                 ends.append(AgentEnd(place=place, status=status))
-        proc.end_children(frozenset(child.pid for _, child in self._agents))
+        self._any_failed = self._any_failed or any(end.status != 0 for end in ends)
+        if self._any_failed:  # an agent that ended with 0 has left only what it was to leave
+            proc.end_children(frozenset(child.pid for _, child in self._agents))
         return ends
 
     def has_orphans(self) -> bool:

@@ -104,10 +104,17 @@ def _finding(finding: Mapping[str, Any]) -> str:
     return text + (f"; {hint}" if hint else "")
 
 
+def _left_running(f: Mapping[str, Any]) -> str:
+    names = [f"{process['name']} (pid {process['pid']})" for process in f["processes"]]
+    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+    return f"left running on {f['node']}, in sessions of their own: {', '.join(names[:8])}{more}"
+
+
 _TELLERS: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "waiting": _waiting,
     "attempt_started": _attempt_started,
     "agent_refused": _refused,
+    "left_running": _left_running,
     "early_end": _early_end,
     "network": _network,
     "preflight": _preflight,

@@ -102,10 +102,20 @@ class StoreLost(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeftProcess:
+    """A process in a session that a worker has made: it outlives a run that ended well."""
+
+    pid: int
+    session: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AllReaped(Message):
-    """No process of this attempt is left on this node."""
+    """No process of this attempt is left on this node, but those that go on after a good end."""
 
     attempt: int
+    left: tuple[LeftProcess, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,9 +214,14 @@ class StartAttempt(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KillAttempt(Message):
-    """SIGKILL every process of the attempt and say when all are gone."""
+    """SIGKILL every process of the attempt and say when all are gone.
+
+    Attributes:
+        ended_well: All workers have ended with 0: what has a session of its own goes on.
+    """
 
     attempt: int
+    ended_well: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

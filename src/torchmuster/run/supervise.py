@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from torchmuster import proc
 from torchmuster.engines.local import HEAD, AgentEnd
 from torchmuster.errors import MusterError
 from torchmuster.files import atomic
@@ -256,6 +257,8 @@ class Supervisor:
                 self.result = codec.from_plain(Result, fields)
             case messages.Event(name=name, fields=fields):
                 self._note_progress(name, fields)
+                if name == "left_running":
+                    proc.leave_sessions(process["session"] for process in fields["processes"])
                 if name == "workers_started":
                     self._send_size()  # it may have changed while there was nobody to tell
                 if name == "workers_started" and self.forward_stdin:

@@ -17,6 +17,7 @@ import select
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from torchmuster.model.lease import OwnClock, is_given_up
 
 _MAX_PACKET_BYTES = 1 << 20
 _POLL_ORPHANS_S = 0.005
+_LEAVE_S = 0.5
 _LOOK_EVERY_S = 1.0
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"  # stronger than OMP_NUM_THREADS
 # Not torch._dynamo, though every optimizer imports it: with it torch.distributed.nn would come before
@@ -54,6 +56,8 @@ class Spawner:
         self.imports_torch = False
         self.children: dict[int, dict[str, Any]] = {}
         self.ending = False
+        self.spares_until: float | None = None  # after a good end: when to look who stays
+        self.sessions = {os.getsid(0)}  # ours, and those of our children
         self.clock = OwnClock()
         self.heard_at = self.clock()
         self.wakeup_r, self.wakeup_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -298,6 +302,8 @@ def _obey(spawner: Spawner, message: dict[str, Any], fds: list[int]) -> WorkerTa
                 proc.kill_quietly(pid, message["signum"])
     if operation == "kill":
         _begin_ending(spawner)
+        if message.get("ended_well"):
+            spawner.spares_until = time.monotonic() + _LEAVE_S
     return None
 
 
@@ -321,11 +327,30 @@ def _begin_ending(spawner: Spawner) -> None:
 
 
 def _continue_ending(spawner: Spawner) -> None:
-    """Kill what the workers left behind, generation after generation; say when all are gone."""
+    """Kill what the workers left behind, generation after generation; say when all are gone.
+
+    After a good end, what a worker has put into a session of its own stays: it was meant to. Helpers
+    that only end a little later than their worker have a moment for it.
+    """
     _reap(spawner)
-    if not spawner.children and not proc.end_children():
-        spawner.ending = False
-        spawner.send({"ev": "empty"})
+    left = _in_own_sessions(spawner) if spawner.spares_until is not None else []
+    proc.leave_sessions(process.session for process in left)
+    if spawner.children or proc.end_children():
+        return
+    if left and spawner.spares_until is not None and time.monotonic() < spawner.spares_until:
+        return
+    spawner.ending, spawner.spares_until = False, None
+    spawner.send({"ev": "empty", "left": [[p.pid, p.session, proc.name_of(p.pid)] for p in left]})
+
+
+def _in_own_sessions(spawner: Spawner) -> list[proc.ProcessFacts]:
+    """Return the orphans of workers that are in sessions which the workers have made."""
+    found = [proc.read_process(pid) for pid in proc.children_of(os.getpid())]
+    return [
+        facts
+        for facts in found
+        if facts is not None and facts.state != "Z" and facts.session not in spawner.sessions
+    ]
 
 
 def _end_everything(spawner: Spawner) -> None:
@@ -408,6 +433,7 @@ def _fork(spawner: Spawner, child: dict[str, Any], fds: list[int]) -> bool:
         for fd in fds:
             os.close(fd)
         spawner.children[pid] = child
+        spawner.sessions.add(pid)
         spawner.ending = False
         spawner.send({"ev": "started", "pid": pid, **child})
         return True
