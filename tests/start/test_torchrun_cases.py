@@ -149,3 +149,33 @@ dist.destroy_process_group()
     done = launch.run("--nnodes=1", "--nproc-per-node=2", *master, script, url)
 
     assert done.returncode == 0, done.stderr
+
+
+# Restarts are counted, as by torchrun.
+
+RECOVERS = """
+import os, sys
+attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+print("attempt", attempt)
+if attempt < 2:
+    %s
+"""
+
+
+@pytest.mark.parametrize("fails", ["raise ValueError(0)", "undefined_name"])
+def test_a_script_that_recovers_on_the_third_attempt_succeeds(launch, fails):
+    text = RECOVERS % fails
+    done = launch.run("--max-restarts", "3", launch.script(text))
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[:3] == ["attempt 0", "attempt 1", "attempt 2"]
+
+
+def test_exit_code_75_is_a_failure_that_spends_a_restart(launch):
+    script = launch.script(
+        "import os\nprint(os.environ['TORCHELASTIC_RESTART_COUNT'])\nos._exit(75)"
+    )
+    done = launch.run("--max-restarts", "1", script)
+
+    assert done.returncode == 1
+    assert done.stdout.split() == ["0", "1"]

@@ -28,7 +28,7 @@ from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec, contract
 from torchmuster.model.event import event_line, utc_now
-from torchmuster.model.failure import EndKind, WorkerEnd, describe, first_cause
+from torchmuster.model.failure import EndKind, WorkerEnd, describe, first_cause, last_step
 from torchmuster.model.lease import SILENT_S, OwnClock
 from torchmuster.model.nodelist import compress_counts
 from torchmuster.model.plan import RunPlan
@@ -162,7 +162,8 @@ class Coordinator:
         self.disk = disk
         self._clock = OwnClock()  # a pause of the whole job costs nobody his lease, nor a limit
         self.roll = Roll(options.plan, clock=self._clock)
-        self.book = RestartBook(options.plan.limits.max_restarts, options.restarts_spent)
+        limits, policy = options.plan.limits, options.plan.restart_policy
+        self.book = RestartBook(limits.max_restarts, options.restarts_spent, policy)
         self.inbox: asyncio.Queue[tuple[Member | _Client | None, Any]] = asyncio.Queue()
         self.phase = Phase.GATHERING
         self.attempt: Attempt | None = None
@@ -537,6 +538,7 @@ class Coordinator:
     def _take_end(self, attempt: Attempt, end: WorkerEnd) -> None:
         if any(e.rank == end.rank and e.kind is not EndKind.NODE_LOST for e in attempt.ends):
             return  # said again after a broken connection
+        end = self.book.take(end, wants_to_resume=bool(self._last_stop))
         attempt.ends.append(end)
         attempt.ended_after_stop |= self._stop is not None
         self._debugging.discard(end.rank)
@@ -998,7 +1000,7 @@ class Coordinator:
             self._gather_again()
 
     def _decide_after_failure(self, attempt: Attempt, cause: WorkerEnd) -> None:
-        follows = self.book.after_failure(cause)
+        follows = self.book.after_failure(cause, last_step(attempt.ends))
         again = follows is Next.AGAIN
         what = f"{describe(cause)} in rank {cause.rank} on {cause.node}"
         if cause.kind is EndKind.NODE_LOST:
@@ -1022,6 +1024,7 @@ class Coordinator:
             restarts_spent=self.book.spent,
             max_restarts=self.book.max_restarts,
             same_bug=follows is Next.FAIL_SAME_BUG,
+            is_final=follows is Next.FAIL_FINAL,
             early_ranks=tuple(attempt.early_ranks),
             restart_hint=self.plan.restart_hint,
             log_path=self.options.run_dir.rank_log(attempt.number, cause.rank)
@@ -1041,7 +1044,7 @@ class Coordinator:
             )
             self._finish(RunState.PREEMPTED, contract.EX_TEMPFAIL, report)
             return
-        if self.book.after_preemption(end) is Next.AGAIN:
+        if self.book.after_preemption(end, last_step(attempt.ends)) is Next.AGAIN:
             text = (
                 f"rank {end.rank} was preempted (exit code 75): the run goes on, no restart spent"
             )
@@ -1050,7 +1053,7 @@ class Coordinator:
             self._gather_again()
             return
         report = Report(
-            error=f"rank {end.rank} left with exit code 75 twice within 5 s of its start",
+            error=f"rank {end.rank} left with exit code 75 twice in the same way",
             at=f"rank {end.rank} of {attempt.world_size} on {end.node}, attempt {end.attempt}",
             because=("code 75 asks to be resumed, but resuming leads straight back to it",),
         )

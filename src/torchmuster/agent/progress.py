@@ -51,7 +51,7 @@ class NodeProgress:
         state = facts.state if facts is not None else ""
         active_s, children = self._read_usage(rank, pid, now)
         io_bytes = sum(_io_bytes(one) for one in (pid, *children))
-        beat = self._read_beat(rank)
+        beat = _read_beat(self._folder, self.attempt, rank)
         if beat is None:
             return RankProgress(rank=rank, state=state, active_s=active_s, io_bytes=io_bytes)
         return RankProgress(
@@ -68,19 +68,6 @@ class NodeProgress:
             median_s=round(beats.quantile(beat.durations, 0.5), 6),
             p99_s=round(beats.quantile(beat.durations, 0.99), 6),
         )
-
-    def _read_beat(self, rank: int) -> Beat | None:
-        path = beats.beats_path(self._folder, self.attempt, rank)
-        for _ in range(3):  # it may be half written
-            try:
-                with open(path, "rb") as file:
-                    page = file.read(beats.PAGE_BYTES)
-            except OSError:
-                return None
-            beat = beats.unpack(page)
-            if beat is not None:
-                return beat
-        return None
 
     def _read_usage(self, rank: int, pid: int, now: float) -> tuple[float, list[int]]:
         """Return the processor time so far, and the processes that were looked at beside the rank's."""
@@ -109,6 +96,26 @@ class NodeProgress:
             spent_ticks += ticks - usage.seen_ticks.get(pid, 0)
             usage.seen_ticks[pid] = ticks
         return max(spent_ticks, 0) / _TICKS_PER_S
+
+
+def last_step(folder: str, attempt: int, rank: int) -> int | None:
+    """Return the last step that a rank has done, also after its end; None where it did not say."""
+    beat = _read_beat(folder, attempt, rank)
+    return beat.step if beat is not None and beat.steps_here else None
+
+
+def _read_beat(folder: str, attempt: int, rank: int) -> Beat | None:
+    path = beats.beats_path(folder, attempt, rank)
+    for _ in range(3):  # it may be half written
+        try:
+            with open(path, "rb") as file:
+                page = file.read(beats.PAGE_BYTES)
+        except OSError:
+            return None
+        beat = beats.unpack(page)
+        if beat is not None:
+            return beat
+    return None
 
 
 def _ticks(pid: int) -> int | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from torchmuster.agent.launcher_ranks import Change, make_true
 from torchmuster.agent.output import RankOutput, Show
+from torchmuster.agent.progress import last_step
 from torchmuster.agent.spawner_link import SpawnerLink
 from torchmuster.doctor import memory
 from torchmuster.files.disk import DiskWriter
@@ -86,6 +87,7 @@ class NodeAttempt:
         self._workers: dict[int, _Worker] = {}
         self._counters = memory.MemoryCounters(kills={})
         self._evidence_tasks: set[asyncio.Task[None]] = set()
+        self._folder = os.path.dirname(settings.extra_env[contract.SOCKET_VARIABLE])
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -186,8 +188,7 @@ class NodeAttempt:
             **settings.extra_env,
             **worker_environment(place, facts),
         }
-        folder = os.path.dirname(environment[contract.SOCKET_VARIABLE])
-        error_file = os.path.join(folder, f"error-{order.attempt}-{worker.rank}.json")
+        error_file = os.path.join(self._folder, f"error-{order.attempt}-{worker.rank}.json")
         environment["TORCHELASTIC_ERROR_FILE"] = error_file
         if settings.nccl_files:
             folder = settings.run_dir.attempt_logs(order.attempt)
@@ -217,6 +218,7 @@ class NodeAttempt:
                 where=str(where) if where else None,
                 traceback=str(report.get("traceback", "")),
                 is_final=report.get("is_final") is True,
+                bases=tuple(map(str, report.get("bases", ()))),
             )
             if is_echo(worker.error):
                 worker.output.mute()  # its traceback would hide the cause
@@ -273,6 +275,7 @@ class NodeAttempt:
             error=worker.error if signum is not None or code else None,
             tail=worker.output.tail(),
             memory_evidence=evidence,
+            step=last_step(self._folder, self.attempt, worker.rank),
             largest_group=worker.largest_group,
         )
 

@@ -24,6 +24,12 @@ from torchmuster.errors import MusterError
     help="Workers on each node; default one for each GPU, or one.",
 )
 @click.option("--max-restarts", default=3, metavar="K", help="Restarts after failures; default 3.")
+@click.option(
+    "--restart-policy",
+    type=click.Choice(["evidence", "count"]),
+    default="evidence",
+    help="Try again unless it would fail the same way, or always.",
+)
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as with `python -m`.")
 @click.option("--on", "engine", metavar="NAME", help="Engine or site; default this machine.")
 @click.option(
@@ -197,6 +203,7 @@ _PLAN_OPTIONS = (
     "nodes",
     "nproc_per_node",
     "max_restarts",
+    "restart_policy",
     "grace",
     "join_timeout",
     "last_call",

@@ -124,6 +124,7 @@ def _make_plan(line: "TorchrunLine", run_id: str, party: "Party | None") -> "Run
         first_cause_code=False,
         restart_hint=True,
         virtual_local_rank=line.virtual_local_rank,
+        restart_policy=line.restart_policy,
         node_names=party.names if party is not None else (),
         engine="torchrun",
         job_id=os.environ.get("SLURM_JOB_ID") or os.environ.get("PBS_JOBID"),

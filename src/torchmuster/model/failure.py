@@ -11,9 +11,6 @@ from dataclasses import dataclass
 
 from torchmuster.model import contract
 
-# An exception or exit code this soon after the start is a bug in the script if it comes twice.
-SAME_BUG_WITHIN_S = 5.0
-
 # What a healthy rank says when another one has gone. Source: torch 2.13 and NCCL 2.27 messages seen
 # in Gloo and NCCL runs; `docs/design.md`, rule 3.
 ECHOES = re.compile(
@@ -50,6 +47,7 @@ class PythonError:
 
     Attributes:
         where: `file:line` of the innermost frame that belongs to the user, else of the last frame.
+        bases: The names of the classes that its type comes from, itself first.
         is_final: The exception said of itself (`muster_final = True`) that another attempt would
             end in the same way.
     """
@@ -59,6 +57,7 @@ class PythonError:
     where: str | None
     traceback: str
     is_final: bool = False
+    bases: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +69,7 @@ class WorkerEnd:
         elapsed_s: From the worker's start to its end.
         tail: Its last lines, at most 20.
         memory_evidence: What the kernel says of an out-of-memory kill; None if it says nothing.
+        step: The last step of training that it has done; None where its script does not say.
         largest_group: Size of the largest process group that it was in, 0 for none; None where nobody saw.
     """
 
@@ -87,6 +87,7 @@ class WorkerEnd:
     memory_evidence: str | None = None
     detail: str | None = None
     largest_group: int | None = None
+    step: int | None = None
 
     @property
     def is_failure(self) -> bool:
@@ -115,15 +116,6 @@ class WorkerEnd:
         return False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fingerprint:
-    """What makes two failures the same bug; signals never are."""
-
-    kind: EndKind
-    what: str
-    where: str | None
-
-
 def is_echo(error: PythonError) -> bool:
     """Say whether an exception reads like the answer to another rank's death."""
     return bool(ECHOES.search(f"{error.type_name}: {error.message}"))
@@ -139,16 +131,9 @@ def first_cause(ends: Sequence[WorkerEnd]) -> WorkerEnd | None:
     return found[0] if found else None
 
 
-def fingerprint(end: WorkerEnd) -> Fingerprint | None:
-    """Return what identifies this failure as a bug in the script; None if it can't be one."""
-    if end.elapsed_s > SAME_BUG_WITHIN_S:
-        return None
-    if end.kind is EndKind.EXCEPTION and end.error is not None:
-        return Fingerprint(kind=end.kind, what=end.error.type_name, where=end.error.where)
-    if end.kind in (EndKind.EXIT_CODE, EndKind.PREEMPTED):
-        where = end.error.where if end.error else None
-        return Fingerprint(kind=end.kind, what=str(end.exit_code), where=where)
-    return None
+def last_step(ends: Sequence[WorkerEnd]) -> int | None:
+    """Return the last step that any of these workers has done; None where no script says."""
+    return max((end.step for end in ends if end.step is not None), default=None)
 
 
 def describe(end: WorkerEnd) -> str:

@@ -20,6 +20,13 @@ class StartMethod(enum.Enum):
     FRESH = "fresh"
 
 
+class RestartPolicy(enum.Enum):
+    """When a failed attempt is followed by another one, while restarts are left."""
+
+    EVIDENCE = "evidence"  # unless what was seen says that it would end like the last
+    COUNT = "count"  # always, as torchrun
+
+
 class Tee(enum.Enum):
     """Whose output the terminal shows."""
 
@@ -135,6 +142,7 @@ class RunPlan:
         preflight_script: A script to look at instead of the program.
         engine: Where it was sent, as `--on` names it; `job.json` says more of one that muster submitted.
         job_id: The scheduler's job inside which it was started.
+        restart_policy: What a failure must look like to be followed by another attempt.
     """
 
     run_id: str
@@ -157,6 +165,7 @@ class RunPlan:
     preflight_script: str | None = None
     engine: str = "local"
     job_id: str | None = None
+    restart_policy: RestartPolicy = RestartPolicy.EVIDENCE
 
     def num_workers(self, place: int) -> int:
         """Return the number of workers on `place`."""

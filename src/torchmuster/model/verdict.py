@@ -72,6 +72,7 @@ class Circumstances:
     restarts_spent: int
     max_restarts: int
     same_bug: bool
+    is_final: bool
     early_ranks: tuple[int, ...]
     restart_hint: bool
     log_path: str | None
@@ -198,11 +199,12 @@ def _hint(cause: WorkerEnd, circumstances: Circumstances) -> str | None:
         hints.append("if that is right for this script: `--hang-timeout 30m`, or `off`")
     elif cause.kind is EndKind.SIGNAL and cause.signum == 9:
         hints.append("ask the scheduler or the machine's owner who sends SIGKILL")
-    if cause.is_final:
+    if circumstances.is_final:
         hints.append("another attempt would end in the same way, so there was none")
     elif circumstances.same_bug:
         hints.append(
-            "it failed twice in the same place within 5 s of the start, so it was not tried again"
+            "it failed twice in the same place without progress between, so it was not tried again;"
+            " `--restart-policy count` tries again all the same"
         )
     elif circumstances.restart_hint and circumstances.max_restarts == 0:
         hints.append("`--max-restarts 3` would have started all workers again")

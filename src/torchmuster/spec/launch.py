@@ -10,7 +10,16 @@ from dataclasses import dataclass, field
 
 from torchmuster.errors import UsageError
 from torchmuster.model import contract
-from torchmuster.model.plan import Limits, NodeSetup, Program, RunPlan, ScriptKind, StartMethod, Tee
+from torchmuster.model.plan import (
+    Limits,
+    NodeSetup,
+    Program,
+    RestartPolicy,
+    RunPlan,
+    ScriptKind,
+    StartMethod,
+    Tee,
+)
 from torchmuster.spec.units import parse_seconds
 
 _MAX_NODES = 65536
@@ -43,6 +52,7 @@ class LaunchOptions:
     cwd: str = field(default_factory=os.getcwd)
     preflight: str = "short"
     preflight_script: str | None = None
+    restart_policy: str = "evidence"
 
 
 @dataclass(slots=True)
@@ -89,6 +99,7 @@ def plan_run(
         node_setup=setup,
         preflight=options.preflight,
         preflight_script=options.preflight_script,
+        restart_policy=RestartPolicy(options.restart_policy),
     )
 
 

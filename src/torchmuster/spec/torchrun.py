@@ -13,10 +13,10 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from torchmuster.errors import UsageError
-from torchmuster.model.plan import Limits, Program, ScriptKind
+from torchmuster.model.plan import Limits, Program, RestartPolicy, ScriptKind
 from torchmuster.spec.launch import Problems, check_script, parse_nodes, parse_workers
 from torchmuster.spec.rendezvous import (
     DEFAULT_C10D_PORT,
@@ -44,6 +44,7 @@ class TorchrunLine:
         saved: For a local rank, the streams that --log-dir gets.
         notes: Sentences about options without an effect here.
         no_spread: Only ours: the head leaves the agents of other hosts to the user.
+        restart_policy: Only ours: which failures are followed by another attempt.
     """
 
     program: Program
@@ -65,6 +66,7 @@ class TorchrunLine:
     local_ranks_filter: tuple[int, ...] | None
     notes: tuple[str, ...]
     no_spread: bool = False
+    restart_policy: RestartPolicy = RestartPolicy.COUNT
 
     def console(self, local_rank: int) -> frozenset[int]:
         """Return the streams of a local rank that the terminal shows."""
@@ -90,8 +92,16 @@ REFUSED = {
 }
 
 
+# Options that torchrun does not have.
+OURS = frozenset({"no_spread", "restart_policy"})
+
+
 class _Parser(argparse.ArgumentParser):
-    """An argparse parser that raises our errors."""
+    """An argparse parser that raises our errors, and takes torchrun's abbreviations as torchrun does."""
+
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        found: list[Any] = super()._get_option_tuples(option_string)
+        return [one for one in found if one[0].dest not in OURS] or found
 
     def error(self, message: str) -> NoReturn:
         fix = "muster torchrun --help"
@@ -161,6 +171,7 @@ def make_parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     add("signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT", "signals that stop the job")
     add("shutdown-timeout", None, "seconds from a stop to SIGKILL; default 30")
     add_flag("virtual-local-rank", "LOCAL_RANK 0 for all, each with one visible GPU")
+    add("restart-policy", "count", "not torchrun's: count tries again always, evidence if it helps")
     add_flag("no-spread", "not torchrun's: never start the other hosts of the job from here")
     parser.add_argument("training_script", help="the script, followed by its arguments")
     parser.add_argument("training_script_args", nargs=argparse.REMAINDER)
@@ -204,6 +215,7 @@ def parse_torchrun(
     ranks_filter = _parse_filter(given.local_ranks_filter, problems)
     node_rank = _parse_node_rank(given, conf, nodes, problems)
     program = _parse_program(given, environment, problems)
+    policy = _parse_policy(given.restart_policy, problems)
     for option in ("redirects", "tee"):
         _check_streams(getattr(given, option), option, problems)
     if problems.found or nodes is None or workers is None or meeting is None or limits is None:
@@ -228,6 +240,7 @@ def parse_torchrun(
         local_ranks_filter=ranks_filter,
         notes=_notes(given, conf),
         no_spread=given.no_spread,
+        restart_policy=policy,
     )
 
 
@@ -307,6 +320,15 @@ def _parse_signals(text: str, problems: Problems) -> tuple[signal.Signals, ...]:
         elif number not in (signal.SIGUSR1, signal.SIGUSR2):  # these go on to who catches them
             found.append(number)
     return tuple(found)
+
+
+def _parse_policy(text: str, problems: Problems) -> RestartPolicy:
+    try:
+        return RestartPolicy(text)
+    except ValueError:
+        what = f"`{text}` is not a restart policy"
+        problems.add(what, "--restart-policy", fix="--restart-policy count, or evidence")
+        return RestartPolicy.COUNT
 
 
 def _parse_filter(text: str, problems: Problems) -> tuple[int, ...] | None:

@@ -8,10 +8,15 @@ def end_of(rank, kind, **given):
     return WorkerEnd(rank=rank, kind=kind, **{**defaults, "elapsed_s": 12.0, **given})
 
 
-def raised(rank, type_name, message="", where="train.py:7", is_final=False, **given):
+def raised(rank, type_name, message="", where="train.py:7", is_final=False, bases=(), **given):
     trace = f'Traceback (most recent call last):\n  File "train.py", line 7\n{type_name}: {message}'
     error = PythonError(
-        type_name=type_name, message=message, where=where, traceback=trace, is_final=is_final
+        type_name=type_name,
+        message=message,
+        where=where,
+        traceback=trace,
+        is_final=is_final,
+        bases=bases,
     )
     return end_of(rank, EndKind.EXCEPTION, exit_code=1, error=error, **given)
 

@@ -2,7 +2,7 @@ import signal
 
 import pytest
 
-from torchmuster.model.failure import EndKind, describe, fingerprint, first_cause
+from torchmuster.model.failure import EndKind, describe, first_cause, last_step
 from unit.model.ends import end_of, exited, killed, lost, preempted, raised, succeeded
 
 # What healthy ranks were seen to say after another one's death, word for word.
@@ -168,44 +168,9 @@ def test_the_shell_would_show_this_code(end, code):
     assert end.shell_code == code
 
 
-def test_the_same_exception_on_the_same_line_soon_after_the_start_is_the_same_bug():
-    first = raised(0, "ValueError", "batch 3 is bad", elapsed_s=1.0)
-    again = raised(2, "ValueError", "batch 7 is bad", elapsed_s=4.9)
-
-    assert fingerprint(first) is not None
-    assert fingerprint(first) == fingerprint(again)
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        raised(0, "ValueError", where="train.py:8", elapsed_s=1.0),
-        raised(0, "KeyError", elapsed_s=1.0),
-        exited(0, 1, elapsed_s=1.0),
-    ],
-    ids=["another line", "another type", "an exit code"],
-)
-def test_another_failure_is_another_bug(other):
-    assert fingerprint(raised(0, "ValueError", elapsed_s=1.0)) != fingerprint(other)
-
-
-def test_exit_codes_are_told_apart_by_their_number():
-    assert fingerprint(exited(0, 3, elapsed_s=1.0)) == fingerprint(exited(1, 3, elapsed_s=2.0))
-    assert fingerprint(exited(0, 3, elapsed_s=1.0)) != fingerprint(exited(0, 4, elapsed_s=1.0))
-
-
-@pytest.mark.parametrize("signum", [signal.SIGSEGV, signal.SIGKILL, signal.SIGABRT])
-def test_signals_are_never_the_same_bug(signum):
-    assert fingerprint(killed(0, signum, elapsed_s=0.1)) is None
-
-
-def test_a_lost_node_is_never_the_same_bug():
-    assert fingerprint(lost(0, "gone", elapsed_s=0.1)) is None
-
-
-def test_what_fails_later_than_five_seconds_is_never_the_same_bug():
-    assert fingerprint(raised(0, "ValueError", elapsed_s=5.1)) is None
-    assert fingerprint(exited(0, 3, elapsed_s=5.1)) is None
+def test_the_last_step_of_an_attempt_is_the_furthest_of_any_rank_that_says_one():
+    assert last_step([exited(0, 3), killed(1, 9, step=7), killed(2, 9, step=6)]) == 7
+    assert last_step([exited(0, 3)]) is None
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ def circumstances(**given):
         "restarts_spent": 3,
         "max_restarts": 3,
         "same_bug": False,
+        "is_final": False,
         "early_ranks": (),
         "restart_hint": False,
         "log_path": LOG,
@@ -54,7 +55,7 @@ CASES = {
     "final": (
         raised(3, "SnapshotError", "no good snapshot", is_final=True),
         [],
-        {"restart_hint": True, "max_restarts": 0, "restarts_spent": 0},
+        {"is_final": True, "restart_hint": True, "max_restarts": 0, "restarts_spent": 0},
     ),
     "exit_code": (exited(3, 3, tail=("epoch 1", "giving up")), [ECHO], {}),
     "silent_exit": (exited(3, 3), [], {"log_path": None, "max_restarts": 0, "restarts_spent": 0}),

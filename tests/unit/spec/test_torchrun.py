@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from torchmuster.cli.spelling import TORCHRUN_OPTIONS
 from torchmuster.errors import UsageError
-from torchmuster.model.plan import Limits, ScriptKind
+from torchmuster.model.plan import Limits, RestartPolicy, ScriptKind
 from torchmuster.spec.launch import Problems
-from torchmuster.spec.torchrun import REFUSED, make_parser, parse_torchrun
+from torchmuster.spec.torchrun import OURS, REFUSED, make_parser, parse_torchrun
 
 
 @pytest.fixture(autouse=True)
@@ -47,11 +47,28 @@ def test_every_option_of_torchrun_is_known_in_every_spelling():
     assert spellings(make_parser({})) >= spellings(torchruns_parser())
 
 
-OURS = {"--no-spread", "--no_spread"}
+def test_no_option_but_ours_is_taken_that_torchrun_does_not_have():
+    extra = spellings(make_parser({})) - spellings(torchruns_parser())
+
+    assert {text.removeprefix("--").replace("-", "_") for text in extra} == OURS
 
 
-def test_no_option_but_one_is_taken_that_torchrun_does_not_have():
-    assert spellings(make_parser({})) - spellings(torchruns_parser()) == OURS
+@pytest.mark.parametrize("words", ["--re 3", "--r 3", "--no", "--no_p"])
+def test_torchruns_abbreviations_are_not_ambiguous_for_our_own_options(words):
+    try:
+        given = torchruns_parser().parse_args([*words.split(), "train.py"])
+    except SystemExit:
+        pytest.skip("torchrun refuses it too")
+    found = make_parser({}).parse_args([*words.split(), "train.py"])
+    assert (found.redirects, found.no_python) == (given.redirects, given.no_python)
+
+
+@pytest.mark.parametrize(
+    ("words", "policy"),
+    [("", RestartPolicy.COUNT), ("--restart-policy evidence", RestartPolicy.EVIDENCE)],
+)
+def test_restarts_are_counted_as_torchrun_does_unless_it_is_asked_otherwise(words, policy):
+    assert parse(f"{words} train.py").restart_policy is policy
 
 
 def test_spreading_is_refused_by_a_flag_or_a_variable(tmp_path, monkeypatch):
@@ -73,7 +90,7 @@ def test_spreading_is_refused_by_a_flag_or_a_variable(tmp_path, monkeypatch):
 def test_flags_are_flags_and_values_are_values_as_in_torchrun():
     def shape(parser):
         actions = (a for a in parser._actions if a.option_strings)
-        return {a.dest: a.nargs == 0 for a in actions if not OURS & set(a.option_strings)}
+        return {a.dest: a.nargs == 0 for a in actions if a.dest not in OURS}
 
     assert shape(make_parser({})) == shape(torchruns_parser())
 
@@ -358,6 +375,7 @@ def test_a_refused_option_is_refused_from_the_environment_too(option):
         ("--signals-to-handle SIGFOO train.py", "there is no signal `SIGFOO`"),
         ("--signals-to-handle SIGKILL train.py", "SIGKILL can't be handled"),
         ("--local-ranks-filter a train.py", "`a` is no list of local ranks"),
+        ("--restart-policy x train.py", "`x` is not a restart policy"),
         ("-r 4 train.py", "`4` names no streams"),
         ("-t 0:9 train.py", "`0:9` names no streams"),
         ("--shutdown-timeout x train.py", "`x` is no number of seconds"),

@@ -347,6 +347,7 @@ def _report(task: WorkerTask, error: BaseException) -> None:
             "where": user_line(error, trace),
             "traceback": text if len(text) <= 65536 else f"{text[:16384]}\n...\n{text[-49152:]}",
             "is_final": is_final,
+            "bases": [base.__name__ for base in type(error).__mro__][:32],
         },
     )
 

@@ -1,0 +1,98 @@
+"""Can another attempt mend a failure, and is it the same one as the last? From what was seen, never from a clock.
+
+`docs/faults.md` has the table. What a program does wrong stays wrong; what its surroundings do may pass: the kind of an
+error says which of the two it is, and where steps of training are known, they say whether anything moved on.
+"""
+
+import enum
+import re
+from dataclasses import dataclass
+
+from torchmuster.model.failure import ECHOES, EndKind, WorkerEnd
+
+
+class Prospect(enum.Enum):
+    """What another attempt may bring."""
+
+    NONE = "none"  # the same end
+    DOUBTFUL = "doubtful"  # if it ends like this again without progress, it would so for ever
+    OPEN = "open"  # its surroundings may be other ones
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """What makes two failures the same; ends whose prospect is open have none.
+
+    Attributes:
+        what: The exception's type, or the exit code.
+        words: Its message, or the last lines of a worker that raised nothing, without what differs between ranks and starts.
+    """
+
+    kind: EndKind
+    what: str
+    where: str | None
+    words: str
+
+
+_CANT_BE_MENDED = frozenset({"SyntaxError", "ImportError", "NameError"})
+# Errors of the system that a missing or wrong path causes: they stay as long as the path does.
+_OF_A_PATH = frozenset(
+    {"FileNotFoundError", "NotADirectoryError", "IsADirectoryError", "PermissionError"}
+)
+_OF_THE_SURROUNDINGS = frozenset({"OSError", "MemoryError", "EOFError"})
+_NAMED_FOR_SURROUNDINGS = re.compile(
+    r"Timeout|TimedOut|Connect|Network|Socket|HTTP|Unavailable|Throttl|RateLimit|Transient"
+    r"|^Dist\w*Error$|OutOfMemory|AcceleratorError|BrokenProcessPool"
+)
+_TOLD_BY_SURROUNDINGS = re.compile(
+    r"""
+      CUDA\ (driver\ )?error | CUBLAS | cuDNN\ error | CUDNN_STATUS | \bNCCL | HIP\ error
+    | out\ of\ memory | can't\ allocate\ memory | cannot\ allocate\ memory | timed\ out
+    | too\ many\ open\ files | no\ space\ left | disk\ quota | input/output\ error | stale\ file\ handle
+    | resource\ temporarily\ unavailable | DataLoader\ worker
+    | gloo | c10d | TCPStore | rendezvous | connection | socket | \bpeer\b
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+# What differs between two starts, or between ranks, and says nothing of progress.
+_DIFFERS = re.compile(
+    r"0x[0-9a-f]+|\b(?:pid|process|rank|cuda:|thread-)\W?\d+|\b[0-9a-f]{8,}\b|/tmp/\S+",
+    re.IGNORECASE,
+)
+_MAX_WORDS = 2000
+_SHELLS_SIGNAL = 128
+
+
+def prospect(end: WorkerEnd) -> Prospect:
+    """Return what another attempt may bring after this end."""
+    if end.is_final:
+        return Prospect.NONE
+    if end.kind in (EndKind.EXIT_CODE, EndKind.PREEMPTED):
+        by_signal = (end.exit_code or 0) > _SHELLS_SIGNAL  # a shell says so of what it ran
+        return Prospect.OPEN if by_signal else Prospect.DOUBTFUL
+    if end.kind is not EndKind.EXCEPTION or end.error is None or end.looks_like_echo:
+        return Prospect.OPEN
+    error = end.error
+    names = {error.type_name.rpartition(".")[2], *error.bases}
+    told = f"{error.type_name}: {error.message}"
+    if _TOLD_BY_SURROUNDINGS.search(told) or ECHOES.search(told):
+        return Prospect.OPEN
+    if names & _CANT_BE_MENDED or "ModuleNotFoundError" in names:
+        return Prospect.NONE
+    if names & _OF_A_PATH:
+        return Prospect.DOUBTFUL
+    if names & _OF_THE_SURROUNDINGS or any(map(_NAMED_FOR_SURROUNDINGS.search, names)):
+        return Prospect.OPEN
+    return Prospect.DOUBTFUL
+
+
+def mark(end: WorkerEnd) -> Mark | None:
+    """Return what identifies a failure that may come again; None where its prospect is open."""
+    if prospect(end) is Prospect.OPEN:
+        return None
+    if end.kind is EndKind.EXCEPTION and end.error is not None:
+        what, words = end.error.type_name, end.error.message
+    else:
+        what, words = str(end.exit_code), "\n".join(end.tail)
+    where = end.error.where if end.error is not None else None
+    return Mark(kind=end.kind, what=what, where=where, words=_DIFFERS.sub("", words)[:_MAX_WORDS])
