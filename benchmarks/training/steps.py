@@ -106,7 +106,12 @@ def loop_of_ours(world: tm.World, folder: Path, dataset: Any, batch_size: int) -
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     data = world.loader(dataset, batch_size=batch_size, shuffle=True)
     run = world.resume(
-        model=model, optimizer=optimizer, data=data, folder=str(folder / "snapshots"), every_s=None
+        model=model,
+        optimizer=optimizer,
+        data=data,
+        folder=str(folder / "snapshots"),
+        every_s=None,
+        every_epoch=False,
     )
     for _ in run.epochs(1 << 30):
         for x, y in data:

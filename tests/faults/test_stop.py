@@ -42,10 +42,11 @@ def test_ctrl_c_reaches_every_worker_once_and_ends_the_run(job, tmp_path):
     wait_for(lambda: len(list(run.folder.glob("ready-*"))) == 4, "all workers")
     os.kill(run.process.pid, signal.SIGINT)
     wait_for(lambda: len(list(run.folder.glob("caught-*-1"))) == 4, "the signal in all workers")
-    assert run.finish() == 75
+    assert run.finish() == 130
     assert not list(run.folder.glob("caught-*-2"))
     assert not list(run.folder.glob("child-*"))  # a loader worker does not get it
-    assert run.result()["state"] == "preempted"
+    assert run.result()["state"] == "cancelled"
+    assert "goes on from what was saved" in run.result()["report"]["hint"]
 
 
 def test_a_second_ctrl_c_cuts_the_grace_short(job, tmp_path):

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from launching import PYTHON, clean_environment, muster, weights
+from torchmuster.files.layout import short_id
 
 SCRIPT = Path(__file__).with_name("preempt_script.py")
 NUM_RUNS = int(os.environ.get("MUSTER_PREEMPTIONS", "3"))
@@ -158,6 +159,29 @@ def test_sigterm_to_muster_itself_ends_it_with_75_and_the_next_run_goes_on(tmp_p
     muster(tmp_path / "again", 2, SCRIPT, tmp_path)
     assert run.steps(0) == list(range(1, 25))
     assert weights(tmp_path) == undisturbed(2)
+
+
+@pytest.mark.parametrize(
+    ("signum", "why"),
+    [(signal.SIGINT, "you cancelled it"), (signal.SIGHUP, "the terminal was closed")],
+)
+def test_ctrl_c_and_a_closed_terminal_save_and_the_last_line_says_how_to_go_on(
+    signum, why, tmp_path
+):
+    run = Interrupted(tmp_path, 2, "--place", "step")
+    run.workers()
+    run.process.send_signal(signum)
+    code, said = run.end()
+    assert code == 128 + signum, said
+    step = check_stop(run, said)
+    (run_dir,) = run.home.glob("runs/*")
+    assert f"  because: {why}\n" in said
+    last = said.rstrip().splitlines()[-1]
+    assert last.startswith("muster: cancelled after ")
+    assert last.endswith(
+        f"; saved at step {step}; go on with: muster restart {short_id(run_dir.name)}"
+    )
+    assert "KeyboardInterrupt" not in said
 
 
 @pytest.mark.parametrize("limit", ["option", "slurm"])

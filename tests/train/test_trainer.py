@@ -109,7 +109,7 @@ def test_a_harmed_snapshot_costs_only_the_steps_since_the_last_good_one(
     world, tmp_path, harm, capsys
 ):
     """torch.load raises on a torn file at every restart, and takes a flipped bit without a word."""
-    resume = {"every_steps": 4, "asynchronous": False}
+    resume = {"every_steps": 4, "every_epoch": False, "asynchronous": False}
     first = make_trainer(world, fail_at=9, resume=resume)
     with pytest.raises(RuntimeError, match="power cut"):
         first.fit(make_set())

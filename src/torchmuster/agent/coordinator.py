@@ -178,6 +178,8 @@ class Coordinator:
         self._stop: _StopRequest | None = None
         self._debugging: set[int] = set()
         self._last_stop = ""
+        self._trained_step: int | None = None
+        self._saved_step: int | None = None
         self._is_time_up = False
         self._lost: dict[str, str] = {}  # nodes that are missing now, and why
         self._asked_for: set[int] = set()
@@ -516,6 +518,8 @@ class Coordinator:
                 self._debugging.add(rank) if active else self._debugging.discard(rank)
             case messages.LastStop(reason=reason):
                 self._last_stop = reason
+            case messages.TrainingEnded(step=step, saved_step=saved_step):
+                self._trained_step, self._saved_step = step, saved_step
             case messages.SignalReceived(signum=signum):
                 # Schedulers send SIGTERM to every agent, some twice; Ctrl-C twice means at once.
                 repeat = signum == signal.SIGINT and member.interrupted
@@ -1120,6 +1124,8 @@ class Coordinator:
             logs_lost_lines=self._logs_lost,
             notes=notes,
             node_was_lost=self._stop is not None and bool(self._lost),
+            trained_step=self._trained_step,
+            saved_step=self._saved_step,
         )
 
     async def _say_goodbye(self, result: Result) -> None:

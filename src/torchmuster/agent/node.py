@@ -801,6 +801,10 @@ class Agent:
         if rank is not None and report.get("kind") == "last_stop":
             reason = str(report.get("reason", ""))[:200]
             self._send(messages.LastStop(rank=rank, reason=reason))
+        if rank is not None and report.get("kind") == "training_ended":
+            step, saved = report.get("step"), report.get("saved_step")
+            if isinstance(step, int) and isinstance(saved, int | None):
+                self._send(messages.TrainingEnded(rank=rank, step=step, saved_step=saved))
 
     def _show(self, rank: int, stream: int, text: str, left_out: int) -> None:
         if self.options.local_show:

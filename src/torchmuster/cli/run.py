@@ -243,6 +243,7 @@ def _follow(engine: Any, *, forward_stdin: bool) -> int:
     from torchmuster.files.terminal import TerminalVoice
     from torchmuster.model.plan import Tee
     from torchmuster.run.account import near
+    from torchmuster.run.session import note_on_session
     from torchmuster.run.supervise import Supervisor
 
     plan, run_dir = engine.plan, engine.run_dir
@@ -250,6 +251,9 @@ def _follow(engine: Any, *, forward_stdin: bool) -> int:
     voice = TerminalVoice(prefix_always=several and plan.tee is Tee.ALL)
     voice.start()
     voice.say(f"run {short_id(plan.run_id)}: {_size(plan)}; logs in {near(run_dir.logs)}")
+    note = note_on_session()
+    if note is not None:
+        voice.say(note)
     supervisor = Supervisor(plan, run_dir, engine, voice, forward_stdin=forward_stdin)
     try:
         result = asyncio.run(supervisor.run())

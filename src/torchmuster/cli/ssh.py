@@ -180,6 +180,7 @@ def _follow(plan: "RunPlan", wishes: "SshWishes", luggage: "Luggage") -> int:
     from torchmuster.files.terminal import TerminalVoice
     from torchmuster.model.plan import Tee
     from torchmuster.run.create import create_run_dir
+    from torchmuster.run.session import note_on_session
     from torchmuster.run.supervise import Supervisor
 
     run_dir = create_run_dir(plan)
@@ -191,6 +192,9 @@ def _follow(plan: "RunPlan", wishes: "SshWishes", luggage: "Luggage") -> int:
         plan = engine.plan
         used = ", ".join(engine.used_names)
         voice.say(f"run {short_id(plan.run_id)} on {used}; logs in {run_dir.logs}")
+        note = note_on_session(may_detach=False)
+        if note is not None:
+            voice.say(note)
         forward = plan.stdin_rank is not None
         supervisor = Supervisor(plan, run_dir, engine, voice, forward_stdin=forward)
         result = asyncio.run(supervisor.run())

@@ -53,7 +53,7 @@ def _say_end(launch: "AgentLaunch") -> None:
 
     result = read_result(RunDir(os.path.join(runs_dir(), launch.plan.run_id)))
     if result is not None:
-        click.echo(f"muster: {summary(result)}", err=True)
+        click.echo(f"muster: {summary(result, can_restart=False)}", err=True)
 
 
 def make_launch(line: "TorchrunLine") -> "AgentLaunch":

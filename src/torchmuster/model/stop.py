@@ -14,7 +14,22 @@ class StopCause(enum.Enum):
     USER = "you"
     TIME = "the end of the job's time"
     NODE_LOST = "the loss of a node"
+    TERMINAL = "the closed terminal"
     OUTSIDE = "the system"  # nobody can tell: a scheduler, an administrator, `kill`
+
+
+_BEST_KNOWN_FIRST = (
+    StopCause.USER,
+    StopCause.TIME,
+    StopCause.NODE_LOST,
+    StopCause.TERMINAL,
+    StopCause.OUTSIDE,
+)
+_WHY_CANCELLED = {
+    StopCause.USER: "you cancelled it",
+    StopCause.TERMINAL: "the terminal was closed",
+}
+_STAY = "with --detach (not over ssh), or in tmux or screen, a run outlives its terminal"
 
 
 def cause_of_stop(
@@ -34,13 +49,12 @@ def cause_of_stop(
         return StopCause.TIME
     if node_is_lost and signum == signal.SIGTERM:
         return StopCause.NODE_LOST
-    return StopCause.OUTSIDE
+    return StopCause.TERMINAL if signum == signal.SIGHUP else StopCause.OUTSIDE
 
 
 def better_cause(known: StopCause, new: StopCause) -> StopCause:
     """Return what is known of one stop after a second word: agents only see a signal, the owner knows more."""
-    order = (StopCause.USER, StopCause.TIME, StopCause.NODE_LOST, StopCause.OUTSIDE)
-    return min(known, new, key=order.index)
+    return min(known, new, key=_BEST_KNOWN_FIRST.index)
 
 
 def end_by_stop(
@@ -61,7 +75,11 @@ def end_by_stop(
         because = tuple(f"{node}: {why}" for node, why in lost.items())
         report = Report(error=error, because=because, hint=resume)
         return RunState.PREEMPTED, contract.EX_TEMPFAIL, report
-    if saved:
+    by_hand = signum in (
+        signal.SIGINT,
+        signal.SIGHUP,
+    )  # no shell loop may take it for "run me again"
+    if saved and not by_hand:
         error = "the run was preempted and can be resumed"
         asked = f"{cause.value} asked to stop with {name}"
         report = Report(error=error, because=(asked,), hint=resume)
@@ -70,6 +88,9 @@ def end_by_stop(
         error = f"the time limit of the job was reached: the run was stopped with {name}"
         hint = f"more --time, or --resubmit to go on in another job; {resume} begins where it saved"
         return RunState.TIMED_OUT, 128 + signum, Report(error=error, hint=hint)
-    asked = "you cancelled it" if cause is StopCause.USER else f"{cause.value} asked for it"
-    report = Report(error=f"the run was stopped with {name}", because=(asked,))
+    asked = _WHY_CANCELLED.get(cause, f"{cause.value} asked for it")
+    hints = [f"{resume} goes on from what was saved"] * saved
+    hints += [_STAY] * (cause is StopCause.TERMINAL)
+    error = f"the run was stopped with {name}"
+    report = Report(error=error, because=(asked,), hint="; ".join(hints) or None)
     return RunState.CANCELLED, 128 + signum, report

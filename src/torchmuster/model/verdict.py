@@ -61,6 +61,8 @@ class Result:
     logs_lost_lines: int = 0
     notes: tuple[str, ...] = ()  # what a success leaves to be said
     node_was_lost: bool = False  # it was stopped while a node was missing
+    trained_step: int | None = None  # where the training library said that it ended
+    saved_step: int | None = None  # of the snapshot that it goes on from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -155,6 +155,15 @@ class LastStop(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingEnded(Message):
+    """The training library has stopped or finished: at which step, and which one is saved."""
+
+    rank: int
+    step: int
+    saved_step: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SignalReceived(Message):
     """The scheduler (or a person) sent this agent a signal that is meant for the job."""
 

@@ -10,6 +10,7 @@ from torchmuster.files.layout import RunDir
 from torchmuster.files.terminal import TerminalVoice
 from torchmuster.model.outcome import WorkflowResult
 from torchmuster.run.capacity import this_machine
+from torchmuster.run.session import note_on_session
 from torchmuster.run.workflow import WorkflowOwner
 from torchmuster.run.workflow_view import read_workflow
 
@@ -44,6 +45,9 @@ def follow_workflow(
     plan = read_workflow(run_dir)
     if plan is None:
         raise RunDirectoryError("the plan of the workflow can't be read", where=run_dir.workflow)
+    note = note_on_session(may_detach=hosts is None)
+    if note is not None:
+        voice.say(note)
     machine = this_machine(run_dir.path, visible_gpus())
     owner = WorkflowOwner(plan, run_dir, machine, _TaskDisplay(voice), hosts)
     return asyncio.run(owner.run())

@@ -33,6 +33,7 @@ from torchmuster.net.secret import read_secret
 from torchmuster.run.deadline import LAST_STOP, Deadline
 from torchmuster.run.head_watch import HeadWatch
 from torchmuster.run.record import read_events, read_result
+from torchmuster.run.session import hangup_ignored
 
 _POLL_S = 0.01
 _WATCH_S = 0.2
@@ -145,6 +146,8 @@ class Supervisor:
         """Follow the run to its end; the agents have been started already."""
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signum == signal.SIGHUP and hangup_ignored():
+                continue
             loop.add_signal_handler(signum, self._take_stop, signum)
         for signum in (signal.SIGUSR1, signal.SIGUSR2):
             loop.add_signal_handler(signum, self._take_user_signal, signum)

@@ -19,6 +19,7 @@ from torchmuster.model import codec
 from torchmuster.model.event import event_line, utc_now
 from torchmuster.model.outcome import GroupOutcome, WorkflowResult
 from torchmuster.model.states import State, workflow_state
+from torchmuster.model.stop import StopCause, cause_of_stop
 from torchmuster.model.verdict import Report
 from torchmuster.model.workflow import GroupPlan, WorkflowPlan
 from torchmuster.net import messages
@@ -27,6 +28,7 @@ from torchmuster.run.capacity import Capacity, Machine
 from torchmuster.run.group_process import GroupProcess
 from torchmuster.run.record import read_events
 from torchmuster.run.reuse import link_reused
+from torchmuster.run.session import hangup_ignored
 
 if TYPE_CHECKING:
     from torchmuster.run.host_capacity import HostCapacity
@@ -93,6 +95,8 @@ class WorkflowOwner:
             proc.become_subreaper()
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signum == signal.SIGHUP and hangup_ignored():
+                continue
             loop.add_signal_handler(signum, self._take_stop, signum)
         self._event("workflow_started", run_id=self._plan.run_id, groups=list(self._groups))
         self._take_reused()
@@ -312,8 +316,11 @@ class WorkflowOwner:
         self._changed.set()
 
     def _stop_message(self) -> messages.Stop:
-        who = "" if self._stop_signum == signal.SIGINT else "SIGTERM or `muster cancel`"
-        return messages.Stop(signum=self._stop_signum, at_once=self._stops > 1, who=who)
+        cause = cause_of_stop(self._stop_signum)
+        who = "SIGTERM or `muster cancel`" if cause is StopCause.OUTSIDE else ""
+        return messages.Stop(
+            signum=self._stop_signum, at_once=self._stops > 1, cause=cause, who=who
+        )
 
     # The end.
 

@@ -14,6 +14,8 @@ the ceilings differ by one at most and the decision is the higher. A rank whose 
 a ceiling that nobody reaches: then the others go on to their own end.
 
 Boundaries are numbered along the run, one number each: a step's end and an epoch's are two.
+
+Ctrl-C and a closed terminal ask like SIGTERM; a second Ctrl-C ends the process as it always does.
 """
 
 import os
@@ -32,7 +34,10 @@ from torchmuster.train.workers import STOP_SIGNALS
 TIME_IS_UP = "the time limit is near"
 _POLL_S = 0.2
 _SAY_AFTER_S = 5.0
-_LISTENED = (signal.SIGTERM, signal.SIGUSR1)
+_LISTENED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+# Whoever ignores these means it: a shell for what it starts in the background, nohup.
+_MAY_BE_IGNORED = (signal.SIGINT, signal.SIGHUP)
+_ONE_KEY_S = 1.0  # one Ctrl-C may come twice: from the terminal and from a launcher
 _PREFIX = "muster/stop"
 _NEVER = 1 << 62  # the ceiling of a rank whose run has ended
 
@@ -89,6 +94,7 @@ class StopWatch:
         self._is_deaf = False  # the store has gone: nothing can be agreed any more
         self._request = ""
         self._published = False
+        self._interrupted_at: float | None = None
         self._over = threading.Event()
         self._old_handlers: dict[int, Any] = {}
         self._old_wakeup_fd = -1
@@ -100,10 +106,12 @@ class StopWatch:
         global _listening
         self._boundary = boundary - 1
         self._wakeup_r, self._wakeup_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        if signals:
+        for signum in signals:
+            if signum in _MAY_BE_IGNORED and signal.getsignal(signum) is signal.SIG_IGN:
+                continue
+            self._old_handlers[signum] = signal.signal(signum, self._take_signal)
+        if self._old_handlers:
             _listening = self
-            for signum in signals:
-                self._old_handlers[signum] = signal.signal(signum, self._take_signal)
             # The C part of the handler writes here at once, also with the main thread in a collective.
             self._old_wakeup_fd = signal.set_wakeup_fd(self._wakeup_w, warn_on_full_buffer=False)
         self._thread.start()
@@ -211,6 +219,8 @@ class StopWatch:
         return self.must_stop(self._boundary)
 
     def _take_signal(self, signum: int, frame: Any) -> None:
+        if signum == signal.SIGINT and self._insists(time.monotonic()):
+            raise KeyboardInterrupt
         if self._interruptible and self.decided_here:
             self._interruptible = False
             raise StopNow
@@ -218,8 +228,14 @@ class StopWatch:
             return  # our own thread's, a moment too late, or one request more
         self._request = self._request or signal.Signals(signum).name
         old = self._old_handlers.get(signum)
-        if callable(old):
+        if callable(old) and old is not signal.default_int_handler:
             old(signum, frame)
+
+    def _insists(self, now: float) -> bool:
+        """Say whether this is a second Ctrl-C: the first one asked for a stop that saves."""
+        if self._interrupted_at is None:
+            self._interrupted_at = now
+        return now - self._interrupted_at > _ONE_KEY_S
 
     # The thread.
 

@@ -39,6 +39,7 @@ class RunSettings:
 
     every_steps: int | None
     every_s: float | None
+    every_epoch: bool
     asynchronous: bool
     on_save_error: str
     log_every: int
@@ -149,6 +150,7 @@ class Run:
             if data is not None:
                 data.begin_epoch(clock.epoch)
             clock.boundary_position = (clock.epoch, 0)
+            clock.is_due = clock.is_due or self._settings.every_epoch
             self.between_steps()
         self._finish()
 
@@ -285,6 +287,7 @@ class Run:
         """Save at this step on all ranks, and leave."""
         clock, world, reason = self._clock, self._world, self._watch.reason
         self._save_last()
+        self._tell_where_it_ended()
         what = self._what_is_saved()
         if world.rank == 0:
             self._metrics.record.event("preempted", step=clock.steps_done, reason=reason)
@@ -536,12 +539,20 @@ class Run:
 
     def _what_is_saved(self) -> str:
         """Say what can be resumed, at a step whose save was ordered."""
-        step = self._saves.written_step
-        if step is None:
-            step = self._loaded_step
+        step = self._newest_snapshot()
         if step == self._clock.steps_done:
             return "it is saved"
         return "there is no snapshot" if step is None else f"the last snapshot is of step {step}"
+
+    def _tell_where_it_ended(self) -> None:
+        """Let the last line of `muster run` say what can be resumed."""
+        if self._world.rank == 0:
+            saved = self._newest_snapshot()
+            tell_agent("training_ended", step=self._clock.steps_done, saved_step=saved)
+
+    def _newest_snapshot(self) -> int | None:
+        written = self._saves.written_step
+        return self._loaded_step if written is None else written
 
     def _save_last(self) -> None:
         """Save where the run ends, and wait until that is whole."""
@@ -572,6 +583,7 @@ class Run:
 
     def _finish(self) -> None:
         self._save_last()
+        self._tell_where_it_ended()
         if self._world.rank == 0:
             self._metrics.record.event("finished", step=self._clock.steps_done)
         self.close()

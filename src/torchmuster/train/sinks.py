@@ -1,5 +1,6 @@
 """Where metrics go: the run's own record, TensorBoard files, Weights & Biases. Rank 0 only."""
 
+import contextlib
 import json
 import os
 import time
@@ -132,12 +133,8 @@ class Progress:
             return
         self._shown_at = now
         line = self.line(step, total, values)
-        if self._is_bar:
-            self._stream.write(f"\r\x1b[K{line}")
-            self._open = True
-        else:
-            self._stream.write(f"{line}\n")
-        self._stream.flush()
+        self._write(f"\r\x1b[K{line}" if self._is_bar else f"{line}\n")
+        self._open = self._is_bar
 
     def line(self, step: int, total: int | None, values: Mapping[str, float]) -> str:
         """Return the line that is shown."""
@@ -156,9 +153,13 @@ class Progress:
     def end(self) -> None:
         """Leave the cursor on a new line."""
         if self._open:
-            self._stream.write("\n")
-            self._stream.flush()
+            self._write("\n")
             self._open = False
+
+    def _write(self, text: str) -> None:
+        with contextlib.suppress(OSError):  # the terminal was closed: no reason to end
+            self._stream.write(text)
+            self._stream.flush()
 
 
 def _clock(seconds: float) -> str:

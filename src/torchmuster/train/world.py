@@ -12,6 +12,7 @@ for epoch in run.epochs(10):
 """
 
 import atexit
+import contextlib
 import functools
 import os
 import sys
@@ -157,7 +158,10 @@ class World:
     def say(self, text: str) -> None:
         """Print a line on standard error, on rank 0 only."""
         if self.rank == 0:
-            print(f"muster: {text}", file=sys.stderr, flush=True)
+            with contextlib.suppress(
+                OSError
+            ):  # the terminal was closed: training has still to be saved
+                print(f"muster: {text}", file=sys.stderr, flush=True)
 
     def barrier(self, name: str, *, timeout_s: float | None = None) -> None:
         """Wait until all ranks have come here.
@@ -338,6 +342,7 @@ class World:
         folder: str | None = None,
         every_steps: int | None = None,
         every_s: float | None = 300.0,
+        every_epoch: bool = True,
         keep: int = 3,
         asynchronous: bool = True,
         when_busy: str = "wait",
@@ -357,6 +362,7 @@ class World:
                 `muster`, else in the working directory.
             every_steps: Save after every so many steps.
             every_s: Save after so many seconds, looked at every `log_every` steps; None: never.
+            every_epoch: Save at the end of every epoch.
             keep: How many snapshots stay.
             asynchronous: Write beside the loop; it waits for the copy only.
             when_busy: `wait` for a save that still runs, or `skip` the new one.
@@ -389,6 +395,7 @@ class World:
         settings = RunSettings(
             every_steps=every_steps,
             every_s=every_s,
+            every_epoch=every_epoch,
             asynchronous=asynchronous,
             on_save_error=on_save_error,
             log_every=log_every,

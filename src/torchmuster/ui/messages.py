@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from torchmuster.errors import MusterError
-from torchmuster.files.layout import RunDir
+from torchmuster.files.layout import RunDir, short_id
 from torchmuster.model.outcome import WorkflowResult
 from torchmuster.model.repeats import Shown, shortened
 from torchmuster.model.text import printable, render_report, report_of_error
@@ -64,12 +64,27 @@ def workflow_summary(result: WorkflowResult) -> str:
     return f"{text} ({', '.join(failed[:6])}{more})" if failed else text
 
 
-def summary(result: Result) -> str:
-    """Return the last line of a run."""
+def summary(result: Result, *, can_restart: bool = True) -> str:
+    """Return the last line of a run; under `muster torchrun` only its own line starts it again."""
     attempts = f"{result.attempts} attempt{'s' if result.attempts != 1 else ''}"
     lost = f", {result.lost_s:.1f} s lost" if result.lost_s else ""
     logs = f", {result.logs_lost_lines} log lines lost" if result.logs_lost_lines else ""
-    return f"{result.state.value} after {result.elapsed_s:.1f} s ({attempts}{lost}{logs})"
+    after = f"{result.state.value} after {result.elapsed_s:.1f} s ({attempts}{lost}{logs})"
+    return f"{after}{_what_is_saved(result, can_restart)}"
+
+
+def _what_is_saved(result: Result, can_restart: bool) -> str:
+    """Say what the training library has left, and how to go on from it."""
+    step, saved = result.trained_step, result.saved_step
+    if step is None or result.state is RunState.FAILED:
+        return ""
+    if result.state is RunState.SUCCEEDED and saved == step:
+        return ""
+    last = "there is no snapshot" if saved is None else f"the last snapshot is of step {saved}"
+    if result.state is RunState.SUCCEEDED:
+        return f"; step {step}, its end, is not saved: {last}"
+    what = f"saved at step {saved}" if saved == step else f"stopped at step {step}, {last}"
+    return f"; {what}" + f"; go on with: muster restart {short_id(result.run_id)}" * can_restart
 
 
 def last_report(result: Result, run_dir: RunDir, shown: Shown | None = None) -> Report | None:

@@ -18,6 +18,7 @@ TERM = signal.SIGTERM
         (TERM, {"time_is_over": True, "node_is_lost": True}, StopCause.TIME),
         (TERM, {"node_is_lost": True}, StopCause.NODE_LOST),
         (TERM, {}, StopCause.OUTSIDE),
+        (signal.SIGHUP, {}, StopCause.TERMINAL),
     ],
 )
 def test_who_asked_for_a_stop(signum, facts, cause):
@@ -55,3 +56,16 @@ def test_a_job_that_is_ended_while_a_node_is_lost_names_the_node():
 def test_who_cancelled_it_is_told_so():
     state, code, report = end(StopCause.USER)
     assert (state, code, report.because) == (RunState.CANCELLED, 143, ("you cancelled it",))
+
+
+@pytest.mark.parametrize(
+    ("signum", "code", "why"),
+    [(signal.SIGINT, 130, "you cancelled it"), (signal.SIGHUP, 129, "the terminal was closed")],
+)
+def test_ctrl_c_and_a_closed_terminal_cancel_also_what_was_saved(signum, code, why):
+    """A shell loop that runs what was preempted again must not take it for that."""
+    cause = cause_of_stop(signum)
+    state, exit_code, report = end_by_stop(cause, signum, "r", saved=True, lost={})
+    assert (state, exit_code, report.because) == (RunState.CANCELLED, code, (why,))
+    assert report.hint.startswith("muster restart r goes on from what was saved")
+    assert ("--detach" in report.hint) == (signum == signal.SIGHUP)

@@ -221,3 +221,28 @@ def test_a_signal_to_a_forked_child_ends_the_child_and_is_no_request():
     assert facts["request_after_child"] == ""
     assert facts["request_after_own"] == "SIGTERM"
     assert facts["handlers_given_back"]
+
+
+def test_a_second_ctrl_c_is_not_waited_for_and_one_that_comes_twice_is_one():
+    before = signal.getsignal(signal.SIGINT)
+    watch = open_watch(dist.HashStore())
+    watch.begin(3, signals=(signal.SIGINT,))
+    signal.raise_signal(signal.SIGINT)
+    signal.raise_signal(signal.SIGINT)  # as from the terminal and from a launcher
+    wait_until(lambda: watch._decision is not None, "a decision")
+    watch._interrupted_at -= 2.0
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    watch.close()
+    assert watch.reason == "SIGINT on rank 0"
+    signal.signal(signal.SIGINT, before)  # it is ignored on the way out
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGHUP])
+def test_a_signal_that_the_caller_wants_ignored_stays_ignored(signum):
+    before = signal.signal(signum, signal.SIG_IGN)
+    watch = open_watch(dist.HashStore())
+    watch.begin(3, signals=(signum,))
+    assert signal.getsignal(signum) is signal.SIG_IGN
+    watch.close()
+    signal.signal(signum, before)

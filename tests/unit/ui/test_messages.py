@@ -34,6 +34,20 @@ def test_colour_changes_no_letter():
             {"state": RunState.FAILED, "logs_lost_lines": 7},
             "failed after 12.3 s (1 attempt, 7 log lines lost)",
         ),
+        (
+            {"state": RunState.CANCELLED, "trained_step": 125, "saved_step": 125},
+            "cancelled after 12.3 s (1 attempt); saved at step 125; go on with: muster restart r",
+        ),
+        (
+            {"state": RunState.PREEMPTED, "attempts": 2, "trained_step": 9, "saved_step": 7},
+            """preempted after 12.3 s (2 attempts); stopped at step 9, the last snapshot is of step 7; \
+go on with: muster restart r""",
+        ),
+        ({"trained_step": 125, "saved_step": 125}, "succeeded after 12.3 s (1 attempt)"),
+        (
+            {"trained_step": 9, "saved_step": None},
+            "succeeded after 12.3 s (1 attempt); step 9, its end, is not saved: there is no snapshot",
+        ),
     ],
 )
 def test_the_last_line_of_a_run_says_how_it_went(given, text):
