@@ -7,6 +7,7 @@ agent gets ready and finds the others.
 import argparse
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torchmuster import proc
 from torchmuster.agent.environment import THREADS, share_threads, take_environment
+from torchmuster.agent.leftovers import sweep_beside
 from torchmuster.agent.spawner_link import start_spawner
 from torchmuster.agent.worker_socket import make_socket_folder
 from torchmuster.errors import MusterError
@@ -219,7 +221,7 @@ def run_agent(launch: AgentLaunch) -> int:
             spawner = start_spawner(launch.plan.program, environment, socket_path)
         except MusterError as error:
             if not launch.sets_node_up:
-                os.rmdir(folder)
+                shutil.rmtree(folder, ignore_errors=True)
                 sys.stderr.write(_plain(error))
                 return error.exit_code
             # The agent tries again, with what this node has.
@@ -227,7 +229,8 @@ def run_agent(launch: AgentLaunch) -> int:
 
     disk = DiskWriter()
     disk.start()
-    work = _node_work(launch, disk, done=spawner is not None)
+    work = _node_work(launch, disk, folder, done=spawner is not None)
+    sweep_beside(launch.plan.run_id)
     try:
         return asyncio.run(_run(launch, spawner, socket_path, disk, work))
     finally:
@@ -237,7 +240,9 @@ def run_agent(launch: AgentLaunch) -> int:
             remove_scratch(work.scratch)
 
 
-def _node_work(launch: AgentLaunch, disk: DiskWriter, *, done: bool) -> "NodeWork | None":
+def _node_work(
+    launch: AgentLaunch, disk: DiskWriter, socket_folder: str, *, done: bool
+) -> "NodeWork | None":
     """Return what this node does before its workers; None when that is nothing."""
     from torchmuster.agent.node_setup import NodeWork, SetupOrder
 
@@ -252,6 +257,7 @@ def _node_work(launch: AgentLaunch, disk: DiskWriter, *, done: bool) -> "NodeWor
         place=launch.place,
         run_id=plan.run_id,
         run_dir=launch.run_directory(plan.run_id),
+        socket_folder=socket_folder,
     )
     work = NodeWork(order, disk)
     if done:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from torchmuster import proc
+from torchmuster.agent.leftovers import hold, note_owner
 from torchmuster.agent.node_shell import NodeShell, SetupError, Watch
 from torchmuster.agent.scratch import folder_name, make_scratch, parent_folder
 from torchmuster.errors import MusterError
@@ -22,6 +23,7 @@ from torchmuster.files.layout import RunDir
 from torchmuster.model import contract
 from torchmuster.model.plan import NodeSetup, Program
 
+_MAX_TAKES = 10
 _STAGING = os.path.join(os.path.dirname(os.path.abspath(__file__)), "staging.py")
 
 
@@ -41,6 +43,7 @@ class SetupOrder:
 
     Attributes:
         environment: What the agent was started with.
+        socket_folder: Where the agent's record says what it has made.
     """
 
     setup: NodeSetup
@@ -50,6 +53,7 @@ class SetupOrder:
     place: int
     run_id: str
     run_dir: RunDir
+    socket_folder: str | None = None
 
 
 class NodeWork:
@@ -114,9 +118,13 @@ class NodeWork:
 
     def _make_scratch(self, parent: str) -> None:
         order = self.order
-        self.scratch = make_scratch(
-            parent, folder_name(order.run_id, order.place, order.run_dir.path)
-        )
+        name = folder_name(order.run_id, order.place, order.run_dir.path)
+        for _ in range(_MAX_TAKES):
+            self.scratch = make_scratch(parent, name)
+            if hold(self.scratch):
+                break  # else somebody has just removed it, as what a killed agent had left
+        if order.socket_folder is not None:
+            note_owner(order.socket_folder, self.scratch)
 
     def _log(self, data: bytes) -> None:
         self._disk.append(self.order.run_dir.setup_log(self.order.node), data)

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torchmuster import proc
+from torchmuster.agent.leftovers import hold, note_owner
 
 if TYPE_CHECKING:  # the agent makes its folder before it has time for asyncio
     import asyncio
@@ -27,7 +28,14 @@ Handler = Callable[[int, dict[str, Any]], None]
 
 
 def make_socket_folder() -> str:
-    """Return a new folder that only we can enter, short enough for a socket's name."""
+    """Return a new folder that only we can enter, short enough for a socket's name, held while we live."""
+    folder = _short_folder()
+    hold(folder)
+    note_owner(folder)
+    return folder
+
+
+def _short_folder() -> str:
     try:
         folder = tempfile.mkdtemp(prefix="muster-")
         if len(folder) < 80:

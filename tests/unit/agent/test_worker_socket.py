@@ -2,6 +2,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import socket
 import stat
 import struct
@@ -51,7 +52,8 @@ def test_only_we_can_enter_the_folder_and_its_name_fits_a_socket():
 
     assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
     assert len(os.path.join(folder, "agent.sock")) < 108
-    os.rmdir(folder)
+    assert os.listdir(folder) == ["owner.json"]
+    shutil.rmtree(folder)
 
 
 def test_a_long_temporary_folder_is_not_used(monkeypatch, tmp_path):
@@ -64,7 +66,8 @@ def test_a_long_temporary_folder_is_not_used(monkeypatch, tmp_path):
 
     assert len(folder) < 80
     assert os.listdir(long) == []
-    os.rmdir(folder)
+    assert os.listdir(folder) == ["owner.json"]
+    shutil.rmtree(folder)
 
 
 def test_a_worker_is_heard_and_answered():
@@ -103,9 +106,7 @@ def test_what_is_no_message_ends_the_call_and_nothing_else(payload, length):
 
 
 def task(path):
-    return mainmodule.WorkerTask(
-        kind="file", target="t.py", args=[], socket_path=path, forked=True, local_world_size=1
-    )
+    return mainmodule.WorkerTask(kind="file", target="t.py", args=[], socket_path=path, forked=True)
 
 
 def report_of(error):
