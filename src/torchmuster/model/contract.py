@@ -116,6 +116,13 @@ def signal_name(signum: int) -> str:
         return f"signal {signum}"
 
 
+def may_be_read_at_import(begin: str) -> bool:
+    """Say whether torch may read a variable of which only the begin is known while it is imported."""
+    if begin.startswith(READ_LATER_PREFIXES):
+        return False
+    return any(begin.startswith(p) or p.startswith(begin) for p in READ_AT_IMPORT_PREFIXES)
+
+
 def is_read_at_import(variable: str) -> bool:
     """Say whether torch may read `variable` while it is imported."""
     return variable.startswith(READ_AT_IMPORT_PREFIXES) and not variable.startswith(

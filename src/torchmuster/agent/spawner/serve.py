@@ -24,7 +24,6 @@ from typing import Any
 from torchmuster import proc
 from torchmuster.agent.spawner import mainmodule, source, store
 from torchmuster.agent.spawner.mainmodule import WorkerTask
-from torchmuster.model import contract
 from torchmuster.model.installed import look_for_torch
 from torchmuster.model.lease import OwnClock, is_given_up
 
@@ -150,10 +149,17 @@ def _read_source(config: dict[str, Any]) -> bytes:
 def _reason_for_fresh(config: dict[str, Any], text: bytes) -> str | None:
     if config["kind"] == "command" or config["start"] == "fresh":
         return "asked for"
-    names = source.variables_set(text, contract.is_read_at_import)
-    if not names or config["start"] == "fork":
+    if config["start"] == "fork":
         return None
-    return f"the script sets {', '.join(names)}, which is read while torch is imported"
+    writes = source.environment_writes(text)
+    if writes.names:
+        return f"the script sets {', '.join(writes.names)}, which is read while torch is imported"
+    if writes.unread_line is not None:
+        where = f"the script sets an environment variable in line {writes.unread_line}"
+        return (
+            f"{where} whose name its source doesn't tell, and torch reads some while it is imported"
+        )
+    return None
 
 
 def _preload(config: dict[str, Any]) -> tuple[str | None, str | None]:

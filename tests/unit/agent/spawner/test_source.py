@@ -2,8 +2,7 @@ import sys
 
 import pytest
 
-from torchmuster.agent.spawner.source import imports_torch, script_path, variables_set
-from torchmuster.model.contract import is_read_at_import
+from torchmuster.agent.spawner.source import Writes, environment_writes, imports_torch, script_path
 
 SETS_OMP = [
     'import os\nos.environ["OMP_NUM_THREADS"] = "4"',
@@ -20,6 +19,30 @@ SETS_OMP = [
     'import os\nos.environ["HOME"] = os.environ["OMP_NUM_THREADS"] = "4"',
     'import os\nos.environ["OMP_NUM_THREADS"]: str = "4"',
     'import os\nos.environ.__setitem__("OMP_NUM_THREADS", "4")',
+    'import os\nfor k, v in {"OMP_NUM_THREADS": "3"}.items():\n    os.environ[k] = v',
+    'import os\nfor k in ["HOME", "OMP_NUM_THREADS"]:\n    os.environ.setdefault(k, "3")',
+    'import os\nNAME = "OMP_NUM_THREADS"\nos.environ[NAME] = "3"',
+    'from os import environ as E\nE["OMP_NUM_THREADS"] = "3"',
+    'import os\nenv = os.environ\nenv["OMP_NUM_THREADS"] = "3"',
+    'import os\nos.environb[b"OMP_NUM_THREADS"] = b"3"',
+    'import os\nfor lib in ("OMP", "ABC"):\n    os.environ[f"{lib}_NUM_THREADS"] = "3"',
+    'import os\nfor lib in ("OMP", "ABC"):\n    os.environ[lib + "_NUM_THREADS"] = "3"',
+    'import os\ncfg = dict(OMP_NUM_THREADS="3")\nos.environ.update(cfg)',
+    'import os\ncfg = {}\ncfg["OMP_NUM_THREADS"] = "3"\nos.environ.update(cfg)',
+    'import os\nos.environ.update({**{"OMP_NUM_THREADS": "3"}})',
+    'import os\nos.environ.update([("OMP_NUM_THREADS", "3")])',
+    'import os\nexec("import os; os.environ[\\"OMP_NUM_THREADS\\"] = \\"3\\"")',
+    'from os import putenv as p\np("OMP_NUM_THREADS", "4")',
+]
+UNREADABLE = [
+    'import os, sys\nos.environ[sys.argv[1]] = "3"',
+    'import os\ndef put(name): os.environ[name] = "3"\nput("OMP_NUM_THREADS")\n',
+    "import os, json\nos.environ.update(json.load(open('env.json')))",
+    "import os, json\nfor k, v in json.load(open('env.json')).items(): os.environ[k] = v",
+    'import os\nlib = input()\nos.environ[f"{lib}_NUM_THREADS"] = "3"',
+    'import os\nlib = input()\nos.environ[f"O{lib}"] = "3"',
+    "import os\nos.environ.setdefault(*('OMP_NUM_THREADS', '3'))",
+    "import os\nos.environ.update(**dict(os.environ))",
 ]
 SETS_NOTHING_THAT_MATTERS = [
     "",
@@ -33,29 +56,43 @@ SETS_NOTHING_THAT_MATTERS = [
     '# os.environ["OMP_NUM_THREADS"] = "4"',
     'text = \'os.environ["OMP_NUM_THREADS"] = "4"\'',
     'import os\nos.environ["OMP_NUM_THREADS"',
+    'import os\nenv = os.environ.copy()\nenv["OMP_NUM_THREADS"] = "4"',
+    'import os\nenv = dict(os.environ)\nenv[input()] = "4"',
+    'import os\nname = input()\nos.environ[f"WANDB_{name}"] = "4"',
+    'import os\nname = input()\nos.environ[f"TORCHELASTIC_{name}"] = "4"',
+    'import os\nPORT = "MASTER_PORT"\nos.environ[PORT] = "1"',
+    'import os\nfor k in ("RANK", "WORLD_SIZE"): os.environ[k] = os.environ["SLURM_" + k]',
+    "exec(open('configurator.py').read())",
 ]
 
 
 @pytest.mark.parametrize("source", SETS_OMP)
 def test_a_variable_that_the_source_sets_is_found(source):
-    assert variables_set(source.encode(), is_read_at_import) == ["OMP_NUM_THREADS"]
+    assert environment_writes(source.encode()) == Writes(names=("OMP_NUM_THREADS",))
 
 
 @pytest.mark.parametrize("source", SETS_NOTHING_THAT_MATTERS)
 def test_what_is_only_read_or_does_not_matter_is_not_found(source):
-    assert variables_set(source.encode(), is_read_at_import) == []
+    assert environment_writes(source.encode()) == Writes()
+
+
+@pytest.mark.parametrize("source", UNREADABLE)
+def test_a_write_whose_name_the_source_does_not_tell_is_found(source):
+    assert environment_writes(source.encode()) == Writes(
+        unread_line=source.count("\n", 0, source.index("environ")) + 1
+    )
 
 
 def test_each_variable_is_named_once_in_the_order_of_the_source():
     source = b'import os\nfor n in ("MKL_X", "KMP_Y", "MKL_X"):\n    pass\n'
     source += b"".join(b'os.environ["%s"] = "1"\n' % n for n in (b"MKL_X", b"KMP_Y", b"MKL_X"))
 
-    assert variables_set(source, is_read_at_import) == ["MKL_X", "KMP_Y"]
+    assert environment_writes(source).names == ("MKL_X", "KMP_Y")
 
 
 @pytest.mark.parametrize("source", [b"\x00", b"\xff\xfe", b"def", b"(" * 2000])
 def test_a_source_that_can_t_be_parsed_sets_nothing(source):
-    assert variables_set(source, is_read_at_import) == []
+    assert environment_writes(source) == Writes()
 
 
 @pytest.fixture
@@ -116,3 +153,11 @@ def test_a_script_is_its_own_file_and_a_command_has_none():
 )
 def test_an_import_of_torch_is_seen_anywhere_in_the_source(text, expected):
     assert imports_torch(text) is expected
+
+
+def test_names_that_lead_to_each_other_many_times_are_looked_at_once():
+    lines = [f"n{i % 30} = n{(i * 7 + 1) % 30} + n{(i * 11 + 3) % 30}" for i in range(900)]
+    text = "\n".join(
+        [*lines, "import os", "os.environ[n0] = '1'", "os.environ.update(n1)", "n2['x'] = 1"]
+    )
+    assert environment_writes(text.encode()) == Writes(unread_line=902)
