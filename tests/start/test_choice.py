@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from start.ways import FORKED, Place, Workers, together
+from start.ways import AUTO, FORKED, FRESH, Place, Workers, together
 
 PYTHON = (sys.executable, "-S")  # without torch, so that a spawner starts at once
 FALLS_BACK = "workers are started as fresh interpreters, not forked: "
@@ -59,6 +59,38 @@ def test_threads_that_are_asked_for_from_outside_leave_the_fork_and_reach_the_wo
     assert ours.facts()["forked"] is True
     assert ours.facts()["threads"] == plain.facts()["threads"]
     assert notices(place) == set()
+
+
+@pytest.mark.parametrize("way", [AUTO, FRESH])
+@pytest.mark.parametrize("name", ["code", "queue", "platform", "cmd", "string", "dataclasses"])
+def test_a_module_beside_the_script_hides_pythons_own_as_under_plain_python(place, name, way):
+    place.write(f"{name}.py", "MINE = __file__\n")
+    place.write("prog.py", f"import {name}\nprint({name}.MINE)\n")
+    plain = place.plain("prog.py", python=PYTHON)
+    with Workers(place, "prog.py", python=PYTHON, way=way) as workers:
+        assert workers.run().stdout == plain.stdout == f"{place.cwd}/{name}.py\n"
+    if way == AUTO:
+        why = f"{name} beside the script hides Python's own module of this name"
+        assert (workers.ready["forks"], workers.ready["why"]) == (False, why)
+
+
+def test_code_that_runs_at_the_start_and_reads_a_rank_has_one(place):
+    path = place.write("site/sitecustomize.py", "import os\nRANK = os.environ.get('RANK')\n")
+    place.write("prog.py", "import sitecustomize\nprint(sitecustomize.RANK)\n")
+    place.env["PYTHONPATH"] = str(place.cwd / "site")
+    with Workers(place, "prog.py", python=(sys.executable,), way=AUTO) as workers:
+        assert workers.run(RANK="3").stdout == "3\n"
+    why = f"{place.cwd}/{path} runs when Python starts, and reads what only a worker has"
+    assert workers.ready["why"] == why
+
+
+def test_a_write_that_can_t_be_read_makes_workers_fresh(place):
+    place.write("prog.py", "import os, sys\n\nos.environ[sys.argv[0]] = '1'\n")
+    with Workers(place, "prog.py", python=PYTHON, way=AUTO) as workers:
+        assert workers.ready["why"] == (
+            "the script sets an environment variable in line 3 whose name its source doesn't tell,"
+            " and torch reads some while it is imported"
+        )
 
 
 def test_an_import_that_starts_a_thread_makes_workers_fresh_and_one_line_says_so(place):

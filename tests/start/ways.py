@@ -34,7 +34,8 @@ _PING_EVERY_S = 2.0  # a spawner kills its workers when it has heard nothing for
 
 PLAIN, FORKED, FRESH = "plain", "forked", "fresh"
 WAYS = (PLAIN, FORKED, FRESH)
-_STARTS = {FORKED: StartMethod.FORK, FRESH: StartMethod.FRESH}
+AUTO = "auto"
+_STARTS = {FORKED: StartMethod.FORK, FRESH: StartMethod.FRESH, AUTO: StartMethod.AUTO}
 _NOT_INHERITED = (
     *("PYTHON", "PET_", "TORCH", "MUSTER_", "CUDA_", "GLOO_", "RES_OPTIONS"),
     *("OMP_", "OPENBLAS_", "MKL_", "GOTO_"),

@@ -14,6 +14,8 @@ This file must be readable by old interpreters, to refuse them in one sentence.
 import os
 import sys
 
+_at_start = frozenset(sys.modules)  # what every interpreter has: a script's own files don't hide it
+
 
 def _control_fd():  # type: ignore[no-untyped-def]
     """Return the socket to the agent: inherited, or called by its path."""
@@ -51,9 +53,9 @@ if __name__ == "__main__":
     if sys.argv[1] == "store":
         store.serve(int(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
     elif sys.argv[1] == "worker":
-        mainmodule.run(mainmodule.task_from_environment())
+        mainmodule.run(mainmodule.task_from_environment(), _at_start)
     else:
         # Returns in every forked worker, with its task, and in the spawner only at its end.
-        _task = serve.serve(_control_fd(), os.path.abspath(__file__))  # type: ignore[no-untyped-call]
+        _task = serve.serve(_control_fd(), os.path.abspath(__file__), _at_start)  # type: ignore[no-untyped-call]
         if _task is not None:
-            mainmodule.run(_task)
+            mainmodule.run(_task, _at_start)

@@ -15,15 +15,17 @@ import runpy
 import socket
 import struct
 import sys
+import sysconfig
 import time
 import traceback
 import types
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 from typing import Any
 
 from torchmuster.agent.spawner import good_end, stackfile
+from torchmuster.agent.spawner.surroundings import hidden_modules
 
 TASK_VARIABLE = "TORCHMUSTER_TASK"
 # The first that is a number above 0 counts. Source: OpenBLAS, driver/others/openblas_env.c and
@@ -59,9 +61,15 @@ def task_to_environment(task: WorkerTask) -> str:
     return json.dumps(asdict(task))
 
 
-def run(task: WorkerTask) -> None:
-    """Run the program; leave through the interpreter's ordinary end."""
+def run(task: WorkerTask, at_start: Collection[str]) -> None:
+    """Run the program; leave through the interpreter's ordinary end.
+
+    Args:
+        task: What to run.
+        at_start: The modules that the interpreter had before it met our own code.
+    """
     _forget_ourselves()
+    _uncover(first_path(task.kind, task.target), at_start)
     if task.forked:
         _renew_streams()
         _renew_identity()
@@ -186,6 +194,15 @@ def _forget_ourselves() -> None:
     """Let the script import what its own environment has, not the agent's copy of torchmuster."""
     own = [n for n in sys.modules if n == "torchmuster" or n.startswith("torchmuster.")]
     _kept.extend(sys.modules.pop(name) for name in own)
+
+
+def _uncover(folder: str | None, at_start: Collection[str]) -> None:
+    """Let the script import its own files, where we have imported Python's modules of their names."""
+    names = hidden_modules(folder, at_start)
+    for name in [name for name in sys.modules if name.partition(".")[0] in names]:
+        path = getattr(sys.modules[name], "__file__", None) or ""
+        if not path.startswith(f"{folder}{os.sep}"):
+            _kept.append(sys.modules.pop(name))
 
 
 def _renew_streams() -> None:
@@ -356,8 +373,6 @@ def user_line(error: BaseException, trace: types.TracebackType | None) -> str | 
     """Return `file:line` of the innermost frame in the user's own code."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
-    import sysconfig
-
     library = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
     frames = [(f.f_code.co_filename, line) for f, line in traceback.walk_tb(trace)]
     ours = os.path.dirname(os.path.dirname(_FOLDER))

@@ -18,11 +18,12 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from torchmuster import proc
-from torchmuster.agent.spawner import mainmodule, source, store
+from torchmuster.agent.spawner import mainmodule, source, store, surroundings
 from torchmuster.agent.spawner.mainmodule import WorkerTask
 from torchmuster.model.installed import look_for_torch
 from torchmuster.model.lease import OwnClock, is_given_up
@@ -47,8 +48,9 @@ _TORCH_MODULES = (
 class Spawner:
     """The state of one spawner between two packets."""
 
-    def __init__(self, control: socket.socket, entry_path: str) -> None:
+    def __init__(self, control: socket.socket, entry_path: str, at_start: Collection[str]) -> None:
         self.control = control
+        self.at_start = at_start
         self.entry_path = entry_path
         self.config: dict[str, Any] = {}
         self.forks = False
@@ -79,9 +81,15 @@ class Spawner:
         return (json.loads(packet) if packet else None), fds
 
 
-def serve(control_fd: int, entry_path: str) -> WorkerTask | None:
-    """Serve the agent. Returns in each forked worker with its task; in the spawner, None."""
-    spawner = Spawner(socket.socket(fileno=control_fd), entry_path)
+def serve(control_fd: int, entry_path: str, at_start: Collection[str]) -> WorkerTask | None:
+    """Serve the agent. Returns in each forked worker with its task; in the spawner, None.
+
+    Args:
+        control_fd: The socket to the agent.
+        entry_path: What starts a fresh interpreter.
+        at_start: The modules that the interpreter had before it met our own code.
+    """
+    spawner = Spawner(socket.socket(fileno=control_fd), entry_path, at_start)
     config, _ = spawner.receive()
     if config is None:
         return None
@@ -114,7 +122,7 @@ def _choose_method(spawner: Spawner) -> None:
     spawner.send({"ev": "found", **found})
     text = _read_source(config)
     spawner.imports_torch = source.imports_torch(text)
-    why = _reason_for_fresh(config, text)
+    why = _reason_for_fresh(config, text, spawner.at_start)
     torch_version: str | None = None
     if why is None:
         torch_version, problem = _preload(config)
@@ -146,7 +154,7 @@ def _read_source(config: dict[str, Any]) -> bytes:
         return b""
 
 
-def _reason_for_fresh(config: dict[str, Any], text: bytes) -> str | None:
+def _reason_for_fresh(config: dict[str, Any], text: bytes, at_start: Collection[str]) -> str | None:
     if config["kind"] == "command" or config["start"] == "fresh":
         return "asked for"
     if config["start"] == "fork":
@@ -159,6 +167,13 @@ def _reason_for_fresh(config: dict[str, Any], text: bytes) -> str | None:
         return (
             f"{where} whose name its source doesn't tell, and torch reads some while it is imported"
         )
+    folder = mainmodule.first_path(config["kind"], config["target"])
+    hidden = surroundings.hidden_modules(folder, at_start)
+    if hidden:
+        return f"{hidden[0]} beside the script hides Python's own module of this name"
+    start_code = surroundings.start_code_with_rank()
+    if start_code is not None:
+        return f"{start_code} runs when Python starts, and reads what only a worker has"
     return None
 
 
