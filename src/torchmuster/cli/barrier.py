@@ -24,7 +24,7 @@ import click
     help="Key that all ranks share; default the file `key` in MUSTER_HOME.",
 )
 def barrier(**given: Any) -> int:
-    r"""Wait until everybody has come to the same barrier.
+    """Wait until everybody has come to the same barrier.
 
     \b
     muster barrier                     in a task: wait for all tasks of its group
@@ -32,7 +32,7 @@ def barrier(**given: Any) -> int:
     muster barrier --num-nodes 2 --rank 1 --connect HOST      without a workflow
 
     Exits with 0 when all have come, 6 at the time limit, 12 when it can't be passed.
-    """
+    """  # noqa: D301 - \b is click's mark
     from torchmuster.net.task_call import agent_socket, wait_at_barrier
 
     numbers = _read(given)

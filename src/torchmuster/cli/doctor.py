@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from torchmuster.cli.completion import complete_engines
 from torchmuster.errors import ManyErrors, MusterError, RunDirectoryError, UsageError
 
 if TYPE_CHECKING:
@@ -34,12 +35,19 @@ _WORDS = {"engine": "--on", "time_limit": "--time"}
 
 
 @click.command(context_settings=_CONTEXT)
-@click.option("--on", "engine", metavar="NAME", help="Engine or site; default this machine.")
+@click.option(
+    "--on",
+    "engine",
+    metavar="NAME",
+    help="Engine or site; default this machine.",
+    shell_complete=complete_engines,
+)
 @click.option(
     "--nodes", metavar="N", help="Number of nodes; inside a job default all of its nodes."
 )
 @click.option("--nproc-per-node", metavar="N", help="Workers of the tiny job on each node.")
 @click.option("--script", metavar="FILE", help="Look whether all nodes see this script.")
+@click.option("--here", is_flag=True, help="On this machine, even inside of a job.")
 @click.option("--no-job", is_flag=True, help="Only look at the nodes, run no tiny job.")
 @click.option("--seconds", default=0.5, metavar="S", help="Length of the tiny job; default 0.5.")
 @click.option("--python", metavar="PATH", help="The job's interpreter, with flags if quoted.")
@@ -98,6 +106,8 @@ def _is_only_here(given: dict[str, Any]) -> bool:
     """Say whether nobody has named nodes, and this is not a job with nodes of its own."""
     if any(given[name] for name in ("nodes", "engine", "hosts", "hostfile", "nproc_per_node")):
         return False
+    if given["here"]:
+        return True
     from torchmuster.cli.job import find_allocation
 
     return find_allocation() is None
@@ -144,6 +154,7 @@ def _are_many_here(given: dict[str, Any]) -> bool:
 def _words(given: dict[str, Any], run_id: str) -> list[str]:
     """Return the options for `muster run`."""
     words = ["--run-id", run_id, "--tee", "none", "--max-restarts", "0"]
+    words += ["--here"] if given["here"] else []
     for name in _PASSED_ON:
         if given[name] is not None:
             words += [_WORDS.get(name, f"--{name.replace('_', '-')}"), str(given[name])]

@@ -28,6 +28,7 @@ def show_everywhere(given: dict[str, Any], show: Callable[[dict[str, Any]], obje
         what = "`--on all` is for looking: a run goes to one engine"
         raise UsageError(what, where="--on all", fix="--dry-run, or one of `muster engines`")
     given = {**given, "run_id": given["run_id"] or new_run_id(given["script"], given["name"])}
+    given["name"] = None  # it is part of the id now
     refused = 0
     for site in my_sites().sites.values():
         title = site.name if site.name == site.kind else f"{site.name} ({site.kind})"

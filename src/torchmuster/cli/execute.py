@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from torchmuster.cli.completion import complete_runs
 from torchmuster.cli.echo import echo
 from torchmuster.errors import UsageError
 
@@ -32,7 +33,7 @@ class _ExecCommand(click.Command):
     context_settings={"help_option_names": ["-h", "--help"]},
     options_metavar="[OPTIONS]",
 )
-@click.argument("run")
+@click.argument("run", shell_complete=complete_runs)
 @click.argument("words", nargs=-1, metavar="[TASK] [-- COMMAND...]")
 @click.option("--group", metavar="GROUP", help="In all tasks of this group at once.")
 @click.option("--rank", type=click.IntRange(min=0), metavar="R", help="Training: beside this rank.")
@@ -51,7 +52,7 @@ def exec(  # noqa: A001 - the command's name
     tty: bool | None,
     timeout: str | None,
 ) -> int:
-    r"""Run COMMAND inside of the running TASK of the workflow RUN: by default a shell.
+    """Run COMMAND inside of the running TASK of the workflow RUN: by default a shell.
 
     In a training run it runs beside a rank, with its variables (RANK, CUDA_VISIBLE_DEVICES, ...); by default rank 0.
 
@@ -67,7 +68,7 @@ def exec(  # noqa: A001 - the command's name
     The exit code is the command's, 128 + N after the signal N; with --group the highest. Our own: 124 at the time
     limit, 125 when the task can't be entered, 126 and 127 when the command is no program or not there, 137 when the
     task ended under it; 2, 4, 5 and 7 when there is no such task, it does not run, or its run can't be reached.
-    """
+    """  # noqa: D301 - \b is click's mark
     import asyncio
 
     from torchmuster.run.execute import choose_group, choose_task, execute

@@ -42,7 +42,7 @@ def explain(what: tuple[str, ...], as_json: bool) -> int:
     muster explain job.o123 job.e123
     kubectl logs -l job=train --prefix | muster explain -
     """  # noqa: D301 - \b is click's mark
-    verdict = _verdict(what)
+    verdict, own = _verdict(what)
     if as_json:
         from torchmuster.doctor.explain.words import as_values
 
@@ -50,11 +50,12 @@ def explain(what: tuple[str, ...], as_json: bool) -> int:
     else:
         from torchmuster.doctor.explain.words import render_verdict
 
-        click.echo(render_verdict(verdict), nl=False)
+        click.echo(render_verdict(verdict, own), nl=False)
     return 0 if verdict.found or verdict.healthy else 3
 
 
-def _verdict(what: tuple[str, ...]) -> "Verdict":
+def _verdict(what: tuple[str, ...]) -> "tuple[Verdict, str | None]":
+    """Return the verdict, and how the run stands where it is one of ours."""
     from torchmuster.doctor.explain.case import Case
     from torchmuster.doctor.explain.judge import judge
     from torchmuster.doctor.explain.scan import read_logs
@@ -64,16 +65,26 @@ def _verdict(what: tuple[str, ...]) -> "Verdict":
     if _DASH in what:
         others = _paths(tuple(word for word in what if word != _DASH))
         streams = [(STDIN, _standard_input())]
-        return judge(Case(read_logs(others, year=year, streams=streams)))
+        return judge(Case(read_logs(others, year=year, streams=streams))), None
     view = _run_of(what[0]) if len(what) == 1 else None
     if view is None:
-        return judge(Case(read_logs(_paths(what), year=year)))
+        return judge(Case(read_logs(_paths(what), year=year))), None
     from torchmuster.doctor.explain.own_run import foreign_store, with_own_result
 
     case = Case(read_logs(_logs_of_run(view), year=year))
     verdict = with_own_result(judge(case), view.result, view.events, state=view.state)
     foreign = foreign_store(case, view.result, view.events) if view.result is not None else None
-    return replace(verdict, found=(foreign, *verdict.found)) if foreign is not None else verdict
+    if foreign is not None:
+        verdict = replace(verdict, found=(foreign, *verdict.found))
+    return verdict, _how_it_stands(view)
+
+
+def _how_it_stands(view: "RunView") -> str:
+    from torchmuster.files.layout import short_id
+    from torchmuster.ui.messages import summary
+
+    told = summary(view.result) if view.result is not None else f"is {view.state.value}"
+    return f"the run {short_id(view.run_id)} {told}"
 
 
 def _standard_input() -> "BinaryIO":

@@ -6,42 +6,60 @@ Commands are imported when they are called, so that `muster --help` stays quick.
 import difflib
 import importlib
 import os
+import shlex
 import sys
 from typing import Any, NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
 import torchmuster
 from torchmuster.cli.spelling import hint_for_option
 from torchmuster.errors import ManyErrors, MusterError, UsageError
 
-COMMANDS = {
-    "run": ("torchmuster.cli.run", "Run a training script on one or many nodes."),
-    "submit": ("torchmuster.cli.submit", "Run a workflow file."),
-    "validate": ("torchmuster.cli.submit", "Check a workflow file."),
-    "render": ("torchmuster.cli.submit", "Fill in the template of a workflow file."),
-    "convert": ("torchmuster.cli.convert", "Turn torchrun boilerplate into `nodes` and `script`."),
-    "doctor": ("torchmuster.cli.doctor", "Look for what will make a job fail, on every node."),
-    "lint": ("torchmuster.cli.lint", "Say what will go wrong in a job script."),
-    "torchrun": ("torchmuster.cli.torchrun", "Take torchrun's own command line."),
-    "engines": ("torchmuster.cli.engines", "List where runs can go, and what was found here."),
-    "init": ("torchmuster.cli.init", "Write a first muster.toml from what is found here."),
-    "ps": ("torchmuster.cli.views", "List the runs."),
-    "status": ("torchmuster.cli.views", "Show where a run stands."),
-    "logs": ("torchmuster.cli.views", "Print what the ranks wrote."),
-    "wait": ("torchmuster.cli.views", "Wait for the end of a run; exit as it did."),
-    "cancel": ("torchmuster.cli.views", "Stop a run."),
-    "restart": ("torchmuster.cli.restart", "Start a run again; it goes on where it stopped."),
-    "prune": ("torchmuster.cli.prune", "Remove old runs that have ended."),
-    "explain": ("torchmuster.cli.explain", "Say why a run failed, or any job, by its logs."),
-    "plan": ("torchmuster.cli.plan", "Predict a training step on more nodes."),
-    "exec": ("torchmuster.cli.execute", "Run a command inside a task, or beside a rank."),
-    "stacks": ("torchmuster.cli.stacks", "Show where the ranks of a run stand."),
-    "spec": ("torchmuster.cli.submit", "Print the workflow file of a run."),
-    "barrier": ("torchmuster.cli.barrier", "Wait for all tasks of the group."),
-    "dataset": ("torchmuster.cli.dataset", "Versioned datasets."),
-    "data": ("torchmuster.cli.data", "Move files to and from URLs."),
+SECTIONS = {
+    "Run": {
+        "run": ("torchmuster.cli.run", "Run a training script on one or many nodes."),
+        "submit": ("torchmuster.cli.submit", "Run a workflow file."),
+        "torchrun": ("torchmuster.cli.torchrun", "Take torchrun's own command line."),
+        "restart": ("torchmuster.cli.restart", "Start a run again; it goes on where it stopped."),
+    },
+    "Watch": {
+        "ps": ("torchmuster.cli.views", "List the runs."),
+        "status": ("torchmuster.cli.views", "Show where a run stands."),
+        "logs": ("torchmuster.cli.views", "Print what the ranks wrote."),
+        "wait": ("torchmuster.cli.views", "Wait for the end of a run; exit as it did."),
+        "cancel": ("torchmuster.cli.views", "Stop a run."),
+        "exec": ("torchmuster.cli.execute", "Run a command inside a task, or beside a rank."),
+        "stacks": ("torchmuster.cli.stacks", "Show where the ranks of a run stand."),
+        "prune": ("torchmuster.cli.prune", "Remove old runs that have ended."),
+    },
+    "Diagnose": {
+        "doctor": ("torchmuster.cli.doctor", "Look for what will make a job fail, on every node."),
+        "explain": ("torchmuster.cli.explain", "Say why a run failed, or any job, by its logs."),
+        "lint": ("torchmuster.cli.lint", "Say what will go wrong in a job script."),
+        "plan": ("torchmuster.cli.plan", "Predict a training step on more nodes."),
+    },
+    "Workflows": {
+        "validate": ("torchmuster.cli.submit", "Check a workflow file."),
+        "render": ("torchmuster.cli.submit", "Fill in the template of a workflow file."),
+        "convert": (
+            "torchmuster.cli.convert",
+            "Turn torchrun boilerplate into `nodes` and `script`.",
+        ),
+        "spec": ("torchmuster.cli.submit", "Print the workflow file of a run."),
+        "barrier": ("torchmuster.cli.barrier", "Wait for all tasks of the group."),
+    },
+    "Clusters": {
+        "engines": ("torchmuster.cli.engines", "List where runs can go, and what was found here."),
+        "init": ("torchmuster.cli.init", "Write a first muster.toml from what is found here."),
+    },
+    "Data": {
+        "dataset": ("torchmuster.cli.dataset", "Versioned datasets."),
+        "data": ("torchmuster.cli.data", "Move files to and from URLs."),
+    },
 }
+COMMANDS = {name: told for section in SECTIONS.values() for name, told in section.items()}
 
 
 class _LazyGroup(click.Group):
@@ -65,21 +83,48 @@ class _LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0] if args else ""
         if name and name not in COMMANDS and not name.startswith("-"):
+            if name == "help":  # `muster help run`
+                known = [word for word in args[1:2] if word in COMMANDS]
+                return super().resolve_command(ctx, [*known, "--help"]) if known else _help(ctx)
             near = difflib.get_close_matches(name, COMMANDS, n=1)
             fix = f"did you mean `muster {near[0]}`?" if near else "muster --help"
-            if os.path.isfile(name):
-                fix = f"muster run {name}"
+            if os.path.isfile(name) or name.endswith((".py", ".sh")):
+                fix = f"muster run {shlex.join(args)}"
+            if name.endswith((".yaml", ".yml")):
+                fix = f"muster submit {shlex.join(args)}"
             raise UsageError(f"muster has no command `{name}`", fix=fix)
         if name in ("run", "submit", "torchrun", "restart"):
             _check_working_directory()
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+        for title, commands in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name, text) for name, (_, text) in commands.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete a command's name without importing any."""
+        found = {name: text for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)}
+        return [CompletionItem(name, help=text) for name, text in found.items()]
 
 
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+def _help(ctx: click.Context) -> NoReturn:
+    click.echo(ctx.get_help())
+    ctx.exit()
+
+
+def _with_dashes(name: str) -> str:
+    """Take torchrun's `--nproc_per_node` for `--nproc-per-node`, as torchrun does."""
+    return name.replace("_", "-")
+
+
+@click.group(
+    cls=_LazyGroup,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "token_normalize_func": _with_dashes,
+    },
+)
 @click.version_option(torchmuster.__version__, prog_name="muster")
 def muster() -> None:
     """Take a PyTorch training script from one GPU to many nodes.

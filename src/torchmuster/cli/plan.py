@@ -17,7 +17,26 @@ _GRADIENTS = ("fp32", "bf16", "fp16", "fp64")
 _TYPES = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
+class _PlanCommand(click.Command):
+    """Takes `--script=FILE` for `--script FILE`: what stands behind FILE is the script's."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        words = [w for word in args for w in _apart(word)] if _names_script(args) else args
+        return super().parse_args(ctx, words)
+
+
+def _names_script(args: list[str]) -> bool:
+    first = next((word for word in args if word.partition("=")[0] == "--script"), "")
+    return first.startswith("--script=")
+
+
+def _apart(word: str) -> list[str]:
+    name, equals, value = word.partition("=")
+    return [name, value] if name == "--script" and equals else [word]
+
+
 @click.command(
+    cls=_PlanCommand,
     context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
     options_metavar="[OPTIONS]",
 )
@@ -29,7 +48,7 @@ _TYPES = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "
     help="Its parts: forward, backward, optimizer; default 1:2.",
 )
 @click.option("--dtype", type=click.Choice(_GRADIENTS), help="Of the gradients; default fp32.")
-@click.option("--script", is_flag=True, help="Measure these by some steps of SCRIPT ARGS.")
+@click.option("--script", is_flag=True, help="Measure steps of SCRIPT ARGS, which stand behind it.")
 @click.option("--network", metavar="NAME|RATE,LATENCY", help="E.g. 25GbE, or 25Gbit/s,50us.")
 @click.option("--on", "engine", metavar="NAME", help="Measure the network there, with a tiny job.")
 @click.option(

@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import click
 
+from torchmuster.cli.completion import complete_runs
+
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("run")
+@click.argument("run", shell_complete=complete_runs)
 @click.option("--detach", is_flag=True, help="Return at once; the run goes on in the background.")
 def restart(run: str, *, detach: bool) -> int:
     """Start RUN again with what it was started with: a new run on the same snapshots.

@@ -6,15 +6,47 @@ from typing import Any
 
 import click
 
+from torchmuster.cli.completion import complete_engines
+from torchmuster.cli.sections import sectioned
 from torchmuster.errors import MusterError
+
+_SECTIONS = {
+    "Workers": (
+        *("nodes", "nproc_per_node", "module", "python", "set_env", "start", "preload"),
+        *("stage", "before"),
+    ),
+    "Where": ("engine", "here", "hosts", "hostfile", "detach", "dry_run"),
+    "Job": (
+        *("time_limit", "queue", "account", "cpus_per_node", "gpus_per_node", "mem", "warn"),
+        "resubmit",
+    ),
+    "Failures": (
+        *("max_restarts", "restart_policy", "grace", "join_timeout", "last_call", "grow"),
+        "hang_timeout",
+    ),
+    "Name and output": ("name", "run_id", "tee", "stdin_rank"),
+    "Debugging": ("debug", "no_preflight"),
+}
+# For a scheduler's job alone.
+_OF_A_JOB = {
+    "time_limit": "--time",
+    "queue": "--partition",
+    "account": "--account",
+    "cpus_per_node": "--cpus-per-node",
+    "gpus_per_node": "--gpus-per-node",
+    "mem": "--mem",
+}
 
 
 @click.command(
+    cls=sectioned(_SECTIONS),
     context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
     options_metavar="[OPTIONS]",
 )
 @click.option(
     "--nodes",
+    "--nnodes",
+    "nodes",
     metavar="N|MIN:MAX",
     help="Number of nodes; default 1, inside a job all of its nodes.",
 )
@@ -31,7 +63,13 @@ from torchmuster.errors import MusterError
     help="Try again unless it would fail the same way, or always.",
 )
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as with `python -m`.")
-@click.option("--on", "engine", metavar="NAME", help="Engine or site; default this machine.")
+@click.option(
+    "--on",
+    "engine",
+    metavar="NAME",
+    help="Engine or site; default this machine.",
+    shell_complete=complete_engines,
+)
 @click.option(
     "--name", metavar="WORD", help="Begins the run's id and its job's name; default SCRIPT's."
 )
@@ -49,6 +87,14 @@ from torchmuster.errors import MusterError
     type=click.Choice(["auto", "fork", "fresh"]),
     default="auto",
     help="Fork workers from a process with torch, or start fresh interpreters.",
+)
+@click.option(
+    "--env",
+    "--set-env",
+    "set_env",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A variable of every worker; may be given again.",
 )
 @click.option("--preload", multiple=True, metavar="MODULE", help="Import this before forking too.")
 @click.option("--python", metavar="PATH", help="The job's interpreter, with flags if quoted.")
@@ -91,6 +137,7 @@ def run(**given: Any) -> int:
     It starts in about a second, survives the loss of any worker or node, and says what was wrong.
     Options of muster stand before SCRIPT, the script's own behind it.
     """
+    from torchmuster.cli.spelling import option_behind, option_names
     from torchmuster.doctor.gpus import visible_gpus
     from torchmuster.errors import ManyErrors, UsageError
     from torchmuster.run.create import choose_run_id, create_run_dir
@@ -102,6 +149,9 @@ def run(**given: Any) -> int:
 
         return show_everywhere(given, lambda of_one: run.callback(**of_one))  # type: ignore[misc]
     problems = Problems()
+    note = option_behind(given["script"], given["args"], option_names(run))
+    if note is not None:
+        click.echo(f"muster: {note}", err=True)
     detach = given["detach"]
     stdin_rank = _stdin_rank(given["stdin_rank"], detach=detach)
     from torchmuster.cli.job import (
@@ -129,6 +179,8 @@ def run(**given: Any) -> int:
     inside = None
     if given["engine"] == "local" and not given["here"]:
         inside = find_allocation()
+    if given["engine"] == "local" or hosts_site is not None:
+        _say_ignored(given, hosts_site is not None, inside is not None)
     if given["nodes"] is None and hosts_site is not None:
         given["nodes"] = nodes_of_site(hosts_site) or str(num_hosts(hosts_site))
     if given["nodes"] is None and given["engine"] != "local" and hosts_site is None:
@@ -181,6 +233,15 @@ def run(**given: Any) -> int:
     return start(plan, run_dir, gpus, detach=detach)
 
 
+def _say_ignored(given: dict[str, Any], on_hosts: bool, in_job: bool) -> None:
+    words = [word for name, word in _OF_A_JOB.items() if given[name] is not None]
+    if not words:
+        return
+    here = "plain hosts have no scheduler" if on_hosts else "this machine is no scheduler's"
+    why = "the job is there already" if in_job else here
+    click.echo(f"muster: ignored: {', '.join(words)}: {why}", err=True)
+
+
 def start(plan: Any, run_dir: Any, gpus: Any, *, detach: bool) -> int:
     """Start what is planned and follow it to its end, or leave it in the background."""
     if detach:
@@ -214,6 +275,7 @@ _PLAN_OPTIONS = (
     "python",
     "stage",
     "before",
+    "set_env",
 )
 
 

@@ -1,11 +1,15 @@
 """What somebody meant who typed an option that does not exist."""
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+
+import click
+
+_MOST_SOURCE = 1 << 20
+_EVERYBODYS = frozenset({"--help"})
 
 # torchrun's word for it, and what `muster run` calls it; None: it is not needed.
 TORCHRUN_OPTIONS: dict[str, str | None] = {
-    "--nnodes": "--nodes",
     "--max-restarts": "--max-restarts",
     "--nproc-per-node": "--nproc-per-node",
     "--module": "-m",
@@ -40,19 +44,35 @@ TORCHRUN_OPTIONS: dict[str, str | None] = {
 
 # What others call it, and what `muster run` calls it.
 _OTHER_WORDS = {
-    "--job-name": "--name NAME",
-    "-J": "--name NAME",
+    "--job-name": "`--name NAME`",
+    "-J": "`--name NAME`",
+    "--gpus": "`--nproc-per-node N` for a worker on each of N GPUs, `--gpus-per-node N` to ask a scheduler for them",
+    "-G": "`--gpus-per-node N`",
+    "--gres": "`--gpus-per-node N`",
+    "--ntasks-per-node": "`--nproc-per-node N`",
+    "--cpus-per-task": "`--cpus-per-node N`",
+    "-N": "`--nodes N`",
+    "-p": "`--partition NAME`",
+    "-q": "`--queue NAME`",
+    "-t": "`--time TIME`",
+    "-A": "`--account NAME`",
+    "-c": "`--cpus-per-node N`",
+    "--walltime": "`--time TIME`",
+    "--np": "`--nproc-per-node N`",
+    "-n": "`--nproc-per-node N`",
+    "-H": "`--hosts A,B:N`",
+    "-e": "`--env NAME=VALUE`",
 }
 
 
 def hint_for_option(given: str, known: Sequence[str]) -> str | None:
     """Return how to mend an unknown option; None when nothing is near."""
-    if given in _OTHER_WORDS:
-        return f"here it is `{_OTHER_WORDS[given]}`"
+    if given in _OTHER_WORDS and "--nproc-per-node" in known:
+        return f"here it is {_OTHER_WORDS[given]}"
     dashed = "--" + given.lstrip("-").replace("_", "-")
     if dashed in known:
         return f"it is spelled `{dashed}`"
-    if dashed in TORCHRUN_OPTIONS:
+    if dashed in TORCHRUN_OPTIONS and "--nproc-per-node" in known:
         ours = TORCHRUN_OPTIONS[dashed]
         theirs = "this is an option of torchrun"
         if ours is None:
@@ -63,3 +83,28 @@ def hint_for_option(given: str, known: Sequence[str]) -> str | None:
     # Without the dashes: they are all that `--on` and `--foo` have in common.
     near = difflib.get_close_matches(dashed[2:], [name[2:] for name in known], n=1)
     return f"did you mean `--{near[0]}`?" if near else None
+
+
+def option_names(command: click.Command) -> set[str]:
+    """Return the long names of a command's options."""
+    return {name for param in command.params for name in param.opts if name.startswith("--")}
+
+
+def option_behind(script: str, args: Sequence[str], ours: Collection[str]) -> str | None:
+    """Return a sentence on an option of ours behind a script that does not seem to know it; None without one.
+
+    It stays the script's: only what its source says decides whether somebody may have meant us.
+    """
+    for word in args:
+        name = word.partition("=")[0].replace("_", "-")
+        if not word.startswith("--") or name not in ours or name in _EVERYBODYS:
+            continue
+        try:
+            with open(script, errors="replace") as file:
+                source = file.read(_MOST_SOURCE)
+        except OSError:
+            return None  # a module: nobody has read it
+        if name[2:] in source.replace("_", "-"):
+            continue
+        return f"`{name}` stands behind {script}, so {script} gets it; options of muster stand before the script"
+    return None

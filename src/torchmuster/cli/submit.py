@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from torchmuster.cli.completion import complete_engines, complete_runs
 from torchmuster.cli.job import check_engine, choose_engine, find_hosts, find_site
 from torchmuster.cli.job_scripts import ALL, can_show, show_jobs
 from torchmuster.cli.sets import SetCommand, value_options
@@ -26,12 +27,23 @@ _CONTEXT = {"help_option_names": ["-h", "--help"]}
 @click.argument("file")
 @value_options
 @click.option(
-    "--set-env", "set_env", multiple=True, metavar="NAME=VALUE ...", help="Variables of every task."
+    "--set-env",
+    "--env",
+    "set_env",
+    multiple=True,
+    metavar="NAME=VALUE ...",
+    help="Variables of every task.",
 )
 @click.option(
     "--label", "labels", multiple=True, metavar="KEY=VALUE ...", help="Labels of the run."
 )
-@click.option("--on", "engine", metavar="NAME", help="Engine or site; default this machine.")
+@click.option(
+    "--on",
+    "engine",
+    metavar="NAME",
+    help="Engine or site; default this machine.",
+    shell_complete=complete_engines,
+)
 @click.option("--here", is_flag=True, help="On this machine, even if it looks like a login node.")
 @click.option("--run-id", metavar="NAME", help="Name of the run and of its folder.")
 @click.option("--dry-run", is_flag=True, help="Check the file, show the plan, start nothing.")
@@ -175,7 +187,7 @@ def render(**given: Any) -> int:
 
 
 @click.command(context_settings=_CONTEXT)
-@click.argument("run")
+@click.argument("run", shell_complete=complete_runs)
 @click.option("--rendered", is_flag=True, help="With its template filled in.")
 def spec(run: str, *, rendered: bool) -> int:
     """Print the workflow file that RUN was started with."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from torchmuster.cli.completion import complete_runs
 from torchmuster.cli.echo import echo
 from torchmuster.errors import MusterError, NotFoundError
 from torchmuster.files.layout import short_id
@@ -103,7 +104,7 @@ def _span(seconds: float | None) -> str:
 
 
 @click.command(context_settings=_CONTEXT)
-@click.argument("run")
+@click.argument("run", shell_complete=complete_runs)
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def status(run: str, *, as_json: bool) -> int:
     """Show where RUN stands: its nodes, its attempts, its training and its verdict."""
@@ -223,12 +224,23 @@ def _words(values: dict[str, float]) -> str:
 
 
 @click.command(context_settings=_CONTEXT)
-@click.argument("run")
+@click.argument("run", shell_complete=complete_runs)
 @click.argument("task", required=False)
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run ends.")
+@click.option(
+    "-n", "--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines of each."
+)
 @click.option("--rank", type=click.IntRange(min=0), help="This rank only.")
 @click.option("--attempt", type=click.IntRange(min=0), help="This attempt; default the last.")
-def logs(run: str, task: str | None, *, follow: bool, rank: int | None, attempt: int | None) -> int:
+def logs(
+    run: str,
+    task: str | None,
+    *,
+    follow: bool,
+    tail: int | None,
+    rank: int | None,
+    attempt: int | None,
+) -> int:
     """Print what the ranks of RUN wrote; of a workflow what its tasks, or one TASK, wrote."""
     import asyncio
 
@@ -240,7 +252,7 @@ def logs(run: str, task: str | None, *, follow: bool, rank: int | None, attempt:
     if view.is_workflow:
         from torchmuster.cli.workflow_views import print_logs
 
-        return print_logs(view, task, attempt, follow=follow)
+        return print_logs(view, task, attempt, follow=follow, tail=tail)
     if task is not None:
         raise NotFoundError(
             f"the run {short_id(view.run_id)} has no tasks", fix=f"muster logs {run} --rank 0"
@@ -256,10 +268,10 @@ def logs(run: str, task: str | None, *, follow: bool, rank: int | None, attempt:
 
     try:
         if follow:
-            asyncio.run(follow_logs(view, attempt, rank, write))
+            asyncio.run(follow_logs(view, attempt, rank, write, tail))
         else:
             for path in log_files(view, attempt, rank):
-                _print_file(path, write)
+                _print_file(path, write, tail)
     except KeyboardInterrupt:
         return 130
     for _, part in joiner.rest():
@@ -272,10 +284,13 @@ def _num_ranks(view: "RunView") -> int:
     return int(str(attempts[-1]["world_size"])) if attempts else 1
 
 
-def _print_file(path: str, write: Any) -> None:
+def _print_file(path: str, write: Any, tail: int | None) -> None:
+    from torchmuster.files.tail import offset_of_last_lines
+
     number = int(os.path.basename(path).removeprefix("rank-").removesuffix(".log"))
     try:
         with open(path, errors="replace") as log:
+            log.seek(offset_of_last_lines(path, tail) if tail is not None else 0)
             while text := log.read(1 << 20):
                 write(number, text)
     except OSError as error:
@@ -283,7 +298,7 @@ def _print_file(path: str, write: Any) -> None:
 
 
 @click.command(context_settings=_CONTEXT)
-@click.argument("run")
+@click.argument("run", shell_complete=complete_runs)
 def wait(run: str) -> int:
     """Wait for the end of RUN and exit with its exit code."""
     import asyncio
@@ -323,7 +338,7 @@ def identity(view: "RunView") -> str:
 
 
 @click.command(context_settings=_CONTEXT)
-@click.argument("run")
+@click.argument("run", shell_complete=complete_runs)
 @click.option("--now", is_flag=True, help="SIGKILL at once, without the grace.")
 def cancel(run: str, *, now: bool) -> int:
     """Stop RUN: SIGTERM to its workers, SIGKILL after its grace."""

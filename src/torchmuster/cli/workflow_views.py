@@ -98,10 +98,18 @@ def _plain(view: "RunView", workflow: "WorkflowView") -> dict[str, Any]:
     }
 
 
-def print_logs(view: "RunView", task: str | None, attempt: int | None, *, follow: bool) -> int:
+def print_logs(
+    view: "RunView",
+    task: str | None,
+    attempt: int | None,
+    *,
+    follow: bool,
+    tail: int | None = None,
+) -> int:
     """Print what the commands of tasks wrote, each line with its task when there are several."""
     import asyncio
 
+    from torchmuster.files.tail import offset_of_last_lines
     from torchmuster.model.lines import LineJoiner
     from torchmuster.run.control import follow_task_logs, task_log_files
 
@@ -118,10 +126,11 @@ def print_logs(view: "RunView", task: str | None, attempt: int | None, *, follow
 
     try:
         if follow:
-            asyncio.run(follow_task_logs(view, task, attempt, write))
+            asyncio.run(follow_task_logs(view, task, attempt, write, tail))
         else:
             for name, path in task_log_files(view, task, attempt):
                 with open(path, errors="replace") as log:
+                    log.seek(offset_of_last_lines(path, tail) if tail is not None else 0)
                     while text := log.read(1 << 20):
                         write(name, text)
     except KeyboardInterrupt:

@@ -47,7 +47,7 @@ def with_node_setup(plan: RunPlan, site: "Site", *, python_given: bool) -> RunPl
     own_python = site.python if not python_given else ()
     setup = replace(
         plan.node_setup,
-        environment=(*plan.node_setup.environment, *site.environment),
+        environment=(*site.environment, *plan.node_setup.environment),  # the later one counts
         lines=tuple(site.setup),
         scratch=site.scratch,
         python_follows=bool(site.setup) and not own_python and not python_given,

@@ -2,6 +2,8 @@
 
 import os
 
+_BLOCK_BYTES = 1 << 16
+
 
 def last_lines(path: str, num_lines: int, num_bytes: int = 4096) -> list[str]:
     """Return the last lines of a text file, of its last bytes at most; none when it can't be read."""
@@ -16,3 +18,26 @@ def last_bytes(path: str, num_bytes: int) -> bytes:
             return log.read(num_bytes)
     except OSError:
         return b""
+
+
+def offset_of_last_lines(path: str, num_lines: int) -> int:
+    """Return where the last lines of a file begin, in bytes; 0 where it has no more, or can't be read."""
+    try:
+        with open(path, "rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            if num_lines == 0:
+                return end
+            position, found = end, 0
+            while position > 0:
+                begin = max(0, position - _BLOCK_BYTES)
+                file.seek(begin)
+                block = file.read(position - begin)
+                at = len(block) - 1 if position == end and block.endswith(b"\n") else len(block)
+                while (at := block.rfind(b"\n", 0, at)) >= 0:
+                    found += 1
+                    if found == num_lines:
+                        return begin + at + 1
+                position = begin
+    except OSError:
+        pass
+    return 0

@@ -13,6 +13,7 @@ from torchmuster import proc
 from torchmuster.errors import ChannelError, MusterError, NotFoundError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
+from torchmuster.files.tail import offset_of_last_lines
 from torchmuster.model import codec
 from torchmuster.model.ranks import name_ranks
 from torchmuster.model.verdict import Report, Result, RunState
@@ -168,10 +169,17 @@ def _numbers(folder: str, before: str, after: str) -> list[int]:
 
 
 async def follow_logs(
-    view: RunView, attempt: int | None, rank: int | None, write: Callable[[int, str], None]
+    view: RunView,
+    attempt: int | None,
+    rank: int | None,
+    write: Callable[[int, str], None],
+    tail: int | None = None,
 ) -> None:
-    """Write what the ranks write, as they write it, until the run has ended."""
+    """Write what the ranks write, as they write it, until the run has ended; at first the last `tail` lines."""
     positions: dict[str, int] = {}
+    if tail is not None:
+        with contextlib.suppress(NotFoundError):
+            positions = _from_the_last(log_files(view, attempt, rank), tail)
     while True:
         over = any_result(view.run_dir) is not None or not owner_lives(view.run_dir)
         try:
@@ -186,10 +194,18 @@ async def follow_logs(
 
 
 async def follow_task_logs(
-    view: RunView, task: str | None, attempt: int | None, write: Callable[[str, str], None]
+    view: RunView,
+    task: str | None,
+    attempt: int | None,
+    write: Callable[[str, str], None],
+    tail: int | None = None,
 ) -> None:
-    """Write what the tasks of a workflow write, as they write it, until it has ended."""
+    """Write what the tasks of a workflow write, as they write it, until it has ended; at first the last `tail` lines."""
     positions: dict[str, int] = {}
+    if tail is not None:
+        with contextlib.suppress(NotFoundError):
+            found = task_log_files(view, task, attempt)
+            positions = _from_the_last([path for _, path in found], tail)
     while True:
         over = any_result(view.run_dir) is not None or not owner_lives(view.run_dir)
         try:
@@ -201,6 +217,10 @@ async def follow_task_logs(
         if over:
             return
         await asyncio.sleep(_POLL_S)
+
+
+def _from_the_last(paths: list[str], num_lines: int) -> dict[str, int]:
+    return {path: offset_of_last_lines(path, num_lines) for path in paths}
 
 
 def _rank_of(path: str) -> int:

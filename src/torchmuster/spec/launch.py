@@ -47,6 +47,7 @@ class LaunchOptions:
     python: str | None = None
     stage: tuple[str, ...] = ()
     before: tuple[str, ...] = ()
+    set_env: tuple[str, ...] = ()
     hang_timeout: str | None = None
     debug: bool = False
     cwd: str = field(default_factory=os.getcwd)
@@ -105,6 +106,10 @@ def plan_run(
 
 def _node_setup(options: LaunchOptions, problems: Problems) -> NodeSetup:
     environment = debug_environment(os.environ) if options.debug else ()
+    if options.set_env:
+        from torchmuster.spec.values import parse_set_env
+
+        environment = (*environment, *parse_set_env(options.set_env, problems, "--env").items())
     if not options.stage and not options.before:
         return NodeSetup(environment=environment)
     from torchmuster.spec.staging import parse_commands, parse_stages
@@ -254,7 +259,12 @@ def find_python(text: str | None, problems: Problems) -> tuple[str, ...] | None:
 def check_script(target: str, cwd: str, problems: Problems) -> None:
     """Refuse a script that is missing, unreadable or a folder; suggest a near miss."""
     path = os.path.join(cwd, target)
-    if os.path.isdir(path):
+    if target == "-":
+        why = "every worker, on every node, reads the script by itself"
+        problems.add(
+            "a script can't come from standard input", "-", why, "write it to a file first"
+        )
+    elif os.path.isdir(path):
         inside = os.path.join(target, "__main__.py")
         fix = f"name the file: {inside}" if os.path.exists(os.path.join(cwd, inside)) else None
         problems.add("the script is a directory", target or cwd, fix=fix)

@@ -72,17 +72,19 @@ def parse_set_strings(words: Sequence[str], problems: Problems) -> dict[str, Any
     return dict(_pairs(words, "--set-string", problems))
 
 
-def parse_set_env(words: Sequence[str], problems: Problems) -> dict[str, str]:
+def parse_set_env(
+    words: Sequence[str], problems: Problems, option: str = "--set-env"
+) -> dict[str, str]:
     """Return the variables of `--set-env NAME=VALUE ...`; the value may hold `=`."""
     found: dict[str, str] = {}
     for word in words:
         name, equals, value = word.partition("=")
-        where = f"--set-env {name}"
+        where = f"{option} {name}"
         if not equals:
-            problems.add(f"`{name}` has no value", where, fix=f"--set-env {name}=VALUE")
+            problems.add(f"`{name}` has no value", where, fix=f"{where}=VALUE")
         elif not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             why = "it takes letters, digits and `_`, and begins with no digit"
-            problems.add(f"`{name}` is no name of an environment variable", where, why)
+            problems.add(f"`{name}` is not a valid name of an environment variable", where, why)
         elif "\0" in value:
             problems.add(f"the value of `{name}` holds a NUL byte", where)
         else:

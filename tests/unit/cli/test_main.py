@@ -1,9 +1,14 @@
+import importlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
+
+from torchmuster.cli.main import COMMANDS, SECTIONS
 
 SOURCE = str(Path(__file__).parents[3] / "src")
 
@@ -64,3 +69,53 @@ def test_ctrl_c_while_it_is_still_importing_ends_it_without_a_traceback(module, 
         check=False,
     )
     assert (done.returncode, done.stderr.strip()) == (130, "")
+
+
+def test_commands_are_grouped_and_all_are_there(tmp_path):
+    shown = muster("--help", home=tmp_path).stdout
+
+    assert re.findall(r"^(\w+):$", shown, re.MULTILINE) == ["Options", *SECTIONS]
+    assert all(f"\n  {name} " in shown for name in COMMANDS)
+
+
+@pytest.mark.parametrize("words", [("help", "ps"), ("ps", "--help")])
+def test_help_is_a_command_too(words, tmp_path):
+    assert muster(*words, home=tmp_path).stdout.startswith("Usage: muster ps")
+
+
+def test_no_help_text_shows_the_mark_that_keeps_lines_apart(tmp_path):
+    for name, (module, _) in COMMANDS.items():
+        command = getattr(importlib.import_module(module), name)
+        assert "\\b" not in command.get_help(click.Context(command, info_name=name))
+
+
+def complete(*words, home):
+    typed = ["muster", *words]
+    environment = {
+        "PYTHONPATH": SOURCE,
+        "MUSTER_HOME": str(home),
+        "HOME": str(home),
+        "_MUSTER_COMPLETE": "bash_complete",
+        "COMP_WORDS": " ".join(typed),
+        "COMP_CWORD": str(len(typed) - 1),
+    }
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "torchmuster"],
+        capture_output=True,
+        text=True,
+        cwd=home,
+        env=environment,
+    )
+    return done.stdout.split(), done.stderr
+
+
+def test_completion_knows_commands_runs_and_engines_and_imports_nothing_heavy(tmp_path):
+    (tmp_path / "runs" / "20260101-000000-train-ab12").mkdir(parents=True)
+    (tmp_path / "muster.toml").write_text('[engines.small]\nkind = "slurm"\n')
+
+    assert complete("st", home=tmp_path)[0] == ["plain,status", "plain,stacks"]
+    assert complete("status", "tr", home=tmp_path)[0] == ["plain,train-ab12"]
+    assert complete("status", "20", home=tmp_path)[0] == ["plain,20260101-000000-train-ab12"]
+    found, imported = complete("run", "--on", "s", home=tmp_path)
+    assert found == ["plain,slurm", "plain,small", "plain,ssh"]
+    assert "pydantic" not in imported

@@ -1,6 +1,8 @@
+import click
 import pytest
 
-from torchmuster.cli.spelling import hint_for_option
+from torchmuster.cli.run import run
+from torchmuster.cli.spelling import hint_for_option, option_behind, option_names
 
 KNOWN = ["--nodes", "--nproc-per-node", "--max-restarts", "--on", "--tee", "--detach"]
 
@@ -22,8 +24,41 @@ def test_what_was_meant_is_guessed_only_when_it_is_near(given, hint):
 
 
 def test_torchrun_s_word_gets_ours():
-    assert "here it is `--nodes`" in hint_for_option("--nnodes", KNOWN)
+    assert "here it is `--grace`" in hint_for_option("--shutdown-timeout", KNOWN)
 
 
 def test_what_is_not_needed_here_is_said_to_be_so():
     assert "leave it out" in hint_for_option("--rdzv_backend", KNOWN)
+
+
+def test_an_option_of_ours_behind_a_script_that_does_not_know_it_is_pointed_out(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("parser.add_argument('--max_restarts')\n")
+    ours = option_names(run)
+
+    said = option_behind(str(script), ["--lr", "1", "--nproc_per_node=2"], ours)
+
+    assert said.startswith("`--nproc-per-node` stands behind")
+    assert option_behind(str(script), ["--max-restarts", "2", "--help"], ours) is None
+    assert option_behind("package.module", ["--nproc-per-node", "2"], ours) is None
+
+
+def test_every_option_of_run_stands_in_a_section_of_its_help():
+    context = click.Context(run, info_name="muster run", help_option_names=["-h", "--help"])
+    text = run.get_help(context)
+
+    assert "Workers:" in text
+    assert text.partition("Other:")[2].split() == [
+        "-h,",
+        "--help",
+        "Show",
+        "this",
+        "message",
+        "and",
+        "exit.",
+    ]
+
+
+@pytest.mark.parametrize("word", ["--job-name", "-J", "--gpus", "--gres", "-N", "--walltime"])
+def test_a_scheduler_s_word_gets_ours(word):
+    assert hint_for_option(word, KNOWN).startswith("here it is `--")

@@ -77,6 +77,18 @@ def test_every_option_reaches_the_plan(planned):
     assert plan.node_names == ("n1", "n2", "n3")
 
 
+def test_variables_of_the_command_line_reach_the_workers(planned):
+    plan = planned(set_env=("A=1", "B=x=y"))
+
+    assert plan.node_setup.environment == (("A", "1"), ("B", "x=y"))
+
+
+def test_a_script_can_t_come_from_standard_input(planned, problems):
+    planned(target="-")
+
+    assert [error.what for error in problems.found] == ["a script can't come from standard input"]
+
+
 def test_a_module_needs_no_file(planned):
     plan = planned(module=True, target="no.such.module")
 

@@ -8,16 +8,18 @@ from torchmuster.model.verdict import Report
 
 _EVIDENCE = 6
 _SHOWN = 160
+_UNKNOWN_END = "the job ended well or is still running"
 
 
-def render_verdict(verdict: Verdict) -> str:
-    """Return what the user reads: the first cause whole, others in a line each."""
+def render_verdict(verdict: Verdict, own_run: str | None = None) -> str:
+    """Return what the user reads: the first cause whole, others in a line each.
+
+    `own_run` says how a run of ours stands: then nobody has to guess.
+    """
     size = f"{_count(verdict.num_lines, 'line')} in {_count(verdict.num_files, 'file')}"
     lines = [f"note: {note}" for note in verdict.notes]
     if verdict.healthy:
-        return "\n".join(
-            [*lines, f"no failure is seen in {size}: the job ended well, or still runs", ""]
-        )
+        return "\n".join([*lines, f"no failure was found in {size}: {own_run or _UNKNOWN_END}", ""])
     first = verdict.first
     if first is None:
         lines.append(f"the cause can't be told from {size}")
