@@ -302,3 +302,24 @@ def test_a_spawner_and_a_store_that_stand_still_cost_a_restart_each(job):
     assert run.finish() == 0
     assert "the spawner has stood still for 10 s: it is killed" in run.stderr
     assert "the store has stood still for 10 s: it is killed" in run.stderr
+
+
+def test_a_node_of_an_elastic_job_that_is_called_back_leaves_alone(job, port):
+    common = ("--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}")
+    options = (*common, "--nproc-per-node", "1", "--rdzv-conf", "last_call_timeout=60")
+    head, other = job(*options, command="torchrun"), job(*options, command="torchrun")
+    other.home = head.home
+    head.script = other.script = (LOOP, str(head.folder))
+    head.start()
+    other.start()
+    head.wait_up(0, num=2)
+    if "joined run" in head.stderr:  # whoever bound the port first is the head
+        head, other = other, head
+    os.kill(other.process.pid, signal.SIGTERM)
+    head.wait_up(1, num=1)
+    assert head.world(1) == 1
+    assert other.wait(20) == 128 + signal.SIGTERM
+    assert "the job goes on without it" in other.stderr
+    head.stop_workers()
+    assert head.wait() == 0
+    assert head.result()["restarts_spent"] == 0

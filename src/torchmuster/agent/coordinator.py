@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torchmuster
 from torchmuster import proc
+from torchmuster.agent.leavers import Leavers
 from torchmuster.agent.restarts import Next, RestartBook
 from torchmuster.agent.roll import Member, Roll
 from torchmuster.errors import ChannelError
@@ -175,6 +176,7 @@ class Coordinator:
         self._enough_since: float | None = None
         self._say_at = self._gathering_since + FIRST_SAY_S
         self._look_at = 0.0
+        self._leavers = Leavers(options.plan)
         self._stop: _StopRequest | None = None
         self._debugging: set[int] = set()
         self._last_stop = ""
@@ -520,11 +522,44 @@ class Coordinator:
                 self._last_stop = reason
             case messages.TrainingEnded(step=step, saved_step=saved_step):
                 self._trained_step, self._saved_step = step, saved_step
+            case messages.SignalReceived(signum=signum) if self._lets_go(member, signum):
+                pass
             case messages.SignalReceived(signum=signum):
                 # Schedulers send SIGTERM to every agent, some twice; Ctrl-C twice means at once.
                 repeat = signum == signal.SIGINT and member.interrupted
                 member.interrupted = signum == signal.SIGINT
                 self._request_stop(signum, cause_of_stop(signum), repeat=repeat)
+
+    # Nodes that leave.
+
+    def _lets_go(self, member: Member, signum: int) -> bool:
+        """Say whether only this node ends, and begin with it."""
+        if self._stop is not None or self.phase in (Phase.ENDING, Phase.OVER):
+            return member in self._leavers.members
+        if member in self._leavers.members:
+            return True
+        if not self._leavers.may_leave(member, signum, self.roll.present()):
+            return False
+        name, word = self._name(member), contract.signal_name(signum)
+        text = f"{name} was asked to end ({word}): the job goes on without it"
+        self.event("notice", node=name, text=text)
+        self._leavers.add(member, self._clock())
+        if self.phase is Phase.GATHERING:
+            self._dismiss_leavers()
+        else:
+            self._send(member, messages.SignalWorkers(signum=signum, asks_to_stop=True))
+        return True
+
+    def _dismiss_leavers(self) -> list[str]:
+        """Let those go who leave; return their names."""
+        names = []
+        for member in self._leavers.take_all():
+            names.append(self._name(member))
+            sentence = "this node was asked to end; the job goes on without it"
+            code = 128 + signal.SIGTERM
+            self._send(member, messages.Goodbye(exit_code=code, sentence=sentence))
+            self.roll.lose(member, "it has left")
+        return names
 
     def _note_up(self, attempt: Attempt, member: Member) -> None:
         if member.place is None or member.place in attempt.places_up:
@@ -874,7 +909,10 @@ class Coordinator:
             self._advance_stop(self._stop, now)
         self._advance_hangs(attempt, now)
         failures = [end for end in attempt.ends if end.is_failure]
-        if failures and not self._is_held_by_debugger(failures):
+        leaving = [self._name(member) for member in self._leavers.members]
+        if self._leavers.is_time(now, attempt.ends, leaving):
+            self._begin_ending(f"{leaving[0]} leaves")
+        elif failures and not self._is_held_by_debugger(failures):
             self._failed_at = now
             self._begin_ending(describe(failures[0]))
         elif len(attempt.ended_ranks) >= attempt.world_size:
@@ -993,6 +1031,11 @@ class Coordinator:
             return
         if self._stop is not None:
             self._finish_stopped()
+            return
+        left = self._dismiss_leavers()
+        if left:
+            self._why_next = f"{left[0]} has left"
+            self._gather_again()
             return
         cause = first_cause(attempt.ends)
         preempted = [end for end in attempt.ends if end.kind is EndKind.PREEMPTED]
