@@ -2,7 +2,9 @@
 
 import os
 import re
+import shutil
 import signal
+import stat
 import subprocess
 import sys
 
@@ -148,3 +150,14 @@ def test_a_run_directory_that_becomes_read_only_does_not_stop_the_job(job):
         assert "logs are being lost" in run.stderr
     finally:
         logs.chmod(0o700)
+
+
+def test_a_run_directory_that_is_removed_is_said_and_the_run_goes_on(job):
+    run = job("--nodes", "1", "--nproc-per-node", "1").start()
+    run.wait_up(0, num=1)
+    folder = run.run_dir
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)  # a writer may have been quicker
+    wait_for(lambda: f"{folder} has been removed" in run.stderr, "the line", 20.0)
+    assert run.finish() == 0
+    assert not folder.exists() or stat.S_IMODE(folder.stat().st_mode) == 0o700

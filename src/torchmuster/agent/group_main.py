@@ -218,7 +218,7 @@ async def conduct_group(
 ) -> int:
     """Conduct a group to its end and return its exit code; SIGTERM stops it when it `obeys_signals`."""
     start = atomic.read_json(run_dir.group(group).start) or {}
-    disk = DiskWriter()
+    disk = DiskWriter(root=run_dir.path)
     disk.start()
     options = HeadOptions(
         plan=plan,
@@ -302,7 +302,7 @@ async def _serve_task(options: argparse.Namespace) -> int:
     start = atomic.read_json(run_dir.group(options.group).start) or {}
     heads = [word.rpartition(":") for word in options.head.split(",")]
     gpus = start.get("gpus", {}).get(options.task)
-    disk = DiskWriter()
+    disk = DiskWriter(root=run_dir.path)
     disk.start()
     voice = LogVoice(run_dir.agent_log(options.task), disk)
     agent = TaskAgent(

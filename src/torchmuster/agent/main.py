@@ -227,7 +227,9 @@ def run_agent(launch: AgentLaunch) -> int:
             # The agent tries again, with what this node has.
     import asyncio  # after the spawner is on its way
 
-    disk = DiskWriter()
+    is_known = launch.run_dir is not None or launch.listening is not None
+    run_dir = launch.run_directory(launch.plan.run_id).path
+    disk = DiskWriter(root=run_dir if is_known else None)
     disk.start()
     work = _node_work(launch, disk, folder, done=spawner is not None)
     sweep_beside(launch.plan.run_id)

@@ -470,6 +470,7 @@ class Agent:
     def _take_welcome(self, welcome: messages.Welcome) -> None:
         first = self._welcome is None
         self._welcome = welcome
+        self.disk.settle_in(self.options.run_dir(welcome.run_id).path)
         if first and not self.options.is_head:
             self.voice.say(f"joined run {welcome.run_id} as {welcome.node}")
         if self._ready is not None:

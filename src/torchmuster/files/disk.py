@@ -3,10 +3,11 @@
 A hung file system must not stop heartbeats, and a full one must not stop training: blocks wait in a
 bounded queue, and what does not fit or can't be written is dropped, counted and marked in the file.
 A disk that works but is slower than its writers makes them wait; one that stands still for half a
-second does not.
+second does not. A folder that is removed meanwhile is said, and never made anew.
 """
 
 import contextlib
+import errno
 import os
 import threading
 import time
@@ -18,6 +19,7 @@ MAX_WAITING_BYTES = 32 << 20
 _TOO_SLOW = "the disk was too slow"
 _CONGESTED_BYTES = 8 << 20
 _PATIENCE_S = 0.5
+_LOOK_EVERY_S = 1.0
 
 
 @dataclass(slots=True)
@@ -42,14 +44,45 @@ class _Work:
 
 
 @dataclass(slots=True)
+class _Root:
+    """The folder in which everything is written: made once, for its user alone."""
+
+    path: str
+    _identity: tuple[int, int] | None = None
+
+    def check(self) -> None:
+        """Make it if nobody has seen it yet.
+
+        Raises:
+            OSError: It has been removed, or can't be made.
+        """
+        if self._identity is None:
+            os.makedirs(os.path.dirname(self.path), mode=0o700, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(self.path, 0o700)
+        try:
+            found = os.stat(self.path)
+        except FileNotFoundError:
+            found = None
+        identity = (found.st_dev, found.st_ino) if found is not None else None
+        self._identity = self._identity or identity
+        if identity is None or identity != self._identity:
+            raise OSError(errno.ENOENT, f"{self.path} has been removed")
+
+
+@dataclass(slots=True)
 class DiskWriter:
     """Appends to files in a thread of its own; the queue is bounded in bytes.
 
     Attributes:
         on_loss: Called with (lines, why) when output is lost, often in the writer's thread.
+        root: The run directory; None: folders are made wherever a file is written.
     """
 
     on_loss: Callable[[int, str], None] | None = None
+    root: str | None = None
+    _root: _Root | None = None
+    _looked_at: float = 0.0
     _queue: deque[_Work] = field(default_factory=deque)
     _targets: dict[str, _Target] = field(default_factory=dict)
     _overflow: dict[str, int] = field(default_factory=dict)
@@ -62,8 +95,15 @@ class DiskWriter:
 
     def start(self) -> None:
         """Start the thread."""
+        if self.root is not None:
+            self.settle_in(self.root)
         self._thread = threading.Thread(target=self._work, name="disk writer", daemon=True)
         self._thread.start()
+
+    def settle_in(self, root: str) -> None:
+        """Learn the run directory, where it was not known from the start."""
+        if self._root is None:
+            self._root = _Root(os.path.normpath(root))
 
     @property
     def is_congested(self) -> bool:
@@ -114,15 +154,33 @@ class DiskWriter:
     def _work(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: bool(self._queue))
-                work = self._queue.popleft()
-                self._busy = True
+                has_work = self._changed.wait_for(lambda: bool(self._queue), _LOOK_EVERY_S)
+                work = self._queue.popleft() if has_work else None
+                self._busy = work is not None
+            self._look()
+            if work is None:
+                continue
             self._do(work)
             with self._changed:
                 self._waiting_bytes -= len(work.data)
                 self._busy = False
                 self._progress_at = time.monotonic()
                 self._changed.notify_all()
+
+    def _look(self) -> None:
+        """See once a second whether the open files are still in their folders: writing would not tell."""
+        now = time.monotonic()
+        if now - self._looked_at < _LOOK_EVERY_S:
+            return
+        self._looked_at = now
+        for target in list(self._targets.values()):
+            try:
+                if target.fd is not None and os.fstat(target.fd).st_nlink == 0:
+                    self._close(target)  # it is made again, if its folder is there
+                    if self._root is not None:
+                        self._root.check()
+            except OSError as error:
+                self._lose(target, 0, error.strerror or str(error))
 
     def _do(self, work: _Work) -> None:
         if work.replace:
@@ -160,7 +218,7 @@ class DiskWriter:
         if not data and not target.lost_lines:
             return
         if target.fd is None:
-            os.makedirs(os.path.dirname(target.path), exist_ok=True)
+            self._make_folder(os.path.dirname(target.path))
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
             target.fd = os.open(target.path, flags, 0o644)
         if target.lost_lines:
@@ -168,6 +226,12 @@ class DiskWriter:
             _write_all(target.fd, mark.encode())
             target.lost_lines = 0
         _write_all(target.fd, data)
+
+    def _make_folder(self, folder: str) -> None:
+        root = self._root
+        if root is not None and folder.startswith(root.path):
+            root.check()
+        os.makedirs(folder, exist_ok=True)
 
     def _lose(self, target: _Target, lines: int, why: str) -> None:
         target.lost_lines += lines

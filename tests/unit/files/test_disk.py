@@ -1,5 +1,6 @@
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import threading
@@ -263,3 +264,58 @@ def test_a_disk_that_fills_up_keeps_whole_lines_up_to_the_mark(tiny_disk, tmp_pa
     assert said == [f"lost 1 {FULL}"] * lost
     assert [line[:5] for line in kept] == [f"{i:05d}" for i in range(len(kept))]
     assert content.endswith(f"\n[muster: {lost} lines are lost here: {FULL}]\nafter\n")
+
+
+# A folder that is removed.
+
+
+@pytest.fixture
+def rooted(tmp_path, losses):
+    writer = DiskWriter(on_loss=losses, root=str(tmp_path / "run"))
+    writer.start()
+    return writer
+
+
+def test_the_root_is_made_for_its_user_alone(rooted, tmp_path):
+    rooted.append(str(tmp_path / "run" / "logs" / "a"), b"1\n")
+    assert rooted.flush(10)
+    assert stat.S_IMODE((tmp_path / "run").stat().st_mode) == 0o700
+
+
+def test_a_root_that_is_removed_is_said_at_once_and_not_made_again(rooted, losses, tmp_path):
+    rooted.append(str(tmp_path / "run" / "logs" / "a"), b"1\n")
+    assert rooted.flush(10)
+    shutil.rmtree(tmp_path / "run")
+    deadline = time.monotonic() + 10
+    while not losses.said and time.monotonic() < deadline:  # nobody writes anything
+        time.sleep(0.01)
+    assert losses.said[0] == (0, f"{tmp_path}/run has been removed")
+    rooted.append(str(tmp_path / "run" / "logs" / "a"), b"2\n")
+    rooted.append(str(tmp_path / "run" / "logs" / "b"), b"3\n")
+    assert rooted.flush(10)
+    assert not (tmp_path / "run").exists()
+    assert sum(lines for lines, _ in losses.said) == 2
+
+
+def test_a_folder_in_the_place_of_the_root_is_not_the_root(rooted, losses, tmp_path):
+    rooted.append(str(tmp_path / "run" / "a"), b"1\n")
+    assert rooted.flush(10)
+    (tmp_path / "run").rename(tmp_path / "elsewhere")
+    (tmp_path / "run").mkdir()
+    rooted.append(str(tmp_path / "run" / "b"), b"2\n")
+    assert rooted.flush(10)
+    assert not (tmp_path / "run" / "b").exists()
+    assert losses.said
+
+
+def test_a_file_that_is_removed_alone_is_made_again(rooted, losses, tmp_path):
+    path = tmp_path / "run" / "a"
+    rooted.append(str(path), b"1\n")
+    assert rooted.flush(10)
+    path.unlink()
+    deadline = time.monotonic() + 10
+    while not path.exists() and time.monotonic() < deadline:
+        rooted.append(str(path), b"2\n")
+        rooted.flush(10)
+    assert path.read_bytes() == b"2\n"
+    assert not losses.said

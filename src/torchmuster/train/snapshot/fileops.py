@@ -9,6 +9,8 @@ import shutil
 from collections.abc import Callable
 from typing import Any
 
+from torchmuster.model import contract
+
 
 def _nothing(_operation: str, _path: str) -> None:
     pass
@@ -20,6 +22,11 @@ before: Callable[[str, str], None] = _nothing
 def make_dir(path: str) -> None:
     """Make one directory and what is missing above it."""
     before("mkdir", path)
+    run_dir = os.environ.get(contract.RUN_DIR_VARIABLE)
+    if run_dir is not None and path.startswith(run_dir):
+        os.makedirs(
+            run_dir, mode=0o700, exist_ok=True
+        )  # somebody has removed it: it was its user's alone
     os.makedirs(path, exist_ok=True)
 
 
