@@ -8,7 +8,7 @@ import ctypes
 import os
 import signal
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torchmuster.errors import MusterError
@@ -17,6 +17,10 @@ from torchmuster.errors import MusterError
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
+
+# What PBS gives to every process of a job. Its daemons know a job by the sessions that they started: what leaves them is
+# not accounted, not limited, not suspended and not ended.
+_OF_A_JOB_BY_SESSION = "PBS_JOBID"
 
 # Children that a shell had before it became us by `exec`, e.g. the `tee` of `exec muster ... > >(tee log)`.
 _inherited: frozenset[int] | None = None
@@ -56,8 +60,19 @@ def start(
     stdout: int | None = None,
     stderr: int | None = None,
     pass_fds: Sequence[int] = (),
+    takes_terminal: bool = False,
 ) -> Child:
-    """Start a command in a session of its own; standard input is /dev/null unless given.
+    """Start a command apart from us, see `stand_apart`; standard input is /dev/null unless given.
+
+    Args:
+        argv: The command.
+        env: Its environment; None: ours.
+        cwd: Its folder.
+        stdin: Its standard input.
+        stdout: Its standard output; None: ours.
+        stderr: Its standard error; None: ours.
+        pass_fds: What it inherits beside them.
+        takes_terminal: It makes its standard input its terminal, which only the leader of a session can.
 
     Raises:
         MusterError: The command can't be executed.
@@ -72,7 +87,8 @@ def start(
             stdout=stdout,
             stderr=stderr,
             pass_fds=tuple(pass_fds),
-            start_new_session=True,
+            start_new_session=takes_terminal or not keeps_session(),
+            process_group=0 if keeps_session() and not takes_terminal else None,
         )
     except OSError as error:
         raise MusterError(
@@ -81,13 +97,29 @@ def start(
     return Child(popen)
 
 
-def start_beside(argv: Sequence[str]) -> Child:
+def keeps_session() -> bool:
+    """Say whether processes of ours have to stay in our session: in a job of PBS."""
+    return bool(os.environ.get(_OF_A_JOB_BY_SESSION))
+
+
+def stand_apart() -> None:
+    """Leave the process group of who forked us, so that a signal for its group is not for us.
+
+    With a session of its own a process also has no terminal; in a job of PBS it must stay in that of the job.
+    """
+    if keeps_session():
+        os.setpgid(0, 0)
+    else:
+        os.setsid()
+
+
+def start_beside(argv: Sequence[str], *, stderr: int | None = None) -> Child:
     """Start a command that `end_children` leaves alone: who starts it ends it, and says so by `let_go`.
 
     Raises:
         MusterError: The command can't be executed.
     """
-    child = start(argv)
+    child = start(argv, stderr=stderr)
     _beside.add(child.pid)
     return child
 
@@ -151,7 +183,8 @@ def ask_beside(argv: Sequence[str], timeout_s: float) -> Answered:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,
+            start_new_session=not keeps_session(),
+            process_group=0 if keeps_session() else None,
         )
     except OSError as error:
         raise MusterError(
@@ -175,6 +208,7 @@ class ProcessFacts:
 
     pid: int
     parent_pid: int
+    group: int
     session: int
     state: str
     start_ticks: int
@@ -193,6 +227,7 @@ def read_process(pid: int) -> ProcessFacts | None:
         pid=pid,
         state=fields[0].decode(),
         parent_pid=int(fields[1]),
+        group=int(fields[2]),
         session=int(fields[3]),
         start_ticks=int(fields[19]),
     )
@@ -236,6 +271,11 @@ def descendants(root: int) -> list[int]:
     return found
 
 
+def leader_of(facts: ProcessFacts, leaders: Container[int]) -> int | None:
+    """Return which of these started a process, by its session or its group; None for a stranger."""
+    return next((pid for pid in (facts.session, facts.group) if pid in leaders), None)
+
+
 def kill_quietly(pid: int, signum: int = signal.SIGKILL) -> None:
     """Send a signal to a process that may have gone."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -243,7 +283,7 @@ def kill_quietly(pid: int, signum: int = signal.SIGKILL) -> None:
 
 
 def kill_session(leader: int) -> None:
-    """SIGKILL the process group of a session leader and what else is in its session."""
+    """SIGKILL the process group of a command of `start` and what else is in its session."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
     for facts in all_processes():

@@ -4,10 +4,12 @@
         job = pbs.submit("sleep 1", "-l", "select=2:ncpus=2:mpiprocs=1", "-l", "place=scatter")
         assert pbs.wait(job, "F")["Exit_status"] == 0
 
-`pbs.environment` is that of a login node. `pbs.settings(kill_delay_s=5, history=False)` changes the server.
+`pbs.environment` is that of a login node. `pbs.settings(kill_delay_s=5, history=False)` changes the server before any
+job, `pbs.change(lost=["n2"])` while jobs run.
 """
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -58,6 +60,26 @@ class FakePbs:
         """Change what the server is like, before any job: hosts, queues, history, kill_delay_s, walltime_lag_s."""
         (self.state / "queue.json").write_text(json.dumps(values))
 
+    def change(self, **values):
+        """Change what the server is like while jobs run: `lost` hosts, `is_down`."""
+        with open(self.state / "lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            path = self.state / "queue.json"
+            new = path.with_suffix(".mine")
+            new.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+            new.replace(path)
+
+    def sessions(self, job):
+        """Return the sessions that the hosts' daemons know as the job's."""
+        return {int(pid) for pid in self._job(job)["pids"]}
+
+    def pids_of(self, job, what):
+        """Return the pids of the script (`script`) or of the tasks on a host (`n2`)."""
+        return [int(pid) for pid, where in self._job(job)["pids"].items() if where == what]
+
+    def _job(self, job):
+        return json.loads((self.state / "queue.json").read_text())["jobs"][job]
+
     def submit(self, commands, *words):
         """Submit a script of these commands with these options of qsub; its id."""
         self._scripts += 1
@@ -103,7 +125,8 @@ class FakePbs:
             if living:
                 self.call("qdel", *living)
         try:
-            until(lambda: not self.processes(), "the jobs to end", 20.0)
+            # What has left the job's sessions is not ended by PBS: it has to go by itself.
+            until(lambda: not self.processes(), "the jobs to end", 30.0)
         finally:
             for pid in self.processes():
                 with contextlib.suppress(ProcessLookupError):

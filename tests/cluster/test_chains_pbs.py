@@ -60,8 +60,7 @@ def muster(pbs, tmp_path):
 
 def warn(pbs, job):
     """Send SIGUSR1 to the head: what a site's own script would do."""
-    pids = json.loads((pbs.state / "queue.json").read_text())["jobs"][job]["pids"]
-    os.kill(next(int(pid) for pid, what in pids.items() if what == "script"), signal.SIGUSR1)
+    os.kill(pbs.pids_of(job, "script")[0], signal.SIGUSR1)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -212,7 +214,7 @@ def test_another_way_to_the_hosts_is_taken_where_the_site_says_so(pbs, muster, t
     assert done.stdout.count("sum 2") == 2
     pbs.wait("0.ctl", "F", 60.0)
     said = (tmp_path / "home/runs/r/job.log").read_text()
-    assert "started by pbs_tmrsh: there is no mpiexec here" in said
+    assert "started by pbs_tmrsh: there is no mpiexec here that works" in said
 
 
 def test_inside_a_script_each_host_gets_one_agent_whatever_mpiprocs_is(pbs, muster, tmp_path):
@@ -245,3 +247,55 @@ def test_the_end_of_the_walltime_gives_every_worker_sigterm_first(pbs, muster, t
     assert view["Exit_status"] == -29
     for rank in (0, 1):
         assert "caught SIGTERM" in _rank_log(tmp_path, 0, rank).read_text()
+
+
+STEPS = """
+import os, pathlib, sys, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+go_on = True
+while go_on:
+    dist.all_reduce(torch.ones(1))
+    os.write(1, b"step\\n")
+    end = torch.tensor([pathlib.Path(sys.argv[1]).exists() and dist.get_rank() == 0], dtype=torch.int)
+    dist.broadcast(end, 0)
+    go_on = not end.item()
+    time.sleep(0.1)
+"""
+LONGER_THAN_A_LEASE_S = 17.0
+
+
+def test_a_whole_job_is_suspended_beyond_its_leases_and_goes_on(pbs, muster, tmp_path):
+    (tmp_path / "train.py").write_text(STEPS)
+    assert muster(*ON, "--detach", "train.py", str(tmp_path / "end")).stdout == "r\n"
+    _wait_for_line(_rank_log(tmp_path, 0, 1), "step\nstep\n")
+    sessions = pbs.sessions("0.ctl")
+    processes = [pid for pid in pbs.processes() if b"PBS_JOBID=0.ctl" in _environment_of(pid)]
+    assert len(processes) >= 8, "script, head, two agents, two spawners, two workers"
+    assert {os.getsid(pid) for pid in processes} <= sessions, "PBS knows them all"
+
+    pbs.call("qsig", "-s", "suspend", "0.ctl")
+    pbs.wait("0.ctl", "S")
+    until(lambda: all(_state_of(pid) == "T" for pid in processes), "all to stand still")
+    before = time.monotonic()
+    until(lambda: time.monotonic() > before + LONGER_THAN_A_LEASE_S, "the leases to pass", 30.0)
+    seen = len(_rank_log(tmp_path, 0, 1).read_text().splitlines())
+    pbs.call("qsig", "-s", "resume", "0.ctl")
+    log = _rank_log(tmp_path, 0, 1)
+    until(lambda: len(log.read_text().splitlines()) > seen + 50, "further steps", 60.0)
+    (tmp_path / "end").touch()
+
+    assert muster("wait", "r").returncode == 0
+    result = json.loads((tmp_path / "home/runs/r/result.json").read_text())
+    assert (result["attempts"], result["restarts_spent"]) == (1, 0)
+    assert pbs.wait("0.ctl")["resources_used"]["cput"] > "00:00:00", "workers are accounted"
+
+
+def _environment_of(pid):
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def _state_of(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

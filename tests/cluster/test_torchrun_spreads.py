@@ -199,7 +199,7 @@ def test_a_range_of_nodes_is_cut_to_the_jobs_hosts(site):
 def test_a_killed_agent_that_was_spread_is_started_again(site):
     job = site(line(site, "--max-restarts 1", "wait"), wait=False)
     until(lambda: _text(site, job).count("attempt 0") == 2, "both workers", 60.0)
-    os.kill(_spread_agent(site.pbs), signal.SIGKILL)
+    os.kill(_spread_agent(site.pbs, job), signal.SIGKILL)
     view = site.pbs.wait(job, "F", 90.0)
     text = site.pbs.output(job)
 
@@ -212,7 +212,7 @@ def test_a_killed_agent_that_was_spread_is_started_again(site):
 def test_the_end_of_the_head_ends_what_it_has_spread(site):
     job = site(line(site, "", "wait"), wait=False)
     until(lambda: _text(site, job).count("attempt 0") == 2, "both workers", 60.0)
-    agent = _spread_agent(site.pbs)
+    agent = _spread_agent(site.pbs, job)
     head = next(pid for pid in _agents(site.pbs) if pid != agent)
     os.kill(head, signal.SIGKILL)
 
@@ -259,12 +259,9 @@ def _agents(pbs):
     return found
 
 
-def _spread_agent(pbs):
-    for pid in _agents(pbs):
-        parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-        if b"pbsdsh" in Path(f"/proc/{parent}/cmdline").read_bytes():
-            return pid
-    raise AssertionError("no agent of n2")
+def _spread_agent(pbs, job):
+    there = pbs.pids_of(job, "n2")  # each leads the session of a task
+    return next(pid for pid in _agents(pbs) if os.getsid(pid) in there)
 
 
 SBATCH = """#!/bin/bash

@@ -171,3 +171,48 @@ def test_a_helper_that_takes_too_long_is_killed():
     code = "import signal; signal.pause()"
     done = proc.ask([sys.executable, "-I", "-S", "-c", code], b"", timeout_s=0.2)
     assert done.status is None
+
+
+@pytest.fixture
+def in_a_pbs_job(monkeypatch):
+    monkeypatch.setenv("PBS_JOBID", "7.ctl")
+
+
+def test_in_a_job_of_pbs_a_command_stays_in_the_session_and_leads_a_group(in_a_pbs_job):
+    child = proc.start(["sh", "-c", "sleep 600 & sleep 600; :"])
+    until(lambda: len(proc.children_of(child.pid)) == 2)
+    facts, below = proc.read_process(child.pid), proc.descendants(child.pid)
+    proc.kill_session(child.pid)
+
+    assert (facts.session, facts.group) == (os.getsid(0), child.pid)
+    assert child.wait(DEADLINE_S) == -signal.SIGKILL
+    until(lambda: not any(proc.is_running(pid) for pid in below))
+
+
+def test_in_a_job_of_pbs_only_the_leader_of_a_terminal_leaves_the_session(in_a_pbs_job):
+    child = proc.start(["sleep", "600"], takes_terminal=True)
+    facts = proc.read_process(child.pid)
+    proc.kill_session(child.pid)
+    child.wait(DEADLINE_S)
+
+    assert facts.session == child.pid
+
+
+def test_a_fork_in_a_job_of_pbs_leads_a_group_and_no_session(in_a_pbs_job):
+    read_fd, write_fd = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        proc.stand_apart()
+        os.write(write_fd, f"{os.getsid(0)} {os.getpgid(0)}".encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+    assert os.read(read_fd, 64).decode() == f"{os.getsid(0)} {pid}"
+
+
+def test_who_started_a_process_is_known_by_its_session_or_its_group():
+    facts = proc.ProcessFacts(pid=9, parent_pid=1, group=8, session=7, state="S", start_ticks=0)
+
+    assert proc.leader_of(facts, {8}) == 8
+    assert proc.leader_of(facts, {7, 8}) == 7
+    assert proc.leader_of(facts, {6}) is None

@@ -77,7 +77,11 @@ class NodeProgress:
         idle = bool(usage.at) and spent_s < _IDLE_SHARE * elapsed_s
         session: list[int] = []
         if idle:
-            session = [p.pid for p in proc.all_processes() if p.session == pid and p.pid != pid]
+            session = [
+                p.pid
+                for p in proc.all_processes()
+                if p.pid != pid and proc.leader_of(p, (pid,)) is not None
+            ]
             extra_s = self._spend(usage, session)
             # At the first look it is the whole life of these processes: that says nothing about now.
             spent_s += extra_s if usage.watches_children else 0.0

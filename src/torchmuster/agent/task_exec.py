@@ -187,7 +187,12 @@ class Exec:
         theirs = self._open_terminal() if self._order.tty else self._open_pipes()
         try:
             self._child = proc.start(
-                argv, env=environment, stdin=theirs[0], stdout=theirs[1], stderr=theirs[2]
+                argv,
+                env=environment,
+                stdin=theirs[0],
+                stdout=theirs[1],
+                stderr=theirs[2],
+                takes_terminal=self._order.tty,
             )
         except ValueError as error:  # a zero byte among the words
             raise MusterError("the command can't be started", why=str(error)) from error
@@ -399,7 +404,7 @@ def _kill_sessions(leaders: set[int]) -> None:
     """SIGKILL what is in these sessions and descends from us: numbers of old sessions are given out again."""
     for pid in proc.descendants(os.getpid()) if leaders else ():
         facts = proc.read_process(pid)
-        if facts is not None and facts.session in leaders:
+        if facts is not None and proc.leader_of(facts, leaders) is not None:
             proc.kill_quietly(pid)
 
 

@@ -222,7 +222,7 @@ def _believed_caller(connection: socket.socket, commands: set[int]) -> int | Non
         facts = proc.read_process(pid) if pid > 1 else None
         if facts is None:
             return None
-        if facts.session in commands:
+        if proc.leader_of(facts, commands) is not None:
             return int(caller)
         pid = facts.parent_pid
     return None

@@ -140,7 +140,7 @@ def _detach() -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
     os.dup2(nothing, 1)
-    os.setsid()  # what is meant for the holder's group is not meant for us
+    proc.stand_apart()  # what is meant for the holder's group is not meant for us
 
 
 def _guard(order: int, answer: int) -> None:

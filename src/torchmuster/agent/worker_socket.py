@@ -94,7 +94,7 @@ class WorkerSocket:
         await writer.drain()
 
     def _caller(self, connection: socket.socket) -> int | None:
-        """Return the worker whose process, or whose session, called."""
+        """Return the worker whose process, or whose session or group, called."""
         raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         pid, uid, _ = _CREDENTIALS.unpack(raw)
         if uid != os.getuid():
@@ -103,4 +103,4 @@ class WorkerSocket:
         if pid in workers:
             return int(pid)
         facts = proc.read_process(pid)
-        return facts.session if facts is not None and facts.session in workers else None
+        return proc.leader_of(facts, workers) if facts is not None else None

@@ -458,7 +458,7 @@ def _fork(spawner: Spawner, child: dict[str, Any], fds: list[int]) -> bool:
         spawner.ending = False
         spawner.send({"ev": "started", "pid": pid, **child})
         return True
-    os.setsid()
+    proc.stand_apart()
     proc.die_with_parent(parent_pid)
     signal.set_wakeup_fd(-1)
     for signum, disposition in spawner.dispositions.items():

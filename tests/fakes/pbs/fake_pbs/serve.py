@@ -1,7 +1,7 @@
 """The server's and the hosts' part of one job: wait for its turn, run it, end it."""
 
 import contextlib
-import ctypes
+import json
 import os
 import shutil
 import signal
@@ -14,7 +14,6 @@ from fake_pbs.state import STATE, look, state
 
 
 def serve(job_id):
-    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: nothing of the job escapes
     with state() as data:
         data["jobs"][job_id]["server_pid"] = os.getpid()
     while serve_once(job_id):
@@ -28,10 +27,11 @@ def serve_once(job_id):
         with state() as data:
             job = data["jobs"][job_id]
             if job["deleted"] is not None:
-                finish(job, 91, None, None)
+                finish(job, 91, None, " and terminated" if job["state"] == "Q" else None)
                 return False
             word = next_step(job, data)
             if word == "never":
+                job["hold_types"] = "s"
                 finish(job, 92, None, None)
                 return False
             if word == "run":
@@ -45,7 +45,9 @@ def serve_once(job_id):
 def next_step(job, data):
     """Return run, wait or never."""
     for kind, other_id in job["depend"]:
-        other = data["jobs"][other_id]
+        other = data["jobs"].get(other_id)
+        if other is None:
+            return "never"
         if other["state"] != "F":
             return "wait"
         if kind == "afterok" and other["exit"] != 0:
@@ -55,6 +57,9 @@ def next_step(job, data):
     if job["user_hold"]:
         return "wait"
     job["state"], job["substate"] = "Q", 10
+    if job["queue"] in data["stopped"]:
+        job["comment"] = "Not Running: Queue not started."
+        return "wait"
     empty = {**data, "jobs": {}}
     if find_place(job["asked"], empty) is None:
         job["comment"] = "Can Never Run: Not enough total nodes available"
@@ -67,9 +72,9 @@ def next_step(job, data):
 
 def find_place(asked, data):
     """Return a host for each chunk, or None."""
-    free = {name: dict(room) for name, room in data["hosts"].items()}
+    free = {n: dict(room) for n, room in data["hosts"].items() if n not in data["lost"]}
     for other in data["jobs"].values():
-        if other["state"] == "R":
+        if other["state"] in ("R", "S"):
             for host, chunk in zip(other["hosts"], other["asked"]["chunks"], strict=True):
                 for key in ("ncpus", "ngpus"):
                     free[host][key] -= chunk[key]
@@ -122,9 +127,11 @@ def run(job_id):
     node_file = spool / f"aux.{job_id}"
     node_file.write_text("".join(f"{line}\n" for line in lines))
     Path(scratch(job_id)).mkdir(parents=True, exist_ok=True)
-    out, err = spool / f"{job_id}.OU", spool / f"{job_id}.ER"
+    folder = spool / f"{job_id}.tasks"
+    folder.mkdir(exist_ok=True)
+    out, err = (spooled(job, job_id, letter) for letter in "oe")
     joined = job["join"] in ("oe", "eo")
-    with open(out, "w") as stdout, open(err, "w") as stderr:
+    with open(out, "a") as stdout, open(out if joined else err, "a") as stderr:
         # A login shell reads the script; the script's own first line is a comment to it.
         child = subprocess.Popen(
             ["-" + Path(job["shell"]).name, str(spool / f"{job_id}.SC")],
@@ -133,37 +140,40 @@ def run(job_id):
             env=job_environment(job_id, job),
             stdin=subprocess.DEVNULL,
             stdout=stdout,
-            stderr=stdout if joined else stderr,
+            stderr=stderr,
             start_new_session=True,
         )
         with state() as data:
             data["jobs"][job_id]["pids"][str(child.pid)] = "script"
-        status, over = watch(job_id, job, child, delay_s, lag_s)
-        end_rest()
-        if over is not None:
-            limit = job["asked"]["walltime_s"]
-            stdout.write(f"=>> PBS: job killed: walltime {over} exceeded limit {limit}\n")
+            data["jobs"][job_id]["session"] = child.pid
+        watch = Watch(job_id, job, child, (stdout, stderr))
+        status = watch.until_the_end(delay_s, lag_s)
+        watch.end_rest()
+        if watch.last_line:
+            stdout.write(f"=>> PBS: job killed: {watch.last_line}\n")
     shutil.rmtree(scratch(job_id), ignore_errors=True)
+    shutil.rmtree(folder)
     node_file.unlink()
     deliver(out, job["out"])
     if not joined:
         deliver(err, job["err"])
-    err.unlink(missing_ok=True)
     with state() as data:
         job = data["jobs"][job_id]
-        if job.pop("rerun_asked", False) and over is None and job["deleted"] is None:
+        if job.pop("rerun_asked", False) and not watch.last_line and job["deleted"] is None:
             job |= {
                 "state": "Q",
                 "substate": 10,
                 "comment": None,
                 "hosts": [],
                 "pids": {},
-                "tasks": 1,
+                "tasks": {},
             }
             return True
         code = 256 - status if status < 0 else status
-        if over is not None:
+        if watch.is_over:
             finish(job, 93, -29, " and exceeded resource walltime")
+        elif watch.last_line:
+            finish(job, 93, 271, "")  # recorded: the comment stays as it was
         elif job["deleted"] is not None:
             finish(job, 91, code, f" and terminated by {job['deleted']}")
         else:
@@ -171,87 +181,183 @@ def run(job_id):
     return False
 
 
-def watch(job_id, job, child, delay_s, lag_s):
-    """Return the script's status, and the seconds it had when its time was over."""
-    limit_s = job["asked"].get("walltime_s")
-    kill_at = over = None
-    while True:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return child.wait(0.05), over
-        now = time.time()
-        elapsed = now - job["started"]
-        if kill_at is None:
-            if limit_s is not None and elapsed > limit_s + lag_s:
-                over = max(int(elapsed), limit_s + 1)
-            if over is not None or look()["jobs"][job_id]["deleted"] is not None:
-                signal_all(signal.SIGTERM)
-                kill_at = now + delay_s
-            elif look()["jobs"][job_id].get("rerun_asked"):
-                signal_all(signal.SIGKILL)  # Source: openpbs src/resmom/requests.c, req_rerunjob
-        elif now > kill_at:
-            signal_all(signal.SIGKILL)
-        reap_orphans(child.pid)
+def spooled(job, job_id, letter):
+    """Return where the output goes while the job runs: in place with `-k oed`, else into the spool."""
+    if letter in job["keep"] and "d" in job["keep"]:
+        return job["out" if letter == "o" else "err"]
+    return str(STATE / "spool" / f"{job_id}.{'OU' if letter == 'o' else 'ER'}")
 
 
-def reap_orphans(keep):
-    for pid in children():
-        if pid != keep:
+class Watch:
+    """The daemons of one job's hosts: they start tasks, stop and end what is in the job's sessions."""
+
+    def __init__(self, job_id, job, child, streams):
+        self.job_id, self.job, self.child, self.streams = job_id, job, child, streams
+        self.tasks, self.ticks = {}, {}
+        self.is_over, self.last_line = False, None
+        self.kill_at = self.back_at = self.suspended_at = None
+        self.suspended_s = self.account_at = 0.0
+        self.folder = STATE / "spool" / f"{job_id}.tasks"
+
+    def until_the_end(self, delay_s, lag_s):
+        """Return the script's status."""
+        while True:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return self.child.wait(0.05)
+            now, data = time.time(), look()
+            job = data["jobs"][self.job_id]
+            self.start_tasks(job)
+            self.reap_tasks()
+            if job["signals"]:
+                self.take_signals(now)
+            self.account(now)
+            self.look_after_hosts(data, job, now)
+            if self.kill_at is None:
+                if self.must_end(job, now, lag_s):
+                    self.signal_all(signal.SIGTERM)
+                    self.signal_all(signal.SIGCONT)
+                    self.kill_at = now + delay_s
+                elif job.get("rerun_asked"):
+                    self.signal_all(
+                        signal.SIGKILL
+                    )  # Source: openpbs src/resmom/requests.c, req_rerunjob
+            elif now > self.kill_at:
+                self.signal_all(signal.SIGKILL)
+
+    def must_end(self, job, now, lag_s):
+        limit_s = job["asked"].get("walltime_s")
+        if self.suspended_at is not None:
+            return job["deleted"] is not None
+        elapsed_s = now - self.job["started"] - self.suspended_s
+        if limit_s is not None and elapsed_s > limit_s + lag_s:
+            self.is_over = True
+            over_s = max(int(elapsed_s), limit_s + 1)
+            self.last_line = f"walltime {over_s} exceeded limit {limit_s}"
+        return self.last_line is not None or job["deleted"] is not None
+
+    def start_tasks(self, job):
+        for wanted in sorted(self.folder.glob("*.wanted")):
+            asked = json.loads(wanted.read_text())
+            wanted.unlink()
+            path = self.folder / wanted.name.removesuffix(".wanted")
+            try:
+                child = subprocess.Popen(
+                    asked["command"],
+                    cwd=STATE / "home",
+                    env=asked["env"],
+                    stdin=subprocess.DEVNULL,
+                    stdout=self.streams[0],  # recorded: a task's output is the job's
+                    stderr=self.streams[1],
+                    start_new_session=True,
+                )
+            except OSError as error:
+                os.write(self.streams[1].fileno(), b"\xf0@,\x01: %s\n" % error.strerror.encode())
+                (self.folder / f"{path.name}.ended").write_text("254")
+                continue
+            with state() as data:
+                data["jobs"][self.job_id]["pids"][str(child.pid)] = asked["host"]
+            self.tasks[path] = child
+            (self.folder / f"{path.name}.pid").write_text(str(child.pid))
+
+    def reap_tasks(self):
+        for path, child in list(self.tasks.items()):
+            if child.poll() is not None:
+                del self.tasks[path]
+                (self.folder / f".{path.name}").write_text(str(child.returncode))
+                (self.folder / f".{path.name}").replace(self.folder / f"{path.name}.ended")
+
+    def take_signals(self, now):
+        with state() as data:
+            job = data["jobs"][self.job_id]
+            names, job["signals"] = job["signals"], []
+            for name in names:
+                if name == "suspend":
+                    job["state"], job["substate"], self.suspended_at = "S", 43, now
+                elif name == "resume":
+                    job["state"], job["substate"] = "R", 42
+                    self.suspended_s += now - (self.suspended_at or now)
+                    self.suspended_at = None
+        for name in names:
+            known = {"suspend": signal.SIGSTOP, "resume": signal.SIGCONT}
+            self.signal_all(known.get(name) or signal.Signals[name])
+
+    def look_after_hosts(self, data, job, now):
+        """A lost host takes its processes along; when it is back, the job is ended for it."""
+        for index, host in enumerate(dict.fromkeys(job["hosts"])):
+            if host in data["lost"]:
+                for pid in self.below(host):
+                    with contextlib.suppress(OSError):
+                        os.kill(pid, signal.SIGKILL)
+                if host not in job["was_lost"]:
+                    with state() as data:
+                        data["jobs"][self.job_id]["was_lost"].append(host)
+            elif host in job["was_lost"] and self.last_line is None:
+                self.back_at = self.back_at or now
+                if now > self.back_at + data["come_back_s"]:
+                    self.last_line = f"node {index} ({host}) requested job die, code 15009"
+
+    def account(self, now):
+        """Add up what the processes of the job's sessions have used; a mom sees no others."""
+        if now < self.account_at:
+            return
+        self.account_at = now + 0.5
+        pages = 0
+        for pid in self.below():
+            with contextlib.suppress(OSError, IndexError):
+                fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                self.ticks[pid] = int(fields[11]) + int(fields[12])
+                pages += int(fields[21])
+        cput_s, mem_kb = sum(self.ticks.values()) // os.sysconf("SC_CLK_TCK"), pages * 4
+        with state() as data:
+            job = data["jobs"][self.job_id]
+            job["cput_s"], job["mem_kb"] = max(job["cput_s"], cput_s), max(job["mem_kb"], mem_kb)
+
+    def below(self, host=None):
+        """Return every process of the job, or of one of its hosts: those in its sessions."""
+        pids = look()["jobs"][self.job_id]["pids"]
+        sessions = {int(pid) for pid, where in pids.items() if host in (None, where)}
+        found = []
+        for entry in os.listdir("/proc"):
+            if entry.isdecimal():
+                with contextlib.suppress(OSError):
+                    fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
+                    if int(fields[3]) in sessions and fields[0] not in "ZX":
+                        found.append(int(entry))
+        return found
+
+    def signal_all(self, signum):
+        for pid in self.below():
             with contextlib.suppress(OSError):
-                os.waitpid(pid, os.WNOHANG)
+                os.kill(pid, signum)
 
-
-def children(parent=None):
-    found = []
-    for entry in os.listdir("/proc"):
-        if entry.isdecimal():
-            with contextlib.suppress(OSError):
-                fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
-                if int(fields[1]) == (parent or os.getpid()):
-                    found.append(int(entry))
-    return found
-
-
-def is_server(pid):
-    """Say whether this is the server's part of another job, which the script has submitted."""
-    try:
-        return b"\0serve\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
-
-
-def below():
-    """Return every process of the job."""
-    waiting, found = [os.getpid()], []
-    while waiting:
-        more = [pid for pid in children(waiting.pop()) if not is_server(pid)]
-        found += more
-        waiting += more
-    return found
-
-
-def signal_all(signum):
-    for pid in below():
-        with contextlib.suppress(OSError):
-            os.kill(pid, signum)
-
-
-def end_rest():
-    """Kill and reap what the script left behind."""
-    while below():
-        signal_all(signal.SIGKILL)
-        reap_orphans(None)
-        wait(0.01)
+    def end_rest(self):
+        """Kill what the script left behind in the job's sessions; what has left them is not known."""
+        while self.below():
+            self.signal_all(signal.SIGKILL)
+            self.reap_tasks()
+            wait(0.01)
+        for child in self.tasks.values():
+            child.wait()
 
 
 def deliver(spooled, path):
-    """The output comes when the job is over, as with -o and no -k."""
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    """The output comes when the job is over, and to `undelivered` where its folder has gone."""
+    if spooled == path:
+        return
+    until = time.time() + look()["deliver_retry_s"]
+    while not Path(path).parent.is_dir():
+        if time.time() > until:
+            path = STATE / "undelivered" / Path(spooled).name
+            path.parent.mkdir(exist_ok=True)
+            break
+        wait(0.05)
     shutil.move(spooled, path)
 
 
 def finish(job, substate, code, suffix):
     job["state"], job["substate"], job["exit"] = "F", substate, code
-    job["comment"] = job["comment"] + suffix if suffix and job["comment"] else None
+    known = job["comment"]
+    job["comment"] = known + suffix if suffix is not None and known else None
     job["pids"], job["server_pid"] = {}, None
 
 

@@ -1,13 +1,9 @@
-"""qstat and qdel."""
+"""qstat."""
 
 import json
 import time
 
-from fake_pbs.state import HAS_ENDED, SERVER, VERSION, fail, look, state
-
-
-def whole_id(word):
-    return word if "." in word else f"{word}.{SERVER}"
+from fake_pbs.state import HAS_ENDED, SERVER, VERSION, fail, look, whole_id
 
 
 def qstat(words):
@@ -29,11 +25,11 @@ def qstat(words):
             if ids:
                 code = fail(f"qstat: {job_id} {HAS_ENDED}", 35)
         else:
-            shown[job_id] = fields_of(job)
+            shown[job_id] = fields_of(job_id, job, data["jobs"])
     if "-f" in flags and "json" in words:
-        if shown or not code:
-            head = {"timestamp": int(time.time()), "pbs_version": VERSION, "pbs_server": SERVER}
-            print(json.dumps({**head, "Jobs": shown}, indent=4))
+        head = {"timestamp": int(time.time()), "pbs_version": VERSION, "pbs_server": SERVER}
+        # Recorded: with a complaint on stderr JSON comes all the same, without `Jobs`.
+        print(json.dumps({**head, "Jobs": shown} if shown or not code else head, indent=4))
         return code
     for job_id, fields in shown.items():
         if "-f" in flags:
@@ -51,12 +47,13 @@ def show_queues(data):
     for queue in data["queues"]:
         states = [job["state"] for job in data["jobs"].values() if job["queue"] == queue]
         count = len(states) - states.count("F")
-        cells = [0, count, "yes", "yes", states.count("Q"), states.count("R"), states.count("H")]
-        print(f"{queue:16} {' '.join(f'{cell:>5}' for cell in [*cells, 0, 0, 0])} Exec")
+        open_, started = ("no" if queue in data[key] else "yes" for key in ("closed", "stopped"))
+        cells = [0, count, open_, started, states.count("Q"), states.count("R"), states.count("H")]
+        print(f"{queue:16} {' '.join(f'{cell:>5}' for cell in [*cells, 0, 0, 0])} Exe*")
     return 0
 
 
-def fields_of(job):
+def fields_of(job_id, job, jobs):
     asked = job["asked"]
     chunks = asked["chunks"]
     resources = {
@@ -69,8 +66,7 @@ def fields_of(job):
     }
     if asked["walltime"] is not None:
         seconds = asked["walltime_s"]
-        clock = f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
-        resources["walltime"] = clock
+        resources["walltime"] = clock(seconds)
     fields = {
         "Job_Name": job["name"],
         "Job_Owner": f"lab@{SERVER}",
@@ -80,7 +76,10 @@ def fields_of(job):
         "Error_Path": f"{SERVER}:{job['err']}",
         "Output_Path": f"{SERVER}:{job['out']}",
         "Join_Path": job["join"],
-        "Keep_Files": "n",
+        "Keep_Files": job["keep"],
+        "Hold_Types": job["hold_types"],
+        "Submit_arguments": job["arguments"],
+        "Variable_List": {k: v for k, v in job["variables"].items() if k.startswith("PBS_O_")},
         "Resource_List": resources,
         "substate": job["substate"],
         "run_count": job["run_count"],
@@ -89,28 +88,26 @@ def fields_of(job):
     }
     if job["hosts"]:
         fields |= {"exec_host": job["exec_host"], "exec_vnode": job["exec_vnode"]}
-    if job["depend"]:
-        fields["depend"] = ",".join(f"{kind}:{other}@{SERVER}" for kind, other in job["depend"])
+    if job["session"] is not None:
+        fields |= {"session_id": job["session"], "jobdir": "/home/lab", "etime": job["ctime"]}
+        fields |= {"stime": time.strftime("%c", time.localtime(job["started"]))}
+        fields["resources_used"] = {"cput": clock(job["cput_s"]), "mem": f"{job['mem_kb']}kb"}
+    edges = [] if job["state"] == "F" else [tuple(edge) for edge in job["depend"]]
+    # Recorded: who waits for this one is listed, too, and a finished job keeps that.
+    edges += [
+        (kind.replace("after", "before"), name)
+        for name, other in jobs.items()
+        for kind, before in other["depend"]
+        if before == job_id
+    ]
+    if edges:
+        fields["depend"] = ",".join(f"{kind}:{other}@{SERVER}" for kind, other in edges)
     extra = {"Account_Name": job["account"], "comment": job["comment"], "Exit_status": job["exit"]}
     return fields | {key: value for key, value in extra.items() if value is not None}
 
 
-def qrerun(words):
-    code = 0
-    for job_id in map(whole_id, words):
-        with state() as data:
-            job = data["jobs"].get(job_id)
-            if "qrerun" in data["refuses"]:
-                code = fail(f"qrerun: Unauthorized Request  {job_id}", 159)
-            elif job is None:
-                code = fail(f"qrerun: Unknown Job Id {job_id}", 153)
-            elif job["state"] != "R":
-                code = fail(f"qrerun: Request invalid for state of job {job_id}", 15)
-            elif not job["rerun"]:
-                code = fail(f"qrerun: Job is not rerunnable {job_id}", 7)
-            else:
-                job["rerun_asked"] = True
-    return code
+def clock(seconds):
+    return f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
 
 
 def flat(fields):
@@ -127,20 +124,3 @@ def flat(fields):
                 line = f"\t{line[79:]}"
             lines.append(line)
     return "\n".join(lines)
-
-
-def qdel(words):
-    code = 0
-    for word in words:
-        if word.startswith("-"):
-            continue
-        job_id = whole_id(word)
-        with state() as data:
-            job = data["jobs"].get(job_id)
-            if job is None:
-                code = fail(f"qdel: Unknown Job Id {job_id}", 153)
-            elif job["state"] == "F":
-                code = fail(f"qdel: Job has finished {job_id}", 35)
-            else:
-                job["deleted"] = f"lab@{SERVER}"
-    return code

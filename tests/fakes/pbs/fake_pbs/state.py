@@ -15,10 +15,17 @@ DEFAULTS = {
     "next": 0,
     "hosts": {"n1": {"ncpus": 8, "ngpus": 4}, "n2": {"ncpus": 8, "ngpus": 4}},
     "queues": ["workq"],
+    "stopped": [],  # queues that take jobs and start none
+    "closed": [],  # queues that take none
+    "max_walltime_s": {},  # of a queue
     "history": True,
     "json": True,  # older servers know no -F
+    "is_down": False,
     "kill_delay_s": 2.0,
     "walltime_lag_s": 0.0,  # the recorded server took 6 s
+    "deliver_retry_s": 0.2,  # the recorded one took 32 s
+    "come_back_s": 0.5,  # from a lost host's return to the job's end: the recorded server took 75 s
+    "lost": [],  # hosts
     "queue_walltime": None,  # of jobs that ask for none: "00:00:20"
     "refuses": [],  # qrerun: no operator's rights; qsub: not from execution hosts; depend
     "jobs": {},
@@ -48,3 +55,7 @@ def look():
 def fail(text, code=1):
     print(text, file=sys.stderr)
     return code
+
+
+def whole_id(word):
+    return word if "." in word else f"{word}.{SERVER}"

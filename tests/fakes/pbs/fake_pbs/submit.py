@@ -6,16 +6,24 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from fake_pbs.state import FAKES, SERVER, STATE, fail, state
 
 
 class RefusedError(Exception):
-    pass
+    """What qsub says, and its exit code."""
+
+    def __init__(self, said, code=1):
+        super().__init__(said)
+        self.code = code
 
 
-TAKES_A_VALUE = "AaCcejklmMNopPqSuvWr"
+# Exit codes recorded: 166 illegal value, 173 queue closed, 187 unknown resource, 188 limits, 2 usage.
+ILLEGAL, CLOSED, UNKNOWN_RESOURCE, LIMITS, USAGE = 166, 173, 187, 188, 2
+TAKES_A_VALUE = "AaCcejJklmMNopPqSuvWr"
+RESOURCES = ("ncpus", "mpiprocs", "ngpus", "mem", "sales_op", "host", "walltime", "select", "place")
 
 
 def read_options(words):
@@ -45,8 +53,15 @@ def qsub(words):
     try:
         job_id = make_job(words)
     except RefusedError as refusal:
-        return fail(str(refusal))
+        return fail(str(refusal), refusal.code)
     start_server(job_id)
+    # Recorded: qsub leaves one of itself in the background, also inside a job; there for a minute.
+    subprocess.Popen(
+        ["sleep", "2"],
+        env={},
+        start_new_session=True,
+        **dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL),
+    )
     print(job_id)
     return 0
 
@@ -62,7 +77,7 @@ def make_job(words):
         both = isinstance(value, list) and letter in "lvW"
         given[letter] = [*given.get(letter, []), *value] if both else value
     with state() as data:
-        return accept(data, given, path, text)
+        return accept(data, given, path, text, shlex.join(words))
 
 
 def read_directives(text):
@@ -78,18 +93,22 @@ def read_directives(text):
     return found
 
 
-def accept(data, given, path, text):
+def accept(data, given, path, text, arguments):
     queue = given.get("q", ["workq"])[-1]
     if queue not in data["queues"]:
-        raise RefusedError("qsub: Unknown queue")
+        raise RefusedError("qsub: Unknown queue", 170)
+    if queue in data["closed"]:
+        raise RefusedError("qsub: Queue is not enabled", CLOSED)
     if "qsub" in data["refuses"] and os.environ.get("HOME") == str(STATE / "home"):
         raise RefusedError("qsub: Bad UID for job execution")
     if "depend" in data["refuses"] and given.get("W"):
-        raise RefusedError("qsub: Illegal attribute or resource value depend")
+        raise RefusedError("qsub: Illegal attribute or resource value depend", ILLEGAL)
     asked = read_resources(given.get("l", []))
     if asked["walltime"] is None and data["queue_walltime"] is not None:
         asked = read_resources([*given.get("l", []), f"walltime={data['queue_walltime']}"])
-    depend = read_depend(given.get("W", []), data)
+    if asked.get("walltime_s", 0) > data["max_walltime_s"].get(queue, float("inf")):
+        raise RefusedError("qsub: Job violates queue and/or server resource limits", LIMITS)
+    depend = read_depend(given.get("W", []))
     number = data["next"]
     data["next"] = number + 1
     job_id = f"{number}.{SERVER}"
@@ -117,6 +136,15 @@ def accept(data, given, path, text):
         "account": given.get("A", [None])[-1],
         "project": given.get("P", ["_pbs_project_default"])[-1],
         "variables": read_variables(given),
+        "arguments": arguments,
+        "keep": given.get("k", ["n"])[-1],
+        "hold_types": "u" if "h" in given else "s" if depend else "n",
+        "ctime": time.strftime("%c"),
+        "session": None,
+        "cput_s": 0,
+        "mem_kb": 0,
+        "signals": [],
+        "was_lost": [],
         "comment": None,
         "exit": None,
         "deleted": None,
@@ -124,7 +152,7 @@ def accept(data, given, path, text):
         "hosts": [],
         "server_pid": None,
         "pids": {},
-        "tasks": 1,
+        "tasks": {},
     }
     return job_id
 
@@ -138,7 +166,9 @@ def read_resources(texts):
     found["chunks"] = read_chunks(found["select"])
     if found["walltime"] is not None:
         if not re.fullmatch(r"\d+(:\d+){0,2}", found["walltime"]):
-            raise RefusedError("qsub: Illegal attribute or resource value Resource_List.walltime")
+            raise RefusedError(
+                "qsub: Illegal attribute or resource value Resource_List.walltime", ILLEGAL
+            )
         seconds = 0
         for part in found["walltime"].split(":"):
             seconds = seconds * 60 + int(part)
@@ -155,9 +185,12 @@ def read_chunks(select):
         keys = dict(word.partition("=")[::2] for word in words)
         for key in ("ncpus", "mpiprocs", "ngpus"):
             if key in keys and not keys[key].isdecimal():
-                raise RefusedError("qsub: Illegal attribute or resource value")
+                raise RefusedError("qsub: Illegal attribute or resource value", ILLEGAL)
+        for key in keys:
+            if key not in RESOURCES:
+                raise RefusedError(f"qsub: Unknown resource: {key}", UNKNOWN_RESOURCE)
         if any(not value for value in keys.values()):
-            raise RefusedError("qsub: Illegal attribute or resource value")
+            raise RefusedError("qsub: Illegal attribute or resource value", ILLEGAL)
         ncpus = int(keys.get("ncpus", 1))
         chunk = {
             "ncpus": ncpus,
@@ -168,21 +201,20 @@ def read_chunks(select):
     return chunks
 
 
-def read_depend(texts, data):
+def read_depend(texts):
+    """Return the jobs to wait for. Recorded: one that is unknown is taken, and then nothing ever runs."""
     found = []
     for text in texts:
-        key, _, value = text.partition("=")
+        key, equals, value = text.partition("=")
+        if not equals or any(part.count(":") == 0 for part in value.split(",") if key == "depend"):
+            raise RefusedError("qsub: illegal -W value\nusage: qsub [-a date_time] ...", USAGE)
         if key != "depend":
             continue
         for part in value.split(","):
             kind, *ids = part.split(":")
-            for job_id in ids:
-                whole = job_id if "." in job_id else f"{job_id}.{SERVER}"
-                if kind not in ("afterok", "afterany", "afternotok"):
-                    raise RefusedError("qsub: Illegal attribute or resource value depend")
-                if whole not in data["jobs"]:
-                    raise RefusedError(f"qsub: Unknown Job Id {whole}")
-                found.append([kind, whole])
+            if kind not in ("afterok", "afterany", "afternotok"):
+                raise RefusedError("qsub: illegal -W value\nusage: qsub [-a date_time] ...", USAGE)
+            found += [[kind, job_id if "." in job_id else f"{job_id}.{SERVER}"] for job_id in ids]
     return found
 
 
