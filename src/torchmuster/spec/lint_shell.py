@@ -1,7 +1,7 @@
 """Rules about the shell script itself: continued lines, variables, libraries. Each function is one of them."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from torchmuster.spec.allocation import Scheduler
 from torchmuster.spec.lint_finding import Finding, Rule, View, error, note, warning
@@ -244,14 +244,36 @@ def bare_pbsdsh(view: View) -> Iterator[Finding]:
             yield error("bare-pbsdsh", start.line, what, why, fix)
 
 
+def pbsdsh_dashes(view: View) -> Iterator[Finding]:
+    """Pbsdsh takes the program's options for its own, unless `--` stands before the program.
+
+    Source: OpenPBS 23.06: `invalid option`, its usage, exit code 1.
+    """
+    if view.job.allocation.torque:
+        return
+    for command in view.job.shell.commands:
+        rest = _behind_options(command.texts[1:]) if command.name == "pbsdsh" else ()
+        if rest and rest[0] != "--" and any(word.startswith("-") for word in rest[1:]):
+            what = f"pbsdsh takes the options of `{shown(rest[0])}` for its own, and stops"
+            fix = "pbsdsh -- PROGRAM --option ..."
+            yield error("pbsdsh-dashes", command.line, what, "no `--` stands before it", fix)
+
+
+def _behind_options(words: Sequence[str]) -> Sequence[str]:
+    """Return what stands behind pbsdsh's own options: `--`, or the program."""
+    rest = list(words)
+    while rest and rest[0].startswith("-") and rest[0] != "--":
+        rest = rest[2:] if rest[0] in ("-n", "-c", "-h") else rest[1:]
+    return rest
+
+
 def _first_of_pbsdsh(start: Start) -> str | None:
     words = start.command.texts
     if start.wrapper != "pbsdsh" or not words or start.command.name != "pbsdsh":
         return None
-    rest = words[1:]
-    while rest and rest[0].startswith("-"):
-        rest = rest[2:] if rest[0] in ("-n", "-c", "-h") else rest[1:]
-    return rest[0] if rest else None
+    rest = _behind_options(words[1:])
+    program = rest[1:] if rest and rest[0] == "--" else rest
+    return program[0] if program else None
 
 
 def gpus_variable(view: View) -> Iterator[Finding]:
@@ -298,5 +320,6 @@ RULES: tuple[Rule, ...] = (
     ping_to_itself,
     not_carried,
     bare_pbsdsh,
+    pbsdsh_dashes,
     gpus_variable,
 )

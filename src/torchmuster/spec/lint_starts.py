@@ -8,17 +8,16 @@ from torchmuster.spec.numbers import counts_slots, number
 from torchmuster.spec.shell_lex import shown
 from torchmuster.spec.starts import Start, option, tasks_per_node
 
-
-def _once_per_node(view: View) -> str:
-    if view.job.scheduler is Scheduler.PBS:
-        return f"mpiexec -n {view.nodes or 2} --ppn 1 muster torchrun ..."
-    return "srun --ntasks-per-node=1 muster torchrun ..."
+# On PBS no other line works everywhere: OpenPBS's own mpiexec needs another MPI, and pbsdsh a full path behind `--`.
+_ONE_WORD = "write `muster torchrun ...`: it starts the other nodes too"
+_NO_SPREAD = "--no-spread"
 
 
 def head_only(view: View) -> Iterator[Finding]:
     """Torchrun stands there without srun, mpiexec, pbsdsh or ssh, and the job has several nodes.
 
-    Because a job script runs on its first node only: torchrun waits 10 to 15 minutes for the others.
+    Because a job script runs on its first node only: torchrun waits 10 to 15 minutes for the others. `muster torchrun`
+    starts them itself.
 
     Source: failures R02, P01; sbatch(1); seen in OpenPBS 23.06.
     """
@@ -26,13 +25,12 @@ def head_only(view: View) -> Iterator[Finding]:
         return
     for start in view.starts:
         alone = start.given is not None and start.given.standalone
-        if start.by_torchrun and not start.command.conditional and not alone:
+        spreads = start.muster and _NO_SPREAD not in start.words
+        if start.by_torchrun and not start.command.conditional and not alone and not spreads:
             what = f"torchrun starts on the first of {view.nodes} nodes only"
             caller = "qsub" if view.job.scheduler is Scheduler.PBS else "sbatch"
             why = f"{caller} runs the script once, on the first node; the others never hear of it"
-            fix = f"start it once on each node: {_once_per_node(view)}"
-            if view.job.scheduler is Scheduler.PBS:
-                fix += " (or pbsdsh with its full path)"
+            fix = f"leave {_NO_SPREAD} out" if start.muster else _ONE_WORD
             yield error("head-only", start.line, what, why, fix)
 
 
@@ -47,7 +45,7 @@ def standalone(view: View) -> Iterator[Finding]:
         if view.is_wide(start):
             what = f"--standalone is for one node, and the job has {view.nodes or 'several'}"
             why = "it overrides --nnodes and the endpoint: each node trains alone, or only the first one does"
-            fix = f"leave it out, and start on every node: {_once_per_node(view)}"
+            fix = "leave it out" if start.muster else f"leave it out, and {_ONE_WORD}"
             yield error("standalone", start.line, what, why, fix)
 
 

@@ -41,7 +41,7 @@ def test_a_finding_has_its_place_its_reason_and_its_mend(write, capsys):
     assert out.startswith("error: torchrun starts on the first of 2 nodes only\n")
     assert f"at: {path}:3\n" in out
     assert "because: sbatch runs the script once" in out
-    assert "hint: start it once on each node: srun --ntasks-per-node=1 muster torchrun" in out
+    assert "hint: write `muster torchrun ...`: it starts the other nodes too" in out
     assert out.endswith("\n1 error\n")
 
 

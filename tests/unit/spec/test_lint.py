@@ -69,6 +69,8 @@ GOOD = {
     "PBS with pbsdsh and a script": PBS + "pbsdsh -- $PBS_O_WORKDIR/on_node.sh\n",
     "PBS with ssh to each node": PBS
     + f'for node in $(sort -u $PBS_NODEFILE); do\n  ssh $node "cd $PBS_O_WORKDIR && {PBS_RUN}" &\ndone\nwait\n',
+    "PBS with the one word": PBS + f"muster {PBS_RUN}\n",
+    "Slurm with the one word": SLURM + f"muster {RUN}\n",
     "PBS with muster": PBS + f"mpiexec -n 2 --ppn 1 muster {PBS_RUN}\n",
     "one node, alone": "#!/bin/bash\n#SBATCH -N1 -G 4 -t 60\ntorchrun --standalone --nproc_per_node=4 train.py\n",
     "one node or many": SLURM
@@ -199,6 +201,7 @@ BAD = {
     ),
     "ping-to-itself": (SLURM + f"ping -c 1 $HEAD\nsrun {RUN}", 7, "note"),
     "not-carried": (PBS + f"export NCCL_DEBUG=INFO\npbsdsh -- /opt/{PBS_RUN}", 8, "warning"),
+    "pbsdsh-dashes": (PBS + f"pbsdsh /opt/{PBS_RUN}", 7, "error"),
     "bare-pbsdsh": (PBS + f"pbsdsh -- {PBS_RUN}", 7, "error"),
     "gpus-variable": (
         SLURM.replace("gpus-per-node=", "gres=gpu:")
@@ -227,8 +230,13 @@ def test_every_rule_has_a_bad_script():
 @pytest.mark.parametrize(
     ("text", "rule", "words"),
     [
-        (SLURM + RUN, "head-only", "srun --ntasks-per-node=1 muster torchrun"),
-        (PBS + PBS_RUN, "head-only", "mpiexec -n 2 --ppn 1 muster torchrun"),
+        (SLURM + RUN, "head-only", "write `muster torchrun ...`"),
+        (PBS + PBS_RUN, "head-only", "write `muster torchrun ...`"),
+        (
+            PBS + f"muster {PBS_RUN}".replace("torchrun", "torchrun --no-spread"),
+            "head-only",
+            "leave --no-spread out",
+        ),
         (
             BAD["several-per-node"][0],
             "several-per-node",

@@ -10,7 +10,8 @@ from torchmuster.doctor.explain.scan import Record
 from torchmuster.model.nodelist import expand_hostlist
 
 _HOST_TOKEN = re.compile(r"[A-Za-z][A-Za-z0-9-]*\d[A-Za-z0-9-]*(?:\.[A-Za-z0-9-]+)*")
-_BRACKETED = re.compile(r"[A-Za-z][\w-]*\[[\d,-]+\]")
+# Not `${nodes[0]}` of a script that lies beside the logs.
+_BRACKETED = re.compile(r"(?<![${\w-])[A-Za-z][\w-]*\[[\d,-]+\]")
 _LABELLED = re.compile(
     r"(?P<label>[A-Za-z_ ]{0,40}(?:node|host|worker|master)[A-Za-z_ ]{0,24})[:=]\s*(?P<value>\S[^:]*)$",
     re.IGNORECASE,

@@ -70,6 +70,8 @@ PATTERNS: tuple[Pattern, ...] = (
     _row("task_exit", _X, r"srun: error: (?P<host>\S+?): tasks? (?P<tasks>[\d,-]+): (?P<how>.+)"),
     _row("teardown", _E, r"srun: (?:Job step aborted|Terminating|got SIGCONT)|Job step aborted|Force Terminated|mpiexec.*killed|STEP .* ON .* CANCELLED"),
     # Starting at all.
+    _row("pbsdsh_usage", _C, r"pbsdsh: invalid option -- '(?P<letter>.)'"),
+    _row("pbs_mpiexec", _C, r"mpiexec:\s+unexpected error - no non-PBS mpiexec in PBS_O_PATH"),
     _row("launch_failed", _C, r"launch failed on (?P<host>[^\s:]+)|Couldn't forward RPC|ORTE was unable to reliably start|Host key verification failed|Permission denied \(publickey|ssh: connect to host (?P<name>\S+) port \d+: (?P<why>.+)"),
     _row("library", _C, r"version `(?P<version>\w+_[\d.]+)' not found|(?P<library>[\w.+-]+\.so[\w.]*): (?:cannot open shared object file|file too short|invalid ELF header|cannot read file data|failed to map segment|ELF file's phentsize|cannot allocate memory in static TLS)|undefined symbol: (?P<symbol>\w+)|wrong ELF class"),
     _row("not_executable", _C, r"[Ee]xec format error|cannot execute binary file"),
@@ -179,7 +181,7 @@ STEMS: tuple[str, ...] = (
     "interface", "AF_INET", "provider", "rovider", "network", "shm", "/dev/shm", "ibv_", "NET/", "ncclRemote", "socketProgress",
     "Watchdog", "watchdog", "NCCL", "ProcessGroup", "127.0.0.1", "monitoredBarrier", "joined", "enqueued", "CUDA", "HIP",
     "ordinal", "GPU", "NVIDIA", "Cuda", "kernel image", "CUBLAS", "CUDNN", "assert", "shared memory", "us error", "DataLoader",
-    "nan", "inf", "NaN", "exitcode", "Killed", "killed", "egmentation", "Aborted", "Illegal", "Terminat", "ignal", "Fatal",
+    "nan", "inf", "NaN", "exitcode", "Killed", "killed", "egmentation", "Aborted", "Illegal", "Terminat", "ignal", "Fatal", "pbsdsh",
     "terminate", "Errno", "No space", "quota", "Stale", "open files", "nput/output", "ead-only", "endpoint", "allocate",
     "peicherplatz", "espace dispo", "espacio", "空间", "空き領域", "Root Cause", "exit", "orward RPC", "shared object", "undefined symbol", "version `", "ELF", "ermission", "ead-only", "ost key", "reason", "TERM_", "refused", "unreachable", "oute to host", "GLIBC", "raceback", "File \"", "rdzv", "nodes", "entrypoint", "nproc", "run_id", "restart", "log_dir", "group_", "master_",
     "ank ", "ank:", "world", "World", "WORLD", "torchrun", "torch.distributed", "accelerate", "deepspeed", "SLURM", "PBS", "FI_", "GLOO", "TORCH",

@@ -49,8 +49,8 @@ def launcher_on_too_few_nodes(case: Case) -> Iterator[Finding]:
             "a crash in training: no rank was ever started",
         ),
         cure=(
-            "a job script runs on its first node only: start one launcher on each node"
-            " (`srun --ntasks-per-node=1 torchrun ...`, PBS: `pbsdsh`), or `muster torchrun ...`, which does it itself"
+            "a job script runs on its first node only: write `muster torchrun ...`, which starts the other nodes too"
+            " (or one launcher on each node: `srun --ntasks-per-node=1 torchrun ...`, PBS: `pbsdsh -- /full/path/torchrun ...`)"
         ),
         confirm="pgrep -af torchrun   on every node of the job",
         began=begin.line,

@@ -64,6 +64,16 @@ _MISSING = {
         sentence="the command line was refused",
         cure="mend the argument that the line names",
     ),
+    "pbsdsh_usage": _Missing(
+        cause="bad-arguments",
+        sentence="pbsdsh took an option of the program for its own, and started nothing",
+        cure="write `--` before the program: pbsdsh -- /full/path/PROGRAM --option; or `muster torchrun`, which needs no pbsdsh",
+    ),
+    "pbs_mpiexec": _Missing(
+        cause="launch-failed",
+        sentence="OpenPBS's own mpiexec only calls that of another MPI, and there was none on PATH at qsub",
+        cure="write `muster torchrun`, which needs no mpiexec; or load an MPI before qsub",
+    ),
     "image": _Missing(
         cause="image-missing",
         sentence="the container image could not be fetched",

@@ -31,6 +31,15 @@ _SAID_IN_PASSING = frozenset(
     }
 )
 _NOTICE = re.compile(r"NCCL INFO|\bWARNING\b|[Ww]arning: |^W | dynamic library ")
+# Without one of these nothing starts; any other command may be missing in a script that goes on.
+_STARTS_TRAINING = re.compile(r"python|torchrun|accelerate|deepspeed|mpi|srun|pbsdsh|muster|sh$")
+_LAUNCHER_SPEAKS = (
+    "launch_config",
+    "rdzv_timeout",
+    "rdzv_connection",
+    "rdzv_closed",
+    "rdzv_complete",
+)
 _NEEDS_WHAT_WAS_MISSING = re.compile(r"ImportError|ModuleNotFoundError")
 Rule = Callable[[Case], Iterator[Finding]]
 HIGH, MEDIUM, LOW = Confidence.HIGH, Confidence.MEDIUM, Confidence.LOW
@@ -53,6 +62,8 @@ def was_survived(case: Case, event: Event) -> bool:
     if event.kind not in _SAID_IN_PASSING or event.get("type"):
         return False
     line = event.line
+    if _script_went_on(case, event):
+        return True
     for log in case.record.logs:
         if log.path == line.path and any(
             step.line.order > line.order and _is_same(step, event)
@@ -67,6 +78,18 @@ def was_survived(case: Case, event: Event) -> bool:
         and _is_same(later, event)
         and not _NEEDS_WHAT_WAS_MISSING.search(later.get("type"))
         for later in case.of("exception", "errno")
+    )
+
+
+def _script_went_on(case: Case, event: Event) -> bool:
+    """Say whether a script lacked a command, e.g. ping, and started the launcher all the same."""
+    command = event.get("command") or event.get("other") or event.get("name")
+    if event.kind != "no_command" or not command or _STARTS_TRAINING.search(command):
+        return False
+    line = event.line
+    return any(
+        later.line.path == line.path and later.line.order > line.order
+        for later in case.of(*_LAUNCHER_SPEAKS)
     )
 
 

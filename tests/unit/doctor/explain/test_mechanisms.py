@@ -6,6 +6,8 @@ import signal
 
 import pytest
 
+from torchmuster.doctor.explain.case import Case
+from torchmuster.doctor.explain.scan import read_logs
 from unit.doctor.explain.logs import cause_of, explain, traceback_of
 
 FAILED = "E0314 09:00:00.000000 9 torch/distributed/elastic/multiprocessing/api.py:1] failed (exitcode: {code}) local_rank: 0 (pid: 9) of binary: python\n"
@@ -189,3 +191,46 @@ def test_a_reason_of_pbs_in_words_of_its_own_is_told(tmp_path):
     first = explain(tmp_path, job=log).first
     assert first.cause == "scheduler-ended"
     assert first.sentence == "PBS ended the job: ncpus 9.1 exceeded limit 8 (sum)"
+
+
+MEETING = """
++ ping -c 1 n1
+/var/spool/pbs/mom_priv/jobs/8.ctl.SC: line 9: ping: command not found
+"""
+TIMED_OUT = traceback_of("torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError")
+
+
+def test_a_command_that_a_script_did_without_is_not_the_cause(tmp_path):
+    verdict = explain(tmp_path, job=MEETING + TIMED_OUT)
+    assert verdict.first.cause == "launcher-on-too-few-nodes"
+
+
+def test_a_launcher_that_is_missing_stays_the_cause(tmp_path):
+    log = MEETING.replace("ping: command", "torchrun: command")
+    assert explain(tmp_path, job=log + TIMED_OUT).first.cause == "command-missing"
+
+
+@pytest.mark.parametrize(
+    ("line", "cause", "cure"),
+    [
+        ("/opt/pbs/bin/pbsdsh: invalid option -- 'n'", "bad-arguments", "pbsdsh -- /full/path"),
+        (
+            "mpiexec:  unexpected error - no non-PBS mpiexec in PBS_O_PATH",
+            "launch-failed",
+            "write `muster torchrun`",
+        ),
+    ],
+)
+def test_commands_of_pbs_that_start_nothing_are_failures_with_their_cure(
+    tmp_path, line, cause, cure
+):
+    first = explain(tmp_path, job=f"starting on n1\n{line}\n").first
+    assert first.cause == cause
+    assert cure in first.cure
+
+
+def test_an_array_of_a_script_beside_the_logs_is_no_list_of_nodes(tmp_path):
+    script = "#!/bin/bash\nnodes=($(sort -u $PBS_NODEFILE))\nhead=${nodes[0]}\necho ${nodes[1]}\n"
+    (tmp_path / "job.sh").write_text(script)
+    case = Case(read_logs([str(tmp_path / "job.sh")], year=2026))
+    assert list(case.allocated) == []

@@ -11,6 +11,8 @@ LINES = {
     "=>> PBS: job killed: cput 66 exceeded limit 60": "time_limit",
     "=>> PBS: job killed: node 1 (n2) requested job die, code 15009": "node_failed",
     "=>> PBS: job killed: ncpus 9.1 exceeded limit 8 (sum)": "pbs_killed",
+    "/opt/pbs/bin/pbsdsh: invalid option -- 'n'": "pbsdsh_usage",
+    "mpiexec:  unexpected error - no non-PBS mpiexec in PBS_O_PATH": "pbs_mpiexec",
     "NVRM: Xid (PCI:0000:4e:00): 79, pid=1": "xid",
     "bash: line 1: torchrun: command not found": "no_command",
     "sh: 1: torchrun: not found": "no_command",
