@@ -185,6 +185,7 @@ class Coordinator:
         self._is_time_up = False
         self._lost: dict[str, str] = {}  # nodes that are missing now, and why
         self._asked_for: set[int] = set()
+        self._start_failures: dict[int, str] = {}  # why each place's last start brought no agent
         self._refusals: dict[str, float] = {}
         self._why_next = "start"
         self._failed_at: float | None = None
@@ -620,6 +621,8 @@ class Coordinator:
             case messages.Stop(signum=signum, at_once=at_once, cause=cause, time_is_up=time_is_up):
                 self._is_time_up = self._is_time_up or time_is_up
                 self._request_stop(signum, cause, repeat=at_once)
+            case messages.StartFailed(place=place, why=why):
+                self._start_failures[place] = why
             case messages.Forward(signum=signum, last=last):
                 self._last_stop = last or self._last_stop
                 for member in self._attempt_members():
@@ -812,6 +815,8 @@ class Coordinator:
         why = "no agent has called"
         if place in self._asked_for:
             why = "lost; a replacement has not called"
+        if place in self._start_failures:
+            why = f"{why}: {self._start_failures[place]}"
         return {"node": self.plan.node_name(place), "why": why}
 
     def _ask_for(self, places: list[int]) -> None:

@@ -6,11 +6,14 @@ They end when the head is gone (their lease), or with the step that they are.
 
 import os
 import signal
+import time
 from dataclasses import dataclass, field
 
 from torchmuster import proc
+from torchmuster.engines import starter
 from torchmuster.engines.base import Dialect, NodeStart
 from torchmuster.engines.local import HEAD, AgentProcesses, agent_argv
+from torchmuster.engines.starter import Starter
 from torchmuster.engines.ways import Way
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
@@ -38,6 +41,7 @@ class AllocationEngine(AgentProcesses):
     def __post_init__(self) -> None:
         super().__init__()
         self._kills = 0
+        self._starters: dict[int, Starter] = {}
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -72,7 +76,31 @@ class AllocationEngine(AgentProcesses):
         command = agent_argv(self.run_dir, place, heads)
         command.append(f"--environment={self.run_dir.environment}")
         argv = self.way.argv(self.dialect, self._start_on(node, command))
-        self._agents.append((place, proc.start(argv)))
+        self._end_late(place)
+        start = starter.start(argv)
+        self._starters[start.child.pid] = start
+        self._agents.append((place, start.child))
+
+    def holds(self, place: int) -> bool:
+        """Say whether a start of this place may still bring an agent: one that hangs does not count."""
+        now = time.monotonic()
+        return any(
+            p == place
+            and not (child.pid in self._starters and self._starters[child.pid].is_late(now))
+            for p, child in self._agents
+        )
+
+    def _end_late(self, place: int) -> None:
+        """End what was to start the place's agents long ago: it hangs, or its agent is lost."""
+        now = time.monotonic()
+        for held, child in self._agents:
+            start = self._starters.get(child.pid)
+            if held == place and start is not None and start.is_late(now):
+                child.send_signal(signal.SIGKILL)
+
+    def _words_of(self, child: proc.Child) -> tuple[str, ...]:
+        start = self._starters.pop(child.pid, None)
+        return start.said() if start is not None else ()
 
     def _start_on(self, node: AllocatedNode, argv: list[str]) -> NodeStart:
         return NodeStart(

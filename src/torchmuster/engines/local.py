@@ -20,10 +20,11 @@ HEAD = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentEnd:
-    """The end of an agent process; the status is negative for a signal."""
+    """The end of an agent process, or of what started one elsewhere and what it said; the status is negative for a signal."""
 
     place: int
     status: int
+    said: tuple[str, ...] = ()
 
 
 def agent_argv(run_dir: RunDir, place: int, heads: Sequence[tuple[str, int]]) -> list[str]:
@@ -71,11 +72,15 @@ class AgentProcesses:
             status = child.poll()
             if status is not None:
                 self._agents.remove((place, child))
-                ends.append(AgentEnd(place=place, status=status))
+                ends.append(AgentEnd(place=place, status=status, said=self._words_of(child)))
         self._any_failed = self._any_failed or any(end.status != 0 for end in ends)
         if self._any_failed:  # an agent that ended with 0 has left only what it was to leave
             proc.end_children(frozenset(child.pid for _, child in self._agents))
         return ends
+
+    def _words_of(self, child: proc.Child) -> tuple[str, ...]:
+        """Return the last words of a process that has ended; agents of this machine write to their logs."""
+        return ()
 
     def has_orphans(self) -> bool:
         """Kill and reap what ended agents left behind; say whether any of it is left."""

@@ -100,12 +100,15 @@ class PbsDialect:
     start_ways = (StartWay.PBSDSH, StartWay.MPIEXEC, StartWay.TMRSH, StartWay.SSH)
     name_limit = 63  # 230 since PBS 13; more than this reads badly in qstat
     refusals: Sequence[Refusal] = _REFUSALS
+    # Written in place, so that the log is live; recorded: else it lies in the host's spool until the job's end.
+    output_lines: tuple[str, ...] = ("-k oed",)
 
     def script(self, job: JobRequest) -> str:
         """Return the whole job script."""
         ours = [f"-N {base.clean_name(job.name, self.name_limit)}", "-S /bin/bash", "-j oe"]
         if base.is_plain_path(_log_path(job)):
             ours.append(f"-o {job.log_path}")
+        ours += self.output_lines
         ours.append(f"-r {'y' if job.requeue else 'n'}")
         ours += self.resource_lines(job)
         if job.time_limit_s is not None:

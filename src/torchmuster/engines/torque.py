@@ -32,6 +32,7 @@ class TorqueDialect(PbsDialect):
 
     name = "torque"
     name_limit = 15  # Source: Torque Administrator Guide, "qsub", -N
+    output_lines = ()  # its -k keeps the output in the home folder
 
     def resource_lines(self, job: JobRequest) -> list[str]:
         """Return the lines that ask for nodes; `mem` is that of the whole job."""

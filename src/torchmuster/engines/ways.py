@@ -14,6 +14,7 @@ from torchmuster.engines.base import Dialect, EngineError, NodeStart
 from torchmuster.errors import UsageError
 from torchmuster.model.job import StartWay
 
+_WRAPPER_SAYS = "no non-PBS mpiexec in PBS_O_PATH"
 _CONF = "/etc/pbs.conf"
 _ROOTS = ("/opt/pbs", "/usr/local/pbs")  # Source: OpenPBS and PBS Professional, default PBS_EXEC
 
@@ -65,13 +66,16 @@ def choose_way(
     own: tuple[StartWay, ...] = getattr(dialect, "start_ways", ())
     if not own and not wanted:
         return Way()
-    folders = _folders(environment, read or _read)
+    read = read or _read
+    folders = _folders(environment, read)
     for way in wanted or own:
-        if which(way.value) is not None:
+        path = which(way.value)
+        if path is not None and not (way is StartWay.MPIEXEC and _is_wrapper(path, folders, read)):
             return Way(kind=way, sentence=_sentence(way, way.value, wanted or own))
         paths = [os.path.join(folder, way.value) for folder in folders]
-        # ssh and srun belong to no PBS.
-        if way in own and way is not StartWay.SSH and (path := next(filter(which, paths), None)):
+        # ssh and srun belong to no PBS, and PBS's mpiexec is no way.
+        others = (StartWay.SSH, StartWay.MPIEXEC)
+        if way in own and way not in others and (path := next(filter(which, paths), None)):
             return Way(kind=way, program=path, sentence=_sentence(way, path, wanted or own))
     names = ", ".join(way.value for way in wanted or own)
     raise EngineError(
@@ -82,11 +86,21 @@ def choose_way(
     )
 
 
+def _is_wrapper(path: str, folders: Sequence[str], read: Callable[[str], str]) -> bool:
+    """Say whether an mpiexec is OpenPBS's own, which only calls another MPI's that it looks for on PBS_O_PATH."""
+    if os.path.dirname(os.path.realpath(path)) in folders:
+        return True
+    try:
+        return _WRAPPER_SAYS in read(path)
+    except (OSError, ValueError):
+        return False  # a program, or nothing that we may read
+
+
 def _sentence(way: StartWay, program: str, ways: Sequence[StartWay]) -> str | None:
     if way is StartWay.PBSDSH and program == way.value:
         return None
     before = [other.value for other in ways[: ways.index(way)]]
-    why = f": there is no {' and no '.join(before)} here" if before else ""
+    why = f": there is no {' and no '.join(before)} here that works" if before else ""
     return f"agents of the other hosts are started by {program}{why}"
 
 

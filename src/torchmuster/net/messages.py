@@ -417,6 +417,14 @@ class Event(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StartFailed(Message):
+    """What was to start a place's agent has ended; the engine's word, for a node that never calls."""
+
+    place: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NeedNodes(Message):
     """The engine shall fill these places, if it can.
 

@@ -11,12 +11,15 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torchmuster import proc
 from torchmuster.agent.enter import enter_argv
+from torchmuster.engines import starter
 from torchmuster.engines.base import Dialect, NodeStart
+from torchmuster.engines.starter import Starter, describe_end
 from torchmuster.engines.ways import Way
 from torchmuster.errors import MusterError
 from torchmuster.files import atomic
@@ -130,7 +133,12 @@ def head_addresses(endpoint: str, port: int) -> tuple[tuple[str, int], ...]:
 class _Start:
     tries: int = 0
     has_called: bool = False
-    child: proc.Child | None = None
+    starter: Starter | None = None
+
+    @property
+    def child(self) -> proc.Child | None:
+        """What starts the agent, while it runs."""
+        return self.starter.child if self.starter is not None else None
 
 
 @dataclass
@@ -213,13 +221,16 @@ class Spreader:
             self._wanted.discard(place)
             return
         start = self._starts.setdefault(place, _Start())
-        if start.child is not None or start.tries >= _MAX_TRIES:
+        if start.starter is not None and start.starter.is_late(time.monotonic()):
+            start.starter.child.send_signal(signal.SIGKILL)  # it hangs, or its agent is lost
+            return  # the next look finds its end, and tries again
+        if start.starter is not None or start.tries >= _MAX_TRIES:
             return
         start.tries += 1
         start.has_called = False
         self._wanted.discard(place)
         try:
-            start.child = proc.start_beside(self._argv(place))
+            start.starter = starter.start(self._argv(place), beside=True)
         except MusterError as error:
             self._say(f"{self.party.names[place]}: {error}")
 
@@ -241,13 +252,13 @@ class Spreader:
     def _reap(self) -> None:
         for place, start in self._starts.items():
             status = start.child.poll() if start.child is not None else None
-            if start.child is None or status is None:
+            if start.starter is None or status is None:
                 continue
-            proc.let_go(start.child)
-            start.child = None
+            proc.let_go(start.starter.child)
+            said, start.starter = start.starter.said(), None
             if not start.has_called:
                 left = _MAX_TRIES - start.tries
-                what = f"what started its agent ended (exit code {status}) before it called"
+                what = describe_end(status, said)
                 self._say(f"{self.party.names[place]}: {what}; {left} more tries")
                 self._wanted.add(place)
 

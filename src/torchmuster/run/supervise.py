@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from torchmuster import proc
 from torchmuster.engines.local import HEAD, AgentEnd
+from torchmuster.engines.starter import describe_end
 from torchmuster.errors import MusterError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
@@ -235,6 +236,9 @@ class Supervisor:
             for end in self.engine.poll():
                 if end.place == HEAD:
                     self._head_end = end.status
+                elif end.said and self._channel is not None:
+                    why = describe_end(end.status, end.said)
+                    self._channel.send_nowait(messages.StartFailed(place=end.place, why=why))
             if self._head_end is not None:
                 return
             self._fill_places()

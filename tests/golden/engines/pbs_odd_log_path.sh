@@ -2,6 +2,7 @@
 #PBS -N train
 #PBS -S /bin/bash
 #PBS -j oe
+#PBS -k oed
 #PBS -r y
 #PBS -l select=2:ncpus=8:mpiprocs=1:ngpus=4:mem=65536mb
 #PBS -l place=scatter

@@ -3,6 +3,7 @@
 #PBS -S /bin/bash
 #PBS -j oe
 #PBS -o /runs/r1/job.log
+#PBS -k oed
 #PBS -r y
 #PBS -l select=2:ncpus=8:mpiprocs=1:ngpus=4:mem=65536mb
 #PBS -l place=scatter

@@ -3,6 +3,7 @@
 #PBS -S /bin/bash
 #PBS -j oe
 #PBS -o /runs/r1/job.log
+#PBS -k oed
 #PBS -r y
 #PBS -l select=4:ncpus=1:mpiprocs=1
 #PBS -l place=scatter

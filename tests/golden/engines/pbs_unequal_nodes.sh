@@ -3,6 +3,7 @@
 #PBS -S /bin/bash
 #PBS -j oe
 #PBS -o /runs/r1/job.log
+#PBS -k oed
 #PBS -r y
 #PBS -l select=1:ncpus=16:mpiprocs=1:ngpus=8:mem=1024mb+3:ncpus=4:mpiprocs=1:sales_op=blanca
 #PBS -l place=scatter

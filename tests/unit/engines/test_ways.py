@@ -34,7 +34,7 @@ def test_first_that_is_there_is_taken_and_said():
     way = choose(PBS, {"pbs_tmrsh", "ssh"})
     assert way.kind is StartWay.TMRSH
     assert way.sentence == (
-        "agents of the other hosts are started by pbs_tmrsh: there is no pbsdsh and no mpiexec here"
+        "agents of the other hosts are started by pbs_tmrsh: there is no pbsdsh and no mpiexec here that works"
     )
 
 
@@ -55,7 +55,7 @@ def test_command_is_looked_for_where_pbs_is_installed(environment, read, folder)
 def test_list_of_the_site_is_obeyed_in_its_order():
     way = choose(PBS, {"pbsdsh", "ssh"}, wanted=(StartWay.MPIEXEC, StartWay.SSH, StartWay.PBSDSH))
     assert way.kind is StartWay.SSH
-    assert "by ssh: there is no mpiexec here" in way.sentence
+    assert "by ssh: there is no mpiexec here that works" in way.sentence
 
 
 def test_nothing_there_is_an_error_that_names_all():
@@ -74,3 +74,21 @@ def test_words_of_the_command_line_are_ways():
     assert parse_ways(None) == ()
     with pytest.raises(UsageError, match="no way `rsh`"):
         parse_ways("pbsdsh,rsh")
+
+
+WRAPPER = "#!/bin/sh\necho mpiexec:  unexpected error - no non-PBS mpiexec in PBS_O_PATH\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "kind"),
+    [
+        ("/usr/bin/mpiexec", WRAPPER, StartWay.TMRSH),
+        ("/opt/pbs/bin/mpiexec", "another text", StartWay.TMRSH),
+        ("/usr/bin/mpiexec", "the one of an MPI", StartWay.MPIEXEC),
+    ],
+)
+def test_pbs_s_own_mpiexec_is_no_way(path, text, kind):
+    there = {"mpiexec": path, "pbs_tmrsh": "/opt/pbs/bin/pbs_tmrsh", path: path}
+    read = lambda name: text if name == path else no_file(name)  # noqa: E731
+    wanted = (StartWay.MPIEXEC, StartWay.TMRSH)
+    assert choose_way(PBS, wanted, {}, there.get, read).kind is kind
