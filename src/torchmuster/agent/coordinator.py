@@ -191,7 +191,7 @@ class Coordinator:
         self._failed_at: float | None = None
         self._lost_s = 0.0
         self._logs_lost = 0
-        self._held_failure_said = False
+        self._held_failure_said = self._no_store_said = False
         self._owner_came = False
         self._unheard: deque[messages.Event] = deque(maxlen=_MAX_LISTED)
         self._network: NetworkSurvey | None = None  # only where agents are on several machines
@@ -470,7 +470,9 @@ class Coordinator:
                     return
                 if message.why:
                     self.event("notice", node=self._name(member), text=message.why)
-                if message.torch is None and message.why is None and message.forks:
+                no_torch = message.torch is None and message.why is None and message.forks
+                if no_torch and not self._no_store_said:
+                    self._no_store_said = True
                     text = "torch is not installed in the job's interpreter: there is no store"
                     self.event("notice", node=self._name(member), text=text)
             case messages.SpawnerRefused(why=why):

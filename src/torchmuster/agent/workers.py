@@ -219,6 +219,7 @@ class NodeAttempt:
                 traceback=str(report.get("traceback", "")),
                 is_final=report.get("is_final") is True,
                 bases=tuple(map(str, report.get("bases", ()))),
+                handled=str(report["handled"])[:8192] if report.get("handled") else None,
             )
             if is_echo(worker.error):
                 worker.output.mute()  # its traceback would hide the cause

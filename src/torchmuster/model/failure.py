@@ -50,6 +50,7 @@ class PythonError:
         bases: The names of the classes that its type comes from, itself first.
         is_final: The exception said of itself (`muster_final = True`) that another attempt would
             end in the same way.
+        handled: The exception in whose handling the script left with an exit code: its type and message.
     """
 
     type_name: str
@@ -58,6 +59,7 @@ class PythonError:
     traceback: str
     is_final: bool = False
     bases: tuple[str, ...] = ()
+    handled: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +154,10 @@ def describe(end: WorkerEnd) -> str:
         return end.detail or "it stood still"
     if end.kind is EndKind.PREEMPTED:
         return f"exit code {contract.EX_TEMPFAIL} (preempted)"
-    return f"exit code {end.exit_code}"
+    handled = end.error.handled if end.error is not None else None
+    return f"exit code {end.exit_code}" + (
+        f" while it handled {_shorten(handled)}" if handled else ""
+    )
 
 
 def _shorten(line: str) -> str:

@@ -123,6 +123,16 @@ def report_of(error):
     return report
 
 
+def test_an_exit_within_an_except_is_reported_with_what_was_handled():
+    error = SystemExit(1)
+    error.__context__ = ValueError("bad batch\nof 3")
+    report = report_of(error)
+
+    assert (report["kind"], report["handled"]) == ("exit", "ValueError: bad batch")
+    assert report_of(ValueError("x"))["handled"] is None
+    assert report_of(SystemExit(1))["handled"] is None
+
+
 def test_an_exception_is_reported_with_type_message_and_line():
     report = report_of(ValueError("bad batch"))
 

@@ -64,6 +64,21 @@ CASES = {
         [],
         {"restart_hint": True, "max_restarts": 0, "restarts_spent": 0},
     ),
+    "sys_exit_within_an_except": (
+        exited(
+            3,
+            1,
+            error=PythonError(
+                type_name="SystemExit",
+                message="1",
+                where="hydra/_internal/utils.py:9",
+                traceback="ValueError: bad batch\n\nDuring handling ...\nSystemExit: 1",
+                handled="ValueError: bad batch",
+            ),
+        ),
+        [],
+        {},
+    ),
     "sigkill": (killed(3, signal.SIGKILL, tail=("epoch 7",)), [ECHO], {}),
     "out_of_memory": (killed(3, signal.SIGKILL, memory_evidence=OOM), [], {}),
     "segmentation_fault": (killed(3, signal.SIGSEGV), [], {}),

@@ -4,6 +4,7 @@ The same code serves a forked worker and a fresh one. What differs from `python 
 list in `docs/start.md`; everything else is a defect.
 """
 
+import contextlib
 import functools
 import importlib
 import io
@@ -340,9 +341,10 @@ def _is_ours(frame: types.FrameType) -> bool:
 
 def _report(task: WorkerTask, error: BaseException) -> None:
     """Tell the agent what ended this worker; a worker never fails because this fails."""
-    trace = strip_own_frames(error)
+    told = _told_by(error)
+    trace = strip_own_frames(error) if told is error else told.__traceback__
     try:
-        lines = traceback.format_exception(type(error), error, trace)
+        lines = traceback.format_exception(type(told), told, trace)
         message = str(error)
         is_final = getattr(error, "muster_final", False) is True
     except Exception as broken:  # noqa: BLE001 - a user's __str__ may do anything
@@ -361,12 +363,29 @@ def _report(task: WorkerTask, error: BaseException) -> None:
             "kind": "exit" if isinstance(error, SystemExit) else "exception",
             "type_name": full_name,
             "message": message[:8192],
-            "where": user_line(error, trace),
+            "where": user_line(told, trace),
             "traceback": text if len(text) <= 65536 else f"{text[:16384]}\n...\n{text[-49152:]}",
             "is_final": is_final,
             "bases": [base.__name__ for base in type(error).__mro__][:32],
+            "handled": _last_line(told) if told is not error else None,
         },
     )
+
+
+def _told_by(error: BaseException) -> BaseException:
+    """Return the error that says where it went wrong: that which a script was handling when it called sys.exit.
+
+    So do frameworks in their own last `except`.
+    """
+    handled = error.__context__
+    is_exit = isinstance(error, SystemExit) and isinstance(handled, Exception)
+    return handled if is_exit and handled is not None else error
+
+
+def _last_line(error: BaseException) -> str:
+    with contextlib.suppress(Exception):  # a user's __str__ may do anything
+        return traceback.format_exception_only(type(error), error)[0].strip().splitlines()[0]
+    return type(error).__name__
 
 
 def user_line(error: BaseException, trace: types.TracebackType | None) -> str | None:

@@ -77,6 +77,8 @@ CAUSES: dict[str, str] = {
     # The program.
     "download-failed": "something could not be fetched from the network",
     "exception": "a rank raised an exception first",
+    "builds-differ": "torch and torchvision are builds that don't fit each other",
+    "no-process-group": "torch.distributed was used before init_process_group",
     "unused-parameters": "DDP met parameters without a gradient",
     "models-differ": "the ranks built different models",
     "exit-code": "a rank ended with an exit code and no word",

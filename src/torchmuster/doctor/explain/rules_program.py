@@ -35,6 +35,30 @@ _KNOWN: tuple[tuple[str, str, str, str | None], ...] = (
         None,
     ),
     (
+        r"no attribute '_cuda_\w+'|Torch not compiled with CUDA enabled",
+        "no-gpu",
+        'this torch is a CPU build: install its CUDA build, or use "cuda" only where torch.cuda.is_available()',
+        "python -c 'import torch; print(torch.__version__, torch.version.cuda)'   on that node",
+    ),
+    (
+        r"operator torchvision::\w+ does not exist",
+        "builds-differ",
+        "torch and torchvision are builds that don't fit each other: install both at once, from one index",
+        "python -c 'import torch, torchvision; print(torch.__version__, torchvision.__version__)'",
+    ),
+    (
+        r"Default process group has not been initialized",
+        "no-process-group",
+        "call torch.distributed.init_process_group() first, in every rank; DDP and collectives need it",
+        None,
+    ),
+    (
+        r"^KeyError: '(?:SLURM_(?:PROCID|LOCALID|NTASKS|NODEID|STEP\w*|JOB_\w+)|PMIX?_RANK|PALS_\w+|OMPI_COMM_WORLD_\w+)'",
+        "no-launcher",
+        "it reads what srun or mpiexec sets: read RANK, LOCAL_RANK and WORLD_SIZE, which are there under every launcher",
+        None,
+    ),
+    (
         # A name that the user's own file lacks, or a wrong way to import it, is a mistake in the program.
         (
             r"^(?:ModuleNotFoundError|ImportError)\b(?!: (?:cannot import name .*\(/(?!\S*(?:site|dist)-packages)"

@@ -33,6 +33,15 @@ def loader_error(type_name, message):
         ("RuntimeError: mat1 and mat2 shapes cannot be multiplied (32x10 and 20x5)", "exception"),
         ("ValueError: time limit exceeded in config", "exception"),
         ("MemoryError", "memory"),
+        ("AttributeError: module 'torch._C' has no attribute '_cuda_setDevice'", "no-gpu"),
+        ("RuntimeError: operator torchvision::nms does not exist", "builds-differ"),
+        (
+            "ValueError: Default process group has not been initialized, please make sure to call init_process_group.",
+            "no-process-group",
+        ),
+        ("KeyError: 'SLURM_PROCID'", "no-launcher"),
+        ("KeyError: 'OMPI_COMM_WORLD_RANK'", "no-launcher"),
+        ("KeyError: 'model'", "exception"),
         (
             "RuntimeError: unable to mmap 1024 bytes from file </torch_1_2>: Cannot allocate memory (12)",
             "memory",
