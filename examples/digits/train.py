@@ -12,14 +12,16 @@ import signal
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.nn  # first: imported later (by DDP), it keeps the process group for ever
 import torch.nn.functional as F
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+DIGITS = Path(__file__).with_name("digits.csv.gz")
 
 
 def main(args):
@@ -65,9 +67,9 @@ def join_process_group():
 
 
 def load_data(device):
-    pixels, digits = load_digits(return_X_y=True)
-    images = torch.tensor(pixels, dtype=torch.float32, device=device).view(-1, 1, 8, 8) / 16
-    labels = torch.tensor(digits, device=device)
+    table = np.loadtxt(DIGITS, delimiter=",")  # 64 pixels of 0 to 16, then the digit
+    images = torch.tensor(table[:, :-1], dtype=torch.float32, device=device).view(-1, 1, 8, 8) / 16
+    labels = torch.tensor(table[:, -1], dtype=torch.int64, device=device)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     test, train = order[:360], order[360:]
     return TensorDataset(images[train], labels[train]), TensorDataset(images[test], labels[test])

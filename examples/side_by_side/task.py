@@ -1,12 +1,15 @@
-"""What all scripts of this folder share: a small network, and scikit-learn's handwritten digits."""
+"""What all scripts of this folder share: a small network, and the handwritten digits of ../digits."""
 
+from pathlib import Path
+
+import numpy as np
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 __all__ = ["build_model", "cross_entropy", "train_set"]
+DIGITS = Path(__file__).parents[1] / "digits" / "digits.csv.gz"
 
 
 def build_model():
@@ -14,5 +17,6 @@ def build_model():
 
 
 def train_set():
-    pixels, digits = load_digits(return_X_y=True)
-    return TensorDataset(torch.tensor(pixels, dtype=torch.float32) / 16, torch.tensor(digits))
+    table = np.loadtxt(DIGITS, delimiter=",")  # 64 pixels of 0 to 16, then the digit
+    pixels, digits = torch.tensor(table[:, :-1], dtype=torch.float32), torch.tensor(table[:, -1])
+    return TensorDataset(pixels / 16, digits.long())
