@@ -1,5 +1,6 @@
 """The docs say what the code does."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -42,3 +43,26 @@ def test_every_file_that_the_makefile_names_exists():
     makefile = (ROOT / "Makefile").read_text()
     for path in re.findall(r"\b((?:scripts|examples|benchmarks|tests)/[\w./-]+)", makefile):
         assert (ROOT / path).exists(), path
+
+
+# Beside what the extra `train` has; the other frameworks stand side by side with us in scripts of their own.
+OTHERS = {"with_accelerate.py": {"accelerate"}, "with_fabric.py": {"lightning"}}
+
+
+@pytest.mark.parametrize("script", sorted(ROOT.glob("examples/*/*.py")), ids=lambda path: path.stem)
+def test_an_example_needs_nothing_beyond_the_train_extra(script):
+    beside = {path.stem for path in script.parent.iterdir()}
+    known = sys.stdlib_module_names | beside | {"torch", "numpy", "torchmuster"}
+    imported = set()
+    for node in ast.walk(ast.parse(script.read_text())):
+        if isinstance(node, ast.Import):
+            imported |= {name.name.split(".")[0] for name in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            imported.add((node.module or "").split(".")[0])
+    assert imported <= known | OTHERS.get(script.name, set())
+
+
+def test_the_readme_says_how_to_install_from_a_clone():
+    page = (ROOT / "README.md").read_text()
+    assert "pip install .  " in page
+    assert "pip install '.[train]'" in page

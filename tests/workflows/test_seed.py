@@ -1,7 +1,6 @@
-"""The YAML blocks of the tutorial that the workflow format comes from, as they stand.
+"""The workflow files of the tutorial that the format comes from, as they stand (`tests/seeds/README.md`).
 
-They are not part of this project: the test runs wherever the tutorial lies, in a folder `shared/seeds` above this
-one or in $MUSTER_SEEDS, and is skipped elsewhere. `test_examples.py` runs files of the same kind always.
+Its `train.py` and its barrier are links there: here they are short scripts with the same options.
 """
 
 import json
@@ -9,13 +8,12 @@ import os
 import re
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 
 SOURCE = Path(__file__).parents[2] / "src"
-NAME = "osmo-multi-node-training.rst"
+OSMO = Path(__file__).parents[1] / "seeds" / "osmo"
 TRAIN = """
 import argparse, os, torch, torch.distributed as dist
 parser = argparse.ArgumentParser()
@@ -58,26 +56,15 @@ else:
 """
 
 
-def _seed():
-    folders = [Path(os.environ.get("MUSTER_SEEDS", "/nowhere"))]
-    folders += [parent / "shared" / "seeds" for parent in Path(__file__).parents]
-    return next((folder / NAME for folder in folders if (folder / NAME).is_file()), None)
-
-
-pytestmark = pytest.mark.skipif(_seed() is None, reason=f"{NAME} is not here")
-
-
 @pytest.fixture
 def blocks(tmp_path):
     """Return the three blocks; `train.py` lies beside the files that they are written to."""
-    text = _seed().read_text()
-    found = re.findall(r"\.\. code-block:: (?:yaml|jinja)\n\n((?:  .*\n|\n)+)", text)
     (tmp_path / "train.py").write_text(TRAIN)
     shim = tmp_path / "bin" / "muster"
     shim.parent.mkdir()
     shim.write_text(f'#!/bin/sh\nexec {sys.executable} -m torchmuster "$@"\n')
     shim.chmod(0o755)
-    return [textwrap.dedent(block) for block in found]
+    return [(OSMO / f"{name}.yaml").read_text() for name in ("two_nodes", "any_nodes", "barrier")]
 
 
 @pytest.fixture
@@ -103,15 +90,17 @@ def muster(tmp_path):
     return call
 
 
-def test_the_two_node_block_runs_as_it_stands(blocks, muster, tmp_path):
-    (tmp_path / "w.yaml").write_text(blocks[0])
+def test_the_two_node_block_runs_with_fewer_workers(blocks, muster, tmp_path):
+    fewer = blocks[0].replace("--nproc_per_node 8", "--nproc_per_node 2")
+    assert fewer != blocks[0]
+    (tmp_path / "w.yaml").write_text(fewer)
     assert muster("validate", "w.yaml").returncode == 0
     assert "{{host:master}}" in muster("render", "w.yaml").stdout
 
     done = muster("submit", "w.yaml", "--run-id", "r")
 
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("sum 16 of 16") == 16
+    assert done.stdout.count("sum 4 of 4") == 4
     for task in ("master", "worker"):
         assert (tmp_path / f"home/runs/r/tasks/{task}/output/models/snapshot.pth").is_file()
     assert not Path("/tmp/master.sh").exists()
@@ -119,16 +108,16 @@ def test_the_two_node_block_runs_as_it_stands(blocks, muster, tmp_path):
 
 @pytest.mark.parametrize(
     ("sets", "num_nodes", "world_size"),
-    [([], 2, 16), (["--set", "n_nodes=3", "n_gpus_per_node=1"], 3, 3)],
-    ids=["with its own values", "three nodes"],
+    [(["n_gpus_per_node=2"], 2, 4), (["n_nodes=3", "n_gpus_per_node=1"], 3, 3)],
+    ids=["two nodes", "three nodes"],
 )
 def test_the_template_block_runs_and_keeps_the_leads_models(
     blocks, muster, tmp_path, sets, num_nodes, world_size
 ):
     (tmp_path / "w.yaml").write_text(blocks[1])
-    assert muster("validate", "w.yaml", *sets).returncode == 0
+    assert muster("validate", "w.yaml", "--set", *sets).returncode == 0
 
-    done = muster("submit", *sets, "w.yaml", "--run-id", "r")
+    done = muster("submit", "w.yaml", "--set", *sets, "--run-id", "r")
 
     assert done.returncode == 0, done.stderr
     assert done.stdout.count(f"sum {world_size} of {world_size}") == world_size
