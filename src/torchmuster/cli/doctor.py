@@ -116,7 +116,7 @@ def _is_only_here(given: dict[str, Any]) -> bool:
 def _look_with_a_run(given: dict[str, Any], script: str | None) -> "Outcome":
     from torchmuster.files.layout import RunDir, runs_dir
     from torchmuster.run.create import new_run_id
-    from torchmuster.run.doctor import JOB_FILE, prepare_job, read_outcome, remove_run
+    from torchmuster.run.doctor import JOB_FILE, prepare_job, read_outcome, remove_run, wait_for_job
 
     try:
         folder = prepare_job()
@@ -132,6 +132,7 @@ def _look_with_a_run(given: dict[str, Any], script: str | None) -> "Outcome":
     _run(words, folder, script, "long" if has_job else "only")
     outcome = read_outcome(run_dir, has_job=has_job)
     if outcome.could_tell:
+        wait_for_job(run_dir)  # its head still notes how it ended, and its log comes last
         remove_run(run_dir)
     else:
         _say_where(run_dir)

@@ -90,7 +90,7 @@ def section(kind: str, found: "QueueList") -> str:
 
 def _queue_lines(word: str, queues: "tuple[Queue, ...]") -> list[str]:
     """Return the line that chooses, where there is only one choice or a default, and all names."""
-    usable = [queue for queue in queues if queue.is_open] or list(queues)
+    usable = [queue for queue in queues if queue.is_open and queue.starts] or list(queues)
     chosen = next((queue for queue in usable if queue.is_default), None)
     if chosen is None and len(usable) == 1:
         chosen = usable[0]
@@ -98,7 +98,8 @@ def _queue_lines(word: str, queues: "tuple[Queue, ...]") -> list[str]:
         [f"{word} = {json.dumps(chosen.name)}"] if chosen is not None else [f'# {word} = "NAME"']
     )
     for queue in queues[:_MAX_LISTED]:
-        closed = "" if queue.is_open else ", takes no jobs now"
+        closed = ", takes no jobs now" if not queue.is_open else ""
+        closed = closed or ("" if queue.starts else ", starts no jobs now")
         lines.append(f"#   {_comment(queue.name)}: {_comment(queue.about)}{closed}")
     if len(queues) > _MAX_LISTED:
         lines.append(f"#   and {len(queues) - _MAX_LISTED} more")

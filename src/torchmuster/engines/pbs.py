@@ -58,9 +58,14 @@ _REFUSALS = (
         hint="`qstat -Q` lists the queues",
     ),
     Refusal(
+        pattern="queue is not enabled",  # recorded
+        error="the queue is closed: it takes no jobs now",
+        hint="`qstat -Q` lists the queues (Ena: takes jobs, Str: starts them); --queue chooses another",
+    ),
+    Refusal(
         pattern="exceeds queue|exceeds server|resource limits?|violates queue",
         error="the job asks for more than the queue allows",
-        hint="`qstat -Qf` shows the limits; lower exec_timeout or the resources, or choose another queue",
+        hint="`qstat -Qf` shows the limits; lower --time (exec_timeout in a workflow) or the resources, or choose another --queue",
     ),
     Refusal(
         pattern=r"resource value Resource_List\.walltime",  # recorded
@@ -68,7 +73,12 @@ _REFUSALS = (
         hint="a line of the site sets `-l walltime`: write it as HH:MM:SS",
     ),
     Refusal(
-        pattern="illegal attribute or resource value|unknown resource",  # recorded
+        pattern=r"unknown resource: ?\S+",  # recorded
+        error="PBS knows no such resource",
+        hint="a key of `chunk` or of the directives is not defined at this site: its administrators name them",
+    ),
+    Refusal(
+        pattern="illegal attribute or resource value|unknown resource|illegal -W value",  # recorded
         error="PBS does not take one of the resources",
         hint="a key of the site has a value or a name that its administrators did not define",
     ),
@@ -291,8 +301,8 @@ def _view(job_id: str, fields: Mapping[str, Any]) -> JobView:
         reason = f"PBS says {word or 'nothing'}" + (f": {comment}" if comment else "")
     elif word == "F" and number is None and comment is None:
         reason = "it never ran: it was deleted, or a job that it waits for failed"
-    elif state is JobState.HELD and comment is None and fields.get("depend"):
-        reason = f"waits: {fields['depend']}"
+    elif state is JobState.HELD and comment is None and (waits := _waits_for(fields)):
+        reason = f"waits: {waits}"
     estimate = fields.get("estimated")
     start = estimate.get("start_time") if isinstance(estimate, dict) else None
     start = start or fields.get("estimated.start_time")
@@ -304,6 +314,12 @@ def _view(job_id: str, fields: Mapping[str, Any]) -> JobView:
         exit_code=exit_code(number) if state.is_final else None,
         nodes=hosts_of(str(fields.get("exec_host", ""))),
     )
+
+
+def _waits_for(fields: Mapping[str, Any]) -> str:
+    """Return what a job waits for; who waits for it is listed there, too: `beforeok:1030.ctl@ctl`."""
+    edges = str(fields.get("depend") or "").split(",")
+    return ",".join(edge for edge in edges if not edge.startswith("before"))
 
 
 def _fields_of_one(stdout: str) -> dict[str, str]:

@@ -2,6 +2,9 @@
 
 import enum
 from dataclasses import dataclass
+from typing import Any
+
+from torchmuster.model import codec
 
 
 class ResubmitWay(enum.Enum):
@@ -49,3 +52,12 @@ class Links:
     def newest(self) -> Link | None:
         """Return the link that counts."""
         return self.links[-1] if self.links else None
+
+
+def may_be_followed(plain: Any) -> bool:
+    """Say whether another link may follow by what `links.json` holds; None where there is none."""
+    try:
+        links = codec.from_plain(Links, plain)
+    except codec.CodecError:
+        return False
+    return links.ended is None and len(links.links) < links.most

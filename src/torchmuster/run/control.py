@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from torchmuster import proc
+from torchmuster.engines.base import EngineError
 from torchmuster.errors import ChannelError, MusterError, NotFoundError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
@@ -72,7 +73,12 @@ async def send_stop(view: RunView, signum: int, *, at_once: bool) -> None:
     if view.workflow is not None:
         _signal_owner(view, signum, times=2 if at_once else 1)
         return
-    if cancel_jobs(view.run_dir):
+    try:
+        if cancel_jobs(view.run_dir):
+            return
+    except EngineError as refused:
+        if not await _tell_head(view, signum, at_once=at_once):
+            raise refused from None
         return
     where = atomic.read_json(view.run_dir.head)
     if not isinstance(where, dict):
@@ -95,6 +101,19 @@ async def send_stop(view: RunView, signum: int, *, at_once: bool) -> None:
         ) from error
     channel.send_nowait(messages.Stop(signum=signum, at_once=at_once))
     await channel.close()
+
+
+async def _tell_head(view: RunView, signum: int, *, at_once: bool) -> bool:
+    """Tell the head of a job itself, as where the scheduler does not answer; say whether it has heard."""
+    from torchmuster.run.ranks import connect_to_head
+
+    try:
+        channel = await connect_to_head(view)
+    except ChannelError:
+        return False
+    channel.send_nowait(messages.Stop(signum=signum, at_once=at_once))
+    await channel.close()
+    return True
 
 
 def _signal_owner(view: RunView, signum: int, *, times: int) -> None:

@@ -53,12 +53,14 @@ class Queue:
     """A partition of Slurm or a queue of PBS.
 
     Attributes:
+        starts: It starts jobs; one that is stopped takes them all the same.
         about: What the scheduler says of it, for people.
     """
 
     name: str
     is_default: bool = False
     is_open: bool = True
+    starts: bool = True
     about: str = ""
 
 
@@ -154,7 +156,12 @@ def parse_qstat(text: str) -> tuple[Queue, ...]:
             continue
         running = f"{cells[2]} jobs"
         found.append(
-            Queue(name=cells[0], is_open=cells[3] == "yes" and cells[4] == "yes", about=running)
+            Queue(
+                name=cells[0],
+                is_open=cells[3] == "yes",
+                starts=cells[4] == "yes",
+                about=running,
+            )
         )
     return tuple(found)
 

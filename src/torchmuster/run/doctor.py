@@ -6,6 +6,8 @@ import json
 import os
 import re
 import shutil
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -27,11 +29,14 @@ from torchmuster.doctor.rules_matrix import cause_of_call
 from torchmuster.errors import MusterError
 from torchmuster.files.layout import RunDir, muster_home
 from torchmuster.model import codec
+from torchmuster.model.job import JobState
 from torchmuster.model.text import report_of_error
 from torchmuster.model.verdict import Report, Result, RunState
 from torchmuster.run.record import read_events, read_result
 from torchmuster.run.room import nearest_folder
 
+JOB_END_LIMIT_S = 60.0
+_JOB_LOOK_S = 0.5
 JOB_FILE = "tiny_job.py"
 _GOOD_FIT = 0.9
 _MAX_LINE = 1 << 20
@@ -332,6 +337,20 @@ def as_values(outcome: Outcome) -> dict[str, Any]:
         "could_tell": outcome.could_tell,
         "seconds": outcome.seconds,
     }
+
+
+def wait_for_job(run_dir: RunDir, *, limit_s: float = JOB_END_LIMIT_S) -> None:
+    """Wait until the job of a run has left the scheduler's hands; where it is none, or nobody answers, go on."""
+    if not os.path.isfile(run_dir.job):
+        return
+    from torchmuster.run.links import view_newest
+
+    pause, until = threading.Event(), time.monotonic() + limit_s
+    while time.monotonic() < until:
+        job = view_newest(run_dir)
+        if job is None or job.state.is_final or job.state is JobState.UNKNOWN:
+            return
+        pause.wait(_JOB_LOOK_S)
 
 
 def remove_run(run_dir: RunDir) -> None:

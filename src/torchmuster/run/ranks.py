@@ -90,6 +90,15 @@ async def connect_to_run(view: RunView) -> Channel:
         ChannelError: The coordinator can't be reached.
     """
     check_running(view)
+    return await connect_to_head(view)
+
+
+async def connect_to_head(view: RunView) -> Channel:
+    """Return a connection to the coordinator of a run, by any of its addresses.
+
+    Raises:
+        ChannelError: It can't be reached.
+    """
     where = atomic.read_json(view.run_dir.head)
     if not isinstance(where, dict):
         raise ChannelError(

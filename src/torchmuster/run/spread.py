@@ -50,11 +50,19 @@ def is_one_of_many(environment: Mapping[str, str]) -> bool:
     if "PALS_RANKID" in environment:  # Cray's mpiexec tells no size
         return True
     # A job's script is task 1 of PBS; what pbsdsh and pbs_tmrsh start comes behind it.
-    return "PBS_JOBID" in environment and _number(environment.get("PBS_TASKNUM")) > 1
+    return "PBS_JOBID" in environment and _task_of_pbs(environment.get("PBS_TASKNUM", "")) > 1
 
 
 def _has_mpi(environment: Mapping[str, str]) -> bool:
     return any(_number(environment.get(name)) > 1 for name in _SIZES[1:])
+
+
+def _task_of_pbs(text: str) -> int:
+    """Return the number of a task; recorded: eight hexadecimal digits, the host's index in the top bits."""
+    try:
+        return int(text, 16)
+    except ValueError:
+        return 0
 
 
 def _number(text: str | None) -> int:

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchmuster.errors import UsageError
+from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model import contract
 from torchmuster.model.beats import Phase
+from torchmuster.model.links import may_be_followed
 from torchmuster.train import rng
 from torchmuster.train.agent_socket import tell_agent
 from torchmuster.train.ledger import Sums
@@ -577,6 +579,8 @@ class Run:
 
     def _how_to_go_on(self) -> str:
         run_dir = os.environ.get(contract.RUN_DIR_VARIABLE)
+        if run_dir and may_be_followed(atomic.read_json(RunDir(run_dir).links)):
+            return "the next job of the run goes on from it, if its time was up"
         if run_dir and self._saves.folder_url == os.path.abspath(RunDir(run_dir).snapshots):
             return f"`muster restart {os.path.basename(run_dir)}` goes on from it"
         return "start it again to go on"

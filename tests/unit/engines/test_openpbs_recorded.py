@@ -73,6 +73,9 @@ STATES = {
 }
 REFUSALS = {
     "qsub: Unknown queue": "PBS knows no such queue",
+    "qsub: Queue is not enabled": "the queue is closed: it takes no jobs now",
+    "qsub: Job violates queue and/or server resource limits": "the job asks for more than the queue allows",
+    "qsub: Unknown resource: foo": "PBS knows no such resource",
     "qsub: Illegal attribute or resource value": "PBS does not take one of the resources",
     "qsub: Illegal attribute or resource value Resource_List.walltime": (
         "PBS does not take this time limit"
@@ -171,3 +174,10 @@ def test_any_key_of_a_chunk_and_any_line_can_be_added():
         "#PBS -W x=y",
     ):
         assert line in script.splitlines()
+
+
+def test_a_job_does_not_wait_for_those_that_wait_for_it():
+    fields = {"job_state": "H", "depend": "afterok:1028.ctl@ctl,beforeok:1030.ctl@ctl"}
+    assert DIALECT.view("1029.ctl", fields).reason == "waits: afterok:1028.ctl@ctl"
+    finished = {"job_state": "H", "depend": "beforeany:16.ctl@ctl"}
+    assert DIALECT.view("15.ctl", finished).reason is None

@@ -5,9 +5,11 @@ import signal
 import pytest
 
 from torchmuster import proc
+from torchmuster.engines.base import EngineError
 from torchmuster.errors import NotFoundError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
+from torchmuster.model.stop import StopCause
 from torchmuster.net.listener import bind
 from torchmuster.run.control import log_files, send_stop
 from torchmuster.run.find import view_run
@@ -60,3 +62,26 @@ def test_cancel_turns_to_the_owner_when_the_coordinator_is_not_to_be_reached(vie
     monkeypatch.setattr(proc, "kill_quietly", lambda pid, signum: sent.append((pid, signum)))
     asyncio.run(send_stop(view, signal.SIGTERM, at_once=True))
     assert sent == [(os.getpid(), signal.SIGTERM)] * 2
+
+
+def test_cancel_tells_the_head_where_the_scheduler_does_not_answer(view, monkeypatch):
+    def refuse(_run_dir):
+        raise EngineError("job 7.ctl can't be cancelled", why="Couldn't connect to cluster: ctl")
+
+    class Head:
+        def __init__(self):
+            self.heard = []
+            self.send_nowait = self.heard.append
+
+        async def close(self):
+            """Nothing is open."""
+
+    head = Head()
+
+    async def connected(_view):
+        return head
+
+    monkeypatch.setattr("torchmuster.run.control.cancel_jobs", refuse)
+    monkeypatch.setattr("torchmuster.run.ranks.connect_to_head", connected)
+    asyncio.run(send_stop(view, signal.SIGTERM, at_once=False))
+    assert [(stop.signum, stop.cause) for stop in head.heard] == [(signal.SIGTERM, StopCause.USER)]

@@ -22,7 +22,7 @@ QSTAT = """\
 Queue              Max   Tot Ena Str   Que   Run   Hld   Wat   Trn   Ext Type
 ---------------- ----- ----- --- --- ----- ----- ----- ----- ----- ----- ----
 workq                0     3 yes yes     1     1     1     0     0     0 Exec
-closed               0     0 yes no      0     0     0     0     0     0 Exec
+stopq                0     0 yes no      0     0     0     0     0     0 Exec
 """
 
 
@@ -54,10 +54,9 @@ def test_partitions_come_once_with_all_their_nodes():
 
 
 def test_queues_that_are_not_started_are_closed():
-    assert [(queue.name, queue.is_open) for queue in parse_qstat(QSTAT)] == [
-        ("workq", True),
-        ("closed", False),
-    ]
+    text = QSTAT + "closed 0 0 no yes 0 0 0 0 0 0 Exe*\n"
+    found = [(queue.name, queue.is_open, queue.starts) for queue in parse_qstat(text)]
+    assert found == [("workq", True, True), ("stopq", True, False), ("closed", False, True)]
 
 
 @pytest.mark.parametrize("parse", [parse_sinfo, parse_qstat])

@@ -7,8 +7,10 @@ import pytest
 
 from torchmuster.doctor.finding import Level
 from torchmuster.errors import MusterError
+from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
+from torchmuster.model.job import JobState, JobView
 from torchmuster.model.verdict import Report, Result, RunState
 from torchmuster.run.doctor import (
     as_values,
@@ -18,6 +20,7 @@ from torchmuster.run.doctor import (
     phases,
     prepare_job,
     read_outcome,
+    wait_for_job,
 )
 
 SIZES = (4, 1024, 1 << 20, 16 << 20)
@@ -198,3 +201,13 @@ def test_what_kept_the_nodes_from_starting_is_a_finding_each():
         "ping a",
     )
     assert (outcome.exit_code, outcome.could_tell) == (2, False)
+
+
+def test_the_folder_of_a_doctor_in_a_job_is_kept_until_the_job_has_ended(tmp_path, monkeypatch):
+    run_dir = RunDir(str(tmp_path))
+    atomic.write_json(run_dir.job, {"engine": "pbs", "job_id": "7.ctl"})
+    states = [JobState.RUNNING, JobState.ENDING, JobState.SUCCEEDED]
+    view = lambda _: JobView(job_id="7.ctl", state=states.pop(0))  # noqa: E731
+    monkeypatch.setattr("torchmuster.run.links.view_newest", view)
+    wait_for_job(run_dir)
+    assert states == []

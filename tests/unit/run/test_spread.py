@@ -53,6 +53,8 @@ class Local:
         ({"PALS_RANKID": "0"}, True),
         ({"PBS_JOBID": "1.ctl", "PBS_TASKNUM": "1"}, False),
         ({"PBS_JOBID": "1.ctl", "PBS_TASKNUM": "2"}, True),
+        ({"PBS_JOBID": "1.ctl", "PBS_TASKNUM": "0000000A"}, True),
+        ({"PBS_JOBID": "1.ctl", "PBS_TASKNUM": "A0000001"}, True),
         ({"PBS_JOBID": "1.ctl"}, False),
         ({"SLURM_STEP_NUM_TASKS": "2(x2)"}, False),
     ],
