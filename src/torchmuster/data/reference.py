@@ -2,12 +2,14 @@
 
 import os
 import re
+import sys
 import tomllib
 from dataclasses import dataclass
 
 from torchmuster.data.faults import DataError
 from torchmuster.errors import UsageError
 from torchmuster.files.layout import muster_home
+from torchmuster.spec.site_files import why_not_used
 
 LATEST = "latest"
 _PART = re.compile(r"[A-Za-z0-9_-]{1,128}")
@@ -89,6 +91,10 @@ def datasets_url() -> str:
 def _url_of(path: str) -> str | None:
     try:
         with open(path, "rb") as file:
+            stranger = why_not_used(path, os.fstat(file.fileno()), os.environ)
+            if stranger is not None:
+                sys.stderr.write(f"muster: {os.path.abspath(path)} is not used: {stranger}\n")
+                return None
             value = tomllib.load(file)
     except FileNotFoundError:
         return None

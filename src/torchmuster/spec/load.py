@@ -195,13 +195,14 @@ def load_workflow(options: LoadOptions) -> Loaded:
     except UsageError as error:
         loaded.errors.append(error)
         return loaded
+    twice = list(document.twice)
     findings = Findings(with_effect=options.with_effect)
     raw = document.value.get("workflow") if isinstance(document.value, dict) else None
     check_workflow(raw, findings)
     workflow = validate(raw, findings)
     if workflow is not None:
         _take_workflow(workflow, options, rendered, loaded, findings)
-    loaded.warnings = _notices(rendered, loaded.template_words)
+    loaded.warnings = [*twice, *_notices(rendered, loaded.template_words)]
     ordered = _in_order(findings.errors, document)
     loaded.errors += [_as_error(finding, document) for finding in ordered[:_MAX_SHOWN]]
     if len(ordered) > _MAX_SHOWN:

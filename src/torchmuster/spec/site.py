@@ -16,7 +16,7 @@ from torchmuster.spec.findings import Finding, Findings, KeyPath, did_you_mean, 
 from torchmuster.spec.hostfile import Host, read_hostfile
 from torchmuster.spec.scalars import shown
 from torchmuster.spec.site_explain import read_table, unknown_key
-from torchmuster.spec.site_files import project_file, user_file
+from torchmuster.spec.site_files import project_file, user_file, why_not_used
 from torchmuster.spec.site_schema import (
     BATCH_KINDS,
     KEYS_OF_KIND,
@@ -108,7 +108,7 @@ def load_sites(
     sources: list[_Source] = []
     for path in (user_file(environment), project_file(cwd)):
         if path is not None and all(path != source.path for source in sources):
-            source = _read(path, notes, errors)
+            source = _read(path, environment, notes, errors)
             sources += [source] if source is not None else []
     merged = _merge(sources)
     sites = _make_sites(merged, kinds)
@@ -193,12 +193,14 @@ class _Merged:
         return UsageError(finding.what, where=where, why=finding.why, fix=finding.fix)
 
 
-def _read(path: str, notes: list[str], errors: list[UsageError]) -> _Source | None:
+def _read(
+    path: str, environment: Mapping[str, str], notes: list[str], errors: list[UsageError]
+) -> _Source | None:
     """Return what a file says; None when it is left alone or can't be read."""
     try:
         with open(path, "rb") as file:
             status = os.fstat(file.fileno())
-            if stranger := _of_a_stranger(path, status):
+            if stranger := why_not_used(path, status, environment):
                 notes.append(f"{path} is not used: {stranger}")
                 return None
             data = file.read(_MAX_SIZE_BYTES + 1) if stat.S_ISREG(status.st_mode) else b""
@@ -214,18 +216,6 @@ def _read(path: str, notes: list[str], errors: list[UsageError]) -> _Source | No
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         errors.append(_syntax_error(path, error))
         return None
-
-
-def _of_a_stranger(path: str, status: os.stat_result) -> str | None:
-    """Return why a file that somebody could have planted is not used: its lines go into our jobs."""
-    if status.st_mode & stat.S_IWOTH:
-        return f"everybody can write to it: chmod o-w {path}"
-    if status.st_uid in (0, os.getuid()):
-        return None
-    folder = os.stat(os.path.dirname(path))
-    if folder.st_mode & stat.S_IWOTH:
-        return "it is another user's, in a folder that everybody can write to"
-    return None
 
 
 def _syntax_error(path: str, error: Exception) -> UsageError:

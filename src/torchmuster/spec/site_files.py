@@ -1,14 +1,22 @@
-"""Where the files with sites are: looking for them costs nothing, reading them imports pydantic."""
+"""Where the files with sites are, and whether they are ours to use: looking costs nothing, reading imports pydantic."""
 
 import os
 import pwd
+import stat
 from collections.abc import Mapping
 
 PROJECT_FILE = "muster.toml"
+_MOST_BYTES = 1 << 20  # of the list of trusted files
 
 
 def user_file(environment: Mapping[str, str]) -> str | None:
     """Return the user's file; None when there is none."""
+    folder = _own_folder(environment)
+    path = os.path.join(folder, "config.toml") if folder is not None else None
+    return path if path is not None and os.path.lexists(path) else None
+
+
+def _own_folder(environment: Mapping[str, str]) -> str | None:
     base = environment.get("XDG_CONFIG_HOME", "")
     if not os.path.isabs(base):  # the specification of XDG says to ignore others
         try:
@@ -16,8 +24,7 @@ def user_file(environment: Mapping[str, str]) -> str | None:
         except KeyError:  # an account without an entry, as in some containers
             return None
         base = os.path.join(home, ".config")
-    path = os.path.join(base, "muster", "config.toml")
-    return path if os.path.lexists(path) else None
+    return os.path.join(base, "muster")
 
 
 def project_file(cwd: str) -> str | None:
@@ -30,3 +37,54 @@ def project_file(cwd: str) -> str | None:
         if folder == os.path.dirname(folder):
             return None
         folder = os.path.dirname(folder)
+
+
+def why_not_used(path: str, status: os.stat_result, environment: Mapping[str, str]) -> str | None:
+    """Return why a file that somebody else could have planted is not used; None for one that is ours to use.
+
+    Its lines go into our jobs. Ours are our own files and root's, who can do as we can, reached through links that are
+    ours or root's; and files of others that the list `trusted` beside our own settings names, as git's safe.directory.
+
+    Raises:
+        OSError: The file has gone.
+    """
+    if status.st_mode & stat.S_IWOTH:
+        return f"everybody can write to it: chmod o-w {path}"
+    link = os.lstat(path)
+    ours = (0, os.getuid())
+    if status.st_uid in ours and link.st_uid in ours:
+        return None
+    folder = _own_folder(environment)
+    if os.path.abspath(path) in _trusted(folder):
+        return None
+    what = (
+        "it"
+        if link.st_uid == status.st_uid
+        else "the link"
+        if link.st_uid not in ours
+        else "its target"
+    )
+    owner = _name_of(link.st_uid if link.st_uid not in ours else status.st_uid)
+    cure = f"read it, then: echo {os.path.abspath(path)} >> {folder}/trusted" if folder else ""
+    return f"{what} is another user's ({owner})" + (f"; {cure}" if cure else "")
+
+
+def _trusted(folder: str | None) -> frozenset[str]:
+    """Return the files of others that the user has named, one in a line; the list itself has to be ours."""
+    if folder is None:
+        return frozenset()
+    try:
+        with open(os.path.join(folder, "trusted")) as file:
+            status = os.fstat(file.fileno())
+            if status.st_uid not in (0, os.getuid()) or status.st_mode & stat.S_IWOTH:
+                return frozenset()
+            return frozenset(line.strip() for line in file.read(_MOST_BYTES).splitlines())
+    except (OSError, UnicodeDecodeError):
+        return frozenset()
+
+
+def _name_of(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"

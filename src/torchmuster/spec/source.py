@@ -1,7 +1,7 @@
 """YAML into plain values, with the place in the file of every key and value.
 
 Built from the parser's events rather than from `yaml.load`: no tag constructs anything, the depth
-and the number of nodes are bounded, and a key that stands twice is an error.
+and the number of nodes are bounded, and a key that stands twice with two values is an error.
 """
 
 import re
@@ -50,6 +50,7 @@ class Document:
         values: The same for each value; list items have an entry here only.
         name: The file's name in messages.
         locate: Turns a place in the text into one of the user's file.
+        twice: A warning for each key that stands twice and says the same.
     """
 
     value: Any
@@ -57,6 +58,7 @@ class Document:
     values: dict[KeyPath, tuple[int, int]]
     name: str
     locate: Locate
+    twice: tuple[UsageError, ...] = ()
 
     def position(self, path: KeyPath, *, at_key: bool = False) -> Position:
         """Return the place in the user's file of a path, or of the nearest one above that exists."""
@@ -88,15 +90,23 @@ def parse_yaml(text: str, name: str, locate: Locate | None = None) -> Document:
         locate: Turns (line, column) of `text` into the place in the user's file.
 
     Raises:
-        UsageError: It is too large, too deep, no YAML, or has a key twice, a tag of its own, or
+        UsageError: It is too large, too deep, no YAML, or has a key twice with two values, a tag of its own, or
             more than one document.
     """
     reader = _Reader(text, name, locate or (lambda line, column: (line, column)))
     root = reader.read()
     keys: dict[KeyPath, tuple[int, int]] = {}
     values: dict[KeyPath, tuple[int, int]] = {}
-    value = None if root is None else _Builder(reader, keys, values).build(root, (), 0)
-    return Document(value=value, keys=keys, values=values, name=name, locate=reader.locate)
+    builder = _Builder(reader, keys, values)
+    value = None if root is None else builder.build(root, (), 0)
+    return Document(
+        value=value,
+        keys=keys,
+        values=values,
+        name=name,
+        locate=reader.locate,
+        twice=tuple(builder.twice),
+    )
 
 
 @dataclass(slots=True)
@@ -261,6 +271,7 @@ class _Builder:
     ) -> None:
         self._reader, self._keys, self._values = reader, keys, values
         self._count = 0
+        self.twice: list[UsageError] = []
 
     def build(self, node: _Node, path: KeyPath, depth: int) -> Any:
         """Return the value of a node; aliases are written out."""
@@ -289,15 +300,31 @@ class _Builder:
             name = self._key(key)
             here = (*path, name)
             if name in found:
-                line = self._keys[here][0]
-                what = f"the key `{name}` stands twice"
-                why = f"the other one is in line {self._reader.locate(line, 1)[0]}"
-                raise self._reader.fail((key.line, key.column), what, why=why)
+                self._take_again(key, value, here, found[name], depth)
+                continue
             self._keys[here] = (key.line, key.column)
             found[name] = self.build(value, here, depth + 1)
         for merged in merges:
             self._merge(merged, found, path, depth + 1)
         return found
+
+    def _take_again(self, key: _Node, value: _Node, here: KeyPath, first: Any, depth: int) -> None:
+        """Note a key that stands twice and says the same; files of OSMO have such.
+
+        Raises:
+            UsageError: It says something else the second time.
+        """
+        line = self._reader.locate(self._keys[here][0], 1)[0]
+        what, place = f"the key `{here[-1]}` stands twice", (key.line, key.column)
+        again = _Builder(self._reader, {}, {})
+        again._count = self._count
+        # As written: True and 1 are equal, and not the same.
+        is_same = repr(again.build(value, here, depth + 1)) == repr(first)
+        self._count = again._count
+        if not is_same:
+            raise self._reader.fail(place, what, why=f"the other one is in line {line}")
+        why = f"the other one is in line {line} and says the same: one of them is enough"
+        self.twice.append(self._reader.fail(place, what, why=why))
 
     def _merge(self, node: _Node, found: dict[Any, Any], path: KeyPath, depth: int) -> None:
         """Add the keys of `<<: *other` that are not there; of several maps the first wins."""

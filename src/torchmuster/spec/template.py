@@ -301,6 +301,8 @@ def _ask_child(text: str, values: Mapping[str, Any]) -> dict[str, Any]:
     last = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2][:300]
     if "MemoryError" in last:
         kind = "memory"
+    if "TooLongError" in last:  # it came in the middle of one long operation
+        kind, last = "time", ""
     return {"error": {"kind": kind, "line": None, "message": last}}
 
 

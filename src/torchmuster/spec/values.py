@@ -109,6 +109,8 @@ def default_values(text: str, name: str, first_line: int, problems: Problems) ->
             why = f"{why}; default-values are read before Jinja, so they can't hold unquoted Jinja"
         problems.add(error.what, error.where, why, error.fix)
         return []
+    for again in document.twice:
+        problems.add(again.what, again.where, again.why)
     values = document.value.get("default-values") if isinstance(document.value, dict) else None
     if values is None:
         return []

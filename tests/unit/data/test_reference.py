@@ -58,3 +58,18 @@ def test_damaged_settings_are_a_sentence(tmp_path, monkeypatch, text):
     with pytest.raises(UsageError) as caught:
         datasets_url()
     assert caught.value.where == "muster.toml"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
+def test_the_settings_of_another_user_say_nothing_of_where_datasets_are(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("MUSTER_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("MUSTER_DATASETS", raising=False)
+    (tmp_path / "muster.toml").write_text('[datasets]\nurl = "s3://theirs/sets"\n')
+    os.chown(tmp_path / "muster.toml", 12345, 12345)
+
+    assert datasets_url() == str(tmp_path / "home/datasets")
+    assert "is not used: it is another user's" in capsys.readouterr().err

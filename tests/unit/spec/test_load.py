@@ -58,7 +58,7 @@ def test_a_file_with_very_many_problems_shows_the_first_and_counts_the_rest(tmp_
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"set_env": ["1A=x"]}, "no name of an environment variable"),
+        ({"set_env": ["1A=x"]}, "not a valid name of an environment variable"),
         ({"set_env": ["A"]}, "has no value"),
         ({"labels": ["team"]}, "has no value"),
         ({"labels": ["a b=c"]}, "key of a label"),

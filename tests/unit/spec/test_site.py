@@ -195,15 +195,41 @@ def test_a_file_that_everybody_can_write_is_left_alone(load, tmp_path):
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
-@pytest.mark.parametrize(("mode", "is_used"), [(0o1777, False), (0o755, True)])
-def test_a_file_that_was_planted_is_left_alone(load, tmp_path, mode, is_used):
+@pytest.mark.parametrize("mode", [0o1777, 0o755])
+def test_a_file_of_another_user_is_used_only_when_the_user_has_named_it(
+    load, tmp_path, monkeypatch, mode
+):
     path = tmp_path / "project/muster.toml"
     path.write_text("[engines.gpu]\nkind = 'slurm'\n")
     os.chown(path, 12345, 12345)
     path.parent.chmod(mode)
     sites = load()
-    assert bool(sites.configured) is is_used
-    assert bool(sites.notes) is not is_used
+    assert sites.configured == ()
+    assert "is not used: it is another user's (uid 12345); read it, then: echo" in sites.notes[0]
+
+    trusted = Path(sites.notes[0].rpartition(" >> ")[2])
+    trusted.parent.mkdir(parents=True, exist_ok=True)
+    trusted.write_text(f"/elsewhere/muster.toml\n{path}\n")
+    sites = load()
+    assert [site.name for site in sites.configured] == ["gpu"]
+    assert sites.notes == ()
+
+    os.chown(trusted, 12345, 12345)  # a list that somebody else wrote names nothing
+    assert load().configured == ()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a link away")
+def test_a_link_of_another_user_to_a_file_of_ours_is_left_alone(load, tmp_path):
+    ours = tmp_path / "ours.toml"
+    ours.write_text("[engines.gpu]\nkind = 'slurm'\n")
+    path = tmp_path / "project/muster.toml"
+    path.symlink_to(ours)
+    assert load().configured != ()
+
+    os.chown(path, 12345, 12345, follow_symlinks=False)
+    sites = load()
+    assert sites.configured == ()
+    assert "is not used: the link is another user's" in sites.notes[0]
 
 
 def test_a_folder_is_no_file(load, tmp_path):

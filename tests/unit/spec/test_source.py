@@ -112,6 +112,21 @@ def test_a_key_that_stands_twice_names_both_lines():
     assert refusal("x:\n  a: 1\n  b: 2\n  a: 3").why == "the other one is in line 2"
 
 
+@pytest.mark.parametrize("value", ["1", "{b: [1, 2], c: x}", "null"])
+def test_a_key_that_stands_twice_and_says_the_same_is_a_warning(value):
+    document = parse_yaml(f"a: {value}\nb: 2\na: {value}", "f.yaml")
+
+    (warning,) = document.twice
+    assert (warning.what, warning.where) == ("the key `a` stands twice", "f.yaml:3:1")
+    assert warning.why == "the other one is in line 1 and says the same: one of them is enough"
+    assert list(document.value) == ["a", "b"]
+
+
+@pytest.mark.parametrize(("first", "second"), [("1", "true"), ("1", "'1'"), ("[1]", "[1, 2]")])
+def test_values_that_only_look_alike_are_an_error(first, second):
+    assert "stands twice" in refusal(f"a: {first}\na: {second}").what
+
+
 def test_a_thousand_tasks_are_parsed_in_linear_time():
     text = "workflow:\n  tasks:\n" + "".join(TASK.format(index) for index in range(1000))
     began = time.process_time()

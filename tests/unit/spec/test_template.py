@@ -7,6 +7,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from torchmuster import proc
 from torchmuster.model.tokens import find_tokens
 from torchmuster.spec.launch import Problems
 from torchmuster.spec.source import MAX_BYTES, Source
@@ -294,3 +295,18 @@ def test_no_text_crashes(text):
     problems = Problems()
     found = render_file(Source(path="f.yaml", text=text), {"x": 1}, {}, problems)
     assert (found is None) == bool(problems.found)
+
+
+def test_a_child_that_its_time_limit_ended_in_the_middle_is_told_as_that(tmp_path, monkeypatch):
+    stderr = b"Traceback ...\ntorchmuster.spec.sandbox.TooLongError"
+    dead = proc.Answered(status=1, stdout=b"", stderr=stderr)
+    monkeypatch.setattr(proc, "ask", lambda *_: dead)
+
+    problems = Problems()
+    assert (
+        render_file(Source(path="f.yaml", text="workflow: {{x}}"), {"x": 1}, {}, problems) is None
+    )
+
+    (error,) = problems.found
+    assert error.what == "the template takes too much time"
+    assert "TooLongError" not in f"{error.why}"
