@@ -208,6 +208,7 @@ class NetworkSurvey:
                 name=survey.names[number],
                 interfaces=survey.facts[number].interfaces,
                 used_address=_used_address(member, head_address),
+                machine=member.hello.network_id,
             )
             for number, member in enumerate(survey.members)
         ]

@@ -38,11 +38,13 @@ class NetworkNode:
 
     Attributes:
         used_address: The node's end of its agent's connection; on the head, the end that most others reached.
+        machine: What two agents of one machine have in common; empty: this node has a machine of its own.
     """
 
     name: str
     interfaces: tuple[Interface, ...]
     used_address: str | None = None
+    machine: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

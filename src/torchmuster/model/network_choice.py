@@ -48,7 +48,7 @@ def find_candidates(nodes: Sequence[NetworkNode]) -> tuple[list[Candidate], list
         if members is None:
             continue
         addresses = tuple(member.address for member in members)
-        most = max(addresses.count(address) for address in addresses)
+        most = _most_repeated(nodes, addresses)
         if most > 1:
             for member in members:
                 repeated.setdefault(member.name, f"same address on {most} nodes")
@@ -67,6 +67,14 @@ def find_candidates(nodes: Sequence[NetworkNode]) -> tuple[list[Candidate], list
         if name not in tried:
             unused.setdefault(name, f"no address on {missing}")
     return kept, [Unused(name=name, why=why) for name, why in unused.items()]
+
+
+def _most_repeated(nodes: Sequence[NetworkNode], addresses: Sequence[str]) -> int:
+    """Return on how many machines one address is; two agents of one machine share all of theirs."""
+    machines: dict[str, set[str | int]] = {}
+    for number, (node, address) in enumerate(zip(nodes, addresses, strict=True)):
+        machines.setdefault(address, set()).add(node.machine or number)
+    return max(len(mine) for mine in machines.values())
 
 
 def _likelihood(candidate: Candidate) -> tuple[bool, bool, int, str]:

@@ -270,3 +270,25 @@ def test_gloo_takes_plain_names():
     assert matches("GLOO_SOCKET_IFNAME", "eth0,ib0", NAMES) == ["eth0", "ib0"]
     assert matches("GLOO_SOCKET_IFNAME", "eth", NAMES) == []
     assert matches("GLOO_SOCKET_IFNAME", "=eth0", NAMES) == []
+
+
+def test_two_agents_of_one_machine_share_its_addresses():
+    shared = (interface("eth0", "10.0.0.2"),)
+    nodes = [
+        NetworkNode(name="n1", interfaces=(interface("eth0", "10.0.0.1"),), machine="a"),
+        NetworkNode(name="n2", interfaces=shared, used_address="10.0.0.2", machine="b"),
+        NetworkNode(name="n3", interfaces=shared, used_address="10.0.0.2", machine="b"),
+    ]
+    candidates, unused = find_candidates(nodes)
+    assert [m.address for m in candidates[0].members] == ["10.0.0.1", "10.0.0.2", "10.0.0.2"]
+    assert not unused
+
+
+def test_one_address_on_two_machines_is_still_no_network():
+    nodes = [
+        NetworkNode(name=f"n{k}", interfaces=(interface("docker0", "172.17.0.1"),), machine=f"m{k}")
+        for k in (1, 2)
+    ]
+    candidates, unused = find_candidates(nodes)
+    assert candidates == []
+    assert unused[0].why == "same address on 2 nodes"
