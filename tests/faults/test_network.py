@@ -109,3 +109,32 @@ def test_a_node_that_is_cut_off_is_dead_before_the_next_attempt_and_rejoins(job,
     assert head.wait() == 0
     assert other.wait() == 0
     assert "no word from the head" in other.stderr
+
+
+def test_a_path_that_swallows_large_packets_is_named(job, hosts):
+    (head_name, _), (other_name, _) = hosts
+    for name in (head_name, other_name):
+        ip("-n", name, "link", "set", "eth0", "gso_max_segs", "1")
+    # The head's end of the link drops what is longer, and its kernel says that it takes more.
+    ip("-n", head_name, "link", "set", "eth0", "mtu", "600")
+    words = ("route", "change", "10.231.77.0/24", "dev", "eth0", "advmss", "1460")
+    ip("-n", head_name, *words)
+    head, other = start_pair(job, hosts, "--nnodes", "2", "--rdzv-conf", "join_timeout=60")
+    wait_for(lambda: "large packets" in head.stderr, "the line", 60)
+    for run in (head, other):
+        run.process.terminate()
+    head.wait(60)
+    other.wait(60)
+
+
+def test_two_agents_of_one_machine_that_is_not_the_heads_work(job, hosts):
+    options = ("--nnodes", "3", "--rdzv-conf", "join_timeout=60")
+    head, other = start_pair(job, hosts, *options)
+    third = job(*other.options, command="torchrun")
+    third.prefix, third.home, third.script = other.prefix, head.home, head.script
+    third.start()
+    ranks = head.wait_up(0, num=3)
+    assert set(ranks) == {0, 1, 2}
+    head.stop_workers()
+    assert [run.wait() for run in (head, other, third)] == [0, 0, 0]
+    assert "network: eth0" in head.stderr

@@ -29,7 +29,15 @@ from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
 from torchmuster.model import contract
 from torchmuster.model.failure import WorkerEnd
-from torchmuster.model.lease import LEASE_S, PING_EVERY_S, Lease, OwnClock, Stillness, is_given_up
+from torchmuster.model.lease import (
+    LEASE_S,
+    PING_EVERY_S,
+    Lease,
+    OwnClock,
+    Stillness,
+    is_given_up,
+    large_packets_lost,
+)
 from torchmuster.model.plan import Program
 from torchmuster.model.terminal import Terminal
 from torchmuster.net import messages
@@ -128,6 +136,7 @@ class Agent:
         self._called_at = self._clock()
         self._still = {"spawner": Stillness(self._clock), "store": Stillness(self._clock)}
         self._store_pid: int | None = None
+        self._stuck_bytes, self._stuck_at = 0, 0.0  # of the connection that ended with the lease
         self._goodbye: messages.Goodbye | None = None
         self._lost_lines: dict[str, int] = {}
         self._not_shown: dict[int, int] = {}  # lines of a rank that the channel had no room for
@@ -362,6 +371,7 @@ class Agent:
             attempt.note_lost("its agent had no word from the head and ended its workers")
             self._kill_workers()
         if self._channel is not None and self._clock() - self._called_at > LEASE_S:
+            self._stuck_bytes, self._stuck_at = self._channel.unacknowledged_bytes, self._clock()
             self._channel.abort()  # who stands still closes nothing; calling again has a limit
 
     def _head_state(self) -> str | None:
@@ -471,6 +481,10 @@ class Agent:
         first = self._welcome is None
         self._welcome = welcome
         self.disk.settle_in(self.options.run_dir(welcome.run_id).path)
+        stuck = large_packets_lost(self._stuck_bytes, self._clock() - self._stuck_at)
+        if stuck is not None:
+            self._send(messages.Notice(text=f"between {welcome.node} and the head {stuck}"))
+        self._stuck_bytes = 0
         if first and not self.options.is_head:
             self.voice.say(f"joined run {welcome.run_id} as {welcome.node}")
         if self._ready is not None:

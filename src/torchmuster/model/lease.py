@@ -17,6 +17,8 @@ SLOW_S = 60.0
 MAX_TURN_S = 2.0
 # Behind a pause longer than a lease somebody who was not paused may have replaced us.
 PROBATION_S = 5.0
+_MORE_THAN_PINGS_BYTES = 1200  # the pings of a lease take less
+_AT_ONCE_S = 3.0
 _STOPPED = frozenset("Tt")
 _STANDING = _STOPPED | frozenset("DZX")
 
@@ -119,3 +121,18 @@ class Stillness:
         if not answers and state not in _STOPPED:
             self.begin()
         return is_given_up(self._clock() - self._alive_at, LEASE_S, state)
+
+
+def large_packets_lost(stuck_bytes: int, since_s: float) -> str | None:
+    """Return the half of a sentence that names a path for small packets only, when the end of a lease shows one.
+
+    Args:
+        stuck_bytes: What a connection whose lease has ended had not brought to the other machine.
+        since_s: After how long a new connection stood. One that stands at once shows that small packets pass.
+    """
+    if stuck_bytes < _MORE_THAN_PINGS_BYTES or since_s > _AT_ONCE_S:
+        return None
+    return (
+        f"large packets seem not to pass: {stuck_bytes} bytes did not arrive in {LEASE_S:.0f} s, while a new connection"
+        " stands at once (an MTU too large for the path? `ip link` shows that of each interface)"
+    )

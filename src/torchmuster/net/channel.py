@@ -9,8 +9,10 @@ A frame whose MAC is wrong never reaches the parser; the connection is closed.
 
 import asyncio
 import contextlib
+import fcntl
 import hmac
 import struct
+import termios
 
 from torchmuster.model.codec import CodecError
 from torchmuster.net import handshake, messages
@@ -61,6 +63,16 @@ class Channel:
     def unsent_bytes(self) -> int:
         """Return how much the other side has not taken yet."""
         return self._writer.transport.get_write_buffer_size()
+
+    @property
+    def unacknowledged_bytes(self) -> int:
+        """Return how much has been sent, or waits to be sent, of which the other machine has not said that it came."""
+        connection = self._writer.get_extra_info("socket")
+        try:
+            raw = fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4))
+        except OSError:
+            return 0
+        return self.unsent_bytes + int(struct.unpack("i", raw)[0])
 
     def send_nowait(self, message: Message) -> None:
         """Queue a message. A peer that takes nothing for too long loses the connection."""

@@ -12,6 +12,7 @@ from torchmuster.model.lease import (
     OwnClock,
     Stillness,
     is_given_up,
+    large_packets_lost,
 )
 
 
@@ -174,3 +175,14 @@ def test_who_is_stopped_while_it_imports_stands_still(wall, own):
         wall.now += 1.0
         lost.append(watched.is_lost("T", answers=False))
     assert lost.index(True) == LEASE_S
+
+
+def test_a_path_that_swallows_large_packets_is_named():
+    found = large_packets_lost(4000, 0.2)
+    assert "large packets seem not to pass: 4000 bytes did not arrive in 10 s" in found
+    assert "MTU" in found
+
+
+@pytest.mark.parametrize(("stuck_bytes", "since_s"), [(300, 0.2), (4000, 20.0)])
+def test_pings_that_wait_or_a_link_that_comes_back_late_accuse_no_mtu(stuck_bytes, since_s):
+    assert large_packets_lost(stuck_bytes, since_s) is None
