@@ -4,6 +4,7 @@ Source of the cases: test/distributed/launcher/test_run.py of torch 2.13. Left o
 launcher (an agent that raises, `multiprocessing.Process` that counts, `torch.cuda.is_available`): they test torch's insides.
 """
 
+import json
 import os
 import socket
 import subprocess
@@ -24,6 +25,7 @@ names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "ROLE_RANK", "R
     "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_RUN_ID", "OMP_NUM_THREADS")
 told = {name: os.environ.get(name) for name in names}
 told["argv"] = sys.argv[1:]
+told["signals"] = os.environ.get("TORCHELASTIC_SIGNALS_TO_HANDLE")
 told["muster"] = sorted(name for name in os.environ if name.startswith("MUSTER_"))
 with open(os.path.join(os.environ["TOLD"], f"{os.getpid()}.json"), "w") as file:
     json.dump(told, file)
@@ -66,8 +68,6 @@ class Launch:
         return end(self.begin(*words, **env))
 
     def told(self) -> list[dict]:
-        import json
-
         found = [json.loads(path.read_text()) for path in (self.folder / "told").iterdir()]
         return sorted(found, key=lambda told: int(told["RANK"]))
 
@@ -179,3 +179,194 @@ def test_exit_code_75_is_a_failure_that_spends_a_restart(launch):
 
     assert done.returncode == 1
     assert done.stdout.split() == ["0", "1"]
+
+
+# The other cases of PyTorch's test_run.py.
+
+
+def test_each_worker_runs_the_script_with_torchruns_variables(launch, port):
+    """launch_user_script_python: the name of the job, its numbers, and one thread each."""
+    options = (
+        "--nnodes=1",
+        "--nproc-per-node=4",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint=localhost:{port}",
+    )
+
+    done = launch.run(*options, "--rdzv-id=job-7", "--monitor-interval=1", "--start-method=spawn",
+        launch.script(TELL), "--epochs=3", "x")  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    told = launch.told()
+    assert [one["RANK"] for one in told] == ["0", "1", "2", "3"]
+    assert {(one["WORLD_SIZE"], one["TORCHELASTIC_RUN_ID"]) for one in told} == {("4", "job-7")}
+    assert {one["OMP_NUM_THREADS"] for one in told} == {"1"}
+    assert {one["signals"] for one in told} == {"SIGTERM,SIGINT,SIGHUP,SIGQUIT"}
+    assert told[0]["argv"] == ["--epochs=3", "x"]
+
+
+def test_the_whole_line_may_come_from_the_environment(launch, port):
+    """launch_with_env_vars, and launch_user_script_bash: PET_*, --no-python."""
+    script = launch.script(f"#!{sys.executable}\n{TELL}", "tell")
+    os.chmod(script, 0o755)
+    env = {
+        "PET_NNODES": "1",
+        "PET_NPROC_PER_NODE": "2",
+        "PET_RDZV_BACKEND": "c10d",
+        "PET_RDZV_ENDPOINT": f"localhost:{port}",
+        "PET_RDZV_ID": "job-8",
+        "PET_MONITOR_INTERVAL": "1",
+        "PET_START_METHOD": "spawn",
+        "PET_NO_PYTHON": "1",
+        "OMP_NUM_THREADS": "3",
+    }
+
+    assert launch.run(script, "a", **env).returncode == 0
+    told = launch.told()
+    assert [(one["RANK"], one["argv"], one["OMP_NUM_THREADS"]) for one in told] == [
+        ("0", ["a"], "3"),
+        ("1", ["a"], "3"),
+    ]
+
+
+def test_standalone_with_a_path_an_automatic_number_and_macros(launch):
+    """launch_standalone, launch_run_path, nproc_launch_auto_configurations, macros in arguments."""
+    done = launch.run("--standalone", "--run-path", "--nproc-per-node=cpu", launch.script(TELL),
+        "$local_rank", "${local_rank}-$$", "$local_ranks")  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    told = launch.told()
+    assert len(told) == (os.cpu_count() or 1)
+    for one in told:
+        rank = one["LOCAL_RANK"]
+        assert one["argv"] == [rank, f"{rank}-$", "$local_ranks"]
+        assert str(uuid.UUID(one["TORCHELASTIC_RUN_ID"])) == one["TORCHELASTIC_RUN_ID"]
+
+
+def test_an_elastic_line_with_quoted_conf_runs_where_fewer_nodes_come(launch, port):
+    """launch_elastic: `1:2` nodes of which one comes."""
+    options = (
+        "--nnodes=1:2",
+        "--nproc-per-node=2",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint=localhost:{port}",
+    )
+    conf = "--rdzv-conf='join_timeout=60,last_call_timeout=1,timeout=5'"
+
+    done = launch.run(*options, conf, "--max-restarts=0", launch.script(TELL))
+
+    assert done.returncode == 0, done.stderr
+    assert {one["WORLD_SIZE"] for one in launch.told()} == {"2"}
+
+
+def test_a_worker_that_raises_fails_the_elastic_launch(launch, port):
+    """launch_elastic_worker_raise_exception."""
+    options = (
+        "--nnodes=1:2",
+        "--nproc-per-node=1",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint=localhost:{port}",
+    )
+    conf = "--rdzv-conf='join_timeout=60,last_call_timeout=1,timeout=5'"
+
+    done = launch.run(*options, conf, "--max-restarts=0", launch.script("raise ValueError('no')"))
+
+    assert done.returncode == 1
+    assert "ValueError: no" in done.stderr
+
+
+def test_several_agents_of_one_machine_make_one_world(launch, port):
+    """launch_elastic_multiple_agents."""
+    options = (
+        "--nnodes=2",
+        "--nproc-per-node=2",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint=localhost:{port}",
+    )
+    script = launch.script(TELL)
+
+    both = [launch.begin(*options, "--rdzv-conf=is_host=" + is_host, script) for is_host in "10"]
+
+    assert [end(process).returncode for process in both] == [0, 0]
+    assert [(one["RANK"], one["WORLD_SIZE"]) for one in launch.told()] == [
+        ("0", "4"), ("1", "4"), ("2", "4"), ("3", "4"),
+    ]  # fmt: skip
+
+
+def test_streams_are_kept_and_shown_with_torchruns_prefix(launch):
+    """capture_logs_using_default_logs_specs: the template of the prefix, and a log of each rank."""
+    script = launch.script("import os\nif os.environ['RANK'] == '0':\n    print('here')\n")
+    logs = launch.folder / "logs"
+    template = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[${role_name}-${local_rank}-${rank}]:"}
+
+    done = launch.run(
+        "--standalone", "--nproc-per-node=2", f"--log-dir={logs}", "--tee=3", script, **template
+    )
+
+    assert done.stdout == "[default-0-0]:here\n"
+    (attempt,) = logs.glob("*/attempt_0")
+    kept = {str(path.relative_to(attempt)): path.read_text() for path in attempt.glob("*/*.log")}
+    assert kept == {
+        "0/stdout.log": "here\n", "0/stderr.log": "", "1/stdout.log": "", "1/stderr.log": "",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "options", [("--nproc-per-node=unknown",), ("--logs-specs=unknown",), ("--nnodes=2:1",)]
+)
+def test_what_torchrun_refuses_is_refused(launch, options):
+    """nproc_launch_unknown_configurations, logs_logs_spec_entrypoint_must_be_defined, min_max_nodes_parse."""
+    assert launch.run(*options, launch.script(TELL)).returncode == 2
+    assert launch.told() == []
+
+
+def test_torch_says_that_it_was_launched_elastically(launch):
+    """is_torchelastic_launched, init_method_env: and the group meets by the environment."""
+    pytest.importorskip("torch", reason="it is torch that says so")
+    script = launch.script("""
+import torch.distributed as dist
+assert dist.is_torchelastic_launched()
+dist.init_process_group("gloo", init_method="env://")
+assert dist.get_world_size() == 2
+dist.destroy_process_group()
+""")
+
+    done = launch.run("--nproc-per-node=2", script)
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_failure_is_told_in_torchruns_json_beside_the_logs_and_for_who_started_the_launcher(
+    launch,
+):
+    logs, told = launch.folder / "logs", launch.folder / "told.json"
+    script = launch.script(
+        "import os\nif os.environ['RANK'] == '1':\n    raise RuntimeError('boom')\n"
+    )
+
+    done = launch.run("--standalone", "--nproc-per-node=2", f"--log-dir={logs}", "--redirects=3", script,
+        TORCHELASTIC_ERROR_FILE=str(told))  # fmt: skip
+
+    assert done.returncode == 1
+    message = json.loads(told.read_text())["message"]
+    assert (message["message"], message["errorCode"]) == ("RuntimeError: boom", 1)
+    assert "boom" in message["extraInfo"]["py_callstack"]
+    (kept,) = logs.glob("*/attempt_0/1/error.json")
+    assert kept.read_text() == told.read_text()
+
+
+def test_an_agent_of_another_job_is_refused_by_name_and_one_without_a_job_is_not(launch, port):
+    options = (
+        "--nnodes=2",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint=localhost:{port}",
+        "--no-spread",
+    )
+    script = launch.script(TELL)
+
+    head = launch.begin(*options, "--rdzv-conf=is_host=1", script, PBS_JOBID="1053[1].s")
+    other = launch.run(*options, "--rdzv-conf=is_host=0", script, PBS_JOBID="1053[2].s")
+    by_ssh = launch.run(*options, "--rdzv-conf=is_host=0", script)
+
+    assert (end(head).returncode, by_ssh.returncode, other.returncode) == (0, 0, 8)
+    assert "it is of job 1053[2].s, and the run at this address is of job 1053[1].s" in other.stderr

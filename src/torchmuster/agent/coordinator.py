@@ -138,6 +138,7 @@ class CoordinatorOptions:
         on_need: Called with places that lack an agent, where the head itself can start some.
         is_ours: Says whether the head has started an agent for this host: a second one is not needed.
         hint: What to add while nodes are missing.
+        jobs: The schedulers' jobs of the head, where agents of other jobs have to be refused.
         relay_port: The head's own port, where callers of torch's store are passed on; 0: nowhere.
     """
 
@@ -152,6 +153,7 @@ class CoordinatorOptions:
     is_ours: Callable[[str], bool] | None = None
     hint: str = ""
     relay_port: int = 0
+    jobs: tuple[str, ...] = ()
 
 
 class Coordinator:
@@ -162,7 +164,7 @@ class Coordinator:
         self.options = options
         self.disk = disk
         self._clock = OwnClock()  # a pause of the whole job costs nobody his lease, nor a limit
-        self.roll = Roll(options.plan, clock=self._clock)
+        self.roll = Roll(options.plan, clock=self._clock, jobs=options.jobs)
         limits, policy = options.plan.limits, options.plan.restart_policy
         self.book = RestartBook(limits.max_restarts, options.restarts_spent, policy)
         self.inbox: asyncio.Queue[tuple[Member | _Client | None, Any]] = asyncio.Queue()
@@ -785,7 +787,11 @@ class Coordinator:
         if self._enough_since is None:
             self._enough_since = now
         shrinking = self._next_attempt > self.options.first_attempt
-        return shrinking or now - self._enough_since >= self.plan.limits.last_call_s
+        limits = self.plan.limits
+        is_late = (
+            now - self._gathering_since >= limits.join_timeout_s
+        )  # a longer last call ends too
+        return shrinking or is_late or now - self._enough_since >= limits.last_call_s
 
     def _say_who_is_missing(
         self, here: list[Member], dangerous: list[Member], left_s: float
@@ -1130,6 +1136,12 @@ class Coordinator:
 
     def _fail_to_gather(self, num_here: int) -> None:
         limit = self.plan.limits.join_timeout_s
+        if num_here >= self.plan.min_nodes:
+            held = [m for m in self.roll.members if m.running_attempt is not None]
+            error = f"all nodes are here, but the next attempt could not start within {limit:.0f} s"
+            because = tuple(f"{self._name(m)}: its last workers may still run" for m in held[:8])
+            self._finish(RunState.FAILED, 6, Report(error=error, because=because))
+            return
         missing = [self._missing(p) for p in self.roll.missing_places()]
         names = ", ".join(m["node"] for m in missing[:8])
         report = Report(

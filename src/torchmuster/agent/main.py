@@ -23,7 +23,7 @@ from torchmuster.agent.worker_socket import make_socket_folder
 from torchmuster.errors import MusterError
 from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
-from torchmuster.model import codec
+from torchmuster.model import codec, contract
 from torchmuster.model.plan import RunPlan
 from torchmuster.model.terminal import Terminal
 from torchmuster.net.secret import read_secret
@@ -100,8 +100,10 @@ class AgentLaunch:
         local_addr: This node's own address, when the user knows better.
         terminal: What shows output is a terminal; None where it is not.
         console: For a local rank, the streams shown here; None follows the run's --tee.
-        saved: For (attempt, local rank, stream), a second file that gets it.
+        saved: For (attempt, local rank, stream), a second file that gets it; stream 0 is the failure in JSON.
         lifeline_fd: Its end of file means that the owner of the run has gone.
+        jobs: The schedulers' jobs that it is in; empty where the line names the run.
+        error_file: Where the failure is told in torchrun's JSON.
         spread: Starts the agents of other hosts, where no engine does.
         hint: What the head says while nodes are missing.
     """
@@ -129,6 +131,8 @@ class AgentLaunch:
     agent_log: str | None = None
     signals: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     notes: tuple[str, ...] = ()
+    jobs: tuple[str, ...] = ()
+    error_file: str | None = None
     spread: "Spread | None" = None
     hint: str = ""
 
@@ -303,6 +307,8 @@ async def _run(
             conduct.cancel()
         if launch.spread is not None:
             await launch.spread.close()
+    if launch.error_file is not None and code and agent.error_text is not None:
+        disk.replace(launch.error_file, agent.error_text.encode())
     voice.flush(_FLUSH_S)
     disk.flush(_FLUSH_S)
     return code
@@ -314,7 +320,8 @@ def _make_voice(launch: AgentLaunch, disk: DiskWriter) -> "Voice":
 
     if launch.agent_log is not None:
         return LogVoice(launch.agent_log, disk)
-    voice = TerminalVoice(prefix_always=launch.num_workers > 1)
+    has_template = bool(launch.environment.get(contract.PREFIX_VARIABLE))
+    voice = TerminalVoice(prefix_always=launch.num_workers > 1 or has_template)
     voice.start()
     return voice
 
@@ -345,6 +352,7 @@ def _agent_options(launch: AgentLaunch, desk: StoreDesk) -> Any:
         stdin_fd=0 if launch.local_show and launch.plan.stdin_rank is not None else None,
         signals=launch.signals,
         environment={**launch.environment, **dict(launch.plan.node_setup.environment)},
+        jobs=launch.jobs,
     )
 
 
@@ -383,6 +391,7 @@ async def _conduct(
         is_ours=launch.spread.is_ours if launch.spread is not None else None,
         hint=launch.hint,
         relay_port=relay_port,
+        jobs=launch.jobs,
     )
     coordinator = Coordinator(options, disk)
     if launch.spread is not None:

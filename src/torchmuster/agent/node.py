@@ -10,6 +10,7 @@ import contextlib
 import os
 import secrets
 import signal
+import string
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torchmuster
 from torchmuster import proc
+from torchmuster.agent.error_file import root_cause
 from torchmuster.agent.node_facts import FactsDesk
 from torchmuster.agent.node_setup import NodeWork, other_interpreter, refusal_of
 from torchmuster.agent.spawner_link import SpawnerLink, make_link, start_spawner
@@ -39,6 +41,7 @@ from torchmuster.model.lease import (
     large_packets_lost,
 )
 from torchmuster.model.plan import Program
+from torchmuster.model.ranks import NodeRanks
 from torchmuster.model.terminal import Terminal
 from torchmuster.net import messages
 from torchmuster.net.address import interface_of
@@ -101,6 +104,7 @@ class AgentOptions:
     stdin_fd: int | None = None
     signals: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGINT)
     environment: dict[str, str] = field(default_factory=dict)
+    jobs: tuple[str, ...] = ()
 
 
 class Agent:
@@ -199,6 +203,12 @@ class Agent:
         if self._failure is not None:
             raise self._failure
         return self._goodbye.exit_code if self._goodbye is not None else 1
+
+    @property
+    def error_text(self) -> str | None:
+        """The last attempt's first failure on this node, as torchrun writes it."""
+        attempt = self._attempt
+        return root_cause(attempt.ends, attempt.error_texts) if attempt is not None else None
 
     def fail(self, error: MusterError) -> None:
         """End the agent with this error."""
@@ -299,7 +309,7 @@ class Agent:
             raise AgentRefusedError(
                 f"the head at {host}:{port} refused this agent",
                 why=str(error),
-                fix="give all nodes the same key: `--rdzv_conf secret_file=FILE`"
+                fix="give all nodes the same `--rdzv-id` and the same key: `--rdzv_conf secret_file=FILE`"
                 if error.reason is Reason.WRONG_SECRET
                 else "install the same version of torchmuster on all nodes",
             )
@@ -320,6 +330,7 @@ class Agent:
                 attempt=self._attempt.attempt if running and self._attempt else None,
                 wants_place_0=self.options.is_head,
                 network_id=proc.network_id(),
+                jobs=self.options.jobs,
             )
         )
         pings = asyncio.get_running_loop().create_task(self._ping(channel))
@@ -657,6 +668,7 @@ class Agent:
             order, self._settings(welcome, order), self._spawner, self._report_end
         )
         self._attempt = attempt
+        self._prefix_lines(order.ranks)
         store = self.options.take_store(order.attempt) if self.options.take_store else None
         if store is not None and self._ready["torch"] is not None:
             host, port = order.master_addr, order.master_port
@@ -667,6 +679,16 @@ class Agent:
         attempt.start(self.disk, self._show)
         for problem in attempt.problems:
             self.tell(problem)
+
+    def _prefix_lines(self, ranks: NodeRanks) -> None:
+        """Let the lines shown here begin as torchrun's template says, if there is one."""
+        template = self.options.environment.get(contract.PREFIX_VARIABLE)
+        if not template or not self.options.local_show:
+            return
+        for local_rank in range(ranks.num_workers):
+            rank, role = ranks.first_rank + local_rank, self.options.role
+            words = {"role_name": role, "rank": rank, "local_rank": local_rank}
+            self.voice.prefix_rank(rank, string.Template(template).safe_substitute(words))
 
     def _settings(self, welcome: messages.Welcome, order: messages.StartAttempt) -> WorkerSettings:
         extra = {contract.SOCKET_VARIABLE: self._socket_path}

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from torchmuster import proc
 from torchmuster.model.lease import SILENT_S, is_given_up
+from torchmuster.model.own_jobs import other_job
 from torchmuster.model.plan import RunPlan
 from torchmuster.model.ranks import free_places, natural_key
 from torchmuster.net.channel import Channel
@@ -46,6 +47,7 @@ class Roll:
     clock: Callable[[], float] = time.monotonic
     own_boot_id: str = field(default_factory=proc.boot_id)
     own_network_id: str = field(default_factory=proc.network_id)
+    jobs: tuple[str, ...] = ()  # of the head
     members: list[Member] = field(default_factory=list)
     _by_incarnation: dict[str, Member] = field(default_factory=dict)
     _holders: dict[int, Member] = field(default_factory=dict)
@@ -68,6 +70,13 @@ class Roll:
         """Return the sentence that refuses an agent; None when it may join."""
         if hello.version != version:
             return f"it has torchmuster {hello.version}, the head has {version}"
+        other = other_job(hello.jobs, self.jobs)
+        if other is not None:
+            its, ours = other
+            return (
+                f"it is of job {its}, and the run at this address is of job {ours}:"
+                " give each job a port of its own (or both the same --rdzv-id, to train one model)"
+            )
         if hello.place is not None:
             holder = self.at_place(hello.place)
             if holder is not None and holder.hello.incarnation != hello.incarnation:

@@ -22,6 +22,9 @@ class Voice(Protocol):
     def show(self, rank: int, stream: int, text: str, left_out: int) -> None:
         """Print what a rank wrote."""
 
+    def prefix_rank(self, rank: int, prefix: str) -> None:
+        """Let the lines of a rank begin with this text, where lines are shown."""
+
     def flush(self, timeout_s: float) -> None:
         """Wait until all is printed, or the time is up."""
 
@@ -43,6 +46,9 @@ class LogVoice:
 
     def show(self, rank: int, stream: int, text: str, left_out: int) -> None:
         """Do nothing: the ranks have logs of their own."""
+
+    def prefix_rank(self, rank: int, prefix: str) -> None:
+        """Do nothing, likewise."""
 
     def flush(self, timeout_s: float) -> None:
         """Wait for the disk."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from torchmuster.agent import error_file
 from torchmuster.agent.launcher_ranks import Change, make_true
 from torchmuster.agent.output import RankOutput, Show
 from torchmuster.agent.progress import last_step
@@ -87,6 +88,8 @@ class NodeAttempt:
         self._workers: dict[int, _Worker] = {}
         self._counters = memory.MemoryCounters(kills={})
         self._evidence_tasks: set[asyncio.Task[None]] = set()
+        self.error_texts: dict[int, str] = {}  # rank -> JSON as torchrun's
+        self._disk: DiskWriter | None = None
         self._folder = os.path.dirname(settings.extra_env[contract.SOCKET_VARIABLE])
 
     @property
@@ -122,6 +125,7 @@ class NodeAttempt:
     def start(self, disk: DiskWriter, show: Show | None) -> None:
         """Order the workers from the spawner."""
         self._counters = memory.read_counters()
+        self._disk = disk
         for local_rank in range(self.order.ranks.num_workers):
             rank = self.order.ranks.first_rank + local_rank
             log_path = self._settings.run_dir.rank_log(self.attempt, rank)
@@ -138,7 +142,11 @@ class NodeAttempt:
         if saved is None:
             return {}
         paths = {stream: saved(self.attempt, local_rank, stream) for stream in (1, 2)}
-        return {stream: path for stream, path in paths.items() if path is not None}
+        named = {stream: path for stream, path in paths.items() if path is not None}
+        for path in named.values():
+            if self._disk is not None:
+                self._disk.append(path, b"")  # it is there, even if nothing is written
+        return named
 
     def _start_worker(self, worker: _Worker) -> None:
         order = self.order
@@ -188,8 +196,7 @@ class NodeAttempt:
             **settings.extra_env,
             **worker_environment(place, facts),
         }
-        error_file = os.path.join(self._folder, f"error-{order.attempt}-{worker.rank}.json")
-        environment["TORCHELASTIC_ERROR_FILE"] = error_file
+        environment[error_file.VARIABLE] = self._error_file(worker.rank)
         if settings.nccl_files:
             folder = settings.run_dir.attempt_logs(order.attempt)
             environment["NCCL_DEBUG_FILE"] = os.path.join(folder, f"nccl-{worker.rank}.log")
@@ -280,7 +287,25 @@ class NodeAttempt:
             largest_group=worker.largest_group,
         )
 
+    def _error_file(self, rank: int) -> str:
+        return os.path.join(self._folder, f"error-{self.attempt}-{rank}.json")
+
+    def _keep_error(self, end: WorkerEnd) -> None:
+        """Keep what torchrun would of a failure, and put it beside the logs of --log-dir."""
+        recorded = error_file.read_recorded(self._error_file(end.rank))
+        text = error_file.error_text(end, recorded, time.time())
+        if text is None:
+            return
+        self.error_texts[end.rank] = text
+        saved = self._settings.saved
+        path = saved(self.attempt, end.local_rank, 0) if saved is not None else None
+        if path is not None and self._disk is not None:
+            self._disk.append(path, text.encode())  # it makes the folder
+            self._disk.close_file(path)
+
     def _finish(self, end: WorkerEnd) -> None:
+        if end.is_failure:
+            self._keep_error(end)
         self.ends.append(end)
         self._on_end(end)
 

@@ -64,7 +64,10 @@ def make_launch(line: "TorchrunLine") -> "AgentLaunch":
     """
     from torchmuster.agent.main import AgentLaunch, job_environment
     from torchmuster.files.terminal import own_terminal
+    from torchmuster.model.contract import SIGNALS_VARIABLE
+    from torchmuster.model.own_jobs import own_jobs
     from torchmuster.run.create import new_run_id
+    from torchmuster.spec.rendezvous import NO_ID
 
     order = _take_order()
     party = _find_party(line) if order is None else None
@@ -89,7 +92,10 @@ def make_launch(line: "TorchrunLine") -> "AgentLaunch":
         addresses=addresses,
         secret=secret,
         open_secret=open_secret,
-        environment=job_environment(line.num_workers),
+        environment={
+            **job_environment(line.num_workers),
+            SIGNALS_VARIABLE: line.signals_to_handle,
+        },
         place=order.place if order is not None else line.node_rank,
         listening=listening,
         relays_store=not line.meeting.alone,
@@ -101,6 +107,8 @@ def make_launch(line: "TorchrunLine") -> "AgentLaunch":
         saved=_saved(line),
         signals=line.signals,
         notes=notes,
+        jobs=own_jobs(os.environ) if line.meeting.rdzv_id == NO_ID else (),
+        error_file=os.environ.get("TORCHELASTIC_ERROR_FILE"),
         spread=spread,
         hint=party.hint if party is not None else "",
     )
@@ -285,9 +293,9 @@ def _saved(line: "TorchrunLine") -> Any:
     folder = os.path.join(line.log_dir, f"{line.meeting.rdzv_id}_{secrets.token_hex(4)}")
 
     def path_of(attempt: int, local_rank: int, stream: int) -> str | None:
-        if stream not in line.saved(local_rank):
+        if stream and stream not in line.saved(local_rank):
             return None
-        name = "stdout.log" if stream == 1 else "stderr.log"
+        name = ("error.json", "stdout.log", "stderr.log")[stream]
         return os.path.join(folder, f"attempt_{attempt}", str(local_rank), name)
 
     return path_of

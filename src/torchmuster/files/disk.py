@@ -114,7 +114,7 @@ class DiskWriter:
         )
 
     def append(self, path: str, data: bytes) -> None:
-        """Queue bytes for the end of a file; never waits."""
+        """Queue bytes for the end of a file, which is made, even if there are none; never waits."""
         with self._changed:
             if self._waiting_bytes + len(data) > MAX_WAITING_BYTES:
                 lines = _num_lines(data)
@@ -191,7 +191,8 @@ class DiskWriter:
             target.lost_lines += work.lost_lines
             target.why = work.why
         try:
-            self._write(target, work.data)
+            if work.data or target.lost_lines or not work.close:
+                self._write(target, work.data)
         except OSError as error:
             self._lose(target, _num_lines(work.data), error.strerror or str(error))
         if work.close:
@@ -215,8 +216,6 @@ class DiskWriter:
                 self.on_loss(0, f"{os.path.basename(work.path)}: {error.strerror}")
 
     def _write(self, target: _Target, data: bytes) -> None:
-        if not data and not target.lost_lines:
-            return
         if target.fd is None:
             self._make_folder(os.path.dirname(target.path))
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC

@@ -58,6 +58,10 @@ class TerminalVoice:
         """Let the lines of a rank begin with this name instead of its number."""
         self._joiner.names[rank] = name
 
+    def prefix_rank(self, rank: int, prefix: str) -> None:
+        """Let the lines of a rank begin with this text instead of `[rank N] `."""
+        self._joiner.prefixes[rank] = prefix
+
     def say(self, sentence: str) -> None:
         """Print a sentence on standard error, on a line of its own."""
         self.print("".join(f"muster: {line}\n" for line in printable(sentence).splitlines()))

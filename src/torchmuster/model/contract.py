@@ -17,6 +17,10 @@ SOCKET_VARIABLE = "TORCHMUSTER_SOCKET"
 RUN_DIR_VARIABLE = "TORCHMUSTER_RUN_DIR"
 ATTEMPT_VARIABLE = "TORCHMUSTER_ATTEMPT"
 
+# torchrun's own: what stands before each line on the terminal, with ${role_name}, ${rank} and ${local_rank}.
+PREFIX_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
+SIGNALS_VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"
+
 # `muster run --debug`: NCCL's words go into a file for each rank.
 DEBUG_VARIABLE = "TORCHMUSTER_DEBUG"
 

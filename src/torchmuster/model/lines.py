@@ -34,6 +34,7 @@ class LineJoiner:
 
     prefix_always: bool = False
     names: dict[int, str] = field(default_factory=dict)  # instead of `rank N`, e.g. of tasks
+    prefixes: dict[int, str] = field(default_factory=dict)  # instead of `[rank N] `
     _ranks: set[int] = field(default_factory=set)
     _half: dict[_Key, str] = field(default_factory=dict)
     _unseen: dict[_Key, None] = field(default_factory=dict)  # half lines with news, in their order
@@ -134,7 +135,8 @@ class LineJoiner:
         return "\r" + f"{prefix}{last_state(line)}".ljust(before.width)
 
     def _prefix(self, rank: int) -> str:
-        return line_prefix(self._name(rank))
+        own = self.prefixes.get(rank)
+        return line_prefix(self._name(rank)) if own is None else own
 
     def _name(self, rank: int) -> str:
         return self.names.get(rank) or f"rank {rank}"

@@ -35,6 +35,7 @@ class Hello(Message):
         boot_id: Names kernel and process namespace: on the coordinator's own, pids can be checked.
         attempt: The attempt whose workers it still runs; None without workers.
         network_id: Names kernel and network namespace: agents with the same one share all interfaces.
+        jobs: `VARIABLE=ID` of the schedulers' jobs that it is in, where the run has no name of its own.
     """
 
     incarnation: str
@@ -48,6 +49,7 @@ class Hello(Message):
     attempt: int | None = None
     wants_place_0: bool = False
     network_id: str = ""
+    jobs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

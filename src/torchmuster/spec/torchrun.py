@@ -59,6 +59,7 @@ class TorchrunLine:
     local_addr: str | None
     role: str
     signals: tuple[signal.Signals, ...]
+    signals_to_handle: str
     virtual_local_rank: bool
     log_dir: str | None
     redirects: str
@@ -233,6 +234,7 @@ def parse_torchrun(
         local_addr=given.local_addr,
         role=given.role,
         signals=signals,
+        signals_to_handle=given.signals_to_handle,
         virtual_local_rank=given.virtual_local_rank,
         log_dir=given.log_dir,
         redirects=given.redirects,

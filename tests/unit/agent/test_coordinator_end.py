@@ -171,3 +171,15 @@ def test_a_stop_while_a_node_is_missing_is_the_node_s_loss(make_coordinator):
     result = asyncio.run(go())
     assert (result.state, result.exit_code, result.node_was_lost) == (RunState.PREEMPTED, 75, True)
     assert result.report.error.startswith("n2 was lost, and the job was stopped with SIGTERM")
+
+
+def test_a_last_call_longer_than_the_time_for_joining_ends_with_it(make_coordinator):
+    """Enough nodes are here: `only 1 of 1 nodes came` can't be true."""
+    coordinator = make_coordinator(2)
+    limits = replace(coordinator.plan.limits, join_timeout_s=5.0, last_call_s=30.0)
+    coordinator.plan = replace(coordinator.plan, min_nodes=1, limits=limits)
+    head = coordinator.roll.admit(hello("n1", wants_place_0=True), Line())
+    begun = coordinator._gathering_since
+
+    assert not coordinator._is_complete([head], begun + 4.0)
+    assert coordinator._is_complete([head], begun + 5.0)

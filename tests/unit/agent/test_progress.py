@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from torchmuster.agent.progress import NodeProgress
+from torchmuster.agent.progress import NodeProgress, last_step
+from torchmuster.model import beats
 from torchmuster.train.beats import open_beats
 
 
@@ -37,6 +38,16 @@ def until(reader, pid, condition):
         if condition(found):
             return found
     raise AssertionError(found)
+
+
+def test_the_last_step_can_be_told_after_the_end_of_a_rank_too(tmp_path):
+    page = beats.pack(1, 3, 103, beats.Phase.DATA, 5.0, 4.0, [0.0] * len(beats.Phase))
+    path = beats.beats_path(str(tmp_path), 2, 0)
+    with open(path, "wb") as file:
+        file.write(page.ljust(beats.PAGE_BYTES, b"\0"))
+
+    assert last_step(str(tmp_path), 2, 0) == 103
+    assert last_step(str(tmp_path), 2, 1) is None
 
 
 def test_a_rank_without_beats_is_seen_by_its_processor_time(process, tmp_path):

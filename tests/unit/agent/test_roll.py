@@ -295,3 +295,14 @@ def test_a_silent_member_behind_a_network_of_its_own_is_lost_however_near(roll, 
     member = admit(roll, boot_id=BOOT, network_id="another network")
     clock.now += SILENT_S + 0.1
     assert roll.silent() == [member]
+
+
+def test_an_agent_of_another_job_is_refused_by_name_and_one_without_a_job_is_not(clock):
+    roll = make_roll(clock)
+    roll.jobs = ("PBS_JOBID=1[1]",)
+
+    refused = roll.why_not(hello("n2", jobs=("PBS_JOBID=1[2]",)), VERSION)
+
+    assert "it is of job 1[2], and the run at this address is of job 1[1]" in refused
+    assert roll.why_not(hello("n2", jobs=("PBS_JOBID=1[1]",)), VERSION) is None
+    assert roll.why_not(hello("n2"), VERSION) is None

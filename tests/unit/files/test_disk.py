@@ -60,6 +60,15 @@ def test_blocks_are_appended_in_order_and_folders_are_made(disk, tmp_path):
     assert path.read_bytes() == b"".join(b"%d\n" % i for i in range(1000))
 
 
+def test_a_file_to_which_nothing_is_written_is_made_by_an_empty_block_only(disk, tmp_path):
+    disk.append(str(tmp_path / "a" / "empty"), b"")
+    disk.close_file(str(tmp_path / "never"))
+
+    assert disk.flush(DEADLINE_S)
+    assert (tmp_path / "a" / "empty").read_bytes() == b""
+    assert not (tmp_path / "never").exists()
+
+
 def test_a_file_that_exists_is_not_cut(disk, tmp_path):
     path = tmp_path / "log"
     path.write_text("before\n")

@@ -13,6 +13,7 @@ import gc
 import importlib
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -30,6 +31,11 @@ from torchmuster.model.lease import OwnClock, is_given_up
 
 _MAX_PACKET_BYTES = 1 << 20
 _POLL_ORPHANS_S = 0.005
+# Source: string.Template, CPython 3.11.
+_MACRO = re.compile(
+    r"\$(?:(?P<escaped>\$)|(?P<named>[_a-z][_a-z0-9]*)|\{(?P<braced>[_a-z][_a-z0-9]*)\})",
+    re.IGNORECASE | re.ASCII,
+)
 _LEAVE_S = 0.5
 _LOOK_EVERY_S = 1.0
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"  # stronger than OMP_NUM_THREADS
@@ -389,7 +395,7 @@ def _start_worker(spawner: Spawner, message: dict[str, Any], fds: list[int]) -> 
     arguments = config["args"]
     if config["macros"]:
         local_rank = message["env"]["LOCAL_RANK"]
-        arguments = [word.replace("${local_rank}", local_rank) for word in arguments]
+        arguments = [_with_macros(word, local_rank) for word in arguments]
     task = WorkerTask(
         kind=config["kind"],
         target=config["target"],
@@ -415,6 +421,19 @@ def _start_worker(spawner: Spawner, message: dict[str, Any], fds: list[int]) -> 
     words = [spawner.entry_path, "worker", "--", *flag, config["target"], *arguments]
     _execute([*_interpreter(config), *words])
     return None
+
+
+def _with_macros(word: str, local_rank: str) -> str:
+    """Return an argument as torchrun would pass it on: what string.Template makes of it.
+
+    That module is not imported: a project may have its own `string.py`.
+    """
+
+    def value(found: re.Match[str]) -> str:
+        name = found["named"] or found["braced"]
+        return "$" if found["escaped"] else local_rank if name == "local_rank" else found[0]
+
+    return _MACRO.sub(value, word)
 
 
 def _interpreter(config: dict[str, Any]) -> list[str]:
