@@ -257,3 +257,19 @@ def test_what_a_worker_has_started_ends_with_the_run_unless_it_has_a_session(pla
     assert lives == {same: False, own: code == 0}
     told = f"in sessions of their own: sleep (pid {own})"
     assert (told in done.stderr) is (code == 0)
+
+
+EXITS = """
+import atexit
+atexit.register(print, "the script's")
+import multiprocessing.util
+multiprocessing.util.Finalize(None, print, args=("the module's",), exitpriority=1)
+"""
+
+
+def test_what_was_imported_before_the_script_cleans_up_after_it(place):
+    place.write("prog.py", EXITS)
+    plain, ours = together(lambda: place.plain("prog.py"), lambda: place.muster("prog.py"))
+    assert plain.stdout == "the module's\nthe script's\n"
+    assert ours.code == 0, ours.stderr
+    assert place.log(0, 0) == "the script's\nthe module's\n"
