@@ -236,3 +236,13 @@ def test_muster_run_ends_with_the_scripts_code_and_shows_its_traceback(place):
     assert ours.code == plain.code == 1
     assert plain.stderr in ours.stderr
     assert place.log(0, 0) == plain.stderr
+
+
+def test_a_failure_of_all_ranks_in_two_attempts_shows_its_traceback_once(place):
+    place.write("prog.py", "def main():\n    raise ValueError('boom')\n\n\nmain()\n")
+    options = ("--nproc-per-node", "2", "--tee", "all", "--max-restarts", "1")
+    done = place.muster("prog.py", options=(*options, "--python", f"{sys.executable} -S"))
+
+    assert done.code == 1, done.stderr
+    assert (done.stdout + done.stderr).count("Traceback (most recent call last):") == 1
+    assert "the traceback above, which ends:" in done.stderr
