@@ -8,6 +8,8 @@ import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from torchmuster.plainfile import open_plain
+
 CHUNK_BYTES = 8 << 20
 # Where the kernel can't copy by itself: other file systems, old kernels, special files.
 _NO_COPY = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM)
@@ -40,7 +42,7 @@ def stamp(path: str) -> Stamp:
 def feed_hashed(path: str, write: Callable[[bytes], object]) -> Digests:
     """Give a file in chunks to `write`; return what was given."""
     sha256, md5, size_bytes = hashlib.sha256(), _md5(), 0
-    with open(path, "rb", buffering=0) as file:
+    with open_plain(path) as file:
         while chunk := file.read(CHUNK_BYTES):
             sha256.update(chunk)
             md5.update(chunk)

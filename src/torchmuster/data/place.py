@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from torchmuster.data import copying
 from torchmuster.data.faults import DataError
+from torchmuster.plainfile import open_plain
 
 # Above this, a file is sent in parts while it is read; below, it fits into memory as a whole.
 SMALL_BYTES = 64 << 20
@@ -97,7 +98,7 @@ class LocalPlace:
         if os.path.isdir(self.path):
             os.listdir(self.path)
         else:
-            with open(self.path, "rb"):
+            with open_plain(self.path):
                 pass
 
     def stat(self, name: str = "") -> Entry | None:
@@ -122,7 +123,7 @@ class LocalPlace:
 
     def read(self, name: str, begin: int = 0, end: int | None = None) -> bytes:
         """Return bytes of a file."""
-        with open(self.local(name), "rb") as file:
+        with open_plain(self.local(name)) as file:
             file.seek(begin)
             return file.read(-1 if end is None else end - begin)
 

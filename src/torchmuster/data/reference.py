@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from torchmuster.data.faults import DataError
 from torchmuster.errors import UsageError
 from torchmuster.files.layout import muster_home
+from torchmuster.plainfile import open_plain
 from torchmuster.spec.site_files import why_not_used
 
 LATEST = "latest"
@@ -90,7 +91,7 @@ def datasets_url() -> str:
 
 def _url_of(path: str) -> str | None:
     try:
-        with open(path, "rb") as file:
+        with open_plain(path) as file:
             stranger = why_not_used(path, os.fstat(file.fileno()), os.environ)
             if stranger is not None:
                 sys.stderr.write(f"muster: {os.path.abspath(path)} is not used: {stranger}\n")

@@ -3,6 +3,7 @@
 from torchmuster.data import copying
 from torchmuster.data.faults import retrying
 from torchmuster.data.place import Entry, FileChangedError, Place
+from torchmuster.plainfile import open_plain
 
 
 class SteadyPlace:
@@ -49,7 +50,7 @@ class SteadyPlace:
 
         def work() -> copying.Digests | OSError | FileChangedError:
             try:
-                with open(source, "rb"):
+                with open_plain(source):
                     pass
             except OSError as error:
                 return error  # the store can't help it

@@ -5,6 +5,8 @@ import json
 import os
 from typing import Any
 
+from torchmuster.plainfile import open_plain
+
 
 def write_json(path: str, value: Any, *, mode: int = 0o644) -> None:
     """Write, fsync and rename: a reader sees the old file or the new one."""
@@ -26,7 +28,7 @@ def write_json(path: str, value: Any, *, mode: int = 0o644) -> None:
 def read_json(path: str) -> Any:
     """Return the value in a file, or None when there is no whole one."""
     try:
-        with open(path) as file:
+        with open_plain(path) as file:
             return json.load(file)
     except (OSError, ValueError):
         return None

@@ -16,6 +16,7 @@ from torchmuster import proc
 from torchmuster.errors import UsageError
 from torchmuster.files.layout import muster_home
 from torchmuster.model.plan import Program, ScriptKind
+from torchmuster.plainfile import open_plain
 
 MAX_CODE_BYTES = 512 << 20
 MAX_OUTPUT_BYTES = 256 << 20
@@ -251,7 +252,7 @@ def script_of(program: Program) -> str | None:
 def identity(path: str) -> dict[str, Any] | None:
     """Return what shows that two hosts see the same file; None when it can't be read."""
     try:
-        with open(path, "rb") as file:
+        with open_plain(path) as file:
             status = os.fstat(file.fileno())
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError:

@@ -2,6 +2,8 @@
 
 import os
 
+from torchmuster.plainfile import open_plain
+
 _BLOCK_BYTES = 1 << 16
 
 
@@ -13,7 +15,7 @@ def last_lines(path: str, num_lines: int, num_bytes: int = 4096) -> list[str]:
 def last_bytes(path: str, num_bytes: int) -> bytes:
     """Return the last bytes of a file; none when it can't be read."""
     try:
-        with open(path, "rb") as log:
+        with open_plain(path) as log:
             log.seek(max(0, os.fstat(log.fileno()).st_size - num_bytes))
             return log.read(num_bytes)
     except OSError:
@@ -23,7 +25,7 @@ def last_bytes(path: str, num_bytes: int) -> bytes:
 def offset_of_last_lines(path: str, num_lines: int) -> int:
     """Return where the last lines of a file begin, in bytes; 0 where it has no more, or can't be read."""
     try:
-        with open(path, "rb") as file:
+        with open_plain(path) as file:
             end = file.seek(0, os.SEEK_END)
             if num_lines == 0:
                 return end

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torchmuster.model import workflow as model
+from torchmuster.plainfile import open_plain
 from torchmuster.spec import schema
 from torchmuster.spec.findings import Findings, KeyPath, did_you_mean
 
@@ -289,7 +290,7 @@ def _read_local(path: KeyPath, name: str, around: Surroundings) -> bytes:
             what = f"`{name}` is too large: all files together may have 64 MiB, each 16 MiB"
             around.findings.add(path, what, "use an input `dataset:` with `localpath`")
             return b""
-        with open(found, "rb") as file:
+        with open_plain(found) as file:
             return file.read()
     except OSError as error:
         what = f"there is no file `{name}`"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torchmuster.errors import ManyErrors, UsageError
+from torchmuster.plainfile import open_plain
 from torchmuster.spec.findings import did_you_mean
 
 _MAX_SIZE_BYTES = 4 << 20
@@ -107,8 +108,8 @@ def read_hostfile(path: str) -> tuple[Host, ...]:
         ManyErrors: It can't be read, or lines of it are no host.
     """
     try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read(_MAX_SIZE_BYTES + 1)
+        with open_plain(path, or_descriptor=True) as file:
+            text = file.read(_MAX_SIZE_BYTES + 1).decode()
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or str(error)
         problem = UsageError("the hostfile can't be read", where=os.fspath(path), why=why)

@@ -14,6 +14,7 @@ from typing import Any
 from torchmuster.errors import ManyErrors, MusterError, UsageError
 from torchmuster.model.text import report_of_error
 from torchmuster.model.workflow import GroupPlan, TaskNetwork, WorkflowPlan
+from torchmuster.plainfile import open_plain
 from torchmuster.spec import schema
 from torchmuster.spec.check import check_workflow, is_label_key, is_label_value
 from torchmuster.spec.compile import Surroundings, plan_groups
@@ -116,7 +117,7 @@ def read_source(path: str) -> Source:
         if os.path.isdir(path):
             fix = f"name a file in it: {os.path.join(path, 'train.yaml')}"
             raise UsageError("the workflow file is a directory", where=path, fix=fix)
-        with open(path, "rb") as file:
+        with open_plain(path, or_descriptor=True) as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
         what = "the workflow file does not exist"

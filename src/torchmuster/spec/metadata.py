@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torchmuster.errors import UsageError
+from torchmuster.plainfile import open_plain
 
 _MAX_BYTES = 1 << 20
 
@@ -44,8 +45,8 @@ def _read(path: str, option: str) -> dict[str, Any]:
     try:
         if os.path.getsize(path) > _MAX_BYTES:
             raise UsageError("the metadata are larger than 1 MiB", where=f"{option} {path}")
-        with open(path, encoding="utf-8") as file:
-            value = yaml.safe_load(file)
+        with open_plain(path, or_descriptor=True) as file:
+            value = yaml.safe_load(file.read().decode())
         # Dates and the like become text: what is stored is JSON.
         plain = json.loads(json.dumps(value, default=str))
     except (OSError, ValueError, TypeError, yaml.YAMLError) as error:

@@ -5,13 +5,13 @@ Every problem of both files comes in one go, each with file, line, column and ke
 
 import os
 import re
-import stat
 import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from torchmuster.errors import ManyErrors, UsageError
+from torchmuster.plainfile import open_plain
 from torchmuster.spec.findings import Finding, Findings, KeyPath, did_you_mean, show_path
 from torchmuster.spec.hostfile import Host, read_hostfile
 from torchmuster.spec.scalars import shown
@@ -198,16 +198,16 @@ def _read(
 ) -> _Source | None:
     """Return what a file says; None when it is left alone or can't be read."""
     try:
-        with open(path, "rb") as file:
+        with open_plain(path) as file:
             status = os.fstat(file.fileno())
             if stranger := why_not_used(path, status, environment):
                 notes.append(f"{path} is not used: {stranger}")
                 return None
-            data = file.read(_MAX_SIZE_BYTES + 1) if stat.S_ISREG(status.st_mode) else b""
+            data = file.read(_MAX_SIZE_BYTES + 1)
     except OSError as error:
         errors.append(UsageError("the file can't be read", where=path, why=error.strerror))
         return None
-    if len(data) > _MAX_SIZE_BYTES or not stat.S_ISREG(status.st_mode):
+    if len(data) > _MAX_SIZE_BYTES:
         errors.append(UsageError("this is no TOML file of at most 1 MiB", where=path))
         return None
     try:

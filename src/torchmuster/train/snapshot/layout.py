@@ -22,7 +22,7 @@ ALIGNMENT = 64
 MANIFEST = "manifest.json"
 _FORMAT = 1
 _HEADER = re.compile(rb"torchmuster-snapshot (\d{1,4}) crc32=([0-9a-f]{8}) bytes=(\d{1,15})\n")
-_MAX_HEADER_BYTES = 80
+MAX_HEADER_BYTES = 80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,13 +113,18 @@ def encode_manifest(manifest: Manifest) -> bytes:
     return b"torchmuster-snapshot %d crc32=%08x bytes=%d\n" % (_FORMAT, crc, len(body)) + body
 
 
-def decode_manifest(raw: bytes) -> Manifest:
-    """Return the manifest in `raw`.
+def check_first_line(head: bytes, size: int) -> None:
+    """See that a file of `size` bytes that begins so can be a manifest, before the rest of it is read.
 
     Raises:
-        DamagedError: It isn't what `encode_manifest` wrote, byte for byte.
+        DamagedError: It can't.
     """
-    found = _HEADER.match(raw[:_MAX_HEADER_BYTES])
+    _read_first_line(head, size)
+
+
+def _read_first_line(head: bytes, size: int) -> tuple[int, int, int, int]:
+    """Return format, checksum and length of the body, and where it begins."""
+    found = _HEADER.match(head)
     if found is None:
         raise DamagedError("the manifest doesn't begin as one", where=MANIFEST)
     version, crc, length = int(found[1]), int(found[2], 16), int(found[3])
@@ -127,9 +132,21 @@ def decode_manifest(raw: bytes) -> Manifest:
         raise DamagedError(
             f"the manifest has format {version}, this version reads {_FORMAT}", where=MANIFEST
         )
-    body = raw[found.end() :]
-    if len(body) != length:
-        raise DamagedError(f"the manifest has {len(body)} of {length} bytes", where=MANIFEST)
+    if size - found.end() != length:
+        raise DamagedError(
+            f"the manifest has {size - found.end()} of {length} bytes", where=MANIFEST
+        )
+    return version, crc, length, found.end()
+
+
+def decode_manifest(raw: bytes) -> Manifest:
+    """Return the manifest in `raw`.
+
+    Raises:
+        DamagedError: It isn't what `encode_manifest` wrote, byte for byte.
+    """
+    version, crc, length, end = _read_first_line(raw[:MAX_HEADER_BYTES], len(raw))
+    body = raw[end:]
     if zlib.crc32(body) != crc:
         raise DamagedError("the manifest's checksum is wrong", where=MANIFEST)
     # The canonical form has no second way to write the same header.
@@ -174,7 +191,9 @@ def _from_plain(plain: dict[str, Any]) -> Manifest:
 def _check_whole(manifest: Manifest) -> None:
     if manifest.kind not in ("whole", "sharded"):
         raise ValueError(f"a snapshot of kind {manifest.kind!r}")
-    if set(manifest.ranks) != set(range(manifest.world_size)):
+    # Not a set of all ranks that it claims to have: the number is whatever somebody wrote there.
+    of_world = all(0 <= rank < manifest.world_size for rank in manifest.ranks)
+    if len(manifest.ranks) != manifest.world_size or not of_world:
         raise ValueError(f"{len(manifest.ranks)} of {manifest.world_size} ranks")
     for path, entry in manifest.tensors.items():
         # A box that is missing would leave the memory that it is read into as it was.

@@ -14,7 +14,13 @@ from collections.abc import Callable
 import torch
 
 from torchmuster.train.snapshot.folder import Folder, name_of
-from torchmuster.train.snapshot.layout import MANIFEST, Manifest, decode_manifest
+from torchmuster.train.snapshot.layout import (
+    MANIFEST,
+    MAX_HEADER_BYTES,
+    Manifest,
+    check_first_line,
+    decode_manifest,
+)
 from torchmuster.train.snapshot.state import DamagedError, UnreadableError
 
 _MAX_MANIFEST_BYTES = 1 << 30
@@ -103,6 +109,9 @@ def read_manifest(folder: Folder, step: int) -> Manifest:
     size = _size(folder, step, MANIFEST)
     if size > _MAX_MANIFEST_BYTES:
         raise DamagedError(f"the manifest has {size} bytes", where=MANIFEST)
+    head = bytearray(min(size, MAX_HEADER_BYTES))
+    _fill(folder, step, MANIFEST, memoryview(head), 0)
+    check_first_line(bytes(head), size)
     raw = bytearray(size)
     _fill(folder, step, MANIFEST, memoryview(raw), 0)
     manifest = decode_manifest(bytes(raw))

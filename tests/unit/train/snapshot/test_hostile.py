@@ -5,6 +5,7 @@ import functools
 import os
 import pickle
 import sys
+import tracemalloc
 
 import pytest
 import torch
@@ -196,6 +197,8 @@ FORGERIES = {
     "other step": lambda p: p.update(step=8),
     "step that is no number": lambda p: p.update(step=None),
     "step that is infinite": lambda p: p.update(step=float("inf")),
+    "world of a billion": lambda p: p.update(world_size=1_000_000_000),
+    "world below zero": lambda p: p.update(world_size=0),
     "step that is true": lambda p: p.update(step=True),
     "negative epoch": lambda p: p.update(epoch=-1),
     "unknown kind": lambda p: p.update(kind="pickle"),
@@ -293,3 +296,18 @@ def test_any_value_in_any_place_of_a_manifest_loads_or_is_an_error_in_words(
 def test_the_good_manifest_of_these_tests_loads(tmp_path, good):
     load_forged(tmp_path, good)
     assert sorted(good["state"]) == sorted(state_of(7))
+
+
+def test_a_huge_manifest_is_refused_by_its_first_line(tmp_path):
+    """It is not read: half a gigabyte of nothing costs nothing on a disk."""
+    folder = LocalFolder(str(tmp_path))
+    save(folder, 7)
+    path = _file(folder, 7, MANIFEST)
+    os.truncate(path, 512 << 20)
+    tracemalloc.start()
+    with pytest.raises(SnapshotError, match="no good snapshot") as caught:
+        read_newest(folder, lambda _: None)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert "bytes" in caught.value.why
+    assert peak_bytes < 1 << 20

@@ -1,0 +1,41 @@
+"""Open a file by a path that others gave: a plain file or an error, never a wait for somebody at its other end.
+
+A named pipe in place of a manifest or a muster.toml would hold its reader for ever, and a device may do anything.
+"""
+
+import errno
+import os
+import stat
+from io import BufferedReader
+
+_DESCRIPTORS = ("/dev/fd/", "/proc/self/fd/", "/dev/stdin")
+
+
+def open_plain(path: str, *, or_descriptor: bool = False) -> BufferedReader:
+    """Open a plain file for reading; a link to one will do.
+
+    Args:
+        path: Of the file.
+        or_descriptor: A path on a command line may also be a descriptor that the shell has opened: `<(...)`.
+
+    Raises:
+        OSError: It can't be opened, or is no plain file.
+    """
+    if or_descriptor and os.fspath(path).startswith(_DESCRIPTORS):
+        return open(path, "rb")
+    _check(os.stat(path), path)
+    # Without O_NONBLOCK, a pipe that takes its place now would let us wait for its writer.
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        _check(os.fstat(fd), path)
+        return open(fd, "rb")
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def _check(status: os.stat_result, path: str) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "it is a pipe, a socket or a device, not a file", path)
