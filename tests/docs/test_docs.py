@@ -66,3 +66,9 @@ def test_the_readme_says_how_to_install_from_a_clone():
     page = (ROOT / "README.md").read_text()
     assert "pip install .  " in page
     assert "pip install '.[train]'" in page
+
+
+def test_the_index_names_every_page():
+    index = (ROOT / "docs" / "README.md").read_text()
+    pages = {path.name for path in ROOT.glob("docs/*.md")} - {"README.md"}
+    assert pages == set(re.findall(r"\]\(([\w-]+\.md)\)", index))
