@@ -108,7 +108,10 @@ def _span(seconds: float | None) -> str:
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def status(run: str, *, as_json: bool) -> int:
     """Show where RUN stands: its nodes, its attempts, its training and its verdict."""
+    from datetime import UTC, datetime
+
     from torchmuster.model import codec
+    from torchmuster.model.narration import narrate_wait
     from torchmuster.run.account import account_of
     from torchmuster.run.find import find_run, view_job
     from torchmuster.run.record import read_events
@@ -148,6 +151,8 @@ def status(run: str, *, as_json: bool) -> int:
         echo(f"job      {describe_job(job)}{f', {link}' if link else ''}")
     print_account(account, has_job_line=job is not None)
     _print_attempts(view)
+    if view.result is None and (waits := narrate_wait(view.events, datetime.now(UTC))) is not None:
+        click.echo(waits)
     if training is not None:
         _print_training(training)
     if view.result is not None:

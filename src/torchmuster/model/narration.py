@@ -1,6 +1,7 @@
 """Events in words: the one place where a line of `events.jsonl` becomes a sentence for a person."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from torchmuster.model.network import significant
@@ -21,6 +22,24 @@ def narrate(name: str, fields: Mapping[str, Any], shown: "Shown | None" = None) 
         return _attempt_failed(fields, shown)
     teller = _TELLERS.get(name)
     return teller(fields) if teller is not None else None
+
+
+_WAITS = ("waiting", "waiting_for_end")
+_WAITS_NO_MORE = ("attempt_started", "run_ended")
+
+
+def narrate_wait(events: Sequence[Mapping[str, Any]], now: datetime) -> str | None:
+    """Return what a run waits for by the end of its record, with the time that is left now; None when it does not."""
+    for event in reversed(events):
+        if event.get("event") in _WAITS_NO_MORE:
+            return None
+        if event.get("event") in _WAITS:
+            fields = dict(event)
+            if "left_s" in fields:
+                age_s = (now - datetime.fromisoformat(str(event["time"]))).total_seconds()
+                fields["left_s"] = max(0.0, fields["left_s"] - max(0.0, age_s))
+            return narrate(str(event["event"]), fields)
+    return None
 
 
 def _waiting(f: Mapping[str, Any]) -> str:

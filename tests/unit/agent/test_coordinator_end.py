@@ -16,7 +16,7 @@ from torchmuster.model.plan import Limits
 from torchmuster.model.stop import StopCause
 from torchmuster.model.verdict import Result, RunState
 from torchmuster.net.channel import ChannelClosedError, Role
-from torchmuster.net.messages import AskStacks, Goodbye, SpawnerRefused, Stop, Welcome
+from torchmuster.net.messages import AskStacks, Goodbye, SpawnerRefused, StartFailed, Stop, Welcome
 from unit.agent import test_roll
 from unit.agent.test_roll import make_roll
 
@@ -183,3 +183,11 @@ def test_a_last_call_longer_than_the_time_for_joining_ends_with_it(make_coordina
 
     assert not coordinator._is_complete([head], begun + 4.0)
     assert coordinator._is_complete([head], begun + 5.0)
+
+
+def test_a_node_that_never_called_is_told_with_the_words_of_what_was_to_start_it(make_coordinator):
+    coordinator = make_coordinator(2)
+    owner = Line()
+    owner.owner = True
+    coordinator._take_client(owner, StartFailed(place=1, why="mpiexec said no"))
+    assert coordinator._missing(1)["why"] == "no agent has called: mpiexec said no"

@@ -1,6 +1,8 @@
+from datetime import datetime
+
 import pytest
 
-from torchmuster.model.narration import narrate
+from torchmuster.model.narration import narrate, narrate_wait
 
 MISSING = [{"node": f"n{i}", "why": "no agent has called"} for i in range(1, 11)]
 SENTENCES = [
@@ -129,3 +131,18 @@ def test_a_preflight_says_failures_and_warnings_and_no_notes():
     ]
     assert narrate("preflight", {"form": "short", "findings": findings[2:]}) is None
     assert narrate("preflight", {"form": "long", "findings": findings}) is None
+
+
+LOST = [{"node": "n2", "why": "lost; a replacement has not called"}]
+WAIT = {"event": "waiting", "time": "2026-01-01T00:00:00.000Z", "missing": LOST}
+WAIT |= {"num_missing": 1, "wanted": 2, "left_s": 410.0}
+
+
+def test_a_wait_at_the_end_of_the_record_is_told_with_what_is_left_now():
+    now = datetime.fromisoformat("2026-01-01T00:00:10.000Z")
+    failed = {"event": "attempt_failed", "attempt": 0}
+    assert narrate_wait([failed, WAIT], now) == (
+        "waiting for 1 of 2 nodes: n2 (lost; a replacement has not called); 400 s left"
+    )
+    assert narrate_wait([WAIT, {"event": "attempt_started"}], now) is None
+    assert narrate_wait([], now) is None

@@ -1,0 +1,78 @@
+"""Starts of agents on the other nodes of a job: those that hang, and those that end at once."""
+
+import threading
+import time
+
+import pytest
+
+from torchmuster import proc
+from torchmuster.engines import starter
+from torchmuster.engines.allocation import AllocationEngine
+from torchmuster.engines.registry import load_dialect
+from torchmuster.engines.ways import Way
+from torchmuster.files.layout import RunDir
+from torchmuster.model.job import AllocatedNode, Allocation
+
+LIMIT_S = 20.0
+HANGS = ("sh", "-c", "sleep 600")
+FAILS = ("sh", "-c", "echo mpiexec: no other MPI >&2; exit 3")
+
+
+class OneWay(Way):
+    """Starts the same command whatever it is asked."""
+
+    def argv(self, dialect, start):
+        return list(self.program)
+
+
+@pytest.fixture
+def engine(tmp_path):
+    made = []
+
+    def make(command):
+        nodes = tuple(AllocatedNode(name=name, slot=slot) for slot, name in enumerate(("n1", "n2")))
+        allocation = Allocation(job_id="7.ctl", nodes=nodes)
+        way = OneWay(program=command)
+        run_dir = RunDir(str(tmp_path))
+        made.append(AllocationEngine(None, run_dir, load_dialect("pbs"), allocation, way))
+        return made[-1]
+
+    yield make
+    for one in made:
+        for _, child in one._agents:
+            proc.kill_session(child.pid)
+            child.wait(LIMIT_S)
+
+
+def until(claim):
+    deadline, pause = time.monotonic() + LIMIT_S, threading.Event()
+    while not (found := claim()):
+        assert time.monotonic() < deadline
+        pause.wait(0.02)
+    return found
+
+
+def test_a_start_that_hangs_is_ended_and_tried_again(engine, monkeypatch):
+    one = engine(HANGS)
+    one.start_place(1)
+    (hanging,) = one.pids
+    assert one.holds(1)
+
+    monkeypatch.setattr(starter, "CALL_LIMIT_S", -1.0)
+    assert not one.holds(1), "an agent would have called long ago"
+    monkeypatch.setattr(starter, "CALL_LIMIT_S", 60.0)
+    one._starters[hanging]._began_at -= 61.0
+    one.start_place(1)
+    assert len(one.pids) == 2
+    until(lambda: not proc.is_running(hanging))
+    assert one.holds(1)
+
+
+def test_a_start_that_ends_at_once_leaves_its_words(engine):
+    one = engine(FAILS)
+    one.start_place(1)
+    (end,) = until(one.poll)
+    assert (end.place, end.status, end.said) == (1, 3, ("mpiexec: no other MPI",))
+    assert starter.describe_end(end.status, end.said) == (
+        "what started its agent ended (exit code 3): mpiexec: no other MPI"
+    )
