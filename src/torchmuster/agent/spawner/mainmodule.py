@@ -16,7 +16,6 @@ import runpy
 import socket
 import struct
 import sys
-import sysconfig
 import time
 import traceback
 import types
@@ -392,13 +391,13 @@ def user_line(error: BaseException, trace: types.TracebackType | None) -> str | 
     """Return `file:line` of the innermost frame in the user's own code."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
-    library = tuple({sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")})
+    library = os.path.dirname(os.__file__)  # sysconfig may be a file of the script's
     frames = [(f.f_code.co_filename, line) for f, line in traceback.walk_tb(trace)]
     ours = os.path.dirname(os.path.dirname(_FOLDER))
     own = [
         (name, line)
         for name, line in frames
-        if not name.startswith(("<frozen", ours, *library))
+        if not name.startswith(("<frozen", ours, library))
         and "/site-packages/" not in name
         and "/dist-packages/" not in name
     ]
