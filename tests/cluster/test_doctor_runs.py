@@ -72,7 +72,7 @@ def test_mistakes_on_the_command_line_are_named(muster):
     assert "the script does not exist" in done.stderr
     done = muster("doctor", "--nodes", "zero")
     assert done.returncode == 2
-    assert "`zero` is no number of nodes" in done.stderr
+    assert "`zero` is not a valid number of nodes" in done.stderr
 
 
 def test_every_start_of_several_nodes_looks_and_holds_nothing_up(muster, tmp_path):

@@ -478,7 +478,7 @@ def test_mistakes_are_told_with_a_way_on(rooted):
         ("--", "true"): (2, "needs a task"),
         ("t", "x", "--", "true"): (2, "`x` stands before `--`"),
         ("--group", "g"): (2, "--group needs a command"),
-        ("t", "--timeout", "soon", "--", "true"): (2, "no time above 0"),
+        ("t", "--timeout", "soon", "--", "true"): (2, "not a time above 0"),
     }
     for words, (code, text) in told.items():
         found, _, err = rooted.exec(*words)

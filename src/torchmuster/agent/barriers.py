@@ -183,7 +183,7 @@ class Barriers:
             raise BarrierError("this call waits already", where=f"barrier {name[:64]}")
         if not _NAME.fullmatch(name):
             fix = "letters, digits, `.`, `_` and `-`, at most 64"
-            raise BarrierError(f"`{name[:80]}` is no name of a barrier", fix=fix)
+            raise BarrierError(f"`{name[:80]}` is not a valid name of a barrier", fix=fix)
         if not 1 <= needed <= MAX_COUNT:
             raise BarrierError(f"a barrier can't wait for {needed}", fix=f"1 to {MAX_COUNT}")
         if arrival.rank is not None and not 0 <= arrival.rank < needed:

@@ -475,7 +475,7 @@ class Coordinator:
                 no_torch = message.torch is None and message.why is None and message.forks
                 if no_torch and not self._no_store_said:
                     self._no_store_said = True
-                    text = "torch is not installed in the job's interpreter: there is no store"
+                    text = "torch is not installed in the job's interpreter, so no rendezvous store can be offered"
                     self.event("notice", node=self._name(member), text=text)
             case messages.SpawnerRefused(why=why):
                 member.refused_why = why

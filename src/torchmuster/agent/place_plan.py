@@ -234,7 +234,7 @@ class _Planner:
             return None
         parent = nearest_directory(real)
         if not os.path.isdir(parent):
-            return f"can't be placed: `{parent}` is no directory on this machine"
+            return f"can't be placed: `{parent}` is not a directory on this machine"
         if any(is_below(parent, shared) for shared in self._shared):
             return "lies in the run directory, which is the real one"
         made = self._made.setdefault(parent, set())

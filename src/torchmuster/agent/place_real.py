@@ -75,7 +75,7 @@ class RealPlace:
             elif problem is None and os.path.lexists(real):
                 problem = f"exists already: {self._owner(real)}"
             elif problem is None and not os.path.isdir(nearest_directory(real)):
-                problem = f"can't be placed: `{nearest_directory(real)}` is no directory"
+                problem = f"can't be placed: `{nearest_directory(real)}` is not a directory"
             seen.add(real)
             if problem is not None:
                 problems.append(f"`{file.path}` {problem}")

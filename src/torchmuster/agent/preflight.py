@@ -263,5 +263,5 @@ def _report(finding: "Finding") -> Report:
         error=finding.error,
         at=finding.at,
         because=finding.because,
-        hint=f"{hint}`--no-preflight` starts the workers all the same",
+        hint=f"{hint}`--no-preflight` starts the workers anyway",
     )

@@ -68,7 +68,7 @@ def _read(given: dict[str, Any]) -> dict[str, Any]:
     }
     if not numbers["timeout"]:
         where, fix = f"--timeout {given['timeout']}", "--timeout 10m"
-        problems.add("the limit is no time above 0", where, fix=fix)
+        problems.add("the limit is not a time above 0", where, fix=fix)
     counts = {numbers["count"], numbers["num_nodes"]} - {None}
     if len(counts) > 1:
         problems.add("--count and --num-nodes are the same thing, and differ")
@@ -86,7 +86,7 @@ def _number(given: dict[str, Any], name: str, low: int, high: int, problems: Any
     option = f"--{name.replace('_', '-')}"
     if text.isascii() and text.isdecimal() and len(text) < 10 and low <= int(text) <= high:
         return int(text)
-    problems.add(f"`{text}` is no number from {low} to {high}", f"{option} {text}")
+    problems.add(f"`{text}` is not a number from {low} to {high}", f"{option} {text}")
     return None
 
 

@@ -257,7 +257,9 @@ def gc(ctx: click.Context, *, older_than: str, yes: bool) -> int:
 
     age_s = parse_seconds(older_than)
     if age_s is None:
-        raise UsageError(f"`{older_than}` is no duration", where="--older-than", fix="12h or 7d")
+        raise UsageError(
+            f"`{older_than}` is not a valid duration", where="--older-than", fix="12h or 7d"
+        )
     store = _open(ctx)
     if not yes:
         click.confirm(

@@ -57,7 +57,9 @@ def check(name: str, *, job: bool, timeout: str, as_json: bool) -> int:
 
     timeout_s = parse_timeout(timeout)
     if not timeout_s:
-        raise UsageError(f"`{timeout}` is no duration", where="--timeout", fix="--timeout 10m")
+        raise UsageError(
+            f"`{timeout}` is not a valid duration", where="--timeout", fix="--timeout 10m"
+        )
     site = my_sites().get(name)
     return show_check(site, shutil.which, timeout_s if job else None, as_json=as_json)
 
@@ -98,7 +100,7 @@ def show_check(site: "Site", which: "Which", job_timeout_s: float | None, *, as_
     checks = run_checks(site, which)
     note = _NOT_TRIED
     if any(entry["ok"] is False for entry in checks):
-        note = f"no test job before this is mended: {_NOT_TRIED}"
+        note = f"no test job until this is fixed: {_NOT_TRIED}"
     elif job_timeout_s is not None and site.is_batch:
         from torchmuster.cli.engine_job import try_job
 

@@ -156,7 +156,7 @@ def _order(
     limit_s = parse_seconds(timeout) if timeout is not None else None
     if timeout is not None and not limit_s:
         where, fix = f"--timeout {timeout}", "--timeout 30s"
-        raise UsageError("the limit is no time above 0", where=where, fix=fix)
+        raise UsageError("the limit is not a time above 0", where=where, fix=fix)
     if tty is None:
         tty = group is None and _is_terminal(0) and _is_terminal(1)
     input_fd = 0 if group is None else None

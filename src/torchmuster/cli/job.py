@@ -102,14 +102,16 @@ def job_wishes(given: dict[str, Any], problems: "Problems") -> "JobWishes":
     if given["time_limit"] is not None:
         limit_s = parse_timeout(given["time_limit"])
         if not limit_s:
-            problems.add(f"`{given['time_limit']}` is no duration", "--time", fix="--time 2h")
+            problems.add(
+                f"`{given['time_limit']}` is not a valid duration", "--time", fix="--time 2h"
+            )
     warn_s = parse_timeout(given["warn"])
     if warn_s is None:
-        problems.add(f"`{given['warn']}` is no duration", "--warn", fix="--warn 120s")
+        problems.add(f"`{given['warn']}` is not a valid duration", "--warn", fix="--warn 120s")
     if given["mem"] is not None:
         memory_bytes = parse_size(given["mem"])
         if not memory_bytes:
-            problems.add(f"`{given['mem']}` is no size", "--mem", fix="--mem 64Gi")
+            problems.add(f"`{given['mem']}` is not a valid size", "--mem", fix="--mem 64Gi")
     return JobWishes(
         queue=given["queue"],
         account=given["account"],

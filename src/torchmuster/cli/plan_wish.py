@@ -124,7 +124,7 @@ def _read_params(text: str | None, found: list[UsageError]) -> float | None:
     match = _COUNT.fullmatch(text.strip())
     count = float(match.group(1)) * _FACTORS[match.group(2).upper()] if match else 0.0
     if not 1 <= count <= _MAX_PARAMS:
-        what = f"`{text}` is no number of parameters"
+        what = f"`{text}` is not a valid number of parameters"
         found.append(UsageError(what, where="--params", fix="--params 7e9, 7B or 350M"))
     return count
 
@@ -134,7 +134,7 @@ def _read_time(text: str | None, found: list[UsageError]) -> float | None:
         return None
     seconds = parse_seconds(text)
     if not seconds:
-        what = f"`{text}` is no duration"
+        what = f"`{text}` is not a valid duration"
         found.append(UsageError(what, where="--step-time", fix="--step-time 470ms"))
     return seconds
 
@@ -169,5 +169,5 @@ def _read_link(option: str, text: str | None, found: list[UsageError]) -> Link |
         near = difflib.get_close_matches(text.lower(), names, n=1)
         fix = f"did you mean `{names[near[0]]}`?" if near else f"{option} 25Gbit/s,50us"
         why = "it is no RATE,LATENCY and none of the names of `muster plan --list`"
-        found.append(UsageError(f"`{text}` is no link", where=option, why=why, fix=fix))
+        found.append(UsageError(f"`{text}` is not a known link", where=option, why=why, fix=fix))
     return link

@@ -15,7 +15,12 @@ _MAX_ROWS = 40
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--older", default="30d", metavar="TIME", help="What ended so long ago; default 30d.")
+@click.option(
+    "--older",
+    default="30d",
+    metavar="TIME",
+    help="Runs that ended at least this long ago; default 30d.",
+)
 @click.option(
     "--keep-last-snapshot",
     is_flag=True,
@@ -39,7 +44,9 @@ def prune(**given: Any) -> int:
     older_s = parse_timeout(given["older"])
     if older_s is None:
         raise UsageError(
-            f"`{given['older']}` is no duration", where="--older", fix="--older 30d, 12h or 0s"
+            f"`{given['older']}` is not a valid duration",
+            where="--older",
+            fix="--older 30d, 12h or 0s",
         )
     plan = plan_prune(
         older_s,

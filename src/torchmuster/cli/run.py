@@ -81,7 +81,7 @@ _OF_A_JOB = {
     help="Whose output the terminal shows; default rank 0.",
 )
 @click.option("--detach", is_flag=True, help="Return at once; the run goes on in the background.")
-@click.option("--grow", is_flag=True, help="End the attempt to take a newcomer in.")
+@click.option("--grow", is_flag=True, help="Restart the attempt when a new node joins, to use it.")
 @click.option(
     "--start",
     type=click.Choice(["auto", "fork", "fresh"]),
@@ -106,7 +106,10 @@ _OF_A_JOB = {
 @click.option("--grace", default="30", metavar="TIME", help="From a stop to SIGKILL; default 30s.")
 @click.option("--join-timeout", default="600", metavar="TIME", help="Wait for nodes; default 10m.")
 @click.option(
-    "--last-call", default="2", metavar="TIME", help="Wait for more than MIN; default 2s."
+    "--last-call",
+    default="2",
+    metavar="TIME",
+    help="How long to wait for more nodes than MIN; default 2s.",
 )
 @click.option("--time", "time_limit", metavar="TIME", help="Time limit of the job, e.g. 2h.")
 @click.option("--queue", "--partition", "queue", metavar="NAME", help="Queue or partition.")
@@ -114,9 +117,14 @@ _OF_A_JOB = {
 @click.option("--cpus-per-node", type=click.IntRange(min=1), metavar="N", help="CPUs of each node.")
 @click.option("--gpus-per-node", type=click.IntRange(min=0), metavar="N", help="GPUs of each node.")
 @click.option("--mem", metavar="SIZE", help="Memory of each node, e.g. 64Gi.")
-@click.option("--warn", default="120s", metavar="TIME", help="SIGUSR1 so long before the end.")
 @click.option(
-    "--resubmit", type=click.IntRange(0, 1000), metavar="K", help="Go on in K more jobs; default 0."
+    "--warn", default="120s", metavar="TIME", help="How long before the time limit to send SIGUSR1."
+)
+@click.option(
+    "--resubmit",
+    type=click.IntRange(0, 1000),
+    metavar="K",
+    help="How many more jobs may continue it; default 0.",
 )
 @click.option("--hosts", metavar="A,B:N", help="Hosts for --on ssh, with their workers.")
 @click.option("--hostfile", metavar="FILE", help="A file of hosts for --on ssh.")
@@ -124,9 +132,13 @@ _OF_A_JOB = {
 @click.option(
     "--hang-timeout",
     metavar="MIN[:MAX]|off",
-    help="A rank stands so long while others wait: a hang; default 60s:30m.",
+    help="How long a rank may stand still while others wait; default 60s:30m.",
 )
-@click.option("--debug", is_flag=True, help="NCCL and torch tell more; a file of NCCL's per rank.")
+@click.option(
+    "--debug",
+    is_flag=True,
+    help="More output of NCCL and torch, and a file of NCCL's for each rank.",
+)
 @click.option("--here", is_flag=True, help="On this machine, even inside of a job.")
 @click.option("--dry-run", is_flag=True, help="Show the job script and command, submit nothing.")
 @click.argument("script")

@@ -10,6 +10,7 @@ _EVERYBODYS = frozenset({"--help"})
 
 # torchrun's word for it, and what `muster run` calls it; None: it is not needed.
 TORCHRUN_OPTIONS: dict[str, str | None] = {
+    "--nnodes": "--nodes",
     "--max-restarts": "--max-restarts",
     "--nproc-per-node": "--nproc-per-node",
     "--module": "-m",

@@ -294,7 +294,7 @@ def _plan(
         seconds[name] = parse_timeout(given[name])
         if seconds[name] is None:
             fix = f"--{name} 30s, 10m or 1h"
-            problems.add(f"`{given[name]}` is no duration", f"--{name}", fix=fix)
+            problems.add(f"`{given[name]}` is not a valid duration", f"--{name}", fix=fix)
     run_id = given["run_id"] or new_run_id(loaded.name)
     try:
         check_run_id(run_id)

@@ -160,7 +160,7 @@ def restart_workflow(view: "RunView", *, detach: bool) -> int:
     workflow = workflow_of(view)
     finished = workflow.finished_groups()
     if len(finished) == len(workflow.groups):
-        fix = f"muster submit {workflow.plan.spec_path} runs it anew"
+        fix = f"muster submit {workflow.plan.spec_path} runs it again"
         raise UsageError(f"all groups of the run {view.run_id} have completed", fix=fix)
     plan = replace(
         workflow.plan,

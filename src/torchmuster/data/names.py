@@ -32,7 +32,7 @@ def compile_regex(regex: str | None) -> Callable[[str], bool]:
     try:
         pattern = re.compile(regex)
     except re.error as error:
-        what = f"`{regex}` is no regular expression"
+        what = f"`{regex}` is not a valid regular expression"
         raise DataError(what, where="regex", why=str(error)) from error
     return lambda name: pattern.match(name) is not None
 
@@ -184,7 +184,7 @@ class _Walk:
         if stat.S_ISREG(facts.st_mode):
             self.files[name] = _local_file(name, path, facts)
         else:
-            self.notes.append(f"`{name}` is no regular file: left out")
+            self.notes.append(f"`{name}` is not a regular file: left out")
 
 
 def _local_file(name: str, path: str, facts: os.stat_result) -> LocalFile:

@@ -66,7 +66,7 @@ def check_tag(tag: str) -> None:
 def _bad(text: str, part: str) -> UsageError:
     mended = re.sub(r"[^A-Za-z0-9_-]+", "-", part).strip("-")
     return UsageError(
-        f"`{text}` is no name of a dataset",
+        f"`{text}` is not a valid name of a dataset",
         why="the form is [bucket/]NAME[:tag or version], of letters, digits, `_` and `-`",
         fix=f"did you mean `{mended}`?" if mended and "/" not in part else None,
     )

@@ -66,7 +66,7 @@ def _unknown(scheme: str, url: str) -> DataError:
         )
     near = difflib.get_close_matches(scheme, [*_STORES, "file"], n=1, cutoff=0.5)
     known = "s3://, gs://, azure://, abfs://, file:// and plain paths are known"
-    what = f"`{scheme}://` is no kind of URL that can be reached"
+    what = f"`{scheme}://` is not a kind of URL that can be reached"
     return DataError(
         what, where=url, why=known, fix=f"did you mean `{near[0]}://`?" if near else None
     )

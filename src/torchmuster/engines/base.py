@@ -142,7 +142,7 @@ def _site_line(prefix: str, line: str) -> str:
     bare = check_text(line, "directives").strip().removeprefix(f"#{prefix}").strip()
     if not bare.startswith("-"):
         fix = f"write it as behind #{prefix}: `--option=value` or `-x value`"
-        raise UsageError(f"the directive `{line}` is no option", where="directives", fix=fix)
+        raise UsageError(f"the directive `{line}` is not an option", where="directives", fix=fix)
     return bare
 
 
@@ -327,5 +327,5 @@ def check_command(start: NodeStart) -> tuple[str, ...]:
 def check_node(name: str) -> str:
     """Return a node's name; ValueError for one that could be an option or a list."""
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
-        raise ValueError(f"`{name}` is no name of a node")
+        raise ValueError(f"`{name}` is not a valid name of a node")
     return name

@@ -34,8 +34,8 @@ def guard(
     names = list(dict.fromkeys([*sites, *(_CLIENTS[command] for command in found)]))
     offers = " or ".join(f"--on {name}" for name in names)
     return UsageError(
-        "this looks like a login node: nothing is started here unasked",
+        "refusing to start on what looks like a login node",
         where=", ".join(found.values()),
         why=f"{' and '.join(found)} on PATH, and no job around this shell",
-        fix=f"{offers} submits a job; --here runs on this machine all the same",
+        fix=f"{offers} submits a job; use --here to run on this machine anyway",
     )

@@ -49,7 +49,7 @@ def session_argv(ssh: Sequence[str], host: SshHost, command: str) -> list[str]:
     if host.port is not None:
         argv += ["-p", str(host.port)]
     if host.name.startswith("-"):
-        raise ValueError(f"`{host.name}` is no host")
+        raise ValueError(f"`{host.name}` is not a valid host")
     return [*argv, host.name, command]
 
 

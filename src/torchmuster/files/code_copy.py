@@ -212,7 +212,7 @@ def check_member(member: tarfile.TarInfo) -> None:
         if member.linkname.startswith("/") or inside.split("/")[0] == "..":
             raise ValueError(f"the link {member.name!r} leaves its folder")
     elif not member.isreg():
-        raise ValueError(f"{member.name!r} is no file")
+        raise ValueError(f"{member.name!r} is not a file")
 
 
 def _unpack(archive: tarfile.TarFile, member: tarfile.TarInfo, root: str) -> None:

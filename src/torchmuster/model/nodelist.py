@@ -14,7 +14,7 @@ def expand_hostlist(text: str) -> tuple[str, ...]:
     """Return the names of a host list, in its own order.
 
     Raises:
-        ValueError: It is no host list, or one of more than 65536 names.
+        ValueError: It is not a valid host list, or one of more than 65536 names.
 
     Source: https://slurm.schedmd.com/scontrol.html, "show hostnames".
     """
@@ -37,7 +37,7 @@ def expand_counts(text: str) -> tuple[int, ...]:
         match = _COUNT.fullmatch(word)
         repeat = int(match.group(2) or 1) if match else 0
         if match is None or repeat > MAX_NODES - len(counts):
-            raise ValueError(f"`{text}` is no list of counts")
+            raise ValueError(f"`{text}` is not a valid list of counts")
         counts += [int(match.group(1))] * repeat
     return tuple(counts)
 
@@ -60,7 +60,7 @@ def _split_outside_brackets(text: str) -> list[str]:
         else:
             words[-1] += char
     if depth != 0 or "" in words:
-        raise ValueError(f"`{text}` is no host list")
+        raise ValueError(f"`{text}` is not a valid host list")
     return words
 
 

@@ -290,7 +290,7 @@ class _Guest:
                 raise _refused_key(there, error) from error
             return False
         except UnicodeError as error:
-            raise UsageError(f"`{self._barrier.host}` is no name of a host") from error
+            raise UsageError(f"`{self._barrier.host}` is not a valid name of a host") from error
         except OSError as error:
             reason = error.strerror or str(error) or "no answer in 5 s"
             self._state = f"{there} can't be reached, trying again: {reason}"

@@ -127,7 +127,7 @@ def shortfalls(plan: WorkflowPlan, machine: Machine) -> list[str]:
     for kind, (of_task, here) in kinds.items():
         asked = max(sum(of_task(task) for task in group.tasks) for group in plan.groups)
         if asked > here:
-            what = "tasks run without" if here == 0 else "tasks share what there is"
+            what = "tasks run without one" if here == 0 else "tasks share what there is"
             found.append(f"{kind}: {asked} asked for, {here} here: {what}")
     sizes = {"memory": machine.memory_bytes, "storage": machine.storage_bytes}
     for kind, here in sizes.items():

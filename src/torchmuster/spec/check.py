@@ -259,7 +259,7 @@ def _check_task(task: TaskView, view: View) -> None:
     for i, mount in enumerate(mounts if isinstance(mounts, list) else []):
         parts = mount.split(":") if isinstance(mount, str) else []
         if len(parts) > 2 or not all(parts):
-            what = f"`{mount}` is no mount: SOURCE or SOURCE:DESTINATION"
+            what = f"`{mount}` is not a valid mount: SOURCE or SOURCE:DESTINATION"
             findings.add((*task.path, "volumeMounts", i), what)
 
 
@@ -356,7 +356,7 @@ def _check_exit_actions(task: TaskView, findings: Findings) -> None:
         action = key.upper() if isinstance(key, str) else ""
         if action not in _ACTIONS:
             fix = did_you_mean(action, _ACTIONS, f"one of {', '.join(_ACTIONS)}")
-            findings.add(path, f"{kind_of(key)} is no exit action", fix, at_key=True)
+            findings.add(path, f"{kind_of(key)} is not an exit action", fix, at_key=True)
         elif action in named:
             what = f"`{key}` and `{named[action]}` are the same exit action"
             findings.add(path, what, "write their codes with a comma: 1,2", at_key=True)

@@ -213,7 +213,7 @@ def _script(path: KeyPath, task: schema.Task, around: Surroundings) -> str:
     if not os.path.isfile(found):
         what = f"there is no script `{script}`"
         fix = _near_file(around.folder, script)
-        why = f"{os.path.normpath(found)} is no file"
+        why = f"{os.path.normpath(found)} is not a file"
         around.findings.add((*path, "script"), what, fix, why=why)
     return os.path.normpath(found)
 
@@ -265,7 +265,7 @@ def _local_file(path: KeyPath, entry: schema.FileSpec, around: Surroundings) -> 
             text = around.template(content.decode(), found)
             return model.FileEntry(path=entry.path, content=text, tokens=True, mode=mode)
         except UnicodeDecodeError:
-            what = f"`{name}` is no text, so it can't be a template"
+            what = f"`{name}` is not text, so it can't be a template"
             around.findings.add((*path, "templated"), what)
     try:
         return model.FileEntry(path=entry.path, content=content.decode(), tokens=False, mode=mode)

@@ -148,7 +148,9 @@ class Reader:
         nodes, num_tasks = lead.launch.nodes, len(group.members)
         match = re.fullmatch(r"(?:\d+:)?(\d+)", nodes)
         if match is None:
-            self._at_torchrun(group, group.lead, lead, f"`--nnodes {nodes}` is no number of nodes")
+            self._at_torchrun(
+                group, group.lead, lead, f"`--nnodes {nodes}` is not a valid number of nodes"
+            )
         elif int(match[1]) != num_tasks:
             tasks = f"{num_tasks} task{'s' if num_tasks != 1 else ''}"
             what = f"torchrun asks for {match[1]} nodes, and the group `{group.name}` has {tasks}"

@@ -46,7 +46,7 @@ def parse_host(line: str) -> Host:
     match = _HOST.fullmatch(words[0]) if words else None
     if match is None:
         raise UsageError(
-            f"`{line.strip()[:80]}` is no host", fix="node1, node1 slots=4 or me@node1"
+            f"`{line.strip()[:80]}` is not a valid host", fix="node1, node1 slots=4 or me@node1"
         )
     slots = match["slots"]
     for word in words[1:]:
@@ -55,7 +55,7 @@ def parse_host(line: str) -> Host:
             continue
         if key not in _SLOTS or not equals:
             fix = did_you_mean(key, _SLOTS, "node1 slots=4")
-            raise UsageError(f"`{word[:80]}` is no setting of a host", fix=fix)
+            raise UsageError(f"`{word[:80]}` is not a setting of a host", fix=fix)
         if slots is not None:
             raise UsageError(f"`{line.strip()[:80]}` gives the number of slots twice")
         slots = value
@@ -123,5 +123,5 @@ def _number_of(slots: str | None) -> int | None:
     if slots is None:
         return None
     if not re.fullmatch(r"\d{1,9}", slots) or not 1 <= int(slots) <= _MAX_SLOTS:
-        raise UsageError(f"`{slots[:40]}` is no number of slots", fix=f"1 to {_MAX_SLOTS}")
+        raise UsageError(f"`{slots[:40]}` is not a valid number of slots", fix=f"1 to {_MAX_SLOTS}")
     return int(slots)

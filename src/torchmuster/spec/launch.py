@@ -139,7 +139,9 @@ def parse_nodes(text: str, option: str, problems: Problems) -> tuple[int, int] |
     """Return (minimum, maximum) from `N` or `MIN:MAX`."""
     low, colon, high = text.partition(":")
     if not low.isdecimal() or (colon and not high.isdecimal()):
-        problems.add(f"`{text}` is no number of nodes", option, fix=f"{option} 2 or {option} 1:3")
+        problems.add(
+            f"`{text}` is not a valid number of nodes", option, fix=f"{option} 2 or {option} 1:3"
+        )
         return None
     minimum, maximum = int(low), int(high) if colon else int(low)
     if minimum < 1:
@@ -177,7 +179,7 @@ def parse_workers(text: str, gpus: Sequence[str], problems: Problems) -> tuple[i
         else:
             near = difflib.get_close_matches(word, ["gpu", "cpu", "auto"], n=1)
             fix = f"--nproc-per-node {near[0]}" if near else "--nproc-per-node 4 or 4,2"
-            problems.add(f"`{word}` is no number of workers", where, fix=fix)
+            problems.add(f"`{word}` is not a valid number of workers", where, fix=fix)
             return None
     if min(counts) < 1:
         problems.add("a node needs at least 1 worker", where, fix="--nproc-per-node 1")
@@ -292,7 +294,9 @@ def _limits(options: LaunchOptions, problems: Problems) -> Limits | None:
         seconds = parse_seconds(text)
         option = "--" + name.replace("_", "-")
         if seconds is None:
-            problems.add(f"`{text}` is no duration", option, fix=f"{option} 30s, 10m or 1h")
+            problems.add(
+                f"`{text}` is not a valid duration", option, fix=f"{option} 30s, 10m or 1h"
+            )
         else:
             durations[f"{name}_s"] = seconds
     if options.max_restarts < 0:
@@ -316,7 +320,7 @@ def parse_hang_timeout(text: str | None, problems: Problems) -> dict[str, float]
     where = f"--hang-timeout {text}"
     known = [value for value in seconds if value]
     if len(words) > 2 or len(known) < len(words):
-        problems.add(f"`{text}` is no time above 0", where, fix=fix)
+        problems.add(f"`{text}` is not a time above 0", where, fix=fix)
         return None
     if known[-1] < known[0]:
         problems.add(f"the most, {words[-1]}, is less than {words[0]}", where, fix=fix)

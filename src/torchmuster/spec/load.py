@@ -295,7 +295,7 @@ def _take_local_datasets(
             found = os.path.normpath(os.path.join(folder, os.path.expanduser(dataset.localpath)))
             if not os.path.isdir(found):
                 where = (*path, "inputs", i, "dataset", "localpath")
-                why = f"{found} is no folder"
+                why = f"{found} is not a folder"
                 findings.add(where, f"there is no folder `{dataset.localpath}`", why=why)
                 continue
             loaded.local_datasets.append(

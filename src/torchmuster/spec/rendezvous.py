@@ -134,7 +134,7 @@ def parse_waits(
     seconds = [parse_seconds(word) for word in words.values()]
     for (option, word), value in zip(words.items(), seconds, strict=True):
         if value is None:
-            what = f"`{word}` is no number of seconds"
+            what = f"`{word}` is not a valid number of seconds"
             problems.add(what, option, fix=f"{option}=30")
     join_s, last_call_s = seconds
     return None if join_s is None or last_call_s is None else (join_s, last_call_s)

@@ -113,7 +113,7 @@ def _name(value: Any) -> Any:
 def _variable(value: Any) -> Any:
     word = _text(value)
     if not _VARIABLE.fullmatch(word):
-        what = f"{shown(word)} is no name of an environment variable"
+        what = f"{shown(word)} is not a valid name of an environment variable"
         near = re.sub(r"[^A-Za-z0-9_]+", "_", word).strip("_").lstrip("0123456789")
         raise wrong(what, f"`{near}`" if near else None)
     return word
@@ -148,7 +148,7 @@ def _size(value: Any) -> Any:
         return size
     if size is not None:
         raise wrong(f"the size {shown(word)} is too large")
-    raise wrong(f"{shown(word)} is no size", _near_size(word))
+    raise wrong(f"{shown(word)} is not a valid size", _near_size(word))
 
 
 def _near_size(word: str) -> str:
@@ -172,7 +172,7 @@ def _seconds(value: Any) -> Any:
         raise wrong(f"the time {shown(word)} is negative", word[1:])
     seconds = parse_timeout(word) if len(word) <= _MAX_WORD else None
     if seconds is None or not math.isfinite(seconds):
-        raise wrong(f"{shown(word)} is no time", _TIMES)
+        raise wrong(f"{shown(word)} is not a valid time", _TIMES)
     if seconds <= 0:
         raise wrong("a time must be more than 0", _TIMES)
     if seconds > _MAX_SECONDS:
@@ -186,7 +186,7 @@ def _regex(value: Any) -> Any:
         re.compile(word)
     except (re.error, OverflowError, RecursionError) as error:
         fix = f"`.*{re.escape(word[1:])}`" if word.startswith("*") else None
-        raise wrong(f"{shown(word)} is no regular expression: {error}", fix) from None
+        raise wrong(f"{shown(word)} is not a valid regular expression: {error}", fix) from None
     return word
 
 
@@ -277,7 +277,7 @@ def _url(value: Any) -> Any:
     if match[1].lower() not in _SCHEMES:
         near = did_you_mean(match[1], _SCHEMES)
         fix = near.replace("`?", "://`?") if near else _SHOWN_SCHEMES
-        raise wrong(f"`{match[1]}://` is no place for data", fix)
+        raise wrong(f"`{match[1]}://` is not a place for data", fix)
     if not match[2].strip("/") and match[1] != "memory":
         raise wrong(f"{shown(word)} names no place", f"{match[1]}://BUCKET/FOLDER")
     if ".." in word.split("/"):
@@ -288,7 +288,7 @@ def _url(value: Any) -> Any:
 def _dataset_name(value: Any) -> Any:
     word = _text(value)
     if not _DATASET.fullmatch(_TOKEN.sub("x", word)):
-        what = f"{shown(word)} is no dataset: [BUCKET/]NAME[:VERSION or :TAG]"
+        what = f"{shown(word)} is not a valid dataset: [BUCKET/]NAME[:VERSION or :TAG]"
         raise wrong(what, "each part takes letters, digits, `-` and `_`")
     return word
 
@@ -300,7 +300,7 @@ def _exit_ranges(value: Any) -> Any:
     if not _EXIT_CODES.fullmatch(word):
         fix = re.sub(r"\s+", "", word)
         hint = fix if _EXIT_CODES.fullmatch(fix) else "e.g. 3, 1-2, 3,10-20"
-        raise wrong(f"{shown(word)} is no list of exit codes", hint)
+        raise wrong(f"{shown(word)} is not a valid list of exit codes", hint)
     if word.count(",") >= _MAX_RANGES:
         raise wrong(f"there are more than {_MAX_RANGES} ranges")
     for part, low, high in split_ranges(word):
@@ -310,7 +310,7 @@ def _exit_ranges(value: Any) -> Any:
 
 
 def split_ranges(word: str) -> list[tuple[str, int, int]]:
-    """Return (text, first, last) of each range; none when the text is no list of exit codes."""
+    """Return (text, first, last) of each range; none when the text is not a valid list of exit codes."""
     if word.count(",") >= _MAX_RANGES or not _EXIT_CODES.fullmatch(word):
         return []
     parts = [(part, *part.partition("-")[::2]) for part in word.split(",")]
@@ -322,7 +322,7 @@ def _nodes(value: Any) -> Any:
     match = re.fullmatch(r"([0-9]{1,9})(?::([0-9]{1,9}))?", word)
     low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if match is None or low < 1:
-        raise wrong(f"{shown(word)} is no number of nodes", "4, or 2:4")
+        raise wrong(f"{shown(word)} is not a valid number of nodes", "4, or 2:4")
     if low > high:
         raise wrong(f"`{word}` asks for at least {low} and at most {high} nodes", f"{high}:{low}")
     if high > MAX_NODES:
@@ -337,7 +337,7 @@ def _workers(value: Any) -> Any:
             continue
         if not re.fullmatch(r"[0-9]{1,9}", word):
             near = did_you_mean(word, ("gpu", "cpu", "auto"), "4, or gpu")
-            raise wrong(f"{shown(word)} is no number of workers", near)
+            raise wrong(f"{shown(word)} is not a valid number of workers", near)
         if int(word) < 1:
             raise wrong("a node needs at least 1 worker", "1")
     return text

@@ -111,7 +111,7 @@ def _report_unknown(
         if fix is None and name in _BELOW:
             fix = f"indent `{name}:`, so that it stands under `workflow:`"
         why = f"the top-level keys are {', '.join(KNOWN)}"
-        what = f"`{name}` is no top-level key"
+        what = f"`{name}` is not a top-level key"
         problems.add(what, f"{source.path}:{start + 1}:1", why, fix)
 
 

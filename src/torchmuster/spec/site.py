@@ -208,7 +208,7 @@ def _read(
         errors.append(UsageError("the file can't be read", where=path, why=error.strerror))
         return None
     if len(data) > _MAX_SIZE_BYTES:
-        errors.append(UsageError("this is no TOML file of at most 1 MiB", where=path))
+        errors.append(UsageError("this is not a TOML file of at most 1 MiB", where=path))
         return None
     try:
         text = data.decode()

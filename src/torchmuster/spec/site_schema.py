@@ -239,7 +239,7 @@ class SiteKeys(_Model):
             bare = line.strip().removeprefix(first if first.startswith("#") else "").strip()
             if not bare.startswith("-"):
                 raise wrong(
-                    f"the directive {shown(line)} is no option", "--option=value or -x value"
+                    f"the directive {shown(line)} is not an option", "--option=value or -x value"
                 )
         return lines
 

@@ -104,7 +104,7 @@ def _is_odd_archive(path: str, where: str, problems: TakesProblems) -> bool:
         hint = f"; {near[0]} is one" if near else ""
         why = f"unpacked are {', '.join(ARCHIVE_SUFFIXES)}{hint}"
         fix = f"{where}:{name} copies it as it is"
-        problems.add(f"`{name}` is no archive that can be unpacked", where, why, fix)
+        problems.add(f"`{name}` is not an archive that can be unpacked", where, why, fix)
     return odd
 
 

@@ -275,7 +275,9 @@ def _parse_nproc(text: str, gpus: Sequence[str], problems: Problems) -> int | No
         fix = f"--nproc-per-node {near[0] if near else 4}"
         if "," in text:
             fix = "give each node's own number in its own command"
-        problems.add(f"`{text}` is no number of workers", f"--nproc-per-node {text}", fix=fix)
+        problems.add(
+            f"`{text}` is not a valid number of workers", f"--nproc-per-node {text}", fix=fix
+        )
         return None
     counts = parse_workers(text, gpus, problems)
     return counts[0] if counts else None
@@ -291,10 +293,10 @@ def _parse_limits(
     waits = parse_waits(conf, given.rdzv_backend == "static", problems)
     grace = parse_seconds(shutdown)
     if grace is None:
-        what = f"`{shutdown}` is no number of seconds"
+        what = f"`{shutdown}` is not a valid number of seconds"
         problems.add(what, "--shutdown-timeout", fix="--shutdown-timeout 30")
     if not given.max_restarts.isdecimal():
-        what = f"`{given.max_restarts}` is no number of restarts"
+        what = f"`{given.max_restarts}` is not a valid number of restarts"
         problems.add(what, "--max-restarts", fix="--max-restarts 3")
         return None
     if grace is None or waits is None:
@@ -339,7 +341,7 @@ def _parse_filter(text: str, problems: Problems) -> tuple[int, ...] | None:
     words = [word.strip() for word in text.split(",")]
     if not all(word.isdecimal() for word in words):
         problems.add(
-            f"`{text}` is no list of local ranks",
+            f"`{text}` is not a valid list of local ranks",
             "--local-ranks-filter",
             fix="--local-ranks-filter 0,1",
         )
@@ -355,7 +357,9 @@ def _parse_node_rank(
 ) -> int | None:
     text = conf.get("rank", given.node_rank)
     if not text.isdecimal():
-        problems.add(f"`{text}` is no node rank", "--node-rank", fix="--node-rank 0 on the head")
+        problems.add(
+            f"`{text}` is not a valid node rank", "--node-rank", fix="--node-rank 0 on the head"
+        )
         return None
     if nodes is not None and given.rdzv_backend == "static" and int(text) >= nodes[1]:
         what = f"node rank {text} is outside a run of {nodes[1]} node{'s' if nodes[1] > 1 else ''}"

@@ -117,7 +117,7 @@ def default_values(text: str, name: str, first_line: int, problems: Problems) ->
     if not isinstance(values, dict):
         where = document.where(("default-values",))
         fix = "default-values:\n  n_nodes: 2"
-        problems.add("`default-values` is no map of names to values", where, fix=fix)
+        problems.add("`default-values` is not a map of names to values", where, fix=fix)
         return []
     lines = text.split("\n")
     found = []
@@ -151,7 +151,9 @@ def _pairs(words: Sequence[str], option: str, problems: Problems) -> Iterator[tu
             what = f"`{name}` is the name of a token and can't be set"
             problems.add(what, where, f"`{{{{{name}}}}}` gets its value when a task starts")
         elif why := check_name(name):
-            problems.add(f"`{name}` is no name of a value", where, why, _better_name(name, option))
+            problems.add(
+                f"`{name}` is not a valid name of a value", where, why, _better_name(name, option)
+            )
         else:
             yield name, text
 

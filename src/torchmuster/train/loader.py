@@ -184,7 +184,7 @@ class Loader:
         if len(set(digests)) > 1:
             odd = next(rank for rank, one in enumerate(digests) if one != digests[0])
             raise DatasetError(
-                f"the dataset of rank {odd} is another one than that of rank 0",
+                f"the dataset of rank {odd} differs from that of rank 0",
                 where="sample 0",
                 why="its values differ; often the dataset draws random numbers when it is made",
                 fix="make the dataset alike on all ranks: after tm.init(), or with a generator of"
@@ -280,7 +280,7 @@ class Loader:
                 "; ".join(differs),
                 where="World.resume(data=...)",
                 why="the order of samples would be another one: some would be lost, some seen twice",
-                fix="restore the dataset and the seed, or begin anew with another folder",
+                fix="restore the dataset and the seed, or start over with another folder",
             )
         self.begin_epoch(state["epoch"], state["position"])
 

@@ -105,7 +105,7 @@ class Objects:
                     f"`{name}` does not take the snapshot of step {manifest.step}",
                     where=folder.url,
                     why=str(error)[:500],
-                    fix="restore the script that it was made with, or begin anew with another"
+                    fix="restore the script that it was made with, or start over with another"
                     " folder",
                 ) from error
 

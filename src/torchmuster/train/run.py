@@ -322,7 +322,7 @@ class Run:
                     f"the snapshot of step {loaded.manifest.step} holds no run's state",
                     where=self._saves.folder_url,
                     why=repr(error)[:300],
-                    fix="it was not written by torchmuster: begin anew with another folder",
+                    fix="it was not written by torchmuster: start over with another folder",
                 ) from error
         clock.boundary_step = clock.steps_done
         if self._data is not None:

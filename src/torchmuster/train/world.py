@@ -130,7 +130,7 @@ class World:
         self._barrier = StoreBarrier(self._store, rank=self.rank, world_size=self.world_size)
 
     def describe(self) -> str:
-        """Return one line on the world: sizes, device, launcher, interface, time-out."""
+        """Return one line on the world: sizes, device, launcher, interface, timeout."""
         workers = "worker" if self.world_size == 1 else "workers"
         nodes = "node" if self.num_nodes == 1 else "nodes"
         backend = "nccl" if self.device.type == "cuda" else "gloo"
@@ -138,7 +138,7 @@ class World:
         return (
             f"{self.world_size} {workers} on {self.num_nodes} {nodes}, {self.device.type},"
             f" {backend}{over}, started by {self.launcher.value},"
-            f" time-out {self._standing.timeout_s:g} s"
+            f" timeout {self._standing.timeout_s:g} s"
         )
 
     @property

@@ -129,10 +129,10 @@ def test_a_count_of_all_tasks_agrees_with_no_count():
 @pytest.mark.parametrize(
     ("more", "what"),
     [
-        ({"name": ""}, "`` is no name of a barrier"),
-        ({"name": "a b"}, "`a b` is no name of a barrier"),
-        ({"name": "x\n"}, "`x\n` is no name of a barrier"),
-        ({"name": "n" * 65}, f"`{'n' * 65}` is no name of a barrier"),
+        ({"name": ""}, "`` is not a valid name of a barrier"),
+        ({"name": "a b"}, "`a b` is not a valid name of a barrier"),
+        ({"name": "x\n"}, "`x\n` is not a valid name of a barrier"),
+        ({"name": "n" * 65}, f"`{'n' * 65}` is not a valid name of a barrier"),
         ({"count": 0}, "a barrier can't wait for 0"),
         ({"count": 1 << 17}, "a barrier can't wait for 131072"),
         ({"timeout_s": 0.0}, "0.0 s is no limit for a wait"),

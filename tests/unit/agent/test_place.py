@@ -88,7 +88,7 @@ def test_a_symlinked_directory_is_resolved_first(tmp_path):
         ("/dev/shm/x", "lies below /dev"),
         ("/a\0b", "is no path"),
         ("/etc", "is a directory on this machine"),
-        ("/etc/passwd/x", "is no directory on this machine"),
+        ("/etc/passwd/x", "is not a directory on this machine"),
     ],
 )
 def test_a_path_that_can_not_be_is_refused_in_words(tmp_path, path, words):

@@ -216,7 +216,12 @@ def test_outside_of_a_workflow_it_says_what_to_do():
     [
         (
             ("--num-nodes", "0", "--rank", "x", "--port", "99999", "--timeout", "soon"),
-            ["`0` is no number", "`x` is no number", "`99999` is no number", "no time above 0"],
+            [
+                "`0` is not a number",
+                "`x` is not a number",
+                "`99999` is not a number",
+                "not a time above 0",
+            ],
         ),
         (("--num-nodes", "2"), ["each caller needs its rank"]),
         (("--num-nodes", "2", "--rank", "1"), ["has to know where rank 0 is"]),

@@ -53,5 +53,5 @@ def test_young_runs_are_no_news(run):
 
 
 def test_a_time_that_is_none_is_refused(run):
-    with pytest.raises(UsageError, match="no duration"):
+    with pytest.raises(UsageError, match="not a valid duration"):
         call("--older", "soon")

@@ -67,5 +67,5 @@ def test_pipes_are_left_out_with_a_sentence(folder):
 
     files, notes = local_files(str(folder))
 
-    assert notes == ["`pipe` is no regular file: left out"]
+    assert notes == ["`pipe` is not a regular file: left out"]
     assert "pipe" not in [file.name for file in files]

@@ -23,7 +23,7 @@ def test_a_name_has_a_bucket_and_a_version_or_a_tag(text, parts):
 
 @pytest.mark.parametrize("text", ["", "a/b/c", "../d", "d:", "d:a b", "a b", "d:1:2", "/d", "d\n"])
 def test_other_names_are_refused(text):
-    with pytest.raises(UsageError, match="no name of a dataset"):
+    with pytest.raises(UsageError, match="not a valid name of a dataset"):
         parse_reference(text)
 
 

@@ -128,7 +128,7 @@ def test_nothing_to_download_is_an_error_that_says_why(place_url, folder, tmp_pa
     with pytest.raises(DataError) as caught:
         download(place_url, str(tmp_path / "back"), regex="nothing")
     assert caught.value.why == "no file's path matches `nothing`"
-    with pytest.raises(DataError, match="no regular expression"):
+    with pytest.raises(DataError, match="not a valid regular expression"):
         download(place_url, str(tmp_path / "back"), regex="(")
 
 

@@ -203,7 +203,7 @@ def test_pbs_starts_nothing_by_srun():
 
 @pytest.mark.parametrize("node", ["-oProxyCommand=x", "n1,n2", "", "n 1"])
 def test_name_that_is_an_option_or_a_list_is_refused(node):
-    with pytest.raises(ValueError, match="no name of a node"):
+    with pytest.raises(ValueError, match="not a valid name of a node"):
         DIALECT.node_argv(NodeStart(node=node, command=("/x",), way=StartWay.SSH))
 
 

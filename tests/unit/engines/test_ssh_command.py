@@ -58,7 +58,7 @@ def test_user_port_and_name_stand_before_the_command():
 
 
 def test_host_that_looks_like_an_option_is_refused():
-    with pytest.raises(ValueError, match="no host"):
+    with pytest.raises(ValueError, match="not a valid host"):
         session_argv(["ssh"], SshHost(name="-oProxyCommand=x"), "true")
 
 

@@ -53,7 +53,7 @@ def test_counts_are_repeated(text, counts):
 
 @pytest.mark.parametrize("text", ["", "4(x)", "x2", "4,", "1(x99999999)"])
 def test_other_counts_are_an_error(text):
-    with pytest.raises(ValueError, match="no list of counts"):
+    with pytest.raises(ValueError, match="not a valid list of counts"):
         expand_counts(text)
 
 

@@ -125,7 +125,7 @@ def test_what_a_group_asks_for_too_much_is_said_for_each_kind():
         machine(cpus=4),
     )
     assert found == [
-        "gpu: 2 asked for, 0 here: tasks run without",
+        "gpu: 2 asked for, 0 here: tasks run without one",
         "cpu: 6 asked for, 4 here: tasks share what there is",
         "memory: 128 GiB asked for, 64 GiB here: tasks share what there is",
     ]

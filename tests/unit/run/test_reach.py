@@ -30,7 +30,7 @@ def test_each_host_is_named_with_what_became_of_it():
         ("arm", True, f"other, here {machine}, no python3 on PATH"),
         ("bad", False, "bad: Permission denied (publickey)."),
         ("slow", False, "it did not answer within 10 s"),
-        ("-o", False, "`-o` is no host"),
+        ("-o", False, "`-o` is not a valid host"),
     ]
 
 

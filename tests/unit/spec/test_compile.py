@@ -64,7 +64,7 @@ def test_times_and_resources_reach_the_plan_as_numbers(tmp_path):
 def test_an_unknown_exit_action_is_an_error_and_no_crash(tmp_path):
     body = "tasks: [{name: a, command: [x], exitActions: {RETRY: 1}}]\n"
 
-    assert one(load(tmp_path, body).errors, "`RETRY` is no exit action")
+    assert one(load(tmp_path, body).errors, "`RETRY` is not an exit action")
 
 
 def test_outputs_of_every_kind_reach_the_plan(tmp_path):

@@ -134,9 +134,9 @@ def test_all_problems_are_found_at_once(planned, problems):
         "a node needs at least 1 worker",
         "the interpreter does not exist or can't be executed",
         "the script does not exist",
-        "`soon` is no duration",
-        "`never` is no duration",
-        "`-1` is no duration",
+        "`soon` is not a valid duration",
+        "`never` is not a valid duration",
+        "`-1` is not a valid duration",
         "a number of restarts can't be negative",
     ]
 

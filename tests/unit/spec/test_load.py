@@ -63,7 +63,7 @@ def test_a_file_with_very_many_problems_shows_the_first_and_counts_the_rest(tmp_
         ({"labels": ["team"]}, "has no value"),
         ({"labels": ["a b=c"]}, "key of a label"),
         ({"labels": ["a=b c"]}, "value of a label"),
-        ({"sets": ["a-b=1"]}, "no name of a value"),
+        ({"sets": ["a-b=1"]}, "not a valid name of a value"),
     ],
 )
 def test_a_wrong_word_of_the_command_line_is_an_error_of_the_option(tmp_path, options, words):

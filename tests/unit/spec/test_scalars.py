@@ -50,7 +50,7 @@ def test_sizes_are_binary(text, size_bytes):
     ("text", "hint"), [("1GB", "1Gi"), ("10gb", "10Gi"), ("1.5Gi", "1536Mi"), ("500mb", "500Mi")]
 )
 def test_a_size_in_other_words_is_refused_with_the_right_one(text, hint):
-    assert refused(scalars.Size, text) == (f"`{text}` is no size", hint)
+    assert refused(scalars.Size, text) == (f"`{text}` is not a valid size", hint)
     assert read(scalars.Size, hint) > 0
 
 

@@ -33,16 +33,16 @@ def test_every_kind_of_newline_ends_a_line(newline):
 @pytest.mark.parametrize(
     ("text", "where", "what", "fix"),
     [
-        ("workflow:\n  a: 1\nversoin: 2", "f.yaml:3:1", "`versoin` is no top", "`version`"),
-        ("workflow:\n  a: 1\ngroups:\n- a", "f.yaml:3:1", "`groups` is no top", "under `workflow:`"),
+        ("workflow:\n  a: 1\nversoin: 2", "f.yaml:3:1", "`versoin` is not a top", "`version`"),
+        ("workflow:\n  a: 1\ngroups:\n- a", "f.yaml:3:1", "`groups` is not a top", "under `workflow:`"),
         ("workflow:\n  a: 1\nworkflow:\n", "f.yaml:3", "stands twice", ""),
         ("{% set x = 1 %}\nworkflow:\n", "f.yaml:1", "would be dropped", "below `workflow:`"),
         ("garbage\nworkflow:\n", "f.yaml:1", "would be dropped", "below `workflow:`"),
         ("groups:\n- name: a", "f.yaml:1", "`groups:` stands at the top", "with a `name:`"),
         ("name: a\ntasks:\n- a", "f.yaml:1", "`name:` and `tasks:` stands", "put it under `workflow:`"),
         ("", "f.yaml", "no top-level key `workflow:`", "workflow:"),
-        ("workfow:\n  a: 1", "f.yaml:1:1", "`workfow` is no top-level key", "`workflow`"),
-        ("workflow:\n  a: |\n    x\nset: y", "f.yaml:4:1", "`set` is no top", "begins in line 2"),
+        ("workfow:\n  a: 1", "f.yaml:1:1", "`workfow` is not a top-level key", "`workflow`"),
+        ("workflow:\n  a: |\n    x\nset: y", "f.yaml:4:1", "`set` is not a top", "begins in line 2"),
     ],
 )  # fmt: skip
 def test_a_mistake_at_the_top_is_named_with_its_line(text, where, what, fix):

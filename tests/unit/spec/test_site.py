@@ -123,7 +123,7 @@ on = "gup"
         ("kind = 'slurm'\npartition = 'p'\nqueue = 'q'", "say the same", None),
         ("kind = 'slurm'\npartition = 'a b'", "can't stand in a job script", None),
         ("kind = 'slurm'\npartition = '-a'", "looks like an option", "directives"),
-        ("kind = 'slurm'\ntime = 'soon'", "`soon` is no time", "90m"),
+        ("kind = 'slurm'\ntime = 'soon'", "`soon` is not a valid time", "90m"),
         ("kind = 'slurm'\nsetup = 'module load x'", "expected a list", '["module load x"]'),
         ("kind = 'slurm'\nsetup = ['a\\nb']", None, None),
         ('kind = "slurm"\nsetup = ["a\\nb"]', "newline", "one line"),
@@ -137,7 +137,7 @@ on = "gup"
         ("kind = 'slurm'\ncpus_per_node = 0", "is not from 1", None),
         ("kind = 'ssh'", "has no hosts", "hosts ="),
         ("kind = 'ssh'\nhosts = ['a slot=4']", "`slot=4`", "`slots`"),
-        ("kind = 'ssh'\nhosts = ['-oProxyCommand=x']", "is no host", None),
+        ("kind = 'ssh'\nhosts = ['-oProxyCommand=x']", "is not a valid host", None),
         ("kind = 'ssh'\nhosts = ['a']\nport = 70000", "is not from 1", None),
     ],
 )

@@ -261,7 +261,7 @@ def test_another_order_than_the_snapshots_is_refused(saved, now, words):
     assert error.why == (
         "the order of samples would be another one: some would be lost, some seen twice"
     )
-    assert error.fix == ("restore the dataset and the seed, or begin anew with another folder")
+    assert error.fix == ("restore the dataset and the seed, or start over with another folder")
 
 
 @pytest.mark.parametrize(
@@ -326,7 +326,7 @@ def test_ranks_with_other_datasets_are_refused():
     next(iter(loaders[1]))
     with pytest.raises(DatasetError) as caught:
         next(iter(loaders[2]))
-    assert caught.value.what == "the dataset of rank 2 is another one than that of rank 0"
+    assert caught.value.what == "the dataset of rank 2 differs from that of rank 0"
 
 
 def test_closed_loaders_leave_no_process():

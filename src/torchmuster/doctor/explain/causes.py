@@ -94,7 +94,7 @@ CAUSES: dict[str, str] = {
     # Collectives.
     "collectives-differ": "ranks made different collectives at the same time",
     "ranks-missing-at-barrier": "named ranks did not come to a barrier",
-    "rank-missing-in-collective": "a collective waited for a rank until its time-out",
+    "rank-missing-in-collective": "a collective waited for a rank until its timeout",
     "rank-ended-early": "a rank ended well while others still needed it",
     "watchdog-stuck": "a call into CUDA or NCCL never came back",
     "peer-lost": "connections were lost; why is not in the logs",

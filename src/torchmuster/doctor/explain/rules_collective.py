@@ -52,7 +52,7 @@ def _wait_elsewhere(places: dict[str, str], waits: list[Event], event: Event) ->
     words = ", ".join(f"{who} at {place}" for who, place in list(places.items())[:4])
     return Finding(
         cause="collectives-differ",
-        sentence=f"all ranks waited until the time-out, but not in the same call: {words}",
+        sentence=f"all ranks waited until the timeout, but not in the same call: {words}",
         confidence=MEDIUM,
         weight=Weight.COLLECTIVE + 2,
         evidence=tuple(e.line for e in waits[:4]),
@@ -67,7 +67,7 @@ def _wait_elsewhere(places: dict[str, str], waits: list[Event], event: Event) ->
 def _all_waited(size: int, waits: list[Event], event: Event) -> Finding:
     return Finding(
         cause="peer-lost",
-        sentence=f"all {size} ranks waited in the same call until the time-out: what they sent did not arrive",
+        sentence=f"all {size} ranks waited in the same call until the timeout: what they sent did not arrive",
         confidence=LOW,
         weight=Weight.COLLECTIVE,
         evidence=tuple(e.line for e in waits[:4]),
@@ -107,17 +107,17 @@ def _missing(case: Case, waits: list[Event], event: Event) -> Finding:
     default = _DEFAULTS_MS.get(int(limit)) if limit.isdigit() else None
     return Finding(
         cause="rank-missing-in-collective",
-        sentence=f"a collective waited for {f'rank {named}' if named else 'a rank'} until its time-out",
+        sentence=f"a collective waited for {f'rank {named}' if named else 'a rank'} until its timeout",
         confidence=MEDIUM if named else LOW,
         weight=Weight.COLLECTIVE,
         evidence=tuple(e.line for e in waits[:3]),
         at=at(event),
         because=(
-            "the ranks that print the time-out are those that did come",
+            "the ranks that print the timeout are those that did come",
             *((f"what expired is {default}",) if default else ()),
         ),
         cure="see what the missing rank did: data, saving, another branch, a dead node;"
-        " a longer time-out only waits longer",
+        " a longer timeout only waits longer",
         confirm="muster stacks RUN, or py-spy dump --pid PID of the missing rank, while it hangs",
         began=event.line,
     )

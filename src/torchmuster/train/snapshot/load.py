@@ -129,7 +129,7 @@ def none_good(folder: Folder, found: Look) -> NoGoodSnapshotError:
         "there is no good snapshot to resume from",
         where=folder.url,
         why="; ".join(proofs),
-        fix=f"restore a copy; or begin anew at step 0: {_begin_anew(folder.url)}",
+        fix=f"restore a copy; or start over at step 0: {_begin_anew(folder.url)}",
     )
 
 
@@ -229,5 +229,5 @@ def check_tensors(
             f"the snapshot of step {manifest.step} is that of another model:"
             f" {len(problems)} tensors differ",
             why="; ".join(problems[:8]) + more,
-            fix="restore the model that it was made with, or begin anew with another folder",
+            fix="restore the model that it was made with, or start over with another folder",
         )

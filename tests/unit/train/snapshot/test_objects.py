@@ -107,7 +107,7 @@ def test_another_model_names_the_tensors_and_their_shapes(folder):
         load(folder, make_objects(hidden=6))
     assert "model.0.weight: [4, 3] in the snapshot, [6, 3] in the script" in caught.value.why
     assert "model.2.weight: [1, 4] in the snapshot, [1, 6] in the script" in caught.value.why
-    assert "begin anew with another folder" in caught.value.fix
+    assert "start over with another folder" in caught.value.fix
 
 
 def test_layers_that_came_or_went_are_named(folder):
