@@ -29,6 +29,7 @@ def read_lines(path):
 
 
 def test_a_record_is_one_line_an_event(tmp_path):
+    (tmp_path / "new").mkdir()
     record = Record(str(tmp_path / "new" / "training.jsonl"))
     record.event("resumed", step=3)
     record.write(5, {"loss": 0.5})

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -39,7 +38,6 @@ class Record:
         if self._num_dropped:
             line["dropped_before"] = self._num_dropped
         try:
-            os.makedirs(os.path.dirname(self.path) or ".", exist_ok=True)
             with open(self.path, "a") as file:
                 file.write(json.dumps(line) + "\n")
             self._num_dropped = 0

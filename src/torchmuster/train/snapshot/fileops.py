@@ -30,6 +30,12 @@ def make_dir(path: str) -> None:
     os.makedirs(path, exist_ok=True)
 
 
+def make_one_dir(path: str) -> None:
+    """Make one directory; what is missing above it has vanished, and is not made anew with other rights."""
+    before("mkdir", path)
+    os.mkdir(path)
+
+
 def create(path: str) -> int:
     """Open a new file for writing."""
     before("create", path)

@@ -141,7 +141,15 @@ class LocalFolder:
         """Make the temporary directory."""
         path = self._temporary(step, generation)
         fileops.remove_tree(path)
-        fileops.make_dir(path)
+        try:
+            fileops.make_one_dir(path)
+        except FileNotFoundError as error:
+            raise SnapshotError(
+                f"the folder of the snapshots has vanished, so step {step} is not saved",
+                where=self.url,
+                why="it was there when the run began, and is not made anew",
+                fix="was it removed, or is its file system not mounted any more?",
+            ) from error
 
     def create(self, step: int, generation: int, name: str) -> Sink:
         """Open one file in the temporary directory."""

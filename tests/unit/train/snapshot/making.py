@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import zlib
 
 import torch
@@ -44,6 +45,8 @@ def state_of(step):
 
 
 def save(folder, step, *, state=None, generation=1, keep=100):
+    if "://" not in folder.url:
+        os.makedirs(folder.url, exist_ok=True)
     crew = crew_of(folder, generation=generation, keep=keep)
     writer.write(crew, order_of(step, state or state_of(step)))
 

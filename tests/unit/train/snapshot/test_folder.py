@@ -240,3 +240,13 @@ def test_a_file_beyond_its_end_gives_what_there_is(folder):
     save(folder, 1)
     size = folder.size(1, DATA)
     assert folder.read_into(1, DATA, memoryview(bytearray(50)), size - 20) == 20
+
+
+def test_a_folder_that_has_vanished_is_said_and_not_made_anew(tmp_path):
+    folder = LocalFolder(str(tmp_path / "run" / "snapshots"))
+    generation = folder.claim_generation()
+    (tmp_path / "run").rename(tmp_path / "gone")
+    with pytest.raises(SnapshotError, match="has vanished, so step 4 is not saved") as caught:
+        folder.begin(4, generation)
+    assert caught.value.where == folder.url
+    assert not (tmp_path / "run").exists()

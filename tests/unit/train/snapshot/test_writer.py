@@ -182,6 +182,8 @@ def test_two_writers_make_one_snapshot(tmp_path):
 def test_the_keys_of_a_save_are_gone_from_the_store_after_the_next(tmp_path):
     """They hold the generators' states: a long run would fill the store's memory."""
     folders = [LocalFolder(str(tmp_path / str(rank))) for rank in range(2)]
+    for folder in folders:
+        folder.claim_generation()
     crews = two_ranks(folders, copies=True)
     sizes = []
     for number in range(4):
