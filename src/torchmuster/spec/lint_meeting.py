@@ -304,6 +304,8 @@ def _port(view: View, start: Start) -> int | None:
     if start.given.standalone or start.partial or _is_set_by_pet(view):
         return None
     static = start.given.rdzv_backend == "static"
+    if start.muster and _takes_a_free_port(view, start):
+        return None
     if start.given.rdzv_endpoint:
         text = view.job.shell.expand(start.given.rdzv_endpoint, start.line)
         match = re.search(r":(\d{1,5})$", text)
@@ -314,6 +316,14 @@ def _port(view: View, start: Start) -> int | None:
         return DEFAULT_C10D_PORT
     port = start.given.master_port  # without one, torchrun before 2.13 takes 29500 on one node too
     return DEFAULT_STATIC_PORT if port is None else number(port, view.job, start.line)
+
+
+def _takes_a_free_port(view: View, start: Start) -> bool:
+    """Say whether `muster torchrun` meets where nobody has named a place: one node, no endpoint, no port."""
+    if start.given is None or start.given.rdzv_endpoint:
+        return False
+    nodes = number(start.given.nnodes.rpartition(":")[2], view.job, start.line)
+    return nodes == 1 and (start.given.rdzv_backend != "static" or start.given.master_port is None)
 
 
 RULES: tuple[Rule, ...] = (

@@ -320,6 +320,23 @@ def test_two_torchruns_of_one_node_take_the_same_port():
     assert found(text) == [(2, "error", "fixed-port")]
 
 
+@pytest.mark.parametrize("options", ["", "--rdzv-backend=c10d ", "--nnodes=1:1 "])
+def test_muster_torchrun_that_names_no_meeting_takes_no_fixed_port(options):
+    line = f"torchrun {options}--nproc_per_node=2 a.py &\n"
+    shared = "#!/bin/bash\n#SBATCH --nodes=1 --time=1:00 --array=0-9\n"
+
+    for words in (line * 2 + "wait\n", shared + line):
+        assert "fixed-port" in {rule for _, _, rule in found(words)}
+        assert found(words.replace("torchrun", "muster torchrun")) == []
+
+
+@pytest.mark.parametrize("options", ["--master-port=29501", "--rdzv-endpoint=localhost:29501"])
+def test_muster_torchrun_that_names_a_port_keeps_it(options):
+    text = f"muster torchrun {options} --nproc_per_node=2 a.py &\n" * 2
+
+    assert (2, "error", "fixed-port") in found(text)
+
+
 def test_a_type_of_gpu_is_no_number_of_workers():
     text = SLURM.replace("node=4", "node=a100:4") + f"srun {RUN}".replace(
         "node=4", "node=$SLURM_GPUS_PER_NODE"
