@@ -148,6 +148,7 @@ def test_command_for_another_node_stands_at_the_end(dialect):
 def test_unknown_refusal_keeps_the_schedulers_words(dialect):
     report = dialect.explain_refusal("warning: a\nsubmit filter: your disk is full\n")
     assert "submit filter: your disk is full" in report.because
+    assert "muster run --dry-run" in report.hint, "most jobs are runs"
 
 
 def test_silent_refusal_is_said_to_be_silent(dialect):

@@ -122,7 +122,7 @@ def explain(stderr: str, command: str, refusals: Sequence[Refusal]) -> Report:
         error=f"{command} refused the job",
         at=command,
         because=said or (f"{command} printed nothing",),
-        hint=f"the script can be tried by hand: muster submit --dry-run shows it for {command}",
+        hint=f"muster run --dry-run (a workflow: muster submit --dry-run) shows the script, to try it by hand with {command}",
     )
 
 
