@@ -82,7 +82,7 @@ def test_value_that_a_directive_would_split_is_refused(dialect, value):
 
 
 def test_line_of_the_site_that_is_no_option_is_refused(dialect):
-    with pytest.raises(UsageError, match="no option"):
+    with pytest.raises(UsageError, match="is not an option"):
         dialect.script(replace(JOB, directives=("walltime=1",)))
 
 
