@@ -85,6 +85,14 @@ def test_an_unknown_queue_is_explained(muster):
     assert "Traceback" not in done.stderr
 
 
+def test_the_first_settings_take_the_server_s_default_queue(pbs, muster):
+    pbs.settings(queues=["workq", "short"])
+    said = muster("init").stdout
+
+    assert '[engines.pbs]\nkind = "pbs"\nqueue = "workq"\n' in said
+    assert "#   short: " in said
+
+
 def test_groups_of_a_workflow_are_jobs_that_wait_for_each_other(muster, tmp_path):
     lines = ["export MODULE=loaded", f"echo ran >> {tmp_path}/lines"]
     site = f'[engines.olivia]\nkind = "pbs"\nsetup = {json.dumps(lines)}\n'
@@ -234,19 +242,74 @@ def test_inside_a_script_each_host_gets_one_agent_whatever_mpiprocs_is(pbs, must
     assert "inside job 0.ctl of pbs, on n1, n2" in text
 
 
-@pytest.mark.lab
-def test_the_end_of_the_walltime_gives_every_worker_sigterm_first(pbs, muster, tmp_path):
-    pbs.settings(kill_delay_s=10.0)
-    (tmp_path / "train.py").write_text(CATCHES)
-    (tmp_path / "muster.toml").write_text(
-        '[engines.olivia]\nkind = "pbs"\ndirectives = ["-l walltime=00:00:20"]\n'
-    )
-    muster(*ON[:1], "--on", "olivia", *ON[3:], "--detach", "train.py")
-    view = pbs.wait("0.ctl", "F", 60.0)
+# Needs no torch: quick to start. Attempt 0 stands still, the next ones end well.
+STAYS = """
+import os, signal
+signal.signal(signal.SIGTERM, lambda *_: (os.write(1, b"caught SIGTERM\\n"), os._exit(0)))
+os.write(1, b"ready\\n")
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    while True:
+        signal.pause()
+"""
 
-    assert view["Exit_status"] == -29
+
+def _begin_to_stay(muster, tmp_path, *options):
+    (tmp_path / "train.py").write_text(STAYS)
+    assert muster(*ON, *options, "--detach", "train.py").stdout == "r\n"
+    for rank in (0, 1):
+        _wait_for_line(_rank_log(tmp_path, 0, rank), "ready")
+
+
+def _result(tmp_path):
+    return json.loads((tmp_path / "home/runs/r/result.json").read_text())
+
+
+def test_the_end_of_the_walltime_is_a_time_limit_and_gives_every_worker_sigterm_first(
+    pbs, muster, tmp_path
+):
+    pbs.settings(kill_delay_s=10.0, queue_walltime="00:00:15")
+    _begin_to_stay(muster, tmp_path)
+
+    assert muster("wait", "r").returncode == 143
+    assert pbs.wait("0.ctl", "F")["Exit_status"] == -29
     for rank in (0, 1):
         assert "caught SIGTERM" in _rank_log(tmp_path, 0, rank).read_text()
+    assert json.loads(muster("status", "r", "--json").stdout)["state"] == "timed out"
+    (found,) = json.loads(muster("explain", "r", "--json").stdout)["found"]
+    assert (found["cause"], found["confidence"]) == ("time-limit", "high")
+    said = (tmp_path / "home/runs/r/job.log").read_text()
+    assert "the end of the job's time asked" in said, "whoever has heard of the signal first"
+
+
+def test_a_job_that_pbs_ends_for_a_lost_host_goes_on_in_another(pbs, muster, tmp_path):
+    pbs.settings(kill_delay_s=10.0)
+    _begin_to_stay(muster, tmp_path, "--resubmit", "1")
+    pbs.change(lost=["n2"])
+    events = tmp_path / "home/runs/r/events.jsonl"
+    until(lambda: '"node_lost"' in events.read_text(), "the loss")
+    pbs.change(lost=[])
+
+    assert muster("wait", "r").returncode == 0
+    assert pbs.view("0.ctl")["Exit_status"] == 271, "PBS has ended it"
+    assert pbs.wait("1.ctl", "F")["Exit_status"] == 0
+    first = json.loads((tmp_path / "home/runs/r/result.json.1").read_text())
+    assert (first["state"], first["exit_code"]) == ("preempted", 75)
+    assert first["report"]["error"] == "n2 was lost, and the job was stopped with SIGTERM then"
+    said = (tmp_path / "home/runs/r/job.log").read_text()
+    assert "the run goes on: link 2 of 2 is job 1.ctl" in said
+
+
+def test_cancel_tells_the_head_where_the_server_is_down(pbs, muster, tmp_path):
+    _begin_to_stay(muster, tmp_path)
+    pbs.change(is_down=True)
+    done = muster("cancel", "r")
+    until((tmp_path / "home/runs/r/result.json").exists, "the result")
+    pbs.change(is_down=False)
+
+    assert done.returncode == 0, done.stderr
+    assert _result(tmp_path)["state"] == "cancelled"
+    assert _result(tmp_path)["report"]["because"] == ["you cancelled it"]
+    assert "terminated by" not in pbs.wait("0.ctl", "F")["comment"], "the server heard nothing"
 
 
 STEPS = """

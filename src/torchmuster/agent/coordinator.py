@@ -981,7 +981,10 @@ class Coordinator:
             text = f"{who} asked to stop: {name} goes to every worker, SIGKILL after {grace:.0f} s"
             self.event("stopping", signal=name, who=who, text=text)
             return
-        self._stop.cause = better_cause(self._stop.cause, cause)
+        better = better_cause(self._stop.cause, cause)
+        if better is not self._stop.cause:  # an agent was first, and only saw a signal
+            self._stop.cause = better
+            self.event("stopping", who=better.value, text=f"{better.value} asked for this stop")
         if repeat:
             self._stop.kill_at = now
 

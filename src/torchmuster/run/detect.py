@@ -7,7 +7,7 @@ import os
 import pwd
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torchmuster import proc
 from torchmuster.errors import MusterError
@@ -31,6 +31,7 @@ TOOLS_OF_KIND = {
 }
 _SINFO = ("sinfo", "-h", "-o", "%P|%a|%l|%D|%c|%m|%G")
 _QSTAT = ("qstat", "-Q")
+_QSTAT_SERVER = ("qstat", "-B", "-f")  # the default queue stands with the server only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +107,8 @@ def list_queues(kind: str, asking: Ask = ask) -> QueueList:
     argv, parse = (_SINFO, parse_sinfo) if kind == "slurm" else (_QSTAT, parse_qstat)
     text, problem = _answer(argv, asking)
     queues = parse(text)
+    if queues and kind != "slurm":
+        queues = mark_default(queues, _answer(_QSTAT_SERVER, asking)[0])
     if not queues and problem is None:
         problem = f"`{' '.join(argv)}` listed none"
     return QueueList(queues=queues, problem=problem)
@@ -164,6 +167,13 @@ def parse_qstat(text: str) -> tuple[Queue, ...]:
             )
         )
     return tuple(found)
+
+
+def mark_default(queues: Sequence[Queue], text: str) -> tuple[Queue, ...]:
+    """Return the queues with the one marked that `qstat -B -f` names: `default_queue = workq`."""
+    match = re.search(r"^\s*default_queue = (\S+)", text, re.MULTILINE)
+    name = match[1] if match else None
+    return tuple(replace(queue, is_default=queue.name == name) for queue in queues)
 
 
 def _answer(argv: Sequence[str], asking: Ask, *, both: bool = False) -> tuple[str, str | None]:

@@ -173,6 +173,26 @@ def test_a_stop_while_a_node_is_missing_is_the_node_s_loss(make_coordinator):
     assert result.report.error.startswith("n2 was lost, and the job was stopped with SIGTERM")
 
 
+def test_who_asked_for_a_stop_is_said_when_it_is_known_after_the_signal(make_coordinator):
+    """An agent hears of the signal first; the owner knows that the time is over."""
+
+    async def go():
+        coordinator = make_coordinator(2)
+        said = []
+        coordinator.event = lambda name, **fields: said.append(fields.get("text"))
+        conduct = asyncio.create_task(coordinator.conduct())
+        words = [Stop(signum=15, cause=c) for c in (StopCause.OUTSIDE, StopCause.TIME)]
+        owner = Line(*words, None)
+        owner.role = Role.CLIENT
+        await coordinator.serve(owner)
+        return await asyncio.wait_for(conduct, 10), [text for text in said if text]
+
+    result, said = asyncio.run(go())
+    assert result.state is RunState.TIMED_OUT
+    assert said[0].startswith("the system asked to stop")
+    assert "the end of the job's time asked for this stop" in said
+
+
 def test_a_last_call_longer_than_the_time_for_joining_ends_with_it(make_coordinator):
     """Enough nodes are here: `only 1 of 1 nodes came` can't be true."""
     coordinator = make_coordinator(2)

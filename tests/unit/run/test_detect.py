@@ -59,6 +59,19 @@ def test_queues_that_are_not_started_are_closed():
     assert found == [("workq", True, True), ("stopq", True, False), ("closed", False, True)]
 
 
+@pytest.mark.parametrize("server", [0, 1])
+def test_the_default_queue_is_told_by_the_server_where_it_answers(server):
+    """Recorded: `qstat -Q` marks none."""
+    texts = {"-Q": QSTAT, "-B": "Server: ctl\n    scheduling = True\n    default_queue = stopq\n"}
+
+    def asking(argv):
+        return answer(texts[argv[1]])(argv) if server or argv[1] == "-Q" else answer(status=1)(argv)
+
+    found = list_queues("pbs", asking)
+    assert [queue.is_default for queue in found.queues] == [False, bool(server)]
+    assert found.problem is None
+
+
 @pytest.mark.parametrize("parse", [parse_sinfo, parse_qstat])
 def test_what_nobody_expected_is_no_queue(parse):
     assert parse("Warning: a | new | thing\n\n|\n") == ()

@@ -14,6 +14,8 @@ def qstat(words):
         return fail("qstat: invalid option -- 'F'\nusage: qstat [-f] [-W site_specific] ...", 2)
     if "-Q" in flags:
         return show_queues(data)
+    if "-B" in flags:
+        return show_server(data, is_full="-f" in flags)
     has_history = data["history"] and "-x" in flags
     shown, code = {}, 0
     for job_id in map(whole_id, ids) if ids else data["jobs"]:
@@ -50,6 +52,18 @@ def show_queues(data):
         open_, started = ("no" if queue in data[key] else "yes" for key in ("closed", "stopped"))
         cells = [0, count, open_, started, states.count("Q"), states.count("R"), states.count("H")]
         print(f"{queue:16} {' '.join(f'{cell:>5}' for cell in [*cells, 0, 0, 0])} Exe*")
+    return 0
+
+
+def show_server(data, *, is_full):
+    """As recorded, without what nobody reads."""
+    if is_full:
+        print(f"Server: {SERVER}\n    server_state = Active\n    server_host = {SERVER}")
+        print(f"    default_queue = {data['queues'][0]}\n    pbs_version = {VERSION}\n")
+        return 0
+    count = sum(job["state"] != "F" for job in data["jobs"].values())
+    print(f"{'Server':16} {'Max':>5} {'Tot':>5} Status\n{'-' * 16} ----- ----- -----------")
+    print(f"{SERVER:16} {0:>5} {count:>5} Active")
     return 0
 
 
