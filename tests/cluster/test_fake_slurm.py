@@ -139,6 +139,38 @@ def test_a_failure_has_its_verdict_on_the_login_node(cluster, tmp_path):
     assert "train.py:12" in done.stderr
 
 
+def test_a_restart_of_a_job_is_a_job_and_nothing_is_started_on_the_login_node(cluster, tmp_path):
+    muster(cluster, tmp_path, *ON, "--max-restarts", "0", "train.py", "fail")
+    (tmp_path / "train.py").write_text(SCRIPT.replace("no luck", "no luck either"))
+    done = muster(cluster, tmp_path, "restart", "r")
+
+    assert done.returncode == 1
+    assert "job 2 is running on node1, node2" in done.stderr
+    assert "raised ValueError: no luck either" in done.stderr
+    runs = tmp_path / "home" / "runs"
+    again = next(path for path in runs.iterdir() if path.name != "r")
+    wishes = [_directives(path / "job.sh") for path in (runs / "r", again)]
+    assert wishes[0] == wishes[1] != []
+
+
+def _directives(path):
+    lines = [line for line in path.read_text().splitlines() if line.startswith("#SBATCH")]
+    return [line for line in lines if not line.startswith(("#SBATCH --job-name", "#SBATCH --out"))]
+
+
+def test_a_run_inside_a_job_is_restarted_inside_a_job_only(cluster, tmp_path):
+    done = muster(_inside(cluster), tmp_path, "run", "--run-id", "r", "train.py", "fail")
+    assert done.returncode == 1
+
+    done = muster(cluster, tmp_path, "restart", "r")
+    assert done.returncode == 2
+    assert "used the nodes of job 7" in done.stderr
+    assert "in a new job: muster restart r" in done.stderr
+
+    done = muster(_inside(cluster), tmp_path, "restart", "r")
+    assert "inside job 7 of slurm, on node1, node2" in done.stderr
+
+
 def test_a_refused_job_is_explained_and_leaves_no_job(cluster, tmp_path):
     done = muster(cluster, tmp_path, *ON, "--partition", "nope", "train.py")
 
@@ -201,8 +233,8 @@ def test_ctrl_c_leaves_the_job_and_a_second_one_cancels_it(cluster, tmp_path):
     assert muster(cluster, tmp_path, "cancel", "r").returncode == 0
 
 
-def test_inside_a_job_its_nodes_are_used(cluster, tmp_path):
-    inside = {
+def _inside(cluster):
+    return {
         **cluster,
         "SLURM_JOB_ID": "7",
         "SLURMD_NODENAME": "node1",
@@ -210,6 +242,10 @@ def test_inside_a_job_its_nodes_are_used(cluster, tmp_path):
         "SLURM_JOB_CPUS_PER_NODE": "2(x2)",
         "SLURM_TASKS_PER_NODE": "1(x2)",
     }
+
+
+def test_inside_a_job_its_nodes_are_used(cluster, tmp_path):
+    inside = _inside(cluster)
     done = muster(inside, tmp_path, "run", "--nproc-per-node", "1", "--tee", "all", "train.py")
 
     assert done.returncode == 0, done.stderr

@@ -81,6 +81,16 @@ def test_shared_folders_are_used_as_they_are(hosts):
     assert (hosts.code / "out 1.txt").exists()
 
 
+def test_a_restart_is_on_the_hosts_again(hosts):
+    hosts.add("a", shares=True), hosts.add("b", shares=True)
+    words = ("--on", "ssh", "--hosts", "a,b", "--run-id", "r")
+    code, _, err = hosts.run(*words, script(hosts, TRAIN))
+    assert code == 0, err
+    code, _, err = hosts.run("r", command="restart")
+    assert code == 0, err
+    assert " on a, b; logs in" in err
+
+
 def test_all_bad_hosts_are_named_within_ten_seconds(hosts):
     hosts.add("good", blind=True)
     hosts.add("locked", knows_us=False)

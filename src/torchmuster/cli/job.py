@@ -180,7 +180,7 @@ def submit_run(
     from torchmuster.engines.registry import load_dialect
     from torchmuster.files.layout import RunDir, runs_dir
     from torchmuster.run.create import create_run_dir
-    from torchmuster.run.jobs import make_job, note_refusal, submit_job
+    from torchmuster.run.jobs import make_job, note_refusal
 
     dialect = load_dialect(site.kind)
     num_more = wishes.num_resubmits or 0 if wishes.resubmit_with == "chain" else 0
@@ -198,6 +198,22 @@ def submit_run(
         job = make_job(plan, run_dir, site.kind, wishes)
         for sentence in dialect.unmapped(job):
             click.echo(f"muster: {sentence}", err=True)
+    return submit_and_follow(plan, run_dir, job, dialect, num_more=num_more, detach=detach)
+
+
+def submit_and_follow(
+    plan: "RunPlan",
+    run_dir: "RunDir",
+    job: "JobRequest",
+    dialect: "Dialect",
+    *,
+    num_more: int,
+    detach: bool,
+) -> int:
+    """Submit the job of a run, and the others of its chain; follow it unless `detach`."""
+    from torchmuster.run.jobs import note_refusal, submit_job
+
+    with note_refusal(run_dir):
         job_id = submit_job(job, run_dir, dialect)
     _say_room(run_dir.path)
     if num_more:
@@ -277,9 +293,13 @@ def find_allocation() -> "tuple[Dialect, Allocation] | None":
 
 
 def run_in_allocation(
-    plan: "RunPlan", dialect: "Dialect", allocation: "Allocation", warn_s: float
+    plan: "RunPlan",
+    dialect: "Dialect",
+    allocation: "Allocation",
+    warn_s: float,
+    snapshots: str | None = None,
 ) -> int:
-    """Run on the nodes of the job that we are in.
+    """Run on the nodes of the job that we are in, on the snapshots of an earlier run where it has any.
 
     Raises:
         UsageError: The job has fewer nodes than asked for.
@@ -292,7 +312,7 @@ def run_in_allocation(
     from torchmuster.files.terminal import TerminalVoice
     from torchmuster.model.plan import Tee
     from torchmuster.run.conduct import note_the_end, own_run, way_to_others
-    from torchmuster.run.create import create_run_dir
+    from torchmuster.run.create import create_run_dir, link_snapshots
 
     own = own_node(allocation)
     if own is None:  # salloc gives a shell on the login node
@@ -315,6 +335,8 @@ def run_in_allocation(
     )
     way = way_to_others(dialect, allocation, None) if plan.max_nodes > 1 else Way()
     run_dir = create_run_dir(plan)
+    if snapshots is not None:
+        link_snapshots(run_dir, snapshots)
     voice = TerminalVoice(prefix_always=plan.tee is Tee.ALL)
     voice.start()
     used = ", ".join(plan.node_names)

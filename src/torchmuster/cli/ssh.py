@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torchmuster.engines.ssh_places import SshWishes
     from torchmuster.engines.ssh_session import Luggage
     from torchmuster.model.plan import RunPlan
+    from torchmuster.run.find import RunView
     from torchmuster.spec.launch import LaunchOptions, Problems
     from torchmuster.spec.site import Site
 
@@ -116,6 +117,39 @@ def run_on_hosts(
     return _follow(plan, wishes, luggage)
 
 
+def run_again_on_hosts(plan: "RunPlan", view: "RunView", *, detach: bool) -> int:
+    """Start a run again on its hosts.
+
+    Raises:
+        UsageError: Its snapshots are on its hosts only, or it is to go on in the background.
+    """
+    from torchmuster.run.account import last_step
+
+    old, name = view.run_dir, short_id(view.run_id)
+    if detach:
+        raise UsageError(
+            "`--detach` does not go with ssh",
+            why="a run on plain hosts ends with its client",
+            fix=f"tmux new -d 'muster restart {name}'",
+        )
+    has_none = view.result is not None and view.result.saved_step is None
+    if last_step(old.snapshots) is None and not has_none:
+        raise UsageError(
+            f"the snapshots of {name} can't be seen from here",
+            where=old.snapshots,
+            why="its hosts do not share this file system, so they may be on the host of rank 0 only",
+            fix="type its command again; folder=... on storage that all hosts see lets any host resume",
+        )
+    named = my_sites().sites.get(plan.engine)
+    hosts = ",".join(plan.node_names) if named is None else None
+    site = find_ssh_site({"engine": plan.engine, "hosts": hosts, "hostfile": None})
+    if site is None:
+        raise UsageError(f"`{plan.engine}` is not a site of kind ssh", where=view.run_dir.plan)
+    wishes = make_wishes(site, by_slots=False)
+    luggage = make_luggage((sys.executable, plan.program.python[0]), wishes)
+    return _follow(plan, wishes, luggage, old.snapshots)
+
+
 def _without_detach(words: list[str]) -> list[str]:
     return [word for word in words if word != "--detach"]
 
@@ -172,18 +206,22 @@ def _show(plan: "RunPlan", wishes: "SshWishes", luggage: "Luggage") -> None:
     click.echo("no host was called (--dry-run)", err=True)
 
 
-def _follow(plan: "RunPlan", wishes: "SshWishes", luggage: "Luggage") -> int:
+def _follow(
+    plan: "RunPlan", wishes: "SshWishes", luggage: "Luggage", snapshots: str | None = None
+) -> int:
     import asyncio
 
     from torchmuster.cli.ending import say_end
     from torchmuster.engines.ssh import SshEngine
     from torchmuster.files.terminal import TerminalVoice
     from torchmuster.model.plan import Tee
-    from torchmuster.run.create import create_run_dir
+    from torchmuster.run.create import create_run_dir, link_snapshots
     from torchmuster.run.session import note_on_session
     from torchmuster.run.supervise import Supervisor
 
     run_dir = create_run_dir(plan)
+    if snapshots is not None:
+        link_snapshots(run_dir, snapshots)
     voice = TerminalVoice(prefix_always=plan.tee is Tee.ALL)
     voice.start()
     engine = SshEngine(plan, run_dir, wishes, luggage, voice.say)

@@ -109,7 +109,7 @@ def _ended_by(view: RunView) -> str | None:
 def what_is_left(run_dir: RunDir) -> str:
     """Return where the results of a run are: its snapshots, if any, and its logs."""
     parts = []
-    step = _last_step(run_dir.snapshots)
+    step = last_step(run_dir.snapshots)
     if step is not None:
         parts.append(f"snapshots in {near(run_dir.snapshots)}, the last at step {step}")
     parts.append(f"logs in {near(run_dir.logs)}")
@@ -134,7 +134,8 @@ def what_a_workflow_left(run_dir: RunDir, groups: tuple[str, ...]) -> str:
     return "; ".join(parts)
 
 
-def _last_step(folder: str) -> int | None:
+def last_step(folder: str) -> int | None:
+    """Return the step of the newest snapshot in a folder; None when there is none, or no such folder here."""
     try:
         found = [_STEP.fullmatch(name) for name in os.listdir(folder)]
     except OSError:

@@ -99,8 +99,55 @@ def submit_job(job: JobRequest, run_dir: RunDir, dialect: Dialect) -> str:
         EngineError: Its answer can't be understood.
     """
     job_id = submit_script(job, run_dir.job_script, dialect)
-    atomic.write_json(run_dir.job, {"engine": dialect.name, "job_id": job_id})
+    request = codec.to_plain(job)  # for `muster restart`
+    atomic.write_json(run_dir.job, {"engine": dialect.name, "job_id": job_id, "request": request})
     return job_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobAgain:
+    """What an earlier run asked of its scheduler.
+
+    Attributes:
+        num_more: Further jobs of its chain.
+    """
+
+    dialect: Dialect
+    request: JobRequest
+    num_more: int
+
+    def renamed(self, old: RunDir, run_dir: RunDir) -> JobRequest:
+        """Return the same request for a new run."""
+        return replace(
+            self.request,
+            name=short_id(os.path.basename(run_dir.path)),
+            head=tuple(run_dir.path if word == old.path else word for word in self.request.head),
+            log_path=run_dir.job_log,
+            package_copy=run_dir.package_copy,
+        )
+
+
+def read_request(old: RunDir) -> JobAgain:
+    """Return what the run in `old` asked of its scheduler.
+
+    Raises:
+        MusterError: It is not in the record: an older muster submitted it.
+    """
+    plain = atomic.read_json(old.job)
+    noted = plain if isinstance(plain, dict) else {}
+    try:
+        request = codec.from_plain(JobRequest, noted.get("request"))
+    except codec.CodecError as error:
+        raise MusterError(
+            "what the run asked of its scheduler is not in its record",
+            where=old.job,
+            why=str(error),
+            fix=f"type its command again; its snapshots are in {old.snapshots}",
+        ) from error
+    chain = noted.get("chain")
+    num_more = len(chain) if isinstance(chain, list) else 0
+    dialect = load_dialect(str(noted.get("engine")))
+    return JobAgain(dialect=dialect, request=request, num_more=num_more)
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ $ qsub /home/me/home/runs/r1/job.sh
 #PBS -S /bin/bash
 #PBS -j oe
 #PBS -o /home/me/home/runs/r1/job.log
+#PBS -k oed
 #PBS -r y
 #PBS -l select=2:ncpus=1:mpiprocs=1
 #PBS -l place=scatter

@@ -8,6 +8,7 @@ JOB_train=$(qsub -W "depend=afterok:$JOB_make_data" train.sh)
 #PBS -S /bin/bash
 #PBS -j oe
 #PBS -o /home/me/home/runs/r1/groups/make-data/job.log
+#PBS -k oed
 #PBS -r y
 #PBS -l select=1:ncpus=1:mpiprocs=1:sales_op=blanca
 #PBS -l walltime=01:30:00
@@ -52,6 +53,7 @@ exec "$PYTHON" "$MUSTER/run/conduct_group.py" --run-dir /home/me/home/runs/r1 --
 #PBS -S /bin/bash
 #PBS -j oe
 #PBS -o /home/me/home/runs/r1/groups/train/job.log
+#PBS -k oed
 #PBS -r y
 #PBS -l select=1:ncpus=1:mpiprocs=1:sales_op=blanca
 #PBS -l walltime=01:30:00
