@@ -318,7 +318,7 @@ def test_a_host_that_has_no_address_is_tried_again_and_a_word_that_is_none_is_re
         async with Nodes(2) as nodes:
             with pytest.raises(BarrierTimeoutError, match="can't be reached"):
                 await nodes.start(1, timeout_s=0.3, host="no-such-host.invalid")
-            with pytest.raises(UsageError, match="is no name of a host"):
+            with pytest.raises(UsageError, match="is not a valid name of a host"):
                 await nodes.start(1, host="x" * 300)
 
     run(check())

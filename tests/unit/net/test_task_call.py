@@ -1,6 +1,7 @@
 import contextlib
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -48,7 +49,7 @@ def agent(monkeypatch, serve):
         finally:
             playing.join(20)
             os.unlink(path)
-            os.rmdir(os.path.dirname(path))
+            shutil.rmtree(os.path.dirname(path))
     assert not playing.is_alive()
 
 

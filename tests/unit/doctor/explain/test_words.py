@@ -14,7 +14,7 @@ def test_verdict_has_cause_place_evidence_cure_and_confidence(tmp_path):
 
 def test_healthy_logs_are_said_to_be(tmp_path):
     text = render_verdict(explain(tmp_path, n1="step 1\nstep 2\ntraining finished\n"))
-    assert "no failure is seen in 3 lines in 1 file" in text
+    assert "no failure was found in 3 lines in 1 file" in text
 
 
 def test_unknown_failure_says_what_to_collect(tmp_path):
