@@ -1,7 +1,9 @@
 """`muster torchrun` from its command line, case by case as PyTorch's own launcher tests drive torchrun.
 
 Source of the cases: test/distributed/launcher/test_run.py of torch 2.13. Left out are those that put a mock into torch's
-launcher (an agent that raises, `multiprocessing.Process` that counts, `torch.cuda.is_available`): they test torch's insides.
+launcher (an agent that raises, a rendezvous that counts its shutdowns, accelerators that are not there): they test torch's
+insides. Left out, too, are `is_not_torchelastic_launched`, which starts plain python and no launcher, and `virtual_local_rank`,
+which compares code compiled for two GPUs.
 """
 
 import json
@@ -17,6 +19,7 @@ import pytest
 
 SOURCE = str(Path(__file__).parents[2] / "src")
 LIMIT_S = 120
+NO_GPUS = {"CUDA_VISIBLE_DEVICES": ""}
 
 # Says of each worker what it was given; needs no torch.
 TELL = """
@@ -184,22 +187,24 @@ def test_exit_code_75_is_a_failure_that_spends_a_restart(launch):
 # The other cases of PyTorch's test_run.py.
 
 
-def test_each_worker_runs_the_script_with_torchruns_variables(launch, port):
-    """launch_user_script_python: the name of the job, its numbers, and one thread each."""
-    options = (
-        "--nnodes=1",
-        "--nproc-per-node=4",
-        "--rdzv-backend=c10d",
-        f"--rdzv-endpoint=localhost:{port}",
-    )
+@pytest.mark.parametrize(
+    ("meeting", "job"),
+    [
+        (("--rdzv-backend=c10d", "--rdzv-endpoint=localhost:{port}", "--rdzv-id=job-7"), "job-7"),
+        (("--master-addr=localhost", "--master-port={port}", "--node-rank=0"), "none"),
+    ],
+)
+def test_each_worker_runs_the_script_with_torchruns_variables(launch, port, meeting, job):
+    """launch_user_script_python, _caffe2_bc: the name of the job, its numbers, and one thread each."""
+    options = ("--nnodes=1", "--nproc-per-node=4", *(word.format(port=port) for word in meeting))
 
-    done = launch.run(*options, "--rdzv-id=job-7", "--monitor-interval=1", "--start-method=spawn",
+    done = launch.run(*options, "--monitor-interval=1", "--start-method=spawn",
         launch.script(TELL), "--epochs=3", "x")  # fmt: skip
 
     assert done.returncode == 0, done.stderr
     told = launch.told()
     assert [one["RANK"] for one in told] == ["0", "1", "2", "3"]
-    assert {(one["WORLD_SIZE"], one["TORCHELASTIC_RUN_ID"]) for one in told} == {("4", "job-7")}
+    assert {(one["WORLD_SIZE"], one["TORCHELASTIC_RUN_ID"]) for one in told} == {("4", job)}
     assert {one["OMP_NUM_THREADS"] for one in told} == {"1"}
     assert {one["signals"] for one in told} == {"SIGTERM,SIGINT,SIGHUP,SIGQUIT"}
     assert told[0]["argv"] == ["--epochs=3", "x"]
@@ -218,6 +223,7 @@ def test_the_whole_line_may_come_from_the_environment(launch, port):
         "PET_MONITOR_INTERVAL": "1",
         "PET_START_METHOD": "spawn",
         "PET_NO_PYTHON": "1",
+        "PET_MODULE": "0",
         "OMP_NUM_THREADS": "3",
     }
 
@@ -229,14 +235,17 @@ def test_the_whole_line_may_come_from_the_environment(launch, port):
     ]
 
 
-def test_standalone_with_a_path_an_automatic_number_and_macros(launch):
+@pytest.mark.parametrize("number", ["cpu", "auto"])
+def test_standalone_with_a_path_an_automatic_number_and_macros(launch, number):
     """launch_standalone, launch_run_path, nproc_launch_auto_configurations, macros in arguments."""
-    done = launch.run("--standalone", "--run-path", "--nproc-per-node=cpu", launch.script(TELL),
-        "$local_rank", "${local_rank}-$$", "$local_ranks")  # fmt: skip
+    done = launch.run("--standalone", "--run-path", f"--nproc-per-node={number}", launch.script(TELL),
+        "$local_rank", "${local_rank}-$$", "$local_ranks", **NO_GPUS)  # fmt: skip
 
     assert done.returncode == 0, done.stderr
     told = launch.told()
-    assert len(told) == (os.cpu_count() or 1)
+    assert len(told) == len(os.sched_getaffinity(0)), (
+        "as torch counts: those that this process may use"
+    )
     for one in told:
         rank = one["LOCAL_RANK"]
         assert one["argv"] == [rank, f"{rank}-$", "$local_ranks"]
@@ -251,7 +260,7 @@ def test_an_elastic_line_with_quoted_conf_runs_where_fewer_nodes_come(launch, po
         "--rdzv-backend=c10d",
         f"--rdzv-endpoint=localhost:{port}",
     )
-    conf = "--rdzv-conf='join_timeout=60,last_call_timeout=1,timeout=5'"
+    conf = "--rdzv-conf='join_timeout=5,last_call_timeout=1,timeout=5'"
 
     done = launch.run(*options, conf, "--max-restarts=0", launch.script(TELL))
 
@@ -275,17 +284,21 @@ def test_a_worker_that_raises_fails_the_elastic_launch(launch, port):
     assert "ValueError: no" in done.stderr
 
 
-def test_several_agents_of_one_machine_make_one_world(launch, port):
+@pytest.mark.parametrize(
+    ("nodes", "confs"),
+    [("2", ("is_host=1", "is_host=0")), ("1:2", ("timeout=5", "timeout=5"))],
+)
+def test_several_agents_of_one_machine_make_one_world(launch, port, nodes, confs):
     """launch_elastic_multiple_agents."""
     options = (
-        "--nnodes=2",
+        f"--nnodes={nodes}",
         "--nproc-per-node=2",
         "--rdzv-backend=c10d",
         f"--rdzv-endpoint=localhost:{port}",
     )
     script = launch.script(TELL)
 
-    both = [launch.begin(*options, "--rdzv-conf=is_host=" + is_host, script) for is_host in "10"]
+    both = [launch.begin(*options, f"--rdzv_conf={conf}", script) for conf in confs]
 
     assert [end(process).returncode for process in both] == [0, 0]
     assert [(one["RANK"], one["WORLD_SIZE"]) for one in launch.told()] == [
@@ -300,8 +313,9 @@ def test_streams_are_kept_and_shown_with_torchruns_prefix(launch):
     template = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "[${role_name}-${local_rank}-${rank}]:"}
 
     done = launch.run(
-        "--standalone", "--nproc-per-node=2", f"--log-dir={logs}", "--tee=3", script, **template
-    )
+        "--standalone", "--nproc-per-node=2", f"--log-dir={logs}", "--redirect=3", "--tee=3", script,
+        **template,
+    )  # fmt: skip
 
     assert done.stdout == "[default-0-0]:here\n"
     (attempt,) = logs.glob("*/attempt_0")
@@ -312,16 +326,27 @@ def test_streams_are_kept_and_shown_with_torchruns_prefix(launch):
 
 
 @pytest.mark.parametrize(
-    "options", [("--nproc-per-node=unknown",), ("--logs-specs=unknown",), ("--nnodes=2:1",)]
+    "options",
+    [
+        ("--nproc-per-node=unknown",),
+        ("--nproc-per-node=gpu",),
+        ("--logs-specs=unknown",),
+        ("--nnodes=2:1",),
+        ("--nnodes=2:20:30",),
+        ("--no-python", "--module"),
+    ],
 )
 def test_what_torchrun_refuses_is_refused(launch, options):
-    """nproc_launch_unknown_configurations, logs_logs_spec_entrypoint_must_be_defined, min_max_nodes_parse."""
-    assert launch.run(*options, launch.script(TELL)).returncode == 2
+    """nproc_launch_unknown_configurations, logs_logs_spec_entrypoint_must_be_defined, min_max_nodes_parse, ..._bash."""
+    assert launch.run(*options, launch.script(TELL), **NO_GPUS).returncode == 2
     assert launch.told() == []
 
 
-def test_torch_says_that_it_was_launched_elastically(launch):
-    """is_torchelastic_launched, init_method_env: and the group meets by the environment."""
+@pytest.mark.parametrize(
+    "options", [("--logs_specs=default",), ("--master-addr=localhost", "--master-port={port}")]
+)
+def test_torch_says_that_it_was_launched_elastically(launch, port, options):
+    """is_torchelastic_launched, ..._with_logs_spec_defined, init_method_env: and the group meets by the environment."""
     pytest.importorskip("torch", reason="it is torch that says so")
     script = launch.script("""
 import torch.distributed as dist
@@ -331,7 +356,8 @@ assert dist.get_world_size() == 2
 dist.destroy_process_group()
 """)
 
-    done = launch.run("--nproc-per-node=2", script)
+    words = [word.format(port=port) for word in options]
+    done = launch.run("--run-path", "--nnodes=1", "--nproc-per-node=2", *words, script)
 
     assert done.returncode == 0, done.stderr
 
