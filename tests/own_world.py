@@ -191,8 +191,14 @@ def _stand_in(real: Path, names: list[str], folder: Path) -> str:
 
 
 def make_home() -> Path:
-    """Make the folder of a world; who makes it removes it with `remove_home`."""
-    return Path(tempfile.mkdtemp(prefix="muster-test-home-"))
+    """Make the folder of a world; who makes it removes it with `remove_home`.
+
+    Not in /tmp, and open to all: tasks have a /tmp of their own, and tests of views run as another user.
+    """
+    folder = "/var/tmp" if os.access("/var/tmp", os.W_OK) else None
+    home = Path(tempfile.mkdtemp(prefix="muster-test-home-", dir=folder))
+    home.chmod(0o755)
+    return home
 
 
 def remove_home(home: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cluster.slurm_lab import SOURCE, SlurmLab, wait_until, why_not
+from own_world import MACHINE_PATH
 
 pytestmark = pytest.mark.netns
 NOBODY = 65534
@@ -136,6 +137,7 @@ def test_a_lab_leaves_nothing_on_the_machine(tmp_path, killed):
     told = tmp_path / "told"
     before = host()
     paths = {"PYTHONPATH": f"{SOURCE}:{TESTS}", "TOLD": str(told), "STAY": str(int(killed))}
+    paths["PATH"] = MACHINE_PATH  # the lab in there needs the machine's own Slurm
     words = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", tmp_path]
     words += ["-p", "no:cacheprovider", tmp_path / "test_it.py"]
     with subprocess.Popen(words, env=os.environ | paths, cwd=tmp_path) as child:

