@@ -11,6 +11,7 @@ import shutil
 import socket
 import struct
 import tempfile
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:  # the agent makes its folder before it has time for asyncio
 
 _MAX_MESSAGE_BYTES = 256 << 10
 _TIMEOUT_S = 5.0
+_UNKNOWN_S = 1.0  # a worker may call before its spawner has come to say that it has started
+_LOOK_EVERY_S = 0.01
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 Handler = Callable[[int, dict[str, Any]], None]
@@ -71,7 +74,7 @@ class WorkerSocket:
         import asyncio
 
         try:
-            pid = self._caller(writer.get_extra_info("socket"))
+            pid = await self._caller(writer.get_extra_info("socket"))
             if pid is not None:
                 async with asyncio.timeout(_TIMEOUT_S):
                     await self._converse(pid, reader, writer)
@@ -93,8 +96,16 @@ class WorkerSocket:
         writer.write(b"\1")
         await writer.drain()
 
-    def _caller(self, connection: socket.socket) -> int | None:
-        """Return the worker whose process, or whose session or group, called."""
+    async def _caller(self, connection: socket.socket) -> int | None:
+        """Return the worker whose process, or whose session or group, called; None for who stays a stranger."""
+        import asyncio
+
+        until = time.monotonic() + _UNKNOWN_S
+        while (pid := self._known_caller(connection)) is None and time.monotonic() < until:
+            await asyncio.sleep(_LOOK_EVERY_S)
+        return pid
+
+    def _known_caller(self, connection: socket.socket) -> int | None:
         raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         pid, uid, _ = _CREDENTIALS.unpack(raw)
         if uid != os.getuid():

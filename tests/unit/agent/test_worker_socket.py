@@ -21,7 +21,8 @@ def conversation(call, workers):
     path = os.path.join(make_socket_folder(), "agent.sock")
 
     async def serve():
-        agent = WorkerSocket(path, lambda: workers, lambda pid, said: heard.append((pid, said)))
+        known = workers if callable(workers) else lambda: workers
+        agent = WorkerSocket(path, known, lambda pid, said: heard.append((pid, said)))
         await agent.open()
         async with asyncio.timeout(DEADLINE_S):
             await asyncio.to_thread(call, path)
@@ -45,6 +46,20 @@ def say(path, payload, length=None):
             return worker.recv(1)
         except ConnectionResetError:
             return b""
+
+
+def test_a_worker_that_calls_before_its_start_has_been_told_is_heard():
+    """It is forked first, and told of then: a script that fails at once may be quicker."""
+    looks = iter([set(), set()])
+    answers = []
+
+    heard = conversation(
+        lambda path: answers.append(say(path, json.dumps({"kind": "exception"}).encode())),
+        lambda: next(looks, {os.getpid()}),
+    )
+
+    assert answers == [b"\1"]
+    assert heard == [(os.getpid(), {"kind": "exception"})]
 
 
 def test_only_we_can_enter_the_folder_and_its_name_fits_a_socket():
