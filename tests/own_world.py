@@ -6,6 +6,7 @@ None of it is part of any claim. What belongs to the machine itself (Python, git
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -212,3 +213,6 @@ def enter(home: Path) -> None:
     for name in set(os.environ) - set(new):
         del os.environ[name]
     os.environ.update(new)
+    # `nohup make test` and a shell's background jobs have these ignored, which every child would inherit.
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)

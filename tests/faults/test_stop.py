@@ -49,6 +49,36 @@ def test_ctrl_c_reaches_every_worker_once_and_ends_the_run(job, tmp_path):
     assert "goes on from what was saved" in run.result()["report"]["hint"]
 
 
+def test_a_stop_while_workers_are_being_started_ends_the_run_at_once(job, tmp_path):
+    script = tmp_path / "long.py"
+    script.write_text("import time, torch\ntime.sleep(120)\n")
+    run = job("--grace", "60s")
+    run.script = (str(script),)
+    run.start()
+    run.wait_event("attempt_started")
+    asked = time.monotonic()
+    os.kill(run.process.pid, signal.SIGTERM)
+    assert run.finish() == 143
+    assert time.monotonic() - asked < 30.0
+
+
+def test_a_background_job_that_ignores_sigint_is_stopped_all_the_same(job, tmp_path):
+    """A shell without job control starts `muster run ... &` with SIGINT ignored, and workers inherit that."""
+    script = tmp_path / "long.py"
+    script.write_text("import sys, time\nopen(sys.argv[1], 'w').close()\ntime.sleep(120)\n")
+    run = job("--grace", "60s")
+    run.script = (str(script), str(run.folder / "ready"))
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        run.start()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    wait_for((run.folder / "ready").exists, "a worker")
+    os.kill(run.process.pid, signal.SIGINT)
+    assert run.finish() == 143
+    assert run.result()["report"]["because"] == ["you cancelled it"]
+
+
 def test_a_second_ctrl_c_cuts_the_grace_short(job, tmp_path):
     script = tmp_path / "stubborn.py"
     script.write_text(

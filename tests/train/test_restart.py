@@ -4,6 +4,8 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from launching import EXACT, PYTHON, clean_environment, run
 
 SCRIPT = Path(__file__).with_name("slow_script.py")
@@ -62,3 +64,50 @@ def test_when_no_snapshot_is_good_the_run_ends_at_once_and_only_the_user_begins_
     assert "another attempt would end in the same way, so there was none" in failed.stderr
     assert f"`mv {snapshots} {snapshots}-damaged`, then start the run again" in failed.stderr
     assert sorted(path.name for path in snapshots.glob("*step-*")) == names
+
+
+VANISHING = """
+import os, shutil, sys
+import torch
+import torchmuster.train as tm
+
+folder, how = sys.argv[1:]
+model = tm.wrap(torch.nn.Linear(1, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = tm.loader(torch.utils.data.TensorDataset(torch.ones(64, 1)), global_batch_size=4)
+run = tm.resume(model=model, optimizer=optimizer, data=data, folder=folder, every_steps=4, asynchronous=False)
+for epoch in run.epochs(2):
+    for (x,) in data:
+        loss = model(x).sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        run.step(loss=loss)
+        if run.steps_done == 10:
+            shutil.rmtree(folder)
+            if how == "then-fails":
+                os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize("how", ["then-saves", "then-fails"])
+def test_a_snapshot_folder_that_vanishes_ends_the_run_and_is_not_made_anew(tmp_path, how):
+    script, folder = tmp_path / "train.py", tmp_path / "saved"
+    script.write_text(VANISHING)
+
+    failed = command(tmp_path / "home", "run", "--nproc-per-node", "1", script, folder, how)
+
+    assert failed.returncode == 1, failed.stderr
+    assert failed.stderr.count("beginning at step 0") == 1
+    assert "has vanished" in failed.stderr
+    assert "another attempt would end in the same way" in failed.stderr
+    assert not list(folder.glob("step-*"))
+
+
+def test_a_restart_without_the_snapshots_that_were_saved_is_refused(tmp_path):
+    script, folder = tmp_path / "train.py", tmp_path / "saved"
+    script.write_text(VANISHING)
+    command(tmp_path / "home", "run", "--nproc-per-node", "1", script, folder, "then-fails")
+    refused = command(tmp_path / "home", "restart", "last")
+    assert refused.returncode == 2
+    assert "are gone: the last was of step 8" in refused.stderr

@@ -989,7 +989,11 @@ class Coordinator:
             self._stop.kill_at = now
 
     def _advance_stop(self, stop: _StopRequest, now: float) -> None:
-        if not stop.sent:
+        if not stop.sent and self.attempt is not None and self.attempt.workers_up_at is None:
+            stop.kill_at = (
+                now  # a signal would not reach who is being started, and nothing is trained yet
+            )
+        elif not stop.sent:
             stop.sent = True
             order = messages.SignalWorkers(signum=stop.signum, asks_to_stop=True)
             for member in self._attempt_members():

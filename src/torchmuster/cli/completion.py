@@ -4,6 +4,7 @@ import os
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 _KINDS = ("local", "pbs", "slurm", "ssh", "torque")
 
@@ -20,6 +21,13 @@ def complete_runs(ctx: click.Context, param: click.Parameter, incomplete: str) -
     short = [short_id(name) for name in names if short_id(name).startswith(incomplete)]
     last = ["last"] if "last".startswith(incomplete) else []
     return list(dict.fromkeys([*last, *short, *whole]))
+
+
+def complete_files(
+    ctx: click.Context, param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Leave it to the shell, which knows files best."""
+    return [CompletionItem(incomplete, type="file")]
 
 
 def complete_engines(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:

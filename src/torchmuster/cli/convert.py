@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from torchmuster.cli.completion import complete_files
 from torchmuster.cli.sets import SetCommand, value_options
 from torchmuster.errors import ManyErrors, UsageError
 
@@ -17,7 +18,7 @@ _CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 
 @click.command(cls=SetCommand, context_settings=_CONTEXT)
-@click.argument("file")
+@click.argument("file", shell_complete=complete_files)
 @click.option("-o", "--output", metavar="OUT", help="Write the new text here; may be FILE itself.")
 @click.option("--diff", "only_diff", is_flag=True, help="Print the difference instead of the text.")
 @value_options

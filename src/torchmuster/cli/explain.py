@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from torchmuster.cli.completion import complete_files
 from torchmuster.errors import NotFoundError, UsageError
 
 if TYPE_CHECKING:
@@ -28,7 +29,9 @@ _CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 
 @click.command(context_settings=_CONTEXT)
-@click.argument("what", nargs=-1, required=True, metavar="RUN|LOG...|-")
+@click.argument(
+    "what", shell_complete=complete_files, nargs=-1, required=True, metavar="RUN|LOG...|-"
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict in JSON.")
 def explain(what: tuple[str, ...], as_json: bool) -> int:
     """Say why a run failed: of muster, or of anything else by its logs.

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from torchmuster.cli.completion import complete_files
 from torchmuster.errors import UsageError
 
 if TYPE_CHECKING:
@@ -17,7 +18,9 @@ _EXIT_CODES = {"error": 2, "warning": 1, "note": 0}
 
 
 @click.command(context_settings=_CONTEXT)
-@click.argument("files", nargs=-1, required=True, metavar="JOBSCRIPT...")
+@click.argument(
+    "files", shell_complete=complete_files, nargs=-1, required=True, metavar="JOBSCRIPT..."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as a list in JSON.")
 def lint(files: tuple[str, ...], as_json: bool) -> int:
     """Say what will go wrong in a job script: sbatch, qsub, or a torchrun line.

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from torchmuster.cli.completion import complete_files
 from torchmuster.errors import UsageError
 
 if TYPE_CHECKING:
@@ -84,7 +85,13 @@ def _apart(word: str) -> list[str]:
 @click.option("--list", "list_links", is_flag=True, help="List the links that have names.")
 @click.option("--svg", metavar="FILE", help="Write the plot there too.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
-@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[SCRIPT ARGS...]")
+@click.argument(
+    "command",
+    shell_complete=complete_files,
+    nargs=-1,
+    type=click.UNPROCESSED,
+    metavar="[SCRIPT ARGS...]",
+)
 def plan(**given: Any) -> int:
     """Predict the time of a training step on 1 to N nodes, and say what would help most.
 

@@ -51,6 +51,8 @@ def restart(run: str, *, detach: bool) -> int:
             f"the run {view.run_id} was started by `muster torchrun`, once on each machine",
             fix="type its command again, with folder=... on a shared file system in the script",
         )
+    if plan.engine == "local":
+        _check_snapshots(view)
     again = replace(plan, run_id=new_run_id(plan.program.target), job_id=None)
     if os.path.isfile(view.run_dir.job):
         return _submit_again(again, view.run_dir, detach=detach)
@@ -63,6 +65,28 @@ def restart(run: str, *, detach: bool) -> int:
     run_dir = create_run_dir(again)
     link_snapshots(run_dir, view.run_dir.snapshots)
     return start(again, run_dir, visible_gpus(), detach=detach)
+
+
+def _check_snapshots(view: "RunView") -> None:
+    """Refuse where what the training has saved is gone: it would begin again at step 0 without a word."""
+    from torchmuster.run.record import read_events
+
+    saved = [event for event in read_events(view.run_dir.training) if event.get("event") == "saved"]
+    folder = saved[-1].get("folder") if saved else None
+    if isinstance(folder, str) and os.path.isabs(folder) and not _holds_snapshots(folder):
+        raise UsageError(
+            f"the snapshots of {short_id(view.run_id)} are gone: the last was of step {saved[-1].get('saved')}",
+            where=folder,
+            fix="put them back, or type its command again to start over at step 0",
+        )
+
+
+def _holds_snapshots(folder: str) -> bool:
+    """Say whether any are there, good or set aside: of those the library speaks."""
+    try:
+        return any(name.startswith(("step-", "bad-")) for name in os.listdir(folder))
+    except OSError:
+        return False
 
 
 def _submit_again(plan: "RunPlan", old: "RunDir", *, detach: bool) -> int:

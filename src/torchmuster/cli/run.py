@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from torchmuster.cli.completion import complete_engines
+from torchmuster.cli.completion import complete_engines, complete_files
 from torchmuster.cli.sections import sectioned
 from torchmuster.errors import MusterError
 
@@ -141,8 +141,8 @@ _OF_A_JOB = {
 )
 @click.option("--here", is_flag=True, help="On this machine, even inside of a job.")
 @click.option("--dry-run", is_flag=True, help="Show the job script and command, submit nothing.")
-@click.argument("script")
-@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+@click.argument("script", shell_complete=complete_files)
+@click.argument("args", shell_complete=complete_files, nargs=-1, type=click.UNPROCESSED)
 def run(**given: Any) -> int:
     """Run SCRIPT with ARGS on one or many nodes.
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchmuster.cli.completion import complete_engines, complete_runs
+from torchmuster.cli.completion import complete_engines, complete_files, complete_runs
 from torchmuster.cli.job import check_engine, choose_engine, find_hosts, find_site
 from torchmuster.cli.job_scripts import ALL, can_show, show_jobs
 from torchmuster.cli.sets import SetCommand, value_options
@@ -24,7 +24,7 @@ _CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 
 @click.command(cls=SetCommand, context_settings=_CONTEXT)
-@click.argument("file")
+@click.argument("file", shell_complete=complete_files)
 @value_options
 @click.option(
     "--set-env",
@@ -151,7 +151,7 @@ def submit_to_scheduler(
 
 
 @click.command(cls=SetCommand, context_settings=_CONTEXT)
-@click.argument("file")
+@click.argument("file", shell_complete=complete_files)
 @value_options
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def validate(**given: Any) -> int:
@@ -171,7 +171,7 @@ def validate(**given: Any) -> int:
 
 
 @click.command(cls=SetCommand, context_settings=_CONTEXT)
-@click.argument("file")
+@click.argument("file", shell_complete=complete_files)
 @value_options
 def render(**given: Any) -> int:
     """Print the workflow in FILE with its template filled in; runtime tokens stay."""

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from torchmuster.cli.completion import complete_files
+
 if TYPE_CHECKING:
     from torchmuster.agent.main import AgentLaunch
     from torchmuster.model.plan import RunPlan
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     add_help_option=False,
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.argument("arguments", shell_complete=complete_files, nargs=-1, type=click.UNPROCESSED)
 def torchrun(arguments: tuple[str, ...]) -> int:
     """Take torchrun's own command line, inside an existing job script."""
     from torchmuster.doctor.gpus import visible_gpus

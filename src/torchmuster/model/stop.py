@@ -75,10 +75,8 @@ def end_by_stop(
         because = tuple(f"{node}: {why}" for node, why in lost.items())
         report = Report(error=error, because=because, hint=resume)
         return RunState.PREEMPTED, contract.EX_TEMPFAIL, report
-    by_hand = signum in (
-        signal.SIGINT,
-        signal.SIGHUP,
-    )  # no shell loop may take it for "run me again"
+    # No shell loop may take what a user has ended for "run me again".
+    by_hand = cause in _WHY_CANCELLED or signum in (signal.SIGINT, signal.SIGHUP)
     if saved and not by_hand:
         error = "the run was preempted and can be resumed"
         asked = f"{cause.value} asked to stop with {name}"

@@ -211,7 +211,10 @@ def _hint(cause: WorkerEnd, circumstances: Circumstances) -> str | None:
     elif circumstances.restart_hint and circumstances.max_restarts == 0:
         hints.append("`--max-restarts 3` would have started all workers again")
     elif circumstances.restarts_spent >= circumstances.max_restarts > 0:
-        hints.append(f"all {circumstances.max_restarts} restarts are spent")
+        number = circumstances.max_restarts
+        hints.append(
+            "the one restart is spent" if number == 1 else f"all {number} restarts are spent"
+        )
     if circumstances.log_path:
         hints.append(f"the whole output is in {circumstances.log_path}")
     return "; ".join(hints) or None

@@ -18,13 +18,17 @@ class Machine:
 
 
 def this_machine(folder: str, gpus: Sequence[str]) -> Machine:
-    """Return what this process may use; storage is that of `folder`."""
-    disk = os.statvfs(folder)
+    """Return what this process may use; storage is that of `folder`, none where that can't be entered."""
+    try:
+        disk = os.statvfs(folder)
+        storage_bytes = disk.f_bavail * disk.f_frsize
+    except OSError:
+        storage_bytes = 0
     return Machine(
         num_cpus=len(os.sched_getaffinity(0)),
         gpus=tuple(gpus),
         memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
-        storage_bytes=disk.f_bavail * disk.f_frsize,
+        storage_bytes=storage_bytes,
     )
 
 

@@ -33,8 +33,14 @@ def check_run_id(run_id: str) -> None:
     """Refuse a name that can't be a folder's.
 
     Raises:
-        UsageError: It has other characters than letters, digits, `.`, `_` and `-`.
+        UsageError: It has other characters than letters, digits, `.`, `_` and `-`, or means something else.
     """
+    if run_id == "last":
+        raise UsageError(
+            "`last` can't be the name of a run",
+            where="--run-id",
+            why="every command takes `last` for the run that was submitted last",
+        )
     if not _RUN_ID.fullmatch(run_id):
         raise UsageError(
             f"`{run_id}` can't be the name of a run",

@@ -130,6 +130,7 @@ class Supervisor:
     _channel: Channel | None = None
     _stops: int = 0
     _stop_signum: int = 0
+    _is_deaf_to_sigint: bool = False
     _head_end: int | None = None
     _given_up: str | None = None
     _input_ended: bool = False
@@ -146,6 +147,7 @@ class Supervisor:
     async def run(self) -> Result:
         """Follow the run to its end; the agents have been started already."""
         loop = asyncio.get_running_loop()
+        self._is_deaf_to_sigint = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signum == signal.SIGHUP and hangup_ignored():
                 continue
@@ -391,10 +393,13 @@ class Supervisor:
 
     def _send_stop(self) -> None:
         at_once = self._stops > 1
+        signum, cause = self._stop_signum, self._stop_cause()
+        if self._is_deaf_to_sigint and signum == signal.SIGINT:
+            signum = int(
+                signal.SIGTERM
+            )  # a background job of a shell: its workers ignore SIGINT, too
         if self._channel is not None:
-            self._channel.send_nowait(
-                messages.Stop(signum=self._stop_signum, at_once=at_once, cause=self._stop_cause())
-            )
+            self._channel.send_nowait(messages.Stop(signum=signum, at_once=at_once, cause=cause))
         if self._stops > 2:
             self.engine.kill_all()
 

@@ -537,7 +537,9 @@ class Run:
         step = self._saves.written_step
         if self._world.rank == 0 and step is not None and step != self._noted_step:
             self._noted_step = step
-            self._metrics.record.event("saved", step=self._clock.steps_done, saved=step)
+            self._metrics.record.event(
+                "saved", step=self._clock.steps_done, saved=step, folder=self._saves.folder_url
+            )
 
     def _what_is_saved(self) -> str:
         """Say what can be resumed, at a step whose save was ordered."""

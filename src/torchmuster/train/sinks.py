@@ -44,12 +44,33 @@ class Record:
         except OSError:
             self._num_dropped += 1
 
+    def last_saved(self, folder: str) -> int | None:
+        """Return the step of the newest snapshot that this run has saved there; None when it says of none."""
+        saved = None
+        try:
+            with open(self.path, "rb") as file:
+                for line in file:
+                    if b'"saved"' in line:
+                        saved = _saved_step(line, folder) or saved
+        except OSError:
+            pass
+        return saved
+
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Append the metrics of a step."""
         self.event("metrics", step=step, values=dict(values))
 
     def close(self) -> None:
         """Nothing is held open."""
+
+
+def _saved_step(line: bytes, folder: str) -> int | None:
+    try:
+        event = json.loads(line)
+    except ValueError:  # a process was killed while it wrote
+        return None
+    is_it = isinstance(event, dict) and event.get("event") == "saved"
+    return event.get("saved") if is_it and event.get("folder") == folder else None
 
 
 class TensorBoard:

@@ -50,7 +50,7 @@ from torchmuster.train.saves import Saves
 from torchmuster.train.sinks import MetricSink, Record
 from torchmuster.train.snapshot.folder import LocalFolder, open_folder
 from torchmuster.train.snapshot.load import load_agreed
-from torchmuster.train.snapshot.state import MisfitError, SnapshotError
+from torchmuster.train.snapshot.state import MisfitError, NoGoodSnapshotError, SnapshotError
 from torchmuster.train.snapshot.writer import Crew
 from torchmuster.train.stream import StreamLoader
 from torchmuster.train.wrap import unwrap, wrap_sharded, wrap_whole
@@ -415,7 +415,7 @@ class World:
         )
         saves = Saves(things, crew, when_busy=when_busy)
         run = Run(self, things, data, settings, saves, metrics)
-        self._begin(run, crew, things)
+        self._begin(run, crew, things, metrics.record)
         self._run = run
         return run
 
@@ -442,12 +442,14 @@ class World:
 
     # Beginning a run.
 
-    def _begin(self, run: Run, crew: Crew, things: Objects) -> None:
+    def _begin(self, run: Run, crew: Crew, things: Objects, record: Record) -> None:
         reads = self.rank == 0 or crew.copies
         if reads:
             crew.folder.tidy(crew.generation)
         loaded = load_agreed(crew.folder, rank=self.rank, reads=reads, report=_report)
         if loaded is None:
+            if self.rank == 0:
+                _refuse_to_forget(record, crew.folder.url)
             self.say(f"no snapshot in {crew.folder.url}: beginning at step 0")
         else:
             things.load(loaded, crew.folder)
@@ -563,6 +565,20 @@ wrap = _of_current(World.wrap)
 
 def _compare(value: int) -> list[int]:
     return [row[0] for row in gather_ints([value])]
+
+
+def _refuse_to_forget(record: Record, folder: str) -> None:
+    """Raise where an earlier attempt of this run has saved, and nothing of it can be found."""
+    if os.environ.get(contract.ATTEMPT_VARIABLE, "0") == "0":
+        return
+    step = record.last_saved(folder)
+    if step is not None:
+        raise NoGoodSnapshotError(
+            f"the snapshot of step {step} has vanished",
+            where=folder,
+            why="an earlier attempt of this run has saved it there",
+            fix="is the file system mounted? `muster restart` resumes when it is back; a new run starts over at step 0",
+        )
 
 
 def _report(text: str) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from torchmuster.train.snapshot import fileops
 from torchmuster.train.snapshot.layout import MANIFEST
-from torchmuster.train.snapshot.state import DamagedError, SnapshotError
+from torchmuster.train.snapshot.state import DamagedError, SnapshotError, vanished
 
 _NAME = re.compile(r"step-(\d{9,})")
 _BAD = re.compile(r"bad-step-\d{9,}(-\d+)?")
@@ -144,12 +144,7 @@ class LocalFolder:
         try:
             fileops.make_one_dir(path)
         except FileNotFoundError as error:
-            raise SnapshotError(
-                f"the folder of the snapshots has vanished, so step {step} is not saved",
-                where=self.url,
-                why="it was there when the run began, and is not made anew",
-                fix="was it removed, or is its file system not mounted any more?",
-            ) from error
+            raise vanished(self.url, step) from error
 
     def create(self, step: int, generation: int, name: str) -> Sink:
         """Open one file in the temporary directory."""

@@ -44,9 +44,25 @@ class UnreadableError(SnapshotError):
 
 
 class NoGoodSnapshotError(SnapshotError):
-    """There are snapshots and all are damaged: only the user may choose to begin anew."""
+    """There are snapshots and all are damaged, or there were some: only the user may choose to begin anew."""
 
     muster_final = True
+
+
+class VanishedError(SnapshotError):
+    """The folder of the snapshots has vanished during the run: the next attempt would not find what was saved."""
+
+    muster_final = True
+
+
+def vanished(folder: str, step: int) -> VanishedError:
+    """Return the error of a save into a folder that is not there any more."""
+    return VanishedError(
+        f"the folder of the snapshots has vanished, so step {step} is not saved",
+        where=folder,
+        why="it was there when the run began, and is not made anew",
+        fix="was it removed, or is its file system not mounted any more?",
+    )
 
 
 def pack(value: Any, path: str, tensors: dict[str, torch.Tensor], depth: int = 0) -> Any:

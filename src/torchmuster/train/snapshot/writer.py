@@ -26,7 +26,7 @@ from torchmuster.train.snapshot.layout import (
     encode_manifest,
 )
 from torchmuster.train.snapshot.staging import Staged
-from torchmuster.train.snapshot.state import SnapshotError
+from torchmuster.train.snapshot.state import SnapshotError, vanished
 
 _BLOCK_BYTES = 8 << 20
 _OK = b"ok"
@@ -304,6 +304,8 @@ def _merge(tensors: dict[str, TensorEntry], plain: dict[str, Any]) -> dict[str, 
 def _explain(crew: Crew, order: Order, error: OSError) -> SnapshotError:
     import errno
 
+    if error.errno == errno.ENOENT and "://" not in crew.folder.url:
+        return vanished(crew.folder.url, order.step)
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     num_bytes = order.staged.data.numel() if order.staged is not None else 0
     return SnapshotError(
