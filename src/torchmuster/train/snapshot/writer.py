@@ -9,6 +9,7 @@ No collective runs here: it would get between those of the training loop.
 
 import contextlib
 import json
+import os
 import queue
 import threading
 import time
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from torchmuster.train.snapshot.folder import Folder
+from torchmuster.train.snapshot.folder import Folder, LocalFolder
 from torchmuster.train.snapshot.layout import (
     Chunk,
     FileEntry,
@@ -304,7 +305,8 @@ def _merge(tensors: dict[str, TensorEntry], plain: dict[str, Any]) -> dict[str, 
 def _explain(crew: Crew, order: Order, error: OSError) -> SnapshotError:
     import errno
 
-    if error.errno == errno.ENOENT and "://" not in crew.folder.url:
+    here = isinstance(crew.folder, LocalFolder)
+    if here and error.errno == errno.ENOENT and not os.path.isdir(crew.folder.url):
         return vanished(crew.folder.url, order.step)
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     num_bytes = order.staged.data.numel() if order.staged is not None else 0
