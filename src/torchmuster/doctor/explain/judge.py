@@ -29,6 +29,7 @@ _GOES_ON = re.compile(
 )
 _ENOUGH_STEPS = 3
 _SETTINGS = ("launch_config", "launch_line", "variable")  # they hold from their line on
+_GOODBYE_LINES = 60  # of c10d's stack below the warning
 _LONG_AFTER = 20  # lines; what others still write when somebody has failed is less
 # After these nothing goes on.
 _HARD_ENDS = (
@@ -108,8 +109,23 @@ def _last_bad(case: Case, findings: list[Finding]) -> dict[str, int]:
     found: dict[str, int] = {}
     lines = [event.line for event in case.events if event.role in (Role.CAUSE, Role.ECHO)]
     for line in (*lines, *(finding.began for finding in findings if finding.began is not None)):
+        if _is_goodbye(case, line):
+            continue
         found[line.path] = max(found.get(line.path, 0), line.order)
     return found
+
+
+def _is_goodbye(case: Case, line: Line) -> bool:
+    """Say whether this is torchrun's last call of a rendezvous whose host has left a moment before it, all being well.
+
+    Source: torch 2.13, elastic/rendezvous/dynamic_rendezvous.py: a warning, and the exit code is that of the workers.
+    """
+    return any(
+        event.line.path == line.path
+        and 0 <= event.line.order - line.order <= _GOODBYE_LINES
+        and "failed to shutdown the rendezvous" in event.line.text
+        for event in case.of("teardown", "rdzv_connection")
+    )
 
 
 def _sounds_failed(case: Case, good: dict[str, int]) -> bool:

@@ -234,3 +234,35 @@ def test_an_array_of_a_script_beside_the_logs_is_no_list_of_nodes(tmp_path):
     (tmp_path / "job.sh").write_text(script)
     case = Case(read_logs([str(tmp_path / "job.sh")], year=2026))
     assert list(case.allocated) == []
+
+
+CAUGHT = """\
+step 2 loss 2.000
+Traceback (most recent call last):
+  File "/home/u/train.py", line 12, in <module>
+    1 / (step - 3)
+    ~~^~~~~~~~~~~~
+ZeroDivisionError: division by zero
+skipping a bad batch
+step 3 loss 2.000
+step 4 loss 2.000
+step 5 loss 2.000
+step 6 loss 2.000
+"""
+GOODBYE = """\
+[W1122 14:31:53.141048849 TCPStore.cpp:115] [c10d] recvVector failed on SocketImpl(fd=3, addr=[::ffff:10.7.7.2]:39930, remote=[::ffff:10.7.7.1]:29500): Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?
+Exception raised from recvBytes at Utils.hpp:787 (most recent call first):
+frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x9d (0x7fa93d316b8d in libc10.so)
+<omitting python frames>
+
+W1122 14:31:54.144000 31 torch/distributed/elastic/rendezvous/dynamic_rendezvous.py:1298] The node '10.7.7.2_31_0' has failed to shutdown the rendezvous '7' due to an error of type RendezvousConnectionError.
+"""
+
+
+def test_the_goodbye_of_a_launcher_that_leaves_second_is_no_failure(tmp_path):
+    assert explain(tmp_path, n1=CAUGHT, n2=CAUGHT + GOODBYE).healthy
+
+
+def test_a_lost_connection_without_a_goodbye_is_one(tmp_path):
+    lost = GOODBYE.partition("W1122 14:31:54")[0]
+    assert not explain(tmp_path, n1=CAUGHT, n2=CAUGHT + lost).healthy
