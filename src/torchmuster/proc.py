@@ -250,6 +250,11 @@ def state_beside(pid: int, whose: tuple[str, str], own: tuple[str, str]) -> str 
     return facts.state if facts is not None else "X"
 
 
+def state_here(pid: int, whose: tuple[str, str]) -> str | None:
+    """Return `state_beside` of a process whose ids are `whose`, as seen by this one."""
+    return state_beside(pid, whose, (boot_id(), network_id()))
+
+
 def all_processes() -> list[ProcessFacts]:
     """Return the facts of every process that /proc shows."""
     found = (read_process(int(name)) for name in os.listdir("/proc") if name.isdigit())

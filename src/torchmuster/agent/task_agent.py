@@ -196,8 +196,7 @@ class TaskAgent:
         welcome = self._welcome
         if welcome is None:
             return None
-        own = (proc.boot_id(), proc.network_id())
-        return proc.state_beside(welcome.head_pid, (welcome.boot_id, welcome.network_id), own)
+        return proc.state_here(welcome.head_pid, (welcome.boot_id, welcome.network_id))
 
     def _send(self, message: messages.Message) -> None:
         if self._channel is not None:

@@ -49,3 +49,12 @@ def _engines_of(path: str) -> list[str]:
     except (OSError, ValueError):
         return []
     return list(engines) if isinstance(engines, dict) else []
+
+
+on_option = click.option(
+    "--on",
+    "engine",
+    metavar="NAME",
+    help="Engine or site; default this machine.",
+    shell_complete=complete_engines,
+)

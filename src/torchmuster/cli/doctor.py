@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchmuster.cli.completion import complete_engines
+from torchmuster.cli.completion import on_option
 from torchmuster.errors import ManyErrors, MusterError, RunDirectoryError, UsageError
 
 if TYPE_CHECKING:
@@ -35,13 +35,7 @@ _WORDS = {"engine": "--on", "time_limit": "--time"}
 
 
 @click.command(context_settings=_CONTEXT)
-@click.option(
-    "--on",
-    "engine",
-    metavar="NAME",
-    help="Engine or site; default this machine.",
-    shell_complete=complete_engines,
-)
+@on_option
 @click.option(
     "--nodes", metavar="N", help="Number of nodes; inside a job default all of its nodes."
 )

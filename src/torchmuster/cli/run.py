@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from torchmuster.cli.completion import complete_engines, complete_files
+from torchmuster.cli.completion import complete_files, on_option
 from torchmuster.cli.sections import sectioned
 from torchmuster.errors import MusterError
 
@@ -63,13 +63,7 @@ _OF_A_JOB = {
     help="Try again unless it would fail the same way, or always.",
 )
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as with `python -m`.")
-@click.option(
-    "--on",
-    "engine",
-    metavar="NAME",
-    help="Engine or site; default this machine.",
-    shell_complete=complete_engines,
-)
+@on_option
 @click.option(
     "--name", metavar="WORD", help="Begins the run's id and its job's name; default SCRIPT's."
 )

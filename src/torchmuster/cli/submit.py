@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchmuster.cli.completion import complete_engines, complete_files, complete_runs
+from torchmuster.cli.completion import complete_files, complete_runs, on_option
 from torchmuster.cli.job import check_engine, choose_engine, find_hosts, find_site
 from torchmuster.cli.job_scripts import ALL, can_show, show_jobs
 from torchmuster.cli.sets import SetCommand, value_options
@@ -37,13 +37,7 @@ _CONTEXT = {"help_option_names": ["-h", "--help"]}
 @click.option(
     "--label", "labels", multiple=True, metavar="KEY=VALUE ...", help="Labels of the run."
 )
-@click.option(
-    "--on",
-    "engine",
-    metavar="NAME",
-    help="Engine or site; default this machine.",
-    shell_complete=complete_engines,
-)
+@on_option
 @click.option("--here", is_flag=True, help="On this machine, even if it looks like a login node.")
 @click.option("--run-id", metavar="NAME", help="Name of the run and of its folder.")
 @click.option("--dry-run", is_flag=True, help="Check the file, show the plan, start nothing.")

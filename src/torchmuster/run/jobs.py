@@ -17,7 +17,7 @@ from torchmuster.model import codec
 from torchmuster.model.job import AfterKind, JobDependency, JobRequest, JobView, NodeChunk
 from torchmuster.model.plan import RunPlan
 from torchmuster.model.text import report_of_error
-from torchmuster.model.verdict import Result, RunState
+from torchmuster.model.verdict import Report, Result, RunState
 from torchmuster.run.desk import JobDesk
 
 COMMAND_TIMEOUT_S = 30.0
@@ -150,21 +150,26 @@ def read_request(old: RunDir) -> JobAgain:
     return JobAgain(dialect=dialect, request=request, num_more=num_more)
 
 
+def failed_before_start(run_dir: RunDir, exit_code: int, report: Report) -> Result:
+    """Return the result of a run that made no attempt."""
+    return Result(
+        run_id=os.path.basename(run_dir.path),
+        state=RunState.FAILED,
+        exit_code=exit_code,
+        attempts=0,
+        restarts_spent=0,
+        elapsed_s=0.0,
+        report=report,
+    )
+
+
 @contextlib.contextmanager
 def note_refusal(run_dir: RunDir) -> Iterator[None]:
     """Leave the error of a submission as the run's result: it has ended, and nobody has lost it."""
     try:
         yield
     except MusterError as error:
-        result = Result(
-            run_id=os.path.basename(run_dir.path),
-            state=RunState.FAILED,
-            exit_code=error.exit_code,
-            attempts=0,
-            restarts_spent=0,
-            elapsed_s=0.0,
-            report=report_of_error(error),
-        )
+        result = failed_before_start(run_dir, error.exit_code, report_of_error(error))
         atomic.write_json(run_dir.result, codec.to_plain(result))
         raise
 

@@ -4,7 +4,6 @@ A scheduler takes such a job and shows its reason for ever. Whoever waits for it
 """
 
 import contextlib
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,9 +15,9 @@ from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
 from torchmuster.model.job import JobState, JobView
-from torchmuster.model.verdict import Report, Result, RunState
+from torchmuster.model.verdict import Report
 from torchmuster.run.desk import Ask, ask_scheduler
-from torchmuster.run.jobs import read_job
+from torchmuster.run.jobs import failed_before_start, read_job
 from torchmuster.run.links import cancel_jobs, view_newest
 from torchmuster.run.record import read_result
 
@@ -80,19 +79,10 @@ class NeverWatch:
             MusterError
         ):  # the scheduler is silent: the verdict stands all the same
             cancel_jobs(run_dir)
-        atomic.write_json(run_dir.result, codec.to_plain(_result(run_dir, report)))
-
-
-def _result(run_dir: RunDir, report: Report) -> Result:
-    return Result(
-        run_id=os.path.basename(run_dir.path),
-        state=RunState.FAILED,
-        exit_code=EngineError.exit_code,
-        attempts=0,
-        restarts_spent=0,
-        elapsed_s=0.0,
-        report=report,
-    )
+        atomic.write_json(
+            run_dir.result,
+            codec.to_plain(failed_before_start(run_dir, EngineError.exit_code, report)),
+        )
 
 
 def note_group(run_dir: RunDir, group: str, report: Report) -> None:
