@@ -5,7 +5,6 @@ Changed: GPUs to CPUs, the data set to made-up data, the launcher's word to must
 
 import json
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from cluster.test_fake_slurm import _lives, cluster, wait_until
+from ports import reserve_port
 
 __all__ = ["cluster"]
 MAIN = Path(__file__).with_name("tutorial_srun.py")
@@ -112,11 +112,6 @@ os.write(1, f"rank {trainer.global_rank} of {dist.get_world_size()}: {mean}\\n".
 """
 
 
-def _free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
-
-
 @pytest.fixture
 def submit(cluster, tmp_path):
     """Return a function that submits a job file and returns what the job wrote."""
@@ -127,7 +122,7 @@ def submit(cluster, tmp_path):
     muster.chmod(0o755)
     environment = cluster | {
         "MUSTER": str(muster),
-        "FREE_PORT": str(_free_port()),
+        "FREE_PORT": str(reserve_port()),
         "SLURM_TMPDIR": str(tmp_path / "local"),
     }
 

@@ -11,6 +11,7 @@ import pytest
 
 from cluster.pbs import until
 from cluster.test_fake_slurm import cluster
+from ports import reserve_port
 
 __all__ = ["cluster"]
 SOURCE = Path(__file__).parents[2] / "src"
@@ -82,11 +83,7 @@ def line(site, words="", script="", endpoint="127.0.0.1"):
 @pytest.fixture
 def free_port():
     """Return a port that nobody listens on."""
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("0.0.0.0", 0))
-        return probe.getsockname()[1]
+    return reserve_port()
 
 
 def test_the_multi_node_script_with_one_word_changed_trains_on_two_hosts(site):

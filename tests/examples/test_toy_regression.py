@@ -1,11 +1,12 @@
 """examples/toy_regression: one script for one device, several, and many nodes."""
 
 import re
-import socket
 import subprocess
 
 import pytest
 from example_runs import EXAMPLES, bare, environment, muster, output_of
+
+from ports import reserve_port
 
 TRAIN = EXAMPLES / "toy_regression" / "train.py"
 
@@ -52,9 +53,7 @@ MPIEXEC = {"PMI_RANK": "{rank}", "PMI_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
 
 @pytest.mark.parametrize("variables", [SRUN, MPIEXEC], ids=["srun", "mpiexec"])
 def test_one_task_a_worker_needs_no_launcher_of_pytorchs(alone, tmp_path, variables):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(reserve_port())
     tasks = []
     for rank in range(2):
         own = {name: value.format(rank=rank) for name, value in variables.items()}

@@ -1,11 +1,12 @@
 """Fixtures of the fault tests; every process that a test started is gone when it ends."""
 
 import secrets
-import socket
 import sys
 from pathlib import Path
 
 import pytest
+
+from ports import reserve_port
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -58,6 +59,4 @@ def memory_cgroup():
 @pytest.fixture
 def port():
     """Return a port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    return reserve_port()

@@ -3,12 +3,12 @@
 import asyncio
 import hashlib
 import os
-import socket
 import subprocess
 import sys
 
 import pytest
 
+from ports import reserve_port
 from torchmuster.net.channel import ChannelClosedError, connect
 from torchmuster.net.handshake import HandshakeError, Role
 from torchmuster.net.messages import ExecStart
@@ -17,16 +17,10 @@ LIMIT_S = 60.0
 WAITS = "import os, signal; os.write(1, b'began\\n'); signal.pause()\n"
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @pytest.fixture
 def head(tmp_path):
     """Start the head of a `muster torchrun` whose nodes have no key in common; return its port."""
-    port = free_port()
+    port = reserve_port()
     (tmp_path / "train.py").write_text(WAITS)
     argv = [
         sys.executable,

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cluster.pbs import pbs
+from ports import reserve_port
 from seeds.listings import listing, put_script
 
 pytest.importorskip("torch")
@@ -68,11 +69,7 @@ def job(pbs, tmp_path, free_port):
 
 @pytest.fixture
 def free_port():
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    return reserve_port()
 
 
 def muster(job, *words):

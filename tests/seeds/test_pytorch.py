@@ -6,13 +6,13 @@ of its own; so either may become the head, and which ranks a machine has is not 
 
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from ports import reserve_port
 from seeds.listings import listing, put_script
 
 torch = pytest.importorskip("torch")
@@ -34,9 +34,7 @@ MyTrainDataset.__getitem__ = dying
 
 @pytest.fixture
 def port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    return reserve_port()
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 from own_world import MACHINE_PATH
+from ports import reserve_port
 
 SOURCE = Path(__file__).parents[2] / "src"
 _START_LIMIT_S = 15.0
@@ -109,7 +110,7 @@ class Hosts:
         )
         mine = (self.folder / "key.pub").read_text()
         (folder / "authorized_keys").write_text(mine if knows_us else "")
-        port = free_port()
+        port = reserve_port()
         (folder / "sshd_config").write_text(_SERVER.format(port=port, folder=folder))
         seen = [folder, self.client] if shares else [folder]
         script = _view_of(self.folder, seen, [SOURCE] if blind else [])
@@ -130,7 +131,7 @@ class Hosts:
 
     def add_closed(self, name):
         """Add a host where no sshd runs."""
-        self._configure(name, free_port())
+        self._configure(name, reserve_port())
 
     def _configure(self, name, port):
         self._blocks[name] = (
@@ -229,13 +230,6 @@ def _start_sshd(folder, view):
             stdout=log,
             stderr=log,
         )
-
-
-def free_port():
-    """Return a port of 127.0.0.1 that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def _answers(port):

@@ -3,12 +3,12 @@
 import json
 import os
 import shutil
-import socket
 import sys
 from pathlib import Path
 
 import pytest
 
+from ports import reserve_port
 from start.ways import FORKED, FRESH, PLAIN, Outcome, Place, make_place, together
 
 PROBE = Path(__file__).with_name("probe.py")
@@ -72,6 +72,4 @@ def probe_in_all_ways(
 @pytest.fixture
 def port():
     """Return a port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    return reserve_port()

@@ -1,7 +1,6 @@
 """Start training scripts in the ways that users do, and read what they wrote."""
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -55,13 +54,6 @@ def run_each(environments, *script, timeout_s=150):
             worker.kill()
     codes = [worker.returncode for worker in workers]
     assert not any(codes), "\n".join(said)
-
-
-def free_port():
-    """Return a port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def losses(out, rank=0):

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from launching import PYTHON, clean_environment, free_port, muster
+from launching import PYTHON, clean_environment, muster
+from ports import reserve_port
 
 SCRIPT = Path(__file__).with_name("ending_script.py")
 WAYS = {"raise": 1, "exit": 3, "leave": 0, "break": 0}
@@ -69,7 +70,7 @@ def test_an_end_without_a_launcher_is_prompt_and_clean(how, tmp_path):
 
 def test_a_rank_that_raises_takes_the_other_along_where_nobody_kills_it(tmp_path):
     """Two plain processes, as `srun --kill-on-bad-exit=0` leaves them."""
-    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(reserve_port())}
     ranks = [
         subprocess.Popen(
             [PYTHON, str(SCRIPT), "raise", str(tmp_path)],

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from launching import EXACT, clean_environment, free_port, muster, run, run_each, weights
+from launching import EXACT, clean_environment, muster, run, run_each, weights
+from ports import reserve_port
 
 QUICK = ["--epochs", 1, "--samples", 40]
 
@@ -40,7 +41,7 @@ def test_srun_with_one_task_a_worker_gives_the_same_weights(tmp_path, reference)
             MASTER_PORT=str(port),
         )
 
-    port = free_port()
+    port = reserve_port()
     run_each([task(rank) for rank in range(2)], EXACT, tmp_path, *QUICK)
     assert weights(tmp_path) == reference
 
@@ -61,7 +62,7 @@ def test_mpiexec_under_pbs_gives_the_same_weights(tmp_path, reference):
             MASTER_PORT=str(port),
         )
 
-    port = free_port()
+    port = reserve_port()
     run_each([rank_of(rank) for rank in range(2)], EXACT, tmp_path, *QUICK)
     assert weights(tmp_path) == reference
 

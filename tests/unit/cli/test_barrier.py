@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ports import reserve_port
 from torchmuster.model.contract import TASK_SOCKET_VARIABLE
 from unit.agent.fake_head import FakeHead, wait_until
 
@@ -239,18 +240,12 @@ def test_mistakes_are_told_together_and_nothing_starts(words, sentences):
         assert sentence in err
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 class Alone:
     """Starts ranks without a workflow."""
 
     def __init__(self, start, home, num_nodes):
         self.start, self.home, self.num_nodes = start, str(home), num_nodes
-        self.port = free_port()
+        self.port = reserve_port()
 
     def rank(self, rank, *words):
         return self.start(

@@ -5,13 +5,14 @@ import sys
 
 import pytest
 
+from ports import reserve_port
 from torchmuster.doctor import tiny_job
 
 
 def start(rank, world_size, folder, *words, group_rank=None):
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     env |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_RANK": str(rank)}
-    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port(folder))}
+    env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(common_port(folder))}
     env |= {"GROUP_RANK": str(rank if group_rank is None else group_rank)}
     env |= {"GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     argv = [sys.executable, tiny_job.__file__, *words]
@@ -19,15 +20,11 @@ def start(rank, world_size, folder, *words, group_rank=None):
     return subprocess.Popen(argv, env=env, stdout=pipe, stderr=pipe, text=True, cwd=folder)
 
 
-def free_port(folder):
+def common_port(folder):
     """Return one port for all ranks of a test."""
     path = folder / "port"
     if not path.exists():
-        import socket
-
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            path.write_text(str(probe.getsockname()[1]))
+        path.write_text(str(reserve_port()))
     return int(path.read_text())
 
 

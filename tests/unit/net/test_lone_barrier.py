@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from ports import reserve_port
 from torchmuster.errors import BarrierError, BarrierTimeoutError, UsageError
 from torchmuster.net import lone_barrier
 from torchmuster.net.channel import connect
@@ -17,17 +18,11 @@ from unit.net.loopback import SECRET, run
 GARBAGE = [b"", b"\0" * 64, b"GET / HTTP/1.1\r\n\r\n", b"MUSTERCH" + b"\xff" * 200, b"1\n"]
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 class Nodes:
     """Ranks of one barrier on the loopback interface, each with what it said."""
 
     def __init__(self, num_nodes):
-        self.port = free_port()
+        self.port = reserve_port()
         self.num_nodes = num_nodes
         self.said = []
         self._channels = []
