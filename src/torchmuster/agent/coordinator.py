@@ -852,6 +852,7 @@ class Coordinator:
         self.attempt = Attempt(number, world_size, now, members, ranks, store=f"{address}:{port}")
         self.phase = Phase.RUNNING
         self._asked_for.clear()
+        self._trained_step = self._saved_step = None  # an earlier attempt's end is not this one's
         if self.plan.is_elastic and len(members) < self.plan.max_nodes and number:
             wanted = self.plan.max_nodes
             self.event("shrunk", num_nodes=len(members), wanted=wanted)

@@ -9,15 +9,25 @@ if TYPE_CHECKING:
     from torchmuster.model.verdict import Result
 
 
+def last_line(result: "Result", run_dir: "RunDir") -> str:
+    """Return the last line of a run: how it ended, and how to go on if that was no success."""
+    from torchmuster.model.verdict import RunState
+    from torchmuster.run.account import how_to_go_on
+    from torchmuster.ui.messages import summary
+
+    went_well = result.state is RunState.SUCCEEDED
+    return summary(result, None if went_well else how_to_go_on(run_dir, result))
+
+
 def say_end(voice: "TerminalVoice", result: "Result", run_dir: "RunDir") -> int:
     """Say how a run has ended; return its exit code."""
     from torchmuster.model.verdict import RunState
-    from torchmuster.ui.messages import last_report, paint_report, summary, uses_colour
+    from torchmuster.ui.messages import last_report, paint_report, uses_colour
 
     report = last_report(result, run_dir, voice.shown)
     if report is not None:
         voice.print(paint_report(report, colour=uses_colour()))
-    voice.say(summary(result))
+    voice.say(last_line(result, run_dir))
     if result.state is RunState.SUCCEEDED:
         from torchmuster.run.account import what_is_left
 

@@ -83,10 +83,12 @@ def _verdict(what: tuple[str, ...]) -> "tuple[Verdict, str | None]":
 
 
 def _how_it_stands(view: "RunView") -> str:
+    from torchmuster.cli.ending import last_line
     from torchmuster.files.layout import short_id
-    from torchmuster.ui.messages import summary
 
-    told = summary(view.result) if view.result is not None else f"is {view.state.value}"
+    told = f"is {view.state.value}"
+    if view.result is not None:
+        told = last_line(view.result, view.run_dir)
     return f"the run {short_id(view.run_id)} {told}"
 
 

@@ -253,6 +253,7 @@ def _follow(plan: "RunPlan", run_dir: Any, dialect: Any, job_id: str) -> int:
     from torchmuster.files.tail import last_lines
     from torchmuster.files.terminal import TerminalVoice
     from torchmuster.model.plan import Tee
+    from torchmuster.run.account import how_to_go_on
     from torchmuster.run.batch import JobFollower
 
     voice = TerminalVoice(prefix_always=plan.tee is Tee.ALL)
@@ -270,7 +271,7 @@ def _follow(plan: "RunPlan", run_dir: Any, dialect: Any, job_id: str) -> int:
                 f"job {job_id} ended without a result: {view.state.value}",
                 where=run_dir.job_log,
                 why="\n".join(last_lines(run_dir.job_log, 12)) or view.reason,
-                fix=f"muster logs {short_id(plan.run_id)}",
+                fix=how_to_go_on(run_dir) or f"muster logs {short_id(plan.run_id)}",
             )
         click.echo(f"muster: the job goes on: muster wait {short_id(plan.run_id)}", err=True)
         return 130

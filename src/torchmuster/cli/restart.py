@@ -69,14 +69,13 @@ def restart(run: str, *, detach: bool) -> int:
 
 def _check_snapshots(view: "RunView") -> None:
     """Refuse where what the training has saved is gone: it would begin again at step 0 without a word."""
-    from torchmuster.run.record import read_events
+    from torchmuster.run.account import find_saved
 
-    saved = [event for event in read_events(view.run_dir.training) if event.get("event") == "saved"]
-    folder = saved[-1].get("folder") if saved else None
-    if isinstance(folder, str) and os.path.isabs(folder) and not _holds_snapshots(folder):
+    saved = find_saved(view.run_dir)
+    if saved is not None and not saved.is_seen and not _holds_snapshots(saved.folder):
         raise UsageError(
-            f"the snapshots of {short_id(view.run_id)} are gone: the last was of step {saved[-1].get('saved')}",
-            where=folder,
+            f"the snapshots of {short_id(view.run_id)} are gone: the last was of step {saved.step}",
+            where=saved.folder,
             fix="put them back, or type its command again to start over at step 0",
         )
 

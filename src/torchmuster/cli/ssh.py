@@ -123,7 +123,7 @@ def run_again_on_hosts(plan: "RunPlan", view: "RunView", *, detach: bool) -> int
     Raises:
         UsageError: Its snapshots are on its hosts only, or it is to go on in the background.
     """
-    from torchmuster.run.account import last_step
+    from torchmuster.run.account import find_saved
 
     old, name = view.run_dir, short_id(view.run_id)
     if detach:
@@ -132,11 +132,12 @@ def run_again_on_hosts(plan: "RunPlan", view: "RunView", *, detach: bool) -> int
             why="a run on plain hosts ends with its client",
             fix=f"tmux new -d 'muster restart {name}'",
         )
-    has_none = view.result is not None and view.result.saved_step is None
-    if last_step(old.snapshots) is None and not has_none:
+    saved = find_saved(old)
+    # Of a run without a record and without a result nobody knows what its hosts hold.
+    if view.result is None if saved is None else not saved.is_seen:
         raise UsageError(
             f"the snapshots of {name} can't be seen from here",
-            where=old.snapshots,
+            where=saved.folder if saved is not None else old.snapshots,
             why="its hosts do not share this file system, so they may be on the host of rank 0 only",
             fix="type its command again; folder=... on storage that all hosts see lets any host resume",
         )

@@ -49,13 +49,14 @@ def _say_end(launch: "AgentLaunch") -> None:
     """Say in one line how the run has ended: the head knows, standard output is the script's."""
     if launch.listening is None:
         return
+    from torchmuster.cli.ending import last_line
     from torchmuster.files.layout import RunDir, runs_dir
     from torchmuster.run.record import read_result
-    from torchmuster.ui.messages import summary
 
-    result = read_result(RunDir(os.path.join(runs_dir(), launch.plan.run_id)))
+    run_dir = RunDir(os.path.join(runs_dir(), launch.plan.run_id))
+    result = read_result(run_dir)
     if result is not None:
-        click.echo(f"muster: {summary(result, can_restart=False)}", err=True)
+        click.echo(f"muster: {last_line(result, run_dir)}", err=True)
 
 
 def make_launch(line: "TorchrunLine") -> "AgentLaunch":

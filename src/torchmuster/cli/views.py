@@ -110,13 +110,14 @@ def status(run: str, *, as_json: bool) -> int:
     """Show where RUN stands: its nodes, its attempts, its training and its verdict."""
     from datetime import UTC, datetime
 
+    from torchmuster.cli.ending import last_line
     from torchmuster.model import codec
     from torchmuster.model.narration import narrate_wait
-    from torchmuster.run.account import account_of
+    from torchmuster.run.account import account_of, how_to_go_on
     from torchmuster.run.find import find_run, view_job
     from torchmuster.run.record import read_events
     from torchmuster.run.training import view_training
-    from torchmuster.ui.messages import last_report, paint_report, summary
+    from torchmuster.ui.messages import last_report, paint_report
 
     view = find_run(run)
     if view.is_workflow:
@@ -151,17 +152,19 @@ def status(run: str, *, as_json: bool) -> int:
         echo(f"job      {describe_job(job)}{f', {link}' if link else ''}")
     print_account(account, has_job_line=job is not None)
     _print_attempts(view)
-    if view.result is None and (waits := narrate_wait(view.events, datetime.now(UTC))) is not None:
+    if not view.state.is_final and (waits := narrate_wait(view.events, datetime.now(UTC))):
         click.echo(waits)
     if training is not None:
         _print_training(training)
     if view.result is not None:
-        echo(f"\n{summary(view.result)}")
+        echo(f"\n{last_line(view.result, view.run_dir)}")
         for note in view.result.notes:
             echo(note)
         report = last_report(view.result, view.run_dir)
         if report is not None:
             echo(paint_report(report, colour=False), nl=False)
+    elif view.state.is_final and (further := how_to_go_on(view.run_dir)) is not None:
+        echo(f"\n{further}")
     return 0
 
 
@@ -308,9 +311,10 @@ def wait(run: str) -> int:
     """Wait for the end of RUN and exit with its exit code."""
     import asyncio
 
+    from torchmuster.cli.ending import last_line
+    from torchmuster.run.account import how_to_go_on
     from torchmuster.run.control import wait_for_result
     from torchmuster.run.find import find_run
-    from torchmuster.ui.messages import summary
 
     view = find_run(run)
     try:
@@ -322,9 +326,9 @@ def wait(run: str) -> int:
             f"the run {short_id(view.run_id)} has no result and its owner has gone",
             where=view.run_dir.owner,
             why="the process that started it was killed",
-            fix=f"muster logs {short_id(view.run_id)}",
+            fix=how_to_go_on(view.run_dir) or f"muster logs {short_id(view.run_id)}",
         )
-    echo(summary(result), err=True)
+    echo(last_line(result, view.run_dir), err=True)
     return result.exit_code
 
 
@@ -347,9 +351,9 @@ def identity(view: "RunView") -> str:
 @click.option("--now", is_flag=True, help="SIGKILL at once, without the grace.")
 def cancel(run: str, *, now: bool) -> int:
     """Stop RUN: SIGTERM to its workers, SIGKILL after its grace."""
+    from torchmuster.cli.ending import last_line
     from torchmuster.run.control import stop_and_wait
     from torchmuster.run.find import find_run
-    from torchmuster.ui.messages import summary
 
     view = find_run(run)
     if view.state.is_final:
@@ -364,5 +368,5 @@ def cancel(run: str, *, now: bool) -> int:
         raise MusterError(
             f"the run {short_id(view.run_id)} has not ended yet", fix=f"muster cancel --now {run}"
         )
-    echo(summary(result), err=True)
+    echo(last_line(result, view.run_dir), err=True)
     return 0

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from torchmuster.files import atomic
-from torchmuster.files.layout import RunDir
-from torchmuster.model.verdict import RunState
+from torchmuster.files.layout import RunDir, short_id
+from torchmuster.model.verdict import Result, RunState
 from torchmuster.run.find import RunView, read_jobs_of, view_job
-from torchmuster.run.record import read_events
+from torchmuster.run.record import read_events, read_plan
+from torchmuster.run.training import view_training
 
 _STEP = re.compile(r"step-(\d{9,})")
 
@@ -106,12 +107,84 @@ def _ended_by(view: RunView) -> str | None:
     return "the process that owned it has gone, and left no result"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """What the training library has left of a run.
+
+    Attributes:
+        step: Of the newest snapshot; None when there is none.
+        folder: Where the snapshots are: a path or a URL.
+        is_seen: Whether a restart from here finds them.
+    """
+
+    step: int | None
+    folder: str
+    is_seen: bool
+
+
+def find_saved(run_dir: RunDir) -> Saved | None:
+    """Return what a run has saved; None when nothing shows that its script uses the library's snapshots.
+
+    The record says where, since a script may name a folder of its own; the folder itself says which is the newest.
+    """
+    events = list(read_events(run_dir.training))
+    places = [event.get("folder") for event in events]
+    named = [place for place in places if isinstance(place, str)]
+    folder = named[-1] if named else run_dir.snapshots
+    training = view_training(events)
+    recorded = training.saved_step if training is not None else None
+    if "://" in folder:  # whoever starts the run again asks there
+        return Saved(step=recorded, folder=folder, is_seen=True)
+    step = last_step(folder)
+    if step is not None:
+        return Saved(step=step, folder=folder, is_seen=True)
+    # What is not there was removed, or is on a disk of another host.
+    return Saved(step=recorded, folder=folder, is_seen=recorded is None) if events else None
+
+
+def how_to_go_on(run_dir: RunDir, result: Result | None = None) -> str | None:
+    """Return what a run that has ended without success has saved, and how to go on from it; None when it says nothing.
+
+    The one sentence of all ends: a stop that was asked for, a failure, and a run whose owner was killed.
+    """
+    saved = find_saved(run_dir)
+    stopped_at = result.trained_step if result is not None else None
+    told = result.saved_step if result is not None else None  # by the library, as it stopped
+    if told is not None and (saved is None or saved.step is None):  # the record has not come back
+        saved = Saved(step=told, folder=run_dir.snapshots, is_seen=False)
+    if saved is None and stopped_at is None:
+        return None
+    return _sentence(saved, stopped_at, _restart_command(run_dir))
+
+
+def _sentence(saved: Saved | None, stopped_at: int | None, again: str | None) -> str:
+    if saved is None or saved.step is None:
+        what = f"stopped at step {stopped_at}, " if stopped_at is not None else ""
+        return f"{what}nothing was saved" + (f": {again} begins at step 0" if again else "")
+    what = f"saved at step {saved.step}"
+    if stopped_at is not None and saved.step < stopped_at:
+        what = f"stopped at step {stopped_at}, the last snapshot is of step {saved.step}"
+    if not saved.is_seen:
+        return f"{what}; its snapshots can't be seen from here: {saved.folder}"
+    return what + (f"; go on with: {again}" if again else "")
+
+
+def _restart_command(run_dir: RunDir) -> str | None:
+    """Return the command that starts a run again; None for `muster torchrun`, which only its own line starts."""
+    plan = read_plan(run_dir)
+    if plan is None or plan.rdzv_id is not None:
+        return None
+    return f"muster restart {short_id(os.path.basename(run_dir.path))}"
+
+
 def what_is_left(run_dir: RunDir) -> str:
     """Return where the results of a run are: its snapshots, if any, and its logs."""
     parts = []
-    step = last_step(run_dir.snapshots)
-    if step is not None:
-        parts.append(f"snapshots in {near(run_dir.snapshots)}, the last at step {step}")
+    saved = find_saved(run_dir)
+    if saved is not None and saved.step is not None:
+        place = saved.folder if "://" in saved.folder else near(saved.folder)
+        unseen = "" if saved.is_seen else " (not to be seen from here)"
+        parts.append(f"snapshots in {place}{unseen}, the last at step {saved.step}")
     parts.append(f"logs in {near(run_dir.logs)}")
     return "; ".join(parts)
 

@@ -329,7 +329,10 @@ class Run:
             clock.boundary_position = (self._data.epoch, self._data.position)
         if world.rank == 0:
             record = self._metrics.record
-            record.event("resumed", step=clock.steps_done, world_size=world.world_size)
+            place = self._saves.folder_url
+            record.event(
+                "resumed", step=clock.steps_done, world_size=world.world_size, folder=place
+            )
         self._watch.begin(self._boundary())
 
     def _begin_at(self, loaded: Loaded, seed: int) -> None:

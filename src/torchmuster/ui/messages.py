@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from torchmuster.errors import MusterError
-from torchmuster.files.layout import RunDir, short_id
+from torchmuster.files.layout import RunDir
 from torchmuster.model.outcome import WorkflowResult
 from torchmuster.model.repeats import Shown, shortened
 from torchmuster.model.text import printable, render_report, report_of_error
@@ -64,27 +64,29 @@ def workflow_summary(result: WorkflowResult) -> str:
     return f"{text} ({', '.join(failed[:6])}{more})" if failed else text
 
 
-def summary(result: Result, *, can_restart: bool = True) -> str:
-    """Return the last line of a run; under `muster torchrun` only its own line starts it again."""
+def summary(result: Result, how_to_go_on: str | None = None) -> str:
+    """Return the last line of a run.
+
+    Args:
+        result: Of the run.
+        how_to_go_on: What a run that was no success has saved, and how it goes on.
+    """
     attempts = f"{result.attempts} attempt{'s' if result.attempts != 1 else ''}"
     lost = f", {result.lost_s:.1f} s lost" if result.lost_s else ""
     logs = f", {result.logs_lost_lines} log lines lost" if result.logs_lost_lines else ""
     after = f"{result.state.value} after {result.elapsed_s:.1f} s ({attempts}{lost}{logs})"
-    return f"{after}{_what_is_saved(result, can_restart)}"
+    if result.state is RunState.SUCCEEDED:
+        return f"{after}{_unsaved_end(result)}"
+    return f"{after}; {how_to_go_on}" if how_to_go_on else after
 
 
-def _what_is_saved(result: Result, can_restart: bool) -> str:
-    """Say what the training library has left, and how to go on from it."""
+def _unsaved_end(result: Result) -> str:
+    """Say that the end of a training that went well is not saved, where that is so."""
     step, saved = result.trained_step, result.saved_step
-    if step is None or result.state is RunState.FAILED:
-        return ""
-    if result.state is RunState.SUCCEEDED and saved == step:
+    if step is None or saved == step:
         return ""
     last = "there is no snapshot" if saved is None else f"the last snapshot is of step {saved}"
-    if result.state is RunState.SUCCEEDED:
-        return f"; step {step}, its end, is not saved: {last}"
-    what = f"saved at step {saved}" if saved == step else f"stopped at step {step}, {last}"
-    return f"; {what}" + f"; go on with: muster restart {short_id(result.run_id)}" * can_restart
+    return f"; step {step}, its end, is not saved: {last}"
 
 
 def last_report(result: Result, run_dir: RunDir, shown: Shown | None = None) -> Report | None:

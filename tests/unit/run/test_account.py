@@ -1,7 +1,10 @@
+import json
 import os
 
 import pytest
+from click.testing import CliRunner
 
+from torchmuster.cli.views import status
 from torchmuster.engines.base import EngineError
 from torchmuster.engines.registry import load_dialect
 from torchmuster.errors import UsageError
@@ -10,7 +13,7 @@ from torchmuster.files.layout import RunDir, short_id
 from torchmuster.model import codec
 from torchmuster.model.plan import Program, RunPlan, ScriptKind
 from torchmuster.model.verdict import Report, Result, RunState
-from torchmuster.run.account import account_of, what_a_workflow_left, what_is_left
+from torchmuster.run.account import account_of, how_to_go_on, what_a_workflow_left, what_is_left
 from torchmuster.run.create import choose_run_id
 from torchmuster.run.find import find_run, view_run
 from torchmuster.run.jobs import JobWishes, cancel_job, make_job, note_refusal
@@ -89,6 +92,95 @@ def test_the_last_lines_say_where_snapshots_and_logs_are(run_dir, monkeypatch):
         f"snapshots in {RUN_ID}/snapshots, the last at step 375; logs in {RUN_ID}/logs/main/train"
     )
     assert what_is_left(run_dir) == left
+
+
+def leave_plan(run_dir, **fields):
+    program = Program(
+        kind=ScriptKind.FILE, target="train.py", args=(), python=("python",), cwd=run_dir.path
+    )
+    one = {"min_nodes": 1, "max_nodes": 1, "workers_per_node": (1,)}
+    plan = RunPlan(run_id=RUN_ID, program=program, **one, **fields)
+    write_json(run_dir.plan, codec.to_plain(plan))
+
+
+def leave_record(run_dir, folder, saved=None):
+    lines = [{"event": "resumed", "step": 0, "folder": folder}]
+    if saved is not None:
+        lines.append({"event": "saved", "step": saved + 3, "saved": saved, "folder": folder})
+    write_events(run_dir.training, *(json.dumps(line) for line in lines))
+
+
+def cancelled(**fields):
+    given = {"exit_code": 130, "attempts": 1, "restarts_spent": 0, "elapsed_s": 2.0}
+    return Result(run_id=RUN_ID, state=RunState.CANCELLED, **{**given, **fields})
+
+
+def test_the_last_lines_find_snapshots_in_a_folder_that_the_script_chose(run_dir, tmp_path):
+    mine = tmp_path / "mine"
+    (mine / "step-000000080").mkdir(parents=True)
+    leave_record(run_dir, str(mine), saved=60)
+    assert what_is_left(run_dir).startswith(f"snapshots in {mine}, the last at step 80; ")
+
+    leave_record(run_dir, "s3://bucket/mine", saved=60)
+    assert what_is_left(run_dir).startswith("snapshots in s3://bucket/mine, the last at step 60; ")
+
+
+@pytest.mark.parametrize("result", [None, cancelled()], ids=["lost", "hard stop"])
+def test_an_end_without_a_last_save_says_what_is_saved_and_how_to_go_on(run_dir, tmp_path, result):
+    leave_plan(run_dir)
+    assert how_to_go_on(run_dir, result) is None  # not every script uses the library
+
+    mine = str(tmp_path / "mine")
+    leave_record(run_dir, mine)
+    nothing = "nothing was saved: muster restart train-ab12 begins at step 0"
+    assert how_to_go_on(run_dir, result) == nothing
+
+    leave_record(run_dir, mine, saved=60)
+    gone = f"saved at step 60; its snapshots can't be seen from here: {mine}"
+    assert how_to_go_on(run_dir, result) == gone
+
+    os.makedirs(os.path.join(mine, "step-000000060"))
+    found = "saved at step 60; go on with: muster restart train-ab12"
+    assert how_to_go_on(run_dir, result) == found
+
+
+@pytest.mark.parametrize(
+    ("trained", "saved", "text"),
+    [
+        (125, 125, "saved at step 125; go on with: muster restart train-ab12"),
+        (
+            9,
+            7,
+            "stopped at step 9, the last snapshot is of step 7; go on with: muster restart train-ab12",
+        ),
+        (
+            9,
+            None,
+            "stopped at step 9, nothing was saved: muster restart train-ab12 begins at step 0",
+        ),
+    ],
+)
+def test_an_end_with_a_last_save_says_it_in_the_same_sentence(run_dir, trained, saved, text):
+    leave_plan(run_dir)
+    if saved is not None:
+        os.makedirs(os.path.join(run_dir.snapshots, f"step-{saved:09d}"))
+
+    assert how_to_go_on(run_dir, cancelled(trained_step=trained, saved_step=saved)) == text
+
+
+def test_what_only_its_own_line_can_start_again_is_told_what_is_saved_alone(run_dir):
+    leave_plan(run_dir, rdzv_id="job")
+    os.makedirs(os.path.join(run_dir.snapshots, "step-000000010"))
+
+    assert how_to_go_on(run_dir, cancelled()) == "saved at step 10"
+
+
+def test_the_status_of_a_lost_run_says_how_to_go_on(run_dir):
+    leave_plan(run_dir)
+    os.makedirs(os.path.join(run_dir.snapshots, "step-000000010"))
+
+    shown = CliRunner().invoke(status, [RUN_ID]).output
+    assert shown.endswith("saved at step 10; go on with: muster restart train-ab12\n")
 
 
 def test_the_last_lines_of_a_workflow_name_the_versions_that_it_made(run_dir, monkeypatch):

@@ -34,15 +34,6 @@ def test_colour_changes_no_letter():
             {"state": RunState.FAILED, "logs_lost_lines": 7},
             "failed after 12.3 s (1 attempt, 7 log lines lost)",
         ),
-        (
-            {"state": RunState.CANCELLED, "trained_step": 125, "saved_step": 125},
-            "cancelled after 12.3 s (1 attempt); saved at step 125; go on with: muster restart r",
-        ),
-        (
-            {"state": RunState.PREEMPTED, "attempts": 2, "trained_step": 9, "saved_step": 7},
-            """preempted after 12.3 s (2 attempts); stopped at step 9, the last snapshot is of step 7; \
-go on with: muster restart r""",
-        ),
         ({"trained_step": 125, "saved_step": 125}, "succeeded after 12.3 s (1 attempt)"),
         (
             {"trained_step": 9, "saved_step": None},
@@ -52,6 +43,13 @@ go on with: muster restart r""",
 )
 def test_the_last_line_of_a_run_says_how_it_went(given, text):
     assert summary(result(**given)) == text
+
+
+def test_a_run_that_was_no_success_ends_with_how_it_goes_on():
+    stopped = result(state=RunState.CANCELLED)
+    assert summary(stopped, "saved at step 125") == (
+        "cancelled after 12.3 s (1 attempt); saved at step 125"
+    )
 
 
 def test_only_what_failed_has_more_to_tell():
