@@ -32,7 +32,8 @@ def test_a_script_that_sets_what_torch_reads_is_started_fresh_and_one_line_says_
     place.write(
         "prog.py",
         "import os\n"
-        'os.environ["OMP_NUM_THREADS"] = "1"\n'
+        'def limit(env): env["OMP_NUM_THREADS"] = "1"\n'
+        "limit(os.environ)\n"
         f"{SAYS_HOW}"
         "import torch\n"
         'started["threads"] = torch.get_num_threads()\n'
@@ -40,7 +41,7 @@ def test_a_script_that_sets_what_torch_reads_is_started_fresh_and_one_line_says_
     )
     done = place.muster("prog.py", options=ONE)
     assert done.facts() == {"forked": False, "torch": False, "numpy": False, "threads": 1}
-    why = "the script sets OMP_NUM_THREADS, which is read while torch is imported"
+    why = "the script changes OMP_NUM_THREADS, which is read while torch is imported"
     assert notices(place) == {FALLS_BACK + why}
 
 
@@ -88,7 +89,7 @@ def test_a_write_that_can_t_be_read_makes_workers_fresh(place):
     place.write("prog.py", "import os, sys\n\nos.environ[sys.argv[0]] = '1'\n")
     with Workers(place, "prog.py", python=PYTHON, way=AUTO) as workers:
         assert workers.ready["why"] == (
-            "the script sets an environment variable in line 3 whose name its source doesn't tell,"
+            "the script changes an environment variable in line 3 whose name its source doesn't tell,"
             " and torch reads some while it is imported"
         )
 

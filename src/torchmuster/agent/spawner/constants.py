@@ -90,7 +90,7 @@ class Source:
                 return self.texts(body, depth + 1) | self.texts(orelse, depth + 1)
             case ast.Name(id=name):
                 return self._of_name("texts", name, self.texts, depth)
-            case _Element(iterable=iterable, index=index):
+            case Element(iterable=iterable, index=index):
                 return self._elements(iterable, index, depth + 1)
             case _:
                 return UNKNOWN
@@ -158,7 +158,7 @@ class Source:
         return self._found[what, name]
 
 
-class _Element(ast.AST):
+class Element(ast.AST):
     """What a loop's variable stands for: an element of something, or one place of it."""
 
     _fields = ()
@@ -205,6 +205,6 @@ def _bindings(node: ast.AST) -> Iterator[tuple[ast.AST, ast.AST | None]]:
 def _of_loop(target: ast.AST, iterable: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
     if isinstance(target, ast.Tuple | ast.List):
         for number, part in enumerate(target.elts):
-            yield part, _Element(iterable, number)
+            yield part, Element(iterable, number)
     else:
-        yield target, _Element(iterable, None)
+        yield target, Element(iterable, None)

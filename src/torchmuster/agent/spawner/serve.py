@@ -167,9 +167,10 @@ def _reason_for_fresh(config: dict[str, Any], text: bytes, at_start: Collection[
         return None
     writes = source.environment_writes(text)
     if writes.names:
-        return f"the script sets {', '.join(writes.names)}, which is read while torch is imported"
+        names = ", ".join(writes.names)
+        return f"the script changes {names}, which is read while torch is imported"
     if writes.unread_line is not None:
-        where = f"the script sets an environment variable in line {writes.unread_line}"
+        where = f"the script changes an environment variable in line {writes.unread_line}"
         return (
             f"{where} whose name its source doesn't tell, and torch reads some while it is imported"
         )

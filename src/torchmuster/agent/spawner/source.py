@@ -1,7 +1,7 @@
 """What the script's own source says about how it must be started.
 
 torch, OpenMP and BLAS read some variables while they are loaded. A forked worker has torch already, so
-a script that sets one of them itself is started in a fresh interpreter instead.
+a script that sets or removes one of them itself is started in a fresh interpreter instead.
 """
 
 import ast
@@ -11,10 +11,15 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torchmuster.agent.spawner.constants import Source, Texts
+from torchmuster.agent.spawner.aliases import Aliases, name_of
+from torchmuster.agent.spawner.constants import UNKNOWN, Source, Texts
 from torchmuster.model import contract
 
-_ENVIRONS = ("environ", "environb")
+# Methods of os.environ, and functions that take it first, by what their next argument tells.
+_BY_KEY = ("setdefault", "pop", "__setitem__", "__delitem__", "setitem", "delitem")
+_BY_MAPPING = ("update", "__ior__", "dict")
+_BY_NOTHING = ("clear", "popitem")
+_EVALUATORS = ("exec", "eval")
 
 
 def script_path(kind: str, target: str) -> str | None:
@@ -48,7 +53,7 @@ def imports_torch(source: bytes) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Writes:
-    """What a script writes into its environment that torch may read while it is imported.
+    """What a script sets in its environment, or removes, that torch may read while it is imported.
 
     Attributes:
         names: The variables, in the order of the source.
@@ -79,67 +84,80 @@ def _writes(source: bytes | str, depth: int = 0) -> Iterator[tuple[int, Texts]]:
     except (SyntaxError, ValueError):
         return  # the script fails by itself, with its own words
     known = Source(tree)
-    aliases = _Aliases(known)
+    aliases = Aliases(known)
     for node in ast.walk(tree):
         line = getattr(node, "lineno", 0)
         for texts in _written_by(node, known, aliases):
             yield line, texts
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "exec" and depth == 0:
+        if (
+            isinstance(node, ast.Call)
+            and getattr(node.func, "id", "") in _EVALUATORS
+            and depth == 0
+        ):
             for text in known.texts(node.args[0] if node.args else None).known:
                 yield from ((line, texts) for _, texts in _writes(text, depth + 1))
 
 
-class _Aliases:
-    """The names by which a script calls os.environ and os.putenv."""
-
-    def __init__(self, known: Source) -> None:
-        self._known = known
-        self._imported: dict[str, str] = {}
-        self._found: dict[str, bool] = {}
-        for node in ast.walk(known.tree):
-            if isinstance(node, ast.ImportFrom) and node.module == "os":
-                self._imported |= {name.asname or name.name: name.name for name in node.names}
-
-    def is_environ(self, node: ast.AST | None) -> bool:
-        if isinstance(node, ast.Attribute):
-            return node.attr in _ENVIRONS
-        if not isinstance(node, ast.Name):
-            return False
-        if node.id not in self._found:
-            self._found[node.id] = self._imported.get(node.id, node.id) in _ENVIRONS
-            values = self._known.bound.get(node.id, [])
-            self._found[node.id] |= any(self.is_environ(value) for value in values)
-        return self._found[node.id]
-
-    def is_putenv(self, function: ast.AST) -> bool:
-        if isinstance(function, ast.Attribute):
-            return function.attr == "putenv"
-        name = getattr(function, "id", "")
-        return self._imported.get(name, name) == "putenv"
+def _written_by(node: ast.AST, known: Source, aliases: Aliases) -> Iterator[Texts]:
+    """Yield the variables that a node sets or removes."""
+    match node:
+        case ast.AugAssign(target=target, value=value) if aliases.is_environ(target):
+            yield known.keys(value)  # environ |= {...}
+        case ast.Assign(targets=targets) | ast.Delete(targets=targets):
+            yield from _written_at(targets, known, aliases)
+        case ast.AugAssign(target=target) | ast.AnnAssign(target=target):
+            yield from _written_at([target], known, aliases)
+        case ast.Call():
+            yield from _written_by_call(node, known, aliases)
+            yield from _handed_over(node, aliases)
 
 
-def _written_by(node: ast.AST, known: Source, aliases: _Aliases) -> Iterator[Texts]:
-    if isinstance(node, ast.AugAssign) and aliases.is_environ(node.target):  # environ |= {...}
-        yield known.keys(node.value)
-    elif isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        for target in targets:
-            if isinstance(target, ast.Subscript) and aliases.is_environ(target.value):
-                yield known.texts(target.slice)
-    elif isinstance(node, ast.Call):
-        yield from _written_by_call(node, known, aliases)
+def _written_at(targets: list[ast.expr], known: Source, aliases: Aliases) -> Iterator[Texts]:
+    for target in targets:
+        if isinstance(target, ast.Subscript) and aliases.is_environ(target.value):
+            yield known.texts(target.slice)
+        elif isinstance(target, ast.Tuple | ast.List):
+            yield from _written_at(target.elts, known, aliases)
 
 
-def _written_by_call(call: ast.Call, known: Source, aliases: _Aliases) -> Iterator[Texts]:
-    function = call.func
-    first = call.args[0] if call.args else None
-    if aliases.is_putenv(function):
-        yield known.texts(first)
-    elif not isinstance(function, ast.Attribute) or not aliases.is_environ(function.value):
-        return
-    elif function.attr in ("setdefault", "__setitem__"):
-        yield known.texts(first)
-    elif function.attr == "update":
+def _written_by_call(call: ast.Call, known: Source, aliases: Aliases) -> Iterator[Texts]:
+    method, args = aliases.method_of(call.func), call.args
+    if aliases.is_putenv(call.func):
+        method = "__setitem__"
+    elif method is None and _is_given_environ(call, known, aliases):
+        # Such as setitem of operator, or dict of unittest.mock.patch.
+        method, args = name_of(call.func), args[1:]
+    if method in _BY_KEY:
+        yield known.texts(args[0] if args else None)
+    elif method in _BY_MAPPING:
         yield Texts(frozenset(word.arg for word in call.keywords if word.arg))
-        more = [*call.args, *(word.value for word in call.keywords if not word.arg)]
+        more = [*args, *(word.value for word in call.keywords if not word.arg)]
         yield from (known.keys(part) for part in more)
+    elif method in _BY_NOTHING:
+        yield UNKNOWN
+
+
+def _is_given_environ(call: ast.Call, known: Source, aliases: Aliases) -> bool:
+    """Say whether a function writes to its first argument, and that is os.environ."""
+    first = call.args[0] if call.args else None
+    match call.func:
+        case ast.Name(id="setitem" | "delitem"):
+            return aliases.is_environ(first)
+        case ast.Attribute(attr="dict"):  # of mock.patch, which takes a name as well
+            return aliases.is_environ(first) or "os.environ" in known.texts(first).known
+        case ast.Attribute(attr="update"):  # {}.update(os.environ) only reads it
+            return aliases.is_environ(first) and len(call.args) > 1
+        case ast.Attribute():
+            return aliases.is_environ(first)
+        case _:
+            return False
+
+
+def _handed_over(call: ast.Call, aliases: Aliases) -> Iterator[Texts]:
+    """Yield what somebody else may write: map(os.environ.setdefault, names, values)."""
+    given = [*call.args, *(word.value for word in call.keywords)]
+    methods = (aliases.method_of(value) for value in given)
+    if any(aliases.is_putenv(value) for value in given if not isinstance(value, ast.Call)) or any(
+        method in (*_BY_KEY, *_BY_MAPPING) for method in methods
+    ):
+        yield UNKNOWN

@@ -33,6 +33,71 @@ SETS_OMP = [
     'import os\nos.environ.update([("OMP_NUM_THREADS", "3")])',
     'import os\nexec("import os; os.environ[\\"OMP_NUM_THREADS\\"] = \\"3\\"")',
     'from os import putenv as p\np("OMP_NUM_THREADS", "4")',
+    'import os\ndef put(env): env["OMP_NUM_THREADS"] = "3"\nput(os.environ)',
+    'import os\ndef put(n, *, env): env["OMP_NUM_THREADS"] = str(n)\nput(3, env=os.environ)',
+    'import os\ndef put(env=os.environ): env["OMP_NUM_THREADS"] = "3"\nput()',
+    'import os\nasync def put(env): env.setdefault("OMP_NUM_THREADS", "3")\nput(os.environ)',
+    (
+        "import os\ndef put(*envs):\n"
+        '    for env in envs: env["OMP_NUM_THREADS"] = "3"\nput({}, os.environ)'
+    ),
+    (
+        "import os\nfrom functools import partial\n"
+        'def put(env, n): env["OMP_NUM_THREADS"] = n\npartial(put, os.environ)("3")'
+    ),
+    (
+        "import os\nfrom threading import Thread\n"
+        'def put(env): env["OMP_NUM_THREADS"] = "3"\n'
+        "Thread(target=put, args=(os.environ,)).start()"
+    ),
+    (
+        "import os\ndef put(env): inner(env)\n"
+        'def inner(e): e["OMP_NUM_THREADS"] = "3"\nput(os.environ)'
+    ),
+    (
+        "import os\nclass C:\n    def __init__(self):\n        self.env = os.environ\n"
+        '        self.env["OMP_NUM_THREADS"] = "3"'
+    ),
+    (
+        "import os\nclass C:\n    def __init__(self, env): self.env = env\n"
+        '    def go(self): self.env.update(OMP_NUM_THREADS="3")\nC(os.environ).go()'
+    ),
+    (
+        "import os\nclass C:\n    env = os.environ\n"
+        '    def go(self): self.env["OMP_NUM_THREADS"] = "3"'
+    ),
+    (
+        "import os\n@dataclass\nclass C:\n    n: int\n    env: dict\n"
+        'c = C(1, os.environ)\nc.env["OMP_NUM_THREADS"] = "3"'
+    ),
+    (
+        "import os\nclass C:\n    @property\n    def env(self): return os.environ\n"
+        'C().env["OMP_NUM_THREADS"] = "3"'
+    ),
+    'import os\ndef env(): return os.environ\nenv()["OMP_NUM_THREADS"] = "3"',
+    'import os\nenv = lambda: os.environ\nenv()["OMP_NUM_THREADS"] = "3"',
+    'import os\ngetattr(os, "environ")["OMP_NUM_THREADS"] = "3"',
+    'import os\nNAME = "environ"\nenv = getattr(os, NAME)\nenv["OMP_NUM_THREADS"] = "3"',
+    'import os\nvars(os)["environ"]["OMP_NUM_THREADS"] = "3"',
+    'import os\nenv = None or os.environ\nenv["OMP_NUM_THREADS"] = "3"',
+    'import os\nenv = os.environ if input() else {}\nenv["OMP_NUM_THREADS"] = "3"',
+    'import os\n(env := os.environ)["OMP_NUM_THREADS"] = "3"',
+    'import os\nctx = {"env": os.environ}\nctx["env"]["OMP_NUM_THREADS"] = "3"',
+    'import os\nfor env in [os.environ, {}]: env["OMP_NUM_THREADS"] = "3"',
+    'import os\nsetattr(args, "env", os.environ)\nargs.env["OMP_NUM_THREADS"] = "3"',
+    'import os\nput = os.environ.setdefault\nput("OMP_NUM_THREADS", "3")',
+    'import os\nput = os.putenv\nput("OMP_NUM_THREADS", "3")',
+    'import os\ngetattr(os, "putenv")("OMP_NUM_THREADS", "3")',
+    'import ctypes\nctypes.CDLL(None).setenv(b"OMP_NUM_THREADS", b"3", 1)',
+    'import os, operator\noperator.setitem(os.environ, "OMP_NUM_THREADS", "3")',
+    'import os\nMutableMapping.update(os.environ, {"OMP_NUM_THREADS": "3"})',
+    'import os\nmock.patch.dict(os.environ, {"OMP_NUM_THREADS": "3"}).start()',
+    'mock.patch.dict("os.environ", OMP_NUM_THREADS="3").start()',
+    'import os\nos.environ.pop("OMP_NUM_THREADS", None)',
+    'import os\ndel os.environ["OMP_NUM_THREADS"]',
+    'import os\nos.unsetenv("OMP_NUM_THREADS")',
+    'import os\nos.environ["HOME"], os.environ["OMP_NUM_THREADS"] = "a", "3"',
+    'import os\neval("os.environ.update(OMP_NUM_THREADS=\\"3\\")")',
 ]
 UNREADABLE = [
     'import os, sys\nos.environ[sys.argv[1]] = "3"',
@@ -43,12 +108,14 @@ UNREADABLE = [
     'import os\nlib = input()\nos.environ[f"O{lib}"] = "3"',
     "import os\nos.environ.setdefault(*('OMP_NUM_THREADS', '3'))",
     "import os\nos.environ.update(**dict(os.environ))",
+    "import os\nlist(map(os.environ.setdefault, names, values))",
+    "import os\nos.environ.clear()",
+    "import os\nfor name in list(os.environ): del os.environ[name]",
 ]
 SETS_NOTHING_THAT_MATTERS = [
     "",
     'import os\nprint(os.environ["OMP_NUM_THREADS"])',
     'import os\nos.environ.get("OMP_NUM_THREADS", "4")',
-    'import os\nos.environ.pop("OMP_NUM_THREADS", None)',
     'settings = {}\nsettings["OMP_NUM_THREADS"] = "4"',
     'settings = {}\nsettings.update(OMP_NUM_THREADS="4")',
     'import os\nos.environ["WANDB_MODE"] = "offline"',
@@ -63,6 +130,27 @@ SETS_NOTHING_THAT_MATTERS = [
     'import os\nPORT = "MASTER_PORT"\nos.environ[PORT] = "1"',
     'import os\nfor k in ("RANK", "WORLD_SIZE"): os.environ[k] = os.environ["SLURM_" + k]',
     "exec(open('configurator.py').read())",
+    'import os\ndef put(env): env["OMP_NUM_THREADS"] = "3"\nput(dict(os.environ))',
+    'import os\ndef put(env): env["OMP_NUM_THREADS"] = "3"\nput({**os.environ})',
+    'import os\ndef put(env): env["WANDB_MODE"] = "offline"\nput(os.environ)',
+    "import os\ndef show(env): return {k: env[k] for k in env}\nshow(os.environ)",
+    'import os, subprocess\nsubprocess.run(["ls"], env=os.environ)',
+    'import os, subprocess\nsubprocess.run(["ls"], env=dict(os.environ, OMP_NUM_THREADS="3"))',
+    'import os, subprocess\nsubprocess.run(["ls"], env={**os.environ, "OMP_NUM_THREADS": "3"})',
+    'import os\nenv = {}\nenv.update(os.environ, OMP_NUM_THREADS="3")',
+    'import os\nenv = os.environ | {"OMP_NUM_THREADS": "3"}\nenv[input()] = "3"',
+    (
+        "import os\nclass C:\n    def __init__(self): self.env = os.environ.copy()\n"
+        '    def go(self): self.env["OMP_NUM_THREADS"] = "3"'
+    ),
+    'import os\ncfg = ChainMap({}, os.environ)\ncfg["OMP_NUM_THREADS"] = "3"',
+    (
+        "import os\nconfigure(os.environ)\n"
+        "print(sorted(os.environ), len(os.environ), json.dumps(os.environ))"
+    ),
+    'import os\nget = os.environ.get\nget("OMP_NUM_THREADS", input())',
+    'import os\nrank = int(getattr(args, "rank", os.environ.get("RANK", 0)))\nlogs[rank] = "x"',
+    'import os\nos.environ.pop("LOCAL_RANK", None)\nargs.pop("OMP_NUM_THREADS")',
 ]
 
 
@@ -78,9 +166,8 @@ def test_what_is_only_read_or_does_not_matter_is_not_found(source):
 
 @pytest.mark.parametrize("source", UNREADABLE)
 def test_a_write_whose_name_the_source_does_not_tell_is_found(source):
-    assert environment_writes(source.encode()) == Writes(
-        unread_line=source.count("\n", 0, source.index("environ")) + 1
-    )
+    line = source.count("\n", 0, source.index("environ")) + 1
+    assert environment_writes(source.encode()) == Writes(unread_line=line)
 
 
 def test_each_variable_is_named_once_in_the_order_of_the_source():
