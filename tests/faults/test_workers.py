@@ -56,7 +56,7 @@ def test_the_same_exception_from_the_same_line_is_not_tried_a_third_time(job, tm
     assert len(run.events("attempt_started")) == 2
     assert "raised IndexError: list index out of range" in run.stderr
     assert f"at: {script}:4, rank " in run.stderr
-    assert "failed twice in the same place" in run.stderr
+    assert "attempts 0 and 1 failed in the same place" in run.stderr
 
 
 def test_the_same_exit_code_twice_within_five_seconds_is_not_tried_a_third_time(job, tmp_path):

@@ -117,6 +117,13 @@ ENDINGS = {
     "a byte order mark": "\ufeffprint('bom')",
     "carriage returns": "print(1)\r\nprint('''a\r\nb''')\r\n",
 }
+OWN_ERROR = """\
+class UsageError(Exception):
+    where, why, fix = "World.loader", "rank 0: 1\\nrank 1: 2", "mend it"
+    def explain_to_user(self):
+        return "all of it"
+raise UsageError("x")
+"""
 MODULE_ENDINGS = (
     "exit with 3",
     "an exception",
@@ -204,12 +211,17 @@ def test_an_exception_is_reported_by_the_worker_and_not_by_what_it_has_forked(pl
         agent.setblocking(True)
         report = hear_report(agent)
         assert workers.finish(outputs).code == 1
+        place.write("prog.py", OWN_ERROR)
+        outputs = workers.start()
+        own = hear_report(agent)["own"]
+        assert workers.finish(outputs).code == 1
     assert (report["kind"], report["type_name"], report["message"]) == (
         "exception",
         "ValueError",
         "x",
     )
     assert report["where"] == f"{place.cwd}/prog.py:2"
+    assert own == {"at": "World.loader", "because": "rank 0: 1\nrank 1: 2", "hint": "mend it"}
 
 
 def test_the_hook_of_torch_distributed_shows_no_frame_of_ours(folder):

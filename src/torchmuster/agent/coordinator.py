@@ -40,6 +40,7 @@ from torchmuster.model.verdict import (
     Report,
     Result,
     RunState,
+    both_attempts,
     explain_failure,
     final_exit_code,
     notes_on_success,
@@ -1091,7 +1092,7 @@ class Coordinator:
             attempt=attempt.number,
             restarts_spent=self.book.spent,
             max_restarts=self.book.max_restarts,
-            same_bug=follows is Next.FAIL_SAME_BUG,
+            same_as=self.book.same_as if follows is Next.FAIL_SAME_BUG else None,
             is_final=follows is Next.FAIL_FINAL,
             early_ranks=tuple(attempt.early_ranks),
             restart_hint=self.plan.restart_hint,
@@ -1120,8 +1121,9 @@ class Coordinator:
             self._why_next = "after a preemption"
             self._gather_again()
             return
+        both = both_attempts(self.book.same_as or 0, end.attempt)
         report = Report(
-            error=f"rank {end.rank} left with exit code 75 twice in the same way",
+            error=f"rank {end.rank} left with exit code 75 in {both} in the same way",
             at=f"rank {end.rank} of {attempt.world_size} on {end.node}, attempt {end.attempt}",
             because=("code 75 asks to be resumed, but resuming leads straight back to it",),
         )

@@ -22,6 +22,8 @@ class RestartBook:
     """Keeps the count of restarts, the last failure, and how far the training had come.
 
     Attributes:
+        last_attempt: The attempt that ended so.
+        same_as: The attempt before that had ended as the last one did; None when none had.
         furthest: The last step that any attempt has done; None while no script has said one.
         is_over: A failure was not followed by another attempt, so none will be.
     """
@@ -30,6 +32,8 @@ class RestartBook:
     spent: int = 0
     policy: RestartPolicy = RestartPolicy.EVIDENCE
     last: Mark | None = None
+    last_attempt: int | None = None
+    same_as: int | None = None
     furthest: int | None = None
     is_over: bool = False
 
@@ -75,7 +79,8 @@ class RestartBook:
         found = mark(end)
         moved = step is not None and (self.furthest is None or step > self.furthest)
         same = found is not None and found == self.last and not moved
-        self.last = found
+        self.same_as = self.last_attempt if same else None
+        self.last, self.last_attempt = found, end.attempt
         if step is not None:
             self.furthest = max(step, self.furthest or 0)
         return same

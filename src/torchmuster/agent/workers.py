@@ -18,7 +18,7 @@ from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
 from torchmuster.model import contract
 from torchmuster.model.contract import AttemptFacts, WorkerPlace, worker_environment
-from torchmuster.model.failure import EndKind, PythonError, WorkerEnd, is_echo
+from torchmuster.model.failure import EndKind, PythonError, WorkerEnd, error_of_report, is_echo
 from torchmuster.model.lines import line_prefix
 from torchmuster.model.terminal import Terminal
 from torchmuster.net.messages import StartAttempt
@@ -218,16 +218,7 @@ class NodeAttempt:
         if worker is None:
             return None
         if report.get("kind") in ("exception", "exit"):
-            where = report.get("where")
-            worker.error = PythonError(
-                type_name=str(report.get("type_name", "")),
-                message=str(report.get("message", ""))[:8192],
-                where=str(where) if where else None,
-                traceback=str(report.get("traceback", "")),
-                is_final=report.get("is_final") is True,
-                bases=tuple(map(str, report.get("bases", ()))),
-                handled=str(report["handled"])[:8192] if report.get("handled") else None,
-            )
+            worker.error = error_of_report(report)
             if is_echo(worker.error):
                 worker.output.mute()  # its traceback would hide the cause
         elif report.get("kind") == "ended_well":

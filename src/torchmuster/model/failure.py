@@ -6,8 +6,9 @@ functions here pick the one that came first and was nobody's echo.
 
 import enum
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torchmuster.model import contract
 
@@ -27,6 +28,9 @@ ECHOES = re.compile(
     re.VERBOSE | re.IGNORECASE,
 )
 
+_MOST_WORDS = 8192
+_PARTS = ("at", "because", "hint")
+
 
 class EndKind(enum.Enum):
     """How a worker's life ended."""
@@ -42,6 +46,15 @@ class EndKind(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OwnWords:
+    """What one of our own errors says beside its sentence: the parts of the message that the worker has printed."""
+
+    at: str | None
+    because: tuple[str, ...]
+    hint: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PythonError:
     """An exception that ended a worker.
 
@@ -51,6 +64,7 @@ class PythonError:
         is_final: The exception said of itself (`muster_final = True`) that another attempt would
             end in the same way.
         handled: The exception in whose handling the script left with an exit code: its type and message.
+        own: The parts of an error of our own; `traceback` has the same as one text.
     """
 
     type_name: str
@@ -60,6 +74,7 @@ class PythonError:
     is_final: bool = False
     bases: tuple[str, ...] = ()
     handled: str | None = None
+    own: OwnWords | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +151,26 @@ def first_cause(ends: Sequence[WorkerEnd]) -> WorkerEnd | None:
 def last_step(ends: Sequence[WorkerEnd]) -> int | None:
     """Return the last step that any of these workers has done; None where no script says."""
     return max((end.step for end in ends if end.step is not None), default=None)
+
+
+def error_of_report(report: Mapping[str, Any]) -> PythonError:
+    """Return the exception that a worker has reported: any words, since the worker is the user's."""
+    where, handled, own = report.get("where"), report.get("handled"), report.get("own")
+    return PythonError(
+        type_name=str(report.get("type_name", "")),
+        message=str(report.get("message", ""))[:_MOST_WORDS],
+        where=str(where) if where else None,
+        traceback=str(report.get("traceback", "")),
+        is_final=report.get("is_final") is True,
+        bases=tuple(map(str, report.get("bases", ()))),
+        handled=str(handled)[:_MOST_WORDS] if handled else None,
+        own=_own_words(own) if isinstance(own, Mapping) else None,
+    )
+
+
+def _own_words(told: Mapping[str, Any]) -> OwnWords:
+    at, because, hint = (str(told.get(key) or "")[:_MOST_WORDS] for key in _PARTS)
+    return OwnWords(at=at or None, because=tuple(because.splitlines()), hint=hint or None)
 
 
 def describe(end: WorkerEnd) -> str:

@@ -73,7 +73,7 @@ class Circumstances:
     attempt: int
     restarts_spent: int
     max_restarts: int
-    same_bug: bool
+    same_as: int | None  # the attempt before that ended in the same way, with no step between
     is_final: bool
     early_ranks: tuple[int, ...]
     restart_hint: bool
@@ -157,14 +157,17 @@ def _location(cause: WorkerEnd, circumstances: Circumstances) -> str:
     if cause.kind is EndKind.NODE_LOST:
         return node
     where = f"rank {cause.rank} of {circumstances.world_size} on {node}"
-    if cause.error is not None and cause.error.where:
-        where = f"{cause.error.where}, {where}"
-    return where
+    own = cause.error.own if cause.error is not None else None
+    line = cause.error.where if cause.error is not None else None
+    return ", ".join(part for part in (line, own.at if own is not None else None, where) if part)
 
 
 def _evidence(cause: WorkerEnd, circumstances: Circumstances) -> list[str]:
     lines: list[str] = []
-    if cause.error is not None and cause.error.traceback:
+    own = cause.error.own if cause.error is not None else None
+    if own is not None:
+        lines += own.because
+    elif cause.error is not None and cause.error.traceback:
         lines += cause.error.traceback.rstrip().splitlines()
     if cause.memory_evidence:
         lines.append(cause.memory_evidence)
@@ -175,7 +178,7 @@ def _evidence(cause: WorkerEnd, circumstances: Circumstances) -> list[str]:
     if cause.tail and cause.error is None:
         lines.append("its last lines:")
         lines += [f"  {line}" for line in cause.tail]
-    if not lines and cause.kind not in (EndKind.NODE_LOST, EndKind.NOT_STARTED):
+    if not lines and own is None and cause.kind not in (EndKind.NODE_LOST, EndKind.NOT_STARTED):
         lines.append("it wrote nothing before it ended")
     return lines
 
@@ -191,7 +194,10 @@ def _consequences(cause: WorkerEnd, ends: Sequence[WorkerEnd]) -> list[str]:
 
 def _hint(cause: WorkerEnd, circumstances: Circumstances) -> str | None:
     hints: list[str] = []
-    if circumstances.early_ranks and cause.looks_like_echo:
+    own = cause.error.own if cause.error is not None else None
+    if own is not None and own.hint:
+        hints.append(own.hint)
+    elif circumstances.early_ranks and cause.looks_like_echo:
         hints.append(
             "let every rank make the same number of steps, or train inside `with model.join():`"
         )
@@ -203,10 +209,10 @@ def _hint(cause: WorkerEnd, circumstances: Circumstances) -> str | None:
         hints.append("ask the scheduler or the machine's owner who sends SIGKILL")
     if circumstances.is_final:
         hints.append("another attempt would end in the same way, so there was none")
-    elif circumstances.same_bug:
+    elif circumstances.same_as is not None:
         hints.append(
-            "it failed twice in the same place without progress between, so it was not tried again;"
-            " `--restart-policy count` tries again all the same"
+            f"{both_attempts(circumstances.same_as, circumstances.attempt)} failed in the same place without"
+            " progress between, so it was not tried again; `--restart-policy count` tries again all the same"
         )
     elif circumstances.restart_hint and circumstances.max_restarts == 0:
         hints.append("`--max-restarts 3` would have started all workers again")
@@ -218,6 +224,11 @@ def _hint(cause: WorkerEnd, circumstances: Circumstances) -> str | None:
     if circumstances.log_path:
         hints.append(f"the whole output is in {circumstances.log_path}")
     return "; ".join(hints) or None
+
+
+def both_attempts(first: int, second: int) -> str:
+    """Return the name of two attempts that ended alike: there may have been others, before or between."""
+    return f"attempts {first} and {second}"
 
 
 def final_exit_code(cause: WorkerEnd, *, first_cause_code: bool) -> int:

@@ -1,4 +1,5 @@
 import signal
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -49,6 +50,15 @@ def test_the_same_failure_at_a_later_step_is_tried_again():
     answers = [book.after_failure(BUG, step) for step in (100, 250, 250)]
 
     assert answers == [Next.AGAIN, Next.AGAIN, Next.FAIL_SAME_BUG]
+
+
+def test_the_attempts_that_ended_alike_are_known_by_their_numbers():
+    book = RestartBook(max_restarts=5)
+    ends = [killed(0, signal.SIGKILL), BUG, BUG]
+    answers = [book.after_failure(replace(end, attempt=n)) for n, end in enumerate(ends)]
+
+    assert answers == [Next.AGAIN, Next.AGAIN, Next.FAIL_SAME_BUG]
+    assert book.same_as == 1  # of three attempts the last two
 
 
 def test_steps_that_were_done_before_are_no_progress():

@@ -8,7 +8,9 @@ def end_of(rank, kind, **given):
     return WorkerEnd(rank=rank, kind=kind, **{**defaults, "elapsed_s": 12.0, **given})
 
 
-def raised(rank, type_name, message="", where="train.py:7", is_final=False, bases=(), **given):
+def raised(
+    rank, type_name, message="", where="train.py:7", is_final=False, bases=(), own=None, **given
+):
     trace = f'Traceback (most recent call last):\n  File "train.py", line 7\n{type_name}: {message}'
     error = PythonError(
         type_name=type_name,
@@ -17,6 +19,7 @@ def raised(rank, type_name, message="", where="train.py:7", is_final=False, base
         traceback=trace,
         is_final=is_final,
         bases=bases,
+        own=own,
     )
     return end_of(rank, EndKind.EXCEPTION, exit_code=1, error=error, **given)
 

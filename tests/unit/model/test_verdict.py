@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from torchmuster.model.failure import EndKind, PythonError, WorkerEnd
+from torchmuster.model.failure import EndKind, OwnWords, PythonError, WorkerEnd
 from torchmuster.model.text import render_report
 from torchmuster.model.verdict import (
     Circumstances,
@@ -26,7 +26,7 @@ def circumstances(**given):
         "attempt": 1,
         "restarts_spent": 3,
         "max_restarts": 3,
-        "same_bug": False,
+        "same_as": None,
         "is_final": False,
         "early_ranks": (),
         "restart_hint": False,
@@ -35,13 +35,29 @@ def circumstances(**given):
     return Circumstances(**{**defaults, **given})
 
 
+OWN = OwnWords(
+    at="World.loader",
+    because=("rank 0: 100 samples", "rank 3: 101 samples"),
+    hint="make it from the same files on all ranks",
+)
+NO_MORE = OwnWords(at=None, because=(), hint=None)
 ECHO = raised(0, "RuntimeError", GLOO)
 CASES = {
     "exception": (raised(3, "ValueError", "bad batch"), [ECHO], {}),
     "same_bug": (
         raised(3, "ValueError", "bad batch", elapsed_s=1.0),
         [],
-        {"same_bug": True, "restarts_spent": 1},
+        {"same_as": 0, "restarts_spent": 1},
+    ),
+    "own_error": (
+        raised(3, "DatasetError", "the dataset of rank 3 is not that of rank 0", own=OWN),
+        [ECHO],
+        {"same_as": 0, "restarts_spent": 1},
+    ),
+    "own_error_without_more": (
+        raised(3, "UsageError", "resume() was called twice", own=NO_MORE),
+        [],
+        {"max_restarts": 0, "restarts_spent": 0},
     ),
     "all_in_the_same_line": (
         raised(3, "ValueError", "bad batch of 3"),

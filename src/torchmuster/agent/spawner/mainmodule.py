@@ -353,9 +353,9 @@ def _report(task: WorkerTask, error: BaseException) -> None:
     module = type(error).__module__
     full_name = name if module in ("builtins", "__main__") else f"{module}.{name}"
     text = "".join(lines)
-    explain = getattr(error, "explain_to_user", None)
+    explain, own = getattr(error, "explain_to_user", None), None
     if callable(explain):  # our library's own errors say more than their traceback
-        full_name, text = name, explain()
+        full_name, text, own = name, explain(), _own_words(error)
     _send(
         task,
         {
@@ -367,8 +367,16 @@ def _report(task: WorkerTask, error: BaseException) -> None:
             "is_final": is_final,
             "bases": [base.__name__ for base in type(error).__mro__][:32],
             "handled": _last_line(told) if told is not error else None,
+            "own": own,
         },
     )
+
+
+def _own_words(error: BaseException) -> dict[str, str]:
+    """Return the parts of an error of our own; its class is not imported here, the script's may be another version."""
+    parts = {"at": "where", "because": "why", "hint": "fix"}
+    found = {part: getattr(error, name, None) for part, name in parts.items()}
+    return {part: str(value)[:8192] for part, value in found.items() if value}
 
 
 def _told_by(error: BaseException) -> BaseException:
