@@ -68,20 +68,29 @@ def choose_way(
         return Way()
     read = read or _read
     folders = _folders(environment, read)
+    wrapper: str | None = None
     for way in wanted or own:
         path = which(way.value)
-        if path is not None and not (way is StartWay.MPIEXEC and _is_wrapper(path, folders, read)):
+        if path is not None and way is StartWay.MPIEXEC and _is_wrapper(path, folders, read):
+            wrapper = path
+        elif path is not None:
             return Way(kind=way, sentence=_sentence(way, way.value, wanted or own))
         paths = [os.path.join(folder, way.value) for folder in folders]
         # ssh and srun belong to no PBS, and PBS's mpiexec is no way.
         others = (StartWay.SSH, StartWay.MPIEXEC)
         if way in own and way not in others and (path := next(filter(which, paths), None)):
             return Way(kind=way, program=path, sentence=_sentence(way, path, wanted or own))
-    names = ", ".join(way.value for way in wanted or own)
-    raise EngineError(
+    raise _no_way(wanted or own, folders, wrapper)
+
+
+def _no_way(ways: Sequence[StartWay], folders: Sequence[str], wrapper: str | None) -> EngineError:
+    why = f"{wrapper} is OpenPBS's own, which only calls another MPI's" if wrapper else ""
+    missing = [way.value for way in ways if not (wrapper and way is StartWay.MPIEXEC)]
+    none = f"none of these is there: {', '.join(missing)}" if missing else ""
+    return EngineError(
         "there is no way to start agents on the job's other hosts",
         where=f"PATH, {', '.join(folders)}" if folders else "PATH",
-        why=f"none of these is there: {names}",
+        why="; ".join(filter(None, (why, none))),
         fix="set `start_with` in muster.toml, or load PBS's module in `setup`",
     )
 

@@ -65,6 +65,20 @@ def test_nothing_there_is_an_error_that_names_all():
     assert "/opt/pbs/bin" in caught.value.where
 
 
+@pytest.mark.parametrize(
+    ("wanted", "end"),
+    [
+        ((StartWay.MPIEXEC,), "another MPI's"),
+        ((), "; none of these is there: pbsdsh, pbs_tmrsh, ssh"),
+    ],
+)
+def test_openpbs_s_own_mpiexec_is_not_called_missing(wanted, end):
+    with pytest.raises(EngineError) as caught:
+        choose(PBS, {"mpiexec"}, wanted=wanted, read=lambda _: "no non-PBS mpiexec in PBS_O_PATH")
+    assert "mpiexec is OpenPBS's own, which only calls another MPI's" in caught.value.why
+    assert caught.value.why.endswith(end)
+
+
 def test_slurm_has_one_way():
     assert choose(SLURM, set()).kind is None
 

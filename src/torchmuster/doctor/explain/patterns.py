@@ -166,6 +166,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _row("world", _X, r"world[ _]size['\"]?[ :=]+(?P<size>\d+)", re.IGNORECASE),
     _row("world", _X, r"(?<!local)(?<!local[ _])\brank[ :]{1,2}(?P<rank>\d{1,6}) ?(?:/|of) ?(?P<size>\d{1,6})\b", re.IGNORECASE),
     _row("progress", _X, r"\b(?:epoch|step|iter(?:ation)?|batch)\b\D{0,12}(?P<number>\d+)|(?P<percent>\d{1,3})%\|", re.IGNORECASE),
+    _row("success", _X, r"^muster: succeeded after \d"),
     _row("success", _X, r"\b(?:(?:training|fit(?:ting)?) (?:is |has |was )?(?:been )?(?:complete|finished|done|ended|succe)|finished training|all done|(?:finished|completed|ended) successfully|successfully (?:finished|completed|ended)|done in \d|run .* succeeded|100%\|)", re.IGNORECASE),
 )
 # fmt: on
@@ -185,7 +186,7 @@ STEMS: tuple[str, ...] = (
     "terminate", "Errno", "No space", "quota", "Stale", "open files", "nput/output", "ead-only", "endpoint", "allocate",
     "peicherplatz", "espace dispo", "espacio", "空间", "空き領域", "Root Cause", "exit", "orward RPC", "shared object", "undefined symbol", "version `", "ELF", "ermission", "ead-only", "ost key", "reason", "TERM_", "refused", "unreachable", "oute to host", "GLIBC", "raceback", "File \"", "rdzv", "nodes", "entrypoint", "nproc", "run_id", "restart", "log_dir", "group_", "master_",
     "ank ", "ank:", "world", "World", "WORLD", "torchrun", "torch.distributed", "accelerate", "deepspeed", "SLURM", "PBS", "FI_", "GLOO", "TORCH",
-    "MASTER", "LD_", "UCX", "NNODES", "set by env", "poch", "POCH", "tep", "iter", "Iter", "atch", "%|", "omplete", "inished", "one", "nknown command", "emporarily", "uccessful",
+    "MASTER", "LD_", "UCX", "NNODES", "set by env", "poch", "POCH", "tep", "iter", "Iter", "atch", "%|", "omplete", "inished", "one", "nknown command", "emporarily", "uccessful", "ucceeded",
 )  # fmt: skip
 
 

@@ -111,3 +111,23 @@ def test_exception_after_the_same_rank_had_lost_a_peer_is_not_certain(tmp_path):
 )
 def test_last_line_that_is_no_end_of_the_job_makes_no_failure(tmp_path, line):
     assert cause_of(tmp_path, job=steps(0, 30) + line + "\n") == "healthy"
+
+
+def test_a_second_launcher_of_a_node_that_was_sent_away_is_no_failure_of_a_run_that_succeeded(
+    tmp_path,
+):
+    sent_away = (
+        "muster: joined run 20261122-162144-loop-a48d as n2\n"
+        "muster: refused an agent from n1: the run has all its 2 nodes; the run goes on\n"
+        "error: this agent is not wanted: the run has all its 2 nodes\n"
+        "/opt/pbs/bin/pbsdsh: task 0x00000001 exit status 8\n"
+        "[rank 0] rank 0 of 4\n"
+    )
+    assert (
+        cause_of(tmp_path, job=sent_away + "muster: succeeded after 7.0 s (1 attempt)\n")
+        == "healthy"
+    )
+    assert (
+        cause_of(tmp_path, job=sent_away + "muster: failed after 7.0 s (1 attempt)\n")
+        == "exit-code"
+    )
