@@ -1,5 +1,6 @@
 """The last lines of a command that has followed a run: the verdict, the sum, and where the results are."""
 
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -22,13 +23,18 @@ def last_line(result: "Result", run_dir: "RunDir") -> str:
 def say_end(voice: "TerminalVoice", result: "Result", run_dir: "RunDir") -> int:
     """Say how a run has ended; return its exit code."""
     from torchmuster.model.verdict import RunState
+    from torchmuster.run.record import keep_result
     from torchmuster.ui.messages import last_report, paint_report, uses_colour
 
     report = last_report(result, run_dir, voice.shown)
     if report is not None:
         voice.print(paint_report(report, colour=uses_colour()))
     voice.say(last_line(result, run_dir))
-    if result.state is RunState.SUCCEEDED:
+    if (why := keep_result(run_dir, result)) is not None:
+        voice.say(
+            f"this end can't be recorded in {run_dir.path} ({why}): `muster status` won't know of it"
+        )
+    if result.state is RunState.SUCCEEDED and os.path.isdir(run_dir.path):
         from torchmuster.run.account import what_is_left
 
         voice.say(what_is_left(run_dir))

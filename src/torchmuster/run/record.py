@@ -1,6 +1,7 @@
 """Read what a run has written: tolerant of a half last line, reopened at every look."""
 
 import json
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,6 +46,17 @@ def read_result(run_dir: RunDir) -> Result | None:
         return codec.from_plain(Result, plain)
     except codec.CodecError:
         return None
+
+
+def keep_result(run_dir: RunDir, result: Result) -> str | None:
+    """Write a result that its coordinator could not; return why that is not possible now either."""
+    if os.path.isfile(run_dir.result):
+        return None
+    try:
+        atomic.write_json(run_dir.result, codec.to_plain(result))
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
 
 
 def read_outcome(run_dir: RunDir, group: str) -> GroupOutcome | None:

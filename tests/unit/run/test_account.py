@@ -4,6 +4,7 @@ import os
 import pytest
 from click.testing import CliRunner
 
+from torchmuster.cli.ending import say_end
 from torchmuster.cli.views import status
 from torchmuster.engines.base import EngineError
 from torchmuster.engines.registry import load_dialect
@@ -12,6 +13,7 @@ from torchmuster.files.atomic import write_json
 from torchmuster.files.layout import RunDir, short_id
 from torchmuster.model import codec
 from torchmuster.model.plan import Program, RunPlan, ScriptKind
+from torchmuster.model.repeats import Shown
 from torchmuster.model.verdict import Report, Result, RunState
 from torchmuster.run.account import account_of, how_to_go_on, what_a_workflow_left, what_is_left
 from torchmuster.run.create import choose_run_id
@@ -79,6 +81,43 @@ def test_a_refused_submission_has_failed_with_the_schedulers_reason(run_dir):
     view = view_run(run_dir)
     assert (view.state, view.result.exit_code) == (RunState.FAILED, 14)
     assert account_of(view, 0.0).ended_by == "Slurm knows no such partition"
+
+
+class Voice:
+    """What is said at the end."""
+
+    def __init__(self):
+        self.said, self.shown = [], Shown()
+        self.say = self.print = self.said.append
+
+    def flush(self, timeout_s):
+        pass
+
+
+ENDED_WELL = Result(
+    run_id=RUN_ID,
+    state=RunState.SUCCEEDED,
+    exit_code=0,
+    attempts=1,
+    restarts_spent=0,
+    elapsed_s=2.0,
+)
+
+
+def test_an_end_that_the_head_could_not_record_is_recorded_by_who_followed_it(run_dir):
+    voice = Voice()
+    assert say_end(voice, ENDED_WELL, run_dir) == 0
+    assert view_run(run_dir).state is RunState.SUCCEEDED
+    assert "recorded" not in " ".join(voice.said)
+
+
+def test_an_end_that_can_not_be_recorded_is_said_and_no_place_is_named_that_has_gone(run_dir):
+    os.rmdir(run_dir.path)
+    voice = Voice()
+    assert say_end(voice, ENDED_WELL, run_dir) == 0
+    why = f"this end can't be recorded in {run_dir.path} (No such file or directory)"
+    assert voice.said[-1] == f"{why}: `muster status` won't know of it"
+    assert not os.path.exists(run_dir.path), "it is not made anew"
 
 
 def test_the_last_lines_say_where_snapshots_and_logs_are(run_dir, monkeypatch):
