@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchmuster.errors import UsageError
+from torchmuster.model.text import few_of
 
 if TYPE_CHECKING:
     from torchmuster.run.detect import QueueList, Tool, Which
@@ -165,7 +166,7 @@ def _check_account(site: "Site") -> list[dict[str, Any]]:
         why = problem or "this Slurm keeps none"
         return [_entry(f"account {site.account}", ok=None, found=f"not looked for: {why}")]
     ok = site.account in accounts
-    hint = did_you_mean(site.account, accounts, f"yours: {', '.join(accounts[:8])}")
+    hint = did_you_mean(site.account, accounts, f"yours: {few_of(accounts, 8)}")
     return [_entry(f"account {site.account}", ok=ok, found="yours" if ok else f"not yours: {hint}")]
 
 

@@ -15,10 +15,11 @@ def my_sites() -> "Sites":
     """
     from torchmuster.engines.registry import engine_entries
     from torchmuster.spec.site import load_sites
+    from torchmuster.spec.site_files import is_new
     from torchmuster.spec.site_schema import KINDS
     from torchmuster.ui.messages import print_notes
 
     kinds = tuple(dict.fromkeys([*KINDS, *engine_entries()]))
     sites = load_sites(os.getcwd(), os.environ, kinds=kinds)
-    print_notes(sites.notes)
+    print_notes([note for note in sites.notes if is_new(note)])
     return sites

@@ -11,6 +11,7 @@ from torchmuster.cli.completion import complete_runs
 from torchmuster.cli.echo import echo
 from torchmuster.errors import MusterError, NotFoundError
 from torchmuster.files.layout import short_id
+from torchmuster.model.text import in_one_line
 
 if TYPE_CHECKING:
     from torchmuster.run.account import Account
@@ -74,8 +75,8 @@ def _row(view: "RunView", account: "Account") -> list[str]:
         _span(account.elapsed_s),
         account.place,
         workers,
-        command[:50],
-        (account.ended_by or "")[:60],
+        in_one_line(command)[:50],
+        in_one_line(account.ended_by or "")[:60],
     ]
 
 
@@ -142,8 +143,8 @@ def status(run: str, *, as_json: bool) -> int:
     echo(f"run      {short_id(view.run_id)}")
     echo(f"state    {view.state.value}")
     if view.plan is not None:
-        echo(f"command  {' '.join(view.plan.program.display())}")
-    echo(f"folder   {view.run_dir.path}")
+        echo(f"command  {in_one_line(' '.join(view.plan.program.display()))}")
+    echo(f"folder   {in_one_line(view.run_dir.path)}")
     if job is not None:
         from torchmuster.model.job import describe_job
         from torchmuster.run.links import describe_link
@@ -180,10 +181,10 @@ def print_account(account: "Account", *, has_job_line: bool = False) -> None:
         lasted = f", took {_span(account.elapsed_s)}"
     echo(f"time     submitted {_clock(account.submitted)}{lasted}")
     if account.exit_code is not None:
-        why = f": {account.ended_by}" if account.ended_by else ""
+        why = f": {in_one_line(account.ended_by)}" if account.ended_by else ""
         echo(f"exit     {account.exit_code}{why}")
     elif account.ended_by is not None:
-        echo(f"end      {account.ended_by}")
+        echo(f"end      {in_one_line(account.ended_by)}")
 
 
 def _print_attempts(view: "RunView") -> None:
@@ -340,7 +341,7 @@ def identity(view: "RunView") -> str:
     if view.workflow is not None:
         what = f"workflow {view.workflow.plan.name}"
     elif view.plan is not None:
-        what = os.path.basename(view.plan.program.target)
+        what = in_one_line(os.path.basename(view.plan.program.target))
     jobs = all_jobs(view.run_dir)
     job = f", job {', '.join(jobs[1])} of {jobs[0].name}" if jobs is not None else ""
     return f"{short_id(view.run_id)} ({what}, {view.state.value}{job})"

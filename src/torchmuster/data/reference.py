@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from torchmuster.data.faults import DataError
 from torchmuster.errors import UsageError
 from torchmuster.files.layout import muster_home
+from torchmuster.model.text import printable
 from torchmuster.plainfile import open_plain
-from torchmuster.spec.site_files import why_not_used
+from torchmuster.spec.site_files import is_new, why_not_used
 
 LATEST = "latest"
 _PART = re.compile(r"[A-Za-z0-9_-]{1,128}")
@@ -92,9 +93,12 @@ def datasets_url() -> str:
 def _url_of(path: str) -> str | None:
     try:
         with open_plain(path) as file:
-            stranger = why_not_used(path, os.fstat(file.fileno()), os.environ)
+            whole = os.path.abspath(path)
+            stranger = why_not_used(whole, os.fstat(file.fileno()), os.environ)
             if stranger is not None:
-                sys.stderr.write(f"muster: {os.path.abspath(path)} is not used: {stranger}\n")
+                note = f"{whole} is not used: {stranger}"
+                if is_new(note):
+                    sys.stderr.write(f"muster: {printable(note)}\n")
                 return None
             value = tomllib.load(file)
     except FileNotFoundError:

@@ -1,6 +1,7 @@
-"""Reports as plain text: `error / at / because / hint`, readable without colour."""
+"""Reports as plain text: `error / at / because / hint`, readable without colour; and words of others in our lines."""
 
 import re
+from collections.abc import Iterable
 
 from torchmuster.errors import MusterError
 from torchmuster.model.verdict import Report
@@ -25,6 +26,18 @@ def _visible(character: str) -> str:
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
 
 
+def in_one_line(text: str) -> str:
+    """Return a printable text that ends no line and no column: a cell of a table, a name in a list."""
+    return printable(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def few_of(names: Iterable[str], most: int) -> str:
+    """Return `a, b, c and 3 more`."""
+    listed = [in_one_line(name) for name in names]
+    more = len(listed) - most
+    return ", ".join(listed[:most]) + (f" and {more} more" if more > 0 else "")
+
+
 def report_of_error(error: MusterError) -> Report:
     """Return the report that says what an error says."""
     because = tuple(error.why.splitlines()) if error.why else ()
@@ -35,7 +48,7 @@ def render_report(report: Report) -> str:
     """Return the message, each part on lines of its own, with a newline at the end."""
     lines = [f"error: {report.error}"]
     if report.at:
-        lines.append(f"  at: {report.at}")
+        lines.append(f"  at: {in_one_line(report.at)}")
     if report.because:
         first, *rest = report.because
         lines.append(f"  because: {first}")

@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,6 +15,7 @@ from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir, runs_dir, short_id
 from torchmuster.model.job import JobState, JobView
 from torchmuster.model.plan import RunPlan
+from torchmuster.model.text import few_of
 from torchmuster.model.verdict import Result, RunState
 from torchmuster.run.record import read_events, read_outcome, read_plan, read_result
 from torchmuster.run.workflow_view import (
@@ -26,6 +28,8 @@ from torchmuster.run.workflow_view import (
 
 if TYPE_CHECKING:
     from torchmuster.engines.base import Dialect
+
+_MOST_CANDIDATES = 5  # of an ambiguous word
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,11 +171,17 @@ def find_run(word: str) -> RunView:
     if len(matching) == 1:
         return view_run(RunDir(os.path.join(runs_dir(), matching[0])))
     if matching:
-        fix = f"one of: {', '.join(matching[-8:])}"
+        fix = f"one of: {few_of(reversed(_as_typed(matching)), _MOST_CANDIDATES)}"
         raise NotFoundError(f"`{word}` names {len(matching)} runs", where=runs_dir(), fix=fix)
     near = difflib.get_close_matches(word, names, n=1)
     fix = f"did you mean `{near[0]}`?" if near else "`muster ps` lists the runs"
     raise NotFoundError(f"there is no run `{word}`", where=runs_dir(), fix=fix)
+
+
+def _as_typed(names: list[str]) -> list[str]:
+    """Return the short id of each of these runs, where no other of them has the same."""
+    num_of = Counter(map(short_id, names))
+    return [name if num_of[short_id(name)] > 1 else short_id(name) for name in names]
 
 
 def _is_run(run_dir: RunDir) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from torchmuster.model.text import few_of
 from torchmuster.model.tokens import Token, find_tokens
 from torchmuster.spec.findings import Findings, KeyPath, did_you_mean
 
@@ -67,7 +68,7 @@ def check_resource(task: TaskView, view: View) -> None:
         view.findings.add(path, what, f"leave `resource` out, or add resources: {{{name}: ...}}")
     else:
         names = [str(key) for key in view.resources]
-        near = did_you_mean(name, names, f"one of: {', '.join(names[:8])}")
+        near = did_you_mean(name, names, f"one of: {few_of(names, 8)}")
         view.findings.add(path, f"there is no resource `{name}`", near)
 
 
@@ -113,7 +114,7 @@ def _check_token(path: KeyPath, token: Token, task: TaskView, view: View) -> Non
         elsewhere = argument in view.group_of
         what = f"`{token.text}` names no task of this group"
         why = f"`{argument}` is in another group, which runs at another time" if elsewhere else None
-        fix = did_you_mean(argument, members, f"its tasks: {', '.join(list(members)[:8])}")
+        fix = did_you_mean(argument, members, f"its tasks: {few_of(members, 8)}")
         findings.add(path, what, fix, why=why)
     elif token.kind == "input":
         _check_input_token(path, token, task, findings)
@@ -163,7 +164,7 @@ def _check_dependency(
     path: KeyPath, name: str, task: TaskView, group_of: dict[str, int], view: View
 ) -> None:
     if name not in group_of:
-        fix = did_you_mean(name, group_of, f"the tasks are {', '.join(list(group_of)[:8])}")
+        fix = did_you_mean(name, group_of, f"the tasks are {few_of(group_of, 8)}")
         view.findings.add(path, f"there is no task `{name}`", fix)
     elif name == task.name:
         what = f"the task `{name}` waits for itself"

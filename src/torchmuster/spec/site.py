@@ -81,7 +81,10 @@ class Sites:
         if name in self.sites:
             return self.sites[name]
         fix = did_you_mean(name, self.sites, f"engines: {', '.join(self.sites)}")
-        why = f"read: {', '.join(self.files)}" if self.files else "there is no muster.toml"
+        none = (
+            "the settings that were found are not used" if self.notes else "there is no muster.toml"
+        )
+        why = f"read: {', '.join(self.files)}" if self.files else none
         raise UsageError(f"there is no engine `{name}`", where="--on", why=why, fix=fix)
 
     @property

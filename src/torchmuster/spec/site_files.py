@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 PROJECT_FILE = "muster.toml"
 _MOST_BYTES = 1 << 20  # of the list of trusted files
+_said: set[str] = set()
 
 
 def user_file(environment: Mapping[str, str]) -> str | None:
@@ -37,6 +38,13 @@ def project_file(cwd: str) -> str | None:
         if folder == os.path.dirname(folder):
             return None
         folder = os.path.dirname(folder)
+
+
+def is_new(note: str) -> bool:
+    """Say whether this command has not said the sentence yet: several of its parts read the same files."""
+    said = note in _said
+    _said.add(note)
+    return not said
 
 
 def why_not_used(path: str, status: os.stat_result, environment: Mapping[str, str]) -> str | None:

@@ -10,6 +10,8 @@ from click.testing import CliRunner
 
 from torchmuster.cli.engines import engines
 from torchmuster.cli.init import init, section
+from torchmuster.cli.sites import my_sites
+from torchmuster.data.reference import datasets_url
 from torchmuster.errors import UsageError
 from torchmuster.run.detect import Queue, QueueList
 from torchmuster.spec.site import load_sites
@@ -46,6 +48,18 @@ def call(command, *words):
 
 def slurm(add):
     add(sbatch="slurm 22.05.8", squeue="", scancel="", sinfo=SINFO)
+
+
+def test_a_file_that_is_left_alone_is_said_once_by_a_command_that_looks_twice(here, capsys):
+    Path("muster.toml").write_text("[engines.evil]\nkind = 'slurm'\n")
+    Path("muster.toml").chmod(0o666)
+
+    my_sites()
+    my_sites()
+    assert datasets_url()
+
+    said = capsys.readouterr().err
+    assert said.count("muster.toml is not used: everybody can write to it") == 1
 
 
 def test_the_list_shows_what_was_found(here):

@@ -1,7 +1,7 @@
 import pytest
 
 from torchmuster.errors import MusterError
-from torchmuster.model.text import printable, render_report, report_of_error
+from torchmuster.model.text import few_of, printable, render_report, report_of_error
 
 
 def test_an_error_is_printed_in_its_four_parts():
@@ -36,3 +36,11 @@ def test_a_report_is_printable_in_all_of_its_parts():
     error = MusterError(bad, where=bad, why=bad, fix=bad)
 
     assert render_report(report_of_error(error)).count("\\x1b]0;owned\\x07") == 4
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [(["a"], "a"), (["a", "b\n"], "a, b\\n"), (list("abcd"), "a, b and 2 more")],
+)
+def test_of_many_names_a_few_are_shown_with_how_many_there_are_more(names, shown):
+    assert few_of(names, 2) == shown

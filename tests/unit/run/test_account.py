@@ -5,10 +5,10 @@ import pytest
 from click.testing import CliRunner
 
 from torchmuster.cli.ending import say_end
-from torchmuster.cli.views import status
+from torchmuster.cli.views import ps, status
 from torchmuster.engines.base import EngineError
 from torchmuster.engines.registry import load_dialect
-from torchmuster.errors import UsageError
+from torchmuster.errors import NotFoundError, UsageError
 from torchmuster.files.atomic import write_json
 from torchmuster.files.layout import RunDir, short_id
 from torchmuster.model import codec
@@ -133,9 +133,9 @@ def test_the_last_lines_say_where_snapshots_and_logs_are(run_dir, monkeypatch):
     assert what_is_left(run_dir) == left
 
 
-def leave_plan(run_dir, **fields):
+def leave_plan(run_dir, target="train.py", **fields):
     program = Program(
-        kind=ScriptKind.FILE, target="train.py", args=(), python=("python",), cwd=run_dir.path
+        kind=ScriptKind.FILE, target=target, args=(), python=("python",), cwd=run_dir.path
     )
     one = {"min_nodes": 1, "max_nodes": 1, "workers_per_node": (1,)}
     plan = RunPlan(run_id=RUN_ID, program=program, **one, **fields)
@@ -240,6 +240,31 @@ def test_a_shown_id_is_short_and_finds_its_run_also_where_it_is_a_part_of_anothe
     assert short_id(RUN_ID) == "train-ab12"
     assert short_id("mine") == "mine"
     assert find_run("train-ab12").run_id == RUN_ID
+
+
+@pytest.mark.parametrize("command", [[status, RUN_ID], [ps]])
+def test_a_script_s_name_breaks_no_line_of_a_view(run_dir, command):
+    leave_plan(run_dir, target="train.py\nstate    succeeded\x1b[2J")
+
+    lines = CliRunner().invoke(command[0], command[1:]).output.split("\n")
+
+    assert [line for line in lines if "train.py\\nstate    succeeded\\x1b[2J" in line]
+    assert not [line for line in lines if line.startswith("state    succeeded")]
+
+
+def test_an_ambiguous_word_names_five_candidates_and_how_many_more(run_dir):
+    runs = os.path.dirname(run_dir.path)
+    for day in range(2, 9):
+        os.makedirs(os.path.join(runs, f"2026010{day}-000000-train-ab1{day}"))
+    with pytest.raises(NotFoundError, match="`train` names 8 runs") as caught:
+        find_run("train")
+    newest = ", ".join(f"train-ab1{day}" for day in (8, 7, 6, 5, 4))
+    assert caught.value.fix == f"one of: {newest} and 3 more"
+
+    os.makedirs(os.path.join(runs, "20260109-000000-train-ab18"))  # two runs with one short id
+    with pytest.raises(NotFoundError, match="`train-ab18` names 2 runs") as caught:
+        find_run("train-ab18")
+    assert caught.value.fix == "one of: 20260109-000000-train-ab18, 20260108-000000-train-ab18"
 
 
 def test_a_job_is_named_as_its_script_first(run_dir):

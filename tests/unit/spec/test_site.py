@@ -192,6 +192,9 @@ def test_a_file_that_everybody_can_write_is_left_alone(load, tmp_path):
     sites = load()
     assert sites.configured == ()
     assert sites.notes[0].startswith(f"{path} is not used: everybody can write to it")
+    with pytest.raises(UsageError, match="there is no engine `gpu`") as caught:
+        sites.get("gpu")
+    assert caught.value.why == "the settings that were found are not used"
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a file away")
