@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from torchmuster.engines import base
-from torchmuster.engines.base import EngineError, NodeStart, Refusal
-from torchmuster.engines.slurm_reasons import REASONS
+from torchmuster.engines.base import EngineError, NodeStart
+from torchmuster.engines.slurm_reasons import REASONS, REFUSALS
 from torchmuster.errors import UsageError
 from torchmuster.model.job import (
     AllocatedNode,
@@ -68,49 +68,6 @@ STATES = {
 # Source: https://slurm.schedmd.com/job_reason_codes.html
 _HOLDS = frozenset({"JobHeldUser", "JobHeldAdmin", "JobHoldMaxRequeue"})
 _NO_WORDS = frozenset({"", "None", "(null)", "N/A", "Unknown", "None assigned", "NONE"})
-# Source: the messages of Slurm, src/common/slurm_errno.c.
-_REFUSALS = (
-    Refusal(
-        pattern="invalid partition",
-        error="Slurm knows no such partition",
-        hint="`sinfo --summarize` lists the partitions",
-    ),
-    Refusal(
-        pattern="time limit is invalid|time limit specification|exceeds .*time ?limit",
-        error="the time limit is longer than the partition allows",
-        hint="`sinfo --format='%P %l'` lists the limits; lower exec_timeout or choose another partition",
-    ),
-    Refusal(
-        pattern="invalid qos|invalid account|account/partition combination|qosmax|assoc",
-        error="Slurm does not let this account use this partition or QOS",
-        hint="`sacctmgr show associations user=$USER format=account,partition,qos` lists what you have",
-    ),
-    Refusal(
-        pattern=r"generic resource|\bgres\b|trackable resource",
-        error="Slurm has no such GPU or other generic resource",
-        hint="`sinfo --format='%P %G'` lists them; gpu: 0 asks for none",
-    ),
-    Refusal(
-        pattern="node configuration is not available|more processors|specification can not be",
-        error="no node of the partition has this much",
-        hint="`sinfo --format='%P %D %c %m %G'` lists nodes, CPUs, memory in MB and GPUs",
-    ),
-    Refusal(
-        pattern="invalid feature",
-        error="no node has this feature",
-        hint="`sinfo --format='%P %f'` lists the features",
-    ),
-    Refusal(
-        pattern="unable to open file|no such file",
-        error="sbatch can't read the job script",
-        hint="the run directory has to be on a file system that this machine sees",
-    ),
-    Refusal(
-        pattern="unable to contact slurm controller|connection refused|timed out on",
-        error="Slurm's controller does not answer",
-        hint="`scontrol ping` tells when it is back",
-    ),
-)
 
 
 class SlurmDialect:
@@ -239,7 +196,7 @@ class SlurmDialect:
 
     def explain_refusal(self, stderr: str) -> Report:
         """Return a report on what sbatch refused."""
-        return base.explain(stderr, "sbatch", _REFUSALS)
+        return base.explain(stderr, "sbatch", REFUSALS)
 
 
 # One process on one node, beside the steps that run there, on all CPUs and all memory of the job, without a

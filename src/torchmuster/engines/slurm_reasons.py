@@ -1,4 +1,4 @@
-"""Slurm's reason codes in sentences, and whether a partition is too small for a job.
+"""Slurm's reason codes in sentences, whether a partition is too small for a job, and why sbatch refuses one.
 
 Source: https://slurm.schedmd.com/job_reason_codes.html, and the section JOB REASON CODES of `man squeue`.
 """
@@ -6,6 +6,7 @@ Source: https://slurm.schedmd.com/job_reason_codes.html, and the section JOB REA
 import re
 from collections.abc import Sequence
 
+from torchmuster.engines.base import Refusal
 from torchmuster.engines.wait_reasons import WaitReason, WaitReasons
 
 _LIMITS = "`sacctmgr show associations user=$USER format=account,qos,grptres,maxtres,maxjobs`"
@@ -147,3 +148,76 @@ def _sizes(text: str, partition: str) -> list[tuple[int, int]]:
 
 
 REASONS = WaitReasons(table=_TABLE, capacity_argv=capacity_argv, shortage=shortage)
+
+# Source: the messages of Slurm, src/common/slurm_errno.c.
+REFUSALS = (
+    Refusal(
+        pattern="invalid partition",
+        error="Slurm knows no such partition",
+        hint="`sinfo --summarize` lists the partitions; --partition chooses one",
+    ),
+    Refusal(
+        pattern="time limit is invalid|time limit specification|exceeds .*time ?limit|MaxWall",
+        error="the time limit is longer than the partition or your QOS allows",
+        hint="`sinfo --format='%P %l'` lists the limits; lower --time (exec_timeout in a workflow) or choose"
+        " another --partition",
+    ),
+    Refusal(
+        pattern="MaxSubmit|GrpSubmit",
+        error="you or your group have as many jobs as the account or QOS allows",
+        hint="wait until one ends, or cancel one: `squeue --me` lists yours",
+    ),
+    Refusal(
+        # After this sentence Slurm can't tell which limit; a line before it may name it.
+        pattern=r"(qos|assoc)(max|min|grp)\w+|violates accounting",
+        error="the job is beyond a limit of your account or QOS",
+        hint="`sacctmgr show qos` and `sacctmgr show associations user=$USER` list the limits: ask for less, for less"
+        " time, or wait until your other jobs have ended",
+    ),
+    Refusal(
+        pattern="invalid qos|invalid account|account/partition combination|not permitted to use this partition",
+        error="Slurm does not let this account use this partition or QOS",
+        hint="`sacctmgr show associations user=$USER format=account,partition,qos` lists what you have;"
+        " --account and --partition choose",
+    ),
+    Refusal(
+        pattern="required partition not available|partition .*(inactive|drain|down)",
+        error="the partition takes no jobs now",
+        hint="`sinfo --summarize` shows which are up; --partition chooses another",
+    ),
+    Refusal(
+        pattern=r"generic resource|\bgres\b|trackable resource",
+        error="Slurm has no such GPU or other generic resource",
+        hint="`sinfo --format='%P %G'` lists them; --gpus-per-node 0 (gpu: 0 in a workflow) asks for none",
+    ),
+    Refusal(
+        pattern="node count specification",
+        error="the partition does not take this number of nodes",
+        hint="`scontrol show partition` lists MinNodes, MaxNodes and TotalNodes; --nodes asks for another number",
+    ),
+    Refusal(
+        pattern="node configuration is not available|more processors|specification can not be",
+        error="no node of the partition has this much",
+        hint="`sinfo --format='%P %D %c %m %G'` lists nodes, CPUs, memory in MB and GPUs",
+    ),
+    Refusal(
+        pattern="invalid feature",
+        error="no node has this feature",
+        hint="`sinfo --format='%P %f'` lists the features",
+    ),
+    Refusal(
+        pattern="unable to open file|no such file",
+        error="sbatch can't read the job script",
+        hint="the run directory has to be on a file system that this machine sees",
+    ),
+    Refusal(
+        pattern="timed out on",  # it may have heard the question, and was too busy to answer
+        error="Slurm's controller did not answer in time",
+        hint="`squeue --me` shows whether it has taken the job all the same; `scontrol ping` whether it answers",
+    ),
+    Refusal(
+        pattern="unable to contact slurm controller|connection refused",
+        error="Slurm's controller does not answer",
+        hint="`scontrol ping` tells when it is back",
+    ),
+)

@@ -1,10 +1,13 @@
 """Scripts word for word, and answers recorded from Slurm 22.05.8 with two nodes."""
 
+import re
+
 import pytest
 from tests.unit.engines.jobs import AFTER, JOBS, ODD_PATH, request
 
 from torchmuster.engines.base import EngineError, NodeStart
 from torchmuster.engines.slurm import DIALECT, STATES
+from torchmuster.engines.slurm_reasons import REFUSALS
 from torchmuster.errors import UsageError
 from torchmuster.model.job import AllocatedNode, JobState, NodeChunk, StartWay
 
@@ -241,6 +244,31 @@ def test_range_of_unequal_nodes_is_unmapped():
     assert DIALECT.unmapped(JOBS["range_of_nodes"]) == []
 
 
+REFUSED = "sbatch: error: Batch job submission failed"
+LIMITED = "Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
+
+
+@pytest.mark.parametrize(
+    ("limit", "hint"),
+    [
+        ("QOSMaxSubmitJobPerUserLimit", "`squeue --me` lists yours"),
+        ("AssocMaxSubmitJobLimit", "`squeue --me` lists yours"),
+        ("QOSMaxCpuPerJobLimit", "ask for less"),
+        ("MaxGRESRunMinsPerUser", "ask for less"),
+        ("QOSMaxWallDurationPerJobLimit", "lower --time"),
+    ],
+)
+def test_the_hint_fits_the_limit_that_sbatch_names_before_its_own_sentence(limit, hint):
+    report = DIALECT.explain_refusal(f"sbatch: error: {limit}\n{REFUSED}: {LIMITED}\n")
+    assert hint in report.hint
+
+
+@pytest.mark.parametrize("refusal", REFUSALS, ids=lambda refusal: refusal.error)
+def test_a_hint_names_the_option_of_run_beside_the_key_of_a_workflow(refusal):
+    assert ("in a workflow" in refusal.hint) == bool(re.search("exec_timeout|gpu: 0", refusal.hint))
+    assert "in a workflow" not in refusal.hint or "--" in refusal.hint.partition("(")[0]
+
+
 @pytest.mark.parametrize(
     ("stderr", "error"),
     [
@@ -255,6 +283,11 @@ def test_range_of_unequal_nodes_is_unmapped():
         ("Invalid qos specification", "does not let this"),
         ("Invalid generic resource (gres) specification", "no such GPU"),
         ("Unable to contact slurm controller (connect failure)", "does not answer"),
+        (f"{REFUSED}: Socket timed out on send/recv operation", "did not answer in time"),
+        (f"{REFUSED}: {LIMITED}", "beyond a limit of your account or QOS"),
+        (f"{REFUSED}: Job's account not permitted to use this partition", "does not let this"),
+        (f"{REFUSED}: Required partition not available (inactive or drain)", "takes no jobs now"),
+        (f"{REFUSED}: Node count specification invalid", "this number of nodes"),
     ],
 )
 def test_refusal_is_explained(stderr, error):
