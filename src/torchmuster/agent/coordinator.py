@@ -1158,7 +1158,7 @@ class Coordinator:
             error=f"only {num_here} of {self.plan.min_nodes} nodes came within {limit:.0f} s",
             at=names,
             because=tuple(f"{m['node']}: {m['why']}" for m in missing[:8]),
-            hint="start the missing nodes, or give `--join-timeout` more seconds",
+            hint=f"start the missing nodes, or wait longer: {self.plan.longer_wait}",
         )
         self._finish(RunState.FAILED, 6, report)
 

@@ -243,7 +243,7 @@ def _say_ignored(given: dict[str, Any], on_hosts: bool, in_job: bool) -> None:
     words = [word for name, word in _OF_A_JOB.items() if given[name] is not None]
     if not words:
         return
-    here = "plain hosts have no scheduler" if on_hosts else "this machine is no scheduler's"
+    here = "plain hosts have no scheduler" if on_hosts else "this run is not a scheduler's job"
     why = "the job is there already" if in_job else here
     click.echo(f"muster: ignored: {', '.join(words)}: {why}", err=True)
 

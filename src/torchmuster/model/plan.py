@@ -176,6 +176,13 @@ class RunPlan:
         return self.node_names[place] if place < len(self.node_names) else f"node {place}"
 
     @property
+    def longer_wait(self) -> str:
+        """Return the option that lets the run wait longer for its nodes, as the command that made it spells it."""
+        doubled = round(2 * self.limits.join_timeout_s)
+        torchrun = self.engine == "torchrun"
+        return f"`--rdzv-conf join_timeout={doubled}`" if torchrun else f"`--join-timeout {doubled}s`"
+
+    @property
     def is_elastic(self) -> bool:
         """Say whether the number of nodes may change."""
         return self.min_nodes < self.max_nodes

@@ -91,4 +91,6 @@ def _because(error: OSError, port: int) -> str:
     if error.errno != errno.EADDRINUSE:
         return os.strerror(error.errno) if error.errno else str(error)
     owner = port_owner(port)
-    return f"{owner} listens there" if owner is not None else "something listens there already"
+    if owner is not None:
+        return f"{owner} listens there"
+    return "the port is in use, though nothing listens there: an outgoing connection may hold it"

@@ -22,3 +22,8 @@ def test_a_plan_is_elastic_when_its_number_of_nodes_may_change():
 
 def test_a_module_is_displayed_with_its_flag():
     assert plan().program.display() == ("-m", "a.b", "-x")
+
+
+def test_a_longer_wait_is_spelled_as_the_command_that_made_the_plan_takes_it():
+    assert plan().longer_wait == "`--join-timeout 1200s`"
+    assert plan(engine="torchrun").longer_wait == "`--rdzv-conf join_timeout=1200`"

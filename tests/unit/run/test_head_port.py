@@ -36,6 +36,14 @@ def test_a_taken_port_names_its_owner_at_once_where_nobody_else_can_be_the_head(
     assert "(pid " in caught.value.why
 
 
+def test_a_port_that_is_in_use_without_a_listener_accuses_no_listener():
+    with socket.socket() as bound, pytest.raises(UsageError) as caught:
+        bound.bind((HERE, 0))
+        claim(HERE, port_of(bound), HERE)
+
+    assert caught.value.why.startswith("the port is in use, though nothing listens there")
+
+
 def test_a_port_that_becomes_free_in_the_wait_is_taken(taken, monkeypatch):
     monkeypatch.setattr(head_port, "_FIRST_SAY_S", 0.0)
     monkeypatch.setattr(head_port, "_ANSWERS_WITHIN_S", 0.05)
