@@ -180,7 +180,9 @@ class RunPlan:
         """Return the option that lets the run wait longer for its nodes, as the command that made it spells it."""
         doubled = round(2 * self.limits.join_timeout_s)
         torchrun = self.engine == "torchrun"
-        return f"`--rdzv-conf join_timeout={doubled}`" if torchrun else f"`--join-timeout {doubled}s`"
+        return (
+            f"`--rdzv-conf join_timeout={doubled}`" if torchrun else f"`--join-timeout {doubled}s`"
+        )
 
     @property
     def is_elastic(self) -> bool:

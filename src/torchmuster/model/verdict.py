@@ -222,7 +222,10 @@ def _hint(cause: WorkerEnd, circumstances: Circumstances) -> str | None:
             "the one restart is spent" if number == 1 else f"all {number} restarts are spent"
         )
     if circumstances.log_path:
-        hints.append(f"the whole output is in {circumstances.log_path}")
+        # A log begins with the first byte: of a rank without one there is none to be named.
+        silent = cause.kind in (EndKind.EXIT_CODE, EndKind.SIGNAL) and not cause.tail
+        words = f"the whole output is in {circumstances.log_path}"
+        hints.append(f"rank {cause.rank} wrote nothing" if silent else words)
     return "; ".join(hints) or None
 
 

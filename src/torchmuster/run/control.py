@@ -150,7 +150,8 @@ def task_log_files(view: RunView, task: str | None, attempt: int | None) -> list
     if not found:
         which = f" of attempt {attempt}" if attempt is not None else ""
         whose = f"the task {task}" if task else f"the run {view.run_id}"
-        raise NotFoundError(f"{whose} has no logs{which} yet", where=view.run_dir.path)
+        yet = "" if view.state.is_final else " yet"
+        raise NotFoundError(f"{whose} has no logs{which}{yet}", where=view.run_dir.path)
     return found
 
 
@@ -162,7 +163,8 @@ def log_files(view: RunView, attempt: int | None, rank: int | None) -> list[str]
     """
     numbers = _numbers(view.run_dir.logs, "attempt-", "")
     if not numbers:
-        raise NotFoundError(f"the run {view.run_id} has no logs yet", where=view.run_dir.logs)
+        yet = "" if view.state.is_final else " yet"
+        raise NotFoundError(f"the run {view.run_id} has no logs{yet}", where=view.run_dir.logs)
     chosen = numbers[-1] if attempt is None else attempt
     if chosen not in numbers:
         known = f"it has {name_ranks(numbers).replace('rank', 'attempt')}"

@@ -1,6 +1,7 @@
 """Every verdict as a golden text: read them, they are what a user gets."""
 
 import signal
+from dataclasses import replace
 
 import pytest
 
@@ -224,3 +225,13 @@ def test_deaths_after_a_good_end_are_named():
     assert one.startswith("rank 1 on n")
     assert " died of SIGABRT while its interpreter was leaving" in one
     assert both.startswith("ranks 1-2 died of SIGABRT while their interpreters were leaving")
+
+
+@pytest.mark.parametrize("end", [exited(3, 3), killed(3, signal.SIGKILL)])
+def test_no_log_is_named_of_a_rank_that_wrote_nothing(end):
+    said, wrote = (
+        explain_failure(e, [e], circumstances()).hint for e in (end, replace(end, tail=("boom",)))
+    )
+
+    assert said.endswith("rank 3 wrote nothing")
+    assert wrote.endswith(LOG)

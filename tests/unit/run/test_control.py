@@ -1,6 +1,7 @@
 import asyncio
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +11,7 @@ from torchmuster.errors import NotFoundError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model.stop import StopCause
+from torchmuster.model.verdict import RunState
 from torchmuster.net.listener import bind
 from torchmuster.run.control import log_files, send_stop
 from torchmuster.run.find import view_run
@@ -44,6 +46,16 @@ def test_a_rank_without_a_log_is_refused_with_those_that_have_one(view):
     with pytest.raises(NotFoundError, match="no log of rank 3") as caught:
         log_files(view, 2, 3)
     assert caught.value.why == "it has logs of ranks 0-2"
+
+
+@pytest.mark.parametrize(("ended", "words"), [(False, "no logs yet"), (True, "no logs")])
+def test_logs_are_not_promised_of_a_run_that_has_ended(tmp_path, ended, words):
+    folder = RunDir(str(tmp_path / "r"))
+    os.makedirs(folder.path)
+    state = RunState.FAILED if ended else RunState.RUNNING
+    with pytest.raises(NotFoundError) as caught:
+        log_files(replace(view_run(folder), state=state), None, None)
+    assert caught.value.what.endswith(words)
 
 
 def test_cancel_turns_to_the_owner_when_the_coordinator_is_not_to_be_reached(view, monkeypatch):

@@ -37,9 +37,10 @@ def test_a_taken_port_names_its_owner_at_once_where_nobody_else_can_be_the_head(
 
 
 def test_a_port_that_is_in_use_without_a_listener_accuses_no_listener():
-    with socket.socket() as bound, pytest.raises(UsageError) as caught:
+    with socket.socket() as bound:
         bound.bind((HERE, 0))
-        claim(HERE, port_of(bound), HERE)
+        with pytest.raises(UsageError) as caught:
+            claim(HERE, port_of(bound), HERE)
 
     assert caught.value.why.startswith("the port is in use, though nothing listens there")
 
