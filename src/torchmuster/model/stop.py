@@ -29,7 +29,7 @@ _WHY_CANCELLED = {
     StopCause.USER: "you cancelled it",
     StopCause.TERMINAL: "the terminal was closed",
 }
-_STAY = "with --detach (not over ssh), or in tmux or screen, a run outlives its terminal"
+_STAY = "in tmux or screen a run outlives its terminal; `muster run --detach` does, too, if not over ssh"
 
 
 def cause_of_stop(

@@ -17,7 +17,13 @@ from typing import Any, NoReturn
 
 from torchmuster.errors import UsageError
 from torchmuster.model.plan import Limits, Program, RestartPolicy, ScriptKind
-from torchmuster.spec.launch import Problems, check_script, parse_nodes, parse_workers
+from torchmuster.spec.launch import (
+    Problems,
+    check_script,
+    parse_hang_timeout,
+    parse_nodes,
+    parse_workers,
+)
 from torchmuster.spec.rendezvous import (
     DEFAULT_C10D_PORT,
     NO_ID,
@@ -94,7 +100,7 @@ REFUSED = {
 
 
 # Options that torchrun does not have.
-OURS = frozenset({"no_spread", "restart_policy"})
+OURS = frozenset({"no_spread", "restart_policy", "hang_timeout"})
 
 
 class _Parser(argparse.ArgumentParser):
@@ -115,6 +121,7 @@ class _Parser(argparse.ArgumentParser):
             what = f"`{valueless.group(1)}` needs a value"
         elif "required: training_script" in message:
             what = "`muster torchrun` needs a script"
+            fix += "; is a blank missing before a backslash? `muster lint JOBSCRIPT` finds it"
         raise UsageError(what, fix=fix)
 
 
@@ -173,6 +180,11 @@ def make_parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     add("shutdown-timeout", None, "seconds from a stop to SIGKILL; default 30")
     add_flag("virtual-local-rank", "LOCAL_RANK 0 for all, each with one visible GPU")
     add("restart-policy", "count", "not torchrun's: count tries again always, evidence if it helps")
+    add(
+        "hang-timeout",
+        None,
+        "not torchrun's: how long a rank may stand still while others wait, MIN[:MAX] or off",
+    )
     add_flag("no-spread", "not torchrun's: never start the other hosts of the job from here")
     parser.add_argument("training_script", help="the script, followed by its arguments")
     parser.add_argument("training_script_args", nargs=argparse.REMAINDER)
@@ -299,13 +311,15 @@ def _parse_limits(
         what = f"`{given.max_restarts}` is not a valid number of restarts"
         problems.add(what, "--max-restarts", fix="--max-restarts 3")
         return None
-    if grace is None or waits is None:
+    watch = parse_hang_timeout(given.hang_timeout, problems)
+    if grace is None or waits is None or watch is None:
         return None
     return Limits(
         max_restarts=int(given.max_restarts),
         grace_s=grace,
         join_timeout_s=waits[0],
         last_call_s=waits[1],
+        **watch,
     )
 
 

@@ -13,6 +13,11 @@ from torchmuster.model.plan import Limits, RestartPolicy, ScriptKind
 from torchmuster.spec.launch import Problems
 from torchmuster.spec.torchrun import OURS, REFUSED, make_parser, parse_torchrun
 
+NO_SCRIPT = (
+    "muster torchrun --help; is a blank missing before a backslash?"
+    " `muster lint JOBSCRIPT` finds it"
+)
+
 
 @pytest.fixture(autouse=True)
 def script(tmp_path, monkeypatch):
@@ -69,6 +74,19 @@ def test_torchruns_abbreviations_are_not_ambiguous_for_our_own_options(words):
 )
 def test_restarts_are_counted_as_torchrun_does_unless_it_is_asked_otherwise(words, policy):
     assert parse(f"{words} train.py").restart_policy is policy
+
+
+@pytest.mark.parametrize(
+    ("words", "limits"),
+    [
+        ("", (60.0, 300.0)),
+        ("--hang-timeout off", (0.0, 300.0)),
+        ("--hang-timeout 20m", (1200.0, 1200.0)),
+    ],
+)
+def test_the_hang_watch_obeys_the_option_that_its_messages_name(words, limits):
+    found = parse(f"{words} train.py").limits
+    assert (found.hang_s, found.hang_blind_s) == limits
 
 
 def test_spreading_is_refused_by_a_flag_or_a_variable(tmp_path, monkeypatch):
@@ -376,6 +394,7 @@ def test_a_refused_option_is_refused_from_the_environment_too(option):
         ("--signals-to-handle SIGKILL train.py", "SIGKILL can't be handled"),
         ("--local-ranks-filter a train.py", "`a` is not a valid list of local ranks"),
         ("--restart-policy x train.py", "`x` is not a restart policy"),
+        ("--hang-timeout x train.py", "`x` is not a time above 0"),
         ("-r 4 train.py", "`4` names no streams"),
         ("-t 0:9 train.py", "`0:9` names no streams"),
         ("--shutdown-timeout x train.py", "`x` is not a valid number of seconds"),
@@ -402,7 +421,8 @@ def test_all_problems_are_found_at_once():
 @pytest.mark.parametrize(
     ("line", "what", "fix"),
     [
-        ("", "`muster torchrun` needs a script", "muster torchrun --help"),
+        ("", "`muster torchrun` needs a script", NO_SCRIPT),
+        ("--nnodes=1train.py", "`muster torchrun` needs a script", NO_SCRIPT),
         ("--nnodes", "`--nnodes` needs a value", "muster torchrun --help"),
         ("--nproc_per_node", "`--nproc_per_node` needs a value", "muster torchrun --help"),
         (
