@@ -62,11 +62,24 @@ class FakePbs:
 
     def change(self, **values):
         """Change what the server is like while jobs run: `lost` hosts, `is_down`."""
+        with self._state() as data:
+            data.update(values)
+
+    def restart_server(self):
+        """End the server and start it again while jobs run. Recorded: it forgets what it had said of them."""
+        with self._state() as data:
+            for job in data["jobs"].values():
+                job["comment"] = None
+
+    @contextlib.contextmanager
+    def _state(self):
         with open(self.state / "lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             path = self.state / "queue.json"
+            data = json.loads(path.read_text())
+            yield data
             new = path.with_suffix(".mine")
-            new.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+            new.write_text(json.dumps(data))
             new.replace(path)
 
     def sessions(self, job):

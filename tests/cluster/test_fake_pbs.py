@@ -392,3 +392,53 @@ def test_a_lost_host_ends_the_job_when_it_comes_back(pbs):
     assert (view["substate"], view["Exit_status"], view["comment"]) == (93, 271, comment)
     said = "=>> PBS: job killed: node 1 (n2) requested job die, code 15009"
     assert pbs.output(job).splitlines()[-1] == said
+
+
+def test_a_restart_of_the_server_loses_the_comments(pbs, tmp_path):
+    go = tmp_path / "go"
+    ends = pbs.submit(f"until test -e {go}; do /bin/sleep 0.05; done")
+    deleted = pbs.submit("sleep 60")
+    for job in (ends, deleted):
+        pbs.wait(job, "R")
+    pbs.restart_server()
+    assert "comment" not in pbs.view(ends)
+    go.touch()
+    pbs.call("qdel", deleted)
+    views = [pbs.wait(job) for job in (ends, deleted)]
+    assert [(view["substate"], view["Exit_status"]) for view in views] == [(92, 0), (91, 271)]
+    assert not any("comment" in view for view in views)
+
+
+def test_an_array_is_a_job_for_each_index(pbs, tmp_path):
+    job = pbs.submit("echo $PBS_JOBID; pwd", "-J", "1-2", "-N", "arr")
+    assert job == "0[].ctl"
+    view = pbs.wait(job)
+    assert (view["substate"], view["Exit_status"], view["array"]) == (92, 0, "True")
+    assert (view["array_indices_submitted"], view["array_indices_remaining"]) == ("1-2", "-")
+    assert view["comment"].startswith("Job Array Began at ")
+    assert view["comment"].endswith(" and finished")
+    assert view["Output_Path"] == f"ctl:{tmp_path}/arr.o0.^array_index^"
+    assert "exec_host" not in view
+    for index in (1, 2):
+        member = pbs.view(f"0[{index}].ctl")
+        assert (member["array_id"], member["array_index"]) == (job, index)
+        assert member["exec_host"].startswith("n1/")
+        path = tmp_path / f"arr.o0.{index}"
+        assert path.read_text().splitlines()[0] == f"0[{index}].ctl"
+    both = pbs.call("qstat", "-x", "-t", "-f", "-F", "json", job)
+    assert list(json.loads(both.stdout)["Jobs"]) == [job, "0[1].ctl", "0[2].ctl"]
+
+
+def test_a_begun_array_is_in_state_b_and_is_deleted_whole(pbs):
+    job = pbs.submit("sleep 60", "-J", "1-2")
+    assert pbs.wait(job, "B")["array_state_count"].startswith("Queued:")
+    pbs.wait("0[2].ctl", "R")
+    pbs.call("qdel", job)
+    pbs.wait(job)
+    assert pbs.view("0[1].ctl")["substate"] == 91
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+def test_eligible_time_is_told_where_the_server_counts_it(pbs, is_on):
+    pbs.settings(eligible_time_enable=is_on)
+    assert ("eligible_time" in pbs.wait(pbs.submit("true"))) is is_on

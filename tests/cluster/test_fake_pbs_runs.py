@@ -11,6 +11,7 @@ import pytest
 
 from cluster.pbs import until
 from cluster.test_fake_slurm import SCRIPT, SOURCE
+from ports import reserve_port
 
 
 @pytest.fixture
@@ -240,6 +241,32 @@ def test_inside_a_script_each_host_gets_one_agent_whatever_mpiprocs_is(pbs, must
     assert view["Exit_status"] == 0, text
     assert text.count("sum 4") == 4, text
     assert "inside job 0.ctl of pbs, on n1, n2" in text
+
+
+SAYS_ITS_JOB = """
+import os, pathlib, sys, time
+print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], "in", os.environ["PBS_JOBID"], flush=True)
+while not pathlib.Path(sys.argv[1]).exists():
+    time.sleep(0.05)
+"""
+
+
+def test_two_jobs_of_an_array_at_one_address_never_train_together(pbs, tmp_path):
+    (tmp_path / "train.py").write_text(SAYS_ITS_JOB)
+    job = pbs.submit(
+        f"export PYTHONPATH={SOURCE} MUSTER_HOME={tmp_path}/home; cd {tmp_path}\n"
+        f"{sys.executable} -m torchmuster torchrun --nnodes 2 --nproc-per-node 1"
+        f" --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:{reserve_port()} train.py {tmp_path}/end\n"
+        f"code=$?; [ $code = 0 ] || touch {tmp_path}/end; exit $code",
+        *("-J", "1-2", "-N", "arr", "-l", "select=2:ncpus=2", "-l", "place=scatter"),
+    )
+    pbs.wait(job, "F", 90.0)
+
+    said = {index: (tmp_path / f"arr.o0.{index}").read_text() for index in (1, 2)}
+    codes = {index: pbs.view(f"0[{index}].ctl")["Exit_status"] for index in (1, 2)}
+    (ran,) = (index for index in (1, 2) if codes[index] == 0)
+    assert said[ran].count(f" of 2 in 0[{ran}].ctl") == 2, said
+    assert "give each job a port of its own" in said[3 - ran], said
 
 
 # Needs no torch: quick to start. Attempt 0 stands still, the next ones end well.

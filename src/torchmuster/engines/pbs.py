@@ -49,6 +49,7 @@ _END_CODES = {
     -27: JobState.OUT_OF_MEMORY,
     -26: JobState.OUT_OF_MEMORY,  # vmem
 }
+_DELETED = "91"  # substate; Source: openpbs src/include/job.h, JOB_SUBSTATE_TERMINATED; recorded
 _TIMES = ("Resource_List", "resources_used")
 _CLOCKS_DIFFER_S = 300.0
 _REFUSALS = (
@@ -294,7 +295,8 @@ def _view(job_id: str, fields: Mapping[str, Any]) -> JobView:
     comment = str(fields.get("comment", "")) or None
     code = fields.get("Exit_status")
     number = int(code) if code is not None else None
-    state = _final_state(number, comment or "") if word == "F" else None
+    substate = str(fields.get("substate", ""))
+    state = _final_state(number, comment or "", substate) if word == "F" else None
     state = state or STATES.get(word, JobState.UNKNOWN)
     reason = comment
     if state is JobState.UNKNOWN:
@@ -346,13 +348,14 @@ def _end(fields: Mapping[str, str], now: float) -> float | None:
     return start + limit_s if start <= now + _CLOCKS_DIFFER_S else now + limit_s
 
 
-def _final_state(code: int | None, comment: str) -> JobState:
+def _final_state(code: int | None, comment: str, substate: str) -> JobState:
     """Return how a finished job went.
 
     Recorded: a job whose dependency failed is F with substate 92, as after exit 0, but without an
-    Exit_status: it never ran. Only an Exit_status of 0 is a success.
+    Exit_status: it never ran. Only an Exit_status of 0 is a success. A restart of the server loses the comment,
+    not the substate.
     """
-    if "and terminated by" in comment:
+    if "and terminated by" in comment or substate == _DELETED:
         return JobState.CANCELLED
     if "exceeded resource walltime" in comment or code in (-28, -29):
         return JobState.TIMED_OUT

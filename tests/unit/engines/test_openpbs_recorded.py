@@ -58,6 +58,18 @@ STATES = {
         {"job_state": "F", "Exit_status": 271, "comment": f"{RUN} and terminated by lab@ctl"},
         (JobState.CANCELLED, 143, f"{RUN} and terminated by lab@ctl"),
     ),
+    "qdel while running, after a restart of the server, which loses the comment": (
+        {"job_state": "F", "substate": 91, "Exit_status": 271},
+        (JobState.CANCELLED, 143, None),
+    ),
+    "exit 0 after a restart of the server": (
+        {"job_state": "F", "substate": 92, "Exit_status": 0},
+        (JobState.SUCCEEDED, 0, None),
+    ),
+    "killed since a lost host came back": (
+        {"job_state": "F", "substate": 93, "Exit_status": 271, "comment": RUN},
+        (JobState.FAILED, 143, RUN),
+    ),
     "afterok of a job that failed": (
         {"job_state": "F", "substate": 92},
         (

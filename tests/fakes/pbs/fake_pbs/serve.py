@@ -16,9 +16,33 @@ from fake_pbs.state import STATE, look, state
 def serve(job_id):
     with state() as data:
         data["jobs"][job_id]["server_pid"] = os.getpid()
-    while serve_once(job_id):
+        is_array = "members" in data["jobs"][job_id]
+    while look_after_array(job_id) if is_array else serve_once(job_id):
         pass  # qrerun: once more
     return 0
+
+
+def look_after_array(job_id):
+    """Follow the members of an array; say whether it goes on. It runs nothing itself."""
+    wait(0.05)
+    with state() as data:
+        array = data["jobs"][job_id]
+        members = [data["jobs"][name] for name in array["members"]]
+        if array["deleted"] is not None:
+            for member in members:
+                member["deleted"] = member["deleted"] or array["deleted"]
+        if array["state"] == "Q" and any(member["hosts"] for member in members):
+            when = time.strftime("%a %b %d at %H:%M")
+            array |= {"state": "B", "substate": 10, "comment": f"Job Array Began at {when}"}
+        if any(member["state"] != "F" for member in members):
+            return True
+        # Source: PBS Professional Reference Guide, "Job Array Exit Status"; an array that ended well was recorded.
+        code = max((member["exit"] or 0 for member in members), default=0)
+        if array["deleted"] is not None:
+            finish(array, 91, 1, f" and terminated by {array['deleted']}")
+        else:
+            finish(array, 93 if code else 92, 1 if code else 0, " and finished")
+    return False
 
 
 def serve_once(job_id):

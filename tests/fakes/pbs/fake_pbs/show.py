@@ -18,7 +18,7 @@ def qstat(words):
         return show_server(data, is_full="-f" in flags)
     has_history = data["history"] and "-x" in flags
     shown, code = {}, 0
-    for job_id in map(whole_id, ids) if ids else data["jobs"]:
+    for job_id in whole_ids(ids, data["jobs"], with_members="-t" in flags):
         job = data["jobs"].get(job_id)
         if job is None or (job["state"] == "F" and not data["history"]):
             if ids:
@@ -28,6 +28,9 @@ def qstat(words):
                 code = fail(f"qstat: {job_id} {HAS_ENDED}", 35)
         else:
             shown[job_id] = fields_of(job_id, job, data["jobs"])
+            if data["eligible_time_enable"]:
+                until = job.get("started") or time.time()
+                shown[job_id]["eligible_time"] = clock(int(until - job["made_at"]))
     if "-f" in flags and "json" in words:
         head = {"timestamp": int(time.time()), "pbs_version": VERSION, "pbs_server": SERVER}
         # Recorded: with a complaint on stderr JSON comes all the same, without `Jobs`.
@@ -40,6 +43,17 @@ def qstat(words):
         else:
             print(job_id, fields["Job_Name"], fields["job_state"], fields["queue"])
     return code
+
+
+def whole_ids(ids, jobs, *, with_members):
+    """Return the jobs that are asked for; the members of an array by their names, or with -t."""
+    asked = [whole_id(word) for word in ids] or [
+        name for name, job in jobs.items() if "array_id" not in job
+    ]
+    for job_id in asked:
+        yield job_id
+        if with_members:
+            yield from jobs.get(job_id, {}).get("members", ())
 
 
 def show_queues(data):
@@ -116,8 +130,24 @@ def fields_of(job_id, job, jobs):
     ]
     if edges:
         fields["depend"] = ",".join(f"{kind}:{other}@{SERVER}" for kind, other in edges)
+    if "members" in job:
+        fields |= array_fields([jobs[name] for name in job["members"]], job)
+    if "array_id" in job:
+        fields |= {"array_id": job["array_id"], "array_index": job["array_index"]}
     extra = {"Account_Name": job["account"], "comment": job["comment"], "Exit_status": job["exit"]}
     return fields | {key: value for key, value in extra.items() if value is not None}
+
+
+def array_fields(members, job):
+    states = [member["state"] for member in members]
+    waiting = [str(member["array_index"]) for member in members if member["state"] == "Q"]
+    counts = {"Queued": "Q", "Running": "R", "Exiting": "E", "Expired": "X"}
+    return {
+        "array": "True",
+        "array_state_count": " ".join(f"{k}:{states.count(v)}" for k, v in counts.items()),
+        "array_indices_submitted": job["submitted"],
+        "array_indices_remaining": ",".join(waiting) or "-",
+    }
 
 
 def clock(seconds):

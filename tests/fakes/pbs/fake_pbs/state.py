@@ -19,6 +19,7 @@ DEFAULTS = {
     "closed": [],  # queues that take none
     "max_walltime_s": {},  # of a queue
     "history": True,
+    "eligible_time_enable": False,  # recorded: then no job has an eligible_time
     "json": True,  # older servers know no -F
     "is_down": False,
     "kill_delay_s": 2.0,

@@ -22,6 +22,7 @@ class RefusedError(Exception):
 
 # Exit codes recorded: 166 illegal value, 173 queue closed, 187 unknown resource, 188 limits, 2 usage.
 ILLEGAL, CLOSED, UNKNOWN_RESOURCE, LIMITS, USAGE = 166, 173, 187, 188, 2
+ARRAY_INDEX = "^array_index^"
 TAKES_A_VALUE = "AaCcejJklmMNopPqSuvWr"
 RESOURCES = ("ncpus", "mpiprocs", "ngpus", "mem", "sales_op", "host", "walltime", "select", "place")
 
@@ -51,10 +52,11 @@ def read_options(words):
 
 def qsub(words):
     try:
-        job_id = make_job(words)
+        job_ids = make_job(words)
     except RefusedError as refusal:
         return fail(str(refusal), refusal.code)
-    start_server(job_id)
+    for job_id in job_ids:
+        start_server(job_id)
     # Recorded: qsub leaves one of itself in the background, also inside a job; there for a minute.
     subprocess.Popen(
         ["sleep", "2"],
@@ -62,7 +64,7 @@ def qsub(words):
         start_new_session=True,
         **dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL),
     )
-    print(job_id)
+    print(job_ids[0])
     return 0
 
 
@@ -109,15 +111,16 @@ def accept(data, given, path, text, arguments):
     if asked.get("walltime_s", 0) > data["max_walltime_s"].get(queue, float("inf")):
         raise RefusedError("qsub: Job violates queue and/or server resource limits", LIMITS)
     depend = read_depend(given.get("W", []))
+    indices = read_indices(given["J"][-1]) if "J" in given else None
     number = data["next"]
     data["next"] = number + 1
-    job_id = f"{number}.{SERVER}"
+    job_id = f"{number}{'[]' if indices else ''}.{SERVER}"
     (STATE / "spool").mkdir(exist_ok=True)
-    (STATE / "spool" / f"{job_id}.SC").write_text(text)
     name = given.get("N", [path.name[:15]])[-1]
     joined = given.get("j", ["n"])[-1]
-    out = given.get("o", [f"{os.getcwd()}/{name}.o{number}"])[-1]
-    err = given.get("e", [f"{os.getcwd()}/{name}.e{number}"])[-1]
+    end = f".{ARRAY_INDEX}" if indices else ""
+    out = given.get("o", [f"{os.getcwd()}/{name}.o{number}{end}"])[-1]
+    err = given.get("e", [f"{os.getcwd()}/{name}.e{number}{end}"])[-1]
     held = "h" in given or bool(depend)
     data["jobs"][job_id] = {
         "number": number,
@@ -140,6 +143,7 @@ def accept(data, given, path, text, arguments):
         "keep": given.get("k", ["n"])[-1],
         "hold_types": "u" if "h" in given else "s" if depend else "n",
         "ctime": time.strftime("%c"),
+        "made_at": time.time(),
         "session": None,
         "cput_s": 0,
         "mem_kb": 0,
@@ -154,7 +158,38 @@ def accept(data, given, path, text, arguments):
         "pids": {},
         "tasks": {},
     }
-    return job_id
+    members = add_members(data["jobs"], job_id, given["J"][-1], indices) if indices else [job_id]
+    for member in members:
+        (STATE / "spool" / f"{member}.SC").write_text(text)
+    return [job_id, *members] if indices else members
+
+
+def read_indices(text):
+    """Return the indices of `X-Y` or `X-Y:STEP`."""
+    found = re.fullmatch(r"(\d+)-(\d+)(?::(\d+))?", text)
+    if found is None or int(found[1]) >= int(found[2]):
+        raise RefusedError("qsub: illegal -J value\nusage: qsub [-a date_time] ...", USAGE)
+    return range(int(found[1]), int(found[2]) + 1, int(found[3] or 1))
+
+
+def add_members(jobs, array_id, submitted, indices):
+    """Make the jobs of an array, `7[1].ctl`; return their ids. Recorded: each has its own hosts, output and end."""
+    array = jobs[array_id]
+    members = []
+    for index in indices:
+        member = array_id.replace("[]", f"[{index}]")
+        own = {key: array[key].replace(ARRAY_INDEX, str(index)) for key in ("out", "err")}
+        variables = {"PBS_ARRAY_ID": array_id, "PBS_ARRAY_INDEX": str(index)}
+        jobs[member] = {
+            **array,
+            **own,
+            "variables": {**array["variables"], **variables},
+            "array_id": array_id,
+            "array_index": index,
+        }
+        members.append(member)
+    array |= {"members": members, "submitted": submitted}
+    return members
 
 
 def read_resources(texts):
