@@ -179,7 +179,12 @@ def test_a_refused_job_is_explained_and_leaves_no_job(cluster, tmp_path):
     assert "invalid partition specified" in done.stderr
     listed = muster(cluster, tmp_path, "ps").stdout.splitlines()[-1]
     assert listed.split()[:2] == ["r", "failed"]
+    assert listed.split()[6] == "slurm"
     assert "Slurm knows no such partition" in listed
+
+    again = muster(cluster, tmp_path, "restart", "r")  # it is submitted again, not run on this node
+    assert again.returncode == 14
+    assert "Slurm knows no such partition" in again.stderr
 
 
 def test_a_job_that_can_never_start_is_cancelled_and_told_with_what_there_is(cluster, tmp_path):

@@ -299,7 +299,10 @@ def _job_lives(run_dir: RunDir) -> bool:
 
 
 def read_jobs_of(run_dir: RunDir) -> tuple[str, tuple[str, ...]] | None:
-    """Return the engine and the jobs that muster submitted for a run or a workflow, also after their end."""
+    """Return the engine and the jobs that muster submitted for a run or a workflow, also after their end.
+
+    A run whose submission was refused has an engine and no job.
+    """
     if not os.path.isfile(run_dir.job) and not os.path.isfile(run_dir.jobs):
         return None  # the usual case costs no import
     from torchmuster.run.jobs import read_jobs
@@ -307,6 +310,9 @@ def read_jobs_of(run_dir: RunDir) -> tuple[str, tuple[str, ...]] | None:
 
     if (one := all_jobs(run_dir)) is not None:
         return one[0].name, one[1]
+    refused = atomic.read_json(run_dir.job)
+    if isinstance(refused, dict) and "engine" in refused:
+        return str(refused["engine"]), ()
     many = read_jobs(run_dir)
     return (many[0].name, tuple(many[1].values())) if many is not None else None
 

@@ -98,9 +98,13 @@ def submit_job(job: JobRequest, run_dir: RunDir, dialect: Dialect) -> str:
         JobRefusedError: The scheduler refused it.
         EngineError: Its answer can't be understood.
     """
-    job_id = submit_script(job, run_dir.job_script, dialect)
-    request = codec.to_plain(job)  # for `muster restart`
-    atomic.write_json(run_dir.job, {"engine": dialect.name, "job_id": job_id, "request": request})
+    noted = {"engine": dialect.name, "request": codec.to_plain(job)}  # for `muster restart`
+    try:
+        job_id = submit_script(job, run_dir.job_script, dialect)
+    except MusterError:
+        atomic.write_json(run_dir.job, noted)  # it was no run of this machine: restart asks again
+        raise
+    atomic.write_json(run_dir.job, {**noted, "job_id": job_id})
     return job_id
 
 
