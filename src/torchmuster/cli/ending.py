@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 def last_line(result: "Result", run_dir: "RunDir") -> str:
     """Return the last line of a run: how it ended, and how to go on if that was no success."""
     from torchmuster.model.verdict import RunState
-    from torchmuster.run.account import how_to_go_on
+    from torchmuster.run.account import how_to_go_on, whole
     from torchmuster.ui.messages import summary
 
     went_well = result.state is RunState.SUCCEEDED
-    return summary(result, None if went_well else how_to_go_on(run_dir, result))
+    return summary(whole(result, run_dir), None if went_well else how_to_go_on(run_dir, result))
 
 
 def say_end(voice: "TerminalVoice", result: "Result", run_dir: "RunDir") -> int:

@@ -2,7 +2,7 @@
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from torchmuster.files import atomic
@@ -73,8 +73,14 @@ def _elapsed_s(view: RunView, now: float) -> float | None:
         return view.result.elapsed_s if view.result is not None else None
     if not view.state.is_final:
         return max(0.0, now - min(times))
-    # A result tells of its own link only; the record is the whole run's.
     return max(max(times) - min(times), view.result.elapsed_s if view.result is not None else 0.0)
+
+
+def whole(result: Result, run_dir: RunDir) -> Result:
+    """Return a result with the time of the whole run: it tells of its own link only, and of the last head's."""
+    times = _ends_of(run_dir.events)
+    recorded_s = max(times) - min(times) if times else 0.0
+    return replace(result, elapsed_s=max(result.elapsed_s, recorded_s))
 
 
 def _records(view: RunView) -> list[str]:

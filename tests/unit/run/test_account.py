@@ -4,7 +4,7 @@ import os
 import pytest
 from click.testing import CliRunner
 
-from torchmuster.cli.ending import say_end
+from torchmuster.cli.ending import last_line, say_end
 from torchmuster.cli.views import ps, status
 from torchmuster.engines.base import EngineError
 from torchmuster.engines.registry import load_dialect
@@ -21,6 +21,16 @@ from torchmuster.run.find import find_run, view_run
 from torchmuster.run.jobs import JobWishes, cancel_job, make_job, note_refusal
 
 RUN_ID = "20260101-000000-train-ab12"
+
+
+ENDED_WELL = Result(
+    run_id=RUN_ID,
+    state=RunState.SUCCEEDED,
+    exit_code=0,
+    attempts=1,
+    restarts_spent=0,
+    elapsed_s=2.0,
+)
 
 
 @pytest.fixture
@@ -59,6 +69,17 @@ def test_job_engine_time_and_reason_are_known_after_the_end(run_dir):
     assert (account.exit_code, account.ended_by) == (1, "rank 3 ended with exit code 1")
 
 
+def test_the_last_line_counts_the_time_of_all_links_and_heads(run_dir):
+    assert last_line(ENDED_WELL, run_dir).startswith("succeeded after 2.0 s")
+
+    write_events(
+        run_dir.events,
+        '{"time":"2026-01-01T00:00:00Z","event":"run_started"}',
+        '{"time":"2026-01-01T00:01:30Z","event":"run_ended"}',
+    )
+    assert last_line(ENDED_WELL, run_dir).startswith("succeeded after 90.0 s")
+
+
 def test_a_run_that_went_well_was_ended_by_nothing(run_dir):
     leave_result(run_dir, RunState.SUCCEEDED, exit_code=0)
 
@@ -92,16 +113,6 @@ class Voice:
 
     def flush(self, timeout_s):
         pass
-
-
-ENDED_WELL = Result(
-    run_id=RUN_ID,
-    state=RunState.SUCCEEDED,
-    exit_code=0,
-    attempts=1,
-    restarts_spent=0,
-    elapsed_s=2.0,
-)
 
 
 def test_an_end_that_the_head_could_not_record_is_recorded_by_who_followed_it(run_dir):
