@@ -4,9 +4,11 @@ Nothing is unpacked to disk, no link is followed out of a folder, and what is no
 """
 
 import os
+import re
 import tarfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import IO, Any
 
 from torchmuster.doctor.explain.unpack import (
@@ -29,7 +31,13 @@ _MAX_COUNTED_BYTES = 32 << 20  # takes less than 0.1 s
 _MAX_MEMBERS = 100_000
 _MAX_PACKINGS = 3  # inside of each other
 _BINARY_SAMPLE = 8192
-_CONTROLS = bytes(byte for byte in range(27) if byte < 9 or byte > 13)
+_CONTROLS = bytes(byte for byte in range(1, 27) if byte < 9 or byte > 13)
+_MOST_NOISE, _MOST_NOISE_WITH_ZEROS = (
+    0.25,
+    0.05,
+)  # seen: text with holes 0, shared libraries from 0.1 on
+_HOLE = re.compile(rb"(\n?)\0{8,}(\n?)")
+_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 _MAX_NOTES = 50
 
 
@@ -108,20 +116,21 @@ def first_and_last(path: str, first_bytes: int, last_bytes: int) -> Iterator[Sou
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             head = file.read(first_bytes)
-            if _is_binary(head[:_BINARY_SAMPLE]):
+            if _noise_of_binary(head[:_BINARY_SAMPLE]) is not None:
                 return
             if size <= first_bytes + last_bytes:
-                yield Source(path=path, blocks=iter([_plain(head + file.read(last_bytes))]))
+                whole = _without_holes((head + file.read(last_bytes)).lstrip(b"\0"))
+                yield Source(path=path, blocks=iter([_plain(whole)]))
                 return
             head = head[: head.rfind(b"\n") + 1]
-            yield Source(path=path, blocks=iter([_plain(head)]))
+            yield Source(path=path, blocks=iter([_plain(_without_holes(head.lstrip(b"\0")))]))
             if size > _MAX_COUNTED_BYTES:
                 path, num_before = f"{path}, last {last_bytes >> 10} KiB", 0
             else:
                 file.seek(len(head))
                 num_before = _ends(head) + _count_lines(file, size - last_bytes - len(head))
             file.seek(size - last_bytes)
-            _, _, tail = _plain(file.read(last_bytes)).partition(b"\n")
+            _, _, tail = _plain(_without_holes(file.read(last_bytes))).partition(b"\n")
             yield Source(path=path, blocks=iter([tail]), num_before=num_before + 1)
     except OSError:
         return
@@ -215,8 +224,9 @@ def _open_stream(
         yield from _open_stream(path, plain, notes, budget, depth + 1)
     elif _is_tar(head):
         yield from _open_tar(path, stream, notes, budget, depth)
-    elif _is_binary(head):
-        notes.add(path, "it is no text")
+    elif (noise := _noise_of_binary(head)) is not None:
+        share = f"{noise:.0%} of the beginning is control characters and runs of zeros"
+        notes.add(path, f"it is not text: {share}")
     else:
         yield Source(path=path, blocks=_blocks(stream, path, notes, budget))
 
@@ -261,21 +271,36 @@ def _is_tar(head: bytes) -> bool:
     return head[257:262] == b"ustar"
 
 
-def _is_binary(head: bytes) -> bool:
-    """Say whether this is no text: zeros that are not UTF-16's, or mostly control characters."""
-    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
-        return False
-    if b"\0" in head:
-        return True
-    sample = head[:2048]
-    controls = len(sample) - len(sample.translate(None, _CONTROLS))
-    return controls > len(sample) // 4 and len(head) > 16
+def _noise_of_binary(head: bytes) -> float | None:
+    """Return how much of a file's beginning no text has, where that is too much; None of a text.
+
+    A crash on a network file system leaves runs of zeros in a log: few and long ones, with text around them. In binary
+    data they are short and many, and other control characters stand between.
+    """
+    if head.startswith(_UTF16_MARKS):
+        return None
+    has_zeros = b"\0" in head
+    sample = head if has_zeros else head[:2048]
+    text = sample.replace(b"\0", b"")
+    noise = len(text) - len(text.translate(None, _CONTROLS)) + len(re.findall(rb"\0+", sample))
+    if len(text) <= 16:  # a number, or nothing but a hole: what follows is not known yet
+        return None
+    share = noise / len(text)
+    return share if share > (_MOST_NOISE_WITH_ZEROS if has_zeros else _MOST_NOISE) else None
+
+
+def _without_holes(data: bytes) -> bytes:
+    """Return text without zeros. A run of them ends a line, since the line's own end may have been among them."""
+    if b"\0" not in data:
+        return data
+    data = _HOLE.sub(lambda hole: hole[1] + hole[2] or b"\n", data)
+    return data.replace(b"\0", b"")
 
 
 def _blocks(file: Readable, path: str, notes: Notes, budget: _Budget) -> Iterator[bytes]:
     """Yield whole lines of about 1 MiB; of a longer line only the first 64 KiB."""
     rest, is_within_line = b"", False
-    for data in _decoded(_budgeted(file, path, notes, budget)):
+    for data in _decoded(_budgeted(file, path, notes, budget), path, notes):
         block = _plain(rest + data)
         if is_within_line:
             _, found, block = block.partition(b"\n")
@@ -291,13 +316,31 @@ def _blocks(file: Readable, path: str, notes: Notes, budget: _Budget) -> Iterato
         yield rest
 
 
-def _decoded(parts: Iterator[bytes]) -> Iterator[bytes]:
-    """Yield UTF-16 as if it were ASCII, which logs mostly are: what is left without the zeros can be read."""
-    is_utf16: bool | None = None
+def _decoded(parts: Iterator[bytes], path: str, notes: Notes) -> Iterator[bytes]:
+    """Yield text without zeros.
+
+    UTF-16 is read as if it were ASCII, which logs mostly are: what is left without the zeros can be read. In all else
+    zeros are holes, and noted.
+    """
+    first = next(parts, b"")
+    parts = chain([first], parts)
+    if first.startswith(_UTF16_MARKS):
+        yield from (data.replace(b"\0", b"") for data in parts)
+        return
+    num_bytes = num_zeros = 0
+    open_end, has_begun = b"", False
     for data in parts:
-        if is_utf16 is None:
-            is_utf16 = data.startswith((b"\xff\xfe", b"\xfe\xff"))
-        yield data.replace(b"\0", b"") if is_utf16 else data
+        num_bytes += len(data)
+        num_zeros += data.count(0)
+        text = open_end + (data if has_begun else data.lstrip(b"\0"))
+        whole = text.rstrip(b"\0").removesuffix(b"\n")
+        open_end = text[len(whole) :][:9]  # an end of line and a hole, which may go on
+        has_begun = has_begun or text != b""
+        yield _without_holes(whole)
+    yield open_end[:1].strip(b"\0")
+    if num_zeros:
+        share = f"{num_zeros / num_bytes:.1%}"
+        notes.add(path, f"{num_zeros:,} zero bytes in it ({share}) were dropped", part=True)
 
 
 def _budgeted(file: Readable, path: str, notes: Notes, budget: _Budget) -> Iterator[bytes]:

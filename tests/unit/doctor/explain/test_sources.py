@@ -103,7 +103,51 @@ def test_colours_and_progress_bars_do_not_hide_an_error(tmp_path):
 
 def test_binary_file_is_left_out_with_a_note(tmp_path):
     verdict = verdict_on(write(tmp_path, bytes(range(256)) * 40, "core.12"))
-    assert any("no text" in note for note in verdict.notes)
+    (note,) = verdict.notes
+    assert "core.12 is left out: it is not text: 9% of the beginning is control characters" in note
+
+
+HOLE = b"\0" * 5000
+
+
+@pytest.mark.parametrize(
+    ("data", "number"),
+    [
+        (b"step 1\n\0step 2\n" + TEXT.encode(), 6),
+        (HOLE * 3 + b"step 1\n" + TEXT.encode(), 5),
+        (b"step 1\n" + HOLE + TEXT.encode() + HOLE, 5),
+        (b"step 1\n" + HOLE + b"\n" + TEXT.encode(), 6),
+        (b"step 1, lo" + HOLE + TEXT.encode(), 5),
+        (b"step 1\n" * 9 + b"\0" * (3 << 20) + TEXT.encode(), 13),
+    ],
+)
+def test_zeros_in_a_log_are_dropped_and_one_line_says_so(tmp_path, data, number):
+    path = write(tmp_path, data)
+    verdict = verdict_on(path)
+    assert "bad label 7" in found(verdict)
+    num_zeros = data.count(0)
+    share = f"{num_zeros / len(data):.1%}"
+    assert list(verdict.notes) == [f"{path}: {num_zeros:,} zero bytes in it ({share}) were dropped"]
+    (event,) = read_logs([str(path)], year=2026).events
+    assert event.line.number == number
+    (source,) = sources.first_and_last(str(path), 1 << 14, 4 << 20)
+    text = b"".join(source.blocks)
+    assert b"\nTraceback" in text
+    assert b"\0" not in text
+
+
+@pytest.mark.parametrize("size", [1, 7, 4999])
+def test_a_hole_that_spans_reads_is_one(tmp_path, monkeypatch, size):
+    monkeypatch.setattr(sources, "BLOCK_BYTES", size)
+    data = HOLE + b"a\n" + HOLE + b"b\n" + HOLE + b"\nc" + HOLE + b"d\n" + HOLE
+    opened = sources.open_sources([str(write(tmp_path, data))], sources.Notes())
+    assert [b"".join(source.blocks) for source in opened] == [b"a\nb\n\nc\nd\n"]
+
+
+def test_small_numbers_with_zeros_between_are_not_text(tmp_path):
+    data = b"".join(number.to_bytes(4, "little") for number in range(300, 2000))
+    (note,) = verdict_on(write(tmp_path, b"weights of layer 1: " * 9 + data, "w.bin")).notes
+    assert "it is not text" in note
 
 
 def test_folder_is_read_with_all_below_it(tmp_path):
