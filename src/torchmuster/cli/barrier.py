@@ -56,7 +56,7 @@ def _read(given: dict[str, Any]) -> dict[str, Any]:
     from torchmuster.errors import ManyErrors
     from torchmuster.net.task_call import agent_socket
     from torchmuster.spec.launch import Problems
-    from torchmuster.spec.units import parse_seconds
+    from torchmuster.spec.units import parse_timeout
 
     problems = Problems()
     numbers: dict[str, Any] = {
@@ -64,7 +64,7 @@ def _read(given: dict[str, Any]) -> dict[str, Any]:
         "num_nodes": _number(given, "num_nodes", 1, 1 << 16, problems),
         "rank": _number(given, "rank", 0, (1 << 16) - 1, problems),
         "port": _number(given, "port", 1, 65535, problems),
-        "timeout": parse_seconds(given["timeout"]),
+        "timeout": parse_timeout(given["timeout"]),
     }
     if not numbers["timeout"]:
         where, fix = f"--timeout {given['timeout']}", "--timeout 10m"

@@ -253,9 +253,9 @@ def verify(ctx: click.Context, name: str) -> int:
 @click.pass_context
 def gc(ctx: click.Context, *, older_than: str, yes: bool) -> int:
     """Remove contents that no version needs."""
-    from torchmuster.spec.units import format_size, parse_seconds
+    from torchmuster.spec.units import format_size, parse_timeout
 
-    age_s = parse_seconds(older_than)
+    age_s = parse_timeout(older_than)
     if age_s is None:
         raise UsageError(
             f"`{older_than}` is not a valid duration", where="--older-than", fix="12h or 7d"

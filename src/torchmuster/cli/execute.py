@@ -147,13 +147,13 @@ def _order(
     argv: tuple[str, ...], group: str | None, tty: bool | None, timeout: str | None
 ) -> "ExecOrder":
     from torchmuster.run.execute import ExecOrder
-    from torchmuster.spec.units import parse_seconds
+    from torchmuster.spec.units import parse_timeout
 
     if group is not None and tty:
         raise UsageError("--tty is for one task, not for a group", fix="leave --tty out")
     if group is not None and not argv:
         raise UsageError("--group needs a command", fix="muster exec RUN --group GROUP -- COMMAND")
-    limit_s = parse_seconds(timeout) if timeout is not None else None
+    limit_s = parse_timeout(timeout) if timeout is not None else None
     if timeout is not None and not limit_s:
         where, fix = f"--timeout {timeout}", "--timeout 30s"
         raise UsageError("the limit is not a time above 0", where=where, fix=fix)

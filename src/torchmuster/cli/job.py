@@ -96,18 +96,18 @@ def check_engine(name: str, problems: "Problems") -> None:
 def job_wishes(given: dict[str, Any], problems: "Problems") -> "JobWishes":
     """Return what the command line asks of a scheduler; problems are collected."""
     from torchmuster.run.jobs import JobWishes
-    from torchmuster.spec.units import parse_size, parse_timeout
+    from torchmuster.spec.units import duration_fix, parse_size, parse_timeout
 
     limit_s = warn_s = memory_bytes = None
     if given["time_limit"] is not None:
         limit_s = parse_timeout(given["time_limit"])
         if not limit_s:
-            problems.add(
-                f"`{given['time_limit']}` is not a valid duration", "--time", fix="--time 2h"
-            )
+            fix = duration_fix("--time", given["time_limit"], "2h, 90m, 1:30:00 or 1-12:00:00")
+            problems.add(f"`{given['time_limit']}` is not a valid duration", "--time", fix=fix)
     warn_s = parse_timeout(given["warn"])
     if warn_s is None:
-        problems.add(f"`{given['warn']}` is not a valid duration", "--warn", fix="--warn 120s")
+        fix = duration_fix("--warn", given["warn"], "120s")
+        problems.add(f"`{given['warn']}` is not a valid duration", "--warn", fix=fix)
     if given["mem"] is not None:
         memory_bytes = parse_size(given["mem"])
         if not memory_bytes:

@@ -9,7 +9,7 @@ from typing import Any
 from torchmuster.doctor.networks import BETWEEN, INSIDE, parse_link
 from torchmuster.doctor.scaling import Link
 from torchmuster.errors import ManyErrors, UsageError
-from torchmuster.spec.units import parse_seconds
+from torchmuster.spec.units import parse_timeout
 
 SIZES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 DEFAULT_NODES = 16
@@ -132,7 +132,7 @@ def _read_params(text: str | None, found: list[UsageError]) -> float | None:
 def _read_time(text: str | None, found: list[UsageError]) -> float | None:
     if text is None:
         return None
-    seconds = parse_seconds(text)
+    seconds = parse_timeout(text)
     if not seconds:
         what = f"`{text}` is not a valid duration"
         found.append(UsageError(what, where="--step-time", fix="--step-time 470ms"))

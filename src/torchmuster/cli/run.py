@@ -105,7 +105,7 @@ _OF_A_JOB = {
     metavar="TIME",
     help="How long to wait for more nodes than MIN; default 2s.",
 )
-@click.option("--time", "time_limit", metavar="TIME", help="Time limit of the job, e.g. 2h.")
+@click.option("--time", "time_limit", metavar="TIME", help="Time limit of the job: 2h, 1:30:00.")
 @click.option("--queue", "--partition", "queue", metavar="NAME", help="Queue or partition.")
 @click.option("--account", metavar="NAME", help="Account or project that pays.")
 @click.option("--cpus-per-node", type=click.IntRange(min=1), metavar="N", help="CPUs of each node.")

@@ -20,7 +20,7 @@ from torchmuster.model.plan import (
     StartMethod,
     Tee,
 )
-from torchmuster.spec.units import parse_seconds
+from torchmuster.spec.units import parse_timeout
 
 _MAX_NODES = 65536
 _MAX_WORKERS = 4096
@@ -291,7 +291,7 @@ def _limits(options: LaunchOptions, problems: Problems) -> Limits | None:
     durations: dict[str, float] = {}
     for name in ("grace", "join_timeout", "last_call"):
         text = getattr(options, name)
-        seconds = parse_seconds(text)
+        seconds = parse_timeout(text)
         option = "--" + name.replace("_", "-")
         if seconds is None:
             problems.add(
@@ -315,7 +315,7 @@ def parse_hang_timeout(text: str | None, problems: Problems) -> dict[str, float]
     if text == "off":
         return {"hang_s": 0.0}
     words = text.split(":")
-    seconds = [parse_seconds(word) for word in words]
+    seconds = [parse_timeout(word) for word in words]
     fix = "--hang-timeout 5m, --hang-timeout 5m:30m or off"
     where = f"--hang-timeout {text}"
     known = [value for value in seconds if value]

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Discriminator, Tag
 from pydantic_core import PydanticCustomError
 
 from torchmuster.spec.findings import did_you_mean
-from torchmuster.spec.units import parse_size, parse_timeout
+from torchmuster.spec.units import near_duration, parse_size, parse_timeout
 
 NAME = re.compile(r"[a-zA-Z]([a-zA-Z0-9_-]*[a-zA-Z0-9])?")
 MAX_NAME = 64
@@ -28,7 +28,7 @@ _SCHEMES = ("s3", "gs", "swift", "tos", "azure", "abfs", "abfss", "file", "memor
 _SHOWN_SCHEMES = "s3://, gs://, swift://, tos://, azure://, abfs://, file:///"
 _DATASET = re.compile(r"(?:[A-Za-z0-9_-]+/)?[A-Za-z0-9_-]+(?::[A-Za-z0-9_-]+)?")
 _TOKEN = re.compile(r"\{\{[^{}]*\}\}")
-_TIMES = "e.g. 30s, 90m, 8h, PT1H30M"
+_TIMES = "e.g. 30s, 90m, 8h, 1:30:00, PT1H30M"
 _SIZES = "e.g. 64Gi, 500Mi"
 
 
@@ -172,7 +172,10 @@ def _seconds(value: Any) -> Any:
         raise wrong(f"the time {shown(word)} is negative", word[1:])
     seconds = parse_timeout(word) if len(word) <= _MAX_WORD else None
     if seconds is None or not math.isfinite(seconds):
-        raise wrong(f"{shown(word)} is not a valid time", _TIMES)
+        near = near_duration(word[:_MAX_WORD])
+        raise wrong(
+            f"{shown(word)} is not a valid time", f"did you mean {near}?" if near else _TIMES
+        )
     if seconds <= 0:
         raise wrong("a time must be more than 0", _TIMES)
     if seconds > _MAX_SECONDS:

@@ -1,10 +1,19 @@
-"""Durations and sizes as people write them: `30`, `30s`, `10m`, `1.5h`, `1h30m`, `PT1H30M`, `64Gi`."""
+"""Durations and sizes as people write them: `30`, `10m`, `1.5h`, `1h30m`, `1:30:00`, `1-12`, `PT1H30M`, `64Gi`."""
 
 import re
 
 _PATTERN = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|us|s|m|h|d|)")
 _SECONDS = {"us": 1e-6, "ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _COMPOUND = re.compile(r"(?:\d+(?:ms|us|s|m|h|d))+")
+# As sbatch and qsub read them: [H:]MM:SS and D-HH[:MM[:SS]]; only the first part may be larger than its unit.
+_CLOCK = re.compile(r"(?:(\d{1,5}):)??(\d{1,7}):([0-5]\d)", re.ASCII)
+_DAYS = re.compile(r"(\d{1,5})-([01]?\d|2[0-3])(?::([0-5]\d))?(?::([0-5]\d))?", re.ASCII)
+_UNIT_WORDS = (
+    ("d(?:ays?)?", "d"),
+    ("h(?:(?:ou)?rs?)?", "h"),
+    ("min(?:ute)?s?", "m"),
+    ("sec(?:ond)?s?", "s"),
+)
 _ISO = re.compile(r"P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?")
 _SIZE = re.compile(r"(\d+)\s*(TiB|Ti|T|GiB|Gi|G|MiB|Mi|M|KiB|Ki|K|B|)")
 # T, G, M and K are binary in the workflow format: one word, one meaning.
@@ -18,7 +27,10 @@ def parse_seconds(text: str) -> float | None:
 
 
 def parse_timeout(text: str) -> float | None:
-    """Return a duration in seconds from any form that the workflow format knows, and `1h30m`."""
+    """Return a duration in seconds from any form that the workflow format or a scheduler knows, and `1h30m`.
+
+    A bare number is seconds, `10:00` ten minutes.
+    """
     word = text.strip()
     simple = parse_seconds(word)
     if simple is not None:
@@ -26,11 +38,40 @@ def parse_timeout(text: str) -> float | None:
     if _COMPOUND.fullmatch(word):
         parts = re.findall(r"(\d+)(ms|us|s|m|h|d)", word)
         return sum(int(number) * _SECONDS[unit] for number, unit in parts)
+    on_clock = _clock_seconds(word)
+    if on_clock is not None:
+        return on_clock
     match = _ISO.fullmatch(word)
     if match is None or not any(match.groups()):
         return None
     days, hours, minutes, seconds = (float(group or 0) for group in match.groups())
     return days * 86400 + hours * 3600 + minutes * 60 + seconds
+
+
+def _clock_seconds(word: str) -> float | None:
+    clock, days = _CLOCK.fullmatch(word), _DAYS.fullmatch(word)
+    if days is not None:
+        count, hours, minutes, seconds = (int(group or 0) for group in days.groups())
+        return float(count * 86400 + hours * 3600 + minutes * 60 + seconds)
+    if clock is None or (clock[1] and (len(clock[2]) != 2 or int(clock[2]) > 59)):
+        return None
+    return float(int(clock[1] or 0) * 3600 + int(clock[2]) * 60 + int(clock[3]))
+
+
+def near_duration(text: str) -> str | None:
+    """Return what somebody who wrote `2 hours`, `1h30` or `1:5:0` may have meant; None when nothing is near."""
+    word = "".join(text.lower().split())
+    for spelled, unit in _UNIT_WORDS:
+        word = re.sub(rf"(?<=\d){spelled}(?![a-z])", unit, word)
+    word = re.sub(r"(?<=h)\d+\Z", lambda rest: f"{rest[0]}m", word)
+    word = re.sub(r"(?<=:)\d(?!\d)", lambda digit: f"0{digit[0]}", word)
+    return word if word != text.strip() and parse_timeout(word) else None
+
+
+def duration_fix(option: str, text: str, examples: str) -> str:
+    """Return the hint for what is not a valid duration."""
+    near = near_duration(text)
+    return f"did you mean `{option} {near}`?" if near else f"{option} {examples}"
 
 
 def parse_size(text: str) -> int | None:

@@ -2,7 +2,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmuster.spec.units import format_size, parse_seconds, parse_size, parse_timeout
+from torchmuster.spec.units import (
+    format_size,
+    near_duration,
+    parse_seconds,
+    parse_size,
+    parse_timeout,
+)
 
 
 @pytest.mark.parametrize(
@@ -47,6 +53,14 @@ def test_any_text_is_a_duration_or_none(text):
         ("P1D", 86400.0),
         ("P1DT2H", 93600.0),
         ("PT90M", 5400.0),
+        ("1:00:00", 3600.0),
+        ("01:30:05", 5405.0),
+        ("100:00:00", 360000.0),
+        ("10:00", 600.0),
+        ("90:30", 5430.0),
+        ("1-12", 129600.0),
+        ("2-00:30", 174600.0),
+        ("7-23:59:59", 691199.0),
     ],
 )
 def test_a_time_limit_is_read_in_every_form_of_the_format(text, seconds):
@@ -54,7 +68,28 @@ def test_a_time_limit_is_read_in_every_form_of_the_format(text, seconds):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "P", "PT", "P1W", "P1M", "PT1", "1h 30m", "1.5h30m", "-1", "1h30", "pt1h", "soon"]
+    "text",
+    [
+        "",
+        "P",
+        "PT",
+        "P1W",
+        "P1M",
+        "PT1",
+        "1h 30m",
+        "1.5h30m",
+        "-1",
+        "1h30",
+        "pt1h",
+        "soon",
+        "1:75:00",
+        "1:5:0",
+        "1:00:00:00",
+        "1-24",
+        "1:",
+        ":30",
+        "1:60",
+    ],
 )
 def test_what_is_no_time_limit_is_none(text):
     assert parse_timeout(text) is None
@@ -121,3 +156,19 @@ def test_a_whole_size_that_is_shown_is_read_back(number, unit):
 
     assert size_bytes is not None
     assert parse_size(format_size(size_bytes)) == size_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("2hours", "2h"),
+        ("1 hr 30 min", "1h30m"),
+        ("1h30", "1h30m"),
+        ("1:5:0", "1:05:00"),
+        ("3 days", "3d"),
+        ("soon", None),
+        ("1:75:00", None),
+    ],
+)
+def test_a_duration_that_is_nearly_right_is_understood(text, meant):
+    assert near_duration(text) == meant
