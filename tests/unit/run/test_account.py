@@ -5,6 +5,7 @@ import pytest
 from click.testing import CliRunner
 
 from torchmuster.cli.ending import last_line, say_end
+from torchmuster.cli.ssh import run_again_on_hosts
 from torchmuster.cli.views import ps, status
 from torchmuster.engines.base import EngineError
 from torchmuster.engines.registry import load_dialect
@@ -313,3 +314,17 @@ def test_a_name_that_no_folder_or_job_can_have_is_refused(name):
 def test_a_name_beside_a_whole_id_is_refused():
     with pytest.raises(UsageError, match="is the whole name already"):
         choose_run_id("train.py", "mine", "other")
+
+
+@pytest.mark.parametrize("state", [None, RunState.FAILED], ids=["lost", "failed"])
+def test_a_run_on_hosts_is_not_begun_anew_while_its_snapshots_are_on_their_disks(
+    run_dir, tmp_path, state
+):
+    leave_plan(run_dir, engine="ssh")
+    leave_record(run_dir, str(tmp_path / "theirs"), saved=60)
+    if state is not None:  # it was killed hard: the library has told its head of no last save
+        leave_result(run_dir, state)
+
+    view = view_run(run_dir)
+    with pytest.raises(UsageError, match="the snapshots of train-ab12 can't be seen from here"):
+        run_again_on_hosts(view.plan, view, detach=False)
