@@ -178,7 +178,7 @@ class Barriers:
 
     def _check(self, arrival: _Arrival, name: str, needed: int) -> None:
         if arrival.member not in self._members:
-            raise BarrierError(f"`{arrival.member}` is no task of this group")
+            raise BarrierError(f"`{arrival.member}` is not a task of this group")
         if arrival.caller_id in self._at:
             raise BarrierError("this call waits already", where=f"barrier {name[:64]}")
         if not _NAME.fullmatch(name):
@@ -193,7 +193,7 @@ class Barriers:
                 fix=f"ranks are 0 to {needed - 1}",
             )
         if not (math.isfinite(arrival.timeout_s) and 0 < arrival.timeout_s <= _MAX_TIMEOUT_S):
-            raise BarrierError(f"{arrival.timeout_s} s is no limit for a wait")
+            raise BarrierError(f"{arrival.timeout_s} s is not a valid limit for a wait")
 
     def _open(self, name: str) -> _Barrier:
         """Return the barrier of this name; when there are too many, one that nobody waits at goes."""

@@ -134,7 +134,7 @@ class CourierTasks:
         if os.path.commonpath([run_dir.path, inside]) != inside:
             raise ValueError(f"{run_dir.path} is not of this workflow")
         if not re.fullmatch(r"[0-9a-zA-Z.:,]{1,4096}", options["head"]):
-            raise ValueError("these are no addresses")
+            raise ValueError("these are not addresses")
         words = [f"--run-dir={options['run_dir']}", f"--place={int(options['place'])}"]
         path = RunDir(options["run_dir"]).environment
         return [*words, f"--head={options['head']}", f"--environment={path}"]

@@ -140,13 +140,13 @@ def clean_up(record: str) -> list[str]:
     inode, another owner, or a directory that holds something by now.
 
     Raises:
-        UsageError: The file is no claim record.
+        UsageError: The file is not a claim record.
     """
     claim = read_claim(record)
     if claim is None:
         if not os.path.lexists(record):
             return []
-        raise UsageError(f"`{record}` is no claim record", fix="remove it by hand")
+        raise UsageError(f"`{record}` is not a claim record", fix="remove it by hand")
     left = _remove(claim)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(record)

@@ -59,6 +59,8 @@ _OTHER_WORDS = {
     "-A": "`--account NAME`",
     "-c": "`--cpus-per-node N`",
     "--walltime": "`--time TIME`",
+    "--timeout": "`--time TIME` for a job's limit, `--join-timeout TIME` for the wait for nodes",
+    "--nproc": "`--nproc-per-node N`",
     "--np": "`--nproc-per-node N`",
     "-n": "`--nproc-per-node N`",
     "-H": "`--hosts A,B:N`",

@@ -384,5 +384,7 @@ def _json(data: bytes, where: str) -> dict[str, Any]:
     except ValueError as error:
         raise DataError("a file of the store is damaged", where=where, why=str(error)) from error
     if not isinstance(value, dict):
-        raise DataError("a file of the store is damaged", where=where, why="it is no JSON object")
+        raise DataError(
+            "a file of the store is damaged", where=where, why="it is not a JSON object"
+        )
     return value

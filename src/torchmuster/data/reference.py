@@ -111,7 +111,7 @@ def _url_of(path: str) -> str | None:
         return None
     if not isinstance(url, str) or not url:
         fix = '[datasets]\nurl = "s3://BUCKET/datasets"'
-        raise UsageError("`datasets.url` is no URL", where=path, why=f"it is {url!r}", fix=fix)
+        raise UsageError("`datasets.url` is not a URL", where=path, why=f"it is {url!r}", fix=fix)
     if "://" not in url and not os.path.isabs(os.path.expanduser(url)):
         return os.path.join(os.path.dirname(os.path.abspath(path)), url)
     return url

@@ -57,7 +57,7 @@ def _devices(text: str) -> str | None:
     words = text.split(",")
     bad = [w for w in words if not re.fullmatch(r"\s*(\d+|GPU-[0-9a-fA-F-]+|MIG-[\w/-]+)\s*", w)]
     if bad:
-        return f"`{bad[0]}` is no GPU: it hides itself and all that follow"
+        return f"`{bad[0]}` is not a GPU: it hides itself and all that follow"
     return (
         None
         if len({w.strip() for w in words}) == len(words)

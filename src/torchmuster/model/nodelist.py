@@ -82,10 +82,10 @@ def _expand_range(text: str, room: int) -> list[str]:
     for part in text.split(","):
         match = _RANGE.fullmatch(part)
         if match is None:
-            raise ValueError(f"`[{text}]` is no range of numbers")
+            raise ValueError(f"`[{text}]` is not a range of numbers")
         first, last = int(match.group(1)), int(match.group(2) or match.group(1))
         if last < first or last - first >= room:
-            raise ValueError(f"`[{text}]` is no range, or one of more than {MAX_NODES}")
+            raise ValueError(f"`[{text}]` is not a range, or is one of more than {MAX_NODES}")
         width = len(match.group(1))  # zeros in front are part of the name
         numbers += [f"{number:0{width}d}" for number in range(first, last + 1)]
     return numbers

@@ -84,7 +84,7 @@ def wait_at_barrier(
     `say` gets a line every 5 s while it waits; by default standard error does.
     """
     if not (math.isfinite(timeout_s) and timeout_s > 0):
-        raise UsageError(f"{timeout_s} s is no limit for a wait", fix="timeout_s=600.0")
+        raise UsageError(f"{timeout_s} s is not a valid limit for a wait", fix="timeout_s=600.0")
     tell = say or _to_stderr
     head = f"barrier `{name}`"
 

@@ -92,7 +92,7 @@ def task_hosts(
     """
     desk, here = environment.get(DESK_VARIABLE), environment.get(HOST_VARIABLE)
     if desk is None or here is None:
-        raise UsageError("this is no host of a workflow over ssh", where=f"task {task}")
+        raise UsageError("this is not a host of a workflow over ssh", where=f"task {task}")
     names: list[str] = said["tasks"][task]
     gpus: list[list[str]] = said["gpus"].get(task) or []
     hosts = [

@@ -78,7 +78,7 @@ def _conduct(options: argparse.Namespace) -> int:
     allocation = dialect.allocation(os.environ, read_file)
     if allocation is None:
         fix = f"muster run --on {options.engine} ..."
-        raise UsageError(f"this is no job of {options.engine}", where=run_dir.path, fix=fix)
+        raise UsageError(f"this is not a job of {options.engine}", where=run_dir.path, fix=fix)
     chain = Chain(run_dir, dialect, allocation.job_id, options.resubmit)
     chain.way = parse_way(options.resubmit_with)
     nothing_to_do = chain.begin(next_attempt(run_dir))

@@ -54,7 +54,7 @@ async def _conduct(options: argparse.Namespace) -> int:
     dialect = load_dialect(options.engine)
     allocation = dialect.allocation(os.environ, read_file)
     if allocation is None:
-        raise UsageError(f"this is no job of {options.engine}", where=run_dir.path)
+        raise UsageError(f"this is not a job of {options.engine}", where=run_dir.path)
     nodes = nodes_of_tasks(group, allocation)
     listening = listener.bind("0.0.0.0", 0)
     port = int(listening.getsockname()[1])

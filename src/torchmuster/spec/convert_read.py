@@ -282,7 +282,7 @@ def _script_of(task: Task) -> tuple[KeyPath, int | None, str | None]:
             index += 2
             continue
         if not flags or not set(flags) <= set("eucx"):
-            what = f"`{words[0]} {words[index]}` is no plain way to run a script"
+            what = f"`{words[0]} {words[index]}` is not a plain way to run a script"
             raise _NoScriptError(what, "command: [bash], with the script in `args`")
         index += 1
         if "c" in flags:

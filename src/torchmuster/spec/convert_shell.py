@@ -212,7 +212,7 @@ class _Reader:
                 else:
                     found[-1].append(word)
         except ValueError as error:
-            why = f"this is no shell line that is understood: {error}"
+            why = f"this shell line is not understood: {error}"
             raise self._cannot(number, text, why) from error
         return [words for words in found if words]
 

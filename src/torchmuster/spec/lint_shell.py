@@ -302,7 +302,7 @@ def gpus_variable(view: View) -> Iterator[Finding]:
                 "gpus-variable", start.line, what, why, f"#SBATCH --gpus-per-node=N, or {fix}"
             )
         elif asked is not None and ":" in asked.value:
-            what = f"$SLURM_GPUS_PER_NODE is `{asked.value}`, which is no number"
+            what = f"$SLURM_GPUS_PER_NODE is `{asked.value}`, which is not a number"
             why = f"Slurm hands on what line {asked.line} says, with the type"
             yield error("gpus-variable", start.line, what, why, fix)
 

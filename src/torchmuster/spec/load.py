@@ -131,7 +131,7 @@ def read_source(path: str) -> Source:
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         why = f"byte {data[error.start]:#04x} at position {error.start} begins no character"
-        what = "the workflow file is no UTF-8 text"
+        what = "the workflow file is not UTF-8 text"
         raise UsageError(what, where=f"{path}:{line}", why=why) from error
 
 

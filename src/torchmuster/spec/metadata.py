@@ -26,7 +26,7 @@ def parse_metadata(words: Sequence[str], option: str = "--metadata") -> dict[str
             values.update(_read(word, option))
         else:
             fix = f"{option} key=value or {option} FILE.yaml"
-            raise UsageError(f"`{word}` is no `key=value` and no file", where=option, fix=fix)
+            raise UsageError(f"`{word}` is neither `key=value` nor a file", where=option, fix=fix)
     return values
 
 

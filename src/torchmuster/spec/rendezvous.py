@@ -87,7 +87,7 @@ def _parse_endpoint(
         fix = "--rdzv-endpoint HOST:PORT"
         if option != "--rdzv-endpoint":
             fix = f"--master-addr HOST --master-port {DEFAULT_STATIC_PORT}"
-        problems.add(f"`{text}` is no HOST:PORT", option, fix=fix)
+        problems.add(f"`{text}` is not a valid HOST:PORT", option, fix=fix)
         return None
     return address, int(match.group(2) or default)
 
@@ -113,7 +113,7 @@ def parse_conf(text: str, problems: Problems) -> dict[str, str]:
         key, equals, value = part.partition("=")
         if not equals or not key.strip():
             fix = "--rdzv-conf join_timeout=600,last_call_timeout=30"
-            problems.add(f"`{part}` is no KEY=VALUE", f"--rdzv-conf {text}", fix=fix)
+            problems.add(f"`{part}` is not KEY=VALUE", f"--rdzv-conf {text}", fix=fix)
         else:
             conf[key.strip()] = value.strip()
     return conf

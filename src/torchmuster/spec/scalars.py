@@ -275,7 +275,7 @@ def _url(value: Any) -> Any:
     if match is None:
         if re.match(r"[A-Za-z][A-Za-z0-9]+:", word):  # `s3:/bucket` is meant as a URL
             scheme, _, rest = word.partition(":")
-            raise wrong(f"{shown(word)} is no URL", f"{scheme}://{rest.strip('/')}")
+            raise wrong(f"{shown(word)} is not a URL", f"{scheme}://{rest.strip('/')}")
         return _folder_path(word)
     if match[1].lower() not in _SCHEMES:
         near = did_you_mean(match[1], _SCHEMES)

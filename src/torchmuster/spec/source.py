@@ -402,4 +402,4 @@ def _plain_words(problem: str, line: str, above: str, column: int) -> tuple[str,
         return "a line has no `key:`", "write `key: value`, or indent the text below its `|`"
     if "expected" in problem:
         return "the indentation or a bracket does not fit", "compare with the lines above"
-    return "this is no YAML", None
+    return "this is not YAML", None

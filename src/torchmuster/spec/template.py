@@ -277,7 +277,7 @@ _SENTENCES = {
     "time": ("the template takes too much time", "make its loops shorter"),
     "memory": (f"the template needs more than {MEMORY_BYTES // 1024**2} MiB", "make it smaller"),
     "size": (f"the template makes more than {MAX_BYTES // 1024**2} MiB of text", "make it smaller"),
-    "syntax": ("this is no Jinja", f"when it is meant for a script: {_RAW}"),
+    "syntax": ("this is not Jinja", f"when it is meant for a script: {_RAW}"),
     "refused": ("the template does what is not allowed here", None),
     "depth": ("the template is nested too deep", "make it simpler"),
     "failed": ("the template can't be rendered", None),

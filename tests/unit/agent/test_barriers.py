@@ -135,9 +135,9 @@ def test_a_count_of_all_tasks_agrees_with_no_count():
         ({"name": "n" * 65}, f"`{'n' * 65}` is not a valid name of a barrier"),
         ({"count": 0}, "a barrier can't wait for 0"),
         ({"count": 1 << 17}, "a barrier can't wait for 131072"),
-        ({"timeout_s": 0.0}, "0.0 s is no limit for a wait"),
-        ({"timeout_s": float("nan")}, "nan s is no limit for a wait"),
-        ({"timeout_s": float("inf")}, "inf s is no limit for a wait"),
+        ({"timeout_s": 0.0}, "0.0 s is not a valid limit for a wait"),
+        ({"timeout_s": float("nan")}, "nan s is not a valid limit for a wait"),
+        ({"timeout_s": float("inf")}, "inf s is not a valid limit for a wait"),
     ],
 )
 def test_what_can_t_be_is_refused_alone(more, what):
@@ -153,7 +153,7 @@ def test_what_can_t_be_is_refused_alone(more, what):
 def test_a_caller_of_another_group_is_refused():
     (refused,) = Group().come("z")
 
-    assert refused.what == "`z` is no task of this group"
+    assert refused.what == "`z` is not a task of this group"
 
 
 def test_a_thousand_barriers_can_wait_at_once_and_no_more():

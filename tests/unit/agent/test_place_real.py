@@ -125,7 +125,7 @@ def test_paths_that_can_not_be_are_refused_together(tmp_path, claims):
 def test_a_file_that_is_no_record_is_refused(tmp_path):
     (tmp_path / "x.json").write_text("[]")
 
-    with pytest.raises(UsageError, match="no claim record"):
+    with pytest.raises(UsageError, match="not a claim record"):
         clean_up(str(tmp_path / "x.json"))
     assert clean_up(str(tmp_path / "none.json")) == []
 

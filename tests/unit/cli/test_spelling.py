@@ -23,6 +23,11 @@ def test_what_was_meant_is_guessed_only_when_it_is_near(given, hint):
     assert hint_for_option(given, KNOWN) == hint
 
 
+def test_a_time_limit_is_not_taken_for_the_wait_for_nodes():
+    assert hint_for_option("--timeout", KNOWN).startswith("here it is `--time TIME`")
+    assert hint_for_option("--nproc", KNOWN) == "here it is `--nproc-per-node N`"
+
+
 def test_torchrun_s_word_gets_ours():
     assert "here it is `--grace`" in hint_for_option("--shutdown-timeout", KNOWN)
 

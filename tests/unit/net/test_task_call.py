@@ -149,7 +149,7 @@ def test_a_request_that_is_too_long_is_not_sent(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("timeout_s", [0, -1.0, float("inf"), float("nan")])
 def test_a_limit_that_is_none_is_refused(timeout_s):
-    with pytest.raises(UsageError, match="no limit for a wait"):
+    with pytest.raises(UsageError, match="not a valid limit for a wait"):
         torchmuster.barrier(timeout_s=timeout_s)
 
 

@@ -357,7 +357,7 @@ def edited(old, new):
         (edited("--lr 0.10", "--lr 0.1{{item}}"), "differ in the script's arguments"),
         (edited("OMP_NUM_THREADS: 1", "SEED: '{{item}}'"), "differ in `environment`"),
         (edited("{% if item == 0 %}", "{% if loop.first and item == 0 %}"), "can't be decided"),
-        (edited("command: [bash]", "command: [bash, --login]"), "no plain way to run a script"),
+        (edited("command: [bash]", "command: [bash, --login]"), "not a plain way to run a script"),
         (edited("    {% else %}\n", "    {% else %}\n# {{ item }}\n"), None),
         (
             edited("          # Go.\n", "          {% if n_nodes > 9 %}\n          {% endif %}\n"),

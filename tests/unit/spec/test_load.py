@@ -105,7 +105,7 @@ def test_a_missing_file_has_a_near_miss(tmp_path):
 @pytest.mark.parametrize("data", [b"\xff\xfe", b"a: \x80"])
 def test_a_file_that_is_no_text_is_refused(tmp_path, data):
     (tmp_path / "train.yaml").write_bytes(data)
-    with pytest.raises(UsageError, match="no UTF-8 text") as caught:
+    with pytest.raises(UsageError, match="not UTF-8 text") as caught:
         read_source(str(tmp_path / "train.yaml"))
 
     assert caught.value.where == f"{tmp_path}/train.yaml:1"

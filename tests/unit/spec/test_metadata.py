@@ -28,5 +28,5 @@ def test_a_file_without_keys_and_values_is_a_sentence(tmp_path, text):
 
 
 def test_what_is_neither_a_pair_nor_a_file_is_refused():
-    with pytest.raises(UsageError, match="no `key=value`"):
+    with pytest.raises(UsageError, match="neither `key=value`"):
         parse_metadata(["nothing"])

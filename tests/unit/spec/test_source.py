@@ -97,7 +97,7 @@ def test_hostile_files_are_refused_within_a_second(text):
         ("a: !mine 1", "f.yaml:1:4", "the YAML tag `!mine`"),
         ("a: 1\n--- \nb: 1", "f.yaml:2:1", "more than one YAML document"),
         ("b: 1\na: 'x\n", "f.yaml:2:4", "a quotation mark has no second"),
-        ("a: 1\nb: \x01", "f.yaml:2:4", "no YAML"),
+        ("a: 1\nb: \x01", "f.yaml:2:4", "not YAML"),
         ("a: 2024-99-99", "f.yaml:1:4", "no timestamp"),
         ("a: b: c", "f.yaml:1:5", "a `key:` stands where none can be"),
     ],

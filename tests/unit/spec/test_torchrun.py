@@ -385,7 +385,7 @@ def test_a_refused_option_is_refused_from_the_environment_too(option):
         ("--nproc-per-node 4,2 train.py", "`4,2` is not a valid number of workers"),
         ("--nproc-per-node ² train.py", "`²` is not a valid number of workers"),
         ("--rdzv-backend etcd train.py", "the rendezvous backend `etcd` is not supported"),
-        ("--master-port x train.py", "`127.0.0.1:x` is no HOST:PORT"),
+        ("--master-port x train.py", "`127.0.0.1:x` is not a valid HOST:PORT"),
         ("-m --no-python train.py", "--module and --no-python exclude each other"),
         ("--nnodes 2 --node-rank 2 train.py", "node rank 2 is outside a run of 2 nodes"),
         ("--node-rank x train.py", "`x` is not a valid node rank"),
@@ -398,7 +398,7 @@ def test_a_refused_option_is_refused_from_the_environment_too(option):
         ("-r 4 train.py", "`4` names no streams"),
         ("-t 0:9 train.py", "`0:9` names no streams"),
         ("--shutdown-timeout x train.py", "`x` is not a valid number of seconds"),
-        ("--rdzv-conf foo train.py", "`foo` is no KEY=VALUE"),
+        ("--rdzv-conf foo train.py", "`foo` is not KEY=VALUE"),
         ("trian.py", "the script does not exist"),
     ],
 )
