@@ -13,13 +13,35 @@ import click
 from torchmuster.cli.completion import complete_files
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from torchmuster.agent.main import AgentLaunch
     from torchmuster.model.plan import RunPlan
     from torchmuster.run.spread import Order, Party, Spreader
     from torchmuster.spec.torchrun import TorchrunLine
 
 
+class _TorchrunCommand(click.Command):
+    """A command whose options are torchrun's parser's: click knows none of them, so the shell is told here."""
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
+        """Return the options that begin so; behind the script they are the script's own."""
+        from click.shell_completion import CompletionItem
+
+        from torchmuster.spec.torchrun import make_parser
+
+        given = ctx.params.get("arguments") or ()
+        if not incomplete.startswith("-") or any(word.endswith(".py") for word in given):
+            return super().shell_complete(ctx, incomplete)
+        actions = make_parser({})._actions
+        options = ((name, action.help) for action in actions for name in action.option_strings)
+        return [
+            CompletionItem(name, help=told) for name, told in options if name.startswith(incomplete)
+        ]
+
+
 @click.command(
+    cls=_TorchrunCommand,
     add_help_option=False,
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
