@@ -47,7 +47,7 @@ chaos: $(STAMP) ## random kills, the long form of the fault and training tests
 	@MUSTER_CHAOS=100 $(BIN)/python -m pytest --timeout 1800 -s -k chaos tests/faults
 
 lab: $(STAMP) system-packages ## the long proofs on real Slurm, sshd and networks in namespaces (root on Debian)
-	@MUSTER_LAB=1 $(BIN)/python -m pytest --timeout 900 tests/unit/doctor tests/unit/cli tests/cluster tests/ssh tests/lab tests/faults
+	@MUSTER_LAB=1 $(BIN)/python -m pytest --timeout 900 tests/unit/diagnose tests/unit/cli tests/cluster tests/ssh tests/lab tests/faults
 
 frameworks: $(STAMP) ## Lightning, Accelerate and Transformers under muster and torchrun
 	@scripts/install-frameworks $(VENV)

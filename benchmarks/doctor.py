@@ -29,7 +29,7 @@ from typing import Any
 
 from running.results import FOLDER, headline, machine_facts, save
 from running.stage import REPOSITORY, Stage, stage
-from torchmuster.run.record import read_events
+from torchmuster.owner.views.record import read_events
 
 SOURCE = REPOSITORY / "src"
 

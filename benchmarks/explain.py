@@ -121,9 +121,9 @@ def fill(path: Path, blocks: Sequence[bytes], size_bytes: int, end: str) -> None
 def measure(path: Path) -> None:
     """Explain in this process, and print the result as JSON."""
     sys.path.insert(0, SOURCE)
-    from torchmuster.doctor.explain.case import Case
-    from torchmuster.doctor.explain.judge import judge
-    from torchmuster.doctor.explain.scan import read_logs
+    from torchmuster.diagnose.explain.case import Case
+    from torchmuster.diagnose.explain.judge import judge
+    from torchmuster.diagnose.explain.scan import read_logs
 
     began, cpu = time.monotonic(), time.process_time()
     record = read_logs([str(path)], year=2026)

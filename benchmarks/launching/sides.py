@@ -187,7 +187,7 @@ def _free_port() -> int:
 
 
 def _is_muster_agent(command: str) -> bool:
-    return "torchmuster/agent/" in command and "spawner" not in command
+    return "torchmuster/programs/" in command and "spawner" not in command
 
 
 def _is_torchrun_agent(command: str) -> bool:

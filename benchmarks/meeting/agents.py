@@ -11,12 +11,12 @@ from multiprocessing.synchronize import Barrier
 from typing import Any
 
 from meeting.head import JOIN_TIMEOUT_S, SECRET, make_plan, raise_descriptor_limit
-from torchmuster.agent.node import Agent, AgentOptions
-from torchmuster.agent.voice import LogVoice
-from torchmuster.agent.worker_socket import make_socket_folder
 from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
 from torchmuster.net.channel import Channel
+from torchmuster.node.node import Agent, AgentOptions
+from torchmuster.node.voice import LogVoice
+from torchmuster.node.worker_socket import make_socket_folder
 
 # Thousands of nodes have thousands of processors; light agents share one, so that each would keep the coordinator
 # waiting for its half of the handshake. A few at a time answer as promptly as a node.

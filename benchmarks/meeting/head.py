@@ -7,12 +7,12 @@ import sys
 from collections import deque
 from typing import Any
 
-from torchmuster.agent.coordinator import Coordinator, CoordinatorOptions
-from torchmuster.agent.main import StoreDesk
 from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
+from torchmuster.head.coordinator import Coordinator, CoordinatorOptions
 from torchmuster.model.plan import Limits, Program, RunPlan, ScriptKind
 from torchmuster.net import listener, messages
+from torchmuster.programs.main import StoreDesk
 
 SECRET = b"benchmark benchmark benchmark 32"
 JOIN_TIMEOUT_S = 3600.0  # the benchmark has a limit of its own, and says more

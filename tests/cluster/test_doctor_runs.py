@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from torchmuster.files.layout import RunDir
-from torchmuster.run.record import read_events
+from torchmuster.owner.views.record import read_events
 
 LIMIT_S = 120
 

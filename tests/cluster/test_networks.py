@@ -18,7 +18,7 @@ from torchmuster import proc
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
-from torchmuster.model.narration import narrate
+from torchmuster.model.display.narration import narrate
 from torchmuster.model.plan import Limits, Program, RunPlan, ScriptKind, Tee
 from torchmuster.net.secret import new_secret, write_secret
 

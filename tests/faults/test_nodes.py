@@ -214,7 +214,7 @@ def call_in(run, *, place, secret=None):
     if secret is not None:
         (stranger / "secret").write_text(secret)
     head = json.loads((run.run_dir / "head.json").read_text())
-    agent = Path(SOURCE) / "torchmuster" / "agent" / "__main__.py"
+    agent = Path(SOURCE) / "torchmuster" / "programs" / "__main__.py"
     argv = [sys.executable, "-I", "-S", str(agent), f"--run-dir={stranger}", f"--place={place}"]
     argv.append(f"--head={head['host']}:{head['port']}")
     done = subprocess.run(argv, env=job_env(run.home), timeout=30, check=False)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from torchmuster.doctor.explain.case import Case
-from torchmuster.doctor.explain.judge import judge
-from torchmuster.doctor.explain.scan import read_logs
-from torchmuster.doctor.explain.words import render_verdict
+from torchmuster.diagnose.explain.case import Case
+from torchmuster.diagnose.explain.judge import judge
+from torchmuster.diagnose.explain.scan import read_logs
+from torchmuster.diagnose.explain.words import render_verdict
 
 LOGS = Path(__file__).parents[1] / "logs"
 SHOWN = (

@@ -13,9 +13,9 @@ import sys
 import pytest
 
 from lab.netlab import SOURCE, Host, NetLab, Network
-from torchmuster.cli.plan_measure import _read_measured, read_cluster
-from torchmuster.doctor import step_probe, tiny_job
-from torchmuster.doctor.scaling import predict
+from torchmuster.cli.diagnosis.plan_measure import _read_measured, read_cluster
+from torchmuster.diagnose.facts import step_probe, tiny_job
+from torchmuster.diagnose.plan.scaling import predict
 
 pytestmark = pytest.mark.netns
 TRAIN = SOURCE.parent / "tests" / "lab" / "plan_train.py"

@@ -11,8 +11,8 @@ import subprocess
 import sys
 import time
 
-from torchmuster.agent import place
-from torchmuster.agent.network import PrivateNetwork
+from torchmuster.node.sandbox import place
+from torchmuster.node.sandbox.network import PrivateNetwork
 
 LIMIT_S = 60.0
 

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from torchmuster import proc
-from torchmuster.agent.spawner_link import start_spawner
 from torchmuster.model.plan import Program, ScriptKind, StartMethod
+from torchmuster.node.spawner.spawner_link import start_spawner
 
 SOURCE = str(Path(__file__).parents[2] / "src")
 # The client is started without PYTHONPATH, which the job would inherit.

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 from torchmuster.errors import UsageError
-from torchmuster.run.training import view_training
+from torchmuster.owner.views.training import view_training
+from torchmuster.train.batches.workers import STOP_SIGNALS
 from torchmuster.train.snapshot import fileops
 from torchmuster.train.snapshot.state import SnapshotError
-from torchmuster.train.workers import STOP_SIGNALS
 
 NUM_STEPS = 6
 

@@ -19,11 +19,11 @@ for name in sys.argv[2:]:
 print(json.dumps(sorted(set(sys.modules) - before)))
 """
 NODE_SIDE = [
-    "torchmuster.agent.main",
-    "torchmuster.agent.node",
-    "torchmuster.agent.coordinator",
-    "torchmuster.agent.spawner.serve",
-    "torchmuster.doctor.memory",
+    "torchmuster.programs.main",
+    "torchmuster.node.node",
+    "torchmuster.head.coordinator",
+    "torchmuster.node.spawner.serve",
+    "torchmuster.diagnose.facts.memory",
     "torchmuster.files.terminal",
 ]
 
@@ -49,13 +49,13 @@ def test_each_module_of_the_node_side_can_be_imported_alone(name):
 
 def test_the_node_side_does_without_the_client():
     ours = [name for name in imported_by(*NODE_SIDE) if name.startswith("torchmuster.")]
-    client = ("torchmuster.cli", "torchmuster.run", "torchmuster.spec", "torchmuster.ui")
+    client = ("torchmuster.cli", "torchmuster.owner", "torchmuster.spec", "torchmuster.ui")
 
     assert [name for name in ours if name.startswith(client)] == []
 
 
 def test_the_agent_starts_its_spawner_before_it_imports_asyncio():
-    assert "asyncio" not in imported_by("torchmuster.agent.main")
+    assert "asyncio" not in imported_by("torchmuster.programs.main")
 
 
 @pytest.mark.parametrize("words", [["--help"], ["run", "--help"], ["torchrun", "--help"], ["ps"]])
@@ -70,4 +70,4 @@ def test_help_and_views_import_neither_asyncio_nor_torch(words, tmp_path):
 
     assert done.returncode == 0
     assert "torchmuster.cli.main" in imported
-    assert imported & {"asyncio", "torch", "torchmuster.agent.node", "rich", "pydantic"} == set()
+    assert imported & {"asyncio", "torch", "torchmuster.node.node", "rich", "pydantic"} == set()

@@ -9,9 +9,9 @@ from torchmuster.data.urls import open_place
 from torchmuster.errors import ManyErrors, UsageError
 from torchmuster.files.atomic import read_json
 from torchmuster.plainfile import open_plain
-from torchmuster.spec.hostfile import read_hostfile
-from torchmuster.spec.load import read_source
-from torchmuster.spec.site import _read
+from torchmuster.spec.sites.hostfile import read_hostfile
+from torchmuster.spec.sites.site import _read
+from torchmuster.spec.workflow.load import read_source
 
 
 def test_a_file_and_a_link_to_one_are_opened(tmp_path):

@@ -1,6 +1,6 @@
 """A converted workflow trains: two nodes with one worker each, through Gloo."""
 
-from torchmuster.spec.convert import convert_workflow
+from torchmuster.diagnose.convert.convert import convert_workflow
 from torchmuster.spec.source import Source
 
 FIT = """

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from tests.workflows.conftest import SOURCE, Workflow, wait_until
 
-from torchmuster.agent.place import namespaces_available
+from torchmuster.node.sandbox.place import namespaces_available
 
 LIMIT_S = 30.0
 NOBODY = 65534

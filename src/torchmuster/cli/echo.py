@@ -2,7 +2,7 @@
 
 import click
 
-from torchmuster.model.text import printable
+from torchmuster.model.display.text import printable
 
 
 def echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 def last_line(result: "Result", run_dir: "RunDir") -> str:
     """Return the last line of a run: how it ended, and how to go on if that was no success."""
     from torchmuster.model.verdict import RunState
-    from torchmuster.run.account import how_to_go_on, whole
+    from torchmuster.owner.views.account import how_to_go_on, whole
     from torchmuster.ui.messages import summary
 
     went_well = result.state is RunState.SUCCEEDED
@@ -23,7 +23,7 @@ def last_line(result: "Result", run_dir: "RunDir") -> str:
 def say_end(voice: "TerminalVoice", result: "Result", run_dir: "RunDir") -> int:
     """Say how a run has ended; return its exit code."""
     from torchmuster.model.verdict import RunState
-    from torchmuster.run.record import keep_result
+    from torchmuster.owner.views.record import keep_result
     from torchmuster.ui.messages import last_report, paint_report, uses_colour
 
     report = last_report(result, run_dir, voice.shown)
@@ -35,7 +35,7 @@ def say_end(voice: "TerminalVoice", result: "Result", run_dir: "RunDir") -> int:
             f"this end can't be recorded in {run_dir.path} ({why}): `muster status` won't know of it"
         )
     if result.state is RunState.SUCCEEDED and os.path.isdir(run_dir.path):
-        from torchmuster.run.account import what_is_left
+        from torchmuster.owner.views.account import what_is_left
 
         voice.say(what_is_left(run_dir))
     voice.flush(5.0)
@@ -50,7 +50,7 @@ def say_workflow_end(voice: "TerminalVoice", result: "WorkflowResult", run_dir: 
         voice.print(paint_report(report, colour=uses_colour()))
     voice.say(workflow_summary(result))
     if not result.state.is_failed:
-        from torchmuster.run.account import what_a_workflow_left
+        from torchmuster.owner.views.account import what_a_workflow_left
 
         voice.say(what_a_workflow_left(run_dir, tuple(result.groups)))
     voice.flush(5.0)

@@ -12,8 +12,8 @@ from torchmuster.cli.echo import echo
 from torchmuster.errors import UsageError
 
 if TYPE_CHECKING:
-    from torchmuster.run.execute import ExecOrder
-    from torchmuster.run.find import RunView
+    from torchmuster.owner.views.execute import ExecOrder
+    from torchmuster.owner.views.find import RunView
 
 _COMMAND = "muster.exec.command"
 
@@ -71,8 +71,8 @@ def exec(  # noqa: A001 - the command's name
     """  # noqa: D301 - \b is click's mark
     import asyncio
 
-    from torchmuster.run.execute import choose_group, choose_task, execute
-    from torchmuster.run.find import find_run
+    from torchmuster.owner.views.execute import choose_group, choose_task, execute
+    from torchmuster.owner.views.find import find_run
 
     view = find_run(run)
     if rank is not None or node is not None or (view.plan is not None and not view.is_workflow):
@@ -116,7 +116,7 @@ def _command_of(
 def _beside(view: "RunView", rank: int | None, node: str | None, order: "ExecOrder") -> int:
     import asyncio
 
-    from torchmuster.run.ranks import execute_beside
+    from torchmuster.owner.views.ranks import execute_beside
 
     word = f"node {node}" if node is not None else f"rank {rank or 0}"
     try:
@@ -146,7 +146,7 @@ def _split(
 def _order(
     argv: tuple[str, ...], group: str | None, tty: bool | None, timeout: str | None
 ) -> "ExecOrder":
-    from torchmuster.run.execute import ExecOrder
+    from torchmuster.owner.views.execute import ExecOrder
     from torchmuster.spec.units import parse_timeout
 
     if group is not None and tty:
@@ -181,7 +181,7 @@ class _Lines:
     """Lines of many tasks, each with its task before it."""
 
     def __init__(self, names: list[str]) -> None:
-        from torchmuster.model.lines import LineJoiner
+        from torchmuster.model.display.lines import LineJoiner
 
         self._names = names
         self._joiner = LineJoiner(prefix_always=True)

@@ -19,10 +19,13 @@ from torchmuster.errors import ManyErrors, MusterError, UsageError
 
 SECTIONS = {
     "Run": {
-        "run": ("torchmuster.cli.run", "Run a training script on one or many nodes."),
-        "submit": ("torchmuster.cli.submit", "Run a workflow file."),
-        "torchrun": ("torchmuster.cli.torchrun", "Take torchrun's own command line."),
-        "restart": ("torchmuster.cli.restart", "Start a run again; it goes on where it stopped."),
+        "run": ("torchmuster.cli.runs.run", "Run a training script on one or many nodes."),
+        "submit": ("torchmuster.cli.runs.submit", "Run a workflow file."),
+        "torchrun": ("torchmuster.cli.runs.torchrun", "Take torchrun's own command line."),
+        "restart": (
+            "torchmuster.cli.runs.restart",
+            "Start a run again; it goes on where it stopped.",
+        ),
     },
     "Watch": {
         "ps": ("torchmuster.cli.views", "List the runs."),
@@ -35,24 +38,36 @@ SECTIONS = {
         "prune": ("torchmuster.cli.prune", "Remove old runs that have ended."),
     },
     "Diagnose": {
-        "doctor": ("torchmuster.cli.doctor", "Look for what will make a job fail, on every node."),
-        "explain": ("torchmuster.cli.explain", "Say why a run failed, or any job, by its logs."),
-        "lint": ("torchmuster.cli.lint", "Say what will go wrong in a job script."),
-        "plan": ("torchmuster.cli.plan", "Predict a training step on more nodes."),
+        "doctor": (
+            "torchmuster.cli.diagnosis.doctor",
+            "Look for what will make a job fail, on every node.",
+        ),
+        "explain": (
+            "torchmuster.cli.diagnosis.explain",
+            "Say why a run failed, or any job, by its logs.",
+        ),
+        "lint": ("torchmuster.cli.diagnosis.lint", "Say what will go wrong in a job script."),
+        "plan": ("torchmuster.cli.diagnosis.plan", "Predict a training step on more nodes."),
     },
     "Workflows": {
-        "validate": ("torchmuster.cli.submit", "Check a workflow file."),
-        "render": ("torchmuster.cli.submit", "Fill in the template of a workflow file."),
+        "validate": ("torchmuster.cli.runs.submit", "Check a workflow file."),
+        "render": ("torchmuster.cli.runs.submit", "Fill in the template of a workflow file."),
         "convert": (
-            "torchmuster.cli.convert",
+            "torchmuster.cli.diagnosis.convert",
             "Turn torchrun boilerplate into `nodes` and `script`.",
         ),
-        "spec": ("torchmuster.cli.submit", "Print the workflow file of a run."),
+        "spec": ("torchmuster.cli.runs.submit", "Print the workflow file of a run."),
         "barrier": ("torchmuster.cli.barrier", "Wait for all tasks of the group."),
     },
     "Clusters": {
-        "engines": ("torchmuster.cli.engines", "List where runs can go, and what was found here."),
-        "init": ("torchmuster.cli.init", "Write a first muster.toml from what is found here."),
+        "engines": (
+            "torchmuster.cli.diagnosis.engines",
+            "List where runs can go, and what was found here.",
+        ),
+        "init": (
+            "torchmuster.cli.diagnosis.init",
+            "Write a first muster.toml from what is found here.",
+        ),
     },
     "Data": {
         "dataset": ("torchmuster.cli.dataset", "Versioned datasets."),

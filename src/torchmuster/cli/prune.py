@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from torchmuster.run.prune import PrunePlan, Removal
+    from torchmuster.owner.views.prune import PrunePlan, Removal
 
 _DAY_S = 86400.0
 _MAX_ROWS = 40
@@ -38,7 +38,7 @@ def prune(**given: Any) -> int:
     muster prune --older 7d --keep-last-snapshot
     """  # noqa: D301 - \b is click's mark
     from torchmuster.errors import UsageError
-    from torchmuster.run.prune import plan_prune
+    from torchmuster.owner.views.prune import plan_prune
     from torchmuster.spec.units import parse_timeout
 
     older_s = parse_timeout(given["older"])
@@ -74,7 +74,7 @@ def prune(**given: Any) -> int:
 
 def _remove_all(plan: "PrunePlan") -> tuple[int, list[Any]]:
     from torchmuster.errors import MusterError
-    from torchmuster.run.prune import remove
+    from torchmuster.owner.views.prune import remove
 
     freed, problems = 0, []
     for removal in plan.removals:

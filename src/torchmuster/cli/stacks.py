@@ -19,8 +19,8 @@ def stacks(run: str, *, as_json: bool) -> int:
     import asyncio
     import json
 
-    from torchmuster.run.find import find_run
-    from torchmuster.run.ranks import ask_stacks
+    from torchmuster.owner.views.find import find_run
+    from torchmuster.owner.views.ranks import ask_stacks
 
     found = asyncio.run(ask_stacks(find_run(run)))
     if as_json:

@@ -11,12 +11,12 @@ from torchmuster.cli.completion import complete_runs
 from torchmuster.cli.echo import echo
 from torchmuster.errors import MusterError, NotFoundError
 from torchmuster.files.layout import short_id
-from torchmuster.model.text import in_one_line
+from torchmuster.model.display.text import in_one_line
 
 if TYPE_CHECKING:
-    from torchmuster.run.account import Account
-    from torchmuster.run.find import RunView
-    from torchmuster.run.training import EpochView, TrainingView
+    from torchmuster.owner.views.account import Account
+    from torchmuster.owner.views.find import RunView
+    from torchmuster.owner.views.training import EpochView, TrainingView
 
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
 _MOST_ROWS = 20
@@ -30,8 +30,8 @@ _COLUMNS = ("RUN", "STATE", "SUBMITTED", "TIME", "ON", "WORKERS", "COMMAND", "EN
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def ps(*, everything: bool, as_json: bool) -> int:
     """List the runs, the one submitted last at the end."""
-    from torchmuster.run.account import account_of
-    from torchmuster.run.find import all_runs, newest_and_open
+    from torchmuster.owner.views.account import account_of
+    from torchmuster.owner.views.find import all_runs, newest_and_open
     from torchmuster.ui.table import render_table
 
     views = all_runs()
@@ -113,11 +113,11 @@ def status(run: str, *, as_json: bool) -> int:
 
     from torchmuster.cli.ending import last_line
     from torchmuster.model import codec
-    from torchmuster.model.narration import narrate_wait
-    from torchmuster.run.account import account_of, how_to_go_on
-    from torchmuster.run.find import find_run, view_job
-    from torchmuster.run.record import read_events
-    from torchmuster.run.training import view_training
+    from torchmuster.model.display.narration import narrate_wait
+    from torchmuster.owner.views.account import account_of, how_to_go_on
+    from torchmuster.owner.views.find import find_run, view_job
+    from torchmuster.owner.views.record import read_events
+    from torchmuster.owner.views.training import view_training
     from torchmuster.ui.messages import last_report, paint_report
 
     view = find_run(run)
@@ -147,7 +147,7 @@ def status(run: str, *, as_json: bool) -> int:
     echo(f"folder   {in_one_line(view.run_dir.path)}")
     if job is not None:
         from torchmuster.model.job import describe_job
-        from torchmuster.run.links import describe_link
+        from torchmuster.owner.jobs.links import describe_link
 
         link = describe_link(view.run_dir)
         echo(f"job      {describe_job(job)}{f', {link}' if link else ''}")
@@ -253,9 +253,9 @@ def logs(
     """Print what the ranks of RUN wrote; of a workflow what its tasks, or one TASK, wrote."""
     import asyncio
 
-    from torchmuster.model.lines import LineJoiner
-    from torchmuster.run.control import follow_logs, log_files
-    from torchmuster.run.find import find_run
+    from torchmuster.model.display.lines import LineJoiner
+    from torchmuster.owner.views.control import follow_logs, log_files
+    from torchmuster.owner.views.find import find_run
 
     view = find_run(run)
     if view.is_workflow:
@@ -313,9 +313,9 @@ def wait(run: str) -> int:
     import asyncio
 
     from torchmuster.cli.ending import last_line
-    from torchmuster.run.account import how_to_go_on
-    from torchmuster.run.control import wait_for_result
-    from torchmuster.run.find import find_run
+    from torchmuster.owner.views.account import how_to_go_on
+    from torchmuster.owner.views.control import wait_for_result
+    from torchmuster.owner.views.find import find_run
 
     view = find_run(run)
     try:
@@ -335,7 +335,7 @@ def wait(run: str) -> int:
 
 def identity(view: "RunView") -> str:
     """Return what tells a run from the others: `last` may not be the one that somebody has in mind."""
-    from torchmuster.run.links import all_jobs
+    from torchmuster.owner.jobs.links import all_jobs
 
     what = "-"
     if view.workflow is not None:
@@ -353,8 +353,8 @@ def identity(view: "RunView") -> str:
 def cancel(run: str, *, now: bool) -> int:
     """Stop RUN: SIGTERM to its workers, SIGKILL after its grace."""
     from torchmuster.cli.ending import last_line
-    from torchmuster.run.control import stop_and_wait
-    from torchmuster.run.find import find_run
+    from torchmuster.owner.views.control import stop_and_wait
+    from torchmuster.owner.views.find import find_run
 
     view = find_run(run)
     if view.state.is_final:

@@ -10,8 +10,8 @@ from torchmuster.errors import NotFoundError
 from torchmuster.files.layout import short_id
 
 if TYPE_CHECKING:
-    from torchmuster.run.find import RunView
-    from torchmuster.run.workflow_view import WorkflowView
+    from torchmuster.owner.views.find import RunView
+    from torchmuster.owner.views.workflow_view import WorkflowView
 
 _MAX_ROWS = 60
 
@@ -39,7 +39,7 @@ def size_and_name(view: "RunView") -> tuple[str, str]:
 def print_status(view: "RunView", *, as_json: bool) -> int:
     """Show where a workflow stands: every task with its state and the reason for every wait."""
     from torchmuster.cli.views import print_account
-    from torchmuster.run.account import account_of
+    from torchmuster.owner.views.account import account_of
     from torchmuster.ui.messages import paint_report, workflow_summary
 
     workflow = workflow_of(view)
@@ -110,8 +110,8 @@ def print_logs(
     import asyncio
 
     from torchmuster.files.tail import offset_of_last_lines
-    from torchmuster.model.lines import LineJoiner
-    from torchmuster.run.control import follow_task_logs, task_log_files
+    from torchmuster.model.display.lines import LineJoiner
+    from torchmuster.owner.views.control import follow_task_logs, task_log_files
 
     names = [t.name for group in workflow_of(view).groups for t in group.tasks]
     joiner = LineJoiner(prefix_always=task is None and len(names) > 1)
@@ -150,12 +150,12 @@ def restart_workflow(view: "RunView", *, detach: bool) -> int:
     import uuid
     from dataclasses import replace
 
-    from torchmuster.cli.job import find_site
-    from torchmuster.cli.submit import start_workflow, submit_to_scheduler
+    from torchmuster.cli.runs.job import find_site
+    from torchmuster.cli.runs.submit import start_workflow, submit_to_scheduler
     from torchmuster.errors import UsageError
     from torchmuster.files import atomic
-    from torchmuster.run.create import create_workflow_dir, new_run_id
-    from torchmuster.run.jobs import read_jobs
+    from torchmuster.owner.create import create_workflow_dir, new_run_id
+    from torchmuster.owner.jobs.jobs import read_jobs
 
     workflow = workflow_of(view)
     finished = workflow.finished_groups()
@@ -177,8 +177,8 @@ def restart_workflow(view: "RunView", *, detach: bool) -> int:
             texts.append("")
     ssh_site = None
     if isinstance(on_hosts := atomic.read_json(view.run_dir.site), dict):
+        from torchmuster.cli.runs.ssh_submit import refuse_what_hosts_can_not
         from torchmuster.cli.sites import my_sites
-        from torchmuster.cli.ssh_submit import refuse_what_hosts_can_not
 
         ssh_site = my_sites().get(str(on_hosts.get("site")))
         refuse_what_hosts_can_not(plan, ssh_site, detach=detach)
@@ -195,7 +195,7 @@ def restart_workflow(view: "RunView", *, detach: bool) -> int:
         site = find_site(str(plain.get("site") or jobs[0].name))
         return submit_to_scheduler(run_dir, plan, site, detach=detach, as_json=False)
     if ssh_site is not None:
-        from torchmuster.cli.ssh_submit import submit_to_hosts
+        from torchmuster.cli.runs.ssh_submit import submit_to_hosts
 
         return submit_to_hosts(run_dir, plan, ssh_site, as_json=False)
     return start_workflow(run_dir, plan, detach=detach)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from torchmuster.data.faults import DataError
 from torchmuster.errors import UsageError
 from torchmuster.files.layout import muster_home
-from torchmuster.model.text import printable
+from torchmuster.model.display.text import printable
 from torchmuster.plainfile import open_plain
-from torchmuster.spec.site_files import is_new, why_not_used
+from torchmuster.spec.sites.site_files import is_new, why_not_used
 
 LATEST = "latest"
 _PART = re.compile(r"[A-Za-z0-9_-]{1,128}")

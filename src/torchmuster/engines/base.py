@@ -181,10 +181,10 @@ def body(job: JobRequest) -> list[str]:
 def _with_copy(head: Sequence[str], copy: str) -> tuple[list[str], str]:
     """Return what takes a copy of torchmuster where a node lacks that of the client, and the head's command."""
     program = head[1]
-    package, name = program.rpartition("/run/")[::2]
+    package, name = program.rpartition("/owner/jobs/")[::2]
     lines = [
         f"MUSTER={shlex.quote(check_text(package, 'package'))}",
-        f'if [ ! -r "$MUSTER/run/{name}" ]; then',
+        f'if [ ! -r "$MUSTER/owner/jobs/{name}" ]; then',
         f"  COPY={shlex.quote(check_text(copy, 'package_copy'))}",
         '  echo "muster: $MUSTER is not on $(uname -n): the copy in $COPY is taken" >&2',
         '  [ -d "$COPY" ] || { "$PYTHON" -I -m zipfile -e "$COPY.zip" "$COPY.$$/torchmuster" && mv -T "$COPY.$$" "$COPY"; }',
@@ -192,7 +192,7 @@ def _with_copy(head: Sequence[str], copy: str) -> tuple[list[str], str]:
         "fi",
     ]
     rest = " ".join(shlex.quote(check_text(word, "head")) for word in head[2:])
-    return lines, f'"{PYTHON}" "$MUSTER/run/{name}" {rest}'
+    return lines, f'"{PYTHON}" "$MUSTER/owner/jobs/{name}" {rest}'
 
 
 def _fallback(node_lines: Sequence[str]) -> list[str]:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from torchmuster import proc
 from torchmuster.files.layout import RunDir
+from torchmuster.model.display.terminal import Terminal
 from torchmuster.model.plan import RunPlan
-from torchmuster.model.terminal import Terminal
 from torchmuster.net import listener
 
 HEAD = 0
@@ -30,7 +30,7 @@ class AgentEnd:
 def agent_argv(run_dir: RunDir, place: int, heads: Sequence[tuple[str, int]]) -> list[str]:
     """Return the command of a place's agent; it tries the addresses of the head in turn."""
     entry = os.path.join(
-        os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "agent", "__main__.py"
+        os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "programs", "__main__.py"
     )
     argv = [sys.executable, "-I", "-S", entry]
     argv += [f"--run-dir={run_dir.path}", f"--place={place}"]

@@ -10,7 +10,7 @@ from torchmuster.model.plan import RunPlan
 if TYPE_CHECKING:
     from torchmuster.engines.base import Dialect
     from torchmuster.model.workflow import WorkflowPlan
-    from torchmuster.spec.site import Site
+    from torchmuster.spec.sites.site import Site
 
 
 def site_options(site: "Site") -> SiteOptions:

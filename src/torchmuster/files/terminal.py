@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchmuster.model.lines import HALF_LINE_S, LineJoiner
-from torchmuster.model.narration import narrate
-from torchmuster.model.repeats import Shown
-from torchmuster.model.terminal import Terminal
-from torchmuster.model.text import printable
+from torchmuster.model.display.lines import HALF_LINE_S, LineJoiner
+from torchmuster.model.display.narration import narrate
+from torchmuster.model.display.repeats import Shown
+from torchmuster.model.display.terminal import Terminal
+from torchmuster.model.display.text import printable
 
 _MAX_WAITING_BYTES = 1 << 20
 _OWN_WORDS_BYTES = 1 << 20  # a verdict finds room behind any flood

@@ -1,7 +1,7 @@
 """What a rank says of its own progress: a small file in its agent's folder, written by one and read by the other.
 
 The training library overwrites the one record in place (`train/beats.py`), the agent reads it every two seconds
-(`agent/progress.py`). So a step never waits for anybody, and what stands there is always the newest.
+(`node/progress.py`). So a step never waits for anybody, and what stands there is always the newest.
 """
 
 import enum

@@ -15,10 +15,10 @@ current world; the first call makes it, or `tm.init(...)` does, with options. Wo
 """
 
 from torchmuster.train import needs as _needs  # noqa: F401 - before what needs it
+from torchmuster.train.batches.keyed import DatasetError
+from torchmuster.train.batches.loader import Loader
 from torchmuster.train.evaluation import Evaluation
 from torchmuster.train.group import WorldError
-from torchmuster.train.keyed import DatasetError
-from torchmuster.train.loader import Loader
 from torchmuster.train.once import OnceError
 from torchmuster.train.precision import Precision
 from torchmuster.train.run import Run

@@ -17,11 +17,11 @@ from torch.utils.data import Sampler
 
 from torchmuster.errors import UsageError
 from torchmuster.train import rng
-from torchmuster.train.keyed import KeyedFetch, Request, num_samples_of
-from torchmuster.train.loader import close_batches, open_batches
+from torchmuster.train.batches.keyed import KeyedFetch, Request, num_samples_of
+from torchmuster.train.batches.loader import close_batches, open_batches
+from torchmuster.train.batches.order import split
+from torchmuster.train.batches.workers import fork_quietly
 from torchmuster.train.meter import Meter, Number
-from torchmuster.train.order import split
-from torchmuster.train.workers import fork_quietly
 from torchmuster.train.wrap import is_sharded
 
 _COUNT = "muster/count"  # so that a metric may have any name but its own

@@ -28,8 +28,8 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from torchmuster.model.ranks import name_ranks
+from torchmuster.train.batches.workers import STOP_SIGNALS
 from torchmuster.train.group import DEFAULT_TIMEOUT_S, WorldError
-from torchmuster.train.workers import STOP_SIGNALS
 
 TIME_IS_UP = "the time limit is near"
 _POLL_S = 0.2

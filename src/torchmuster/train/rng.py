@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from torchmuster.train.order import mix
+from torchmuster.train.batches.order import mix
 
 
 def seed_everything(*words: int) -> None:

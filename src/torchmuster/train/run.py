@@ -20,13 +20,13 @@ from torchmuster.model.beats import Phase
 from torchmuster.model.links import may_be_followed
 from torchmuster.train import rng
 from torchmuster.train.agent_socket import tell_agent
-from torchmuster.train.ledger import Sums
-from torchmuster.train.loader import Loader
+from torchmuster.train.batches.ledger import Sums
+from torchmuster.train.batches.loader import Loader
+from torchmuster.train.batches.proof import begin_ledger, prove
 from torchmuster.train.lockstep import Lockstep
 from torchmuster.train.meter import Number
 from torchmuster.train.objects import OWN_NAME, Objects
 from torchmuster.train.preempt import TIME_IS_UP, StopWatch
-from torchmuster.train.proof import begin_ledger, prove
 from torchmuster.train.runmetrics import RunMetrics, in_words, means_of
 from torchmuster.train.saves import EndOfEpoch, Moment, Saves, generators_from_plain
 from torchmuster.train.snapshot.load import Loaded

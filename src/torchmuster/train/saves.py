@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from torchmuster.train import rng
+from torchmuster.train.batches.ledger import Sums
 from torchmuster.train.exchange import gather_ints
-from torchmuster.train.ledger import Sums
 from torchmuster.train.objects import OWN_NAME, Objects
 from torchmuster.train.snapshot import writer
 from torchmuster.train.snapshot.saver import Saver

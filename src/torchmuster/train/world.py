@@ -33,13 +33,14 @@ from torch import nn
 from torchmuster.errors import MusterError, UsageError
 from torchmuster.files.layout import RunDir
 from torchmuster.model import contract
-from torchmuster.model.text import render_report, report_of_error
+from torchmuster.model.display.text import render_report, report_of_error
 from torchmuster.train import group, rng
 from torchmuster.train.barrier import StoreBarrier
+from torchmuster.train.batches.loader import Loader, LoaderSettings
+from torchmuster.train.batches.stream import StreamLoader
 from torchmuster.train.evaluation import Evaluation, Watch
 from torchmuster.train.exchange import broadcast_bytes, gather_ints
 from torchmuster.train.launch import Launcher
-from torchmuster.train.loader import Loader, LoaderSettings
 from torchmuster.train.objects import Objects
 from torchmuster.train.once import OnceError, OncePlace
 from torchmuster.train.once import once as once_in
@@ -52,7 +53,6 @@ from torchmuster.train.snapshot.folder import LocalFolder, open_folder
 from torchmuster.train.snapshot.load import load_agreed
 from torchmuster.train.snapshot.state import MisfitError, NoGoodSnapshotError, SnapshotError
 from torchmuster.train.snapshot.writer import Crew
-from torchmuster.train.stream import StreamLoader
 from torchmuster.train.wrap import unwrap, wrap_sharded, wrap_whole
 
 P = ParamSpec("P")

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from torchmuster.errors import MusterError
 from torchmuster.files.layout import RunDir
+from torchmuster.model.display.repeats import Shown, shortened
+from torchmuster.model.display.text import printable, render_report, report_of_error
 from torchmuster.model.outcome import WorkflowResult
-from torchmuster.model.repeats import Shown, shortened
-from torchmuster.model.text import printable, render_report, report_of_error
 from torchmuster.model.verdict import Report, Result, RunState
 
 _RED, _BOLD, _CYAN, _RESET = "\x1b[1;31m", "\x1b[1m", "\x1b[36m", "\x1b[0m"
@@ -99,7 +99,7 @@ def last_report(result: Result, run_dir: RunDir, shown: Shown | None = None) -> 
     """
     if not is_worth_a_report(result):
         return None
-    from torchmuster.doctor.explain.end_of_run import explained
+    from torchmuster.diagnose.explain.end_of_run import explained
 
     report = explained(result, run_dir)
     return shortened(report, result, shown) if report is not None and shown is not None else report

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from xml.sax.saxutils import escape
 
-from torchmuster.doctor.advice import Change, Layout
-from torchmuster.doctor.scaling import Link, Prediction
+from torchmuster.diagnose.plan.advice import Change, Layout
+from torchmuster.diagnose.plan.scaling import Link, Prediction
 from torchmuster.ui.table import render_table
 
 BAR = 40

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from torchmuster.model.text import in_one_line
+from torchmuster.model.display.text import in_one_line
 
 
 def render_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -13,7 +13,7 @@ import pytest
 
 from ports import reserve_port
 from torchmuster.model.contract import TASK_SOCKET_VARIABLE
-from unit.agent.fake_head import FakeHead, wait_until
+from unit.node.fake_head import FakeHead, wait_until
 
 SOURCE = str(Path(__file__).parents[3] / "src")
 DEADLINE_S = 60.0

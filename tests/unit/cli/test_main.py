@@ -58,7 +58,9 @@ main()
 """
 
 
-@pytest.mark.parametrize("module", ["torchmuster.cli.main", "click", "torchmuster.run.find"])
+@pytest.mark.parametrize(
+    "module", ["torchmuster.cli.main", "click", "torchmuster.owner.views.find"]
+)
 def test_ctrl_c_while_it_is_still_importing_ends_it_without_a_traceback(module, tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", INTERRUPTED.replace("sys.argv[1]", repr(module))],

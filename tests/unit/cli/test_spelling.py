@@ -1,7 +1,7 @@
 import click
 import pytest
 
-from torchmuster.cli.run import run
+from torchmuster.cli.runs.run import run
 from torchmuster.cli.spelling import hint_for_option, option_behind, option_names
 
 KNOWN = ["--nodes", "--nproc-per-node", "--max-restarts", "--on", "--tee", "--detach"]

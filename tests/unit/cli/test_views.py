@@ -6,7 +6,7 @@ from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
 from torchmuster.model.plan import Program, RunPlan, ScriptKind
 from torchmuster.model.verdict import RunState
-from torchmuster.run.find import RunView
+from torchmuster.owner.views.find import RunView
 
 
 def view_of(tmp_path, **fields):

@@ -7,7 +7,7 @@ import pytest
 from torchmuster.engines.registry import load_dialect
 from torchmuster.engines.sites import site_options, with_site_time
 from torchmuster.engines.workflow_jobs import GroupJob, SiteOptions
-from torchmuster.spec.site import Site
+from torchmuster.spec.sites.site import Site
 from unit.engines.jobs import JOBS
 
 

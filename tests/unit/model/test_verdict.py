@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from torchmuster.model.display.text import render_report
 from torchmuster.model.failure import EndKind, OwnWords, PythonError, WorkerEnd
-from torchmuster.model.text import render_report
 from torchmuster.model.verdict import (
     Circumstances,
     RunState,

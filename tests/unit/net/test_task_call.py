@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import torchmuster
-from torchmuster.agent.worker_socket import make_socket_folder
 from torchmuster.errors import (
     BarrierError,
     BarrierTimeoutError,
@@ -22,7 +21,8 @@ from torchmuster.errors import (
 from torchmuster.model.contract import TASK_SOCKET_VARIABLE
 from torchmuster.net import task_call
 from torchmuster.net.task_call import call_agent, wait_at_barrier
-from unit.agent.fake_head import FakeHead, wait_until
+from torchmuster.node.worker_socket import make_socket_folder
+from unit.node.fake_head import FakeHead, wait_until
 
 SOURCE = str(Path(__file__).parents[3] / "src")
 

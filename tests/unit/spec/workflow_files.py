@@ -3,7 +3,7 @@
 import textwrap
 
 from torchmuster.spec.findings import Findings
-from torchmuster.spec.load import LoadOptions, load_workflow
+from torchmuster.spec.workflow.load import LoadOptions, load_workflow
 
 ONE_TASK = "tasks:\n- name: train\n  command: [python, train.py]\n"
 

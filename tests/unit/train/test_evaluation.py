@@ -13,9 +13,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from torchmuster.errors import UsageError
+from torchmuster.train.batches.keyed import DatasetError
+from torchmuster.train.batches.order import split
 from torchmuster.train.evaluation import Evaluation, Watch
-from torchmuster.train.keyed import DatasetError
-from torchmuster.train.order import split
 
 SCRIPT = Path(__file__).parent / "evaluation_script.py"
 _MARKS = ("SLURM_", "PBS_", "PMI_", "OMPI_", "PALS_", "TORCHELASTIC_", "TORCHMUSTER_", "MASTER_")

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 import torch
 from torch.utils.data import Dataset, IterableDataset
 
-from torchmuster.train.loader import Loader, LoaderSettings
+from torchmuster.train.batches.loader import Loader, LoaderSettings
+from torchmuster.train.batches.stream import StreamLoader
 from torchmuster.train.pace import Pace
-from torchmuster.train.stream import StreamLoader
 
 _DEFAULTS = {
     "global_batch_size": None,

@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from torchmuster.model.text import render_report
+from torchmuster.model.display.text import render_report
 from torchmuster.model.verdict import Report, Result, RunState
 from torchmuster.ui.messages import is_worth_a_report, paint_report, summary
 

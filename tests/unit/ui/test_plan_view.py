@@ -3,8 +3,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from torchmuster.doctor.advice import Change, Layout
-from torchmuster.doctor.scaling import Cluster, Link, Prediction, Work, predict
+from torchmuster.diagnose.plan.advice import Change, Layout
+from torchmuster.diagnose.plan.scaling import Cluster, Link, Prediction, Work, predict
 from torchmuster.ui import plan_view as view
 
 WORK = Work(gradient_bytes=2.6e9, forward_s=0.15, backward_s=0.30, optimizer_s=0.02)

@@ -1,1 +1,0 @@
-"""One agent per node, and the coordinator in the head's: standard library only."""

@@ -1,0 +1,226 @@
+"""`muster doctor`: look at all nodes before the job does."""
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchmuster.cli.completion import on_option
+from torchmuster.errors import ManyErrors, MusterError, RunDirectoryError, UsageError
+
+if TYPE_CHECKING:
+    from torchmuster.files.layout import RunDir
+    from torchmuster.owner.doctor import Outcome
+
+_CONTEXT = {"help_option_names": ["-h", "--help"]}
+# More simulated nodes than this on one machine, each with torch, take longer than anyone waits.
+_JOB_UP_TO = 8
+# Of `muster run`, handed on as they are.
+_PASSED_ON = (
+    "nodes",
+    "nproc_per_node",
+    "engine",
+    "python",
+    "hosts",
+    "hostfile",
+    "time_limit",
+    "queue",
+    "account",
+    "gpus_per_node",
+    "cpus_per_node",
+    "join_timeout",
+)
+_WORDS = {"engine": "--on", "time_limit": "--time"}
+
+
+@click.command(context_settings=_CONTEXT)
+@on_option
+@click.option(
+    "--nodes", metavar="N", help="Number of nodes; inside a job default all of its nodes."
+)
+@click.option("--nproc-per-node", metavar="N", help="Workers of the tiny job on each node.")
+@click.option("--script", metavar="FILE", help="Look whether all nodes see this script.")
+@click.option("--here", is_flag=True, help="On this machine, even inside of a job.")
+@click.option("--no-job", is_flag=True, help="Only look at the nodes, run no tiny job.")
+@click.option("--seconds", default=0.5, metavar="S", help="Length of the tiny job; default 0.5.")
+@click.option("--python", metavar="PATH", help="The job's interpreter, with flags if quoted.")
+@click.option("--hosts", metavar="A,B:N", help="Hosts for --on ssh, with their workers.")
+@click.option("--hostfile", metavar="FILE", help="A file of hosts for --on ssh.")
+@click.option("--time", "time_limit", metavar="TIME", help="Time limit of the job, e.g. 5m.")
+@click.option("--queue", "--partition", "queue", metavar="NAME", help="Queue or partition.")
+@click.option("--account", metavar="NAME", help="Account or project that pays.")
+@click.option("--gpus-per-node", type=click.IntRange(min=0), metavar="N", help="GPUs of each node.")
+@click.option("--cpus-per-node", type=click.IntRange(min=1), metavar="N", help="CPUs of each node.")
+@click.option("--join-timeout", default="1m", metavar="TIME", help="Wait for nodes; default 1m.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything in JSON.")
+def doctor(**given: Any) -> int:
+    """Look for what will make a job fail, on every node, before it does.
+
+    Alone it looks at this machine. With --nodes or --on it runs on those nodes, as `muster run` would: names,
+    networks, clocks, versions, limits, folders, GPUs; all pairs of nodes call each other; then a tiny job sums
+    vectors on all ranks. The exit code is 0 when all is well, 1 with warnings, 2 with failures, 3 when it could
+    not be told.
+
+    \b
+    muster doctor
+    muster doctor --nodes 2 --nproc-per-node 2
+    muster doctor --on mycluster --nodes 4 --script train.py
+    """  # noqa: D301 - \b is click's mark
+    script = _check_script(given["script"])
+    if _is_only_here(given):
+        from torchmuster.owner.doctor import look_here
+
+        outcome = look_here(script)
+    else:
+        outcome = _look_elsewhere(given, script)
+    _print(outcome, as_json=given["as_json"])
+    return outcome.exit_code
+
+
+def _look_elsewhere(given: dict[str, Any], script: str | None) -> "Outcome":
+    try:
+        return _look_with_a_run(given, script)
+    except (MusterError, ManyErrors) as error:
+        errors = error.errors if isinstance(error, ManyErrors) else [error]
+        if any(type(one) is UsageError for one in errors):  # a word of the command line is wrong
+            raise
+        from torchmuster.owner.doctor import not_started
+
+        return not_started(errors)
+
+
+def _check_script(script: str | None) -> str | None:
+    if script is not None and not os.path.isfile(script):
+        raise UsageError("the script does not exist", where=f"--script {script}")
+    return script
+
+
+def _is_only_here(given: dict[str, Any]) -> bool:
+    """Say whether nobody has named nodes, and this is not a job with nodes of its own."""
+    if any(given[name] for name in ("nodes", "engine", "hosts", "hostfile", "nproc_per_node")):
+        return False
+    if given["here"]:
+        return True
+    from torchmuster.cli.runs.job import find_allocation
+
+    return find_allocation() is None
+
+
+def _look_with_a_run(given: dict[str, Any], script: str | None) -> "Outcome":
+    from torchmuster.files.layout import RunDir, runs_dir
+    from torchmuster.owner.create import new_run_id
+    from torchmuster.owner.doctor import (
+        JOB_FILE,
+        prepare_job,
+        read_outcome,
+        remove_run,
+        wait_for_job,
+    )
+
+    try:
+        folder = prepare_job()
+    except OSError as error:
+        raise RunDirectoryError("the tiny job can't be written", why=str(error)) from error
+    has_job = not given["no_job"] and not _are_many_here(given)
+    run_id = new_run_id("doctor")
+    words = _words(given, run_id)
+    # Without a job no interpreter has to import torch.
+    words += [] if has_job else ["--start", "fresh"]
+    words += [JOB_FILE, "--seconds", str(given["seconds"])]
+    run_dir = RunDir(os.path.join(runs_dir(), run_id))
+    _run(words, folder, script, "long" if has_job else "only")
+    outcome = read_outcome(run_dir, has_job=has_job)
+    if outcome.could_tell:
+        wait_for_job(run_dir)  # its head still notes how it ended, and its log comes last
+        remove_run(run_dir)
+    else:
+        _say_where(run_dir)
+    return outcome
+
+
+def _are_many_here(given: dict[str, Any]) -> bool:
+    """Say whether so many simulated nodes are asked for that torch on each would take minutes."""
+    number = (given["nodes"] or "1").partition(":")[2] or given["nodes"] or "1"
+    here = (given["engine"] or os.environ.get("MUSTER_ON") or "local") == "local"
+    if not here or not number.isdecimal() or int(number) <= _JOB_UP_TO or given["hosts"]:
+        return False
+    click.echo(
+        f"muster: {number} simulated nodes: no tiny job, it would import torch {number} times",
+        err=True,
+    )
+    return True
+
+
+def _words(given: dict[str, Any], run_id: str) -> list[str]:
+    """Return the options for `muster run`."""
+    words = ["--run-id", run_id, "--tee", "none", "--max-restarts", "0"]
+    words += ["--here"] if given["here"] else []
+    for name in _PASSED_ON:
+        if given[name] is not None:
+            words += [_WORDS.get(name, f"--{name.replace('_', '-')}"), str(given[name])]
+    return words
+
+
+def _run(words: list[str], folder: str, script: str | None, form: str) -> None:
+    from torchmuster.cli.runs.run import run
+
+    context = run.make_context("run", words)
+    looked_at = os.path.abspath(script) if script is not None else None
+    options = {"cwd": folder, "preflight": form, "preflight_script": looked_at}
+    if run.callback is None:
+        raise TypeError("run")
+    run.callback(**context.params, for_doctor=options)
+
+
+def _say_where(run_dir: "RunDir") -> None:
+    if os.path.isdir(run_dir.path):
+        click.echo(f"muster: what was written is kept in {run_dir.path}", err=True)
+
+
+def _print(outcome: "Outcome", *, as_json: bool) -> None:
+    from torchmuster.owner.doctor import as_values
+
+    if as_json:
+        click.echo(json.dumps(as_values(outcome), indent=2))
+        return
+    click.echo(render(outcome), nl=False)
+
+
+def render(outcome: "Outcome") -> str:
+    """Return what the user reads: a table by node, a matrix, one block for each finding, a last line."""
+    from torchmuster.diagnose.doctor import show
+    from torchmuster.owner.doctor import describe_fit, fit_of
+    from torchmuster.ui.table import render_table
+
+    parts = []
+    if outcome.nodes:
+        rows = [show.table_row(row) for row in outcome.nodes]
+        parts.append(render_table(show.COLUMNS, rows))
+    if outcome.pairs:
+        names = [row["node"] for row in outcome.nodes]
+        parts.append(render_table(*show.matrix_rows(names, outcome.pairs)))
+    fit = fit_of(outcome.job) if outcome.job is not None else None
+    if fit is not None:
+        parts.append(f"{describe_fit(fit)}\n")
+    values = [_plain(finding) for finding in outcome.findings]
+    parts += ["\n".join(show.finding_lines(value)) + "\n" for value in values]
+    parts.append(f"{_summary(outcome)}\n")
+    return "\n".join(parts)
+
+
+def _plain(finding: Any) -> dict[str, Any]:
+    from torchmuster.model import codec
+
+    return dict(codec.to_plain(finding))
+
+
+def _summary(outcome: "Outcome") -> str:
+    counts = dict.fromkeys(("failure", "warning", "note"), 0)
+    for finding in outcome.findings:
+        counts[finding.level.value] += 1
+    found = [f"{n} {word}{'s' if n != 1 else ''}" for word, n in counts.items() if n]
+    text = ", ".join(found) or "nothing is wrong"
+    if not outcome.could_tell:
+        return f"{text}; not all could be looked at"
+    return text

@@ -1,0 +1,190 @@
+"""`muster explain`: the root cause of a failed run, or of any job by its logs."""
+
+import difflib
+import json
+import os
+import sys
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from torchmuster.cli.completion import complete_files
+from torchmuster.errors import NotFoundError, UsageError
+
+if TYPE_CHECKING:
+    from typing import BinaryIO
+
+    from torchmuster.diagnose.explain.events import Verdict
+    from torchmuster.owner.views.find import RunView
+
+_DASH = "-"
+_PIPE = "give it a log: `kubectl logs POD | muster explain -`, or `muster explain - < FILE`"
+_LOG_ENDINGS = (
+    *(".log", ".out", ".err", ".txt", ".tar", ".gz", ".tgz", ".xz", ".txz"),
+    *(".bz2", ".tbz2", ".zst", ".tzst"),
+)
+_CONTEXT = {"help_option_names": ["-h", "--help"]}
+
+
+@click.command(context_settings=_CONTEXT)
+@click.argument(
+    "what", shell_complete=complete_files, nargs=-1, required=True, metavar="RUN|LOG...|-"
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the verdict in JSON.")
+def explain(what: tuple[str, ...], as_json: bool) -> int:
+    """Say why a run failed: of muster, or of anything else by its logs.
+
+    LOG is a file, a folder, a gzip, xz, bz2 or tar archive: what torchrun, srun, PBS or Kubernetes wrote, one file or
+    one for each node; - is standard input. The exit code is 0 when the cause was found or there is no failure, 3 when it can't be told.
+
+    \b
+    muster explain RUN
+    muster explain slurm-4711.out
+    muster explain job.o123 job.e123
+    kubectl logs -l job=train --prefix | muster explain -
+    """  # noqa: D301 - \b is click's mark
+    verdict, own = _verdict(what)
+    if as_json:
+        from torchmuster.diagnose.explain.words import as_values
+
+        click.echo(json.dumps(as_values(verdict), indent=2))
+    else:
+        from torchmuster.diagnose.explain.words import render_verdict
+
+        click.echo(render_verdict(verdict, own), nl=False)
+    return 0 if verdict.found or verdict.healthy else 3
+
+
+def _verdict(what: tuple[str, ...]) -> "tuple[Verdict, str | None]":
+    """Return the verdict, and how the run stands where it is one of ours."""
+    from torchmuster.diagnose.explain.case import Case
+    from torchmuster.diagnose.explain.judge import judge
+    from torchmuster.diagnose.explain.scan import read_logs
+    from torchmuster.diagnose.explain.sources import STDIN
+
+    year = datetime.now(tz=UTC).year
+    if _DASH in what:
+        others = _paths(tuple(word for word in what if word != _DASH))
+        streams = [(STDIN, _standard_input())]
+        return judge(Case(read_logs(others, year=year, streams=streams))), None
+    view = _run_of(what[0]) if len(what) == 1 else None
+    if view is None:
+        return judge(Case(read_logs(_paths(what), year=year))), None
+    from torchmuster.diagnose.explain.own_run import foreign_store, with_own_result
+
+    case = Case(read_logs(_logs_of_run(view), year=year))
+    verdict = with_own_result(judge(case), view.result, view.events, state=view.state)
+    foreign = foreign_store(case, view.result, view.events) if view.result is not None else None
+    if foreign is not None:
+        verdict = replace(verdict, found=(foreign, *verdict.found))
+    return verdict, _how_it_stands(view)
+
+
+def _how_it_stands(view: "RunView") -> str:
+    from torchmuster.cli.ending import last_line
+    from torchmuster.files.layout import short_id
+
+    told = f"is {view.state.value}"
+    if view.result is not None:
+        told = last_line(view.result, view.run_dir)
+    return f"the run {short_id(view.run_id)} {told}"
+
+
+def _standard_input() -> "BinaryIO":
+    """Return standard input, for reading bytes.
+
+    Raises:
+        UsageError: Somebody would have to type the log.
+    """
+    stream = sys.stdin
+    if stream is None or stream.closed:
+        raise UsageError("standard input is closed", where="muster explain -", fix=_PIPE)
+    if stream.isatty():
+        raise UsageError(
+            "standard input is a terminal, and no log", where="muster explain -", fix=_PIPE
+        )
+    return stream.buffer
+
+
+def _run_of(word: str) -> "RunView | None":
+    """Return the run that a word names; None when it names a file or a folder of logs."""
+    from torchmuster.files.layout import RunDir
+    from torchmuster.owner.views.find import find_run, view_run
+
+    folder = RunDir(os.path.abspath(word))
+    if os.path.isfile(folder.plan) or os.path.isfile(folder.workflow):
+        return view_run(folder)
+    return None if os.path.exists(word) or _looks_like_a_path(word) else find_run(word)
+
+
+def _looks_like_a_path(word: str) -> bool:
+    return os.sep in word or word.endswith(_LOG_ENDINGS)
+
+
+def _paths(what: tuple[str, ...]) -> list[str]:
+    """Return the logs that are meant: files as they are, a run by its name.
+
+    Raises:
+        UsageError: All that are not there, in one message.
+    """
+    found: list[str] = []
+    missing: list[str] = []
+    for word in what:
+        if os.path.exists(word):
+            found.append(word)
+            continue
+        try:
+            view = _run_of(word)
+        except NotFoundError:
+            view = None
+        if view is None:
+            missing.append(word)
+        else:
+            found += _logs_of_run(view)
+    _refuse_zstd(found)
+    if missing:
+        raise UsageError(
+            f"there is no file and no run {', '.join(f'`{word}`' for word in missing)}",
+            fix=_near(missing[0]),
+        )
+    return found
+
+
+def _refuse_zstd(paths: list[str]) -> None:
+    """Refuse what is named and can't be read; inside of a folder it is a note.
+
+    Raises:
+        UsageError: A file is packed by zstd.
+    """
+    from torchmuster.diagnose.explain.unpack import ZSTD, by_hand, packing_of
+
+    for path in filter(os.path.isfile, paths):
+        try:
+            with open(path, "rb") as file:
+                packing = packing_of(file.read(8))
+        except OSError:
+            continue
+        if packing == ZSTD:
+            raise UsageError("zstd is not unpacked here", where=path, fix=by_hand(ZSTD, path))
+
+
+def _near(word: str) -> str:
+    folder, name = os.path.split(word)
+    try:
+        near = difflib.get_close_matches(name, os.listdir(folder or "."), n=1)
+    except OSError:
+        near = []
+    if near:
+        return f"did you mean `{os.path.join(folder, near[0])}`?"
+    return "`muster ps` lists the runs; give logs by their path"
+
+
+def _logs_of_run(view: "RunView") -> list[str]:
+    folder = view.run_dir
+    logs = [os.path.join(folder.path, "logs"), folder.job_log, folder.supervisor_log]
+    found = [path for path in logs if os.path.exists(path)]
+    if not found and view.result is None:
+        raise UsageError(f"the run {view.run_id} has no logs", where=folder.path)
+    return found

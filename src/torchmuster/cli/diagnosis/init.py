@@ -1,0 +1,125 @@
+"""`muster init`: a first `muster.toml` from what is found on this machine."""
+
+import json
+import os
+import shutil
+from typing import TYPE_CHECKING
+
+import click
+
+from torchmuster.errors import MusterError, UsageError
+
+if TYPE_CHECKING:
+    from torchmuster.owner.jobs.detect import Queue, QueueList, Which
+
+_MAX_LISTED = 50
+_HEAD = """\
+# Where `muster run --on NAME` and `muster submit --on NAME` send their work.
+# Lines with a # in front are examples. `muster engines check NAME` looks at one engine.
+"""
+_SSH = """
+# Hosts that you reach by ssh without a password:
+# [engines.hosts]
+# kind = "ssh"
+# hosts = ["node1 slots=4", "node2 slots=4"]
+"""
+_REST = """\
+# account = "NAME"
+# time = "2h"
+# directives = ["{directive}"]
+# setup = ["module load NAME", "source venv/bin/activate"]
+"""
+_DEFAULTS = """
+[defaults]
+# on = "{name}"   # what is used without --on
+"""
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+def init() -> int:
+    """Write a first muster.toml into this folder, from what is found here, and print it.
+
+    Partitions and queues are asked for; accounts and modules are not guessed. A file that is
+    there already stays as it is.
+    """
+    path = os.path.abspath("muster.toml")
+    if os.path.lexists(path):
+        raise _refusal(path)
+    text = first_file(shutil.which)
+    try:
+        with open(path, "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise _refusal(path) from None
+    except OSError as error:
+        raise MusterError("the file can't be written", where=path, why=error.strerror) from error
+    click.echo(text, nl=False)
+    click.echo(f"muster: {path} is written", err=True)
+    return 0
+
+
+def first_file(which: "Which") -> str:
+    """Return the text of the first file; it is TOML that `load_sites` reads."""
+    from torchmuster.owner.jobs.detect import list_queues
+
+    parts = [_HEAD]
+    names: list[str] = []
+    if which("sbatch") is not None:
+        names.append("slurm")
+        parts.append(section("slurm", list_queues("slurm")))
+    if which("qsub") is not None:
+        kind = _kind_of_pbs(which)
+        names.append(kind)
+        parts.append(section(kind, list_queues(kind)))
+    if not names:
+        parts.append("\n# Neither sbatch nor qsub is on PATH: no cluster was found.\n")
+    parts += [_SSH, _DEFAULTS.format(name=names[0] if names else "hosts")]
+    return "".join(parts)
+
+
+def section(kind: str, found: "QueueList") -> str:
+    """Return the section of one scheduler."""
+    word = "partition" if kind == "slurm" else "queue"
+    directive = "--reservation=NAME" if kind == "slurm" else "-l place=scatter:excl"
+    lines = ["", f"[engines.{kind}]", f"kind = {json.dumps(kind)}"]
+    if found.problem is not None:
+        lines.append(f"# {word}s could not be listed: {_comment(found.problem)}")
+    lines += _queue_lines(word, found.queues)
+    return "\n".join(lines) + "\n" + _REST.format(directive=directive)
+
+
+def _queue_lines(word: str, queues: "tuple[Queue, ...]") -> list[str]:
+    """Return the line that chooses, where there is only one choice or a default, and all names."""
+    usable = [queue for queue in queues if queue.is_open and queue.starts] or list(queues)
+    chosen = next((queue for queue in usable if queue.is_default), None)
+    if chosen is None and len(usable) == 1:
+        chosen = usable[0]
+    lines = (
+        [f"{word} = {json.dumps(chosen.name)}"] if chosen is not None else [f'# {word} = "NAME"']
+    )
+    for queue in queues[:_MAX_LISTED]:
+        closed = ", takes no jobs now" if not queue.is_open else ""
+        closed = closed or ("" if queue.starts else ", starts no jobs now")
+        lines.append(f"#   {_comment(queue.name)}: {_comment(queue.about)}{closed}")
+    if len(queues) > _MAX_LISTED:
+        lines.append(f"#   and {len(queues) - _MAX_LISTED} more")
+    return lines
+
+
+def _kind_of_pbs(which: "Which") -> str:
+    """Return `pbs` or `torque`: by the version of qsub: 2 to 6 are those of Torque."""
+    from torchmuster.owner.jobs.detect import find_tool
+
+    version = find_tool("qsub", which).version or ""
+    major = version.partition(".")[0]
+    return "torque" if major.isdecimal() and int(major) < 10 else "pbs"
+
+
+def _comment(text: str) -> str:
+    """Return a text that stays in its comment: a control character would be no TOML."""
+    return "".join(c if c.isprintable() else " " for c in text)
+
+
+def _refusal(path: str) -> UsageError:
+    fix = "edit it; muster engines shows what it says"
+    return UsageError("there is a muster.toml already: it stays as it is", where=path, fix=fix)

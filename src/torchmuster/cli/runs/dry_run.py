@@ -1,0 +1,63 @@
+"""`muster run --dry-run`: what would be started, here and on every engine that `--on all` stands for."""
+
+import os
+import shlex
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchmuster.errors import ManyErrors, MusterError, UsageError
+
+if TYPE_CHECKING:
+    from torchmuster.model.plan import RunPlan
+
+ALL = "all"
+
+
+def show_everywhere(given: dict[str, Any], show: Callable[[dict[str, Any]], object]) -> int:
+    """Print for each engine the commands and scripts that it would get; one that can't take it says why.
+
+    Raises:
+        UsageError: It is no dry run: a run goes to one place.
+    """
+    from torchmuster.cli.sites import my_sites
+    from torchmuster.owner.create import new_run_id
+
+    if not given["dry_run"]:
+        what = "`--on all` is for looking: a run goes to one engine"
+        raise UsageError(what, where="--on all", fix="--dry-run, or one of `muster engines`")
+    given = {**given, "run_id": given["run_id"] or new_run_id(given["script"], given["name"])}
+    given["name"] = None  # it is part of the id now
+    refused = 0
+    for site in my_sites().sites.values():
+        title = site.name if site.name == site.kind else f"{site.name} ({site.kind})"
+        click.echo(f"# ======== {title}")
+        here = site.kind == "local"
+        try:
+            show({**given, "engine": site.name, "here": here})
+        except MusterError as error:
+            refused += 1
+            click.echo(f"# not possible: {error.what}")
+        except ManyErrors as many:
+            refused += 1
+            for one in many.errors:
+                click.echo(f"# not possible: {one.what}")
+        click.echo("")
+    return 2 if refused else 0
+
+
+def show_here(plan: "RunPlan") -> int:
+    """Print the commands of the agents that a run on this machine would start."""
+    from torchmuster.engines.local import agent_argv
+    from torchmuster.files.layout import RunDir, runs_dir
+
+    run_dir = RunDir(os.path.join(runs_dir(), plan.run_id))
+    for place in range(plan.max_nodes):
+        # The port is the one that is free then.
+        click.echo(f"$ {shlex.join(agent_argv(run_dir, place, [('127.0.0.1', 0)]))}")
+    words = shlex.join([*plan.program.python, *plan.program.display()])
+    num_workers = sum(plan.num_workers(place) for place in range(plan.max_nodes))
+    click.echo(f"\n# {num_workers} worker{'s' if num_workers != 1 else ''}: {words}")
+    click.echo("nothing was started (--dry-run)", err=True)
+    return 0

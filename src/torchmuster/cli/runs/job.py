@@ -1,0 +1,390 @@
+"""`muster run --on ENGINE`: a run as a job of a scheduler, and a run inside a job that is there already."""
+
+import os
+import shlex
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchmuster.cli.sites import my_sites
+from torchmuster.errors import MusterError, UsageError
+from torchmuster.files.layout import short_id
+from torchmuster.spec.sites.site_files import project_file, user_file
+
+if TYPE_CHECKING:
+    from torchmuster.engines.base import Dialect
+    from torchmuster.files.layout import RunDir
+    from torchmuster.model.job import Allocation, JobRequest
+    from torchmuster.model.plan import RunPlan
+    from torchmuster.owner.jobs.jobs import JobWishes
+    from torchmuster.spec.launch import LaunchOptions, Problems
+    from torchmuster.spec.sites.site import Site
+
+
+def choose_engine(named: str | None, *, here: bool) -> str:
+    """Return where a run goes: `--on`, else $MUSTER_ON, else the configuration, else this machine.
+
+    Raises:
+        UsageError: This is a login node, and nobody said that it is meant.
+    """
+    if named is not None:
+        return named
+    if here:
+        return "local"
+    if os.environ.get("MUSTER_ON"):
+        return os.environ["MUSTER_ON"]
+    # Looking for the files is cheap; reading them would slow every start down.
+    is_configured = user_file(os.environ) or project_file(os.getcwd())
+    sites = my_sites() if is_configured else None
+    if sites is not None and sites.default_on is not None:
+        click.echo(f"muster: --on {sites.default_on}, as [defaults] says", err=True)
+        return sites.default_on
+    from torchmuster.engines.guard import guard
+
+    names = [site.name for site in sites.configured if site.is_batch] if sites is not None else []
+    refusal = guard(os.environ, shutil.which, names)
+    if refusal is not None:
+        raise refusal
+    return "local"
+
+
+def find_site(name: str) -> "Site":
+    """Return the site that `--on` names, one that takes jobs.
+
+    Raises:
+        UsageError: There is none, or it takes no jobs.
+    """
+    site = my_sites().get(name)
+    if not site.is_batch:
+        what = f"`{name}` takes no jobs: it is of kind {site.kind}"
+        fix = "muster run --here" if site.kind == "local" else "muster run or submit --on " + name
+        raise UsageError(what, where=site.origin, fix=f"{fix}; kinds that do: slurm, pbs, torque")
+    return site
+
+
+def find_hosts(name: str) -> "Site | None":
+    """Return the site that `--on` names when it is hosts of ssh; None when it is something else."""
+    if name == "local":
+        return None
+    site = my_sites().sites.get(name)
+    return site if site is not None and site.kind == "ssh" else None
+
+
+def nodes_of_site(site: "Site") -> str | None:
+    """Return what the site says of nodes, as `--nodes` has it; None when it says nothing."""
+    if site.nodes is None:
+        return None
+    least, most = site.nodes
+    return str(most) if least == most else f"{least}:{most}"
+
+
+def nodes_of_engine(name: str) -> str | None:
+    """Return what the site of this name says of nodes; None where there is none, which is found out later."""
+    site = my_sites().sites.get(name)
+    return None if site is None else nodes_of_site(site)
+
+
+def check_engine(name: str, problems: "Problems") -> None:
+    """Note an engine that does not exist or takes no jobs."""
+    try:
+        find_site(name)
+    except UsageError as error:
+        problems.found.append(error)
+
+
+def job_wishes(given: dict[str, Any], problems: "Problems") -> "JobWishes":
+    """Return what the command line asks of a scheduler; problems are collected."""
+    from torchmuster.owner.jobs.jobs import JobWishes
+    from torchmuster.spec.units import duration_fix, parse_size, parse_timeout
+
+    limit_s = warn_s = memory_bytes = None
+    if given["time_limit"] is not None:
+        limit_s = parse_timeout(given["time_limit"])
+        if not limit_s:
+            fix = duration_fix("--time", given["time_limit"], "2h, 90m, 1:30:00 or 1-12:00:00")
+            problems.add(f"`{given['time_limit']}` is not a valid duration", "--time", fix=fix)
+    warn_s = parse_timeout(given["warn"])
+    if warn_s is None:
+        fix = duration_fix("--warn", given["warn"], "120s")
+        problems.add(f"`{given['warn']}` is not a valid duration", "--warn", fix=fix)
+    if given["mem"] is not None:
+        memory_bytes = parse_size(given["mem"])
+        if not memory_bytes:
+            problems.add(f"`{given['mem']}` is not a valid size", "--mem", fix="--mem 64Gi")
+    return JobWishes(
+        queue=given["queue"],
+        account=given["account"],
+        time_limit_s=limit_s,
+        cpus_per_node=given["cpus_per_node"],
+        gpus_per_node=given["gpus_per_node"] or 0,
+        memory_bytes=memory_bytes,
+        warn_s=warn_s or 0.0,
+        num_resubmits=given["resubmit"],
+    )
+
+
+def plan_for_job(
+    options: "LaunchOptions",
+    run_id: str,
+    gpus_per_node: int | None,
+    problems: "Problems",
+    site: "Site | None" = None,
+) -> "RunPlan | None":
+    """Return the plan of a run on other nodes: their GPUs are what the job asks for."""
+    from dataclasses import replace
+
+    from torchmuster.spec.launch import plan_run
+
+    asked = str(max(1, gpus_per_node or 0)) if options.nproc_per_node is None else None
+    if asked is not None:
+        options = replace(options, nproc_per_node=asked)
+    gpus = [str(index) for index in range(gpus_per_node or 0)] * 65536
+    plan = plan_run(options, run_id, gpus[: 65536 * (gpus_per_node or 0)], problems)
+    if plan is not None and site is not None:
+        from torchmuster.engines.sites import with_node_setup
+
+        plan = with_node_setup(plan, site, python_given=options.python is not None)
+    return replace(plan, stdin_rank=None) if plan is not None else None
+
+
+def with_site(wishes: "JobWishes", site: "Site") -> "JobWishes":
+    """Return the wishes with what the site says where the command line says nothing."""
+    from dataclasses import replace
+
+    from torchmuster.engines.sites import site_options
+
+    options = site_options(site)
+    return replace(
+        wishes,
+        queue=wishes.queue or options.queue,
+        account=wishes.account or options.account,
+        qos=options.qos,
+        constraint=options.constraint,
+        time_limit_s=wishes.time_limit_s or site.time,
+        cpus_per_node=wishes.cpus_per_node or site.cpus_per_node,
+        gpus_per_node=wishes.gpus_per_node or site.gpus_per_node or 0,
+        directives=options.directives,
+        setup=options.setup,
+        extra=options.extra,
+        way=",".join(site.start_with) or None,
+        num_resubmits=site.resubmit or 0 if wishes.num_resubmits is None else wishes.num_resubmits,
+        resubmit_with=site.resubmit_with,
+    )
+
+
+def submit_run(
+    plan: "RunPlan", site: "Site", wishes: "JobWishes", *, detach: bool, dry_run: bool
+) -> int:
+    """Submit a run and follow it to its end; Ctrl-C leaves it alone, twice cancels it."""
+    from torchmuster.engines.registry import load_dialect
+    from torchmuster.files.layout import RunDir, runs_dir
+    from torchmuster.owner.create import create_run_dir
+    from torchmuster.owner.jobs.jobs import make_job, note_refusal
+
+    dialect = load_dialect(site.kind)
+    num_more = wishes.num_resubmits or 0 if wishes.resubmit_with == "chain" else 0
+    if dry_run:
+        run_dir = RunDir(os.path.join(runs_dir(), plan.run_id))
+        job = make_job(plan, run_dir, site.kind, wishes)
+        click.echo(f"$ {shlex.join(dialect.submit_argv(job, run_dir.job_script))}\n")
+        if num_more:
+            click.echo(f"and {num_more} times more, each job afterany the one before\n")
+        click.echo(dialect.script(job), nl=False)
+        click.echo("nothing was submitted (--dry-run)", err=True)
+        return 0
+    run_dir = create_run_dir(plan)
+    with note_refusal(run_dir):
+        job = make_job(plan, run_dir, site.kind, wishes)
+        for sentence in dialect.unmapped(job):
+            click.echo(f"muster: {sentence}", err=True)
+    return submit_and_follow(plan, run_dir, job, dialect, num_more=num_more, detach=detach)
+
+
+def submit_and_follow(
+    plan: "RunPlan",
+    run_dir: "RunDir",
+    job: "JobRequest",
+    dialect: "Dialect",
+    *,
+    num_more: int,
+    detach: bool,
+) -> int:
+    """Submit the job of a run, and the others of its chain; follow it unless `detach`."""
+    from torchmuster.owner.jobs.jobs import note_refusal, submit_job
+
+    with note_refusal(run_dir):
+        job_id = submit_job(job, run_dir, dialect)
+    _say_room(run_dir.path)
+    if num_more:
+        _submit_more(job, run_dir, dialect, num_more)
+    if detach:
+        click.echo(plan.run_id)
+        return 0
+    return _follow(plan, run_dir, dialect, job_id)
+
+
+def _submit_more(job: "JobRequest", run_dir: "RunDir", dialect: "Dialect", num_more: int) -> None:
+    """Submit the other links of a chain, and say what became of it."""
+    from torchmuster.owner.jobs.jobs import submit_chain
+
+    taken, refusal = submit_chain(job, run_dir, dialect, num_more)
+    if taken:
+        click.echo(
+            f"muster: the run may go on in {', '.join(taken)}, one after the other", err=True
+        )
+    if refusal is not None:
+        what = f"only {len(taken)} of {num_more} further jobs were taken: {refusal.what}"
+        click.echo(f"muster: {what}; behind them the run's own job tries to go on", err=True)
+
+
+def _say_room(path: str) -> None:
+    """Say what will soon be short there; the job waits in its queue already, so a slow `quota` costs it nothing."""
+    from torchmuster.owner.room import quota_warnings, room_warnings
+
+    for warning in (*room_warnings(path), *quota_warnings(path)):
+        click.echo(f"muster: {warning}", err=True)
+
+
+def _follow(plan: "RunPlan", run_dir: Any, dialect: Any, job_id: str) -> int:
+    import asyncio
+
+    from torchmuster.cli.ending import say_end
+    from torchmuster.files.tail import last_lines
+    from torchmuster.files.terminal import TerminalVoice
+    from torchmuster.model.plan import Tee
+    from torchmuster.owner.jobs.batch import JobFollower
+    from torchmuster.owner.views.account import how_to_go_on
+
+    voice = TerminalVoice(prefix_always=plan.tee is Tee.ALL)
+    voice.start()
+    voice.say(
+        f"run {short_id(plan.run_id)} is job {job_id} of {dialect.name}; files in {run_dir.path}"
+    )
+    follower = JobFollower(plan, run_dir, dialect, job_id, voice)
+    result = asyncio.run(follower.follow())
+    if result is None:
+        voice.flush(5.0)
+        view = follower.view
+        if view is not None and view.state.is_final:
+            raise MusterError(
+                f"job {job_id} ended without a result: {view.state.value}",
+                where=run_dir.job_log,
+                why="\n".join(last_lines(run_dir.job_log, 12)) or view.reason,
+                fix=how_to_go_on(run_dir) or f"muster logs {short_id(plan.run_id)}",
+            )
+        click.echo(f"muster: the job goes on: muster wait {short_id(plan.run_id)}", err=True)
+        return 130
+    return say_end(voice, result, run_dir)
+
+
+def find_allocation() -> "tuple[Dialect, Allocation] | None":
+    """Return the job that we are in, with its scheduler's dialect; None outside of one."""
+    if not any(name in os.environ for name in ("SLURM_JOB_ID", "PBS_JOBID")):
+        return None  # the usual case costs no import
+    from torchmuster.engines.registry import load_dialect
+    from torchmuster.owner.jobs.conduct import read_file
+
+    for name in ("slurm", "pbs", "torque"):
+        dialect = load_dialect(name)
+        allocation = dialect.allocation(os.environ, read_file)
+        if allocation is not None and allocation.nodes:
+            return dialect, allocation
+    return None
+
+
+def run_in_allocation(
+    plan: "RunPlan",
+    dialect: "Dialect",
+    allocation: "Allocation",
+    warn_s: float,
+    snapshots: str | None = None,
+) -> int:
+    """Run on the nodes of the job that we are in, on the snapshots of an earlier run where it has any.
+
+    Raises:
+        UsageError: The job has fewer nodes than asked for.
+    """
+    from dataclasses import replace
+
+    from torchmuster.cli.ending import say_end
+    from torchmuster.engines.allocation import AllocationEngine
+    from torchmuster.engines.ways import Way
+    from torchmuster.files.terminal import TerminalVoice
+    from torchmuster.model.plan import Tee
+    from torchmuster.owner.create import create_run_dir, link_snapshots
+    from torchmuster.owner.jobs.conduct import note_the_end, own_run, way_to_others
+
+    own = own_node(allocation)
+    if own is None:  # salloc gives a shell on the login node
+        return _run_on_first_node(dialect, allocation)
+    # The head is where we are.
+    nodes = sorted(allocation.nodes, key=lambda node: node.name != own)
+    allocation = replace(allocation, nodes=tuple(nodes))
+    names = tuple(node.name for node in allocation.nodes)
+    if len(names) < plan.min_nodes:
+        raise UsageError(
+            f"{plan.min_nodes} nodes are asked for, the job has {len(names)}",
+            where=f"job {allocation.job_id} of {dialect.name}",
+            fix=f"--nodes {len(names)}, or --here for simulated nodes on this one",
+        )
+    plan = replace(
+        plan,
+        node_names=names[: plan.max_nodes],
+        engine=dialect.name,
+        job_id=allocation.job_id,
+    )
+    way = way_to_others(dialect, allocation, None) if plan.max_nodes > 1 else Way()
+    run_dir = create_run_dir(plan)
+    if snapshots is not None:
+        link_snapshots(run_dir, snapshots)
+    voice = TerminalVoice(prefix_always=plan.tee is Tee.ALL)
+    voice.start()
+    used = ", ".join(plan.node_names)
+    voice.say(
+        f"run {short_id(plan.run_id)} inside job {allocation.job_id} of {dialect.name}, on {used}"
+    )
+    if way.sentence is not None:
+        voice.say(way.sentence)
+    if plan.preflight in ("long", "only") and allocation.ends_at is None:
+        note_the_end(dialect, allocation.job_id)
+    engine = AllocationEngine(plan, run_dir, dialect, allocation, way)
+    result = own_run(engine, voice, warn_s=warn_s)
+    return say_end(voice, result, run_dir)
+
+
+def own_node(allocation: "Allocation") -> str | None:
+    """Return which node of the job this is; None when it is none of them."""
+    index = os.environ.get("PBS_NODENUM", "")  # the node file may have another name for this host
+    if "PBS_JOBID" in os.environ and index.isdecimal() and int(index) < len(allocation.nodes):
+        return allocation.nodes[int(index)].name
+    here = {os.environ.get("SLURMD_NODENAME", ""), os.uname().nodename}
+    short = {name.partition(".")[0] for name in here if name}
+    for node in allocation.nodes:
+        if node.name.partition(".")[0] in short:
+            return node.name
+    return None
+
+
+def _run_on_first_node(dialect: "Dialect", allocation: "Allocation") -> int:
+    """Type the same command on the first node of the job; its output comes here."""
+    import sys
+
+    from torchmuster import proc
+    from torchmuster.engines.base import NodeStart
+
+    node = allocation.nodes[0]
+    click.echo(f"muster: this is no node of job {allocation.job_id}: run on {node.name}", err=True)
+    command = (sys.executable, "-m", "torchmuster", *sys.argv[1:])
+    start = NodeStart(
+        node=node.name, command=command, slot=node.slot, cpus=node.cpus, het_group=node.het_group
+    )
+    child = proc.start(dialect.node_argv(start), cwd=os.getcwd())
+    while True:
+        try:
+            status = child.wait(3600.0)
+        except KeyboardInterrupt:
+            child.send_signal(2)
+            continue
+        if status is not None:
+            return 128 - status if status < 0 else status

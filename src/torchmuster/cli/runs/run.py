@@ -1,0 +1,339 @@
+"""`muster run`."""
+
+import os
+import sys
+from typing import Any
+
+import click
+
+from torchmuster.cli.completion import complete_files, on_option
+from torchmuster.cli.runs.sections import sectioned
+from torchmuster.errors import MusterError
+
+_SECTIONS = {
+    "Workers": (
+        *("nodes", "nproc_per_node", "module", "python", "set_env", "start", "preload"),
+        *("stage", "before"),
+    ),
+    "Where": ("engine", "here", "hosts", "hostfile", "detach", "dry_run"),
+    "Job": (
+        *("time_limit", "queue", "account", "cpus_per_node", "gpus_per_node", "mem", "warn"),
+        "resubmit",
+    ),
+    "Failures": (
+        *("max_restarts", "restart_policy", "grace", "join_timeout", "last_call", "grow"),
+        "hang_timeout",
+    ),
+    "Name and output": ("name", "run_id", "tee", "stdin_rank"),
+    "Debugging": ("debug", "no_preflight"),
+}
+# For a scheduler's job alone.
+_OF_A_JOB = {
+    "time_limit": "--time",
+    "queue": "--partition",
+    "account": "--account",
+    "cpus_per_node": "--cpus-per-node",
+    "gpus_per_node": "--gpus-per-node",
+    "mem": "--mem",
+}
+
+
+@click.command(
+    cls=sectioned(_SECTIONS),
+    context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
+    options_metavar="[OPTIONS]",
+)
+@click.option(
+    "--nodes",
+    "--nnodes",
+    "nodes",
+    metavar="N|MIN:MAX",
+    help="Number of nodes; default 1, inside a job all of its nodes.",
+)
+@click.option(
+    "--nproc-per-node",
+    metavar="N[,N...]|gpu|cpu|auto",
+    help="Workers on each node; default one for each GPU, or one.",
+)
+@click.option("--max-restarts", default=3, metavar="K", help="Restarts after failures; default 3.")
+@click.option(
+    "--restart-policy",
+    type=click.Choice(["evidence", "count"]),
+    default="evidence",
+    help="Try again unless it would fail the same way, or always.",
+)
+@click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as with `python -m`.")
+@on_option
+@click.option(
+    "--name", metavar="WORD", help="Begins the run's id and its job's name; default SCRIPT's."
+)
+@click.option("--run-id", metavar="NAME", help="The whole id of the run, and its folder's name.")
+@click.option(
+    "--tee",
+    type=click.Choice(["0", "all", "none"]),
+    default="0",
+    help="Whose output the terminal shows; default rank 0.",
+)
+@click.option("--detach", is_flag=True, help="Return at once; the run goes on in the background.")
+@click.option("--grow", is_flag=True, help="Restart the attempt when a new node joins, to use it.")
+@click.option(
+    "--start",
+    type=click.Choice(["auto", "fork", "fresh"]),
+    default="auto",
+    help="Fork workers from a process with torch, or start fresh interpreters.",
+)
+@click.option(
+    "--env",
+    "--set-env",
+    "set_env",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A variable of every worker; may be given again.",
+)
+@click.option("--preload", multiple=True, metavar="MODULE", help="Import this before forking too.")
+@click.option("--python", metavar="PATH", help="The job's interpreter, with flags if quoted.")
+@click.option(
+    "--stage", multiple=True, metavar="SRC[:DST]", help="Bring this to every node's MUSTER_SCRATCH."
+)
+@click.option("--before", multiple=True, metavar="CMD", help="Run this once on every node first.")
+@click.option("--stdin", "stdin_rank", type=int, metavar="RANK", help="Who gets standard input.")
+@click.option("--grace", default="30", metavar="TIME", help="From a stop to SIGKILL; default 30s.")
+@click.option("--join-timeout", default="600", metavar="TIME", help="Wait for nodes; default 10m.")
+@click.option(
+    "--last-call",
+    default="2",
+    metavar="TIME",
+    help="How long to wait for more nodes than MIN; default 2s.",
+)
+@click.option("--time", "time_limit", metavar="TIME", help="Time limit of the job: 2h, 1:30:00.")
+@click.option("--queue", "--partition", "queue", metavar="NAME", help="Queue or partition.")
+@click.option("--account", metavar="NAME", help="Account or project that pays.")
+@click.option("--cpus-per-node", type=click.IntRange(min=1), metavar="N", help="CPUs of each node.")
+@click.option("--gpus-per-node", type=click.IntRange(min=0), metavar="N", help="GPUs of each node.")
+@click.option("--mem", metavar="SIZE", help="Memory of each node, e.g. 64Gi.")
+@click.option(
+    "--warn", default="120s", metavar="TIME", help="How long before the time limit to send SIGUSR1."
+)
+@click.option(
+    "--resubmit",
+    type=click.IntRange(0, 1000),
+    metavar="K",
+    help="How many more jobs may continue it; default 0.",
+)
+@click.option("--hosts", metavar="A,B:N", help="Hosts for --on ssh, with their workers.")
+@click.option("--hostfile", metavar="FILE", help="A file of hosts for --on ssh.")
+@click.option("--no-preflight", is_flag=True, help="Do not compare the nodes before the start.")
+@click.option(
+    "--hang-timeout",
+    metavar="MIN[:MAX]|off",
+    help="How long a rank may stand still while others wait; default 60s:30m.",
+)
+@click.option(
+    "--debug",
+    is_flag=True,
+    help="More output of NCCL and torch, and a file of NCCL's for each rank.",
+)
+@click.option("--here", is_flag=True, help="On this machine, even inside of a job.")
+@click.option("--dry-run", is_flag=True, help="Show the job script and command, submit nothing.")
+@click.argument("script", shell_complete=complete_files)
+@click.argument("args", shell_complete=complete_files, nargs=-1, type=click.UNPROCESSED)
+def run(**given: Any) -> int:
+    """Run SCRIPT with ARGS on one or many nodes.
+
+    It starts in about a second, survives the loss of any worker or node, and says what was wrong.
+    Options of muster stand before SCRIPT, the script's own behind it.
+    """
+    from torchmuster.cli.spelling import option_behind, option_names
+    from torchmuster.diagnose.facts.gpus import visible_gpus
+    from torchmuster.errors import ManyErrors, UsageError
+    from torchmuster.owner.create import choose_run_id, create_run_dir
+    from torchmuster.owner.room import room_warnings
+    from torchmuster.spec.launch import LaunchOptions, Problems, plan_run
+
+    if given["engine"] == "all":
+        from torchmuster.cli.runs.dry_run import show_everywhere
+
+        return show_everywhere(given, lambda of_one: run.callback(**of_one))  # type: ignore[misc]
+    problems = Problems()
+    note = option_behind(given["script"], given["args"], option_names(run))
+    if note is not None:
+        click.echo(f"muster: {note}", err=True)
+    detach = given["detach"]
+    stdin_rank = _stdin_rank(given["stdin_rank"], detach=detach)
+    from torchmuster.cli.runs.job import (
+        check_engine,
+        choose_engine,
+        find_allocation,
+        find_site,
+        job_wishes,
+        nodes_of_engine,
+        nodes_of_site,
+        plan_for_job,
+        run_in_allocation,
+        submit_run,
+        with_site,
+    )
+
+    if given["engine"] is None and (given["hosts"] or given["hostfile"]):
+        given["engine"] = "ssh"
+    given["engine"] = choose_engine(given["engine"], here=given["here"])
+    hosts_site = None
+    if given["engine"] != "local" or given["hosts"] or given["hostfile"]:
+        from torchmuster.cli.runs.ssh import find_ssh_site, num_hosts, run_on_hosts
+
+        hosts_site = find_ssh_site(given)
+    inside = None
+    if given["engine"] == "local" and not given["here"]:
+        inside = find_allocation()
+    if given["engine"] == "local" or hosts_site is not None:
+        _say_ignored(given, hosts_site is not None, inside is not None)
+    if given["nodes"] is None and hosts_site is not None:
+        given["nodes"] = nodes_of_site(hosts_site) or str(num_hosts(hosts_site))
+    if given["nodes"] is None and given["engine"] != "local" and hosts_site is None:
+        given["nodes"] = nodes_of_engine(given["engine"])
+    if given["nodes"] is None:
+        given["nodes"] = str(len(inside[1].nodes)) if inside is not None else "1"
+    options = LaunchOptions(
+        target=given["script"],
+        stdin_rank=stdin_rank,
+        **{name: given[name] for name in _PLAN_OPTIONS},
+        **_preflight_options(given),
+        hang_timeout=given.get("hang_timeout"),
+        debug=bool(given.get("debug")),
+    )
+    run_id = ""
+    try:
+        run_id = choose_run_id(given["script"], given["run_id"], given["name"])
+    except UsageError as error:
+        problems.found.append(error)
+    wishes = job_wishes(given, problems)
+    if given["resubmit"] and given["engine"] == "local":
+        fix = "--on slurm or --on pbs; in a job of your own: sbatch or qsub again"
+        problems.add("--resubmit continues jobs that muster submits", "--resubmit", fix=fix)
+    if hosts_site is not None:
+        return run_on_hosts(given, options, run_id, hosts_site, problems)
+    if given["engine"] != "local":
+        check_engine(given["engine"], problems)
+        site = find_site(given["engine"]) if not problems.found else None
+        wishes = with_site(wishes, site) if site is not None else wishes
+        plan = plan_for_job(options, run_id, wishes.gpus_per_node, problems, site)
+        if problems.found or plan is None or site is None:
+            raise ManyErrors(problems.found)
+        return submit_run(plan, site, wishes, detach=detach, dry_run=given["dry_run"])
+    gpus = visible_gpus()
+    if inside is not None:  # these GPUs are one node's; the others have their own
+        plan = plan_for_job(options, run_id, len(gpus), problems)
+        if problems.found or plan is None:
+            raise ManyErrors(problems.found)
+        return run_in_allocation(plan, *inside, wishes.warn_s)
+    plan = plan_run(options, run_id, gpus, problems)
+    if problems.found or plan is None:
+        raise ManyErrors(problems.found)
+    if given["dry_run"]:
+        from torchmuster.cli.runs.dry_run import show_here
+
+        return show_here(plan)
+    run_dir = create_run_dir(plan)
+    for warning in room_warnings(run_dir.path):
+        click.echo(f"muster: {warning}", err=True)
+    return start(plan, run_dir, gpus, detach=detach)
+
+
+def _say_ignored(given: dict[str, Any], on_hosts: bool, in_job: bool) -> None:
+    words = [word for name, word in _OF_A_JOB.items() if given[name] is not None]
+    if not words:
+        return
+    here = "plain hosts have no scheduler" if on_hosts else "this run is not a scheduler's job"
+    why = "the job is there already" if in_job else here
+    click.echo(f"muster: ignored: {', '.join(words)}: {why}", err=True)
+
+
+def start(plan: Any, run_dir: Any, gpus: Any, *, detach: bool) -> int:
+    """Start what is planned and follow it to its end, or leave it in the background."""
+    if detach:
+        from torchmuster.owner.detach import detach_supervisor
+
+        detach_supervisor(run_dir)
+        click.echo(plan.run_id)
+        return 0
+    from torchmuster.engines.local import LocalEngine
+    from torchmuster.files.terminal import own_terminal
+
+    engine = LocalEngine(plan, run_dir, tuple(gpus), terminal=own_terminal())
+    engine.start_all()
+    return _follow(engine, forward_stdin=plan.stdin_rank is not None)
+
+
+_PLAN_OPTIONS = (
+    "args",
+    "module",
+    "nodes",
+    "nproc_per_node",
+    "max_restarts",
+    "restart_policy",
+    "grace",
+    "join_timeout",
+    "last_call",
+    "grow",
+    "start",
+    "preload",
+    "tee",
+    "python",
+    "stage",
+    "before",
+    "set_env",
+)
+
+
+def _preflight_options(given: dict[str, Any]) -> dict[str, Any]:
+    """Return how the nodes are looked at: `muster doctor` asks for all of it."""
+    if given.get("for_doctor"):
+        return dict(given["for_doctor"])
+    off = given["no_preflight"] or os.environ.get("MUSTER_PREFLIGHT") in ("off", "no", "0")
+    return {"preflight": "off"} if off else {}
+
+
+def _stdin_rank(asked: int | None, *, detach: bool) -> int | None:
+    """Return who gets standard input: nobody unless asked for, or someone sits at a terminal."""
+    if asked is not None:
+        return asked
+    try:
+        return 0 if sys.stdin.isatty() and not detach else None
+    except (AttributeError, ValueError):  # closed
+        return None
+
+
+def _follow(engine: Any, *, forward_stdin: bool) -> int:
+    import asyncio  # while the agents start
+
+    from torchmuster.cli.ending import say_end
+    from torchmuster.files.layout import short_id
+    from torchmuster.files.terminal import TerminalVoice
+    from torchmuster.model.plan import Tee
+    from torchmuster.owner.session import note_on_session
+    from torchmuster.owner.supervise import Supervisor
+    from torchmuster.owner.views.account import near
+
+    plan, run_dir = engine.plan, engine.run_dir
+    several = plan.max_nodes > 1 or plan.num_workers(0) > 1
+    voice = TerminalVoice(prefix_always=several and plan.tee is Tee.ALL)
+    voice.start()
+    voice.say(f"run {short_id(plan.run_id)}: {_size(plan)}; logs in {near(run_dir.logs)}")
+    note = note_on_session()
+    if note is not None:
+        voice.say(note)
+    supervisor = Supervisor(plan, run_dir, engine, voice, forward_stdin=forward_stdin)
+    try:
+        result = asyncio.run(supervisor.run())
+    except MusterError:
+        voice.flush(5.0)
+        raise
+    return say_end(voice, result, run_dir)
+
+
+def _size(plan: Any) -> str:
+    nodes = f"{plan.min_nodes} to {plan.max_nodes}" if plan.is_elastic else str(plan.max_nodes)
+    total = sum(plan.num_workers(place) for place in range(plan.max_nodes))
+    most = "up to " if plan.is_elastic else ""
+    workers = f"{most}{total} worker{'s' if total != 1 else ''}"
+    return f"{workers} on {nodes} node{'s' if plan.max_nodes != 1 else ''}"

@@ -1,0 +1,245 @@
+"""`muster run` on plain hosts: `--hosts`, `--hostfile`, or a section of kind ssh."""
+
+import os
+import shlex
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchmuster.cli.sites import my_sites
+from torchmuster.errors import ManyErrors, UsageError
+from torchmuster.files.layout import short_id
+
+if TYPE_CHECKING:
+    from torchmuster.engines.ssh_places import SshWishes
+    from torchmuster.engines.ssh_session import Luggage
+    from torchmuster.model.plan import RunPlan
+    from torchmuster.owner.views.find import RunView
+    from torchmuster.spec.launch import LaunchOptions, Problems
+    from torchmuster.spec.sites.site import Site
+
+KIND = "ssh"
+
+
+def find_ssh_site(given: dict[str, Any]) -> "Site | None":
+    """Return the site when the run goes to plain hosts; None when it goes elsewhere.
+
+    Raises:
+        UsageError: Hosts are named for another kind of engine, or nobody names any.
+        ManyErrors: Everything that is wrong with the hosts.
+    """
+    from torchmuster.spec.sites.site import Site
+
+    name = given["engine"]
+    named_here = bool(given["hosts"] or given["hostfile"])
+    sites = my_sites()
+    site = sites.sites.get(name)
+    if site is None and name == KIND:
+        site = Site.model_construct(**_plain_site())
+    if site is None or site.kind != KIND:
+        if named_here:
+            what = f"`--on {name}` takes no list of hosts"
+            raise UsageError(what, where="--hosts", fix="--on ssh --hosts node1,node2")
+        return None
+    if named_here:
+        site = site.model_copy(update={"hosts": _hosts_of(given), "hostfile": None})
+    if not site.hosts and site.hostfile is None:
+        fix = '--hosts node1,node2:4, --hostfile FILE, or [engines.NAME] with kind = "ssh"'
+        raise UsageError("nobody says which hosts", where=f"--on {name}", fix=fix)
+    return site
+
+
+def _plain_site() -> dict[str, Any]:
+    from torchmuster.spec.sites.site import Site
+
+    values = {key: field.get_default() for key, field in Site.model_fields.items()}
+    return {**values, "name": KIND, "kind": KIND}
+
+
+def _hosts_of(given: dict[str, Any]) -> Any:
+    from torchmuster.spec.sites.hostfile import join_hosts, parse_host, read_hostfile
+
+    if given["hosts"] and given["hostfile"]:
+        raise UsageError("`--hosts` and `--hostfile` say the same: one of them is enough")
+    if given["hostfile"]:
+        return read_hostfile(given["hostfile"])
+    found, errors = [], []
+    for word in given["hosts"].split(","):
+        try:
+            found.append(parse_host(word))
+        except UsageError as error:
+            errors.append(UsageError(error.what, where=f"--hosts {given['hosts']}", fix=error.fix))
+    if errors:
+        raise ManyErrors(errors)
+    return join_hosts(found)
+
+
+def num_hosts(site: "Site") -> int:
+    """Return the number of hosts: the nodes of a run for which nobody gives another."""
+    from torchmuster.spec.sites.site import site_hosts
+
+    return len(site_hosts(site))
+
+
+def make_wishes(site: "Site", *, by_slots: bool) -> "SshWishes":
+    """Return how the hosts of a site are reached."""
+    from torchmuster.engines.ssh_command import SshHost
+    from torchmuster.engines.ssh_places import SshWishes
+    from torchmuster.spec.sites.site import site_hosts
+
+    hosts = tuple(
+        SshHost(name=h.name, user=h.user or site.user, port=site.port, slots=h.slots)
+        for h in site_hosts(site)
+    )
+    shared = os.environ.get("MUSTER_SSH_SHARED", "") != "no"
+    where = f"--on {site.name}" if site.name != KIND else "--on ssh"
+    return SshWishes(hosts=hosts, where=where, by_slots=by_slots, may_share=shared)
+
+
+def run_on_hosts(
+    given: dict[str, Any], options: "LaunchOptions", run_id: str, site: "Site", problems: "Problems"
+) -> int:
+    """Run on the hosts of a site and follow the run to its end; it ends with this process."""
+    if given["detach"]:
+        fix = f"tmux new -d '{shlex.join(['muster', *_without_detach(sys.argv[1:])])}'"
+        why = "a run on plain hosts ends with its client: nothing else would watch it"
+        problems.add("`--detach` does not go with ssh", "--detach", why, fix)
+    wishes = make_wishes(site, by_slots=options.nproc_per_node is None)
+    plan = plan_for_hosts(options, run_id, site, wishes, problems)
+    if problems.found or plan is None:
+        raise ManyErrors(problems.found)
+    luggage = make_luggage((sys.executable, plan.program.python[0]), wishes)
+    if given["dry_run"]:
+        _show(plan, wishes, luggage)
+        return 0
+    return _follow(plan, wishes, luggage)
+
+
+def run_again_on_hosts(plan: "RunPlan", view: "RunView", *, detach: bool) -> int:
+    """Start a run again on its hosts.
+
+    Raises:
+        UsageError: Its snapshots are on its hosts only, or it is to go on in the background.
+    """
+    from torchmuster.owner.views.account import find_saved
+
+    old, name = view.run_dir, short_id(view.run_id)
+    if detach:
+        raise UsageError(
+            "`--detach` does not go with ssh",
+            why="a run on plain hosts ends with its client",
+            fix=f"tmux new -d 'muster restart {name}'",
+        )
+    saved = find_saved(old)
+    # Of a run without a record and without a result nobody knows what its hosts hold.
+    if view.result is None if saved is None else not saved.is_seen:
+        raise UsageError(
+            f"the snapshots of {name} can't be seen from here",
+            where=saved.folder if saved is not None else old.snapshots,
+            why="its hosts do not share this file system, so they may be on the host of rank 0 only",
+            fix="type its command again; folder=... on storage that all hosts see lets any host resume",
+        )
+    named = my_sites().sites.get(plan.engine)
+    hosts = ",".join(plan.node_names) if named is None else None
+    site = find_ssh_site({"engine": plan.engine, "hosts": hosts, "hostfile": None})
+    if site is None:
+        raise UsageError(f"`{plan.engine}` is not a site of kind ssh", where=view.run_dir.plan)
+    wishes = make_wishes(site, by_slots=False)
+    luggage = make_luggage((sys.executable, plan.program.python[0]), wishes)
+    return _follow(plan, wishes, luggage, old.snapshots)
+
+
+def _without_detach(words: list[str]) -> list[str]:
+    return [word for word in words if word != "--detach"]
+
+
+def plan_for_hosts(
+    options: "LaunchOptions",
+    run_id: str,
+    site: "Site",
+    wishes: "SshWishes",
+    problems: "Problems",
+) -> "RunPlan | None":
+    """Return the plan; which host is which place is known when they have answered."""
+    from torchmuster.engines.sites import with_node_setup
+    from torchmuster.spec.launch import plan_run
+
+    # The interpreter is the hosts' own: it need not exist here.
+    python = shlex.split(options.python) if options.python is not None else []
+    workers = options.nproc_per_node or str(site.gpus_per_node or 1)
+    plan = plan_run(replace(options, python=None, nproc_per_node=workers), run_id, (), problems)
+    if plan is None:
+        return None
+    if plan.min_nodes > len(wishes.hosts):
+        what = f"{plan.min_nodes} nodes are asked for, there are {len(wishes.hosts)} hosts"
+        problems.add(what, f"--nodes {options.nodes}", fix=f"--nodes {len(wishes.hosts)}")
+        return None
+    most = min(plan.max_nodes, len(wishes.hosts))
+    names = tuple(host.name for host in wishes.hosts[:most])
+    plan = replace(plan, max_nodes=most, node_names=names, engine=site.name)
+    plan = with_node_setup(plan, site, python_given=options.python is not None)
+    if python:
+        plan = replace(plan, program=replace(plan.program, python=tuple(python)))
+    return plan
+
+
+def make_luggage(own_pythons: "tuple[str, ...]", wishes: "SshWishes") -> "Luggage":
+    """Return what the hosts are offered; these interpreters of this machine are tried there first."""
+    from torchmuster.engines.ssh_command import ssh_command
+    from torchmuster.engines.ssh_session import pack_luggage
+
+    own = os.environ.get("MUSTER_SSH_PYTHON")
+    pythons = [own] if own else []
+    pythons += own_pythons
+    return pack_luggage(ssh_command(os.environ), pythons, may_share=wishes.may_share)
+
+
+def _show(plan: "RunPlan", wishes: "SshWishes", luggage: "Luggage") -> None:
+    from torchmuster.files.code_copy import find_code
+
+    for place, host in enumerate(wishes.hosts):
+        spare = "" if place < plan.max_nodes else "  # spare"
+        click.echo(f"$ {shlex.join(luggage.argv(host))}{spare}")
+    code = find_code(plan.program.cwd)
+    click.echo(f"\n# on hosts that don't share this file system: a copy of {code.describe()}")
+    click.echo("no host was called (--dry-run)", err=True)
+
+
+def _follow(
+    plan: "RunPlan", wishes: "SshWishes", luggage: "Luggage", snapshots: str | None = None
+) -> int:
+    import asyncio
+
+    from torchmuster.cli.ending import say_end
+    from torchmuster.engines.ssh import SshEngine
+    from torchmuster.files.terminal import TerminalVoice
+    from torchmuster.model.plan import Tee
+    from torchmuster.owner.create import create_run_dir, link_snapshots
+    from torchmuster.owner.session import note_on_session
+    from torchmuster.owner.supervise import Supervisor
+
+    run_dir = create_run_dir(plan)
+    if snapshots is not None:
+        link_snapshots(run_dir, snapshots)
+    voice = TerminalVoice(prefix_always=plan.tee is Tee.ALL)
+    voice.start()
+    engine = SshEngine(plan, run_dir, wishes, luggage, voice.say)
+    try:
+        engine.start_all()
+        plan = engine.plan
+        used = ", ".join(engine.used_names)
+        voice.say(f"run {short_id(plan.run_id)} on {used}; logs in {run_dir.logs}")
+        note = note_on_session(may_detach=False)
+        if note is not None:
+            voice.say(note)
+        forward = plan.stdin_rank is not None
+        supervisor = Supervisor(plan, run_dir, engine, voice, forward_stdin=forward)
+        result = asyncio.run(supervisor.run())
+        engine.finish()
+        result = engine.localized(result)  # behind `finish`, which brings the host's own
+    finally:
+        engine.abandon()
+        voice.flush(5.0)
+    return say_end(voice, result, run_dir)

@@ -1,0 +1,174 @@
+"""`muster submit FILE --on NAME` where NAME is hosts of ssh: this process owns the workflow, its tasks run there."""
+
+import json
+import os
+import shlex
+import shutil
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from torchmuster.cli.runs.ssh import make_luggage, make_wishes
+from torchmuster.errors import ChannelError, ManyErrors, UsageError
+from torchmuster.files.layout import short_id
+
+if TYPE_CHECKING:
+    from torchmuster.files.layout import RunDir
+    from torchmuster.files.terminal import TerminalVoice
+    from torchmuster.model.workflow import WorkflowPlan
+    from torchmuster.owner.task_hosts import TaskHosts, TaskNeeds
+    from torchmuster.spec.sites.site import Site
+
+
+def refuse_what_hosts_can_not(plan: "WorkflowPlan", site: "Site", *, detach: bool) -> None:
+    """Refuse what can't be done over ssh, before anything exists.
+
+    Raises:
+        ManyErrors: Everything of it.
+    """
+    from torchmuster.model.workflow import TaskNetwork
+    from torchmuster.owner.host_capacity import most_hosts
+
+    found: list[UsageError] = []
+    if detach:
+        words = [word for word in sys.argv[1:] if word != "--detach"]
+        fix = f"tmux new -d '{shlex.join(['muster', *words])}'"
+        why = "a workflow on plain hosts ends with its client: nothing else would watch it"
+        what = "`--detach` does not go with ssh"
+        found.append(UsageError(what, where="--detach", why=why, fix=fix))
+    if plan.network is TaskNetwork.PRIVATE:
+        what = "`--task-network private` is for one machine: tasks on hosts use their network"
+        found.append(UsageError(what, where="--task-network", fix="leave it out"))
+    task, needed = most_hosts(plan)
+    hosts = make_wishes(site, by_slots=True).hosts
+    if needed > len(hosts):
+        number = f"{len(hosts)} host{'s' if len(hosts) != 1 else ''}"
+        what = f"the task {task} needs {needed} hosts, {site.name} has {number}"
+        found.append(UsageError(what, where=site.origin, fix=f"nodes: {len(hosts)}, or more hosts"))
+    if found:
+        raise ManyErrors(found)
+
+
+def submit_to_hosts(run_dir: "RunDir", plan: "WorkflowPlan", site: "Site", *, as_json: bool) -> int:
+    """Run a prepared workflow on the hosts of a site and follow it to its end.
+
+    Raises:
+        ChannelError: Too few hosts can be used.
+        UsageError: Hosts don't see the run directory.
+    """
+    from torchmuster.files import atomic
+    from torchmuster.files.terminal import TerminalVoice
+
+    several = sum(len(group.tasks) for group in plan.groups) > 1
+    voice = TerminalVoice(prefix_always=several)
+    voice.start()
+    atomic.write_json(run_dir.site, {"site": site.name})
+    hosts = _task_hosts(run_dir, plan, site, voice)
+    try:
+        try:
+            hosts.open()
+        except (ChannelError, UsageError):  # nothing has been started: there is nothing to look at
+            shutil.rmtree(run_dir.path, ignore_errors=True)
+            raise
+        return _follow(run_dir, plan, hosts, voice, as_json=as_json)
+    finally:
+        hosts.close()
+        voice.flush(5.0)
+
+
+def _task_hosts(
+    run_dir: "RunDir", plan: "WorkflowPlan", site: "Site", voice: "TerminalVoice"
+) -> "TaskHosts":
+    from torchmuster.owner.task_hosts import TaskHosts
+
+    wishes = make_wishes(site, by_slots=True)
+    luggage = make_luggage((sys.executable,), wishes)
+    return TaskHosts(
+        run_dir,
+        wishes.hosts,
+        luggage,
+        _needs(plan, site),
+        voice.say,
+        where=wishes.where,
+        may_share=wishes.may_share,
+    )
+
+
+def _needs(plan: "WorkflowPlan", site: "Site") -> "TaskNeeds":
+    from torchmuster.owner.host_capacity import most_hosts
+    from torchmuster.owner.task_hosts import TaskNeeds
+
+    trains = any(task.training is not None for group in plan.groups for task in group.tasks)
+    origin = f"{site.origin.split('.toml:')[0]}.toml [engines.{site.name}] setup"
+    return TaskNeeds(
+        folders=(plan.cwd,) if trains else (),
+        min_hosts=most_hosts(plan)[1],
+        lines=tuple(site.setup),
+        environment=tuple(site.environment),
+        origin=origin,
+    )
+
+
+def _follow(
+    run_dir: "RunDir",
+    plan: "WorkflowPlan",
+    hosts: "TaskHosts",
+    voice: "TerminalVoice",
+    *,
+    as_json: bool,
+) -> int:
+    from torchmuster.cli.ending import say_workflow_end
+    from torchmuster.model import codec
+    from torchmuster.owner.follow import follow_workflow
+    from torchmuster.owner.host_capacity import HostCapacity, crowded
+
+    facts = hosts.facts
+    used = ", ".join(one.name for one in facts)
+    logs = os.path.join(run_dir.path, "logs")
+    voice.say(f"run {short_id(plan.run_id)} on {used}; logs in {logs}")
+    sentence = crowded(plan, len(facts))
+    if sentence is not None:
+        voice.say(sentence)
+    result = follow_workflow(run_dir, voice, HostCapacity(facts, hosts.desk))
+    code = say_workflow_end(voice, result, run_dir)
+    if as_json:
+        click.echo(json.dumps(codec.to_plain(result), indent=1))
+    return code
+
+
+def show_hosts(plan: "WorkflowPlan", site: "Site", *, as_json: bool) -> None:
+    """Print the ssh command of each host, and where tasks would go while nothing else runs."""
+    from torchmuster.owner.host_capacity import crowded
+
+    wishes = make_wishes(site, by_slots=True)
+    luggage = make_luggage((sys.executable,), wishes)
+    commands = [luggage.argv(host) for host in wishes.hosts]
+    placed = _first_places(plan, [host.name for host in wishes.hosts])
+    if as_json:
+        names = [host.name for host in wishes.hosts]
+        shown = {"site": site.name, "hosts": names, "commands": commands, "tasks": placed}
+        click.echo(json.dumps(shown, indent=1))
+        return
+    for command in commands:
+        click.echo(f"$ {shlex.join(command)}")
+    click.echo("\n# tasks, while no other group runs:")
+    for task, hosts in placed.items():
+        click.echo(f"#   {task}: {', '.join(hosts)}")
+    sentence = crowded(plan, len(wishes.hosts))
+    if sentence is not None:
+        click.echo(f"# {sentence}")
+    click.echo("# all hosts must see $MUSTER_HOME: tasks pass data on through the run directory")
+    click.echo("no host was called (--dry-run)", err=True)
+
+
+def _first_places(plan: "WorkflowPlan", names: list[str]) -> dict[str, list[str]]:
+    """Return the hosts of each task, in turn: what hosts have is known when they are called."""
+    placed: dict[str, list[str]] = {}
+    for group in plan.groups:
+        turn = 0
+        for task in group.tasks:
+            count = min(task.num_nodes, len(names))
+            placed[task.name] = [names[(turn + i) % len(names)] for i in range(count)]
+            turn += count
+    return placed

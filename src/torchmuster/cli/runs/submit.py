@@ -1,0 +1,380 @@
+"""`muster submit`, `validate`, `render` and `spec`: workflow files."""
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchmuster.cli.completion import complete_files, complete_runs, on_option
+from torchmuster.cli.runs.job import check_engine, choose_engine, find_hosts, find_site
+from torchmuster.cli.runs.job_scripts import ALL, can_show, show_jobs
+from torchmuster.cli.sets import SetCommand, value_options
+from torchmuster.errors import NotFoundError, UsageError
+from torchmuster.files.layout import short_id
+
+if TYPE_CHECKING:
+    from torchmuster.files.layout import RunDir
+    from torchmuster.model.workflow import WorkflowPlan
+    from torchmuster.owner.capacity import Machine
+    from torchmuster.spec.sites.site import Site
+    from torchmuster.spec.workflow.load import Loaded
+
+_CONTEXT = {"help_option_names": ["-h", "--help"]}
+
+
+@click.command(cls=SetCommand, context_settings=_CONTEXT)
+@click.argument("file", shell_complete=complete_files)
+@value_options
+@click.option(
+    "--set-env",
+    "--env",
+    "set_env",
+    multiple=True,
+    metavar="NAME=VALUE ...",
+    help="Variables of every task.",
+)
+@click.option(
+    "--label", "labels", multiple=True, metavar="KEY=VALUE ...", help="Labels of the run."
+)
+@on_option
+@click.option("--here", is_flag=True, help="On this machine, even if it looks like a login node.")
+@click.option("--run-id", metavar="NAME", help="Name of the run and of its folder.")
+@click.option("--dry-run", is_flag=True, help="Check the file, show the plan, start nothing.")
+@click.option("--help-values", is_flag=True, help="Show the values that the file takes.")
+@click.option("--detach", is_flag=True, help="Return at once; the run goes on in the background.")
+@click.option(
+    "--strict-resources", is_flag=True, help="Refuse what asks for more than the machine has."
+)
+@click.option(
+    "--task-network",
+    type=click.Choice(["shared", "private"]),
+    default="shared",
+    help="Whether tasks share the machine's network; default shared.",
+)
+@click.option(
+    "--container",
+    type=click.Choice(["none", "podman", "docker", "apptainer"]),
+    default="none",
+    help="What runs `image:`; default none.",
+)
+@click.option("--grace", default="30", metavar="TIME", help="From SIGTERM to SIGKILL; default 30s.")
+@click.option("--backoff", default="1", metavar="TIME", help="Before a retry, doubled; default 1s.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def submit(**given: Any) -> int:
+    """Run the workflow in FILE.
+
+    \b
+    muster submit train.yaml --set n_nodes=4 n_gpus_per_node=1
+    muster submit train.yaml --dry-run
+    muster submit train.yaml --help-values
+    """  # noqa: D301 - \b is click's mark
+    from torchmuster.owner.create import create_workflow_dir
+
+    if given["help_values"]:
+        return _show_values(given["file"])
+    given["engine"] = choose_engine(given["engine"], here=given["here"] or given["dry_run"])
+    loaded = _load(given)
+    ssh_site = find_hosts(given["engine"])
+    plan, machine = _plan(loaded, given, on_hosts=ssh_site is not None)
+    if ssh_site is not None:
+        from torchmuster.cli.runs.ssh_submit import refuse_what_hosts_can_not
+
+        refuse_what_hosts_can_not(plan, ssh_site, detach=given["detach"])
+    if given["dry_run"]:
+        if ssh_site is not None:
+            from torchmuster.cli.runs.ssh_submit import show_hosts
+
+            show_hosts(plan, ssh_site, as_json=given["as_json"])
+        elif given["engine"] == "local":
+            _show_plan(plan, machine, as_json=given["as_json"])
+        else:
+            show_jobs(plan, given["engine"], as_json=given["as_json"])
+        return 0
+    _upload_local_datasets(loaded)
+    if ssh_site is None and given["engine"] != "local":
+        from torchmuster.engines.sites import with_task_setup
+
+        plan = with_task_setup(plan, find_site(given["engine"]))
+    run_dir = create_workflow_dir(plan, loaded.source.text, loaded.rendered_text)
+    if ssh_site is not None:
+        from torchmuster.cli.runs.ssh_submit import submit_to_hosts
+
+        return submit_to_hosts(run_dir, plan, ssh_site, as_json=given["as_json"])
+    if given["engine"] != "local":
+        site = find_site(given["engine"])
+        return submit_to_scheduler(
+            run_dir, plan, site, detach=given["detach"], as_json=given["as_json"]
+        )
+    return start_workflow(run_dir, plan, detach=given["detach"], as_json=given["as_json"])
+
+
+def submit_to_scheduler(
+    run_dir: "RunDir", plan: "WorkflowPlan", site: "Site", *, detach: bool, as_json: bool
+) -> int:
+    """Submit all groups as jobs and follow them; Ctrl-C leaves them alone, twice cancels them."""
+    import asyncio
+
+    from torchmuster.cli.ending import say_workflow_end
+    from torchmuster.engines.registry import load_dialect
+    from torchmuster.engines.sites import site_options
+    from torchmuster.files.terminal import TerminalVoice
+    from torchmuster.model import codec
+    from torchmuster.owner.jobs.workflow_batch import WorkflowFollower, submit_groups
+
+    dialect = load_dialect(site.kind)
+    job_ids = submit_groups(
+        plan, run_dir, dialect, site_options(site), site_name=site.name, time_limit_s=site.time
+    )
+    if detach:
+        click.echo(json.dumps({"run_id": plan.run_id, "jobs": job_ids}) if as_json else plan.run_id)
+        return 0
+    voice = TerminalVoice(prefix_always=sum(len(group.tasks) for group in plan.groups) > 1)
+    voice.start()
+    jobs = ", ".join(f"{group} is job {job_id}" for group, job_id in list(job_ids.items())[:8])
+    voice.say(f"run {short_id(plan.run_id)}: {jobs} of {dialect.name}; files in {run_dir.path}")
+    view = asyncio.run(WorkflowFollower(run_dir, dialect, job_ids, voice).follow())
+    if view is None or view.result is None:
+        voice.say(f"the jobs go on: muster status {short_id(plan.run_id)}")
+        voice.flush(5.0)
+        return 130
+    code = say_workflow_end(voice, view.result, run_dir)
+    if as_json:
+        click.echo(json.dumps(codec.to_plain(view.result), indent=1))
+    return code
+
+
+@click.command(cls=SetCommand, context_settings=_CONTEXT)
+@click.argument("file", shell_complete=complete_files)
+@value_options
+@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+def validate(**given: Any) -> int:
+    """Check the workflow in FILE: every problem, each with its place; nothing is started."""
+    from torchmuster.ui.messages import print_errors, print_warnings
+
+    loaded = _load_quietly(given)
+    if given["as_json"]:
+        click.echo(json.dumps(loaded.as_plain(), indent=1))
+        return 2 if loaded.errors else 0
+    print_warnings(loaded.warnings)
+    if loaded.errors:
+        print_errors(loaded.errors)
+        return 2
+    click.echo(f"{given['file']} is valid: {_size(loaded.groups)}")
+    return 0
+
+
+@click.command(cls=SetCommand, context_settings=_CONTEXT)
+@click.argument("file", shell_complete=complete_files)
+@value_options
+def render(**given: Any) -> int:
+    """Print the workflow in FILE with its template filled in; runtime tokens stay."""
+    from torchmuster.spec.workflow.load import LoadOptions, render_workflow
+    from torchmuster.ui.messages import print_warnings
+
+    rendered, warnings = render_workflow(
+        LoadOptions(path=given["file"], sets=given["sets"], set_strings=given["set_strings"])
+    )
+    print_warnings(warnings)
+    click.echo(rendered, nl=not rendered.endswith("\n"))
+    return 0
+
+
+@click.command(context_settings=_CONTEXT)
+@click.argument("run", shell_complete=complete_runs)
+@click.option("--rendered", is_flag=True, help="With its template filled in.")
+def spec(run: str, *, rendered: bool) -> int:
+    """Print the workflow file that RUN was started with."""
+    from torchmuster.owner.views.find import find_run
+
+    view = find_run(run)
+    path = view.run_dir.rendered if rendered else view.run_dir.spec
+    try:
+        with open(path) as file:
+            click.echo(file.read(), nl=False)
+    except OSError as error:
+        what = f"the run {view.run_id} is not one of a workflow"
+        fix = f"muster status {view.run_id}"
+        raise NotFoundError(what, where=path, why=error.strerror, fix=fix) from error
+    return 0
+
+
+def start_workflow(
+    run_dir: "RunDir", plan: "WorkflowPlan", *, detach: bool, as_json: bool = False
+) -> int:
+    """Follow a prepared workflow to its end, or leave it in the background."""
+    if detach:
+        from torchmuster.owner.detach import detach_supervisor
+
+        detach_supervisor(run_dir)
+        click.echo(json.dumps({"run_id": plan.run_id}) if as_json else plan.run_id)
+        return 0
+    from torchmuster.cli.ending import say_workflow_end
+    from torchmuster.files.terminal import TerminalVoice
+    from torchmuster.model import codec
+    from torchmuster.owner.follow import follow_workflow
+    from torchmuster.owner.views.account import near
+
+    several = sum(len(group.tasks) for group in plan.groups) > 1
+    voice = TerminalVoice(prefix_always=several)
+    voice.start()
+    shown = near(os.path.dirname(os.path.dirname(run_dir.logs)))
+    voice.say(f"run {short_id(plan.run_id)}: {_size(plan.groups)}; logs in {shown}")
+    result = follow_workflow(run_dir, voice)
+    code = say_workflow_end(voice, result, run_dir)
+    if as_json:
+        click.echo(json.dumps(codec.to_plain(result), indent=1))
+    return code
+
+
+def _load(given: dict[str, Any]) -> "Loaded":
+    """Load the file; stop with all its errors, or show its warnings."""
+    from torchmuster.errors import ManyErrors
+    from torchmuster.ui.messages import print_warnings
+
+    loaded = _load_quietly(given)
+    print_warnings(loaded.warnings)
+    if loaded.errors:
+        raise ManyErrors(loaded.errors)
+    return loaded
+
+
+def _load_quietly(given: dict[str, Any]) -> "Loaded":
+    from torchmuster.spec.workflow.load import LoadOptions, load_workflow
+
+    return load_workflow(
+        LoadOptions(
+            path=given["file"],
+            sets=given["sets"],
+            set_strings=given["set_strings"],
+            set_env=given.get("set_env", ()),
+            labels=given.get("labels", ()),
+            with_effect=_keys_with_effect(given),
+        )
+    )
+
+
+def _keys_with_effect(given: dict[str, Any]) -> frozenset[str]:
+    """Return the keys that mean nothing on this machine but do where this goes."""
+    keys: set[str] = set()
+    if given.get("container", "none") != "none":
+        keys |= {"privileged", "hostNetwork", "volumeMounts"}
+    if given.get("engine", "local") != "local":  # the engine itself says what it can't be told
+        keys |= {"platform", "nodesExcluded", "topology"}
+    return frozenset(keys)
+
+
+def _plan(
+    loaded: "Loaded", given: dict[str, Any], *, on_hosts: bool = False
+) -> "tuple[WorkflowPlan, Machine]":
+    from torchmuster.diagnose.facts.gpus import visible_gpus
+    from torchmuster.errors import ManyErrors
+    from torchmuster.model.workflow import TaskNetwork
+    from torchmuster.node.sandbox.container import container_problems
+    from torchmuster.owner.capacity import shortfalls, this_machine
+    from torchmuster.owner.create import check_run_id, new_run_id
+    from torchmuster.spec.launch import Problems
+    from torchmuster.spec.units import parse_timeout
+    from torchmuster.spec.workflow.load import PlanOptions, plan_workflow
+    from torchmuster.ui.messages import print_notes
+
+    problems = Problems()
+    on_jobs = given["engine"] != "local"
+    shown = given["dry_run"] or given["engine"] != ALL
+    if on_jobs and not on_hosts and not (can_show(given["engine"]) and shown):
+        check_engine(given["engine"], problems)
+    seconds = {}
+    for name in ("grace", "backoff"):
+        seconds[name] = parse_timeout(given[name])
+        if seconds[name] is None:
+            fix = f"--{name} 30s, 10m or 1h"
+            problems.add(f"`{given[name]}` is not a valid duration", f"--{name}", fix=fix)
+    run_id = given["run_id"] or new_run_id(loaded.name)
+    try:
+        check_run_id(run_id)
+    except UsageError as error:
+        problems.found.append(error)
+    machine = this_machine(os.path.expanduser("~"), visible_gpus())
+    if problems.found:
+        raise ManyErrors(problems.found)
+    plan = plan_workflow(
+        loaded,
+        PlanOptions(
+            run_id=run_id,
+            grace_s=seconds["grace"] or 0.0,
+            backoff_s=seconds["backoff"] or 0.0,
+            network=TaskNetwork(given["task_network"]),
+            container=given["container"],
+        ),
+    )
+    if on_jobs:  # what this machine has is not the question
+        return plan, machine
+    if refusals := container_problems(plan):
+        raise ManyErrors(refusals)
+    short = shortfalls(plan, machine)
+    if short and given["strict_resources"]:
+        for sentence in short:
+            problems.add(sentence.rpartition(":")[0], "--strict-resources")
+        raise ManyErrors(problems.found)
+    images = {task.image for group in plan.groups for task in group.tasks if task.image}
+    if images and plan.container == "none":
+        named = ", ".join(sorted(images)[:3]) + (", ..." if len(images) > 3 else "")
+        short.append(f"image: {named} not used: tasks run in this environment (--container none)")
+    print_notes(short)
+    return plan, machine
+
+
+def _upload_local_datasets(loaded: "Loaded") -> None:
+    """An input `dataset:` with `localpath` becomes a version before anything starts."""
+    if loaded.local_datasets:
+        from torchmuster.data.dataset import default_store
+
+        store = default_store()
+        for entry in loaded.local_datasets:
+            version = store.upload(entry.name, entry.folder, regex=entry.regex)
+            click.echo(f"muster: {entry.folder} is {entry.name}:{version}", err=True)
+
+
+def _size(groups: Any) -> str:
+    num_tasks = sum(len(group.tasks) for group in groups)
+    tasks = f"{num_tasks} task{'s' if num_tasks != 1 else ''}"
+    return f"{len(groups)} group{'s' if len(groups) != 1 else ''}, {tasks}"
+
+
+def _show_values(path: str) -> int:
+    from torchmuster.spec.workflow.load import list_values
+    from torchmuster.ui.table import render_table
+
+    values = list_values(path)
+    if not values:
+        click.echo(f"{path} takes no values: it has no default-values")
+        return 0
+    rows = [[value.name, json.dumps(value.value, default=str), value.help] for value in values]
+    click.echo(render_table(["VALUE", "DEFAULT", ""], rows), nl=False)
+    return 0
+
+
+def _show_plan(plan: "WorkflowPlan", machine: "Machine", *, as_json: bool) -> None:
+    from torchmuster.model import codec
+    from torchmuster.owner.capacity import cpus_of, gpus_of
+    from torchmuster.ui.table import render_table
+
+    if as_json:
+        click.echo(json.dumps(codec.to_plain(plan), indent=1))
+        return
+    rows = []
+    for group in plan.groups:
+        for task in group.tasks:
+            words = " ".join(task.command)
+            if task.training is not None:
+                words = f"{task.training.script} on {task.training.nodes} nodes"
+            waits = ", ".join(group.after) or "-"
+            lead = "*" if task.lead and len(group.tasks) > 1 else ""
+            cells = [group.name, task.name + lead, waits, str(cpus_of(task)), str(gpus_of(task))]
+            rows.append([*cells, words[:50]])
+    header = ["GROUP", "TASK", "AFTER", "CPUS", "GPUS", "COMMAND"]
+    click.echo(render_table(header, rows), nl=False)
+    click.echo(
+        f"\nlocal: {_size(plan.groups)}; {machine.num_cpus} CPUs, {len(machine.gpus)} GPUs here"
+    )
+    click.echo("nothing was started (--dry-run)", err=True)

@@ -1,0 +1,326 @@
+"""`muster torchrun`: one command per node, with torchrun's own arguments; this process is the agent."""
+
+import hashlib
+import hmac
+import os
+import socket
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchmuster.cli.completion import complete_files
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+    from torchmuster.model.plan import RunPlan
+    from torchmuster.owner.jobs.spread import Order, Party, Spreader
+    from torchmuster.programs.main import AgentLaunch
+    from torchmuster.spec.torchrun import TorchrunLine
+
+
+class _TorchrunCommand(click.Command):
+    """A command whose options are torchrun's parser's: click knows none of them, so the shell is told here."""
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
+        """Return the options that begin so; behind the script they are the script's own."""
+        from click.shell_completion import CompletionItem
+
+        from torchmuster.spec.torchrun import make_parser
+
+        given = ctx.params.get("arguments") or ()
+        if not incomplete.startswith("-") or any(word.endswith(".py") for word in given):
+            return super().shell_complete(ctx, incomplete)
+        actions = make_parser({})._actions
+        options = ((name, action.help) for action in actions for name in action.option_strings)
+        return [
+            CompletionItem(name, help=told) for name, told in options if name.startswith(incomplete)
+        ]
+
+
+@click.command(
+    cls=_TorchrunCommand,
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@click.argument("arguments", shell_complete=complete_files, nargs=-1, type=click.UNPROCESSED)
+def torchrun(arguments: tuple[str, ...]) -> int:
+    """Take torchrun's own command line, inside an existing job script."""
+    from torchmuster.diagnose.facts.gpus import visible_gpus
+    from torchmuster.errors import ManyErrors
+    from torchmuster.spec.launch import Problems
+    from torchmuster.spec.torchrun import parse_torchrun
+
+    problems = Problems()
+    line = parse_torchrun(arguments, os.environ, visible_gpus(), problems)
+    if problems.found or line is None:
+        raise ManyErrors(problems.found)
+    launch = make_launch(line)
+    from torchmuster.programs.main import run_agent
+
+    code = run_agent(launch)
+    _say_end(launch)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _say_end(launch: "AgentLaunch") -> None:
+    """Say in one line how the run has ended: the head knows, standard output is the script's."""
+    if launch.listening is None:
+        return
+    from torchmuster.cli.ending import last_line
+    from torchmuster.files.layout import RunDir, runs_dir
+    from torchmuster.owner.views.record import read_result
+
+    run_dir = RunDir(os.path.join(runs_dir(), launch.plan.run_id))
+    result = read_result(run_dir)
+    if result is not None:
+        click.echo(f"muster: {last_line(result, run_dir)}", err=True)
+
+
+def make_launch(line: "TorchrunLine") -> "AgentLaunch":
+    """Return the agent that a torchrun line asks for, the head if the endpoint is ours.
+
+    Raises:
+        MusterError: The port of the head is taken by something else.
+    """
+    from torchmuster.files.terminal import own_terminal
+    from torchmuster.model.contract import SIGNALS_VARIABLE
+    from torchmuster.model.own_jobs import own_jobs
+    from torchmuster.owner.create import new_run_id
+    from torchmuster.programs.main import AgentLaunch, job_environment
+    from torchmuster.spec.rendezvous import NO_ID
+
+    order = _take_order()
+    party = _find_party(line) if order is None else None
+    listening = _bind_if_head(line, party) if order is None else None
+    if listening is None:
+        party = None
+    line = _fitted(line, party, order)
+    run_id = new_run_id(line.program.target)
+    plan = _make_plan(line, run_id, party)
+    secret, open_secret = _keys(line)
+    addresses = order.heads if order is not None else ((line.meeting.host, line.meeting.port),)
+    spread = None
+    notes = line.notes + (party.notes if party is not None else ())
+    if listening is not None:
+        notes = (_create_run_dir(run_id, plan), *notes)
+        addresses = (("127.0.0.1", int(listening.getsockname()[1])),)
+        spread = _make_spreader(line, party, plan, addresses[0][1])
+    return AgentLaunch(
+        plan=plan,
+        num_workers=line.num_workers,
+        host=order.host if order is not None else socket.gethostname(),
+        addresses=addresses,
+        secret=secret,
+        open_secret=open_secret,
+        environment={
+            **job_environment(line.num_workers),
+            SIGNALS_VARIABLE: line.signals_to_handle,
+        },
+        place=order.place if order is not None else line.node_rank,
+        listening=listening,
+        relays_store=not line.meeting.alone,
+        own_address=line.local_addr or "127.0.0.1",
+        local_addr=line.local_addr,
+        local_show=True,
+        terminal=own_terminal(),
+        console=line.console,
+        saved=_saved(line),
+        signals=line.signals,
+        notes=notes,
+        jobs=own_jobs(os.environ) if line.meeting.rdzv_id == NO_ID else (),
+        error_file=os.environ.get("TORCHELASTIC_ERROR_FILE"),
+        spread=spread,
+        hint=party.hint if party is not None else "",
+    )
+
+
+def _make_plan(line: "TorchrunLine", run_id: str, party: "Party | None") -> "RunPlan":
+    from torchmuster.model.plan import RunPlan, Tee
+
+    sits_here = sys.stdin is not None and sys.stdin.isatty() and line.max_nodes == 1
+    return RunPlan(
+        run_id=run_id,
+        program=line.program,
+        min_nodes=line.min_nodes,
+        max_nodes=line.max_nodes,
+        workers_per_node=(line.num_workers,),
+        limits=line.limits,
+        tee=Tee.NONE,
+        stdin_rank=0 if sits_here else None,
+        role=line.role,
+        rdzv_id=line.meeting.rdzv_id,
+        first_cause_code=False,
+        restart_hint=True,
+        virtual_local_rank=line.virtual_local_rank,
+        restart_policy=line.restart_policy,
+        node_names=party.names if party is not None else (),
+        engine="torchrun",
+        job_id=os.environ.get("SLURM_JOB_ID") or os.environ.get("PBS_JOBID"),
+    )
+
+
+def _take_order() -> "Order | None":
+    """Return what a head on another host has told this agent; None for a command that a user has started."""
+    if "MUSTER_TORCHRUN_ORDER" not in os.environ:
+        return None  # costs no import
+    from torchmuster.owner.jobs.spread import take_order
+
+    return take_order()
+
+
+def _find_party(line: "TorchrunLine") -> "Party | None":
+    """Return the hosts of the job that we are in, where this line is for several; None elsewhere."""
+    in_job = any(name in os.environ for name in ("SLURM_JOB_ID", "PBS_JOBID"))
+    # Who gave a rank to this node gives one to each.
+    is_other = line.meeting.static and line.node_rank != 0
+    if line.meeting.alone or line.max_nodes == 1 or is_other or not in_job:
+        return None
+    from torchmuster.cli.runs.spread import find_party
+
+    return find_party(line, os.environ)
+
+
+def _fitted(line: "TorchrunLine", party: "Party | None", order: "Order | None") -> "TorchrunLine":
+    """Return the line with what is known of its hosts."""
+    from dataclasses import replace
+
+    limits = line.limits
+    if order is not None:  # the head listens already: who can't reach it must not wait for long
+        limits = replace(limits, join_timeout_s=min(limits.join_timeout_s, 60.0))
+        return replace(line, limits=limits)
+    if party is not None and party.spreads and line.max_nodes > len(party.nodes):
+        return replace(line, max_nodes=len(party.nodes))
+    return line
+
+
+def _make_spreader(
+    line: "TorchrunLine", party: "Party | None", plan: Any, port: int
+) -> "Spreader | None":
+    if party is None or not party.spreads:
+        return None
+    from torchmuster.files.layout import RunDir, runs_dir
+    from torchmuster.owner.jobs.spread import Spreader, head_addresses
+
+    return Spreader(
+        party=party,
+        heads=head_addresses(line.meeting.host, port),
+        command=own_command(),
+        environment=RunDir(os.path.join(runs_dir(), plan.run_id)).environment,
+    )
+
+
+def own_command() -> list[str]:
+    """Return the command that this process was started with, by full paths."""
+    program = os.path.abspath(sys.argv[0])
+    by_module = os.path.basename(program) == "__main__.py"
+    return [sys.executable, *(["-m", "torchmuster"] if by_module else [program]), *sys.argv[1:]]
+
+
+def _bind_if_head(line: "TorchrunLine", party: "Party | None") -> socket.socket | None:
+    """Return a socket at the head's address; None where the head is, or will be, another agent."""
+    from torchmuster.net.address import is_own_address
+    from torchmuster.owner.head_port import claim, claim_or_find_head
+
+    meeting = line.meeting
+    places_tell = line.node_rank == 0 if meeting.static else line.is_host is not False
+    if not meeting.alone and not places_tell:
+        return None
+    loopback = meeting.host in ("localhost", "127.0.0.1", "::1")
+    spreads = party is not None and party.spreads
+    is_named = meeting.static or line.is_host or loopback or is_own_address(meeting.host)
+    # A job's script runs on the first host, whatever host its lines have put into the endpoint.
+    is_first = party is not None and spreads and party.is_first
+    if not is_named and (not is_first or _is_answered(meeting.host, meeting.port)):
+        return None
+    # Every address of the host: /etc/hosts may name it 127.0.1.1 here and otherwise elsewhere.
+    address = "127.0.0.1" if loopback and not spreads else "0.0.0.0"
+    if meeting.static or line.is_host or line.max_nodes == 1:
+        return claim(meeting.host, meeting.port, address)
+    # Another agent of this job on this machine may be first, and then is the head.
+    limit_s = line.limits.join_timeout_s
+    return claim_or_find_head(meeting.host, meeting.port, address, limit_s, _say)
+
+
+def _say(text: str) -> None:
+    click.echo(f"muster: {text}", err=True)
+
+
+def _is_answered(host: str, port: int) -> bool:
+    """Say whether a head listens there already; one that was started beside us has 1.5 s to begin."""
+    import time
+
+    deadline = time.monotonic() + 1.5
+    pause = threading.Event()
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=0.5).close()
+        except OSError:
+            if time.monotonic() >= deadline:
+                return False
+            pause.wait(0.1)
+        else:
+            return True
+
+
+def _keys(line: "TorchrunLine") -> tuple[bytes, bytes | None]:
+    """Return the key of this job, and the public one for nodes that have no key in common.
+
+    The name of the job is part of both, so that two jobs at one endpoint don't mix.
+    """
+    from torchmuster.files.layout import muster_home
+    from torchmuster.net.secret import new_secret, read_secret, write_secret
+
+    label = f"torchrun {line.meeting.rdzv_id}".encode()
+    if line.secret_file is not None:
+        return hmac.digest(read_secret(line.secret_file), label, "sha256"), None
+    if line.meeting.alone:
+        return new_secret(), None
+    public = hashlib.sha256(b"muster, not authenticated: " + label).digest()
+    path = os.path.join(muster_home(), "key")
+    try:
+        os.makedirs(muster_home(), mode=0o700, exist_ok=True)
+        write_secret(path, new_secret())
+    except FileExistsError:
+        pass
+    except OSError:
+        return new_secret(), public  # who can prove nothing gets no more than the others do
+    return hmac.digest(read_secret(path), label, "sha256"), public
+
+
+def _create_run_dir(run_id: str, plan: Any) -> str:
+    """Make the folder of the run; return the sentence that names it."""
+    from torchmuster.files import atomic
+    from torchmuster.files.layout import RunDir, runs_dir, short_id
+    from torchmuster.model import codec
+    from torchmuster.owner.create import unusable, write_owner
+
+    run_dir = RunDir(os.path.join(runs_dir(), run_id))
+    try:
+        os.makedirs(run_dir.logs, mode=0o700)
+        atomic.write_json(run_dir.plan, codec.to_plain(plan))
+        write_owner(run_dir)
+    except OSError as error:
+        raise unusable(run_dir.path, error.strerror or str(error)) from error
+    return f"run {short_id(run_id)}; its files are in {run_dir.path}"
+
+
+def _saved(line: "TorchrunLine") -> Any:
+    """Return where --log-dir keeps a stream, in torchrun's own layout."""
+    if line.log_dir is None:
+        return None
+    import secrets
+
+    folder = os.path.join(line.log_dir, f"{line.meeting.rdzv_id}_{secrets.token_hex(4)}")
+
+    def path_of(attempt: int, local_rank: int, stream: int) -> str | None:
+        if stream and stream not in line.saved(local_rank):
+            return None
+        name = ("error.json", "stdout.log", "stderr.log")[stream]
+        return os.path.join(folder, f"attempt_{attempt}", str(local_rank), name)
+
+    return path_of

@@ -1,0 +1,1 @@
+"""What can be found out about nodes, jobs, job scripts and failures."""

@@ -1,0 +1,1 @@
+"""`muster convert`: torchrun boilerplate in a workflow file becomes a training task."""

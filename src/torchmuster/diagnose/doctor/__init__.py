@@ -1,0 +1,1 @@
+"""From the facts of nodes to findings. Standard library only."""

@@ -1,0 +1,95 @@
+"""From the facts of all nodes to findings, worst first: pure, so that every rule is tested from made-up nodes.
+
+Levels are chosen so that an ordinary container, laptop or cluster gives notes only. A finding ends a run
+(`is_certain`) in three cases: torch of another minor version or missing on some nodes, a script that is not there
+on some nodes, and, in the long form, nodes that can't reach each other.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from torchmuster.diagnose.doctor import (
+    rules_environment,
+    rules_fabric,
+    rules_files,
+    rules_gpu,
+    rules_matrix,
+    rules_network,
+    rules_system,
+    rules_versions,
+)
+from torchmuster.diagnose.doctor.finding import (
+    Finding,
+    Level,
+    Rule,
+    Situation,
+    names_of,
+    worst_first,
+)
+
+_PARTS = {
+    "system": "kernel and limits",
+    "network": "names and interfaces",
+    "files": "folders",
+    "gpu": "GPUs",
+    "environment": "variables",
+}
+
+
+def compare(situation: Situation) -> list[Finding]:
+    """Return all findings, worst first."""
+    found = [finding for rule in RULES for finding in rule(situation)]
+    return worst_first(found)
+
+
+def untold(situation: Situation) -> Iterator[Finding]:
+    """What could not be told is said: no answer is not a good one."""
+    silent = [node for node in situation.nodes if node.facts is None]
+    level = Level.WARNING if situation.is_long and situation.has_machines else Level.NOTE
+    if silent:
+        yield Finding(
+            level=level,
+            cause="unknown",
+            error=f"{names_of([n.name for n in silent])} could not be looked at",
+            because=tuple(dict.fromkeys(n.why_not for n in silent if n.why_not))[:4],
+        )
+    for part, words in _PARTS.items():
+        why = {
+            n.name: n.facts.unknown[part]
+            for n in situation.nodes
+            if n.facts and part in n.facts.unknown
+        }
+        if why:
+            slow = all("no answer" in text for text in why.values())
+            yield Finding(
+                level=Level.WARNING if part == "files" else level,
+                cause="file-system-hangs" if part == "files" and slow else "unknown",
+                error=f"{names_of(list(why))} could not tell about {words}",
+                at=names_of(list(why)),
+                because=tuple(dict.fromkeys(why.values()))[:4],
+                hint="a file system that does not answer looks like this: try `ls` on the folders of the run"
+                if part == "files" and slow
+                else None,
+            )
+
+
+RULES: Sequence[Rule] = (
+    untold,
+    *rules_versions.RULES,
+    *rules_matrix.RULES,
+    *rules_network.RULES,
+    *rules_system.RULES,
+    *rules_files.RULES,
+    *rules_gpu.RULES,
+    *rules_fabric.RULES,
+    *rules_environment.RULES,
+)
+
+
+def exit_code(findings: Sequence[Finding], *, could_tell: bool = True) -> int:
+    """Return 0 when all is well, 1 for warnings, 2 for failures, 3 when it could not be told."""
+    levels = {finding.level for finding in findings}
+    if Level.FAILURE in levels:
+        return 2
+    if not could_tell:
+        return 3
+    return 1 if Level.WARNING in levels else 0

@@ -1,0 +1,241 @@
+"""What is known of a job from its logs: who should have spoken and did, sizes, addresses, how far each rank got."""
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from torchmuster.diagnose.explain.events import Event, Line, Role, Who
+from torchmuster.diagnose.explain.scan import Record
+from torchmuster.model.nodelist import expand_hostlist
+
+_HOST_TOKEN = re.compile(r"[A-Za-z][A-Za-z0-9-]*\d[A-Za-z0-9-]*(?:\.[A-Za-z0-9-]+)*")
+# Not `${nodes[0]}` of a script that lies beside the logs.
+_BRACKETED = re.compile(r"(?<![${\w-])[A-Za-z][\w-]*\[[\d,-]+\]")
+_LABELLED = re.compile(
+    r"(?P<label>[A-Za-z_ ]{0,40}(?:node|host|worker|master)[A-Za-z_ ]{0,24})[:=]\s*(?P<value>\S[^:]*)$",
+    re.IGNORECASE,
+)
+_LIST_OPENS = re.compile(
+    r"(?:nodes|hosts|nodelist|node list|hostlist)\b[^:]{0,20}:\s*$", re.IGNORECASE
+)
+_COUNT = re.compile(
+    r"(?:number of nodes|num[_ ]?nodes|nnodes|nodes requested|select)\D{0,20}[:= ]\s*(?P<n>\d{1,5})\b",
+    re.IGNORECASE,
+)
+_OPTION = re.compile(r"--?(?P<option>[a-z_-]+)[= ](?P<value>[^\s-]\S*)")
+_KEYS = {
+    "nnodes": "min_nodes",
+    "rdzv_id": "run_id",
+    "rdzv_endpoint": "rdzv_endpoint",
+    "rdzv_backend": "rdzv_backend",
+    "node_rank": "node_rank",
+    "master_addr": "master_addr",
+    "master_port": "master_port",
+}
+_HERE = re.compile(r"current|this|running on|hostname of|local ?host", re.IGNORECASE)
+_ADDRESS_LABEL = re.compile(
+    r"\b(?:ip|address|addr|port|version|path|log|file|id|name)\b", re.IGNORECASE
+)
+
+
+def short(host: str) -> str:
+    """Return a host's name without its domain; an address stays."""
+    return host if re.fullmatch(r"[\d.]+|.*:.*", host) else host.partition(".")[0].lower()
+
+
+@dataclass(slots=True)
+class _Hosts:
+    allocated: dict[str, Line] = field(default_factory=dict)
+    spoke: dict[str, Line] = field(default_factory=dict)
+
+
+class Case:
+    """All events of a job, and what follows from them without judging."""
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self.events = sorted(record.events, key=lambda event: event.line.order)
+
+    # Events.
+
+    def of(self, *kinds: str) -> list[Event]:
+        """Return the events of these kinds, in the order in which they were read."""
+        return [event for event in self.events if event.kind in kinds]
+
+    def first(self, *kinds: str) -> Event | None:
+        """Return the first of these by time where they have one, else by order."""
+        found = self.of(*kinds)
+        return self.earliest(found) if found else None
+
+    def where(self, role: Role, keep: Callable[[Event], bool] = lambda event: True) -> list[Event]:
+        """Return the events of one role."""
+        return [event for event in self.events if event.role is role and keep(event)]
+
+    def earliest(self, events: Iterable[Event]) -> Event:
+        """Return the one that came first: by time if all have one, else as they were read."""
+        found = list(events)
+        if all(event.line.when is not None for event in found):
+            return min(found, key=lambda event: (event.line.when or 0.0, event.line.order))
+        return min(found, key=lambda event: event.line.order)
+
+    # Sizes.
+
+    @cached_property
+    def num_nodes(self) -> int | None:
+        """How many nodes the job wanted, as its own lines say; the largest word."""
+        found: list[int] = []
+        sizes = (*self.config("min_nodes"), *self.config("group_world_size"))
+        found += [int(e.get("value")) for e in sizes if e.get("value").isdigit()]
+        for event in self.of("variable"):
+            if event.get("name") in ("SLURM_NNODES", "SLURM_JOB_NUM_NODES", "NNODES"):
+                found += [int(event.get("value"))] if event.get("value").isdigit() else []
+        for line in self._frames():
+            match = _COUNT.search(line.text)
+            found += [int(match["n"])] if match is not None else []
+        found.append(len(self.allocated))
+        return max(found) or None
+
+    @cached_property
+    def world_size(self) -> int | None:
+        """How many ranks there are, as far as the lines say."""
+        ranks = [event.who.rank for event in self.events if event.who.rank is not None]
+        return max([self.told_size or 0, *(rank + 1 for rank in ranks)], default=0) or None
+
+    @cached_property
+    def told_size(self) -> int | None:
+        """How many ranks there are, as lines tell it themselves."""
+        sizes = [int(event.get("size")) for event in self.of("world") if event.get("size")]
+        sizes += [
+            int(word)
+            for event in self.of("launch_config")
+            if event.get("key") in ("world_sizes", "global_world_sizes")
+            for word in re.findall(r"\d+", event.get("value"))
+        ]
+        return max(sizes, default=0) or None
+
+    # Hosts.
+
+    @cached_property
+    def _hosts(self) -> _Hosts:
+        hosts = _Hosts()
+        for event in self.of("variable"):
+            if event.get("name") in ("SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_STEP_NODELIST"):
+                self._allocate(hosts, event.get("value"), event.line)
+        listing = False
+        for line in self._frames():
+            text = line.text.strip()
+            if listing and _HOST_TOKEN.fullmatch(text):
+                hosts.allocated.setdefault(short(text), line)
+                continue
+            listing = bool(_LIST_OPENS.search(text))
+            match = _LABELLED.search(text)
+            if match is not None and not _ADDRESS_LABEL.search(
+                match["label"].replace("hostname", "")
+            ):
+                named = [
+                    word
+                    for word in re.split(r"[\s,]+", match["value"])
+                    if _HOST_TOKEN.fullmatch(word)
+                ]
+                target = hosts.spoke if _HERE.search(match["label"]) else hosts.allocated
+                for word in named:
+                    target.setdefault(short(word), line)
+            for word in _BRACKETED.findall(text):
+                self._allocate(hosts, word, line)
+        for event in self.events:
+            if event.who.host is not None:
+                hosts.spoke.setdefault(short(event.who.host), event.line)
+        for log in self.record.logs:
+            if log.who.host is not None and log.num_lines and log.last:
+                hosts.spoke.setdefault(short(log.who.host), log.last[-1])
+        return hosts
+
+    def _allocate(self, hosts: _Hosts, text: str, line: Line) -> None:
+        try:
+            names = expand_hostlist(text)
+        except ValueError:
+            return
+        for name in names[:4096]:
+            hosts.allocated.setdefault(short(name), line)
+
+    def _frames(self) -> Iterable[Line]:
+        """Yield the first and the last lines of all logs: there scripts say where they are."""
+        for log in self.record.logs:
+            yield from log.header
+            seen = {line.number for line in log.header}
+            yield from (line for line in log.last if line.number not in seen)
+
+    @property
+    def allocated(self) -> dict[str, Line]:
+        """The hosts that the job had, each with the line that says so."""
+        return self._hosts.allocated
+
+    @property
+    def spoke(self) -> dict[str, Line]:
+        """The hosts that wrote something."""
+        return self._hosts.spoke
+
+    @property
+    def silent(self) -> list[str]:
+        """Allocated hosts of which there is no word, if it can be told."""
+        return [host for host in self.allocated if host not in self.spoke] if self.spoke else []
+
+    @cached_property
+    def may_lack_logs(self) -> bool:
+        """Say whether these are the logs of some nodes or ranks only: by their names, and by the sizes that they tell."""
+        names = [log.who for log in self.record.logs if log.num_lines]
+        if not names:
+            return False
+        if all(who.rank is not None for who in names):
+            return len({who.rank for who in names}) < (self.told_size or 0)
+        hosts = {short(who.host) for who in names if who.host is not None}
+        if len(hosts) < len(names):
+            return False  # a file that is named by no host may hold the words of all
+        if self.num_nodes is not None and self.num_nodes > 1:
+            return len(hosts) < self.num_nodes
+        ranks = {event.who.rank for event in self.events if event.who.rank is not None}
+        return len(hosts) == 1 and len(ranks) < (self.told_size or 0)
+
+    # Values that the user set.
+
+    def variable(self, *names: str) -> Event | None:
+        """Return the last line that sets or shows one of these variables."""
+        found = [
+            event for event in self.of("variable", "set_by_user") if event.get("name") in names
+        ]
+        return found[-1] if found else None
+
+    def config(self, key: str) -> list[Event]:
+        """Return what launchers were told, as they print it or as a shell traced it."""
+        return [
+            event
+            for event in (*self.of("launch_config"), *self._options)
+            if event.get("key") == key and event.get("value")
+        ]
+
+    @cached_property
+    def _options(self) -> list[Event]:
+        """Options of traced command lines, as if the launcher had printed them."""
+        found: list[Event] = []
+        for event in self.of("launch_line"):
+            for option, value in _OPTION.findall(event.get("options")):
+                key = _KEYS.get(option.replace("-", "_"))
+                if key is not None and "$" not in value:
+                    least = value.partition(":")[0] if key == "min_nodes" else value
+                    fields = {"key": key, "value": least}
+                    found.append(replace(event, kind="launch_config", fields=fields))
+        return found
+
+    # Ranks.
+
+    @cached_property
+    def progress(self) -> dict[Who, int]:
+        """How far each writer got: its last step, epoch or percentage."""
+        found: dict[Who, int] = {}
+        for log in self.record.logs:
+            for who, event in log.last_progress.items():
+                number = event.get("number") or event.get("percent")
+                if number:
+                    found[who] = int(number)
+        return found

@@ -1,0 +1,187 @@
+"""A run of muster's own: its coordinator saw every end, so its first cause is stronger than any guess from logs."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from torchmuster.diagnose.explain.case import Case
+from torchmuster.diagnose.explain.events import Finding, Line, Verdict
+from torchmuster.diagnose.explain.patterns import match
+from torchmuster.diagnose.explain.rules_signals import meaning_of
+from torchmuster.diagnose.explain.weigh import HIGH, MEDIUM, Weight
+from torchmuster.errors import HeadLostError
+from torchmuster.model.failure import EndKind, WorkerEnd
+from torchmuster.model.verdict import Result, RunState
+
+# What says how a rank ended, not why; a line that leaves no second reading says more.
+GENERAL = frozenset(
+    {"exception", "exit-code", "killed", "bus-error", "aborted", "segfault", "signal"}
+)
+_MAKES_STORE = re.compile(r"_create_c10d_store|_tcp_rendezvous_handler|_env_rendezvous_handler")
+_BY_STATE = {
+    RunState.PREEMPTED: (
+        "preempted",
+        "the scheduler took the nodes back, and the run stopped for it",
+    ),
+    RunState.TIMED_OUT: ("time-limit", "the time limit of the job was reached"),
+    RunState.CANCELLED: ("cancelled", "the run was cancelled"),
+    RunState.LOST: ("node-failed", "the run's coordinator is gone and left no result"),
+}
+
+
+def with_own_result(
+    verdict: Verdict,
+    result: Result | None,
+    events: Sequence[Mapping[str, object]] = (),
+    *,
+    state: RunState | None = None,
+) -> Verdict:
+    """Return a verdict on logs, corrected by what the run's own coordinator wrote.
+
+    Args:
+        verdict: From the logs.
+        result: `result.json`; None when the run has none.
+        events: `events.jsonl`.
+        state: Where the run stands, if there is no result.
+    """
+    stands = result.state if result is not None else state
+    if stands is None or stands is RunState.UNKNOWN:
+        return verdict
+    if stands is RunState.SUCCEEDED:
+        return replace(verdict, found=(), healthy=True, collect=(), notes=_notes(verdict, events))
+    if not stands.is_final:
+        note = f"the run has not ended: it is {stands.value}"
+        return replace(verdict, notes=(*verdict.notes, note))
+    own = finding_of(result, stands)
+    if own is None:
+        return verdict
+    first = _joined(own, verdict)
+    rest = tuple(found for found in verdict.found if found.cause != first.cause)
+    return replace(
+        verdict,
+        found=(first, *rest),
+        healthy=False,
+        collect=(),
+        notes=_notes(verdict, events),
+        num_files=max(verdict.num_files, 1),
+    )
+
+
+def own_finding(result: Result) -> Finding | None:
+    """Return what the coordinator says of a run that has ended, as a finding."""
+    return finding_of(result, result.state)
+
+
+def finding_of(result: Result | None, state: RunState) -> Finding | None:
+    """Return what the coordinator says, as a finding; None when it says nothing."""
+    report = result.report if result is not None else None
+    if result is not None and result.cause is not None and report is not None:
+        return Finding(
+            cause=word_of(result.cause),
+            sentence=report.error,
+            confidence=HIGH,
+            weight=2 * Weight.SCHEDULER,
+            at=report.at,
+            because=report.because,
+            ruled_out=("the other ranks' errors: the coordinator saw this end first",),
+            cure=report.hint,
+        )
+    if state not in _BY_STATE and report is None:
+        return None
+    cause, sentence = _BY_STATE.get(state, ("exit-code", "the run failed"))
+    head_lost = result is not None and result.exit_code == HeadLostError.exit_code
+    if head_lost or (result is not None and result.node_was_lost and state is RunState.PREEMPTED):
+        cause = "node-failed"
+    return Finding(
+        cause=cause,
+        sentence=report.error if report is not None else sentence,
+        confidence=HIGH if report is not None and state in _BY_STATE else MEDIUM,
+        weight=2 * Weight.SCHEDULER,
+        at=report.at if report is not None else None,
+        because=report.because if report is not None else (),
+        cure=report.hint if report is not None else None,
+    )
+
+
+def foreign_store(
+    case: Case, result: Result, events: Iterable[Mapping[str, object]]
+) -> Finding | None:
+    """Return the finding that a script calls another store than the launcher's; None when it doesn't.
+
+    With torchrun and muster no rank hosts a store: whoever changes the address or the port waits until its time-out.
+    """
+    error = result.cause.error if result.cause is not None else None
+    if error is None or not _MAKES_STORE.search(error.traceback):
+        return None
+    masters = {str(event.get("master")) for event in events if event.get("master")}
+    ports = {master.rpartition(":")[2] for master in masters}
+    calls = [
+        call for call in case.of("store_connect", "store_validate") if call.get("port") not in ports
+    ]
+    if not calls or not ports:
+        return None
+    called, own = f"{calls[0].get('host')}:{calls[0].get('port')}", ", ".join(sorted(masters))
+    return Finding(
+        cause="nobody-hosts-the-store",
+        sentence=f"the script calls a store at {called}; the launcher's is at {own}, and no rank hosts another",
+        confidence=HIGH,
+        weight=2 * Weight.SCHEDULER,
+        evidence=(calls[0].line,),
+        cure='init_process_group() with its init_method "env://", and leave MASTER_ADDR and MASTER_PORT as they are',
+        began=calls[0].line,
+    )
+
+
+def word_of(end: WorkerEnd) -> str:
+    """Return the word for a cause that a coordinator saw."""
+    if end.memory_evidence:
+        return "out-of-memory"
+    if end.kind is EndKind.NODE_LOST:
+        return "node-failed"
+    if end.kind is EndKind.NOT_STARTED:
+        return "launch-failed"
+    if end.kind is EndKind.PREEMPTED:
+        return "preempted"
+    if end.kind is EndKind.SIGNAL and end.signum is not None:
+        return meaning_of(end.signum)
+    if end.kind is EndKind.HANG:
+        # Who waits as well is in another collective than the others; else it came to none.
+        waits = re.match(r"rank \d+ waited in ", end.detail or "")
+        return "collectives-differ" if waits else "rank-missing-in-collective"
+    return "exception" if end.kind is EndKind.EXCEPTION else "exit-code"
+
+
+def _joined(own: Finding, verdict: Verdict) -> Finding:
+    """Return the own finding with what the logs add: evidence, and a better word for the same end."""
+    same = next((found for found in verdict.found if is_same(found, own)), None)
+    if same is None:
+        return own
+    better = own.cause in GENERAL and same.weight >= Weight.PROGRAM and same.confidence is HIGH
+    return replace(
+        own,
+        cause=same.cause if better else own.cause,
+        evidence=same.evidence,
+        cure="; ".join(text for text in (same.cure if better else None, own.cure) if text) or None,
+        confirm=same.confirm,
+    )
+
+
+def is_same(found: Finding, own: Finding) -> bool:
+    """Say whether a finding from the logs is of the end that the coordinator names."""
+    if found.cause == own.cause:
+        return True
+    told = " ".join((own.sentence, *own.because))
+    return any(_words(line) in told for line in found.evidence if _words(line))
+
+
+def _words(line: Line) -> str:
+    """Return the telling end of a line: what a traceback's last line says."""
+    text = line.text.strip()
+    return text if match(text) is not None or ": " in text else ""
+
+
+def _notes(verdict: Verdict, events: Sequence[Mapping[str, object]]) -> tuple[str, ...]:
+    started = sum(event.get("event") == "attempt_started" for event in events)
+    slow = {e.get("rank"): str(e.get("text")) for e in events if e.get("event") == "straggler"}
+    made = (f"the run made {started} attempts",) if started > 1 else ()
+    return (*verdict.notes, *made, *slow.values())

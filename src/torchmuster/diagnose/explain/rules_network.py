@@ -1,0 +1,213 @@
+"""Addresses, names and ports: what was published, and what belongs to somebody else."""
+
+import re
+from collections.abc import Iterator
+
+from torchmuster.diagnose.explain.case import Case, short
+from torchmuster.diagnose.explain.events import Event, Finding
+from torchmuster.diagnose.explain.weigh import HIGH, LOW, MEDIUM, Weight, at
+
+LOOPBACK = re.compile(r"^(?:127\.|localhost$|::1$)")
+_PRIVATE_BRIDGE = re.compile(r"^172\.(?:1[7-9]|2\d|3[01])\.0\.1$")
+_LINK_LOCAL = re.compile(r"^(?:fe80:|169\.254\.)", re.IGNORECASE)
+_QUOTED_NAME = re.compile(r"[\(\[ '](?P<host>[A-Za-z][\w-]*[\w.-]*)[,\]:' ]")
+
+
+def port_taken(case: Case) -> Iterator[Finding]:
+    """A port that the job needs belongs to somebody else."""
+    found = case.of("port_taken")
+    if not found:
+        return
+    event = case.earliest(found)
+    port = next((e.get("port") for e in found if e.get("port")), "")
+    several = len({(e.who.host, e.who.rank, e.who.task) for e in found}) > 1
+    yield Finding(
+        cause="port-taken",
+        sentence=f"the port {port or 'of the store'} is taken by another process",
+        confidence=HIGH,
+        weight=Weight.SPECIFIC,
+        evidence=tuple(e.line for e in found[:3]),
+        at=at(event),
+        because=(
+            ("several processes tried it: more than one may think that it is rank 0",)
+            if several
+            else ()
+        ),
+        cure="let the port be chosen (`--rdzv-endpoint=HOST:0`, `muster run`), or end what holds it",
+        confirm=f"ss -ltnp 'sport = :{port}'" if port else "ss -ltnp",
+        began=event.line,
+    )
+
+
+def loopback_endpoint(case: Case) -> Iterator[Finding]:
+    """Other nodes were told an address that means the node itself."""
+    found = [
+        e
+        for e in case.of("store_connect", "store_validate", "gloo_connect", "peer_lost")
+        if LOOPBACK.match(e.get("host"))
+    ]
+    configured = [
+        e
+        for e in (*case.config("rdzv_endpoint"), *case.config("master_addr"))
+        if LOOPBACK.match(e.get("value").partition(":")[0])
+    ]
+    several = (case.num_nodes or 1) > 1 or len(case.spoke) > 1
+    meshed = [e for e in found if e.kind == "gloo_connect"]
+    called = [e for e in found if e.kind.startswith("store")]
+    if case.of("progress") and not case.of("rdzv_timeout", "store_clients") and not meshed:
+        return
+    chosen = meshed or called or (configured if several else [])
+    if chosen and (several or meshed or called):
+        yield _loopback(case.earliest(chosen), chosen, sure=several or bool(meshed))
+
+
+def _loopback(event: Event, found: list[Event], *, sure: bool) -> Finding:
+    gloo = event.kind == "gloo_connect"
+    return Finding(
+        cause="loopback-address",
+        sentence=(
+            "Gloo published a loopback address as a node's: another node that calls it calls itself"
+            if gloo
+            else "the endpoint is this machine's own loopback address: another node that calls it calls itself"
+        ),
+        confidence=HIGH if sure else MEDIUM,
+        weight=Weight.LAUNCH + (2 if gloo else 0),
+        evidence=tuple(e.line for e in found[:3]),
+        at=at(event),
+        ruled_out=("a firewall: nothing left the node",),
+        cure=(
+            "the node's name resolves to 127.0.x.1 in /etc/hosts: set GLOO_SOCKET_IFNAME to the interface"
+            " between the nodes (`muster run` measures and sets it)"
+            if gloo
+            else "give the head's address as other nodes see it (`--rdzv-endpoint=HEAD:PORT`, --master-addr)"
+        ),
+        confirm="getent hosts $(hostname)   on every node",
+        began=event.line,
+    )
+
+
+def bridge_address(case: Case) -> Iterator[Finding]:
+    """The address of a container bridge, the same on every node, was published."""
+    kinds = ("gloo_connect", "store_connect", "peer_lost")
+    found = [e for e in case.of(*kinds) if _PRIVATE_BRIDGE.match(e.get("host"))]
+    if not found:
+        return
+    event = case.earliest(found)
+    yield Finding(
+        cause="bridge-address",
+        sentence=f"a node published {event.get('host')}, the address of a container bridge that every node has",
+        confidence=HIGH if event.kind == "gloo_connect" else MEDIUM,
+        weight=Weight.LAUNCH + 2,
+        evidence=tuple(e.line for e in found[:3]),
+        at=at(event),
+        ruled_out=("a crashed peer: the call never left the node",),
+        cure="name the real interface: GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME (`muster run` measures and sets them)",
+        confirm="ip -br addr; getent hosts $(hostname)   on every node",
+        began=event.line,
+    )
+
+
+def link_local(case: Case) -> Iterator[Finding]:
+    """An address that is valid on one link only, and not without the interface's name."""
+    found = [
+        e for e in case.of("store_connect", "gloo_connect") if _LINK_LOCAL.match(e.get("host"))
+    ]
+    if not found:
+        return
+    event = case.earliest(found)
+    yield Finding(
+        cause="link-local-address",
+        sentence=f"{event.get('host')} is an address of one link only: other nodes can't call it",
+        confidence=HIGH,
+        weight=Weight.LAUNCH + 1,
+        evidence=tuple(e.line for e in found[:3]),
+        at=at(event),
+        cure="give an address that is routed between the nodes",
+        confirm="ip -br addr   on the head",
+        began=event.line,
+    )
+
+
+def _asked_in_vain(case: Case) -> list[Event]:
+    """Return what looks like torch's harmless word on IPv6, of names that were then called in vain."""
+    called = {
+        e.get("host") for e in case.of("store_connect", "store_validate") if not e.get("errno")
+    }
+    answered = {e.get("host") for e in case.of("store_connect", "store_validate") if e.get("errno")}
+    return [
+        e
+        for e in case.of("no_ipv6")
+        if e.get("host") in called - answered and any(c.isalpha() for c in e.get("host"))
+    ]
+
+
+def _misspelled(case: Case) -> tuple[Event, str] | None:
+    """Return a call in vain to a name that is written almost like a known host's, and that host."""
+    known = {**case.allocated, **case.spoke}
+    for event in case.of("store_connect", "store_validate"):
+        called = short(event.get("host"))
+        if called in known or event.get("errno") or not called[:1].isalpha():
+            continue
+        like = next((host for host in known if is_misspelled(called, host)), "")
+        if like:
+            return event, like
+    return None
+
+
+def is_misspelled(name: str, known: str) -> bool:
+    """Say whether two names differ in a way in which names of one cluster don't: a letter less, or a zero more."""
+    letters, others = (re.sub(r"\d+", "0", word) for word in (name, known))
+    if letters == others:
+        pairs = zip(re.findall(r"\d+", name), re.findall(r"\d+", known), strict=True)
+        return any("0" in (a[0], b[0]) and len(a) != len(b) for a, b in pairs)
+    if sorted(letters) == sorted(others):
+        return True  # two letters in the wrong order
+    short_one, long_one = sorted((letters, others), key=len)
+    one_more = len(long_one) == len(short_one) + 1
+    return one_more and any(
+        long_one[:n] + long_one[n + 1 :] == short_one for n in range(len(long_one))
+    )
+
+
+def misspelled_name(case: Case) -> Iterator[Finding]:
+    """A name was called that looks like a known host's, written wrongly."""
+    found = _misspelled(case) if not case.of("no_name", "rdzv_complete") else None
+    if found is None:
+        return
+    event, like = found
+    name = event.get("host")
+    yield Finding(
+        cause="name-not-resolved",
+        sentence=f"{name} did not answer, and its name looks wrong: the hosts are written like {like}",
+        confidence=LOW,
+        weight=Weight.NETWORK + 1,
+        evidence=(event.line,),
+        at=at(event),
+        cure="mend the name in the job script, or take it from the allocation (scontrol show hostnames)",
+        confirm=f"getent hosts {name}   on every node",
+        began=event.line,
+    )
+
+
+def names(case: Case) -> Iterator[Finding]:
+    """A name that a node can't resolve."""
+    found = [*case.of("no_name"), *_asked_in_vain(case)]
+    if not found:
+        return
+    event = case.earliest(found)
+    host = next((e.get("host") for e in found if e.get("host")), "")
+    if not host:
+        quoted = (_QUOTED_NAME.search(e.line.text) for e in found)
+        host = next((match["host"] for match in quoted if match is not None), "")
+    yield Finding(
+        cause="name-not-resolved",
+        sentence=f"the name {host or 'of the head'} can't be resolved on {event.who.host or 'a node'}",
+        confidence=MEDIUM,
+        weight=Weight.NETWORK + 1,
+        evidence=tuple(e.line for e in found[:3]),
+        at=at(event),
+        ruled_out=("a firewall: there was no address to call",),
+        cure="use the head's address instead of its name, or a name that all nodes know",
+        confirm=f"getent hosts {host or 'NAME'}   on every node",
+        began=event.line,
+    )

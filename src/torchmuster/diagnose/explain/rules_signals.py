@@ -1,0 +1,272 @@
+"""Ends by signals, and for want of memory."""
+
+import re
+import signal
+from collections.abc import Iterator
+
+from torchmuster.diagnose.explain.case import Case
+from torchmuster.diagnose.explain.events import Confidence, Event, Finding
+from torchmuster.diagnose.explain.weigh import HIGH, LOW, MEDIUM, Weight, at
+
+_WORDS = {
+    "Killed": 9,
+    "Segmentation fault": 11,
+    "Bus error": 7,
+    "Aborted": 6,
+    "Illegal instruction": 4,
+    "Floating point exception": 8,
+    "Terminated": 15,
+    "Hangup": 1,
+}
+# Sent by those who tear down: launchers, schedulers, users. They say who was ended, not why.
+_OF_KERNEL = re.compile(r"Killed process|cgroup out of memory|oom-killer")
+_IN_A_TABLE = re.compile(r"\btraceback\s*: Signal")
+_RANK_ROW = re.compile(r"(?P<rank>\d{1,6}) \(local_rank: (?P<local>\d+)\)")
+_FROM_OUTSIDE = (1, 2, 3, 15)
+_MEANINGS: dict[int, tuple[str, str, str, Confidence]] = {
+    11: (
+        "segfault",
+        "crashed in native code (SIGSEGV)",
+        "PYTHONFAULTHANDLER=1 shows where; a wrong build of an extension is the usual reason",
+        MEDIUM,
+    ),
+    7: (
+        "bus-error",
+        "was ended by SIGBUS: shared memory is full, or a mapped file shrank",
+        "a larger /dev/shm; copy mapped data to the node",
+        MEDIUM,
+    ),
+    4: (
+        "illegal-instruction",
+        "met an instruction that this processor lacks",
+        "install a build for this processor",
+        MEDIUM,
+    ),
+    9: (
+        "killed",
+        "was killed (SIGKILL), and nothing here says by whom",
+        "most often memory: look for an out-of-memory line of the kernel or the scheduler, else ask who kills",
+        LOW,
+    ),
+    6: (
+        "aborted",
+        "aborted (SIGABRT)",
+        "read its last lines: an assertion or a terminate of C++ stands there",
+        LOW,
+    ),
+}
+_LOADER_HIT_SIGBUS = (
+    "small-dev-shm",
+    "was ended by SIGBUS: a loader worker, which passes its batches through /dev/shm; it is likely full",
+    "--shm-size=8g or --ipc=host for the container, or fewer loader workers",
+    MEDIUM,
+)
+
+
+def out_of_memory(case: Case) -> Iterator[Finding]:
+    """The kernel or the scheduler says that it killed for want of memory."""
+    proof = case.first("oom_proof")
+    if proof is None:
+        return
+    node = proof.who.host or "a node"
+    yield Finding(
+        cause="out-of-memory",
+        sentence=f"the memory of {node} (or of the job's limit) ran out, and a process was killed for it",
+        # A scheduler speaks of this job; the kernel may speak of any process, also of an earlier one.
+        confidence=HIGH
+        if _killed(case).get(9) or not _OF_KERNEL.search(proof.line.text)
+        else MEDIUM,
+        weight=Weight.PROVED,
+        evidence=(proof.line, *(e.line for e in _killed(case).get(9, [])[:2])),
+        at=at(proof),
+        ruled_out=("a GPU out of memory: that raises an exception and kills nobody",),
+        cure="ask for more memory (--mem), use fewer loader workers, smaller batches",
+        confirm="sacct -j JOB -o MaxRSS,ReqMem,State   (PBS: qstat -xf JOB | grep resources_used.mem)",
+        began=proof.line,
+    )
+
+
+def _killed(case: Case) -> dict[int, list[Event]]:
+    """Return what was ended by a signal, by its number."""
+    found: dict[int, list[Event]] = {}
+    kinds = (
+        *("child_failed", "signal_received", "killed_line", "task_exit", "loader_killed"),
+        *("exit_code", "table_row", "fatal_python"),
+    )
+    for event in case.of(*kinds):
+        number = signal_of(event)
+        if number:
+            found.setdefault(number, []).append(event)
+    return found
+
+
+def signal_of(event: Event) -> int:
+    """Return the number of the signal that an event speaks of; 0 if of none."""
+    if event.kind == "fatal_python":  # what faulthandler writes
+        words = event.get("what").replace("-", " ")
+        return next((number for word, number in _WORDS.items() if words.startswith(word)), 0)
+    if event.kind == "table_row":
+        match = (
+            re.match(r"(-?\d+) ", event.get("value")) if event.get("key") == "exitcode" else None
+        )
+        return _of_code(int(match[1])) if match is not None else 0
+    if event.kind in ("child_failed", "exit_code"):
+        word = event.get("code") or event.get("other")
+        return _of_code(int(word)) if re.fullmatch(r"-?\d{1,4}", word) else 0
+    if event.kind == "signal_received":
+        word = event.get("signum") or event.get("number") or event.get("other")
+        digits = re.match(r"\d+", word)
+        if digits is not None:
+            return _of_code(-int(digits[0]))
+        return int(signal.Signals[word]) if word in signal.Signals.__members__ else 0
+    code = re.search(r"exit code (\d+)", event.line.text)
+    if code is not None:
+        return _of_code(int(code[1]))
+    return next((number for word, number in _WORDS.items() if word in event.line.text), 0)
+
+
+def _of_code(code: int) -> int:
+    """Return the signal that an exit code stands for: -9 of Python, 137 of a shell."""
+    number = -code if code < 0 else code - 128
+    return number if 0 < number <= signal.NSIG else 0
+
+
+def signals(case: Case) -> Iterator[Finding]:
+    """A process was ended by a signal that nobody explains."""
+    for number, found in _killed(case).items():
+        if number in _FROM_OUTSIDE:
+            continue
+        if number == 9 and case.of("oom_proof"):
+            continue
+        begun = [event for event in found if number != 6 or not _had_lost_its_peer(case, event)]
+        if begun:
+            yield _ended(case, number, begun)
+
+
+def _had_lost_its_peer(case: Case, event: Event) -> bool:
+    """Say whether the same writer had said before its end that others were gone.
+
+    NCCL's watchdog, and an exception that nobody caught, abort the process: such an end is an echo.
+    """
+    rank = event.who.rank if event.who.rank is not None else _global_rank(case, event)
+    return any(
+        lost.line.path == event.line.path
+        and lost.line.order < event.line.order
+        and (rank is None or lost.who.rank in (None, rank))
+        for lost in case.of("watchdog", "peer_lost", "watchdog_abort")
+    )
+
+
+def _global_rank(case: Case, event: Event) -> int | None:
+    """Return the rank that a local one is, as the launcher's table of failures says; None if it doesn't."""
+    for row in case.of("table_row"):
+        match = _RANK_ROW.match(row.get("value")) if row.get("key") == "rank" else None
+        same = row.line.path == event.line.path and row.who == event.who
+        if match is not None and same and match["local"] == event.get("local_rank"):
+            return int(match["rank"])
+    return None
+
+
+def _ended(case: Case, number: int, found: list[Event]) -> Finding:
+    event = case.earliest(found)
+    name = signal.Signals(number).name if number in list(signal.Signals) else f"signal {number}"
+    meaning = _MEANINGS.get(number)
+    if number == 7 and any(e.kind == "loader_killed" for e in found):
+        meaning = _LOADER_HIT_SIGBUS
+    default = ("signal", f"was ended by {name}", f"find who sends {name}: `man 7 signal`", LOW)
+    cause, sentence, cure, confidence = meaning or default
+    return Finding(
+        cause=cause,
+        sentence=f"{_who(event)} {sentence}",
+        confidence=confidence,
+        weight=Weight.COLLECTIVE if number == 6 else Weight.SIGNAL + 1,
+        evidence=tuple(e.line for e in found[:3]),
+        at=at(event),
+        ruled_out=("a Python exception: there is none of this rank",)
+        if number in (9, 11, 7)
+        else (),
+        cure=cure,
+        confirm=(
+            "dmesg -T | grep -i 'killed process'; sacct -j JOB -o State,MaxRSS"
+            if number == 9
+            else None
+        ),
+        began=event.line,
+    )
+
+
+def _who(event: Event) -> str:
+    local_rank = event.get("local_rank")
+    if local_rank:
+        return f"local rank {local_rank}{f' on {event.who.host}' if event.who.host else ''}"
+    return str(event.who) or "a worker"
+
+
+def ended_from_outside(case: Case) -> Iterator[Finding]:
+    """SIGTERM, SIGHUP or SIGINT reached a launcher: somebody ended the job."""
+    for number, found in _killed(case).items():
+        told = [e for e in found if e.kind in ("signal_received", "killed_line")]
+        told = [e for e in told if not _was_ended_by_its_launcher(case, e)]
+        if number not in _FROM_OUTSIDE or not told:
+            continue
+        event = case.earliest(told)
+        name = signal.Signals(number).name
+        hangup = number == signal.SIGHUP
+        yield Finding(
+            cause="hangup" if hangup else "cancelled",
+            sentence=(
+                "the terminal went away (SIGHUP) and took the job with it"
+                if hangup
+                else f"the job was ended from outside: its launcher got {name}"
+            ),
+            confidence=MEDIUM,
+            weight=Weight.SIGNAL,
+            evidence=tuple(e.line for e in told[:3]),
+            at=at(event),
+            cure=(
+                "start it with `muster run --detach`, tmux or a scheduler"
+                if hangup
+                else "ask who ended it: the scheduler at its limit, a colleague, Ctrl-C"
+            ),
+            confirm=None if hangup else "sacct -j JOB -o State%30,Elapsed,Timelimit",
+            began=event.line,
+        )
+
+
+def interrupted(case: Case) -> Iterator[Finding]:
+    """Ctrl-C reached a script that no launcher watched."""
+    found = [e for e in case.of("exception") if e.get("type") == "KeyboardInterrupt"]
+    found = [e for e in found if e.get("uncaught")]
+    if not found:
+        return
+    event = case.earliest(found)
+    yield Finding(
+        cause="cancelled",
+        sentence=f"{str(event.who) or 'the script'} was interrupted (SIGINT, Ctrl-C)",
+        confidence=MEDIUM,
+        weight=Weight.ENVELOPE + 2,
+        evidence=(event.line,),
+        at=at(event),
+        cure="ask who ended it: Ctrl-C in its terminal, or a launcher that ends its ranks so",
+        began=event.line,
+    )
+
+
+def _was_ended_by_its_launcher(case: Case, event: Event) -> bool:
+    """Say whether a launcher tells of a rank that it ended itself, after another one had failed.
+
+    It does so in the table of its failures, and it had said before that it sends the signal.
+    """
+    if not _IN_A_TABLE.search(event.line.text):
+        return False
+    return any(
+        failed.line.path == event.line.path and signal_of(failed) not in _FROM_OUTSIDE
+        for failed in case.of("child_failed")
+    )
+
+
+def meaning_of(number: int) -> str:
+    """Return the word for an end by this signal."""
+    if number in _FROM_OUTSIDE:
+        return "hangup" if number == signal.SIGHUP else "cancelled"
+    return _MEANINGS[number][0] if number in _MEANINGS else "signal"

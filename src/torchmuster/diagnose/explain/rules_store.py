@@ -1,0 +1,219 @@
+"""The store: callers did not get through to it. Nobody listens, a firewall, no route, another service."""
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from torchmuster.diagnose.explain.case import Case, short
+from torchmuster.diagnose.explain.events import Confidence, Event, Finding
+from torchmuster.diagnose.explain.rules_network import LOOPBACK
+from torchmuster.diagnose.explain.weigh import HIGH, LOW, MEDIUM, Weight, at
+
+_UNREACHABLE = (str(errno.ENETUNREACH), str(errno.EHOSTUNREACH))
+_NO_HANDSHAKE = re.compile(
+    r"recv|likely closed|unexpected|magic|[Pp]rotocol|Ping failed|invalid value|[Bb]roken pipe|reset by"
+)
+_WAITED = re.compile(r"timed out after (?P<ms>\d+)ms")
+_JOIN_LIMIT = re.compile(r"'join_timeout': '?(?P<s>\d+)")
+_USUAL_JOIN_LIMIT_S = 600.0
+_SECOND_CURE = (
+    "torchrun opens a second, random port under the head's own name: open all TCP ports between the nodes,"
+    " and give `--local-addr ADDRESS` on each"
+)
+_OPEN_ALL = "open all TCP ports between the nodes (a site's staff can); another interface may be open already"
+
+
+# Cause: sentence, cure.
+_SAID = {
+    "no-route": (
+        "there is no route to {target} from {callers}",
+        "give an address on a network that all nodes share",
+    ),
+    "other-service-on-port": (
+        "something else than torch's store answers on {target}, or the store of another version",
+        "choose another port, or let it be chosen; use the same torch on all nodes",
+    ),
+    "second-store-unreachable": (
+        "the workers' store at {target} could not be reached, after the rendezvous had worked",
+        _SECOND_CURE,
+    ),
+    "store-refused": (
+        "nothing listens on {target}: the head has not started, has ended, or rejects the call",
+        "look at the head's own first lines; start it first, on the same port",
+    ),
+    "nobody-hosts-the-store": (
+        "nobody hosts the store: also the owner of {target} called it and got no answer",
+        "the head does not recognise the endpoint as its own: add `--rdzv-conf is_host=1` there, or use its name",
+    ),
+    "firewall": (
+        "the head waits, and others get no answer from {target}: a firewall does not let them through",
+        _OPEN_ALL,
+    ),
+    "store-unreachable": ("the store at {target} could not be reached", _OPEN_ALL),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Calls:
+    """What is known of the calls.
+
+    Attributes:
+        target: `host:port` of the first.
+        refused: An answer came: nothing listens there, or a firewall rejects.
+        shook_hands: Somebody took the call and did not speak as torch's store does.
+        second: It is another port than that of the rendezvous.
+        by_owner: The owner of the address called it too.
+        head_had_ended: The head had given up before the first call; None when the times don't tell.
+    """
+
+    target: str
+    callers: tuple[str, ...]
+    unreachable: bool
+    refused: bool
+    shook_hands: bool
+    second: bool
+    by_owner: bool
+    head_waits: bool
+    began_to_train: bool
+    head_had_ended: bool | None
+
+
+def cannot_reach_store(case: Case) -> Iterator[Finding]:
+    """Callers did not get through to the store."""
+    calls = [
+        e
+        for e in case.of("store_connect", "store_validate")
+        if e.get("host") and e.get("port") and not LOOPBACK.match(e.get("host"))
+    ]
+    if not calls or case.of("port_taken"):
+        return
+    known = _known(case, calls)
+    if known.began_to_train:
+        return  # the store was there, and went with its node: that is an echo
+    event = case.earliest(calls)
+    basis = Finding(
+        cause="store-unreachable",
+        sentence=f"the store at {known.target} could not be reached",
+        confidence=LOW,
+        weight=Weight.NETWORK,
+        evidence=tuple(e.line for e in calls[:4]),
+        at=at(event),
+        ruled_out=("training code: no collective had begun",),
+        cure=_OPEN_ALL,
+        confirm=f"nc -vz {event.get('host')} {event.get('port')}   from every other node, while the head runs",
+        began=event.line,
+    )
+    cause, sentence, cure, confidence = _decide(known)
+    yield replace(basis, cause=cause, sentence=sentence, cure=cure, confidence=confidence)
+
+
+def _known(case: Case, calls: list[Event]) -> _Calls:
+    event = case.earliest(calls)
+    port = event.get("port")
+    callers = {host for e in calls if (host := _caller(e, event.get("host")))}
+    endpoints = [e.get("value") for e in case.config("rdzv_endpoint")]
+    told = {value.rpartition(":")[2] for value in endpoints if ":" in value}
+    codes = {e.get("errno") for e in calls}
+    joined = case.of("rdzv_complete") or any(
+        "default_pg" in e.get("keys") for e in case.of("store_wait")
+    )
+    joined = joined or _workers_called(case, calls)
+    handshake = [e for e in case.of("store_validate") if _NO_HANDSHAKE.search(e.get("rest"))]
+    return _Calls(
+        target=f"{event.get('host')}:{port}",
+        callers=tuple(sorted(callers)),
+        unreachable=bool(codes & set(_UNREACHABLE)),
+        refused=str(errno.ECONNREFUSED) in codes or any("refused" in e.line.text for e in calls),
+        shook_hands=bool(handshake),
+        second=bool(joined) or (bool(told) and port not in told),
+        by_owner=short(event.get("host")) in callers,
+        head_waits=bool(case.of("rdzv_timeout")),
+        began_to_train=_before_calls(case, calls),
+        head_had_ended=_head_had_ended(case, calls),
+    )
+
+
+def _caller(event: Event, called: str) -> str:
+    """Return who called: its host, or the called one itself where the log bears its name, as in `worker-0.log`."""
+    if event.who.host:
+        return short(event.who.host)
+    stem = os.path.basename(event.line.path).partition(".")[0].lower()
+    return short(called) if stem.endswith(short(called)) else ""
+
+
+def _workers_called(case: Case, calls: list[Event]) -> bool:
+    """Say whether a launcher tells of the end of ranks whose own code called: it had started them, so they had met."""
+    failed = {e.line.path for e in case.of("child_failed")}
+    return any(e.get("own") and e.line.path in failed for e in calls)
+
+
+def _head_had_ended(case: Case, calls: list[Event]) -> bool | None:
+    """Say whether the head's wait was over before the first call began; None when the times don't tell."""
+    ends = [_end_of_wait(case, event) for event in case.of("rdzv_timeout")]
+    known = [end for end in ends if end is not None]
+    began = [e.line.when - _waited_s(e) for e in calls if e.line.when is not None]
+    return min(began) > max(known) + 1.0 if known and began else None
+
+
+def _waited_s(event: Event) -> float:
+    match = _WAITED.search(event.line.text)
+    return int(match["ms"]) / 1e3 if match is not None else 0.0
+
+
+def _end_of_wait(case: Case, event: Event) -> float | None:
+    """Return when a node gave up, by its own clock: as the line says, or as long after its start as it was to wait."""
+    if event.line.when is not None:
+        return event.line.when
+    path = event.line.path
+    header = [line for log in case.record.logs if log.path == path for line in log.header]
+    before = [line.when for line in header if line.order < event.line.order and line.when]
+    told = [e.get("value") for e in case.config("rdzv_configs") if e.line.path == path]
+    match = _JOIN_LIMIT.search(told[-1]) if told else None
+    limit_s = float(match["s"]) if match is not None else _USUAL_JOIN_LIMIT_S
+    return max(before) + limit_s if before else None
+
+
+def _before_calls(case: Case, calls: list[Event]) -> bool:
+    """Say whether training had begun before the first call that failed."""
+    first = case.earliest(calls).line
+    steps = [e.line for log in case.record.logs for e in log.last_progress.values()]
+    return any(line.path == first.path and line.order < first.order for line in steps)
+
+
+def _decide(known: _Calls) -> tuple[str, str, str, Confidence]:
+    """Return the word for what happened, a sentence, the cure, and how sure that is."""
+    cause, confidence = _cause(known)
+    sentence, cure = _SAID[cause]
+    if cause == "nobody-hosts-the-store" and not known.by_owner:
+        sentence = (
+            "nobody hosts the store: {callers} all called {target}, and none took it for its own"
+        )
+        cure = "the endpoint has to be a node that runs the launcher, by its own name; else add"
+        cure += " `--rdzv-conf is_host=1` there"
+    if cause == "store-refused" and known.head_had_ended:
+        sentence = "the head had given up its wait before {callers} called {target}"
+        cure = (
+            "start all nodes together, or let the first wait longer: `--rdzv-conf join_timeout=900`"
+        )
+    callers = ", ".join(known.callers) or "a node"
+    return cause, sentence.format(target=known.target, callers=callers), cure, confidence
+
+
+def _cause(known: _Calls) -> tuple[str, Confidence]:
+    if known.unreachable:
+        return "no-route", HIGH
+    if known.shook_hands:
+        return "other-service-on-port", MEDIUM
+    if known.second:
+        return "second-store-unreachable", MEDIUM
+    if known.refused and not known.by_owner:
+        return "store-refused", MEDIUM
+    if known.by_owner or (not known.head_waits and len(known.callers) > 1):
+        return "nobody-hosts-the-store", MEDIUM
+    if known.head_had_ended:
+        return "store-refused", MEDIUM
+    if known.head_waits:
+        return "firewall", MEDIUM if known.head_had_ended is None else HIGH
+    return "store-unreachable", LOW

@@ -1,0 +1,91 @@
+"""A verdict in words, and as plain values for `--json`."""
+
+from typing import Any
+
+from torchmuster.diagnose.explain.events import Finding, Line, Verdict
+from torchmuster.model.display.text import render_report
+from torchmuster.model.verdict import Report
+
+_EVIDENCE = 6
+_SHOWN = 160
+_UNKNOWN_END = "the job ended well or is still running"
+
+
+def render_verdict(verdict: Verdict, own_run: str | None = None) -> str:
+    """Return what the user reads: the first cause whole, others in a line each.
+
+    `own_run` says how a run of ours stands: then nobody has to guess.
+    """
+    size = f"{_count(verdict.num_lines, 'line')} in {_count(verdict.num_files, 'file')}"
+    lines = [f"note: {note}" for note in verdict.notes]
+    if verdict.healthy:
+        return "\n".join([*lines, f"no failure was found in {size}: {own_run or _UNKNOWN_END}", ""])
+    first = verdict.first
+    if first is None:
+        lines.append(f"the cause can't be told from {size}")
+        return "\n".join([*lines, *_collect(verdict), ""])
+    text = render_report(report_of(first))
+    parts = [f"confidence: {first.confidence.value}"]
+    parts += [f"ruled out: {text}" for text in first.ruled_out]
+    parts += [f"confirm: {first.confirm}"] if first.confirm else []
+    parts += [f"next to fail: {other.sentence}; {other.cure}" for other in verdict.next_to_fail]
+    rest = verdict.found[1:4]
+    parts += [f"also seen: {other.sentence} ({_place(other)})" for other in rest]
+    head = "".join(f"{line}\n" for line in lines)
+    return "\n".join([head + text + "\n".join(parts), *_collect(verdict), ""])
+
+
+def report_of(finding: Finding) -> Report:
+    """Return a finding in the four parts of every message."""
+    because = [*finding.because, *(evidence_of(line) for line in finding.evidence[:_EVIDENCE])]
+    return Report(error=finding.sentence, at=finding.at, because=tuple(because), hint=finding.cure)
+
+
+def as_values(verdict: Verdict) -> dict[str, Any]:
+    """Return a verdict as plain values; the keys are part of the command's interface."""
+    return {
+        "healthy": verdict.healthy,
+        "found": [_finding(finding) for finding in verdict.found],
+        "next_to_fail": [_finding(finding) for finding in verdict.next_to_fail],
+        "collect": list(verdict.collect),
+        "notes": list(verdict.notes),
+        "num_lines": verdict.num_lines,
+        "num_files": verdict.num_files,
+    }
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    return {
+        "cause": finding.cause,
+        "sentence": finding.sentence,
+        "confidence": finding.confidence.value,
+        "at": finding.at,
+        "because": list(finding.because),
+        "evidence": [
+            {"file": line.path, "line": line.number, "text": line.text} for line in finding.evidence
+        ],
+        "ruled_out": list(finding.ruled_out),
+        "cure": finding.cure,
+        "confirm": finding.confirm,
+    }
+
+
+def _collect(verdict: Verdict) -> list[str]:
+    if not verdict.collect:
+        return []
+    return ["to be sure, collect:", *(f"  {what}" for what in verdict.collect)]
+
+
+def evidence_of(line: Line) -> str:
+    """Return a line with its place, in one line of a message."""
+    text = line.text.strip()
+    shown = text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+    return f"{line.place}: {shown}"
+
+
+def _place(finding: Finding) -> str:
+    return finding.evidence[0].place if finding.evidence else finding.at or "no line"
+
+
+def _count(number: int, word: str) -> str:
+    return f"{number:,} {word}{'' if number == 1 else 's'}"

@@ -1,0 +1,1 @@
+"""What a node can say of itself; runs on nodes. Standard library only."""

@@ -1,0 +1,128 @@
+"""What the kernel says of a node: processor, memory, limits, shared memory, control groups."""
+
+import os
+import resource
+from dataclasses import dataclass
+
+from torchmuster.diagnose.facts import memory
+
+# What a limit is when there is none: RLIM_INFINITY, and cgroup v1's largest multiple of a page.
+_NO_LIMIT = 1 << 62
+_LIMITS = {
+    "nofile": resource.RLIMIT_NOFILE,
+    "nproc": resource.RLIMIT_NPROC,
+    "memlock": resource.RLIMIT_MEMLOCK,
+    "core": resource.RLIMIT_CORE,
+}
+SHARED_MEMORY = "/dev/shm"
+_MAX_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SystemFacts:
+    """One node as its kernel sees it.
+
+    Attributes:
+        cpus: The CPUs that this process may use, as `0-3,8`.
+        limits: Soft limits by name; -1 for none.
+        hard_limits: The same, as far as a process may raise them.
+        memory_limit_bytes: The smallest of the control groups above us; None without one.
+        shm_bytes: Size of /dev/shm; None when there is none.
+        is_container: Whether this looks like the inside of a container.
+    """
+
+    host: str
+    kernel: str
+    machine: str
+    boot_id: str
+    num_cpus: int
+    num_usable_cpus: int
+    cpus: str
+    memory_bytes: int
+    limits: dict[str, int]
+    hard_limits: dict[str, int]
+    cgroup: int = 0
+    memory_limit_bytes: int | None = None
+    shm_bytes: int | None = None
+    shm_free_bytes: int | None = None
+    is_container: bool = False
+    uid: int = 0
+
+
+def collect_system(root: str = "/") -> SystemFacts:
+    """Return what this node's kernel says; `root` is where its files are looked for."""
+    name = os.uname()
+    usable = sorted(os.sched_getaffinity(0))
+    limits = {word: resource.getrlimit(number) for word, number in _LIMITS.items()}
+    shm = _room(os.path.join(root, SHARED_MEMORY.lstrip("/")))
+    version, limit = memory_limit()
+    return SystemFacts(
+        host=name.nodename,
+        kernel=name.release,
+        machine=name.machine,
+        boot_id=_read(os.path.join(root, "proc/sys/kernel/random/boot_id")).strip(),
+        num_cpus=os.cpu_count() or 1,
+        num_usable_cpus=len(usable),
+        cpus=compress(usable),
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        limits={word: _plain(soft) for word, (soft, _) in limits.items()},
+        hard_limits={word: _plain(hard) for word, (_, hard) in limits.items()},
+        cgroup=version,
+        memory_limit_bytes=limit,
+        shm_bytes=shm[0] if shm else None,
+        shm_free_bytes=shm[1] if shm else None,
+        is_container=_is_container(root),
+        uid=os.getuid(),
+    )
+
+
+def compress(numbers: list[int]) -> str:
+    """Return ascending numbers as `0-3,8`."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and parts[-1][1] == number - 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
+
+
+def memory_limit() -> tuple[int, int | None]:
+    """Return the version of control groups (0: none) and the smallest memory limit above us, in bytes."""
+    found: list[int] = []
+    version = 0
+    for path in memory.counter_files():
+        is_second = path.endswith("memory.events")
+        version = 2 if is_second else max(version, 1)
+        name = "memory.max" if is_second else "memory.limit_in_bytes"
+        text = _read(os.path.join(os.path.dirname(path), name)).strip()
+        if text.isdecimal() and int(text) < _NO_LIMIT:
+            found.append(int(text))
+    return version, min(found) if found else None
+
+
+def _plain(limit: int) -> int:
+    return -1 if limit == resource.RLIM_INFINITY or limit >= _NO_LIMIT else limit
+
+
+def _room(path: str) -> tuple[int, int] | None:
+    try:
+        disk = os.statvfs(path)
+    except OSError:
+        return None
+    return disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
+
+
+def _is_container(root: str) -> bool:
+    marks = (".dockerenv", "run/.containerenv", ".singularity.d")
+    if any(os.path.exists(os.path.join(root, mark)) for mark in marks):
+        return True
+    return "KUBERNETES_SERVICE_HOST" in os.environ or "APPTAINER_CONTAINER" in os.environ
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, errors="replace") as file:
+            return file.read(_MAX_BYTES)
+    except OSError:
+        return ""

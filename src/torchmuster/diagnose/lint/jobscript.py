@@ -1,0 +1,65 @@
+"""A job script as it is written: the directives for a scheduler, and the shell script behind them."""
+
+from dataclasses import dataclass
+
+from torchmuster.diagnose.lint.allocation import (
+    Allocation,
+    Option,
+    Scheduler,
+    read_allocation,
+    read_options,
+)
+from torchmuster.diagnose.lint.shell_script import ShellScript, read_shell
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobScript:
+    """A job script; nothing in it was run.
+
+    Attributes:
+        options: Those of all directives, in their order.
+        allocation: What the directives ask for.
+        shell: Commands and assignments.
+        lines: The text, line by line.
+    """
+
+    name: str
+    text: str
+    lines: tuple[str, ...]
+    scheduler: Scheduler
+    options: tuple[Option, ...]
+    allocation: Allocation
+    shell: ShellScript
+
+
+def parse(text: str, name: str) -> JobScript:
+    """Return what a script says; what it does not understand is left out, it never fails.
+
+    Args:
+        text: The script: with `#SBATCH` or `#PBS` lines, or only commands.
+        name: Of the file, for messages.
+    """
+    lines = text.split("\n")
+    scheduler, options = _read_directives(lines)
+    return JobScript(
+        name=name,
+        text=text,
+        lines=tuple(lines),
+        scheduler=scheduler,
+        options=tuple(options),
+        allocation=read_allocation(scheduler, options),
+        shell=read_shell(text),
+    )
+
+
+def _read_directives(lines: list[str]) -> tuple[Scheduler, list[Option]]:
+    """Return whose directives there are, and their options; a scheduler reads none after a command."""
+    scheduler, options, late = Scheduler.NONE, list[Option](), False
+    for number, line in enumerate(lines, 1):
+        late = late or bool(line.strip() and not line.lstrip().startswith("#"))
+        found = read_options(line, number, late=late)
+        if found is None or (scheduler is not Scheduler.NONE and found[0] is not scheduler):
+            continue
+        scheduler = found[0]
+        options += found[1]
+    return scheduler, options

@@ -1,0 +1,331 @@
+"""Where a job script starts training: torchrun or Python, by which launcher, how often on each node."""
+
+import argparse
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torchmuster.diagnose.lint.allocation import whole
+from torchmuster.diagnose.lint.jobscript import JobScript
+from torchmuster.diagnose.lint.numbers import number
+from torchmuster.diagnose.lint.shell_lex import DEFERRED, FIXED, shown
+from torchmuster.diagnose.lint.shell_script import Command, ShellScript, bind, read_shell
+from torchmuster.errors import UsageError
+from torchmuster.spec.torchrun import make_parser
+
+WRAPPERS = frozenset(
+    {
+        "srun",
+        "mpiexec",
+        "mpirun",
+        "pbsdsh",
+        "pbs_tmrsh",
+        "ssh",
+        "pdsh",
+        "clush",
+        "aprun",
+        "jsrun",
+        "ibrun",
+        "parallel",
+        "pssh",
+    }
+)
+_MPI = frozenset({"mpiexec", "mpirun", "aprun"})
+# A line that only talks of torchrun begins with another word than these.
+_PREFIXES = WRAPPERS | {
+    *(
+        "time",
+        "exec",
+        "nohup",
+        "command",
+        "nice",
+        "env",
+        "stdbuf",
+        "unbuffer",
+        "numactl",
+        "taskset",
+    ),
+    *("timeout", "singularity", "apptainer", "docker", "podman", "shifter", "sarus", "uv", "conda"),
+    *(
+        "micromamba",
+        "mamba",
+        "poetry",
+        "pixi",
+        "nsys",
+        "bash",
+        "sh",
+        "zsh",
+        "eval",
+        "setsid",
+        "muster",
+    ),
+}
+_PYTHON = re.compile(r"python[\d.]*")
+_MODULES = ("torch.distributed.run", "torch.distributed.launch")
+_NO_TRAINING = frozenset({"-c", "-V", "--version", "pip", "venv", "torch.utils.collect_env"})
+_MAX_STARTS, _MAX_DEPTH, _MAX_WORDS = 100, 3, 2000
+_BEHIND_OPTIONS = re.compile(r"\.py$|^-m$|^--(?:nnodes|nproc|rdzv|master|node|max)|^[$]")
+_MENTIONS = re.compile(r"torchrun|torch\.distributed|python")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """One line that starts training.
+
+    Attributes:
+        kind: `torchrun`, `launch` (torch.distributed.launch), `python` or `script` (a file that is not seen).
+        wrapper: What starts it on other nodes or several times; None: only where the script runs.
+        given: torchrun's options; None for other kinds, and for a line that it refuses.
+        refused: What torchrun's parser says.
+        partial: Options stand in variables that this script does not set.
+        on_nodes: A shell on each node fills in its variables.
+        muster: It is `muster torchrun`.
+        words: Of the program, behind its name.
+        options: Of the wrapper; short ones by their letter.
+    """
+
+    kind: str
+    line: int
+    command: Command
+    wrapper: str | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    given: argparse.Namespace | None = None
+    refused: UsageError | None = None
+    partial: bool = False
+    on_nodes: bool = False
+    muster: bool = False
+    words: tuple[str, ...] = ()
+    program: str = ""
+
+    @property
+    def by_torchrun(self) -> bool:
+        """Whether it is torchrun in one of its spellings."""
+        return self.kind in ("torchrun", "launch")
+
+
+def find_starts(job: JobScript) -> tuple[Start, ...]:
+    """Return every start of training in a script, at most 100."""
+    found: list[Start] = []
+    for command in job.shell.commands:
+        found += _starts_of(command, job.shell, None, 0)
+        if len(found) >= _MAX_STARTS:
+            break
+    return tuple(found[:_MAX_STARTS])
+
+
+def tasks_per_node(start: Start, job: JobScript) -> int | None:
+    """Return how often the wrapper starts the program on each node; None when it can't be told."""
+    if start.wrapper is None or start.wrapper == "ssh":
+        return 1
+    if start.wrapper == "srun":
+        return _tasks_of_srun(start, job)
+    if start.wrapper in _MPI:
+        return _tasks_of_mpi(start, job)
+    if start.wrapper == "pbsdsh":
+        return 1 if {"u", "n", "o"} & set(start.options) else job.allocation.tasks_per_node or 1
+    return None
+
+
+def option(start: Start, *names: str) -> str | None:
+    """Return the wrapper's option by any of its names."""
+    return next((start.options[name] for name in names if name in start.options), None)
+
+
+def _number_of(start: Start, job: JobScript, *names: str) -> int | None:
+    text = option(start, *names)
+    return None if text is None else number(text, job, start.line)
+
+
+def _tasks_of_srun(start: Start, job: JobScript) -> int | None:
+    allocation = job.allocation
+    if option(start, "ntasks-per-node") is not None:
+        return _number_of(start, job, "ntasks-per-node")
+    nodes = _number_of(start, job, "nodes", "N") or allocation.nodes
+    if option(start, "ntasks", "n") is not None:
+        tasks = _number_of(start, job, "ntasks", "n")
+        return -(-tasks // nodes) if tasks and nodes else None
+    if option(start, "nodes", "N") is not None and allocation.ntasks and nodes:
+        return allocation.tasks_per_node
+    return allocation.tasks_per_node or 1
+
+
+def _tasks_of_mpi(start: Start, job: JobScript) -> int | None:
+    per_node = ("ppn", "npernode", "N", "ntasks-per-node", "perhost")
+    if option(start, *per_node) is not None:
+        return _number_of(start, job, *per_node)
+    mapped = re.search(r"ppr:(\d+):node", " ".join(start.options.values()))
+    if mapped is not None:
+        return whole(mapped[1])
+    nodes = job.allocation.nodes
+    if option(start, "n", "np") is not None:
+        tasks = _number_of(start, job, "n", "np")
+        return -(-tasks // nodes) if tasks and nodes else None
+    return job.allocation.tasks_per_node
+
+
+def _starts_of(
+    command: Command, shell: ShellScript, outer: Start | None, depth: int
+) -> Iterator[Start]:
+    """Return the starts of one command: its own, and those in the scripts that it hands to a shell."""
+    words = _filled_in(command, shell)
+    first = words[0].rsplit("/", 1)[-1] if words else ""
+    if not words or not (first in _PREFIXES or first[:1] in "$" + FIXED or _program(words, 0)):
+        return
+    begin = next(
+        (i for i in range(len(words)) if _program(words, i, wrapped=_wrapped(words[:i], outer))),
+        None,
+    )
+    wrapper, options = _wrapper(words if begin is None else words[:begin], outer)
+    if begin is not None:
+        yield _make(command, words, begin, wrapper, options, outer)
+        return
+    for word in words[1:]:
+        if depth < _MAX_DEPTH and re.search(r"\s", word) and _MENTIONS.search(word):
+            yield from _inside(word, command, shell, wrapper, options, outer, depth)
+
+
+def _wrapped(before: Sequence[str], outer: Start | None) -> bool:
+    return _wrapper(before, outer)[0] is not None
+
+
+def _inside(
+    text: str,
+    command: Command,
+    shell: ShellScript,
+    wrapper: str | None,
+    options: Mapping[str, str],
+    outer: Start | None,
+    depth: int,
+) -> Iterator[Start]:
+    """Return the starts in the text of another shell's script."""
+    inner = read_shell(bind(text), command.line)
+    inner.by_name = {**shell.by_name, **inner.by_name}
+    around = Start(
+        kind="shell",
+        line=command.line,
+        command=command,
+        wrapper=wrapper,
+        options=options,
+        on_nodes=wrapper is not None or (outer is not None and outer.on_nodes),
+    )
+    for nested in inner.commands:
+        yield from _starts_of(nested, inner, around, depth + 1)
+
+
+def _filled_in(command: Command, shell: ShellScript) -> list[str]:
+    """Return the words; a bare variable that holds several words becomes these."""
+    found: list[str] = []
+    for word in command.words:
+        text = word.text
+        if re.fullmatch(rf"[${FIXED}]\{{?\w+(?:\[[@*]\])?\}}?", text):
+            value = shell.expand(text, command.line)
+            if value != text and (" " in value or "torchrun" in value or not value):
+                found += value.split()
+                continue
+        elif FIXED in text and re.search(r"\s", text):
+            text = shell.expand(text, command.line)
+        found.append(text)
+        if len(found) > _MAX_WORDS:
+            break
+    return found
+
+
+def _program(words: Sequence[str], index: int, *, wrapped: bool = False) -> str | None:
+    """Return what kind of start the word at `index` is."""
+    name = words[index].rsplit("/", 1)[-1]
+    if name == "torchrun":
+        return "torchrun"
+    if _PYTHON.fullmatch(name):
+        rest = [word for word in words[index + 1 : index + 4] if word not in ("-u", "-O", "-s")]
+        if len(rest) > 1 and rest[0] == "-m" and rest[1] in _MODULES:
+            return "launch" if rest[1].endswith("launch") else "torchrun"
+        if wrapped and rest and not _NO_TRAINING & set(rest[:2]):
+            return "python"
+    if wrapped and re.search(r"\w\.(?:sh|bash)$", name):
+        return "script"
+    return None
+
+
+def _wrapper(words: Sequence[str], outer: Start | None) -> tuple[str | None, Mapping[str, str]]:
+    """Return the last wrapper among words, and its options."""
+    places = [i for i, word in enumerate(words) if word.rsplit("/", 1)[-1] in WRAPPERS]
+    if not places:
+        return (outer.wrapper, outer.options) if outer is not None else (None, {})
+    name = words[places[-1]].rsplit("/", 1)[-1]
+    return name, _options(words[places[-1] + 1 :], long_by_one_dash=name in _MPI)
+
+
+def _options(words: Sequence[str], *, long_by_one_dash: bool) -> dict[str, str]:
+    """Return `{"nodes": "2", "n": "4"}`; an option without a value has an empty one."""
+    found: dict[str, str] = {}
+    for index, word in enumerate(words):
+        if word == "--":
+            break
+        behind = words[index + 1] if index + 1 < len(words) else ""
+        behind = "" if behind.startswith("-") else behind
+        if word.startswith("--") or (long_by_one_dash and re.match(r"-[a-z]{2}", word)):
+            name, equals, value = word.lstrip("-").partition("=")
+            found.setdefault(name, value if equals else behind)
+        elif re.match(r"-[A-Za-z]", word):
+            found.setdefault(word[1], word[2:].lstrip("=") or behind)
+    return found
+
+
+def _make(
+    command: Command,
+    words: list[str],
+    begin: int,
+    wrapper: str | None,
+    options: Mapping[str, str],
+    outer: Start | None,
+) -> Start:
+    kind = _program(words, begin, wrapped=wrapper is not None) or "python"
+    rest = words[begin + 1 :]
+    if kind in ("torchrun", "launch") and words[begin].rsplit("/", 1)[-1] != "torchrun":
+        rest = rest[next(i for i, word in enumerate(rest) if word in _MODULES) + 1 :]
+    given = refused = None
+    partial = False
+    if kind in ("torchrun", "launch"):
+        known = _without_unknown(rest)
+        partial, rest = len(known) < len(rest), known
+        given, refused = _parse(rest)
+    return Start(
+        kind=kind,
+        line=outer.line if outer is not None else command.line,
+        command=outer.command if outer is not None else command,
+        wrapper=wrapper,
+        options=options,
+        given=given,
+        refused=None if partial else refused,
+        partial=partial,
+        on_nodes=outer is not None and outer.on_nodes,
+        muster=begin > 0 and words[begin - 1].rsplit("/", 1)[-1] == "muster",
+        words=tuple(rest),
+        program=shown(words[begin]),
+    )
+
+
+def _without_unknown(words: Sequence[str]) -> list[str]:
+    """Return the words without variables that hold options but are not set in this script."""
+    kept: list[str] = []
+    for index, word in enumerate(words):
+        behind = words[index + 1] if index + 1 < len(words) else ""
+        bare = word[:1] in (*"$", FIXED, DEFERRED) and not re.search(r"[./]\w", word)
+        is_value = bool(kept) and kept[-1].startswith("-") and "=" not in kept[-1]
+        if not (bare and not is_value and _BEHIND_OPTIONS.search(behind)):
+            kept.append(word)
+        if re.search(r"\.py$", word):
+            return [*kept, *words[index + 1 :]]
+    return kept
+
+
+def _parse(words: list[str]) -> tuple[argparse.Namespace | None, UsageError | None]:
+    words = [word for word in words if word not in ("--use-env", "--use_env")]
+    if {"-h", "--help"} & set(words):  # argparse would print it
+        return None, None
+    try:
+        return make_parser({}).parse_args(words), None
+    except UsageError as error:
+        return None, error
+    except SystemExit:
+        return None, None

@@ -1,1 +1,0 @@
-"""What can be found out about a node and a failure. Standard library only."""

@@ -1,0 +1,47 @@
+"""Nodes of an elastic run that were asked to end, such as a spot machine that is called back. Rules only.
+
+A node's SIGTERM stops the run where the run needs that node; where a range leaves enough others only that node goes: its
+workers get the signal and their grace, then the attempt ends, no restart is spent, and the next one goes on without it.
+"""
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torchmuster.head.roll import Member
+from torchmuster.model.failure import EndKind, WorkerEnd
+from torchmuster.model.plan import RunPlan
+
+
+@dataclass(slots=True)
+class Leavers:
+    """Who leaves."""
+
+    plan: RunPlan
+    members: list[Member] = field(default_factory=list)
+    _kill_at: float = float("inf")
+
+    def may_leave(self, member: Member, signum: int, present: Sequence[Member]) -> bool:
+        """Say whether the run can go on without this node and those that leave already."""
+        if not self.plan.is_elastic or signum != signal.SIGTERM or member.hello.wants_place_0:
+            return False
+        rest = [m for m in present if m is not member and m not in self.members]
+        return len(rest) >= max(self.plan.min_nodes, 1)
+
+    def add(self, member: Member, now: float) -> None:
+        """Note that a node leaves."""
+        self.members.append(member)
+        self._kill_at = min(self._kill_at, now + self.plan.limits.grace_s)
+
+    def is_time(self, now: float, ends: Sequence[WorkerEnd], names: Sequence[str]) -> bool:
+        """Say whether the attempt ends now; workers that leave with code 75 take the others with them."""
+        if not self.members:
+            return False
+        kinds = (EndKind.SUCCESS, EndKind.PREEMPTED)
+        has_ended = any(end.node in names and end.kind not in kinds for end in ends)
+        return has_ended or now >= self._kill_at
+
+    def take_all(self) -> list[Member]:
+        """Return who leaves, and forget them."""
+        members, self.members, self._kill_at = self.members, [], float("inf")
+        return members

@@ -1,0 +1,267 @@
+"""The coordinator's side of the look before the start: facts of all nodes, in the long form a matrix, one event.
+
+    greet() --AskFacts--> the nodes collect --NodeFacts--> settle() --all here, or the time is up--> findings
+
+Nothing here waits: the coordinator calls `settle` until it says True, passes messages on to `take`, and wakes up at
+`due`. Before every start (short) it happens while the spawners import torch, and holds nothing up for more than
+0.2 s after that. In the long form (`muster doctor`) the pairs call each other first, over connections of their own:
+a path that swallows large packets would swallow the facts, and the agent's lease with them.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torchmuster import proc
+from torchmuster.head.matrix import Matrix
+from torchmuster.head.roll import Member
+from torchmuster.model import codec
+from torchmuster.model.plan import RunPlan
+from torchmuster.model.verdict import Report
+from torchmuster.net import messages
+
+if TYPE_CHECKING:
+    from torchmuster.diagnose.doctor.finding import Finding, NodeView, Situation
+    from torchmuster.head.network_survey import NetworkSurvey
+
+LONG, ONLY = "long", "only"  # the other forms are `short` and `off`
+HOLD_S = 0.2  # after the spawners are ready
+LONG_HOLD_S = 8.0
+_MAX_NAMES = 64
+_MAX_FINDINGS = 64
+_MAX_ROWS = 256
+
+
+@dataclass(slots=True)
+class _Said:
+    """What one agent has said, and when it was asked."""
+
+    asked_at: float  # by this machine's clock
+    facts: messages.NodeFacts | None = None
+    heard_at: float = 0.0
+
+
+@dataclass(slots=True)
+class Preflight:
+    """Looks at all nodes before an attempt.
+
+    Attributes:
+        error: The report that ends the run.
+        has_failed: The run ends; in the long form the findings themselves are the report.
+    """
+
+    plan: RunPlan
+    send: Callable[[Member, messages.Message], None]
+    name_of: Callable[[Member], str]
+    tell: Callable[..., Any]
+    clock: Callable[[], float] = time.monotonic
+    wall: Callable[[], float] = time.time
+    own_network_id: str = field(default_factory=proc.network_id)
+    error: Report | None = None
+    has_failed: bool = False
+    _said: dict[str, _Said] = field(default_factory=dict)  # by incarnation
+    _settled: frozenset[str] = frozenset()
+    _ready_at: float | None = None
+    _matrix: Matrix | None = None
+    _has_asked: bool = False
+    _no_network: tuple[str, ...] = ()
+    _began_at: float | None = None
+
+    @property
+    def is_long(self) -> bool:
+        """Say whether somebody has asked for all of it."""
+        return self.plan.preflight in (LONG, ONLY)
+
+    @property
+    def is_all(self) -> bool:
+        """Say whether no worker shall be started: who asked wanted to look only."""
+        return self.plan.preflight == ONLY
+
+    @property
+    def due(self) -> float | None:
+        """Return when `settle` has to be called again even if nobody speaks."""
+        if self._matrix is not None and not self._matrix.is_over:
+            return self._matrix.ends_at
+        if self._ready_at is None:
+            return None
+        return self._ready_at + (LONG_HOLD_S if self.is_long else HOLD_S)
+
+    def greet(self, member: Member) -> None:
+        """Ask an agent that has just joined to look around; on one machine the head looks for all."""
+        same = member.hello.network_id == self.own_network_id and self.own_network_id != ""
+        if not self.is_long and (member.hello.wants_place_0 or not same):
+            self._ask(member, ())
+
+    def _ask(self, member: Member, names: tuple[str, ...]) -> None:
+        self._said[member.hello.incarnation] = _Said(asked_at=self.wall())
+        script = self.plan.preflight_script
+        self.send(member, messages.AskFacts(is_long=self.is_long, names=names, script=script))
+
+    def take(self, member: Member, message: messages.Message) -> None:
+        """Take what an agent says."""
+        if isinstance(message, messages.NodeFacts):
+            said = self._said.get(member.hello.incarnation)
+            if said is not None and said.facts is None:
+                said.facts, said.heard_at = message, self.wall()
+        elif self._matrix is not None:
+            self._matrix.take(member, message)
+
+    def take_failure(self, report: Report) -> bool:
+        """Take over that no network connects the nodes; say whether the run goes on to say more of it."""
+        if self.is_long and not self._no_network:
+            self._no_network = (report.error, *report.because)
+        return self.is_long
+
+    def settle(
+        self, here: Sequence[Member], head_address: str, network: "NetworkSurvey | None"
+    ) -> bool:
+        """Say whether an attempt may begin with these members."""
+        incarnations = frozenset(member.hello.incarnation for member in here)
+        if incarnations <= self._settled:
+            return True
+        if self.has_failed:
+            return False
+        now = self.clock()
+        here = sorted(here, key=_order)
+        self._began_at = self._began_at or now
+        if self.is_long and not self._matrix_is_over(here, head_address, network):
+            return False
+        if self._ready_at is None and all(member.ready for member in here):
+            self._ready_at = now
+        asked = [m for m in here if m.hello.incarnation in self._said]
+        missing = [m for m in asked if self._said[m.hello.incarnation].facts is None]
+        if missing and not self._is_late(now):
+            return False
+        self._settled = incarnations
+        self._conclude(asked, network)
+        self._ready_at = None
+        return not self.has_failed
+
+    def _is_late(self, now: float) -> bool:
+        limit_s = LONG_HOLD_S if self.is_long else HOLD_S
+        return self._ready_at is not None and now >= self._ready_at + limit_s
+
+    def _matrix_is_over(
+        self, here: Sequence[Member], head_address: str, network: "NetworkSurvey | None"
+    ) -> bool:
+        if self._matrix is None:
+            addresses = [_address(member, head_address, network) for member in here]
+            self._matrix = Matrix(list(here), addresses, self.send, self.clock)
+        if not self._matrix.advance():
+            return False
+        if not self._has_asked:
+            self._has_asked = True
+            deaf = self._matrix.stalled_with_head()
+            several = len({member.hello.network_id for member in here}) > 1
+            names = self.plan.node_names[:_MAX_NAMES] if several else ()
+            for number, member in enumerate(here):
+                if number not in deaf:
+                    self._ask(member, names)
+        return True
+
+    # The conclusion.
+
+    def _conclude(self, asked: Sequence[Member], network: "NetworkSurvey | None") -> None:
+        from torchmuster.diagnose.doctor.compare import compare
+
+        members = self._matrix.members if self._matrix is not None else list(asked)
+        situation = self._situation(members, network)
+        findings = compare(situation)
+        certain = [finding for finding in findings if finding.is_certain]
+        self._tell_all(situation, findings)
+        if not certain:
+            return
+        self.has_failed = True
+        if not self.is_long:
+            self.error = _report(certain[0])
+
+    def _tell_all(self, situation: "Situation", findings: "Sequence[Finding]") -> None:
+        fields: dict[str, Any] = {
+            "form": LONG if self.is_long else self.plan.preflight,
+            "findings": [codec.to_plain(finding) for finding in findings[:_MAX_FINDINGS]],
+            "num_nodes": len(situation.nodes),
+            "took_s": round(self.clock() - (self._began_at or self.clock()), 3),
+            "held_s": round(self._held(), 3),
+        }
+        if self.is_long:
+            from torchmuster.diagnose.doctor.show import node_row
+
+            fields["nodes"] = [node_row(node) for node in situation.nodes[:_MAX_ROWS]]
+            fields["pairs"] = self._matrix.rows() if self._matrix is not None else []
+        self.tell("preflight", **fields)
+
+    def _held(self) -> float:
+        return self.clock() - self._ready_at if self._ready_at is not None else 0.0
+
+    def _situation(self, members: Sequence[Member], network: "NetworkSurvey | None") -> "Situation":
+        from torchmuster.diagnose.doctor.finding import Situation
+
+        matrix = self._matrix
+        return Situation(
+            nodes=tuple(self._view(member, network) for member in members),
+            is_long=self.is_long,
+            pairs=matrix.pairs() if matrix is not None else (),
+            bulk_bytes=matrix.bulk_bytes if matrix is not None else 0,
+            no_network=self._no_network,
+            script_is_program=self.plan.preflight_script is None,
+        )
+
+    def _view(self, member: Member, network: "NetworkSurvey | None") -> "NodeView":
+        from torchmuster.diagnose.doctor.finding import NodeView
+        from torchmuster.diagnose.facts.facts import Facts
+
+        said = self._said.get(member.hello.incarnation)
+        facts, why_not = None, "large messages do not come through from there"
+        if said is not None:
+            why_not = "it did not answer in time"
+        clock_s, error_s = None, 0.0
+        if said is not None and said.facts is not None:
+            clock_s, error_s = _clock(said)
+            try:
+                facts = codec.from_plain(Facts, said.facts.facts)
+            except codec.CodecError as error:
+                why_not = f"its answer makes no sense: {error}"
+        return NodeView(
+            name=self.name_of(member),
+            facts=facts,
+            why_not=why_not,
+            num_workers=member.hello.num_workers,
+            machine=member.hello.network_id or member.hello.host,
+            interface=network.interface_of(member) if network is not None else None,
+            clock_s=clock_s,
+            clock_error_s=error_s,
+        )
+
+
+def _order(member: Member) -> tuple[bool, float, str]:
+    place = float("inf") if member.place is None else member.place
+    return not member.hello.wants_place_0, place, member.hello.host
+
+
+def _clock(said: _Said) -> tuple[float | None, float]:
+    """Return how far a node's clock is ahead of ours, and how far that may be wrong."""
+    if said.facts is None:
+        return None, 0.0
+    # As NTP does it (RFC 5905): four times, two by each clock.
+    there, back = said.facts.asked_at - said.asked_at, said.facts.sent_at - said.heard_at
+    return (there + back) / 2, max((there - back) / 2, 0.0)
+
+
+def _address(member: Member, head_address: str, network: "NetworkSurvey | None") -> str:
+    chosen = network.address_of(member) if network is not None else None
+    if chosen is not None:
+        return chosen
+    if member.hello.wants_place_0 or member.channel is None:
+        return head_address
+    return member.channel.peer_address.removeprefix("::ffff:")
+
+
+def _report(finding: "Finding") -> Report:
+    hint = f"{finding.hint}; " if finding.hint else ""
+    return Report(
+        error=finding.error,
+        at=finding.at,
+        because=finding.because,
+        hint=f"{hint}`--no-preflight` starts the workers anyway",
+    )

@@ -1,0 +1,1 @@
+"""What runs on every node: the agent of a training run and what it keeps. Standard library only."""

@@ -1,0 +1,143 @@
+"""What agents that were killed have left in temporary folders, removed by the next agent of the same user here.
+
+Each agent has a socket folder with a record in it that names its scratch folder. It holds a lock on both folders while
+it lives; the kernel lets go of it with the process, however that ends. A folder is removed when there is a record of
+ours and nobody holds its lock: one of another user, another program or a living agent is never touched.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import stat
+import tempfile
+import threading
+
+_RECORD = "owner.json"
+_SOCKET_FOLDER = re.compile(r"muster-[a-z0-9_]{8}$")  # as tempfile.mkdtemp names it
+_GONE = ".gone"
+_MAX_RECORD_BYTES = 1 << 16
+_held: dict[str, int] = {}  # folders that are ours, with their locks
+
+
+def hold(folder: str) -> bool:
+    """Hold a folder of ours until this process ends; say whether it is still the one at this path.
+
+    Several agents may hold one: a replacement takes the scratch folder of an agent that stands still.
+    """
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        same = os.path.samestat(os.fstat(fd), os.lstat(folder))
+    except BlockingIOError:
+        same = False  # somebody removes it at this moment
+    except OSError:  # this file system has no locks: then nobody can take one to remove it
+        same = True
+    if not same:
+        os.close(fd)
+        return False
+    _held[folder] = fd
+    return True
+
+
+def note_owner(socket_folder: str, scratch: str | None = None) -> None:
+    """Write the record of an agent into its socket folder; without one, its folders stay when it is killed."""
+    path = os.path.join(socket_folder, _RECORD)
+    with contextlib.suppress(OSError):
+        with open(f"{path}.tmp", "w") as file:
+            json.dump({"pid": os.getpid(), "scratch": scratch}, file)
+        os.replace(f"{path}.tmp", path)
+
+
+def sweep_beside(run_id: str) -> None:
+    """Remove what is left over in a thread: large folders take their time, and an agent has none."""
+    threading.Thread(target=sweep, args=(run_id,), name="leftovers", daemon=True).start()
+
+
+def sweep(run_id: str, folders: tuple[str, ...] = ()) -> None:
+    """Remove what killed agents have left, but for the scratch of this run: a replacement goes on with it."""
+    for folder in set(folders or (tempfile.gettempdir(), "/tmp")):
+        try:
+            names = [entry for entry in os.listdir(folder) if _SOCKET_FOLDER.match(entry)]
+        except OSError:
+            continue
+        for name in names:
+            with contextlib.suppress(OSError):
+                _sweep_one(os.path.join(folder, name), run_id)
+
+
+def _sweep_one(socket_folder: str, run_id: str) -> None:
+    record = _read_record(os.path.join(socket_folder, _RECORD))
+    if record is None:
+        return
+    scratch = record.get("scratch")
+    if isinstance(scratch, str):
+        if os.path.basename(scratch).startswith(f"muster-{run_id}-"):
+            return
+        if not _is_let_go(socket_folder):
+            return
+        _remove(scratch)
+        if os.path.lexists(scratch + _GONE):
+            return  # not all of it could be removed: the record stays for the next
+    _remove(socket_folder)
+
+
+def _read_record(path: str) -> dict[str, object] | None:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return None
+    with open(fd, "rb") as file:
+        status = os.fstat(fd)
+        if status.st_uid != os.getuid() or not stat.S_ISREG(status.st_mode):
+            return None
+        try:
+            record = json.loads(file.read(_MAX_RECORD_BYTES))
+        except ValueError:
+            return None
+    return record if isinstance(record, dict) else None
+
+
+def _is_let_go(folder: str) -> bool:
+    fd = _take(folder)
+    if fd is None:
+        return False
+    os.close(fd)
+    return True
+
+
+def _take(folder: str) -> int | None:
+    """Return a descriptor that locks a folder of ours which nobody holds; None for any other."""
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        if os.fstat(fd).st_uid == os.getuid():
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return fd
+    except OSError:
+        pass
+    os.close(fd)
+    return None
+
+
+def _remove(folder: str) -> None:
+    """Remove a folder of ours that nobody holds: first its name, so that nobody takes half of it over."""
+    if not os.path.basename(folder).startswith("muster-"):
+        return
+    fd = _take(folder)
+    if fd is not None:
+        try:
+            if not os.path.lexists(folder + _GONE):
+                os.rename(folder, folder + _GONE)
+        finally:
+            os.close(fd)
+    if _is_let_go(folder + _GONE):
+        from torchmuster.node.scratch import remove_scratch  # an agent starts without it
+
+        remove_scratch(folder + _GONE)

@@ -1,0 +1,256 @@
+"""What workers write: drained from their pipes, kept in files, and shown in part on the terminal.
+
+A worker must never wait for us, so pipes are read in large blocks and every block goes to the disk
+writer at once. The terminal is a courtesy: it gets at most `SHOWN_BYTES_PER_S` of a rank, whole lines
+from the first line that is left out, and says how many it left out.
+
+A rank that is shown on a terminal writes to one: a pty that changes nothing (no carriage returns added, no echo)
+and is nobody's controlling terminal, so Ctrl-C and hang-ups stay muster's business.
+"""
+
+import asyncio
+import codecs
+import contextlib
+import fcntl
+import os
+import struct
+import termios
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torchmuster.files.disk import DiskWriter
+from torchmuster.model.display.lines import last_state
+from torchmuster.model.display.terminal import Terminal
+
+TAIL_LINES = 20
+TAIL_BYTES = 16 << 10
+LINE_CHARACTERS = 500
+SHOWN_BYTES_PER_S = 1 << 20
+_RESUME_BYTES = SHOWN_BYTES_PER_S * 3 // 4
+_BLOCK_BYTES = 256 << 10
+_PIPE_BYTES = 1 << 20
+_CONGESTION_POLL_S = 0.01
+_F_SETPIPE_SZ = 1031  # linux/fcntl.h
+
+# rank, stream (1 or 2), text, lines left out before it
+Show = Callable[[int, int, str, int], None]
+
+
+def open_pipe() -> tuple[int, int]:
+    """Return (read, write) ends of a large pipe; only the read end doesn't block."""
+    read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
+    os.set_blocking(read_fd, False)
+    with contextlib.suppress(OSError):  # the user's limit on pipe memory may be reached
+        fcntl.fcntl(read_fd, _F_SETPIPE_SZ, _PIPE_BYTES)
+    return read_fd, write_fd
+
+
+def open_terminal(terminal: Terminal) -> tuple[int, int]:
+    """Return (read, write) ends of a pty of this size that passes bytes on as they are.
+
+    Raises:
+        OSError: The system has no more of them.
+    """
+    read_fd, write_fd = os.openpty()  # opens it without taking it as controlling terminal
+    os.set_blocking(read_fd, False)
+    mode = termios.tcgetattr(write_fd)
+    mode[1] &= ~termios.OPOST
+    mode[3] &= ~termios.ECHO
+    termios.tcsetattr(write_fd, termios.TCSANOW, mode)
+    _set_size(write_fd, terminal)
+    return read_fd, write_fd
+
+
+def _set_size(fd: int, terminal: Terminal) -> None:
+    fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("4H", terminal.rows, terminal.columns, 0, 0))
+
+
+@dataclass(slots=True)
+class _Allowance:
+    """A token bucket: what the terminal may still get of one rank."""
+
+    left: float = SHOWN_BYTES_PER_S
+    at: float = field(default_factory=time.monotonic)
+
+    def take(self, num_bytes: int, *, at_least: int = 0) -> bool:
+        now = time.monotonic()
+        self.left = min(SHOWN_BYTES_PER_S, self.left + (now - self.at) * SHOWN_BYTES_PER_S)
+        self.at = now
+        if max(num_bytes, at_least) > self.left:
+            return False
+        self.left -= num_bytes
+        return True
+
+
+class RankOutput:
+    """The two streams of one rank in one attempt."""
+
+    def __init__(
+        self,
+        rank: int,
+        log_path: str,
+        disk: DiskWriter,
+        show: Show | None,
+        shown: frozenset[int],
+        copies: dict[int, str],
+        terminal: Terminal | None = None,
+    ) -> None:
+        self.rank = rank
+        self.problem: str | None = None  # what the user should know
+        self._terminal = terminal
+        self._shown = shown
+        self._copies = copies
+        self.log_path = log_path
+        self._disk = disk
+        self._show = show
+        self._recent = b""
+        self._allowance = _Allowance()
+        self._streams: dict[int, _Stream] = {}
+
+    def open(self) -> tuple[int, int]:
+        """Return the write ends for stdout and stderr; the caller closes them."""
+        ends = self._open_terminal()
+        for number in (1, 2):
+            if number not in ends:
+                read_fd, ends[number] = open_pipe()
+                self._listen(read_fd, number)
+        return ends[1], ends[2]
+
+    def _open_terminal(self) -> dict[int, int]:
+        """Return the write ends of the streams that belong on a terminal, one for all: it keeps their order.
+
+        A stream that is kept apart, too (torchrun's -r and -t), is a pipe as under torchrun.
+        """
+        if self._terminal is None or self._show is None:
+            return {}
+        numbers = sorted(self._terminal.streams & self._shown - self._copies.keys())
+        if not numbers:
+            return {}
+        try:
+            read_fd, write_fd = open_terminal(self._terminal)
+        except OSError as error:
+            self.problem = f"rank {self.rank} writes to a pipe, not to a terminal: {error.strerror}"
+            return {}
+        self._listen(read_fd, numbers[0], is_terminal=True)
+        return {number: os.dup(write_fd) if i else write_fd for i, number in enumerate(numbers)}
+
+    def _listen(self, read_fd: int, number: int, *, is_terminal: bool = False) -> None:
+        self._streams[read_fd] = _Stream(number, is_terminal=is_terminal)
+        asyncio.get_running_loop().add_reader(read_fd, self._read_unless_congested, read_fd)
+
+    def resize(self, terminal: Terminal) -> None:
+        """Take another size of the terminal."""
+        for fd, stream in self._streams.items():
+            if stream.is_terminal:
+                _set_size(fd, terminal)
+
+    def mute(self) -> None:
+        """Show nothing more: what comes is an echo of another rank's end. The log still gets it."""
+        self._shown = frozenset()
+
+    def drain(self) -> None:
+        """Read what is in the pipes now: the writer has ended, but a child of it may write on."""
+        for fd in list(self._streams):
+            for _ in range(2 * _PIPE_BYTES // _BLOCK_BYTES):
+                if fd not in self._streams or not self._read(fd):
+                    break
+
+    def close(self) -> None:
+        """Drain and close; a child that the worker left behind writes into a broken pipe."""
+        self.drain()
+        for fd in list(self._streams):
+            self._close(fd)
+        for path in (self.log_path, *self._copies.values()):
+            self._disk.close_file(path)
+
+    def tail(self) -> tuple[str, ...]:
+        """Return the last lines, both streams in the order of their arrival."""
+        text = self._recent.decode(errors="replace").removesuffix("\n")
+        lines = [last_state(line) for line in text.split("\n")] if text else []
+        return tuple(line[:LINE_CHARACTERS] for line in lines[-TAIL_LINES:])
+
+    def _read_unless_congested(self, fd: int) -> None:
+        if not self._disk.is_congested:
+            self._read(fd)
+            return
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(fd)
+        loop.call_later(_CONGESTION_POLL_S, self._read_again, fd)
+
+    def _read_again(self, fd: int) -> None:
+        if fd in self._streams:
+            loop = asyncio.get_running_loop()
+            loop.add_reader(fd, self._read_unless_congested, fd)
+
+    def _read(self, fd: int) -> bool:
+        try:
+            data = os.read(fd, _BLOCK_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if data and self._streams[fd].is_terminal:
+            data += _read_more(fd)
+        if not data:
+            self._close(fd)
+            return False
+        self._disk.append(self.log_path, data)
+        self._recent = (self._recent + data[-TAIL_BYTES:])[-TAIL_BYTES:]
+        number = self._streams[fd].number
+        if number in self._copies:
+            self._disk.append(self._copies[number], data)
+        if self._show is not None and number in self._shown:
+            self._show_block(self._streams[fd], data)
+        return True
+
+    def _show_block(self, stream: "_Stream", data: bytes) -> None:
+        if stream.skips or not self._allowance.take(len(data)):
+            data = self._leave_out(stream, data)
+            if not data:
+                return
+        text = stream.decoder.decode(data)
+        if text and self._show is not None:
+            self._show(self.rank, stream.number, text, stream.left_out)
+            stream.left_out = 0
+
+    def _leave_out(self, stream: "_Stream", data: bytes) -> bytes:
+        """Return what may be shown of a block after lines had to be left out: whole lines."""
+        _, newline, rest = data.partition(b"\n")
+        # Wait until a good part may be shown: a flood shall not end in a line of ours for each block.
+        if stream.skips and newline and self._allowance.take(len(rest), at_least=_RESUME_BYTES):
+            stream.skips = False
+            stream.left_out += 1
+            return rest
+        stream.skips = True
+        stream.left_out += data.count(b"\n")
+        stream.decoder.reset()
+        return b""
+
+    def _close(self, fd: int) -> None:
+        asyncio.get_running_loop().remove_reader(fd)
+        os.close(fd)
+        stream = self._streams.pop(fd)
+        left_out = stream.left_out or int(stream.skips)
+        if left_out and self._show is not None and stream.number in self._shown:
+            self._show(self.rank, stream.number, "", left_out)
+
+
+def _read_more(fd: int) -> bytes:
+    """Read on from a terminal, which gives at most 4 KiB at a time."""
+    blocks: list[bytes] = []
+    with contextlib.suppress(OSError):  # nothing more now, or for ever: the next read says which
+        while len(blocks) < _BLOCK_BYTES >> 12 and (data := os.read(fd, _BLOCK_BYTES)):
+            blocks.append(data)
+    return b"".join(blocks)
+
+
+class _Stream:
+    """Where one stream's text stands."""
+
+    def __init__(self, number: int, *, is_terminal: bool) -> None:
+        self.number = number
+        self.is_terminal = is_terminal
+        self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self.left_out = 0
+        self.skips = False  # until the end of a line

@@ -1,0 +1,85 @@
+"""The agent's part in `muster exec` and a training run: a command beside a rank, with the rank's own variables.
+
+A forked worker's /proc/PID/environ is its spawner's, so the launcher gets the variables from us, in its environment.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torchmuster import proc
+from torchmuster.net import messages
+from torchmuster.node.launcher_ranks import Change
+from torchmuster.node.task.task_exec import Exec, Execs, Send, Target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTarget:
+    """A worker to be entered.
+
+    Attributes:
+        start_ticks: When it started, so that no other process with its number is taken for it.
+        environment: For the command.
+    """
+
+    pid: int
+    start_ticks: int
+    environment: Mapping[str, str]
+
+    def has_begun(self) -> bool:
+        """Say that it can be entered: a worker has no view of its own to make."""
+        return True
+
+    def poll(self) -> int | None:
+        """Return -1 when the worker has ended; its status is its parent's."""
+        return None if proc.is_running(self.pid) else -1
+
+
+class RankExecs(Execs):
+    """The commands beside the ranks of one node."""
+
+    def __init__(self, node: str, send: Send) -> None:
+        super().__init__(node, send)
+
+    def begin(self, one: Exec, target: Target) -> None:
+        """Start a command; see `Execs`."""
+        if isinstance(target, RankTarget):
+            ticks = [f"--worker-ticks={target.start_ticks}"]
+            one.start(target.pid, more=ticks, environment=target.environment)
+
+
+def rank_target(pid: int, environment: Mapping[str, str]) -> RankTarget | None:
+    """Return the worker of this number; None when it has ended."""
+    facts = proc.read_process(pid)
+    if facts is None or facts.state in ("Z", "X"):
+        return None
+    return RankTarget(pid=pid, start_ticks=facts.start_ticks, environment=environment)
+
+
+def refuse_unproved(start: messages.ExecStart) -> messages.ExecRefused:
+    """Return the answer to a head that has not proved who it is: it gets no command run."""
+    return messages.ExecRefused(
+        exec_id=start.exec_id,
+        what="this node has no key in common with the head, so it runs no commands for it",
+        fix="give all nodes the same key: `--rdzv_conf secret_file=FILE`",
+    )
+
+
+def wanted_rank(start: messages.ExecStart, first_rank: int, num_workers: int) -> int:
+    """Return the rank that a client has named; the first of the node for `node n2`."""
+    kind, _, name = start.task.partition(" ")
+    if kind == "rank" and name.isdecimal() and 0 <= int(name) - first_rank < num_workers:
+        return int(name)
+    return first_rank
+
+
+def node_environment(environment: Mapping[str, str], rank: bool) -> dict[str, str]:
+    """Return the variables for a command: without those of one rank when a whole node was named."""
+    own = ("RANK", "LOCAL_RANK", "ROLE_RANK", "TORCHELASTIC_ERROR_FILE")
+    return {name: value for name, value in environment.items() if rank or name not in own}
+
+
+def whole_environment(base: Mapping[str, str], worker: Change) -> dict[str, str]:
+    """Return what a worker has: our own variables, the job's, and those of its rank."""
+    every = {**os.environ, **base, **worker.values}
+    return {name: value for name, value in every.items() if name not in worker.removed}

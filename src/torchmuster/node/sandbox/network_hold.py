@@ -1,0 +1,151 @@
+"""Hold the network of one group's tasks on this machine, and let go of it at the end.
+
+    python -I -S network_hold.py '{"addresses": ["10.1.2.4", ...], "interface": "eth0", "way_out": {...}}'
+
+One hub namespace with a bridge and one namespace for each task, all without a name: they are
+descriptors of this process, which `setns` reaches as /proc/PID/fd/N, and vanish with it and with the
+last task in them. Standard output gets one line of JSON; standard input is the lifeline: at its end
+this process ends. (No PR_SET_PDEATHSIG: that ends us with the thread that started us, not the agent.)
+"""
+
+import json
+import os
+import secrets
+import signal
+import sys
+from typing import Any
+
+if __package__ in (None, ""):
+    _package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    sys.path.insert(0, os.path.dirname(_package))
+
+from torchmuster.node.sandbox import namespaces, way_out
+from torchmuster.node.sandbox.netlink import Netlink
+
+_PREFIX_BITS = 24
+
+
+def main(arguments: list[str]) -> int:
+    """Make the network, say so, and wait for the end of standard input."""
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, signal.SIG_IGN)  # meant for the run; the lifeline decides
+    wanted = json.loads(arguments[0])
+    out = wanted.get("way_out")
+    guard = way_out.fork_guard() if out else None
+    try:
+        answer = make_network(wanted["addresses"], wanted["interface"])
+        if guard is not None:
+            answer |= open_way_out(guard, out, answer, wanted["interface"])
+    except OSError as error:
+        print(json.dumps({"error": error.strerror or str(error)}), flush=True)
+        return 1
+    print(json.dumps(answer), flush=True)
+    while os.read(0, 4096):
+        pass
+    return 0
+
+
+def make_network(addresses: list[str], interface: str) -> dict[str, Any]:
+    """Make the hub and the tasks' namespaces; return the descriptors by which they are reached.
+
+    Raises:
+        OSError: The kernel refused.
+    """
+    user = namespaces.enter_user_namespace(namespaces.NEW_NETWORK)
+    hub_fd = _own_namespace("net")
+    hub = Netlink()
+    suffix = secrets.token_hex(3)
+    bridge = f"mu{suffix}"
+    hub.add_bridge(bridge)
+    hub.set_up("lo")
+    hub.set_up(bridge)
+    fds: list[int] = []
+    for number, address in enumerate(addresses):
+        fd = _new_namespace()
+        namespaces.join_fd(hub_fd, namespaces.NEW_NETWORK)
+        port = f"mu{suffix}.{number}"
+        hub.add_veth(port, master=bridge, peer=interface, peer_namespace_fd=fd)
+        hub.set_up(port)
+        namespaces.join_fd(fd, namespaces.NEW_NETWORK)
+        _configure(interface, address)
+        namespaces.join_fd(hub_fd, namespaces.NEW_NETWORK)
+        fds.append(fd)
+    hub.close()
+    user_fd = _own_namespace("user") if user else None
+    return {"user_fd": user_fd, "hub_fd": hub_fd, "fds": fds, "bridge": bridge}
+
+
+def open_way_out(
+    guard: way_out.Guard, wanted: dict[str, Any], made: dict[str, Any], interface: str
+) -> dict[str, Any]:
+    """Start the network stack and lead the tasks to it; a network without one is whole, too."""
+    pid, user_fd = os.getpid(), made["user_fd"]
+    (hub,) = way_out.task_paths(pid, [made["hub_fd"]])
+    way = way_out.WayOut(
+        **wanted,
+        hub=hub,
+        user=None if user_fd is None else way_out.task_paths(pid, [user_fd])[0],
+        tasks=way_out.task_paths(pid, made["fds"]),
+    )
+    lacking = list(made["fds"])
+    why = guard.open(way, lambda: way.kind == "pasta" and _have_routes(lacking))
+    if why is not None:
+        return {"way_out_error": why}
+    gateway = way_out.address_of(way.outside, way_out.GATEWAY)
+    resolver = way_out.address_of(way.outside, way_out.RESOLVER)
+    if way.kind == "slirp4netns":
+        gateway = way_out.address_of(way.subnet, way_out.GATEWAY)
+        resolver = way_out.address_of(way.subnet, way_out.RESOLVER)
+        try:
+            _lead_to_tap(made, interface, gateway)
+        except OSError as error:
+            return {"way_out_error": f"{way.kind}: {error.strerror}"}
+    return {"way_out": gateway, "resolver": resolver}
+
+
+def _have_routes(fds: list[int]) -> bool:
+    """Say whether all of these namespaces have a default route; those that do leave the list."""
+    while fds:
+        namespaces.join_fd(fds[-1], namespaces.NEW_NETWORK)
+        with open("/proc/thread-self/net/route") as file:
+            if not any(line.split()[1] == "00000000" for line in file):
+                return False
+        fds.pop()
+    return True
+
+
+def _lead_to_tap(made: dict[str, Any], interface: str, gateway: str) -> None:
+    namespaces.join_fd(made["hub_fd"], namespaces.NEW_NETWORK)
+    hub = Netlink()
+    hub.set_master(way_out.TAP, made["bridge"])
+    hub.set_up(way_out.TAP)
+    hub.close()
+    for fd in made["fds"]:
+        namespaces.join_fd(fd, namespaces.NEW_NETWORK)
+        task = Netlink()
+        task.add_default_route(interface, gateway)
+        task.close()
+    namespaces.join_fd(made["hub_fd"], namespaces.NEW_NETWORK)
+
+
+def _new_namespace() -> int:
+    namespaces.unshare(namespaces.NEW_NETWORK)
+    return _own_namespace("net")
+
+
+def _configure(interface: str, address: str) -> None:
+    link = Netlink()
+    try:
+        link.set_up("lo")
+        link.add_address(interface, address, _PREFIX_BITS)
+        link.set_up(interface)
+    finally:
+        link.close()
+
+
+def _own_namespace(kind: str) -> int:
+    return os.open(f"/proc/self/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,471 @@
+"""Run the user's program in this process as a freshly started interpreter would.
+
+The same code serves a forked worker and a fresh one. What differs from `python SCRIPT` is the closed
+list in `docs/start.md`; everything else is a defect.
+"""
+
+import contextlib
+import functools
+import importlib
+import io
+import json
+import os
+import pkgutil
+import re
+import runpy
+import socket
+import struct
+import sys
+import time
+import traceback
+import types
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+from importlib.machinery import SourceFileLoader, SourcelessFileLoader
+from typing import Any
+
+from torchmuster.node.spawner import good_end, stackfile
+from torchmuster.node.spawner.surroundings import hidden_modules
+
+TASK_VARIABLE = "TORCHMUSTER_TASK"
+# The first that is a number above 0 counts. Source: OpenBLAS, driver/others/openblas_env.c and
+# memory.c, `blas_get_cpu_number`.
+_BLAS_VARIABLES = tuple(
+    f"{prefix}_NUM_THREADS" for prefix in ("OPENBLAS", "OPENBLAS_DEFAULT", "GOTO", "OMP")
+)
+_MISSING = object()
+_FOLDER = os.path.dirname(__file__)
+_REPORT_TIMEOUT_S = 2.0
+_MAX_REPORT_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerTask:
+    """What a worker has to be: plain values, so that a fresh interpreter can get it as JSON."""
+
+    kind: str
+    target: str
+    args: list[str]
+    socket_path: str
+    forked: bool
+    imports_torch: bool = False
+
+
+def task_from_environment() -> WorkerTask:
+    """Return the task that the spawner left for a fresh interpreter, and remove it."""
+    return WorkerTask(**json.loads(os.environ.pop(TASK_VARIABLE)))
+
+
+def task_to_environment(task: WorkerTask) -> str:
+    """Return the task as the text that `task_from_environment` reads."""
+    return json.dumps(asdict(task))
+
+
+def run(task: WorkerTask, at_start: Collection[str]) -> None:
+    """Run the program; leave through the interpreter's ordinary end.
+
+    Args:
+        task: What to run.
+        at_start: The modules that the interpreter had before it met our own code.
+    """
+    _forget_ourselves()
+    _uncover(first_path(task.kind, task.target), at_start)
+    if task.forked:
+        _renew_streams()
+        _renew_identity()
+        _reseed()
+        _restore_blas_threads()
+    _line_buffer_stdout()
+    _notice_the_debugger(task)
+    stackfile.write_stacks_on_signal(task.socket_path)
+    watch = good_end.GroupWatch(forked=task.forked, imports_torch=task.imports_torch)
+    pid = os.getpid()
+    try:
+        if task.kind == "module":
+            _run_module(task)
+        else:
+            _run_file(task)
+    except SystemExit as error:
+        if os.getpid() == pid:
+            if error.code in (None, 0):
+                _note_good_end(task, watch)
+            else:
+                _report(task, error)
+        raise
+    except BaseException as error:
+        if os.getpid() == pid:  # what the script has forked is not the worker
+            _report(task, error)
+        _hide_own_frames()
+        raise  # the interpreter prints it, and ends by SIGINT after a KeyboardInterrupt
+    if os.getpid() == pid:
+        _note_good_end(task, watch)
+
+
+def _note_good_end(task: WorkerTask, watch: good_end.GroupWatch) -> None:
+    if task.socket_path:
+        good_end.tell_at_exit(functools.partial(_send, task), watch)
+
+
+def first_path(kind: str, target: str) -> str | None:
+    """Return what CPython puts in front of `sys.path` for a program; None for nothing.
+
+    Source: Python/pathconfig.c, `_PyPathConfig_ComputeSysPath0`; Modules/main.c, `pymain_run_python`.
+    """
+    if kind == "file" and pkgutil.get_importer(target) is not None:
+        return _absolute(target)  # a zip file
+    if sys.flags.safe_path or kind == "command":
+        return None
+    return os.getcwd() if kind == "module" else os.path.dirname(os.path.realpath(target))
+
+
+def _run_file(task: WorkerTask) -> None:
+    folder = first_path(task.kind, task.target)
+    if folder is not None:
+        sys.path.insert(0, folder)
+    _set_argv([task.target, *task.args], [task.target, *task.args])
+    path = _absolute(task.target)
+    if folder == path:
+        _new_main_module()
+        runpy._run_module_as_main("__main__", alter_argv=False)  # type: ignore[attr-defined]
+        return
+    compiled = path.endswith(".pyc")
+    loader = (SourcelessFileLoader if compiled else SourceFileLoader)("__main__", path)
+    main = _new_main_module(__file__=path, __cached__=None, __loader__=loader)
+    try:
+        with io.open_code(path) as source:
+            text = source.read()
+    except OSError as error:
+        why = f"[Errno {error.errno}] {error.strerror}"
+        sys.stderr.write(f"{sys.executable}: can't open file {path!r}: {why}\n")
+        raise SystemExit(2) from None
+    code: Any = loader.get_code("__main__") if compiled else _compile(text, path)
+    exec(code, main.__dict__)
+
+
+def _compile(text: bytes, path: str) -> types.CodeType:
+    return compile(text, path, "exec", dont_inherit=True)
+
+
+def _absolute(path: str) -> str:
+    """Return the path as CPython makes it absolute: dots and links stay (`_Py_abspath`)."""
+    return os.path.join(os.getcwd(), path)
+
+
+def _run_module(task: WorkerTask) -> None:
+    folder = first_path(task.kind, task.target)
+    if folder is not None:
+        sys.path.insert(0, folder)
+    _set_argv(["-m", *task.args], ["-m", task.target, *task.args])
+    _new_main_module()
+    runpy._run_module_as_main(task.target)  # type: ignore[attr-defined]  # what `python -m` calls
+
+
+def _set_argv(argv: list[str], original: list[str]) -> None:
+    """Take our own words out of the command line; the interpreter and its flags stay."""
+    num_flags = len(sys.orig_argv) - len(sys.argv)
+    sys.orig_argv = [*sys.orig_argv[:num_flags], *original]
+    sys.argv = argv
+
+
+def _new_main_module(**values: Any) -> types.ModuleType:
+    """Put an empty `__main__` in place of ours, with the names that CPython gave to ours."""
+    ours = sys.modules["__main__"]
+    _kept.append(ours)
+    values = {"__name__": "__main__", "__annotations__": {}, **values}
+    values.setdefault("__loader__", sys.modules["builtins"].__loader__)
+    values["__builtins__"] = ours.__dict__["__builtins__"]
+    if "__file__" not in values:  # runpy sets these two
+        names = [n for n in ours.__dict__ if n not in ("__file__", "__cached__")]
+    else:
+        names = list(ours.__dict__)
+    main = types.ModuleType("__main__")
+    main.__dict__.clear()
+    main.__dict__.update({n: values.get(n) for n in names if n.startswith("__")})
+    sys.modules["__main__"] = main
+    if "__mp_main__" in sys.modules:  # multiprocessing's other name for it
+        sys.modules["__mp_main__"] = main
+    return main
+
+
+_kept: list[Any] = []  # modules that the script must not see but whose code is still running
+
+
+def _forget_ourselves() -> None:
+    """Let the script import what its own environment has, not the agent's copy of torchmuster."""
+    own = [n for n in sys.modules if n == "torchmuster" or n.startswith("torchmuster.")]
+    _kept.extend(sys.modules.pop(name) for name in own)
+
+
+def _uncover(folder: str | None, at_start: Collection[str]) -> None:
+    """Let the script import its own files, where we have imported Python's modules of their names."""
+    names = hidden_modules(folder, at_start)
+    for name in [name for name in sys.modules if name.partition(".")[0] in names]:
+        path = getattr(sys.modules[name], "__file__", None) or ""
+        if not path.startswith(f"{folder}{os.sep}"):
+            _kept.append(sys.modules.pop(name))
+
+
+def _renew_streams() -> None:
+    """Make the standard streams for the descriptors that this process has now.
+
+    They were made in the spawner, for others: whether a stream can seek, for one, was asked there. The
+    objects stay, because modules that are imported already (handlers of logging) hold them.
+
+    Source: CPython, Python/pylifecycle.c, `create_stdio`.
+    """
+    streams = ((sys.__stdin__, "r"), (sys.__stdout__, "w"), (sys.__stderr__, "w"))
+    for fd, (stream, mode) in enumerate(streams):
+        if not isinstance(stream, io.TextIOWrapper):
+            continue
+        unbuffered = stream.write_through
+        size = 0 if unbuffered and mode == "w" else -1
+        buffer: Any = open(fd, f"{mode}b", buffering=size, closefd=False)  # noqa: SIM115 - it stays
+        raw = getattr(buffer, "raw", buffer)
+        raw.name = stream.name
+        stream.__init__(  # type: ignore[misc]
+            buffer,
+            encoding=stream.encoding,
+            errors=stream.errors,
+            newline="\n",
+            line_buffering=not unbuffered and (raw.isatty() or fd == 2),
+            write_through=unbuffered,
+        )
+        stream.mode = mode  # type: ignore[misc]
+
+
+def _line_buffer_stdout() -> None:
+    if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.write_through:
+        sys.stdout.reconfigure(line_buffering=True)
+
+
+def _renew_identity() -> None:
+    """Set what imported modules noted about the process that imported them."""
+    threading = sys.modules.get("threading")
+    if threading is not None and hasattr(threading.Thread, "_set_native_id"):
+        threading.main_thread()._set_native_id()
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None:
+        process.current_process().authkey = os.urandom(32)
+    logging: Any = sys.modules.get("logging")
+    if logging is not None:  # nanoseconds from Python 3.13 on
+        in_ns = isinstance(logging._startTime, int)
+        logging._startTime = time.time_ns() if in_ns else time.time()
+
+
+def _reseed() -> None:
+    """Give this process random states of its own, as a fresh interpreter has.
+
+    Children of one fork would draw the same numbers on all ranks, and again after each restart.
+    The `random` module reseeds itself after a fork (`os.register_at_fork` in Lib/random.py).
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.default_generator.seed()
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+
+
+def _restore_blas_threads() -> None:
+    """Give OpenBLAS the threads that a fresh interpreter would have had.
+
+    The spawner loads it with one thread, so that it stays single-threaded itself.
+    """
+    num_threads = blas_threads(os.environ, len(os.sched_getaffinity(0)))
+    if num_threads == 1:
+        return
+    import ctypes
+
+    with open("/proc/self/maps") as maps:
+        paths = {line.split(maxsplit=5)[-1].strip() for line in maps if "openblas" in line}
+    for path in paths:
+        library = ctypes.CDLL(path)
+        for prefix in ("", "scipy_"):
+            for suffix in ("", "64_", "_64"):
+                setter = getattr(library, f"{prefix}openblas_set_num_threads{suffix}", None)
+                if setter is not None:
+                    setter(ctypes.c_int(num_threads))
+
+
+def blas_threads(environment: Mapping[str, str], num_cpus: int) -> int:
+    """Return how many threads OpenBLAS would start when it is loaded."""
+    for name in _BLAS_VARIABLES:
+        found = re.match(r"\s*\+?(\d+)", environment.get(name, ""))  # what C's atoi reads
+        if found is not None and int(found[1]) > 0:
+            return min(int(found[1]), num_cpus)
+    return num_cpus
+
+
+# What ended the program.
+
+
+def _hide_own_frames() -> None:
+    """Let the hook that prints the last exception see the traceback from the user's frames on."""
+    hook: Any = getattr(sys, "excepthook", _MISSING)
+
+    def once(kind: type[BaseException], error: BaseException, _: object) -> None:
+        trace = strip_own_frames(error)
+        error.__traceback__ = sys.last_traceback = trace
+        if hook is _MISSING:
+            del sys.excepthook
+            sys.stderr.write("sys.excepthook is missing\n")
+            sys.__excepthook__(kind, error, trace)
+            return
+        sys.excepthook = hook
+        try:
+            hook(kind, error, trace)
+        except SystemExit:
+            raise
+        except BaseException as second:  # noqa: BLE001 - as CPython, Python/pythonrun.c
+            second.__traceback__ = strip_own_frames(second)
+            sys.stderr.write("Error in sys.excepthook:\n")
+            sys.__excepthook__(type(second), second, second.__traceback__)
+            sys.stderr.write("\nOriginal exception was:\n")
+            sys.__excepthook__(kind, error, trace)
+
+    sys.excepthook = once
+
+
+def strip_own_frames(error: BaseException) -> types.TracebackType | None:
+    """Return the traceback from the user's first frame on; None for an error of our own."""
+    trace = error.__traceback__
+    while trace is not None and _is_ours(trace.tb_frame):
+        trace = trace.tb_next
+    return trace
+
+
+def _is_ours(frame: types.FrameType) -> bool:
+    return os.path.dirname(frame.f_code.co_filename) == _FOLDER
+
+
+def _report(task: WorkerTask, error: BaseException) -> None:
+    """Tell the agent what ended this worker; a worker never fails because this fails."""
+    told = _told_by(error)
+    trace = strip_own_frames(error) if told is error else told.__traceback__
+    try:
+        lines = traceback.format_exception(type(told), told, trace)
+        message = str(error)
+        is_final = getattr(error, "muster_final", False) is True
+    except Exception as broken:  # noqa: BLE001 - a user's __str__ may do anything
+        lines, message = [f"{type(error).__name__} (can't be shown: {broken!r})\n"], ""
+        is_final = False
+    name = type(error).__qualname__
+    module = type(error).__module__
+    full_name = name if module in ("builtins", "__main__") else f"{module}.{name}"
+    text = "".join(lines)
+    explain, own = getattr(error, "explain_to_user", None), None
+    if callable(explain):  # our library's own errors say more than their traceback
+        full_name, text, own = name, explain(), _own_words(error)
+    _send(
+        task,
+        {
+            "kind": "exit" if isinstance(error, SystemExit) else "exception",
+            "type_name": full_name,
+            "message": message[:8192],
+            "where": user_line(told, trace),
+            "traceback": text if len(text) <= 65536 else f"{text[:16384]}\n...\n{text[-49152:]}",
+            "is_final": is_final,
+            "bases": [base.__name__ for base in type(error).__mro__][:32],
+            "handled": _last_line(told) if told is not error else None,
+            "own": own,
+        },
+    )
+
+
+def _own_words(error: BaseException) -> dict[str, str]:
+    """Return the parts of an error of our own; its class is not imported here, the script's may be another version."""
+    parts = {"at": "where", "because": "why", "hint": "fix"}
+    found = {part: getattr(error, name, None) for part, name in parts.items()}
+    return {part: str(value)[:8192] for part, value in found.items() if value}
+
+
+def _told_by(error: BaseException) -> BaseException:
+    """Return the error that says where it went wrong: that which a script was handling when it called sys.exit.
+
+    So do frameworks in their own last `except`.
+    """
+    handled = error.__context__
+    is_exit = isinstance(error, SystemExit) and isinstance(handled, Exception)
+    return handled if is_exit and handled is not None else error
+
+
+def _last_line(error: BaseException) -> str:
+    with contextlib.suppress(Exception):  # a user's __str__ may do anything
+        return traceback.format_exception_only(type(error), error)[0].strip().splitlines()[0]
+    return type(error).__name__
+
+
+def user_line(error: BaseException, trace: types.TracebackType | None) -> str | None:
+    """Return `file:line` of the innermost frame in the user's own code."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    library = os.path.dirname(os.__file__)  # sysconfig may be a file of the script's
+    frames = [(f.f_code.co_filename, line) for f, line in traceback.walk_tb(trace)]
+    ours = os.path.dirname(os.path.dirname(_FOLDER))
+    own = [
+        (name, line)
+        for name, line in frames
+        if not name.startswith(("<frozen", ours, library))
+        and "/site-packages/" not in name
+        and "/dist-packages/" not in name
+    ]
+    chosen = own or frames
+    return f"{chosen[-1][0]}:{chosen[-1][1]}" if chosen else None
+
+
+def _send(task: WorkerTask, message: dict[str, Any]) -> None:
+    payload = json.dumps(message).encode()
+    if len(payload) > _MAX_REPORT_BYTES:  # characters of many bytes: half a report is none
+        message["traceback"] = message["traceback"][-12_000:]
+        payload = json.dumps(message).encode()
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as agent:
+            agent.settimeout(_REPORT_TIMEOUT_S)
+            agent.connect(task.socket_path)
+            agent.sendall(struct.pack("!I", len(payload)) + payload)
+            agent.recv(1)  # the agent has it before it hears of our end
+    except OSError:
+        return  # no agent, no report: our exit code still says something
+
+
+# The debugger.
+
+
+def _import_debugger() -> Any:
+    """Import pdb without readline, which would catch SIGWINCH (from Python 3.13 on)."""
+    absent = "readline" not in sys.modules
+    if absent:
+        sys.modules["readline"] = None  # type: ignore[assignment]  # importing it fails
+    try:
+        return importlib.import_module("pdb")
+    finally:
+        if absent:
+            for name in ("readline", "rlcompleter"):
+                sys.modules.pop(name, None)
+
+
+_pdb = _import_debugger()  # before the script, so that its sessions can be noticed
+
+
+def _notice_the_debugger(task: WorkerTask) -> None:
+    """Tell the agent while a debugger holds this worker, so that no restart ends the session."""
+    if not task.socket_path:
+        return
+    interaction = _pdb.Pdb.interaction
+    stop_here = _pdb.Pdb.stop_here
+
+    @functools.wraps(interaction)
+    def noticed(self: Any, *rest: Any) -> None:
+        _send(task, {"kind": "debugger", "active": True})
+        try:
+            interaction(self, *rest)
+        finally:
+            _send(task, {"kind": "debugger", "active": False})
+
+    @functools.wraps(stop_here)
+    def never_in_ours(self: Any, frame: types.FrameType) -> bool:
+        """Who steps out of the script has left it."""
+        return not _is_ours(frame) and stop_here(self, frame)
+
+    _pdb.Pdb.interaction = noticed
+    _pdb.Pdb.stop_here = never_in_ours

@@ -1,0 +1,500 @@
+"""The spawner: imports torch once, then forks a worker whenever its agent asks for one.
+
+It has one thread, always: a fork beside a second thread can copy a held lock. It checks that before
+every fork and starts fresh interpreters when forking can't be right. It talks to its agent over a
+`SOCK_SEQPACKET` pair, one JSON object per packet, with the standard streams of a worker attached.
+
+It ends its workers when the agent has gone (end of file) or has been silent for the lease.
+"""
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import re
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from torchmuster import proc
+from torchmuster.model.installed import look_for_torch
+from torchmuster.model.lease import OwnClock, is_given_up
+from torchmuster.node.spawner import mainmodule, source, store, surroundings
+from torchmuster.node.spawner.mainmodule import WorkerTask
+
+_MAX_PACKET_BYTES = 1 << 20
+_POLL_ORPHANS_S = 0.005
+# Source: string.Template, CPython 3.11.
+_MACRO = re.compile(
+    r"\$(?:(?P<escaped>\$)|(?P<named>[_a-z][_a-z0-9]*)|\{(?P<braced>[_a-z][_a-z0-9]*)\})",
+    re.IGNORECASE | re.ASCII,
+)
+_LEAVE_S = 0.5
+_LOOK_EVERY_S = 1.0
+_BLAS_THREADS = "OPENBLAS_NUM_THREADS"  # stronger than OMP_NUM_THREADS
+# Not torch._dynamo, though every optimizer imports it: with it torch.distributed.nn would come before
+# the process group exists, and torch 2.13 then deadlocks when a script ends with its DDP model alive
+# (the Gloo group's destructor joins a thread that waits for the GIL). Seen in the DDP tutorial.
+_TORCH_MODULES = (
+    "torch",
+    "torch.distributed",
+    "torch.nn.parallel",
+    "torch.utils.data",
+    "torch.utils.data.distributed",
+)
+
+
+class Spawner:
+    """The state of one spawner between two packets."""
+
+    def __init__(self, control: socket.socket, entry_path: str, at_start: Collection[str]) -> None:
+        self.control = control
+        self.at_start = at_start
+        self.entry_path = entry_path
+        self.config: dict[str, Any] = {}
+        self.forks = False
+        self.imports_torch = False
+        self.children: dict[int, dict[str, Any]] = {}
+        self.ending = False
+        self.spares_until: float | None = None  # after a good end: when to look who stays
+        self.sessions = {os.getsid(0)}  # ours, and those of our children
+        self.clock = OwnClock()
+        self.heard_at = self.clock()
+        self.wakeup_r, self.wakeup_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.dispositions: dict[int, Any] = {}
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send one packet to the agent; a lost agent is noticed by the next read."""
+        try:
+            self.control.send(json.dumps(message).encode())
+        except OSError:
+            return
+
+    def receive(self) -> tuple[dict[str, Any] | None, list[int]]:
+        """Return the next packet and its descriptors; None at the end of the agent."""
+        try:
+            packet, fds, _, _ = socket.recv_fds(self.control, _MAX_PACKET_BYTES, 4)
+        except ConnectionError:
+            return None, []
+        self.heard_at = self.clock()
+        return (json.loads(packet) if packet else None), fds
+
+
+def serve(control_fd: int, entry_path: str, at_start: Collection[str]) -> WorkerTask | None:
+    """Serve the agent. Returns in each forked worker with its task; in the spawner, None.
+
+    Args:
+        control_fd: The socket to the agent.
+        entry_path: What starts a fresh interpreter.
+        at_start: The modules that the interpreter had before it met our own code.
+    """
+    spawner = Spawner(socket.socket(fileno=control_fd), entry_path, at_start)
+    config, _ = spawner.receive()
+    if config is None:
+        return None
+    spawner.config = config
+    _choose_method(spawner)
+    proc.become_subreaper()
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        # The agent decides what workers get; a signal to the whole job must not end the spawner.
+        spawner.dispositions[signum] = signal.signal(signum, _ignore)
+    spawner.dispositions[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, _ignore)
+    signal.set_wakeup_fd(spawner.wakeup_w, warn_on_full_buffer=False)
+    spawner.heard_at = spawner.clock()
+    task = _loop(spawner)
+    spawner.control.close()  # under `-X dev` Python would complain to the user
+    return task
+
+
+def _ignore(signum: int, frame: object) -> None:
+    """Do nothing: a handler, unlike SIG_IGN, is not inherited by a fresh interpreter."""
+
+
+# Preparation.
+
+
+def _choose_method(spawner: Spawner) -> None:
+    """Import torch, unless fresh interpreters are wanted or needed; say which and why."""
+    config = spawner.config
+    # A second before torch is there: the nodes are compared while it is imported.
+    found = look_for_torch() if config["kind"] != "command" else {}
+    spawner.send({"ev": "found", **found})
+    text = _read_source(config)
+    spawner.imports_torch = source.imports_torch(text)
+    why = _reason_for_fresh(config, text, spawner.at_start)
+    torch_version: str | None = None
+    if why is None:
+        torch_version, problem = _preload(config)
+        if problem is not None:
+            spawner.send({"ev": "refused", "why": problem})
+            return
+        why = reason_not_to_fork()
+    elif config["kind"] != "command":
+        # The package's metadata would say the same and take longer than all else here.
+        torch_version = found.get("torch") or _installed_version("torch")
+    spawner.forks = why is None
+    spawner.send(
+        {
+            "ev": "ready",
+            "python": sys.version.split()[0],
+            "torch": torch_version,
+            "forks": spawner.forks,
+            "why": why if config["start"] != "fresh" and config["kind"] != "command" else None,
+        }
+    )
+
+
+def _read_source(config: dict[str, Any]) -> bytes:
+    """Return the script's text; nothing where there is none to be read."""
+    path = source.script_path(config["kind"], config["target"])
+    try:
+        return Path(path).read_bytes() if path is not None else b""
+    except OSError:
+        return b""
+
+
+def _reason_for_fresh(config: dict[str, Any], text: bytes, at_start: Collection[str]) -> str | None:
+    if config["kind"] == "command" or config["start"] == "fresh":
+        return "asked for"
+    if config["start"] == "fork":
+        return None
+    writes = source.environment_writes(text)
+    if writes.names:
+        names = ", ".join(writes.names)
+        return f"the script changes {names}, which is read while torch is imported"
+    if writes.unread_line is not None:
+        where = f"the script changes an environment variable in line {writes.unread_line}"
+        return (
+            f"{where} whose name its source doesn't tell, and torch reads some while it is imported"
+        )
+    folder = mainmodule.first_path(config["kind"], config["target"])
+    hidden = surroundings.hidden_modules(folder, at_start)
+    if hidden:
+        return f"{hidden[0]} beside the script hides Python's own module of this name"
+    start_code = surroundings.start_code_with_rank()
+    if start_code is not None:
+        return f"{start_code} runs when Python starts, and reads what only a worker has"
+    return None
+
+
+def _preload(config: dict[str, Any]) -> tuple[str | None, str | None]:
+    """Import torch and what the user named; return torch's version and what went wrong."""
+    own_threads = os.environ.get(_BLAS_THREADS)
+    os.environ[_BLAS_THREADS] = "1"  # numpy would start its threads at import
+    gc.disable()
+    # What lies beside the script may hide a module, for torch as for the script.
+    folder = mainmodule.first_path(config["kind"], config["target"])
+    sys.path[:0] = [folder] if folder is not None else []
+    try:
+        problem = _import_torch() or _import_named(config["preload"])
+    finally:
+        if folder in sys.path:
+            sys.path.remove(folder)
+        _flush_everything()
+    if problem is not None:
+        return None, problem
+    del os.environ[_BLAS_THREADS]
+    if own_threads is not None:
+        os.environ[_BLAS_THREADS] = own_threads
+    gc.enable()
+    gc.freeze()  # a collection in a worker must not touch, and so copy, what all share
+    torch = sys.modules.get("torch")
+    version = getattr(torch, "__version__", None)
+    if version is not None and _version_tuple(version) < (2, 6):
+        return version, f"the job's interpreter has torch {version}; muster needs 2.6 or newer"
+    return version, None
+
+
+def _import_torch() -> str | None:
+    """Import torch; return what went wrong. A job without torch is allowed."""
+    try:
+        for name in _TORCH_MODULES:
+            importlib.import_module(name)
+    except Exception as error:  # noqa: BLE001 - a broken installation may raise anything
+        if isinstance(error, ImportError) and error.name == "torch":
+            return None
+        kind = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "
+        return f"`import torch` failed: {kind}{error}"
+    return None
+
+
+def _import_named(names: list[str]) -> str | None:
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # noqa: BLE001 - a module may raise anything
+            return f"--preload {name}: {type(error).__name__}: {error}"
+    return None
+
+
+def _flush_everything() -> None:
+    """Write out what the imports printed, else every worker would print it again."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    ctypes.CDLL(None).fflush(None)
+
+
+def _version_tuple(version: str) -> tuple[int, int]:
+    major, minor = version.split(".")[:2]
+    return int(major), int("".join(c for c in minor if c.isdigit()) or 0)
+
+
+def _installed_version(name: str) -> str | None:
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def reason_not_to_fork() -> str | None:
+    """Return why a fork of this process would not be right; None if it is."""
+    num_threads = len(os.listdir("/proc/self/task"))
+    if num_threads > 1:
+        more = "a second thread" if num_threads == 2 else f"{num_threads - 1} more threads"
+        return f"the imports started {more} in the spawner"
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is not None and cuda.is_initialized():
+        return "the imports initialised CUDA in the spawner"
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:
+            continue
+        if target.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri/")):
+            return f"the imports opened {target} in the spawner"
+    return None
+
+
+# Service.
+
+
+def _loop(spawner: Spawner) -> WorkerTask | None:
+    poll = select.poll()
+    poll.register(spawner.control, select.POLLIN)
+    poll.register(spawner.wakeup_r, select.POLLIN)
+    while True:
+        timeout_s = _POLL_ORPHANS_S if spawner.ending else _LOOK_EVERY_S
+        events = dict(poll.poll(timeout_s * 1000))
+        if spawner.wakeup_r in events:
+            os.read(spawner.wakeup_r, 4096)
+        _reap(spawner)
+        if spawner.control.fileno() in events:
+            message, fds = spawner.receive()
+            if message is None:
+                _end_everything(spawner)
+                return None
+            task = _obey(spawner, message, fds)
+            if task is not None:
+                return task
+        elif spawner.children and not spawner.ending and _agent_stands_still(spawner):
+            # A stopped agent can't read this; it learns of the deaths when it wakes.
+            spawner.send({"ev": "lease_ended"})
+            _begin_ending(spawner)
+        if spawner.ending:
+            _continue_ending(spawner)
+
+
+def _agent_stands_still(spawner: Spawner) -> bool:
+    """Say whether the agent's lease has ended; one that only waits for a processor is not given up so soon."""
+    silent_s = spawner.clock() - spawner.heard_at
+    lease_s = spawner.config["lease_s"]
+    if silent_s <= lease_s:
+        return False
+    # Behind a wrapper the parent is somebody else.
+    agent = None if spawner.config["wrapped"] else proc.read_process(os.getppid())
+    return is_given_up(silent_s, lease_s, agent.state if agent is not None else None)
+
+
+def _obey(spawner: Spawner, message: dict[str, Any], fds: list[int]) -> WorkerTask | None:
+    operation = message["op"]
+    if operation == "ping":
+        spawner.send({"ev": "pong"})
+    if operation == "worker":
+        return _start_worker(spawner, message, fds)
+    if operation == "store":
+        _start_store(spawner, message, fds)
+    if operation == "signal":
+        for pid, child in list(spawner.children.items()):
+            wanted = child["kind"] == "worker" and message["rank"] in (None, child["rank"])
+            if wanted and (not message["if_caught"] or proc.catches_signal(pid, message["signum"])):
+                proc.kill_quietly(pid, message["signum"])
+    if operation == "kill":
+        _begin_ending(spawner)
+        if message.get("ended_well"):
+            spawner.spares_until = time.monotonic() + _LEAVE_S
+    return None
+
+
+def _reap(spawner: Spawner) -> None:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        child = spawner.children.pop(pid, None)
+        if child is not None:
+            spawner.send({"ev": "exit", "pid": pid, "status": status, **child})
+
+
+def _begin_ending(spawner: Spawner) -> None:
+    for pid in spawner.children:
+        proc.kill_quietly(pid)
+    spawner.ending = True
+
+
+def _continue_ending(spawner: Spawner) -> None:
+    """Kill what the workers left behind, generation after generation; say when all are gone.
+
+    After a good end, what a worker has put into a session of its own stays: it was meant to. Helpers
+    that only end a little later than their worker have a moment for it.
+    """
+    _reap(spawner)
+    left = _in_own_sessions(spawner) if spawner.spares_until is not None else []
+    proc.leave_sessions(process.session for process in left)
+    if spawner.children or proc.end_children():
+        return
+    if left and spawner.spares_until is not None and time.monotonic() < spawner.spares_until:
+        return
+    spawner.ending, spawner.spares_until = False, None
+    spawner.send({"ev": "empty", "left": [[p.pid, p.session, proc.name_of(p.pid)] for p in left]})
+
+
+def _in_own_sessions(spawner: Spawner) -> list[proc.ProcessFacts]:
+    """Return the orphans of workers that are in sessions which the workers have made."""
+    found = [proc.read_process(pid) for pid in proc.children_of(os.getpid())]
+    return [
+        facts
+        for facts in found
+        if facts is not None and facts.state != "Z" and facts.session not in spawner.sessions
+    ]
+
+
+def _end_everything(spawner: Spawner) -> None:
+    _begin_ending(spawner)
+    while spawner.ending:
+        _continue_ending(spawner)
+        select.select([spawner.wakeup_r], [], [], _POLL_ORPHANS_S)
+
+
+# Starting.
+
+
+def _start_worker(spawner: Spawner, message: dict[str, Any], fds: list[int]) -> WorkerTask | None:
+    config = spawner.config
+    arguments = config["args"]
+    if config["macros"]:
+        local_rank = message["env"]["LOCAL_RANK"]
+        arguments = [_with_macros(word, local_rank) for word in arguments]
+    task = WorkerTask(
+        kind=config["kind"],
+        target=config["target"],
+        args=arguments,
+        socket_path=config["socket_path"],
+        forked=spawner.forks,
+        imports_torch=spawner.imports_torch,
+    )
+    if _fork(spawner, {"kind": "worker", "rank": message["rank"]}, fds):
+        return None
+    for name in message.get("unset", ()):
+        os.environ.pop(name, None)
+    os.environ.update(message["env"])
+    for target, fd in enumerate(fds):
+        os.dup2(fd, target)
+        os.close(fd)
+    if spawner.forks:
+        return task
+    if config["kind"] == "command":
+        _execute([config["target"], *arguments])
+    os.environ[mainmodule.TASK_VARIABLE] = mainmodule.task_to_environment(task)
+    flag = ["-m"] if config["kind"] == "module" else []
+    words = [spawner.entry_path, "worker", "--", *flag, config["target"], *arguments]
+    _execute([*_interpreter(config), *words])
+    return None
+
+
+def _with_macros(word: str, local_rank: str) -> str:
+    """Return an argument as torchrun would pass it on: what string.Template makes of it.
+
+    That module is not imported: a project may have its own `string.py`.
+    """
+
+    def value(found: re.Match[str]) -> str:
+        name = found["named"] or found["braced"]
+        return "$" if found["escaped"] else local_rank if name == "local_rank" else found[0]
+
+    return _MACRO.sub(value, word)
+
+
+def _interpreter(config: dict[str, Any]) -> list[str]:
+    """Return what starts a fresh interpreter; behind a wrapper we are in its environment already."""
+    if not config.get("wrapped") or not sys.executable:
+        return list(config["python"])
+    num_flags = len(sys.orig_argv) - len(sys.argv)
+    return [sys.executable, *sys.orig_argv[1:num_flags]]
+
+
+def _start_store(spawner: Spawner, message: dict[str, Any], fds: list[int]) -> None:
+    if _fork(spawner, {"kind": "store", "rank": -1}, fds):
+        return
+    os.set_inheritable(fds[0], True)
+    if not spawner.forks:
+        words = [spawner.entry_path, "store", str(fds[0]), message["host"], str(message["port"])]
+        _execute([*_interpreter(spawner.config), *words])
+    try:
+        store.serve(fds[0], message["host"], message["port"])
+    finally:
+        os._exit(1)
+
+
+def _fork(spawner: Spawner, child: dict[str, Any], fds: list[int]) -> bool:
+    """Fork; return True in the spawner. The child is prepared up to its standard streams."""
+    if spawner.forks:
+        why = reason_not_to_fork()
+        if why is not None:
+            spawner.forks = False
+            spawner.send({"ev": "fell_back", "why": why})
+    parent_pid = os.getpid()
+    # A signal that comes now waits until the child has its own dispositions: it must not get lost.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, spawner.dispositions)
+    pid = os.fork()
+    if pid != 0:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for fd in fds:
+            os.close(fd)
+        spawner.children[pid] = child
+        spawner.sessions.add(pid)
+        spawner.ending = False
+        spawner.send({"ev": "started", "pid": pid, **child})
+        return True
+    proc.stand_apart()
+    proc.die_with_parent(parent_pid)
+    signal.set_wakeup_fd(-1)
+    for signum, disposition in spawner.dispositions.items():
+        signal.signal(signum, disposition)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    spawner.control.close()
+    os.close(spawner.wakeup_r)
+    os.close(spawner.wakeup_w)
+    return False
+
+
+def _execute(argv: list[str]) -> None:
+    for signum in (signal.SIGPIPE, signal.SIGXFSZ):  # CPython ignores them; its heirs must not
+        signal.signal(signum, signal.SIG_DFL)
+    try:
+        os.execvp(argv[0], argv)
+    except OSError as error:
+        os.write(2, f"muster: {argv[0]}: {error.strerror}\n".encode())
+        os._exit(127 if isinstance(error, FileNotFoundError) else 126)

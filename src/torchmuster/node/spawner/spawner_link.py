@@ -1,0 +1,197 @@
+"""The agent's side of its spawner: start it, send it orders, hear of its children."""
+
+import json
+import os
+import re
+import socket
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torchmuster import proc
+from torchmuster.model.lease import LEASE_S
+from torchmuster.model.plan import Program
+
+if TYPE_CHECKING:
+    import asyncio
+
+BUFFER_BYTES = 4 << 20
+_MAX_PACKET_BYTES = 1 << 16
+
+
+def start_spawner(
+    program: Program, env: Mapping[str, str], socket_path: str
+) -> tuple[proc.Child, Any]:
+    """Start the job's interpreter at once; it imports torch while the agent gets ready.
+
+    Returns the process, and the socket or the desk (`wrapped.Desk`) that `make_link` takes.
+
+    Raises:
+        MusterError: The interpreter can't be executed.
+    """
+    entry = os.path.join(os.path.dirname(os.path.abspath(__file__)), "entry.py")
+    if not is_interpreter(program.python[0]):
+        from torchmuster.node.spawner.wrapped import Desk
+
+        desk = Desk(os.path.dirname(socket_path), _config(program, socket_path, wrapped=True))
+        words = [*program.python, entry, "spawner", desk.path, "--", *program.display()]
+        return desk.start(words, env, program.cwd), desk
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+        ours.setsockopt(socket.SOL_SOCKET, option, BUFFER_BYTES)
+    with theirs:
+        child = proc.start(
+            [*program.python, entry, "spawner", str(theirs.fileno()), "--", *program.display()],
+            env=env,
+            cwd=program.cwd,
+            pass_fds=[theirs.fileno()],
+        )
+    ours.send(_config(program, socket_path, wrapped=False))
+    ours.setblocking(False)
+    return child, ours
+
+
+def is_interpreter(word: str) -> bool:
+    """Say whether a command is Python itself: others (uv, conda, apptainer) may close what they inherit."""
+    return (
+        re.fullmatch(r"(python|pypy)[0-9.]*[a-z]*(-[a-z0-9]+)?", os.path.basename(word)) is not None
+    )
+
+
+def _config(program: Program, socket_path: str, *, wrapped: bool) -> bytes:
+    config = {
+        "wrapped": wrapped,
+        "kind": program.kind.value,
+        "target": program.target,
+        "args": list(program.args),
+        "python": list(program.python),
+        "start": program.start.value,
+        "preload": list(program.preload),
+        "macros": program.macros,
+        "lease_s": LEASE_S,
+        "socket_path": socket_path,
+    }
+    return json.dumps(config).encode()
+
+
+def make_link(
+    child: proc.Child,
+    control: Any,
+    on_event: Callable[[dict[str, Any]], None],
+    on_end: Callable[[], None],
+) -> "SpawnerLink":
+    """Return the link to a spawner that `start_spawner` has started."""
+    if isinstance(control, socket.socket):
+        return SpawnerLink(child, control, on_event, on_end)
+    from torchmuster.node.spawner.wrapped import WrappedLink
+
+    return WrappedLink(child, control, on_event, on_end)
+
+
+class SpawnerLink:
+    """Orders out, events in; orders wait in a queue when the spawner is slow to read."""
+
+    def __init__(
+        self,
+        child: proc.Child,
+        control: socket.socket,
+        on_event: Callable[[dict[str, Any]], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        self._child = child
+        self._control = control
+        self._on_event = on_event
+        self._on_end = on_end
+        self._waiting: deque[tuple[bytes, tuple[int, ...]]] = deque()
+        self._open = False
+        self.say: Callable[[str], None] = _drop  # for what it prints
+        self.tell: Callable[[str], None] = _drop  # for sentences to the user
+
+    @property
+    def pid(self) -> int:
+        """Return the spawner's process id."""
+        return self._child.pid
+
+    def open(self) -> None:
+        """Begin to listen to the spawner."""
+        self._open = True
+        _running_loop().add_reader(self._control, self._receive)
+
+    def close(self) -> None:
+        """Close the pair: the spawner ends its children and itself."""
+        if self._open:
+            self._open = False
+            loop = _running_loop()
+            loop.remove_reader(self._control)
+            loop.remove_writer(self._control)
+            self._control.close()
+            for _, fds in self._waiting:
+                _close_all(fds)
+
+    def kill(self) -> None:
+        """SIGKILL it; its workers die with it."""
+        proc.kill_quietly(self.pid)
+
+    @property
+    def said(self) -> str:
+        """Return the last lines of what it printed, where that is kept."""
+        return ""
+
+    def last_words(self) -> dict[str, str]:
+        """Return more fields for a refusal: why it ended, in its own words."""
+        return {}
+
+    def exit_status(self) -> int | None:
+        """Reap the spawner; return its status or None while it runs."""
+        return self._child.poll()
+
+    def order(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
+        """Send an order with descriptors, which are closed here once sent."""
+        packet = json.dumps(message).encode()
+        self._waiting.append((packet, tuple(fds)))
+        if len(self._waiting) == 1:
+            self._send_waiting()
+
+    def _send_waiting(self) -> None:
+        loop = _running_loop()
+        while self._waiting and self._open:
+            packet, fds = self._waiting[0]
+            try:
+                socket.send_fds(self._control, [packet], fds)
+            except BlockingIOError:
+                loop.add_writer(self._control, self._send_waiting)
+                return
+            except OSError:  # it has ended; `_receive` says so
+                pass
+            self._waiting.popleft()
+            _close_all(fds)
+        if self._open:
+            loop.remove_writer(self._control)
+
+    def _receive(self) -> None:
+        try:
+            packet = self._control.recv(_MAX_PACKET_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            packet = b""
+        if packet:
+            self._on_event(json.loads(packet))
+            return
+        self.close()
+        self._on_end()
+
+
+def _drop(text: str) -> None:
+    """Say it to nobody."""
+
+
+def _close_all(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def _running_loop() -> "asyncio.AbstractEventLoop":
+    import asyncio  # twenty milliseconds that the start of the spawner need not wait for
+
+    return asyncio.get_running_loop()

@@ -1,0 +1,388 @@
+"""The workers of one attempt on one node: start them, watch their ends, gather the evidence."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torchmuster.diagnose.facts import memory
+from torchmuster.files.disk import DiskWriter
+from torchmuster.files.layout import RunDir
+from torchmuster.model import contract
+from torchmuster.model.contract import AttemptFacts, WorkerPlace, worker_environment
+from torchmuster.model.display.lines import line_prefix
+from torchmuster.model.display.terminal import Terminal
+from torchmuster.model.failure import EndKind, PythonError, WorkerEnd, error_of_report, is_echo
+from torchmuster.net.messages import StartAttempt
+from torchmuster.node import error_file
+from torchmuster.node.launcher_ranks import Change, make_true
+from torchmuster.node.output import RankOutput, Show
+from torchmuster.node.progress import last_step
+from torchmuster.node.spawner.spawner_link import SpawnerLink
+
+
+@dataclass(slots=True)
+class _Worker:
+    rank: int
+    local_rank: int
+    output: RankOutput
+    started_at: float
+    stdin_fd: int | None = None
+    input: bytearray = field(default_factory=bytearray)  # what it has not read yet
+    input_ends: bool = False
+    pid: int | None = None
+    ended: bool = False
+    error: PythonError | None = None
+    ended_well: bool = False  # its script has; its interpreter may still be leaving
+    largest_group: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """What is the same for all attempts on this node."""
+
+    run_id: str
+    run_dir: RunDir
+    role: str
+    extra_env: dict[str, str]
+    base_env: Mapping[str, str]
+    shown: Callable[[int, int], frozenset[int]]
+    saved: Callable[[int, int, int], str | None] | None = None
+    gpus: tuple[str, ...] = ()
+    virtual_local_rank: bool = False
+    has_store: bool = True
+    nccl_files: bool = False
+    terminal: Terminal | None = None
+    prefixes: bool = False
+
+    def terminal_of(self, rank: int) -> Terminal | None:
+        """Return the terminal for a rank: narrower where its lines begin with its name."""
+        if self.terminal is None or not self.prefixes:
+            return self.terminal
+        return self.terminal.behind(line_prefix(f"rank {rank}"))
+
+
+class NodeAttempt:
+    """One attempt on this node, from its start to the last reaped process."""
+
+    def __init__(
+        self,
+        order: StartAttempt,
+        settings: WorkerSettings,
+        spawner: SpawnerLink,
+        on_end: Callable[[WorkerEnd], None],
+    ) -> None:
+        self.order = order
+        self.attempt = order.attempt
+        self.asked = False
+        self.killed = False
+        self.reaped = False
+        self.ends: list[WorkerEnd] = []
+        self.problems: list[str] = []  # of its start, for the user
+        self._settings = settings
+        self._spawner = spawner
+        self._on_end = on_end
+        self._workers: dict[int, _Worker] = {}
+        self._counters = memory.MemoryCounters(kills={})
+        self._evidence_tasks: set[asyncio.Task[None]] = set()
+        self.error_texts: dict[int, str] = {}  # rank -> JSON as torchrun's
+        self._disk: DiskWriter | None = None
+        self._folder = os.path.dirname(settings.extra_env[contract.SOCKET_VARIABLE])
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The workers' process ids, as far as they are started."""
+        return tuple(w.pid for w in self._workers.values() if w.pid is not None)
+
+    @property
+    def all_started(self) -> bool:
+        """Say whether every worker has a process."""
+        return all(w.pid is not None for w in self._workers.values())
+
+    @property
+    def running_pids(self) -> set[int]:
+        """The processes of workers that have not ended."""
+        return {w.pid for w in self._workers.values() if w.pid is not None and not w.ended}
+
+    @property
+    def running(self) -> list[tuple[int, int]]:
+        """Rank and process of the workers that have not ended."""
+        return [
+            (w.rank, w.pid) for w in self._workers.values() if w.pid is not None and not w.ended
+        ]
+
+    def log_of(self, rank: int) -> str:
+        """Return the path of a rank's log."""
+        return self._settings.run_dir.rank_log(self.attempt, rank)
+
+    def environment_of(self, rank: int) -> Change:
+        """Return what the worker of a rank has otherwise than the job."""
+        return self._environment(self._workers[rank])
+
+    def start(self, disk: DiskWriter, show: Show | None) -> None:
+        """Order the workers from the spawner."""
+        self._counters = memory.read_counters()
+        self._disk = disk
+        for local_rank in range(self.order.ranks.num_workers):
+            rank = self.order.ranks.first_rank + local_rank
+            log_path = self._settings.run_dir.rank_log(self.attempt, rank)
+            streams = self._settings.shown(rank, local_rank)
+            copies, terminal = self._copies(local_rank), self._settings.terminal_of(rank)
+            output = RankOutput(rank, log_path, disk, show, streams, copies, terminal)
+            worker = _Worker(rank, local_rank, output, time.monotonic())
+            self._workers[rank] = worker
+            self._start_worker(worker)
+
+    def _copies(self, local_rank: int) -> dict[int, str]:
+        """Return the second files that torchrun's --log-dir asks for, by stream."""
+        saved = self._settings.saved
+        if saved is None:
+            return {}
+        paths = {stream: saved(self.attempt, local_rank, stream) for stream in (1, 2)}
+        named = {stream: path for stream, path in paths.items() if path is not None}
+        for path in named.values():
+            if self._disk is not None:
+                self._disk.append(path, b"")  # it is there, even if nothing is written
+        return named
+
+    def _start_worker(self, worker: _Worker) -> None:
+        order = self.order
+        stdout, stderr = worker.output.open()
+        if worker.output.problem is not None:
+            self.problems.append(worker.output.problem)
+        if order.stdin_rank == worker.rank:
+            stdin, worker.stdin_fd = os.pipe2(os.O_CLOEXEC)
+            os.set_blocking(worker.stdin_fd, False)
+        else:
+            stdin = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        change = self._environment(worker)
+        self._spawner.order(
+            {
+                "op": "worker",
+                "rank": worker.rank,
+                "env": dict(change.values),
+                "unset": list(change.removed),
+            },
+            [stdin, stdout, stderr],
+        )
+
+    def _environment(self, worker: _Worker) -> Change:
+        order, settings = self.order, self._settings
+        virtual = settings.virtual_local_rank and bool(settings.gpus)
+        place = WorkerPlace(
+            rank=worker.rank,
+            local_rank=0 if settings.virtual_local_rank else worker.local_rank,
+            world_size=order.world_size,
+            local_world_size=order.ranks.num_workers,
+            node_rank=order.ranks.node_rank,
+            num_nodes=order.num_nodes,
+        )
+        facts = AttemptFacts(
+            run_id=settings.run_id,
+            attempt=order.attempt,
+            restarts_spent=order.restarts_spent,
+            max_restarts=order.max_restarts,
+            master_addr=order.master_addr,
+            master_port=order.master_port,
+            role=settings.role,
+            has_store=settings.has_store,
+        )
+        others = make_true(settings.base_env, place, order.tasks_per_node)
+        environment = {
+            **others.values,
+            **settings.extra_env,
+            **worker_environment(place, facts),
+        }
+        environment[error_file.VARIABLE] = self._error_file(worker.rank)
+        if settings.nccl_files:
+            folder = settings.run_dir.attempt_logs(order.attempt)
+            environment["NCCL_DEBUG_FILE"] = os.path.join(folder, f"nccl-{worker.rank}.log")
+        if virtual:
+            environment["CUDA_VISIBLE_DEVICES"] = settings.gpus[worker.local_rank]
+        return Change(values=environment, removed=others.removed)
+
+    # What happens to the workers.
+
+    def note_started(self, rank: int, pid: int) -> None:
+        """Remember the process of a rank."""
+        worker = self._workers[rank]
+        worker.pid = pid
+        worker.started_at = time.monotonic()
+
+    def note_report(self, pid: int, report: dict[str, Any]) -> int | None:
+        """Keep what a worker said of its own end; return its rank."""
+        worker = next((w for w in self._workers.values() if w.pid == pid), None)
+        if worker is None:
+            return None
+        if report.get("kind") in ("exception", "exit"):
+            worker.error = error_of_report(report)
+            if is_echo(worker.error):
+                worker.output.mute()  # its traceback would hide the cause
+        elif report.get("kind") == "ended_well":
+            size = report.get("largest_group")
+            worker.ended_well, worker.largest_group = True, size if isinstance(size, int) else None
+        return worker.rank
+
+    def note_exit(self, rank: int, status: int) -> None:
+        """Take the end of a worker from its wait status and pass it on with the evidence."""
+        worker = self._workers[rank]
+        worker.ended = True
+        worker.output.drain()
+        asked = self.asked or self.killed
+        signum = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+        code = os.WEXITSTATUS(status) if signum is None else None
+        if signum == signal.SIGKILL and not asked and worker.pid is not None:
+            task = asyncio.get_running_loop().create_task(
+                self._end_with_evidence(worker, worker.pid)
+            )
+            self._evidence_tasks.add(task)
+            task.add_done_callback(self._evidence_tasks.discard)
+            return
+        self._finish(self._end(worker, asked=asked, signum=signum, code=code))
+
+    async def _end_with_evidence(self, worker: _Worker, pid: int) -> None:
+        evidence: str | None = None
+        try:
+            async with asyncio.timeout(1.0):
+                evidence = await asyncio.to_thread(memory.explain_kill, self._counters, pid)
+        except TimeoutError:
+            pass
+        self._finish(self._end(worker, signum=int(signal.SIGKILL), evidence=evidence))
+
+    def _end(
+        self,
+        worker: _Worker,
+        *,
+        asked: bool = False,
+        signum: int | None = None,
+        code: int | None = None,
+        evidence: str | None = None,
+    ) -> WorkerEnd:
+        return WorkerEnd(
+            attempt=self.attempt,
+            rank=worker.rank,
+            local_rank=worker.local_rank,
+            node=self.order.node,
+            kind=_kind_of(signum, code, worker.error, ended_well=worker.ended_well and not asked),
+            asked=asked,
+            elapsed_s=round(time.monotonic() - worker.started_at, 3),
+            exit_code=code,
+            signum=signum,
+            error=worker.error if signum is not None or code else None,
+            tail=worker.output.tail(),
+            memory_evidence=evidence,
+            step=last_step(self._folder, self.attempt, worker.rank),
+            largest_group=worker.largest_group,
+        )
+
+    def _error_file(self, rank: int) -> str:
+        return os.path.join(self._folder, f"error-{self.attempt}-{rank}.json")
+
+    def _keep_error(self, end: WorkerEnd) -> None:
+        """Keep what torchrun would of a failure, and put it beside the logs of --log-dir."""
+        recorded = error_file.read_recorded(self._error_file(end.rank))
+        text = error_file.error_text(end, recorded, time.time())
+        if text is None:
+            return
+        self.error_texts[end.rank] = text
+        saved = self._settings.saved
+        path = saved(self.attempt, end.local_rank, 0) if saved is not None else None
+        if path is not None and self._disk is not None:
+            self._disk.append(path, text.encode())  # it makes the folder
+            self._disk.close_file(path)
+
+    def _finish(self, end: WorkerEnd) -> None:
+        if end.is_failure:
+            self._keep_error(end)
+        self.ends.append(end)
+        self._on_end(end)
+
+    def note_lost(self, detail: str) -> None:
+        """All workers of this node have ended, or will, by no fault of their own."""
+        first = min(self._workers.values(), key=lambda w: w.rank)
+        for worker in self._workers.values():
+            worker.ended = True
+        self._finish(
+            WorkerEnd(
+                attempt=self.attempt,
+                rank=first.rank,
+                local_rank=first.local_rank,
+                node=self.order.node,
+                kind=EndKind.NODE_LOST,
+                asked=self.killed or self.asked,
+                elapsed_s=round(time.monotonic() - first.started_at, 3),
+                signum=int(signal.SIGKILL),
+                detail=detail,
+                tail=first.output.tail(),
+            )
+        )
+
+    # Orders.
+
+    def resize(self, terminal: Terminal) -> None:
+        """The terminal that shows ranks has another size."""
+        self._settings = replace(self._settings, terminal=terminal)
+        for worker in self._workers.values():
+            worker.output.resize(self._settings.terminal_of(worker.rank) or terminal)
+
+    def signal(self, signum: int, *, if_caught: bool) -> None:
+        """Send a signal to each worker process once, not to what it started."""
+        order = {"op": "signal", "signum": signum, "rank": None, "if_caught": if_caught}
+        self._spawner.order(order)
+
+    def write_input(self, rank: int, text: str, *, end: bool) -> None:
+        """Give a worker what the terminal's user typed."""
+        worker = self._workers.get(rank)
+        if worker is None or worker.stdin_fd is None:
+            return
+        worker.input += text.encode(errors="surrogateescape")
+        worker.input_ends = worker.input_ends or end
+        self._write_waiting(worker)
+
+    def _write_waiting(self, worker: _Worker) -> None:
+        if worker.stdin_fd is None:
+            return
+        loop = asyncio.get_running_loop()
+        try:
+            while worker.input:
+                del worker.input[: os.write(worker.stdin_fd, worker.input[: 1 << 16])]
+        except BlockingIOError:
+            loop.add_writer(worker.stdin_fd, self._write_waiting, worker)
+            return
+        except OSError:  # it has ended
+            worker.input_ends = True
+        loop.remove_writer(worker.stdin_fd)
+        if worker.input_ends:
+            self._close_input(worker)
+
+    def _close_input(self, worker: _Worker) -> None:
+        if worker.stdin_fd is not None:
+            asyncio.get_running_loop().remove_writer(worker.stdin_fd)
+            os.close(worker.stdin_fd)
+            worker.stdin_fd = None
+
+    async def finish(self) -> None:
+        """All processes are gone: take the last evidence and close the pipes."""
+        if self._evidence_tasks:
+            await asyncio.gather(*self._evidence_tasks)
+        for worker in self._workers.values():
+            worker.output.close()
+            self._close_input(worker)
+        self.reaped = True
+
+
+def _kind_of(
+    signum: int | None, code: int | None, error: PythonError | None, *, ended_well: bool = False
+) -> EndKind:
+    if signum is not None:
+        return EndKind.SUCCESS if ended_well else EndKind.SIGNAL
+    if code == 0:
+        return EndKind.SUCCESS
+    if code == contract.EX_TEMPFAIL:
+        return EndKind.PREEMPTED
+    if error is not None and error.type_name != "SystemExit":
+        return EndKind.EXCEPTION
+    return EndKind.EXIT_CODE

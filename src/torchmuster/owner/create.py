@@ -1,0 +1,175 @@
+"""Make a run directory: the only thing that exists of a run before its engine starts it."""
+
+import os
+import re
+import secrets
+import socket
+from collections.abc import Callable
+from datetime import datetime
+
+from torchmuster import proc
+from torchmuster.errors import RunDirectoryError, UsageError
+from torchmuster.files import atomic
+from torchmuster.files.layout import RunDir, runs_dir
+from torchmuster.model import codec
+from torchmuster.model.plan import RunPlan
+from torchmuster.model.workflow import WorkflowPlan
+from torchmuster.net.secret import new_secret, write_secret
+from torchmuster.owner.room import check_room
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+def new_run_id(target: str, name: str | None = None) -> str:
+    """Return an id that sorts by time and tells the script or the given name: `20261121-041805-train-3f2a`."""
+    now = datetime.now().astimezone()
+    stem = os.path.splitext(os.path.basename(target))[0]
+    word = name or re.sub(r"[^A-Za-z0-9]+", "-", stem).strip("-")[:24] or "run"
+    return f"{now:%Y%m%d-%H%M%S}-{word}-{secrets.token_hex(2)}"
+
+
+def check_run_id(run_id: str) -> None:
+    """Refuse a name that can't be a folder's.
+
+    Raises:
+        UsageError: It has other characters than letters, digits, `.`, `_` and `-`, or means something else.
+    """
+    if run_id == "last":
+        raise UsageError(
+            "`last` can't be the name of a run",
+            where="--run-id",
+            why="every command takes `last` for the run that was submitted last",
+        )
+    if not _RUN_ID.fullmatch(run_id):
+        raise UsageError(
+            f"`{run_id}` can't be the name of a run",
+            where="--run-id",
+            why="it becomes the name of a folder: letters, digits, `.`, `_` and `-`",
+        )
+
+
+def choose_run_id(target: str, run_id: str | None, name: str | None) -> str:
+    """Return the id of a run: what `--run-id` says, or one that `--name` or the script begins.
+
+    Raises:
+        UsageError: One of them can't be part of a folder's name and of the scheduler's job's, or both are given.
+    """
+    if name is not None and run_id is not None:
+        what = "`--run-id` is the whole name already"
+        raise UsageError(what, where=f"--name {name}", fix="leave one of them out")
+    if name is not None and not _NAME.fullmatch(name):
+        raise UsageError(
+            f"`{name}` is not a valid name for a run",
+            where="--name",
+            why="it is part of a folder's name and begins that of the scheduler's job",
+            fix="a letter or digit, then up to 39 letters, digits, `.`, `_` and `-`",
+        )
+    if run_id is not None:
+        check_run_id(run_id)
+    return run_id or new_run_id(target, name)
+
+
+def create_run_dir(plan: RunPlan, folder: str | None = None) -> RunDir:
+    """Make the run directory with its plan and its secret, in `folder` or where all runs are.
+
+    Raises:
+        UsageError: It exists already.
+        RunDirectoryError: It can't be made or written.
+    """
+
+    def fill(run_dir: RunDir) -> None:
+        atomic.write_json(run_dir.plan, codec.to_plain(plan))
+        os.makedirs(run_dir.logs, exist_ok=True)
+
+    return _create(os.path.join(folder or runs_dir(), plan.run_id), fill)
+
+
+def create_workflow_dir(plan: WorkflowPlan, source: str, rendered: str) -> RunDir:
+    """Make the run directory of a workflow.
+
+    Raises:
+        UsageError: It exists already.
+        RunDirectoryError: It can't be made or written.
+    """
+
+    def fill(run_dir: RunDir) -> None:
+        for path, text in ((run_dir.spec, source), (run_dir.rendered, rendered)):
+            with open(path, "w") as file:
+                file.write(text)
+        atomic.write_json(run_dir.workflow, codec.to_plain(plan))
+        for task in (task for group in plan.groups for task in group.tasks):
+            os.makedirs(run_dir.task_folder(task.name), exist_ok=True)
+
+    return _create(os.path.join(runs_dir(), plan.run_id), fill)
+
+
+def _create(path: str, fill: Callable[[RunDir], None]) -> RunDir:
+    run_dir = RunDir(path)
+    try:
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise unusable(os.path.dirname(path), error.strerror or str(error)) from error
+    try:
+        os.mkdir(run_dir.path, 0o700)
+    except FileExistsError as error:
+        raise UsageError(
+            f"the run directory of `{os.path.basename(path)}` exists already",
+            where=run_dir.path,
+            fix="choose another --run-id, or leave it out",
+        ) from error
+    except OSError as error:
+        raise unusable(run_dir.path, error.strerror or str(error)) from error
+    try:
+        check_room(run_dir.path)
+        fill(run_dir)
+        write_secret(run_dir.secret, new_secret())
+        write_owner(run_dir)
+        os.makedirs(os.path.dirname(run_dir.agent_log("n1")), exist_ok=True)
+    except OSError as error:
+        _remove(run_dir.path)
+        raise unusable(run_dir.path, error.strerror or str(error)) from error
+    return run_dir
+
+
+def link_snapshots(run_dir: RunDir, snapshots: str) -> None:
+    """Let a run find the snapshots of an earlier one: its own folder is a link to theirs.
+
+    Raises:
+        RunDirectoryError: The link can't be made.
+    """
+    try:
+        os.makedirs(snapshots, exist_ok=True)
+        check_room(snapshots)
+        os.symlink(os.path.realpath(snapshots), run_dir.snapshots)
+    except OSError as error:
+        raise unusable(run_dir.path, error.strerror or str(error)) from error
+
+
+def write_owner(run_dir: RunDir, pid: int | None = None) -> None:
+    """Note who owns the run (default: we), so that others can see whether it still lives."""
+    pid = os.getpid() if pid is None else pid
+    facts = proc.read_process(pid)
+    owner = {
+        "pid": pid,
+        "start_ticks": facts.start_ticks if facts else 0,
+        "boot_id": proc.boot_id(),
+        "host": socket.gethostname(),
+    }
+    atomic.write_json(run_dir.owner, owner)
+
+
+def _remove(path: str) -> None:
+    import shutil
+
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def unusable(path: str, why: str) -> RunDirectoryError:
+    """Return the error that says that a run directory can't be used."""
+    return RunDirectoryError(
+        "the run directory can't be written",
+        where=path,
+        why=why,
+        fix="set MUSTER_HOME to a folder with space that you can write to",
+    )

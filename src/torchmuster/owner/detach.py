@@ -1,0 +1,71 @@
+"""`--detach`: an owner in the background takes the client's place."""
+
+import os
+import sys
+
+from torchmuster import proc
+from torchmuster.diagnose.facts.gpus import visible_gpus
+from torchmuster.errors import RunDirectoryError
+from torchmuster.files.layout import RunDir
+from torchmuster.owner.create import write_owner
+
+
+def detach_supervisor(run_dir: RunDir) -> None:
+    """Start the owner of a prepared run in a session of its own.
+
+    Raises:
+        MusterError: It can't be started.
+    """
+    log = os.open(run_dir.supervisor_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        child = proc.start(
+            [sys.executable, "-m", "torchmuster.owner.detach", run_dir.path],
+            env=proc.own_package_environment(),
+            stdout=log,
+        )
+    finally:
+        os.close(log)
+    write_owner(run_dir, child.pid)  # before we leave: `muster wait` may be called at once
+
+
+def _own(path: str) -> int:
+    os.dup2(1, 2)
+    run_dir = RunDir(path)
+    if os.path.exists(run_dir.workflow):
+        return _own_workflow(run_dir)
+    return _supervise(run_dir)
+
+
+def _own_workflow(run_dir: RunDir) -> int:
+    from torchmuster.files.terminal import TerminalVoice
+    from torchmuster.owner.follow import follow_workflow
+
+    voice = TerminalVoice(prefix_always=True)
+    voice.start()
+    result = follow_workflow(run_dir, voice)
+    voice.flush(5.0)
+    return result.exit_code
+
+
+def _supervise(run_dir: RunDir) -> int:
+    import asyncio
+
+    from torchmuster.engines.local import LocalEngine
+    from torchmuster.files.terminal import TerminalVoice
+    from torchmuster.owner.supervise import Supervisor
+    from torchmuster.owner.views.record import read_plan
+
+    plan = read_plan(run_dir)
+    if plan is None:
+        raise RunDirectoryError("the plan of the run can't be read", where=run_dir.plan)
+    engine = LocalEngine(plan, run_dir, tuple(visible_gpus()))
+    engine.start_all()
+    voice = TerminalVoice()
+    voice.start()
+    result = asyncio.run(Supervisor(plan, run_dir, engine, voice).run())
+    voice.flush(5.0)
+    return result.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(_own(sys.argv[1]))

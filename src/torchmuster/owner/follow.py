@@ -1,0 +1,53 @@
+"""Own a prepared workflow to its end, with a terminal or a log as its voice."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from torchmuster.diagnose.facts.gpus import visible_gpus
+from torchmuster.errors import RunDirectoryError
+from torchmuster.files.layout import RunDir
+from torchmuster.files.terminal import TerminalVoice
+from torchmuster.model.outcome import WorkflowResult
+from torchmuster.owner.capacity import this_machine
+from torchmuster.owner.session import note_on_session
+from torchmuster.owner.views.workflow_view import read_workflow
+from torchmuster.owner.workflow import WorkflowOwner
+
+if TYPE_CHECKING:
+    from torchmuster.owner.host_capacity import HostCapacity
+
+
+@dataclass(slots=True)
+class _TaskDisplay:
+    """Gives each task a number for the voice, which knows ranks."""
+
+    voice: TerminalVoice
+    _numbers: dict[str, int] = field(default_factory=dict)
+
+    def say(self, sentence: str) -> None:
+        self.voice.say(sentence)
+
+    def show_task(self, task: str, stream: int, text: str, left_out: int) -> None:
+        number = self._numbers.setdefault(task, len(self._numbers))
+        self.voice.name_rank(number, task)
+        self.voice.show(number, stream, text, left_out)
+
+
+def follow_workflow(
+    run_dir: RunDir, voice: TerminalVoice, hosts: "HostCapacity | None" = None
+) -> WorkflowResult:
+    """Run a workflow whose directory is ready: here, or on hosts of ssh.
+
+    Raises:
+        RunDirectoryError: Its plan can't be read.
+    """
+    plan = read_workflow(run_dir)
+    if plan is None:
+        raise RunDirectoryError("the plan of the workflow can't be read", where=run_dir.workflow)
+    note = note_on_session(may_detach=hosts is None)
+    if note is not None:
+        voice.say(note)
+    machine = this_machine(run_dir.path, visible_gpus())
+    owner = WorkflowOwner(plan, run_dir, machine, _TaskDisplay(voice), hosts)
+    return asyncio.run(owner.run())

@@ -1,0 +1,1 @@
+"""Runs as jobs of a scheduler: submitted, followed, conducted inside, continued in another."""

@@ -1,0 +1,116 @@
+"""Follow a run that is a job: what it does from its run directory, where it stands from its scheduler."""
+
+import asyncio
+import contextlib
+import signal
+import time
+from dataclasses import dataclass, field
+
+from torchmuster.engines.base import Dialect
+from torchmuster.errors import MusterError
+from torchmuster.files.layout import RunDir
+from torchmuster.files.terminal import TerminalVoice
+from torchmuster.model.job import JobView, describe_job
+from torchmuster.model.plan import RunPlan, Tee
+from torchmuster.model.verdict import Result
+from torchmuster.owner.jobs.links import cancel_jobs, describe_link, settled_result, view_newest
+from torchmuster.owner.jobs.never import NeverWatch
+from torchmuster.owner.views.record import read_events, read_new
+
+_POLL_S = 1.0
+_LOOK_S = 0.3
+_SETTLE_S = 10.0  # from the job's end to its result: a shared file system may show it late
+_SECOND_CTRL_C_S = 3.0
+
+
+@dataclass(slots=True)
+class JobFollower:
+    """Shows what a job does, from its run directory and its scheduler, until it has a result."""
+
+    plan: RunPlan
+    run_dir: RunDir
+    dialect: Dialect
+    job_id: str
+    voice: TerminalVoice
+    _view: JobView | None = None
+    _link: str | None = None
+    _num_events: int = 0
+    _positions: dict[str, int] = field(default_factory=dict)
+    _interrupted_at: float | None = None
+    _leaves: bool = False
+    _never: NeverWatch = field(default_factory=NeverWatch)
+
+    async def follow(self) -> Result | None:
+        """Return the result; None when the job goes on without us, or ended without one."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, self._take_interrupt)
+        poll_at, ended_at = 0.0, None
+        while True:
+            self._show_news()
+            result = settled_result(self.run_dir)
+            if result is not None:
+                self._show_news()
+                return result
+            now = time.monotonic()
+            if self._leaves or (ended_at is not None and now > ended_at + _SETTLE_S):
+                return None
+            if self._interrupted_at and now - self._interrupted_at > _SECOND_CTRL_C_S:
+                self._leaves = True
+            if now >= poll_at:
+                await asyncio.to_thread(self._ask_scheduler)  # the desk asks ever less often
+                poll_at = time.monotonic() + _POLL_S
+                is_over = self._view is not None and self._view.state.is_final
+                ended_at = (ended_at or time.monotonic()) if is_over else None
+            await asyncio.sleep(_LOOK_S)
+
+    @property
+    def view(self) -> JobView | None:
+        """Return what the scheduler said last."""
+        return self._view
+
+    def _take_interrupt(self) -> None:
+        if self._interrupted_at is None:
+            self._interrupted_at = time.monotonic()
+            self.voice.say(f"job {self.job_id} goes on; again within 3 s cancels it")
+            return
+        self._interrupted_at = None
+        self.voice.say(f"cancelling job {self.job_id}")
+        try:
+            cancel_jobs(self.run_dir)
+        except MusterError as error:
+            self.voice.say(f"{error.what}: {error.why}")
+            self._leaves = True
+
+    def _ask_scheduler(self) -> None:
+        self._tell_where_it_stands()
+        self._never.end_if_never(self.run_dir)
+
+    def _tell_where_it_stands(self) -> None:
+        view = view_newest(self.run_dir)
+        link = describe_link(self.run_dir)
+        if view is None or (view, link) == (self._view, self._link):
+            return
+        self._view, self._link, self.job_id = view, link, view.job_id
+        self.voice.say(describe_job(view) + (f", {link}" if link is not None else ""))
+
+    def _show_news(self) -> None:
+        events = list(read_events(self.run_dir.events))
+        for event in events[self._num_events :]:
+            fields = {k: v for k, v in event.items() if k not in ("event", "time")}
+            with contextlib.suppress(KeyError, TypeError):  # of another version of muster
+                self.voice.tell(str(event.get("event")), fields)
+        self._num_events = len(events)
+        if self.plan.tee is Tee.NONE:
+            return
+        attempts = [int(e["attempt"]) for e in events if e.get("event") == "attempt_started"]
+        for attempt in sorted(set(attempts)):
+            self._show_logs(attempt)
+
+    def _show_logs(self, attempt: int) -> None:
+        ranks = [0]
+        if self.plan.tee is Tee.ALL:
+            ranks = list(range(sum(self.plan.num_workers(p) for p in range(self.plan.max_nodes))))
+        for rank in ranks:
+            path = self.run_dir.rank_log(attempt, rank)
+            for text in read_new(path, self._positions):
+                self.voice.show(rank, 1, text, 0)

@@ -1,0 +1,280 @@
+"""Submit jobs, ask for them, end them: the one module that runs a scheduler's commands."""
+
+import contextlib
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from torchmuster import proc
+from torchmuster.engines.base import PYTHON, Dialect, EngineError
+from torchmuster.engines.registry import load_dialect
+from torchmuster.errors import MusterError
+from torchmuster.files import atomic, travel
+from torchmuster.files.layout import RunDir, short_id
+from torchmuster.model import codec
+from torchmuster.model.display.text import report_of_error
+from torchmuster.model.job import AfterKind, JobDependency, JobRequest, JobView, NodeChunk
+from torchmuster.model.plan import RunPlan
+from torchmuster.model.verdict import Report, Result, RunState
+from torchmuster.owner.jobs.desk import JobDesk
+
+COMMAND_TIMEOUT_S = 30.0
+_DESK = JobDesk()  # waits look at files ten times a second; a scheduler is everybody's
+
+
+class JobRefusedError(MusterError):
+    """The scheduler did not take the job."""
+
+    exit_code = 14
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobWishes:
+    """What a run asks of a scheduler beside its nodes and workers."""
+
+    queue: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    time_limit_s: float | None = None
+    cpus_per_node: int | None = None
+    gpus_per_node: int = 0
+    memory_bytes: int | None = None
+    directives: tuple[str, ...] = ()
+    setup: tuple[str, ...] = ()
+    extra: tuple[tuple[str, str], ...] = ()
+    warn_s: float = 120.0
+    way: str | None = None
+    num_resubmits: int | None = None  # None where nobody has said
+    resubmit_with: str | None = None
+
+
+def make_job(plan: RunPlan, run_dir: RunDir, engine: str, wishes: JobWishes) -> JobRequest:
+    """Return the job that conducts a run."""
+    conduct = os.path.join(os.path.dirname(os.path.abspath(__file__)), "conduct.py")
+    head = [PYTHON, conduct, run_dir.path, "--engine", engine]
+    head += ["--warn", f"{wishes.warn_s:g}", "--submitted-from", os.uname().machine]
+    head += ["--way", wishes.way] if wishes.way is not None else []
+    if wishes.num_resubmits:
+        head += ["--resubmit", str(wishes.num_resubmits)]
+        head += ["--resubmit-with", wishes.resubmit_with] if wishes.resubmit_with else []
+    chunk = NodeChunk(
+        num_nodes=plan.max_nodes,
+        cpus=wishes.cpus_per_node,
+        workers=max(plan.num_workers(place) for place in range(plan.max_nodes)),
+        gpus=wishes.gpus_per_node,
+        memory_bytes=wishes.memory_bytes,
+        extra=wishes.extra,
+    )
+    return JobRequest(
+        name=short_id(
+            plan.run_id
+        ),  # `squeue` and `qstat` show its first letters: the script's name
+        chunks=(chunk,),
+        head=tuple(head),
+        about="The head of the run: it starts an agent on every node, restarts what dies, leaves the result.",
+        log_path=run_dir.job_log,
+        python=sys.executable,
+        min_nodes=plan.min_nodes if plan.is_elastic else None,
+        max_nodes=plan.max_nodes if plan.is_elastic else None,
+        time_limit_s=wishes.time_limit_s,
+        queue=wishes.queue,
+        account=wishes.account,
+        qos=wishes.qos,
+        constraint=wishes.constraint,
+        directives=wishes.directives,
+        node_lines=wishes.setup,
+        package_copy=run_dir.package_copy,
+        warn_s=None,  # the head knows the end of its time by itself
+    )
+
+
+def submit_job(job: JobRequest, run_dir: RunDir, dialect: Dialect) -> str:
+    """Write the script of a run, submit it, record and return the job's id.
+
+    Raises:
+        JobRefusedError: The scheduler refused it.
+        EngineError: Its answer can't be understood.
+    """
+    noted = {"engine": dialect.name, "request": codec.to_plain(job)}  # for `muster restart`
+    try:
+        job_id = submit_script(job, run_dir.job_script, dialect)
+    except MusterError:
+        atomic.write_json(run_dir.job, noted)  # it was no run of this machine: restart asks again
+        raise
+    atomic.write_json(run_dir.job, {**noted, "job_id": job_id})
+    return job_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobAgain:
+    """What an earlier run asked of its scheduler.
+
+    Attributes:
+        num_more: Further jobs of its chain.
+    """
+
+    dialect: Dialect
+    request: JobRequest
+    num_more: int
+
+    def renamed(self, old: RunDir, run_dir: RunDir) -> JobRequest:
+        """Return the same request for a new run."""
+        return replace(
+            self.request,
+            name=short_id(os.path.basename(run_dir.path)),
+            head=tuple(run_dir.path if word == old.path else word for word in self.request.head),
+            log_path=run_dir.job_log,
+            package_copy=run_dir.package_copy,
+        )
+
+
+def read_request(old: RunDir) -> JobAgain:
+    """Return what the run in `old` asked of its scheduler.
+
+    Raises:
+        MusterError: It is not in the record: an older muster submitted it.
+    """
+    plain = atomic.read_json(old.job)
+    noted = plain if isinstance(plain, dict) else {}
+    try:
+        request = codec.from_plain(JobRequest, noted.get("request"))
+    except codec.CodecError as error:
+        raise MusterError(
+            "what the run asked of its scheduler is not in its record",
+            where=old.job,
+            why=str(error),
+            fix=f"type its command again; its snapshots are in {old.snapshots}",
+        ) from error
+    chain = noted.get("chain")
+    num_more = len(chain) if isinstance(chain, list) else 0
+    dialect = load_dialect(str(noted.get("engine")))
+    return JobAgain(dialect=dialect, request=request, num_more=num_more)
+
+
+def failed_before_start(run_dir: RunDir, exit_code: int, report: Report) -> Result:
+    """Return the result of a run that made no attempt."""
+    return Result(
+        run_id=os.path.basename(run_dir.path),
+        state=RunState.FAILED,
+        exit_code=exit_code,
+        attempts=0,
+        restarts_spent=0,
+        elapsed_s=0.0,
+        report=report,
+    )
+
+
+@contextlib.contextmanager
+def note_refusal(run_dir: RunDir) -> Iterator[None]:
+    """Leave the error of a submission as the run's result: it has ended, and nobody has lost it."""
+    try:
+        yield
+    except MusterError as error:
+        result = failed_before_start(run_dir, error.exit_code, report_of_error(error))
+        atomic.write_json(run_dir.result, codec.to_plain(result))
+        raise
+
+
+def submit_chain(
+    job: JobRequest, run_dir: RunDir, dialect: Dialect, num_more: int
+) -> tuple[list[str], MusterError | None]:
+    """Submit further jobs of a run, each to wait for the one before; record and return those that were taken.
+
+    Also returns why one was refused.
+    """
+    plain = atomic.read_json(run_dir.job)
+    ids = [plain["job_id"]]
+    refusal: MusterError | None = None
+    for _ in range(num_more):
+        after = (JobDependency(job_id=ids[-1], kind=AfterKind.ANY),)
+        try:
+            ids.append(submit_script(replace(job, after=after), run_dir.job_script, dialect))
+        except MusterError as error:
+            refusal = error
+            break
+        atomic.write_json(run_dir.job, {**plain, "chain": ids[1:]})
+    return ids[1:], refusal
+
+
+def submit_script(job: JobRequest, path: str, dialect: Dialect) -> str:
+    """Write a job's script to `path` and submit it; return the job's id.
+
+    Raises:
+        JobRefusedError: The scheduler refused it.
+        EngineError: Its answer can't be understood.
+    """
+    if job.package_copy is not None:
+        travel.place_package(f"{job.package_copy}.zip")
+    with open(path, "w") as file:
+        file.write(dialect.script(job))
+    os.chmod(path, 0o700)
+    argv = dialect.submit_argv(job, path)
+    answer = _ask(dialect, argv)
+    if answer.status != 0:
+        report = dialect.explain_refusal(answer.stderr.decode(errors="replace"))
+        why = "\n".join(report.because)
+        raise JobRefusedError(report.error, where=" ".join(argv), why=why, fix=report.hint)
+    return dialect.job_id(answer.stdout.decode(errors="replace"))
+
+
+def _ask(dialect: Dialect, argv: Sequence[str]) -> proc.Answered:
+    """Run a command of the scheduler.
+
+    Raises:
+        EngineError: This machine does not have it.
+    """
+    if shutil.which(argv[0]) is None:
+        raise EngineError(
+            f"this machine has no `{argv[0]}`",
+            where=" ".join(argv),
+            why=f"jobs of {dialect.name} are handled by its own commands, and this one is not on PATH",
+            fix=f"type it on a login node of the cluster; `muster engines check {dialect.name}` looks for all of them",
+        )
+    return proc.ask(argv, b"", COMMAND_TIMEOUT_S)
+
+
+def read_jobs(run_dir: RunDir) -> tuple[Dialect, dict[str, str]] | None:
+    """Return the dialect and the job of each group of a workflow; None when it has no jobs."""
+    plain = atomic.read_json(run_dir.jobs)
+    if not isinstance(plain, dict) or not isinstance(plain.get("jobs"), dict):
+        return None
+    jobs = {str(group): str(job_id) for group, job_id in plain["jobs"].items()}
+    return load_dialect(str(plain.get("engine"))), jobs
+
+
+def read_job(run_dir: RunDir) -> tuple[Dialect, str] | None:
+    """Return the dialect and the id of the job that conducts a run now; None when it is no job.
+
+    The client wrote the first, the head of each later link the next.
+    """
+    plain = atomic.read_json(run_dir.job)
+    if not isinstance(plain, dict) or not isinstance(plain.get("job_id"), str):
+        return None
+    dialect = load_dialect(str(plain.get("engine")))
+    noted = atomic.read_json(run_dir.links)
+    links = noted.get("links") if isinstance(noted, dict) else None
+    if isinstance(links, list) and links and isinstance(links[-1], dict):
+        return dialect, str(links[-1].get("job_id", plain["job_id"]))
+    return dialect, plain["job_id"]
+
+
+def view_jobs(dialect: Dialect, job_ids: Sequence[str]) -> dict[str, JobView]:
+    """Return what the scheduler says of jobs, asked at most every 2 s, then ever less, up to every 30 s."""
+    return _DESK.views(dialect, job_ids)
+
+
+def cancel_job(dialect: Dialect, job_id: str) -> None:
+    """Ask the scheduler to end a job.
+
+    Raises:
+        EngineError: It refused.
+    """
+    argv = dialect.cancel_argv(job_id)
+    _DESK.forget()
+    answer = _ask(dialect, argv)
+    if answer.status != 0:
+        why = answer.stderr.decode(errors="replace").strip() or None
+        raise EngineError(f"job {job_id} can't be cancelled", where=" ".join(argv), why=why)

@@ -1,0 +1,157 @@
+"""Which jobs a run has had, has and may get: what the client and the heads of its links have noted.
+
+`job.json` is the client's, `links.json` that of the head whose link it is, `cancelled.json` again the client's.
+"""
+
+import contextlib
+import os
+import time
+
+from torchmuster.engines.base import Dialect
+from torchmuster.engines.registry import load_dialect
+from torchmuster.errors import MusterError
+from torchmuster.files import atomic
+from torchmuster.files.layout import RunDir
+from torchmuster.model import codec
+from torchmuster.model.job import JobState, JobView
+from torchmuster.model.links import Links
+from torchmuster.model.verdict import Result, RunState
+from torchmuster.owner.jobs.jobs import cancel_job, read_job, view_jobs
+from torchmuster.owner.views.record import read_result
+
+_ON_ITS_WAY = frozenset({JobState.ENDING, JobState.PENDING, JobState.REQUEUED})
+_FATE_KNOWN_S = 900.0  # after a signal's end; later nobody asks the scheduler
+# A link that ended so may be followed by another; only its head knows.
+_MAY_GO_ON = frozenset({RunState.PREEMPTED, RunState.CANCELLED, RunState.TIMED_OUT})
+
+
+def read_links(run_dir: RunDir) -> Links | None:
+    """Return what the heads have noted; None before the first has started."""
+    try:
+        return codec.from_plain(Links, atomic.read_json(run_dir.links))
+    except codec.CodecError:
+        return None
+
+
+def write_links(run_dir: RunDir, links: Links) -> None:
+    """Note the links of a run; for the head of the newest one only."""
+    atomic.write_json(run_dir.links, codec.to_plain(links))
+
+
+def read_chain(run_dir: RunDir) -> tuple[str, ...]:
+    """Return the jobs that the client has submitted, in the order in which they run."""
+    plain = atomic.read_json(run_dir.job)
+    if not isinstance(plain, dict) or not isinstance(plain.get("job_id"), str):
+        return ()
+    chain = plain.get("chain", [])
+    return (plain["job_id"], *(str(job_id) for job_id in chain if isinstance(chain, list)))
+
+
+def all_jobs(run_dir: RunDir) -> tuple[Dialect, tuple[str, ...]] | None:
+    """Return every job of a run, each once, the oldest first; None when it is no job."""
+    chain = read_chain(run_dir)
+    if not chain:
+        return None
+    plain = atomic.read_json(run_dir.job)
+    links = read_links(run_dir)
+    noted = tuple(link.job_id for link in links.links) if links is not None else ()
+    return load_dialect(str(plain.get("engine"))), tuple(dict.fromkeys((*chain, *noted)))
+
+
+def view_newest(run_dir: RunDir) -> JobView | None:
+    """Return what the scheduler says of the job that is the run's now; None when it says nothing.
+
+    A link may have been killed before it could note the next one: then that is the job after it in the chain.
+    """
+    found = open_jobs(run_dir)
+    if found is None:
+        return None
+    dialect, job_ids = found
+    views = view_jobs(dialect, job_ids)
+    living = (views[i] for i in job_ids if i in views and not views[i].state.is_final)
+    return next(living, views.get(job_ids[0]))
+
+
+def open_jobs(run_dir: RunDir) -> tuple[Dialect, tuple[str, ...]] | None:
+    """Return the newest job of a run and those of its chain that follow; None when it is no job."""
+    job = read_job(run_dir)
+    if job is None:
+        return None
+    dialect, job_id = job
+    chain = read_chain(run_dir)
+    following = chain[chain.index(job_id) + 1 :] if job_id in chain else ()
+    return dialect, (job_id, *following)
+
+
+def describe_link(run_dir: RunDir) -> str | None:
+    """Return `link 2 of 4` for a run that may have several, else None."""
+    links = read_links(run_dir)
+    return links.label if links is not None and links.most > 1 else None
+
+
+def settled_result(run_dir: RunDir) -> Result | None:
+    """Return the result of a run that is over; None while it goes on, also in a job that still waits.
+
+    A link that was preempted has a result, too. It is the run's when its head says that none follows, or when no job
+    of the run is left.
+    """
+    result = read_result(run_dir)
+    if result is None or result.state not in _MAY_GO_ON or not os.path.isfile(run_dir.job):
+        return result
+    links = read_links(run_dir)
+    if links is None or links.ended is not None:
+        return None if links is not None and _comes_back(run_dir, links) else result
+    view = view_newest(run_dir)
+    if view is not None and not view.state.is_final:
+        return None
+    result = read_result(run_dir)  # the head may have been at it just now
+    if result is not None and result.state is RunState.PREEMPTED and is_cancelled(run_dir):
+        links = read_links(run_dir)
+        return result if links is not None and links.ended is not None else None
+    return result
+
+
+def _comes_back(run_dir: RunDir, links: Links) -> bool:
+    """Say whether the scheduler itself starts a job again that it has ended: a preemption, a lost node."""
+    states = {state.value for state in _MAY_GO_ON}
+    if links.ended not in states or is_cancelled(run_dir):
+        return False
+    try:
+        age_s = time.time() - os.stat(run_dir.result).st_mtime
+    except OSError:
+        return True  # set aside just now: it has come back
+    if age_s > _FATE_KNOWN_S:
+        return False
+    view = view_newest(run_dir)
+    return view is not None and view.state in _ON_ITS_WAY
+
+
+def mark_cancelled(run_dir: RunDir) -> None:
+    """Note that the user wants no further link."""
+    atomic.write_json(run_dir.cancelled, {"by": "muster cancel"})
+
+
+def is_cancelled(run_dir: RunDir) -> bool:
+    """Say whether the user wants no further link."""
+    return os.path.exists(run_dir.cancelled)
+
+
+def cancel_jobs(run_dir: RunDir) -> bool:
+    """Cancel every job of a run, the last of its chain first; say whether it has any.
+
+    Raises:
+        EngineError: The scheduler refused to end the job that runs.
+    """
+    found = all_jobs(run_dir)
+    if found is None:
+        return False
+    mark_cancelled(run_dir)
+    dialect, job_ids = found
+    newest = read_job(run_dir)
+    for job_id in reversed(job_ids):
+        if newest is not None and job_id == newest[1]:
+            cancel_job(dialect, job_id)
+            continue
+        with contextlib.suppress(MusterError):  # it has ended, or follows the one that ends now
+            cancel_job(dialect, job_id)
+    return True

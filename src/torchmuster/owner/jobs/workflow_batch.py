@@ -1,0 +1,168 @@
+"""A workflow as jobs of a scheduler: all are submitted at once; then no client is needed any more."""
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from torchmuster.engines.base import Dialect
+from torchmuster.engines.workflow_jobs import JobOptions, SiteOptions, plan_jobs
+from torchmuster.errors import MusterError
+from torchmuster.files import atomic
+from torchmuster.files.layout import RunDir
+from torchmuster.files.terminal import TerminalVoice
+from torchmuster.model import codec
+from torchmuster.model.display.text import report_of_error
+from torchmuster.model.outcome import WorkflowResult
+from torchmuster.model.states import State
+from torchmuster.model.workflow import WorkflowPlan
+from torchmuster.owner.jobs.jobs import cancel_job, submit_script, view_jobs
+from torchmuster.owner.jobs.never import NeverWatch, note_group
+from torchmuster.owner.reuse import link_reused
+from torchmuster.owner.views.find import view_run
+from torchmuster.owner.views.record import read_new
+from torchmuster.owner.views.workflow_view import WorkflowView, task_logs
+
+_POLL_S = 1.0
+_SECOND_CTRL_C_S = 3.0
+
+
+def job_options(run_dir: RunDir, site: SiteOptions) -> JobOptions:
+    """Return where the jobs of a workflow find their head and leave their logs."""
+    folder = os.path.dirname(os.path.abspath(__file__))
+    return JobOptions(
+        run_dir=run_dir.path,
+        group_main=os.path.join(folder, "conduct_group.py"),
+        log_of=lambda name: run_dir.group(name).job_log,
+        site=site,
+    )
+
+
+def submit_groups(
+    plan: WorkflowPlan,
+    run_dir: RunDir,
+    dialect: Dialect,
+    site: SiteOptions,
+    *,
+    site_name: str,
+    time_limit_s: float | None = None,
+) -> dict[str, str]:
+    """Submit one job for each group, with dependencies; return their ids.
+
+    `site_name` is what `--on` named, for a restart; `time_limit_s` is for groups that have none of their own.
+
+    Raises:
+        JobRefusedError: One was refused; those before it are cancelled.
+    """
+    link_reused(plan, run_dir)
+    job_ids: dict[str, str] = {group.name: "0" for group in plan.groups}
+    order = [job.group for job in plan_jobs(plan, dialect, job_options(run_dir, site), job_ids)]
+    submitted: dict[str, str] = {}
+    try:
+        for name in order:
+            # Each job is planned anew: only now the ids of those that it waits for are known.
+            jobs = plan_jobs(plan, dialect, job_options(run_dir, site), {**job_ids, **submitted})
+            job = next(entry.job for entry in jobs if entry.group == name)
+            if job.time_limit_s is None:
+                job = replace(job, time_limit_s=time_limit_s)
+            folder = run_dir.group(name)
+            os.makedirs(folder.path, exist_ok=True)
+            submitted[name] = submit_script(job, folder.job_script, dialect)
+            atomic.write_json(folder.job, {"engine": dialect.name, "job_id": submitted[name]})
+    except MusterError as error:
+        _cancel_all(dialect, submitted)
+        _note_refusal(plan, run_dir, error)
+        raise
+    atomic.write_json(run_dir.jobs, {"engine": dialect.name, "site": site_name, "jobs": submitted})
+    return submitted
+
+
+def _note_refusal(plan: WorkflowPlan, run_dir: RunDir, error: MusterError) -> None:
+    """Leave the error of a submission as the result: the workflow has ended, and nobody has lost it."""
+    state = State.FAILED_BACKEND_ERROR
+    result = WorkflowResult(
+        run_id=plan.run_id,
+        state=state,
+        exit_code=error.exit_code,
+        elapsed_s=0.0,
+        groups={group.name: state.value for group in plan.groups},
+        reports=(report_of_error(error),),
+    )
+    atomic.write_json(run_dir.result, codec.to_plain(result))
+
+
+def _cancel_all(dialect: Dialect, job_ids: Mapping[str, str]) -> None:
+    for job_id in job_ids.values():
+        try:
+            cancel_job(dialect, job_id)
+        except MusterError:
+            continue  # it may have ended
+
+
+@dataclass(slots=True)
+class WorkflowFollower:
+    """Shows where the groups of a workflow stand until all have ended."""
+
+    run_dir: RunDir
+    dialect: Dialect
+    job_ids: Mapping[str, str]
+    voice: TerminalVoice
+    _said: dict[str, str] = field(default_factory=dict)
+    _positions: dict[str, int] = field(default_factory=dict)
+    _interrupted_at: float | None = None
+    _numbers: dict[str, int] = field(default_factory=dict)
+    _never: NeverWatch = field(default_factory=NeverWatch)
+
+    async def follow(self) -> WorkflowView | None:
+        """Return the workflow at its end; None when it goes on without us."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._take_interrupt)
+        while True:
+            run = await asyncio.to_thread(view_run, self.run_dir)
+            if run.workflow is not None:
+                self._show(run.workflow)
+                await asyncio.to_thread(self._end_what_can_not_start, run.workflow)
+                if all(group.state.is_final for group in run.workflow.groups):
+                    return run.workflow
+            since = self._interrupted_at
+            if since is not None and time.monotonic() - since > _SECOND_CTRL_C_S:
+                return None
+            await asyncio.sleep(_POLL_S)
+
+    def _end_what_can_not_start(self, view: WorkflowView) -> None:
+        """Cancel the jobs of groups that can never start; who needs their output fails with them."""
+        for group in view.groups:
+            if group.state is not State.SCHEDULING or group.name not in self.job_ids:
+                continue
+            job_id = self.job_ids[group.name]
+            job = view_jobs(self.dialect, [job_id]).get(job_id)
+            report = self._never.judge(job, self.dialect)
+            if report is not None:
+                note_group(self.run_dir, group.name, report)
+                _cancel_all(self.dialect, {group.name: job_id})
+
+    def _show(self, view: WorkflowView) -> None:
+        for name, logs in task_logs(view, self.run_dir):
+            for _, path in logs:
+                self._show_log(name, path)
+        for group in view.groups:
+            text = group.state.value + (f": {group.why}" if group.why else "")
+            if self._said.get(group.name) != text and group.state is not State.SUBMITTING:
+                self._said[group.name] = text
+                self.voice.say(f"group {group.name} is {text}")
+
+    def _show_log(self, task: str, path: str) -> None:
+        for text in read_new(path, self._positions):
+            number = self._numbers.setdefault(task, len(self._numbers))
+            self.voice.name_rank(number, task)
+            self.voice.show(number, 1, text, 0)
+
+    def _take_interrupt(self) -> None:
+        if self._interrupted_at is None:
+            self._interrupted_at = time.monotonic()
+            self.voice.say("the jobs go on; again within 3 s cancels them")
+            return
+        self._interrupted_at = None
+        self.voice.say("cancelling the jobs")
+        _cancel_all(self.dialect, self.job_ids)

@@ -1,0 +1,226 @@
+"""How the head of a job continues its run in another: by requeue, by a new job, or by the next one of a chain."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from torchmuster import proc
+from torchmuster.engines.base import Dialect, EngineError
+from torchmuster.errors import MusterError, UsageError
+from torchmuster.files.layout import RunDir
+from torchmuster.model.job import AfterKind, JobDependency, JobRequest
+from torchmuster.model.links import Link, Links, ResubmitWay
+from torchmuster.model.verdict import Result, RunState
+from torchmuster.owner.jobs.jobs import cancel_job
+from torchmuster.owner.jobs.links import is_cancelled, read_chain, read_links, write_links
+from torchmuster.owner.views.record import read_events, read_result
+
+QUICK_TIMEOUT_S = 3.0
+COMMAND_TIMEOUT_S = 8.0  # the job itself has only seconds left
+# What a job has from its scheduler would be read by the submit command as wishes for the new one.
+_OF_THE_JOB = ("SLURM_", "PBS_", "PMI_", "PMIX_")
+_KEPT = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "PBS_CONF_FILE", "PBS_SERVER"})
+Ask = Callable[[list[str]], proc.Answered]
+
+
+def ask_command(argv: list[str]) -> proc.Answered:
+    """Run a scheduler's command for at most 8 s.
+
+    Raises:
+        MusterError: It can't be executed.
+    """
+    return proc.ask(argv, b"", COMMAND_TIMEOUT_S)
+
+
+def ask_quickly(argv: list[str]) -> proc.Answered:
+    """Run a scheduler's command for at most 3 s: a run waits for it.
+
+    Raises:
+        MusterError: It can't be executed.
+    """
+    return proc.ask(argv, b"", QUICK_TIMEOUT_S)
+
+
+def find_end(
+    dialect: Dialect, job_id: str, clock: Callable[[], float], ask: Ask = ask_quickly
+) -> float | None:
+    """Ask the scheduler when a job has to end, seconds since 1970; None when it doesn't say."""
+    for argv in dialect.end_argv(job_id):
+        try:
+            answer = ask(argv)
+        except MusterError:
+            continue
+        if answer.status == 0:
+            end = dialect.job_end(answer.stdout.decode(errors="replace"), clock())
+            if end is not None:
+                return end
+    return None
+
+
+@dataclass(slots=True)
+class Chain:
+    """The links of one run, as the head of the newest one sees them.
+
+    Attributes:
+        num_resubmits: How many continuations there may be.
+        way: The one to try first; None for the scheduler's best.
+    """
+
+    run_dir: RunDir
+    dialect: Dialect
+    job_id: str
+    num_resubmits: int = 0
+    way: ResubmitWay | None = None
+    ask: Ask = ask_command
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    links: Links = field(default_factory=Links)
+
+    def begin(self, first_attempt: int) -> str | None:
+        """Note that this job is the run's now; a sentence when there is nothing to do for it."""
+        links = read_links(self.run_dir) or Links()
+        newest = links.newest
+        if is_cancelled(self.run_dir):
+            return "the run was cancelled: nothing is left to do"
+        is_new = newest is None or newest.job_id != self.job_id
+        result = read_result(self.run_dir)
+        if newest is not None and is_new and result is not None and _is_complete(result, links):
+            return f"the run is complete ({result.state.value}): nothing is left to do"
+        known = links.links
+        if is_new:
+            way = ResubmitWay.CHAIN if known else None
+            known += (Link(job_id=self.job_id, way=way, first_attempt=first_attempt),)
+        self._note(Links(most=self.num_resubmits + 1, links=known))
+        return None
+
+    @property
+    def may_go_on(self) -> bool:
+        """Say whether another link may follow."""
+        return len(self.links.links) < self.links.most
+
+    def go_on(self, result: Result, *, time_was_up: bool, say: Callable[[str], None]) -> bool:
+        """Continue a run whose time was up or which lost a node, or note why it ends here; say whether it goes on."""
+        wanted = time_was_up or result.node_was_lost
+        if result.state is not RunState.PREEMPTED or not wanted:
+            self._note(replace(self.links, ended=result.state.value))
+            return False
+        if is_cancelled(self.run_dir):
+            self._note(replace(self.links, ended="cancelled"))
+            return False
+        if not self.may_go_on:
+            if self.num_resubmits:
+                say(f"{self.links.label} has ended, and --resubmit {self.num_resubmits} is spent")
+            self._note(replace(self.links, ended="no link is left"))
+            return False
+        for way in self._ways():
+            why = self._try(way, result.attempts)
+            if why is None:
+                newest = self.links.newest
+                job_id = newest.job_id if newest is not None else self.job_id
+                say(f"the run goes on: {self.links.label} is job {job_id}, by {way.value}")
+                return self._unless_cancelled(say)
+            say(f"the run can't go on by {way.value}: {why}")
+        self._note(replace(self.links, ended="no way to go on"))
+        return False
+
+    def _ways(self) -> Iterator[ResubmitWay]:
+        if self.way is not None:
+            yield self.way
+        yield from (way for way in self.dialect.resubmit_ways if way is not self.way)
+
+    def _try(self, way: ResubmitWay, first_attempt: int) -> str | None:
+        """Make the next link; return why it was refused, or None."""
+        before = self.links
+        if way is not ResubmitWay.CHAIN and way not in self.dialect.resubmit_ways:
+            return f"{self.dialect.name} has no such way"
+        try:
+            if way is ResubmitWay.REQUEUE:
+                # Noted first: the job may be ended while the command still runs.
+                self._append(self.job_id, way, first_attempt)
+                self._command(self.dialect.requeue_argv(self.job_id))
+            elif way is ResubmitWay.SUBMIT:
+                self._append(self._submit(), way, first_attempt)
+            else:
+                self._append(self._next_of_chain(), way, first_attempt)
+        except MusterError as error:
+            if self.links is not before:
+                self._note(before)
+            return error.why or error.what
+        return None
+
+    def _next_of_chain(self) -> str:
+        chain = read_chain(self.run_dir)
+        position = chain.index(self.job_id) + 1 if self.job_id in chain else len(chain)
+        if position >= len(chain):
+            raise EngineError("no job of the chain is left")
+        return chain[position]
+
+    def _submit(self) -> str:
+        """Submit the script again; the new job waits for the end of this one, whose folder it takes over."""
+        after = JobDependency(job_id=self.job_id, kind=AfterKind.ANY)
+        name = os.path.basename(self.run_dir.path)
+        job = JobRequest(
+            name=name, chunks=(), head=(), log_path=self.run_dir.job_log, after=(after,)
+        )
+        argv = self.dialect.submit_argv(job, self.run_dir.job_script)
+        return self.dialect.job_id(self._command([*self._outside(), *argv]))
+
+    def _outside(self) -> list[str]:
+        names = (name for name in self.environment if name.startswith(_OF_THE_JOB))
+        return ["env", *(f"--unset={name}" for name in sorted(names) if name not in _KEPT)]
+
+    def _command(self, argv: list[str]) -> str:
+        answer = self.ask(argv)
+        if answer.status != 0:
+            lines = answer.stderr.decode(errors="replace").strip().splitlines()
+            silent = "no answer in time" if answer.status is None else "it printed nothing"
+            raise EngineError("refused", why=lines[-1][:200] if lines else silent)
+        return answer.stdout.decode(errors="replace")
+
+    def _unless_cancelled(self, say: Callable[[str], None]) -> bool:
+        """The user may have cancelled the run while its next link was made."""
+        newest = self.links.newest
+        if newest is None or not is_cancelled(self.run_dir):
+            return True
+        try:
+            cancel_job(self.dialect, newest.job_id)
+        except MusterError as error:
+            say(f"job {newest.job_id} can't be cancelled: {error.why or error.what}")
+        self._note(replace(self.links, ended="cancelled"))
+        return False
+
+    def _append(self, job_id: str, way: ResubmitWay, first_attempt: int) -> None:
+        link = Link(job_id=job_id, way=way, first_attempt=first_attempt)
+        self._note(replace(self.links, links=(*self.links.links, link)))
+
+    def _note(self, links: Links) -> None:
+        self.links = links
+        write_links(self.run_dir, links)
+
+
+def restarts_spent(run_dir: RunDir, max_restarts: int) -> int:
+    """Return what earlier lives of a run have spent of its restarts: a chain has one budget."""
+    spent = 0
+    for event in read_events(run_dir.events):
+        left = event.get("restarts_left") if event.get("event") == "attempt_failed" else None
+        if isinstance(left, int):
+            spent = max(spent, max_restarts - left)
+    return min(max(spent, 0), max_restarts)
+
+
+def parse_way(text: str | None) -> ResubmitWay | None:
+    """Return the way that a word names.
+
+    Raises:
+        UsageError: There is none of that name.
+    """
+    words = [way.value for way in ResubmitWay]
+    if text is not None and text not in words:
+        raise UsageError(f"there is no way `{text}` to go on", fix=f"one of {', '.join(words)}")
+    return ResubmitWay(text) if text is not None else None
+
+
+def _is_complete(result: Result, links: Links) -> bool:
+    """Say whether nothing may follow this result."""
+    if result.state in (RunState.SUCCEEDED, RunState.FAILED):
+        return True
+    return links.ended is not None

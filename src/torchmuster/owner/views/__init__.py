@@ -1,0 +1,1 @@
+"""What any process can see and ask of runs: find, show, control, clean up."""

@@ -1,0 +1,228 @@
+"""What can be told of a run in few words, also long after its end: where it ran, how long, how it ended, what is left."""
+
+import os
+import re
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from torchmuster.files import atomic
+from torchmuster.files.layout import RunDir, short_id
+from torchmuster.model.verdict import Result, RunState
+from torchmuster.owner.views.find import RunView, read_jobs_of, view_job
+from torchmuster.owner.views.record import read_events, read_plan
+from torchmuster.owner.views.training import view_training
+
+_STEP = re.compile(r"step-(\d{9,})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """A run in few words.
+
+    Attributes:
+        engine: Where it was sent: `local`, `slurm`, the name of a site of ssh.
+        jobs: Its jobs, the newest last; those of a workflow in the order of its groups.
+        submitted: Seconds since 1970.
+        elapsed_s: From its first sign of life to its end, or to now; None while it waits in a queue.
+        exit_code: None while it has none.
+        ended_by: What ended it, in one sentence; None for a success and while it lasts.
+    """
+
+    engine: str
+    jobs: tuple[str, ...]
+    submitted: float
+    elapsed_s: float | None
+    exit_code: int | None
+    ended_by: str | None
+
+    @property
+    def place(self) -> str:
+        """Return `slurm 17`, or only the engine where there is no job."""
+        more = f" +{len(self.jobs) - 1}" if len(self.jobs) > 1 else ""
+        return f"{self.engine} {self.jobs[-1]}{more}" if self.jobs else self.engine
+
+
+def account_of(view: RunView, now: float) -> Account:
+    """Return the account of a run; `now` is in seconds since 1970."""
+    engine, jobs = _place(view)
+    return Account(
+        engine=engine,
+        jobs=jobs,
+        submitted=view.submitted,
+        elapsed_s=_elapsed_s(view, now),
+        exit_code=view.result.exit_code if view.result is not None else None,
+        ended_by=_ended_by(view),
+    )
+
+
+def _place(view: RunView) -> tuple[str, tuple[str, ...]]:
+    submitted = read_jobs_of(view.run_dir)
+    if submitted is not None:
+        return submitted
+    on_hosts = atomic.read_json(view.run_dir.site) if view.is_workflow else None
+    if isinstance(on_hosts, dict):
+        return str(on_hosts.get("site", "ssh")), ()
+    if view.plan is None:
+        return "local", ()
+    return view.plan.engine, (view.plan.job_id,) if view.plan.job_id is not None else ()
+
+
+def _elapsed_s(view: RunView, now: float) -> float | None:
+    times = [time for path in _records(view) for time in _ends_of(path)]
+    if not times:
+        return view.result.elapsed_s if view.result is not None else None
+    if not view.state.is_final:
+        return max(0.0, now - min(times))
+    return max(max(times) - min(times), view.result.elapsed_s if view.result is not None else 0.0)
+
+
+def whole(result: Result, run_dir: RunDir) -> Result:
+    """Return a result with the time of the whole run: it tells of its own link only, and of the last head's."""
+    times = _ends_of(run_dir.events)
+    recorded_s = max(times) - min(times) if times else 0.0
+    return replace(result, elapsed_s=max(result.elapsed_s, recorded_s))
+
+
+def _records(view: RunView) -> list[str]:
+    groups = view.workflow.plan.groups if view.workflow is not None else ()
+    return [view.run_dir.events, *(view.run_dir.group(group.name).events for group in groups)]
+
+
+def _ends_of(path: str) -> list[float]:
+    """Return the time of the first and of the last event of a record."""
+    events = list(read_events(path))
+    words = [str(event.get("time", "")) for event in (*events[:1], *events[-1:])]
+    times: list[float] = []
+    for word in words:
+        try:
+            times.append(datetime.fromisoformat(word).timestamp())
+        except ValueError:
+            continue
+    return times
+
+
+def _ended_by(view: RunView) -> str | None:
+    result = view.result
+    if view.state is RunState.SUCCEEDED or not view.state.is_final:
+        return None
+    if result is not None:
+        return result.report.error if result.report is not None else f"exit code {result.exit_code}"
+    job = view_job(view.run_dir) if os.path.isfile(view.run_dir.job) else None
+    if job is not None:
+        return f"job {job.job_id} left no result: it is {job.state.value.replace('_', ' ')}"
+    return "the process that owned it has gone, and left no result"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """What the training library has left of a run.
+
+    Attributes:
+        step: Of the newest snapshot; None when there is none.
+        folder: Where the snapshots are: a path or a URL.
+        is_seen: Whether a restart from here finds them.
+    """
+
+    step: int | None
+    folder: str
+    is_seen: bool
+
+
+def find_saved(run_dir: RunDir) -> Saved | None:
+    """Return what a run has saved; None when nothing shows that its script uses the library's snapshots.
+
+    The record says where, since a script may name a folder of its own; the folder itself says which is the newest.
+    """
+    events = list(read_events(run_dir.training))
+    places = [event.get("folder") for event in events]
+    named = [place for place in places if isinstance(place, str)]
+    folder = named[-1] if named else run_dir.snapshots
+    training = view_training(events)
+    recorded = training.saved_step if training is not None else None
+    if "://" in folder:  # whoever starts the run again asks there
+        return Saved(step=recorded, folder=folder, is_seen=True)
+    step = last_step(folder)
+    if step is not None:
+        return Saved(step=step, folder=folder, is_seen=True)
+    # What is not there was removed, or is on a disk of another host.
+    return Saved(step=recorded, folder=folder, is_seen=recorded is None) if events else None
+
+
+def how_to_go_on(run_dir: RunDir, result: Result | None = None) -> str | None:
+    """Return what a run that has ended without success has saved, and how to go on from it; None when it says nothing.
+
+    The one sentence of all ends: a stop that was asked for, a failure, and a run whose owner was killed.
+    """
+    saved = find_saved(run_dir)
+    stopped_at = result.trained_step if result is not None else None
+    told = result.saved_step if result is not None else None  # by the library, as it stopped
+    if told is not None and (saved is None or saved.step is None):  # the record has not come back
+        saved = Saved(step=told, folder=run_dir.snapshots, is_seen=False)
+    if saved is None and stopped_at is None:
+        return None
+    return _sentence(saved, stopped_at, _restart_command(run_dir))
+
+
+def _sentence(saved: Saved | None, stopped_at: int | None, again: str | None) -> str:
+    if saved is None or saved.step is None:
+        what = f"stopped at step {stopped_at}, " if stopped_at is not None else ""
+        return f"{what}nothing was saved" + (f": {again} begins at step 0" if again else "")
+    what = f"saved at step {saved.step}"
+    if stopped_at is not None and saved.step < stopped_at:
+        what = f"stopped at step {stopped_at}, the last snapshot is of step {saved.step}"
+    if not saved.is_seen:
+        return f"{what}; its snapshots can't be seen from here: {saved.folder}"
+    return what + (f"; go on with: {again}" if again else "")
+
+
+def _restart_command(run_dir: RunDir) -> str | None:
+    """Return the command that starts a run again; None for `muster torchrun`, which only its own line starts."""
+    plan = read_plan(run_dir)
+    if plan is None or plan.rdzv_id is not None:
+        return None
+    return f"muster restart {short_id(os.path.basename(run_dir.path))}"
+
+
+def what_is_left(run_dir: RunDir) -> str:
+    """Return where the results of a run are: its snapshots, if any, and its logs."""
+    parts = []
+    saved = find_saved(run_dir)
+    if saved is not None and saved.step is not None:
+        place = saved.folder if "://" in saved.folder else near(saved.folder)
+        unseen = "" if saved.is_seen else " (not to be seen from here)"
+        parts.append(f"snapshots in {place}{unseen}, the last at step {saved.step}")
+    parts.append(f"logs in {near(run_dir.logs)}")
+    return "; ".join(parts)
+
+
+def what_a_workflow_left(run_dir: RunDir, groups: tuple[str, ...]) -> str:
+    """Return where the results of a workflow are: the versions of datasets that it made, outputs and logs."""
+    versions = [
+        str(event.get("version"))
+        for group in groups
+        for event in read_events(run_dir.group(group).events)
+        if event.get("event") == "dataset_version"
+    ]
+    parts = []
+    if versions:
+        more = f" and {len(versions) - 8} more" if len(versions) > 8 else ""
+        word = "datasets" if len(versions) > 1 else "dataset"
+        parts.append(f"{word} {', '.join(versions[:8])}{more}")
+    parts.append(f"outputs in {near(os.path.join(run_dir.path, 'tasks'))}")
+    parts.append(f"logs in {near(os.path.join(run_dir.path, 'logs'))}")
+    return "; ".join(parts)
+
+
+def last_step(folder: str) -> int | None:
+    """Return the step of the newest snapshot in a folder; None when there is none, or no such folder here."""
+    try:
+        found = [_STEP.fullmatch(name) for name in os.listdir(folder)]
+    except OSError:
+        return None
+    return max((int(match.group(1)) for match in found if match), default=None)
+
+
+def near(path: str) -> str:
+    """Return a path as it is typed from here, where that is shorter."""
+    relative = os.path.relpath(path)
+    return path if relative.startswith("..") else relative

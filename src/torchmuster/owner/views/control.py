@@ -1,0 +1,297 @@
+"""Speak to a running run: wait for its end, stop it, follow its logs."""
+
+import asyncio
+import contextlib
+import difflib
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from torchmuster import proc
+from torchmuster.engines.base import EngineError
+from torchmuster.errors import ChannelError, MusterError, NotFoundError
+from torchmuster.files import atomic
+from torchmuster.files.layout import RunDir
+from torchmuster.files.tail import offset_of_last_lines
+from torchmuster.model import codec
+from torchmuster.model.ranks import name_ranks
+from torchmuster.model.verdict import Report, Result, RunState
+from torchmuster.net import messages
+from torchmuster.net.channel import connect
+from torchmuster.net.handshake import HandshakeError, Role
+from torchmuster.net.secret import read_secret
+from torchmuster.owner.jobs.jobs import cancel_job, read_jobs
+from torchmuster.owner.jobs.links import cancel_jobs, settled_result
+from torchmuster.owner.jobs.never import NeverWatch
+from torchmuster.owner.views.find import RunView, owner_is_here, owner_lives, view_job, view_run
+from torchmuster.owner.views.record import read_new, read_result
+from torchmuster.owner.views.workflow_view import as_result, read_workflow_result, task_logs
+
+T = TypeVar("T")
+
+_POLL_S = 0.1
+_SETTLE_S = 2.0  # from a job's end to its result: a shared file system may show it late
+
+
+async def wait_for_result(run_dir: RunDir) -> Result | None:
+    """Wait until the run has a result; None when its owner has gone without one."""
+    never = NeverWatch()
+    while True:
+        result = any_result(run_dir)
+        if result is not None:
+            return result
+        if not owner_lives(run_dir):
+            return any_result(run_dir)
+        never.end_if_never(run_dir)
+        await asyncio.sleep(_POLL_S)
+
+
+def any_result(run_dir: RunDir) -> Result | None:
+    """Return the result of a run or of a workflow; None while it has none."""
+    if os.path.isfile(run_dir.job):
+        return settled_result(run_dir)  # a link of a chain may follow
+    if os.path.isfile(run_dir.jobs):
+        return view_run(run_dir).result  # no process owns it, so nobody writes one
+    workflow = read_workflow_result(run_dir)
+    return as_result(workflow) if workflow is not None else read_result(run_dir)
+
+
+async def send_stop(view: RunView, signum: int, *, at_once: bool) -> None:
+    """Ask the coordinator to stop the run.
+
+    Raises:
+        ChannelError: It can't be reached.
+    """
+    jobs = read_jobs(view.run_dir)
+    if jobs is not None:
+        for job_id in jobs[1].values():
+            with contextlib.suppress(MusterError):  # it may have ended
+                cancel_job(jobs[0], job_id)
+        return
+    if view.workflow is not None:
+        _signal_owner(view, signum, times=2 if at_once else 1)
+        return
+    try:
+        if cancel_jobs(view.run_dir):
+            return
+    except EngineError as refused:
+        if not await _tell_head(view, signum, at_once=at_once):
+            raise refused from None
+        return
+    where = atomic.read_json(view.run_dir.head)
+    if not isinstance(where, dict):
+        raise ChannelError(
+            "the run has no coordinator yet", where=view.run_dir.head, fix="try again in a second"
+        )
+    try:
+        channel = await connect(
+            str(where["host"]), int(where["port"]), Role.CLIENT, read_secret(view.run_dir.secret)
+        )
+    except (OSError, TimeoutError, HandshakeError) as error:
+        if owner_is_here(view.run_dir) and owner_lives(view.run_dir):
+            atomic.write_json(view.run_dir.cancelled, {"by": "muster cancel"})
+            _signal_owner(view, signum, times=2 if at_once else 1)  # it ends a head that is silent
+            return
+        raise ChannelError(
+            "the coordinator of the run can't be reached",
+            where=f"{where['host']}:{where['port']}",
+            why=str(error),
+        ) from error
+    channel.send_nowait(messages.Stop(signum=signum, at_once=at_once))
+    await channel.close()
+
+
+async def _tell_head(view: RunView, signum: int, *, at_once: bool) -> bool:
+    """Tell the head of a job itself, as where the scheduler does not answer; say whether it has heard."""
+    from torchmuster.owner.views.ranks import connect_to_head
+
+    try:
+        channel = await connect_to_head(view)
+    except ChannelError:
+        return False
+    channel.send_nowait(messages.Stop(signum=signum, at_once=at_once))
+    await channel.close()
+    return True
+
+
+def _signal_owner(view: RunView, signum: int, *, times: int) -> None:
+    """Stop by the owner on this machine, who takes signals; the second means at once."""
+    owner = atomic.read_json(view.run_dir.owner)
+    if not isinstance(owner, dict) or not owner_is_here(view.run_dir):
+        host = owner.get("host", "another machine") if isinstance(owner, dict) else "nowhere"
+        raise ChannelError(
+            f"the owner of the run {view.run_id} is on {host}",
+            fix=f"ssh {host} muster cancel {view.run_id}",
+        )
+    for _ in range(times):
+        proc.kill_quietly(int(owner["pid"]), signum)
+
+
+def task_log_files(view: RunView, task: str | None, attempt: int | None) -> list[tuple[str, str]]:
+    """Return (task, path) of the logs of a workflow that were asked for.
+
+    Raises:
+        NotFoundError: There is no such task or attempt, or nobody has written yet.
+    """
+    if view.workflow is None:
+        raise NotFoundError(f"the run {view.run_id} has no tasks", where=view.run_dir.path)
+    names = [task.name for group in view.workflow.plan.groups for task in group.tasks]
+    if task is not None and task not in names:
+        near = difflib.get_close_matches(task, names, n=1)
+        fix = f"did you mean `{near[0]}`?" if near else f"its tasks: {', '.join(names[:12])}"
+        raise NotFoundError(f"the run {view.run_id} has no task `{task}`", fix=fix)
+    found: list[tuple[str, str]] = []
+    for name, logs in task_logs(view.workflow, view.run_dir):
+        chosen = logs[-1:] if attempt is None else [log for log in logs if log[0] == attempt]
+        if task is None or name == task:
+            found += [(name, path) for _, path in chosen]
+    if not found:
+        which = f" of attempt {attempt}" if attempt is not None else ""
+        whose = f"the task {task}" if task else f"the run {view.run_id}"
+        yet = "" if view.state.is_final else " yet"
+        raise NotFoundError(f"{whose} has no logs{which}{yet}", where=view.run_dir.path)
+    return found
+
+
+def log_files(view: RunView, attempt: int | None, rank: int | None) -> list[str]:
+    """Return the log files that were asked for, in the order of the ranks.
+
+    Raises:
+        NotFoundError: There is no such attempt or rank.
+    """
+    numbers = _numbers(view.run_dir.logs, "attempt-", "")
+    if not numbers:
+        yet = "" if view.state.is_final else " yet"
+        raise NotFoundError(f"the run {view.run_id} has no logs{yet}", where=view.run_dir.logs)
+    chosen = numbers[-1] if attempt is None else attempt
+    if chosen not in numbers:
+        known = f"it has {name_ranks(numbers).replace('rank', 'attempt')}"
+        raise NotFoundError(
+            f"the run {view.run_id} has no attempt {chosen}", where=view.run_dir.logs, why=known
+        )
+    folder = view.run_dir.attempt_logs(chosen)
+    ranks = _numbers(folder, "rank-", ".log")
+    if rank is not None and rank not in ranks:
+        known = f"it has logs of {name_ranks(ranks)}" if ranks else "nobody wrote anything"
+        raise NotFoundError(f"attempt {chosen} has no log of rank {rank}", where=folder, why=known)
+    wanted = ranks if rank is None else [rank]
+    return [view.run_dir.rank_log(chosen, number) for number in wanted]
+
+
+def _numbers(folder: str, before: str, after: str) -> list[int]:
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return []
+    words = [n.removeprefix(before).removesuffix(after) for n in names if n.startswith(before)]
+    return sorted(int(word) for word in words if word.isdigit())
+
+
+async def follow_logs(
+    view: RunView,
+    attempt: int | None,
+    rank: int | None,
+    write: Callable[[int, str], None],
+    tail: int | None = None,
+) -> None:
+    """Write what the ranks write, as they write it, until the run has ended; at first the last `tail` lines."""
+    positions: dict[str, int] = {}
+    if tail is not None:
+        with contextlib.suppress(NotFoundError):
+            positions = _from_the_last(log_files(view, attempt, rank), tail)
+    while True:
+        over = any_result(view.run_dir) is not None or not owner_lives(view.run_dir)
+        try:
+            paths = log_files(view_run(view.run_dir), attempt, rank)
+        except NotFoundError:
+            paths = []
+        for path in paths:
+            _write_new(path, _rank_of(path), positions, write)
+        if over:
+            return
+        await asyncio.sleep(_POLL_S)
+
+
+async def follow_task_logs(
+    view: RunView,
+    task: str | None,
+    attempt: int | None,
+    write: Callable[[str, str], None],
+    tail: int | None = None,
+) -> None:
+    """Write what the tasks of a workflow write, as they write it, until it has ended; at first the last `tail` lines."""
+    positions: dict[str, int] = {}
+    if tail is not None:
+        with contextlib.suppress(NotFoundError):
+            found = task_log_files(view, task, attempt)
+            positions = _from_the_last([path for _, path in found], tail)
+    while True:
+        over = any_result(view.run_dir) is not None or not owner_lives(view.run_dir)
+        try:
+            found = task_log_files(view_run(view.run_dir), task, attempt)
+        except NotFoundError:
+            found = []
+        for name, path in found:
+            _write_new(path, name, positions, write)
+        if over:
+            return
+        await asyncio.sleep(_POLL_S)
+
+
+def _from_the_last(paths: list[str], num_lines: int) -> dict[str, int]:
+    return {path: offset_of_last_lines(path, num_lines) for path in paths}
+
+
+def _rank_of(path: str) -> int:
+    return int(os.path.basename(path).removeprefix("rank-").removesuffix(".log"))
+
+
+def _write_new(
+    path: str, whose: T, positions: dict[str, int], write: Callable[[T, str], None]
+) -> None:
+    for text in read_new(path, positions):
+        write(whose, text)
+
+
+def stop_and_wait(view: RunView, *, at_once: bool, timeout_s: float) -> Result | None:
+    """Stop a run and wait for its end; None when it takes longer."""
+
+    async def stop() -> Result | None:
+        await send_stop(view, int(signal.SIGTERM), at_once=at_once)
+        deadline = time.monotonic() + timeout_s
+        ended_at: float | None = None
+        while time.monotonic() < deadline:
+            result = any_result(view.run_dir)
+            if result is not None:
+                return result
+            if ended_at is None and _job_is_over(view.run_dir):
+                ended_at = time.monotonic()
+            if ended_at is not None and time.monotonic() - ended_at > _SETTLE_S:
+                return _cancelled(view)
+            await asyncio.sleep(_POLL_S)
+        return None
+
+    return asyncio.run(stop())
+
+
+def _job_is_over(run_dir: RunDir) -> bool:
+    job = view_job(run_dir)
+    return job is not None and job.state.is_final
+
+
+def _cancelled(view: RunView) -> Result:
+    """Leave the result of a run whose job was cancelled before its head could: it waited, or was killed."""
+    report = Report(error="the run was stopped", because=("its job was cancelled",))
+    result = Result(
+        run_id=view.run_id,
+        state=RunState.CANCELLED,
+        exit_code=128 + signal.SIGTERM,
+        attempts=len(view.attempts),
+        restarts_spent=0,
+        elapsed_s=0.0,
+        report=report,
+    )
+    atomic.write_json(view.run_dir.result, codec.to_plain(result))
+    return result

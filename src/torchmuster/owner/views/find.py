@@ -1,0 +1,324 @@
+"""Find runs, and whether they still live."""
+
+import contextlib
+import difflib
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from torchmuster import proc
+from torchmuster.errors import NotFoundError
+from torchmuster.files import atomic
+from torchmuster.files.layout import RunDir, runs_dir, short_id
+from torchmuster.model.display.text import few_of
+from torchmuster.model.job import JobState, JobView
+from torchmuster.model.plan import RunPlan
+from torchmuster.model.verdict import Result, RunState
+from torchmuster.owner.views.record import read_events, read_outcome, read_plan, read_result
+from torchmuster.owner.views.workflow_view import (
+    WorkflowView,
+    as_result,
+    read_workflow_result,
+    view_job_workflow,
+    view_workflow,
+)
+
+if TYPE_CHECKING:
+    from torchmuster.engines.base import Dialect
+
+_MOST_CANDIDATES = 5  # of an ambiguous word
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """A run as its directory shows it."""
+
+    run_id: str
+    run_dir: RunDir
+    state: RunState
+    plan: RunPlan | None
+    result: Result | None
+    events: tuple[dict[str, object], ...]
+    workflow: WorkflowView | None = None
+
+    @property
+    def is_workflow(self) -> bool:
+        """Say whether it was started by `muster submit`."""
+        return os.path.isfile(self.run_dir.workflow)
+
+    @property
+    def attempts(self) -> list[dict[str, object]]:
+        """The starts of its attempts, in order."""
+        return [e for e in self.events if e.get("event") == "attempt_started"]
+
+    @property
+    def started(self) -> str:
+        """When it began, as the record says."""
+        return str(self.events[0].get("time", "")) if self.events else ""
+
+    @property
+    def submitted(self) -> float:
+        """When somebody asked for it, seconds since 1970: a job may begin days later."""
+        return _submitted(self.run_dir, self.started)
+
+
+def all_runs() -> list[RunView]:
+    """Return all runs, the one submitted last at the end.
+
+    Raises:
+        NotFoundError: The folder of all runs can't be read.
+    """
+    folders = [RunDir(os.path.join(runs_dir(), name)) for name in _names()]
+    _ask_for_all(folders)
+    views = [view_run(folder) for folder in folders]
+    return sorted(views, key=lambda view: view.submitted)
+
+
+def newest_and_open(views: Sequence[RunView], most: int) -> list[RunView]:
+    """Return the last so many of these runs, and before them all older ones that have not ended."""
+    first = max(0, len(views) - most)
+    return [view for place, view in enumerate(views) if place >= first or not view.state.is_final]
+
+
+def _names() -> list[str]:
+    """Return the names of all runs; none where nobody has made a run yet."""
+    try:
+        with os.scandir(runs_dir()) as entries:
+            return sorted(e.name for e in entries if e.name[0] != "." and e.is_dir())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise NotFoundError(
+            "the folder of all runs can't be read",
+            where=runs_dir(),
+            why=error.strerror,
+            fix="is MUSTER_HOME your own? another user's runs are his alone",
+        ) from error
+
+
+def _submitted(run_dir: RunDir, started: str) -> float:
+    """Return when a run was asked for: the earliest sign of it.
+
+    The client writes these files before anything starts; a later link or a copy may write some of them again.
+    """
+    files = (run_dir.secret, run_dir.plan, run_dir.workflow, run_dir.owner, run_dir.job)
+    times = [time for path in files if (time := _changed(path)) is not None]
+    with contextlib.suppress(ValueError):  # a job in a queue has no event
+        times.append(datetime.fromisoformat(started).timestamp())
+    return min(times, default=_changed(run_dir.path) or 0.0)
+
+
+def _changed(path: str) -> float | None:
+    try:
+        return os.stat(path).st_mtime
+    except OSError:
+        return None
+
+
+def _last_run() -> RunDir | None:
+    """Return the run submitted last, with no question to a scheduler."""
+
+    def key(folder: RunDir) -> float:
+        first = next(read_events(folder.events), {})
+        return _submitted(folder, str(first.get("time", "")))
+
+    folders = (RunDir(os.path.join(runs_dir(), name)) for name in _names())
+    return max(folders, key=key, default=None)
+
+
+def _ask_for_all(folders: list[RunDir]) -> None:
+    """Ask each scheduler once for all runs that have not ended; the views find the answers at the desk."""
+    batch = [f for f in folders if os.path.isfile(f.job) or os.path.isfile(f.jobs)]
+    if not batch:
+        return  # the usual case costs no import
+    from torchmuster.owner.jobs.jobs import read_jobs, view_jobs
+    from torchmuster.owner.jobs.links import open_jobs
+
+    asked: dict[str, tuple[Dialect, list[str]]] = {}
+    for folder in batch:
+        job, jobs = open_jobs(folder), read_jobs(folder)
+        if job is not None and read_result(folder) is None:
+            asked.setdefault(job[0].name, (job[0], []))[1].extend(job[1])
+        if jobs is not None:
+            dialect, ids = jobs
+            open_ids = [i for name, i in ids.items() if read_outcome(folder, name) is None]
+            asked.setdefault(dialect.name, (dialect, []))[1].extend(open_ids)
+    for dialect, job_ids in asked.values():
+        view_jobs(dialect, job_ids)
+
+
+def find_run(word: str) -> RunView:
+    """Return the run that a word names: a run id, a path, an unambiguous part of an id, or `last`.
+
+    `last` is the run that was submitted last, also when it still waits in a queue.
+
+    Raises:
+        NotFoundError: There is none, or more than one.
+    """
+    if os.sep in word and _is_run(RunDir(word)):
+        return view_run(RunDir(os.path.abspath(word)))
+    exact = os.path.join(runs_dir(), word)
+    if os.sep not in word and word not in ("", ".", "..") and os.path.isdir(exact):
+        return view_run(RunDir(exact))
+    names = _names()
+    if word == "last" and (newest := _last_run()) is not None:
+        return view_run(newest)
+    matching = [name for name in names if short_id(name) == word]
+    matching = matching or [name for name in names if word and word in name]
+    if len(matching) == 1:
+        return view_run(RunDir(os.path.join(runs_dir(), matching[0])))
+    if matching:
+        fix = f"one of: {few_of(reversed(_as_typed(matching)), _MOST_CANDIDATES)}"
+        raise NotFoundError(f"`{word}` names {len(matching)} runs", where=runs_dir(), fix=fix)
+    near = difflib.get_close_matches(word, names, n=1)
+    fix = f"did you mean `{near[0]}`?" if near else "`muster ps` lists the runs"
+    raise NotFoundError(f"there is no run `{word}`", where=runs_dir(), fix=fix)
+
+
+def _as_typed(names: list[str]) -> list[str]:
+    """Return the short id of each of these runs, where no other of them has the same."""
+    num_of = Counter(map(short_id, names))
+    return [name if num_of[short_id(name)] > 1 else short_id(name) for name in names]
+
+
+def _is_run(run_dir: RunDir) -> bool:
+    return os.path.isfile(run_dir.plan) or os.path.isfile(run_dir.workflow)
+
+
+def view_run(run_dir: RunDir) -> RunView:
+    """Return what a run directory says now."""
+    events = tuple(read_events(run_dir.events))
+    if os.path.isfile(run_dir.workflow):
+        return _view_of_workflow(run_dir, events)
+    result = _settled_result(run_dir)
+    return RunView(
+        run_id=os.path.basename(run_dir.path),
+        run_dir=run_dir,
+        state=result.state if result is not None else _state(run_dir, events),
+        plan=read_plan(run_dir),
+        result=result,
+        events=events,
+    )
+
+
+def _settled_result(run_dir: RunDir) -> Result | None:
+    result = read_result(run_dir)
+    if result is None or not os.path.isfile(run_dir.job):
+        return result  # the usual case costs no import
+    from torchmuster.owner.jobs.links import settled_result
+
+    return settled_result(run_dir)
+
+
+def _view_of_workflow(run_dir: RunDir, events: tuple[dict[str, object], ...]) -> RunView:
+    if os.path.isfile(run_dir.jobs):
+        workflow = _view_of_jobs(run_dir)
+        result = workflow.result if workflow is not None else None
+    else:
+        workflow = view_workflow(run_dir, is_alive=owner_lives(run_dir))
+        result = read_workflow_result(run_dir)
+    return RunView(
+        run_id=os.path.basename(run_dir.path),
+        run_dir=run_dir,
+        state=workflow.state if workflow is not None else RunState.LOST,
+        plan=None,
+        result=as_result(result) if result is not None else None,
+        events=events,
+        workflow=workflow,
+    )
+
+
+def _view_of_jobs(run_dir: RunDir) -> WorkflowView | None:
+    from torchmuster.owner.jobs.jobs import read_jobs, view_jobs
+
+    found = read_jobs(run_dir)
+    if found is None:
+        return None
+    dialect, job_ids = found
+    open_ids = [i for name, i in job_ids.items() if read_outcome(run_dir, name) is None]
+    views = view_jobs(dialect, open_ids) if open_ids else {}
+    by_group = {name: views[job_id] for name, job_id in job_ids.items() if job_id in views}
+    return view_job_workflow(run_dir, by_group)
+
+
+def _state(run_dir: RunDir, events: tuple[dict[str, object], ...]) -> RunState:
+    if os.path.isfile(run_dir.job):
+        state = _state_of_job(view_job(run_dir))
+        if state is not RunState.RUNNING:
+            return state
+    elif not owner_lives(run_dir):
+        return RunState.LOST
+    names = [event.get("event") for event in events]
+    if "attempt_started" in names:
+        return RunState.RUNNING
+    return RunState.WAITING if "waiting" in names else RunState.STARTING
+
+
+def _state_of_job(job: JobView | None) -> RunState:
+    """Return what its job says of a run without a result: never a success, and not known where nobody knows."""
+    if job is None or job.state is JobState.UNKNOWN:
+        return RunState.UNKNOWN
+    if job.state in (JobState.RUNNING, JobState.ENDING):
+        return RunState.RUNNING
+    if job.state is JobState.CANCELLED:
+        return RunState.CANCELLED
+    return RunState.LOST if job.state.is_final else RunState.WAITING
+
+
+def owner_is_here(run_dir: RunDir) -> bool:
+    """Say whether the owner of the run is a living process of this machine."""
+    owner = atomic.read_json(run_dir.owner)
+    if not isinstance(owner, dict) or owner.get("boot_id") != proc.boot_id():
+        return False
+    return owner_lives(run_dir)
+
+
+def owner_lives(run_dir: RunDir) -> bool:
+    """Say whether the process or job that owns the run still exists; on another machine, assume so."""
+    if os.path.isfile(run_dir.job):
+        return _job_lives(run_dir)
+    if os.path.isfile(run_dir.jobs):
+        workflow = _view_of_jobs(run_dir)
+        return workflow is not None and workflow.result is None
+    owner = atomic.read_json(run_dir.owner)
+    if not isinstance(owner, dict):
+        return False
+    if owner.get("boot_id") != proc.boot_id():
+        return owner.get("host") != os.uname().nodename
+    facts = proc.read_process(int(owner.get("pid", -1)))
+    return facts is not None and facts.start_ticks == owner.get("start_ticks")
+
+
+def _job_lives(run_dir: RunDir) -> bool:
+    """Ask the scheduler; a job that it does not know any more has ended."""
+    view = view_job(run_dir)
+    return view is not None and not view.state.is_final
+
+
+def read_jobs_of(run_dir: RunDir) -> tuple[str, tuple[str, ...]] | None:
+    """Return the engine and the jobs that muster submitted for a run or a workflow, also after their end.
+
+    A run whose submission was refused has an engine and no job.
+    """
+    if not os.path.isfile(run_dir.job) and not os.path.isfile(run_dir.jobs):
+        return None  # the usual case costs no import
+    from torchmuster.owner.jobs.jobs import read_jobs
+    from torchmuster.owner.jobs.links import all_jobs
+
+    if (one := all_jobs(run_dir)) is not None:
+        return one[0].name, one[1]
+    refused = atomic.read_json(run_dir.job)
+    if isinstance(refused, dict) and "engine" in refused:
+        return str(refused["engine"]), ()
+    many = read_jobs(run_dir)
+    return (many[0].name, tuple(many[1].values())) if many is not None else None
+
+
+def view_job(run_dir: RunDir) -> JobView | None:
+    """Return what the scheduler says of the job that conducts a run; None when there is none, or it says nothing."""
+    from torchmuster.owner.jobs.links import view_newest
+
+    return view_newest(run_dir)

@@ -1,0 +1,149 @@
+"""The client's side of `muster stacks` and of `muster exec` in a training run: it speaks to the run's coordinator.
+
+The agents carry it out; no ssh to the nodes is needed. The coordinator's addresses and key are in the run directory.
+"""
+
+import asyncio
+import secrets
+from dataclasses import dataclass
+
+from torchmuster.errors import ChannelError, HeadLostError, UsageError
+from torchmuster.files import atomic
+from torchmuster.net import messages
+from torchmuster.net.channel import Channel, ChannelClosedError, connect
+from torchmuster.net.handshake import HandshakeError, Role
+from torchmuster.net.race import RaceError, race, worst_failure
+from torchmuster.net.secret import read_secret
+from torchmuster.owner.views.control import any_result
+from torchmuster.owner.views.exec_threads import Write
+from torchmuster.owner.views.execute import ExecOrder, ExecResult, Session
+from torchmuster.owner.views.find import RunView, owner_lives
+
+ANSWER_LIMIT_S = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StacksFound:
+    """Where the ranks stand: one sentence, and all stacks."""
+
+    sentence: str
+    lines: tuple[str, ...]
+
+
+async def ask_stacks(view: RunView, limit_s: float = ANSWER_LIMIT_S) -> StacksFound:
+    """Return the stacks of all ranks of a running run.
+
+    Raises:
+        UsageError: It does not run.
+        ChannelError: Its coordinator can't be reached, or does not answer within `limit_s`.
+    """
+    channel = await connect_to_run(view)
+    ask_id = secrets.token_hex(8)
+    lines: list[str] = []
+    try:
+        channel.send_nowait(messages.AskStacks(ask_id=ask_id))
+        async with asyncio.timeout(limit_s):
+            while True:
+                told = await channel.receive()
+                if not isinstance(told, messages.StacksTold) or told.ask_id != ask_id:
+                    continue
+                lines += told.lines
+                if told.is_last:
+                    return StacksFound(sentence=told.sentence, lines=tuple(lines))
+    except TimeoutError as error:
+        raise ChannelError(
+            f"the coordinator of the run {view.run_id} did not answer within {limit_s:g} s",
+            fix="try again",
+        ) from error
+    except ChannelClosedError as error:
+        raise HeadLostError("the connection to the run has ended", why=str(error)) from error
+    finally:
+        await channel.close()
+
+
+async def execute_beside(view: RunView, word: str, order: ExecOrder, write: Write) -> ExecResult:
+    """Run a command beside a rank, or on a node.
+
+    Args:
+        view: A training run.
+        word: `rank 3` or `node n2`.
+        order: What shall run.
+        write: Gets what it writes.
+
+    Raises:
+        UsageError: The run does not run, or has no such rank or node.
+        ChannelError: Its coordinator can't be reached.
+        HeadLostError: It went away meanwhile.
+    """
+    channel = await connect_to_run(view)
+    try:
+        return await Session(channel, [word], order, write).run()
+    finally:
+        await channel.close()
+
+
+async def connect_to_run(view: RunView) -> Channel:
+    """Return a connection to the coordinator of a running run.
+
+    Raises:
+        UsageError: It does not run.
+        ChannelError: The coordinator can't be reached.
+    """
+    check_running(view)
+    return await connect_to_head(view)
+
+
+async def connect_to_head(view: RunView) -> Channel:
+    """Return a connection to the coordinator of a run, by any of its addresses.
+
+    Raises:
+        ChannelError: It can't be reached.
+    """
+    where = atomic.read_json(view.run_dir.head)
+    if not isinstance(where, dict):
+        raise ChannelError(
+            "the run has no coordinator yet", where=view.run_dir.head, fix="try again in a second"
+        )
+    port = int(where["port"])
+    hosts = [*map(str, where.get("addresses", ())), str(where["host"])]
+    secret = read_secret(view.run_dir.secret)
+    try:
+        channel, _ = await race(
+            [(host, port) for host in hosts],
+            lambda host, port: connect(host, port, Role.CLIENT, secret),
+        )
+    except RaceError as lost:
+        (host, _), error = worst_failure(lost, None)
+        raise _unreachable(view, f"{host}:{port}", error, str(where.get("node", ""))) from error
+    return channel
+
+
+def _unreachable(view: RunView, where: str, error: Exception, node: str) -> ChannelError:
+    why = str(error) or "it does not answer"
+    if isinstance(error, HandshakeError):
+        why = f"something else answers there: {error}"
+    fix = f"on {node}: the same command" if node else f"muster status {view.run_id}"
+    return ChannelError(
+        f"the coordinator of the run {view.run_id} can't be reached from here",
+        where=where,
+        why=why,
+        fix=fix,
+    )
+
+
+def check_running(view: RunView) -> None:
+    """Refuse a run that is no training run, or has ended.
+
+    Raises:
+        UsageError: It is one.
+    """
+    if view.is_workflow:
+        raise UsageError(
+            f"the run {view.run_id} is a workflow: its tasks have no ranks of their own",
+            fix=f"muster exec {view.run_id} TASK -- COMMAND; a training task's own run by its folder",
+        )
+    if any_result(view.run_dir) is not None or not owner_lives(view.run_dir):
+        raise UsageError(
+            f"the run {view.run_id} has ended: it is {view.state.value}",
+            fix=f"muster explain {view.run_id}",
+        )

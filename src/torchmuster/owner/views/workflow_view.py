@@ -1,0 +1,266 @@
+"""A workflow as its run directory shows it: made from the records of its owner and of its groups' heads."""
+
+import graphlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torchmuster.files import atomic
+from torchmuster.files.layout import RunDir
+from torchmuster.model import codec
+from torchmuster.model.job import JobState, JobView, describe_job
+from torchmuster.model.outcome import WorkflowResult
+from torchmuster.model.states import State, workflow_state
+from torchmuster.model.verdict import Result, RunState
+from torchmuster.model.workflow import GroupPlan, WorkflowPlan
+from torchmuster.owner.views.record import read_events, read_outcome
+
+_LOST = "it had not ended when its owner was killed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskView:
+    """Where one task stands."""
+
+    name: str
+    group: str
+    state: State
+    attempt: int = 0
+    why: str | None = None
+    code: int | None = None
+    started: str | None = None
+    is_lead: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupView:
+    """Where one group stands."""
+
+    name: str
+    state: State
+    why: str | None
+    tasks: tuple[TaskView, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkflowView:
+    """Where a workflow stands."""
+
+    plan: WorkflowPlan
+    state: RunState
+    groups: tuple[GroupView, ...]
+    result: WorkflowResult | None
+
+    def finished_groups(self) -> list[str]:
+        """Return the groups that need not run again."""
+        return [group.name for group in self.groups if group.state is State.COMPLETED]
+
+
+def read_workflow(run_dir: RunDir) -> WorkflowPlan | None:
+    """Return the plan of a workflow, or None when there is no readable one."""
+    try:
+        return codec.from_plain(WorkflowPlan, atomic.read_json(run_dir.workflow))
+    except codec.CodecError:
+        return None
+
+
+def read_workflow_result(run_dir: RunDir) -> WorkflowResult | None:
+    """Return the result of a workflow that has one."""
+    try:
+        return codec.from_plain(WorkflowResult, atomic.read_json(run_dir.result))
+    except codec.CodecError:
+        return None
+
+
+def view_job_workflow(run_dir: RunDir, jobs: Mapping[str, JobView]) -> WorkflowView | None:
+    """Return where a workflow stands whose groups are jobs: from its groups' records and its scheduler."""
+    plan = read_workflow(run_dir)
+    if plan is None:
+        return None
+    views: dict[str, GroupView] = {}
+    for group in _upstream_first(plan):
+        failed = [name for name in group.after if name in views and views[name].state.is_failed]
+        waits = [name for name in group.after if name in views and not views[name].state.is_final]
+        state, why = _state_of_job(jobs.get(group.name), failed, waits)
+        if group.name in plan.reused:
+            state, why = State.COMPLETED, f"taken from {os.path.basename(plan.reused[group.name])}"
+        stated = {"state": state.value, "why": why}
+        views[group.name] = _view_group(group, run_dir, stated, is_lost=False)
+    groups = tuple(views[group.name] for group in plan.groups)
+    result = _result_of_jobs(plan, run_dir, groups)
+    state_of_run = _run_state(result, groups, is_lost=False)
+    return WorkflowView(plan=plan, state=state_of_run, groups=groups, result=result)
+
+
+def _upstream_first(plan: WorkflowPlan) -> list[GroupPlan]:
+    order = graphlib.TopologicalSorter({group.name: group.after for group in plan.groups})
+    return [plan.group(name) for name in order.static_order()]
+
+
+def _state_of_job(
+    job: JobView | None, failed: list[str], waits: list[str]
+) -> tuple[State, str | None]:
+    """Return the state of a group that has left no result, and why it waits or ended."""
+    if failed and (job is None or job.state.is_final or job.state is JobState.PENDING):
+        return State.FAILED_UPSTREAM, f"it needs the output of {', '.join(failed)}"
+    if job is None:
+        return (
+            State.FAILED_BACKEND_ERROR,
+            "the scheduler does not know its job, and it left no result",
+        )
+    match job.state:
+        case JobState.PENDING | JobState.HELD | JobState.REQUEUED:
+            if waits:
+                return State.WAITING, f"waits for the outputs of {', '.join(waits)}"
+            return State.SCHEDULING, describe_job(job)
+        case JobState.RUNNING | JobState.ENDING:
+            return State.RUNNING, None
+        case JobState.UNKNOWN:  # nobody can tell now: neither an end nor a success
+            return State.SCHEDULING, f"job {job.job_id} is unknown: {job.reason}"
+        case JobState.CANCELLED:
+            return State.FAILED_CANCELED, f"job {job.job_id} was cancelled"
+        case JobState.TIMED_OUT:
+            return State.FAILED_EXEC_TIMEOUT, f"job {job.job_id} ran into its time limit"
+        case JobState.PREEMPTED:
+            return State.FAILED_PREEMPTED, f"job {job.job_id} was preempted"
+    return State.FAILED_BACKEND_ERROR, f"job {job.job_id} is {job.state.value} and left no result"
+
+
+def _result_of_jobs(
+    plan: WorkflowPlan, run_dir: RunDir, groups: tuple[GroupView, ...]
+) -> WorkflowResult | None:
+    if not all(group.state.is_final for group in groups):
+        return None
+    outcomes = [o for g in groups if (o := read_outcome(run_dir, g.name)) is not None]
+    state = workflow_state(group.state for group in groups)
+    codes = [outcome.exit_code for outcome in outcomes if outcome.state.is_failed]
+    return WorkflowResult(
+        run_id=plan.run_id,
+        state=state,
+        exit_code=(codes[0] if codes else 1) if state.is_failed else 0,
+        elapsed_s=sum(outcome.elapsed_s for outcome in outcomes),
+        groups={group.name: group.state.value for group in groups},
+        reports=tuple(outcome.report for outcome in outcomes if outcome.report is not None),
+    )
+
+
+def view_workflow(run_dir: RunDir, *, is_alive: bool) -> WorkflowView | None:
+    """Return what the records say now; None when the plan can't be read."""
+    plan = read_workflow(run_dir)
+    if plan is None:
+        return None
+    result = read_workflow_result(run_dir)
+    stated = {
+        str(event["group"]): event
+        for event in read_events(run_dir.events)
+        if event.get("event") == "group_state"
+    }
+    is_lost = result is None and not is_alive
+    groups = tuple(
+        _view_group(group, run_dir, stated.get(group.name, {}), is_lost=is_lost)
+        for group in plan.groups
+    )
+    return WorkflowView(
+        plan=plan, state=_run_state(result, groups, is_lost=is_lost), groups=groups, result=result
+    )
+
+
+def as_result(result: WorkflowResult) -> Result:
+    """Return the result in the form that all runs have."""
+    return Result(
+        run_id=result.run_id,
+        state=_final_state(result.state),
+        exit_code=result.exit_code,
+        attempts=1,
+        restarts_spent=0,
+        elapsed_s=result.elapsed_s,
+        report=result.reports[0] if result.reports else None,
+    )
+
+
+def task_logs(view: WorkflowView, run_dir: RunDir) -> Iterator[tuple[str, list[tuple[int, str]]]]:
+    """Yield (task, [(attempt, path of its log)]) of every task that has written."""
+    for group in view.plan.groups:
+        for task in group.tasks:
+            folder = os.path.dirname(os.path.dirname(run_dir.task_log(group.name, task.name, 0)))
+            try:
+                names = os.listdir(folder)
+            except OSError:
+                continue
+            numbers = sorted(
+                int(name.removeprefix("attempt-"))
+                for name in names
+                if name.removeprefix("attempt-").isdigit()
+            )
+            logs = [(k, run_dir.task_log(group.name, task.name, k)) for k in numbers]
+            if logs:
+                yield task.name, logs
+
+
+def _view_group(
+    group: GroupPlan, run_dir: RunDir, stated: dict[str, Any], *, is_lost: bool
+) -> GroupView:
+    state = State(stated.get("state", State.SUBMITTING.value))
+    why = stated.get("why")
+    tasks: dict[str, dict[str, Any]] = {}
+    for event in read_events(run_dir.group(group.name).events):
+        name = event.get("event")
+        if name == "task_state":
+            tasks.setdefault(str(event["task"]), {}).update(event)
+        elif name == "task_started":
+            tasks.setdefault(str(event["task"]), {})["started"] = event["time"]
+        elif name == "group_waits":
+            why = event["text"]
+        elif name == "group_state" and event["state"] != "RUNNING":
+            why = stated.get("why")
+    outcome = read_outcome(run_dir, group.name)
+    if outcome is not None:
+        state = outcome.state
+        why = outcome.report.error if outcome.report is not None else None
+    elif is_lost and not state.is_final:
+        why = _LOST
+    views = tuple(
+        _view_task(task.name, group, tasks.get(task.name), state, why) for task in group.tasks
+    )
+    return GroupView(name=group.name, state=state, why=why, tasks=views)
+
+
+def _view_task(
+    name: str, group: GroupPlan, said: dict[str, Any] | None, state: State, why: str | None
+) -> TaskView:
+    is_lead = name == group.lead.name
+    if said is None or "state" not in said:  # its group has not begun, or never did
+        return TaskView(name=name, group=group.name, state=state, why=why, is_lead=is_lead)
+    own = State(said["state"])
+    reason = said.get("why")
+    if not own.is_final and why == _LOST:
+        reason = why
+    return TaskView(
+        name=name,
+        group=group.name,
+        state=own,
+        attempt=int(said.get("attempt", 0)),
+        why=reason,
+        code=said.get("code"),
+        started=said.get("started"),
+        is_lead=is_lead,
+    )
+
+
+def _run_state(
+    result: WorkflowResult | None, groups: tuple[GroupView, ...], *, is_lost: bool
+) -> RunState:
+    if result is not None:
+        return _final_state(result.state)
+    if is_lost:
+        return RunState.LOST
+    if any(group.state in (State.INITIALIZING, State.RUNNING) for group in groups):
+        return RunState.RUNNING
+    return RunState.WAITING
+
+
+def _final_state(state: State) -> RunState:
+    if state is State.COMPLETED:
+        return RunState.SUCCEEDED
+    return RunState.CANCELLED if state is State.FAILED_CANCELED else RunState.FAILED

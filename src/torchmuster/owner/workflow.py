@@ -1,0 +1,390 @@
+"""The owner of a workflow on this machine: starts groups when their inputs are there and there is room.
+
+`muster submit` is this process, also of tasks on hosts of ssh (`owner/task_hosts.py`); with `--detach` one in the background takes its place. When it dies the workflow ends:
+the heads of the groups see the end of their lifeline. `muster restart` goes on with what had not finished.
+"""
+
+import asyncio
+import os
+import signal
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torchmuster import proc
+from torchmuster.errors import MusterError
+from torchmuster.files import atomic
+from torchmuster.files.layout import RunDir
+from torchmuster.model import codec
+from torchmuster.model.event import event_line, utc_now
+from torchmuster.model.outcome import GroupOutcome, WorkflowResult
+from torchmuster.model.states import State, workflow_state
+from torchmuster.model.stop import StopCause, cause_of_stop
+from torchmuster.model.verdict import Report
+from torchmuster.model.workflow import GroupPlan, WorkflowPlan
+from torchmuster.net import messages
+from torchmuster.net.secret import read_secret
+from torchmuster.owner.capacity import Capacity, Machine
+from torchmuster.owner.group_process import GroupProcess
+from torchmuster.owner.reuse import link_reused
+from torchmuster.owner.session import hangup_ignored
+from torchmuster.owner.views.record import read_events
+
+if TYPE_CHECKING:
+    from torchmuster.owner.host_capacity import HostCapacity
+
+MAX_GROUPS_AT_ONCE = 64
+MAX_HEADS_LOST = 2
+MAX_TOLD_GROUPS = 20  # of more, only failures are worth a line each
+SAY_WAIT_S = 4.0
+_TICK_S = 0.1
+_END_LIMIT_S = 15.0
+
+
+class Display(Protocol):
+    """What the owner shows."""
+
+    def say(self, sentence: str) -> None:
+        """Show a sentence of muster's own."""
+
+    def show_task(self, task: str, stream: int, text: str, left_out: int) -> None:
+        """Show what a task wrote."""
+
+
+@dataclass(slots=True)
+class _Group:
+    plan: GroupPlan
+    state: State = State.SUBMITTING
+    why: str | None = None
+    outcome: GroupOutcome | None = None
+    told: GroupOutcome | None = None  # what the head said, for when it could not write it
+    process: GroupProcess | None = None
+    scheduling_since: float | None = None
+    running_since: float | None = None
+    said_waiting: bool = False
+    heads_lost: int = 0
+    lead_is_over: bool = False
+    running: asyncio.Task[None] | None = None
+
+
+class WorkflowOwner:
+    """Owns one workflow."""
+
+    def __init__(
+        self,
+        plan: WorkflowPlan,
+        run_dir: RunDir,
+        machine: Machine,
+        display: Display,
+        hosts: "HostCapacity | None" = None,
+    ) -> None:
+        self._plan = plan
+        self._run_dir = run_dir
+        self._hosts = hosts
+        self._capacity: Capacity | HostCapacity = Capacity(machine) if hosts is None else hosts
+        self._display = display
+        self._groups = {group.name: _Group(group) for group in plan.groups}
+        self._changed = asyncio.Event()
+        self._stops = 0
+        self._stop_signum = 0
+        self._started_at = time.monotonic()
+
+    async def run(self) -> WorkflowResult:
+        """Conduct the workflow to its end and return its result."""
+        if self._hosts is None:
+            proc.become_subreaper()
+        loop = asyncio.get_running_loop()
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signum == signal.SIGHUP and hangup_ignored():
+                continue
+            loop.add_signal_handler(signum, self._take_stop, signum)
+        self._event("workflow_started", run_id=self._plan.run_id, groups=list(self._groups))
+        self._take_reused()
+        try:
+            while not all(group.state.is_final for group in self._groups.values()):
+                self._advance()
+                self._changed.clear()
+                try:
+                    async with asyncio.timeout(_TICK_S):
+                        await self._changed.wait()
+                except TimeoutError:
+                    continue
+            return self._conclude()
+        finally:
+            await self._end_everything()
+
+    # What may start.
+
+    def _take_reused(self) -> None:
+        link_reused(self._plan, self._run_dir)
+        for name, folder in self._plan.reused.items():
+            why = f"taken from {os.path.basename(folder)}"
+            self._enter(self._groups[name], State.COMPLETED, why)
+
+    def _advance(self) -> None:
+        for group in self._groups.values():
+            if group.state in (State.SUBMITTING, State.WAITING):
+                self._consider(group)
+            if group.state is State.SCHEDULING and group.running is None:
+                self._try_start(group)
+
+    def _consider(self, group: _Group) -> None:
+        upstream = [self._groups[name] for name in group.plan.after]
+        failed = [g for g in upstream if g.state.is_failed]
+        if self._stops:
+            self._enter(group, State.FAILED_CANCELED, "stopped before it began")
+        elif failed:
+            names = ", ".join(f"{g.plan.name} ({g.state.value})" for g in failed)
+            self._enter(group, State.FAILED_UPSTREAM, f"it needs the output of {names}")
+        elif all(g.state is State.COMPLETED for g in upstream):
+            group.scheduling_since = time.monotonic()
+            self._enter(group, State.SCHEDULING, None)
+        else:
+            open_ones = [g.plan.name for g in upstream if not g.state.is_final]
+            self._enter(group, State.WAITING, f"waits for the outputs of {', '.join(open_ones)}")
+
+    def _try_start(self, group: _Group) -> None:
+        now = time.monotonic()
+        waited_s = now - (group.scheduling_since or now)
+        limit_s = group.plan.queue_timeout_s
+        if self._stops:
+            self._enter(group, State.FAILED_CANCELED, "stopped before it began")
+            return
+        if limit_s is not None and waited_s > limit_s:
+            why = f"it waited longer than its queue_timeout of {limit_s:g} s"
+            self._enter(group, State.FAILED_QUEUE_TIMEOUT, why)
+            return
+        begun = [g.running for g in self._groups.values() if g.running is not None]
+        num_running = sum(not running.done() for running in begun)
+        given = None
+        if num_running < MAX_GROUPS_AT_ONCE:
+            given = self._capacity.try_take(group.plan)
+        if given is not None:
+            group.running = asyncio.create_task(self._run_group(group, given))
+            return
+        group.why = self._capacity.why_waiting(group.plan)
+        if waited_s > SAY_WAIT_S and not group.said_waiting:
+            group.said_waiting = True
+            left = f"; {limit_s - waited_s:.0f} s left" if limit_s is not None else ""
+            self._event("group_waits", group=group.plan.name, text=group.why)
+            if len(self._groups) <= MAX_TOLD_GROUPS:
+                self._display.say(f"group {group.plan.name} {group.why}{left}")
+
+    # One group.
+
+    async def _run_group(self, group: _Group, gpus: dict[str, list[str]]) -> None:
+        try:
+            while group.outcome is None:
+                attempts = self._next_attempts(group.plan) if group.heads_lost else {}
+                ran_s = time.monotonic() - (group.running_since or time.monotonic())
+                start = {"gpus": gpus, "first_attempts": attempts, "ran_s": ran_s}
+                if self._hosts is not None:
+                    start |= self._hosts.start_values(group.plan.name)
+                await self._live_with_head(group, start)
+                if group.outcome is None and (self._stops or group.heads_lost >= MAX_HEADS_LOST):
+                    break
+                if group.outcome is None:
+                    group.heads_lost += 1
+                    sentence = f"the head of group {group.plan.name} was lost; it is started again"
+                    self._event("head_lost", group=group.plan.name)
+                    self._display.say(sentence)
+            self._end_group(group)
+        except MusterError as error:
+            self._enter(group, State.FAILED_START_ERROR, error.what)
+        except OSError as error:  # a full disk: the owner waits for an end of the group
+            where = f" ({error.filename})" if error.filename else ""
+            why = f"its files can't be written{where}: {error.strerror}"
+            self._enter(group, State.FAILED_START_ERROR, why)
+        finally:
+            self._capacity.give_back(group.plan.name)
+            group.process = None
+            self._changed.set()
+
+    async def _live_with_head(self, group: _Group, start: dict[str, Any]) -> None:
+        secret = read_secret(self._run_dir.secret)
+        process = GroupProcess(
+            self._run_dir, group.plan.name, secret, lambda message: self._hear(group, message)
+        )
+        group.process = process
+        try:
+            address = process.start(start)
+            if self._stops:
+                process.stop(self._stop_message())
+            group.outcome = await process.follow(address) or group.told
+        finally:
+            process.close()
+            await self._end_orphans()
+
+    def _next_attempts(self, plan: GroupPlan) -> dict[str, int]:
+        """Attempts go on where the record of a lost head stops."""
+        following: dict[str, int] = {}
+        for event in read_events(self._run_dir.group(plan.name).events):
+            if event.get("event") == "task_state":
+                task, attempt = str(event["task"]), int(event["attempt"])
+                following[task] = max(following.get(task, 0), attempt + 1)
+        return following
+
+    async def _end_orphans(self) -> None:
+        """What a lost head has left behind became ours; with hosts of ssh it ends by itself."""
+        if self._hosts is not None:  # our children are ssh, and the master that it may have left
+            return
+        deadline = time.monotonic() + _END_LIMIT_S
+        while proc.end_children(self._heads()) and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)  # meanwhile other groups start heads
+
+    def _heads(self) -> frozenset[int]:
+        living = [g.process.pid for g in self._groups.values() if g.process is not None]
+        return frozenset(pid for pid in living if pid)
+
+    def _end_group(self, group: _Group) -> None:
+        if group.outcome is None:
+            state = State.FAILED_CANCELED if self._stops else State.FAILED_SERVER_ERROR
+            log = self._run_dir.agent_log(f"group-{group.plan.name}")
+            why = "the workflow was stopped" if self._stops else "the head of the group was lost"
+            self._enter(group, state, f"{why}; its log is {log}")
+            return
+        report = group.outcome.report
+        self._enter(group, group.outcome.state, report.error if report is not None else None)
+
+    def _hear(self, group: _Group, message: messages.Message) -> None:
+        match message:
+            case messages.TaskOutput():
+                self._display.show_task(
+                    message.task, message.stream, message.text, message.dropped_lines
+                )
+            case messages.Event(name="task_state", fields=fields):
+                self._tell_task(group, fields)
+            case messages.Event(name="group_state", fields=fields):
+                state = State(fields["state"])
+                if state is State.RUNNING and group.running_since is None:
+                    group.running_since = time.monotonic()
+                if not state.is_final and group.state.may_become(state):
+                    self._enter(group, state, None)
+            case messages.Event(name="group_waits", fields=fields):
+                group.why = str(fields["text"])
+                self._display.say(f"group {group.plan.name}: {fields['text']}")
+            case messages.Event(name="group_ended", fields=fields):
+                group.told = codec.from_plain(GroupOutcome, fields["outcome"])
+            case messages.Event(name="notice", fields=fields):
+                self._display.say(str(fields["text"]))
+
+    def _tell_task(self, group: _Group, fields: dict[str, Any]) -> None:
+        """Say what a person would want to know now; the record has the rest."""
+        state = State(fields["state"])
+        task, why = fields["task"], fields.get("why")
+        if task == group.plan.lead.name:
+            group.lead_is_over = state.is_final
+        if state is State.RESCHEDULED:
+            self._display.say(f"{task}: {why}")
+        elif state.is_failed and len(group.plan.tasks) > 1:
+            note = ""
+            counts = group.plan.lead.name == task or not group.plan.ignore_nonlead
+            if not counts and state is State.FAILED and not group.lead_is_over:
+                note = f"; the group goes on until its lead {group.plan.lead.name} ends"
+            self._display.say(f"{task} is {state.value}: {why}{note}")
+
+    def _enter(self, group: _Group, state: State, why: str | None) -> None:
+        if state is group.state and why == group.why:
+            return
+        changed = state is not group.state
+        group.state, group.why = state, why
+        self._event("group_state", group=group.plan.name, state=state.value, why=why)
+        worth_a_line = state is not State.SCHEDULING and len(self._groups) <= MAX_TOLD_GROUPS
+        if changed and (worth_a_line or state.is_failed):
+            has_report = group.outcome is not None and group.outcome.report is not None
+            shown = None if has_report else why  # the report itself is printed at the end
+            self._display.say(f"group {group.plan.name} {_words_of(state, shown)}")
+        self._changed.set()
+
+    # Signals.
+
+    def _take_stop(self, signum: signal.Signals) -> None:
+        self._stops += 1
+        self._stop_signum = int(signum)
+        if self._stops == 1:
+            grace_s = self._plan.grace_s
+            self._display.say(
+                f"stopping: SIGTERM to all commands, SIGKILL after {grace_s:g} s"
+                " (again for SIGKILL at once)"
+            )
+        for group in self._groups.values():
+            if group.process is not None:
+                if self._stops > 2:
+                    group.process.kill()
+                else:
+                    group.process.stop(self._stop_message())
+        self._changed.set()
+
+    def _stop_message(self) -> messages.Stop:
+        cause = cause_of_stop(self._stop_signum)
+        who = "SIGTERM or `muster cancel`" if cause is StopCause.OUTSIDE else ""
+        return messages.Stop(
+            signum=self._stop_signum, at_once=self._stops > 1, cause=cause, who=who
+        )
+
+    # The end.
+
+    def _conclude(self) -> WorkflowResult:
+        states = {name: group.state for name, group in self._groups.items()}
+        state = workflow_state(states.values())
+        outcomes = [g.outcome for g in self._groups.values() if g.outcome is not None]
+        code = 0
+        if state.is_failed:
+            code = next((o.exit_code for o in outcomes if o.state.is_failed), 1) or 1
+        if self._stops:
+            code = 128 + self._stop_signum
+        result = WorkflowResult(
+            run_id=self._plan.run_id,
+            state=state,
+            exit_code=code,
+            elapsed_s=time.monotonic() - self._started_at,
+            groups={name: state.value for name, state in states.items()},
+            reports=tuple(self._reports()),
+        )
+        self._event("workflow_ended", state=state.value, exit_code=code)
+        try:
+            atomic.write_json(self._run_dir.result, codec.to_plain(result))
+        except OSError as error:
+            self._display.say(f"the result could not be written: {error.strerror}")
+        return result
+
+    def _reports(self) -> list[Report]:
+        reports: list[Report] = []
+        for group in self._groups.values():
+            if not group.state.is_failed or group.state is State.FAILED_UPSTREAM:
+                continue
+            if group.outcome is not None and group.outcome.report is not None:
+                reports.append(group.outcome.report)
+            elif group.state is not State.FAILED_CANCELED:
+                error = f"group {group.plan.name} is {group.state.value}: {group.why}"
+                reports.append(Report(error=error))
+        return reports
+
+    async def _end_everything(self) -> None:
+        running = [g.running for g in self._groups.values() if g.running is not None]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        deadline = time.monotonic() + _END_LIMIT_S
+        while self._hosts is None and proc.end_children() and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+
+    def _event(self, name: str, **fields: Any) -> None:
+        try:
+            with open(self._run_dir.events, "a") as file:
+                file.write(event_line(utc_now(), name, fields))
+        except OSError as error:
+            self._display.say(f"an event could not be recorded: {error.strerror}")
+
+
+def _words_of(state: State, why: str | None) -> str:
+    words = {
+        State.WAITING: "waits",
+        State.INITIALIZING: "starts",
+        State.RUNNING: "runs",
+        State.COMPLETED: "has completed",
+    }
+    text = words.get(state, f"is {state.value}")
+    if state is State.WAITING and why:
+        return why
+    return f"{text}: {why}" if why else text

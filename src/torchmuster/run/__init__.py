@@ -1,1 +1,0 @@
-"""Runs: make one, follow one, look at one."""

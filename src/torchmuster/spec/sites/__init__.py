@@ -1,0 +1,1 @@
+"""The user's clusters and hosts: `muster.toml` and host files."""

@@ -1,0 +1,341 @@
+"""The user's clusters: `muster.toml` of the project over `~/.config/muster/config.toml` of the user.
+
+Every problem of both files comes in one go, each with file, line, column and key. Values are not executed.
+"""
+
+import os
+import re
+import tomllib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchmuster.errors import ManyErrors, UsageError
+from torchmuster.plainfile import open_plain
+from torchmuster.spec.findings import Finding, Findings, KeyPath, did_you_mean, show_path
+from torchmuster.spec.scalars import shown
+from torchmuster.spec.sites.hostfile import Host, read_hostfile
+from torchmuster.spec.sites.site_explain import read_table, unknown_key
+from torchmuster.spec.sites.site_files import project_file, user_file, why_not_used
+from torchmuster.spec.sites.site_schema import (
+    BATCH_KINDS,
+    KEYS_OF_KIND,
+    KEYS_OF_OTHERS,
+    KINDS,
+    TABLES,
+    WHY_NOT,
+    SiteKeys,
+)
+from torchmuster.spec.sites.toml_places import Place, find_places
+
+BUILT_IN = "built in"
+RESERVED = "all"
+# ssh needs a list of hosts: it has no name of its own.
+_WITHOUT_SECTION = ("local", *BATCH_KINDS)
+_MAX_SIZE_BYTES = 1 << 20
+_ONE_THING = (("partition", "queue"), ("hosts", "hostfile"))
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+
+
+class Site(SiteKeys):
+    """One place where runs can go: what `--on NAME` stands for."""
+
+    name: str
+    origin: str = BUILT_IN
+
+    @property
+    def queue_name(self) -> str | None:
+        """Return the partition or queue; it is one thing with two words."""
+        return self.queue or self.partition
+
+    @property
+    def is_batch(self) -> bool:
+        """Say whether it is a scheduler, which takes job scripts."""
+        return self.kind not in ("local", "ssh")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sites:
+    """All places that `--on` can name.
+
+    Attributes:
+        sites: By name; those without a section stand first.
+        default_on: What `[defaults] on` says.
+        datasets_url: What `[datasets] url` says.
+        files: The files that were read, the user's first.
+        notes: A sentence for each file that was left alone.
+    """
+
+    sites: Mapping[str, Site]
+    default_on: str | None = None
+    datasets_url: str | None = None
+    files: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def get(self, name: str) -> Site:
+        """Return the site of this name.
+
+        Raises:
+            UsageError: There is none, with a near miss.
+        """
+        if name in self.sites:
+            return self.sites[name]
+        fix = did_you_mean(name, self.sites, f"engines: {', '.join(self.sites)}")
+        none = (
+            "the settings that were found are not used" if self.notes else "there is no muster.toml"
+        )
+        why = f"read: {', '.join(self.files)}" if self.files else none
+        raise UsageError(f"there is no engine `{name}`", where="--on", why=why, fix=fix)
+
+    @property
+    def configured(self) -> tuple[Site, ...]:
+        """Return the sites that have a section."""
+        return tuple(site for site in self.sites.values() if site.origin != BUILT_IN)
+
+
+def load_sites(
+    cwd: str, environment: Mapping[str, str], *, kinds: Collection[str] = KINDS
+) -> Sites:
+    """Return the sites that both files describe.
+
+    Args:
+        cwd: Where the search for `muster.toml` begins; it goes up to the root.
+        environment: For `XDG_CONFIG_HOME` and `HOME`.
+        kinds: Kinds that a section may have: those here, and those that other packages bring.
+
+    Raises:
+        ManyErrors: Everything that is wrong with either file.
+    """
+    notes: list[str] = []
+    errors: list[UsageError] = []
+    sources: list[_Source] = []
+    for path in (user_file(environment), project_file(cwd)):
+        if path is not None and all(path != source.path for source in sources):
+            source = _read(path, environment, notes, errors)
+            sources += [source] if source is not None else []
+    merged = _merge(sources)
+    sites = _make_sites(merged, kinds)
+    tables = {name: _read_plain(name, merged) for name in TABLES}
+    default_on = getattr(tables["defaults"], "on", None)
+    known = list(dict.fromkeys([*sites, *merged.names()]))
+    if default_on is not None and default_on not in known:
+        fix = did_you_mean(default_on, known, f"engines: {', '.join(known)}")
+        merged.findings.add(("defaults", "on"), f"there is no engine `{default_on}`", fix)
+    findings = sorted(merged.findings.errors, key=lambda finding: merged.rank(finding.path))
+    errors += [merged.error_of(finding) for finding in findings]
+    if errors:
+        raise ManyErrors(errors)
+    return Sites(
+        sites=sites,
+        default_on=default_on,
+        datasets_url=getattr(tables["datasets"], "url", None),
+        files=tuple(source.path for source in sources),
+        notes=tuple(notes),
+    )
+
+
+def site_hosts(site: Site) -> tuple[Host, ...]:
+    """Return the hosts of an ssh site; only now its hostfile is read.
+
+    Raises:
+        ManyErrors: The hostfile can't be read, or has lines that are no host.
+    """
+    return read_hostfile(site.hostfile) if site.hostfile is not None else site.hosts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Source:
+    """One file that was read."""
+
+    path: str
+    raw: dict[str, Any]
+    places: dict[KeyPath, Place]
+
+    def where(self, path: KeyPath) -> str | None:
+        """Return `file:line:column key`, or None when the file doesn't have it."""
+        line, column = self.places.get(path, (0, 0))
+        return f"{self.path}:{line}:{column} {show_path(path)}" if line else None
+
+
+@dataclass(slots=True)
+class _Merged:
+    """Both files as one: the project's keys over the user's, key by key."""
+
+    sources: list[_Source]
+    raw: dict[str, Any] = field(default_factory=dict)
+    findings: Findings = field(default_factory=Findings)
+
+    def names(self) -> list[str]:
+        """Return the names of all sections of engines."""
+        engines = self.raw.get("engines")
+        return list(engines) if isinstance(engines, dict) else []
+
+    def where(self, path: KeyPath) -> str | None:
+        """Return the place of a key, or of the nearest table above; the project's file wins."""
+        source, found = self._find(path)
+        return None if source is None else source.where(found)
+
+    def rank(self, path: KeyPath) -> tuple[int, Place]:
+        """Return what sorts findings as they stand in the files."""
+        source, found = self._find(path)
+        return (
+            (-1, (0, 0)) if source is None else (self.sources.index(source), source.places[found])
+        )
+
+    def _find(self, path: KeyPath) -> tuple[_Source | None, KeyPath]:
+        while path:
+            for source in reversed(self.sources):
+                if path in source.places:
+                    return source, path
+            path = path[:-1]
+        return None, ()
+
+    def error_of(self, finding: Finding) -> UsageError:
+        """Return a finding with its place."""
+        where = self.where(finding.path)
+        return UsageError(finding.what, where=where, why=finding.why, fix=finding.fix)
+
+
+def _read(
+    path: str, environment: Mapping[str, str], notes: list[str], errors: list[UsageError]
+) -> _Source | None:
+    """Return what a file says; None when it is left alone or can't be read."""
+    try:
+        with open_plain(path) as file:
+            status = os.fstat(file.fileno())
+            if stranger := why_not_used(path, status, environment):
+                notes.append(f"{path} is not used: {stranger}")
+                return None
+            data = file.read(_MAX_SIZE_BYTES + 1)
+    except OSError as error:
+        errors.append(UsageError("the file can't be read", where=path, why=error.strerror))
+        return None
+    if len(data) > _MAX_SIZE_BYTES:
+        errors.append(UsageError("this is not a TOML file of at most 1 MiB", where=path))
+        return None
+    try:
+        text = data.decode()
+        return _Source(path=path, raw=tomllib.loads(text), places=find_places(text))
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        errors.append(_syntax_error(path, error))
+        return None
+
+
+def _syntax_error(path: str, error: Exception) -> UsageError:
+    """Return tomllib's complaint with its place where places stand."""
+    match = re.fullmatch(r"(.*) \(at line (\d+), column (\d+)\)", str(error), re.DOTALL)
+    where = f"{path}:{match[2]}:{match[3]}" if match else path
+    why = match[1] if match else str(error)
+    fix = 'texts stand in quotes, lists in brackets: queue = "gpu", setup = ["module load cuda"]'
+    return UsageError("this is not TOML", where=where, why=why, fix=fix)
+
+
+def _merge(sources: list[_Source]) -> _Merged:
+    merged = _Merged(sources=sources)
+    for source in sources:
+        for name, table in source.raw.items():
+            known = merged.raw.get(name)
+            if not isinstance(known, dict) or not isinstance(table, dict):
+                merged.raw[name] = table
+            elif name == "engines":
+                merged.raw[name] = {**known, **_merge_engines(known, table)}
+            else:
+                merged.raw[name] = {**known, **table}
+    for name in merged.raw:
+        if name not in ("engines", *TABLES):
+            unknown_key((name,), ("engines", *TABLES), merged.findings)
+    return merged
+
+
+def _merge_engines(known: dict[str, Any], table: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, section in table.items():
+        below = known.get(name)
+        if not isinstance(below, dict) or not isinstance(section, dict):
+            found[name] = section
+            continue
+        if "kind" in section and section["kind"] != below.get("kind", name):
+            below = {}  # another scheduler: the user's keys are not for it
+        replaced = {key for pair in _ONE_THING if set(pair) & set(section) for key in pair}
+        kept = {key: value for key, value in below.items() if key not in replaced}
+        found[name] = {**kept, **section}
+    return found
+
+
+def _make_sites(merged: _Merged, kinds: Collection[str]) -> dict[str, Site]:
+    found = {name: Site(name=name, kind=name) for name in kinds if name != "ssh"}
+    engines = merged.raw.get("engines", {})
+    if not isinstance(engines, dict):
+        read_table(SiteKeys, engines, ("engines",), merged.findings)
+        return found
+    for name, section in engines.items():
+        path: KeyPath = ("engines", name)
+        if not _NAME.fullmatch(name) or name == RESERVED:
+            why = "`--on all` means every engine" if name == RESERVED else None
+            fix = "letters, digits, `_`, `-` and `.`, at most 64"
+            what = f"{shown(name)} can't be the name of an engine"
+            merged.findings.add(path, what, fix, why=why, at_key=True)
+            continue
+        site = _make_site(name, section, merged, kinds)
+        if site is not None:
+            found[name] = site
+    return found
+
+
+def _make_site(name: str, section: Any, merged: _Merged, kinds: Collection[str]) -> Site | None:
+    path: KeyPath = ("engines", name)
+    if isinstance(section, dict):
+        section = {"kind": name, **section} if name in kinds else section
+        kind = section.get("kind")
+        if isinstance(kind, str) and not _check_kind(name, kind, section, merged, kinds):
+            return None
+    keys = read_table(SiteKeys, section, path, merged.findings)
+    if keys is None:
+        return None
+    hostfile = keys.hostfile
+    if hostfile is not None:
+        hostfile = _beside(merged, (*path, "hostfile"), hostfile)
+    values = {key: getattr(keys, key) for key in SiteKeys.model_fields}
+    origin = (merged.where(path) or "").rpartition(" ")[0]
+    return Site.model_construct(**{**values, "hostfile": hostfile}, name=name, origin=origin)
+
+
+def _check_kind(
+    name: str, kind: str, section: dict[str, Any], merged: _Merged, kinds: Collection[str]
+) -> bool:
+    """Say whether the kind exists; note the keys that mean nothing to it, and those that it lacks."""
+    path: KeyPath = ("engines", name)
+    if kind not in kinds or (name in kinds and name != kind):
+        what = f"there is no kind of engine {shown(kind)}"
+        fix = did_you_mean(kind, kinds, f"one of {', '.join(kinds)}")
+        if kind in kinds:
+            what, fix = f"`{name}` is the name of another kind", "give this section another name"
+        merged.findings.add((*path, "kind"), what, fix)
+        return False
+    allowed = KEYS_OF_KIND.get(kind, KEYS_OF_OTHERS)
+    for key in section:
+        if key in SiteKeys.model_fields and key not in allowed:
+            homes = [other for other, keys in KEYS_OF_KIND.items() if key in keys]
+            fix = WHY_NOT.get((kind, key), f"it is a key of {', '.join(homes)}")
+            what = f"`{key}` means nothing to an engine of kind {kind}"
+            merged.findings.add((*path, key), what, fix, at_key=True)
+    for pair in _ONE_THING:
+        if all(key in section for key in pair):
+            what = f"`{pair[0]}` and `{pair[1]}` say the same: one of them is enough"
+            merged.findings.add((*path, pair[1]), what, at_key=True)
+    if kind == "ssh" and not section.get("hosts") and "hostfile" not in section:
+        what = f"the engine `{name}` has no hosts"
+        merged.findings.add(path, what, 'hosts = ["node1 slots=4", "node2 slots=4"]', at_key=True)
+    return True
+
+
+def _beside(merged: _Merged, path: KeyPath, hostfile: str) -> str:
+    """Return the path of a hostfile: beside the file that names it."""
+    source = next(s for s in reversed(merged.sources) if s.where(path) is not None)
+    return os.path.join(os.path.dirname(source.path), os.path.expanduser(hostfile))
+
+
+def _read_plain(name: str, merged: _Merged) -> Any:
+    if name not in merged.raw:
+        return None
+    return read_table(TABLES[name], merged.raw[name], (name,), merged.findings)

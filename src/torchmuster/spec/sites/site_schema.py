@@ -1,0 +1,264 @@
+"""`muster.toml` as pydantic models: what a user writes of a cluster, each key with its rule and its message.
+
+Nothing of it is executed or expanded here: it goes into job scripts, or to ssh, as it stands.
+"""
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
+from pydantic import field_validator as checked
+
+from torchmuster.errors import UsageError
+from torchmuster.spec.launch import Problems, parse_nodes
+from torchmuster.spec.scalars import Seconds, in_quotes, kind_of, shown, wrong
+from torchmuster.spec.sites.hostfile import Host, join_hosts, parse_host
+
+KINDS = ("local", "slurm", "pbs", "torque", "ssh")
+BATCH_KINDS = ("slurm", "pbs", "torque")
+START_WAYS = ("pbsdsh", "mpiexec", "pbs_tmrsh", "ssh")
+_COMMON = frozenset(
+    [
+        "kind",
+        "setup",
+        "python",
+        "nodes",
+        "gpus_per_node",
+        "cpus_per_node",
+        "scratch",
+        "warn",
+        "environment",
+    ]
+)
+_BATCH = _COMMON | frozenset(
+    [
+        "partition",
+        "queue",
+        "account",
+        "time",
+        "directives",
+        "chunk",
+        "resubmit",
+        "resubmit_with",
+    ]
+)
+# Keys that mean something, by kind; an engine that somebody else wrote takes all of a batch scheduler's.
+KEYS_OF_KIND = {
+    "local": _COMMON,
+    "slurm": _BATCH | {"qos", "constraint"},
+    "pbs": _BATCH | {"project", "start_with"},
+    "torque": _BATCH | {"start_with"},
+    "ssh": _COMMON | {"hosts", "hostfile", "user", "port"},
+}
+KEYS_OF_OTHERS = _BATCH | {"qos", "constraint", "project", "start_with"}
+# Why a key of one kind is none of another.
+WHY_NOT = {
+    ("slurm", "project"): "Slurm has no project beside the account: `account`",
+    ("torque", "project"): "Torque's -P is another user's name: `account`",
+    ("slurm", "start_with"): "Slurm starts agents by srun",
+    ("pbs", "qos"): "PBS has none: a queue stands for it",
+    ("torque", "qos"): 'with Moab: directives = ["-l qos=NAME"]',
+    ("pbs", "constraint"): 'PBS asks for keys of a chunk: chunk = { KEY = "VALUE" }',
+    ("torque", "constraint"): 'Torque asks for properties of nodes: chunk = { PROPERTY = "" }',
+}
+_PREFIXES = {"slurm": "#SBATCH", "pbs": "#PBS", "torque": "#PBS"}
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+_BROKEN_VALUE = re.compile(r"[\s'\"\\#\x00-\x1f\x7f]")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SECRET = re.compile(
+    r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|ACCESS_KEY)$", re.IGNORECASE
+)
+_MAX_ENTRIES = 1000
+_MAX_NODES = 65_536
+
+
+def _line(value: Any) -> str:
+    """A text without a newline: one line of a job script."""
+    if not isinstance(value, str):
+        raise wrong(f"expected a text, found {kind_of(value)}", in_quotes(value))
+    if _CONTROL.search(value):
+        what = f"{shown(value)} holds a newline or a control character"
+        raise wrong(what, "one entry is one line of a job script")
+    if not value.strip():
+        raise wrong("the text is empty", "leave the key out")
+    return value
+
+
+def _word(value: Any) -> str:
+    """A value of a directive; each scheduler reads quotes and spaces there in its own way."""
+    text = _line(value)
+    if _BROKEN_VALUE.search(text):
+        raise wrong(f"{shown(text)} can't stand in a job script", "no space, quote, backslash or #")
+    if text.startswith("-"):
+        raise wrong(f"{shown(text)} looks like an option", "options go to `directives`")
+    return text
+
+
+def _list(value: Any) -> tuple[Any, ...]:
+    if not isinstance(value, list):
+        fix = f'["{value}"]' if isinstance(value, str) and len(value) < 60 else None
+        raise wrong(f"expected a list, found {kind_of(value)}", fix)
+    if len(value) > _MAX_ENTRIES:
+        raise wrong(f"the list has {len(value)} entries; at most {_MAX_ENTRIES} are allowed")
+    return tuple(value)
+
+
+def _pairs(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise wrong(f"expected a table, found {kind_of(value)}", '{ KEY = "VALUE" }')
+    return value
+
+
+def _chunk(value: Any) -> tuple[tuple[str, str], ...]:
+    """Extra keys: of a PBS chunk, or options of sbatch."""
+    found: list[tuple[str, str]] = []
+    for key, entry in _pairs(value).items():
+        text = str(entry) if isinstance(entry, int) and not isinstance(entry, bool) else entry
+        bare = key.removeprefix("--")
+        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", bare):
+            raise wrong(f"{shown(key)} can't be a key of a chunk", "letters, digits, `_` and `-`")
+        if not isinstance(text, str):
+            raise wrong(f"`{key}`: expected a text, found {kind_of(entry)}", in_quotes(entry))
+        found.append((bare, _word(text) if text else text))
+    return tuple(found)
+
+
+def _environment(value: Any) -> tuple[tuple[str, str], ...]:
+    found: list[tuple[str, str]] = []
+    for name, entry in _pairs(value).items():
+        text = str(entry) if isinstance(entry, int) and not isinstance(entry, bool) else entry
+        if not _VARIABLE.fullmatch(name):
+            raise wrong(f"{shown(name)} can't be a variable", "letters, digits and `_`")
+        if not isinstance(text, str):
+            raise wrong(f"`{name}`: expected a text, found {kind_of(entry)}", in_quotes(entry))
+        if _CONTROL.search(text):
+            raise wrong(f"`{name}` holds a newline or a control character")
+        if _SECRET.search(name):
+            fix = f'setup = ["export {name}=$(cat ~/.secrets/{name.lower()})"], the file 0600'
+            raise wrong(f"`{name}` looks like a secret: it would stand in job scripts", fix)
+        found.append((name, text))
+    return tuple(found)
+
+
+def _host(value: Any) -> Host:
+    try:
+        return parse_host(_line(value))
+    except UsageError as error:
+        raise wrong(error.what, error.fix) from error
+
+
+def _nodes(value: Any) -> tuple[int, int]:
+    """The least and the most nodes of a run, from 4 or "2:4"."""
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise wrong(f"expected a number of nodes, found {kind_of(value)}", '4 or "2:4"')
+    problems = Problems()
+    nodes = parse_nodes(str(value), "nodes", problems)
+    if nodes is None:
+        raise wrong(problems.found[0].what, '4 or "2:4"')
+    return nodes
+
+
+def _number(low: int, high: int) -> BeforeValidator:
+    def check(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise wrong(f"expected a whole number, found {kind_of(value)}")
+        if not low <= value <= high:
+            raise wrong(f"{kind_of(value)} is not from {low} to {high}")
+        return value
+
+    return BeforeValidator(check)
+
+
+_Lenient = Field(strict=False)  # the validator before has looked already
+Line = Annotated[str, BeforeValidator(_line)]
+Word = Annotated[str, BeforeValidator(_word)]
+Lines = Annotated[tuple[Line, ...], BeforeValidator(_list), _Lenient]
+Pairs = tuple[tuple[str, str], ...]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class SiteKeys(_Model):
+    """One section `[engines.NAME]`; the keys are those of the file.
+
+    Attributes:
+        time: Time limit of jobs for which nothing else is said, seconds.
+        warn: How long before that limit the workers hear of it, seconds.
+        chunk: Extra keys of a PBS chunk, or options of sbatch.
+        python: The command that starts the worker side.
+        nodes: The least and the most nodes.
+        scratch: A folder of each node; the node's shell expands variables in it.
+        resubmit: In how many more jobs a run may go on when its time is up.
+        resubmit_with: How; None for the scheduler's best.
+        start_with: How agents come to other nodes, the first that exists.
+        hostfile: As written, or made absolute: relative to the file that names it.
+    """
+
+    kind: Line
+    partition: Word | None = None
+    queue: Word | None = None
+    account: Word | None = None
+    project: Word | None = None
+    qos: Word | None = None
+    constraint: Word | None = None
+    time: Seconds | None = None
+    directives: Lines = ()
+    chunk: Annotated[Pairs, BeforeValidator(_chunk), _Lenient] = ()
+    setup: Lines = ()
+    python: Lines = ()
+    nodes: Annotated[tuple[int, int], BeforeValidator(_nodes), _Lenient] | None = None
+    gpus_per_node: Annotated[int, _number(0, 4096)] | None = None
+    cpus_per_node: Annotated[int, _number(1, 65536)] | None = None
+    scratch: Line | None = None
+    warn: Seconds | None = None
+    resubmit: Annotated[int, _number(0, 1000)] | None = None
+    resubmit_with: Literal["requeue", "submit", "chain"] | None = None
+    start_with: Annotated[
+        tuple[Literal["pbsdsh", "mpiexec", "pbs_tmrsh", "ssh"], ...],
+        BeforeValidator(_list),
+        _Lenient,
+    ] = ()
+    hosts: Annotated[
+        tuple[Annotated[Host, BeforeValidator(_host)], ...], BeforeValidator(_list), _Lenient
+    ] = ()
+    hostfile: Line | None = None
+    user: Word | None = None
+    port: Annotated[int, _number(1, 65535)] | None = None
+    environment: Annotated[Pairs, BeforeValidator(_environment), _Lenient] = ()
+
+    @checked("directives")
+    @classmethod
+    def _are_options(cls, lines: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        prefix = _PREFIXES.get(info.data.get("kind", ""))
+        for line in lines:
+            first = line.split(None, 1)[0]
+            if first in ("#SBATCH", "#PBS") and prefix not in (None, first):
+                raise wrong(f"{shown(line)} is a line for another scheduler", f"{prefix} ...")
+            bare = line.strip().removeprefix(first if first.startswith("#") else "").strip()
+            if not bare.startswith("-"):
+                raise wrong(
+                    f"the directive {shown(line)} is not an option", "--option=value or -x value"
+                )
+        return lines
+
+    @checked("hosts")
+    @classmethod
+    def _join(cls, hosts: tuple[Host, ...]) -> tuple[Host, ...]:
+        return join_hosts(hosts)
+
+
+class DatasetKeys(_Model):
+    """`[datasets]`: where `muster dataset` keeps versions."""
+
+    url: Line | None = None
+
+
+class DefaultKeys(_Model):
+    """`[defaults]`: the engine that is used without `--on`."""
+
+    on: Line | None = None
+
+
+TABLES: dict[str, type[BaseModel]] = {"datasets": DatasetKeys, "defaults": DefaultKeys}

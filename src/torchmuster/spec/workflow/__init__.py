@@ -1,0 +1,1 @@
+"""Workflow files: from text to a checked plan."""

@@ -1,0 +1,384 @@
+"""Rules that depend on more than one place of a workflow file.
+
+They read the plain YAML values and pass over what has the wrong type, because `spec.schema` reports that: so a file
+with a wrong type in one task still has its other mistakes reported in the same go.
+"""
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchmuster.model.tokens import find_tokens
+from torchmuster.spec.findings import Findings, KeyPath, did_you_mean
+from torchmuster.spec.scalars import kind_of, split_ranges, truth_of
+from torchmuster.spec.workflow.references import (
+    NO_MAP,
+    TaskView,
+    View,
+    check_dependencies,
+    check_resource,
+    check_tokens,
+    dicts,
+    texts,
+    warn_unused_resources,
+)
+
+_LABEL_KEY = re.compile(
+    r"(?:[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+)
+_LABEL_VALUE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
+_MAX_TASKS = 20_000
+_MAX_DEPTH = 64  # of a path of a file; deeper ones are not compared
+_ACTIONS = ("COMPLETE", "FAIL", "RESCHEDULE", "RESTART")
+_TRAINING_KEYS = ("nodes", "nproc_per_node", "max_restarts")
+_NO_EFFECT = {
+    "downloadType": "inputs are always whole before a command starts",
+    "cacheSize": "inputs are not cached",
+    "kpis": "nobody collects them here",
+    "backend": "the engine is chosen with --on",
+    "resources": "`resource` names an entry of `workflow.resources`",
+    "privileged": "a task has the rights of who started it",
+    "hostNetwork": "--task-network says which network tasks have",
+    "volumeMounts": "without --container a task sees this machine's folders",
+}
+_CLUSTER = "nodes are chosen by the engine, and the local one has this machine alone"
+_RESOURCE_NO_EFFECT = dict.fromkeys(("platform", "nodesExcluded", "topology"), _CLUSTER)
+_DATASET_INPUT_NO_EFFECT = {
+    "path": "the whole dataset is fetched; `regex` leaves files out",
+    "metadata": "metadata are given when a dataset is written",
+    "labels": "labels are given when a dataset is written",
+}
+
+
+def check_workflow(raw: Any, findings: Findings) -> None:
+    """Add every problem of the structure of `workflow:` to `findings`."""
+    if not isinstance(raw, dict):
+        findings.add(("workflow",), f"expected a map, found {kind_of(raw)}")
+        return
+    view = View(findings)
+    _check_top(raw, view)
+    _collect(raw, view)
+    _check_names(raw, view)
+    for path, name, group in view.groups:
+        _check_group(path, name, group, findings)
+    for task in view.tasks:
+        _check_task(task, view)
+    check_dependencies(view)
+    warn_unused_resources(view)
+
+
+def _check_top(raw: dict[str, Any], view: View) -> None:
+    findings = view.findings
+    top: KeyPath = ("workflow",)
+    given = [key for key in ("tasks", "groups") if raw.get(key)]
+    if len(given) == 2:
+        what = "a workflow has `tasks` or `groups`, not both"
+        findings.add((*top, "tasks"), what, "put the tasks into a group", at_key=True)
+    elif not given:
+        findings.add(top, "a workflow needs `tasks` or `groups`, with at least one", at_key=True)
+    for key in ("pool", "backend"):
+        if raw.get(key) is not None:
+            what = f"`{key}` has no effect here"
+            findings.warn((*top, key), what, why="the engine is chosen with --on")
+    labels = raw.get("labels")
+    if isinstance(labels, dict):
+        _check_labels((*top, "labels"), labels, findings)
+    resources = raw.get("resources")
+    view.resources = resources if isinstance(resources, dict) else {}
+    for key in ("labels", "resources", "timeout"):
+        for path, text in texts((*top, key), raw.get(key)):
+            for token in find_tokens(text)[:1]:
+                what = f"the token `{token.text}` is not resolved here"
+                findings.add(path, what, why="tokens have a value inside tasks only")
+    for name, resource in view.resources.items():
+        if isinstance(resource, dict):
+            _warn_no_effect((*top, "resources", name), resource, _RESOURCE_NO_EFFECT, findings)
+
+
+def _warn_no_effect(
+    path: KeyPath, raw: dict[Any, Any], reasons: dict[str, str], findings: Findings
+) -> None:
+    for key, why in reasons.items():
+        if raw.get(key) not in (None, False, [], {}) and key not in findings.with_effect:
+            findings.warn((*path, key), f"`{key}` has no effect here", why=why)
+
+
+def _check_labels(path: KeyPath, labels: dict[Any, Any], findings: Findings) -> None:
+    if len(labels) > 16:
+        findings.add(path, f"there are {len(labels)} labels; at most 16 are allowed", at_key=True)
+    allowed = "letters, digits, `-`, `_` and `.` between, at most 63"
+    for key, value in labels.items():
+        if not isinstance(key, str) or not is_label_key(key):
+            what = f"{kind_of(key)} can't be the key of a label"
+            findings.add((*path, key), what, allowed, at_key=True)
+        if isinstance(value, str) and find_tokens(value):
+            continue  # said with the other tokens
+        if not isinstance(value, str) or not is_label_value(value):
+            short = isinstance(value, bool | float) or (
+                isinstance(value, int) and abs(value) < 10**9
+            )
+            quoted = f'"{str(value).lower()}"' if short else None
+            what = f"a label can't have this value: {kind_of(value)}"
+            findings.add((*path, key), what, quoted or allowed)
+
+
+def is_label_key(text: str) -> bool:
+    """Say whether a text can be the key of a label."""
+    return _LABEL_KEY.fullmatch(text) is not None
+
+
+def is_label_value(text: str) -> bool:
+    """Say whether a text can be the value of a label."""
+    return _LABEL_VALUE.fullmatch(text) is not None
+
+
+def _collect(raw: dict[str, Any], view: View) -> None:
+    groups = raw.get("groups") if isinstance(raw.get("groups"), list) else []
+    tasks = raw.get("tasks") if isinstance(raw.get("tasks"), list) else []
+    for i, group in enumerate(groups or []):
+        path: KeyPath = ("workflow", "groups", i)
+        if isinstance(group, dict):
+            view.groups.append((path, _name_of(group), group))
+            members = group.get("tasks")
+            for j, task in enumerate(members if isinstance(members, list) else []):
+                _collect_task((*path, "tasks", j), task, len(view.groups) - 1, view)
+    for i, task in enumerate(tasks or []):
+        path = ("workflow", "tasks", i)
+        if isinstance(task, dict):
+            view.groups.append((path, f"{_name_of(task)}-group", {"tasks": [task]}))
+            _collect_task(path, task, len(view.groups) - 1, view)
+
+
+def _collect_task(path: KeyPath, task: Any, group: int, view: View) -> None:
+    if isinstance(task, dict):
+        view.add_task(TaskView(path, _name_of(task), group, task))
+
+
+def _name_of(raw: dict[str, Any]) -> str:
+    name = raw.get("name")
+    return name if isinstance(name, str) else ""
+
+
+def _check_names(raw: dict[str, Any], view: View) -> None:
+    """Names of groups and tasks are one space, without regard to case and `_` or `-`."""
+    if len(view.tasks) > _MAX_TASKS:
+        what = f"there are {len(view.tasks)} tasks; at most {_MAX_TASKS} are allowed"
+        view.findings.add(("workflow",), what, at_key=True)
+    taken: dict[str, tuple[str, str]] = {}
+    named = [(path, "group", name) for path, name, group in view.groups]
+    named += [(task.path, "task", task.name) for task in view.tasks]
+    for path, kind, name in sorted(named, key=lambda entry: _sort_key(entry[0])):
+        folded = name.lower().replace("_", "-")
+        implicit = kind == "group" and path[1] == "tasks"
+        if not folded or folded == "-group":
+            continue
+        if folded in taken:
+            _add_name_clash(path, (kind, name), taken[folded], view.findings)
+        else:
+            taken[folded] = ("task group" if implicit else kind, name)
+        if folded == "osmo-ctrl":
+            view.findings.add(
+                (*path, "name"), f"`{name}` is reserved in this format", "another name"
+            )
+
+
+def _add_name_clash(
+    path: KeyPath, this: tuple[str, str], other: tuple[str, str], findings: Findings
+) -> None:
+    kind, name = this
+    other_kind, other_name = other
+    implicit = kind == "group" and path[1] == "tasks"
+    if implicit and other_kind == "task group":
+        return  # the names of the two tasks clash as well
+    fix = "names of groups and tasks must differ"
+    if implicit or other_kind == "task group":
+        what = f"`{name}` is also the name of the group that a bare task gets"
+    elif name == other_name:
+        again = "another" if kind == other_kind else "a"
+        what = f"the {kind} `{name}` has the same name as {again} {other_kind}"
+    else:
+        what = f"the {kind} `{name}` and the {other_kind} `{other_name}` have the same name"
+        fix = f"{fix}, in more than case, `_` and `-`"
+    findings.add((*path, "name"), what, fix)
+
+
+def _sort_key(path: KeyPath) -> tuple[Any, ...]:
+    return tuple((0, part, "") if isinstance(part, int) else (1, 0, part) for part in path)
+
+
+def _check_group(path: KeyPath, name: str, group: dict[str, Any], findings: Findings) -> None:
+    if path[1] == "tasks" or not isinstance(group.get("tasks"), list):
+        return  # a bare task, or the schema says what is wrong
+    tasks = [task for task in group["tasks"] if isinstance(task, dict)]
+    if not tasks:
+        if not group["tasks"]:
+            findings.add((*path, "tasks"), f"the group `{name}` has no tasks")
+        return
+    leads = [i for i, task in enumerate(tasks) if truth_of(task.get("lead"))]
+    if len(tasks) > 1 and not leads:
+        what = f"the group `{name}` has {len(tasks)} tasks and no lead"
+        why = "the end of the lead is the end of the group"
+        first = tasks[0].get("name", "the first")
+        findings.add((*path, "tasks"), what, f"add `lead: true` to `{first}`", why=why, at_key=True)
+    for i in leads[1:]:
+        first = tasks[leads[0]].get("name")
+        what = f"the group `{name}` has {len(leads)} leads; `{first}` is one already"
+        findings.add((*path, "tasks", i, "lead"), what, "leave `lead` to one task")
+    if len(tasks) == 1:
+        for key in ("barrier", "ignoreNonleadStatus"):
+            if key in group:
+                what = f"`{key}` has no effect in a group of one task"
+                findings.warn((*path, key), what)
+
+
+def _check_task(task: TaskView, view: View) -> None:
+    findings = view.findings
+    _check_program(task, findings)
+    for i, entry in enumerate(dicts(task.raw.get("inputs"))):
+        path: KeyPath = (*task.path, "inputs", i)
+        _need_one(path, entry, ("task", "url", "dataset"), "an input", findings)
+        if isinstance(entry.get("dataset"), dict):
+            reasons = _DATASET_INPUT_NO_EFFECT
+            _warn_no_effect((*path, "dataset"), entry["dataset"], reasons, findings)
+    for i, entry in enumerate(dicts(task.raw.get("outputs"))):
+        path = (*task.path, "outputs", i)
+        _need_one(path, entry, ("url", "dataset", "update_dataset"), "an output", findings)
+        if isinstance(entry.get("dataset"), dict):
+            reasons = {"localpath": "an output is what the task writes; `path` is a part of it"}
+            _warn_no_effect((*path, "dataset"), entry["dataset"], reasons, findings)
+    _check_files(task, findings)
+    _check_exit_actions(task, findings)
+    check_resource(task, view)
+    check_tokens(task, view)
+    reasons = {**_NO_EFFECT}
+    for key in ("privileged", "hostNetwork"):
+        if truth_of(task.raw.get(key)) is not True:
+            del reasons[key]
+    _warn_no_effect(task.path, task.raw, reasons, findings)
+    mounts = task.raw.get("volumeMounts")
+    for i, mount in enumerate(mounts if isinstance(mounts, list) else []):
+        parts = mount.split(":") if isinstance(mount, str) else []
+        if len(parts) > 2 or not all(parts):
+            what = f"`{mount}` is not a valid mount: SOURCE or SOURCE:DESTINATION"
+            findings.add((*task.path, "volumeMounts", i), what)
+
+
+def _check_program(task: TaskView, findings: Findings) -> None:
+    raw, path = task.raw, task.path
+    command, script = raw.get("command"), raw.get("script")
+    if command is not None and script is not None:
+        what = "a task has `command` or `script`, not both"
+        fix = "leave one out; `script` is started by muster, one process per GPU"
+        findings.add((*path, "script"), what, fix, at_key=True)
+    elif command is None and script is None:
+        fix = "command: [bash], or script: train.py"
+        findings.add(path, f"the task `{task.name}` needs `command` or `script`", fix, at_key=True)
+    elif command == []:
+        findings.add((*path, "command"), "`command` is empty", "command: [bash]")
+    for key in _TRAINING_KEYS:
+        if script is None and raw.get(key) is not None:
+            what = f"`{key}` needs `script`: a command runs as it is, on one node"
+            findings.add((*path, key), what, "script: train.py", at_key=True)
+
+
+def _need_one(
+    path: KeyPath, entry: dict[str, Any], kinds: tuple[str, ...], what: str, findings: Findings
+) -> None:
+    if entry is NO_MAP:
+        return  # the schema says so
+    given = [kind for kind in kinds if entry.get(kind) is not None]
+    names = ", ".join(f"`{kind}`" for kind in kinds)
+    if len(given) > 1:
+        found = " and ".join(f"`{kind}`" for kind in given)
+        findings.add(path, f"{what} has exactly one of {names}; this one has {found}")
+    elif not given and not any(did_you_mean(str(key), kinds) for key in entry):
+        findings.add(path, f"{what} has exactly one of {names}; this one has none of them")
+    nested = next((kind for kind in ("dataset", "update_dataset") if entry.get(kind)), None)
+    if nested is not None and entry.get("regex") is not None:
+        fix = "put it into `dataset`" if nested == "dataset" else "`paths` says which files"
+        findings.add((*path, "regex"), f"`regex` stands beside `{nested}`", fix, at_key=True)
+
+
+def _check_files(task: TaskView, findings: Findings) -> None:
+    files = _Files(task.name)
+    for i, entry in enumerate(dicts(task.raw.get("files"))):
+        path = (*task.path, "files", i)
+        given = [key for key in ("contents", "localpath") if entry.get(key) is not None]
+        misspelled = any(did_you_mean(str(key), ("contents", "localpath")) for key in entry)
+        if len(given) == 2 or (entry and not given and not misspelled):
+            found = "both" if given else "neither"
+            what = f"a file has exactly one of `contents` and `localpath`; this one has {found}"
+            findings.add(path, what)
+        if entry.get("localpath") is not None and entry.get("base64"):
+            what = "`base64` speaks of `contents`; a `localpath` is taken as it is"
+            findings.add((*path, "base64"), what, at_key=True)
+        if entry.get("templated") and entry.get("contents") is not None:
+            what = "`templated` speaks of `localpath`; `contents` is a part of the template already"
+            findings.warn((*path, "templated"), what)
+        name = entry.get("path")
+        if isinstance(name, str) and name.strip("/") and len(name) <= 4096:
+            _check_place((*path, "path"), re.sub(r"/(\.?/)+", "/", name), i, files, findings)
+
+
+@dataclass(slots=True)
+class _Files:
+    """The files of one task, and the folders that they need: path -> index."""
+
+    task: str
+    found: dict[str, int] = field(default_factory=dict)
+    folders: dict[str, str] = field(default_factory=dict)
+
+
+def _check_place(path: KeyPath, name: str, index: int, files: _Files, findings: Findings) -> None:
+    """Two files can't have one path, and none can lie in the other."""
+    if name in files.found:
+        what = f"`{name}` appears twice in the task `{files.task}`"
+        findings.add(path, what, why=f"files[{files.found[name]}] has the same path")
+    parts = name.rstrip("/").split("/")[:_MAX_DEPTH]
+    above = ["/".join(parts[:depth]) for depth in range(1, len(parts))]
+    other = files.folders.get(name) or next((f for f in above if f in files.found), None)
+    if other is not None:
+        what = f"`{name}` and `{other}` can't both be files: one lies in the other"
+        findings.add(path, what)
+    for folder in above:
+        files.folders.setdefault(folder, name)
+    files.found.setdefault(name, index)
+
+
+def _check_exit_actions(task: TaskView, findings: Findings) -> None:
+    actions = task.raw.get("exitActions")
+    if not isinstance(actions, dict):
+        return
+    taken: list[tuple[int, int, str]] = []
+    named: dict[str, str] = {}
+    for key, value in actions.items():
+        path = (*task.path, "exitActions", key)
+        action = key.upper() if isinstance(key, str) else ""
+        if action not in _ACTIONS:
+            fix = did_you_mean(action, _ACTIONS, f"one of {', '.join(_ACTIONS)}")
+            findings.add(path, f"{kind_of(key)} is not an exit action", fix, at_key=True)
+        elif action in named:
+            what = f"`{key}` and `{named[action]}` are the same exit action"
+            findings.add(path, what, "write their codes with a comma: 1,2", at_key=True)
+        named.setdefault(action, str(key))
+        _check_codes(path, str(key), value, taken, findings)
+
+
+def _check_codes(
+    path: KeyPath, key: str, value: Any, taken: list[tuple[int, int, str]], findings: Findings
+) -> None:
+    """A code has one action; `taken` holds the ranges of the actions before."""
+    is_number = isinstance(value, int) and 0 <= value < 10**9
+    for _, low, high in split_ranges(str(value) if is_number or isinstance(value, str) else ""):
+        clash = next((t for t in taken if low <= t[1] and t[0] <= high), None)
+        if clash is not None:
+            both = f"{max(low, clash[0])}"
+            what = f"exit code {both} is in `{clash[2]}` and in `{key}`"
+            if clash[2] == key:
+                what = f"exit code {both} stands twice in `{key}`"
+            findings.add(path, what, "give every code one action")
+        if low > 255 and not 1000 <= low < 5000:
+            what = f"no command ends with {low}: exit codes go to 255"
+            why = "1000 and above are ours, e.g. 3001: its agent was lost"
+            findings.warn(path, what, why=why)
+        taken.append((low, high, key))

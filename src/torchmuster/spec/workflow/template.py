@@ -1,0 +1,377 @@
+"""A workflow file as the user wrote it becomes the YAML that it describes.
+
+    split into sections -> protect runtime tokens -> render in a child process -> put tokens back
+
+A text without Jinja is not rendered. Every line of the result knows the line it came from, so that
+all later messages name the place in the user's own file.
+"""
+
+import importlib.util
+import json
+import os
+import re
+import secrets
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torchmuster import proc
+from torchmuster.model.tokens import ARGUMENT_KINDS, BARE_KINDS, OUR_BARE_KINDS
+from torchmuster.spec.findings import did_you_mean
+from torchmuster.spec.launch import Problems
+from torchmuster.spec.source import MAX_BYTES, Position, Source
+from torchmuster.spec.values import Default, check_name, default_values
+from torchmuster.spec.workflow.packing import pack
+from torchmuster.spec.workflow.sections import Section, split_sections, to_lines
+
+CPU_S = 0.5
+# Compiling takes 0.15 ms for each expression, so a file that is long by hand gets more time.
+_CPU_PER_MARK_S, _MAX_CPU_S = 0.0003, 2.5
+MEMORY_BYTES = 256 * 1024 * 1024
+# A template only computes, so the limit of CPU time ends it first; this is for a busy machine.
+_WALL_S = 20.0
+_BOOT = "import sys; sys.path += sys.argv[1:]; from torchmuster.spec.workflow import sandbox; sandbox.main()"
+_RAW = "{% raw %} and {% endraw %} around the text, or a file of its own (`localpath`)"
+
+_WITH_ARGUMENT = re.compile(
+    r"(\{\{[ \t]*(?:input|host|ip|port)[ \t]*:)"
+    r"((?:[^{}\n]|\{\{[^{}\n]{1,200}\}\}){1,256})(\}\})"
+)
+_BARE = re.compile(r"\{\{([ \t]*)(output|workflow_id|uuid|rank|num_tasks|port|attempt)([ \t]*)\}\}")
+# Statements that give names a value inside the template.
+_ASSIGNS = re.compile(
+    r"\{%[-+]?[ \t]*(?:for[ \t]+(?P<loop>[^%\n]{1,200}?)[ \t]+in\b|set[ \t]+(?P<set>[^=%\n]{1,200})"
+    r"|with[ \t]+(?P<with>[^%\n]{1,200})|(?:macro|call|import|from)\b(?P<more>[^%\n]{1,200}))"
+)
+
+
+class _CutTokenError(Exception):
+    """A placeholder of a token came back in part."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notice:
+    """A warning: what was done, where and why, and what mends it.
+
+    Attributes:
+        unused: The value that it calls unused; None when it speaks of something else.
+    """
+
+    what: str
+    where: str | None = None
+    why: str | None = None
+    fix: str | None = None
+    unused: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendered:
+    """The section `workflow:` as YAML text, runtime tokens in it.
+
+    Attributes:
+        name: The file's name.
+        text: YAML; its first line is the key `workflow:`.
+        workflow_lines: The line of the file for each line of `text`, both from 1.
+        template: The lines of the file.
+        warnings: What has no effect, or another one than it seems.
+        defaults: The names of `default-values:` with their help, for `--help-values`.
+        is_template: Whether Jinja had something to do.
+    """
+
+    name: str
+    text: str
+    workflow_lines: tuple[int, ...]
+    template: tuple[str, ...]
+    warnings: tuple[Notice, ...]
+    defaults: tuple[Default, ...]
+    is_template: bool
+
+    def locate(self, line: int, column: int) -> Position:
+        """Return (line, column) in the file of a place in `text`.
+
+        The column is None when the line was changed before it.
+        """
+        index = min(max(line, 1), len(self.workflow_lines)) - 1
+        origin = self.workflow_lines[index]
+        before = self.text.split("\n")[index][: column - 1] if self.is_template else ""
+        written = self.template[origin - 1] if origin <= len(self.template) else ""
+        same = not self.is_template or written.startswith(before)
+        return origin, column if same else None
+
+
+def render_file(
+    source: Source, sets: Mapping[str, Any], set_strings: Mapping[str, Any], problems: Problems
+) -> Rendered | None:
+    """Return the workflow as YAML text; None when there were problems.
+
+    Values come from `default-values:`, then `sets`, then `set_strings`; the last one counts.
+    """
+    if len(source.text) > MAX_BYTES or len(source.text.encode("utf-8", "replace")) > MAX_BYTES:
+        what = f"the file is larger than {MAX_BYTES // 1024**2} MiB"
+        problems.add(what, source.path, fix="move large contents to files (`localpath`)")
+        return None
+    before = len(problems.found)
+    sections = split_sections(source, problems)
+    warnings: list[Notice] = []
+    _check_version(source, sections.get("version"), warnings)
+    defaults: list[Default] = []
+    if values := sections.get("default-values"):
+        defaults = default_values(values.text, source.path, values.line, problems)
+    workflow = sections.get("workflow")
+    if workflow is None or len(problems.found) > before:
+        return None
+    given = {default.name: default.value for default in defaults} | {**sets, **set_strings}
+    _check_names(source, defaults, given, warnings)
+    job = _Job(source=source, section=workflow, values=given)
+    found = job.render(problems)
+    if found is None:
+        return None
+    text, lines, used = found
+    _check_unused([*sets, *set_strings], used, given, warnings)
+    for default in defaults:
+        if not {default.name} & {*used, *sets, *set_strings} and not check_name(default.name):
+            what = f"the template never uses the default value `{default.name}`"
+            where = f"{source.path}:{default.line}"
+            warnings.append(Notice(what=what, where=where, unused=default.name))
+    return Rendered(
+        name=source.path,
+        text=text,
+        workflow_lines=lines,
+        template=tuple(to_lines(source.text)),
+        warnings=tuple(warnings),
+        defaults=tuple(defaults),
+        is_template=job.is_template,
+    )
+
+
+def protect_tokens(text: str, variables: frozenset[str]) -> tuple[str, Callable[[str], str]]:
+    """Return the text with its runtime tokens hidden from Jinja, and what brings them back.
+
+    A placeholder is digits only: no filter that changes letters changes it.
+
+    Args:
+        text: A template.
+        variables: Names with a value of their own; their token is hidden only where the format
+            itself says so (`{{output}}` without spaces).
+    """
+    nonce = "".join(secrets.choice("123456789") for _ in range(24))
+    hidden: list[str] = []
+
+    def hide(written: str) -> str:
+        hidden.append(written)
+        return f"{nonce}{len(hidden) - 1:07d}"
+
+    def hide_bare(match: re.Match[str]) -> str:
+        is_exact = match[2] in BARE_KINDS and not match[1] and not match[3]
+        return hide(match[0]) if is_exact or match[2] not in variables else match[0]
+
+    def hide_braces(match: re.Match[str]) -> str:
+        if "{{" in match[2]:  # the name of the task is computed
+            return hide(match[1]) + match[2] + hide(match[3])
+        return hide(match[0]) if match[2].strip() else match[0]
+
+    def bring_back(match: re.Match[str]) -> str:
+        index = int(match[1] or len(hidden))
+        if index >= len(hidden):  # a filter or a slice has changed the placeholder
+            raise _CutTokenError
+        return hidden[index]
+
+    def restore(rendered: str) -> str:
+        return re.sub(nonce + r"(\d{7})?", bring_back, rendered)
+
+    return _WITH_ARGUMENT.sub(hide_braces, _BARE.sub(hide_bare, text)), restore
+
+
+def cpu_limit_s(text: str) -> float:
+    """Return the CPU time that the template may take, in seconds."""
+    num_marks = text.count("{{") + text.count("{%")
+    return min(CPU_S + _CPU_PER_MARK_S * num_marks, _MAX_CPU_S)
+
+
+def has_jinja(text: str) -> bool:
+    """Say whether Jinja would change the text."""
+    return any(mark in text for mark in ("{{", "{%", "{#"))
+
+
+@dataclass(slots=True, kw_only=True)
+class _Job:
+    """One rendering of one section."""
+
+    source: Source
+    section: Section
+    values: dict[str, Any]
+    is_template: bool = False
+
+    def render(self, problems: Problems) -> tuple[str, tuple[int, ...], frozenset[str]] | None:
+        """Return the text, the file's line of each line, and the names that Jinja looked up."""
+        variables = frozenset(self.values) | _assigned(self.section.text)
+        hidden, restore = protect_tokens(self.section.text, variables)
+        first = self.section.line
+        if not has_jinja(hidden):
+            text = restore(hidden)
+            return text, tuple(range(first, first + text.count("\n") + 1)), frozenset()
+        self.is_template = True
+        answer = _ask_child(hidden, self.values)
+        if "error" in answer:
+            self._explain(answer, problems)
+            return None
+        try:
+            text = restore(answer["text"])
+        except _CutTokenError:
+            fix = "write the token outside of Jinja's expressions and filters"
+            problems.add("the template cuts a runtime token", self._where(None), fix=fix)
+            return None
+        lines = tuple(line + first - 1 for line in answer["lines"])
+        return text, lines, frozenset(answer["undeclared"])
+
+    def _explain(self, answer: Mapping[str, Any], problems: Problems) -> None:
+        error = answer["error"]
+        if missing := answer.get("undefined"):
+            for name, line in missing:
+                self._explain_undefined(name, line, problems)
+            return
+        message, kind = error["message"], error["kind"]
+        what, fix = _SENTENCES[kind]
+        why = message or None
+        if kind == "time":
+            why = f"the limit is {cpu_limit_s(self.section.text):.1f} s of CPU time"
+        line = self._line(error["line"])
+        if kind == "syntax" and re.search(r"\{\{[ \t]*(input|host|ip)\b", line):
+            fix = "a token is written `{{input:0}}` or `{{host:TASK}}`"
+        elif kind == "syntax" and (word := re.search(r"\{\{[ \t]*(\w+)[ \t]*:", line)):
+            fix = did_you_mean(word[1], ARGUMENT_KINDS, fix)
+        problems.add(what, self._where(error["line"]), why, fix)
+
+    def _explain_undefined(self, name: str, number: int | None, problems: Problems) -> None:
+        line = self._line(number)
+        why = None
+        if name in BARE_KINDS | OUR_BARE_KINDS:
+            why = f"`{name}` is a token: it has a value only when the task runs"
+            problems.add(
+                f"`{name}` can't be part of a Jinja expression",
+                self._where(number),
+                why,
+                f"write `{{{{{name}}}}}` alone, or give the name a value in `default-values`",
+            )
+            return
+        if re.search(r"(^|\s)#.*" + re.escape(name), line):
+            why = "it stands in a YAML comment, but Jinja reads comments too"
+        fix = did_you_mean(name, [*self.values, *BARE_KINDS, *OUR_BARE_KINDS]) or (
+            f"--set {name}=..., or a value in `default-values`; for `{{{{` in a script: {_RAW}"
+        )
+        problems.add(f"the name `{name}` has no value", self._where(number), why, fix)
+
+    def _line(self, number: int | None) -> str:
+        lines = self.section.text.split("\n")
+        return lines[number - 1] if number and number <= len(lines) else ""
+
+    def _where(self, number: int | None) -> str:
+        if number is None:
+            return self.source.path
+        return f"{self.source.path}:{number + self.section.line - 1}"
+
+
+_SENTENCES = {
+    "undefined": ("the template uses a value that does not exist", None),
+    "time": ("the template takes too much time", "make its loops shorter"),
+    "memory": (f"the template needs more than {MEMORY_BYTES // 1024**2} MiB", "make it smaller"),
+    "size": (f"the template makes more than {MAX_BYTES // 1024**2} MiB of text", "make it smaller"),
+    "syntax": ("this is not Jinja", f"when it is meant for a script: {_RAW}"),
+    "refused": ("the template does what is not allowed here", None),
+    "depth": ("the template is nested too deep", "make it simpler"),
+    "failed": ("the template can't be rendered", None),
+}
+
+
+def _ask_child(text: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    request = {
+        "text": text,
+        "values": pack(dict(values)),
+        "nonce": "".join(secrets.choice("123456789") for _ in range(24)) + "m",
+        "cpu_s": cpu_limit_s(text),
+        "memory_bytes": MEMORY_BYTES,
+        "max_bytes": MAX_BYTES,
+    }
+    done = proc.ask(_child_argv(), json.dumps(request).encode(), _WALL_S)
+    if done.status == 0:
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
+    kind = "time" if done.status is None or done.status < 0 else "failed"
+    last = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2][:300]
+    if "MemoryError" in last:
+        kind = "memory"
+    if "TooLongError" in last:  # it came in the middle of one long operation
+        kind, last = "time", ""
+    return {"error": {"kind": kind, "line": None, "message": last}}
+
+
+def _child_argv() -> list[str]:
+    """Return the command: no user site, no working directory and no `.pth` file in its path."""
+    folders = [os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(__file__))))]
+    for package in ("jinja2", "markupsafe"):
+        spec = importlib.util.find_spec(package)
+        if spec is not None and spec.origin is not None:
+            folders.append(os.path.dirname(os.path.dirname(spec.origin)))
+    return [sys.executable, "-I", "-S", "-c", _BOOT, *dict.fromkeys(folders)]
+
+
+def _assigned(text: str) -> frozenset[str]:
+    """Return the names that loops, `set`, `with` and macros of the template define, at least."""
+    found: set[str] = set()
+    for match in _ASSIGNS.finditer(text):
+        for part in match.groups():
+            found.update(re.findall(r"\w+", part or ""))
+    return frozenset(found)
+
+
+def _check_version(source: Source, section: Section | None, warnings: list[Notice]) -> None:
+    if section is None:
+        return
+    value = section.text.partition(":")[2].split("#")[0].strip().strip("'\"")
+    if value != "2":
+        what = f"`version: {value[:40]}` has no effect"
+        warnings.append(Notice(what=what, where=f"{source.path}:{section.line}", fix="version: 2"))
+
+
+def _check_names(
+    source: Source, defaults: Sequence[Default], given: Mapping[str, Any], warnings: list[Notice]
+) -> None:
+    for default in defaults:
+        if why := check_name(default.name):
+            what = f"the default value `{default.name}` can't be used in the template"
+            warnings.append(Notice(what=what, where=f"{source.path}:{default.line}", why=why))
+    exact = [name for name in given if name in BARE_KINDS]
+    ours = [name for name in given if name in OUR_BARE_KINDS]
+    names = [*exact, *ours]
+    if not names:
+        return
+    meanings = [
+        f"`{{{{{name}}}}}` stays the token, `{{{{ {name} }}}}` is the value" for name in exact
+    ] + [f"`{{{{{name}}}}}` is the value" for name in ours]
+    lines = {default.name: default.line for default in defaults}
+    where = f"{source.path}:{lines[names[0]]}" if names[0] in lines else f"--set {names[0]}=..."
+    shown = ", ".join(f"`{name}`" for name in names)
+    what = f"{shown} {'is' if len(names) == 1 else 'are'} also the name of a token"
+    warnings.append(Notice(what=what, where=where, why="; ".join(meanings)))
+
+
+def _check_unused(
+    names: Sequence[str],
+    used: frozenset[str],
+    given: Mapping[str, Any],
+    warnings: list[Notice],
+) -> None:
+    for name in dict.fromkeys(names):
+        if name not in used:
+            known = (used | frozenset(given)) - {name}
+            fix = did_you_mean(name, sorted(known))
+            what = f"the template never uses `{name}`"
+            warnings.append(Notice(what=what, where=f"--set {name}=...", fix=fix, unused=name))
+
+
+def render_text(source: Source, values: Mapping[str, Any], problems: Problems) -> str:
+    """Return a text of its own, e.g. a `localpath` file, with its template filled in; tokens stay."""
+    section = Section(name="text", line=1, text=source.text)
+    found = _Job(source=source, section=section, values=dict(values)).render(problems)
+    return found[0] if found is not None else ""

@@ -1,0 +1,405 @@
+"""The loader: this rank's share of a global sequence of samples that depends on the seed alone.
+
+It is a DataLoader of torch's underneath; what it adds is which samples, in which order, from which
+position. Iterating continues where the epoch stands: a second `for` after a `break` goes on with the
+next batch, after the end it begins the next epoch.
+"""
+
+import itertools
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader, Sampler
+
+from torchmuster.errors import UsageError
+from torchmuster.model.beats import Phase
+from torchmuster.train.batches.keyed import (
+    DatasetError,
+    KeyedFetch,
+    Request,
+    digest,
+    num_samples_of,
+)
+from torchmuster.train.batches.ledger import Ledger, Sums
+from torchmuster.train.batches.order import Division, Share, epoch_order
+from torchmuster.train.batches.workers import fork_quietly, quiet_worker
+from torchmuster.train.pace import Pace
+from torchmuster.train.preempt import StopNow
+
+
+class Gate(Protocol):
+    """What a run does between batches."""
+
+    def between_steps(self) -> None:
+        """All of the last step's code has run; the next batch has not been asked for."""
+
+    def waiting_for_data(self) -> AbstractContextManager[None]:
+        """The main thread waits for a batch and may be interrupted."""
+
+    def stop(self) -> None:
+        """The wait was interrupted: save and leave."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderSettings:
+    """How a loader divides and fetches; see `World.loader`."""
+
+    global_batch_size: int | None
+    batch_size: int | None
+    shuffle: bool
+    seed: int
+    accumulate: int
+    drop_last: bool
+    num_workers: int
+
+
+class Loader:
+    """Batches of this rank, moved to its device; made by `World.loader`.
+
+    Attributes:
+        epoch: The epoch that the next batch belongs to.
+        position: Samples of this epoch that all ranks together have consumed.
+        ledger: What this rank was given of the epoch.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        settings: LoaderSettings,
+        *,
+        rank: int,
+        world_size: int,
+        device: torch.device,
+        pace: Pace,
+        collate: Callable[[list[Any]], Any] | None,
+        options: dict[str, Any],
+        compare: Callable[[int], list[int]] | None = None,
+    ) -> None:
+        self.settings = settings
+        self._compare = compare
+        self.num_samples = self._count(dataset)
+        self.epoch = 0
+        self.position = 0
+        self.ledger = Ledger()
+        self.gate: Gate | None = None
+        self._rank = rank
+        self._device = device
+        self._pace = pace
+        self._order: torch.Tensor | None = None
+        self._micro_batches_done = 0  # of the step that is under way
+        self._division = divide(settings, self.num_samples, world_size)
+        self._batches = self._open(dataset, collate, options)
+
+    def _count(self, dataset: Any) -> int:
+        return num_samples_of(dataset)
+
+    def _open(self, dataset: Any, collate: Any, options: dict[str, Any]) -> Any:
+        fetch = KeyedFetch(dataset, self.settings.seed, collate)
+        return open_batches(fetch, _Requests(self), self.settings.num_workers, options)
+
+    @property
+    def dataset(self) -> Any:
+        """The user's dataset."""
+        return self._batches.dataset.dataset
+
+    @property
+    def first_batch_is_collective(self) -> bool:
+        """Whether the next batch is one for which the ranks are compared while it is fetched."""
+        return False
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples a step, over all ranks."""
+        return self._division.global_batch_size
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps in a whole epoch."""
+        return self._division.steps_per_epoch
+
+    @property
+    def ends_step(self) -> bool:
+        """Whether the optimizer steps after the batch in hand: always, unless it accumulates."""
+        return self._pace.ends_step
+
+    @property
+    def count(self) -> int:
+        """Samples in the batch in hand that count: 0 for a repeated one on a rank without a share."""
+        return self._pace.count or 0
+
+    def __len__(self) -> int:
+        """Return how many micro-batches are left in the epoch."""
+        steps = self._division.steps_from(self.position)
+        return steps * self.settings.accumulate - self._micro_batches_done
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches that are left in the epoch, or the next epoch's after its end."""
+        if self.gate is None and self.position >= self._division.end_from(self.position):
+            self.begin_epoch(self.epoch + 1)
+        with fork_quietly():
+            batches = iter(self._batches)
+        return self._iterate(batches)
+
+    def _iterate(self, batches: Iterator[Any]) -> Iterator[Any]:
+        shares = self._shares()
+        ends_step = not self._micro_batches_done
+        beats = self._pace.beats
+        self._check_alike(batches)
+        try:
+            while True:
+                if self.gate is not None and ends_step:
+                    self.gate.between_steps()
+                beats.enter(Phase.DATA)
+                with self.gate.waiting_for_data() if self.gate is not None else nullcontext():
+                    taken = self._next(batches, shares)
+                beats.enter(Phase.COMPUTE if taken is not None else Phase.BETWEEN)
+                if taken is None:
+                    return
+                if self.gate is not None and ends_step:
+                    self.gate.between_steps()
+                share, ids, batch = taken
+                self._take(share, ids)
+                ends_step = share.ends_step
+                yield self._to_device(batch)
+        except StopNow:
+            if self.gate is not None:
+                self.gate.stop()
+        finally:
+            self._pace.clear()
+
+    def _check_alike(self, batches: Iterator[Any]) -> None:
+        """See once that all ranks read the same dataset: their first sample is compared."""
+        compare = self._compare
+        if compare is None:
+            return
+        _, sample = next(batches)  # asked for by `requests`
+        self._compare = None
+        digests = compare(digest(sample))
+        if len(set(digests)) > 1:
+            odd = next(rank for rank, one in enumerate(digests) if one != digests[0])
+            raise DatasetError(
+                f"the dataset of rank {odd} differs from that of rank 0",
+                where="sample 0",
+                why="its values differ; often the dataset draws random numbers when it is made",
+                fix="make the dataset alike on all ranks: after tm.init(), or with a generator of"
+                " its own that has a seed",
+            )
+
+    def _shares(self) -> Iterator[Share]:
+        """Yield the shares that are left; a `break` may have been in the middle of a step."""
+        shares = self._division.shares(self._rank, self.position)
+        return itertools.islice(shares, self._micro_batches_done, None)
+
+    def _next(
+        self, batches: Iterator[Any], shares: Iterator[Share]
+    ) -> tuple[Share, torch.Tensor, Any] | None:
+        share = next(shares, None)
+        if share is None:
+            return None
+        ids, batch = next(batches)
+        return share, ids, batch
+
+    def _take(self, share: Share, ids: torch.Tensor) -> None:
+        pace = self._pace
+        pace.weight, pace.count, pace.ends_step = share.weight, share.count, share.ends_step
+        pace.accumulates = self.settings.accumulate > 1
+        pace.serial += 1
+        if share.count:
+            self.ledger.add(ids)
+        self._micro_batches_done += 1
+        if share.ends_step:
+            self.position, self._micro_batches_done = share.position, 0
+
+    def _to_device(self, batch: Any) -> Any:
+        if self._device.type == "cpu":
+            return batch
+        return pytree.tree_map_only(
+            torch.Tensor, lambda t: t.to(self._device, non_blocking=True), batch
+        )
+
+    def begin_epoch(self, epoch: int, position: int = 0, consumed: Sums | None = None) -> None:
+        """Stand at `position` of `epoch`; the ledger of what came before is `consumed`."""
+        self.epoch = epoch
+        self.position = position
+        self._order = None
+        self._micro_batches_done = 0
+        self.ledger.start(consumed if consumed is not None else Sums())
+
+    def order(self) -> torch.Tensor:
+        """Return the sample ids of this epoch in order: shape `(num_samples,)`, int64."""
+        if self._order is None:
+            settings = self.settings
+            self._order = epoch_order(
+                self.num_samples, seed=settings.seed, epoch=self.epoch, shuffle=settings.shuffle
+            )
+        return self._order
+
+    def epoch_samples(self) -> int | None:
+        """Return how many samples an epoch has; None while the end of a stream is unknown."""
+        return self._division.end_from(self.position)
+
+    def expected(self, position: int) -> np.ndarray:
+        """Return the ids that the first `position` samples of this epoch must have had."""
+        return self.order()[:position].numpy()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the loader stands: the same on all ranks."""
+        return {
+            "epoch": self.epoch,
+            "position": self.position,
+            "num_samples": self.num_samples,
+            "seed": self.settings.seed,
+            "shuffle": self.settings.shuffle,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Stand where `state` says.
+
+        Raises:
+            DatasetError: The dataset or the order is another one than when it was saved.
+        """
+        now = self.state_dict()
+        words = {
+            "num_samples": "the dataset had {} samples when the snapshot was made, it has {} now",
+            "seed": "the loader's seed was {}, it is {} now",
+            "shuffle": "the loader's `shuffle` was {}, it is {} now",
+        }
+        differs = [
+            text.format(state[key], now[key])
+            for key, text in words.items()
+            if state[key] != now[key]
+        ]
+        if differs:
+            raise DatasetError(
+                "; ".join(differs),
+                where="World.resume(data=...)",
+                why="the order of samples would be another one: some would be lost, some seen twice",
+                fix="restore the dataset and the seed, or start over with another folder",
+            )
+        self.begin_epoch(state["epoch"], state["position"])
+
+    def requests(self) -> Iterator[Request]:
+        """Yield what to fetch, from the position on; a rank without a share repeats a sample."""
+        order = self.order()
+        if self._compare is not None:
+            yield self.epoch, [0]
+        for share in self._shares():
+            begin, end = share.begin, share.end
+            if begin == end:
+                begin = min(begin, self.num_samples - 1)
+                end = begin + 1
+            ids = order[begin:end]
+            # Through the queue of a loader worker numbers are cheaper than a tensor.
+            yield self.epoch, ids.tolist() if self.settings.num_workers else ids
+
+    def close(self) -> None:
+        """End the loader's worker processes."""
+        close_batches(self._batches)
+
+
+class _Requests(Sampler[Request]):
+    """Torch's sampler of whole batches: reads the loader's position when an iteration begins."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[Request]:
+        return self._loader.requests()
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+
+def divide(settings: LoaderSettings, num_samples: int, world_size: int) -> Division:
+    """Return the division of an epoch; the per-rank batch size grows with the world.
+
+    Raises:
+        UsageError: Sizes below one, or both batch sizes, or none.
+    """
+    problems = []
+    sizes = {"global_batch_size": settings.global_batch_size, "batch_size": settings.batch_size}
+    given = {name: size for name, size in sizes.items() if size is not None}
+    if len(given) != 1:
+        problems.append("give either global_batch_size or batch_size (per rank)")
+    problems += [f"{name} is {size}, below one" for name, size in given.items() if size < 1]
+    if settings.accumulate < 1:
+        problems.append(f"accumulate is {settings.accumulate}, below one")
+    if settings.num_workers < 0:
+        problems.append(f"num_workers is {settings.num_workers}, below zero")
+    size = settings.global_batch_size or (settings.batch_size or 0) * world_size
+    if not problems and settings.drop_last and size > num_samples:
+        problems.append(f"drop_last leaves nothing of {num_samples} samples in batches of {size}")
+    if problems:
+        raise UsageError(
+            "the loader can't divide its samples: " + "; ".join(problems), where="World.loader"
+        )
+    return Division(
+        num_samples=num_samples,
+        global_batch_size=size,
+        world_size=world_size,
+        accumulate=settings.accumulate,
+        drop_last=settings.drop_last,
+    )
+
+
+class _Batches(DataLoader):
+    """Torch's DataLoader, which knows the iterators with worker processes that still live.
+
+    One that isn't persistent may be held by a traceback up to the interpreter's end.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.iterators: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def _get_iterator(self) -> Any:
+        iterator = super()._get_iterator()
+        if self.num_workers:
+            self.iterators.add(iterator)
+        return iterator
+
+
+def open_batches(
+    fetch: Any, sampler: Sampler[Any] | None, num_workers: int, options: dict[str, Any]
+) -> Any:
+    """Return torch's DataLoader over whole batches."""
+    options = dict(options)
+    if num_workers:
+        options.setdefault("persistent_workers", True)
+        options["worker_init_fn"] = quiet_worker(options.get("worker_init_fn"))
+    return _Batches(
+        fetch,
+        batch_size=None,
+        sampler=sampler,
+        num_workers=num_workers,
+        collate_fn=_as_it_is,
+        # Its own generator: an iterator draws a seed for its workers, and the draw must not
+        # move the script's generator once more in a run that was resumed.
+        generator=torch.Generator(),
+        **options,
+    )
+
+
+def close_batches(batches: Any) -> None:
+    """End the worker processes of a loader that is not needed any more.
+
+    They are asked first: torch takes a killed worker for a failure. One that doesn't hear is killed,
+    for it ignores SIGTERM and the interpreter would wait for it at its end.
+    """
+    batches._iterator = None
+    for iterator in list(batches.iterators):
+        with suppress(RuntimeError):
+            iterator._shutdown_workers()
+        for process in iterator._workers:
+            if process.is_alive():
+                process.kill()
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch

@@ -1,0 +1,268 @@
+"""What no corpus holds: invented exceptions, error numbers, exit codes, signals, addresses."""
+
+import errno
+import os
+import signal
+
+import pytest
+
+from torchmuster.diagnose.explain.case import Case
+from torchmuster.diagnose.explain.scan import read_logs
+from unit.diagnose.explain.logs import cause_of, explain, traceback_of
+
+FAILED = "E0314 09:00:00.000000 9 torch/distributed/elastic/multiprocessing/api.py:1] failed (exitcode: {code}) local_rank: 0 (pid: 9) of binary: python\n"
+PEER = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.7.7.2]:197."
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "zarr.errors.ChunkMisalignedError: 7",
+        "FrobnicationError",
+        "my.own.Kaputt: der Ofen ist aus",
+        "TypeError: 'NoneType' object is not subscriptable",
+    ],
+)
+def test_unknown_exception_is_the_cause_with_its_place(tmp_path, error):
+    verdict = explain(tmp_path, n1=traceback_of(PEER, rank=0), n2=traceback_of(error, rank=1))
+    assert verdict.first.cause == "exception"
+    assert error in verdict.first.sentence
+    assert verdict.first.at == "/home/u/train.py:9"
+
+
+@pytest.mark.parametrize("number", [errno.EXDEV, errno.EBADMSG, errno.ELOOP, errno.EMLINK])
+def test_unknown_error_number_is_explained_by_its_name(tmp_path, number):
+    error = f"OSError: [Errno {number}] {os.strerror(number)}: '/data/x'"
+    verdict = explain(tmp_path, job=traceback_of(error))
+    assert verdict.first.cause == "system-error"
+    assert errno.errorcode[number] in verdict.first.sentence
+    assert "/data/x" in verdict.first.sentence
+
+
+@pytest.mark.parametrize("code", [3, 17, 99, 113])
+def test_exit_code_without_a_word_is_the_cause(tmp_path, code):
+    verdict = explain(tmp_path, job="loading\n" + FAILED.format(code=code))
+    assert verdict.first.cause == "exit-code"
+    assert f"exit code {code}" in verdict.first.sentence
+
+
+@pytest.mark.parametrize(
+    ("number", "cause"),
+    [
+        (signal.SIGFPE, "signal"),
+        (signal.SIGXCPU, "signal"),
+        (signal.SIGSYS, "signal"),
+        (signal.SIGSEGV, "segfault"),
+        (signal.SIGKILL, "killed"),
+    ],
+)
+@pytest.mark.parametrize("as_shell", [False, True])
+def test_every_signal_is_named(tmp_path, number, cause, as_shell):
+    code = 128 + number if as_shell else -number
+    verdict = explain(tmp_path, job="loading\n" + FAILED.format(code=code))
+    assert verdict.first.cause == cause
+    assert signal.Signals(number).name in verdict.first.sentence or cause != "signal"
+
+
+@pytest.mark.parametrize("address", ["(10.99.1.2, 31234)", "[10.99.1.2]:31234", "10.99.1.2:31234"])
+@pytest.mark.parametrize("number", [errno.ENETUNREACH, errno.EHOSTUNREACH])
+def test_unreachable_address_is_named_in_every_spelling(tmp_path, address, number):
+    text = f"[W socket.cpp:601] [c10d] The client socket has failed to connect to {address} (errno: {number} - x).\n"
+    verdict = explain(tmp_path, job=text)
+    assert verdict.first.cause == "no-route"
+    assert "10.99.1.2:31234" in verdict.first.sentence
+
+
+def test_ipv6_address_is_told_from_its_port(tmp_path):
+    text = "[W socket.cpp:601] [c10d] The client socket has failed to connect to [2001:db8::15]:29500 (errno: 101 - x).\n"
+    assert "2001:db8::15:29500" in explain(tmp_path, job=text).first.sentence
+
+
+def test_last_exception_of_a_chain_is_that_of_the_rank(tmp_path):
+    text = (
+        traceback_of("KeyError: 'lr'")
+        + "\nDuring handling of the above exception, another exception occurred:\n\n"
+        + traceback_of("ConfigError: no learning rate")
+    )
+    assert "ConfigError: no learning rate" in explain(tmp_path, job=text).first.sentence
+
+
+def test_ranks_that_write_in_between_each_other_are_kept_apart(tmp_path):
+    one = traceback_of("ValueError: of rank 0", rank=0).splitlines()
+    other = traceback_of(PEER, rank=1).splitlines()
+    mixed = "".join(f"{a}\n{b}\n" for a, b in zip(other, one, strict=True))
+    verdict = explain(tmp_path, job=mixed)
+    assert "ValueError: of rank 0" in verdict.first.sentence
+    assert "rank 0" in verdict.first.sentence
+
+
+def test_code_that_is_shown_in_a_traceback_means_nothing(tmp_path):
+    text = """
+    Traceback (most recent call last):
+      File "/home/u/train.py", line 3, in <module>
+        raise OutOfLuck("CUDA out of memory, Killed, DUE TO TIME LIMIT")
+    OutOfLuck: none left
+    """
+    assert cause_of(tmp_path, job=text) == "exception"
+
+
+def test_program_s_own_words_are_no_words_of_the_scheduler(tmp_path):
+    error = "CacheError: entry Evicted, preempted by a newer one: time limit exceeded"
+    assert cause_of(tmp_path, job=traceback_of(error)) == "exception"
+
+
+def test_lost_connection_of_a_client_of_something_else_is_its_own(tmp_path):
+    error = "redis.exceptions.ConnectionError: Connection reset by peer"
+    assert cause_of(tmp_path, job=traceback_of(error)) == "exception"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "requests.exceptions.SSLError: HTTPSConnectionPool(host='x', port=443)",
+        "urllib.error.URLError: <urlopen error [Errno 110] Connection timed out>",
+        "huggingface_hub.errors.LocalEntryNotFoundError: no network",
+    ],
+)
+def test_what_could_not_be_fetched_is_a_download(tmp_path, error):
+    assert cause_of(tmp_path, job=traceback_of(error)) in ("download-failed", "system-error")
+
+
+def test_signal_nine_is_no_lack_of_memory_without_a_word_of_the_kernel(tmp_path):
+    verdict = explain(tmp_path, job=FAILED.format(code=-9))
+    assert verdict.first.cause == "killed"
+    assert verdict.first.confidence.value == "low"
+
+
+def test_kernel_s_word_makes_a_lack_of_memory_of_signal_nine(tmp_path):
+    verdict = explain(
+        tmp_path,
+        job=FAILED.format(code=-9),
+        dmesg="Memory cgroup out of memory: Killed process 9\n",
+    )
+    assert verdict.first.cause == "out-of-memory"
+
+
+def test_time_limit_after_a_failure_is_not_the_cause(tmp_path):
+    text = (
+        "2026-01-01 10:00:00 starting\n"
+        + "".join(
+            f"2026-01-01 10:05:00 {row}\n" for row in traceback_of("ValueError: x").splitlines()
+        )
+        + "2026-01-01 18:00:00 slurmstepd: error: *** JOB 1 ON n1 CANCELLED AT 2026-01-01T18:00:00 DUE TO TIME LIMIT ***\n"
+    )
+    verdict = explain(tmp_path, job=text)
+    assert verdict.first.cause == "exception"
+
+
+def test_caught_exception_before_progress_is_no_failure(tmp_path):
+    text = """
+    step 1 loss 0.5
+    Traceback (most recent call last):
+      File "/home/u/data.py", line 3, in read
+        return cache[key]
+    KeyError: 'a'
+    step 2 loss 0.4
+    step 3 loss 0.3
+    """
+    assert cause_of(tmp_path, job=text) == "healthy"
+
+
+def test_exception_that_ended_the_process_is_one_though_buffered_lines_follow(tmp_path):
+    text = traceback_of("ValueError: x") + "step 1 loss 0.5\nstep 2 loss 0.4\n"
+    assert cause_of(tmp_path, job=text) == "exception"
+
+
+def test_nothing_known_is_said_so_with_what_to_collect(tmp_path):
+    verdict = explain(tmp_path, job="starting\nfrobnicator failed badly\n")
+    assert verdict.first is None
+    assert not verdict.healthy
+    assert verdict.collect
+
+
+def test_a_job_that_pbs_ends_for_a_lost_host_names_the_host(tmp_path):
+    log = "step 1\n=>> PBS: job killed: node 1 (n2) requested job die, code 15009\n"
+    first = explain(tmp_path, job=log).first
+    assert (first.cause, first.at) == ("node-failed", "n2")
+
+
+def test_a_reason_of_pbs_in_words_of_its_own_is_told(tmp_path):
+    log = "step 1\n=>> PBS: job killed: ncpus 9.1 exceeded limit 8 (sum)\n"
+    first = explain(tmp_path, job=log).first
+    assert first.cause == "scheduler-ended"
+    assert first.sentence == "PBS ended the job: ncpus 9.1 exceeded limit 8 (sum)"
+
+
+MEETING = """
++ ping -c 1 n1
+/var/spool/pbs/mom_priv/jobs/8.ctl.SC: line 9: ping: command not found
+"""
+TIMED_OUT = traceback_of("torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError")
+
+
+def test_a_command_that_a_script_did_without_is_not_the_cause(tmp_path):
+    verdict = explain(tmp_path, job=MEETING + TIMED_OUT)
+    assert verdict.first.cause == "launcher-on-too-few-nodes"
+
+
+def test_a_launcher_that_is_missing_stays_the_cause(tmp_path):
+    log = MEETING.replace("ping: command", "torchrun: command")
+    assert explain(tmp_path, job=log + TIMED_OUT).first.cause == "command-missing"
+
+
+@pytest.mark.parametrize(
+    ("line", "cause", "cure"),
+    [
+        ("/opt/pbs/bin/pbsdsh: invalid option -- 'n'", "bad-arguments", "pbsdsh -- /full/path"),
+        (
+            "mpiexec:  unexpected error - no non-PBS mpiexec in PBS_O_PATH",
+            "launch-failed",
+            "write `muster torchrun`",
+        ),
+    ],
+)
+def test_commands_of_pbs_that_start_nothing_are_failures_with_their_cure(
+    tmp_path, line, cause, cure
+):
+    first = explain(tmp_path, job=f"starting on n1\n{line}\n").first
+    assert first.cause == cause
+    assert cure in first.cure
+
+
+def test_an_array_of_a_script_beside_the_logs_is_no_list_of_nodes(tmp_path):
+    script = "#!/bin/bash\nnodes=($(sort -u $PBS_NODEFILE))\nhead=${nodes[0]}\necho ${nodes[1]}\n"
+    (tmp_path / "job.sh").write_text(script)
+    case = Case(read_logs([str(tmp_path / "job.sh")], year=2026))
+    assert list(case.allocated) == []
+
+
+CAUGHT = """\
+step 2 loss 2.000
+Traceback (most recent call last):
+  File "/home/u/train.py", line 12, in <module>
+    1 / (step - 3)
+    ~~^~~~~~~~~~~~
+ZeroDivisionError: division by zero
+skipping a bad batch
+step 3 loss 2.000
+step 4 loss 2.000
+step 5 loss 2.000
+step 6 loss 2.000
+"""
+GOODBYE = """\
+[W1122 14:31:53.141048849 TCPStore.cpp:115] [c10d] recvVector failed on SocketImpl(fd=3, addr=[::ffff:10.7.7.2]:39930, remote=[::ffff:10.7.7.1]:29500): Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?
+Exception raised from recvBytes at Utils.hpp:787 (most recent call first):
+frame #0: c10::Error::Error(c10::SourceLocation, std::string) + 0x9d (0x7fa93d316b8d in libc10.so)
+<omitting python frames>
+
+W1122 14:31:54.144000 31 torch/distributed/elastic/rendezvous/dynamic_rendezvous.py:1298] The node '10.7.7.2_31_0' has failed to shutdown the rendezvous '7' due to an error of type RendezvousConnectionError.
+"""
+
+
+def test_the_goodbye_of_a_launcher_that_leaves_second_is_no_failure(tmp_path):
+    assert explain(tmp_path, n1=CAUGHT, n2=CAUGHT + GOODBYE).healthy
+
+
+def test_a_lost_connection_without_a_goodbye_is_one(tmp_path):
+    lost = GOODBYE.partition("W1122 14:31:54")[0]
+    assert not explain(tmp_path, n1=CAUGHT, n2=CAUGHT + lost).healthy

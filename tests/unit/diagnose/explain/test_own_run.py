@@ -1,0 +1,146 @@
+"""What the coordinator of a run saw is stronger than what its logs look like."""
+
+from dataclasses import replace
+
+import pytest
+
+from torchmuster.diagnose.explain.causes import CAUSES
+from torchmuster.diagnose.explain.own_run import finding_of, with_own_result, word_of
+from torchmuster.errors import HeadLostError
+from torchmuster.model.failure import EndKind, PythonError, WorkerEnd
+from torchmuster.model.verdict import Report, Result, RunState
+from unit.diagnose.explain.logs import explain, traceback_of
+
+
+def end(kind=EndKind.EXCEPTION, **more):
+    return WorkerEnd(
+        attempt=0, rank=1, local_rank=0, node="n2", kind=kind, asked=False, elapsed_s=9.0, **more
+    )
+
+
+def result(
+    state=RunState.FAILED, cause=None, error="rank 1 raised ValueError: bad label", because=()
+):
+    report = Report(
+        error=error, at="train.py:9, rank 1 of 2 on n2, attempt 0", because=because, hint="see logs"
+    )
+    return Result(
+        run_id="r-1",
+        state=state,
+        exit_code=1,
+        attempts=1,
+        restarts_spent=0,
+        elapsed_s=10.0,
+        report=report,
+        cause=cause,
+    )
+
+
+VALUE_ERROR = PythonError(
+    type_name="ValueError", message="bad label", where="train.py:9", traceback=""
+)
+
+
+def test_coordinator_s_first_cause_comes_before_that_of_the_logs(tmp_path):
+    verdict = explain(tmp_path, n1=traceback_of("KeyError: 'a later one'", rank=0))
+    own = with_own_result(verdict, result(cause=end(error=VALUE_ERROR)))
+    assert own.first.sentence == "rank 1 raised ValueError: bad label"
+    assert own.first.confidence.value == "high"
+    assert own.first.at.endswith("attempt 0")
+
+
+def test_evidence_of_the_logs_is_kept_where_it_is_of_the_same_end(tmp_path):
+    verdict = explain(tmp_path, n2=traceback_of("ValueError: bad label", rank=1))
+    own = with_own_result(verdict, result(cause=end(error=VALUE_ERROR)))
+    assert own.first.evidence == verdict.first.evidence
+    assert len(own.found) == 1
+
+
+def test_line_without_a_second_reading_gives_the_better_word(tmp_path):
+    error = "OSError: [Errno 28] No space left on device: '/scratch/a.pt'"
+    verdict = explain(tmp_path, n2=traceback_of(error, rank=1))
+    own = with_own_result(
+        verdict, result(cause=end(), error="rank 1 raised OSError", because=(error,))
+    )
+    assert own.first.cause == "disk-full"
+    assert "make room" in own.first.cure
+    assert own.first.sentence == "rank 1 raised OSError"
+
+
+def test_run_that_succeeded_is_healthy_whatever_its_logs_say(tmp_path):
+    verdict = explain(tmp_path, n1=traceback_of("ValueError: caught"))
+    assert with_own_result(verdict, result(RunState.SUCCEEDED)).healthy
+
+
+def test_run_that_still_runs_is_said_to(tmp_path):
+    verdict = explain(tmp_path, n1="step 1\n")
+    own = with_own_result(verdict, None, state=RunState.RUNNING)
+    assert any("running" in note for note in own.notes)
+
+
+def test_number_of_attempts_is_said(tmp_path):
+    verdict = explain(tmp_path, n1=traceback_of("ValueError: x"))
+    own = with_own_result(verdict, result(cause=end()), [{"event": "attempt_started"}] * 3)
+    assert "the run made 3 attempts" in own.notes
+
+
+def test_slow_rank_is_said_beside_a_healthy_run(tmp_path):
+    verdict = explain(tmp_path, n1="step 1\n")
+    slow = [
+        {"event": "straggler", "rank": 1, "text": f"rank 1 on n2 is {n} % slower"} for n in (30, 40)
+    ]
+    own = with_own_result(verdict, result(RunState.SUCCEEDED), slow)
+    assert own.healthy
+    assert own.notes == ("rank 1 on n2 is 40 % slower",)
+
+
+def test_head_that_ended_with_its_coordinator_is_a_failed_node():
+    ended = replace(result(error="the head's agent ended"), exit_code=HeadLostError.exit_code)
+    assert finding_of(ended, RunState.FAILED).cause == "node-failed"
+
+
+@pytest.mark.parametrize(
+    ("cause", "word"),
+    [
+        (end(), "exception"),
+        (end(EndKind.EXIT_CODE, exit_code=3), "exit-code"),
+        (end(EndKind.SIGNAL, signum=9), "killed"),
+        (end(EndKind.SIGNAL, signum=9, memory_evidence="oom_kill rose by 1"), "out-of-memory"),
+        (end(EndKind.SIGNAL, signum=11), "segfault"),
+        (end(EndKind.SIGNAL, signum=1), "hangup"),
+        (end(EndKind.SIGNAL, signum=31), "signal"),
+        (end(EndKind.NODE_LOST), "node-failed"),
+        (end(EndKind.NOT_STARTED), "launch-failed"),
+        (end(EndKind.PREEMPTED), "preempted"),
+        (
+            end(EndKind.HANG, detail="rank 1 stood still for 9 s while 1 rank waited in barrier"),
+            "rank-missing-in-collective",
+        ),
+        (
+            end(
+                EndKind.HANG, detail="rank 1 waited in recv for 9 s while 1 rank waited in barrier"
+            ),
+            "collectives-differ",
+        ),
+    ],
+)
+def test_every_kind_of_end_has_a_word(cause, word):
+    assert word_of(cause) == word
+    assert word in CAUSES
+
+
+@pytest.mark.parametrize(
+    ("state", "word"),
+    [
+        (RunState.CANCELLED, "cancelled"),
+        (RunState.PREEMPTED, "preempted"),
+        (RunState.LOST, "node-failed"),
+    ],
+)
+def test_end_without_a_worker_has_a_word(state, word):
+    assert finding_of(None, state).cause == word
+
+
+def test_run_of_which_nothing_is_known_is_judged_by_its_logs(tmp_path):
+    verdict = explain(tmp_path, n1=traceback_of("ValueError: x"))
+    assert with_own_result(verdict, None) is verdict

@@ -1,0 +1,28 @@
+"""What the user reads, and what a script reads."""
+
+import json
+
+from torchmuster.diagnose.explain.words import as_values, render_verdict
+from unit.diagnose.explain.logs import explain, traceback_of
+
+
+def test_verdict_has_cause_place_evidence_cure_and_confidence(tmp_path):
+    text = render_verdict(explain(tmp_path, n2=traceback_of("ValueError: bad label", rank=1)))
+    for part in ("error: ", "  at: ", "  because: ", "hint: ", "confidence: high", "n2.log:4"):
+        assert part in text
+
+
+def test_healthy_logs_are_said_to_be(tmp_path):
+    text = render_verdict(explain(tmp_path, n1="step 1\nstep 2\ntraining finished\n"))
+    assert "no failure was found in 3 lines in 1 file" in text
+
+
+def test_unknown_failure_says_what_to_collect(tmp_path):
+    text = render_verdict(explain(tmp_path, n1="frobnicator failed badly\n"))
+    assert "can't be told" in text
+    assert "collect" in text
+
+
+def test_values_are_plain_json(tmp_path):
+    values = as_values(explain(tmp_path, n1=traceback_of("ValueError: x")))
+    assert json.loads(json.dumps(values))["found"][0]["cause"] == "exception"

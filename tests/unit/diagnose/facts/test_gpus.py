@@ -1,0 +1,28 @@
+import pytest
+
+from torchmuster.diagnose.facts.gpus import visible_gpus
+
+
+@pytest.mark.parametrize(
+    ("chosen", "ids"),
+    [
+        ("", []),
+        ("0", ["0"]),
+        ("2, 0 ,1", ["2", "0", "1"]),
+        ("GPU-8f2a,MIG-1", ["GPU-8f2a", "MIG-1"]),
+        ("0,-1,1", ["0"]),  # an id that is not valid hides all that follow
+        ("-1", []),
+        ("NoDevFiles", []),
+    ],
+)
+def test_the_variable_names_the_gpus_in_its_order(monkeypatch, chosen, ids):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+
+    assert visible_gpus() == ids
+
+
+def test_without_the_variable_gpus_are_numbered_from_0(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    found = visible_gpus()
+
+    assert found == [str(index) for index in range(len(found))]

@@ -1,0 +1,455 @@
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from torchmuster.diagnose.lint.jobscript import parse
+from torchmuster.diagnose.lint.lint import RULES, lint
+
+SLURM = """\
+#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=4
+#SBATCH --time=01:00:00
+HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+"""
+PBS = """\
+#!/bin/bash
+#PBS -N ddp -q gpu
+#PBS -l select=2:ncpus=32:mpiprocs=1:ngpus=4,walltime=01:00:00
+#PBS -l place=scatter
+cd $PBS_O_WORKDIR
+HEAD=$(head -n 1 $PBS_NODEFILE)
+"""
+MEET = "--nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d --rdzv_endpoint=$HEAD:29500"
+RUN = f"torchrun {MEET} --rdzv_id=$SLURM_JOB_ID train.py"
+PBS_RUN = f"torchrun {MEET} --rdzv_id=$PBS_JOBID train.py"
+
+
+def found(text):
+    return [(f.line, f.level.value, f.rule) for f in lint(parse(text, "job.sh"))]
+
+
+def rules(text):
+    return {f.rule for f in lint(parse(text, "job.sh"))}
+
+
+def one(text, rule):
+    """Return the only finding of a script, which is of this rule."""
+    (finding,) = lint(parse(text, "job.sh"))
+    assert finding.rule == rule
+    return finding
+
+
+GOOD = {
+    "srun torchrun with c10d": SLURM + f"srun {RUN}\n",
+    "srun torchrun over several lines": SLURM
+    + "export NCCL_DEBUG=WARN\nexport OMP_NUM_THREADS=8\n"
+    + "srun --kill-on-bad-exit=1 \\\n  torchrun \\\n    --nnodes=$SLURM_NNODES \\\n    --nproc_per_node=$SLURM_GPUS_PER_NODE \\\n"
+    + "    --rdzv_id=$RANDOM \\\n    --rdzv_backend=c10d \\\n    --rdzv_endpoint=$HEAD:29500 \\\n    train.py --lr 0.1\n",
+    "options in an array": SLURM
+    + "ARGS=(\n  --nnodes $SLURM_NNODES # all of them\n  --nproc_per_node 4\n  --rdzv_backend c10d\n  --rdzv_endpoint $HEAD:29500\n)\n"
+    + 'srun torchrun "${ARGS[@]}" train.py\nsrun torchrun ${ARGS[@]} train.py\n',
+    "node rank in a shell on the node": SLURM
+    + "export MASTER_ADDR=$HEAD MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))\n"
+    + 'LAUNCHER="torchrun --nnodes $SLURM_NNODES --nproc_per_node 4 --master_addr $MASTER_ADDR --master_port $MASTER_PORT"\n'
+    + 'srun bash -c "$LAUNCHER --node_rank \\$SLURM_PROCID train.py"\n',
+    "srun once for each GPU": SLURM.replace("node=1", "node=4")
+    + "#comment\nexport SRUN_CPUS_PER_TASK=8\nexport MASTER_ADDR=$HEAD\nexport WORLD_SIZE=$SLURM_NTASKS\nsrun uv run python -u train.py\n",
+    "muster torchrun with srun": SLURM + f"srun --cpus-per-task=8 muster {RUN}\n",
+    "PBS with mpiexec": PBS
+    + f"export NCCL_DEBUG=WARN\nmpiexec -n 2 --ppn 1 --cpu-bind none {PBS_RUN}\n",
+    "PBS with nodes counted": PBS.replace("mpiprocs=1", "mpiprocs=4")
+    + "NNODES=$(sort -u $PBS_NODEFILE | wc -l)\n"
+    + f"mpiexec -n $NNODES --ppn 1 {PBS_RUN.replace('nnodes=2', 'nnodes=$NNODES')}\n",
+    "PBS with pbsdsh": PBS + f"pbsdsh -- /opt/venv/bin/{PBS_RUN}\n",
+    "PBS with pbsdsh and a script": PBS + "pbsdsh -- $PBS_O_WORKDIR/on_node.sh\n",
+    "PBS with ssh to each node": PBS
+    + f'for node in $(sort -u $PBS_NODEFILE); do\n  ssh $node "cd $PBS_O_WORKDIR && {PBS_RUN}" &\ndone\nwait\n',
+    "PBS with the one word": PBS + f"muster {PBS_RUN}\n",
+    "Slurm with the one word": SLURM + f"muster {RUN}\n",
+    "PBS with muster": PBS + f"mpiexec -n 2 --ppn 1 muster {PBS_RUN}\n",
+    "one node, alone": "#!/bin/bash\n#SBATCH -N1 -G 4 -t 60\ntorchrun --standalone --nproc_per_node=4 train.py\n",
+    "one node or many": SLURM
+    + f'if [ "$SLURM_NNODES" -gt 1 ]; then\n  srun {RUN}\nelse\n  torchrun --standalone --nproc_per_node 4 train.py\nfi\n',
+    "a script is written first": SLURM
+    + f"cat > node.sh <<'END'\ntorchrun --standalone train.py\n{RUN}\nEND\nsrun bash node.sh\n",
+    "talk of torchrun": SLURM
+    + 'echo "torchrun --standalone x.py"\nwhich torchrun\nsrun hostname\n',
+    "by hand": "torchrun --nnodes=2 --node_rank=1 --master_addr=10.0.0.1 train.py\n",
+    "part of the nodes": SLURM
+    + f'srun -N1 -n1 -w "$HEAD" redis-server &\nsrun {RUN} 2>&1 | tee log.txt\n',
+    "torchrun of a function": SLURM + f"go() {{\n  {RUN}\n}}\nsrun bash -c go\n",
+    "own arguments": SLURM + "srun torchrun $DISTRIBUTED_ARGS train.py\n",
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_good_script_has_no_finding(name):
+    assert found(GOOD[name]) == []
+
+
+# rule: (script, line of the finding, level)
+BAD = {
+    "head-only": (SLURM + RUN, 7, "error"),
+    "standalone": (SLURM + "srun torchrun --standalone --nproc_per_node 4 t.py", 7, "error"),
+    "nnodes": (SLURM + f"srun {RUN}".replace("nnodes=2", "nnodes=4"), 7, "error"),
+    "several-per-node": (SLURM.replace("node=1", "node=4") + f"srun {RUN}", 7, "error"),
+    "workers-without-gpu": (
+        SLURM.replace("gpus-per-node=4", "gpus-per-node=2") + f"srun {RUN}",
+        7,
+        "error",
+    ),
+    "idle-gpus": ("#SBATCH -N1 --gres=gpu:a100:4 -t 9\ntorchrun --standalone t.py", 2, "warning"),
+    "no-gpus-requested": (
+        PBS.replace(":ngpus=4", "") + f"nvidia-smi\nmpiexec -n 2 --ppn 1 {PBS_RUN}",
+        3,
+        "warning",
+    ),
+    "cpus-not-inherited": (
+        SLURM.replace("#SBATCH --time", "#SBATCH -c 8 --time") + f"srun {RUN}",
+        7,
+        "warning",
+    ),
+    "gres-beside-gpus": (
+        SLURM.replace("#SBATCH --time", "#SBATCH --gres=gpu:4 --time") + f"srun {RUN}",
+        5,
+        "warning",
+    ),
+    "no-time-limit": (
+        SLURM.replace("#SBATCH --time", "##SBATCH --time") + f"srun {RUN}",
+        7,
+        "note",
+    ),
+    "late-directive": (SLURM + f"#SBATCH --mem=4G\nsrun {RUN}", 7, "error"),
+    "deprecated-launch": (
+        "python -m torch.distributed.launch --nproc_per_node=2 t.py",
+        1,
+        "warning",
+    ),
+    "refused-line": ("torchrun --nproc_per_nodes=2 --nnode=x --rdzv-thing t.py", 1, "error"),
+    "rdzv-id": (
+        SLURM + f"srun bash -c 'torchrun {MEET} --rdzv_id=$RANDOM t.py'".replace("$HEAD", "n1"),
+        7,
+        "error",
+    ),
+    "own-endpoint": (
+        SLURM
+        + "srun bash -c 'torchrun --nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d --rdzv_endpoint=$(hostname):1 t.py'",
+        7,
+        "error",
+    ),
+    "loopback": (SLURM + f"srun {RUN}".replace("$HEAD", "localhost"), 7, "error"),
+    "first-address": (
+        SLURM + f"HEAD=$(hostname -I | awk '{{print $1}}')\nsrun {RUN}",
+        7,
+        "warning",
+    ),
+    "own-address": (SLURM + f"HEAD=`hostname -i`\nsrun {RUN}", 7, "warning"),
+    "falls-back": (
+        SLURM + f"HEAD=$(scontrol show hostnames | head -1 || echo localhost)\nsrun {RUN}",
+        7,
+        "warning",
+    ),
+    "node-rank": (
+        SLURM
+        + "srun torchrun --nnodes=2 --nproc_per_node=4 --master_addr=$HEAD --node_rank=0 t.py",
+        7,
+        "error",
+    ),
+    "world-size-of-nodes": (
+        SLURM.replace("node=1", "node=4") + "export WORLD_SIZE=$SLURM_NNODES\nsrun python t.py",
+        7,
+        "error",
+    ),
+    "fixed-port": (
+        SLURM.replace("#SBATCH --time", "#SBATCH --array=0-9 --time") + f"srun {RUN}",
+        7,
+        "warning",
+    ),
+    "glued-continuation": (SLURM + f"srun {RUN}".replace(" --", "\\\n--"), 7, "error"),
+    "blanks-behind-backslash": (
+        SLURM + f"srun {RUN}".replace(" train", " \\  \n  train"),
+        7,
+        "error",
+    ),
+    "lost-continuation": (
+        SLURM + f"srun {RUN}".replace(" --rdzv_id", " \n  --rdzv_id"),
+        8,
+        "error",
+    ),
+    "comment-inside": (
+        SLURM + f"srun {RUN}".replace(" --rdzv_id", " \\\n  # an id\n  --rdzv_id"),
+        8,
+        "error",
+    ),
+    "windows-lines": ("torchrun t.py\r\n", 1, "error"),
+    "windows-path": ("source my\\bin\\activate\ntorchrun t.py", 1, "error"),
+    "not-exported": (SLURM + f"NCCL_DEBUG=INFO\nsrun {RUN}", 7, "warning"),
+    "own-nccl": (
+        SLURM + f"N=/opt/nccl-2.26\nexport LD_LIBRARY_PATH=$N/lib:$LD_LIBRARY_PATH\nsrun {RUN}",
+        8,
+        "warning",
+    ),
+    "efa-provider": (
+        SLURM + f"export FI_PROVIDER=efa\nexport NCCL_SOCKET_IFNAME=hsn\nsrun {RUN}",
+        7,
+        "error",
+    ),
+    "ping-to-itself": (SLURM + f"ping -c 1 $HEAD\nsrun {RUN}", 7, "note"),
+    "not-carried": (PBS + f"export NCCL_DEBUG=INFO\npbsdsh -- /opt/{PBS_RUN}", 8, "warning"),
+    "pbsdsh-dashes": (PBS + f"pbsdsh /opt/{PBS_RUN}", 7, "error"),
+    "bare-pbsdsh": (PBS + f"pbsdsh -- {PBS_RUN}", 7, "error"),
+    "gpus-variable": (
+        SLURM.replace("gpus-per-node=", "gres=gpu:")
+        + f"srun {RUN}".replace("node=4", "node=$SLURM_GPUS_PER_NODE"),
+        7,
+        "error",
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", BAD)
+def test_a_bad_script_has_the_one_finding_of_its_rule(rule):
+    text, line, level = BAD[rule]
+
+    assert found(text) == [(line, level, rule)]
+
+
+def test_every_rule_has_a_bad_script():
+    files = {rule.__code__.co_filename for rule in RULES}
+    source = "".join(Path(file).read_text() for file in files)
+    names = re.findall(r'(?:error|warning|note)\(\s*"([a-z-]+)"', source)
+
+    assert set(names) == set(BAD)
+
+
+@pytest.mark.parametrize(
+    ("text", "rule", "words"),
+    [
+        (SLURM + RUN, "head-only", "write `muster torchrun ...`"),
+        (PBS + PBS_RUN, "head-only", "write `muster torchrun ...`"),
+        (
+            PBS + f"muster {PBS_RUN}".replace("torchrun", "torchrun --no-spread"),
+            "head-only",
+            "leave --no-spread out",
+        ),
+        (
+            BAD["several-per-node"][0],
+            "several-per-node",
+            "srun --ntasks-per-node=1 muster torchrun",
+        ),
+        (
+            PBS.replace("mpiprocs=1", "mpiprocs=4") + f"pbsdsh -- /x/{PBS_RUN}",
+            "several-per-node",
+            "mpiprocs=1",
+        ),
+        (
+            PBS + f"mpiexec -n 2 --ppn 1 {PBS_RUN}".replace("$HEAD", "127.0.0.1"),
+            "loopback",
+            "$(head -n 1 $PBS_NODEFILE)",
+        ),
+        (
+            BAD["cpus-not-inherited"][0],
+            "cpus-not-inherited",
+            "--cpus-per-task=$SLURM_CPUS_PER_TASK",
+        ),
+    ],
+)
+def test_the_hint_is_the_line_that_works(text, rule, words):
+    assert words in one(text, rule).fix
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "srun torchrun --nnodes=2 --nproc_per_node=4 --master_addr=$HEAD --node_rank=$SLURM_NODEID t.py",
+        'srun bash -c "torchrun --nnodes=2 --nproc_per_node=4 --master_addr=$HEAD --node_rank=$SLURM_NODEID t.py"',
+        "R=$SLURM_PROCID; srun torchrun --nnodes=2 --nproc_per_node=4 --master_addr=$HEAD --node_rank $R t.py",
+        "srun torchrun --nnodes=2 --nproc_per_node=4 --master_addr=$HEAD t.py",
+    ],
+)
+def test_a_rank_that_is_filled_in_too_early_is_the_same_for_all(line):
+    assert rules(SLURM + line) == {"node-rank"}
+
+
+def test_a_rank_has_no_effect_with_c10d():
+    text = SLURM + f"srun {RUN}".replace("--rdzv_id", "--node_rank=$SLURM_NODEID --rdzv_id")
+
+    assert found(text) == [(7, "note", "node-rank")]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"for n in a b; do ssh $n torchrun {MEET} --rdzv_id=$RANDOM t.py & done",
+        f"srun bash -c 'torchrun {MEET} --rdzv_id=$(date +%s) t.py'".replace("$HEAD", "n1"),
+    ],
+)
+def test_an_id_that_each_node_makes_is_an_error(line):
+    assert rules(SLURM + line) == {"rdzv-id"}
+
+
+def test_an_id_by_hand_on_each_machine_is_an_error():
+    line = "torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=n1:29500 --rdzv_id=$RANDOM t.py"
+
+    assert rules(line) == {"rdzv-id"}
+
+
+def test_master_addr_without_effect_is_named():
+    line = (
+        "srun torchrun --nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d --master_addr=$HEAD t.py"
+    )
+
+    assert "no effect" in one(SLURM + line, "loopback").what
+
+
+def test_the_lines_of_the_node_file_are_no_nodes():
+    text = PBS.replace("mpiprocs=1", "mpiprocs=4") + "N=`cat $PBS_NODEFILE | wc -l`\n"
+    text += f"mpiexec -n 2 --ppn 1 {PBS_RUN.replace('nnodes=2', 'nnodes=$N')}"
+
+    assert "slot" in one(text, "nnodes").why
+
+
+def test_two_torchruns_of_one_node_take_the_same_port():
+    text = "torchrun --nproc_per_node=2 a.py &\ntorchrun --nproc_per_node=2 b.py &\nwait\n"
+
+    assert found(text) == [(2, "error", "fixed-port")]
+
+
+@pytest.mark.parametrize("options", ["", "--rdzv-backend=c10d ", "--nnodes=1:1 "])
+def test_muster_torchrun_that_names_no_meeting_takes_no_fixed_port(options):
+    line = f"torchrun {options}--nproc_per_node=2 a.py &\n"
+    shared = "#!/bin/bash\n#SBATCH --nodes=1 --time=1:00 --array=0-9\n"
+
+    for words in (line * 2 + "wait\n", shared + line):
+        assert "fixed-port" in {rule for _, _, rule in found(words)}
+        assert found(words.replace("torchrun", "muster torchrun")) == []
+
+
+@pytest.mark.parametrize("options", ["--master-port=29501", "--rdzv-endpoint=localhost:29501"])
+def test_muster_torchrun_that_names_a_port_keeps_it(options):
+    text = f"muster torchrun {options} --nproc_per_node=2 a.py &\n" * 2
+
+    assert (2, "error", "fixed-port") in found(text)
+
+
+def test_a_type_of_gpu_is_no_number_of_workers():
+    text = SLURM.replace("node=4", "node=a100:4") + f"srun {RUN}".replace(
+        "node=4", "node=$SLURM_GPUS_PER_NODE"
+    )
+
+    assert "a100:4" in one(text, "gpus-variable").what
+
+
+def test_efa_is_right_on_ec2():
+    text = SLURM + f"export FI_PROVIDER=efa\nexport FI_EFA_USE_DEVICE_RDMA=1\nsrun {RUN}"
+
+    assert found(text) == []
+
+
+def test_a_glued_line_is_shown_as_bash_reads_it():
+    finding = one(BAD["glued-continuation"][0], "glued-continuation")
+
+    assert "torchrun--nnodes=2" in finding.why
+    assert "lines 7 to 11" in finding.what
+
+
+def test_set_a_exports_everything():
+    assert found(SLURM + f"set -a\nNCCL_DEBUG=INFO\nset +a\nsrun {RUN}") == []
+
+
+def test_findings_come_by_line():
+    lines = [f.line for f in lint(parse(SLURM + f"NCCL_DEBUG=INFO\nping $HEAD\n{RUN}", "j"))]
+
+    assert lines == sorted(lines)
+    assert len(lines) == 3
+
+
+PIECES = st.sampled_from(
+    [
+        *(
+            "#SBATCH --nodes=2",
+            "#PBS -l select=2:ncpus=",
+            "#SBATCH -N",
+            "srun ",
+            "torchrun ",
+            "bash -c ",
+            "'",
+            '"',
+            "$(",
+            ")",
+        ),
+        *(
+            "`",
+            "\\\n",
+            "\\ \n",
+            "\n",
+            " ",
+            "${",
+            "}",
+            "$X",
+            "X=",
+            "X=$X",
+            "export ",
+            "<<E",
+            "(",
+            ";;",
+            "if ",
+            "fi",
+            "for ",
+            "&",
+        ),
+        *(
+            "--nnodes=$X",
+            "--rdzv_id=$RANDOM",
+            "--node_rank",
+            "-h",
+            "--help",
+            "#",
+            "-m torch.distributed.launch",
+            "python",
+        ),
+        *(
+            "ssh h ",
+            "pbsdsh -- ",
+            "99999999999999",
+            "=",
+            "\r\n",
+            "\x00",
+            "\ue002",
+            "\ue003",
+            "t.py",
+            "[@]",
+            "FI_PROVIDER=efa",
+        ),
+    ]
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.one_of(st.text(), st.lists(PIECES, max_size=40).map("".join)))
+def test_no_text_crashes_it(text):
+    for finding in lint(parse(text, "job.sh")):
+        assert 1 <= finding.line <= text.count("\n") + 1
+        assert finding.what
+        assert "\ue002" not in finding.what or "\ue002" in text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "$(" * 50_000,
+        "'" * 50_001,
+        "X=$X" * 20_000,
+        "a=(" * 20_000,
+        'bash -c "torchrun ' * 5_000,
+        "\\\n" * 50_000,
+    ],
+)
+@pytest.mark.timeout(20)
+def test_a_hostile_text_takes_no_time_and_no_stack(text):
+    lint(parse(text, "job.sh"))

@@ -1,0 +1,156 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchmuster.diagnose.plan.scaling import (
+    Arrival,
+    Cluster,
+    Link,
+    Work,
+    ddp_waits,
+    make_buckets,
+    predict,
+    sharded_exposed_s,
+    slowest_of,
+)
+
+MIB = 1 << 20
+# 1.3 billion parameters with gradients in bf16, on 16 workers.
+WORK = Work(gradient_bytes=2.6e9, forward_s=0.15, backward_s=0.30, optimizer_s=0.02)
+
+
+def on(bytes_per_s, latency_s=0.0, **more):
+    return Cluster(
+        **{"per_node": 1, "between": Link(latency_s=latency_s, bytes_per_s=bytes_per_s), **more}
+    )
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_s", "latency_s", "sum_s", "efficiency"),
+    [(1.1e9, 60e-6, 4.43, 0.10), (6e9, 40e-6, 0.81, 0.43), (22e9, 5e-6, 0.22, 0.99)],
+    ids=["10 GbE", "100 GbE by TCP", "200 Gbit/s RDMA"],
+)
+def test_the_worked_example_of_three_networks(bytes_per_s, latency_s, sum_s, efficiency):
+    cluster = on(bytes_per_s, latency_s)
+    assert cluster.all_reduce_s(WORK.gradient_bytes, 16) == pytest.approx(sum_s, abs=0.005)
+    assert predict(WORK, cluster, 16).efficiency == pytest.approx(efficiency, abs=0.007)
+
+
+def test_a_ring_of_two_sends_the_vector_once_each_way():
+    assert on(100.0, 0.5).all_reduce_s(200.0, 2) == pytest.approx(2 * 0.5 + 2.0)
+
+
+def test_one_worker_waits_for_nothing():
+    alone = predict(replace(WORK, spread=0.2), on(1.0, 1.0), 1)
+    assert (alone.step_s, alone.efficiency, alone.communication_s) == (WORK.alone_s, 1.0, 0.0)
+
+
+def test_two_levels_take_the_time_of_inside_and_of_between():
+    inside = Link(latency_s=0.0, bytes_per_s=400.0)
+    cluster = on(100.0, per_node=4, inside=inside)
+    # Scatter and gather inside: 3/4 of S each; between the nodes: 2/2 of S.
+    assert cluster.all_reduce_s(800.0, 2) == pytest.approx(2 * 0.75 * 800 / 400 + 800 / 100)
+    assert cluster.all_reduce_s(800.0, 1) == pytest.approx(2 * 0.75 * 800 / 400)
+
+
+def test_more_workers_of_a_node_use_more_of_its_adapters():
+    cluster = on(100.0, per_node=4, inside=Link(latency_s=0.0, bytes_per_s=1e12), adapters=4)
+    assert cluster.all_reduce_s(800.0, 2) == pytest.approx(800 / 400)
+    assert replace(cluster, per_node=1).all_reduce_s(800.0, 2) == pytest.approx(800 / 100)
+
+
+def test_a_flat_ring_counts_all_workers_but_on_one_node_only_the_inside():
+    cluster = on(100.0, 1.0, per_node=2, inside=Link(latency_s=0.0, bytes_per_s=50.0), is_flat=True)
+    assert cluster.all_reduce_s(400.0, 2) == pytest.approx(2 * 3 * 1.0 + 2 * 3 / 4 * 400 / 100)
+    assert cluster.all_reduce_s(400.0, 1) == pytest.approx(400 / 50)
+
+
+def test_even_gradients_fill_a_small_bucket_and_then_large_ones():
+    buckets = make_buckets(replace(WORK, gradient_bytes=60 * MIB))
+    assert [bucket.size_bytes / MIB for bucket in buckets] == [1, 25, 25, 9]
+    assert buckets[0].ready_s == pytest.approx(WORK.backward_s / 60)
+    assert buckets[-1].ready_s == pytest.approx(WORK.backward_s)
+
+
+def test_measured_gradients_close_a_bucket_when_it_holds_its_size_or_more():
+    sizes = [(0.1, 0.5), (0.2, 3), (0.3, 20), (0.4, 10), (0.5, 1)]
+    arrivals = tuple(Arrival(size_bytes=size * MIB, ready_s=ready) for ready, size in sizes)
+    buckets = make_buckets(replace(WORK, arrivals=arrivals))
+    assert [(b.ready_s, b.size_bytes / MIB) for b in buckets] == [(0.2, 3.5), (0.4, 30), (0.5, 1)]
+
+
+def test_sums_that_fit_beside_the_backward_pass_cost_only_the_last_one():
+    buckets = [Arrival(size_bytes=1, ready_s=ready) for ready in (0.1, 0.2, 0.3)]
+    assert ddp_waits(buckets, [0.05, 0.05, 0.05], 0.3, 0.0) == (pytest.approx(0.05), 0.0)
+
+
+def test_sums_wait_for_the_sums_before_them():
+    buckets = [Arrival(size_bytes=1, ready_s=ready) for ready in (0.1, 0.2, 0.3)]
+    assert ddp_waits(buckets, [1.0, 1.0, 1.0], 0.3, 0.0)[0] == pytest.approx(0.1 + 3.0 - 0.3)
+
+
+def test_a_processor_that_sums_computes_later():
+    buckets = [Arrival(size_bytes=10, ready_s=0.1), Arrival(size_bytes=10, ready_s=0.3)]
+    exposed_s, late_s = ddp_waits(buckets, [0.1, 0.1], 0.3, 0.001)
+    # The first sum is wholly beside the computation, the second behind it.
+    assert late_s == pytest.approx(0.01)
+    assert exposed_s == pytest.approx(0.1)
+
+
+def test_accumulation_pays_for_one_sum_in_several_micro_steps():
+    cluster = on(1e9)
+    once = predict(WORK, cluster, 8)
+    often = predict(replace(WORK, accumulation=4), cluster, 8)
+    assert often.exposed_s == pytest.approx(once.exposed_s)
+    assert often.step_s == pytest.approx(4 * 0.45 + 0.02 + once.exposed_s)
+
+
+def test_sharding_moves_half_as_much_again_as_a_sum():
+    cluster = on(1e9)
+    sharded = predict(replace(WORK, is_sharded=True), cluster, 8)
+    assert sharded.communication_s == pytest.approx(
+        1.5 * cluster.all_reduce_s(WORK.gradient_bytes, 8)
+    )
+
+
+def test_sharding_on_a_slow_network_waits_for_all_of_its_volume():
+    idle = replace(WORK, forward_s=0.0, backward_s=1e-9, optimizer_s=0.0)
+    assert sharded_exposed_s(idle, lambda size: size / 1e9) == pytest.approx(3 * 2.6)
+
+
+def test_sharding_on_a_fast_network_waits_for_the_first_and_the_last_block_only():
+    fast_s = 1e-4 * 32
+    waits = sharded_exposed_s(WORK, lambda size: fast_s * size / WORK.gradient_bytes)
+    assert waits == pytest.approx(2 * fast_s / 32, rel=0.5)
+
+
+def test_the_slowest_of_more_workers_is_slower():
+    assert slowest_of(1) == 0
+    assert slowest_of(2) == pytest.approx(0.564, abs=0.03)
+    assert slowest_of(100) == pytest.approx(2.51, abs=0.03)
+
+
+def test_steps_that_differ_cost_the_wait_for_the_slowest():
+    cluster = on(1e12)
+    even, uneven = (predict(replace(WORK, spread=spread), cluster, 16) for spread in (0.0, 0.1))
+    assert uneven.step_s - even.step_s == pytest.approx(WORK.alone_s * 0.1 * slowest_of(16))
+
+
+@given(
+    nodes=st.integers(1, 2000),
+    size=st.floats(1, 1e12),
+    rate=st.floats(1e6, 1e12),
+    latency_s=st.floats(0, 0.1),
+    sharded=st.booleans(),
+)
+def test_no_network_makes_a_step_shorter_and_none_is_paid_twice(
+    nodes, size, rate, latency_s, sharded
+):
+    work = replace(WORK, gradient_bytes=size, is_sharded=sharded, bucket_bytes=max(25e6, size / 50))
+    found = predict(work, on(rate, latency_s), nodes)
+    assert work.alone_s <= found.step_s
+    # FSDP's blocks pay the latency more often than one transfer does.
+    blocks = 32 * 3 * nodes * latency_s if sharded else 0.0
+    assert found.exposed_s <= (found.communication_s + blocks) * (1 + 1e-9) + 1e-12

@@ -1,0 +1,213 @@
+"""How a run ends for agents that call late: they are told, and don't wait for a head that has gone."""
+
+import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+import torchmuster
+from torchmuster.errors import MusterError
+from torchmuster.files.disk import DiskWriter
+from torchmuster.files.layout import RunDir
+from torchmuster.head.coordinator import Coordinator, CoordinatorOptions
+from torchmuster.model.plan import Limits
+from torchmuster.model.stop import StopCause
+from torchmuster.model.verdict import Result, RunState
+from torchmuster.net.channel import ChannelClosedError, Role
+from torchmuster.net.messages import AskStacks, Goodbye, SpawnerRefused, StartFailed, Stop, Welcome
+from torchmuster.programs.main import _end_with_coordinator
+from unit.head import test_roll
+from unit.head.test_roll import make_roll
+
+
+class Line:
+    """One side of an agent's channel."""
+
+    role = Role.AGENT
+    is_open = False
+    own_address = "127.0.0.1"
+
+    def __init__(self, *says):
+        self.heard = []
+        self._says = asyncio.Queue()
+        for message in says:
+            self._says.put_nowait(message)
+
+    def send_nowait(self, message):
+        self.heard.append(message)
+        if isinstance(message, Goodbye):
+            self._says.put_nowait(None)
+
+    async def receive(self):
+        message = await self._says.get()
+        if message is None:
+            raise ChannelClosedError("closed")
+        return message
+
+    async def close(self):
+        """Nothing is open."""
+
+
+def hello(host, **given):
+    return test_roll.hello(host, version=torchmuster.__version__, **given)
+
+
+@pytest.fixture
+def disk():
+    disk = DiskWriter()
+    disk.start()
+    yield disk
+    disk.flush(5.0)
+
+
+@pytest.fixture
+def make_coordinator(tmp_path, disk):
+    def make(num_nodes):
+        plan = replace(make_roll(None, max_nodes=num_nodes).plan, limits=Limits(join_timeout_s=60))
+        options = CoordinatorOptions(
+            plan=plan,
+            run_dir=RunDir(str(tmp_path)),
+            open_store=lambda number, address: 1,
+            own_address="127.0.0.1",
+        )
+        return Coordinator(options, disk)
+
+    return make
+
+
+def test_an_agent_that_calls_after_the_failure_is_told_so(make_coordinator):
+    async def go():
+        coordinator = make_coordinator(2)
+        conduct = asyncio.create_task(coordinator.conduct())
+        first = Line(hello("n2", place=1), SpawnerRefused(why="bad luck"))
+        await coordinator.serve(first)
+        assert not conduct.done(), "another node is missing"
+        late = Line(hello("n1", wants_place_0=True))
+        await coordinator.serve(late)
+        return first, late, await asyncio.wait_for(conduct, 10)
+
+    first, late, result = asyncio.run(go())
+    assert (result.state, result.exit_code) == (RunState.FAILED, 1)
+    assert [type(message) for message in late.heard] == [Welcome, Goodbye]
+    assert late.heard[1].exit_code == 1
+    assert late.heard[1].sentence is None, "the head's own agent has said it"
+    assert first.heard[-1].sentence == "the run has ended: the workers could not be started"
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_client_that_has_not_proved_who_it_is_gets_no_ear(make_coordinator, is_open):
+    async def go():
+        coordinator = make_coordinator(1)
+        client = Line(AskStacks(ask_id="a"), None)
+        client.role, client.is_open = Role.CLIENT, is_open
+        await asyncio.wait_for(coordinator.serve(client), 10)
+        return coordinator.inbox.qsize()
+
+    assert asyncio.run(go()) == (0 if is_open else 2)
+
+
+def test_nobody_is_waited_for_when_all_have_called(make_coordinator):
+    async def go():
+        coordinator = make_coordinator(1)
+        conduct = asyncio.create_task(coordinator.conduct())
+        await coordinator.serve(Line(hello("n1", place=0), SpawnerRefused(why="bad luck")))
+        return await asyncio.wait_for(conduct, 1)
+
+    assert asyncio.run(go()).exit_code == 1
+
+
+COUNTS = {"attempts": 0, "restarts_spent": 0, "elapsed_s": 0.1}
+
+
+class Head:
+    """The agent beside a coordinator."""
+
+    def __init__(self):
+        self.left = []
+        self.failure = None
+
+    def leave(self, code):
+        self.left.append(code)
+
+    def fail(self, error):
+        self.failure = error
+
+
+def ended(result=None, error=None):
+    return SimpleNamespace(cancelled=lambda: False, exception=lambda: error, result=lambda: result)
+
+
+def test_the_head_s_own_agent_ends_with_its_coordinator():
+    head, result = Head(), Result(run_id="r", state=RunState.FAILED, exit_code=1, **COUNTS)
+
+    _end_with_coordinator(ended(result), head)
+
+    assert head.left == [1]
+    assert head.failure is None
+
+
+def test_a_coordinator_that_breaks_is_a_bug_of_muster():
+    head = Head()
+
+    _end_with_coordinator(ended(error=ValueError("x")), head)
+
+    assert isinstance(head.failure, MusterError)
+    assert head.failure.exit_code == 70
+    assert head.left == []
+
+
+def test_a_stop_while_a_node_is_missing_is_the_node_s_loss(make_coordinator):
+    async def go():
+        coordinator = make_coordinator(2)
+        conduct = asyncio.create_task(coordinator.conduct())
+        lost = Line(hello("n2", place=1), None)
+        await coordinator.serve(lost)
+        owner = Line(Stop(signum=15, cause=StopCause.OUTSIDE), None)
+        owner.role = Role.CLIENT
+        await coordinator.serve(owner)
+        return await asyncio.wait_for(conduct, 10)
+
+    result = asyncio.run(go())
+    assert (result.state, result.exit_code, result.node_was_lost) == (RunState.PREEMPTED, 75, True)
+    assert result.report.error.startswith("n2 was lost, and the job was stopped with SIGTERM")
+
+
+def test_who_asked_for_a_stop_is_said_when_it_is_known_after_the_signal(make_coordinator):
+    """An agent hears of the signal first; the owner knows that the time is over."""
+
+    async def go():
+        coordinator = make_coordinator(2)
+        said = []
+        coordinator.event = lambda name, **fields: said.append(fields.get("text"))
+        conduct = asyncio.create_task(coordinator.conduct())
+        words = [Stop(signum=15, cause=c) for c in (StopCause.OUTSIDE, StopCause.TIME)]
+        owner = Line(*words, None)
+        owner.role = Role.CLIENT
+        await coordinator.serve(owner)
+        return await asyncio.wait_for(conduct, 10), [text for text in said if text]
+
+    result, said = asyncio.run(go())
+    assert result.state is RunState.TIMED_OUT
+    assert said[0].startswith("the system asked to stop")
+    assert "the end of the job's time asked for this stop" in said
+
+
+def test_a_last_call_longer_than_the_time_for_joining_ends_with_it(make_coordinator):
+    """Enough nodes are here: `only 1 of 1 nodes came` can't be true."""
+    coordinator = make_coordinator(2)
+    limits = replace(coordinator.plan.limits, join_timeout_s=5.0, last_call_s=30.0)
+    coordinator.plan = replace(coordinator.plan, min_nodes=1, limits=limits)
+    head = coordinator.roll.admit(hello("n1", wants_place_0=True), Line())
+    begun = coordinator._gathering_since
+
+    assert not coordinator._is_complete([head], begun + 4.0)
+    assert coordinator._is_complete([head], begun + 5.0)
+
+
+def test_a_node_that_never_called_is_told_with_the_words_of_what_was_to_start_it(make_coordinator):
+    coordinator = make_coordinator(2)
+    owner = Line()
+    owner.owner = True
+    coordinator._take_client(owner, StartFailed(place=1, why="mpiexec said no"))
+    assert coordinator._missing(1)["why"] == "no agent has called: mpiexec said no"

@@ -1,0 +1,148 @@
+from datetime import datetime
+
+import pytest
+
+from torchmuster.model.display.narration import narrate, narrate_wait
+
+MISSING = [{"node": f"n{i}", "why": "no agent has called"} for i in range(1, 11)]
+SENTENCES = [
+    (
+        "waiting",
+        {"missing": MISSING[1:2], "num_missing": 1, "wanted": 2, "left_s": 595.4},
+        "waiting for 1 of 2 nodes: n2 (no agent has called); 595 s left",
+    ),
+    (
+        "network",
+        {
+            "interface": "hsn0",
+            "subnet": "10.10.0.0/24",
+            "num_nodes": 2,
+            "gbit_per_s": "23",
+            "latency_s": 0.0000503,
+            "unused": [
+                {"name": "mgmt0", "why": "not reachable from n2"},
+                {"name": "docker0", "why": "same address on 2 nodes"},
+            ],
+        },
+        (
+            "network: hsn0 (10.10.0.0/24), 2 nodes, 23 Gbit/s, 0.05 ms;"
+            " not used: mgmt0 (not reachable from n2), docker0 (same address on 2 nodes)"
+        ),
+    ),
+    (
+        "network",
+        {
+            "interface": "eth0",
+            "subnet": "2 subnets",
+            "num_nodes": 3,
+            "gbit_per_s": None,
+            "latency_s": None,
+            "unused": [{"name": f"ib{i}", "why": "not reachable from n3"} for i in range(9)],
+        },
+        "network: eth0 (2 subnets), 3 nodes; not used: "
+        + ", ".join(f"ib{i} (not reachable from n3)" for i in range(8))
+        + ", 1 more",
+    ),
+    (
+        "attempt_started",
+        {"attempt": 1, "world_size": 1, "num_nodes": 1, "why": "after SIGKILL"},
+        "attempt 1: 1 worker on 1 node (after SIGKILL)",
+    ),
+    (
+        "attempt_started",
+        {"attempt": 2, "world_size": 4, "num_nodes": 2, "why": "n2 has come"},
+        "attempt 2: 4 workers on 2 nodes (n2 has come)",
+    ),
+    (
+        "attempt_failed",
+        {
+            "attempt": 0,
+            "what": "SIGKILL in rank 3 on n2",
+            "restarts_left": 1,
+            "cause": {"rank": 3, "tail": ["step 7"]},
+        },
+        "attempt 0 ended: SIGKILL in rank 3 on n2; 1 restart left\n  [rank 3] step 7",
+    ),
+    (
+        "attempt_failed",
+        {"attempt": 0, "what": "exit code 3 in rank 0 on n1", "restarts_left": None},
+        "attempt 0 ended: exit code 3 in rank 0 on n1",
+    ),
+    (
+        "agent_refused",
+        {"host": "n9", "why": "it has another secret"},
+        "refused an agent from n9: it has another secret; the run goes on",
+    ),
+    (
+        "early_end",
+        {"ranks": "0", "num_running": 1},
+        "rank 0 ended with exit code 0 while 1 other runs",
+    ),
+    (
+        "early_end",
+        {"ranks": "0-1", "num_running": 2},
+        "ranks 0-1 ended with exit code 0 while 2 others run",
+    ),
+    ("node_lost", {"node": "n2", "why": "its agent has gone"}, "n2 was lost: its agent has gone"),
+    ("node_back", {"node": "n2"}, "n2 is back"),
+    ("node_silent", {"node": "n2", "silent_s": 5.2}, "n2 has been silent for 5 s"),
+    ("newcomer", {"node": "n3"}, "n3 has come; it is taken in at the next attempt"),
+    ("shrunk", {"num_nodes": 1, "wanted": 2}, "the world shrinks to 1 of 2 nodes"),
+    ("notice", {"text": "logs are being lost"}, "logs are being lost"),
+    ("stopping", {"text": "the user asked to stop"}, "the user asked to stop"),
+]
+
+
+@pytest.mark.parametrize(("name", "fields", "sentence"), SENTENCES)
+def test_an_event_becomes_a_sentence(name, fields, sentence):
+    assert narrate(name, fields) == sentence
+
+
+def test_of_many_missing_nodes_eight_are_named():
+    sentence = narrate(
+        "waiting", {"missing": MISSING, "num_missing": 10, "wanted": 10, "left_s": 1.0}
+    )
+
+    assert sentence.count("no agent has called") == 8
+    assert sentence.endswith("n8 (no agent has called) and 2 more; 1 s left")
+
+
+def test_the_first_attempt_of_a_run_is_not_worth_a_sentence():
+    fields = {"attempt": 0, "world_size": 4, "num_nodes": 2, "why": "start"}
+
+    assert narrate("attempt_started", fields) is None
+    assert narrate("attempt_started", {**fields, "verbose": True}) is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "fields"), [("worker_ended", {}), ("unheard_of", {}), ("notice", {"text": ""})]
+)
+def test_what_only_the_record_needs_has_no_sentence(name, fields):
+    assert narrate(name, fields) is None
+
+
+def test_a_preflight_says_failures_and_warnings_and_no_notes():
+    finding = {"error": "e1", "because": ["b"], "hint": "h", "at": "n1", "cause": "c"}
+    findings = [finding | {"level": level} for level in ("failure", "warning", "note")]
+    said = narrate("preflight", {"form": "short", "findings": findings})
+    assert said.splitlines() == [
+        "preflight failure: e1 (b); h",
+        "preflight warning: e1 (b); h",
+    ]
+    assert narrate("preflight", {"form": "short", "findings": findings[2:]}) is None
+    assert narrate("preflight", {"form": "long", "findings": findings}) is None
+
+
+LOST = [{"node": "n2", "why": "lost; a replacement has not called"}]
+WAIT = {"event": "waiting", "time": "2026-01-01T00:00:00.000Z", "missing": LOST}
+WAIT |= {"num_missing": 1, "wanted": 2, "left_s": 410.0}
+
+
+def test_a_wait_at_the_end_of_the_record_is_told_with_what_is_left_now():
+    now = datetime.fromisoformat("2026-01-01T00:00:10.000Z")
+    failed = {"event": "attempt_failed", "attempt": 0}
+    assert narrate_wait([failed, WAIT], now) == (
+        "waiting for 1 of 2 nodes: n2 (lost; a replacement has not called); 400 s left"
+    )
+    assert narrate_wait([WAIT, {"event": "attempt_started"}], now) is None
+    assert narrate_wait([], now) is None

@@ -1,0 +1,93 @@
+"""Progress of real processes, by their beats and by the kernel's counters."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from torchmuster.model import beats
+from torchmuster.node.progress import NodeProgress, last_step
+from torchmuster.train.beats import open_beats
+
+
+@pytest.fixture
+def process():
+    """Return a function that starts Python code in a session of its own."""
+    started = []
+
+    def start(code):
+        child = subprocess.Popen(
+            [sys.executable, "-S", "-c", code], stdout=subprocess.PIPE, start_new_session=True
+        )
+        started.append(child)
+        assert child.stdout.readline() == b"up\n"
+        return child.pid
+
+    yield start
+    for child in started:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+        child.stdout.close()
+
+
+def until(reader, pid, condition):
+    for _ in range(10_000):
+        (found,) = reader.read([(0, pid)])
+        if condition(found):
+            return found
+    raise AssertionError(found)
+
+
+def test_the_last_step_can_be_told_after_the_end_of_a_rank_too(tmp_path):
+    page = beats.pack(1, 3, 103, beats.Phase.DATA, 5.0, 4.0, [0.0] * len(beats.Phase))
+    path = beats.beats_path(str(tmp_path), 2, 0)
+    with open(path, "wb") as file:
+        file.write(page.ljust(beats.PAGE_BYTES, b"\0"))
+
+    assert last_step(str(tmp_path), 2, 0) == 103
+    assert last_step(str(tmp_path), 2, 1) is None
+
+
+def test_a_rank_without_beats_is_seen_by_its_processor_time(process, tmp_path):
+    pid = process("print('up', flush=True)\nwhile True: pass")
+    reader = NodeProgress(str(tmp_path), 0)
+    (first,) = reader.read([(0, pid)])
+    assert first.beat_age_s is None
+    until(reader, pid, lambda found: found.active_s > first.active_s)
+
+
+def test_a_child_that_works_counts_for_a_rank_that_waits_for_it(process, tmp_path):
+    pid = process(
+        "import subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-S', '-c', 'while True: pass'])\n"
+        "print('up', flush=True)\nchild.wait()"
+    )
+    reader = NodeProgress(str(tmp_path), 0)
+    (first,) = reader.read([(0, pid)])
+    until(reader, pid, lambda found: found.active_s > first.active_s + 0.05)
+
+
+def test_beats_are_read_with_their_age(process, tmp_path):
+    pid = process("print('up', flush=True)\nimport signal\nsignal.pause()")
+    environ = {
+        "TORCHMUSTER_SOCKET": str(tmp_path / "agent.sock"),
+        "TORCHMUSTER_ATTEMPT": "0",
+        "RANK": "0",
+    }
+    beats = open_beats(environ)
+    beats.step(11)
+    beats.step(12)
+    (found,) = NodeProgress(str(tmp_path), 0).read([(0, pid)])
+    beats.close()
+    assert (found.step, found.steps_here) == (12, 2)
+    assert 0 <= found.beat_age_s < 30
+    assert found.median_s > 0
+
+
+def test_a_process_that_is_gone_has_no_state(tmp_path):
+    child = subprocess.Popen(["true"])
+    child.wait()
+    (found,) = NodeProgress(str(tmp_path), 0).read([(0, child.pid)])
+    assert found.state == ""

@@ -1,0 +1,66 @@
+"""When workers are warned, when they are stopped."""
+
+import asyncio
+import time
+
+from torchmuster.owner.deadline import Deadline
+
+
+def watch(deadline):
+    """Return what a deadline does until it has nothing left to do."""
+    done = []
+    says = [lambda text: done.append(("say", text)), lambda: done.append("warn")]
+    asyncio.run(deadline.watch(*says, lambda at_once: done.append(("stop", at_once))))
+    return done
+
+
+def test_workers_are_warned_so_long_before_the_end():
+    deadline = Deadline(0.1, ends_at=time.time() + 0.3)
+    began = time.monotonic()
+    assert [word for word in watch(deadline) if word == "warn"] == ["warn"]
+    assert 0.15 < time.monotonic() - began < 5.0
+    assert deadline.was_up
+
+
+def test_a_warning_longer_than_half_of_the_job_is_shortened_and_said():
+    done = watch(Deadline(60.0, ends_at=time.time() + 0.4))
+    assert done[0][0] == "say"
+    assert "--warn 60s is too long" in done[0][1]
+    assert "warn" in done
+
+
+def test_workers_that_stay_are_stopped_only_where_the_run_goes_on():
+    stays = watch(Deadline(0.05, ends_at=time.time() + 0.2))
+    assert not [word for word in stays if word[0] == "stop"]
+    stopped = watch(Deadline(0.05, ends_at=time.time() + 0.2, goes_on=True))
+    assert [word for word in stopped if word[0] == "stop"] == [("stop", False), ("stop", True)]
+
+
+def test_an_end_is_asked_for_where_it_is_unknown():
+    asked = []
+    ask = lambda: asked.append(1) or 5.0  # noqa: E731
+    Deadline(9.0, ends_at=1.0, ask=ask).find_out()
+    assert asked == []
+    deadline = Deadline(0.0, ask=ask)
+    deadline.find_out()
+    assert (deadline.ends_at, asked) == (5.0, [1])
+
+
+def test_an_end_that_nobody_knows_is_said_where_the_run_goes_on():
+    ((_, text),) = watch(Deadline(9.0, goes_on=True))
+    assert "nobody knows when this job ends" in text
+
+
+def test_the_time_is_up_from_the_warning_on():
+    deadline = Deadline(120.0, ends_at=1000.0)
+    assert not deadline.is_up(879.0)
+    assert deadline.is_up(881.0)
+    assert not Deadline(120.0).is_up(881.0)
+
+
+def test_a_signal_counts_as_the_time_limit_at_the_end_only():
+    deadline = Deadline(30.0, ends_at=1000.0, was_up=True)
+    assert not deadline.is_over(980.0), "the warning came; somebody else may stop the job now"
+    assert deadline.is_over(1000.0)
+    assert Deadline(0.0, was_up=True).is_over(1.0), "nobody knows the end, but a warning came"
+    assert not Deadline(0.0).is_over(1.0)

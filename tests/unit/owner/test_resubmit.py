@@ -1,0 +1,164 @@
+"""How the head continues a run: which way, in which order, and when not."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from torchmuster import proc
+from torchmuster.engines.registry import load_dialect
+from torchmuster.errors import UsageError
+from torchmuster.files import atomic
+from torchmuster.files.layout import RunDir
+from torchmuster.model import codec
+from torchmuster.model.links import Link, Links, ResubmitWay
+from torchmuster.model.verdict import Result, RunState
+from torchmuster.owner.jobs.links import mark_cancelled, read_links, write_links
+from torchmuster.owner.resubmit import Chain, find_end, parse_way, restarts_spent
+
+
+def result(state):
+    return Result(
+        run_id="r", state=state, exit_code=75, attempts=4, restarts_spent=0, elapsed_s=1.0
+    )
+
+
+class Scheduler:
+    """Answers each command by its name; notes what was asked."""
+
+    def __init__(self, **answers):
+        self.answers, self.asked = answers, []
+
+    def __call__(self, argv):
+        self.asked.append(argv)
+        name = next(word for word in argv if word in self.answers)
+        status, text = self.answers[name]
+        out, err = (text, "") if status == 0 else ("", text)
+        return proc.Answered(status=status, stdout=out.encode(), stderr=err.encode())
+
+
+@pytest.fixture
+def chain(tmp_path):
+    def make(engine="slurm", job_id="7", num=2, way=None, ask=None, environment=None):
+        run_dir = RunDir(str(tmp_path))
+        dialect = load_dialect(engine)
+        made = Chain(run_dir, dialect, job_id, num, way, ask or Scheduler(), environment or {})
+        made.begin(0)
+        return made
+
+    return make
+
+
+def go_on(chain, state=RunState.PREEMPTED, *, time_was_up=True):
+    said = []
+    goes_on = chain.go_on(result(state), time_was_up=time_was_up, say=said.append)
+    return goes_on, said
+
+
+def test_slurm_requeues_first(chain):
+    ask = Scheduler(scontrol=(0, ""))
+    made = chain(ask=ask)
+    goes_on, said = go_on(made)
+    assert (goes_on, said) == (True, ["the run goes on: link 2 of 3 is job 7, by requeue"])
+    assert ask.asked == [["scontrol", "requeue", "7"]]
+    newest = read_links(made.run_dir).newest
+    assert newest == Link(job_id="7", way=ResubmitWay.REQUEUE, first_attempt=4)
+
+
+def test_a_new_job_waits_for_the_end_of_its_submitter_without_its_variables(chain):
+    ask = Scheduler(qsub=(0, "8.ctl\n"))
+    environment = {"PBS_JOBID": "7.ctl", "PBS_CONF_FILE": "/etc/pbs.conf", "HOME": "/root"}
+    made = chain("pbs", "7.ctl", ask=ask, environment=environment)
+    assert go_on(made)[0]
+    (argv,) = ask.asked
+    assert argv[:3] == ["env", "--unset=PBS_JOBID", "qsub"]
+    assert "depend=afterany:7.ctl" in argv
+    assert read_links(made.run_dir).newest.job_id == "8.ctl"
+
+
+def test_a_refused_way_is_followed_by_the_next_with_its_reason(chain):
+    ask = Scheduler(scontrol=(1, "no permission\n"), sbatch=(0, "8\n"))
+    goes_on, said = go_on(chain(ask=ask))
+    assert goes_on
+    assert said[0] == "the run can't go on by requeue: no permission"
+    assert said[1] == "the run goes on: link 2 of 3 is job 8, by submit"
+
+
+def test_a_refused_requeue_leaves_no_link(chain):
+    made = chain(ask=Scheduler(scontrol=(1, "no"), sbatch=(1, "no")))
+    assert not go_on(made)[0]
+    links = read_links(made.run_dir)
+    assert (len(links.links), links.ended) == (1, "no way to go on")
+
+
+def test_the_next_job_of_a_chain_is_taken_without_a_command(chain):
+    made = chain(way=ResubmitWay.CHAIN)
+    atomic.write_json(made.run_dir.job, {"engine": "slurm", "job_id": "7", "chain": ["8", "9"]})
+    assert go_on(made)[0]
+    assert read_links(made.run_dir).newest.job_id == "8"
+
+
+@pytest.mark.parametrize(
+    ("state", "time_was_up"), [(RunState.FAILED, True), (RunState.PREEMPTED, False)]
+)
+def test_a_run_that_ended_for_another_reason_is_not_continued(chain, state, time_was_up):
+    made = chain()
+    assert go_on(made, state, time_was_up=time_was_up) == (False, [])
+    assert read_links(made.run_dir).ended == state.value
+
+
+def test_no_more_than_k_continuations(chain):
+    made = chain(num=1, ask=Scheduler(scontrol=(0, "")))
+    assert go_on(made)[0]
+    goes_on, said = go_on(made)
+    assert (goes_on, said) == (False, ["link 2 of 2 has ended, and --resubmit 1 is spent"])
+
+
+def test_a_cancelled_run_is_not_continued_and_not_begun(chain):
+    made = chain()
+    mark_cancelled(made.run_dir)
+    assert not go_on(made)[0]
+    assert "cancelled" in made.begin(0)
+
+
+@pytest.mark.parametrize("state", [RunState.SUCCEEDED, RunState.FAILED])
+def test_a_later_job_of_a_complete_run_has_nothing_to_do(chain, state):
+    made = chain()
+    atomic.write_json(made.run_dir.result, codec.to_plain(result(state)))
+    later = chain(job_id="8")
+    assert "the run is complete" in later.begin(0)
+    assert made.begin(0) is None, "the scheduler has started the same job again"
+
+
+def test_a_job_after_one_that_was_killed_notes_itself(chain):
+    made = chain()
+    write_links(made.run_dir, Links(most=3, links=(Link(job_id="7"),)))
+    later = chain(job_id="8")
+    assert later.links.newest == Link(job_id="8", way=ResubmitWay.CHAIN)
+    assert later.links.label == "link 2 of 3"
+
+
+def test_restarts_are_one_budget_for_all_links(tmp_path):
+    run_dir = RunDir(str(tmp_path))
+    events = [{"event": "attempt_failed", "restarts_left": left} for left in (2, 1, None)]
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events))
+    assert restarts_spent(run_dir, 3) == 2
+    assert restarts_spent(RunDir(str(tmp_path / "new")), 3) == 0
+
+
+def test_the_end_comes_from_the_first_command_that_tells_it():
+    ask = Scheduler(squeue=(1, "no"), scontrol=(0, "JobId=7 RunTime=00:01:00 TimeLimit=00:05:00"))
+    assert find_end(load_dialect("slurm"), "7", lambda: 100.0, ask) == 340.0
+
+
+def test_an_unknown_way_is_a_mistake_with_its_mend():
+    with pytest.raises(UsageError, match="no way `again`") as caught:
+        parse_way("again")
+    assert "requeue, submit, chain" in caught.value.fix
+
+
+def test_a_run_that_lost_a_node_with_its_job_goes_on_in_another(chain):
+    made = chain("pbs", "7.ctl", ask=Scheduler(qsub=(0, "8.ctl\n")))
+    lost = replace(result(RunState.PREEMPTED), node_was_lost=True)
+    assert made.go_on(lost, time_was_up=False, say=lambda _: None)
+    assert read_links(made.run_dir).newest.job_id == "8.ctl"

@@ -1,0 +1,86 @@
+"""The owner of a workflow: more groups than may run at once, a disk that does not take what it writes."""
+
+import asyncio
+import os
+import sys
+
+from torchmuster.model.states import State
+from torchmuster.model.workflow import GroupPlan, TaskPlan, WorkflowPlan
+from torchmuster.owner import workflow
+from torchmuster.owner.capacity import Machine
+from torchmuster.owner.create import create_workflow_dir
+from torchmuster.owner.workflow import WorkflowOwner
+
+DEADLINE_S = 30.0
+
+
+class Listening:
+    """A display that keeps what is said."""
+
+    def __init__(self):
+        self.said = []
+
+    def say(self, sentence):
+        self.said.append(sentence)
+
+    def show_task(self, task, stream, text, left_out):
+        del task, stream, text, left_out
+
+
+def alone(name, command):
+    """Return a group of one task."""
+    return GroupPlan(name=name, tasks=(TaskPlan(name=f"t{name}", lead=True, command=command),))
+
+
+def own(tmp_path, monkeypatch, groups, spoil=lambda run_dir: None):
+    """Own a workflow whose run directory `spoil` has changed; return result and lines."""
+    monkeypatch.setenv("MUSTER_HOME", str(tmp_path))
+    plan = WorkflowPlan(
+        run_id="r",
+        name="r",
+        groups=tuple(groups),
+        spec_path=str(tmp_path / "w.yaml"),
+        python=(sys.executable,),
+        cwd=str(tmp_path),
+        uuid="u",
+    )
+    run_dir = create_workflow_dir(plan, "", "")
+    spoil(run_dir)
+    display = Listening()
+
+    async def limited():
+        async with asyncio.timeout(DEADLINE_S):
+            return await WorkflowOwner(plan, run_dir, Machine(num_cpus=2), display).run()
+
+    return asyncio.run(limited()), display.said
+
+
+def test_a_group_whose_folder_can_not_be_made_fails_and_the_run_ends(tmp_path, monkeypatch):
+    def spoil(run_dir):
+        with open(os.path.join(run_dir.path, "groups"), "w") as file:
+            file.write("in the way")
+
+    result, _ = own(tmp_path, monkeypatch, [alone("g", ("true",))], spoil)
+    assert result.state.is_failed
+    assert "groups" in result.reports[0].error
+    assert result.groups == {"g": State.FAILED_START_ERROR.value}
+
+
+def test_an_outcome_that_could_not_be_written_is_taken_from_what_the_head_said(
+    tmp_path, monkeypatch
+):
+    def spoil(run_dir):
+        os.makedirs(os.path.join(run_dir.group("g").result, "in-the-way"))
+
+    result, said = own(tmp_path, monkeypatch, [alone("g", ("sh", "-c", "exit 7"))], spoil)
+    assert result.groups == {"g": State.FAILED.value}
+    assert result.exit_code == 7
+    assert any("could not be written" in line for line in said)
+    assert not any("was lost" in line for line in said)
+
+
+def test_groups_that_have_ended_make_room_for_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(workflow, "MAX_GROUPS_AT_ONCE", 1)
+    groups = [alone(name, ("true",)) for name in ("a", "b", "c")]
+    result, _ = own(tmp_path, monkeypatch, groups)
+    assert set(result.groups.values()) == {State.COMPLETED.value}

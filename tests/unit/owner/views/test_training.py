@@ -1,0 +1,63 @@
+"""The record of the training library, as `muster status` shows it."""
+
+from torchmuster.owner.views.training import view_training
+
+LEDGER = {"samples": 101, "lost": 0, "twice": 0, "whole": True}
+
+
+def epoch(number, step, loss, **ledger):
+    values = {"loss": loss}
+    return {
+        "event": "epoch",
+        "epoch": number,
+        "step": step,
+        "elapsed_s": 1.5,
+        "values": values,
+        "ledger": LEDGER | ledger,
+    }
+
+
+def test_no_record_is_no_training():
+    assert view_training([]) is None
+
+
+def test_the_last_step_save_and_metrics_count():
+    view = view_training(
+        [
+            {"event": "resumed", "step": 0},
+            {"event": "metrics", "step": 50, "values": {"loss": 2.0}},
+            {"event": "save", "step": 60},
+            {"event": "saved", "step": 62, "saved": 60},
+            {"event": "save", "step": 90},
+            {"event": "metrics", "step": 100, "values": {"loss": 1.0}},
+        ]
+    )
+    assert (view.step, view.saved_step, view.values) == (100, 60, {"loss": 1.0})
+    assert not view.is_finished
+
+
+def test_a_run_that_begins_with_a_snapshot_has_it_saved():
+    assert view_training([{"event": "resumed", "step": 60}]).saved_step == 60
+    assert view_training([{"event": "resumed", "step": 0}]).saved_step is None
+
+
+def test_an_epoch_that_was_done_again_is_shown_once():
+    view = view_training([epoch(0, 8, 3.0), epoch(1, 16, 2.0), epoch(1, 16, 2.5)])
+    assert [(e.epoch, e.values["loss"]) for e in view.epochs] == [(0, 3.0), (1, 2.5)]
+    assert view.epochs[0].samples == 101
+
+
+def test_a_finished_run_that_is_started_again_is_not_finished():
+    finished = [{"event": "finished", "step": 8}]
+    assert view_training(finished).is_finished
+    assert not view_training([*finished, {"event": "resumed", "step": 8}]).is_finished
+
+
+def test_an_epoch_that_was_left_early_says_so():
+    view = view_training([epoch(0, 4, 3.0, samples=52, whole=False)])
+    assert not view.epochs[0].is_whole
+
+
+def test_an_epoch_without_our_loader_has_no_ledger():
+    event = epoch(0, 4, 3.0) | {"ledger": {}}
+    assert view_training([event]).epochs[0].samples is None

@@ -1,0 +1,52 @@
+import socket
+
+import pytest
+
+from torchmuster.programs.main import StoreDesk, job_environment
+
+
+def test_the_port_of_a_store_takes_callers_before_the_store_has_begun():
+    desk = StoreDesk()
+    port = desk.open(3, "127.0.0.1")
+
+    with socket.create_connection(("127.0.0.1", port)) as caller, desk.take(3) as listening:
+        accepted, address = listening.accept()
+        with accepted:
+            assert address == caller.getsockname()
+
+
+def test_the_socket_of_an_attempt_is_given_once():
+    desk = StoreDesk()
+    desk.open(0, "127.0.0.1")
+
+    desk.take(0).close()
+    assert desk.take(0) is None
+    assert desk.take(1) is None
+
+
+def test_two_attempts_never_share_a_port():
+    desk = StoreDesk()
+    ports = {desk.open(attempt, "127.0.0.1") for attempt in range(8)}
+
+    assert len(ports) == 8
+    for attempt in range(8):
+        desk.take(attempt).close()
+
+
+def test_an_address_that_is_not_ours_is_an_error():
+    with pytest.raises(OSError, match="assign"):
+        StoreDesk().open(0, "192.0.2.1")
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "given", "expected"),
+    [(1, None, None), (2, None, "1"), (2, "8", "8")],
+)
+def test_several_workers_on_a_node_get_one_thread_each_as_under_torchrun(
+    monkeypatch, num_workers, given, expected
+):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if given is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", given)
+
+    assert job_environment(num_workers).get("OMP_NUM_THREADS") == expected

@@ -1,0 +1,342 @@
+"""The loader: one global sequence of batches, whatever the world, its workers and its restarts."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch.utils.data import Dataset
+
+from torchmuster.errors import UsageError
+from torchmuster.train.batches.keyed import DatasetError
+from torchmuster.train.batches.ledger import Sums, sums_of
+from unit.train.worlds import Compared, Numbers, open_loader, stand, take, world_of
+
+# Forked workers of a process that has threads, or more of them than cores: both are meant here.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning"),
+]
+PRIME = 101
+WORLDS = (4, 3, 7, 1, 8)
+
+
+class Noisy(Dataset):
+    """Samples with augmentation from torch's generator."""
+
+    def __len__(self):
+        return PRIME
+
+    def __getitem__(self, index):
+        return index + torch.rand((), dtype=torch.float64)
+
+
+class Stops:
+    """A gate that notes what the loader tells it."""
+
+    def __init__(self):
+        self.boundaries = 0
+
+    def between_steps(self):
+        self.boundaries += 1
+
+    def waiting_for_data(self):
+        return torch.no_grad()
+
+    def stop(self):
+        raise AssertionError("nothing asked for a stop")
+
+
+def alone(dataset, num_epochs=1, **settings):
+    """Return the global batches of one process, a list an epoch."""
+    with world_of(1, dataset, **settings) as loaders:
+        return [take(loaders) for _ in range(num_epochs)]
+
+
+def through_worlds(worlds, dataset, steps_each, **settings):
+    """Return the global batches of one epoch when the world changes in its middle, and the sums."""
+    state, batches, sums = None, [], Sums()
+    for number, world_size in enumerate(worlds):
+        last = number == len(worlds) - 1
+        with world_of(world_size, dataset, state, **settings) as loaders:
+            batches += take(loaders, None if last else steps_each)
+            for loader in loaders:
+                sums = sums + loader.ledger.sums()
+            state = stand(loaders)
+    return batches, sums
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+@pytest.mark.parametrize("batch_size", [7, 13])
+def test_a_changing_world_sees_the_global_batches_of_one_process(batch_size, num_workers):
+    settings = {"global_batch_size": batch_size, "shuffle": True, "seed": 3}
+    settings["num_workers"] = num_workers
+    batches, sums = through_worlds(WORLDS, Numbers(PRIME), 1, **settings)
+    expected = alone(Numbers(PRIME), **{**settings, "num_workers": 0})[0]
+    assert batches == expected
+    assert sorted(itertools.chain(*batches)) == list(range(PRIME))
+    assert sums == sums_of(torch.arange(PRIME).numpy())
+
+
+@settings(max_examples=25)
+@given(
+    st.lists(st.integers(1, 8), min_size=1, max_size=5),
+    st.integers(1, 40),
+    st.integers(1, 3),
+    st.integers(0, 3),
+    st.booleans(),
+    st.booleans(),
+)
+def test_any_changes_of_the_world_keep_the_global_batches(
+    worlds, batch_size, accumulate, steps_each, shuffle, drop_last
+):
+    settings = {"global_batch_size": batch_size, "shuffle": shuffle, "drop_last": drop_last}
+    expected = alone(Numbers(47), **settings)[0]
+    # Else the changes would not be in the middle of the epoch.
+    assume(steps_each * (len(worlds) - 1) < len(expected))
+    batches, _ = through_worlds(worlds, Numbers(47), steps_each, accumulate=accumulate, **settings)
+    assert batches == expected
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_batch_size_per_rank_loses_nothing_when_the_world_changes(drop_last):
+    settings = {"batch_size": 3, "shuffle": True, "drop_last": drop_last}
+    batches, sums = through_worlds(WORLDS, Numbers(PRIME), 1, **settings)
+    sizes = [12, 9, 21, 3, 24, 24]
+    assert [len(batch) for batch in batches] == (sizes if drop_last else [*sizes, PRIME - 93])
+    seen = list(itertools.chain(*batches))
+    order = list(itertools.chain(*alone(Numbers(PRIME), batch_size=1, shuffle=True)[0]))
+    assert seen == order[: len(seen)]
+    assert sums == sums_of(torch.tensor(seen).numpy())
+
+
+def test_the_rest_that_drop_last_leaves_out_is_counted_from_where_the_epoch_stands():
+    # 20 samples: 8 in a world of 4, then 6 + 6 in a world of 3, which alone would have used 18.
+    settings = {"batch_size": 2, "drop_last": True}
+    batches, _ = through_worlds((4, 3), Numbers(20), 1, **settings)
+    assert [len(batch) for batch in batches] == [8, 6, 6]
+    # 18 in a world of 3; the 2 that are left are no batch of 8: the next epoch begins.
+    with world_of(3, Numbers(20), **settings) as loaders:
+        take(loaders)
+        state = stand(loaders)
+    with world_of(4, Numbers(20), state, **settings) as loaders:
+        assert take(loaders)[0] == list(range(8))
+        assert {loader.epoch for loader in loaders} == {1}
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_augmentation_is_the_same_in_any_world(num_workers):
+    settings = {"global_batch_size": 17, "shuffle": True, "num_workers": num_workers}
+    batches, _ = through_worlds((2, 3), Noisy(), 2, **settings)
+    assert batches == alone(Noisy(), global_batch_size=17, shuffle=True)[0]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_epochs_have_orders_of_their_own_in_any_world(num_workers):
+    settings = {"global_batch_size": 13, "shuffle": True, "num_workers": num_workers}
+    with world_of(3, Numbers(PRIME), **settings) as loaders:
+        epochs = [take(loaders) for _ in range(3)]
+    assert epochs == alone(Numbers(PRIME), 3, global_batch_size=13, shuffle=True)
+    assert len({str(epoch) for epoch in epochs}) == 3
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_loop_goes_on_after_a_break(num_workers):
+    loader = open_loader(Numbers(20), global_batch_size=3, num_workers=num_workers)
+    seen = []
+    for stop_at in (2, 5, None):
+        for batch in loader:
+            seen.append(batch.tolist())
+            if len(seen) == stop_at:
+                break
+    loader.close()
+    assert list(itertools.chain(*seen)) == list(range(20))
+    assert loader.ledger.sums() == sums_of(torch.arange(20).numpy())
+    assert (loader.epoch, len(seen)) == (0, 7)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_break_in_the_middle_of_an_accumulated_step_goes_on_there(num_workers):
+    settings = {"global_batch_size": 6, "accumulate": 3, "num_workers": num_workers}
+    loader = open_loader(Numbers(16), **settings)
+    seen, left = [], []
+    for _ in range(9):
+        left.append(len(loader))
+        for batch in loader:
+            seen += batch.tolist()
+            break
+    loader.close()
+    assert seen == list(range(16))
+    assert left == [9, 8, 7, 6, 5, 4, 3, 2, 1]
+    assert loader.ledger.sums() == sums_of(torch.arange(16).numpy())
+    assert (loader.position, len(loader)) == (16, 0)
+
+
+def test_a_position_counts_whole_steps_only():
+    loader = open_loader(Numbers(12), global_batch_size=6, accumulate=2)
+    positions = [(loader.position, loader.ends_step) for _ in loader]
+    assert positions == [(0, False), (6, True), (6, False), (12, True)]
+
+
+def test_the_length_is_what_is_left():
+    loader = open_loader(Numbers(10), global_batch_size=4, accumulate=2)
+    lengths = [len(loader) for batch in loader if loader.ends_step]
+    assert lengths == [4, 2, 0]
+    assert (loader.steps_per_epoch, loader.global_batch_size) == (3, 4)
+
+
+def test_more_ranks_than_samples_in_a_batch_repeat_one_with_weight_zero():
+    with world_of(5, Numbers(7), global_batch_size=3) as loaders:
+        iterators = [iter(loader) for loader in loaders]
+        for batch in ([0, 1, 2], [3, 4, 5], [6]):
+            shares = [next(iterator).tolist() for iterator in iterators]
+            assert all(len(share) == 1 for share in shares)  # nobody's batch is empty
+            counts = [loader.count for loader in loaders]
+            assert [s[0] for s, c in zip(shares, counts, strict=True) if c] == batch
+            weights = [loader._pace.weight for loader in loaders]
+            assert weights == [count * 5 / len(batch) for count in counts]
+        assert [next(iterator, None) for iterator in iterators] == [None] * 5
+        total = Sums()
+        for loader in loaders:
+            total = total + loader.ledger.sums()
+    assert total == sums_of(torch.arange(7).numpy())
+
+
+def test_outside_of_the_loop_no_batch_is_in_hand():
+    loader = open_loader(Numbers(5), global_batch_size=2)
+    for _ in loader:
+        assert loader.count == 2
+        assert loader._pace.count == 2
+        break
+    assert loader.count == 0
+    assert loader._pace.count is None
+    assert loader.ends_step
+
+
+def test_boundaries_are_between_steps_only():
+    loader = open_loader(Numbers(8), global_batch_size=4, accumulate=2)
+    loader.gate = Stops()
+    told = [loader.gate.boundaries for _ in loader]
+    # Each boundary twice: before the wait for data, and after it.
+    assert told == [2, 2, 4, 4]
+    assert loader.gate.boundaries == 5
+    assert list(loader) == []  # the run, not the loop, begins the next epoch
+
+
+@pytest.mark.parametrize(
+    ("saved", "now", "words"),
+    [
+        (
+            {"length": 20},
+            {"length": 21},
+            "the dataset had 20 samples when the snapshot was made, it has 21 now",
+        ),
+        ({"seed": 1}, {"seed": 2}, "the loader's seed was 1, it is 2 now"),
+        (
+            {"shuffle": True},
+            {"shuffle": False},
+            "the loader's `shuffle` was True, it is False now",
+        ),
+        (
+            {"length": 20, "seed": 1},
+            {"length": 10, "seed": 2},
+            (
+                "the dataset had 20 samples when the snapshot was made, it has 10 now;"
+                " the loader's seed was 1, it is 2 now"
+            ),
+        ),
+    ],
+)
+def test_another_order_than_the_snapshots_is_refused(saved, now, words):
+    def make(length=20, **settings):
+        return open_loader(Numbers(length), global_batch_size=4, **settings)
+
+    state = make(**saved).state_dict()
+    with pytest.raises(DatasetError) as caught:
+        make(**now).load_state_dict(state)
+    error = caught.value
+    assert error.what == words
+    assert error.where == "World.resume(data=...)"
+    assert error.why == (
+        "the order of samples would be another one: some would be lost, some seen twice"
+    )
+    assert error.fix == ("restore the dataset and the seed, or start over with another folder")
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({}, "give either global_batch_size or batch_size (per rank)"),
+        (
+            {"global_batch_size": 8, "batch_size": 4},
+            "give either global_batch_size or batch_size (per rank)",
+        ),
+        ({"global_batch_size": 0}, "global_batch_size is 0, below one"),
+        ({"batch_size": -1}, "batch_size is -1, below one"),
+        ({"batch_size": 1, "accumulate": 0}, "accumulate is 0, below one"),
+        ({"batch_size": 1, "num_workers": -1}, "num_workers is -1, below zero"),
+        (
+            {"global_batch_size": 0, "accumulate": 0},
+            "global_batch_size is 0, below one; accumulate is 0, below one",
+        ),
+        (
+            {"global_batch_size": 11, "drop_last": True},
+            "drop_last leaves nothing of 10 samples in batches of 11",
+        ),
+    ],
+)
+def test_sizes_that_divide_nothing_are_refused(settings, problem):
+    with pytest.raises(UsageError) as caught:
+        open_loader(Numbers(10), **settings)
+    assert caught.value.what == f"the loader can't divide its samples: {problem}"
+    assert caught.value.where == "World.loader"
+
+
+def test_an_empty_dataset_is_refused():
+    with pytest.raises(DatasetError, match="the dataset is empty"):
+        open_loader(Numbers(0), global_batch_size=1)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_iterating_does_not_move_the_scripts_generator(num_workers):
+    before = torch.get_rng_state()
+    with world_of(1, Noisy(), global_batch_size=20, num_workers=num_workers) as loaders:
+        take(loaders)
+        take(loaders, 1)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_comparing_the_ranks_datasets_takes_no_sample_from_the_epoch(num_workers):
+    compare = Compared()
+    loader = open_loader(Noisy(), global_batch_size=30, num_workers=num_workers, compare=compare)
+    first, second = take([loader]), take([loader])
+    loader.close()
+    assert [first, second] == alone(Noisy(), 2, global_batch_size=30)
+    assert len(compare.values) == 1
+
+
+def test_ranks_with_other_datasets_are_refused():
+    compare = Compared()
+    loaders = [
+        open_loader(range(at, 9 + at), global_batch_size=3, compare=compare) for at in (0, 0, 1)
+    ]
+    assert next(iter(loaders[0])).tolist() == [0, 1, 2]
+    next(iter(loaders[1]))
+    with pytest.raises(DatasetError) as caught:
+        next(iter(loaders[2]))
+    assert caught.value.what == "the dataset of rank 2 differs from that of rank 0"
+
+
+def test_closed_loaders_leave_no_process():
+    loader = open_loader(Numbers(30), global_batch_size=2, num_workers=2)
+    next(iter(loader))
+    (iterator,) = loader._batches.iterators
+    processes = list(iterator._workers)
+    assert len(processes) == 2
+    loader.close()
+    for process in processes:
+        process.join(timeout=20)
+        assert not process.is_alive()
+    loader.close()  # safe to repeat
