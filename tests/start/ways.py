@@ -22,7 +22,7 @@ from typing import Any, Self
 
 from torchmuster import proc
 from torchmuster.model.plan import Program, ScriptKind, StartMethod
-from torchmuster.node.spawner.spawner_link import start_spawner
+from torchmuster.node.spawner.start import start_spawner
 
 SOURCE = str(Path(__file__).parents[2] / "src")
 # The client is started without PYTHONPATH, which the job would inherit.

@@ -55,7 +55,7 @@ def _read(given: dict[str, Any]) -> dict[str, Any]:
     """Return the numbers among the options; all mistakes are told at once."""
     from torchmuster.errors import ManyErrors
     from torchmuster.net.task_call import agent_socket
-    from torchmuster.spec.launch import Problems
+    from torchmuster.spec.problems import Problems
     from torchmuster.spec.units import parse_timeout
 
     problems = Problems()

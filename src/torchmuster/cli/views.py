@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from torchmuster.cli.account import clock, print_account, span
 from torchmuster.cli.completion import complete_runs
 from torchmuster.cli.echo import echo
 from torchmuster.errors import MusterError, NotFoundError
@@ -71,8 +72,8 @@ def _row(view: "RunView", account: "Account") -> list[str]:
     return [
         short_id(view.run_id),
         view.state.value,
-        _clock(account.submitted),
-        _span(account.elapsed_s),
+        clock(account.submitted),
+        span(account.elapsed_s),
         account.place,
         workers,
         in_one_line(command)[:50],
@@ -88,20 +89,6 @@ def _size_and_command(view: "RunView") -> tuple[str, str]:
     attempts = view.attempts
     workers = str(attempts[-1]["world_size"]) if attempts else "-"
     return workers, " ".join(view.plan.program.display()) if view.plan else "-"
-
-
-def _clock(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
-
-
-def _span(seconds: float | None) -> str:
-    if seconds is None:
-        return "-"
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}"
 
 
 @click.command(context_settings=_CONTEXT)
@@ -167,24 +154,6 @@ def status(run: str, *, as_json: bool) -> int:
     elif view.state.is_final and (further := how_to_go_on(view.run_dir)) is not None:
         echo(f"\n{further}")
     return 0
-
-
-def print_account(account: "Account", *, has_job_line: bool = False) -> None:
-    """Print where and for how long, and how it ended: what the scheduler has forgotten too."""
-    if account.jobs and not has_job_line:
-        many = "s" if len(account.jobs) > 1 else " "
-        echo(f"job{many}     {', '.join(account.jobs)} of {account.engine}")
-    elif not account.jobs:
-        echo(f"on       {account.engine}")
-    lasted = f", {_span(account.elapsed_s)} since it began" if account.elapsed_s is not None else ""
-    if account.exit_code is not None and account.elapsed_s is not None:
-        lasted = f", took {_span(account.elapsed_s)}"
-    echo(f"time     submitted {_clock(account.submitted)}{lasted}")
-    if account.exit_code is not None:
-        why = f": {in_one_line(account.ended_by)}" if account.ended_by else ""
-        echo(f"exit     {account.exit_code}{why}")
-    elif account.ended_by is not None:
-        echo(f"end      {in_one_line(account.ended_by)}")
 
 
 def _print_attempts(view: "RunView") -> None:

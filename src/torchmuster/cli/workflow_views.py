@@ -38,7 +38,7 @@ def size_and_name(view: "RunView") -> tuple[str, str]:
 
 def print_status(view: "RunView", *, as_json: bool) -> int:
     """Show where a workflow stands: every task with its state and the reason for every wait."""
-    from torchmuster.cli.views import print_account
+    from torchmuster.cli.account import print_account
     from torchmuster.owner.views.account import account_of
     from torchmuster.ui.messages import paint_report, workflow_summary
 

@@ -44,7 +44,8 @@ from torchmuster.net.race import RaceError, race, worst_failure
 from torchmuster.node.error_file import root_cause
 from torchmuster.node.node_facts import FactsDesk
 from torchmuster.node.node_setup import NodeWork, other_interpreter, refusal_of
-from torchmuster.node.spawner.spawner_link import SpawnerLink, make_link, start_spawner
+from torchmuster.node.spawner.spawner_link import SpawnerLink
+from torchmuster.node.spawner.start import make_link, start_spawner
 from torchmuster.node.voice import Voice
 from torchmuster.node.worker_socket import WorkerSocket
 from torchmuster.node.workers import NodeAttempt, WorkerSettings

@@ -37,7 +37,8 @@ from torchmuster.node.environment import take_environment
 from torchmuster.node.remote.elsewhere import elsewhere_argv
 from torchmuster.node.sandbox.container import remove_containers
 from torchmuster.node.sandbox.network import PrivateNetwork
-from torchmuster.node.task.task_agent import NetworkShare, TaskAgent, TaskOptions
+from torchmuster.node.task.options import NetworkShare, TaskOptions
+from torchmuster.node.task.task_agent import TaskAgent
 from torchmuster.node.voice import LogVoice
 from torchmuster.node.worker_socket import make_socket_folder
 

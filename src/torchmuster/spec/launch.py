@@ -8,7 +8,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from torchmuster.errors import UsageError
 from torchmuster.model import contract
 from torchmuster.model.plan import (
     Limits,
@@ -20,6 +19,7 @@ from torchmuster.model.plan import (
     StartMethod,
     Tee,
 )
+from torchmuster.spec.problems import Problems
 from torchmuster.spec.units import parse_timeout
 
 _MAX_NODES = 65536
@@ -54,19 +54,6 @@ class LaunchOptions:
     preflight: str = "short"
     preflight_script: str | None = None
     restart_policy: str = "evidence"
-
-
-@dataclass(slots=True)
-class Problems:
-    """Collects errors, so that a user sees all of them in one go."""
-
-    found: list[UsageError] = field(default_factory=list)
-
-    def add(
-        self, what: str, where: str | None = None, why: str | None = None, fix: str | None = None
-    ) -> None:
-        """Note one problem."""
-        self.found.append(UsageError(what, where=where, why=why, fix=fix))
 
 
 def plan_run(

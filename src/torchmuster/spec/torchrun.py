@@ -17,13 +17,8 @@ from typing import Any, NoReturn
 
 from torchmuster.errors import UsageError
 from torchmuster.model.plan import Limits, Program, RestartPolicy, ScriptKind
-from torchmuster.spec.launch import (
-    Problems,
-    check_script,
-    parse_hang_timeout,
-    parse_nodes,
-    parse_workers,
-)
+from torchmuster.spec.launch import check_script, parse_hang_timeout, parse_nodes, parse_workers
+from torchmuster.spec.problems import Problems
 from torchmuster.spec.rendezvous import (
     DEFAULT_C10D_PORT,
     NO_ID,

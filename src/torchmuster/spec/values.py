@@ -12,7 +12,7 @@ from typing import Any
 
 from torchmuster.errors import UsageError
 from torchmuster.model.tokens import BARE_KINDS
-from torchmuster.spec.launch import Problems
+from torchmuster.spec.problems import Problems
 from torchmuster.spec.source import parse_yaml
 
 TOKEN_NAMES = frozenset({*BARE_KINDS, "input", "host"})

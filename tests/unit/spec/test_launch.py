@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from torchmuster.model.plan import Limits, ScriptKind, StartMethod, Tee
 from torchmuster.spec.launch import (
     LaunchOptions,
-    Problems,
     debug_environment,
     find_python,
     parse_hang_timeout,
@@ -16,6 +15,7 @@ from torchmuster.spec.launch import (
     parse_workers,
     plan_run,
 )
+from torchmuster.spec.problems import Problems
 
 GPUS = ("0", "1", "2", "3")
 

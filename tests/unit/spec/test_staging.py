@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchmuster.model.plan import Stage
-from torchmuster.spec.launch import Problems
+from torchmuster.spec.problems import Problems
 from torchmuster.spec.staging import parse_commands, parse_stages
 
 

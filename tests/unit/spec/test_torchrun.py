@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torchmuster.cli.spelling import TORCHRUN_OPTIONS
 from torchmuster.errors import UsageError
 from torchmuster.model.plan import Limits, RestartPolicy, ScriptKind
-from torchmuster.spec.launch import Problems
+from torchmuster.spec.problems import Problems
 from torchmuster.spec.torchrun import OURS, REFUSED, make_parser, parse_torchrun
 
 NO_SCRIPT = (

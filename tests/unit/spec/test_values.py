@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmuster.spec.launch import Problems
+from torchmuster.spec.problems import Problems
 from torchmuster.spec.values import default_values, parse_set_env, parse_set_strings, parse_sets
 
 

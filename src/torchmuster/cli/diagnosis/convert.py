@@ -51,7 +51,7 @@ def convert(**given: Any) -> int:
 
 def _convert(source: "Source", given: dict[str, Any]) -> "Conversion":
     from torchmuster.diagnose.convert.convert import convert_workflow
-    from torchmuster.spec.launch import Problems
+    from torchmuster.spec.problems import Problems
     from torchmuster.spec.values import parse_set_strings, parse_sets
 
     problems = Problems()

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from torchmuster.model.job import Allocation, JobRequest
     from torchmuster.model.plan import RunPlan
     from torchmuster.owner.jobs.jobs import JobWishes
-    from torchmuster.spec.launch import LaunchOptions, Problems
+    from torchmuster.spec.launch import LaunchOptions
+    from torchmuster.spec.problems import Problems
     from torchmuster.spec.sites.site import Site
 
 

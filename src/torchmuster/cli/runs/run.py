@@ -148,7 +148,8 @@ def run(**given: Any) -> int:
     from torchmuster.errors import ManyErrors, UsageError
     from torchmuster.owner.create import choose_run_id, create_run_dir
     from torchmuster.owner.room import room_warnings
-    from torchmuster.spec.launch import LaunchOptions, Problems, plan_run
+    from torchmuster.spec.launch import LaunchOptions, plan_run
+    from torchmuster.spec.problems import Problems
 
     if given["engine"] == "all":
         from torchmuster.cli.runs.dry_run import show_everywhere

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from torchmuster.engines.ssh_session import Luggage
     from torchmuster.model.plan import RunPlan
     from torchmuster.owner.views.find import RunView
-    from torchmuster.spec.launch import LaunchOptions, Problems
+    from torchmuster.spec.launch import LaunchOptions
+    from torchmuster.spec.problems import Problems
     from torchmuster.spec.sites.site import Site
 
 KIND = "ssh"

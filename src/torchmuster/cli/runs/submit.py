@@ -273,7 +273,7 @@ def _plan(
     from torchmuster.node.sandbox.container import container_problems
     from torchmuster.owner.capacity import shortfalls, this_machine
     from torchmuster.owner.create import check_run_id, new_run_id
-    from torchmuster.spec.launch import Problems
+    from torchmuster.spec.problems import Problems
     from torchmuster.spec.units import parse_timeout
     from torchmuster.spec.workflow.load import PlanOptions, plan_workflow
     from torchmuster.ui.messages import print_notes

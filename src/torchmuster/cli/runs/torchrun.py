@@ -50,7 +50,7 @@ def torchrun(arguments: tuple[str, ...]) -> int:
     """Take torchrun's own command line, inside an existing job script."""
     from torchmuster.diagnose.facts.gpus import visible_gpus
     from torchmuster.errors import ManyErrors
-    from torchmuster.spec.launch import Problems
+    from torchmuster.spec.problems import Problems
     from torchmuster.spec.torchrun import parse_torchrun
 
     problems = Problems()

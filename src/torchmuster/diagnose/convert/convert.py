@@ -37,7 +37,7 @@ from torchmuster.diagnose.convert.convert_text import (
 from torchmuster.diagnose.convert.convert_values import without_unused_values
 from torchmuster.errors import ManyErrors, UsageError
 from torchmuster.spec.findings import Findings, KeyPath
-from torchmuster.spec.launch import Problems
+from torchmuster.spec.problems import Problems
 from torchmuster.spec.source import Document, Source, parse_yaml
 from torchmuster.spec.workflow import schema
 from torchmuster.spec.workflow.check import check_workflow

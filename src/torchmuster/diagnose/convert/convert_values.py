@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 from torchmuster.diagnose.convert.convert_text import Line, used_names
-from torchmuster.spec.launch import Problems
+from torchmuster.spec.problems import Problems
 from torchmuster.spec.source import Source
 from torchmuster.spec.values import default_values
 from torchmuster.spec.workflow.sections import split_sections, to_lines

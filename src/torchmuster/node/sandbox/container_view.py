@@ -14,8 +14,8 @@ from torchmuster.node.sandbox.place_plan import problem_of_path, refuse
 from torchmuster.node.task.task_setup import Facts
 
 if TYPE_CHECKING:
-    from torchmuster.node.task.task_agent import NetworkShare, TaskOptions
-    from torchmuster.node.task.task_view import View
+    from torchmuster.node.sandbox.view import View
+    from torchmuster.node.task.options import NetworkShare, TaskOptions
 
 _MAX_EARLIER = 8
 

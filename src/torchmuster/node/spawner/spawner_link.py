@@ -2,90 +2,18 @@
 
 import json
 import os
-import re
 import socket
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchmuster import proc
-from torchmuster.model.lease import LEASE_S
-from torchmuster.model.plan import Program
 
 if TYPE_CHECKING:
     import asyncio
 
 BUFFER_BYTES = 4 << 20
 _MAX_PACKET_BYTES = 1 << 16
-
-
-def start_spawner(
-    program: Program, env: Mapping[str, str], socket_path: str
-) -> tuple[proc.Child, Any]:
-    """Start the job's interpreter at once; it imports torch while the agent gets ready.
-
-    Returns the process, and the socket or the desk (`wrapped.Desk`) that `make_link` takes.
-
-    Raises:
-        MusterError: The interpreter can't be executed.
-    """
-    entry = os.path.join(os.path.dirname(os.path.abspath(__file__)), "entry.py")
-    if not is_interpreter(program.python[0]):
-        from torchmuster.node.spawner.wrapped import Desk
-
-        desk = Desk(os.path.dirname(socket_path), _config(program, socket_path, wrapped=True))
-        words = [*program.python, entry, "spawner", desk.path, "--", *program.display()]
-        return desk.start(words, env, program.cwd), desk
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-        ours.setsockopt(socket.SOL_SOCKET, option, BUFFER_BYTES)
-    with theirs:
-        child = proc.start(
-            [*program.python, entry, "spawner", str(theirs.fileno()), "--", *program.display()],
-            env=env,
-            cwd=program.cwd,
-            pass_fds=[theirs.fileno()],
-        )
-    ours.send(_config(program, socket_path, wrapped=False))
-    ours.setblocking(False)
-    return child, ours
-
-
-def is_interpreter(word: str) -> bool:
-    """Say whether a command is Python itself: others (uv, conda, apptainer) may close what they inherit."""
-    return (
-        re.fullmatch(r"(python|pypy)[0-9.]*[a-z]*(-[a-z0-9]+)?", os.path.basename(word)) is not None
-    )
-
-
-def _config(program: Program, socket_path: str, *, wrapped: bool) -> bytes:
-    config = {
-        "wrapped": wrapped,
-        "kind": program.kind.value,
-        "target": program.target,
-        "args": list(program.args),
-        "python": list(program.python),
-        "start": program.start.value,
-        "preload": list(program.preload),
-        "macros": program.macros,
-        "lease_s": LEASE_S,
-        "socket_path": socket_path,
-    }
-    return json.dumps(config).encode()
-
-
-def make_link(
-    child: proc.Child,
-    control: Any,
-    on_event: Callable[[dict[str, Any]], None],
-    on_end: Callable[[], None],
-) -> "SpawnerLink":
-    """Return the link to a spawner that `start_spawner` has started."""
-    if isinstance(control, socket.socket):
-        return SpawnerLink(child, control, on_event, on_end)
-    from torchmuster.node.spawner.wrapped import WrappedLink
-
-    return WrappedLink(child, control, on_event, on_end)
 
 
 class SpawnerLink:

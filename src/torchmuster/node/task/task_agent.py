@@ -12,7 +12,6 @@ import signal
 import socket
 import time
 from collections.abc import Coroutine
-from dataclasses import dataclass, field
 from typing import Any
 
 import torchmuster
@@ -20,22 +19,22 @@ from torchmuster import proc
 from torchmuster.diagnose.facts.memory import explain_kill, read_counters
 from torchmuster.errors import MusterError
 from torchmuster.files.disk import DiskWriter
-from torchmuster.files.layout import Place, RunDir
+from torchmuster.files.layout import Place
 from torchmuster.model import codec
 from torchmuster.model.lease import LEASE_S, PING_EVERY_S, Lease, OwnClock, is_given_up
 from torchmuster.model.states import State
-from torchmuster.model.workflow import GroupPlan, TaskPlan, WorkflowPlan
 from torchmuster.net import messages
 from torchmuster.net.channel import Channel, ChannelClosedError, connect
 from torchmuster.net.handshake import HandshakeError, Role
 from torchmuster.node.node_shell import NodeShell, SetupError
 from torchmuster.node.output import RankOutput
+from torchmuster.node.sandbox.view import View
+from torchmuster.node.task.options import TaskOptions
 from torchmuster.node.task.task_command import Command, CommandFailedError
 from torchmuster.node.task.task_data import Stored, fetch_inputs, publish, upload_outputs
 from torchmuster.node.task.task_exec import Execs
 from torchmuster.node.task.task_setup import Facts
 from torchmuster.node.task.task_socket import TaskCall, TaskSocket
-from torchmuster.node.task.task_view import View
 from torchmuster.node.voice import Voice
 
 CODE_DOWNLOAD = 2010
@@ -45,48 +44,6 @@ _JOIN_S = 60.0
 _RETRY_S = 0.05
 _REAP_S = 0.01
 _MAX_UNSENT_SHOW_BYTES = 1 << 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkShare:
-    """One task's part of a private network: namespaces to enter, and how the others are found."""
-
-    name: str
-    address: str
-    hosts: bytes
-    resolver: bytes | None = None
-    join: dict[str, str | None] = field(default_factory=dict)
-    environment: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskOptions:
-    """What the agent of a task is told when it is started.
-
-    Attributes:
-        attempt: The first attempt in this working place, whose number the place has.
-        heads: Where the head of the group listens: addresses to try in turn.
-        gpus: What the command may see; None: whatever the machine shows.
-        network: Its part of a private network; None: it shares the machine's.
-        port_candidates: All tasks of a group look at the same ports for a free one.
-        keep: Folders that the command must find even where /tmp has too much to show all.
-        socket_path: Where the command calls us.
-        address: Where other hosts reach this one, when the call to the head does not show it.
-    """
-
-    plan: WorkflowPlan
-    group: GroupPlan
-    task: TaskPlan
-    attempt: int
-    run_dir: RunDir
-    heads: tuple[tuple[str, int], ...]
-    secret: bytes
-    gpus: tuple[str, ...] | None = None
-    network: NetworkShare | None = None
-    port_candidates: tuple[int, ...] = ()
-    keep: tuple[str, ...] = ()
-    socket_path: str = ""
-    address: str | None = None
 
 
 class TaskAgent:

@@ -16,15 +16,16 @@ from torchmuster.model.states import State
 from torchmuster.node.output import RankOutput
 from torchmuster.node.sandbox import place_launch
 from torchmuster.node.sandbox.container import CODE_START
+from torchmuster.node.sandbox.view import View
 from torchmuster.node.task import task_setup
 from torchmuster.node.task.task_data import start_checkpoint
 from torchmuster.node.task.task_setup import Facts
 from torchmuster.node.task.task_transfer import Transfer
-from torchmuster.node.task.task_view import View, open_view
+from torchmuster.node.task.task_view import open_view
 from torchmuster.node.voice import Voice
 
 if TYPE_CHECKING:
-    from torchmuster.node.task.task_agent import TaskOptions
+    from torchmuster.node.task.options import TaskOptions
 
 
 Say = Callable[[str], None]

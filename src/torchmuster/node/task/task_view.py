@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from torchmuster import proc
 from torchmuster.errors import MusterError
@@ -24,47 +24,18 @@ from torchmuster.node.sandbox.place import (
     prepare_place,
 )
 from torchmuster.node.sandbox.place_real import RealPlace
+from torchmuster.node.sandbox.view import View
 from torchmuster.node.task import task_setup
 from torchmuster.node.task.task_setup import Facts
 
 if TYPE_CHECKING:
-    from torchmuster.node.task.task_agent import TaskOptions
+    from torchmuster.node.task.options import TaskOptions
 
 Say = Callable[[str], None]
 
 _NO_COMMAND = (126, 127)  # as in a shell: not executable, not found
 
 _RESOLVER = "/etc/resolv.conf"
-
-
-class View(Protocol):
-    """One start's surroundings."""
-
-    def start(
-        self, words: Sequence[str], variables: Mapping[str, str], stdout: int, stderr: int
-    ) -> proc.Child:
-        """Start the command in it."""
-
-    def host_path(self, path: str) -> str:
-        """Return where a path of the task lies as the agent sees it."""
-
-    def take_over(self, earlier: "View") -> None:
-        """Keep what an earlier start in the same place has written outside of it."""
-
-    def why_not_begun(self) -> str | None:
-        """Return why the command itself never began; None when it did."""
-
-    def engine_failure(self, status: int, tail: Sequence[str]) -> EngineFailure | None:
-        """Return why a container never began; None where there is none, or when it did."""
-
-    def pids(self) -> set[int]:
-        """Return processes beside the started one whose descendants belong to the command."""
-
-    def kill(self) -> None:
-        """End what is no descendant of the started process."""
-
-    def close(self) -> None:
-        """Remove what was put outside of the working place."""
 
 
 def open_view(

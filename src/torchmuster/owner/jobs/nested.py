@@ -36,7 +36,8 @@ from torchmuster.owner.beside import BesideEngine, BesideHost, task_hosts
 from torchmuster.owner.create import create_run_dir, link_snapshots, new_run_id
 from torchmuster.owner.jobs.conduct import own_run, read_file, way_to_others
 from torchmuster.owner.supervise import Supervisor
-from torchmuster.spec.launch import LaunchOptions, Problems, plan_run
+from torchmuster.spec.launch import LaunchOptions, plan_run
+from torchmuster.spec.problems import Problems
 
 WARN_S = 120.0
 

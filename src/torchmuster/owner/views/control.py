@@ -23,11 +23,19 @@ from torchmuster.net.channel import connect
 from torchmuster.net.handshake import HandshakeError, Role
 from torchmuster.net.secret import read_secret
 from torchmuster.owner.jobs.jobs import cancel_job, read_jobs
-from torchmuster.owner.jobs.links import cancel_jobs, settled_result
+from torchmuster.owner.jobs.links import cancel_jobs
 from torchmuster.owner.jobs.never import NeverWatch
-from torchmuster.owner.views.find import RunView, owner_is_here, owner_lives, view_job, view_run
-from torchmuster.owner.views.record import read_new, read_result
-from torchmuster.owner.views.workflow_view import as_result, read_workflow_result, task_logs
+from torchmuster.owner.views.find import (
+    RunView,
+    any_result,
+    owner_is_here,
+    owner_lives,
+    view_job,
+    view_run,
+)
+from torchmuster.owner.views.ranks import connect_to_head
+from torchmuster.owner.views.record import read_new
+from torchmuster.owner.views.workflow_view import task_logs
 
 T = TypeVar("T")
 
@@ -46,16 +54,6 @@ async def wait_for_result(run_dir: RunDir) -> Result | None:
             return any_result(run_dir)
         never.end_if_never(run_dir)
         await asyncio.sleep(_POLL_S)
-
-
-def any_result(run_dir: RunDir) -> Result | None:
-    """Return the result of a run or of a workflow; None while it has none."""
-    if os.path.isfile(run_dir.job):
-        return settled_result(run_dir)  # a link of a chain may follow
-    if os.path.isfile(run_dir.jobs):
-        return view_run(run_dir).result  # no process owns it, so nobody writes one
-    workflow = read_workflow_result(run_dir)
-    return as_result(workflow) if workflow is not None else read_result(run_dir)
 
 
 async def send_stop(view: RunView, signum: int, *, at_once: bool) -> None:
@@ -105,8 +103,6 @@ async def send_stop(view: RunView, signum: int, *, at_once: bool) -> None:
 
 async def _tell_head(view: RunView, signum: int, *, at_once: bool) -> bool:
     """Tell the head of a job itself, as where the scheduler does not answer; say whether it has heard."""
-    from torchmuster.owner.views.ranks import connect_to_head
-
     try:
         channel = await connect_to_head(view)
     except ChannelError:

@@ -22,9 +22,8 @@ from torchmuster.net import messages
 from torchmuster.net.channel import Channel, ChannelClosedError, connect
 from torchmuster.net.handshake import HandshakeError, Role
 from torchmuster.net.secret import read_secret
-from torchmuster.owner.views.control import any_result
 from torchmuster.owner.views.exec_threads import InputThread, OutputThread, Write
-from torchmuster.owner.views.find import RunView, owner_is_here, owner_lives
+from torchmuster.owner.views.find import RunView, any_result, owner_is_here, owner_lives
 from torchmuster.owner.views.raw_terminal import RawTerminal
 from torchmuster.owner.views.workflow_view import TaskView, WorkflowView
 

@@ -322,3 +322,13 @@ def view_job(run_dir: RunDir) -> JobView | None:
     from torchmuster.owner.jobs.links import view_newest
 
     return view_newest(run_dir)
+
+
+def any_result(run_dir: RunDir) -> Result | None:
+    """Return the result of a run or of a workflow; None while it has none."""
+    if os.path.isfile(run_dir.job):
+        return _settled_result(run_dir)  # a link of a chain may follow
+    if os.path.isfile(run_dir.jobs):
+        return view_run(run_dir).result  # no process owns it, so nobody writes one
+    workflow = read_workflow_result(run_dir)
+    return as_result(workflow) if workflow is not None else read_result(run_dir)

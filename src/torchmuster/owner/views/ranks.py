@@ -14,10 +14,9 @@ from torchmuster.net.channel import Channel, ChannelClosedError, connect
 from torchmuster.net.handshake import HandshakeError, Role
 from torchmuster.net.race import RaceError, race, worst_failure
 from torchmuster.net.secret import read_secret
-from torchmuster.owner.views.control import any_result
 from torchmuster.owner.views.exec_threads import Write
 from torchmuster.owner.views.execute import ExecOrder, ExecResult, Session
-from torchmuster.owner.views.find import RunView, owner_lives
+from torchmuster.owner.views.find import RunView, any_result, owner_lives
 
 ANSWER_LIMIT_S = 15.0
 

@@ -10,7 +10,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationIn
 from pydantic import field_validator as checked
 
 from torchmuster.errors import UsageError
-from torchmuster.spec.launch import Problems, parse_nodes
+from torchmuster.spec.launch import parse_nodes
+from torchmuster.spec.problems import Problems
 from torchmuster.spec.scalars import Seconds, in_quotes, kind_of, shown, wrong
 from torchmuster.spec.sites.hostfile import Host, join_hosts, parse_host
 

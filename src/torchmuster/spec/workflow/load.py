@@ -16,7 +16,7 @@ from torchmuster.model.display.text import report_of_error
 from torchmuster.model.workflow import GroupPlan, TaskNetwork, WorkflowPlan
 from torchmuster.plainfile import open_plain
 from torchmuster.spec.findings import Finding, Findings, KeyPath, did_you_mean, show_path
-from torchmuster.spec.launch import Problems
+from torchmuster.spec.problems import Problems
 from torchmuster.spec.source import MAX_BYTES, Document, Source, parse_yaml
 from torchmuster.spec.values import (
     Default,

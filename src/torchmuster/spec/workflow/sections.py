@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torchmuster.spec.findings import did_you_mean
-from torchmuster.spec.launch import Problems
+from torchmuster.spec.problems import Problems
 from torchmuster.spec.source import Source
 
 KNOWN = ("workflow", "default-values", "version")

@@ -19,7 +19,7 @@ from typing import Any
 from torchmuster import proc
 from torchmuster.model.tokens import ARGUMENT_KINDS, BARE_KINDS, OUR_BARE_KINDS
 from torchmuster.spec.findings import did_you_mean
-from torchmuster.spec.launch import Problems
+from torchmuster.spec.problems import Problems
 from torchmuster.spec.source import MAX_BYTES, Position, Source
 from torchmuster.spec.values import Default, check_name, default_values
 from torchmuster.spec.workflow.packing import pack

@@ -5,7 +5,7 @@ import yaml
 
 from torchmuster.diagnose.convert.convert import convert_workflow
 from torchmuster.errors import ManyErrors
-from torchmuster.spec.launch import Problems
+from torchmuster.spec.problems import Problems
 from torchmuster.spec.source import Source
 from torchmuster.spec.workflow.template import render_file
 

@@ -15,7 +15,8 @@ from torchmuster.net import messages
 from torchmuster.net.listener import Listener, bind
 from torchmuster.net.secret import read_secret
 from torchmuster.node.task import task_agent
-from torchmuster.node.task.task_agent import TaskAgent, TaskOptions
+from torchmuster.node.task.options import TaskOptions
+from torchmuster.node.task.task_agent import TaskAgent
 from torchmuster.node.voice import LogVoice
 from torchmuster.owner.create import create_workflow_dir
 from unit.net.loopback import run

@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from torchmuster.spec.launch import Problems
+from torchmuster.spec.problems import Problems
 from torchmuster.spec.source import Source
 from torchmuster.spec.workflow.sections import split_sections
 

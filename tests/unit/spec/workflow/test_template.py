@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from torchmuster import proc
 from torchmuster.model.tokens import find_tokens
-from torchmuster.spec.launch import Problems
+from torchmuster.spec.problems import Problems
 from torchmuster.spec.source import MAX_BYTES, Source
 from torchmuster.spec.workflow.template import protect_tokens, render_file
 

@@ -1,0 +1,37 @@
+"""The surroundings of a task's command: its own view of the files, a container, or the machine itself."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from torchmuster import proc
+from torchmuster.node.sandbox.container import EngineFailure
+
+
+class View(Protocol):
+    """One start's surroundings."""
+
+    def start(
+        self, words: Sequence[str], variables: Mapping[str, str], stdout: int, stderr: int
+    ) -> proc.Child:
+        """Start the command in it."""
+
+    def host_path(self, path: str) -> str:
+        """Return where a path of the task lies as the agent sees it."""
+
+    def take_over(self, earlier: "View") -> None:
+        """Keep what an earlier start in the same place has written outside of it."""
+
+    def why_not_begun(self) -> str | None:
+        """Return why the command itself never began; None when it did."""
+
+    def engine_failure(self, status: int, tail: Sequence[str]) -> EngineFailure | None:
+        """Return why a container never began; None where there is none, or when it did."""
+
+    def pids(self) -> set[int]:
+        """Return processes beside the started one whose descendants belong to the command."""
+
+    def kill(self) -> None:
+        """End what is no descendant of the started process."""
+
+    def close(self) -> None:
+        """Remove what was put outside of the working place."""

@@ -1,0 +1,48 @@
+"""What the agent of a task is told when it is started."""
+
+from dataclasses import dataclass, field
+
+from torchmuster.files.layout import RunDir
+from torchmuster.model.workflow import GroupPlan, TaskPlan, WorkflowPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkShare:
+    """One task's part of a private network: namespaces to enter, and how the others are found."""
+
+    name: str
+    address: str
+    hosts: bytes
+    resolver: bytes | None = None
+    join: dict[str, str | None] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskOptions:
+    """What the agent of a task is told when it is started.
+
+    Attributes:
+        attempt: The first attempt in this working place, whose number the place has.
+        heads: Where the head of the group listens: addresses to try in turn.
+        gpus: What the command may see; None: whatever the machine shows.
+        network: Its part of a private network; None: it shares the machine's.
+        port_candidates: All tasks of a group look at the same ports for a free one.
+        keep: Folders that the command must find even where /tmp has too much to show all.
+        socket_path: Where the command calls us.
+        address: Where other hosts reach this one, when the call to the head does not show it.
+    """
+
+    plan: WorkflowPlan
+    group: GroupPlan
+    task: TaskPlan
+    attempt: int
+    run_dir: RunDir
+    heads: tuple[tuple[str, int], ...]
+    secret: bytes
+    gpus: tuple[str, ...] | None = None
+    network: NetworkShare | None = None
+    port_candidates: tuple[int, ...] = ()
+    keep: tuple[str, ...] = ()
+    socket_path: str = ""
+    address: str | None = None
