@@ -14,7 +14,7 @@ from meeting.head import JOIN_TIMEOUT_S, SECRET, make_plan, raise_descriptor_lim
 from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
 from torchmuster.net.channel import Channel
-from torchmuster.node.node import Agent, AgentOptions
+from torchmuster.node.agent import Agent, AgentOptions
 from torchmuster.node.voice import LogVoice
 from torchmuster.node.worker_socket import make_socket_folder
 

@@ -20,7 +20,7 @@ print(json.dumps(sorted(set(sys.modules) - before)))
 """
 NODE_SIDE = [
     "torchmuster.programs.main",
-    "torchmuster.node.node",
+    "torchmuster.node.agent",
     "torchmuster.head.coordinator",
     "torchmuster.node.spawner.serve",
     "torchmuster.diagnose.facts.memory",
@@ -70,4 +70,4 @@ def test_help_and_views_import_neither_asyncio_nor_torch(words, tmp_path):
 
     assert done.returncode == 0
     assert "torchmuster.cli.main" in imported
-    assert imported & {"asyncio", "torch", "torchmuster.node.node", "rich", "pydantic"} == set()
+    assert imported & {"asyncio", "torch", "torchmuster.node.agent", "rich", "pydantic"} == set()

@@ -32,7 +32,7 @@ def complete_files(
 
 def complete_engines(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Return the kinds of engines and the names of the user's own that begin so."""
-    from torchmuster.spec.sites.site_files import project_file, user_file
+    from torchmuster.spec.sites.files import project_file, user_file
 
     names = list(_KINDS)
     for path in (user_file(os.environ), project_file(os.getcwd())):

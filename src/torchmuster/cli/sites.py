@@ -14,9 +14,9 @@ def my_sites() -> "Sites":
         ManyErrors: Everything that is wrong with the files.
     """
     from torchmuster.engines.registry import engine_entries
+    from torchmuster.spec.sites.files import is_new
+    from torchmuster.spec.sites.schema import KINDS
     from torchmuster.spec.sites.site import load_sites
-    from torchmuster.spec.sites.site_files import is_new
-    from torchmuster.spec.sites.site_schema import KINDS
     from torchmuster.ui.messages import print_notes
 
     kinds = tuple(dict.fromkeys([*KINDS, *engine_entries()]))

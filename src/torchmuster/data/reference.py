@@ -11,7 +11,7 @@ from torchmuster.errors import UsageError
 from torchmuster.files.layout import muster_home
 from torchmuster.model.display.text import printable
 from torchmuster.plainfile import open_plain
-from torchmuster.spec.sites.site_files import is_new, why_not_used
+from torchmuster.spec.sites.files import is_new, why_not_used
 
 LATEST = "latest"
 _PART = re.compile(r"[A-Za-z0-9_-]{1,128}")

@@ -52,7 +52,7 @@ class Luggage:
 
     def loader(self) -> bytes:
         """Return the program that is sent first."""
-        source = dict(self.files)["node/remote/courier_loader.py"]
+        source = dict(self.files)["node/remote/loader.py"]
         return source + f"\nmain({self.sha!r}, {self.root!r})\n".encode()
 
     def argv(self, host: SshHost) -> list[str]:

@@ -35,7 +35,7 @@ def package_files(package: str) -> list[tuple[str, bytes]]:
 
 
 def content_hash(files: Iterable[tuple[str, bytes]]) -> str:
-    """Return the hash of files: names, lengths and contents. `node/remote/courier_loader.py` counts the same."""
+    """Return the hash of files: names, lengths and contents. `node/remote/loader.py` counts the same."""
     whole = hashlib.sha256()
     for name, data in sorted(files):
         whole.update(f"{name}\0{len(data)}\0".encode())

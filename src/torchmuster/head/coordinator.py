@@ -25,8 +25,8 @@ from torchmuster.errors import ChannelError
 from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
 from torchmuster.head.leavers import Leavers
+from torchmuster.head.membership import Member, Roll
 from torchmuster.head.restarts import Next, RestartBook
-from torchmuster.head.roll import Member, Roll
 from torchmuster.model import codec, contract
 from torchmuster.model.event import event_line, utc_now
 from torchmuster.model.failure import EndKind, WorkerEnd, describe, first_cause, last_step
@@ -50,7 +50,7 @@ from torchmuster.net.channel import Channel, ChannelClosedError
 from torchmuster.net.handshake import HandshakeError, Reason, Role
 
 if TYPE_CHECKING:
-    from torchmuster.head.hangs.hang_desk import HangDesk
+    from torchmuster.head.hangs.monitor import HangDesk
     from torchmuster.head.network_survey import NetworkSurvey
     from torchmuster.head.preflight import Preflight
     from torchmuster.head.rank_relay import RankRelay
@@ -657,7 +657,7 @@ class Coordinator:
 
     def _hang_desk(self, attempt: Attempt) -> "HangDesk":
         if self._hangs is None or self._hangs.attempt != attempt.number:
-            from torchmuster.head.hangs.hang_desk import HangDesk, watch_limits
+            from torchmuster.head.hangs.monitor import HangDesk, watch_limits
 
             nodes = {p: self._name(m) for p, m in attempt.members.items()}
             ranks = {

@@ -21,10 +21,10 @@ from torchmuster import proc
 from torchmuster.files import atomic
 from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
-from torchmuster.head import gang
+from torchmuster.head import group_policy as gang
 from torchmuster.head.barriers import Barriers
 from torchmuster.head.exec_relay import ExecRelay
-from torchmuster.head.gang import Gang, Phase
+from torchmuster.head.group_policy import Gang, Phase
 from torchmuster.model import codec
 from torchmuster.model.event import event_line, utc_now
 from torchmuster.model.lease import SILENT_S, OwnClock, is_given_up

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from torchmuster.head.roll import Member
+from torchmuster.head.membership import Member
 from torchmuster.model.failure import EndKind, WorkerEnd
 from torchmuster.model.plan import RunPlan
 

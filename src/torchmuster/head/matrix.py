@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from torchmuster.head.roll import Member
+from torchmuster.head.membership import Member
 from torchmuster.model.network import PairResult
 from torchmuster.model.network_choice import draw_peers
 from torchmuster.net import messages

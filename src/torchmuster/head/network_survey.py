@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchmuster import proc
-from torchmuster.head.roll import Member
+from torchmuster.head.membership import Member
 from torchmuster.model.network import (
     VARIABLES,
     Candidate,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchmuster import proc
 from torchmuster.head.matrix import Matrix
-from torchmuster.head.roll import Member
+from torchmuster.head.membership import Member
 from torchmuster.model import codec
 from torchmuster.model.plan import RunPlan
 from torchmuster.model.verdict import Report
@@ -209,7 +209,7 @@ class Preflight:
 
     def _view(self, member: Member, network: "NetworkSurvey | None") -> "NodeView":
         from torchmuster.diagnose.doctor.finding import NodeView
-        from torchmuster.diagnose.facts.facts import Facts
+        from torchmuster.diagnose.facts.collect import Facts
 
         said = self._said.get(member.hello.incarnation)
         facts, why_not = None, "large messages do not come through from there"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from torchmuster.head.exec_relay import Client, ExecRelay
-from torchmuster.head.roll import Member
+from torchmuster.head.membership import Member
 from torchmuster.model.ranks import NodeRanks
 from torchmuster.net import messages
 

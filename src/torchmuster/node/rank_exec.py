@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torchmuster import proc
 from torchmuster.net import messages
 from torchmuster.node.launcher_ranks import Change
-from torchmuster.node.task.task_exec import Exec, Execs, Send, Target
+from torchmuster.node.task.exec import Exec, Execs, Send, Target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

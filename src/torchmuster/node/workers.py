@@ -21,7 +21,7 @@ from torchmuster.node import error_file
 from torchmuster.node.launcher_ranks import Change, make_true
 from torchmuster.node.output import RankOutput, Show
 from torchmuster.node.progress import last_step
-from torchmuster.node.spawner.spawner_link import SpawnerLink
+from torchmuster.node.spawner.link import SpawnerLink
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from torchmuster.files.layout import RunDir
 from torchmuster.model.plan import RunPlan
 from torchmuster.net import listener
 from torchmuster.net.address import own_addresses
-from torchmuster.node.remote.elsewhere import DESK_VARIABLE, HOST_VARIABLE, elsewhere_argv
+from torchmuster.node.remote.proxy import DESK_VARIABLE, HOST_VARIABLE, elsewhere_argv
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ from torchmuster.diagnose.doctor.finding import (
     worst_first,
 )
 from torchmuster.diagnose.doctor.rules_matrix import cause_of_call
-from torchmuster.diagnose.facts.facts import FactsOrder, collect, own_torch
+from torchmuster.diagnose.facts.collect import FactsOrder, collect, own_torch
 from torchmuster.diagnose.plan.fit import RingFit, fit_ring, read_timings
 from torchmuster.errors import MusterError
 from torchmuster.files.layout import RunDir, muster_home

@@ -3,7 +3,7 @@
 python -I -S group_main.py --run-dir DIR --group NAME --listen-fd N --lifeline-fd N
 python -I -S group_main.py --run-dir DIR --group NAME --task NAME --attempt K --head HOST:PORT --lifeline-fd N
 
-On hosts of ssh the head is here too, and a process stands for each agent elsewhere (`node/remote/elsewhere.py`).
+On hosts of ssh the head is here too, and a process stands for each agent elsewhere (`node/remote/proxy.py`).
 """
 
 import argparse
@@ -34,11 +34,11 @@ from torchmuster.model.workflow import TaskNetwork as Sharing
 from torchmuster.net.listener import Listener
 from torchmuster.net.secret import read_secret
 from torchmuster.node.environment import take_environment
-from torchmuster.node.remote.elsewhere import elsewhere_argv
+from torchmuster.node.remote.proxy import elsewhere_argv
 from torchmuster.node.sandbox.container import remove_containers
 from torchmuster.node.sandbox.network import PrivateNetwork
+from torchmuster.node.task.agent import TaskAgent
 from torchmuster.node.task.options import NetworkShare, TaskOptions
-from torchmuster.node.task.task_agent import TaskAgent
 from torchmuster.node.voice import LogVoice
 from torchmuster.node.worker_socket import make_socket_folder
 

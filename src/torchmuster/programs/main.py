@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from torchmuster.files.terminal import TerminalVoice
     from torchmuster.model.verdict import Result
     from torchmuster.net.messages import Event
-    from torchmuster.node.node import Agent
-    from torchmuster.node.node_setup import NodeWork
+    from torchmuster.node.agent import Agent
+    from torchmuster.node.setup import NodeWork
     from torchmuster.node.voice import Voice
 
 _FLUSH_S = 5.0
@@ -250,7 +250,7 @@ def _node_work(
     launch: AgentLaunch, disk: DiskWriter, socket_folder: str, *, done: bool
 ) -> "NodeWork | None":
     """Return what this node does before its workers; None when that is nothing."""
-    from torchmuster.node.node_setup import NodeWork, SetupOrder
+    from torchmuster.node.setup import NodeWork, SetupOrder
 
     plan = launch.plan
     if not launch.sets_node_up or launch.place is None:
@@ -280,7 +280,7 @@ async def _run(
 ) -> int:
     import asyncio
 
-    from torchmuster.node.node import Agent
+    from torchmuster.node.agent import Agent
 
     voice = _make_voice(launch, disk)
     desk = StoreDesk()
@@ -327,7 +327,7 @@ def _make_voice(launch: AgentLaunch, disk: DiskWriter) -> "Voice":
 
 
 def _agent_options(launch: AgentLaunch, desk: StoreDesk) -> Any:
-    from torchmuster.node.node import AgentOptions
+    from torchmuster.node.agent import AgentOptions
 
     return AgentOptions(
         program=launch.plan.program,

@@ -4,7 +4,7 @@ import io
 import zipfile
 
 from torchmuster.files import travel
-from torchmuster.node.remote import courier_loader
+from torchmuster.node.remote import loader as courier_loader
 
 FILES = [("a.py", b"1"), ("b/c.py", b"2")]
 
@@ -59,4 +59,4 @@ def test_package_holds_text_only_so_it_is_right_for_every_processor():
         for name in names:
             archive.read(name).decode()  # text
     assert {name.rpartition(".")[2] for name in names} <= {"py", "typed"}
-    assert "node/remote/courier.py" in names
+    assert "node/remote/main.py" in names

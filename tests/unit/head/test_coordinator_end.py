@@ -17,8 +17,8 @@ from torchmuster.model.verdict import Result, RunState
 from torchmuster.net.channel import ChannelClosedError, Role
 from torchmuster.net.messages import AskStacks, Goodbye, SpawnerRefused, StartFailed, Stop, Welcome
 from torchmuster.programs.main import _end_with_coordinator
-from unit.head import test_roll
-from unit.head.test_roll import make_roll
+from unit.head import test_membership as test_roll
+from unit.head.test_membership import make_roll
 
 
 class Line:

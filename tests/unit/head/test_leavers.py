@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from torchmuster.head.leavers import Leavers
-from torchmuster.head.roll import Member
+from torchmuster.head.membership import Member
 from torchmuster.model.failure import EndKind, WorkerEnd
 from torchmuster.model.plan import Limits, Program, RunPlan, ScriptKind
 from torchmuster.net.messages import Hello

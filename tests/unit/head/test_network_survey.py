@@ -1,7 +1,7 @@
 """The coordinator's side of the survey, with agents that are only messages."""
 
+from torchmuster.head.membership import Member
 from torchmuster.head.network_survey import CONNECT_S, LIMIT_S, PATIENT_CONNECT_S, NetworkSurvey
-from torchmuster.head.roll import Member
 from torchmuster.model.network import Interface, PairResult
 from torchmuster.net import messages
 

@@ -8,7 +8,7 @@ import time
 
 from torchmuster.errors import BarrierError
 from torchmuster.head.barriers import Barriers, read_call, refuse, reply_of
-from torchmuster.node.task.task_socket import TaskSocket
+from torchmuster.node.task.socket import TaskSocket
 from torchmuster.node.worker_socket import make_socket_folder
 
 TICK_S = 0.02

@@ -10,7 +10,7 @@ from torchmuster.cli.completion import complete_files
 from torchmuster.errors import UsageError
 
 if TYPE_CHECKING:
-    from torchmuster.diagnose.lint.lint_finding import Finding
+    from torchmuster.diagnose.lint.finding import Finding
 
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
 _MAX_SIZE_BYTES = 256 * 1024

@@ -10,7 +10,7 @@ import click
 from torchmuster.cli.sites import my_sites
 from torchmuster.errors import MusterError, UsageError
 from torchmuster.files.layout import short_id
-from torchmuster.spec.sites.site_files import project_file, user_file
+from torchmuster.spec.sites.files import project_file, user_file
 
 if TYPE_CHECKING:
     from torchmuster.engines.base import Dialect

@@ -11,18 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from torchmuster.diagnose.convert.convert_read import (
-    Group,
-    Reader,
-    RefusedError,
-    Start,
-    at,
-    difference,
-    find_groups,
-    task_at,
-)
-from torchmuster.diagnose.convert.convert_shell import CantConvertError, Launch
-from torchmuster.diagnose.convert.convert_text import (
+from torchmuster.diagnose.convert.edits import (
     Draft,
     Line,
     Loop,
@@ -34,7 +23,18 @@ from torchmuster.diagnose.convert.convert_text import (
     list_lines,
     used_names,
 )
-from torchmuster.diagnose.convert.convert_values import without_unused_values
+from torchmuster.diagnose.convert.read import (
+    Group,
+    Reader,
+    RefusedError,
+    Start,
+    at,
+    difference,
+    find_groups,
+    task_at,
+)
+from torchmuster.diagnose.convert.shell import CantConvertError, Launch
+from torchmuster.diagnose.convert.values import without_unused_values
 from torchmuster.errors import ManyErrors, UsageError
 from torchmuster.spec.findings import Findings, KeyPath
 from torchmuster.spec.problems import Problems

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from torchmuster.diagnose.facts.facts import Facts
+from torchmuster.diagnose.facts.collect import Facts
 
 V = TypeVar("V", bound=Hashable)
 _MAX_NAMED = 8

@@ -12,7 +12,7 @@ from torchmuster.diagnose.doctor.finding import (
     names_of,
 )
 from torchmuster.diagnose.doctor.grammar import meant, problem_of
-from torchmuster.diagnose.facts.facts_environment import EnvironmentFacts
+from torchmuster.diagnose.facts.environment import EnvironmentFacts
 from torchmuster.model.network import VARIABLES
 from torchmuster.model.network_choice import matches
 

@@ -13,7 +13,7 @@ from torchmuster.diagnose.doctor.finding import (
     names_of,
     show_bytes,
 )
-from torchmuster.diagnose.facts.facts import Facts
+from torchmuster.diagnose.facts.collect import Facts
 
 BUILT_IN_NETWORKS = ("IB", "SOCKET")
 

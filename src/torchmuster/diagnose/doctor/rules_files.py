@@ -12,7 +12,7 @@ from torchmuster.diagnose.doctor.finding import (
     names_of,
     show_bytes,
 )
-from torchmuster.diagnose.facts.facts_files import FolderFacts, ScriptFacts
+from torchmuster.diagnose.facts.files import FolderFacts, ScriptFacts
 
 _MIB, _GIB = 1 << 20, 1 << 30
 _FULL_BYTES, _LOW_BYTES = 16 * _MIB, _GIB

@@ -12,7 +12,7 @@ from torchmuster.diagnose.doctor.finding import (
     names_of,
     show_bytes,
 )
-from torchmuster.diagnose.facts.facts_gpu import GpuFacts
+from torchmuster.diagnose.facts.gpu import GpuFacts
 
 # Source: NVIDIA's list of Xid errors: double-bit ECC, page retirement, NVLink, fallen off the bus, contained and
 # uncontained ECC.

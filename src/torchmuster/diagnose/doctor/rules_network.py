@@ -12,7 +12,7 @@ from torchmuster.diagnose.doctor.finding import (
     differ,
     names_of,
 )
-from torchmuster.diagnose.facts.facts_network import NetworkFacts
+from torchmuster.diagnose.facts.network import NetworkFacts
 
 # torch's c10d rendezvous takes a node for dead after 15 s of its own clock: 3 times 5 s.
 CLOCK_WARNING_S, CLOCK_FAILURE_S = 2.0, 10.0

@@ -12,7 +12,7 @@ from torchmuster.diagnose.doctor.finding import (
     names_of,
     show_bytes,
 )
-from torchmuster.diagnose.facts.facts_system import SHARED_MEMORY, SystemFacts
+from torchmuster.diagnose.facts.system import SHARED_MEMORY, SystemFacts
 
 _MIB, _GIB = 1 << 20, 1 << 30
 # The default of Docker and of Kubernetes.

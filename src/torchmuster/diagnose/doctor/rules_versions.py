@@ -12,7 +12,7 @@ from torchmuster.diagnose.doctor.finding import (
     differ,
     names_of,
 )
-from torchmuster.diagnose.facts.facts import TorchFacts
+from torchmuster.diagnose.facts.collect import TorchFacts
 
 # Source: CUDA Compatibility guide, "Minor Version Compatibility": the first driver of each major version.
 _FIRST_DRIVER = {11: (450, 80), 12: (525, 60), 13: (580, 65)}

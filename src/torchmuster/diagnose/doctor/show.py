@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torchmuster.diagnose.doctor.finding import NodeView, show_bytes
-from torchmuster.diagnose.facts.facts import Facts
+from torchmuster.diagnose.facts.collect import Facts
 from torchmuster.model.network import significant
 
 COLUMNS = (

@@ -1,8 +1,10 @@
 """What will go wrong in a job script, with the line and the mend. The rules are in `lint_*.py`; nothing is run."""
 
-from torchmuster.diagnose.lint import lint_meeting, lint_shell, lint_starts
+from torchmuster.diagnose.lint import rules_meeting as lint_meeting
+from torchmuster.diagnose.lint import rules_shell as lint_shell
+from torchmuster.diagnose.lint import rules_starts as lint_starts
+from torchmuster.diagnose.lint.finding import Finding, Level, View
 from torchmuster.diagnose.lint.jobscript import JobScript
-from torchmuster.diagnose.lint.lint_finding import Finding, Level, View
 from torchmuster.diagnose.lint.starts import find_starts
 
 RULES = (*lint_starts.RULES, *lint_meeting.RULES, *lint_shell.RULES)

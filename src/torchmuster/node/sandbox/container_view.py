@@ -11,7 +11,7 @@ from torchmuster.node.sandbox import container, place_launch
 from torchmuster.node.sandbox.container import Container, ContainerSpec, EngineFailure, Mount
 from torchmuster.node.sandbox.place import PlacedFile, write_new
 from torchmuster.node.sandbox.place_plan import problem_of_path, refuse
-from torchmuster.node.task.task_setup import Facts
+from torchmuster.node.task.setup import Facts
 
 if TYPE_CHECKING:
     from torchmuster.node.sandbox.view import View

@@ -10,7 +10,7 @@ from typing import Any
 from torchmuster import proc
 from torchmuster.model.lease import LEASE_S
 from torchmuster.model.plan import Program
-from torchmuster.node.spawner.spawner_link import BUFFER_BYTES, SpawnerLink
+from torchmuster.node.spawner.link import BUFFER_BYTES, SpawnerLink
 from torchmuster.node.spawner.wrapped import Desk, WrappedLink
 
 

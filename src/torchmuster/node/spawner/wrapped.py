@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torchmuster import proc
-from torchmuster.node.spawner.spawner_link import BUFFER_BYTES, SpawnerLink
+from torchmuster.node.spawner.link import BUFFER_BYTES, SpawnerLink
 
 _FIRST_SAY_S = 4.0
 _SAY_EVERY_S = 15.0

@@ -150,7 +150,7 @@ def own_run(
 
 def note_the_end(dialect: Dialect, job_id: str, ask: Ask = ask_quickly) -> None:
     """Ask when the job has to end and leave it to the agents: PBS and old versions of Slurm set no variable."""
-    from torchmuster.diagnose.facts.facts_environment import ALLOCATION_ENDS_AT
+    from torchmuster.diagnose.facts.environment import ALLOCATION_ENDS_AT
 
     end = find_end(dialect, job_id, time.time, ask)
     if end is not None:

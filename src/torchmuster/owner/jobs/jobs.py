@@ -18,7 +18,7 @@ from torchmuster.model.display.text import report_of_error
 from torchmuster.model.job import AfterKind, JobDependency, JobRequest, JobView, NodeChunk
 from torchmuster.model.plan import RunPlan
 from torchmuster.model.verdict import Report, Result, RunState
-from torchmuster.owner.jobs.desk import JobDesk
+from torchmuster.owner.jobs.answers import JobDesk
 
 COMMAND_TIMEOUT_S = 30.0
 _DESK = JobDesk()  # waits look at files ten times a second; a scheduler is everybody's

@@ -16,7 +16,7 @@ from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
 from torchmuster.model.job import JobState, JobView
 from torchmuster.model.verdict import Report
-from torchmuster.owner.jobs.desk import Ask, ask_scheduler
+from torchmuster.owner.jobs.answers import Ask, ask_scheduler
 from torchmuster.owner.jobs.jobs import failed_before_start, read_job
 from torchmuster.owner.jobs.links import cancel_jobs, view_newest
 from torchmuster.owner.views.record import read_result

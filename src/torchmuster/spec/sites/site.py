@@ -14,10 +14,10 @@ from torchmuster.errors import ManyErrors, UsageError
 from torchmuster.plainfile import open_plain
 from torchmuster.spec.findings import Finding, Findings, KeyPath, did_you_mean, show_path
 from torchmuster.spec.scalars import shown
+from torchmuster.spec.sites.explain import read_table, unknown_key
+from torchmuster.spec.sites.files import project_file, user_file, why_not_used
 from torchmuster.spec.sites.hostfile import Host, read_hostfile
-from torchmuster.spec.sites.site_explain import read_table, unknown_key
-from torchmuster.spec.sites.site_files import project_file, user_file, why_not_used
-from torchmuster.spec.sites.site_schema import (
+from torchmuster.spec.sites.schema import (
     BATCH_KINDS,
     KEYS_OF_KIND,
     KEYS_OF_OTHERS,

@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 from torchmuster.diagnose.doctor.finding import NodeView, Pair, Situation
-from torchmuster.diagnose.facts.facts import Facts, TorchFacts
-from torchmuster.diagnose.facts.facts_environment import EnvironmentFacts
-from torchmuster.diagnose.facts.facts_files import FileFacts, FolderFacts, ScriptFacts
-from torchmuster.diagnose.facts.facts_gpu import Gpu, GpuFacts
-from torchmuster.diagnose.facts.facts_network import NetworkFacts, RdmaPort
-from torchmuster.diagnose.facts.facts_system import SystemFacts
+from torchmuster.diagnose.facts.collect import Facts, TorchFacts
+from torchmuster.diagnose.facts.environment import EnvironmentFacts
+from torchmuster.diagnose.facts.files import FileFacts, FolderFacts, ScriptFacts
+from torchmuster.diagnose.facts.gpu import Gpu, GpuFacts
+from torchmuster.diagnose.facts.network import NetworkFacts, RdmaPort
+from torchmuster.diagnose.facts.system import SystemFacts
 from torchmuster.model.network import Interface
 
 GIB = 1 << 30

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from torchmuster.model.plan import Program, ScriptKind
-from torchmuster.node.spawner.spawner_link import SpawnerLink
+from torchmuster.node.spawner.link import SpawnerLink
 from torchmuster.node.spawner.start import is_interpreter, make_link, start_spawner
 from torchmuster.node.spawner.wrapped import Desk, WrappedLink
 from torchmuster.node.worker_socket import make_socket_folder

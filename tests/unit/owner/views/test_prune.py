@@ -14,7 +14,7 @@ from torchmuster.model import codec
 from torchmuster.model.plan import Program, RunPlan, ScriptKind
 from torchmuster.model.verdict import Result, RunState
 from torchmuster.owner.create import write_owner
-from torchmuster.owner.jobs.desk import JobDesk
+from torchmuster.owner.jobs.answers import JobDesk
 from torchmuster.owner.views.prune import is_good_snapshot, measure, plan_prune, remove
 
 DAY_S = 86400.0

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from torchmuster.errors import ManyErrors, UsageError
+from torchmuster.spec.sites.schema import KEYS_OF_KIND, SiteKeys
 from torchmuster.spec.sites.site import BUILT_IN, load_sites, site_hosts
-from torchmuster.spec.sites.site_schema import KEYS_OF_KIND, SiteKeys
 
 PAGE = Path(__file__).parents[4] / "docs" / "sites.md"
 BLOCKS = re.findall(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)

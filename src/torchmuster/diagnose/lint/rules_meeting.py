@@ -1,0 +1,337 @@
+"""Rules about how nodes find each other: endpoint, rendezvous id, node rank, ports. Each function is one of them."""
+
+import re
+from collections.abc import Iterator
+
+from torchmuster.diagnose.lint.allocation import Scheduler
+from torchmuster.diagnose.lint.finding import Finding, Rule, View, error, note, warning
+from torchmuster.diagnose.lint.numbers import is_node_count, number
+from torchmuster.diagnose.lint.shell_lex import shown
+from torchmuster.diagnose.lint.shell_script import variables_of
+from torchmuster.diagnose.lint.starts import Start, option, tasks_per_node
+from torchmuster.spec.rendezvous import DEFAULT_C10D_PORT, DEFAULT_STATIC_PORT
+
+_LOOPBACK = re.compile(r"(?:localhost|127(?:\.\d+){3}|\[?::1\]?|0\.0\.0\.0)(?::.*)?", re.IGNORECASE)
+_OWN_VALUE = re.compile(
+    r"\$\{?RANDOM|\$\(\s*(?:date|uuidgen|mktemp|shuf|hostname)\b|\$\$|\$\{?(?:SLURM_PROCID|SLURM_NODEID|HOSTNAME)\b"
+)
+_OWN_NAME = re.compile(r"\$\(\s*hostname\b[^)]*\)|\$\{?HOSTNAME\b\}?|\$\{?SLURMD_NODENAME\b\}?")
+_ALL_ADDRESSES = re.compile(r"hostname\s+(?:-I|--all-ip-addresses)\b")
+_ONE_ADDRESS = re.compile(r"hostname\s+(?:-i|--ip-address)\b")
+_FALLS_BACK = re.compile(r"\|\|\s*echo\s+[\"']?(?:localhost|127\.)")
+_RANKS = frozenset({"SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID", "PBS_NODENUM", "PMI_RANK"})
+_RANKS |= {"OMPI_COMM_WORLD_RANK"}
+_SPREAD = frozenset({"srun", "mpiexec", "mpirun", "pdsh", "clush", "aprun", "jsrun", "ibrun"})
+_HEAD = {
+    Scheduler.SLURM: "$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)",
+    Scheduler.PBS: "$(head -n 1 $PBS_NODEFILE)",
+    Scheduler.NONE: "NAME_OF_THE_HEAD",
+}
+_FREE_PORT = {
+    Scheduler.SLURM: "MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))",
+    Scheduler.PBS: "take a free port on the head, in the job script",
+    Scheduler.NONE: "another port",
+}
+
+
+def _each_node_evaluates(view: View, start: Start) -> bool:
+    """Say whether every node has a shell of its own that fills in the line's variables."""
+    by_hand = view.job.scheduler is Scheduler.NONE and start.wrapper is None
+    return start.on_nodes or (by_hand and view.is_wide(start))
+
+
+def _text_on_nodes(view: View, start: Start, text: str) -> str:
+    """Return the part of a text that each node fills in for itself; empty when none does."""
+    if start.on_nodes or (start.wrapper is not None and start.command.looped):
+        return text
+    return view.job.shell.expand(text, start.line) if _each_node_evaluates(view, start) else ""
+
+
+def _endpoint(view: View, start: Start) -> str | None:
+    """Return the text of the address where the nodes meet; None when it can't be told."""
+    if start.given is None:
+        found = view.job.shell.value_of("MASTER_ADDR", start.line)
+        return found.value if found is not None and start.kind == "python" else None
+    if start.given.standalone:
+        return None
+    if start.given.rdzv_endpoint:
+        return str(start.given.rdzv_endpoint)
+    return str(start.given.master_addr) if start.given.rdzv_backend == "static" else None
+
+
+def rdzv_id(view: View) -> Iterator[Finding]:
+    """`--rdzv_id` is another one on every node: `$RANDOM` in a shell that each node runs.
+
+    Filled in by the job script itself it is one value for all, and fine.
+
+    Source: failures R04.
+    """
+    for start in view.starts:
+        if start.given is None or start.given.standalone or not view.is_wide(start):
+            continue
+        match = _OWN_VALUE.search(_text_on_nodes(view, start, start.given.rdzv_id))
+        if match is not None:
+            what = f"--rdzv_id={shown(start.given.rdzv_id)} is another one on every node"
+            why = "all nodes reach the store, and each waits in a rendezvous of its own"
+            job_id = "$PBS_JOBID" if view.job.scheduler is Scheduler.PBS else "$SLURM_JOB_ID"
+            fix = "--rdzv_id=1, the same on all nodes"
+            if view.job.scheduler is not Scheduler.NONE:
+                fix = f"--rdzv_id={job_id}, filled in by the job script"
+            yield error("rdzv-id", start.line, what, why, fix)
+
+
+def own_endpoint(view: View) -> Iterator[Finding]:
+    """The endpoint is the name or address of the node that evaluates it, and every node does.
+
+    Source: failures R05.
+    """
+    for start in view.starts:
+        text = _endpoint(view, start)
+        if text is None or not view.is_wide(start):
+            continue
+        if _OWN_NAME.search(_text_on_nodes(view, start, text)):
+            what = f"every node takes itself for the head: {shown(text)}"
+            why = "each one opens a store of its own, and waits there alone"
+            yield error(
+                "own-endpoint",
+                start.line,
+                what,
+                why,
+                f"fill in one name for all: {_HEAD[view.job.scheduler]}",
+            )
+
+
+def loopback(view: View) -> Iterator[Finding]:
+    """The nodes are to meet at localhost: each one meets itself.
+
+    Source: failures R06, R20; a lost default of --rdzv-endpoint and --master-addr is localhost.
+    """
+    for start in view.starts:
+        if not view.is_wide(start) or start.partial or _is_set_by_pet(view):
+            continue
+        if (
+            start.given is not None
+            and start.given.rdzv_backend == "c10d"
+            and not start.given.rdzv_endpoint
+        ):
+            if not start.given.standalone:
+                yield _without_endpoint(start)
+            continue
+        text = _endpoint(view, start)
+        if text is None or not _LOOPBACK.fullmatch(
+            shown(view.job.shell.expand(text, start.line)).strip()
+        ):
+            continue
+        said = start.given is None or start.given.rdzv_endpoint or "master" in " ".join(start.words)
+        what = (
+            "the nodes are to meet at localhost"
+            if said
+            else "the line does not say where the nodes meet"
+        )
+        why = (
+            "localhost is another machine on every node"
+            if said
+            else "without an address torchrun takes 127.0.0.1"
+        )
+        fix = f"--rdzv_backend=c10d --rdzv_endpoint={_HEAD[view.job.scheduler]}"
+        yield error("loopback", start.line, what, why, fix)
+
+
+def _is_set_by_pet(view: View) -> bool:
+    """Say whether variables of torchrun's own give the options."""
+    return any(a.name.startswith("PET_") for a in view.job.shell.assignments)
+
+
+def _without_endpoint(start: Start) -> Finding:
+    what = "c10d stands there without --rdzv_endpoint"
+    why = "without one each node meets itself at localhost"
+    if any("master" in word for word in start.words):
+        what = "--master_addr has no effect with the c10d backend"
+        why = "it is for the static backend; without --rdzv_endpoint each node meets itself at localhost"
+    return error("loopback", start.line, what, why, "--rdzv_endpoint=$MASTER_ADDR:$MASTER_PORT")
+
+
+def guessed_address(view: View) -> Iterator[Finding]:
+    """The endpoint comes from `hostname -I | awk`, `hostname -i` or a pipe that falls back to localhost.
+
+    The first address may be of a network for management or of docker, and torchrun may not know it as its own;
+    `hostname -i` is 127.0.1.1 on some systems.
+
+    Source: failures R08, R09, R06, P07.
+    """
+    seen: set[int] = set()
+    for start in view.starts:
+        text = _endpoint(view, start)
+        if text is None or not view.is_wide(start):
+            continue
+        places = [(start.line, text)]
+        places += [(a.line, a.value) for a in view.job.shell.sources(text, start.line)]
+        for line, value in places:
+            found = _guess(line, value)
+            if found is not None and line not in seen:
+                seen.add(line)
+                yield found
+
+
+def _guess(line: int, value: str) -> Finding | None:
+    name = "give the head's name, and let `muster torchrun` find the address that other nodes reach"
+    if _ALL_ADDRESSES.search(value):
+        what = "the endpoint is the first address that `hostname -I` prints"
+        why = "it may be of a network that the other nodes don't reach, or one that torchrun does not know as its own"
+        return warning("first-address", line, what, why, name)
+    if _ONE_ADDRESS.search(value):
+        what = "the endpoint comes from `hostname -i`"
+        why = "it is what the node's own name resolves to, on some systems 127.0.1.1: the other nodes then meet themselves"
+        return warning("own-address", line, what, why, name)
+    if _FALLS_BACK.search(value):
+        what = "the endpoint falls back to localhost"
+        why = "when the command before it fails, every node meets itself, and nothing says why"
+        return warning("falls-back", line, what, why, "let the script end there: ${HEAD:?no head}")
+    return None
+
+
+def node_rank(view: View) -> Iterator[Finding]:
+    """Every node gets the same `--node_rank`: a number, or a variable that the job script fills in too early.
+
+    With the c10d backend torchrun ignores it.
+
+    Source: failures R18; torch/distributed/elastic/rendezvous/dynamic_rendezvous.py.
+    """
+    for start in view.starts:
+        if start.given is None or start.wrapper not in _SPREAD or start.given.standalone:
+            continue
+        if (
+            start.partial
+            or start.command.looped
+            or not view.is_wide(start)
+            or _takes_part(start, view)
+        ):
+            continue
+        text, static = start.given.node_rank, start.given.rdzv_backend == "static"
+        said = any(re.match(r"--node[-_]rank", word) for word in start.words)
+        early = _too_early(view, start, text)
+        if not static and said:
+            why = "c10d numbers the nodes by itself, by their names"
+            yield note(
+                "node-rank", start.line, "--node_rank has no effect with c10d", why, "leave it out"
+            )
+        elif static and (early or number(text, view.job, start.line) is not None):
+            yield _same_rank(view, start, said=said, early=early)
+
+
+def _too_early(view: View, start: Start, text: str) -> bool:
+    """Say whether the job script itself fills in a variable that only a started process has."""
+    text = view.job.shell.expand(text, start.line)
+    if start.on_nodes:
+        text = text.replace("$", "")
+    return bool(_RANKS & set(variables_of(text)))
+
+
+def _takes_part(start: Start, view: View) -> bool:
+    text = option(start, "nodes", "N")
+    part = text is not None and number(text, view.job, start.line) != view.nodes
+    return part or option(start, "w", "nodelist", "host", "H") is not None
+
+
+def _same_rank(view: View, start: Start, *, said: bool, early: bool) -> Finding:
+    text = start.given.node_rank if start.given is not None else ""
+    what = (
+        f"every node gets --node_rank={shown(text)}" if said else "no node is told its --node_rank"
+    )
+    why = "the static backend takes the number as it is: all nodes are the head, and wait for the others"
+    if early:
+        why = "the job script fills the variable in before srun starts, where it is 0 or empty"
+    head = _HEAD[view.job.scheduler]
+    fix = f"--rdzv_backend=c10d --rdzv_endpoint={head}: it needs no rank"
+    return error("node-rank", start.line, what, why, fix)
+
+
+def world_size(view: View) -> Iterator[Finding]:
+    """WORLD_SIZE holds the number of nodes; it is the number of workers.
+
+    A script that srun starts once for each GPU then ends with ranks beyond the world; torchrun sets it itself.
+
+    Source: torch.distributed, "Environment variable initialization"; the seed of a published tutorial.
+    """
+    many = [s for s in view.starts if s.kind == "python" and (tasks_per_node(s, view.job) or 1) > 1]
+    for given in view.job.shell.assignments:
+        if given.name != "WORLD_SIZE" or not is_node_count(given.value, view.job, given.line):
+            continue
+        what = "WORLD_SIZE holds the number of nodes, not of workers"
+        if many and (given.exported or given.name in view.job.shell.exports):
+            why = f"line {many[0].line} starts several workers on each node: their ranks go beyond the world"
+            yield error(
+                "world-size-of-nodes", given.line, what, why, "export WORLD_SIZE=$SLURM_NTASKS"
+            )
+        elif any(start.by_torchrun for start in view.starts):
+            why = (
+                "torchrun sets it for its workers, so only this script reads it: the name misleads"
+            )
+            yield note("world-size-of-nodes", given.line, what, why, "call it NNODES")
+
+
+def fixed_port(view: View) -> Iterator[Finding]:
+    """The port is a fixed number where several jobs may share a node, or two lines of one script take the same.
+
+    Source: failures R15, R16.
+    """
+    taken: dict[int, int] = {}
+    for start in view.starts:
+        port = _port(view, start)
+        if not port:
+            continue
+        if view.job.allocation.is_shared is not None:
+            what = f"port {port} is fixed, and several of these jobs may share a node (line {view.job.allocation.is_shared})"
+            why = "the second one ends with `address already in use`, or talks to the first"
+            fix = _FREE_PORT[view.job.scheduler]
+            if not view.is_wide(start) and start.given is not None:
+                fix = "--standalone takes a free port"
+            yield warning("fixed-port", start.line, what, why, fix)
+        elif start.wrapper is None and start.command.background:
+            if port in taken:
+                what = f"port {port} is taken already by the torchrun of line {taken[port]}"
+                why = "both run at the same time on one node"
+                yield error("fixed-port", start.line, what, why, "--standalone takes a free port")
+            taken.setdefault(port, start.line)
+
+
+def _port(view: View, start: Start) -> int | None:
+    """Return the port of a start when it is a fixed number; 0 and None when not."""
+    if start.given is None:
+        found = view.job.shell.value_of("MASTER_PORT", start.line)
+        fixed = found is not None and start.kind == "python"
+        return number(found.value, view.job, start.line) if found is not None and fixed else None
+    if start.given.standalone or start.partial or _is_set_by_pet(view):
+        return None
+    static = start.given.rdzv_backend == "static"
+    if start.muster and _takes_a_free_port(view, start):
+        return None
+    if start.given.rdzv_endpoint:
+        text = view.job.shell.expand(start.given.rdzv_endpoint, start.line)
+        match = re.search(r":(\d{1,5})$", text)
+        if match is None and ":" in text:
+            return None
+        return int(match[1]) if match else DEFAULT_STATIC_PORT if static else DEFAULT_C10D_PORT
+    if not static:
+        return DEFAULT_C10D_PORT
+    port = start.given.master_port  # without one, torchrun before 2.13 takes 29500 on one node too
+    return DEFAULT_STATIC_PORT if port is None else number(port, view.job, start.line)
+
+
+def _takes_a_free_port(view: View, start: Start) -> bool:
+    """Say whether `muster torchrun` meets where nobody has named a place: one node, no endpoint, no port."""
+    if start.given is None or start.given.rdzv_endpoint:
+        return False
+    nodes = number(start.given.nnodes.rpartition(":")[2], view.job, start.line)
+    return nodes == 1 and (start.given.rdzv_backend != "static" or start.given.master_port is None)
+
+
+RULES: tuple[Rule, ...] = (
+    rdzv_id,
+    own_endpoint,
+    loopback,
+    guessed_address,
+    node_rank,
+    world_size,
+    fixed_port,
+)

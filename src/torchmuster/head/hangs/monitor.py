@@ -1,0 +1,354 @@
+"""The coordinator's side of the hang watch: asks agents for stacks, keeps what they say, and says what follows.
+
+`hang_watch` decides and `stragglers` compares; here is what they need: one question at a time to all agents, for the
+watch or for a client of `muster stacks`, a file for the answers, and an event for the user.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torchmuster.diagnose.facts import stacks as reading
+from torchmuster.diagnose.facts.stacks import Standing
+from torchmuster.head.hangs.stack_words import Seen, group_texts, tell
+from torchmuster.head.hangs.start_watch import StartWatch
+from torchmuster.head.hangs.start_words import Look
+from torchmuster.head.hangs.stragglers import Stragglers
+from torchmuster.head.hangs.watch import START_S, HangWatch, Judgement, Verdict, WatchLimits
+from torchmuster.model.failure import EndKind, PythonError, WorkerEnd, describe
+from torchmuster.model.plan import Limits
+from torchmuster.model.progress import RankStack
+from torchmuster.model.ranks import name_ranks
+from torchmuster.net import messages
+
+_LEAST_START_S = 3.0
+_ANSWER_LIMIT_S = 5.0  # stacks take one second, with py-spy three more
+_MAX_LINES_BYTES = 512 << 10
+_MAX_CHUNKS = 8
+_MAX_LINE = 2000
+_MAX_FILES = 100
+_MAX_CLIENTS = 16
+_MAX_SHOWN_FRAMES = 12
+
+
+class Surroundings(Protocol):
+    """What the desk needs of the coordinator."""
+
+    def send_to_nodes(self, message: messages.Message) -> set[int]:
+        """Send to all agents of the attempt; return their places."""
+
+    def event(self, name: str, **fields: Any) -> None:
+        """Write an event."""
+
+    def write_file(self, path: str, text: str) -> None:
+        """Write a file of the run directory, without waiting for it."""
+
+
+@dataclass(slots=True)
+class _Question:
+    number: int
+    asked_at: float
+    missing: set[int]
+    for_watch: bool = False
+    for_start: bool = False
+    clients: dict[str, Callable[[messages.Message], None]] = field(default_factory=dict)
+    stacks: list[RankStack] = field(default_factory=list)
+
+
+class HangDesk:
+    """The watch of one attempt.
+
+    Args:
+        attempt: Its number.
+        ranks: Rank -> node.
+        limits: When a rank that stands is a hang; None: nobody watches, but clients may ask.
+        folder: Of the attempt's logs.
+        store: `HOST:PORT` of the attempt's store; empty when it has none.
+        relay_port: A port of the head that leads to it, too; 0 without.
+    """
+
+    def __init__(
+        self,
+        attempt: int,
+        ranks: Mapping[int, str],
+        limits: WatchLimits | None,
+        folder: str,
+        around: Surroundings,
+        now: float,
+        store: str = "",
+        relay_port: int = 0,
+    ) -> None:
+        self.attempt = attempt
+        self._ranks = dict(ranks)
+        self._began_at = now
+        self._folder = folder
+        self._around = around
+        self._watch = None
+        if limits is not None:
+            self._watch = HangWatch(limits=limits, ranks=self._ranks, began_at=now)
+        self._start = None
+        if limits is not None:
+            self._start = StartWatch(limit_s=limits.start_s, store=store, relay_port=relay_port)
+        self._stragglers = Stragglers(nodes=dict(self._ranks))
+        self._question: _Question | None = None
+        self._number = 0
+        self._num_files = 0
+
+    # What comes in.
+
+    def take_progress(self, now: float, progress: messages.Progress) -> None:
+        """Take an agent's digest."""
+        if self._watch is None:
+            return
+        self._watch.take(now, progress.ranks)
+        for one in self._stragglers.take(now, progress.ranks):
+            self._around.event(
+                "straggler", rank=one.rank, node=one.node, part=one.part, text=one.tell()
+            )
+
+    def take_stacks(self, place: int, said: messages.Stacks) -> None:
+        """Take an agent's answer."""
+        question = self._question
+        if question is None or said.number != question.number or place not in question.missing:
+            return
+        question.stacks += [one for one in said.stacks if one.rank in self._ranks]
+        if said.is_last:
+            question.missing.discard(place)
+
+    def note_end(self, end: WorkerEnd) -> None:
+        """Note that a worker has ended."""
+        if self._watch is not None and end.rank >= 0:
+            self._watch.note_end(end.rank, describe(end))
+
+    def lose(self, place: int) -> None:
+        """Wait no more for the agent of a place."""
+        if self._question is not None:
+            self._question.missing.discard(place)
+
+    def ask_for(self, now: float, ask_id: str, send: Callable[[messages.Message], None]) -> None:
+        """Ask all agents for a client."""
+        question = self._question or self._ask(now)
+        if len(question.clients) < _MAX_CLIENTS:
+            question.clients[ask_id] = send
+
+    # What is due.
+
+    @property
+    def is_asking(self) -> bool:
+        """Say whether an answer is awaited."""
+        return self._question is not None
+
+    def advance(self, now: float, *, held: bool) -> WorkerEnd | None:
+        """Do what is due; return the end of the rank that has to be taken for the cause.
+
+        Args:
+            now: The time.
+            held: Somebody sits in a debugger, or the run is being stopped: nothing is a hang.
+        """
+        if held and self._watch is not None:
+            self._watch.hold(now)
+        question = self._question
+        if question is not None:
+            if question.missing and now - question.asked_at < _ANSWER_LIMIT_S:
+                return None
+            self._question = None
+            self._answer(question)
+            if question.for_start and not held:
+                self._judge_start(now, question)
+            return self._judge(now, question) if question.for_watch and not held else None
+        if self._watch is not None and not held and self._watch.must_ask(now):
+            self._ask(now).for_watch = True
+        elif self._starts_late(now, held=held):
+            self._ask(now).for_start = True
+        return None
+
+    def _starts_late(self, now: float, *, held: bool) -> bool:
+        if self._start is None or self._watch is None or held:
+            return False
+        return self._start.must_ask(now, self._watch.rests(now), moves=self._watch.has_steps)
+
+    def _ask(self, now: float) -> _Question:
+        self._number += 1
+        order = messages.TakeStacks(number=self._number, attempt=self.attempt)
+        places = self._around.send_to_nodes(order)
+        self._question = _Question(self._number, now, set(places))
+        return self._question
+
+    def _answer(self, question: _Question) -> None:
+        if not question.clients:
+            return
+        sentence = tell(self._seen(question))
+        lines = self._lines(question)
+        chunks = _chunks(lines)
+        for ask_id, send in question.clients.items():
+            for chunk in chunks:
+                told = messages.StacksTold(
+                    ask_id=ask_id,
+                    sentence=sentence,
+                    lines=tuple(chunk),
+                    is_last=chunk is chunks[-1],
+                )
+                send(told)
+
+    def _seen(self, question: _Question) -> list[Seen]:
+        found = {one.rank: one for one in question.stacks}
+        seen = []
+        for rank, node in sorted(self._ranks.items()):
+            one = found.get(rank)
+            standing = _standing(one) if one else Standing(doing=reading.Doing.UNKNOWN)
+            kernel = one.kernel if one else "its agent did not answer"
+            seen.append(Seen(rank=rank, node=node, standing=standing, kernel=kernel))
+        return seen
+
+    def _lines(self, question: _Question) -> list[str]:
+        texts = [
+            (f"rank {one.rank} on {self._ranks[one.rank]}", _shown(one))
+            for one in sorted(question.stacks, key=lambda one: one.rank)
+        ]
+        silent = sorted(set(self._ranks) - {one.rank for one in question.stacks})
+        lines = group_texts(texts)
+        if silent:
+            lines.append(f"no answer for {name_ranks(silent)}")
+        return lines
+
+    # What follows.
+
+    def _judge(self, now: float, question: _Question) -> WorkerEnd | None:
+        if self._watch is None:
+            return None
+        standings = {one.rank: (_standing(one), one.kernel) for one in question.stacks}
+        judgement = self._watch.judge(now, standings)
+        if judgement.verdict is Verdict.NOTHING:
+            return None
+        path = self._write(judgement, question)
+        ends = judgement.verdict is Verdict.END
+        self._around.event(
+            "hang",
+            attempt=self.attempt,
+            rank=judgement.rank,
+            node=judgement.node,
+            silent_s=round(judgement.silent_s, 1),
+            limit_s=round(judgement.limit_s, 1),
+            ended=ends,
+            stacks=path,
+            sentence=judgement.sentence,
+            text=_told(judgement, path),
+        )
+        return self._end(now, judgement, question, path) if ends else None
+
+    def _judge_start(self, now: float, question: _Question) -> None:
+        if self._start is None or self._watch is None:
+            return
+        rests, stacks = self._watch.rests(now), {one.rank: one for one in question.stacks}
+        looks = [
+            Look.of(rank, node, stacks[rank], rest_s=rests[rank])
+            for rank, node in sorted(self._ranks.items())
+            if rank in stacks and rank in rests
+        ]
+        text = self._start.judge(looks, self._watch.ended())
+        if text:
+            self._around.event("start_wait", attempt=self.attempt, text=text)
+
+    def _write(self, judgement: Judgement, question: _Question) -> str:
+        path = os.path.join(self._folder, f"stacks-{min(self._num_files, _MAX_FILES)}.txt")
+        self._num_files += 1
+        text = "\n".join([judgement.sentence, "", *self._lines(question)])
+        self._around.write_file(path, text + "\n")
+        return path
+
+    def _end(self, now: float, judgement: Judgement, question: _Question, path: str) -> WorkerEnd:
+        rank = judgement.rank if judgement.rank is not None else -1
+        mine = [one for one in question.stacks if one.rank == rank]
+        trace = [judgement.sentence, *_short(mine), f"the stacks of all ranks: {path}"]
+        frame = judgement.standing.frame if judgement.standing is not None else None
+        where = f"{frame.file}:{frame.line} in {frame.name}" if frame is not None else None
+        error = PythonError(
+            type_name="Hang", message=judgement.headline, where=where, traceback="\n".join(trace)
+        )
+        return WorkerEnd(
+            attempt=self.attempt,
+            rank=rank,
+            local_rank=0,
+            node=judgement.node,
+            kind=EndKind.HANG,
+            asked=False,
+            elapsed_s=round(now - self._began_at, 3),
+            error=error,
+            detail=judgement.headline,
+        )
+
+
+def watch_limits(limits: Limits) -> WatchLimits | None:
+    """Return the limits of a run's watch; None: it is off."""
+    if not limits.hang_s:
+        return None
+    return WatchLimits(
+        floor_s=limits.hang_s,
+        ceiling_s=limits.hang_most_s,
+        blind_s=limits.hang_blind_s,
+        start_s=min(max(limits.hang_s / 6, _LEAST_START_S), START_S),
+    )
+
+
+def _chunks(lines: list[str]) -> list[list[str]]:
+    """Return the lines in pieces that a message can hold, and no more than a few of them."""
+    chunks: list[list[str]] = [[]]
+    room = _MAX_LINES_BYTES
+    for line in lines:
+        size = 6 * len(line) + 4  # as JSON writes it, at worst
+        if size > room:
+            if len(chunks) == _MAX_CHUNKS:
+                chunks[-1].append("(cut here: too long)")
+                break
+            chunks.append([])
+            room = _MAX_LINES_BYTES
+        chunks[-1].append(line[:_MAX_LINE])
+        room -= min(size, _MAX_LINES_BYTES)
+    return chunks
+
+
+def _standing(one: RankStack) -> Standing:
+    return reading.judge(
+        one.text,
+        state=one.state,
+        source=one.source,
+        children=one.children,
+        uses_gpu=one.uses_gpu,
+    )
+
+
+def _shown(one: RankStack) -> str:
+    """Return the text of one rank for a file or a terminal."""
+    parts = [one.text.strip("\n")] if one.text else []
+    if one.why_not:
+        parts.append(f"no Python stack: {one.why_not}")
+    if one.state in ("T", "D") or not one.text:
+        parts.append(f"state {one.state or 'gone'}, in the kernel at {one.kernel or '?'}")
+    parts += [f"a process of its loader:\n{text.strip()}" for text in one.children]
+    return "\n".join(parts)
+
+
+def _short(stacks: list[RankStack]) -> list[str]:
+    """Return the frames of the rank that stands, the innermost last, as a traceback has them."""
+    if not stacks:
+        return []
+    one = stacks[0]
+    busy = next(
+        (text for text in one.children if reading.user_frame(reading.main_frames(text))), ""
+    )
+    frames = reading.main_frames(busy or one.text)
+    chosen = list(reversed(frames[:_MAX_SHOWN_FRAMES]))
+    lines = [f'  File "{frame.file}", line {frame.line}, in {frame.name}' for frame in chosen]
+    head = f"rank {one.rank} stood here:" if lines else f"rank {one.rank}: {one.why_not}"
+    return [head, *lines]
+
+
+def _told(judgement: Judgement, path: str) -> str:
+    if judgement.verdict is Verdict.END:
+        return f"{judgement.sentence}: the attempt is ended; stacks in {path}"
+    left_s = max(judgement.limit_s - judgement.silent_s, 0.0)
+    return (
+        f"{judgement.sentence}: if nothing moves, the attempt ends in {left_s:.0f} s"
+        f" (--hang-timeout); stacks in {path}"
+    )

@@ -1,0 +1,172 @@
+"""The first thing that runs on a host reached by ssh: it gets torchmuster there, and becomes the courier.
+
+It arrives as text on standard input, before anything else is there: so it imports the standard library only, and holds
+its own few lines of what `net/frames.py` and `files/travel.py` say. Frames come unbuffered: what follows is for the courier.
+"""
+
+import hashlib
+import io
+import json
+import os
+import platform
+import shutil
+import signal
+import socket
+import stat
+import struct
+import sys
+import tempfile
+import zipfile
+
+FACTS, PACKAGE, FAIL = 1, 2, 3
+MAX_BYTES = 64 << 20
+PATIENCE_S = 120
+
+
+def read_exactly(count: int) -> bytes:
+    """Return so many bytes of standard input; leave at its end."""
+    data = b""
+    while len(data) < count:
+        piece = os.read(0, min(count - len(data), 1 << 16))
+        if not piece:
+            raise SystemExit(0)
+        data += piece
+    return data
+
+
+def read_frame() -> tuple[int, bytes]:
+    """Return the kind and the payload of a frame."""
+    kind, length = struct.unpack(">BI", read_exactly(5))
+    if length > 4 << 20:
+        raise SystemExit("a frame that is too long")
+    return kind, read_exactly(length)
+
+
+def send_frame(kind: int, value: dict[str, object]) -> None:
+    """Send a JSON object."""
+    payload = json.dumps(value).encode()
+    view = memoryview(struct.pack(">BI", kind, len(payload)) + payload)
+    while view:
+        view = view[os.write(1, view) :]
+
+
+def content_hash(files: list[tuple[str, bytes]]) -> str:
+    """Return the hash of (relative name, bytes) pairs: names, lengths and contents."""
+    whole = hashlib.sha256()
+    for name, data in sorted(files):
+        whole.update(f"{name}\0{len(data)}\0".encode())
+        whole.update(data)
+    return whole.hexdigest()
+
+
+def tree_files(package: str) -> list[tuple[str, bytes]]:
+    """Return the files of a package's folder as (relative name, bytes), compiled ones left out."""
+    found = []
+    for folder, names, files in os.walk(package):
+        names[:] = [name for name in names if name != "__pycache__"]
+        for name in files:
+            if not name.endswith((".pyc", ".pyo")):
+                path = os.path.join(folder, name)
+                with open(path, "rb") as file:
+                    found.append((os.path.relpath(path, package), file.read()))
+    return found
+
+
+def has_content(root: str, sha: str) -> bool:
+    """Say whether root/torchmuster is this content, and nobody else's to change."""
+    package = os.path.join(root, "torchmuster")
+    try:
+        status = os.stat(package)
+        if status.st_uid not in (0, os.getuid()) or status.st_mode & stat.S_IWOTH:
+            return False
+        return content_hash(tree_files(package)) == sha
+    except OSError:
+        return False
+
+
+def num_gpus() -> int:
+    """Return the number of GPUs that a process here may use."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([word for word in visible.split(",") if word.strip() not in ("", "-1")])
+    names = os.listdir("/dev")
+    return len([name for name in names if name.startswith("nvidia") and name[6:].isdigit()])
+
+
+def cache_folder() -> str:
+    """Return where packages are kept on this host."""
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return os.path.join(base, "torchmuster")
+
+
+def receive_package() -> list[tuple[str, bytes]]:
+    """Return the files of the package that comes in frames."""
+    data = bytearray()
+    while True:
+        kind, piece = read_frame()
+        if kind != PACKAGE or len(data) > MAX_BYTES:
+            raise SystemExit("no package came")
+        if not piece:
+            break
+        data += piece
+    with zipfile.ZipFile(io.BytesIO(bytes(data))) as archive:
+        return [(name, archive.read(name)) for name in archive.namelist()]
+
+
+def unpack(files: list[tuple[str, bytes]], sha: str) -> tuple[str, bool]:
+    """Write the package into the cache, else into a temporary folder; return the root and whether it is temporary."""
+    for base in (cache_folder(), None):
+        try:
+            if base is not None:
+                os.makedirs(base, mode=0o700, exist_ok=True)
+            root = tempfile.mkdtemp(prefix=f".{sha[:12]}-" if base else "torchmuster-", dir=base)
+            for name, data in files:
+                path = os.path.join(root, "torchmuster", name)
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                with open(path, "wb") as file:
+                    file.write(data)
+            if base is None:
+                return root, True
+            final = os.path.join(base, sha)
+            try:
+                os.rename(root, final)
+            except OSError:  # another courier was faster, or what lies there is damaged
+                if not has_content(final, sha):
+                    return root, True
+                shutil.rmtree(root, ignore_errors=True)
+            return final, False
+        except OSError as error:
+            reason = error
+    send_frame(FAIL, {"what": "there is no room for torchmuster", "why": str(reason)})
+    raise SystemExit(1)
+
+
+def main(sha: str, package_root: str) -> None:
+    """Say what this host is, get torchmuster, and become the courier."""
+    signal.alarm(PATIENCE_S)  # a client that is cut off now would leave us waiting for ever
+    cached = os.path.join(cache_folder(), sha)
+    root = next((r for r in (package_root, cached) if r and has_content(r, sha)), None)
+    facts = {
+        "host": socket.gethostname(),
+        "machine": platform.machine(),
+        "python": sys.executable,
+        "version": platform.python_version(),
+        "has": root is not None,
+        "gpus": num_gpus(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "memory": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+    }
+    send_frame(FACTS, facts)
+    temporary = False
+    if root is None:
+        files = receive_package()
+        if content_hash(files) != sha or any(n.startswith("/") or ".." in n for n, _ in files):
+            send_frame(FAIL, {"what": "torchmuster came damaged: its checksum is another"})
+            raise SystemExit(1)
+        root, temporary = unpack(files, sha)
+    entry = os.path.join(root, "torchmuster", "node", "remote", "main.py")
+    signal.alarm(0)
+    # A folder of installed packages holds others too, which the job's interpreter must not see.
+    alone = os.path.basename(root) not in ("site-packages", "dist-packages")
+    flags = ["--temporary"] * temporary + ["--importable"] * alone
+    os.execv(sys.executable, [sys.executable, "-I", "-S", entry, f"--root={root}", *flags])

@@ -1,0 +1,229 @@
+"""What a node does once before its workers start: setup lines, interpreter, scratch folder, staging, commands.
+
+In this order: variables and lines in one login shell; the job's interpreter; the spawner starts and imports torch
+while the rest goes on; the scratch folder; `--stage`; `--before`. Workers start when all of it is done.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from torchmuster import proc
+from torchmuster.errors import MusterError
+from torchmuster.files.disk import DiskWriter
+from torchmuster.files.layout import RunDir
+from torchmuster.model import contract
+from torchmuster.model.plan import NodeSetup, Program
+from torchmuster.node.leftovers import hold, note_owner
+from torchmuster.node.scratch import folder_name, make_scratch, parent_folder
+from torchmuster.node.shell import NodeShell, SetupError, Watch
+
+_MAX_TAKES = 10
+_STAGING = os.path.join(os.path.dirname(os.path.abspath(__file__)), "staging.py")
+
+
+class SetupHost(Protocol):
+    """The agent, as far as the setup of its node needs it."""
+
+    def tell(self, text: str) -> None:
+        """Say a sentence to the user."""
+
+    def start_with(self, program: Program, environment: Mapping[str, str]) -> None:
+        """Take the job's interpreter and variables, and start the spawner unless one runs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetupOrder:
+    """What one node has to do, and where it is.
+
+    Attributes:
+        environment: What the agent was started with.
+        socket_folder: Where the agent's record says what it has made.
+    """
+
+    setup: NodeSetup
+    program: Program
+    environment: Mapping[str, str]
+    node: str
+    place: int
+    run_id: str
+    run_dir: RunDir
+    socket_folder: str | None = None
+
+
+class NodeWork:
+    """The setup of one node, from the start of its agent to its end."""
+
+    def __init__(self, order: SetupOrder, disk: DiskWriter) -> None:
+        self.order = order
+        self.scratch: str | None = None
+        self.is_done = False
+        self._disk = disk
+        self._shell: NodeShell | None = None
+
+    @property
+    def pids(self) -> frozenset[int]:
+        """The processes that run for it now."""
+        return frozenset(self._shell.pids) if self._shell is not None else frozenset()
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Return what workers and commands get beside the job's environment."""
+        order = self.order
+        named = {contract.PLACE_VARIABLE: str(order.place), contract.NODE_VARIABLE: order.node}
+        return named | ({contract.SCRATCH_VARIABLE: self.scratch} if self.scratch else {})
+
+    def try_at_once(self) -> None:
+        """Do it now if there is nothing to wait for, which takes less than a millisecond."""
+        setup = self.order.setup
+        if not setup.is_empty or any(sign in (setup.scratch or "") for sign in "$`~"):
+            return
+        with contextlib.suppress(MusterError):  # `run` meets it again, where it can be told
+            self._make_scratch(parent_folder(self.order.environment, setup.scratch))
+            self.is_done = True
+
+    async def run(self, host: SetupHost) -> None:
+        """Do all of it.
+
+        Raises:
+            MusterError: Something failed; the message names the node.
+        """
+        order, setup = self.order, self.order.setup
+        self._shell = shell = NodeShell(order.node, host.tell, self._log)
+        program, environment = order.program, {**order.environment, **dict(setup.environment)}
+        if setup.lines:
+            self._log(b"".join(f"+ {line}\n".encode() for line in setup.lines))
+            own = dict(setup.environment)
+            shelled = await shell.run_lines(setup.lines, environment, own, setup.origin)
+            if setup.python_follows:
+                program = _follow(program, environment, shelled.path_before, shelled.environment)
+            environment = shelled.environment
+        if program.python != order.program.python:
+            host.tell(f"the interpreter is {program.python[0]}: the setup lines put it on PATH")
+        host.start_with(program, environment)
+        parent = parent_folder(environment, setup.scratch)
+        self._make_scratch(await shell.expand(parent, environment))
+        if setup.stages:
+            await self._stage(shell, environment)
+        for command in setup.before:
+            self._log(f"+ {command}\n".encode())
+            extra = {contract.RUN_DIR_VARIABLE: order.run_dir.path, **self.variables}
+            await shell.run_command(command, order.program.cwd, {**environment, **extra})
+        self.is_done = True
+
+    def _make_scratch(self, parent: str) -> None:
+        order = self.order
+        name = folder_name(order.run_id, order.place, order.run_dir.path)
+        for _ in range(_MAX_TAKES):
+            self.scratch = make_scratch(parent, name)
+            if hold(self.scratch):
+                break  # else somebody has just removed it, as what a killed agent had left
+        if order.socket_folder is not None:
+            note_owner(order.socket_folder, self.scratch)
+
+    def _log(self, data: bytes) -> None:
+        self._disk.append(self.order.run_dir.setup_log(self.order.node), data)
+
+    async def _stage(self, shell: NodeShell, environment: Mapping[str, str]) -> None:
+        """Stage in a process of its own, so that it can hang or be killed without the agent."""
+        stages = [{"source": s.source, "target": s.target} for s in self.order.setup.stages]
+        argv = [sys.executable, "-I", "-S", _STAGING, str(self.scratch), json.dumps(stages)]
+        answer, errors = Watch(), Watch(log=self._log)
+        reader, writer = os.pipe2(os.O_CLOEXEC)
+        error_r, error_w = os.pipe2(os.O_CLOEXEC)
+        try:
+            child = proc.start(argv, env=environment, stdout=writer, stderr=error_w)
+        finally:
+            os.close(writer)
+            os.close(error_w)
+        answer.read(reader)
+        errors.read(error_r)
+        status = await shell.wait(child, lambda: _staging_goes_on(_last_said(answer)))
+        for watch in (answer, errors):
+            watch.drain()
+            watch.close()
+        said = _last_said(answer)
+        if not said.get("whole"):
+            raise self._staging_error(said.get("error"), status, errors)
+
+    def _staging_error(self, said: Any, status: int, errors: Watch) -> SetupError:
+        what = f"staging failed on {self.order.node}"
+        if not isinstance(said, dict):
+            return SetupError(what, why=errors.last_lines() or f"it ended with {status}")
+        what = f"{what}: {said['what']}"
+        return SetupError(what, where=said["where"], why=said["why"], fix=said["fix"])
+
+
+def _last_said(answer: Watch) -> dict[str, Any]:
+    for line in reversed(bytes(answer.tail).split(b"\n")[:-1]):
+        try:
+            message = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(message, dict):
+            return message
+    return {}
+
+
+def _staging_goes_on(said: Mapping[str, Any]) -> str:
+    if "source" not in said:
+        return "staging has begun"
+    from torchmuster.node.staging import show_size  # tarfile and zipfile: ten milliseconds for few
+
+    done, total = show_size(said["done"]), show_size(said["total"])
+    return f"staging {said['source']}: {done} of {total}"
+
+
+def _follow(
+    program: Program, before: Mapping[str, str], path_before: str, after: Mapping[str, str]
+) -> Program:
+    """Return the program with the interpreter that setup lines have put on PATH, if they have."""
+    changed = any(
+        after.get(name) and after.get(name) != before.get(name)
+        for name in ("VIRTUAL_ENV", "CONDA_PREFIX")
+    )
+    path = after.get("PATH", "")
+    if not changed and shutil.which("python3", path=path) == shutil.which(
+        "python3", path=path_before
+    ):
+        return program
+    found = shutil.which("python", path=path) or shutil.which("python3", path=path)
+    return replace(program, python=(found, *program.python[1:])) if found else program
+
+
+def other_interpreter(program: Program, environment: Mapping[str, str]) -> Program | None:
+    """Return the program with PATH's python3, when its own interpreter can't be executed here; else None."""
+    word = program.python[0]
+    path = environment.get("PATH")
+    found = shutil.which("python3", path=path)
+    if found is None or found == word or not os.path.isdir(program.cwd):
+        return None
+    if shutil.which(word, path=path) is not None and not _of_another_processor(word):
+        return None
+    return replace(program, python=(found,))
+
+
+def _of_another_processor(path: str) -> bool:
+    """Say whether an ELF file is for another machine than the Python that runs us."""
+    try:
+        with open(path, "rb") as theirs, open(sys.executable, "rb") as ours:
+            one, other = theirs.read(20), ours.read(20)
+    except OSError:
+        return False
+    both_elf = one[:4] == other[:4] == b"\x7fELF"
+    return both_elf and (one[4:6], one[18:20]) != (other[4:6], other[18:20])
+
+
+def refusal_of(error: MusterError) -> dict[str, Any]:
+    """Return an error as the fields of a `SpawnerRefused`."""
+    return {
+        "why": error.why or error.what,
+        "what": error.what,
+        "where": error.where,
+        "hint": error.fix,
+    }

@@ -1,0 +1,239 @@
+"""The command of a task as a process: in its own view of files and network, ended with everything it started."""
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torchmuster
+from torchmuster import proc
+from torchmuster.errors import MusterError
+from torchmuster.model import contract
+from torchmuster.model.states import State
+from torchmuster.node.output import RankOutput
+from torchmuster.node.sandbox import place_launch
+from torchmuster.node.sandbox.container import CODE_START
+from torchmuster.node.sandbox.view import View
+from torchmuster.node.task import setup as task_setup
+from torchmuster.node.task.data import start_checkpoint
+from torchmuster.node.task.setup import Facts
+from torchmuster.node.task.transfer import Transfer
+from torchmuster.node.task.view import open_view
+from torchmuster.node.voice import Voice
+
+if TYPE_CHECKING:
+    from torchmuster.node.task.options import TaskOptions
+
+
+Say = Callable[[str], None]
+
+
+class CommandFailedError(MusterError):
+    """The command's surroundings could not be made, so it never began."""
+
+    state = State.FAILED_START_ERROR
+    code = CODE_START
+
+
+class Command:
+    """One start of a task's command."""
+
+    def __init__(self, facts: Facts, options: "TaskOptions", voice: Voice) -> None:
+        self._facts = facts
+        self._options = options
+        self._voice = voice
+        self._child: proc.Child | None = None
+        self._checkpoints: list[Transfer] = []
+        self._view: View | None = None
+        self._output: RankOutput | None = None
+
+    @property
+    def pid(self) -> int:
+        """Return the process, which is the leader of its session; 0 before the start."""
+        return self._child.pid if self._child is not None else 0
+
+    @property
+    def view(self) -> View | None:
+        """Return what the command sees of files and network."""
+        return self._view
+
+    def start(self, output: RankOutput, earlier: View | None, notice: Say) -> None:
+        """Start it; what it writes goes to `output`.
+
+        Args:
+            output: Gets the two streams, for the log and the terminal.
+            earlier: The view of the attempt before it in the same place: what it wrote is kept.
+            notice: Gets sentences for the user.
+
+        Raises:
+            MusterError: It can't be started.
+        """
+        secrets = task_setup.read_credentials(self._facts.task)
+        variables = self._variables(secrets)
+        words = self._words()
+        self._view = open_view(self._facts, self._options, secrets, notice)
+        if earlier is not None:
+            self._view.take_over(earlier)
+        self._output = output
+        stdout, stderr = output.open()
+        try:
+            self._child = self._view.start(words, variables, stdout, stderr)
+        finally:
+            os.close(stdout)
+            os.close(stderr)
+        for entry in self._facts.task.checkpoints:
+            path = self._view.host_path(os.path.join("/", self._facts.resolve(entry.path)))
+            self._checkpoints.append(
+                start_checkpoint(entry, path, self._facts.resolve, self._voice.say)
+            )
+
+    def _variables(self, secrets: dict[str, dict[str, str]]) -> dict[str, str]:
+        variables = task_setup.environment(self._facts, os.environ, self._options.gpus)
+        variables[contract.TASK_SOCKET_VARIABLE] = self._options.socket_path
+        return {**variables, **task_setup.credential_variables(self._facts.task, secrets)}
+
+    def _words(self) -> list[str]:
+        if self._facts.task.training is not None:
+            return training_words(self._facts, self._options)
+        return list(task_setup.command_words(self._facts))
+
+    def poll(self) -> int | None:
+        """Return the exit status (negative for a signal), or None while it runs."""
+        return self._child.poll() if self._child is not None else 0
+
+    def has_begun(self) -> bool:
+        """Say whether the command itself runs: not yet while its launcher makes the view."""
+        try:
+            with open(f"/proc/{self.pid}/cmdline", "rb") as file:
+                words = file.read().split(b"\0")
+        except OSError:
+            return False
+        launcher = os.fsencode(os.path.abspath(place_launch.__file__))
+        return len(words) > 1 and launcher not in words[:4]
+
+    def terminate(self) -> None:
+        """SIGTERM to the command and what is in its process group."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGTERM)
+
+    def forward(self, signum: int) -> None:
+        """Send a signal to each process of the command that catches it; it would end the others."""
+        for pid in (self.pid, *proc.descendants(self.pid)):
+            if proc.catches_signal(pid, signum):
+                proc.kill_quietly(pid, signum)
+
+    def kill(self) -> None:
+        """SIGKILL to everything that the command started."""
+        if self._view is not None:
+            self._view.kill()
+        proc.kill_session(self.pid)
+        for pid in proc.descendants(self.pid):
+            proc.kill_quietly(pid)
+        self.end_rest()
+
+    def has_processes(self) -> bool:
+        """Say whether anything that the command started still runs."""
+        helpers = {pid for t in self._checkpoints for pid in _family(t.child.pid)}
+        return any(pid not in helpers for pid in proc.descendants(os.getpid()))
+
+    def end_rest(self) -> bool:
+        """Kill and reap what the command has left behind; say whether nothing is left."""
+        return not proc.end_children(frozenset(t.child.pid for t in self._checkpoints))
+
+    def read_end(self, status: int) -> tuple[int, int | None]:
+        """Return the exit code as a shell shows it, and the signal.
+
+        Raises:
+            CommandFailedError: The command itself never began.
+        """
+        if self._view is not None and (why := self._view.why_not_begun()) is not None:
+            raise CommandFailedError("the command's surroundings can't be made", why=why)
+        self._refuse_engine_failure(status)
+        return (128 - status, -status) if status < 0 else (status, None)
+
+    def _refuse_engine_failure(self, status: int) -> None:
+        tail = self._output.tail() if self._output is not None else ()
+        failure = self._view.engine_failure(status, tail) if self._view is not None else None
+        if failure is not None:
+            error = CommandFailedError(failure.what, why=failure.why)
+            error.state, error.code = failure.state, failure.code
+            raise error
+
+    def pids(self) -> set[int]:
+        """Return the processes whose descendants belong to the command."""
+        return {self.pid, *(self._view.pids() if self._view is not None else ())}
+
+    async def finish(self) -> None:
+        """Let the checkpoints be uploaded once more; what fails is said, the command counts."""
+        for transfer in self._checkpoints:
+            transfer.end_input()
+        for transfer in self._checkpoints:
+            try:
+                await transfer.finish()
+            except MusterError as error:
+                self._voice.say(f"the last checkpoint was not uploaded: {error.what}")
+        self._checkpoints.clear()
+        self.leave()
+
+    def leave(self) -> None:
+        """Remove what was put outside of the working place."""
+        if self._view is not None:
+            self._view.close()
+
+
+def training_words(facts: Facts, options: "TaskOptions") -> list[str]:
+    """Return the command that conducts a training task as `muster run` does."""
+    training = facts.task.training
+    if training is None:
+        raise ValueError("not a training task")
+    folder = options.run_dir.task_folder(facts.task.name)
+    args = [facts.resolve(word) for word in training.args]
+    make_folders(args, facts.place.output)
+    options_of_run = {
+        "folder": options.run_dir.training_folder(facts.task.name, facts.attempt),
+        "snapshots": os.path.join(folder, "snapshots"),
+        "task": facts.task.name,
+        "nodes_file": options.run_dir.group(facts.group.name).nodes,
+        "nodes": training.nodes,
+        "nproc_per_node": training.nproc_per_node,
+        "max_restarts": training.max_restarts,
+        "script": facts.resolve(training.script),
+        "args": args,
+        "cwd": options.plan.cwd,
+        "grace_s": options.plan.grace_s,
+        "python": list(options.plan.python),
+        "setup": list(options.plan.setup),
+        "setup_origin": options.plan.setup_origin,
+    }
+    path = os.path.join(facts.place.path, "training.json")
+    with open(path, "w") as file:
+        json.dump(options_of_run, file)
+    program = os.path.join(
+        os.path.dirname(os.path.abspath(torchmuster.__file__)), "owner", "jobs", "nested.py"
+    )
+    return [sys.executable, program, path]
+
+
+def make_folders(args: Sequence[str], output: str) -> None:
+    """Make the folders in which arguments name files of `{{output}}`: there is no shell to do it.
+
+    Raises:
+        MusterError: One can't be made.
+    """
+    for word in args:
+        path = os.path.normpath(word.partition("=")[2] if word.startswith("-") else word)
+        if not path.startswith(f"{output}/"):
+            continue
+        folder = os.path.dirname(path)
+        try:
+            os.makedirs(folder, exist_ok=True)
+        except OSError as error:
+            what = f"the folder of the argument `{word}` can't be made"
+            raise MusterError(what, where=folder, why=error.strerror) from error
+
+
+def _family(pid: int) -> list[int]:
+    return [pid, *proc.descendants(pid)]

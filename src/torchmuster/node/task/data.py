@@ -1,0 +1,151 @@
+"""A task's inputs before its command, its outputs after it, its checkpoints meanwhile."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torchmuster.errors import MusterError
+from torchmuster.files.copy import copy_tree
+from torchmuster.files.layout import Place, RunDir, runs_dir
+from torchmuster.model.workflow import (
+    CheckpointPlan,
+    InputKind,
+    InputPlan,
+    OutputKind,
+    OutputPlan,
+    TaskPlan,
+)
+from torchmuster.node.task.transfer import Transfer
+
+Say = Callable[[str], None]
+Resolve = Callable[[str], str]
+
+
+async def fetch_inputs(
+    task: TaskPlan, place: Place, run_dir: RunDir, doing: Say, resolve: Resolve
+) -> None:
+    """Bring every input to its folder.
+
+    Raises:
+        MusterError: One can't be had.
+    """
+    for number, entry in enumerate(task.inputs):
+        folder = place.input(number)
+        with contextlib.suppress(OSError):
+            os.makedirs(folder, exist_ok=True)
+        if entry.kind is InputKind.TASK:
+            doing(f"copying input {number}: the output of {entry.source}")
+            source = task_output(entry, run_dir)
+            await asyncio.to_thread(copy_tree, source, folder, entry.regex)
+            continue
+        source = resolve(entry.source)
+        doing(f"downloading input {number}: {source}")
+        words = ["download", source, "--to", folder]
+        if entry.kind is InputKind.DATASET:
+            inside = os.path.join(folder, entry.folder or "")
+            words = ["dataset-download", "--name", source, "--to", inside]
+        words += ["--regex", entry.regex] if entry.regex else []
+        await Transfer(words, doing).finish()
+        if entry.kind is InputKind.DATASET:
+            with contextlib.suppress(OSError):  # what a resumed download would need; not the task's
+                os.unlink(os.path.join(folder, f".{entry.folder}.muster.jsonl"))
+
+
+def task_output(entry: InputPlan, run_dir: RunDir) -> str:
+    """Return the folder that a task of this or another run has left.
+
+    Raises:
+        MusterError: There is none.
+    """
+    base = run_dir if entry.run_id is None else RunDir(os.path.join(runs_dir(), entry.run_id))
+    path = base.task_output(entry.source)
+    if not os.path.isdir(path):
+        raise MusterError(f"the task `{entry.source}` has left no output", where=path)
+    return path
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What became of a task's outputs: sentences on what was left out, and the versions that were made."""
+
+    notes: list[str] = field(default_factory=list)
+    versions: list[str] = field(default_factory=list)
+
+
+async def upload_outputs(
+    task: TaskPlan, place: Place, doing: Say, *, succeeded: bool, run_id: str, resolve: Resolve
+) -> Stored:
+    """Bring the outputs where they belong; return what was made and what was left out.
+
+    URLs get what there is after a failure too: it is what one looks at then. A dataset gets a new version only after
+    a success, because `latest` is what others take.
+
+    Raises:
+        MusterError: One could not be uploaded.
+    """
+    stored = Stored()
+    for entry in task.outputs:
+        target = resolve(entry.target)
+        if entry.kind is not OutputKind.URL and not succeeded:
+            stored.notes.append(f"the dataset {target} gets no version: the command failed")
+            continue
+        sources = [os.path.join(place.output, resolve(path)) for path in entry.paths]
+        missing = [path for path in sources or [place.output] if not _has_files(path)]
+        if missing:
+            shown = "output" + missing[0].removeprefix(place.output)
+            stored.notes.append(f"nothing to upload to {target}: {shown} is empty or missing")
+            continue
+        doing(f"uploading to {target}")
+        words = _upload_words(entry, target, place, run_id, resolve)
+        done = await Transfer(words, doing).finish()
+        if entry.kind is not OutputKind.URL and "version" in done:
+            stored.versions.append(f"{done.get('name')}:{done['version']}")
+    return stored
+
+
+def _upload_words(
+    entry: OutputPlan, target: str, place: Place, run_id: str, resolve: Resolve
+) -> list[str]:
+    regex = ["--regex", entry.regex] if entry.regex else []
+    if entry.kind is OutputKind.URL:
+        return ["upload", place.output, target, *regex]
+    words = ["dataset-upload", "--name", target, "--from", place.output]
+    words += ["--run-id", run_id, *regex]
+    if entry.kind is OutputKind.UPDATE_DATASET:
+        words.append("--update")
+    for path in entry.paths:
+        words += ["--path", resolve(path)]
+    for path in entry.metadata:
+        words += ["--metadata", os.path.join(place.output, resolve(path))]
+    for label in entry.labels:
+        words += ["--label", resolve(label)]
+    return words
+
+
+def start_checkpoint(entry: CheckpointPlan, path: str, resolve: Resolve, doing: Say) -> Transfer:
+    """Start the upload of what lies under `path` on the host, again and again."""
+    words = ["checkpoint", "--path", path, "--url", resolve(entry.url)]
+    words += ["--frequency-s", str(entry.frequency_s)]
+    words += ["--regex", entry.regex] if entry.regex else []
+    return Transfer(words, doing, keeps_stdin=True)
+
+
+def publish(link: str, output: str) -> None:
+    """Let `link` point to the output of the attempt that counts; at every moment it is whole.
+
+    Raises:
+        OSError: The link can't be made.
+    """
+    temporary = f"{link}.{os.getpid()}.tmp"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temporary)
+    os.symlink(os.path.relpath(output, os.path.dirname(link)), temporary)
+    os.replace(temporary, link)
+
+
+def _has_files(path: str) -> bool:
+    if os.path.isfile(path):
+        return True
+    return any(names for _, _, names in os.walk(path))

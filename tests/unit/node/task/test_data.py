@@ -1,0 +1,123 @@
+"""Inputs from other tasks, what is uploaded when, and the link to the output that counts."""
+
+import asyncio
+import os
+
+import pytest
+
+from torchmuster.errors import MusterError
+from torchmuster.files.layout import Place, RunDir
+from torchmuster.model.workflow import InputKind, InputPlan, OutputKind, OutputPlan, TaskPlan
+from torchmuster.node.task.data import fetch_inputs, publish, task_output, upload_outputs
+
+
+@pytest.fixture
+def run_dir(tmp_path, monkeypatch):
+    """Return the directory of a run in which the task `make` has left an output."""
+    monkeypatch.setenv("MUSTER_HOME", str(tmp_path))
+    found = RunDir(str(tmp_path / "runs" / "now"))
+    leave_output(found, "make", {"a/x.txt": "from make", "b/y.bin": "bytes"})
+    return found
+
+
+def leave_output(run_dir, task, files):
+    place = Place(os.path.join(run_dir.task_folder(task), "place-0"))
+    for name, text in files.items():
+        path = os.path.join(place.output, name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w") as file:
+            file.write(text)
+    publish(run_dir.task_output(task), place.output)
+
+
+def fetch(run_dir, place, *inputs):
+    doing = []
+    task = TaskPlan(name="use", inputs=inputs)
+    asyncio.run(fetch_inputs(task, place, run_dir, doing.append, str))
+    return doing
+
+
+def from_task(source, **options):
+    return InputPlan(kind=InputKind.TASK, source=source, **options)
+
+
+def test_an_input_is_a_copy_of_another_task_s_output(run_dir, tmp_path):
+    place = Place(str(tmp_path / "place"))
+    doing = fetch(run_dir, place, from_task("make"))
+    assert doing == ["copying input 0: the output of make"]
+    with open(os.path.join(place.input(0), "a", "x.txt"), "a") as file:
+        file.write(" and more")
+    with open(os.path.join(run_dir.task_output("make"), "a", "x.txt")) as file:
+        assert file.read() == "from make", "what a task does to its input stays with it"
+
+
+def test_a_regex_takes_a_part_of_an_output(run_dir, tmp_path):
+    place = Place(str(tmp_path / "place"))
+    fetch(run_dir, place, from_task("make", regex=r"b/.*\.bin"))
+    assert os.listdir(place.input(0)) == ["b"]
+
+
+def test_an_input_can_come_from_another_run(run_dir, tmp_path):
+    leave_output(RunDir(str(tmp_path / "runs" / "before")), "make", {"z": "old"})
+    place = Place(str(tmp_path / "place"))
+    fetch(run_dir, place, from_task("make", run_id="before"))
+    assert os.listdir(place.input(0)) == ["z"]
+
+
+def test_a_task_without_an_output_is_named(run_dir):
+    with pytest.raises(MusterError, match="`other` has left no output"):
+        task_output(from_task("other"), run_dir)
+
+
+def test_the_published_output_is_that_of_the_last_attempt(tmp_path):
+    link = tmp_path / "output"
+    for attempt in range(2):
+        folder = tmp_path / f"place-{attempt}" / "output"
+        folder.mkdir(parents=True)
+        (folder / "which").write_text(str(attempt))
+        publish(str(link), str(folder))
+    assert (link / "which").read_text() == "1"
+    assert not os.path.isabs(os.readlink(link)), "a run directory can be moved"
+    assert sorted(os.listdir(tmp_path)) == ["output", "place-0", "place-1"]
+
+
+def upload(place, *outputs, succeeded):
+    doing = []
+    task = TaskPlan(name="make", outputs=outputs)
+    stored = asyncio.run(
+        upload_outputs(
+            task,
+            place,
+            doing.append,
+            succeeded=succeeded,
+            run_id="r",
+            resolve=lambda text: text.replace("{{workflow_id}}", "r"),
+        )
+    )
+    return stored.notes, doing
+
+
+def test_a_dataset_gets_no_version_after_a_failure(tmp_path):
+    entry = OutputPlan(kind=OutputKind.DATASET, target="set-{{workflow_id}}")
+    notes, doing = upload(Place(str(tmp_path)), entry, succeeded=False)
+    assert notes == ["the dataset set-r gets no version: the command failed"]
+    assert doing == []
+
+
+@pytest.mark.parametrize("kind", [OutputKind.URL, OutputKind.DATASET])
+def test_an_empty_output_is_said_and_not_uploaded(tmp_path, kind):
+    place = Place(str(tmp_path))
+    os.makedirs(os.path.join(place.output, "only", "folders"))
+    notes, doing = upload(place, OutputPlan(kind=kind, target="there"), succeeded=True)
+    assert notes == ["nothing to upload to there: output is empty or missing"]
+    assert doing == []
+
+
+def test_a_missing_part_of_a_dataset_is_named(tmp_path):
+    place = Place(str(tmp_path))
+    os.makedirs(os.path.join(place.output, "a"))
+    with open(os.path.join(place.output, "a", "x"), "w"):
+        pass
+    entry = OutputPlan(kind=OutputKind.DATASET, target="set", paths=("a", "b"))
+    notes, _ = upload(place, entry, succeeded=True)
+    assert notes == ["nothing to upload to set: output/b is empty or missing"]
