@@ -247,7 +247,7 @@ def write_once(world: tm.World, folder: Path, staged: Any, number: int) -> float
         keep=1,
         timeout_s=60.0,
     )
-    order = writer.Order(
+    order = writer.WriteOrder(
         number=number, step=number, epoch=0, kind="whole", staged=staged, state={}, rank_state={}
     )
     began_s = time.perf_counter()

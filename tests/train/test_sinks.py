@@ -8,7 +8,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import torchmuster.train as tm
-from torchmuster.train.sinks import Progress, Record
+from torchmuster.train.sinks import MetricsRecord, StepsDone
 
 
 class Terminal(io.StringIO):
@@ -30,7 +30,7 @@ def read_lines(path):
 
 def test_a_record_is_one_line_an_event(tmp_path):
     (tmp_path / "new").mkdir()
-    record = Record(str(tmp_path / "new" / "training.jsonl"))
+    record = MetricsRecord(str(tmp_path / "new" / "training.jsonl"))
     record.event("resumed", step=3)
     record.write(5, {"loss": 0.5})
     lines = read_lines(tmp_path / "new" / "training.jsonl")
@@ -41,7 +41,7 @@ def test_a_record_is_one_line_an_event(tmp_path):
 def test_lines_that_could_not_be_written_are_counted(tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")
-    record = Record(str(blocked / "training.jsonl"))
+    record = MetricsRecord(str(blocked / "training.jsonl"))
     record.event("one")
     record.event("two")
     record.path = str(tmp_path / "training.jsonl")
@@ -108,7 +108,7 @@ def test_a_run_writes_to_its_record_and_to_its_sinks(world, tmp_path):
 
 def test_a_terminal_gets_a_bar_with_the_time_left():
     clock, terminal = Clock(), Terminal()
-    progress = Progress(terminal, now=clock)
+    progress = StepsDone(terminal, now=clock)
     progress.begin(0)
     clock.now = 10.0
     progress.show(50, 200, {"loss": 0.123456})
@@ -121,7 +121,7 @@ def test_a_terminal_gets_a_bar_with_the_time_left():
 
 def test_elsewhere_a_plain_line_comes_every_ten_seconds():
     clock, log = Clock(), io.StringIO()
-    progress = Progress(log, now=clock)
+    progress = StepsDone(log, now=clock)
     progress.begin(0)
     for second in range(1, 26):
         clock.now = float(second)

@@ -1,6 +1,7 @@
 """The shape of the source: small folders, no circles, and a unit test's folder for each package."""
 
 import ast
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -63,3 +64,14 @@ def test_unit_tests_lie_where_their_source_lies():
     folders = {path.parent.relative_to(UNIT) for path in UNIT.rglob("test_*.py")}
 
     assert [str(path) for path in sorted(folders) if not (PACKAGE / path).is_dir()] == []
+
+
+def test_a_class_has_its_name_alone():
+    names = [
+        node.name
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
+
+    assert sorted(name for name, times in Counter(names).items() if times > 1) == []

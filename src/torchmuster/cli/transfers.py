@@ -11,7 +11,7 @@ import click
 from torchmuster.errors import UsageError
 
 if TYPE_CHECKING:
-    from torchmuster.data.progress import Moved, Progress
+    from torchmuster.data.progress import Moved, TransferProgress
 
 CONTEXT = {"help_option_names": ["-h", "--help"]}
 _REDRAW_S = 0.2
@@ -47,7 +47,7 @@ class Bar:
         self._next_s = 0.0
         self._is_drawn = False
 
-    def update(self, state: "Progress") -> None:
+    def update(self, state: "TransferProgress") -> None:
         """Draw how far it is."""
         now_s = time.monotonic()
         if not self._is_terminal or now_s < self._next_s:

@@ -19,7 +19,7 @@ from torchmuster.data import transfer
 from torchmuster.data.checkpoint import CheckpointUploader, Round
 from torchmuster.data.dataset import DatasetStore
 from torchmuster.data.faults import DataError, explain
-from torchmuster.data.progress import Progress
+from torchmuster.data.progress import TransferProgress
 from torchmuster.errors import MusterError, UsageError
 
 MAY_PASS = 10
@@ -44,7 +44,7 @@ class Lines:
         """Write a sentence for the user."""
         self.write("note", sentence)
 
-    def progress(self, state: Progress) -> None:
+    def progress(self, state: TransferProgress) -> None:
         """Write how far it is, now and then."""
         now_s = time.monotonic()
         if now_s >= self._next_s or state.files_done == state.num_files:

@@ -16,7 +16,7 @@ from torchmuster.data import copying, pointer
 from torchmuster.data.claim import claim_next
 from torchmuster.data.faults import DataError, explain
 from torchmuster.data.names import LocalFile, compile_regex, local_files
-from torchmuster.data.place import FileChangedError, Place
+from torchmuster.data.place import FileChangedError, Store
 from torchmuster.data.pointer import Checkpoint, StoredFile
 from torchmuster.data.progress import NoteCallback
 from torchmuster.data.steady import SteadyPlace
@@ -52,7 +52,7 @@ class CheckpointUploader:
     def __init__(
         self,
         path: str,
-        url: str | Place,
+        url: str | Store,
         frequency_s: float,
         regex: str | None = None,
         *,

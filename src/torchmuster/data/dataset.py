@@ -21,10 +21,10 @@ from torchmuster.data import manifest as manifests
 from torchmuster.data.claim import claim_next
 from torchmuster.data.faults import DataError
 from torchmuster.data.fetch import Item, fetch_all
-from torchmuster.data.manifest import DatasetFile, Manifest
+from torchmuster.data.manifest import DatasetFile, DatasetManifest
 from torchmuster.data.names import check_names, compile_regex, local_files
 from torchmuster.data.objects import ObjectStore
-from torchmuster.data.place import Place
+from torchmuster.data.place import Store
 from torchmuster.data.progress import Moved, NoteCallback, ProgressCallback, run_all
 from torchmuster.data.reference import (
     LATEST,
@@ -45,7 +45,7 @@ _NUM_PARALLEL = 8
 class DatasetStore:
     """All datasets of one place; without a URL, of the place that the settings name."""
 
-    def __init__(self, url: str | Place | None = None, *, note: NoteCallback | None = None) -> None:
+    def __init__(self, url: str | Store | None = None, *, note: NoteCallback | None = None) -> None:
         where = datasets_url() if url is None else url
         self._place = SteadyPlace(open_place(where) if isinstance(where, str) else where)
         self._objects = ObjectStore(self._place)
@@ -152,7 +152,7 @@ class DatasetStore:
 
         def encode(number: int) -> bytes:
             return manifests.encode(
-                Manifest(
+                DatasetManifest(
                     name=reference.name,
                     version=number,
                     created=created,
@@ -206,7 +206,7 @@ class DatasetStore:
             raise DataError(f"no file of `{reference}` matches `{regex}`", where=self.url)
         return fetch_all(self._place.inner, items, folder, progress=progress, note=self._note)
 
-    def info(self, reference: str) -> Manifest:
+    def info(self, reference: str) -> DatasetManifest:
         """Return a version's manifest.
 
         Raises:
@@ -347,10 +347,10 @@ class DatasetStore:
         names = [
             f"{summary.name}:{number}" for summary in self.list() for number in summary.versions
         ]
-        found: list[Manifest] = run_all(self._read, names, _NUM_PARALLEL, threading.Event())
+        found: list[DatasetManifest] = run_all(self._read, names, _NUM_PARALLEL, threading.Event())
         return {file.sha256 for manifest in found for file in manifest.files}
 
-    def _read(self, reference: str) -> Manifest:
+    def _read(self, reference: str) -> DatasetManifest:
         wanted = parse_reference(reference)
         name = version_name(wanted.name, wanted.version or 0)
         where = f"{self.url}/{name}"

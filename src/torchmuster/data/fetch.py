@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from torchmuster.data import copying
 from torchmuster.data.faults import DataError, explain, retrying
 from torchmuster.data.names import check_names, target_path
-from torchmuster.data.place import LocalPlace, Place
-from torchmuster.data.progress import Meter, Moved, NoteCallback, ProgressCallback, run_all
-from torchmuster.data.record import Finished, Record
+from torchmuster.data.place import LocalPlace, Store
+from torchmuster.data.progress import Moved, NoteCallback, ProgressCallback, TransferMeter, run_all
+from torchmuster.data.record import DownloadRecord, Finished
 
 _MAX_ROUNDS = 3
 
@@ -40,7 +40,7 @@ class Item:
 
 
 def fetch_all(
-    place: Place,
+    place: Store,
     items: Sequence[Item],
     folder: str,
     *,
@@ -58,11 +58,11 @@ def fetch_all(
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
         raise explain(error, folder) from error
-    record = Record(folder)
+    record = DownloadRecord(folder)
     record.open()
     if record.problem and note:
         note(f"{record.problem}: a download that is cut short starts from its last whole file")
-    meter = Meter(len(items), sum(item.size_bytes for item in items), progress)
+    meter = TransferMeter(len(items), sum(item.size_bytes for item in items), progress)
     fetcher = _Fetcher(place, folder, record, meter, note)
     try:
         run_all(fetcher.fetch, items, num_parallel, fetcher.stop)
@@ -73,7 +73,12 @@ def fetch_all(
 
 class _Fetcher:
     def __init__(
-        self, place: Place, folder: str, record: Record, meter: Meter, note: NoteCallback | None
+        self,
+        place: Store,
+        folder: str,
+        record: DownloadRecord,
+        meter: TransferMeter,
+        note: NoteCallback | None,
     ) -> None:
         self._place = place
         self._folder = folder

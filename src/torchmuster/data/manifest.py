@@ -25,7 +25,7 @@ class DatasetFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
+class DatasetManifest:
     """A version of a dataset.
 
     Attributes:
@@ -60,13 +60,13 @@ class Manifest:
         return digest.hexdigest()
 
 
-def encode(manifest: Manifest) -> bytes:
+def encode(manifest: DatasetManifest) -> bytes:
     """Return a manifest's bytes; they end in a checksum of their own."""
     body = {"format": FORMAT, **asdict(manifest), "checksum": manifest.checksum}
     return json.dumps(body, indent=1, sort_keys=True).encode()
 
 
-def decode(data: bytes, where: str) -> Manifest:
+def decode(data: bytes, where: str) -> DatasetManifest:
     """Return the manifest in some bytes.
 
     Raises:
@@ -76,7 +76,7 @@ def decode(data: bytes, where: str) -> Manifest:
         value = json.loads(data)
         if value["format"] != FORMAT:
             raise _damaged(where, f"its format is {value['format']!r}, not `{FORMAT}`")
-        manifest = Manifest(
+        manifest = DatasetManifest(
             name=str(value["name"]),
             version=int(value["version"]),
             created=str(value["created"]),

@@ -13,7 +13,7 @@ from torchmuster.data.faults import DataError, retrying
 from torchmuster.data.manifest import DatasetFile
 from torchmuster.data.names import LocalFile
 from torchmuster.data.place import FileChangedError
-from torchmuster.data.progress import Meter, ProgressCallback, run_all
+from torchmuster.data.progress import ProgressCallback, TransferMeter, run_all
 from torchmuster.data.steady import SteadyPlace
 
 _NUM_PARALLEL = 8
@@ -33,9 +33,9 @@ class ObjectStore:
         return f"objects/{sha256[:2]}/{sha256}"
 
     @contextmanager
-    def upload_begun(self) -> "Iterator[Upload]":
+    def upload_begun(self) -> "Iterator[ObjectUpload]":
         """Begin an upload; what it counts on is kept from the sweep until it ends."""
-        upload = Upload(self._place, self)
+        upload = ObjectUpload(self._place, self)
         try:
             yield upload
         finally:
@@ -45,7 +45,7 @@ class ObjectStore:
         self, files: Sequence[DatasetFile], progress: ProgressCallback | None = None
     ) -> list[str]:
         """Read every object again; return a sentence for each that is missing or damaged."""
-        meter = Meter(len(files), sum(file.size_bytes for file in files), progress)
+        meter = TransferMeter(len(files), sum(file.size_bytes for file in files), progress)
 
         def check(file: DatasetFile) -> str | None:
             problem = self._problem(file, meter)
@@ -55,7 +55,7 @@ class ObjectStore:
         found: list[str | None] = run_all(check, files, _NUM_PARALLEL, threading.Event())
         return [sentence for sentence in found if sentence]
 
-    def _problem(self, file: DatasetFile, meter: Meter) -> str | None:
+    def _problem(self, file: DatasetFile, meter: TransferMeter) -> str | None:
         name = self.name_of(file.sha256)
         entry = self._place.stat(name)
         if entry is None:
@@ -99,7 +99,7 @@ class ObjectStore:
         return needed
 
 
-class Upload:
+class ObjectUpload:
     """What one upload sends and counts on."""
 
     def __init__(self, place: SteadyPlace, objects: ObjectStore) -> None:
@@ -118,7 +118,7 @@ class Upload:
         Raises:
             DataError: A file can't be read or keeps changing, or the store can't be written to.
         """
-        meter = Meter(len(files), sum(file.size_bytes for file in files), progress)
+        meter = TransferMeter(len(files), sum(file.size_bytes for file in files), progress)
         hashes = run_all(self._hash, files, _NUM_PARALLEL, self._stop)
         self.count_on(digests.sha256 for digests in hashes)
         first = {digests.sha256: file for file, digests in zip(files, hashes, strict=True)}

@@ -52,7 +52,7 @@ class Entry:
         return self.tag if re.fullmatch(r"[0-9a-f]{32}", self.tag) else None
 
 
-class Place(Protocol):
+class Store(Protocol):
     """A folder or a prefix."""
 
     url: str

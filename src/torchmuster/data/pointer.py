@@ -13,7 +13,7 @@ from typing import Any
 from torchmuster.data.faults import DataError, retrying
 from torchmuster.data.fetch import Item
 from torchmuster.data.names import unsafe_reason
-from torchmuster.data.place import Place
+from torchmuster.data.place import Store
 
 POINTER = "CHECKPOINT.json"
 FORMAT = "muster-checkpoint-1"
@@ -70,7 +70,7 @@ def encode(checkpoint: Checkpoint) -> bytes:
     return json.dumps({"format": FORMAT, **asdict(checkpoint)}, indent=1).encode()
 
 
-def read_pointer(place: Place) -> int | None:
+def read_pointer(place: Store) -> int | None:
     """Return the number of the last whole checkpoint; None when there is none.
 
     Raises:
@@ -85,7 +85,7 @@ def read_pointer(place: Place) -> int | None:
     return number
 
 
-def read_checkpoint(place: Place, number: int) -> Checkpoint:
+def read_checkpoint(place: Store, number: int) -> Checkpoint:
     """Return a checkpoint's manifest.
 
     Raises:
@@ -111,7 +111,7 @@ def read_checkpoint(place: Place, number: int) -> Checkpoint:
     return Checkpoint(number=number, created=created, files=files)
 
 
-def checkpoint_items(place: Place) -> list[Item] | None:
+def checkpoint_items(place: Store) -> list[Item] | None:
     """Return the files of the last whole checkpoint; None when this is no folder of checkpoints."""
     number = read_pointer(place)
     if number is None:
@@ -129,7 +129,7 @@ def checkpoint_items(place: Place) -> list[Item] | None:
     ]
 
 
-def _read(place: Place, name: str) -> dict[str, Any]:
+def _read(place: Store, name: str) -> dict[str, Any]:
     data = retrying(lambda: place.read(name), f"{place.url}/{name}")
     try:
         value = json.loads(data)
@@ -140,7 +140,7 @@ def _read(place: Place, name: str) -> dict[str, Any]:
     return value
 
 
-def _damaged(place: Place, name: str, why: str) -> DataError:
+def _damaged(place: Store, name: str, why: str) -> DataError:
     return DataError(
         "the list of a checkpoint's files is damaged", where=f"{place.url}/{name}", why=why
     )

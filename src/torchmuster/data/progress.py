@@ -10,7 +10,7 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class TransferProgress:
     """How far a transfer is."""
 
     files_done: int
@@ -34,11 +34,11 @@ class Moved:
     num_skipped: int
 
 
-ProgressCallback = Callable[[Progress], None]
+ProgressCallback = Callable[[TransferProgress], None]
 NoteCallback = Callable[[str], None]
 
 
-class Meter:
+class TransferMeter:
     """Adds up what the threads of one transfer have done and tells the callback."""
 
     def __init__(self, num_files: int, total_bytes: int, callback: ProgressCallback | None) -> None:
@@ -56,7 +56,7 @@ class Meter:
             self._skipped += skipped
             if self._callback is not None:
                 self._callback(
-                    Progress(
+                    TransferProgress(
                         files_done=self._files,
                         num_files=self._num_files,
                         bytes_done=self._bytes,

@@ -28,7 +28,7 @@ class Finished:
     stamp: Stamp
 
 
-class Record:
+class DownloadRecord:
     """The file beside a download; one download at a time works in a folder."""
 
     def __init__(self, folder: str) -> None:

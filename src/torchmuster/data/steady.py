@@ -2,14 +2,14 @@
 
 from torchmuster.data import copying
 from torchmuster.data.faults import retrying
-from torchmuster.data.place import Entry, FileChangedError, Place
+from torchmuster.data.place import Entry, FileChangedError, Store
 from torchmuster.plainfile import open_plain
 
 
 class SteadyPlace:
     """Asks another place, several times if need be; its errors are all DataErrors."""
 
-    def __init__(self, inner: Place) -> None:
+    def __init__(self, inner: Store) -> None:
         self.inner = inner
         self.url = inner.url
 

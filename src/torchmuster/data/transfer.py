@@ -9,9 +9,9 @@ from torchmuster.data import copying
 from torchmuster.data.faults import DataError, retrying
 from torchmuster.data.fetch import Item, fetch_all
 from torchmuster.data.names import LocalFile, compile_regex, local_files
-from torchmuster.data.place import Entry, FileChangedError, LocalPlace, Place
+from torchmuster.data.place import Entry, FileChangedError, LocalPlace, Store
 from torchmuster.data.pointer import checkpoint_items
-from torchmuster.data.progress import Meter, Moved, NoteCallback, ProgressCallback, run_all
+from torchmuster.data.progress import Moved, NoteCallback, ProgressCallback, TransferMeter, run_all
 from torchmuster.data.steady import SteadyPlace
 from torchmuster.data.urls import open_place
 
@@ -19,7 +19,7 @@ _MAX_SENDS = 3
 
 
 def download(
-    url: str | Place,
+    url: str | Store,
     folder: str,
     *,
     regex: str | None = None,
@@ -52,7 +52,7 @@ def download(
     return fetch_all(place, items, folder, progress=progress, note=note, num_parallel=num_parallel)
 
 
-def list_items(place: Place) -> list[Item]:
+def list_items(place: Store) -> list[Item]:
     """Return the files that a download of this place brings.
 
     Raises:
@@ -80,7 +80,7 @@ def _item(entry: Entry) -> Item:
 
 def upload(
     folder: str,
-    url: str | Place,
+    url: str | Store,
     *,
     regex: str | None = None,
     progress: ProgressCallback | None = None,
@@ -101,7 +101,7 @@ def upload(
         why = f"no file's path matches `{regex}`" if regex else "the folder is empty"
         raise DataError("there is nothing to upload", where=folder, why=why)
     there = {entry.name: entry for entry in retrying(place.entries, place.url)}
-    meter = Meter(len(files), sum(file.size_bytes for file in files), progress)
+    meter = TransferMeter(len(files), sum(file.size_bytes for file in files), progress)
     sender = _Sender(place, there, meter)
     digests = run_all(sender.send, files, num_parallel, sender.stop)
     _verify(place, {f.name: d for f, d in zip(files, digests, strict=True) if d is not None})
@@ -109,7 +109,7 @@ def upload(
 
 
 class _Sender:
-    def __init__(self, place: Place, there: dict[str, Entry], meter: Meter) -> None:
+    def __init__(self, place: Store, there: dict[str, Entry], meter: TransferMeter) -> None:
         self._place = place
         self._there = there
         self._meter = meter
@@ -145,7 +145,7 @@ class _Sender:
         raise FileChangedError("the file keeps changing", where=file.path, why=why)
 
 
-def _verify(place: Place, sent: dict[str, copying.Digests]) -> None:
+def _verify(place: Store, sent: dict[str, copying.Digests]) -> None:
     """Compare with the store's own listing what was sent."""
     if not sent:
         return
@@ -164,7 +164,7 @@ def _verify(place: Place, sent: dict[str, copying.Digests]) -> None:
             raise DataError("a file arrived damaged", where=where, why=why, may_pass=True)
 
 
-def _reads_back(place: Place, name: str, digests: copying.Digests) -> bool:
+def _reads_back(place: Store, name: str, digests: copying.Digests) -> bool:
     """Read it: the ETag of an encrypted object looks like an MD5 and is none."""
     steady, sha256 = SteadyPlace(place), hashlib.sha256()
     for begin in range(0, digests.size_bytes, copying.CHUNK_BYTES):

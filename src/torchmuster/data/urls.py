@@ -9,7 +9,7 @@ import os
 import re
 
 from torchmuster.data.faults import DataError
-from torchmuster.data.place import LocalPlace, Place, StorePlace
+from torchmuster.data.place import LocalPlace, Store, StorePlace
 
 # Scheme: fsspec's protocol, the module that implements it, what to install.
 _STORES = {
@@ -23,7 +23,7 @@ _UNSUPPORTED = ("swift", "tos")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 
 
-def open_place(url: str) -> Place:
+def open_place(url: str) -> Store:
     """Return the place at a URL or a plain path; nothing is made or read there yet.
 
     Raises:
@@ -72,7 +72,7 @@ def _unknown(scheme: str, url: str) -> DataError:
     )
 
 
-def _open_store(scheme: str, rest: str, url: str) -> Place:
+def _open_store(scheme: str, rest: str, url: str) -> Store:
     protocol, module, package = _STORES[scheme]
     if importlib.util.find_spec("fsspec") is None or importlib.util.find_spec(module) is None:
         fix = f"pip install {package}"

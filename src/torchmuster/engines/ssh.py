@@ -19,7 +19,7 @@ from torchmuster.engines.local import HEAD, AgentEnd
 from torchmuster.engines.ssh_back import OutputBack, RecordBack, Relay, collect, own_paths
 from torchmuster.engines.ssh_command import HostProblem, SshHost
 from torchmuster.engines.ssh_places import Places, SshWishes, bad_hosts, workers_of
-from torchmuster.engines.ssh_session import HostError, Luggage, Session
+from torchmuster.engines.ssh_session import HostError, Luggage, SshSession
 from torchmuster.engines.ssh_setup import TOKEN_FILE, CodeArchive, prepare
 from torchmuster.errors import MusterError
 from torchmuster.files import atomic
@@ -54,9 +54,9 @@ class SshEngine:
         self._token = secrets.token_hex(16)
         self._code = CodeArchive(plan.program, run_dir, say)
         self._places = Places(wishes.hosts, plan.max_nodes)
-        self._sessions: dict[int, Session] = {}
+        self._sessions: dict[int, SshSession] = {}
         self._coming: set[int] = set()
-        self._opening: set[Session] = set()
+        self._opening: set[SshSession] = set()
         self._ends: queue.SimpleQueue[AgentEnd] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._heads: list[tuple[str, int]] = []
@@ -105,7 +105,7 @@ class SshEngine:
             atomic.write_json(self.run_dir.result, plain)
         return codec.from_plain(Result, plain)
 
-    def _alive(self) -> list[Session]:
+    def _alive(self) -> list[SshSession]:
         with self._lock:
             return [session for session in self._sessions.values() if not session.is_lost]
 
@@ -129,7 +129,7 @@ class SshEngine:
 
     def _connect_all(self) -> None:
         """Connect to as many hosts as the run has places; spare hosts stand in for those that don't answer."""
-        good: list[Session] = []
+        good: list[SshSession] = []
         bad: list[HostProblem] = []
         wanted = self.plan.max_nodes
         waiting = list(self._wishes.hosts)
@@ -141,7 +141,7 @@ class SshEngine:
                 names = ", ".join(host.name for host in wave)
                 self._say(f"spare hosts take the place: {names}")
             for outcome in self._in_parallel(self._open, wave):
-                if isinstance(outcome, Session):
+                if isinstance(outcome, SshSession):
                     good.append(outcome)
                 else:
                     bad.append(outcome)
@@ -166,9 +166,9 @@ class SshEngine:
         self.plan = replace(self.plan, node_names=self._places.names, workers_per_node=workers)
         atomic.write_json(self.run_dir.plan, codec.to_plain(self.plan))
 
-    def _open(self, host: SshHost) -> "Session | HostProblem":
+    def _open(self, host: SshHost) -> "SshSession | HostProblem":
         folder = os.path.join(self.run_dir.path, "logs", "ssh")
-        session = Session(host, self._luggage, os.path.join(folder, f"{host.name}.log"))
+        session = SshSession(host, self._luggage, os.path.join(folder, f"{host.name}.log"))
         session.on_frame = self._take
         session.on_lost = self._lose
         with self._lock:
@@ -220,7 +220,7 @@ class SshEngine:
             if session.placed.get("with_head"):
                 session.placed = {}
 
-    def _adopt(self, place: int, session: Session) -> None:
+    def _adopt(self, place: int, session: SshSession) -> None:
         session.place = place
         with self._lock:
             self._sessions[place] = session
@@ -247,13 +247,13 @@ class SshEngine:
             raise bad_hosts(problems, self.plan.min_nodes, self._wishes.where)
         self._code.say_once(list(self._sessions.values()))
 
-    def _prepare(self, session: Session) -> None:
+    def _prepare(self, session: SshSession) -> None:
         try:
             prepare(session, self.plan, self._request(session), self._code, self._say)
         except HostError as error:
             raise bad_hosts([error.problem], 1, self._wishes.where) from error
 
-    def _prepare_quietly(self, session: Session) -> HostProblem | None:
+    def _prepare_quietly(self, session: SshSession) -> HostProblem | None:
         if session.is_lost:
             return None
         try:
@@ -263,7 +263,7 @@ class SshEngine:
             return error.problem
         return None
 
-    def _request(self, session: Session) -> dict[str, Any]:
+    def _request(self, session: SshSession) -> dict[str, Any]:
         head = self._sessions[HEAD]
         return {
             "token": self._token,
@@ -309,7 +309,7 @@ class SshEngine:
             with self._lock:
                 self._coming.discard(place)
 
-    def _reopen(self, place: int) -> Session | None:
+    def _reopen(self, place: int) -> SshSession | None:
         """Connect to the host of a place again, else to a spare one."""
         for host in self._places.candidates(place):
             opened = self._open(host)
@@ -337,7 +337,7 @@ class SshEngine:
 
     # What hosts say.
 
-    def _take(self, session: Session, kind: int, payload: bytes) -> None:
+    def _take(self, session: SshSession, kind: int, payload: bytes) -> None:
         match kind:
             case Kind.FILE:
                 self._record.take(payload, session.host.name)
@@ -352,7 +352,7 @@ class SshEngine:
             case _:
                 raise FrameError(f"kind {kind}")
 
-    def _note_end(self, session: Session, payload: bytes) -> None:
+    def _note_end(self, session: SshSession, payload: bytes) -> None:
         status = int(frames.read_json(payload)["status"])
         if status != 0 and (words := session.last_words()):
             self._say(f"the agent of {session.host.name} says: {words}")
@@ -360,7 +360,7 @@ class SshEngine:
         if session.place is not None:
             self._ends.put(AgentEnd(place=session.place, status=status))
 
-    def _lose(self, session: Session) -> None:
+    def _lose(self, session: SshSession) -> None:
         self._relay.drop(session)
         if session.holds_agent:
             session.holds_agent = False
@@ -404,11 +404,11 @@ class SshEngine:
         self._closing = True
         try:
             self._in_parallel(self._collect, self._alive())
-            self._in_parallel(Session.close, self._alive())
+            self._in_parallel(SshSession.close, self._alive())
         finally:
             self.abandon()
 
-    def _collect(self, session: Session) -> None:
+    def _collect(self, session: SshSession) -> None:
         if session.place is None or session.placed.get("shared") or session.placed.get("with_head"):
             return
         back = OutputBack(self.run_dir, session.host.name)
@@ -418,6 +418,6 @@ class SshEngine:
     def abandon(self) -> None:
         """End all sessions now; couriers end what is below them."""
         self._closing = True
-        self._in_parallel(Session.abandon, self._alive())
+        self._in_parallel(SshSession.abandon, self._alive())
         self._relay.close()
         self._code.remove()

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from torchmuster.engines.ssh_session import HostError, Session
+from torchmuster.engines.ssh_session import HostError, SshSession
 from torchmuster.files import code_copy
 from torchmuster.files.layout import RunDir
 from torchmuster.net import frames, listener
@@ -101,7 +101,7 @@ class OutputBack:
                 os.unlink(self._archive)
 
 
-def collect(session: Session, back: OutputBack, say: Callable[[str], None]) -> None:
+def collect(session: SshSession, back: OutputBack, say: Callable[[str], None]) -> None:
     """Take back what the run has made in the copied code folder of a host, and say what stays there."""
     name = session.host.name
     try:
@@ -129,12 +129,12 @@ class Relay:
     The channel inside is authenticated by the run's secret from end to end.
     """
 
-    def __init__(self, head: Callable[[], Session | None]) -> None:
+    def __init__(self, head: Callable[[], SshSession | None]) -> None:
         self._head = head
         self._listening = listener.bind("127.0.0.1", 0)
         self._listening.setblocking(True)
         self.port = int(self._listening.getsockname()[1])
-        self._calls: dict[int, tuple[socket.socket, Session]] = {}
+        self._calls: dict[int, tuple[socket.socket, SshSession]] = {}
         self._last = 0
         threading.Thread(target=self._accept, name="relay", daemon=True).start()
 
@@ -146,7 +146,7 @@ class Relay:
         for call, _ in list(self._calls.values()):
             _end(call)
 
-    def take(self, session: Session, kind: int, payload: bytes) -> None:
+    def take(self, session: SshSession, kind: int, payload: bytes) -> None:
         """Pass on what the coordinator has sent."""
         number, data = frames.read_relay(payload)
         call, of = self._calls.get(number, (None, None))
@@ -161,7 +161,7 @@ class Relay:
         self._calls.pop(number, None)
         _end(call)
 
-    def drop(self, session: Session) -> None:
+    def drop(self, session: SshSession) -> None:
         """End the calls through a session that is gone."""
         for number, (call, of) in list(self._calls.items()):
             if of is session:
@@ -188,7 +188,7 @@ class Relay:
             )
             reading.start()
 
-    def _read(self, number: int, call: socket.socket, session: Session) -> None:
+    def _read(self, number: int, call: socket.socket, session: SshSession) -> None:
         with contextlib.suppress(OSError):
             while data := call.recv(1 << 16):
                 frame = frames.pack_relay(Kind.RELAY_DATA, number, data)

@@ -87,7 +87,7 @@ class HostError(Exception):
         self.problem = problem
 
 
-class Session:
+class SshSession:
     """One host.
 
     Attributes:
@@ -103,8 +103,8 @@ class Session:
         self.holds_agent = False
         self.is_lost = False
         self.last_heard = time.monotonic()
-        self.on_frame: Callable[[Session, int, bytes], None] = lambda *_: None
-        self.on_lost: Callable[[Session], None] = lambda _: None
+        self.on_frame: Callable[[SshSession, int, bytes], None] = lambda *_: None
+        self.on_lost: Callable[[SshSession], None] = lambda _: None
         self._luggage = luggage
         self._stderr_path = stderr_path
         self._child: proc.Child | None = None

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torchmuster.engines.ssh_session import Session
+from torchmuster.engines.ssh_session import SshSession
 from torchmuster.files import code_copy
 from torchmuster.files.code_copy import CodeFolder
 from torchmuster.files.layout import RunDir
@@ -63,7 +63,7 @@ class CodeArchive:
                 os.replace(temporary, self._path)
         return self._path
 
-    def say_once(self, sessions: Sequence[Session]) -> None:
+    def say_once(self, sessions: Sequence[SshSession]) -> None:
         """Say what has been copied to how many hosts, and where the hosts share a file system."""
         if self._said:
             return
@@ -80,7 +80,7 @@ class CodeArchive:
 
 
 def prepare(
-    session: Session,
+    session: SshSession,
     plan: RunPlan,
     request: dict[str, Any],
     code: CodeArchive,
@@ -111,7 +111,7 @@ def prepare(
     session.placed = placed
 
 
-def _send_code(session: Session, code: CodeArchive) -> None:
+def _send_code(session: SshSession, code: CodeArchive) -> None:
     with open(code.path(), "rb") as file:
         while piece := file.read(frames.CHUNK_BYTES):
             if not session.send_frame(frames.pack(Kind.CODE, piece), bulk=True):

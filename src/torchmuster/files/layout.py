@@ -268,7 +268,7 @@ class GroupDir:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WorkingFolder:
     """The working place of a task: one for each fresh start."""
 
     path: str

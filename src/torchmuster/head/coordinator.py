@@ -25,7 +25,7 @@ from torchmuster.errors import ChannelError
 from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
 from torchmuster.head.leavers import Leavers
-from torchmuster.head.membership import Member, Roll
+from torchmuster.head.membership import Member, Membership
 from torchmuster.head.restarts import Next, RestartBook
 from torchmuster.model import codec, contract
 from torchmuster.model.event import event_line, utc_now
@@ -50,7 +50,7 @@ from torchmuster.net.channel import Channel, ChannelClosedError
 from torchmuster.net.handshake import HandshakeError, Reason, Role
 
 if TYPE_CHECKING:
-    from torchmuster.head.hangs.monitor import HangDesk
+    from torchmuster.head.hangs.monitor import HangMonitor
     from torchmuster.head.network_survey import NetworkSurvey
     from torchmuster.head.preflight import Preflight
     from torchmuster.head.rank_relay import RankRelay
@@ -64,7 +64,7 @@ _MAX_LISTED = 256  # nodes in one event
 _MAX_UNSENT_OUTPUT_BYTES = 1 << 20
 
 
-class Phase(enum.Enum):
+class AttemptPhase(enum.Enum):
     """Where the run stands."""
 
     GATHERING = "gathering"
@@ -165,11 +165,11 @@ class Coordinator:
         self.options = options
         self.disk = disk
         self._clock = OwnClock()  # a pause of the whole job costs nobody his lease, nor a limit
-        self.roll = Roll(options.plan, clock=self._clock, jobs=options.jobs)
+        self.roll = Membership(options.plan, clock=self._clock, jobs=options.jobs)
         limits, policy = options.plan.limits, options.plan.restart_policy
         self.book = RestartBook(limits.max_restarts, options.restarts_spent, policy)
         self.inbox: asyncio.Queue[tuple[Member | _Client | None, Any]] = asyncio.Queue()
-        self.phase = Phase.GATHERING
+        self.phase = AttemptPhase.GATHERING
         self.attempt: Attempt | None = None
         self.result: Result | None = None
         self._next_attempt = options.first_attempt
@@ -200,7 +200,9 @@ class Coordinator:
         self._network: NetworkSurvey | None = None  # only where agents are on several machines
         self._network_id = proc.network_id()
         self._preflight = self._make_preflight()
-        self._hangs: HangDesk | None = None  # of the attempt that runs, from the first progress on
+        self._hangs: HangMonitor | None = (
+            None  # of the attempt that runs, from the first progress on
+        )
         self._execs: RankRelay | None = None
 
     def _make_preflight(self) -> "Preflight | None":
@@ -263,7 +265,7 @@ class Coordinator:
 
     def store_address(self) -> tuple[str, int] | None:
         """Return where the store of the attempt that runs listens."""
-        if self.attempt is None or self.phase is not Phase.RUNNING:
+        if self.attempt is None or self.phase is not AttemptPhase.RUNNING:
             return None
         host, _, port = self.attempt.store.rpartition(":")
         return host, int(port)
@@ -325,9 +327,9 @@ class Coordinator:
         """Return when something is due even if nobody calls."""
         now = self._clock()
         due = now + 1.0
-        if self.phase is Phase.GATHERING and self._enough_since is not None:
+        if self.phase is AttemptPhase.GATHERING and self._enough_since is not None:
             due = min(due, self._enough_since + self.plan.limits.last_call_s)
-        if self.phase in (Phase.GATHERING, Phase.ENDING) and self.roll.dangerous():
+        if self.phase in (AttemptPhase.GATHERING, AttemptPhase.ENDING) and self.roll.dangerous():
             due = min(due, now + PROOF_EVERY_S)
         if self._stop is not None and not self._stop.killed:
             due = min(due, self._stop.kill_at)
@@ -341,11 +343,11 @@ class Coordinator:
         if self.result is not None:
             return
         self._lose_silent()
-        if self.phase is Phase.GATHERING:
+        if self.phase is AttemptPhase.GATHERING:
             self._advance_gathering()
-        elif self.phase is Phase.RUNNING:
+        elif self.phase is AttemptPhase.RUNNING:
             self._advance_running()
-        elif self.phase is Phase.ENDING:
+        elif self.phase is AttemptPhase.ENDING:
             self._advance_ending()
 
     def _lose_silent(self) -> None:
@@ -412,7 +414,7 @@ class Coordinator:
         if channel.is_open:
             text = f"{name} has no key in common with the head: its channel is not authenticated"
             self.event("notice", node=name, text=text)
-        if self.phase is not Phase.GATHERING:
+        if self.phase is not AttemptPhase.GATHERING:
             self._take_newcomer(name)
 
     def _turn_away(self, hello: messages.Hello, channel: Channel, why_not: str) -> None:
@@ -426,7 +428,7 @@ class Coordinator:
 
     def _take_newcomer(self, name: str) -> None:
         self.event("newcomer", node=name)
-        if self.plan.grow and self.phase is Phase.RUNNING:
+        if self.plan.grow and self.phase is AttemptPhase.RUNNING:
             self._begin_ending(f"{name} has come")
             self._why_next = f"{name} has come"
 
@@ -434,7 +436,7 @@ class Coordinator:
         if member.channel is not channel:  # it has called again since
             return
         self.roll.lose(member, why)
-        if self.phase is Phase.OVER:
+        if self.phase is AttemptPhase.OVER:
             return
         name = self._name(member)
         in_attempt = self.attempt is not None and member in self.attempt.members.values()
@@ -444,7 +446,7 @@ class Coordinator:
             self._hangs.lose(member.place)
         if self._execs is not None:
             self._execs.node_gone(member, f"{name} was lost: {why}")
-        if in_attempt and self.attempt is not None and self.phase is Phase.RUNNING:
+        if in_attempt and self.attempt is not None and self.phase is AttemptPhase.RUNNING:
             self.attempt.ends.append(self._node_end(member, why))
         if member.place is not None and not self.plan.is_elastic:
             self._ask_for([member.place])
@@ -488,7 +490,7 @@ class Coordinator:
             case messages.WorkerEnded(end=end) if attempt and end.attempt == attempt.number:
                 self._take_end(attempt, end)
             case messages.StoreLost(attempt=number, detail=detail):
-                if attempt and number == attempt.number and self.phase is Phase.RUNNING:
+                if attempt and number == attempt.number and self.phase is AttemptPhase.RUNNING:
                     end = self._node_end(member, f"the store of the attempt ended ({detail})")
                     attempt.ends.append(end)
             case messages.AllReaped(attempt=number, left=left):
@@ -540,7 +542,7 @@ class Coordinator:
 
     def _lets_go(self, member: Member, signum: int) -> bool:
         """Say whether only this node ends, and begin with it."""
-        if self._stop is not None or self.phase in (Phase.ENDING, Phase.OVER):
+        if self._stop is not None or self.phase in (AttemptPhase.ENDING, AttemptPhase.OVER):
             return member in self._leavers.members
         if member in self._leavers.members:
             return True
@@ -550,7 +552,7 @@ class Coordinator:
         text = f"{name} was asked to end ({word}): the job goes on without it"
         self.event("notice", node=name, text=text)
         self._leavers.add(member, self._clock())
-        if self.phase is Phase.GATHERING:
+        if self.phase is AttemptPhase.GATHERING:
             self._dismiss_leavers()
         else:
             self._send(member, messages.SignalWorkers(signum=signum, asks_to_stop=True))
@@ -647,7 +649,7 @@ class Coordinator:
 
     def _take_progress(self, member: Member, message: messages.Progress | messages.Stacks) -> None:
         attempt = self.attempt
-        if attempt is None or member.place is None or self.phase is not Phase.RUNNING:
+        if attempt is None or member.place is None or self.phase is not AttemptPhase.RUNNING:
             return
         if isinstance(message, messages.Stacks):
             if self._hangs is not None:
@@ -655,9 +657,9 @@ class Coordinator:
         elif message.attempt == attempt.number:
             self._hang_desk(attempt).take_progress(self._clock(), message)
 
-    def _hang_desk(self, attempt: Attempt) -> "HangDesk":
+    def _hang_desk(self, attempt: Attempt) -> "HangMonitor":
         if self._hangs is None or self._hangs.attempt != attempt.number:
-            from torchmuster.head.hangs.monitor import HangDesk, watch_limits
+            from torchmuster.head.hangs.monitor import HangMonitor, watch_limits
 
             nodes = {p: self._name(m) for p, m in attempt.members.items()}
             ranks = {
@@ -670,7 +672,7 @@ class Coordinator:
             now = self._clock()
             store, relay = attempt.store, self.options.relay_port
             number = attempt.number
-            self._hangs = HangDesk(number, ranks, limits, folder, self, now, store, relay)
+            self._hangs = HangMonitor(number, ranks, limits, folder, self, now, store, relay)
             for end in attempt.ends:
                 self._hangs.note_end(end)
         return self._hangs
@@ -684,7 +686,7 @@ class Coordinator:
             attempt.ends.append(end)
 
     def _ask_stacks(self, client: _Client, ask_id: str) -> None:
-        if self.attempt is None or self.phase is not Phase.RUNNING:
+        if self.attempt is None or self.phase is not AttemptPhase.RUNNING:
             sentence = "no worker runs now"
             told = messages.StacksTold(ask_id=ask_id, sentence=sentence, lines=())
             client.channel.send_nowait(told)
@@ -851,7 +853,7 @@ class Coordinator:
         address = self._master_address(here)
         port = self.options.open_store(number, address)
         self.attempt = Attempt(number, world_size, now, members, ranks, store=f"{address}:{port}")
-        self.phase = Phase.RUNNING
+        self.phase = AttemptPhase.RUNNING
         self._asked_for.clear()
         self._trained_step = self._saved_step = None  # an earlier attempt's end is not this one's
         if self.plan.is_elastic and len(members) < self.plan.max_nodes and number:
@@ -960,9 +962,9 @@ class Coordinator:
 
     def _begin_ending(self, why: str) -> None:
         attempt = self.attempt
-        if attempt is None or self.phase is not Phase.RUNNING:
+        if attempt is None or self.phase is not AttemptPhase.RUNNING:
             return
-        self.phase = Phase.ENDING
+        self.phase = AttemptPhase.ENDING
         attempt.ending_at, attempt.ending_why = self._clock(), why
         self._say_at = attempt.ending_at + FIRST_SAY_S
         for member in self._attempt_members():
@@ -1131,7 +1133,7 @@ class Coordinator:
 
     def _gather_again(self) -> None:
         now = self._clock()
-        self.phase = Phase.GATHERING
+        self.phase = AttemptPhase.GATHERING
         self._gathering_since, self._enough_since = now, None
         self._say_at = now + FIRST_SAY_S
         if not self.plan.is_elastic:
@@ -1182,7 +1184,7 @@ class Coordinator:
     ) -> None:
         if self.result is not None:
             return
-        self.phase = Phase.OVER
+        self.phase = AttemptPhase.OVER
         self.result = Result(
             run_id=self.plan.run_id,
             state=state,

@@ -1,4 +1,4 @@
-"""The head of a group: hears its tasks' agents, lets `Gang` decide, carries out what it orders.
+"""The head of a group: hears its tasks' agents, lets `GroupPolicy` decide, carries out what it orders.
 
 One loop owns all state and takes everything from one inbox; connections only fill it.
 """
@@ -24,7 +24,7 @@ from torchmuster.files.layout import RunDir
 from torchmuster.head import group_policy as gang
 from torchmuster.head.barriers import Barriers
 from torchmuster.head.exec_relay import ExecRelay
-from torchmuster.head.group_policy import Gang, Phase
+from torchmuster.head.group_policy import GroupPolicy, TaskPhase
 from torchmuster.model import codec
 from torchmuster.model.event import event_line, utc_now
 from torchmuster.model.lease import SILENT_S, OwnClock, is_given_up
@@ -51,7 +51,7 @@ _START_SLICE_S = 0.05  # starting hundreds of agents in one go would leave the f
 _MAX_UNSENT_OUTPUT_BYTES = 1 << 20
 
 
-class Starter(Protocol):
+class TaskStarter(Protocol):
     """Starts the agents of tasks: on this machine, or through a scheduler."""
 
     def start(self, task: str, attempt: int) -> None:
@@ -96,12 +96,12 @@ class HeadOptions:
 class GroupHead:
     """Conducts one group."""
 
-    def __init__(self, options: HeadOptions, starter: Starter, disk: DiskWriter) -> None:
+    def __init__(self, options: HeadOptions, starter: TaskStarter, disk: DiskWriter) -> None:
         self._options = options
         self._group = options.group
         self._starter = starter
         self._disk = disk
-        self._gang = Gang(options.group, options.plan.grace_s, options.plan.backoff_s)
+        self._gang = GroupPolicy(options.group, options.plan.grace_s, options.plan.backoff_s)
         self._barriers = Barriers(tuple(task.name for task in options.group.tasks))
         self._execs = ExecRelay(self._send_exec, self._why_no_exec)
         self._inbox: asyncio.Queue[tuple[_Agent | Channel | None, Any]] = asyncio.Queue()
@@ -287,7 +287,7 @@ class GroupHead:
             agent.task not in known
             or agent.task in self._agents
             or hello.attempt != self._gang.attempt(agent.task)
-            or self._gang.phase(agent.task) is Phase.OVER
+            or self._gang.phase(agent.task) is TaskPhase.OVER
         ):
             agent.channel.send_nowait(messages.TaskLeave())
             return
@@ -383,7 +383,7 @@ class GroupHead:
         self._agents.pop(task, None)
         self._port_users.discard(task)
         self._execs.task_gone(task, why)
-        if self._gang.phase(task) is Phase.OVER:
+        if self._gang.phase(task) is TaskPhase.OVER:
             return
         for caller_id in [c for c, owner in self._callers.items() if owner == task]:
             self._callers.pop(caller_id)
@@ -394,12 +394,12 @@ class GroupHead:
 
     # What has to be done.
 
-    def _obey(self, orders: list[gang.Order]) -> None:
+    def _obey(self, orders: list[gang.Action]) -> None:
         for order in orders:
             self._carry_out(order)
         self._note_state()
 
-    def _carry_out(self, order: gang.Order) -> None:
+    def _carry_out(self, order: gang.Action) -> None:
         task = order.task
         attempt = self._gang.attempt(task)
         match order:
@@ -414,7 +414,7 @@ class GroupHead:
             case gang.StopCommand(grace_s=grace_s, after_s=after_s):
                 stop = messages.TaskStop(attempt=attempt, grace_s=grace_s)
                 self._later(after_s, lambda: self._send(task, stop))
-            case gang.Upload():
+            case gang.UploadState():
                 succeeded = self._gang.is_succeeding(task)
                 upload = messages.TaskUpload(attempt=attempt, succeeded=succeeded)
                 self._send(task, upload)
@@ -422,7 +422,7 @@ class GroupHead:
                 self._release(task)
 
     def _start_agent(self, task: str, attempt: int) -> None:
-        if self._gang.phase(task) is Phase.OVER or self._gang.attempt(task) != attempt:
+        if self._gang.phase(task) is TaskPhase.OVER or self._gang.attempt(task) != attempt:
             return
         self._started[task, attempt] = self._clock()
         self._starter.start(task, attempt)
@@ -433,7 +433,7 @@ class GroupHead:
             self._leaving.add((task, agent.started_for))
             agent.channel.send_nowait(messages.TaskLeave())
             self._execs.task_gone(task, "the task has ended")
-        if self._gang.phase(task) is Phase.OVER:
+        if self._gang.phase(task) is TaskPhase.OVER:
             self._barriers_without(task)
 
     def _barriers_without(self, task: str) -> None:

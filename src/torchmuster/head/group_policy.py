@@ -24,7 +24,7 @@ CODE_AGENT_LOST = 3001
 CODE_UPLOAD = 2012
 
 
-class Phase(enum.Enum):
+class TaskPhase(enum.Enum):
     """What a task's agent does; finer than the task's state."""
 
     ABSENT = "its agent starts"
@@ -38,14 +38,14 @@ class Phase(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class Action:
     """Something that the head of the group must do for one task."""
 
     task: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartAgent(Order):
+class StartAgent(Action):
     """Start an agent for a new attempt, with a new working place, after a pause."""
 
     attempt: int
@@ -53,12 +53,12 @@ class StartAgent(Order):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Begin(Order):
+class Begin(Action):
     """Let the command begin."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Again(Order):
+class Again(Action):
     """Let the same agent prepare the next attempt in the same place, after a pause."""
 
     attempt: int
@@ -66,7 +66,7 @@ class Again(Order):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StopCommand(Order):
+class StopCommand(Action):
     """SIGTERM after `after_s`, SIGKILL `grace_s` later; a grace of 0 is SIGKILL at once."""
 
     grace_s: float
@@ -74,17 +74,17 @@ class StopCommand(Order):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Upload(Order):
+class UploadState(Action):
     """Bring the outputs where they belong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Release(Order):
+class Release(Action):
     """The agent may end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tell(Order):
+class Tell(Action):
     """Record a change of state."""
 
     attempt: int
@@ -108,7 +108,7 @@ class _Member:
     plan: TaskPlan
     attempt: int = 0
     retries_spent: int = 0
-    phase: Phase = Phase.ABSENT
+    phase: TaskPhase = TaskPhase.ABSENT
     state: State = State.SCHEDULING
     detail: str = ""
     code: int | None = None
@@ -120,7 +120,7 @@ class _Member:
 
 
 @dataclass(slots=True)
-class Gang:
+class GroupPolicy:
     """The tasks of one group.
 
     Attributes:
@@ -145,7 +145,7 @@ class Gang:
     @property
     def is_over(self) -> bool:
         """Say whether every task has ended for good."""
-        return all(member.phase is Phase.OVER for member in self._members.values())
+        return all(member.phase is TaskPhase.OVER for member in self._members.values())
 
     @property
     def state(self) -> State:
@@ -159,7 +159,7 @@ class Gang:
         """Return the number of a task's newest attempt."""
         return self._members[task].attempt
 
-    def phase(self, task: str) -> Phase:
+    def phase(self, task: str) -> TaskPhase:
         """Return what a task does."""
         return self._members[task].phase
 
@@ -169,9 +169,9 @@ class Gang:
 
     def waits_for(self) -> list[str]:
         """Return who keeps the others at the barrier, or the group from its end, each with what it does."""
-        kinds = {Phase.ABSENT, Phase.PREPARING, Phase.ENDING, Phase.PAUSING}
-        if not any(member.phase is Phase.RUNNING for member in self._members.values()):
-            kinds.add(Phase.UPLOADING)
+        kinds = {TaskPhase.ABSENT, TaskPhase.PREPARING, TaskPhase.ENDING, TaskPhase.PAUSING}
+        if not any(member.phase is TaskPhase.RUNNING for member in self._members.values()):
+            kinds.add(TaskPhase.UPLOADING)
         return [
             f"{name} ({member.detail or member.phase.value})"
             for name, member in self._members.items()
@@ -180,43 +180,43 @@ class Gang:
 
     # What happens.
 
-    def start(self, first_attempts: dict[str, int] | None = None) -> list[Order]:
+    def start(self, first_attempts: dict[str, int] | None = None) -> list[Action]:
         """Begin with every task; after a lost head attempts go on where they were."""
-        orders: list[Order] = []
+        orders: list[Action] = []
         for name, member in self._members.items():
             member.attempt = (first_attempts or {}).get(name, 0)
-            orders += self._enter(member, State.SCHEDULING, Phase.ABSENT)
+            orders += self._enter(member, State.SCHEDULING, TaskPhase.ABSENT)
             orders.append(StartAgent(task=name, attempt=member.attempt))
         return orders
 
-    def joined(self, task: str) -> list[Order]:
+    def joined(self, task: str) -> list[Action]:
         """An agent has come and prepares."""
         member = self._members[task]
-        if member.phase is not Phase.ABSENT:
+        if member.phase is not TaskPhase.ABSENT:
             return []
         member.joined = True
         member.detail = ""
-        orders = self._enter(member, State.INITIALIZING, Phase.PREPARING)
-        orders += self._enter(member, State.RUNNING, Phase.PREPARING)
+        orders = self._enter(member, State.INITIALIZING, TaskPhase.PREPARING)
+        orders += self._enter(member, State.RUNNING, TaskPhase.PREPARING)
         return orders if self.plan.barrier else orders + self._open_barrier()
 
     def doing(self, task: str, detail: str) -> None:
         """Note what a task's agent says that it does."""
         self._members[task].detail = detail
 
-    def prepared(self, task: str) -> list[Order]:
+    def prepared(self, task: str) -> list[Action]:
         """A task's inputs, files and place are ready."""
         member = self._members[task]
-        if member.phase is not Phase.PREPARING:
+        if member.phase is not TaskPhase.PREPARING:
             return []
         member.detail = ""
-        member.phase = Phase.READY
+        member.phase = TaskPhase.READY
         return self._open_barrier()
 
-    def could_not_prepare(self, task: str, state: State, why: str, code: int) -> list[Order]:
+    def could_not_prepare(self, task: str, state: State, why: str, code: int) -> list[Action]:
         """A task can't begin: a missing input, a collision of files."""
         member = self._members[task]
-        if member.phase is Phase.OVER:
+        if member.phase is TaskPhase.OVER:
             return []
         member.code = code
         rule = next((rule for rule in member.plan.exit_rules if rule.matches(code)), None)
@@ -227,10 +227,10 @@ class Gang:
             return self._finish(member, member.outcome, member.outcome_why)
         return self._fail_at_once(member, state, why)
 
-    def ended(self, task: str, *, code: int, signum: int | None) -> list[Order]:
+    def ended(self, task: str, *, code: int, signum: int | None) -> list[Action]:
         """A task's command has ended."""
         member = self._members[task]
-        if member.phase not in (Phase.RUNNING, Phase.ENDING):
+        if member.phase not in (TaskPhase.RUNNING, TaskPhase.ENDING):
             return []
         member.code = code
         what = signal_name(signum) if signum else f"exit code {code}"
@@ -248,20 +248,20 @@ class Gang:
             self._note_failure(member, what)
         return self._conclude(member) + self._consequences(member)
 
-    def uploaded(self, task: str, error: str | None) -> list[Order]:
+    def uploaded(self, task: str, error: str | None) -> list[Action]:
         """A task's outputs have arrived, or could not."""
         member = self._members[task]
-        if member.phase is not Phase.UPLOADING:
+        if member.phase is not TaskPhase.UPLOADING:
             return []
         if error is not None and member.outcome is State.COMPLETED:
             member.code = CODE_UPLOAD
             return self._fail_at_once(member, State.FAILED, error)
         return self._finish(member, member.outcome or State.COMPLETED, member.outcome_why)
 
-    def lost(self, task: str, why: str) -> list[Order]:
+    def lost(self, task: str, why: str) -> list[Action]:
         """A task's agent has gone without a word."""
         member = self._members[task]
-        if member.phase in (Phase.OVER, Phase.PAUSING):
+        if member.phase in (TaskPhase.OVER, TaskPhase.PAUSING):
             return []
         member.code = CODE_AGENT_LOST
         member.joined = False
@@ -277,27 +277,29 @@ class Gang:
         backend = State.FAILED_BACKEND_ERROR
         return self._try_again(member, ExitAction.RESCHEDULE, why, or_else=backend)
 
-    def stop(self, state: State, why: str, grace_s: float | None = None) -> list[Order]:
+    def stop(self, state: State, why: str, grace_s: float | None = None) -> list[Action]:
         """End everything: a cancellation, a time limit."""
         self.is_stopping = True
-        orders: list[Order] = []
+        orders: list[Action] = []
         for member in self._members.values():
             orders += self._halt(member, state, why, self.grace_s if grace_s is None else grace_s)
         return orders
 
     # How.
 
-    def _open_barrier(self) -> list[Order]:
-        unfinished = [m for m in self._members.values() if m.phase is not Phase.OVER]
+    def _open_barrier(self) -> list[Action]:
+        unfinished = [m for m in self._members.values() if m.phase is not TaskPhase.OVER]
         if self.plan.barrier and any(
-            m.phase in (Phase.ABSENT, Phase.PREPARING, Phase.ENDING, Phase.PAUSING)
+            m.phase in (TaskPhase.ABSENT, TaskPhase.PREPARING, TaskPhase.ENDING, TaskPhase.PAUSING)
             for m in unfinished
         ):
             return []
-        orders: list[Order] = []
+        orders: list[Action] = []
         for member in unfinished:
-            if member.phase is Phase.READY and (self.plan.barrier or self._all_joined(unfinished)):
-                orders += self._enter(member, State.RUNNING, Phase.RUNNING)
+            if member.phase is TaskPhase.READY and (
+                self.plan.barrier or self._all_joined(unfinished)
+            ):
+                orders += self._enter(member, State.RUNNING, TaskPhase.RUNNING)
                 orders.append(Begin(task=member.plan.name))
         return orders
 
@@ -305,15 +307,15 @@ class Gang:
         """Addresses of all tasks must be known before a command may use them."""
         return all(member.joined for member in members)
 
-    def _conclude(self, member: _Member) -> list[Order]:
+    def _conclude(self, member: _Member) -> list[Action]:
         """A command has ended for good: upload, except after a cancellation."""
         if member.outcome is State.FAILED_CANCELED:
             return self._finish(member, member.outcome, member.outcome_why)
-        member.phase = Phase.UPLOADING
+        member.phase = TaskPhase.UPLOADING
         member.detail = ""
-        return [Upload(task=member.plan.name)]
+        return [UploadState(task=member.plan.name)]
 
-    def _consequences(self, member: _Member) -> list[Order]:
+    def _consequences(self, member: _Member) -> list[Action]:
         """What the end of one task does to the others."""
         if self.is_stopping:
             return []
@@ -323,7 +325,7 @@ class Gang:
             return self._open_barrier()  # it is waited for no more
         self.is_stopping = True
         others = [m for m in self._members.values() if m is not member]
-        orders: list[Order] = []
+        orders: list[Action] = []
         for other in others:
             if failed:
                 why = f"stopped because {member.plan.name} failed"
@@ -335,21 +337,21 @@ class Gang:
 
     def _halt(
         self, member: _Member, state: State, why: str, grace_s: float, after_s: float = 0.0
-    ) -> list[Order]:
-        if member.phase is Phase.OVER:
+    ) -> list[Action]:
+        if member.phase is TaskPhase.OVER:
             return []
-        if member.phase is Phase.UPLOADING and state is not State.FAILED_CANCELED:
+        if member.phase is TaskPhase.UPLOADING and state is not State.FAILED_CANCELED:
             return []  # let it finish
         if member.outcome is None or state is State.FAILED_CANCELED:
             member.outcome, member.outcome_why = state, why
         member.lives_again = False
-        if member.phase in (Phase.RUNNING, Phase.ENDING):
+        if member.phase in (TaskPhase.RUNNING, TaskPhase.ENDING):
             if after_s == 0.0:
-                member.phase = Phase.ENDING
+                member.phase = TaskPhase.ENDING
             return [StopCommand(task=member.plan.name, grace_s=grace_s, after_s=after_s)]
         return self._finish(member, member.outcome, member.outcome_why)
 
-    def _give_up(self, member: _Member, what: str, or_else: State | None) -> list[Order]:
+    def _give_up(self, member: _Member, what: str, or_else: State | None) -> list[Action]:
         spent = member.plan.max_retries
         times = "once" if spent == 1 else f"{spent} times"
         why = f"{what}; tried again {times} already" if spent else f"{what}; max_retries is 0"
@@ -361,7 +363,7 @@ class Gang:
 
     def _try_again(
         self, member: _Member, action: ExitAction, what: str, or_else: State | None = None
-    ) -> list[Order]:
+    ) -> list[Action]:
         """Spend a retry; where none is left the task fails, without an upload as `or_else` if given."""
         if member.retries_spent >= member.plan.max_retries:
             return self._give_up(member, what, or_else)
@@ -370,7 +372,7 @@ class Gang:
         left = member.plan.max_retries - member.retries_spent
         name = member.plan.name
         orders = self._next_attempt(member, f"{what}; {action.value}, {left} left")
-        member.phase = Phase.ABSENT
+        member.phase = TaskPhase.ABSENT
         member.detail = f"tried again in {after_s:g} s after {what}"
         if action is ExitAction.RESCHEDULE:
             member.joined = False
@@ -379,13 +381,13 @@ class Gang:
                 StartAgent(task=name, attempt=member.attempt, after_s=after_s),
             ]
         else:
-            orders += self._enter(member, State.RUNNING, Phase.PREPARING, member.detail)
+            orders += self._enter(member, State.RUNNING, TaskPhase.PREPARING, member.detail)
             orders.append(Again(task=name, attempt=member.attempt, after_s=after_s))
         if name == self.plan.lead.name or not self.plan.ignore_nonlead:
             orders += self._restart_others(member)
         return orders
 
-    def _fail_at_once(self, member: _Member, state: State, why: str) -> list[Order]:
+    def _fail_at_once(self, member: _Member, state: State, why: str) -> list[Action]:
         """Fail without an upload: there is nothing to upload, or nobody to do it."""
         self._note_failure(member, why)
         orders = self._finish(member, state, why)
@@ -399,24 +401,24 @@ class Gang:
         elif self.first_failure is None:
             self.first_failure = failure
 
-    def _restart_others(self, cause: _Member) -> list[Order]:
-        orders: list[Order] = []
+    def _restart_others(self, cause: _Member) -> list[Action]:
+        orders: list[Action] = []
         for member in self._members.values():
-            if member is not cause and member.phase is Phase.RUNNING and member.outcome is None:
+            if member is not cause and member.phase is TaskPhase.RUNNING and member.outcome is None:
                 member.lives_again = True
-                member.phase = Phase.ENDING
+                member.phase = TaskPhase.ENDING
                 member.detail = f"restarted with {cause.plan.name}"
                 orders.append(StopCommand(task=member.plan.name, grace_s=0.0))
         return orders
 
-    def _again_in_place(self, member: _Member) -> list[Order]:
+    def _again_in_place(self, member: _Member) -> list[Action]:
         member.lives_again = False
         member.code = None  # it is ours: we have killed the command
         orders = self._next_attempt(member, member.detail)
-        orders += self._enter(member, State.RUNNING, Phase.PREPARING, member.detail)
+        orders += self._enter(member, State.RUNNING, TaskPhase.PREPARING, member.detail)
         return [*orders, Again(task=member.plan.name, attempt=member.attempt)]
 
-    def _next_attempt(self, member: _Member, why: str) -> list[Order]:
+    def _next_attempt(self, member: _Member, why: str) -> list[Action]:
         name, attempt = member.plan.name, member.attempt
         told = Tell(task=name, attempt=attempt, state=State.RESCHEDULED, why=why, code=member.code)
         member.attempt += 1
@@ -424,15 +426,15 @@ class Gang:
         member.code = None  # of the attempt before it
         return [told]
 
-    def _finish(self, member: _Member, state: State, why: str | None) -> list[Order]:
+    def _finish(self, member: _Member, state: State, why: str | None) -> list[Action]:
         member.detail = why or ""
-        orders = self._enter(member, state, Phase.OVER, why)
+        orders = self._enter(member, state, TaskPhase.OVER, why)
         orders.append(Release(task=member.plan.name))
         return orders + (self._open_barrier() if not self.is_stopping else [])
 
     def _enter(
-        self, member: _Member, state: State, phase: Phase, why: str | None = None
-    ) -> list[Order]:
+        self, member: _Member, state: State, phase: TaskPhase, why: str | None = None
+    ) -> list[Action]:
         member.phase = phase
         if state is member.state and state is not State.SCHEDULING:
             return []

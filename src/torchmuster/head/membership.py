@@ -40,7 +40,7 @@ class Member:
 
 
 @dataclass(slots=True)
-class Roll:
+class Membership:
     """All members of a run."""
 
     plan: RunPlan

@@ -25,7 +25,7 @@ from torchmuster.model.network import (
     Unused,
 )
 from torchmuster.model.network_choice import (
-    Findings,
+    NetworkFindings,
     choose,
     describe,
     draw_peers,
@@ -58,7 +58,7 @@ class _Survey:
     nodes: list[NetworkNode] = field(default_factory=list)
     candidates: list[Candidate] = field(default_factory=list)
     unused: list[Unused] = field(default_factory=list)
-    findings: Findings = field(default_factory=Findings)
+    findings: NetworkFindings = field(default_factory=NetworkFindings)
     is_probing: bool = False
     ready_at: float | None = None  # when all spawners were
 

@@ -209,7 +209,7 @@ class Preflight:
 
     def _view(self, member: Member, network: "NetworkSurvey | None") -> "NodeView":
         from torchmuster.diagnose.doctor.finding import NodeView
-        from torchmuster.diagnose.facts.collect import Facts
+        from torchmuster.diagnose.facts.collect import CollectedFacts
 
         said = self._said.get(member.hello.incarnation)
         facts, why_not = None, "large messages do not come through from there"
@@ -219,7 +219,7 @@ class Preflight:
         if said is not None and said.facts is not None:
             clock_s, error_s = _clock(said)
             try:
-                facts = codec.from_plain(Facts, said.facts.facts)
+                facts = codec.from_plain(CollectedFacts, said.facts.facts)
             except codec.CodecError as error:
                 why_not = f"its answer makes no sense: {error}"
         return NodeView(

@@ -21,7 +21,7 @@ NUM_DURATIONS = 128  # of steps, the newest
 _MAX_STEP_S = 1e7
 
 
-class Phase(enum.IntEnum):
+class RankPhase(enum.IntEnum):
     """What a rank does, as far as the library knows."""
 
     STARTING = 0  # no step of this attempt is done
@@ -34,7 +34,7 @@ class Phase(enum.IntEnum):
     OVER = 7  # the run of the library is closed; the script goes on
 
 
-_NUM_PHASES = len(Phase)
+_NUM_PHASES = len(RankPhase)
 # serial, steps of this attempt, number of the step, phase, beat at, step at (seconds of CLOCK_MONOTONIC, which all
 # processes of a node share), seconds in each phase, serial again: what was half written shows two.
 _RECORD = struct.Struct(f"<4Q2d{_NUM_PHASES}dQ")
@@ -57,7 +57,7 @@ class Beat:
 
     steps_here: int
     step: int
-    phase: Phase
+    phase: RankPhase
     at: float
     step_at: float
     seconds: tuple[float, ...]
@@ -96,7 +96,7 @@ def unpack(page: bytes) -> Beat | None:
     return Beat(
         steps_here=steps_here,
         step=step,
-        phase=Phase(phase),
+        phase=RankPhase(phase),
         at=at,
         step_at=step_at,
         seconds=tuple(seconds),

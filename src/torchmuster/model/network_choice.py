@@ -160,7 +160,7 @@ def measured_peer(node: int, num_nodes: int) -> int | None:
 
 
 @dataclass(slots=True)
-class Findings:
+class NetworkFindings:
     """What the probes have said so far.
 
     Attributes:
@@ -201,7 +201,7 @@ class Findings:
 def choose(
     nodes: Sequence[NetworkNode],
     candidates: Sequence[Candidate],
-    findings: Findings,
+    findings: NetworkFindings,
     unused: Sequence[Unused] = (),
 ) -> Choice | NoNetwork:
     """Return the best network on which every probed pair reached each other, in both directions.
@@ -233,7 +233,7 @@ def choose(
     )
 
 
-def _best(candidates: Sequence[Candidate], findings: Findings, good: Sequence[int]) -> int:
+def _best(candidates: Sequence[Candidate], findings: NetworkFindings, good: Sequence[int]) -> int:
     fastest = max(findings.bandwidth(number) or 0.0 for number in good)
     good = [n for n in good if (findings.bandwidth(n) or 0.0) * CLEARLY >= fastest]
     latencies = [latency for n in good if (latency := findings.latency(n)) is not None]
@@ -244,7 +244,7 @@ def _best(candidates: Sequence[Candidate], findings: Findings, good: Sequence[in
     return used[0] if used else good[0]
 
 
-def _why_slower(findings: Findings, best: int, number: int) -> str:
+def _why_slower(findings: NetworkFindings, best: int, number: int) -> str:
     mine, its = findings.bandwidth(number), findings.bandwidth(best)
     if mine is None or its is None:
         return "not measured"

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from torchmuster.model.beats import Phase
+from torchmuster.model.beats import RankPhase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class RankProgress:
     steps_here: int = 0
     step: int = 0
     step_at: float = 0.0
-    phase: Phase = Phase.STARTING
+    phase: RankPhase = RankPhase.STARTING
     seconds: tuple[float, ...] = ()
     median_s: float = 0.0
     p99_s: float = 0.0

@@ -80,7 +80,7 @@ class CheckpointPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FileEntry:
+class TaskFile:
     """One entry of `files`.
 
     Attributes:
@@ -152,7 +152,7 @@ class TaskPlan:
     credentials: tuple[Credential, ...] = ()
     inputs: tuple[InputPlan, ...] = ()
     outputs: tuple[OutputPlan, ...] = ()
-    files: tuple[FileEntry, ...] = ()
+    files: tuple[TaskFile, ...] = ()
     resources: Resources = field(default_factory=Resources)
     exit_rules: tuple[ExitRule, ...] = ()
     checkpoints: tuple[CheckpointPlan, ...] = ()

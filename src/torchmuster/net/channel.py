@@ -16,7 +16,7 @@ import termios
 
 from torchmuster.model.codec import CodecError
 from torchmuster.net import handshake, messages
-from torchmuster.net.handshake import Role, Session
+from torchmuster.net.handshake import Role, SessionKeys
 from torchmuster.net.messages import Message
 
 MAX_FRAME_BYTES = 1 << 20
@@ -38,7 +38,7 @@ class Channel:
     """One authenticated connection."""
 
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, session: Session
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, session: SessionKeys
     ) -> None:
         self._reader = reader
         self._writer = writer

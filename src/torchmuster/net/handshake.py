@@ -60,7 +60,7 @@ class HandshakeError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Session:
+class SessionKeys:
     """The two keys of one connection."""
 
     role: Role
@@ -76,7 +76,7 @@ async def call(
     secret: bytes,
     *,
     is_open: bool = False,
-) -> Session:
+) -> SessionKeys:
     """Do the calling side's part.
 
     Raises:
@@ -100,7 +100,7 @@ async def call(
         raise HandshakeError(Reason.WRONG_SECRET)
     if not hmac.compare_digest(_mac(secret, b"done", transcript), last[1:]):
         raise HandshakeError(Reason.WRONG_SECRET)
-    return Session(
+    return SessionKeys(
         role=role,
         send_key=_mac(secret, b"key client to server", transcript),
         receive_key=_mac(secret, b"key server to client", transcript),
@@ -118,7 +118,7 @@ async def answer(
     writer: asyncio.StreamWriter,
     secrets: tuple[bytes, bytes | None],
     first: bytes = b"",
-) -> Session:
+) -> SessionKeys:
     """Do the called side's part; `secrets` are the run's own and, where allowed, the public one.
 
     `first` is what has been read of the caller's words already.
@@ -146,7 +146,7 @@ async def answer(
         writer.write(bytes([Reason.WRONG_SECRET]) + bytes(MAC_BYTES))
         raise HandshakeError(Reason.WRONG_SECRET)
     writer.write(bytes([Reason.ACCEPTED]) + _mac(secret, b"done", transcript))
-    return Session(
+    return SessionKeys(
         role=Role(role),
         send_key=_mac(secret, b"key server to client", transcript),
         receive_key=_mac(secret, b"key client to server", transcript),

@@ -22,7 +22,7 @@ _REQUEST_LIMIT_S = 5.0
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
-class Order:
+class StartOrder:
     """One order of one caller.
 
     Attributes:
@@ -55,7 +55,9 @@ class OrderDesk:
         withdraw: Gets an order that has not ended when its caller goes.
     """
 
-    def __init__(self, take: Callable[[Order], None], withdraw: Callable[[Order], None]) -> None:
+    def __init__(
+        self, take: Callable[[StartOrder], None], withdraw: Callable[[StartOrder], None]
+    ) -> None:
         self._take = take
         self._withdraw = withdraw
         self.name = f"torchmuster-{secrets.token_hex(16)}"
@@ -88,7 +90,7 @@ class OrderDesk:
                 request = _read_line(call)
                 if request is None:
                     return
-                order = Order(request, call)
+                order = StartOrder(request, call)
                 self._take(order)
                 with contextlib.suppress(OSError):
                     while call.recv(1024):

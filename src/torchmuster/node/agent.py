@@ -51,7 +51,7 @@ from torchmuster.node.worker_socket import WorkerSocket
 from torchmuster.node.workers import NodeAttempt, WorkerSettings
 
 if TYPE_CHECKING:
-    from torchmuster.node.probe import Probe
+    from torchmuster.node.probe import NetworkProbe
     from torchmuster.node.progress import NodeProgress
     from torchmuster.node.rank_exec import RankExecs
 
@@ -146,7 +146,7 @@ class Agent:
         self._lost_lines: dict[str, int] = {}
         self._not_shown: dict[int, int] = {}  # lines of a rank that the channel had no room for
         self._terminal = options.terminal
-        self._probe: Probe | None = None
+        self._probe: NetworkProbe | None = None
         self._facts = FactsDesk(self._send)
         self._execs: RankExecs | None = None
         self._ended = asyncio.Event()
@@ -460,13 +460,13 @@ class Agent:
         self, message: messages.AskNetwork | messages.ProbeNetwork | messages.EndProbe
     ) -> None:
         from torchmuster.node.network_settings import network_facts
-        from torchmuster.node.probe import Probe
+        from torchmuster.node.probe import NetworkProbe
 
         options = self.options
         if isinstance(message, messages.AskNetwork):
             self._close_probe()
             secrets = (options.secret, options.open_secret)
-            self._probe = Probe(message.survey, secrets, self._send)
+            self._probe = NetworkProbe(message.survey, secrets, self._send)
             ports = self._probe.open()
             self._send(
                 network_facts(message.survey, ports, options.environment, options.local_addr)

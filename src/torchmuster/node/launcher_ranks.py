@@ -78,14 +78,16 @@ _SIZES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class VariableChange:
     """What a worker's environment has otherwise than its agent's."""
 
     values: Mapping[str, str]
     removed: tuple[str, ...] = ()
 
 
-def make_true(environment: Mapping[str, str], place: WorkerPlace, tasks_per_node: str) -> Change:
+def make_true(
+    environment: Mapping[str, str], place: WorkerPlace, tasks_per_node: str
+) -> VariableChange:
     """Return how a worker's variables of other launchers differ from its agent's.
 
     Args:
@@ -94,7 +96,7 @@ def make_true(environment: Mapping[str, str], place: WorkerPlace, tasks_per_node
         tasks_per_node: The workers of every node, in Slurm's notation: `2(x2),1`.
     """
     if _is_task_for_task(environment, place, tasks_per_node):
-        return Change(values={})
+        return VariableChange(values={})
     facts = _facts(environment, place, tasks_per_node)
     in_slurm = "SLURM_JOB_ID" in environment or "SLURM_JOBID" in environment
     values = {name: facts[key] for name, key in _OF_EVERY_TASK.items() if in_slurm}
@@ -104,7 +106,7 @@ def make_true(environment: Mapping[str, str], place: WorkerPlace, tasks_per_node
     removed += [
         name for name in environment if name in _UNTRUE or name.startswith(_UNTRUE_PREFIXES)
     ]
-    return Change(values=known, removed=tuple(removed))
+    return VariableChange(values=known, removed=tuple(removed))
 
 
 def _is_task_for_task(

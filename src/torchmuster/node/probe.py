@@ -34,7 +34,7 @@ _AT_ONCE = 32
 Send = Callable[[messages.Message], None]
 
 
-class Probe:
+class NetworkProbe:
     """One survey on one node."""
 
     def __init__(self, survey: int, secrets: tuple[bytes, bytes | None], send: Send) -> None:

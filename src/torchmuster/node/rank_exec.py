@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from torchmuster import proc
 from torchmuster.net import messages
-from torchmuster.node.launcher_ranks import Change
-from torchmuster.node.task.exec import Exec, Execs, Send, Target
+from torchmuster.node.launcher_ranks import VariableChange
+from torchmuster.node.task.exec import Exec, Execs, ExecTarget, Send
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class RankExecs(Execs):
     def __init__(self, node: str, send: Send) -> None:
         super().__init__(node, send)
 
-    def begin(self, one: Exec, target: Target) -> None:
+    def begin(self, one: Exec, target: ExecTarget) -> None:
         """Start a command; see `Execs`."""
         if isinstance(target, RankTarget):
             ticks = [f"--worker-ticks={target.start_ticks}"]
@@ -79,7 +79,7 @@ def node_environment(environment: Mapping[str, str], rank: bool) -> dict[str, st
     return {name: value for name, value in environment.items() if rank or name not in own}
 
 
-def whole_environment(base: Mapping[str, str], worker: Change) -> dict[str, str]:
+def whole_environment(base: Mapping[str, str], worker: VariableChange) -> dict[str, str]:
     """Return what a worker has: our own variables, the job's, and those of its rank."""
     every = {**os.environ, **base, **worker.values}
     return {name: value for name, value in every.items() if name not in worker.removed}

@@ -21,7 +21,7 @@ from torchmuster.model import contract
 from torchmuster.model.plan import NodeSetup, Program
 from torchmuster.node.leftovers import hold, note_owner
 from torchmuster.node.scratch import folder_name, make_scratch, parent_folder
-from torchmuster.node.shell import NodeShell, SetupError, Watch
+from torchmuster.node.shell import CommandWatch, NodeShell, SetupError
 
 _MAX_TAKES = 10
 _STAGING = os.path.join(os.path.dirname(os.path.abspath(__file__)), "staging.py")
@@ -133,7 +133,7 @@ class NodeWork:
         """Stage in a process of its own, so that it can hang or be killed without the agent."""
         stages = [{"source": s.source, "target": s.target} for s in self.order.setup.stages]
         argv = [sys.executable, "-I", "-S", _STAGING, str(self.scratch), json.dumps(stages)]
-        answer, errors = Watch(), Watch(log=self._log)
+        answer, errors = CommandWatch(), CommandWatch(log=self._log)
         reader, writer = os.pipe2(os.O_CLOEXEC)
         error_r, error_w = os.pipe2(os.O_CLOEXEC)
         try:
@@ -151,7 +151,7 @@ class NodeWork:
         if not said.get("whole"):
             raise self._staging_error(said.get("error"), status, errors)
 
-    def _staging_error(self, said: Any, status: int, errors: Watch) -> SetupError:
+    def _staging_error(self, said: Any, status: int, errors: CommandWatch) -> SetupError:
         what = f"staging failed on {self.order.node}"
         if not isinstance(said, dict):
             return SetupError(what, why=errors.last_lines() or f"it ended with {status}")
@@ -159,7 +159,7 @@ class NodeWork:
         return SetupError(what, where=said["where"], why=said["why"], fix=said["fix"])
 
 
-def _last_said(answer: Watch) -> dict[str, Any]:
+def _last_said(answer: CommandWatch) -> dict[str, Any]:
     for line in reversed(bytes(answer.tail).split(b"\n")[:-1]):
         try:
             message = json.loads(line)

@@ -31,7 +31,7 @@ class SetupError(MusterError):
 
 
 @dataclass(slots=True)
-class Watch:
+class CommandWatch:
     """Reads what a process writes without ever waiting for it.
 
     Attributes:
@@ -153,7 +153,7 @@ class NodeShell:
             SetupError: A line failed.
         """
         shell = self._find_shell(environment)
-        answer, output = Watch(kept=bytearray()), Watch(log=self.log)
+        answer, output = CommandWatch(kept=bytearray()), CommandWatch(log=self.log)
         answer_r, answer_w = os.pipe2(os.O_CLOEXEC)
         output_r, output_w = os.pipe2(os.O_CLOEXEC)
         script = _script(lines, environment.get("PATH", ""), own, answer_w)
@@ -189,7 +189,7 @@ class NodeShell:
         return "/bin/sh"
 
     def _failed_line(
-        self, said: "_Said", lines: Sequence[str], origin: str, status: int, output: Watch
+        self, said: "_Said", lines: Sequence[str], origin: str, status: int, output: CommandWatch
     ) -> SetupError:
         how = _describe(said.code if said.code is not None else status)
         if said.line is None:
@@ -211,7 +211,7 @@ class NodeShell:
         Raises:
             SetupError: It ended with another code than 0.
         """
-        output = Watch(log=self.log)
+        output = CommandWatch(log=self.log)
         reader, writer = os.pipe2(os.O_CLOEXEC)
         shell = self._find_shell(environment)
         try:
@@ -236,7 +236,7 @@ class NodeShell:
         """
         if not any(sign in text for sign in "$`~"):
             return text
-        answer, output = Watch(kept=bytearray()), Watch()
+        answer, output = CommandWatch(kept=bytearray()), CommandWatch()
         reader, writer = os.pipe2(os.O_CLOEXEC)
         error_r, error_w = os.pipe2(os.O_CLOEXEC)
         inside = f"$HOME{text[1:]}" if text == "~" or text.startswith("~/") else text
@@ -288,7 +288,7 @@ def _script(lines: Sequence[str], path: str, own: Mapping[str, str], answer_fd: 
     return "\n".join(script)
 
 
-def _parse(answer: Watch) -> _Said:
+def _parse(answer: CommandWatch) -> _Said:
     said = _Said()
     in_environment = False
     for raw in bytes(answer.kept or b"").split(b"\0")[:-1]:

@@ -44,7 +44,7 @@ class StagingError(MusterError):
 
 
 @dataclass(slots=True)
-class Progress:
+class StageProgress:
     """Counts the bytes of one stage and says them now and then."""
 
     source: str
@@ -75,7 +75,7 @@ def stage_all(scratch: str, stages: list[Stage], tell: Tell) -> None:
     os.makedirs(os.path.join(scratch, OWN_FOLDER), mode=0o700, exist_ok=True)
     for number, stage in enumerate(stages):
         try:
-            _stage(scratch, number, stage, Progress(stage.source, tell))
+            _stage(scratch, number, stage, StageProgress(stage.source, tell))
         except OSError as error:
             raise _explain(error, scratch, stage) from error
         except (tarfile.TarError, zipfile.BadZipFile, EOFError, ValueError) as error:
@@ -84,7 +84,7 @@ def stage_all(scratch: str, stages: list[Stage], tell: Tell) -> None:
             raise StagingError(what, where=stage.source, why=str(error), fix=fix) from error
 
 
-def _stage(scratch: str, number: int, stage: Stage, progress: Progress) -> None:
+def _stage(scratch: str, number: int, stage: Stage, progress: StageProgress) -> None:
     facts = _facts(stage)
     target = os.path.normpath(os.path.join(scratch, stage.target))
     marker = os.path.join(scratch, OWN_FOLDER, f"stage-{number}.json")
@@ -197,7 +197,7 @@ def _merge(source: str, target: str) -> None:
 # Copying.
 
 
-def _copy(scratch: str, source: str, target: str, progress: Progress) -> None:
+def _copy(scratch: str, source: str, target: str, progress: StageProgress) -> None:
     progress.total_bytes = _total_bytes(source)
     if progress.total_bytes > _room_bytes(scratch):
         raise _no_room(scratch, source, progress.total_bytes, "")
@@ -220,7 +220,7 @@ def _total_bytes(path: str) -> int:
     return total
 
 
-def _copy_folder(source: str, target: str, progress: Progress) -> None:
+def _copy_folder(source: str, target: str, progress: StageProgress) -> None:
     os.mkdir(target, 0o700)
     with os.scandir(source) as entries:
         for entry in entries:
@@ -235,7 +235,7 @@ def _copy_folder(source: str, target: str, progress: Progress) -> None:
     os.chmod(target, stat.S_IMODE(os.stat(target).st_mode) | 0o700)  # so that it can be removed
 
 
-def _copy_file(source: str, target: str, progress: Progress) -> None:
+def _copy_file(source: str, target: str, progress: StageProgress) -> None:
     with open(source, "rb") as reader, open(target, "wb") as writer:
         while block := reader.read(_BLOCK_BYTES):
             writer.write(block)
@@ -249,7 +249,7 @@ def _copy_file(source: str, target: str, progress: Progress) -> None:
 class _Counted:
     """A file that counts what is read of it."""
 
-    def __init__(self, file: IO[bytes], progress: Progress) -> None:
+    def __init__(self, file: IO[bytes], progress: StageProgress) -> None:
         self._file = file
         self._progress = progress
 
@@ -259,7 +259,7 @@ class _Counted:
         return block
 
 
-def _unpack(source: str, folder: str, progress: Progress) -> None:
+def _unpack(source: str, folder: str, progress: StageProgress) -> None:
     progress.total_bytes = os.stat(source).st_size
     if source.endswith(".zip"):
         _unpack_zip(source, folder, progress)
@@ -307,7 +307,7 @@ def _checked(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo:
     return member
 
 
-def _unpack_zst(source: str, folder: str, progress: Progress) -> None:
+def _unpack_zst(source: str, folder: str, progress: StageProgress) -> None:
     program = shutil.which("zstd")
     if program is None:
         what = "a .zst archive needs the program `zstd`, which is not on this node"
@@ -325,7 +325,7 @@ def _unpack_zst(source: str, folder: str, progress: Progress) -> None:
         raise ValueError(f"zstd ended with {status}")
 
 
-def _unpack_zip(source: str, folder: str, progress: Progress) -> None:
+def _unpack_zip(source: str, folder: str, progress: StageProgress) -> None:
     with zipfile.ZipFile(source) as archive:
         members = archive.infolist()
         progress.total_bytes = sum(member.file_size for member in members)

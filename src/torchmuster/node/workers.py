@@ -18,7 +18,7 @@ from torchmuster.model.display.terminal import Terminal
 from torchmuster.model.failure import EndKind, PythonError, WorkerEnd, error_of_report, is_echo
 from torchmuster.net.messages import StartAttempt
 from torchmuster.node import error_file
-from torchmuster.node.launcher_ranks import Change, make_true
+from torchmuster.node.launcher_ranks import VariableChange, make_true
 from torchmuster.node.output import RankOutput, Show
 from torchmuster.node.progress import last_step
 from torchmuster.node.spawner.link import SpawnerLink
@@ -118,7 +118,7 @@ class NodeAttempt:
         """Return the path of a rank's log."""
         return self._settings.run_dir.rank_log(self.attempt, rank)
 
-    def environment_of(self, rank: int) -> Change:
+    def environment_of(self, rank: int) -> VariableChange:
         """Return what the worker of a rank has otherwise than the job."""
         return self._environment(self._workers[rank])
 
@@ -169,7 +169,7 @@ class NodeAttempt:
             [stdin, stdout, stderr],
         )
 
-    def _environment(self, worker: _Worker) -> Change:
+    def _environment(self, worker: _Worker) -> VariableChange:
         order, settings = self.order, self._settings
         virtual = settings.virtual_local_rank and bool(settings.gpus)
         place = WorkerPlace(
@@ -202,7 +202,7 @@ class NodeAttempt:
             environment["NCCL_DEBUG_FILE"] = os.path.join(folder, f"nccl-{worker.rank}.log")
         if virtual:
             environment["CUDA_VISIBLE_DEVICES"] = settings.gpus[worker.local_rank]
-        return Change(values=environment, removed=others.removed)
+        return VariableChange(values=environment, removed=others.removed)
 
     # What happens to the workers.
 

@@ -16,7 +16,7 @@ _STOP_MARGIN_S = 30.0  # for the ends of workers, and the lease of a node that w
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class HeadLook:
     """What one look at the head has shown.
 
     Attributes:
@@ -54,19 +54,21 @@ class HeadWatch:
         """Note that somebody has asked to stop."""
         self._stops.append(self._clock())
 
-    def look(self, state: str | None) -> Look:
+    def look(self, state: str | None) -> HeadLook:
         """Say what follows now; `state` is that of the head's process, None where it is on another machine."""
         now = self._clock()
         silent_s = now - self._heard_at
         limit_s = self._limit_s(state)
         if is_given_up(silent_s, limit_s, state):
-            return Look(given_up=f"it was silent for {silent_s:.0f} s and was killed")
+            return HeadLook(given_up=f"it was silent for {silent_s:.0f} s and was killed")
         if self._stop_takes_too_long(now):
-            return Look(given_up="it did not end in time when it was asked to stop, and was killed")
+            return HeadLook(
+                given_up="it did not end in time when it was asked to stop, and was killed"
+            )
         if now < self._say_at:
-            return Look()
+            return HeadLook()
         self._say_at = now + SAY_EVERY_S
-        return Look(
+        return HeadLook(
             say=f"the head of {self._node} has been silent for {silent_s:.0f} s;"
             f" {self._what_follows(state, limit_s)}"
         )

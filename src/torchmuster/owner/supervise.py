@@ -45,7 +45,7 @@ _STOP_LOOK_S = 0.3
 _REMOVE_LIMIT_S = 120.0
 
 
-class Display(Protocol):
+class RunDisplay(Protocol):
     """What the supervisor shows."""
 
     def say(self, sentence: str) -> None:
@@ -122,7 +122,7 @@ class Supervisor:
     plan: RunPlan
     run_dir: RunDir
     engine: Engine
-    display: Display
+    display: RunDisplay
     deadline: Deadline | None = None
     forward_stdin: bool = False
     result: Result | None = None

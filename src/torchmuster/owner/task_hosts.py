@@ -18,13 +18,13 @@ from typing import Any
 
 from torchmuster.engines.ssh_command import HostProblem, SshHost
 from torchmuster.engines.ssh_places import bad_hosts
-from torchmuster.engines.ssh_session import HostError, Luggage, Session
+from torchmuster.engines.ssh_session import HostError, Luggage, SshSession
 from torchmuster.engines.ssh_setup import TOKEN_FILE
 from torchmuster.errors import MusterError, UsageError
 from torchmuster.files.layout import RunDir
 from torchmuster.net import frames
 from torchmuster.net.frames import FIRST_CALL_BACK, FrameError, Kind
-from torchmuster.net.orders import GONE, Order, OrderDesk
+from torchmuster.net.orders import GONE, OrderDesk, StartOrder
 
 _DEAF_S = 10.0
 _CALL_S = 5.0
@@ -62,7 +62,7 @@ class TaskNeeds:
 
 @dataclass(slots=True)
 class _Agent:
-    session: Session
+    session: SshSession
     end: Callable[[int, str | None], None]
 
 
@@ -93,15 +93,15 @@ class TaskHosts:
         self._where = where
         self._may_share = may_share
         self._token = secrets.token_hex(16)
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, SshSession] = {}
         self._opening: dict[str, threading.Lock] = {name: threading.Lock() for name in self._hosts}
         self._lock = threading.Lock()
         self._agents: dict[int, _Agent] = {}
         self._num_agents = 0
-        self._numbers: dict[Order, int] = {}
-        self._asked: dict[tuple[Session, int], int | None] = {}
+        self._numbers: dict[StartOrder, int] = {}
+        self._asked: dict[tuple[SshSession, int], int | None] = {}
         self._ports: set[int] = set()
-        self._calls: dict[tuple[Session, int], socket.socket] = {}
+        self._calls: dict[tuple[SshSession, int], socket.socket] = {}
         self._closing = False
         with open(os.path.join(run_dir.path, TOKEN_FILE), "w") as file:
             file.write(self._token + "\n")
@@ -139,7 +139,7 @@ class TaskHosts:
         with ThreadPoolExecutor(min(len(self._hosts), _MAX_THREADS), "ssh") as pool:
             outcomes = list(pool.map(self._connect, self._hosts.values()))
         bad = [outcome for outcome in outcomes if isinstance(outcome, HostProblem)]
-        self._sessions = {s.host.name: s for s in outcomes if isinstance(s, Session)}
+        self._sessions = {s.host.name: s for s in outcomes if isinstance(s, SshSession)}
         lacking = {
             name: str(session.placed["lacks"][0])
             for name, session in self._sessions.items()
@@ -165,9 +165,9 @@ class TaskHosts:
             fix = f"{fix}, and MUSTER_SSH_SHARED unset"
         return UsageError(what, where=folder, why=why, fix=f"{fix}, as user of the same number")
 
-    def _connect(self, host: SshHost) -> "Session | HostProblem":
+    def _connect(self, host: SshHost) -> "SshSession | HostProblem":
         path = os.path.join(self._run_dir.path, "logs", "ssh", f"{host.name}.log")
-        session = Session(host, self._luggage, path)
+        session = SshSession(host, self._luggage, path)
         session.on_frame = self._take
         session.on_lost = self._lose
         needs = self._needs
@@ -193,7 +193,7 @@ class TaskHosts:
             session.abandon()
         return session
 
-    def _session(self, name: str) -> Session:
+    def _session(self, name: str) -> SshSession:
         """Return a session with a host; a lost one is opened again, which takes up to 10 s.
 
         Raises:
@@ -215,7 +215,7 @@ class TaskHosts:
             self._sessions[name] = opened
             return opened
 
-    def _session_or_other(self, name: str, *, may_move: bool) -> Session:
+    def _session_or_other(self, name: str, *, may_move: bool) -> SshSession:
         """Return a session with a host, or with the one that has the fewest agents when it can't be reached.
 
         Raises:
@@ -233,20 +233,20 @@ class TaskHosts:
             self._say(f"{error.problem.line()}: its task goes to {chosen.host.name}")
             return chosen
 
-    def _is_well(self, session: Session) -> bool:
+    def _is_well(self, session: SshSession) -> bool:
         silent_s = time.monotonic() - session.last_heard
         return not session.is_lost and session.problem is None and silent_s < _DEAF_S
 
     # Orders.
 
-    def _take_order(self, order: Order) -> None:
+    def _take_order(self, order: StartOrder) -> None:
         """Take the order of a group's head; this thread is the order's own."""
         number = self._start(order.request, order.end)
         if number is not None:
             with self._lock:
                 self._numbers[order] = number
 
-    def _withdraw_order(self, order: Order) -> None:
+    def _withdraw_order(self, order: StartOrder) -> None:
         with self._lock:
             number = self._numbers.pop(order, None)
         if number is not None:
@@ -290,7 +290,7 @@ class TaskHosts:
 
     # What hosts say.
 
-    def _take(self, session: Session, kind: int, payload: bytes) -> None:
+    def _take(self, session: SshSession, kind: int, payload: bytes) -> None:
         match kind:
             case Kind.GONE:
                 value = frames.read_json(payload)
@@ -309,7 +309,7 @@ class TaskHosts:
             case _:
                 raise FrameError(f"kind {kind}")
 
-    def _answer_ask(self, session: Session, asked: int, request: dict[str, Any]) -> None:
+    def _answer_ask(self, session: SshSession, asked: int, request: dict[str, Any]) -> None:
         key = (session, asked)
 
         def end(status: int, why: str | None) -> None:
@@ -330,13 +330,13 @@ class TaskHosts:
         if number is not None and (not is_wanted or session.is_lost):
             self._withdraw(number)
 
-    def _drop_ask(self, session: Session, asked: int) -> None:
+    def _drop_ask(self, session: SshSession, asked: int) -> None:
         with self._lock:
             number = self._asked.pop((session, asked), None)
         if number is not None:
             self._withdraw(number)
 
-    def _lose(self, session: Session) -> None:
+    def _lose(self, session: SshSession) -> None:
         with self._lock:
             numbers = [n for n, agent in self._agents.items() if agent.session is session]
             asked = [number for of, number in self._asked if of is session]
@@ -352,7 +352,7 @@ class TaskHosts:
 
     # Calls of agents to the heads of their groups.
 
-    def _open_call(self, session: Session, value: Mapping[str, Any]) -> None:
+    def _open_call(self, session: SshSession, value: Mapping[str, Any]) -> None:
         number, port = int(value["number"]), int(value["port"])
         call = None
         # A host may call the heads of this workflow, and nothing else that listens here.
@@ -367,7 +367,7 @@ class TaskHosts:
         args = (session, number, call)
         threading.Thread(target=self._read_call, args=args, daemon=True).start()
 
-    def _read_call(self, session: Session, number: int, call: socket.socket) -> None:
+    def _read_call(self, session: SshSession, number: int, call: socket.socket) -> None:
         while True:
             try:
                 data = call.recv(1 << 16)
@@ -382,7 +382,7 @@ class TaskHosts:
             session.send_frame(frames.pack_relay(Kind.RELAY_CLOSE, number))
         call.close()
 
-    def _pass_on(self, session: Session, kind: int, number: int, data: bytes) -> None:
+    def _pass_on(self, session: SshSession, kind: int, number: int, data: bytes) -> None:
         with self._lock:
             call = self._calls.get((session, number))
         if call is None:
@@ -395,7 +395,7 @@ class TaskHosts:
             session.send_frame(frames.pack_relay(Kind.RELAY_CLOSE, number))
         self._hang_up(session, number)
 
-    def _hang_up(self, session: Session, number: int) -> bool:
+    def _hang_up(self, session: SshSession, number: int) -> bool:
         """End a call; say whether it was still open."""
         with self._lock:
             call = self._calls.pop((session, number), None)
@@ -413,6 +413,6 @@ class TaskHosts:
         sessions = [session for session in self._sessions.values() if not session.is_lost]
         if sessions:
             with ThreadPoolExecutor(min(len(sessions), _MAX_THREADS), "ssh") as pool:
-                list(pool.map(Session.close, sessions))
+                list(pool.map(SshSession.close, sessions))
         with contextlib.suppress(OSError):
             os.unlink(os.path.join(self._run_dir.path, TOKEN_FILE))

@@ -41,7 +41,7 @@ _TICK_S = 0.1
 _END_LIMIT_S = 15.0
 
 
-class Display(Protocol):
+class WorkflowDisplay(Protocol):
     """What the owner shows."""
 
     def say(self, sentence: str) -> None:
@@ -75,7 +75,7 @@ class WorkflowOwner:
         plan: WorkflowPlan,
         run_dir: RunDir,
         machine: Machine,
-        display: Display,
+        display: WorkflowDisplay,
         hosts: "HostCapacity | None" = None,
     ) -> None:
         self._plan = plan

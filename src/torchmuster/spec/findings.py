@@ -10,7 +10,7 @@ _MAX_WORD, _MAX_NAMES = 200, 200  # of a search for a near miss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class FileProblem:
     """One error or warning.
 
     Attributes:
@@ -26,12 +26,12 @@ class Finding:
 
 
 @dataclass(slots=True)
-class Findings:
+class FileProblems:
     """Collects errors and warnings."""
 
     with_effect: frozenset[str] = frozenset()
-    errors: list[Finding] = field(default_factory=list)
-    warnings: list[Finding] = field(default_factory=list)
+    errors: list[FileProblem] = field(default_factory=list)
+    warnings: list[FileProblem] = field(default_factory=list)
 
     def add(
         self,
@@ -43,7 +43,7 @@ class Findings:
         at_key: bool = False,
     ) -> None:
         """Note an error."""
-        self.errors.append(Finding(path=path, what=what, why=why, fix=fix, at_key=at_key))
+        self.errors.append(FileProblem(path=path, what=what, why=why, fix=fix, at_key=at_key))
 
     def warn(
         self,
@@ -55,7 +55,7 @@ class Findings:
         at_key: bool = True,
     ) -> None:
         """Note a warning."""
-        self.warnings.append(Finding(path=path, what=what, why=why, fix=fix, at_key=at_key))
+        self.warnings.append(FileProblem(path=path, what=what, why=why, fix=fix, at_key=at_key))
 
 
 def did_you_mean(word: str, known: Iterable[str], otherwise: str | None = None) -> str | None:

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from torchmuster.model import beats, contract
-from torchmuster.model.beats import Phase
+from torchmuster.model.beats import RankPhase
 
 # The phases of shorter steps are told with the step: a stack says more of where a rank stands.
 _TELL_EVERY_S = 0.05
-_ALWAYS_TOLD = frozenset({Phase.SAVE, Phase.EVALUATE, Phase.BETWEEN, Phase.OVER})
+_ALWAYS_TOLD = frozenset({RankPhase.SAVE, RankPhase.EVALUATE, RankPhase.BETWEEN, RankPhase.OVER})
 
 
 class Beats:
@@ -29,15 +29,15 @@ class Beats:
     def __init__(self, fd: int | None = None) -> None:
         self._fd = fd
         self._serial = 0
-        self._phase = Phase.STARTING
+        self._phase = RankPhase.STARTING
         self._since = self._step_at = time.monotonic()
         self._told_at = 0.0
         self._steps_here = 0
         self._step = 0
-        self._seconds = [0.0] * len(Phase)
+        self._seconds = [0.0] * len(RankPhase)
         self._aside_s = 0.0  # in saves and evaluations since the last step
 
-    def enter(self, phase: Phase) -> None:
+    def enter(self, phase: RankPhase) -> None:
         """Say what comes now."""
         if self._fd is None:
             return
@@ -45,7 +45,7 @@ class Beats:
         spent_s = now - self._since
         before, self._phase, self._since = self._phase, phase, now
         self._seconds[before] += spent_s
-        if before in (Phase.SAVE, Phase.EVALUATE, Phase.BETWEEN):
+        if before in (RankPhase.SAVE, RankPhase.EVALUATE, RankPhase.BETWEEN):
             self._aside_s += spent_s
         if phase in _ALWAYS_TOLD or before in _ALWAYS_TOLD or now - self._told_at > _TELL_EVERY_S:
             self._tell(now)
@@ -60,7 +60,7 @@ class Beats:
             return
         now = time.monotonic()
         self._seconds[self._phase] += now - self._since
-        if self._phase in (Phase.SAVE, Phase.EVALUATE, Phase.BETWEEN):
+        if self._phase in (RankPhase.SAVE, RankPhase.EVALUATE, RankPhase.BETWEEN):
             self._aside_s += now - self._since
         duration_s = max(now - self._step_at - self._aside_s, 1e-9)
         self._since, self._step_at, self._aside_s = now, now, 0.0
@@ -70,7 +70,7 @@ class Beats:
         self._tell(now)
 
     @contextmanager
-    def during(self, phase: Phase) -> Iterator[None]:
+    def during(self, phase: RankPhase) -> Iterator[None]:
         """Say what the body does; behind it, what was done before."""
         before = self._phase
         self.enter(phase)

@@ -156,7 +156,7 @@ class Evaluation:
         close_batches(self._batches)
 
 
-class Watch:
+class EvaluationWatch:
     """What a run wants to know of an evaluation; this one wants nothing."""
 
     def evaluating(self, generators: dict[str, Any]) -> Any:

@@ -43,7 +43,7 @@ class Card:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class RankInfo:
     """Where this rank stands in the world that was found.
 
     Attributes:
@@ -61,7 +61,7 @@ class Standing:
     timeout_s: float
 
 
-def join(*, timeout_s: float = DEFAULT_TIMEOUT_S, device: str | None = None) -> Standing:
+def join(*, timeout_s: float = DEFAULT_TIMEOUT_S, device: str | None = None) -> RankInfo:
     """Join the process group that the launcher promised, and check it.
 
     Args:
@@ -84,7 +84,7 @@ def join(*, timeout_s: float = DEFAULT_TIMEOUT_S, device: str | None = None) -> 
     hosts = list(dict.fromkeys(card.host for card in cards))
     on_my_node = [card.rank for card in cards if card.host == cards[launch.rank].host]
     _check_roll(launch, cards, on_my_node)
-    return Standing(
+    return RankInfo(
         launch=launch,
         device=chosen,
         local_rank=_first_known(launch.local_rank, on_my_node.index(launch.rank)),

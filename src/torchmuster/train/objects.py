@@ -9,8 +9,8 @@ from torch import nn
 
 from torchmuster.errors import UsageError
 from torchmuster.train.snapshot.folder import Folder
-from torchmuster.train.snapshot.layout import Manifest
-from torchmuster.train.snapshot.load import Loaded
+from torchmuster.train.snapshot.layout import SnapshotManifest
+from torchmuster.train.snapshot.load import LoadedSnapshot
 from torchmuster.train.snapshot.state import MisfitError, pack, unpack
 from torchmuster.train.wrap import is_sharded, unwrap
 
@@ -71,7 +71,7 @@ class Objects:
         }
         return state, tensors
 
-    def load(self, loaded: Loaded, folder: Folder) -> None:
+    def load(self, loaded: LoadedSnapshot, folder: Folder) -> None:
         """Put a snapshot into the objects.
 
         Raises:
@@ -109,7 +109,7 @@ class Objects:
                     " folder",
                 ) from error
 
-    def _check_names(self, manifest: Manifest, url: str) -> None:
+    def _check_names(self, manifest: SnapshotManifest, url: str) -> None:
         saved, given = set(manifest.state) - {OWN_NAME}, set(self.by_name)
         if saved != given:
             lacking = [f"`{name}` is in the snapshot only" for name in sorted(saved - given)]
@@ -121,7 +121,7 @@ class Objects:
                 fix="give resume() the same names; is it another script's folder? then choose one with folder=...",
             )
 
-    def _check_models(self, manifest: Manifest) -> None:
+    def _check_models(self, manifest: SnapshotManifest) -> None:
         from torchmuster.train.snapshot.load import check_tensors
 
         wanted: dict[str, torch.Tensor] = {}
@@ -141,7 +141,7 @@ class Objects:
             return get_optimizer_state_dict(self._model_of(thing), thing)
         return thing.state_dict()
 
-    def _make_room(self, manifest: Manifest) -> None:
+    def _make_room(self, manifest: SnapshotManifest) -> None:
         """Let optimizers make the shards that a snapshot is read into."""
         from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 

@@ -16,7 +16,7 @@ from torchmuster.errors import UsageError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model import contract
-from torchmuster.model.beats import Phase
+from torchmuster.model.beats import RankPhase
 from torchmuster.model.links import may_be_followed
 from torchmuster.train import rng
 from torchmuster.train.agent_socket import tell_agent
@@ -29,7 +29,7 @@ from torchmuster.train.objects import OWN_NAME, Objects
 from torchmuster.train.preempt import TIME_IS_UP, StopWatch
 from torchmuster.train.runmetrics import RunMetrics, in_words, means_of
 from torchmuster.train.saves import EndOfEpoch, Moment, Saves, generators_from_plain
-from torchmuster.train.snapshot.load import Loaded
+from torchmuster.train.snapshot.load import LoadedSnapshot
 from torchmuster.train.snapshot.state import MisfitError, SnapshotError, unpack
 
 _DEADLINE_MARGIN_S = 60.0
@@ -213,7 +213,7 @@ class Run:
         if self._is_over:
             return
         self._is_over = True
-        self._world.pace.beats.enter(Phase.OVER)
+        self._world.pace.beats.enter(RankPhase.OVER)
         self._lockstep.close()
         try:
             self._check_saves(wait=True)
@@ -259,7 +259,7 @@ class Run:
         Away from a boundary there is no such state: then the evaluation runs to its end first. So
         does that of a sharded model, whose forward is a collective.
         """
-        with self._world.pace.beats.during(Phase.EVALUATE), self._stopping_in(generators):
+        with self._world.pace.beats.during(RankPhase.EVALUATE), self._stopping_in(generators):
             yield
 
     @contextmanager
@@ -305,7 +305,7 @@ class Run:
 
     # Beginning.
 
-    def begin(self, loaded: Loaded | None, seed: int) -> None:
+    def begin(self, loaded: LoadedSnapshot | None, seed: int) -> None:
         """Stand where the snapshot stands, or at the start."""
         world, clock = self._world, self._clock
         if loaded is None:
@@ -335,7 +335,7 @@ class Run:
             )
         self._watch.begin(self._boundary())
 
-    def _begin_at(self, loaded: Loaded, seed: int) -> None:
+    def _begin_at(self, loaded: LoadedSnapshot, seed: int) -> None:
         manifest, clock = loaded.manifest, self._clock
         own = unpack(manifest.state[OWN_NAME], {})
         clock.steps_done = self._saves.step = self._loaded_step = manifest.step
@@ -353,7 +353,7 @@ class Run:
             begin_ledger(self._data, pieces, manifest.step, is_first=self._world.rank == 0)
         self._begin_generators(loaded, seed)
 
-    def _begin_generators(self, loaded: Loaded, seed: int) -> None:
+    def _begin_generators(self, loaded: LoadedSnapshot, seed: int) -> None:
         manifest, world = loaded.manifest, self._world
         if manifest.world_size == world.world_size:
             piece = unpack(manifest.ranks[world.rank]["generators"], {})
@@ -483,7 +483,7 @@ class Run:
     # Saving and ending.
 
     def _save(self, *, may_skip: bool = True) -> None:
-        with self._world.pace.beats.during(Phase.SAVE):
+        with self._world.pace.beats.during(RankPhase.SAVE):
             self._save_now(may_skip=may_skip)
 
     def _save_now(self, *, may_skip: bool) -> None:
@@ -565,7 +565,7 @@ class Run:
         """Save where the run ends, and wait until that is whole."""
         if self._saves.step != self._clock.steps_done:
             self._save(may_skip=False)
-        with self._world.pace.beats.during(Phase.SAVE):
+        with self._world.pace.beats.during(RankPhase.SAVE):
             self._check_saves(by_all=True)
 
     def _deadline(self) -> float | None:

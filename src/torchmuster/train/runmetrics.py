@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from torchmuster.train.meter import Meter, Number
-from torchmuster.train.sinks import MetricSink, Progress, Record
+from torchmuster.train.sinks import MetricSink, MetricsRecord, StepsDone
 
 _FLAG = "muster/flag"
 Totals = dict[str, tuple[float, float]]  # sum and weight over all ranks
@@ -22,7 +22,12 @@ class RunMetrics:
     """
 
     def __init__(
-        self, *, is_first: bool, device: torch.device, record: Record, sinks: list[MetricSink]
+        self,
+        *,
+        is_first: bool,
+        device: torch.device,
+        record: MetricsRecord,
+        sinks: list[MetricSink],
     ) -> None:
         self.epoch_totals: Totals = {}
         self.total_steps: int | None = None
@@ -31,7 +36,7 @@ class RunMetrics:
         self._is_first = is_first
         self._device = device
         self._meter = Meter()
-        self._progress = Progress(sys.stderr)
+        self._progress = StepsDone(sys.stderr)
 
     def begin(self, step: int) -> None:
         """Count speed from `step`."""

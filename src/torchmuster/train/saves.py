@@ -133,7 +133,7 @@ class Saves:
             state=state, tensors=tensors, versions=_versions(tensors), generators=rng.capture()
         )
 
-    def _order(self, moment: Moment) -> writer.Order:
+    def _order(self, moment: Moment) -> writer.WriteOrder:
         sharded, crew, end = self._objects.is_sharded, self._crew, moment.end
         staged: Staged | None = None
         state: Any = None
@@ -142,7 +142,7 @@ class Saves:
             staged = self._stage(tensors, sharded)
             state = {**state, OWN_NAME: pack(moment.own, OWN_NAME, {})}
         number, self._num_orders = self._num_orders, self._num_orders + 1
-        return writer.Order(
+        return writer.WriteOrder(
             number=number,
             step=moment.step,
             epoch=moment.epoch,

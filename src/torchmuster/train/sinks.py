@@ -20,7 +20,7 @@ class MetricSink(Protocol):
         """Bring everything to its place."""
 
 
-class Record:
+class MetricsRecord:
     """`training.jsonl`: one line per event, UTC, append only; `muster status` reads it.
 
     A disk that is full must not end a training run over a line of metrics: lines are dropped, and
@@ -122,7 +122,7 @@ class WeightsAndBiases:
         self._run.finish()
 
 
-class Progress:
+class StepsDone:
     """A bar on a terminal, a plain line every 10 s elsewhere."""
 
     PLAIN_EVERY_S = 10.0

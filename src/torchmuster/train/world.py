@@ -38,7 +38,7 @@ from torchmuster.train import group, rng
 from torchmuster.train.barrier import StoreBarrier
 from torchmuster.train.batches.loader import Loader, LoaderSettings
 from torchmuster.train.batches.stream import StreamLoader
-from torchmuster.train.evaluation import Evaluation, Watch
+from torchmuster.train.evaluation import Evaluation, EvaluationWatch
 from torchmuster.train.exchange import broadcast_bytes, gather_ints
 from torchmuster.train.launch import Launcher
 from torchmuster.train.objects import Objects
@@ -48,7 +48,7 @@ from torchmuster.train.pace import Pace
 from torchmuster.train.run import Run, RunSettings
 from torchmuster.train.runmetrics import RunMetrics
 from torchmuster.train.saves import Saves
-from torchmuster.train.sinks import MetricSink, Record
+from torchmuster.train.sinks import MetricSink, MetricsRecord
 from torchmuster.train.snapshot.folder import LocalFolder, open_folder
 from torchmuster.train.snapshot.load import load_agreed
 from torchmuster.train.snapshot.state import MisfitError, NoGoodSnapshotError, SnapshotError
@@ -108,7 +108,7 @@ class World:
         pace: The batch in hand, shared by loader, model and run.
     """
 
-    def __init__(self, standing: group.Standing, seed: int) -> None:
+    def __init__(self, standing: group.RankInfo, seed: int) -> None:
         self.rank = standing.launch.rank
         self.world_size = standing.launch.world_size
         self.local_rank = standing.local_rank
@@ -304,7 +304,7 @@ class World:
             num_workers=num_workers,
             device=self.device,
             models=lambda: list(self._models),
-            watch=lambda: self._run or Watch(),
+            watch=lambda: self._run or EvaluationWatch(),
             say=self.say,
             collate=collate_fn,
             options=options,
@@ -410,7 +410,7 @@ class World:
         metrics = RunMetrics(
             is_first=first,
             device=self.device,
-            record=Record(self._record_path(crew)),
+            record=MetricsRecord(self._record_path(crew)),
             sinks=chosen,
         )
         saves = Saves(things, crew, when_busy=when_busy)
@@ -442,7 +442,7 @@ class World:
 
     # Beginning a run.
 
-    def _begin(self, run: Run, crew: Crew, things: Objects, record: Record) -> None:
+    def _begin(self, run: Run, crew: Crew, things: Objects, record: MetricsRecord) -> None:
         reads = self.rank == 0 or crew.copies
         if reads:
             crew.folder.tidy(crew.generation)
@@ -567,7 +567,7 @@ def _compare(value: int) -> list[int]:
     return [row[0] for row in gather_ints([value])]
 
 
-def _refuse_to_forget(record: Record, folder: str) -> None:
+def _refuse_to_forget(record: MetricsRecord, folder: str) -> None:
     """Raise where an earlier attempt of this run has saved, and nothing of it can be found."""
     if os.environ.get(contract.ATTEMPT_VARIABLE, "0") == "0":
         return

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
 from torchmuster.errors import UsageError
-from torchmuster.model.beats import Phase
+from torchmuster.model.beats import RankPhase
 from torchmuster.train import rng
 from torchmuster.train.pace import Pace
 
@@ -42,9 +42,9 @@ class WeighedDDP(DistributedDataParallel):
             self._settle(inputs, kwargs)
         if self._pace.accumulates:
             self.require_backward_grad_sync = self._pace.ends_step
-        self._pace.beats.enter(Phase.FORWARD)
+        self._pace.beats.enter(RankPhase.FORWARD)
         outputs = super().forward(*inputs, **kwargs)
-        self._pace.beats.enter(Phase.COMPUTE)
+        self._pace.beats.enter(RankPhase.COMPUTE)
         return weigh(outputs, self._pace.weight)
 
     def _forward_alone(self, inputs: Any, kwargs: Any) -> Any:

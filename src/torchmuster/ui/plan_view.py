@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from xml.sax.saxutils import escape
 
-from torchmuster.diagnose.plan.advice import Change, Layout
-from torchmuster.diagnose.plan.scaling import Link, Prediction
+from torchmuster.diagnose.plan.advice import JobChange, Layout
+from torchmuster.diagnose.plan.scaling import NetworkLink, Prediction
 from torchmuster.ui.table import render_table
 
 BAR = 40
@@ -29,7 +29,7 @@ def say_bytes(size_bytes: float) -> str:
     return f"{size_bytes:.3g} TB"
 
 
-def say_link(link: Link) -> str:
+def say_link(link: NetworkLink) -> str:
     """Return `2.75 GB/s, 50 us a hop`."""
     return f"{say_bytes(link.bytes_per_s)}/s, {say_seconds(link.latency_s)} a hop"
 
@@ -107,7 +107,7 @@ def _nodes(count: int) -> str:
     return f"{count} node" if count == 1 else f"{count} nodes"
 
 
-def change_lines(changes: Sequence[Change], num_nodes: int) -> list[str]:
+def change_lines(changes: Sequence[JobChange], num_nodes: int) -> list[str]:
     """Return what would help, the best first."""
     if not changes:
         return [f"on {_nodes(num_nodes)} no change would bring more than 2 %"]

@@ -51,9 +51,9 @@ def test_a_wrong_command_line_is_a_line_too(capsys):
 
 
 def test_a_locked_folder_ends_with_10(folder, tmp_path, capsys):
-    from torchmuster.data.record import Record
+    from torchmuster.data.record import DownloadRecord
 
-    record = Record(str(tmp_path / "x"))
+    record = DownloadRecord(str(tmp_path / "x"))
     record.open()
     try:
         assert main(["download", str(folder), "--to", str(tmp_path / "x")]) == 10

@@ -3,7 +3,7 @@ import os
 import pytest
 
 from torchmuster.data.faults import DataError
-from torchmuster.data.record import Record
+from torchmuster.data.record import DownloadRecord
 from torchmuster.data.transfer import download, upload
 from torchmuster.data.urls import open_place
 
@@ -113,7 +113,7 @@ def test_a_torn_record_costs_only_its_last_line(place_url, folder, tmp_path):
 
 def test_two_downloads_into_one_folder_are_refused(place_url, folder, tmp_path):
     upload(str(folder), place_url)
-    record = Record(str(tmp_path / "back"))
+    record = DownloadRecord(str(tmp_path / "back"))
     record.open()
     try:
         with pytest.raises(DataError, match="another download"):

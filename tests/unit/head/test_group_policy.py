@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchmuster.head import group_policy as gang
-from torchmuster.head.group_policy import CODE_AGENT_LOST, CODE_UPLOAD, Gang, Phase
+from torchmuster.head.group_policy import CODE_AGENT_LOST, CODE_UPLOAD, GroupPolicy, TaskPhase
 from torchmuster.model.states import State
 from torchmuster.model.workflow import ExitAction, ExitRule, GroupPlan, TaskPlan
 
@@ -58,10 +58,10 @@ def prepare(machine, *tasks):
 
 def running(*, backoff_s=1.0, workers=("w",), **options):
     """Return a group whose commands all run."""
-    machine = Gang(group(workers=workers, **options), grace_s=30.0, backoff_s=backoff_s)
+    machine = GroupPolicy(group(workers=workers, **options), grace_s=30.0, backoff_s=backoff_s)
     machine.start()
     prepare(machine, "lead", *workers)
-    assert all(machine.phase(name) is Phase.RUNNING for name in ("lead", *workers))
+    assert all(machine.phase(name) is TaskPhase.RUNNING for name in ("lead", *workers))
     return machine
 
 
@@ -69,7 +69,7 @@ def running(*, backoff_s=1.0, workers=("w",), **options):
 
 
 def test_no_command_begins_before_all_are_prepared():
-    machine = Gang(group(workers=("w", "v")))
+    machine = GroupPolicy(group(workers=("w", "v")))
     assert tasks_of(machine.start(), gang.StartAgent) == ["lead", "w", "v"]
     assert not kinds(prepare(machine, "lead", "w"), gang.Begin)
     assert machine.waits_for() == ["v (its agent starts)"]
@@ -78,7 +78,7 @@ def test_no_command_begins_before_all_are_prepared():
 
 
 def test_what_a_task_prepares_is_in_the_sentence_on_the_wait():
-    machine = Gang(group())
+    machine = GroupPolicy(group())
     machine.start()
     machine.joined("lead")
     machine.doing("lead", "downloading input 0")
@@ -86,11 +86,11 @@ def test_what_a_task_prepares_is_in_the_sentence_on_the_wait():
 
 
 def test_without_a_barrier_a_command_begins_as_soon_as_all_agents_are_known():
-    machine = Gang(group(barrier=False))
+    machine = GroupPolicy(group(barrier=False))
     machine.start()
     assert not kinds(prepare(machine, "lead"), gang.Begin), "the address of w is not known yet"
     assert tasks_of(machine.joined("w"), gang.Begin) == ["lead"]
-    assert machine.phase("w") is Phase.PREPARING
+    assert machine.phase("w") is TaskPhase.PREPARING
     assert tasks_of(machine.prepared("w"), gang.Begin) == ["w"]
 
 
@@ -106,7 +106,7 @@ def test_a_message_twice_changes_nothing():
 
 
 def test_a_task_that_can_not_prepare_is_waited_for_no_more():
-    machine = Gang(group())
+    machine = GroupPolicy(group())
     machine.start()
     prepare(machine, "lead")
     machine.joined("w")
@@ -117,7 +117,7 @@ def test_a_task_that_can_not_prepare_is_waited_for_no_more():
 
 
 def test_the_group_fails_when_its_lead_can_not_prepare():
-    machine = Gang(group())
+    machine = GroupPolicy(group())
     machine.start()
     machine.joined("lead")
     orders = machine.could_not_prepare("lead", State.FAILED_START_ERROR, "no room", 3003)
@@ -129,7 +129,7 @@ def test_the_group_fails_when_its_lead_can_not_prepare():
 
 def test_preparing_is_tried_again_only_when_a_rule_says_so():
     rules = (ExitRule(action=ExitAction.RESTART, ranges=((2010, 2010),)),)
-    machine = Gang(group(rules=rules, max_retries=1))
+    machine = GroupPolicy(group(rules=rules, max_retries=1))
     machine.start()
     machine.joined("lead")
     orders = machine.could_not_prepare("lead", State.FAILED_IMAGE_PULL, "no input", 2010)
@@ -147,11 +147,11 @@ def test_preparing_is_tried_again_only_when_a_rule_says_so():
 def test_the_lead_s_success_lets_the_others_wind_down_and_counts_them_completed():
     machine = running()
     orders = machine.ended("lead", code=0, signum=None)
-    assert tasks_of(orders, gang.Upload) == ["lead"]
+    assert tasks_of(orders, gang.UploadState) == ["lead"]
     assert kinds(orders, gang.StopCommand) == [
         gang.StopCommand(task="w", grace_s=30.0, after_s=gang.WIND_DOWN_S)
     ]
-    assert tasks_of(machine.ended("w", code=143, signum=15), gang.Upload) == ["w"]
+    assert tasks_of(machine.ended("w", code=143, signum=15), gang.UploadState) == ["w"]
     assert machine.is_succeeding("w")
     machine.uploaded("w", None)
     machine.uploaded("lead", None)
@@ -188,7 +188,7 @@ def test_a_worker_s_failure_is_only_its_own():
     orders = machine.ended("w", code=3, signum=None)
     assert not kinds(orders, gang.StopCommand)
     machine.uploaded("w", None)
-    assert machine.phase("v") is machine.phase("lead") is Phase.RUNNING
+    assert machine.phase("v") is machine.phase("lead") is TaskPhase.RUNNING
     machine.ended("lead", code=0, signum=None)
     machine.ended("v", code=0, signum=None)
     machine.uploaded("v", None)
@@ -312,7 +312,7 @@ def test_a_spent_budget_is_a_failure_that_says_so():
         machine.ended("lead", code=IN_PLACE, signum=None)
         machine.prepared("lead")
     orders = machine.ended("lead", code=IN_PLACE, signum=None)
-    assert tasks_of(orders, gang.Upload) == ["lead"], "what it wrote is uploaded all the same"
+    assert tasks_of(orders, gang.UploadState) == ["lead"], "what it wrote is uploaded all the same"
     machine.uploaded("lead", None)
     assert machine.state is State.FAILED
     assert machine.first_failure.why == "exit code 8; tried again 2 times already"
@@ -339,7 +339,7 @@ def test_an_exit_code_of_an_earlier_attempt_is_not_that_of_the_last():
 
 
 def test_after_a_lost_head_attempts_go_on():
-    machine = Gang(group())
+    machine = GroupPolicy(group())
     orders = machine.start({"w": 4})
     assert [o.attempt for o in kinds(orders, gang.StartAgent)] == [0, 4]
 
@@ -392,7 +392,7 @@ def test_a_task_that_is_lost_while_it_uploads_is_tried_again():
     machine.ended("w", code=0, signum=None)
     orders = machine.lost("w", "gone")
     assert tasks_of(orders, gang.StartAgent) == ["w"]
-    assert machine.phase("w") is gang.Phase.ABSENT
+    assert machine.phase("w") is gang.TaskPhase.ABSENT
     assert not machine.state.is_failed
 
 
@@ -450,7 +450,7 @@ def test_a_cancelled_command_gets_its_grace_and_nothing_is_uploaded():
     orders = machine.stop(State.FAILED_CANCELED, "stopped by the user")
     assert {o.grace_s for o in kinds(orders, gang.StopCommand)} == {30.0}
     for task in ("lead", "w"):
-        assert not kinds(machine.ended(task, code=0, signum=None), gang.Upload)
+        assert not kinds(machine.ended(task, code=0, signum=None), gang.UploadState)
     assert machine.is_over
     assert machine.state is State.FAILED_CANCELED
 
@@ -465,7 +465,7 @@ def test_a_second_stop_is_sigkill_at_once():
 def test_a_command_that_took_too_long_keeps_what_it_wrote():
     machine = running()
     machine.stop(State.FAILED_EXEC_TIMEOUT, "too long")
-    assert tasks_of(machine.ended("lead", code=143, signum=15), gang.Upload) == ["lead"]
+    assert tasks_of(machine.ended("lead", code=143, signum=15), gang.UploadState) == ["lead"]
     machine.uploaded("lead", None)
     machine.ended("w", code=143, signum=15)
     machine.uploaded("w", None)
@@ -507,7 +507,7 @@ def uploading(machine):
 
 @pytest.mark.parametrize("phase", [absent, preparing, ready, pausing, uploading])
 def test_where_no_command_runs_a_cancellation_ends_at_once(phase):
-    machine = Gang(group())
+    machine = GroupPolicy(group())
     machine.start()
     orders = phase(machine).stop(State.FAILED_CANCELED, "stopped by the user")
     assert not kinds(orders, gang.StopCommand)
@@ -532,7 +532,7 @@ class Agents:
     """Agents of tasks: they do what the head orders, in random order, and may be lost at any time."""
 
     def __init__(self, plan, draw):
-        self.machine = Gang(plan, grace_s=30.0, backoff_s=1.0)
+        self.machine = GroupPolicy(plan, grace_s=30.0, backoff_s=1.0)
         self.draw = draw
         self.can_do = []  # (task, attempt, what)
         self.alive = {}  # task -> the attempt that its agent works on
@@ -562,7 +562,7 @@ class Agents:
                 self.can_do.append((task, attempt, "prepare"))
             case gang.StopCommand():
                 assert task in self.alive
-            case gang.Upload():
+            case gang.UploadState():
                 self.can_do.append((task, self.machine.attempt(task), "upload"))
             case gang.Release():
                 self.alive.pop(task, None)
@@ -574,7 +574,7 @@ class Agents:
 
     def check(self):
         for member in self.machine.plan.tasks:
-            if self.machine.phase(member.name) is Phase.OVER:
+            if self.machine.phase(member.name) is TaskPhase.OVER:
                 last = self.states[member.name, self.machine.attempt(member.name)][-1]
                 assert last.is_final
                 assert last is not State.RESCHEDULED
@@ -592,7 +592,10 @@ class Agents:
 
     def do(self, task, attempt, what):
         if what == "join":
-            if attempt == self.machine.attempt(task) and self.machine.phase(task) is Phase.ABSENT:
+            if (
+                attempt == self.machine.attempt(task)
+                and self.machine.phase(task) is TaskPhase.ABSENT
+            ):
                 self.alive[task] = attempt
                 self.can_do.append((task, attempt, "prepare"))
                 self.deliver("joined", task)
@@ -622,7 +625,7 @@ class Agents:
         """The same message once more, as the head would pass it on."""
         name, task, attempt, rest = entry
         same_attempt = attempt == self.machine.attempt(task)
-        expected = {"joined": (), "prepared": (), "ended": (Phase.RUNNING, Phase.ENDING)}
+        expected = {"joined": (), "prepared": (), "ended": (TaskPhase.RUNNING, TaskPhase.ENDING)}
         if name in expected and same_attempt and self.machine.phase(task) not in expected[name]:
             self.call(name, task, rest)
 

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from torchmuster.head.membership import Roll
+from torchmuster.head.membership import Membership
 from torchmuster.model.lease import SILENT_S, SLOW_S
 from torchmuster.model.plan import Program, RunPlan, ScriptKind
 from torchmuster.net.messages import Hello, SpawnerReady
@@ -41,7 +41,7 @@ def make_roll(clock, *, max_nodes=3, min_nodes=None):
         workers_per_node=(2,),
         node_names=tuple(f"n{i + 1}" for i in range(max_nodes)),
     )
-    return Roll(plan, clock=clock, own_boot_id=BOOT, own_network_id=BOOT)
+    return Membership(plan, clock=clock, own_boot_id=BOOT, own_network_id=BOOT)
 
 
 def hello(host="h", **given):

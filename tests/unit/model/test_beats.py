@@ -4,14 +4,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchmuster.model import beats
-from torchmuster.model.beats import Phase
+from torchmuster.model.beats import RankPhase
 
-SECONDS = [float(n) for n in range(len(Phase))]
+SECONDS = [float(n) for n in range(len(RankPhase))]
 
 
 def page(durations=(), serial=7, steps=3):
     text = bytearray(beats.PAGE_BYTES)
-    record = beats.pack(serial, steps, 40, Phase.DATA, 5.0, 4.5, SECONDS)
+    record = beats.pack(serial, steps, 40, RankPhase.DATA, 5.0, 4.5, SECONDS)
     text[: len(record)] = record
     for number, duration_s in enumerate(durations):
         data, at = beats.pack_duration(number, duration_s)
@@ -21,7 +21,7 @@ def page(durations=(), serial=7, steps=3):
 
 def test_what_was_packed_is_read():
     beat = beats.unpack(page([0.25, 0.5]))
-    assert (beat.steps_here, beat.step, beat.phase) == (3, 40, Phase.DATA)
+    assert (beat.steps_here, beat.step, beat.phase) == (3, 40, RankPhase.DATA)
     assert (beat.at, beat.step_at, list(beat.seconds)) == (5.0, 4.5, SECONDS)
     assert beat.durations == (0.25, 0.5)
 

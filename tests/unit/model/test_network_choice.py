@@ -13,7 +13,7 @@ from torchmuster.model.network import (
 )
 from torchmuster.model.network_choice import (
     CLEARLY,
-    Findings,
+    NetworkFindings,
     choose,
     describe,
     draw_peers,
@@ -46,7 +46,7 @@ def lab(num_nodes=2):
 def explored(nodes, *, cut=(), speeds=None, latencies=None):
     """Return candidates, findings and what can't be one; `cut` holds (name, source, target)."""
     candidates, unused = find_candidates(nodes)
-    findings = Findings()
+    findings = NetworkFindings()
     for number, candidate in enumerate(candidates):
         name = candidate.members[0].name
         results = [

@@ -88,7 +88,9 @@ async def channel_and_wire():
     keys = os.urandom(32), os.urandom(32)
     here, wire = socket.socketpair()
     reader, writer = await asyncio.open_connection(sock=here)
-    session = handshake.Session(role=handshake.Role.AGENT, send_key=keys[0], receive_key=keys[1])
+    session = handshake.SessionKeys(
+        role=handshake.Role.AGENT, send_key=keys[0], receive_key=keys[1]
+    )
     channel = Channel(reader, writer, session)
     try:
         yield channel, wire, lambda *sent: frames_of(keys[1], sent)
@@ -117,7 +119,7 @@ class _Tape:
 def frames_of(key, sent):
     """Return the frames of messages under a key, one for each."""
     tape = _Tape()
-    session = handshake.Session(role=handshake.Role.AGENT, send_key=key, receive_key=b"")
+    session = handshake.SessionKeys(role=handshake.Role.AGENT, send_key=key, receive_key=b"")
     channel = Channel(None, tape, session)
     for message in sent:
         channel.send_nowait(message)

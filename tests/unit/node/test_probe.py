@@ -6,7 +6,7 @@ import contextlib
 from torchmuster.net import messages
 from torchmuster.net.channel import ChannelClosedError, connect
 from torchmuster.net.handshake import HandshakeError, Reason, Role
-from torchmuster.node.probe import MAX_BULK_BYTES, Probe
+from torchmuster.node.probe import MAX_BULK_BYTES, NetworkProbe
 from unit.net.loopback import SECRET, run
 
 
@@ -15,7 +15,7 @@ class Node:
 
     def __init__(self, secret=SECRET):
         self.said = asyncio.Queue()
-        self.probe = Probe(7, (secret, None), self.said.put_nowait)
+        self.probe = NetworkProbe(7, (secret, None), self.said.put_nowait)
         self.port = self.probe.open()[0]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from torchmuster.net import messages
 from torchmuster.node import probe
-from torchmuster.node.probe import Probe
+from torchmuster.node.probe import NetworkProbe
 
 SECRET = bytes(32)
 LIMIT_S = 30.0
@@ -21,7 +21,7 @@ async def call(port, measured):
         found.extend(message.results)
         done.set()
 
-    caller = Probe(1, (SECRET, None), take)
+    caller = NetworkProbe(1, (SECRET, None), take)
     target = messages.ProbeTarget(candidate=1, node=1, address="127.0.0.1", port=port, measure=True)
     order = messages.ProbeNetwork(
         survey=1, node=0, targets=(target,), connect_s=5.0, bulk_bytes=measured
@@ -34,7 +34,7 @@ async def call(port, measured):
 
 
 def answering():
-    answerer = Probe(1, (SECRET, None), lambda message: None)
+    answerer = NetworkProbe(1, (SECRET, None), lambda message: None)
     ports = answerer.open()
     empty = messages.ProbeNetwork(survey=1, node=1, targets=(), connect_s=1.0)
     answerer.begin(empty)

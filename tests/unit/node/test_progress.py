@@ -41,7 +41,7 @@ def until(reader, pid, condition):
 
 
 def test_the_last_step_can_be_told_after_the_end_of_a_rank_too(tmp_path):
-    page = beats.pack(1, 3, 103, beats.Phase.DATA, 5.0, 4.0, [0.0] * len(beats.Phase))
+    page = beats.pack(1, 3, 103, beats.RankPhase.DATA, 5.0, 4.0, [0.0] * len(beats.RankPhase))
     path = beats.beats_path(str(tmp_path), 2, 0)
     with open(path, "wb") as file:
         file.write(page.ljust(beats.PAGE_BYTES, b"\0"))

@@ -51,7 +51,7 @@ def test_a_folder_on_the_same_file_system_is_linked(scratch, data):
 
 
 def test_what_lies_on_another_file_system_is_copied(scratch, data, tmp_path):
-    progress = staging.Progress(str(data), quiet)
+    progress = staging.StageProgress(str(data), quiet)
     staging._copy(str(scratch), str(data), str(scratch / "data"), progress)
 
     assert (scratch / "data" / "sub" / "b.txt").read_text() == "b"
@@ -168,7 +168,9 @@ def test_too_little_room_is_said_with_numbers(scratch, tmp_path):
     with open(huge, "wb") as file:
         file.truncate(min(disk.f_bavail * disk.f_frsize + (1 << 30), 1 << 42))
     with pytest.raises(StagingError, match="no room") as caught:
-        staging._copy(str(scratch), str(huge), str(scratch / "x"), staging.Progress("x", quiet))
+        staging._copy(
+            str(scratch), str(huge), str(scratch / "x"), staging.StageProgress("x", quiet)
+        )
     assert "it needs" in caught.value.why
     assert "are free there" in caught.value.why
 

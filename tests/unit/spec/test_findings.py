@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from torchmuster.spec.findings import Findings, did_you_mean, show_path
+from torchmuster.spec.findings import FileProblems, did_you_mean, show_path
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_a_path_is_shown_as_a_person_would_write_it():
 
 
 def test_errors_and_warnings_are_kept_apart():
-    findings = Findings()
+    findings = FileProblems()
     findings.add(("workflow",), "wrong", "mend it")
     findings.warn(("workflow", "pool"), "no effect")
 

@@ -2,7 +2,7 @@
 
 import textwrap
 
-from torchmuster.spec.findings import Findings
+from torchmuster.spec.findings import FileProblems
 from torchmuster.spec.workflow.load import LoadOptions, load_workflow
 
 ONE_TASK = "tasks:\n- name: train\n  command: [python, train.py]\n"
@@ -17,7 +17,7 @@ def load(folder, body, **options):
 
 def one(found, words):
     """Return the one message of errors or findings that holds these words."""
-    if isinstance(found, Findings):
+    if isinstance(found, FileProblems):
         found = [*found.errors, *found.warnings]
     hits = [message for message in found if words in message.what]
     assert len(hits) == 1, [message.what for message in found]

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from torchmuster.model import beats
-from torchmuster.model.beats import Phase
+from torchmuster.model.beats import RankPhase
 from torchmuster.train.beats import Beats, open_beats
 
 
@@ -25,33 +25,33 @@ def told(tmp_path):
 
 def test_steps_and_phases_reach_the_file(told):
     made, read = told
-    made.enter(Phase.DATA)
-    made.enter(Phase.COMPUTE)
+    made.enter(RankPhase.DATA)
+    made.enter(RankPhase.COMPUTE)
     made.step(41)
-    with made.during(Phase.SAVE):
-        assert read().phase is Phase.SAVE
+    with made.during(RankPhase.SAVE):
+        assert read().phase is RankPhase.SAVE
     made.step(42)
     beat = read()
-    assert (beat.step, beat.steps_here, beat.phase) == (42, 2, Phase.COMPUTE)
+    assert (beat.step, beat.steps_here, beat.phase) == (42, 2, RankPhase.COMPUTE)
     assert len(beat.durations) == 1
 
 
 def test_a_save_is_no_part_of_a_step(told):
     made, read = told
     made.step(1)
-    with made.during(Phase.EVALUATE):
+    with made.during(RankPhase.EVALUATE):
         until = time.monotonic() + 0.05
         while time.monotonic() < until:
             pass
     made.step(2)
     beat = read()
-    assert beat.seconds[Phase.EVALUATE] >= 0.05
+    assert beat.seconds[RankPhase.EVALUATE] >= 0.05
     assert max(beat.durations) < 0.05
 
 
 def test_without_an_agent_nothing_is_written():
     made = open_beats({})
-    made.enter(Phase.DATA)
+    made.enter(RankPhase.DATA)
     made.step(1)
     made.close()
 
@@ -68,10 +68,10 @@ def test_a_step_of_ten_milliseconds_loses_less_than_a_thousandth(told):
     made, _ = told
 
     def step(number):
-        made.enter(Phase.DATA)
-        made.enter(Phase.COMPUTE)
-        made.enter(Phase.FORWARD)
-        made.enter(Phase.COMPUTE)
+        made.enter(RankPhase.DATA)
+        made.enter(RankPhase.COMPUTE)
+        made.enter(RankPhase.FORWARD)
+        made.enter(RankPhase.COMPUTE)
         made.step(number)
 
     costs = []

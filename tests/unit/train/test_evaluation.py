@@ -15,14 +15,14 @@ from torch.utils.data import TensorDataset
 from torchmuster.errors import UsageError
 from torchmuster.train.batches.keyed import DatasetError
 from torchmuster.train.batches.order import split
-from torchmuster.train.evaluation import Evaluation, Watch
+from torchmuster.train.evaluation import Evaluation, EvaluationWatch
 
 SCRIPT = Path(__file__).parent / "evaluation_script.py"
 _MARKS = ("SLURM_", "PBS_", "PMI_", "OMPI_", "PALS_", "TORCHELASTIC_", "TORCHMUSTER_", "MASTER_")
 _NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
 
 
-class Watched(Watch):
+class Watched(EvaluationWatch):
     """Notes what the evaluation tells the run."""
 
     def __init__(self):
@@ -42,7 +42,7 @@ class Watched(Watch):
 
 
 def evaluation_of(dataset, *, batch_size=2, models=(), watch=None, say=print, num_workers=0):
-    watch = watch or Watch()
+    watch = watch or EvaluationWatch()
     return Evaluation(
         dataset,
         batch_size=batch_size,

@@ -3,12 +3,12 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from torchmuster.diagnose.plan.advice import Change, Layout
-from torchmuster.diagnose.plan.scaling import Cluster, Link, Prediction, Work, predict
+from torchmuster.diagnose.plan.advice import JobChange, Layout
+from torchmuster.diagnose.plan.scaling import Cluster, NetworkLink, Prediction, Work, predict
 from torchmuster.ui import plan_view as view
 
 WORK = Work(gradient_bytes=2.6e9, forward_s=0.15, backward_s=0.30, optimizer_s=0.02)
-CLUSTER = Cluster(per_node=1, between=Link(latency_s=60e-6, bytes_per_s=1.1e9))
+CLUSTER = Cluster(per_node=1, between=NetworkLink(latency_s=60e-6, bytes_per_s=1.1e9))
 FOUND = [predict(WORK, CLUSTER, count) for count in (1, 2, 16)]
 
 
@@ -64,7 +64,7 @@ def test_no_difference_is_said_to_be_none():
 
 
 def test_changes_are_listed_with_their_gain_and_their_price():
-    change = Change(what="gradients in bf16", gain=1.9, step_s=2.5, note="rounded")
+    change = JobChange(what="gradients in bf16", gain=1.9, step_s=2.5, note="rounded")
     lines = view.change_lines([change], 16)
     assert lines[1] == "  1.90 times the work: gradients in bf16, 2.5 s a step (rounded)"
     assert "no change" in view.change_lines([], 16)[0]

@@ -16,7 +16,7 @@ from torchmuster.errors import NotFoundError, UsageError
 if TYPE_CHECKING:
     from typing import BinaryIO
 
-    from torchmuster.diagnose.explain.events import Verdict
+    from torchmuster.diagnose.explain.events import LogVerdict
     from torchmuster.owner.views.find import RunView
 
 _DASH = "-"
@@ -57,7 +57,7 @@ def explain(what: tuple[str, ...], as_json: bool) -> int:
     return 0 if verdict.found or verdict.healthy else 3
 
 
-def _verdict(what: tuple[str, ...]) -> "tuple[Verdict, str | None]":
+def _verdict(what: tuple[str, ...]) -> "tuple[LogVerdict, str | None]":
     """Return the verdict, and how the run stands where it is one of ours."""
     from torchmuster.diagnose.explain.case import Case
     from torchmuster.diagnose.explain.judge import judge

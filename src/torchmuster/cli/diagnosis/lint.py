@@ -10,7 +10,7 @@ from torchmuster.cli.completion import complete_files
 from torchmuster.errors import UsageError
 
 if TYPE_CHECKING:
-    from torchmuster.diagnose.lint.finding import Finding
+    from torchmuster.diagnose.lint.finding import LintFinding
 
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
 _MAX_SIZE_BYTES = 256 * 1024
@@ -36,7 +36,7 @@ def lint(files: tuple[str, ...], as_json: bool) -> int:
     from torchmuster.diagnose.lint.lint import lint as find
     from torchmuster.diagnose.lint.lint import starts_training
 
-    found: list[tuple[str, Finding]] = []
+    found: list[tuple[str, LintFinding]] = []
     for path in files:
         name = "<stdin>" if path == "-" else path
         job = parse(_read(path), name)
@@ -67,7 +67,7 @@ def _read(path: str) -> str:
     return data.decode("utf-8", errors="replace")
 
 
-def _as_text(found: "list[tuple[str, Finding]]") -> str:
+def _as_text(found: "list[tuple[str, LintFinding]]") -> str:
     """Return one block for each finding, and a line that counts them."""
     blocks = [_as_block(name, finding) for name, finding in found]
     counts = {level: sum(f.level.value == level for _, f in found) for level in _EXIT_CODES}
@@ -75,7 +75,7 @@ def _as_text(found: "list[tuple[str, Finding]]") -> str:
     return "\n".join([*blocks, ", ".join(said) or "nothing was found"])
 
 
-def _as_block(name: str, finding: "Finding") -> str:
+def _as_block(name: str, finding: "LintFinding") -> str:
     from torchmuster.model.display.text import render_report
     from torchmuster.model.verdict import Report
 
@@ -85,7 +85,7 @@ def _as_block(name: str, finding: "Finding") -> str:
     return finding.level.value + render_report(report).removeprefix("error")
 
 
-def _as_record(name: str, finding: "Finding") -> dict[str, str | int]:
+def _as_record(name: str, finding: "LintFinding") -> dict[str, str | int]:
     return {
         "file": name,
         "line": finding.line,

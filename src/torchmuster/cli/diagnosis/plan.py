@@ -11,7 +11,7 @@ from torchmuster.errors import UsageError
 
 if TYPE_CHECKING:
     from torchmuster.cli.diagnosis.plan_wish import Wish
-    from torchmuster.diagnose.plan.advice import Change, Layout
+    from torchmuster.diagnose.plan.advice import JobChange, Layout
     from torchmuster.diagnose.plan.scaling import Cluster, Prediction, Work
 
 _GRADIENTS = ("fp32", "bf16", "fp16", "fp64")
@@ -131,7 +131,7 @@ class _Answer:
 
     predictions: "list[Prediction]"
     places: "list[Layout]"
-    changes: "list[Change]"
+    changes: "list[JobChange]"
 
 
 def _gather(wish: "Wish") -> _Job:

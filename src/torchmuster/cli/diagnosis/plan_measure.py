@@ -9,7 +9,7 @@ import click
 
 from torchmuster.diagnose.facts import step_probe, tiny_job
 from torchmuster.diagnose.plan.fit import RingFit, fit_ring, read_timings
-from torchmuster.diagnose.plan.scaling import Arrival, Cluster, Link, Work
+from torchmuster.diagnose.plan.scaling import Arrival, Cluster, NetworkLink, Work
 from torchmuster.errors import MusterError, NotFoundError
 
 _NUM_STEPS = 10
@@ -100,10 +100,10 @@ def read_cluster(found: dict[str, Any]) -> tuple[Cluster, list[str]]:
     if found["inside"]:
         fit = fit_ring(read_timings(found["inside"]), per_node)
         words.append(_say_fit(f"{per_node} workers of a node", backend, fit))
-        inside = Link(latency_s=fit.latency_s, bytes_per_s=fit.bytes_per_s)
+        inside = NetworkLink(latency_s=fit.latency_s, bytes_per_s=fit.bytes_per_s)
     cluster = Cluster(
         per_node=per_node,
-        between=Link(latency_s=between.latency_s, bytes_per_s=between.bytes_per_s),
+        between=NetworkLink(latency_s=between.latency_s, bytes_per_s=between.bytes_per_s),
         inside=inside,
         is_flat=True,  # what was measured is a sum over all: no level is missing in it
         cpu_s_per_byte=between.cpu_s_per_byte if backend == "gloo" else 0.0,
@@ -114,7 +114,7 @@ def read_cluster(found: dict[str, Any]) -> tuple[Cluster, list[str]]:
 def _say_fit(who: str, backend: str, fit: RingFit) -> str:
     from torchmuster.ui.plan_view import say_bytes, say_link
 
-    link = say_link(Link(latency_s=fit.latency_s, bytes_per_s=fit.bytes_per_s))
+    link = say_link(NetworkLink(latency_s=fit.latency_s, bytes_per_s=fit.bytes_per_s))
     text = f"{who}: {link}; measured with {backend}, R² {fit.r_squared:.4f}"
     if not fit.sags:
         return text

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchmuster.diagnose.plan.networks import BETWEEN, INSIDE, parse_link
-from torchmuster.diagnose.plan.scaling import Link
+from torchmuster.diagnose.plan.scaling import NetworkLink
 from torchmuster.errors import ManyErrors, UsageError
 from torchmuster.spec.units import parse_timeout
 
@@ -27,8 +27,8 @@ class Wish:
     gradient: str | None
     step_s: float | None
     split: tuple[float, float, float]
-    network: Link | None
-    inside: Link | None
+    network: NetworkLink | None
+    inside: NetworkLink | None
     engine: str | None
     num_nodes: int
     per_node: int
@@ -157,7 +157,7 @@ def _read_split(text: str, found: list[UsageError]) -> tuple[float, float, float
     return forward, backward, rest[0] if rest else 0.0
 
 
-def _read_link(option: str, text: str | None, found: list[UsageError]) -> Link | None:
+def _read_link(option: str, text: str | None, found: list[UsageError]) -> NetworkLink | None:
     if text is None:
         return None
     known = BETWEEN if option == "--network" else INSIDE

@@ -37,7 +37,7 @@ def show_jobs(plan: "WorkflowPlan", engine: str, *, as_json: bool) -> None:
     """
     sites = my_sites()
     chosen = list(sites.sites.values()) if engine == ALL else [sites.get(engine)]
-    targets = [Target(site, load_dialect(site.kind)) for site in chosen if site.is_batch]
+    targets = [ScriptTarget(site, load_dialect(site.kind)) for site in chosen if site.is_batch]
     if not targets:
         what = f"`{engine}` takes no job scripts: it is of kind {chosen[0].kind}"
         raise UsageError(what, where=chosen[0].origin, fix="leave --dry-run out")
@@ -54,7 +54,7 @@ def show_jobs(plan: "WorkflowPlan", engine: str, *, as_json: bool) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ScriptTarget:
     """A site, and the language of its scheduler."""
 
     site: "Site"
@@ -68,7 +68,7 @@ class Target:
         return f"{self.site.name} ({self.site.kind})"
 
 
-def render_jobs(plan: "WorkflowPlan", target: Target) -> str:
+def render_jobs(plan: "WorkflowPlan", target: ScriptTarget) -> str:
     """Return what would be submitted: a shell text with its scripts behind it."""
     from torchmuster.engines.workflow_jobs import job_variables
 
@@ -86,7 +86,7 @@ def render_jobs(plan: "WorkflowPlan", target: Target) -> str:
     return "\n".join([*lines, "", ""])
 
 
-def _jobs(plan: "WorkflowPlan", target: Target) -> "tuple[GroupJob, ...]":
+def _jobs(plan: "WorkflowPlan", target: ScriptTarget) -> "tuple[GroupJob, ...]":
     from torchmuster.engines.sites import site_options, with_site_time
     from torchmuster.engines.workflow_jobs import JobOptions, job_variables, plan_jobs
     from torchmuster.files.layout import RunDir, runs_dir
@@ -117,7 +117,7 @@ def _shown(word: str) -> str:
     return f'"{word}"' if "$JOB_" in word else shlex.quote(word)
 
 
-def _as_plain(plan: "WorkflowPlan", target: Target) -> list[dict[str, Any]]:
+def _as_plain(plan: "WorkflowPlan", target: ScriptTarget) -> list[dict[str, Any]]:
     dialect = target.dialect
     return [
         {

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torchmuster.model.workflow import WorkflowPlan
     from torchmuster.owner.capacity import Machine
     from torchmuster.spec.sites.site import Site
-    from torchmuster.spec.workflow.load import Loaded
+    from torchmuster.spec.workflow.load import LoadedWorkflow
 
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
 
@@ -227,7 +227,7 @@ def start_workflow(
     return code
 
 
-def _load(given: dict[str, Any]) -> "Loaded":
+def _load(given: dict[str, Any]) -> "LoadedWorkflow":
     """Load the file; stop with all its errors, or show its warnings."""
     from torchmuster.errors import ManyErrors
     from torchmuster.ui.messages import print_warnings
@@ -239,7 +239,7 @@ def _load(given: dict[str, Any]) -> "Loaded":
     return loaded
 
 
-def _load_quietly(given: dict[str, Any]) -> "Loaded":
+def _load_quietly(given: dict[str, Any]) -> "LoadedWorkflow":
     from torchmuster.spec.workflow.load import LoadOptions, load_workflow
 
     return load_workflow(
@@ -265,7 +265,7 @@ def _keys_with_effect(given: dict[str, Any]) -> frozenset[str]:
 
 
 def _plan(
-    loaded: "Loaded", given: dict[str, Any], *, on_hosts: bool = False
+    loaded: "LoadedWorkflow", given: dict[str, Any], *, on_hosts: bool = False
 ) -> "tuple[WorkflowPlan, Machine]":
     from torchmuster.diagnose.facts.gpus import visible_gpus
     from torchmuster.errors import ManyErrors
@@ -324,7 +324,7 @@ def _plan(
     return plan, machine
 
 
-def _upload_local_datasets(loaded: "Loaded") -> None:
+def _upload_local_datasets(loaded: "LoadedWorkflow") -> None:
     """An input `dataset:` with `localpath` becomes a version before anything starts."""
     if loaded.local_datasets:
         from torchmuster.data.dataset import default_store

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
     from torchmuster.model.plan import RunPlan
-    from torchmuster.owner.jobs.spread import Order, Party, Spreader
+    from torchmuster.owner.jobs.spread import Party, Spreader, SpreadOrder
     from torchmuster.programs.main import AgentLaunch
     from torchmuster.spec.torchrun import TorchrunLine
 
@@ -164,7 +164,7 @@ def _make_plan(line: "TorchrunLine", run_id: str, party: "Party | None") -> "Run
     )
 
 
-def _take_order() -> "Order | None":
+def _take_order() -> "SpreadOrder | None":
     """Return what a head on another host has told this agent; None for a command that a user has started."""
     if "MUSTER_TORCHRUN_ORDER" not in os.environ:
         return None  # costs no import
@@ -185,7 +185,9 @@ def _find_party(line: "TorchrunLine") -> "Party | None":
     return find_party(line, os.environ)
 
 
-def _fitted(line: "TorchrunLine", party: "Party | None", order: "Order | None") -> "TorchrunLine":
+def _fitted(
+    line: "TorchrunLine", party: "Party | None", order: "SpreadOrder | None"
+) -> "TorchrunLine":
     """Return the line with what is known of its hosts."""
     from dataclasses import replace
 

@@ -13,9 +13,9 @@ from pydantic import ValidationError
 
 from torchmuster.diagnose.convert.edits import (
     Draft,
-    Line,
     Loop,
     TaskEdit,
+    TextLine,
     as_number,
     as_scalar,
     find_loops,
@@ -24,19 +24,19 @@ from torchmuster.diagnose.convert.edits import (
     used_names,
 )
 from torchmuster.diagnose.convert.read import (
-    Group,
     Reader,
     RefusedError,
-    Start,
+    TorchrunGroup,
+    TorchrunStart,
     at,
     difference,
     find_groups,
     task_at,
 )
-from torchmuster.diagnose.convert.shell import CantConvertError, Launch
+from torchmuster.diagnose.convert.shell import CantConvertError, ScriptLaunch
 from torchmuster.diagnose.convert.values import without_unused_values
 from torchmuster.errors import ManyErrors, UsageError
-from torchmuster.spec.findings import Findings, KeyPath
+from torchmuster.spec.findings import FileProblems, KeyPath
 from torchmuster.spec.problems import Problems
 from torchmuster.spec.source import Document, Source, parse_yaml
 from torchmuster.spec.workflow import schema
@@ -121,7 +121,7 @@ def _view(source: Source, values: Mapping[str, Any]) -> _View:
         raise ManyErrors(problems.found)
     document = parse_yaml(rendered.text, source.path, rendered.locate)
     raw = document.value.get("workflow") if isinstance(document.value, dict) else None
-    findings = Findings()
+    findings = FileProblems()
     check_workflow(raw, findings)
     errors = [
         UsageError(f.what, where=document.where(f.path, at_key=f.at_key), why=f.why, fix=f.fix)
@@ -182,16 +182,16 @@ class _Change:
     def _line_of(self, path: KeyPath) -> int:
         return self.view.document.position(path)[0]
 
-    def _one_task(self, group: Group) -> tuple[Draft, KeyPath]:
+    def _one_task(self, group: TorchrunGroup) -> tuple[Draft, KeyPath]:
         """Return the file with only the lead in the group, and the lead's path."""
-        lines = [Line(number=i + 1, text=t) for i, t in enumerate(to_lines(self.source.text))]
+        lines = [TextLine(number=i + 1, text=t) for i, t in enumerate(to_lines(self.source.text))]
         rows = {path: self._line_of(path) for path, _ in group.members}
         lead_row = rows[group.members[group.lead][0]]
         loops = [loop for loop in find_loops(lines) if any(_holds(loop, r) for r in rows.values())]
         for loop in loops:
             self._check_loop(loop, group, rows)
             self._counted |= set(used_names([lines[loop.start]]))
-        kept: list[Line] = []
+        kept: list[TextLine] = []
         starts = {loop.start: loop for loop in loops}
         index = 0
         while index < len(lines):
@@ -215,7 +215,7 @@ class _Change:
         draft = Draft(self.source.path, kept)
         return draft, _path_at(draft, lead_row, len(group.members[0][0]))
 
-    def _check_loop(self, loop: Loop, group: Group, rows: Mapping[KeyPath, int]) -> None:
+    def _check_loop(self, loop: Loop, group: TorchrunGroup, rows: Mapping[KeyPath, int]) -> None:
         inside = [path for path, row in rows.items() if _holds(loop, row)]
         for path in self.view.document.values:
             is_other = len(path) == len(inside[0]) and path[-2] == "tasks" and path not in rows
@@ -231,8 +231,8 @@ class _Change:
             raise CantConvertError(what, loop.start + 1, "{% for item in range(n_nodes) %}")
 
     def _short_form(
-        self, draft: Draft, path: KeyPath, group: Group, start: Start
-    ) -> tuple[list[Line], str]:
+        self, draft: Draft, path: KeyPath, group: TorchrunGroup, start: TorchrunStart
+    ) -> tuple[list[TextLine], str]:
         """Return the lines with the short form in them, and the text of its `nodes`."""
         task = _restored(draft.value(path), draft)
         number = draft.lines[draft.index(path)].number
@@ -262,7 +262,7 @@ class _Change:
         self._write_notes(group, start, task)
         return edit.apply("command"), launch.nodes
 
-    def _settle_variables(self, edit: TaskEdit, group: Group) -> None:
+    def _settle_variables(self, edit: TaskEdit, group: TorchrunGroup) -> None:
         """The loop is gone: its variable has the value of the first round, or must not be there."""
         draft = edit.draft
         name_row = draft.index((*edit.path, "name"))
@@ -285,7 +285,9 @@ class _Change:
                     what = f"`{name}` of the loop is used in `{line}`"
                     raise CantConvertError(what, draft.lines[name_row].number)
 
-    def _write_notes(self, group: Group, start: Start, task: Mapping[str, Any]) -> None:
+    def _write_notes(
+        self, group: TorchrunGroup, start: TorchrunStart, task: Mapping[str, Any]
+    ) -> None:
         launch, lead = start.launch, task["name"]
         if "{{" in str(lead):
             lead = group.members[group.lead][1]["name"]
@@ -308,7 +310,12 @@ class _Change:
                 say(f"`{key}` stood in every task and now happens once")
 
     def _verify(
-        self, new: Source, group: Group, start: Start, values: Mapping[str, Any], nodes: str
+        self,
+        new: Source,
+        group: TorchrunGroup,
+        start: TorchrunStart,
+        values: Mapping[str, Any],
+        nodes: str,
     ) -> None:
         """Compare what the old and the new text render to."""
         line = self._line_of(group.members[group.lead][0])
@@ -322,12 +329,12 @@ class _Change:
         if problem is not None:
             what = f"the short form of `{group.name}` would not be the same"
             raise self._refusal(what, line, problem)
-        for name in sorted(self._counted | set(used_names([Line(number=0, text=nodes)]))):
+        for name in sorted(self._counted | set(used_names([TextLine(number=0, text=nodes)]))):
             if type(self.view.values.get(name)) is int:
                 self._verify_count(new, group, {**values, name: self.view.values[name] + 1}, name)
 
     def _verify_count(
-        self, new: Source, group: Group, values: Mapping[str, Any], name: str
+        self, new: Source, group: TorchrunGroup, values: Mapping[str, Any], name: str
     ) -> None:
         """Compare the number of nodes with that of tasks when a value is one more."""
         line = self._line_of(group.members[group.lead][0])
@@ -373,7 +380,11 @@ def _uses(text: str, name: str) -> bool:
 
 
 def _script_key(
-    launch: Launch, rendered: Launch, task: Mapping[str, Any], written: Start, number: int
+    launch: ScriptLaunch,
+    rendered: ScriptLaunch,
+    task: Mapping[str, Any],
+    written: TorchrunStart,
+    number: int,
 ) -> tuple[str, list[int]]:
     """Return the value of `script`, and the entries of `files` that nothing needs any more."""
     entries = task.get("files") or []

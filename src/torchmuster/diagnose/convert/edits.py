@@ -21,7 +21,7 @@ _WIDTH = 92
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class TextLine:
     """One line and its number in the user's file, from 1."""
 
     number: int
@@ -44,7 +44,7 @@ class Loop:
     first: int | None
 
 
-def find_loops(lines: Sequence[Line]) -> list[Loop]:
+def find_loops(lines: Sequence[TextLine]) -> list[Loop]:
     """Return the loops of a template, the outer ones after the inner ones."""
     opened: list[tuple[int, str]] = []
     found: list[Loop] = []
@@ -64,14 +64,14 @@ def find_loops(lines: Sequence[Line]) -> list[Loop]:
     return found
 
 
-def first_round(lines: Sequence[Line], loop: Loop) -> list[Line]:
+def first_round(lines: Sequence[TextLine], loop: Loop) -> list[TextLine]:
     """Return the lines of a loop's body as its first round has them.
 
     Raises:
         CantConvertError: A condition can't be decided; its `line` is that of the file.
     """
     branches = _Branches(loop)
-    found: list[Line] = []
+    found: list[TextLine] = []
     for line in lines[loop.start + 1 : loop.end]:
         if match := _OWN_LINE.fullmatch(line.text):
             if branches.keep(match[1], line.number):
@@ -84,7 +84,7 @@ def first_round(lines: Sequence[Line], loop: Loop) -> list[Line]:
             elif branches.keep(part, line.number):
                 parts.append(part)
         if branches.active or parts:
-            found.append(Line(number=line.number, text="".join(parts)))
+            found.append(TextLine(number=line.number, text="".join(parts)))
     return found
 
 
@@ -148,7 +148,7 @@ class _Branches:
 class Draft:
     """A workflow file while it is changed: lines, and the YAML that they make with the template hidden."""
 
-    def __init__(self, name: str, lines: Sequence[Line]) -> None:
+    def __init__(self, name: str, lines: Sequence[TextLine]) -> None:
         self.lines = list(lines)
         text, self.restore = mask("\n".join(_hide_own_line(line.text) for line in lines))
         self.document: Document = parse_yaml(text, name, lambda line, column: (line, column))
@@ -269,7 +269,7 @@ class TaskEdit:
         more = [pad + line for line in lines]
         self.renamed[last] = "\n".join([draft.lines[last].text, *more])
 
-    def apply(self, at_key: str) -> list[Line]:
+    def apply(self, at_key: str) -> list[TextLine]:
         """Return the lines of the whole file; the added ones stand where `at_key` stood."""
         rows = self.draft.item(self.path)
         place = self.draft.index((*self.path, at_key))
@@ -278,18 +278,20 @@ class TaskEdit:
         dash = _indent(first)
         width = len(first) - len(first[dash + 1 :].lstrip()) - dash
         pad = " " * (dash + width)
-        found: list[Line] = []
+        found: list[TextLine] = []
         for index in rows:
             if index == place:
                 number = lines[index].number
-                found += [Line(number=number, text=pad + text) for text in self.added]
+                found += [TextLine(number=number, text=pad + text) for text in self.added]
             if index not in self.gone:
                 text = self.renamed.get(index, lines[index].text)
                 text = f"{text[:dash]} {text[dash + 1 :]}" if index == rows.start else text
-                found.append(Line(number=lines[index].number, text=text))
+                found.append(TextLine(number=lines[index].number, text=text))
         start = next(i for i, line in enumerate(found) if not _is_blank(line.text))
         text = found[start].text
-        found[start] = Line(number=found[start].number, text=f"{text[:dash]}-{text[dash + 1 :]}")
+        found[start] = TextLine(
+            number=found[start].number, text=f"{text[:dash]}-{text[dash + 1 :]}"
+        )
         return [*lines[: rows.start], *found, *lines[rows.stop :]]
 
 
@@ -340,7 +342,7 @@ def list_lines(key: str, words: Sequence[str]) -> list[str]:
     return [*lines, here]
 
 
-def used_names(lines: Sequence[Line]) -> Iterator[str]:
+def used_names(lines: Sequence[TextLine]) -> Iterator[str]:
     """Return the identifiers in the expressions and statements of a template."""
     for line in lines:
         for part in re.findall(r"\{\{.*?\}\}|\{%.*?%\}", line.text):

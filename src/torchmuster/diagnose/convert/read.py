@@ -12,7 +12,7 @@ from typing import Any
 from torchmuster.diagnose.convert.shell import (
     LAUNCHER,
     CantConvertError,
-    Launch,
+    ScriptLaunch,
     read_script,
     read_words,
 )
@@ -47,7 +47,7 @@ class RefusedError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class TorchrunStart:
     """How a task starts torchrun.
 
     Attributes:
@@ -55,13 +55,13 @@ class Start:
         script_file: Index of the shell script in `files`; None when it stands in the command.
     """
 
-    launch: Launch
+    launch: ScriptLaunch
     origin: KeyPath
     script_file: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class TorchrunGroup:
     """One group of the rendered file: paths and values of its tasks.
 
     Attributes:
@@ -105,7 +105,7 @@ class Reader:
         row, _ = self.document.locate(number, 1)
         return show_place(self.document.name, (row, None))
 
-    def start(self, path: KeyPath, task: Task) -> Start | None:
+    def start(self, path: KeyPath, task: Task) -> TorchrunStart | None:
         """Return how a task starts torchrun; None when that can't be told."""
         origin: KeyPath = ("command",)
         try:
@@ -117,11 +117,11 @@ class Reader:
         except CantConvertError as error:
             self.refuse((*path, *origin), error.what, why=error.why, fix=error.fix, line=error.line)
             return None
-        return Start(launch=launch, origin=origin, script_file=number)
+        return TorchrunStart(launch=launch, origin=origin, script_file=number)
 
-    def agree(self, group: Group) -> Start | None:
+    def agree(self, group: TorchrunGroup) -> TorchrunStart | None:
         """Return what all tasks of the group ask for; None when there are reasons against it."""
-        starts: list[Start] = []
+        starts: list[TorchrunStart] = []
         for path, task in group.members:
             if not mentions_torchrun(task):
                 what = f"the task `{task.get('name')}` of this group does not start torchrun"
@@ -140,11 +140,13 @@ class Reader:
         self._check_folders(group, lead)
         return None if self.errors else lead
 
-    def _at_torchrun(self, group: Group, index: int, start: Start, what: str, **more: Any) -> None:
+    def _at_torchrun(
+        self, group: TorchrunGroup, index: int, start: TorchrunStart, what: str, **more: Any
+    ) -> None:
         path = (*group.members[index][0], *start.origin)
         self.refuse(path, what, line=start.launch.line, **more)
 
-    def _check_count(self, group: Group, lead: Start) -> None:
+    def _check_count(self, group: TorchrunGroup, lead: TorchrunStart) -> None:
         nodes, num_tasks = lead.launch.nodes, len(group.members)
         match = re.fullmatch(r"(?:\d+:)?(\d+)", nodes)
         if match is None:
@@ -156,7 +158,7 @@ class Reader:
             what = f"torchrun asks for {match[1]} nodes, and the group `{group.name}` has {tasks}"
             self._at_torchrun(group, group.lead, lead, what, fix="let both be the same")
 
-    def _check_ranks(self, group: Group, starts: Sequence[Start]) -> None:
+    def _check_ranks(self, group: TorchrunGroup, starts: Sequence[TorchrunStart]) -> None:
         ranks = [start.launch.node_rank for start in starts]
         if all(rank == ranks[0] and rank in (None, "{{rank}}", "{{ rank }}") for rank in ranks):
             return
@@ -170,7 +172,7 @@ class Reader:
             fix = "give `lead: true` to the task with the node rank 0"
             self._at_torchrun(group, group.lead, starts[group.lead], what, fix=fix)
 
-    def _check_tokens(self, group: Group, lead: Start) -> None:
+    def _check_tokens(self, group: TorchrunGroup, lead: TorchrunStart) -> None:
         launch = lead.launch
         texts = [launch.script, launch.nproc_per_node, *launch.args, *launch.environment.values()]
         for text in texts:
@@ -179,7 +181,9 @@ class Reader:
                     what = f"`{token.text}` has another meaning when the group is one task"
                     self._at_torchrun(group, group.lead, lead, what)
 
-    def _compare(self, group: Group, index: int, start: Start, lead: Start) -> None:
+    def _compare(
+        self, group: TorchrunGroup, index: int, start: TorchrunStart, lead: TorchrunStart
+    ) -> None:
         path, task = group.members[index]
         lead_task = group.members[group.lead][1]
         for name, shown in _FIELDS.items():
@@ -198,7 +202,7 @@ class Reader:
             what = f"`{task['name']}` and `{lead_task['name']}` have different files"
             self.refuse((*path, "files") if "files" in task else path, what)
 
-    def _check_folders(self, group: Group, lead: Start) -> None:
+    def _check_folders(self, group: TorchrunGroup, lead: TorchrunStart) -> None:
         path = (*group.members[group.lead][0], *lead.origin)
         for line, folder in lead.launch.folders:
             if not is_made(folder, lead.launch.args):
@@ -222,19 +226,19 @@ def mentions_torchrun(task: Task) -> bool:
     return any(LAUNCHER.search(line) for line in lines if not line.lstrip().startswith("#"))
 
 
-def find_groups(raw: Mapping[str, Any]) -> list[Group]:
+def find_groups(raw: Mapping[str, Any]) -> list[TorchrunGroup]:
     """Return the groups with a task that names torchrun; a bare task is a group of its own."""
-    found: list[Group] = []
+    found: list[TorchrunGroup] = []
     for i, group in enumerate(raw.get("groups") or []):
         path: KeyPath = ("workflow", "groups", i)
         members = tuple(((*path, "tasks", j), task) for j, task in enumerate(group["tasks"]))
         leads = [j for j, (_, task) in enumerate(members) if task.get("lead") is True]
         lead = leads[0] if leads else 0
-        found.append(Group(path=path, name=str(group["name"]), members=members, lead=lead))
+        found.append(TorchrunGroup(path=path, name=str(group["name"]), members=members, lead=lead))
     for i, task in enumerate(raw.get("tasks") or []):
         path = ("workflow", "tasks", i)
         name = str(task["name"])
-        found.append(Group(path=path, name=name, members=((path, task),), lead=0))
+        found.append(TorchrunGroup(path=path, name=name, members=((path, task),), lead=0))
     return [
         group
         for group in found
@@ -263,7 +267,7 @@ def _words(task: Task) -> list[str]:
     return [str(word) for word in [*(task.get("command") or []), *(task.get("args") or [])]]
 
 
-def _other_files(task: Task, start: Start) -> list[Any]:
+def _other_files(task: Task, start: TorchrunStart) -> list[Any]:
     return [entry for i, entry in enumerate(_entries(task)) if i != start.script_file]
 
 
@@ -324,14 +328,14 @@ def at(raw: Mapping[str, Any], path: KeyPath) -> Any:
     return here
 
 
-def task_at(raw: Mapping[str, Any], group: Group) -> dict[str, Any]:
+def task_at(raw: Mapping[str, Any], group: TorchrunGroup) -> dict[str, Any]:
     """Return the one task of a group."""
     found: dict[str, Any] = at(raw, group.path)
     return found if group.path[1] == "tasks" else found["tasks"][0]
 
 
 def difference(
-    old: Mapping[str, Any], new: Mapping[str, Any], group: Group, start: Start
+    old: Mapping[str, Any], new: Mapping[str, Any], group: TorchrunGroup, start: TorchrunStart
 ) -> str | None:
     """Return how the new file differs from what was to become of the old one."""
     kind, index = str(group.path[1]), group.path[2]

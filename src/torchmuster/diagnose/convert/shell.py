@@ -70,7 +70,7 @@ class CantConvertError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
+class ScriptLaunch:
     """What a script with one torchrun line asks for; texts may hold `{{...}}`.
 
     Attributes:
@@ -98,7 +98,7 @@ class Launch:
     line: int = 0
 
 
-def read_script(text: str) -> Launch:
+def read_script(text: str) -> ScriptLaunch:
     """Return what a shell script asks for.
 
     Raises:
@@ -115,7 +115,7 @@ def read_script(text: str) -> Launch:
     return reader.finish()
 
 
-def read_words(words: Sequence[str]) -> Launch:
+def read_words(words: Sequence[str]) -> ScriptLaunch:
     """Return what a command without a shell asks for.
 
     Raises:
@@ -278,7 +278,7 @@ class _Reader:
             f"`{shown}` can't become a part of a training task", number, fix, why
         )
 
-    def finish(self) -> Launch:
+    def finish(self) -> ScriptLaunch:
         """Return everything.
 
         Raises:
@@ -296,7 +296,7 @@ class _Reader:
         own = words[: len(words) - len(given.training_script_args) - 1]
         restarts = given.max_restarts if _is_given(own, "max", "restarts") else None
         ranked = _is_given(own, "node", "rank")
-        return Launch(
+        return ScriptLaunch(
             nodes="1" if given.standalone or given.nnodes == "1:1" else plain(given.nnodes),
             nproc_per_node=plain(given.nproc_per_node),
             node_rank=plain(given.node_rank) if ranked else None,

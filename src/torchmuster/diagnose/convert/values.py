@@ -3,7 +3,7 @@
 import re
 from dataclasses import replace
 
-from torchmuster.diagnose.convert.edits import Line, used_names
+from torchmuster.diagnose.convert.edits import TextLine, used_names
 from torchmuster.spec.problems import Problems
 from torchmuster.spec.source import Source
 from torchmuster.spec.values import default_values
@@ -47,6 +47,6 @@ def _rows_of_value(lines: list[str], start: int) -> set[int]:
     return set(range(first, end))
 
 
-def _workflow_lines(source: Source) -> list[Line]:
+def _workflow_lines(source: Source) -> list[TextLine]:
     section = split_sections(source, Problems())["workflow"]
-    return [Line(number=i, text=text) for i, text in enumerate(to_lines(section.text))]
+    return [TextLine(number=i, text=text) for i, text in enumerate(to_lines(section.text))]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from torchmuster.diagnose.facts.collect import Facts
+from torchmuster.diagnose.facts.collect import CollectedFacts
 
 V = TypeVar("V", bound=Hashable)
 _MAX_NAMED = 8
@@ -59,7 +59,7 @@ class NodeView:
     """
 
     name: str
-    facts: Facts | None = None
+    facts: CollectedFacts | None = None
     why_not: str = ""
     num_workers: int = 1
     machine: str = ""

@@ -13,12 +13,12 @@ from torchmuster.diagnose.doctor.finding import (
     names_of,
     show_bytes,
 )
-from torchmuster.diagnose.facts.collect import Facts
+from torchmuster.diagnose.facts.collect import CollectedFacts
 
 BUILT_IN_NETWORKS = ("IB", "SOCKET")
 
 
-def _parts(node: NodeView) -> Facts | None:
+def _parts(node: NodeView) -> CollectedFacts | None:
     facts = node.facts
     return facts if facts and facts.network and facts.environment else None
 
@@ -123,7 +123,7 @@ def fabric_plugin(situation: Situation) -> Iterator[Finding]:
             )
 
 
-def _is_tcp(facts: Facts) -> bool:
+def _is_tcp(facts: CollectedFacts) -> bool:
     asked = facts.environment.variables.get("NCCL_NET", "") if facts.environment else ""
     return asked.upper() == "SOCKET"
 
@@ -255,7 +255,7 @@ def would_use(situation: Situation) -> Iterator[Finding]:
         )
 
 
-def network_of(facts: Facts) -> str:
+def network_of(facts: CollectedFacts) -> str:
     """Return the network that NCCL would use between nodes, as far as it can be told without starting it."""
     network, environment = facts.network, facts.environment
     if network is None or environment is None:

@@ -12,14 +12,14 @@ from torchmuster.diagnose.doctor.finding import (
     differ,
     names_of,
 )
-from torchmuster.diagnose.facts.network import NetworkFacts
+from torchmuster.diagnose.facts.network import InterfaceFacts
 
 # torch's c10d rendezvous takes a node for dead after 15 s of its own clock: 3 times 5 s.
 CLOCK_WARNING_S, CLOCK_FAILURE_S = 2.0, 10.0
 _SLOW_NAME_S = 2.0
 
 
-def _networks(situation: Situation) -> list[tuple[NodeView, NetworkFacts]]:
+def _networks(situation: Situation) -> list[tuple[NodeView, InterfaceFacts]]:
     found = [(n, n.facts.network) for n in situation.known if n.facts is not None]
     return [(node, network) for node, network in found if network is not None]
 
@@ -127,7 +127,7 @@ def foreign_addresses(situation: Situation) -> Iterator[Finding]:
 
 
 def _shared_addresses(
-    networks: Sequence[tuple[NodeView, NetworkFacts]],
+    networks: Sequence[tuple[NodeView, InterfaceFacts]],
 ) -> list[tuple[str, str, list[NodeView]]]:
     owners: dict[str, list[tuple[NodeView, str]]] = {}
     for node, net in networks:
@@ -166,7 +166,7 @@ def other_names(situation: Situation) -> Iterator[Finding]:
 
 
 def _views_of(
-    subject: NodeView, others: Sequence[tuple[NodeView, NetworkFacts]]
+    subject: NodeView, others: Sequence[tuple[NodeView, InterfaceFacts]]
 ) -> Iterator[Finding]:
     seen = {
         n.name: tuple(sorted(net.names[subject.name]))

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torchmuster.diagnose.doctor.finding import NodeView, show_bytes
-from torchmuster.diagnose.facts.collect import Facts
+from torchmuster.diagnose.facts.collect import CollectedFacts
 from torchmuster.model.network import significant
 
 COLUMNS = (
@@ -26,7 +26,7 @@ _MAX_WHY = 40
 
 def node_row(node: NodeView) -> dict[str, Any]:
     """Return what the table says of a node, as plain values; the keys are part of `--json`."""
-    facts = node.facts or Facts()
+    facts = node.facts or CollectedFacts()
     system, network, gpu = facts.system, facts.network, facts.gpu
     run = [f for f in facts.files.folders if f.role in ("run", "temp")] if facts.files else []
     address = (

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from torchmuster.diagnose.explain.events import Event, Line, Role, Who
-from torchmuster.diagnose.explain.scan import Record
+from torchmuster.diagnose.explain.events import LineRole, LogEvent, LogLine, Who
+from torchmuster.diagnose.explain.scan import LogRecord
 from torchmuster.model.nodelist import expand_hostlist
 
 _HOST_TOKEN = re.compile(r"[A-Za-z][A-Za-z0-9-]*\d[A-Za-z0-9-]*(?:\.[A-Za-z0-9-]+)*")
@@ -46,33 +46,35 @@ def short(host: str) -> str:
 
 @dataclass(slots=True)
 class _Hosts:
-    allocated: dict[str, Line] = field(default_factory=dict)
-    spoke: dict[str, Line] = field(default_factory=dict)
+    allocated: dict[str, LogLine] = field(default_factory=dict)
+    spoke: dict[str, LogLine] = field(default_factory=dict)
 
 
 class Case:
     """All events of a job, and what follows from them without judging."""
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: LogRecord) -> None:
         self.record = record
         self.events = sorted(record.events, key=lambda event: event.line.order)
 
     # Events.
 
-    def of(self, *kinds: str) -> list[Event]:
+    def of(self, *kinds: str) -> list[LogEvent]:
         """Return the events of these kinds, in the order in which they were read."""
         return [event for event in self.events if event.kind in kinds]
 
-    def first(self, *kinds: str) -> Event | None:
+    def first(self, *kinds: str) -> LogEvent | None:
         """Return the first of these by time where they have one, else by order."""
         found = self.of(*kinds)
         return self.earliest(found) if found else None
 
-    def where(self, role: Role, keep: Callable[[Event], bool] = lambda event: True) -> list[Event]:
+    def where(
+        self, role: LineRole, keep: Callable[[LogEvent], bool] = lambda event: True
+    ) -> list[LogEvent]:
         """Return the events of one role."""
         return [event for event in self.events if event.role is role and keep(event)]
 
-    def earliest(self, events: Iterable[Event]) -> Event:
+    def earliest(self, events: Iterable[LogEvent]) -> LogEvent:
         """Return the one that came first: by time if all have one, else as they were read."""
         found = list(events)
         if all(event.line.when is not None for event in found):
@@ -151,7 +153,7 @@ class Case:
                 hosts.spoke.setdefault(short(log.who.host), log.last[-1])
         return hosts
 
-    def _allocate(self, hosts: _Hosts, text: str, line: Line) -> None:
+    def _allocate(self, hosts: _Hosts, text: str, line: LogLine) -> None:
         try:
             names = expand_hostlist(text)
         except ValueError:
@@ -159,7 +161,7 @@ class Case:
         for name in names[:4096]:
             hosts.allocated.setdefault(short(name), line)
 
-    def _frames(self) -> Iterable[Line]:
+    def _frames(self) -> Iterable[LogLine]:
         """Yield the first and the last lines of all logs: there scripts say where they are."""
         for log in self.record.logs:
             yield from log.header
@@ -167,12 +169,12 @@ class Case:
             yield from (line for line in log.last if line.number not in seen)
 
     @property
-    def allocated(self) -> dict[str, Line]:
+    def allocated(self) -> dict[str, LogLine]:
         """The hosts that the job had, each with the line that says so."""
         return self._hosts.allocated
 
     @property
-    def spoke(self) -> dict[str, Line]:
+    def spoke(self) -> dict[str, LogLine]:
         """The hosts that wrote something."""
         return self._hosts.spoke
 
@@ -199,14 +201,14 @@ class Case:
 
     # Values that the user set.
 
-    def variable(self, *names: str) -> Event | None:
+    def variable(self, *names: str) -> LogEvent | None:
         """Return the last line that sets or shows one of these variables."""
         found = [
             event for event in self.of("variable", "set_by_user") if event.get("name") in names
         ]
         return found[-1] if found else None
 
-    def config(self, key: str) -> list[Event]:
+    def config(self, key: str) -> list[LogEvent]:
         """Return what launchers were told, as they print it or as a shell traced it."""
         return [
             event
@@ -215,9 +217,9 @@ class Case:
         ]
 
     @cached_property
-    def _options(self) -> list[Event]:
+    def _options(self) -> list[LogEvent]:
         """Options of traced command lines, as if the launcher had printed them."""
-        found: list[Event] = []
+        found: list[LogEvent] = []
         for event in self.of("launch_line"):
             for option, value in _OPTION.findall(event.get("options")):
                 key = _KEYS.get(option.replace("-", "_"))

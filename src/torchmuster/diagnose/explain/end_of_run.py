@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from torchmuster.diagnose.explain.case import Case
-from torchmuster.diagnose.explain.events import Confidence, Finding, Line, Verdict
+from torchmuster.diagnose.explain.events import Confidence, LogFinding, LogLine, LogVerdict
 from torchmuster.diagnose.explain.judge import judge
 from torchmuster.diagnose.explain.own_run import GENERAL, foreign_store, is_same, own_finding
 from torchmuster.diagnose.explain.scan import read_sources
-from torchmuster.diagnose.explain.sources import Source, first_and_last
+from torchmuster.diagnose.explain.sources import LogSource, first_and_last
 from torchmuster.diagnose.explain.words import evidence_of
 from torchmuster.files.layout import RunDir
 from torchmuster.files.tail import last_lines
@@ -113,7 +113,7 @@ def _read(logs: Sequence[str], until: float) -> _Reading:
     num_read = 0
     last_bytes = min(_MOST_BYTES, max(_LEAST_BYTES, _ALL_BYTES // len(logs)))
 
-    def sources() -> Iterator[Source]:
+    def sources() -> Iterator[LogSource]:
         nonlocal num_read
         for path in logs[:MAX_RANKS]:
             if time.monotonic() > until:
@@ -135,7 +135,7 @@ def _events(path: str) -> list[dict[str, object]]:
     return found
 
 
-def _reason(verdict: Verdict, own: Finding | None, cause: WorkerEnd) -> Finding | None:
+def _reason(verdict: LogVerdict, own: LogFinding | None, cause: WorkerEnd) -> LogFinding | None:
     """Return what the logs give as the reason; None when they only repeat what is known."""
     # A rank that was ended by us may have told its own exception in its log.
     useless = _NO_REASON - {"exception"} if cause.looks_like_echo else _NO_REASON
@@ -151,7 +151,7 @@ def _reason(verdict: Verdict, own: Finding | None, cause: WorkerEnd) -> Finding 
     return telling[0] if telling else None
 
 
-def _joined(report: Report, finding: Finding, reading: _Reading, run_id: str) -> Report:
+def _joined(report: Report, finding: LogFinding, reading: _Reading, run_id: str) -> Report:
     lines = _telling(finding.evidence)
     sure = finding.confidence is Confidence.HIGH
     because: list[str] = []
@@ -167,13 +167,13 @@ def _joined(report: Report, finding: Finding, reading: _Reading, run_id: str) ->
     return replace(report, because=tuple(because), hint=hint)
 
 
-def _is_said(line: Line, report: Report) -> bool:
+def _is_said(line: LogLine, report: Report) -> bool:
     """Say whether the coordinator's own report shows this line, e.g. the end of the traceback that it has."""
     text = line.text.strip()
     return any(text.endswith(said.strip()) for said in report.because if said.strip())
 
 
-def _telling(lines: Sequence[Line]) -> list[Line]:
+def _telling(lines: Sequence[LogLine]) -> list[LogLine]:
     """Return a few lines, each text once."""
     once = {line.text: line for line in reversed(lines)}
     return sorted(once.values(), key=lambda line: line.order)[:_MAX_EVIDENCE]

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
-class Role(enum.Enum):
+class LineRole(enum.Enum):
     """What a line can be in the story of a failure."""
 
     CAUSE = "cause"  # may have begun it
@@ -49,7 +49,7 @@ class Who:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class LogLine:
     """One line of a log.
 
     Attributes:
@@ -72,7 +72,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class LogEvent:
     """A line (with what belongs to it) that means something.
 
     Attributes:
@@ -82,8 +82,8 @@ class Event:
     """
 
     kind: str
-    role: Role
-    line: Line
+    role: LineRole
+    line: LogLine
     fields: Mapping[str, str] = field(default_factory=dict)
     detail: tuple[str, ...] = ()
 
@@ -98,7 +98,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class LogFinding:
     """One possible cause, argued.
 
     Attributes:
@@ -113,17 +113,17 @@ class Finding:
     sentence: str
     confidence: Confidence
     weight: int
-    evidence: tuple[Line, ...] = ()
+    evidence: tuple[LogLine, ...] = ()
     at: str | None = None
     because: tuple[str, ...] = ()
     ruled_out: tuple[str, ...] = ()
     cure: str | None = None
     confirm: str | None = None
-    began: Line | None = None
+    began: LogLine | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class LogVerdict:
     """What is said in the end.
 
     Attributes:
@@ -133,15 +133,15 @@ class Verdict:
         collect: What to collect when it could not be told.
     """
 
-    found: tuple[Finding, ...]
+    found: tuple[LogFinding, ...]
     healthy: bool = False
-    next_to_fail: tuple[Finding, ...] = ()
+    next_to_fail: tuple[LogFinding, ...] = ()
     collect: tuple[str, ...] = ()
     num_lines: int = 0
     num_files: int = 0
     notes: tuple[str, ...] = ()
 
     @property
-    def first(self) -> Finding | None:
+    def first(self) -> LogFinding | None:
         """Return the cause, or None."""
         return self.found[0] if self.found else None

@@ -4,7 +4,13 @@ import re
 from dataclasses import replace
 
 from torchmuster.diagnose.explain.case import Case
-from torchmuster.diagnose.explain.events import Confidence, Finding, Line, Role, Verdict
+from torchmuster.diagnose.explain.events import (
+    Confidence,
+    LineRole,
+    LogFinding,
+    LogLine,
+    LogVerdict,
+)
 from torchmuster.diagnose.explain.patterns import PROGRESS
 from torchmuster.diagnose.explain.rules import RULES
 from torchmuster.diagnose.explain.scan import Log
@@ -49,7 +55,7 @@ _HARD_ENDS = (
 _FORETOLD = frozenset({"wrong-provider"})
 
 
-def judge(case: Case) -> Verdict:
+def judge(case: Case) -> LogVerdict:
     """Return the verdict on a case."""
     record = case.record
     found = [finding for rule in RULES for finding in rule(case)]
@@ -58,17 +64,17 @@ def judge(case: Case) -> Verdict:
     notes = tuple(record.notes.lines)
     common = {"num_lines": record.num_lines, "num_files": len(record.logs), "notes": notes}
     if record.num_lines == 0:
-        return Verdict(found=(), collect=COLLECT, **common)  # type: ignore[arg-type]
+        return LogVerdict(found=(), collect=COLLECT, **common)  # type: ignore[arg-type]
     if _ended_well(case, found):
-        return Verdict(found=(), healthy=True, **common)  # type: ignore[arg-type]
+        return LogVerdict(found=(), healthy=True, **common)  # type: ignore[arg-type]
     if not found and foretold:
         found, foretold = list(foretold), ()
     ordered = _order(case, found)
     collect = COLLECT if not ordered or ordered[0].confidence is Confidence.LOW else ()
-    return Verdict(found=tuple(ordered), next_to_fail=foretold, collect=collect, **common)  # type: ignore[arg-type]
+    return LogVerdict(found=tuple(ordered), next_to_fail=foretold, collect=collect, **common)  # type: ignore[arg-type]
 
 
-def _ended_well(case: Case, found: list[Finding]) -> bool:
+def _ended_well(case: Case, found: list[LogFinding]) -> bool:
     """Say whether the logs show an end without a failure.
 
     Trouble that training went on after was no failure: a look-up that was tried again, an exception that was caught.
@@ -104,10 +110,10 @@ def _last_good(case: Case) -> dict[str, int]:
     return found
 
 
-def _last_bad(case: Case, findings: list[Finding]) -> dict[str, int]:
+def _last_bad(case: Case, findings: list[LogFinding]) -> dict[str, int]:
     """Return the last sign of trouble of each log."""
     found: dict[str, int] = {}
-    lines = [event.line for event in case.events if event.role in (Role.CAUSE, Role.ECHO)]
+    lines = [event.line for event in case.events if event.role in (LineRole.CAUSE, LineRole.ECHO)]
     for line in (*lines, *(finding.began for finding in findings if finding.began is not None)):
         if _is_goodbye(case, line):
             continue
@@ -115,7 +121,7 @@ def _last_bad(case: Case, findings: list[Finding]) -> dict[str, int]:
     return found
 
 
-def _is_goodbye(case: Case, line: Line) -> bool:
+def _is_goodbye(case: Case, line: LogLine) -> bool:
     """Say whether this is torchrun's last call of a rendezvous whose host has left a moment before it, all being well.
 
     Source: torch 2.13, elastic/rendezvous/dynamic_rendezvous.py: a warning, and the exit code is that of the workers.
@@ -140,7 +146,7 @@ def _sounds_failed(case: Case, good: dict[str, int]) -> bool:
     )
 
 
-def _order(case: Case, found: list[Finding]) -> list[Finding]:
+def _order(case: Case, found: list[LogFinding]) -> list[LogFinding]:
     """Return findings, the cause first: what began earlier beats what is only heavier, if times can tell."""
     found = [_lightened(case, _outlived(case, finding), found) for finding in found]
     found.sort(
@@ -154,7 +160,7 @@ def _order(case: Case, found: list[Finding]) -> list[Finding]:
     return [f for f in found if not (f.cause in seen or seen.add(f.cause))]  # type: ignore[func-returns-value]
 
 
-def _outlived(case: Case, finding: Finding) -> Finding:
+def _outlived(case: Case, finding: LogFinding) -> LogFinding:
     """Trouble after which its own writer made many more steps ended nothing: it is a guess, if nothing else is there."""
     began = finding.began
     if began is None or finding.weight >= Weight.SCHEDULER:
@@ -170,7 +176,7 @@ def _outlived(case: Case, finding: Finding) -> Finding:
     return replace(finding, weight=weight, confidence=Confidence.LOW, because=because)
 
 
-def _went_on_long(case: Case, began: Line) -> bool:
+def _went_on_long(case: Case, began: LogLine) -> bool:
     for log in case.record.logs:
         if log.path == began.path:
             last = log.last_progress.get(began.who)
@@ -178,7 +184,7 @@ def _went_on_long(case: Case, began: Line) -> bool:
     return False
 
 
-def _lightened(case: Case, finding: Finding, found: list[Finding]) -> Finding:
+def _lightened(case: Case, finding: LogFinding, found: list[LogFinding]) -> LogFinding:
     """A scheduler's end or a victim's message weighs less where a rank had failed long before."""
     earlier = [
         other
@@ -194,7 +200,7 @@ def _lightened(case: Case, finding: Finding, found: list[Finding]) -> Finding:
     return finding
 
 
-def _ended_ranks(other: Finding, finding: Finding) -> bool:
+def _ended_ranks(other: LogFinding, finding: LogFinding) -> bool:
     """Say whether ranks waited in vain, in the same log, before somebody ended what was left of the job."""
     if finding.cause != "cancelled" or other.began is None or finding.began is None:
         return False
@@ -206,7 +212,7 @@ def _ended_ranks(other: Finding, finding: Finding) -> bool:
     return waited and other.began.path == finding.began.path
 
 
-def _is_before(one: Finding, other: Finding) -> bool:
+def _is_before(one: LogFinding, other: LogFinding) -> bool:
     a, b = one.began, other.began
     if a is None or b is None:
         return False

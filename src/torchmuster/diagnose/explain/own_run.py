@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from torchmuster.diagnose.explain.case import Case
-from torchmuster.diagnose.explain.events import Finding, Line, Verdict
+from torchmuster.diagnose.explain.events import LogFinding, LogLine, LogVerdict
 from torchmuster.diagnose.explain.patterns import match
 from torchmuster.diagnose.explain.rules_signals import meaning_of
 from torchmuster.diagnose.explain.weigh import HIGH, MEDIUM, Weight
@@ -30,12 +30,12 @@ _BY_STATE = {
 
 
 def with_own_result(
-    verdict: Verdict,
+    verdict: LogVerdict,
     result: Result | None,
     events: Sequence[Mapping[str, object]] = (),
     *,
     state: RunState | None = None,
-) -> Verdict:
+) -> LogVerdict:
     """Return a verdict on logs, corrected by what the run's own coordinator wrote.
 
     Args:
@@ -67,16 +67,16 @@ def with_own_result(
     )
 
 
-def own_finding(result: Result) -> Finding | None:
+def own_finding(result: Result) -> LogFinding | None:
     """Return what the coordinator says of a run that has ended, as a finding."""
     return finding_of(result, result.state)
 
 
-def finding_of(result: Result | None, state: RunState) -> Finding | None:
+def finding_of(result: Result | None, state: RunState) -> LogFinding | None:
     """Return what the coordinator says, as a finding; None when it says nothing."""
     report = result.report if result is not None else None
     if result is not None and result.cause is not None and report is not None:
-        return Finding(
+        return LogFinding(
             cause=word_of(result.cause),
             sentence=report.error,
             confidence=HIGH,
@@ -92,7 +92,7 @@ def finding_of(result: Result | None, state: RunState) -> Finding | None:
     head_lost = result is not None and result.exit_code == HeadLostError.exit_code
     if head_lost or (result is not None and result.node_was_lost and state is RunState.PREEMPTED):
         cause = "node-failed"
-    return Finding(
+    return LogFinding(
         cause=cause,
         sentence=report.error if report is not None else sentence,
         confidence=HIGH if report is not None and state in _BY_STATE else MEDIUM,
@@ -105,7 +105,7 @@ def finding_of(result: Result | None, state: RunState) -> Finding | None:
 
 def foreign_store(
     case: Case, result: Result, events: Iterable[Mapping[str, object]]
-) -> Finding | None:
+) -> LogFinding | None:
     """Return the finding that a script calls another store than the launcher's; None when it doesn't.
 
     With torchrun and muster no rank hosts a store: whoever changes the address or the port waits until its time-out.
@@ -121,7 +121,7 @@ def foreign_store(
     if not calls or not ports:
         return None
     called, own = f"{calls[0].get('host')}:{calls[0].get('port')}", ", ".join(sorted(masters))
-    return Finding(
+    return LogFinding(
         cause="nobody-hosts-the-store",
         sentence=f"the script calls a store at {called}; the launcher's is at {own}, and no rank hosts another",
         confidence=HIGH,
@@ -151,7 +151,7 @@ def word_of(end: WorkerEnd) -> str:
     return "exception" if end.kind is EndKind.EXCEPTION else "exit-code"
 
 
-def _joined(own: Finding, verdict: Verdict) -> Finding:
+def _joined(own: LogFinding, verdict: LogVerdict) -> LogFinding:
     """Return the own finding with what the logs add: evidence, and a better word for the same end."""
     same = next((found for found in verdict.found if is_same(found, own)), None)
     if same is None:
@@ -166,7 +166,7 @@ def _joined(own: Finding, verdict: Verdict) -> Finding:
     )
 
 
-def is_same(found: Finding, own: Finding) -> bool:
+def is_same(found: LogFinding, own: LogFinding) -> bool:
     """Say whether a finding from the logs is of the end that the coordinator names."""
     if found.cause == own.cause:
         return True
@@ -174,13 +174,13 @@ def is_same(found: Finding, own: Finding) -> bool:
     return any(_words(line) in told for line in found.evidence if _words(line))
 
 
-def _words(line: Line) -> str:
+def _words(line: LogLine) -> str:
     """Return the telling end of a line: what a traceback's last line says."""
     text = line.text.strip()
     return text if match(text) is not None or ": " in text else ""
 
 
-def _notes(verdict: Verdict, events: Sequence[Mapping[str, object]]) -> tuple[str, ...]:
+def _notes(verdict: LogVerdict, events: Sequence[Mapping[str, object]]) -> tuple[str, ...]:
     started = sum(event.get("event") == "attempt_started" for event in events)
     slow = {e.get("rank"): str(e.get("text")) for e in events if e.get("event") == "straggler"}
     made = (f"the run made {started} attempts",) if started > 1 else ()

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from torchmuster.diagnose.explain.events import Role
+from torchmuster.diagnose.explain.events import LineRole
 from torchmuster.diagnose.explain.sentences import SENTENCES
 
 _ADDRESS = r"\(?\[?(?P<host>[A-Za-z0-9_.:-]+?)(?:\]:|, |:)(?P<port>\d{2,5})(?=[\s),.;>]|$)"
@@ -19,15 +19,15 @@ class Pattern:
     """One row: if `regex` is found in a line, it is an event of this kind."""
 
     kind: str
-    role: Role
+    role: LineRole
     regex: re.Pattern[str]
 
 
-def _row(kind: str, role: Role, regex: str, flags: int = 0) -> Pattern:
+def _row(kind: str, role: LineRole, regex: str, flags: int = 0) -> Pattern:
     return Pattern(kind=kind, role=role, regex=re.compile(regex, flags))
 
 
-_C, _E, _P, _X = Role.CAUSE, Role.ECHO, Role.CONFIRMS, Role.CONTEXT
+_C, _E, _P, _X = LineRole.CAUSE, LineRole.ECHO, LineRole.CONFIRMS, LineRole.CONTEXT
 
 # Sentences of the C library that mean trouble wherever they stand; the others need a number or an exception.
 _TROUBLE = (

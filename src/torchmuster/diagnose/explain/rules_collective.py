@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from torchmuster.diagnose.explain.case import Case
-from torchmuster.diagnose.explain.events import Event, Finding, Line
+from torchmuster.diagnose.explain.events import LogEvent, LogFinding, LogLine
 from torchmuster.diagnose.explain.scan import Log
 from torchmuster.diagnose.explain.weigh import HIGH, LOW, MEDIUM, Weight, at
 
@@ -15,7 +15,7 @@ _DEFAULTS_MS = {
 }
 
 
-def stuck_collective(case: Case) -> Iterator[Finding]:
+def stuck_collective(case: Case) -> Iterator[LogFinding]:
     """Ranks waited in a collective: who did not come is the one to look at."""
     waits = case.of("watchdog", "gloo_timeout")
     waits += [e for e in case.of("store_get") if "imeout" in e.get("why") + e.get("other")]
@@ -40,7 +40,7 @@ def stuck_collective(case: Case) -> Iterator[Finding]:
     yield _missing(case, waits, event)
 
 
-def _places(case: Case, waits: list[Event]) -> dict[str, str]:
+def _places(case: Case, waits: list[LogEvent]) -> dict[str, str]:
     """Return the user's own line in which each rank waited, if all ranks of the job waited."""
     found = {
         str(e.who) or e.line.path: e.get("where") for e in waits if e.get("own") and e.get("where")
@@ -48,9 +48,9 @@ def _places(case: Case, waits: list[Event]) -> dict[str, str]:
     return found if len(found) >= max(2, case.world_size or 2) else {}
 
 
-def _wait_elsewhere(places: dict[str, str], waits: list[Event], event: Event) -> Finding:
+def _wait_elsewhere(places: dict[str, str], waits: list[LogEvent], event: LogEvent) -> LogFinding:
     words = ", ".join(f"{who} at {place}" for who, place in list(places.items())[:4])
-    return Finding(
+    return LogFinding(
         cause="collectives-differ",
         sentence=f"all ranks waited until the timeout, but not in the same call: {words}",
         confidence=MEDIUM,
@@ -64,8 +64,8 @@ def _wait_elsewhere(places: dict[str, str], waits: list[Event], event: Event) ->
     )
 
 
-def _all_waited(size: int, waits: list[Event], event: Event) -> Finding:
-    return Finding(
+def _all_waited(size: int, waits: list[LogEvent], event: LogEvent) -> LogFinding:
+    return LogFinding(
         cause="peer-lost",
         sentence=f"all {size} ranks waited in the same call until the timeout: what they sent did not arrive",
         confidence=LOW,
@@ -79,10 +79,12 @@ def _all_waited(size: int, waits: list[Event], event: Event) -> Finding:
     )
 
 
-def _differ(calls: dict[int, tuple[str, str]], waits: list[Event], event: Event) -> Finding:
+def _differ(
+    calls: dict[int, tuple[str, str]], waits: list[LogEvent], event: LogEvent
+) -> LogFinding:
     shown = sorted((rank, op, seq) for rank, (seq, op) in calls.items())
     words = ", ".join(f"rank {rank}: {op} number {seq}" for rank, op, seq in shown[:4])
-    return Finding(
+    return LogFinding(
         cause="collectives-differ",
         sentence=f"the ranks wait in different collectives: {words}",
         # Groups count for themselves: the same call at another number may be another group's.
@@ -98,14 +100,14 @@ def _differ(calls: dict[int, tuple[str, str]], waits: list[Event], event: Event)
     )
 
 
-def _missing(case: Case, waits: list[Event], event: Event) -> Finding:
+def _missing(case: Case, waits: list[LogEvent], event: LogEvent) -> LogFinding:
     waiting = {e.who.rank for e in waits if e.who.rank is not None}
     size = case.world_size
     missing = sorted(set(range(size)) - waiting) if size and len(waiting) < size and waiting else []
     named = ", ".join(map(str, missing[:8])) or _behind(case)
     limit = event.get("ms")
     default = _DEFAULTS_MS.get(int(limit)) if limit.isdigit() else None
-    return Finding(
+    return LogFinding(
         cause="rank-missing-in-collective",
         sentence=f"a collective waited for {f'rank {named}' if named else 'a rank'} until its timeout",
         confidence=MEDIUM if named else LOW,
@@ -133,12 +135,12 @@ def _behind(case: Case) -> str:
     return str(slow[0]) if len(slow) == 1 and least < max(progress.values()) else ""
 
 
-def watchdog_stuck(case: Case) -> Iterator[Finding]:
+def watchdog_stuck(case: Case) -> Iterator[LogFinding]:
     """A call into CUDA or NCCL never came back."""
     event = case.first("watchdog_stuck")
     if event is None:
         return
-    yield Finding(
+    yield LogFinding(
         cause="watchdog-stuck",
         sentence=f"a call into CUDA or NCCL has not come back for {event.get('s')} s on {event.who or 'a rank'}",
         confidence=MEDIUM,
@@ -154,7 +156,7 @@ def watchdog_stuck(case: Case) -> Iterator[Finding]:
     )
 
 
-def ended_early(case: Case) -> Iterator[Finding]:
+def ended_early(case: Case) -> Iterator[LogFinding]:
     """A rank left without an error while others still needed it."""
     lost = case.of("peer_lost", "gloo_timeout")
     failed = case.of("child_failed")
@@ -181,7 +183,7 @@ def ended_early(case: Case) -> Iterator[Finding]:
         return
     quiet.sort(key=lambda log: log.path not in ended)
     event = case.earliest([e for e in lost if e.line.path == failed[0].line.path] or lost)
-    yield Finding(
+    yield LogFinding(
         cause="rank-ended-early",
         sentence=f"the ranks of {quiet[0].who.host or quiet[0].path} ended without an error while others needed them",
         confidence=MEDIUM if quiet[0].path in ended else LOW,
@@ -194,7 +196,7 @@ def ended_early(case: Case) -> Iterator[Finding]:
     )
 
 
-def ended_beside(case: Case) -> Iterator[Finding]:
+def ended_beside(case: Case) -> Iterator[LogFinding]:
     """A rank that its launcher neither calls failed nor had to end, while another one beside it lost its peer."""
     for failed in case.of("child_failed"):
         lost = [e for e in case.of("peer_lost") if e.line.path == failed.line.path]
@@ -202,7 +204,7 @@ def ended_beside(case: Case) -> Iterator[Finding]:
         if not quiet:
             continue
         event = case.earliest(lost)
-        yield Finding(
+        yield LogFinding(
             cause="rank-ended-early",
             sentence=f"rank {', '.join(map(str, quiet))} ended without an error while others needed it",
             confidence=MEDIUM,
@@ -215,12 +217,12 @@ def ended_beside(case: Case) -> Iterator[Finding]:
         )
 
 
-def _ended_well_beside(case: Case, failed: Event) -> list[int]:
+def _ended_well_beside(case: Case, failed: LogEvent) -> list[int]:
     """Return the ranks of a launcher that spoke and had ended by themselves when another one of it failed."""
     same = (failed.line.path, failed.who.host, failed.who.task)
     all_of_it = [e for e in case.events if (e.line.path, e.who.host, e.who.task) == same]
 
-    def of_launcher(*kinds: str) -> list[Event]:
+    def of_launcher(*kinds: str) -> list[LogEvent]:
         return [e for e in all_of_it if e.kind in kinds]
 
     tables = of_launcher("root_cause_table")
@@ -236,13 +238,13 @@ def _ended_well_beside(case: Case, failed: Event) -> list[int]:
     return quiet if len(quiet) > ended else []
 
 
-def _last_words(case: Case, log: Log) -> tuple[Line, ...]:
+def _last_words(case: Case, log: Log) -> tuple[LogLine, ...]:
     """Return what shows that the ranks of a log had ended."""
     came = [e.line for e in case.of("exit_barrier") if e.line.path == log.path]
     return tuple(came[:1] or log.last[-1:])
 
 
-def only_echoes(case: Case) -> Iterator[Finding]:
+def only_echoes(case: Case) -> Iterator[LogFinding]:
     """Connections were lost, and who went first did not leave a word."""
     lost = case.of("peer_lost", "nccl_remote", "store_get")
     lost += (
@@ -256,7 +258,7 @@ def only_echoes(case: Case) -> Iterator[Finding]:
     event = case.earliest(lost)
     named = [e.get("host") for e in lost if e.get("host")]
     peer = max(dict.fromkeys(named), key=named.count) if named else ""
-    yield Finding(
+    yield LogFinding(
         cause="peer-lost",
         sentence=f"ranks lost the connection to {peer or 'another one'}; why it went is not in these logs",
         confidence=LOW,

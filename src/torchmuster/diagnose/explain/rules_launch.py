@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from torchmuster.diagnose.explain.case import Case, short
-from torchmuster.diagnose.explain.events import Confidence, Event, Finding, Line, Role
+from torchmuster.diagnose.explain.events import Confidence, LineRole, LogEvent, LogFinding, LogLine
 from torchmuster.diagnose.explain.weigh import HIGH, LOW, MEDIUM, Weight, at
 
 _ROLE_KEY = re.compile(r"torchelastic/(?P<what>role_info|assigned_ranks)/(?P<index>\d+)")
@@ -13,7 +13,7 @@ _STATIC_RANK = re.compile(r"'rank': (?P<rank>\d+)")
 _GROUP_KEY = re.compile(r"default_pg/\S*?/(?P<rank>\d+)\s*$")
 
 
-def launcher_on_too_few_nodes(case: Case) -> Iterator[Finding]:
+def launcher_on_too_few_nodes(case: Case) -> Iterator[LogFinding]:
     """Rendezvous waited for nodes on which nobody had started the launcher."""
     timeouts = case.of("rdzv_timeout")
     # A script that made the store itself waited for ranks, not for launchers.
@@ -33,7 +33,7 @@ def launcher_on_too_few_nodes(case: Case) -> Iterator[Finding]:
     begin = case.earliest(waits)
     spoke = ", ".join(sorted(speakers)) or "one node"
     less = wanted is not None and len(speakers) < wanted
-    yield Finding(
+    yield LogFinding(
         cause="launcher-on-too-few-nodes",
         sentence=(
             f"the launcher ran on {spoke} only, {f'of {wanted} nodes' if wanted else 'not on all nodes'}:"
@@ -64,17 +64,17 @@ def _how_sure(case: Case, *, silent: bool, wanted: int | None, less: bool) -> Co
     return MEDIUM if silent or less else LOW
 
 
-def _evidence(case: Case, silent: list[str]) -> list[Line]:
+def _evidence(case: Case, silent: list[str]) -> list[LogLine]:
     return [case.allocated[host] for host in silent[:3] if host in case.allocated]
 
 
-def _role_waits(case: Case) -> list[Event]:
+def _role_waits(case: Case) -> list[LogEvent]:
     """Return what a static launcher says when another node's launcher never came."""
     found = [e for e in case.of("store_wait") if _ROLE_KEY.search(e.get("keys"))]
     return found if len({e.line.path for e in found}) <= 1 else []
 
 
-def _ended_while_waiting(case: Case) -> list[Event]:
+def _ended_while_waiting(case: Case) -> list[LogEvent]:
     """Return what the only launcher that spoke was told, if it was ended before any rendezvous."""
     told = [e for e in case.config("min_nodes") if e.get("value").isdigit()]
     writers = {(e.line.path, e.who.host, e.who.task) for e in told}
@@ -83,12 +83,12 @@ def _ended_while_waiting(case: Case) -> list[Event]:
     failed = case.of("child_failed", "rdzv_connection", "rdzv_closed", "exception", "errno")
     if len(writers) != 1 or not ended or met or any(e.kind != "exception" for e in failed):
         return []
-    if any(e.role is Role.CAUSE for e in failed):
+    if any(e.role is LineRole.CAUSE for e in failed):
         return []
     return [e for e in told if int(e.get("value")) > 1]
 
 
-def rendezvous_differs(case: Case) -> Iterator[Finding]:
+def rendezvous_differs(case: Case) -> Iterator[LogFinding]:
     """Nodes waited for each other under different names or sizes."""
     for key, cause, word, cure in (
         ("run_id", "different-ids", "rdzv ids", "one id for all nodes: the scheduler's job id"),
@@ -106,7 +106,7 @@ def rendezvous_differs(case: Case) -> Iterator[Finding]:
         went_on = case.of("progress") or (key != "min_nodes" and case.of("rdzv_complete"))
         if len(values) < 2 or went_on or _only_a_port(key, values):
             continue
-        yield Finding(
+        yield LogFinding(
             cause=cause,
             sentence=f"the nodes use different {word}: {', '.join(values[:4])}",
             confidence=MEDIUM if case.of("rdzv_complete") else HIGH,
@@ -123,12 +123,12 @@ def _only_a_port(key: str, values: list[str]) -> bool:
     return key == "rdzv_endpoint" and any(value.endswith(":0") for value in values)
 
 
-def endpoint_ignored(case: Case) -> Iterator[Finding]:
+def endpoint_ignored(case: Case) -> Iterator[LogFinding]:
     """An address was given where it does not count."""
     found = case.of("endpoint_ignored")
     if not found or not case.of("rdzv_timeout", "rdzv_connection"):
         return
-    yield Finding(
+    yield LogFinding(
         cause="endpoint-ignored",
         sentence=(
             "no --rdzv-endpoint was given, and --master_addr does not count with --rdzv-backend=c10d:"
@@ -143,7 +143,7 @@ def endpoint_ignored(case: Case) -> Iterator[Finding]:
     )
 
 
-def node_ranks(case: Case) -> Iterator[Finding]:
+def node_ranks(case: Case) -> Iterator[LogFinding]:
     """Two nodes with the same rank, or one beyond the count."""
     given = [e for e in case.config("node_rank") if e.get("value").isdigit()]
     given += _static_ranks(case)
@@ -165,7 +165,7 @@ def node_ranks(case: Case) -> Iterator[Finding]:
         yield _wrong_rank(sentence, [e.line for e in waits[:4]], waits[0], sure=False)
 
 
-def _static_ranks(case: Case) -> list[Event]:
+def _static_ranks(case: Case) -> list[LogEvent]:
     """Return the node ranks of static launchers, which torchrun prints among its rendezvous' settings."""
     found = []
     for event in case.config("rdzv_configs"):
@@ -175,8 +175,10 @@ def _static_ranks(case: Case) -> list[Event]:
     return found
 
 
-def _wrong_rank(sentence: str, evidence: list[Line], event: Event, *, sure: bool) -> Finding:
-    return Finding(
+def _wrong_rank(
+    sentence: str, evidence: list[LogLine], event: LogEvent, *, sure: bool
+) -> LogFinding:
+    return LogFinding(
         cause="wrong-node-rank",
         sentence=sentence,
         confidence=HIGH if sure else MEDIUM,
@@ -190,7 +192,7 @@ def _wrong_rank(sentence: str, evidence: list[Line], event: Event, *, sure: bool
     )
 
 
-def never_joined(case: Case) -> Iterator[Finding]:
+def never_joined(case: Case) -> Iterator[LogFinding]:
     """A rank waited for others in the group's store, and nobody says why they did not come."""
     clients = [e for e in case.of("store_clients") if e.get("own")]
     if clients:
@@ -202,7 +204,7 @@ def never_joined(case: Case) -> Iterator[Finding]:
     event = case.earliest(waits)
     ranks = sorted({int(m["rank"]) for e in waits if (m := _GROUP_KEY.search(e.get("keys")))})
     named = ", ".join(map(str, ranks[:8]))
-    yield Finding(
+    yield LogFinding(
         cause="ranks-never-joined",
         sentence=f"rank {named} never joined the process group",
         confidence=LOW,
@@ -215,11 +217,11 @@ def never_joined(case: Case) -> Iterator[Finding]:
     )
 
 
-def _too_few_ranks(clients: list[Event]) -> Finding:
+def _too_few_ranks(clients: list[LogEvent]) -> LogFinding:
     """Return what the script's own store says: so many of its ranks called it."""
     event = clients[-1]
     joined, wanted = event.get("joined"), event.get("wanted")
-    return Finding(
+    return LogFinding(
         cause="ranks-never-joined",
         sentence=f"only {joined} of {wanted} ranks came to the store of rank 0",
         confidence=MEDIUM,
@@ -232,12 +234,12 @@ def _too_few_ranks(clients: list[Event]) -> Finding:
     )
 
 
-def rendezvous_closed(case: Case) -> Iterator[Finding]:
+def rendezvous_closed(case: Case) -> Iterator[LogFinding]:
     """A node came to a rendezvous that had ended."""
     event = case.first("rdzv_closed")
     if event is None:
         return
-    yield Finding(
+    yield LogFinding(
         cause="rendezvous-closed",
         sentence=f"{event.who.host or 'a node'} came to a rendezvous that had been closed",
         confidence=MEDIUM,

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from torchmuster.diagnose.explain.case import Case, short
-from torchmuster.diagnose.explain.events import Event, Finding
+from torchmuster.diagnose.explain.events import LogEvent, LogFinding
 from torchmuster.diagnose.explain.weigh import HIGH, LOW, MEDIUM, Weight, at
 
 LOOPBACK = re.compile(r"^(?:127\.|localhost$|::1$)")
@@ -13,7 +13,7 @@ _LINK_LOCAL = re.compile(r"^(?:fe80:|169\.254\.)", re.IGNORECASE)
 _QUOTED_NAME = re.compile(r"[\(\[ '](?P<host>[A-Za-z][\w-]*[\w.-]*)[,\]:' ]")
 
 
-def port_taken(case: Case) -> Iterator[Finding]:
+def port_taken(case: Case) -> Iterator[LogFinding]:
     """A port that the job needs belongs to somebody else."""
     found = case.of("port_taken")
     if not found:
@@ -21,7 +21,7 @@ def port_taken(case: Case) -> Iterator[Finding]:
     event = case.earliest(found)
     port = next((e.get("port") for e in found if e.get("port")), "")
     several = len({(e.who.host, e.who.rank, e.who.task) for e in found}) > 1
-    yield Finding(
+    yield LogFinding(
         cause="port-taken",
         sentence=f"the port {port or 'of the store'} is taken by another process",
         confidence=HIGH,
@@ -39,7 +39,7 @@ def port_taken(case: Case) -> Iterator[Finding]:
     )
 
 
-def loopback_endpoint(case: Case) -> Iterator[Finding]:
+def loopback_endpoint(case: Case) -> Iterator[LogFinding]:
     """Other nodes were told an address that means the node itself."""
     found = [
         e
@@ -61,9 +61,9 @@ def loopback_endpoint(case: Case) -> Iterator[Finding]:
         yield _loopback(case.earliest(chosen), chosen, sure=several or bool(meshed))
 
 
-def _loopback(event: Event, found: list[Event], *, sure: bool) -> Finding:
+def _loopback(event: LogEvent, found: list[LogEvent], *, sure: bool) -> LogFinding:
     gloo = event.kind == "gloo_connect"
-    return Finding(
+    return LogFinding(
         cause="loopback-address",
         sentence=(
             "Gloo published a loopback address as a node's: another node that calls it calls itself"
@@ -86,14 +86,14 @@ def _loopback(event: Event, found: list[Event], *, sure: bool) -> Finding:
     )
 
 
-def bridge_address(case: Case) -> Iterator[Finding]:
+def bridge_address(case: Case) -> Iterator[LogFinding]:
     """The address of a container bridge, the same on every node, was published."""
     kinds = ("gloo_connect", "store_connect", "peer_lost")
     found = [e for e in case.of(*kinds) if _PRIVATE_BRIDGE.match(e.get("host"))]
     if not found:
         return
     event = case.earliest(found)
-    yield Finding(
+    yield LogFinding(
         cause="bridge-address",
         sentence=f"a node published {event.get('host')}, the address of a container bridge that every node has",
         confidence=HIGH if event.kind == "gloo_connect" else MEDIUM,
@@ -107,7 +107,7 @@ def bridge_address(case: Case) -> Iterator[Finding]:
     )
 
 
-def link_local(case: Case) -> Iterator[Finding]:
+def link_local(case: Case) -> Iterator[LogFinding]:
     """An address that is valid on one link only, and not without the interface's name."""
     found = [
         e for e in case.of("store_connect", "gloo_connect") if _LINK_LOCAL.match(e.get("host"))
@@ -115,7 +115,7 @@ def link_local(case: Case) -> Iterator[Finding]:
     if not found:
         return
     event = case.earliest(found)
-    yield Finding(
+    yield LogFinding(
         cause="link-local-address",
         sentence=f"{event.get('host')} is an address of one link only: other nodes can't call it",
         confidence=HIGH,
@@ -128,7 +128,7 @@ def link_local(case: Case) -> Iterator[Finding]:
     )
 
 
-def _asked_in_vain(case: Case) -> list[Event]:
+def _asked_in_vain(case: Case) -> list[LogEvent]:
     """Return what looks like torch's harmless word on IPv6, of names that were then called in vain."""
     called = {
         e.get("host") for e in case.of("store_connect", "store_validate") if not e.get("errno")
@@ -141,7 +141,7 @@ def _asked_in_vain(case: Case) -> list[Event]:
     ]
 
 
-def _misspelled(case: Case) -> tuple[Event, str] | None:
+def _misspelled(case: Case) -> tuple[LogEvent, str] | None:
     """Return a call in vain to a name that is written almost like a known host's, and that host."""
     known = {**case.allocated, **case.spoke}
     for event in case.of("store_connect", "store_validate"):
@@ -169,14 +169,14 @@ def is_misspelled(name: str, known: str) -> bool:
     )
 
 
-def misspelled_name(case: Case) -> Iterator[Finding]:
+def misspelled_name(case: Case) -> Iterator[LogFinding]:
     """A name was called that looks like a known host's, written wrongly."""
     found = _misspelled(case) if not case.of("no_name", "rdzv_complete") else None
     if found is None:
         return
     event, like = found
     name = event.get("host")
-    yield Finding(
+    yield LogFinding(
         cause="name-not-resolved",
         sentence=f"{name} did not answer, and its name looks wrong: the hosts are written like {like}",
         confidence=LOW,
@@ -189,7 +189,7 @@ def misspelled_name(case: Case) -> Iterator[Finding]:
     )
 
 
-def names(case: Case) -> Iterator[Finding]:
+def names(case: Case) -> Iterator[LogFinding]:
     """A name that a node can't resolve."""
     found = [*case.of("no_name"), *_asked_in_vain(case)]
     if not found:
@@ -199,7 +199,7 @@ def names(case: Case) -> Iterator[Finding]:
     if not host:
         quoted = (_QUOTED_NAME.search(e.line.text) for e in found)
         host = next((match["host"] for match in quoted if match is not None), "")
-    yield Finding(
+    yield LogFinding(
         cause="name-not-resolved",
         sentence=f"the name {host or 'of the head'} can't be resolved on {event.who.host or 'a node'}",
         confidence=MEDIUM,

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from torchmuster.diagnose.explain.case import Case
-from torchmuster.diagnose.explain.events import Confidence, Event, Finding, Role
+from torchmuster.diagnose.explain.events import Confidence, LineRole, LogEvent, LogFinding
 from torchmuster.diagnose.explain.rules_signals import signal_of
 from torchmuster.diagnose.explain.tracebacks import FETCHES
 from torchmuster.diagnose.explain.weigh import HIGH, LOW, MEDIUM, Weight, at
@@ -116,9 +116,9 @@ _KNOWN: tuple[tuple[str, str, str, str | None], ...] = (
 )
 
 
-def exceptions(case: Case) -> Iterator[Finding]:
+def exceptions(case: Case) -> Iterator[LogFinding]:
     """The first exception that is nobody's echo."""
-    found = [e for e in case.of(*_RAISED) if e.role is Role.CAUSE and not signal_of(e)]
+    found = [e for e in case.of(*_RAISED) if e.role is LineRole.CAUSE and not signal_of(e)]
     raised = [e for e in found if e.get("type") or e.kind != "exception"]
     if not raised:
         yield from _last_lines(case)
@@ -128,7 +128,7 @@ def exceptions(case: Case) -> Iterator[Finding]:
     others = len({(e.who, e.line.path) for e in raised}) - 1
     later = (f"{others} other ranks raised too, later or at the same time",) if others > 0 else ()
     cause, cure, confirm = _program_cause(event)
-    yield Finding(
+    yield LogFinding(
         cause=cause,
         sentence=f"{str(event.who) or 'a process'} failed first: {_words(event)[:300]}",
         confidence=_confidence(case, event, raised),
@@ -143,7 +143,7 @@ def exceptions(case: Case) -> Iterator[Finding]:
     )
 
 
-def _first_of(case: Case, raised: list[Event]) -> Event:
+def _first_of(case: Case, raised: list[LogEvent]) -> LogEvent:
     """Return the one that began: an uncaught one ends a rank, a caught one need not."""
     uncaught = [e for e in raised if e.get("uncaught") or e.kind != "exception"]
     first = case.earliest(uncaught or raised)
@@ -154,7 +154,7 @@ def _first_of(case: Case, raised: list[Event]) -> Event:
     return first
 
 
-def _confidence(case: Case, event: Event, raised: list[Event]) -> Confidence:
+def _confidence(case: Case, event: LogEvent, raised: list[LogEvent]) -> Confidence:
     """Several files without times can't be ordered: then the first is a guess, unless all say the same.
 
     So it is where other nodes' logs are missing, or where the same writer had lost a peer before.
@@ -178,7 +178,7 @@ def _confidence(case: Case, event: Event, raised: list[Event]) -> Confidence:
     )
 
 
-def _had_lost_a_peer(case: Case, event: Event) -> bool:
+def _had_lost_a_peer(case: Case, event: LogEvent) -> bool:
     return any(
         lost.line.path == event.line.path
         and lost.line.order < event.line.order
@@ -187,14 +187,14 @@ def _had_lost_a_peer(case: Case, event: Event) -> bool:
     )
 
 
-def _words(event: Event) -> str:
+def _words(event: LogEvent) -> str:
     if not event.get("type"):
         return event.line.text
     message = event.get("message")
     return f"{event.get('type')}: {message}" if message else event.get("type")
 
 
-def _program_cause(event: Event) -> tuple[str, str, str | None]:
+def _program_cause(event: LogEvent) -> tuple[str, str, str | None]:
     """Return the word for an exception, its cure, and how to confirm it."""
     if event.kind == "cuda_oom":
         return (
@@ -229,7 +229,7 @@ def _program_cause(event: Event) -> tuple[str, str, str | None]:
     return "exception", "mend the line that is named; the other ranks' errors follow from it", None
 
 
-def _last_lines(case: Case) -> Iterator[Finding]:
+def _last_lines(case: Case) -> Iterator[LogFinding]:
     """An exception of which only the last line is there: its log was cut, or something else drew the frames."""
     failed = {e.line.path: e.line.order for e in case.of("child_failed", "task_exit", "final")}
     ends = {line.order for log in case.record.logs for line in log.last[-3:]}
@@ -242,7 +242,7 @@ def _last_lines(case: Case) -> Iterator[Finding]:
         return
     event = case.earliest(found)
     cause, cure, confirm = _program_cause(event)
-    yield Finding(
+    yield LogFinding(
         cause=cause,
         sentence=f"{str(event.who) or 'a process'} failed: {_words(event)[:300]}",
         confidence=LOW if _had_lost_a_peer(case, event) else MEDIUM,
@@ -255,18 +255,18 @@ def _last_lines(case: Case) -> Iterator[Finding]:
     )
 
 
-def _own_connection(case: Case) -> Iterator[Finding]:
+def _own_connection(case: Case) -> Iterator[LogFinding]:
     """An exception that reads like an echo, of code that is not torch's: a server of the program's own."""
     found = [
         e
         for e in case.of("exception", "errno", "peer_lost")
-        if e.role is Role.ECHO
+        if e.role is LineRole.ECHO
         and re.match(r"(?:Connection|BrokenPipe|Timeout|EOF)\w*Error$", e.get("type"))
     ]
     if not found:
         return
     event = case.earliest(found)
-    yield Finding(
+    yield LogFinding(
         cause="connection-refused" if "efused" in event.get("message") else "exception",
         sentence=f"{str(event.who) or 'a process'} failed: {_words(event)[:300]}",
         confidence=LOW,
@@ -288,13 +288,13 @@ def _echoes_ruled_out(case: Case) -> tuple[str, ...]:
     )
 
 
-def exit_codes(case: Case) -> Iterator[Finding]:
+def exit_codes(case: Case) -> Iterator[LogFinding]:
     """A rank ended with a number and without a word."""
     # 126 and 127 are the shell's, 128 and more are signals.
     raised = {e.line.path for e in case.events if e.get("uncaught")}
     failed = [e for e in case.of("child_failed", "exit_code") if 0 < _code(e) < 126]
     # Python ends with 1 after an exception: one that told of a lost peer is no silent end, also where a log is cut.
-    raised |= {e.line.path for e in case.events if e.role is Role.ECHO and e.get("type")}
+    raised |= {e.line.path for e in case.events if e.role is LineRole.ECHO and e.get("type")}
     raised |= {e.line.path for e in case.of(*_LOST)}
     failed = [e for e in failed if _code(e) != 1 or e.line.path not in raised]
     failed += [
@@ -305,7 +305,7 @@ def exit_codes(case: Case) -> Iterator[Finding]:
     event = case.earliest(failed)
     code = _code(event)
     words = _last_words(case, event)
-    yield Finding(
+    yield LogFinding(
         cause="exit-code",
         sentence=f"{_who_ended(event)} ended with {f'exit code {code}' if code else 'a failure'} and no exception",
         # Python ends with 1 after an exception: it stood somewhere that is not here.
@@ -320,12 +320,12 @@ def exit_codes(case: Case) -> Iterator[Finding]:
     )
 
 
-def _code(event: Event) -> int:
+def _code(event: LogEvent) -> int:
     word = event.get("code") or event.get("other")
     return int(word) if re.fullmatch(r"-?\d{1,9}", word) else 0
 
 
-def _who_ended(event: Event) -> str:
+def _who_ended(event: LogEvent) -> str:
     local_rank = event.get("local_rank")
     who = str(event.who)
     if local_rank:
@@ -335,7 +335,7 @@ def _who_ended(event: Event) -> str:
     )
 
 
-def _last_words(case: Case, event: Event) -> tuple[str, ...]:
+def _last_words(case: Case, event: LogEvent) -> tuple[str, ...]:
     """Return what stood just before it."""
     for log in case.record.logs:
         if log.path == event.line.path:

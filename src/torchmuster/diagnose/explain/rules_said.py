@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from torchmuster.diagnose.explain.case import Case
-from torchmuster.diagnose.explain.events import Confidence, Event, Finding, Line
+from torchmuster.diagnose.explain.events import Confidence, LogEvent, LogFinding, LogLine
 from torchmuster.diagnose.explain.weigh import (
     HIGH,
     LOW,
@@ -52,7 +52,7 @@ _NO_MEMORY = re.compile(r"allocate memory|memlock|locked")
 _XIDS_OF_PROGRAMS = frozenset({"13", "31", "43", "45"})
 
 
-def said_itself(case: Case) -> Iterator[Finding]:
+def said_itself(case: Case) -> Iterator[LogFinding]:
     """A line that leaves no second reading."""
     for kind, (cause, sentence, cure) in _SPECIFIC.items():
         found = [e for e in case.of(kind) if e.get("xid") not in _XIDS_OF_PROGRAMS]
@@ -64,7 +64,7 @@ def said_itself(case: Case) -> Iterator[Finding]:
         more += [f"Xid {event.get('xid')} of {event.get('bus')}"] if event.get("xid") else []
         if event.get("rank_a"):
             more.append(f"ranks {event.get('rank_a')} and {event.get('rank_b')}")
-        yield Finding(
+        yield LogFinding(
             cause=cause,
             sentence=sentence + (f" ({', '.join(more)})" if more else ""),
             confidence=_how_sure(case, found),
@@ -76,7 +76,7 @@ def said_itself(case: Case) -> Iterator[Finding]:
         )
 
 
-def _how_sure(case: Case, found: list[Event]) -> Confidence:
+def _how_sure(case: Case, found: list[LogEvent]) -> Confidence:
     """A line that ended nothing is a guess; what others leave behind, or a program may do without, is no proof."""
     if all(was_survived(case, e) for e in found):
         return LOW
@@ -88,18 +88,18 @@ def _how_sure(case: Case, found: list[Event]) -> Confidence:
     return HIGH
 
 
-def _how_heavy(case: Case, found: list[Event]) -> int:
+def _how_heavy(case: Case, found: list[LogEvent]) -> int:
     if all(was_survived(case, e) for e in found):
         return Weight.ENVELOPE - 2
     return Weight.PROGRAM - 1 if found[0].kind in _MAY_FOLLOW else Weight.SPECIFIC
 
 
-def nccl_warnings(case: Case) -> Iterator[Finding]:
+def nccl_warnings(case: Case) -> Iterator[LogFinding]:
     """NCCL said something that no other rule knows."""
     event = case.first("nccl_warn")
     if event is None:
         return
-    yield Finding(
+    yield LogFinding(
         cause="nccl-warning",
         sentence=f"NCCL failed: {event.get('text')[:200]}",
         confidence=LOW,
@@ -111,7 +111,7 @@ def nccl_warnings(case: Case) -> Iterator[Finding]:
     )
 
 
-def wrong_provider(case: Case) -> Iterator[Finding]:
+def wrong_provider(case: Case) -> Iterator[LogFinding]:
     """A libfabric provider of another kind of network than this machine's."""
     asked = case.variable("FI_PROVIDER")
     headers = [line for log in case.record.logs for line in log.header]
@@ -129,8 +129,8 @@ def wrong_provider(case: Case) -> Iterator[Finding]:
         yield _provider(sentence, plugin[0], sure=False)
 
 
-def _provider(sentence: str, line: Line, *, sure: bool) -> Finding:
-    return Finding(
+def _provider(sentence: str, line: LogLine, *, sure: bool) -> LogFinding:
+    return LogFinding(
         cause="wrong-provider",
         sentence=sentence,
         confidence=HIGH if sure else LOW,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from torchmuster.diagnose.explain.case import Case
-from torchmuster.diagnose.explain.events import Finding
+from torchmuster.diagnose.explain.events import LogFinding
 from torchmuster.diagnose.explain.weigh import HIGH, MEDIUM, Weight, at
 
 # Kind of event: cause, sentence, cure.
@@ -26,12 +26,12 @@ _ENDS = {
 }
 
 
-def time_limit(case: Case) -> Iterator[Finding]:
+def time_limit(case: Case) -> Iterator[LogFinding]:
     """The scheduler ended the job because its time was up."""
     event = case.first("time_limit")
     if event is None:
         return
-    yield Finding(
+    yield LogFinding(
         cause="time-limit",
         sentence="the scheduler ended the job: its time limit was reached",
         confidence=HIGH,
@@ -44,14 +44,14 @@ def time_limit(case: Case) -> Iterator[Finding]:
     )
 
 
-def ended_by_scheduler(case: Case) -> Iterator[Finding]:
+def ended_by_scheduler(case: Case) -> Iterator[LogFinding]:
     """Preempted, evicted, or a node failed."""
     for kind, (cause, sentence, cure) in _ENDS.items():
         event = case.first(kind)
         if event is None:
             continue
         node = event.get("host") or event.get("node")
-        yield Finding(
+        yield LogFinding(
             cause=cause,
             sentence=sentence,
             confidence=HIGH,
@@ -63,12 +63,12 @@ def ended_by_scheduler(case: Case) -> Iterator[Finding]:
         )
 
 
-def killed_by_pbs(case: Case) -> Iterator[Finding]:
+def killed_by_pbs(case: Case) -> Iterator[LogFinding]:
     """PBS says in words of its own why it ended the job."""
     event = case.first("pbs_killed")
     if event is None:
         return
-    yield Finding(
+    yield LogFinding(
         cause="scheduler-ended",
         sentence=f"PBS ended the job: {event.get('why')}",
         confidence=HIGH,
@@ -80,12 +80,12 @@ def killed_by_pbs(case: Case) -> Iterator[Finding]:
     )
 
 
-def cancelled(case: Case) -> Iterator[Finding]:
+def cancelled(case: Case) -> Iterator[LogFinding]:
     """Somebody cancelled it; schedulers also cancel what is left of a job that failed by itself."""
     event = case.first("cancelled")
     if event is None or case.of("time_limit", "preempted", "node_failed"):
         return
-    yield Finding(
+    yield LogFinding(
         cause="cancelled",
         sentence="the job was cancelled from outside",
         confidence=MEDIUM,

@@ -5,7 +5,7 @@ import signal
 from collections.abc import Iterator
 
 from torchmuster.diagnose.explain.case import Case
-from torchmuster.diagnose.explain.events import Confidence, Event, Finding
+from torchmuster.diagnose.explain.events import Confidence, LogEvent, LogFinding
 from torchmuster.diagnose.explain.weigh import HIGH, LOW, MEDIUM, Weight, at
 
 _WORDS = {
@@ -63,13 +63,13 @@ _LOADER_HIT_SIGBUS = (
 )
 
 
-def out_of_memory(case: Case) -> Iterator[Finding]:
+def out_of_memory(case: Case) -> Iterator[LogFinding]:
     """The kernel or the scheduler says that it killed for want of memory."""
     proof = case.first("oom_proof")
     if proof is None:
         return
     node = proof.who.host or "a node"
-    yield Finding(
+    yield LogFinding(
         cause="out-of-memory",
         sentence=f"the memory of {node} (or of the job's limit) ran out, and a process was killed for it",
         # A scheduler speaks of this job; the kernel may speak of any process, also of an earlier one.
@@ -86,9 +86,9 @@ def out_of_memory(case: Case) -> Iterator[Finding]:
     )
 
 
-def _killed(case: Case) -> dict[int, list[Event]]:
+def _killed(case: Case) -> dict[int, list[LogEvent]]:
     """Return what was ended by a signal, by its number."""
-    found: dict[int, list[Event]] = {}
+    found: dict[int, list[LogEvent]] = {}
     kinds = (
         *("child_failed", "signal_received", "killed_line", "task_exit", "loader_killed"),
         *("exit_code", "table_row", "fatal_python"),
@@ -100,7 +100,7 @@ def _killed(case: Case) -> dict[int, list[Event]]:
     return found
 
 
-def signal_of(event: Event) -> int:
+def signal_of(event: LogEvent) -> int:
     """Return the number of the signal that an event speaks of; 0 if of none."""
     if event.kind == "fatal_python":  # what faulthandler writes
         words = event.get("what").replace("-", " ")
@@ -131,7 +131,7 @@ def _of_code(code: int) -> int:
     return number if 0 < number <= signal.NSIG else 0
 
 
-def signals(case: Case) -> Iterator[Finding]:
+def signals(case: Case) -> Iterator[LogFinding]:
     """A process was ended by a signal that nobody explains."""
     for number, found in _killed(case).items():
         if number in _FROM_OUTSIDE:
@@ -143,7 +143,7 @@ def signals(case: Case) -> Iterator[Finding]:
             yield _ended(case, number, begun)
 
 
-def _had_lost_its_peer(case: Case, event: Event) -> bool:
+def _had_lost_its_peer(case: Case, event: LogEvent) -> bool:
     """Say whether the same writer had said before its end that others were gone.
 
     NCCL's watchdog, and an exception that nobody caught, abort the process: such an end is an echo.
@@ -157,7 +157,7 @@ def _had_lost_its_peer(case: Case, event: Event) -> bool:
     )
 
 
-def _global_rank(case: Case, event: Event) -> int | None:
+def _global_rank(case: Case, event: LogEvent) -> int | None:
     """Return the rank that a local one is, as the launcher's table of failures says; None if it doesn't."""
     for row in case.of("table_row"):
         match = _RANK_ROW.match(row.get("value")) if row.get("key") == "rank" else None
@@ -167,7 +167,7 @@ def _global_rank(case: Case, event: Event) -> int | None:
     return None
 
 
-def _ended(case: Case, number: int, found: list[Event]) -> Finding:
+def _ended(case: Case, number: int, found: list[LogEvent]) -> LogFinding:
     event = case.earliest(found)
     name = signal.Signals(number).name if number in list(signal.Signals) else f"signal {number}"
     meaning = _MEANINGS.get(number)
@@ -175,7 +175,7 @@ def _ended(case: Case, number: int, found: list[Event]) -> Finding:
         meaning = _LOADER_HIT_SIGBUS
     default = ("signal", f"was ended by {name}", f"find who sends {name}: `man 7 signal`", LOW)
     cause, sentence, cure, confidence = meaning or default
-    return Finding(
+    return LogFinding(
         cause=cause,
         sentence=f"{_who(event)} {sentence}",
         confidence=confidence,
@@ -195,14 +195,14 @@ def _ended(case: Case, number: int, found: list[Event]) -> Finding:
     )
 
 
-def _who(event: Event) -> str:
+def _who(event: LogEvent) -> str:
     local_rank = event.get("local_rank")
     if local_rank:
         return f"local rank {local_rank}{f' on {event.who.host}' if event.who.host else ''}"
     return str(event.who) or "a worker"
 
 
-def ended_from_outside(case: Case) -> Iterator[Finding]:
+def ended_from_outside(case: Case) -> Iterator[LogFinding]:
     """SIGTERM, SIGHUP or SIGINT reached a launcher: somebody ended the job."""
     for number, found in _killed(case).items():
         told = [e for e in found if e.kind in ("signal_received", "killed_line")]
@@ -212,7 +212,7 @@ def ended_from_outside(case: Case) -> Iterator[Finding]:
         event = case.earliest(told)
         name = signal.Signals(number).name
         hangup = number == signal.SIGHUP
-        yield Finding(
+        yield LogFinding(
             cause="hangup" if hangup else "cancelled",
             sentence=(
                 "the terminal went away (SIGHUP) and took the job with it"
@@ -233,14 +233,14 @@ def ended_from_outside(case: Case) -> Iterator[Finding]:
         )
 
 
-def interrupted(case: Case) -> Iterator[Finding]:
+def interrupted(case: Case) -> Iterator[LogFinding]:
     """Ctrl-C reached a script that no launcher watched."""
     found = [e for e in case.of("exception") if e.get("type") == "KeyboardInterrupt"]
     found = [e for e in found if e.get("uncaught")]
     if not found:
         return
     event = case.earliest(found)
-    yield Finding(
+    yield LogFinding(
         cause="cancelled",
         sentence=f"{str(event.who) or 'the script'} was interrupted (SIGINT, Ctrl-C)",
         confidence=MEDIUM,
@@ -252,7 +252,7 @@ def interrupted(case: Case) -> Iterator[Finding]:
     )
 
 
-def _was_ended_by_its_launcher(case: Case, event: Event) -> bool:
+def _was_ended_by_its_launcher(case: Case, event: LogEvent) -> bool:
     """Say whether a launcher tells of a rank that it ended itself, after another one had failed.
 
     It does so in the table of its failures, and it had said before that it sends the signal.

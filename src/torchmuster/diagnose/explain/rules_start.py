@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torchmuster.diagnose.explain.case import Case, short
-from torchmuster.diagnose.explain.events import Event, Finding
+from torchmuster.diagnose.explain.events import LogEvent, LogFinding
 from torchmuster.diagnose.explain.weigh import HIGH, LOW, Weight, at, is_notice, was_survived
 
 
@@ -130,7 +130,7 @@ _NAMES = (
 )
 
 
-def could_not_start(case: Case) -> Iterator[Finding]:
+def could_not_start(case: Case) -> Iterator[LogFinding]:
     """Something was missing on a node before any training."""
     for kind, missing in _MISSING.items():
         found = [e for e in case.of(kind) if not _is_probe(e) and not is_notice(e)]
@@ -140,7 +140,7 @@ def could_not_start(case: Case) -> Iterator[Finding]:
         named = next((event.get(name) for name in _NAMES if event.get(name)), "")
         hosts = sorted({short(e.who.host) for e in found if e.who.host})
         passed = all(was_survived(case, e) for e in found)
-        yield Finding(
+        yield LogFinding(
             cause=missing.cause,
             sentence=f"{missing.sentence}{f': {named}' if named else ''}",
             confidence=LOW if passed else HIGH,
@@ -155,7 +155,7 @@ def could_not_start(case: Case) -> Iterator[Finding]:
         )
 
 
-def _is_probe(event: Event) -> bool:
+def _is_probe(event: LogEvent) -> bool:
     """Say whether a script only looked for something: `which nvidia-smi`, `ls`, deactivate."""
     command = (event.get("command") or event.get("other")).rpartition("/")[2]
     return command in _PROBES

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from torchmuster.diagnose.explain.case import Case, short
-from torchmuster.diagnose.explain.events import Confidence, Event, Finding
+from torchmuster.diagnose.explain.events import Confidence, LogEvent, LogFinding
 from torchmuster.diagnose.explain.rules_network import LOOPBACK
 from torchmuster.diagnose.explain.weigh import HIGH, LOW, MEDIUM, Weight, at
 
@@ -80,7 +80,7 @@ class _Calls:
     head_had_ended: bool | None
 
 
-def cannot_reach_store(case: Case) -> Iterator[Finding]:
+def cannot_reach_store(case: Case) -> Iterator[LogFinding]:
     """Callers did not get through to the store."""
     calls = [
         e
@@ -93,7 +93,7 @@ def cannot_reach_store(case: Case) -> Iterator[Finding]:
     if known.began_to_train:
         return  # the store was there, and went with its node: that is an echo
     event = case.earliest(calls)
-    basis = Finding(
+    basis = LogFinding(
         cause="store-unreachable",
         sentence=f"the store at {known.target} could not be reached",
         confidence=LOW,
@@ -109,7 +109,7 @@ def cannot_reach_store(case: Case) -> Iterator[Finding]:
     yield replace(basis, cause=cause, sentence=sentence, cure=cure, confidence=confidence)
 
 
-def _known(case: Case, calls: list[Event]) -> _Calls:
+def _known(case: Case, calls: list[LogEvent]) -> _Calls:
     event = case.earliest(calls)
     port = event.get("port")
     callers = {host for e in calls if (host := _caller(e, event.get("host")))}
@@ -135,7 +135,7 @@ def _known(case: Case, calls: list[Event]) -> _Calls:
     )
 
 
-def _caller(event: Event, called: str) -> str:
+def _caller(event: LogEvent, called: str) -> str:
     """Return who called: its host, or the called one itself where the log bears its name, as in `worker-0.log`."""
     if event.who.host:
         return short(event.who.host)
@@ -143,13 +143,13 @@ def _caller(event: Event, called: str) -> str:
     return short(called) if stem.endswith(short(called)) else ""
 
 
-def _workers_called(case: Case, calls: list[Event]) -> bool:
+def _workers_called(case: Case, calls: list[LogEvent]) -> bool:
     """Say whether a launcher tells of the end of ranks whose own code called: it had started them, so they had met."""
     failed = {e.line.path for e in case.of("child_failed")}
     return any(e.get("own") and e.line.path in failed for e in calls)
 
 
-def _head_had_ended(case: Case, calls: list[Event]) -> bool | None:
+def _head_had_ended(case: Case, calls: list[LogEvent]) -> bool | None:
     """Say whether the head's wait was over before the first call began; None when the times don't tell."""
     ends = [_end_of_wait(case, event) for event in case.of("rdzv_timeout")]
     known = [end for end in ends if end is not None]
@@ -157,12 +157,12 @@ def _head_had_ended(case: Case, calls: list[Event]) -> bool | None:
     return min(began) > max(known) + 1.0 if known and began else None
 
 
-def _waited_s(event: Event) -> float:
+def _waited_s(event: LogEvent) -> float:
     match = _WAITED.search(event.line.text)
     return int(match["ms"]) / 1e3 if match is not None else 0.0
 
 
-def _end_of_wait(case: Case, event: Event) -> float | None:
+def _end_of_wait(case: Case, event: LogEvent) -> float | None:
     """Return when a node gave up, by its own clock: as the line says, or as long after its start as it was to wait."""
     if event.line.when is not None:
         return event.line.when
@@ -175,7 +175,7 @@ def _end_of_wait(case: Case, event: Event) -> float | None:
     return max(before) + limit_s if before else None
 
 
-def _before_calls(case: Case, calls: list[Event]) -> bool:
+def _before_calls(case: Case, calls: list[LogEvent]) -> bool:
     """Say whether training had begun before the first call that failed."""
     first = case.earliest(calls).line
     steps = [e.line for log in case.record.logs for e in log.last_progress.values()]

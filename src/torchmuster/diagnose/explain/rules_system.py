@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torchmuster.diagnose.explain.case import Case
-from torchmuster.diagnose.explain.events import Confidence, Event, Finding, Role
+from torchmuster.diagnose.explain.events import Confidence, LineRole, LogEvent, LogFinding
 from torchmuster.diagnose.explain.sentences import SENTENCES
 from torchmuster.diagnose.explain.weigh import HIGH, LOW, MEDIUM, Weight, at
 
@@ -116,18 +116,18 @@ _IN_SHM = re.compile(r"/dev/shm|</?torch_\d|shared memory")
 _PATH = re.compile(r"'(/[^']+)'")
 
 
-def system_errors(case: Case) -> Iterator[Finding]:
+def system_errors(case: Case) -> Iterator[LogFinding]:
     """The first line of each error number; what ended a process says more than what it logged before."""
     seen: set[int] = set()
     for event in sorted(case.of("errno"), key=lambda event: not event.get("uncaught")):
         number = number_of(event)
-        if not number or number in seen or event.role is not Role.CAUSE:
+        if not number or number in seen or event.role is not LineRole.CAUSE:
             continue
         seen.add(number)
         yield _finding(event, number)
 
 
-def _finding(event: Event, number: int) -> Finding:
+def _finding(event: LogEvent, number: int) -> LogFinding:
     meaning = _MEANINGS.get(number) or _Meaning(
         cause="system-error",
         sentence=f"the kernel answered {errno.errorcode.get(number, number)}: {os.strerror(number).lower()}",
@@ -138,7 +138,7 @@ def _finding(event: Event, number: int) -> Finding:
     if number == errno.ENOSPC and (_IN_SHM.search(event.line.text) or "torch_" in path):
         cause, sentence, cure = "small-dev-shm", "/dev/shm is full", SMALL_SHM_CURE
     raised = bool(event.get("type"))
-    return Finding(
+    return LogFinding(
         cause=cause,
         sentence=f"{sentence}{f': {path}' if path else ''}",
         confidence=meaning.confidence if raised or meaning.confidence is HIGH else LOW,
@@ -158,7 +158,7 @@ def _filled(command: str | None, path: str) -> str | None:
     return command.replace("PATH", os.path.dirname(path) or "PATH") if command else None
 
 
-def number_of(event: Event) -> int:
+def number_of(event: LogEvent) -> int:
     """Return the error number that an event names, by number or by its sentence; 0 if it names none."""
     if event.get("errno").isdigit():
         return int(event.get("errno"))

@@ -10,14 +10,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from torchmuster.diagnose.explain import patterns, prefix
-from torchmuster.diagnose.explain.events import Event, Line, Role, Who
+from torchmuster.diagnose.explain.events import LineRole, LogEvent, LogLine, Who
 from torchmuster.diagnose.explain.shapes import (
     MAX_EVENTS_OF_A_SHAPE,
     MAX_PROGRESS_BYTES,
     Shape,
     ShapeTable,
 )
-from torchmuster.diagnose.explain.sources import Notes, Source, open_sources
+from torchmuster.diagnose.explain.sources import LogSource, Notes, open_sources
 from torchmuster.diagnose.explain.tracebacks import TracebackReader
 from torchmuster.diagnose.explain.unpack import Readable
 
@@ -56,16 +56,16 @@ class Log:
     who: Who
     num_lines: int = 0
     num_bytes: int = 0
-    header: list[Line] = field(default_factory=list)
-    last: list[Line] = field(default_factory=list)
-    last_progress: dict[Who, Event] = field(default_factory=dict)
+    header: list[LogLine] = field(default_factory=list)
+    last: list[LogLine] = field(default_factory=list)
+    last_progress: dict[Who, LogEvent] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
-class Record:
+class LogRecord:
     """Everything that the logs say."""
 
-    events: list[Event] = field(default_factory=list)
+    events: list[LogEvent] = field(default_factory=list)
     logs: list[Log] = field(default_factory=list)
     notes: Notes = field(default_factory=Notes)
     num_lines: int = 0
@@ -74,7 +74,7 @@ class Record:
 
 def read_logs(
     paths: Iterable[str], *, year: int, streams: Iterable[tuple[str, Readable]] = ()
-) -> Record:
+) -> LogRecord:
     """Return the events of logs, in bounded memory.
 
     Args:
@@ -86,9 +86,11 @@ def read_logs(
     return read_sources(open_sources(paths, notes, streams), year=year, notes=notes)
 
 
-def read_sources(sources: Iterable[Source], *, year: int, notes: Notes | None = None) -> Record:
+def read_sources(
+    sources: Iterable[LogSource], *, year: int, notes: Notes | None = None
+) -> LogRecord:
     """Return the events of logs that are open."""
-    record = Record(notes=notes or Notes())
+    record = LogRecord(notes=notes or Notes())
     scanner = _Scanner(record, year)
     for source in sources:
         scanner.read(source)
@@ -113,14 +115,14 @@ def who_of_path(path: str) -> Who:
 class _Scanner:
     """Reads one source after the other; what it learns of one serves for all."""
 
-    def __init__(self, record: Record, year: int) -> None:
+    def __init__(self, record: LogRecord, year: int) -> None:
         self.record = record
         self.year = year
         self.words = patterns.WordFilter()
         self.table = ShapeTable()
         self.num_frame_lines = 0
 
-    def read(self, source: Source) -> None:
+    def read(self, source: LogSource) -> None:
         """Read a log to its end."""
         self.log = Log(path=source.path, who=who_of_path(source.path), num_lines=source.num_before)
         self.tracebacks = TracebackReader()
@@ -164,7 +166,7 @@ class _Scanner:
         self.log.num_bytes += len(block)
 
     def _take_line(self, raw: bytes, shape: bytes, state: Shape | None, number: int) -> None:
-        line: Line | None = None
+        line: LogLine | None = None
         if number <= self.header_lines:
             line = self._line(raw, number)
             self.log.header.append(line)
@@ -187,7 +189,7 @@ class _Scanner:
             return False
         return patterns.may_mean_something(prefix.clean(raw))
 
-    def _takes_traceback(self, line: Line) -> bool:
+    def _takes_traceback(self, line: LogLine) -> bool:
         """Say whether a line belongs to a traceback, and so means nothing else."""
         if self.tracebacks.holds(line):
             list(self.tracebacks.take(line))
@@ -201,7 +203,7 @@ class _Scanner:
         self.tracebacks.superseded.clear()
         return bool(ended)
 
-    def _judge(self, line: Line, state: Shape, raw: bytes) -> None:
+    def _judge(self, line: LogLine, state: Shape, raw: bytes) -> None:
         if self.tracebacks.opens(line) or self.tracebacks.announces(line):
             return
         found = patterns.match(line.text)
@@ -214,7 +216,7 @@ class _Scanner:
             self.table.keep_progress(state, line.number, raw)
             return
         self.table.take(state)
-        self._add(Event(kind=pattern.kind, role=pattern.role, line=line, fields=fields))
+        self._add(LogEvent(kind=pattern.kind, role=pattern.role, line=line, fields=fields))
 
     def _keep_progress(self) -> None:
         """Note how far each writer got, from the last lines of each shape."""
@@ -231,17 +233,17 @@ class _Scanner:
                 seen.add(line.who)
                 self._note_progress(line)
 
-    def _note_progress(self, line: Line) -> None:
+    def _note_progress(self, line: LogLine) -> None:
         found = patterns.PROGRESS.regex.search(line.text)
         known = self.log.last_progress.get(line.who)
         if found is not None and (known is None or known.line.order < line.order):
             fields = patterns.fields_of(found)
-            event = Event(kind="progress", role=Role.CONTEXT, line=line, fields=fields)
+            event = LogEvent(kind="progress", role=LineRole.CONTEXT, line=line, fields=fields)
             self.log.last_progress[line.who] = event
 
-    def _line(self, raw: bytes, number: int) -> Line:
+    def _line(self, raw: bytes, number: int) -> LogLine:
         text, who, when = prefix.split(prefix.clean(raw), self.year)
-        return Line(
+        return LogLine(
             path=self.log.path,
             number=number,
             text=text,
@@ -250,7 +252,7 @@ class _Scanner:
             when=when,
         )
 
-    def _add(self, event: Event) -> None:
+    def _add(self, event: LogEvent) -> None:
         if len(self.record.events) < MAX_EVENTS:
             self.record.events.append(event)
         else:

@@ -14,7 +14,7 @@ from typing import IO, Any
 from torchmuster.diagnose.explain.unpack import (
     DAMAGES,
     ZSTD,
-    Member,
+    ArchiveMember,
     Readable,
     Stream,
     by_hand,
@@ -68,7 +68,7 @@ class _Budget:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class LogSource:
     """One log: its name for messages, and its blocks, each ending at the end of a line.
 
     Attributes:
@@ -82,7 +82,7 @@ class Source:
 
 def open_sources(
     paths: Iterable[str], notes: Notes, streams: Iterable[tuple[str, Readable]] = ()
-) -> Iterator[Source]:
+) -> Iterator[LogSource]:
     """Yield every log below these paths, in a natural order; at most 20,000.
 
     Args:
@@ -106,7 +106,7 @@ def open_sources(
                 return
 
 
-def first_and_last(path: str, first_bytes: int, last_bytes: int) -> Iterator[Source]:
+def first_and_last(path: str, first_bytes: int, last_bytes: int) -> Iterator[LogSource]:
     """Yield the beginning and the end of a log as two; of a short one all as one, of what is no text nothing.
 
     Lines between them are counted, so that those of the end have their numbers; of a very long log they are not, and
@@ -120,10 +120,10 @@ def first_and_last(path: str, first_bytes: int, last_bytes: int) -> Iterator[Sou
                 return
             if size <= first_bytes + last_bytes:
                 whole = _without_holes((head + file.read(last_bytes)).lstrip(b"\0"))
-                yield Source(path=path, blocks=iter([_plain(whole)]))
+                yield LogSource(path=path, blocks=iter([_plain(whole)]))
                 return
             head = head[: head.rfind(b"\n") + 1]
-            yield Source(path=path, blocks=iter([_plain(_without_holes(head.lstrip(b"\0")))]))
+            yield LogSource(path=path, blocks=iter([_plain(_without_holes(head.lstrip(b"\0")))]))
             if size > _MAX_COUNTED_BYTES:
                 path, num_before = f"{path}, last {last_bytes >> 10} KiB", 0
             else:
@@ -131,7 +131,7 @@ def first_and_last(path: str, first_bytes: int, last_bytes: int) -> Iterator[Sou
                 num_before = _ends(head) + _count_lines(file, size - last_bytes - len(head))
             file.seek(size - last_bytes)
             _, _, tail = _plain(_without_holes(file.read(last_bytes))).partition(b"\n")
-            yield Source(path=path, blocks=iter([tail]), num_before=num_before + 1)
+            yield LogSource(path=path, blocks=iter([tail]), num_before=num_before + 1)
     except OSError:
         return
 
@@ -169,7 +169,7 @@ def _files_below(path: str, notes: Notes) -> Iterator[str]:
                 yield full
 
 
-def _open(path: str, notes: Notes) -> Iterator[Source]:
+def _open(path: str, notes: Notes) -> Iterator[LogSource]:
     """Yield the logs of one file. What is no plain file is not waited for, nor what is still being written."""
     try:
         if not os.path.isfile(path):
@@ -200,7 +200,7 @@ class _UntilNow:
 
 def _open_stream(
     path: str, file: Readable, notes: Notes, budget: _Budget, depth: int = 0
-) -> Iterator[Source]:
+) -> Iterator[LogSource]:
     """Yield the logs that a stream holds, whatever it is packed in."""
     try:
         head = _first_bytes(file)
@@ -228,7 +228,7 @@ def _open_stream(
         share = f"{noise:.0%} of the beginning is control characters and runs of zeros"
         notes.add(path, f"it is not text: {share}")
     else:
-        yield Source(path=path, blocks=_blocks(stream, path, notes, budget))
+        yield LogSource(path=path, blocks=_blocks(stream, path, notes, budget))
 
 
 def _typed(path: str) -> str:
@@ -243,11 +243,13 @@ def _first_bytes(file: Readable) -> bytes:
     return head
 
 
-def _open_tar(path: str, file: Any, notes: Notes, budget: _Budget, depth: int) -> Iterator[Source]:
+def _open_tar(
+    path: str, file: Any, notes: Notes, budget: _Budget, depth: int
+) -> Iterator[LogSource]:
     if budget.left is None:
         budget = _Budget(MAX_UNPACKED_BYTES)
     try:
-        with tarfile.open(fileobj=file, mode="r|", tarinfo=Member) as archive:
+        with tarfile.open(fileobj=file, mode="r|", tarinfo=ArchiveMember) as archive:
             num_members = 0
             while (member := archive.next()) is not None:
                 archive.members.clear()  # type: ignore[attr-defined]  # else all are kept

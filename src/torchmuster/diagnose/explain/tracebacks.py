@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from torchmuster.diagnose.explain.events import Event, Line, Role, Who
+from torchmuster.diagnose.explain.events import LineRole, LogEvent, LogLine, Who
 from torchmuster.diagnose.explain.patterns import Pattern, match
 from torchmuster.diagnose.explain.sentences import of_a_file
 from torchmuster.model.failure import ECHOES
@@ -70,10 +70,10 @@ _NOT_AN_EXCEPTION = frozenset({"File", "Traceback", "During", "The"})
 
 @dataclass(slots=True)
 class _Open:
-    first: Line
+    first: LogLine
     has_start: bool = True
     is_ignored: bool = False  # an end of nothing: Python or logging only tells of it
-    lines: list[Line] = field(default_factory=list)
+    lines: list[LogLine] = field(default_factory=list)
     num_lines: int = 0
     outermost: str | None = None  # the function of the first frame
     beneath: "_Ended | None" = (
@@ -91,7 +91,7 @@ class _Ended:
         num_after: Lines of its writer since then: messages may have several.
     """
 
-    event: Event
+    event: LogEvent
     caught_in: str
     between: str = ""
     num_after: int = 0
@@ -103,8 +103,10 @@ class TracebackReader:
     def __init__(self) -> None:
         self._open: dict[Who, _Open] = {}
         self._last: dict[Who, _Ended] = {}  # what each writer's last traceback said
-        self.superseded: list[Event] = []
-        self._ignored: Line | None = None  # says that the next traceback of its writer ends nothing
+        self.superseded: list[LogEvent] = []
+        self._ignored: LogLine | None = (
+            None  # says that the next traceback of its writer ends nothing
+        )
 
     @property
     def is_open(self) -> bool:
@@ -120,14 +122,14 @@ class TracebackReader:
         }
         self._last.clear()
 
-    def announces(self, line: Line) -> bool:
+    def announces(self, line: LogLine) -> bool:
         """Say whether a line tells that a traceback follows which ends nothing: of a destructor, or of a log's own error."""
         if not line.text.startswith(_IGNORED):
             return False
         self._ignored = line
         return True
 
-    def opens(self, line: Line) -> bool:
+    def opens(self, line: LogLine) -> bool:
         """Begin a traceback if this line does; say whether it did. A second one of the same writer is a part of it."""
         is_frame = (
             _FRAME.match(line.text) is not None
@@ -145,15 +147,15 @@ class TracebackReader:
             self._open[line.who] = known
         return True
 
-    def _is_ignored(self, line: Line) -> bool:
+    def _is_ignored(self, line: LogLine) -> bool:
         before, self._ignored = self._ignored, None
         return before is not None and before.who == line.who and line.number - before.number < 3
 
-    def holds(self, line: Line) -> bool:
+    def holds(self, line: LogLine) -> bool:
         """Say whether a line can only be a part of the open traceback of its writer: a frame or its code."""
         return line.who in self._open and line.text.startswith((" ", "\t"))
 
-    def take(self, line: Line) -> Iterator[Event]:
+    def take(self, line: LogLine) -> Iterator[LogEvent]:
         """Give one more line; yields the event of a traceback that it ends."""
         known = self._open.get(line.who)
         if known is None:
@@ -181,7 +183,7 @@ class TracebackReader:
         del self._open[line.who]
         if known.is_ignored:
             fields = {"since": str(known.first.order - 1)}  # the line that says so
-            yield Event(kind="ignored", role=Role.CONTEXT, line=line, fields=fields)
+            yield LogEvent(kind="ignored", role=LineRole.CONTEXT, line=line, fields=fields)
             return
         if ending is not None and _is_exception(ending["type"], known):
             event = self._joined(
@@ -191,7 +193,7 @@ class TracebackReader:
                 self._last[line.who] = _Ended(event, known.outermost or "")
             yield event
 
-    def _follow(self, line: Line) -> None:
+    def _follow(self, line: LogLine) -> None:
         """Note whether an exception is not the last of its chain."""
         ended = self._last.get(line.who)
         if ended is None or not line.text.strip() or _START in line.text:
@@ -202,7 +204,7 @@ class TracebackReader:
         elif _BETWEEN.match(line.text):
             ended.between = line.text
 
-    def _joined(self, known: _Open, event: Event) -> Event:
+    def _joined(self, known: _Open, event: LogEvent) -> LogEvent:
         """Return an exception together with that beneath it: what only wraps another means what that one does."""
         if known.beneath is None:
             return event
@@ -214,7 +216,7 @@ class TracebackReader:
             self.superseded.append(beneath)
         return event
 
-    def close(self) -> Iterator[Event]:
+    def close(self) -> Iterator[LogEvent]:
         """Yield what is still open at the end of a log: it was cut there."""
         for known in self._open.values():
             if known.lines and known.has_start and not known.is_ignored:
@@ -229,7 +231,7 @@ def _is_exception(type_name: str, known: _Open) -> bool:
     return _SOUNDS_LIKE_ONE.search(type_name) is not None
 
 
-def _exception(known: _Open, last: Line, type_name: str, message: str) -> Event:
+def _exception(known: _Open, last: LogLine, type_name: str, message: str) -> LogEvent:
     """Return the event of an exception; a message that means more than its type keeps that meaning."""
     fields = {"type": type_name, "message": message[:500], **_where(known.lines)}
     if known.outermost in (None, *_OUTERMOST):
@@ -237,18 +239,18 @@ def _exception(known: _Open, last: Line, type_name: str, message: str) -> Event:
     detail = tuple(line.text for line in (*known.lines[-12:], last))
     kind, role, more = _meaning(type_name, message)
     if type_name.endswith("CalledProcessError") and fields.get("library") in _LAUNCHERS:
-        role = Role.ECHO  # a launcher's word on its child
-    return Event(kind=kind, role=role, line=last, fields={**more, **fields}, detail=detail)
+        role = LineRole.ECHO  # a launcher's word on its child
+    return LogEvent(kind=kind, role=role, line=last, fields={**more, **fields}, detail=detail)
 
 
-def _meaning(type_name: str, message: str) -> tuple[str, Role, Mapping[str, str]]:
+def _meaning(type_name: str, message: str) -> tuple[str, LineRole, Mapping[str, str]]:
     """Return what an exception is: its kind, its role and what it names."""
     words = f"{type_name}: {message}" if message else type_name
     found = match(words)
-    role = Role.ECHO if ECHOES.search(words) else Role.CAUSE
+    role = LineRole.ECHO if ECHOES.search(words) else LineRole.CAUSE
     if not _SPEAKS_FOR_TORCH.match(type_name):
-        role = Role.CAUSE  # a client of something else: its lost connections are its own
-        if found is not None and found[0].role is Role.ECHO:
+        role = LineRole.CAUSE  # a client of something else: its lost connections are its own
+        if found is not None and found[0].role is LineRole.ECHO:
             found = None
     if found is not None and FETCHES.match(type_name) and _is_of_network(found):
         found = None  # what fetches says more than the socket beneath it
@@ -256,13 +258,17 @@ def _meaning(type_name: str, message: str) -> tuple[str, Role, Mapping[str, str]
         return found[0].kind, found[0].role, found[1]
     if type_name.endswith("ProcessExitedException") and (end := _ENDED.search(message)) is not None:
         kind = "signal_received" if end["other"] else "exit_code"
-        return kind, Role.CONTEXT, {name: word for name, word in end.groupdict().items() if word}
+        return (
+            kind,
+            LineRole.CONTEXT,
+            {name: word for name, word in end.groupdict().items() if word},
+        )
     if type_name.rpartition(".")[2] in _ENDED_BY_OTHERS:
-        return "exception", Role.ECHO, {}
+        return "exception", LineRole.ECHO, {}
     more = _as_errno(type_name, message)
     if more:
-        return "errno", Role.CAUSE, more
-    return "exception", role if type_name else Role.CONTEXT, {}
+        return "errno", LineRole.CAUSE, more
+    return "exception", role if type_name else LineRole.CONTEXT, {}
 
 
 def _is_of_network(found: tuple[Pattern, Mapping[str, str]]) -> bool:
@@ -280,12 +286,12 @@ def _as_errno(type_name: str, message: str) -> dict[str, str]:
     return {"errno": str(number)} if number else {}
 
 
-def _wraps(known: _Open, event: Event) -> bool:
+def _wraps(known: _Open, event: LogEvent) -> bool:
     """Say whether an exception only hands on the one beneath it: raised from it, or by the lines that caught it."""
     beneath = known.beneath
     if beneath is None or event.kind != "exception" or FETCHES.match(event.get("type")):
         return False
-    if beneath.event.role is Role.ECHO and not _is_of_torch(beneath.event):
+    if beneath.event.role is LineRole.ECHO and not _is_of_torch(beneath.event):
         return False
     if beneath.between.startswith(_DIRECT):
         return True
@@ -295,19 +301,19 @@ def _wraps(known: _Open, event: Event) -> bool:
     return function and bool(code) and code[0].text.strip().startswith("raise")
 
 
-def _is_of_torch(event: Event) -> bool:
+def _is_of_torch(event: LogEvent) -> bool:
     """Say whether a lost connection is one between ranks: a client's of something else is raised in its library."""
     return event.get("library") in ("", "torch") or not _OF_SOCKETS.match(event.get("type"))
 
 
-def _as_wrapped(beneath: Event, event: Event) -> Event:
+def _as_wrapped(beneath: LogEvent, event: LogEvent) -> LogEvent:
     """Return the exception beneath, which ended its process as the one around it did."""
     around = f"{event.get('type')}: {event.get('message')}"[:300]
     fields = {**beneath.fields, "around": around, "uncaught": event.get("uncaught")}
     return replace(beneath, fields=fields)
 
 
-def _where(lines: list[Line]) -> dict[str, str]:
+def _where(lines: list[LogLine]) -> dict[str, str]:
     """Return the innermost frame of the user's own code, else the innermost."""
     frames = [found for line in lines if (found := _FRAME.match(line.text)) is not None]
     own = [frame for frame in frames if not _LIBRARY.search(frame["file"])]

@@ -130,11 +130,11 @@ class _Unpacker:
         return self._module.LZMADecompressor(memlimit=_MAX_MEMORY_BYTES)
 
 
-class Member(tarfile.TarInfo):
+class ArchiveMember(tarfile.TarInfo):
     """A file of an archive, whose own header is not too large to be read as a whole."""
 
     @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "Member":
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> "ArchiveMember":
         """Return a member from its header.
 
         Raises:

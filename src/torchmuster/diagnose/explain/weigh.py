@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from torchmuster.diagnose.explain.case import Case
-from torchmuster.diagnose.explain.events import Confidence, Event, Finding, Role
+from torchmuster.diagnose.explain.events import Confidence, LineRole, LogEvent, LogFinding
 
 
 class Weight:
@@ -41,23 +41,23 @@ _LAUNCHER_SPEAKS = (
     "rdzv_complete",
 )
 _NEEDS_WHAT_WAS_MISSING = re.compile(r"ImportError|ModuleNotFoundError")
-Rule = Callable[[Case], Iterator[Finding]]
+Rule = Callable[[Case], Iterator[LogFinding]]
 HIGH, MEDIUM, LOW = Confidence.HIGH, Confidence.MEDIUM, Confidence.LOW
 
 
-def at(event: Event) -> str:
+def at(event: LogEvent) -> str:
     """Return where an event was: who wrote it, file and line."""
     who = str(event.who)
     return f"{who}, {event.line.place}" if who else event.line.place
 
 
-def is_notice(event: Event) -> bool:
+def is_notice(event: LogEvent) -> bool:
     """Say whether a line only warns of what a program may do without."""
     passing = event.kind in _SAID_IN_PASSING and event.kind != "nccl_lo"
     return passing and not event.get("type") and _NOTICE.search(event.line.text) is not None
 
 
-def was_survived(case: Case, event: Event) -> bool:
+def was_survived(case: Case, event: LogEvent) -> bool:
     """Say whether a line was no end: its writer made steps after it, or raised something that has its own reason."""
     if event.kind not in _SAID_IN_PASSING or event.get("type"):
         return False
@@ -73,7 +73,7 @@ def was_survived(case: Case, event: Event) -> bool:
     return any(
         later.line.path == line.path
         and later.line.order > line.order
-        and later.role is Role.CAUSE
+        and later.role is LineRole.CAUSE
         and later.get("uncaught")
         and _is_same(later, event)
         and not _NEEDS_WHAT_WAS_MISSING.search(later.get("type"))
@@ -81,7 +81,7 @@ def was_survived(case: Case, event: Event) -> bool:
     )
 
 
-def _script_went_on(case: Case, event: Event) -> bool:
+def _script_went_on(case: Case, event: LogEvent) -> bool:
     """Say whether a script lacked a command, e.g. ping, and started the launcher all the same."""
     command = event.get("command") or event.get("other") or event.get("name")
     if event.kind != "no_command" or not command or _STARTS_TRAINING.search(command):
@@ -93,7 +93,7 @@ def _script_went_on(case: Case, event: Event) -> bool:
     )
 
 
-def _is_same(one: Event, other: Event) -> bool:
+def _is_same(one: LogEvent, other: LogEvent) -> bool:
     """Say whether two lines may be of one writer: an exception often bears no host where NCCL's lines do."""
     hosts = {one.who.host, other.who.host} - {None}
     return len(hosts) < 2 and one.who.task == other.who.task

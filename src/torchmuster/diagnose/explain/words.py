@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from torchmuster.diagnose.explain.events import Finding, Line, Verdict
+from torchmuster.diagnose.explain.events import LogFinding, LogLine, LogVerdict
 from torchmuster.model.display.text import render_report
 from torchmuster.model.verdict import Report
 
@@ -11,7 +11,7 @@ _SHOWN = 160
 _UNKNOWN_END = "the job ended well or is still running"
 
 
-def render_verdict(verdict: Verdict, own_run: str | None = None) -> str:
+def render_verdict(verdict: LogVerdict, own_run: str | None = None) -> str:
     """Return what the user reads: the first cause whole, others in a line each.
 
     `own_run` says how a run of ours stands: then nobody has to guess.
@@ -35,13 +35,13 @@ def render_verdict(verdict: Verdict, own_run: str | None = None) -> str:
     return "\n".join([head + text + "\n".join(parts), *_collect(verdict), ""])
 
 
-def report_of(finding: Finding) -> Report:
+def report_of(finding: LogFinding) -> Report:
     """Return a finding in the four parts of every message."""
     because = [*finding.because, *(evidence_of(line) for line in finding.evidence[:_EVIDENCE])]
     return Report(error=finding.sentence, at=finding.at, because=tuple(because), hint=finding.cure)
 
 
-def as_values(verdict: Verdict) -> dict[str, Any]:
+def as_values(verdict: LogVerdict) -> dict[str, Any]:
     """Return a verdict as plain values; the keys are part of the command's interface."""
     return {
         "healthy": verdict.healthy,
@@ -54,7 +54,7 @@ def as_values(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _finding(finding: Finding) -> dict[str, Any]:
+def _finding(finding: LogFinding) -> dict[str, Any]:
     return {
         "cause": finding.cause,
         "sentence": finding.sentence,
@@ -70,20 +70,20 @@ def _finding(finding: Finding) -> dict[str, Any]:
     }
 
 
-def _collect(verdict: Verdict) -> list[str]:
+def _collect(verdict: LogVerdict) -> list[str]:
     if not verdict.collect:
         return []
     return ["to be sure, collect:", *(f"  {what}" for what in verdict.collect)]
 
 
-def evidence_of(line: Line) -> str:
+def evidence_of(line: LogLine) -> str:
     """Return a line with its place, in one line of a message."""
     text = line.text.strip()
     shown = text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
     return f"{line.place}: {shown}"
 
 
-def _place(finding: Finding) -> str:
+def _place(finding: LogFinding) -> str:
     return finding.evidence[0].place if finding.evidence else finding.at or "no line"
 
 

@@ -16,7 +16,7 @@ from torchmuster import proc
 from torchmuster.diagnose.facts.environment import EnvironmentFacts, collect_environment
 from torchmuster.diagnose.facts.files import FileFacts, collect_files
 from torchmuster.diagnose.facts.gpu import Ask, GpuFacts, collect_gpus
-from torchmuster.diagnose.facts.network import NetworkFacts, collect_network
+from torchmuster.diagnose.facts.network import InterfaceFacts, collect_network
 from torchmuster.diagnose.facts.system import SystemFacts, collect_system
 
 SHORT_S, LONG_S = 1.0, 3.5
@@ -46,13 +46,13 @@ class TorchFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class CollectedFacts:
     """One node; a part that is None could not be told, and `unknown` says why."""
 
     took_s: float = 0.0
     torch: TorchFacts | None = None
     system: SystemFacts | None = None
-    network: NetworkFacts | None = None
+    network: InterfaceFacts | None = None
     files: FileFacts | None = None
     gpu: GpuFacts | None = None
     environment: EnvironmentFacts | None = None
@@ -78,7 +78,7 @@ class FactsOrder:
     folders: Sequence[tuple[str, str]] = ()
 
 
-def collect(order: FactsOrder, ask: Ask | None = None) -> Facts:
+def collect(order: FactsOrder, ask: Ask | None = None) -> CollectedFacts:
     """Return what can be found out about this node within 1 s, or 3.5 s in the long form."""
     began = time.monotonic()
     names = order.names if order.is_long else ()
@@ -94,7 +94,7 @@ def collect(order: FactsOrder, ask: Ask | None = None) -> Facts:
         "environment": lambda: collect_environment(order.environment),
     }
     found, unknown = run_probes(parts, LONG_S if order.is_long else SHORT_S)
-    return Facts(took_s=round(time.monotonic() - began, 4), unknown=unknown, **found)
+    return CollectedFacts(took_s=round(time.monotonic() - began, 4), unknown=unknown, **found)
 
 
 def run_probes(

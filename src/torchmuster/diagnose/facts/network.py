@@ -39,7 +39,7 @@ class RdmaPort:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NetworkFacts:
+class InterfaceFacts:
     """Names, addresses and devices of one node.
 
     Attributes:
@@ -68,7 +68,7 @@ class NetworkFacts:
     has_rdma_files: bool = False
 
 
-def collect_network(names: Sequence[str], limit_s: float, root: str = "/") -> NetworkFacts:
+def collect_network(names: Sequence[str], limit_s: float, root: str = "/") -> InterfaceFacts:
     """Return what this node sees; names that take longer than `limit_s` count as unresolved."""
     own = socket.gethostname()
     wanted = list(dict.fromkeys([own, *names]))[:_MAX_NAMES]
@@ -78,7 +78,7 @@ def collect_network(names: Sequence[str], limit_s: float, root: str = "/") -> Ne
     interfaces = own_interfaces()
     links = link_names()
     rdma = rdma_ports(root)
-    return NetworkFacts(
+    return InterfaceFacts(
         own_name=own,
         own_addresses=found.get(own, ()),
         names={name: found[name] for name in wanted if name in found},

@@ -44,7 +44,7 @@ class Doing(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class StackReading:
     """Where one rank stands.
 
     Attributes:
@@ -193,7 +193,7 @@ def judge(
     source: str = "",
     children: Sequence[str] = (),
     uses_gpu: bool = False,
-) -> Standing:
+) -> StackReading:
     """Return what a rank does.
 
     Args:
@@ -207,20 +207,20 @@ def judge(
     frame = user_frame(frames) or (frames[0] if frames else None)
     name = _called(frames, frame)
     if state == "T":
-        return Standing(doing=Doing.STOPPED, what=name, frame=frame)
+        return StackReading(doing=Doing.STOPPED, what=name, frame=frame)
     if state == "t" or any(_DEBUGGERS.search(f.file) for f in frames):
-        return Standing(doing=Doing.DEBUGGED, what=name, frame=frame)
+        return StackReading(doing=Doing.DEBUGGED, what=name, frame=frame)
     if state == "D":
-        return Standing(doing=Doing.IN_KERNEL, what=name, frame=frame)
+        return StackReading(doing=Doing.IN_KERNEL, what=name, frame=frame)
     if not frames:
-        return Standing(doing=Doing.UNKNOWN)
+        return StackReading(doing=Doing.UNKNOWN)
     found = _aside(frames, frame) or _waiting(frames, frame, source, children)
     if found is None and frame is frames[0]:
         found = _waiting_in_c(frame, source, uses_gpu=uses_gpu)
-    return found or Standing(doing=Doing.WORKS, what=name, frame=frame)
+    return found or StackReading(doing=Doing.WORKS, what=name, frame=frame)
 
 
-def _aside(frames: Sequence[Frame], frame: Frame | None) -> Standing | None:
+def _aside(frames: Sequence[Frame], frame: Frame | None) -> StackReading | None:
     """Return the standing of a rank that compiles, saves or evaluates: that may take its time."""
     what = _called(frames, frame)
     for one in frames:
@@ -229,13 +229,13 @@ def _aside(frames: Sequence[Frame], frame: Frame | None) -> Standing | None:
         if _COMPILERS.search(one.file) or (
             "/torch/_inductor/compile_fx" in one.file and _COMPILER_NAMES.search(one.name)
         ):
-            return Standing(doing=Doing.COMPILES, what=what, frame=frame)
+            return StackReading(doing=Doing.COMPILES, what=what, frame=frame)
     if _operation(frames) is not None:
         return None  # who waits for others in a save or an evaluation waits for others
     if any(_SAVERS.search(f.file) or _is_named(f, _SAVING) for f in frames):
-        return Standing(doing=Doing.SAVES, what=what, frame=frame)
+        return StackReading(doing=Doing.SAVES, what=what, frame=frame)
     if any(_EVALUATORS.search(f.file) or _is_named(f, _EVALUATING) for f in frames):
-        return Standing(doing=Doing.EVALUATES, what=what, frame=frame)
+        return StackReading(doing=Doing.EVALUATES, what=what, frame=frame)
     return None
 
 
@@ -245,26 +245,26 @@ def _is_named(frame: Frame, names: re.Pattern[str]) -> bool:
 
 def _waiting(
     frames: Sequence[Frame], frame: Frame | None, source: str, children: Sequence[str]
-) -> Standing | None:
+) -> StackReading | None:
     operation = _operation(frames)
     if operation is not None:
-        return Standing(doing=Doing.WAITS, what=operation, frame=frame)
+        return StackReading(doing=Doing.WAITS, what=operation, frame=frame)
     if frames[0].name == "_engine_run_backward":
-        return Standing(doing=Doing.WAITS, what="backward", frame=frame, is_sure=False)
+        return StackReading(doing=Doing.WAITS, what="backward", frame=frame, is_sure=False)
     if _is_at_loader(frames):
         return _loading(frame, children)
     return None
 
 
-def _waiting_in_c(frame: Frame, source: str, *, uses_gpu: bool) -> Standing | None:
+def _waiting_in_c(frame: Frame, source: str, *, uses_gpu: bool) -> StackReading | None:
     """Return the wait that stands in a line of the script: Python has no frame for it."""
     what = source if len(source) <= 40 else f"{source[:37]}..."
     if _STORE_WAIT.search(source):
-        return Standing(doing=Doing.WAITS, what="TCPStore", frame=frame, is_sure=False)
+        return StackReading(doing=Doing.WAITS, what="TCPStore", frame=frame, is_sure=False)
     if _HANDLE_WAIT.search(source):
-        return Standing(doing=Doing.WAITS, what=f"`{what}`", frame=frame, is_sure=False)
+        return StackReading(doing=Doing.WAITS, what=f"`{what}`", frame=frame, is_sure=False)
     if uses_gpu and _GPU_WAIT.search(source):  # it spins: a busy processor says nothing
-        return Standing(doing=Doing.WAITS, what=f"`{what}`", frame=frame)
+        return StackReading(doing=Doing.WAITS, what=f"`{what}`", frame=frame)
     return None
 
 
@@ -326,19 +326,19 @@ def _is_at_loader(frames: Sequence[Frame]) -> bool:
     return bool(inner) and bool(_LOADER.search(inner[0].file))
 
 
-def _loading(frame: Frame | None, children: Sequence[str]) -> Standing:
+def _loading(frame: Frame | None, children: Sequence[str]) -> StackReading:
     """Return the standing of a rank whose loader has processes: theirs is the code that stands."""
     for text in children:
         if text.startswith("stopped"):
-            return Standing(doing=Doing.STOPPED, frame=frame, by="a process of its loader")
+            return StackReading(doing=Doing.STOPPED, frame=frame, by="a process of its loader")
         frames = main_frames(text)
         inner = user_frame(frames)
         if inner is not None and not _is_idle_loader(frames):
             what = _called(frames, inner)
-            return Standing(
+            return StackReading(
                 doing=Doing.WORKS, what=what, frame=inner, by="in a process of its loader"
             )
-    return Standing(doing=Doing.WORKS, what="its loader", frame=frame)
+    return StackReading(doing=Doing.WORKS, what="its loader", frame=frame)
 
 
 def _is_idle_loader(frames: Sequence[Frame]) -> bool:

@@ -33,7 +33,7 @@ FEW_STEPS = 4  # fewer say nothing
 MARK = "muster step: "
 
 
-class Probe:
+class StepProbe:
     """What is seen of the steps.
 
     Attributes:
@@ -174,7 +174,7 @@ def main(arguments: list[str]) -> None:
     """Run the script under the probe."""
     num_steps, limit_s, script, *words = arguments
     torch = importlib.import_module("torch")  # by name: the job decides what it is
-    probe = Probe(torch, int(num_steps), float(limit_s))
+    probe = StepProbe(torch, int(num_steps), float(limit_s))
     probe.install()
     sys.argv = [script, *words]
     sys.path[0] = os.path.dirname(os.path.abspath(script))

@@ -43,7 +43,7 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Allocation:
+class AskedNodes:
     """What a job gets, as far as its directives say it; None: they don't.
 
     Attributes:
@@ -115,14 +115,14 @@ def _pbs_pairs(words: Sequence[str]) -> Iterable[tuple[str, str]]:
         yield word[1], value
 
 
-def read_allocation(scheduler: Scheduler, options: Sequence[Option]) -> Allocation:
+def read_allocation(scheduler: Scheduler, options: Sequence[Option]) -> AskedNodes:
     """Return what the options ask for."""
     options = [option for option in options if not option.late]
     if scheduler is Scheduler.SLURM:
         return _slurm(options)
     if scheduler is Scheduler.PBS:
         return _pbs(options)
-    return Allocation()
+    return AskedNodes()
 
 
 def whole(text: str | None) -> int | None:
@@ -151,10 +151,10 @@ def count_typed(text: str) -> int | None:
     return sum(known) if known and len(known) == len(counts) else None
 
 
-def _slurm(options: Sequence[Option]) -> Allocation:
+def _slurm(options: Sequence[Option]) -> AskedNodes:
     given = {option.name: option for option in options}
     if "hetjob" in given or "packjob" in given:
-        return Allocation(scheduler=Scheduler.SLURM, has_time_limit="time" in given)
+        return AskedNodes(scheduler=Scheduler.SLURM, has_time_limit="time" in given)
 
     def value(name: str) -> str | None:
         return given[name].value if name in given else None
@@ -172,7 +172,7 @@ def _slurm(options: Sequence[Option]) -> Allocation:
     gpus, gpus_line = _slurm_gpus(given, nodes, per_node)
     shared = [given[n].line for n in ("array", "oversubscribe") if n in given]
     exclusive = "exclusive" in given
-    return Allocation(
+    return AskedNodes(
         scheduler=Scheduler.SLURM,
         nodes=nodes,
         nodes_line=given["nodes"].line if "nodes" in given else 0,
@@ -203,7 +203,7 @@ def _slurm_gpus(
     return None, 0
 
 
-def _pbs(options: Sequence[Option]) -> Allocation:
+def _pbs(options: Sequence[Option]) -> AskedNodes:
     resources = dict(_pbs_resources(options))
     shared = [o.line for o in options if o.name in ("J", "t")]
     place = resources.get("place", ("", 0))
@@ -220,7 +220,7 @@ def _pbs(options: Sequence[Option]) -> Allocation:
     if "nodes" in resources:
         text, line = resources["nodes"]
         return _from_chunks(text, line, {**base, "torque": True})
-    return Allocation(**base)  # type: ignore[arg-type]
+    return AskedNodes(**base)  # type: ignore[arg-type]
 
 
 def _pbs_resources(options: Sequence[Option]) -> Iterable[tuple[str, tuple[str, int]]]:
@@ -232,7 +232,7 @@ def _pbs_resources(options: Sequence[Option]) -> Iterable[tuple[str, tuple[str, 
                 yield key.strip(), (value.strip(), option.line)
 
 
-def _from_chunks(text: str, line: int, base: dict[str, object]) -> Allocation:
+def _from_chunks(text: str, line: int, base: dict[str, object]) -> AskedNodes:
     """Return the allocation of `2:ncpus=8:ngpus=4+1:ncpus=8`; chunks that differ give what is certain."""
     chunks = [_chunk(part) for part in text.split("+")]
     nodes = sum(count for count, _ in chunks)
@@ -240,7 +240,7 @@ def _from_chunks(text: str, line: int, base: dict[str, object]) -> Allocation:
     slots = {whole(keys.get("mpiprocs", keys.get("ppn", "1"))) for _, keys in chunks}
     cpus = any("ncpus" in keys or "ppn" in keys for _, keys in chunks)
     gpus = gpu_counts.pop() if len(gpu_counts) == 1 else None
-    return Allocation(
+    return AskedNodes(
         **base,  # type: ignore[arg-type]
         nodes=nodes if 0 < nodes <= MAX_NODES else None,
         nodes_line=line,

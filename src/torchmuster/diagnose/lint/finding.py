@@ -6,10 +6,10 @@ from enum import StrEnum
 
 from torchmuster.diagnose.lint.jobscript import JobScript
 from torchmuster.diagnose.lint.numbers import number
-from torchmuster.diagnose.lint.starts import Start
+from torchmuster.diagnose.lint.starts import ScriptStart
 
 
-class Level(StrEnum):
+class LintLevel(StrEnum):
     """How sure it is that the line does harm: it does, it may, it has no effect."""
 
     ERROR = "error"
@@ -18,7 +18,7 @@ class Level(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class LintFinding:
     """One thing that will go wrong, or has no effect.
 
     Attributes:
@@ -30,7 +30,7 @@ class Finding:
     """
 
     rule: str
-    level: Level
+    level: LintLevel
     line: int
     what: str
     why: str
@@ -38,18 +38,18 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class View:
+class ScriptView:
     """A script and its starts, as every rule sees them."""
 
     job: JobScript
-    starts: tuple[Start, ...]
+    starts: tuple[ScriptStart, ...]
 
     @property
     def nodes(self) -> int | None:
         """How many nodes the directives ask for."""
         return self.job.allocation.nodes
 
-    def is_wide(self, start: Start) -> bool:
+    def is_wide(self, start: ScriptStart) -> bool:
         """Say whether a start is meant for several nodes: the job has them, or its own --nnodes says so."""
         if self.nodes is not None:
             return self.nodes > 1
@@ -59,19 +59,19 @@ class View:
         return (number(low, self.job, start.line) or 1) > 1
 
 
-Rule = Callable[[View], Iterable[Finding]]
+Rule = Callable[[ScriptView], Iterable[LintFinding]]
 
 
-def error(rule: str, line: int, what: str, why: str, fix: str) -> Finding:
+def error(rule: str, line: int, what: str, why: str, fix: str) -> LintFinding:
     """Return a finding that will break the job."""
-    return Finding(rule=rule, level=Level.ERROR, line=line, what=what, why=why, fix=fix)
+    return LintFinding(rule=rule, level=LintLevel.ERROR, line=line, what=what, why=why, fix=fix)
 
 
-def warning(rule: str, line: int, what: str, why: str, fix: str) -> Finding:
+def warning(rule: str, line: int, what: str, why: str, fix: str) -> LintFinding:
     """Return a finding that may break or slow the job."""
-    return Finding(rule=rule, level=Level.WARNING, line=line, what=what, why=why, fix=fix)
+    return LintFinding(rule=rule, level=LintLevel.WARNING, line=line, what=what, why=why, fix=fix)
 
 
-def note(rule: str, line: int, what: str, why: str, fix: str) -> Finding:
+def note(rule: str, line: int, what: str, why: str, fix: str) -> LintFinding:
     """Return a finding without harm today."""
-    return Finding(rule=rule, level=Level.NOTE, line=line, what=what, why=why, fix=fix)
+    return LintFinding(rule=rule, level=LintLevel.NOTE, line=line, what=what, why=why, fix=fix)

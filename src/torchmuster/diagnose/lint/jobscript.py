@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from torchmuster.diagnose.lint.allocation import (
-    Allocation,
+    AskedNodes,
     Option,
     Scheduler,
     read_allocation,
@@ -28,7 +28,7 @@ class JobScript:
     lines: tuple[str, ...]
     scheduler: Scheduler
     options: tuple[Option, ...]
-    allocation: Allocation
+    allocation: AskedNodes
     shell: ShellScript
 
 

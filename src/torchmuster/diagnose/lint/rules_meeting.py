@@ -4,11 +4,11 @@ import re
 from collections.abc import Iterator
 
 from torchmuster.diagnose.lint.allocation import Scheduler
-from torchmuster.diagnose.lint.finding import Finding, Rule, View, error, note, warning
+from torchmuster.diagnose.lint.finding import LintFinding, Rule, ScriptView, error, note, warning
 from torchmuster.diagnose.lint.numbers import is_node_count, number
 from torchmuster.diagnose.lint.shell_lex import shown
 from torchmuster.diagnose.lint.shell_script import variables_of
-from torchmuster.diagnose.lint.starts import Start, option, tasks_per_node
+from torchmuster.diagnose.lint.starts import ScriptStart, option, tasks_per_node
 from torchmuster.spec.rendezvous import DEFAULT_C10D_PORT, DEFAULT_STATIC_PORT
 
 _LOOPBACK = re.compile(r"(?:localhost|127(?:\.\d+){3}|\[?::1\]?|0\.0\.0\.0)(?::.*)?", re.IGNORECASE)
@@ -34,20 +34,20 @@ _FREE_PORT = {
 }
 
 
-def _each_node_evaluates(view: View, start: Start) -> bool:
+def _each_node_evaluates(view: ScriptView, start: ScriptStart) -> bool:
     """Say whether every node has a shell of its own that fills in the line's variables."""
     by_hand = view.job.scheduler is Scheduler.NONE and start.wrapper is None
     return start.on_nodes or (by_hand and view.is_wide(start))
 
 
-def _text_on_nodes(view: View, start: Start, text: str) -> str:
+def _text_on_nodes(view: ScriptView, start: ScriptStart, text: str) -> str:
     """Return the part of a text that each node fills in for itself; empty when none does."""
     if start.on_nodes or (start.wrapper is not None and start.command.looped):
         return text
     return view.job.shell.expand(text, start.line) if _each_node_evaluates(view, start) else ""
 
 
-def _endpoint(view: View, start: Start) -> str | None:
+def _endpoint(view: ScriptView, start: ScriptStart) -> str | None:
     """Return the text of the address where the nodes meet; None when it can't be told."""
     if start.given is None:
         found = view.job.shell.value_of("MASTER_ADDR", start.line)
@@ -59,7 +59,7 @@ def _endpoint(view: View, start: Start) -> str | None:
     return str(start.given.master_addr) if start.given.rdzv_backend == "static" else None
 
 
-def rdzv_id(view: View) -> Iterator[Finding]:
+def rdzv_id(view: ScriptView) -> Iterator[LintFinding]:
     """`--rdzv_id` is another one on every node: `$RANDOM` in a shell that each node runs.
 
     Filled in by the job script itself it is one value for all, and fine.
@@ -80,7 +80,7 @@ def rdzv_id(view: View) -> Iterator[Finding]:
             yield error("rdzv-id", start.line, what, why, fix)
 
 
-def own_endpoint(view: View) -> Iterator[Finding]:
+def own_endpoint(view: ScriptView) -> Iterator[LintFinding]:
     """The endpoint is the name or address of the node that evaluates it, and every node does.
 
     Source: failures R05.
@@ -101,7 +101,7 @@ def own_endpoint(view: View) -> Iterator[Finding]:
             )
 
 
-def loopback(view: View) -> Iterator[Finding]:
+def loopback(view: ScriptView) -> Iterator[LintFinding]:
     """The nodes are to meet at localhost: each one meets itself.
 
     Source: failures R06, R20; a lost default of --rdzv-endpoint and --master-addr is localhost.
@@ -137,12 +137,12 @@ def loopback(view: View) -> Iterator[Finding]:
         yield error("loopback", start.line, what, why, fix)
 
 
-def _is_set_by_pet(view: View) -> bool:
+def _is_set_by_pet(view: ScriptView) -> bool:
     """Say whether variables of torchrun's own give the options."""
     return any(a.name.startswith("PET_") for a in view.job.shell.assignments)
 
 
-def _without_endpoint(start: Start) -> Finding:
+def _without_endpoint(start: ScriptStart) -> LintFinding:
     what = "c10d stands there without --rdzv_endpoint"
     why = "without one each node meets itself at localhost"
     if any("master" in word for word in start.words):
@@ -151,7 +151,7 @@ def _without_endpoint(start: Start) -> Finding:
     return error("loopback", start.line, what, why, "--rdzv_endpoint=$MASTER_ADDR:$MASTER_PORT")
 
 
-def guessed_address(view: View) -> Iterator[Finding]:
+def guessed_address(view: ScriptView) -> Iterator[LintFinding]:
     """The endpoint comes from `hostname -I | awk`, `hostname -i` or a pipe that falls back to localhost.
 
     The first address may be of a network for management or of docker, and torchrun may not know it as its own;
@@ -173,7 +173,7 @@ def guessed_address(view: View) -> Iterator[Finding]:
                 yield found
 
 
-def _guess(line: int, value: str) -> Finding | None:
+def _guess(line: int, value: str) -> LintFinding | None:
     name = "give the head's name, and let `muster torchrun` find the address that other nodes reach"
     if _ALL_ADDRESSES.search(value):
         what = "the endpoint is the first address that `hostname -I` prints"
@@ -190,7 +190,7 @@ def _guess(line: int, value: str) -> Finding | None:
     return None
 
 
-def node_rank(view: View) -> Iterator[Finding]:
+def node_rank(view: ScriptView) -> Iterator[LintFinding]:
     """Every node gets the same `--node_rank`: a number, or a variable that the job script fills in too early.
 
     With the c10d backend torchrun ignores it.
@@ -219,7 +219,7 @@ def node_rank(view: View) -> Iterator[Finding]:
             yield _same_rank(view, start, said=said, early=early)
 
 
-def _too_early(view: View, start: Start, text: str) -> bool:
+def _too_early(view: ScriptView, start: ScriptStart, text: str) -> bool:
     """Say whether the job script itself fills in a variable that only a started process has."""
     text = view.job.shell.expand(text, start.line)
     if start.on_nodes:
@@ -227,13 +227,13 @@ def _too_early(view: View, start: Start, text: str) -> bool:
     return bool(_RANKS & set(variables_of(text)))
 
 
-def _takes_part(start: Start, view: View) -> bool:
+def _takes_part(start: ScriptStart, view: ScriptView) -> bool:
     text = option(start, "nodes", "N")
     part = text is not None and number(text, view.job, start.line) != view.nodes
     return part or option(start, "w", "nodelist", "host", "H") is not None
 
 
-def _same_rank(view: View, start: Start, *, said: bool, early: bool) -> Finding:
+def _same_rank(view: ScriptView, start: ScriptStart, *, said: bool, early: bool) -> LintFinding:
     text = start.given.node_rank if start.given is not None else ""
     what = (
         f"every node gets --node_rank={shown(text)}" if said else "no node is told its --node_rank"
@@ -246,7 +246,7 @@ def _same_rank(view: View, start: Start, *, said: bool, early: bool) -> Finding:
     return error("node-rank", start.line, what, why, fix)
 
 
-def world_size(view: View) -> Iterator[Finding]:
+def world_size(view: ScriptView) -> Iterator[LintFinding]:
     """WORLD_SIZE holds the number of nodes; it is the number of workers.
 
     A script that srun starts once for each GPU then ends with ranks beyond the world; torchrun sets it itself.
@@ -270,7 +270,7 @@ def world_size(view: View) -> Iterator[Finding]:
             yield note("world-size-of-nodes", given.line, what, why, "call it NNODES")
 
 
-def fixed_port(view: View) -> Iterator[Finding]:
+def fixed_port(view: ScriptView) -> Iterator[LintFinding]:
     """The port is a fixed number where several jobs may share a node, or two lines of one script take the same.
 
     Source: failures R15, R16.
@@ -295,7 +295,7 @@ def fixed_port(view: View) -> Iterator[Finding]:
             taken.setdefault(port, start.line)
 
 
-def _port(view: View, start: Start) -> int | None:
+def _port(view: ScriptView, start: ScriptStart) -> int | None:
     """Return the port of a start when it is a fixed number; 0 and None when not."""
     if start.given is None:
         found = view.job.shell.value_of("MASTER_PORT", start.line)
@@ -318,7 +318,7 @@ def _port(view: View, start: Start) -> int | None:
     return DEFAULT_STATIC_PORT if port is None else number(port, view.job, start.line)
 
 
-def _takes_a_free_port(view: View, start: Start) -> bool:
+def _takes_a_free_port(view: ScriptView, start: ScriptStart) -> bool:
     """Say whether `muster torchrun` meets where nobody has named a place: one node, no endpoint, no port."""
     if start.given is None or start.given.rdzv_endpoint:
         return False

@@ -4,10 +4,10 @@ import re
 from collections.abc import Iterator, Sequence
 
 from torchmuster.diagnose.lint.allocation import Scheduler
-from torchmuster.diagnose.lint.finding import Finding, Rule, View, error, note, warning
+from torchmuster.diagnose.lint.finding import LintFinding, Rule, ScriptView, error, note, warning
 from torchmuster.diagnose.lint.shell_lex import shown
 from torchmuster.diagnose.lint.shell_script import variables_of
-from torchmuster.diagnose.lint.starts import Start
+from torchmuster.diagnose.lint.starts import ScriptStart
 
 _FOR_WORKERS = re.compile(
     r"(?:NCCL|TORCH_NCCL|FI|UCX|GLOO|RCCL|TORCH|TORCHELASTIC|TORCHINDUCTOR|HSA)_[A-Z0-9_]+"
@@ -20,7 +20,7 @@ _HERE = re.compile(r"hostname|\[0\]|head -n ?1|head -1|SLURMD_NODENAME|localhost
 _SHELLS = frozenset({"bash", "sh", "zsh", "env", "python", "python3"})
 
 
-def glued_continuation(view: View) -> Iterator[Finding]:
+def glued_continuation(view: ScriptView) -> Iterator[LintFinding]:
     """No blank before the backslash at the end of a line, and none at the start of the next one.
 
     bash joins both lines to one word: `--nproc_per_node=4--nnodes=2`.
@@ -39,7 +39,7 @@ def glued_continuation(view: View) -> Iterator[Finding]:
         )
 
 
-def _joined(view: View, line: int) -> str:
+def _joined(view: ScriptView, line: int) -> str:
     both = [
         view.job.lines[n].strip().rstrip("\\") for n in (line - 1, line) if n < len(view.job.lines)
     ]
@@ -47,7 +47,7 @@ def _joined(view: View, line: int) -> str:
     return text if len(text) <= 70 else f"{text[:67]}..."
 
 
-def blanks_behind_backslash(view: View) -> Iterator[Finding]:
+def blanks_behind_backslash(view: ScriptView) -> Iterator[LintFinding]:
     """A backslash with blanks behind it continues nothing: the command ends there.
 
     Source: the bash manual, "Escape Character".
@@ -64,7 +64,7 @@ def blanks_behind_backslash(view: View) -> Iterator[Finding]:
         )
 
 
-def lost_continuation(view: View) -> Iterator[Finding]:
+def lost_continuation(view: ScriptView) -> Iterator[LintFinding]:
     """A line of options without a backslash at the end of the line above: bash runs it as a command.
 
     Source: the bash manual, "Lists of Commands"; seen in published job scripts.
@@ -76,7 +76,7 @@ def lost_continuation(view: View) -> Iterator[Finding]:
             yield error("lost-continuation", command.line, what, why, "end the line above in ` \\`")
 
 
-def comment_inside(view: View) -> Iterator[Finding]:
+def comment_inside(view: ScriptView) -> Iterator[LintFinding]:
     """A comment between two lines of one command ends it; the options below are run as a command.
 
     Source: the bash manual, "Comments".
@@ -87,7 +87,7 @@ def comment_inside(view: View) -> Iterator[Finding]:
         yield error("comment-inside", line, what, why, "move it above the command")
 
 
-def windows_lines(view: View) -> Iterator[Finding]:
+def windows_lines(view: ScriptView) -> Iterator[LintFinding]:
     """The lines end as on Windows: every last word has a carriage return at its end.
 
     Source: sbatch refuses such a script: "Batch script contains DOS line breaks".
@@ -100,7 +100,7 @@ def windows_lines(view: View) -> Iterator[Finding]:
             return
 
 
-def windows_path(view: View) -> Iterator[Finding]:
+def windows_path(view: ScriptView) -> Iterator[LintFinding]:
     r"""`source myenv\bin\activate`: bash reads `myenvbinactivate`.
 
     Source: the bash manual, "Escape Character"; a published tutorial.
@@ -115,7 +115,7 @@ def windows_path(view: View) -> Iterator[Finding]:
                 yield error("windows-path", command.line, what, why, fix)
 
 
-def not_exported(view: View) -> Iterator[Finding]:
+def not_exported(view: ScriptView) -> Iterator[LintFinding]:
     """`NCCL_DEBUG=INFO` without export never reaches a worker.
 
     Source: the bash manual, "Environment".
@@ -143,7 +143,7 @@ def not_exported(view: View) -> Iterator[Finding]:
             )
 
 
-def own_nccl(view: View) -> Iterator[Finding]:
+def own_nccl(view: ScriptView) -> Iterator[LintFinding]:
     """LD_LIBRARY_PATH or LD_PRELOAD brings another NCCL than the one in torch's wheel.
 
     Which of the two is loaded depends on the node; two versions in one job end it.
@@ -163,7 +163,7 @@ def own_nccl(view: View) -> Iterator[Finding]:
             yield warning("own-nccl", given.line, what, why, fix)
 
 
-def efa_provider(view: View) -> Iterator[Finding]:
+def efa_provider(view: ScriptView) -> Iterator[LintFinding]:
     """`FI_PROVIDER=efa` away from EC2 instances with EFA: no provider is found, or TCP is used.
 
     Source: failures N13, N15.
@@ -188,7 +188,7 @@ def efa_provider(view: View) -> Iterator[Finding]:
             )
 
 
-def ping_to_itself(view: View) -> Iterator[Finding]:
+def ping_to_itself(view: ScriptView) -> Iterator[LintFinding]:
     """The head pings its own address: that works without any network.
 
     Source: a published tutorial, where the ping succeeded and the job did not.
@@ -209,7 +209,7 @@ def ping_to_itself(view: View) -> Iterator[Finding]:
             yield note("ping-to-itself", command.line, what, why, fix)
 
 
-def not_carried(view: View) -> Iterator[Finding]:
+def not_carried(view: ScriptView) -> Iterator[LintFinding]:
     """Exported variables do not reach what ssh and pbsdsh start.
 
     Source: failures X20; OpenPBS 23.06: only `qsub -v` reaches processes of pbsdsh.
@@ -230,7 +230,7 @@ def not_carried(view: View) -> Iterator[Finding]:
             yield warning("not-carried", start.line, what, why, fix)
 
 
-def bare_pbsdsh(view: View) -> Iterator[Finding]:
+def bare_pbsdsh(view: ScriptView) -> Iterator[LintFinding]:
     """Pbsdsh starts a command with PATH=/bin:/usr/bin: torchrun is not found there.
 
     Source: OpenPBS 23.06.
@@ -244,7 +244,7 @@ def bare_pbsdsh(view: View) -> Iterator[Finding]:
             yield error("bare-pbsdsh", start.line, what, why, fix)
 
 
-def pbsdsh_dashes(view: View) -> Iterator[Finding]:
+def pbsdsh_dashes(view: ScriptView) -> Iterator[LintFinding]:
     """Pbsdsh takes the program's options for its own, unless `--` stands before the program.
 
     Source: OpenPBS 23.06: `invalid option`, its usage, exit code 1.
@@ -267,7 +267,7 @@ def _behind_options(words: Sequence[str]) -> Sequence[str]:
     return rest
 
 
-def _first_of_pbsdsh(start: Start) -> str | None:
+def _first_of_pbsdsh(start: ScriptStart) -> str | None:
     words = start.command.texts
     if start.wrapper != "pbsdsh" or not words or start.command.name != "pbsdsh":
         return None
@@ -276,7 +276,7 @@ def _first_of_pbsdsh(start: Start) -> str | None:
     return program[0] if program else None
 
 
-def gpus_variable(view: View) -> Iterator[Finding]:
+def gpus_variable(view: ScriptView) -> Iterator[LintFinding]:
     """`$SLURM_GPUS_PER_NODE` is set only by --gpus-per-node, and as it was written there.
 
     Source: sbatch(1), "OUTPUT ENVIRONMENT VARIABLES".

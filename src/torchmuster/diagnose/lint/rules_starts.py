@@ -3,17 +3,17 @@
 from collections.abc import Iterator
 
 from torchmuster.diagnose.lint.allocation import Scheduler
-from torchmuster.diagnose.lint.finding import Finding, Rule, View, error, note, warning
+from torchmuster.diagnose.lint.finding import LintFinding, Rule, ScriptView, error, note, warning
 from torchmuster.diagnose.lint.numbers import counts_slots, number
 from torchmuster.diagnose.lint.shell_lex import shown
-from torchmuster.diagnose.lint.starts import Start, option, tasks_per_node
+from torchmuster.diagnose.lint.starts import ScriptStart, option, tasks_per_node
 
 # On PBS no other line works everywhere: OpenPBS's own mpiexec needs another MPI, and pbsdsh a full path behind `--`.
 _ONE_WORD = "write `muster torchrun ...`: it starts the other nodes too"
 _NO_SPREAD = "--no-spread"
 
 
-def head_only(view: View) -> Iterator[Finding]:
+def head_only(view: ScriptView) -> Iterator[LintFinding]:
     """Torchrun stands there without srun, mpiexec, pbsdsh or ssh, and the job has several nodes.
 
     Because a job script runs on its first node only: torchrun waits 10 to 15 minutes for the others. `muster torchrun`
@@ -34,7 +34,7 @@ def head_only(view: View) -> Iterator[Finding]:
             yield error("head-only", start.line, what, why, fix)
 
 
-def standalone(view: View) -> Iterator[Finding]:
+def standalone(view: ScriptView) -> Iterator[LintFinding]:
     """`--standalone` in a job of several nodes: every node is a world of its own.
 
     Source: torch/distributed/run.py: standalone replaces --nnodes and the endpoint by localhost.
@@ -49,7 +49,7 @@ def standalone(view: View) -> Iterator[Finding]:
             yield error("standalone", start.line, what, why, fix)
 
 
-def nnodes(view: View) -> Iterator[Finding]:
+def nnodes(view: ScriptView) -> Iterator[LintFinding]:
     """`--nnodes` is not the number of nodes that the job has.
 
     Too many: torchrun waits for nodes that don't exist. Too few: the rest idles, or trains alone.
@@ -89,20 +89,20 @@ def nnodes(view: View) -> Iterator[Finding]:
         yield error("nnodes", start.line, what, why, fix)
 
 
-def _is_part(start: Start, view: View) -> bool:
+def _is_part(start: ScriptStart, view: ScriptView) -> bool:
     """Say whether a step takes a part of the nodes on purpose."""
     text = option(start, "nodes", "N", "w", "nodelist")
     return text is not None and number(text, view.job, start.line) != view.nodes
 
 
-def _counts_slots(start: Start) -> Finding:
+def _counts_slots(start: ScriptStart) -> LintFinding:
     what = "--nnodes counts the lines of $PBS_NODEFILE"
     why = "it has a line for each slot (mpiprocs), not for each node"
     fix = "--nnodes=$(sort -u $PBS_NODEFILE | wc -l)"
     return error("nnodes", start.line, what, why, fix)
 
 
-def several_per_node(view: View) -> Iterator[Finding]:
+def several_per_node(view: ScriptView) -> Iterator[LintFinding]:
     """The wrapper starts torchrun several times on each node, and each one starts all workers.
 
     Two agents of one node fill `--nnodes=2` and the other node idles.
@@ -126,7 +126,7 @@ def several_per_node(view: View) -> Iterator[Finding]:
         yield error("several-per-node", start.line, what, why, fix)
 
 
-def workers_and_gpus(view: View) -> Iterator[Finding]:
+def workers_and_gpus(view: ScriptView) -> Iterator[LintFinding]:
     """There are more workers on a node than GPUs: `invalid device ordinal`, `Duplicate GPU detected`.
 
     Source: failures N22, S03.
@@ -148,12 +148,12 @@ def workers_and_gpus(view: View) -> Iterator[Finding]:
         yield error("workers-without-gpu", start.line, what, why, fix)
 
 
-def _uses_gpus(view: View) -> bool:
+def _uses_gpus(view: ScriptView) -> bool:
     text = view.job.text.lower()
     return any(word in text for word in ("cuda", "nccl", "gpu", "nvidia"))
 
 
-def idle_gpus(view: View) -> Iterator[Finding]:
+def idle_gpus(view: ScriptView) -> Iterator[LintFinding]:
     """Torchrun starts one worker (its default) on nodes with several GPUs.
 
     Source: torch/distributed/run.py: --nproc-per-node defaults to 1.
@@ -168,7 +168,7 @@ def idle_gpus(view: View) -> Iterator[Finding]:
             yield warning("idle-gpus", start.line, what, why, f"--nproc-per-node={gpus}")
 
 
-def no_gpus_requested(view: View) -> Iterator[Finding]:
+def no_gpus_requested(view: ScriptView) -> Iterator[LintFinding]:
     """A PBS job counts its CPUs but no GPUs, and uses CUDA.
 
     Some sites give whole nodes, so this is a warning. Nodes that are not described by CPUs are left alone.
@@ -193,7 +193,7 @@ def no_gpus_requested(view: View) -> Iterator[Finding]:
         )
 
 
-def cpus_not_inherited(view: View) -> Iterator[Finding]:
+def cpus_not_inherited(view: ScriptView) -> Iterator[LintFinding]:
     """`--cpus-per-task` of sbatch does not reach srun since Slurm 22.05.
 
     Every task then runs on one CPU, with its data loader's workers.
@@ -218,7 +218,7 @@ def cpus_not_inherited(view: View) -> Iterator[Finding]:
         )
 
 
-def gres_beside_gpus(view: View) -> Iterator[Finding]:
+def gres_beside_gpus(view: ScriptView) -> Iterator[LintFinding]:
     """`--gres=gpu:N` and `--gpus-per-node=N` ask for the same thing twice.
 
     Source: sbatch(1): --gpus-per-node and --gres name the same resource.
@@ -234,7 +234,7 @@ def gres_beside_gpus(view: View) -> Iterator[Finding]:
         yield warning("gres-beside-gpus", gres.line, what, why, fix)
 
 
-def no_time_limit(view: View) -> Iterator[Finding]:
+def no_time_limit(view: ScriptView) -> Iterator[LintFinding]:
     """Nothing says how long the job may take: the site's default ends it.
 
     Source: sbatch(1), --time; failures P04.
@@ -250,7 +250,7 @@ def no_time_limit(view: View) -> Iterator[Finding]:
     yield note("no-time-limit", view.starts[0].line, what, why, flag)
 
 
-def late_directive(view: View) -> Iterator[Finding]:
+def late_directive(view: ScriptView) -> Iterator[LintFinding]:
     """A directive stands below the first command, where no scheduler reads it.
 
     Source: sbatch(1): "... once it reaches the first non-comment non-whitespace line".
@@ -261,7 +261,7 @@ def late_directive(view: View) -> Iterator[Finding]:
         yield error("late-directive", line, what, why, "move it to the top of the script")
 
 
-def deprecated_launch(view: View) -> Iterator[Finding]:
+def deprecated_launch(view: ScriptView) -> Iterator[LintFinding]:
     """`python -m torch.distributed.launch` is deprecated.
 
     It gives the script `--local-rank` as an argument where torchrun sets LOCAL_RANK.
@@ -278,7 +278,7 @@ def deprecated_launch(view: View) -> Iterator[Finding]:
             yield warning("deprecated-launch", start.line, what, why, fix)
 
 
-def refused_line(view: View) -> Iterator[Finding]:
+def refused_line(view: ScriptView) -> Iterator[LintFinding]:
     """The line is one that torchrun's own parser refuses.
 
     Source: torch/distributed/run.py (2.13). A line that is cut in two is left to `lost_continuation`.

@@ -20,7 +20,7 @@ _JOINS_BEFORE, _JOINS_AFTER = frozenset(",:=/|&;([{\"'"), frozenset(",:=/|&;)]}"
 
 
 @dataclass(slots=True)
-class Token:
+class ShellToken:
     """A word, an operator or the end of a line; `kind` says which.
 
     Attributes:
@@ -51,7 +51,7 @@ class Slips:
     comments_inside: list[int] = field(default_factory=list)
 
 
-def lex(text: str, first_line: int = 1) -> tuple[list[Token], Slips]:
+def lex(text: str, first_line: int = 1) -> tuple[list[ShellToken], Slips]:
     """Return the tokens of a script, and its slips."""
     lexer = _Lexer(text, first_line)
     lexer.run()
@@ -97,9 +97,9 @@ def _step_in_code(text: str, position: int, stack: list[str]) -> int:
 class _Lexer:
     def __init__(self, text: str, first_line: int) -> None:
         self.text, self.line, self.position = text, first_line, 0
-        self.tokens: list[Token] = []
+        self.tokens: list[ShellToken] = []
         self.slips = Slips()
-        self._word: Token | None = None
+        self._word: ShellToken | None = None
         self._here: list[tuple[str, bool]] = []
         self._wants_delimiter: bool | None = None
 
@@ -131,7 +131,7 @@ class _Lexer:
     def _add(self, raw: str, text: str, *, quoted: bool = False) -> None:
         """Take `raw` into the word as `text`."""
         if self._word is None:
-            self._word = Token("word", line=self.line)
+            self._word = ShellToken("word", line=self.line)
         self._word.raw += raw
         self._word.text += text
         self._word.quoted |= quoted
@@ -151,7 +151,7 @@ class _Lexer:
     def _end_of_line(self) -> None:
         self._end_word()
         self._wants_delimiter = None
-        self.tokens.append(Token("\n", line=self.line))
+        self.tokens.append(ShellToken("\n", line=self.line))
         self.position += 1
         self.line += 1
         here, self._here = self._here, []
@@ -247,7 +247,7 @@ class _Lexer:
         if found in ("<<", "<<-"):
             self._wants_delimiter = found == "<<-"
         else:
-            self.tokens.append(Token("operator", found, found, self.line))
+            self.tokens.append(ShellToken("operator", found, found, self.line))
         self.position += len(found)
 
 

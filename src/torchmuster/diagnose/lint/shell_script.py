@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass, field
 
-from torchmuster.diagnose.lint.shell_lex import DEFERRED, FIXED, Slips, Token, lex
+from torchmuster.diagnose.lint.shell_lex import DEFERRED, FIXED, ShellToken, Slips, lex
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)\+?=")
 _OPENERS = {"if": "if", "while": "loop", "until": "loop", "for": "loop", "select": "loop"}
@@ -44,7 +44,7 @@ class Word:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
+class ShellCommand:
     """One simple command, assignments in front of it left out.
 
     Attributes:
@@ -82,7 +82,7 @@ class ShellScript:
         by_name: The assignments that hold for more than one command.
     """
 
-    commands: list[Command] = field(default_factory=list)
+    commands: list[ShellCommand] = field(default_factory=list)
     assignments: list[Assignment] = field(default_factory=list)
     exports: set[str] = field(default_factory=set)
     exports_all: bool = False
@@ -150,11 +150,11 @@ def read_shell(text: str, first_line: int = 1) -> ShellScript:
 class _Reader:
     def __init__(self, script: ShellScript) -> None:
         self.script = script
-        self._words: list[Token] = []
+        self._words: list[ShellToken] = []
         self._stack: list[str] = []
         self._skips_word = False
 
-    def take(self, token: Token) -> None:
+    def take(self, token: ShellToken) -> None:
         """Take the next token."""
         if token.kind == "word":
             if not self._skips_word:
@@ -173,7 +173,7 @@ class _Reader:
         if self._skips_word:
             return
         if token.raw == "(" and len(self._words) == 1 and self._names_function():
-            self._words.insert(0, Token("word", "function", "function"))
+            self._words.insert(0, ShellToken("word", "function", "function"))
             return
         self.end(background=token.raw == "&")
 
@@ -185,7 +185,7 @@ class _Reader:
         """End the command that was begun."""
         words, self._words = self._words, []
         words = self._after_keywords(words)
-        given: list[Token] = []
+        given: list[ShellToken] = []
         while words and _ASSIGNMENT.match(words[0].raw):
             given.append(words.pop(0))
         if words and words[0].raw in _EXPORTERS:
@@ -195,7 +195,7 @@ class _Reader:
         if words:
             self._command(words, given, background=background)
 
-    def _after_keywords(self, words: list[Token]) -> list[Token]:
+    def _after_keywords(self, words: list[ShellToken]) -> list[ShellToken]:
         while words:
             word = words[0].raw
             if word == "function":
@@ -219,7 +219,7 @@ class _Reader:
             words = words[1:]
         return words
 
-    def _export(self, words: list[Token]) -> None:
+    def _export(self, words: list[ShellToken]) -> None:
         exported = words[0].raw == "export" or (len(words) > 1 and "x" in words[1].raw[:4])
         for token in words[1:]:
             if _ASSIGNMENT.match(token.raw):
@@ -227,7 +227,7 @@ class _Reader:
             elif exported:
                 self.script.exports.add(token.text)
 
-    def _assign(self, token: Token, *, exported: bool, before_command: bool = False) -> None:
+    def _assign(self, token: ShellToken, *, exported: bool, before_command: bool = False) -> None:
         name, _, value = token.text.partition("=")
         name = name.removesuffix("+")
         _, _, raw = token.raw.partition("=")
@@ -247,11 +247,13 @@ class _Reader:
         if not before_command:
             self.script.by_name.setdefault(name, []).append(found)
 
-    def _command(self, words: list[Token], given: list[Token], *, background: bool) -> None:
+    def _command(
+        self, words: list[ShellToken], given: list[ShellToken], *, background: bool
+    ) -> None:
         if words[0].raw == "set" and any(_sets_allexport(word.raw) for word in words[1:]):
             self.script.exports_all = True
         self.script.commands.append(
-            Command(
+            ShellCommand(
                 words=tuple(
                     Word(text=w.text, raw=w.raw, line=w.line, bare=not w.quoted) for w in words
                 ),

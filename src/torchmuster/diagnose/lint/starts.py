@@ -9,7 +9,7 @@ from torchmuster.diagnose.lint.allocation import whole
 from torchmuster.diagnose.lint.jobscript import JobScript
 from torchmuster.diagnose.lint.numbers import number
 from torchmuster.diagnose.lint.shell_lex import DEFERRED, FIXED, shown
-from torchmuster.diagnose.lint.shell_script import Command, ShellScript, bind, read_shell
+from torchmuster.diagnose.lint.shell_script import ShellCommand, ShellScript, bind, read_shell
 from torchmuster.errors import UsageError
 from torchmuster.spec.torchrun import make_parser
 
@@ -69,7 +69,7 @@ _MENTIONS = re.compile(r"torchrun|torch\.distributed|python")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class ScriptStart:
     """One line that starts training.
 
     Attributes:
@@ -86,7 +86,7 @@ class Start:
 
     kind: str
     line: int
-    command: Command
+    command: ShellCommand
     wrapper: str | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     given: argparse.Namespace | None = None
@@ -103,9 +103,9 @@ class Start:
         return self.kind in ("torchrun", "launch")
 
 
-def find_starts(job: JobScript) -> tuple[Start, ...]:
+def find_starts(job: JobScript) -> tuple[ScriptStart, ...]:
     """Return every start of training in a script, at most 100."""
-    found: list[Start] = []
+    found: list[ScriptStart] = []
     for command in job.shell.commands:
         found += _starts_of(command, job.shell, None, 0)
         if len(found) >= _MAX_STARTS:
@@ -113,7 +113,7 @@ def find_starts(job: JobScript) -> tuple[Start, ...]:
     return tuple(found[:_MAX_STARTS])
 
 
-def tasks_per_node(start: Start, job: JobScript) -> int | None:
+def tasks_per_node(start: ScriptStart, job: JobScript) -> int | None:
     """Return how often the wrapper starts the program on each node; None when it can't be told."""
     if start.wrapper is None or start.wrapper == "ssh":
         return 1
@@ -126,17 +126,17 @@ def tasks_per_node(start: Start, job: JobScript) -> int | None:
     return None
 
 
-def option(start: Start, *names: str) -> str | None:
+def option(start: ScriptStart, *names: str) -> str | None:
     """Return the wrapper's option by any of its names."""
     return next((start.options[name] for name in names if name in start.options), None)
 
 
-def _number_of(start: Start, job: JobScript, *names: str) -> int | None:
+def _number_of(start: ScriptStart, job: JobScript, *names: str) -> int | None:
     text = option(start, *names)
     return None if text is None else number(text, job, start.line)
 
 
-def _tasks_of_srun(start: Start, job: JobScript) -> int | None:
+def _tasks_of_srun(start: ScriptStart, job: JobScript) -> int | None:
     allocation = job.allocation
     if option(start, "ntasks-per-node") is not None:
         return _number_of(start, job, "ntasks-per-node")
@@ -149,7 +149,7 @@ def _tasks_of_srun(start: Start, job: JobScript) -> int | None:
     return allocation.tasks_per_node or 1
 
 
-def _tasks_of_mpi(start: Start, job: JobScript) -> int | None:
+def _tasks_of_mpi(start: ScriptStart, job: JobScript) -> int | None:
     per_node = ("ppn", "npernode", "N", "ntasks-per-node", "perhost")
     if option(start, *per_node) is not None:
         return _number_of(start, job, *per_node)
@@ -164,8 +164,8 @@ def _tasks_of_mpi(start: Start, job: JobScript) -> int | None:
 
 
 def _starts_of(
-    command: Command, shell: ShellScript, outer: Start | None, depth: int
-) -> Iterator[Start]:
+    command: ShellCommand, shell: ShellScript, outer: ScriptStart | None, depth: int
+) -> Iterator[ScriptStart]:
     """Return the starts of one command: its own, and those in the scripts that it hands to a shell."""
     words = _filled_in(command, shell)
     first = words[0].rsplit("/", 1)[-1] if words else ""
@@ -184,23 +184,23 @@ def _starts_of(
             yield from _inside(word, command, shell, wrapper, options, outer, depth)
 
 
-def _wrapped(before: Sequence[str], outer: Start | None) -> bool:
+def _wrapped(before: Sequence[str], outer: ScriptStart | None) -> bool:
     return _wrapper(before, outer)[0] is not None
 
 
 def _inside(
     text: str,
-    command: Command,
+    command: ShellCommand,
     shell: ShellScript,
     wrapper: str | None,
     options: Mapping[str, str],
-    outer: Start | None,
+    outer: ScriptStart | None,
     depth: int,
-) -> Iterator[Start]:
+) -> Iterator[ScriptStart]:
     """Return the starts in the text of another shell's script."""
     inner = read_shell(bind(text), command.line)
     inner.by_name = {**shell.by_name, **inner.by_name}
-    around = Start(
+    around = ScriptStart(
         kind="shell",
         line=command.line,
         command=command,
@@ -212,7 +212,7 @@ def _inside(
         yield from _starts_of(nested, inner, around, depth + 1)
 
 
-def _filled_in(command: Command, shell: ShellScript) -> list[str]:
+def _filled_in(command: ShellCommand, shell: ShellScript) -> list[str]:
     """Return the words; a bare variable that holds several words becomes these."""
     found: list[str] = []
     for word in command.words:
@@ -246,7 +246,9 @@ def _program(words: Sequence[str], index: int, *, wrapped: bool = False) -> str 
     return None
 
 
-def _wrapper(words: Sequence[str], outer: Start | None) -> tuple[str | None, Mapping[str, str]]:
+def _wrapper(
+    words: Sequence[str], outer: ScriptStart | None
+) -> tuple[str | None, Mapping[str, str]]:
     """Return the last wrapper among words, and its options."""
     places = [i for i, word in enumerate(words) if word.rsplit("/", 1)[-1] in WRAPPERS]
     if not places:
@@ -272,13 +274,13 @@ def _options(words: Sequence[str], *, long_by_one_dash: bool) -> dict[str, str]:
 
 
 def _make(
-    command: Command,
+    command: ShellCommand,
     words: list[str],
     begin: int,
     wrapper: str | None,
     options: Mapping[str, str],
-    outer: Start | None,
-) -> Start:
+    outer: ScriptStart | None,
+) -> ScriptStart:
     kind = _program(words, begin, wrapped=wrapper is not None) or "python"
     rest = words[begin + 1 :]
     if kind in ("torchrun", "launch") and words[begin].rsplit("/", 1)[-1] != "torchrun":
@@ -289,7 +291,7 @@ def _make(
         known = _without_unknown(rest)
         partial, rest = len(known) < len(rest), known
         given, refused = _parse(rest)
-    return Start(
+    return ScriptStart(
         kind=kind,
         line=outer.line if outer is not None else command.line,
         command=outer.command if outer is not None else command,

@@ -11,7 +11,7 @@ _BF16_HOOK = "register_comm_hook(None, default_hooks.bf16_compress_hook); sums a
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class JobChange:
     """A change, and what it would bring.
 
     Attributes:
@@ -55,7 +55,7 @@ def _placed(cluster: Cluster, per_node: int) -> Cluster:
     return replace(cluster, per_node=per_node)
 
 
-def suggest(work: Work, cluster: Cluster, num_nodes: int, gradient_size: int) -> list[Change]:
+def suggest(work: Work, cluster: Cluster, num_nodes: int, gradient_size: int) -> list[JobChange]:
     """Return the changes that are worth it, the best first.
 
     Args:
@@ -70,7 +70,7 @@ def suggest(work: Work, cluster: Cluster, num_nodes: int, gradient_size: int) ->
         after = predict(option.work, option.cluster, option.num_nodes)
         gain = after.efficiency / before.efficiency
         if gain >= WORTH_TELLING:
-            change = Change(what=option.what, gain=gain, step_s=after.step_s, note=option.note)
+            change = JobChange(what=option.what, gain=gain, step_s=after.step_s, note=option.note)
             found.append(change)
     return sorted(found, key=lambda change: -change.gain)
 

@@ -9,7 +9,7 @@ a data centre. They are for a first answer: `muster plan --on NAME` measures.
 import re
 from dataclasses import dataclass
 
-from torchmuster.diagnose.plan.scaling import Link
+from torchmuster.diagnose.plan.scaling import NetworkLink
 
 US = 1e-6
 
@@ -22,12 +22,12 @@ class KnownLink:
         about: What it is, in words.
     """
 
-    link: Link
+    link: NetworkLink
     about: str
 
 
 def _known(bytes_per_s: float, latency_us: float, about: str) -> KnownLink:
-    link = Link(latency_s=latency_us * US, bytes_per_s=bytes_per_s)
+    link = NetworkLink(latency_s=latency_us * US, bytes_per_s=bytes_per_s)
     return KnownLink(link=link, about=about)
 
 
@@ -57,7 +57,7 @@ _PREFIX = {"": 1.0, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
-def parse_link(text: str) -> Link | None:
+def parse_link(text: str) -> NetworkLink | None:
     """Return the link of `25Gbit/s,50us` or `3GB/s,20us`; None when the text is none. The rate counts as reached."""
     rate_text, _, latency_text = text.partition(",")
     rate = _RATE.fullmatch(rate_text.strip())
@@ -67,10 +67,10 @@ def parse_link(text: str) -> Link | None:
     is_bytes = rate.group(3).upper() == "B/S" and rate.group(3)[0] == "B"
     bytes_per_s = float(rate.group(1)) * _PREFIX[rate.group(2).upper()] / (1 if is_bytes else 8)
     latency_s = float(latency.group(1)) * _SECONDS[latency.group(2)]
-    return Link(latency_s=latency_s, bytes_per_s=bytes_per_s) if bytes_per_s > 0 else None
+    return NetworkLink(latency_s=latency_s, bytes_per_s=bytes_per_s) if bytes_per_s > 0 else None
 
 
-def next_faster(link: Link) -> tuple[str, Link] | None:
+def next_faster(link: NetworkLink) -> tuple[str, NetworkLink] | None:
     """Return the slowest known network with at least twice the bandwidth, by all of its names; None beyond all."""
     faster = [
         known.link for known in BETWEEN.values() if known.link.bytes_per_s >= 2 * link.bytes_per_s

@@ -22,7 +22,7 @@ SizeTime = Callable[[float], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class NetworkLink:
     """What carries data between two ranks.
 
     Attributes:
@@ -57,8 +57,8 @@ class Cluster:
     """
 
     per_node: int
-    between: Link
-    inside: Link | None = None
+    between: NetworkLink
+    inside: NetworkLink | None = None
     is_flat: bool = False
     cpu_s_per_byte: float = 0.0
     adapters: int = 1

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torchmuster.diagnose.facts import stacks as reading
-from torchmuster.diagnose.facts.stacks import Standing
+from torchmuster.diagnose.facts.stacks import StackReading
 from torchmuster.head.hangs.stack_words import Seen, group_texts, tell
 from torchmuster.head.hangs.start_watch import StartWatch
-from torchmuster.head.hangs.start_words import Look
+from torchmuster.head.hangs.start_words import StartLook
 from torchmuster.head.hangs.stragglers import Stragglers
-from torchmuster.head.hangs.watch import START_S, HangWatch, Judgement, Verdict, WatchLimits
+from torchmuster.head.hangs.watch import START_S, HangVerdict, HangWatch, Judgement, WatchLimits
 from torchmuster.model.failure import EndKind, PythonError, WorkerEnd, describe
 from torchmuster.model.plan import Limits
 from torchmuster.model.progress import RankStack
@@ -56,7 +56,7 @@ class _Question:
     stacks: list[RankStack] = field(default_factory=list)
 
 
-class HangDesk:
+class HangMonitor:
     """The watch of one attempt.
 
     Args:
@@ -196,7 +196,7 @@ class HangDesk:
         seen = []
         for rank, node in sorted(self._ranks.items()):
             one = found.get(rank)
-            standing = _standing(one) if one else Standing(doing=reading.Doing.UNKNOWN)
+            standing = _standing(one) if one else StackReading(doing=reading.Doing.UNKNOWN)
             kernel = one.kernel if one else "its agent did not answer"
             seen.append(Seen(rank=rank, node=node, standing=standing, kernel=kernel))
         return seen
@@ -219,10 +219,10 @@ class HangDesk:
             return None
         standings = {one.rank: (_standing(one), one.kernel) for one in question.stacks}
         judgement = self._watch.judge(now, standings)
-        if judgement.verdict is Verdict.NOTHING:
+        if judgement.verdict is HangVerdict.NOTHING:
             return None
         path = self._write(judgement, question)
-        ends = judgement.verdict is Verdict.END
+        ends = judgement.verdict is HangVerdict.END
         self._around.event(
             "hang",
             attempt=self.attempt,
@@ -242,7 +242,7 @@ class HangDesk:
             return
         rests, stacks = self._watch.rests(now), {one.rank: one for one in question.stacks}
         looks = [
-            Look.of(rank, node, stacks[rank], rest_s=rests[rank])
+            StartLook.of(rank, node, stacks[rank], rest_s=rests[rank])
             for rank, node in sorted(self._ranks.items())
             if rank in stacks and rank in rests
         ]
@@ -308,7 +308,7 @@ def _chunks(lines: list[str]) -> list[list[str]]:
     return chunks
 
 
-def _standing(one: RankStack) -> Standing:
+def _standing(one: RankStack) -> StackReading:
     return reading.judge(
         one.text,
         state=one.state,
@@ -345,7 +345,7 @@ def _short(stacks: list[RankStack]) -> list[str]:
 
 
 def _told(judgement: Judgement, path: str) -> str:
-    if judgement.verdict is Verdict.END:
+    if judgement.verdict is HangVerdict.END:
         return f"{judgement.sentence}: the attempt is ended; stacks in {path}"
     left_s = max(judgement.limit_s - judgement.silent_s, 0.0)
     return (

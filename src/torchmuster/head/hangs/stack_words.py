@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchmuster.diagnose.facts.stacks import Doing, Standing
+from torchmuster.diagnose.facts.stacks import Doing, StackReading
 from torchmuster.model.ranks import name_ranks
 
 
@@ -14,7 +14,7 @@ class Seen:
 
     rank: int
     node: str
-    standing: Standing
+    standing: StackReading
     since_s: float | None = None
     kernel: str = ""
 
@@ -51,7 +51,7 @@ def _tell_group(group: Sequence[Seen]) -> str:
     return f"{who} {describe(first.standing, first.kernel, single=single)}{how_long}"
 
 
-def describe(standing: Standing, kernel: str = "", *, single: bool = True) -> str:
+def describe(standing: StackReading, kernel: str = "", *, single: bool = True) -> str:
     """Return what a rank does, as the end of a sentence: `is in read() (data.py:88)`."""
     is_, here = ("is" if single else "are"), _at(standing)
     inside = f" in {standing.what}{here}" if standing.what else here
@@ -77,7 +77,7 @@ def describe(standing: Standing, kernel: str = "", *, single: bool = True) -> st
             return f"{'does' if single else 'do'} not show a stack{at}"
 
 
-def _at(standing: Standing) -> str:
+def _at(standing: StackReading) -> str:
     return f" ({standing.place})" if standing.place else ""
 
 

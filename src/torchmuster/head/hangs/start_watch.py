@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torchmuster.diagnose.facts.stacks import Doing
-from torchmuster.head.hangs.start_words import Look, is_elsewhere, tell_start
+from torchmuster.head.hangs.start_words import StartLook, is_elsewhere, tell_start
 
 _PATIENCE = 3.0  # times the limit, for what may end by itself
 _MAX_PAUSE = 12.0  # times the limit
@@ -59,7 +59,7 @@ class StartWatch:
         self._ask_at = now + self.limit_s * min(pause, _MAX_PAUSE)
         return True
 
-    def judge(self, looks: Sequence[Look], ended: Mapping[int, str]) -> str:
+    def judge(self, looks: Sequence[StartLook], ended: Mapping[int, str]) -> str:
         """Return the sentence, or nothing.
 
         Args:
@@ -86,7 +86,7 @@ class StartWatch:
         if self._is_again:
             self._ask_at = self._asked_at + _AGAIN_S
 
-    def _away(self, waiting: Sequence[Look]) -> bool:
+    def _away(self, waiting: Sequence[StartLook]) -> bool:
         """Say whether a rank has tried long enough to reach another store than that of its run."""
         return any(
             one.store is not None
@@ -95,16 +95,18 @@ class StartWatch:
             for one in waiting
         )
 
-    def _limit_of(self, missing: Sequence[Look], ended: Mapping[int, str], *, away: bool) -> float:
+    def _limit_of(
+        self, missing: Sequence[StartLook], ended: Mapping[int, str], *, away: bool
+    ) -> float:
         """Return how long they may wait: longer when it may end by itself."""
         may_end = any(self._works(one) for one in missing) or not (missing or ended)
         return _PATIENCE * self.limit_s if may_end and not away else self.limit_s
 
-    def _works(self, one: Look) -> bool:
+    def _works(self, one: StartLook) -> bool:
         return one.rest_s < self.limit_s or one.standing.doing in _MAY_TAKE_LONG
 
 
-def _place(one: Look) -> tuple[str, str]:
+def _place(one: StartLook) -> tuple[str, str]:
     """Return the function in which a rank stands: a loop moves between its lines."""
     frame = one.standing.frame
     return (frame.file, frame.name) if frame is not None else ("", "")

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torchmuster.diagnose.facts import stacks
-from torchmuster.diagnose.facts.stacks import Doing, Standing
+from torchmuster.diagnose.facts.stacks import Doing, StackReading
 from torchmuster.head.hangs.stack_words import describe
 from torchmuster.model.progress import RankStack, StoreCall
 from torchmuster.model.ranks import name_ranks
@@ -17,7 +17,7 @@ _MAX_LINES = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class StartLook:
     """One rank in one look.
 
     Attributes:
@@ -29,7 +29,7 @@ class Look:
 
     rank: int
     node: str
-    standing: Standing
+    standing: StackReading
     rest_s: float
     kernel: str = ""
     source: str = ""
@@ -37,7 +37,7 @@ class Look:
     store: StoreCall | None = None
 
     @classmethod
-    def of(cls, rank: int, node: str, stack: RankStack, *, rest_s: float) -> "Look":
+    def of(cls, rank: int, node: str, stack: RankStack, *, rest_s: float) -> "StartLook":
         """Return what a stack shows."""
         standing = stacks.judge(
             stack.text,
@@ -77,8 +77,8 @@ def is_elsewhere(call: StoreCall, store: str, relay_port: int = 0) -> bool:
 
 
 def tell_start(
-    waiting: Sequence[Look],
-    missing: Sequence[Look],
+    waiting: Sequence[StartLook],
+    missing: Sequence[StartLook],
     ended: Mapping[int, str],
     store: str,
     relay_port: int = 0,
@@ -106,7 +106,7 @@ def tell_start(
     return "; ".join(parts)
 
 
-def _who_waits(waiting: Sequence[Look]) -> str:
+def _who_waits(waiting: Sequence[StartLook]) -> str:
     first, single = waiting[0].standing, len(waiting) == 1
     since_s = max(one.rest_s for one in waiting)
     place = f" ({first.place})" if first.place else ""
@@ -115,8 +115,8 @@ def _who_waits(waiting: Sequence[Look]) -> str:
     return f"{ranks} {verb} in {first.what}{place} since {since_s:.0f} s"
 
 
-def _for_whom(missing: Sequence[Look], ended: Mapping[int, str]) -> str:
-    groups: dict[str, list[Look]] = {}
+def _for_whom(missing: Sequence[StartLook], ended: Mapping[int, str]) -> str:
+    groups: dict[str, list[StartLook]] = {}
     for one in missing:
         groups.setdefault(_does(one, single=True), []).append(one)
     told = [_tell_group(group) for group in list(groups.values())[:_MAX_GROUPS]]
@@ -132,7 +132,7 @@ def _for_whom(missing: Sequence[Look], ended: Mapping[int, str]) -> str:
     return (" " + ", and ".join(told)) if told else ""
 
 
-def _tell_group(group: Sequence[Look]) -> str:
+def _tell_group(group: Sequence[StartLook]) -> str:
     single = len(group) == 1
     at = f" on {group[0].node}" if single else ""
     return (
@@ -140,7 +140,7 @@ def _tell_group(group: Sequence[Look]) -> str:
     )
 
 
-def _does(one: Look, *, single: bool) -> str:
+def _does(one: StartLook, *, single: bool) -> str:
     standing = one.standing
     if standing.doing is Doing.WORKS and standing.what.startswith("<") and one.source:
         line = (
@@ -150,7 +150,7 @@ def _does(one: Look, *, single: bool) -> str:
     return describe(standing, one.kernel, single=single)
 
 
-def _at_which_store(away: Sequence[Look], store: str) -> str:
+def _at_which_store(away: Sequence[StartLook], store: str) -> str:
     calls = [one.store for one in away if one.store is not None]
     single = len(away) == 1
     ranks = name_ranks(one.rank for one in away)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import median
 
-from torchmuster.model.beats import Phase
+from torchmuster.model.beats import RankPhase
 from torchmuster.model.progress import RankProgress
 
 WINDOW_STEPS = 25
@@ -17,7 +17,7 @@ SLOWER_BY = 0.2
 _NUM_WINDOWS = 2  # one after the other
 _LEAST_S = 0.002  # in a step: less is noise
 _AGAIN_S = 600.0
-_ASIDE = (Phase.SAVE, Phase.EVALUATE, Phase.BETWEEN, Phase.STARTING)
+_ASIDE = (RankPhase.SAVE, RankPhase.EVALUATE, RankPhase.BETWEEN, RankPhase.STARTING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +139,6 @@ def per_step(before: RankProgress, now: RankProgress) -> _PerStep:
     aside_s = sum(spent[phase] for phase in _ASIDE)
     return _PerStep(
         step_s=max(now.step_at - before.step_at - aside_s, 0.0) / steps,
-        data_s=max(spent[Phase.DATA], 0.0) / steps,
-        forward_s=max(spent[Phase.FORWARD], 0.0) / steps,
+        data_s=max(spent[RankPhase.DATA], 0.0) / steps,
+        forward_s=max(spent[RankPhase.FORWARD], 0.0) / steps,
     )

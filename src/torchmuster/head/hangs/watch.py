@@ -14,9 +14,9 @@ import enum
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from torchmuster.diagnose.facts.stacks import Doing, Standing
+from torchmuster.diagnose.facts.stacks import Doing, StackReading
 from torchmuster.head.hangs.stack_words import Seen, tell
-from torchmuster.model.beats import Phase
+from torchmuster.model.beats import RankPhase
 from torchmuster.model.progress import RankProgress
 from torchmuster.model.ranks import name_ranks
 
@@ -38,7 +38,13 @@ _STARTS = (
     "torchmuster's group",
     "torchmuster's once",
 )
-_LONG_PHASES = (Phase.SAVE, Phase.EVALUATE, Phase.STARTING, Phase.BETWEEN, Phase.OVER)
+_LONG_PHASES = (
+    RankPhase.SAVE,
+    RankPhase.EVALUATE,
+    RankPhase.STARTING,
+    RankPhase.BETWEEN,
+    RankPhase.OVER,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +64,7 @@ class WatchLimits:
     start_s: float = START_S
 
 
-class Verdict(enum.Enum):
+class HangVerdict(enum.Enum):
     """What follows from the stacks."""
 
     NOTHING = "nothing"
@@ -78,12 +84,12 @@ class Judgement:
         silent_s: How long it has stood.
     """
 
-    verdict: Verdict
+    verdict: HangVerdict
     sentence: str = ""
     headline: str = ""
     rank: int | None = None
     node: str = ""
-    standing: Standing | None = None
+    standing: StackReading | None = None
     silent_s: float = 0.0
     limit_s: float = 0.0
 
@@ -220,7 +226,7 @@ class HangWatch:
 
     # What the stacks show.
 
-    def judge(self, now: float, standings: Mapping[int, tuple[Standing, str]]) -> Judgement:
+    def judge(self, now: float, standings: Mapping[int, tuple[StackReading, str]]) -> Judgement:
         """Return what follows from where the ranks stand.
 
         Args:
@@ -233,7 +239,7 @@ class HangWatch:
         guilty, limit_s = self._guilty(now, waiting, others)
         if not guilty:
             self._warned = None
-            return Judgement(verdict=Verdict.NOTHING, sentence=tell(seen))
+            return Judgement(verdict=HangVerdict.NOTHING, sentence=tell(seen))
         silent_s = min(self._stood_s(now, one.rank) for one in guilty)
         return self._conclude(now, seen, guilty, limit_s, silent_s)
 
@@ -242,16 +248,16 @@ class HangWatch:
     ) -> Judgement:
         mark = tuple((one.rank, one.standing.doing, one.standing.place) for one in guilty)
         first = guilty[0]
-        verdict = Verdict.NOTHING
+        verdict = HangVerdict.NOTHING
         if self._warned != mark:
-            verdict = Verdict.WARN if silent_s >= limit_s / 2 else Verdict.NOTHING
-            self._warned = mark if verdict is Verdict.WARN else None
+            verdict = HangVerdict.WARN if silent_s >= limit_s / 2 else HangVerdict.NOTHING
+            self._warned = mark if verdict is HangVerdict.WARN else None
             if (
-                verdict is Verdict.WARN
+                verdict is HangVerdict.WARN
             ):  # who is at the limit by now is seen once more, a little later
                 self._ask_at = now + max(min(limit_s - silent_s, limit_s / 2), limit_s / 8)
         elif silent_s >= limit_s and not self._all_are_stopped(seen):
-            verdict = Verdict.END
+            verdict = HangVerdict.END
         return Judgement(
             verdict=verdict,
             sentence=tell(seen),
@@ -263,10 +269,10 @@ class HangWatch:
             limit_s=limit_s,
         )
 
-    def _seen(self, now: float, standings: Mapping[int, tuple[Standing, str]]) -> list[Seen]:
+    def _seen(self, now: float, standings: Mapping[int, tuple[StackReading, str]]) -> list[Seen]:
         found = []
         for number, rank in sorted(self._live().items()):
-            standing, kernel = standings.get(number, (Standing(doing=Doing.UNKNOWN), ""))
+            standing, kernel = standings.get(number, (StackReading(doing=Doing.UNKNOWN), ""))
             since_s = self._stood_s(now, number)
             found.append(
                 Seen(rank=number, node=rank.node, standing=standing, since_s=since_s, kernel=kernel)
@@ -330,7 +336,7 @@ class HangWatch:
         if ended:
             number = ended[0]
             rank = self._ranks[number]
-            standing = Standing(doing=Doing.UNKNOWN, what=rank.ended or "")
+            standing = StackReading(doing=Doing.UNKNOWN, what=rank.ended or "")
             return [Seen(rank=number, node=rank.node, standing=standing)], limit_s
         groups: dict[tuple[str, str], list[Seen]] = {}
         for one in waiting:

@@ -48,7 +48,7 @@ class _ClientGoneError(Exception):
     """There is nobody any more who wants this run."""
 
 
-class Courier:
+class RemoteEnd:
     """One host's side of one session."""
 
     def __init__(self, reader: FrameReader, writer: FrameWriter, root: str, *, importable: bool):
@@ -386,7 +386,7 @@ def main(arguments: list[str]) -> None:
     os.dup2(2, 1)
     writer = FrameWriter(outgoing)
     writer.start()
-    courier = Courier(FrameReader(incoming), writer, options.root, importable=options.importable)
+    courier = RemoteEnd(FrameReader(incoming), writer, options.root, importable=options.importable)
     try:
         courier.serve()
     finally:

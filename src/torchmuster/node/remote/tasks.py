@@ -21,7 +21,7 @@ from torchmuster.files.layout import RunDir
 from torchmuster.net import frames, listener
 from torchmuster.net.address import own_addresses
 from torchmuster.net.frames import FIRST_CALL_BACK, FrameWriter, Kind
-from torchmuster.net.orders import GONE, Order, OrderDesk
+from torchmuster.net.orders import GONE, OrderDesk, StartOrder
 from torchmuster.node.remote import files as courier_files
 from torchmuster.node.remote.proxy import DESK_VARIABLE, HOST_VARIABLE
 from torchmuster.node.shell import NodeShell
@@ -56,7 +56,7 @@ class CourierTasks:
         self._agents: dict[int, proc.Child] = {}
         self._ports: dict[int, int] = {}
         self._num_calls = 0
-        self._orders: dict[int, Order] = {}
+        self._orders: dict[int, StartOrder] = {}
         self._num_orders = 0
         self._desk = OrderDesk(self._take_order, self._withdraw_order)
 
@@ -200,7 +200,7 @@ class CourierTasks:
 
     # Orders of processes here.
 
-    def _take_order(self, order: Order) -> None:
+    def _take_order(self, order: StartOrder) -> None:
         with self._lock:
             self._num_orders += 1
             number = self._num_orders
@@ -208,7 +208,7 @@ class CourierTasks:
         value = {"id": number, "request": order.request}
         self._writer.send(frames.pack_json(Kind.ASK, value))
 
-    def _withdraw_order(self, order: Order) -> None:
+    def _withdraw_order(self, order: StartOrder) -> None:
         with self._lock:
             numbers = [number for number, one in self._orders.items() if one is order]
             for number in numbers:

@@ -11,10 +11,10 @@ from torchmuster.node.sandbox import container, place_launch
 from torchmuster.node.sandbox.container import Container, ContainerSpec, EngineFailure, Mount
 from torchmuster.node.sandbox.place import PlacedFile, write_new
 from torchmuster.node.sandbox.place_plan import problem_of_path, refuse
-from torchmuster.node.task.setup import Facts
+from torchmuster.node.task.setup import TaskFacts
 
 if TYPE_CHECKING:
-    from torchmuster.node.sandbox.view import View
+    from torchmuster.node.sandbox.view import CommandView
     from torchmuster.node.task.options import NetworkShare, TaskOptions
 
 _MAX_EARLIER = 8
@@ -27,7 +27,9 @@ class ContainerView:
         MusterError: The engine is not here, or a file can't be placed.
     """
 
-    def __init__(self, files: Sequence[PlacedFile], facts: Facts, options: "TaskOptions") -> None:
+    def __init__(
+        self, files: Sequence[PlacedFile], facts: TaskFacts, options: "TaskOptions"
+    ) -> None:
         self._facts = facts
         self._options = options
         self._kind = options.plan.container
@@ -147,7 +149,7 @@ class ContainerView:
                 return os.path.normpath(source + "/" + os.path.relpath(path, target))
         return path
 
-    def take_over(self, earlier: "View") -> None:
+    def take_over(self, earlier: "CommandView") -> None:
         """What an earlier container wrote outside of its mounts went with it."""
 
     def why_not_begun(self) -> str | None:

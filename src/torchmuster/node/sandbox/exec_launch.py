@@ -33,7 +33,7 @@ _SHELLS = ("bash", "sh")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class ExecSurroundings:
     """What is taken over from a process, opened while its /proc is still ours to see.
 
     Attributes:
@@ -72,7 +72,7 @@ def main(arguments: list[str]) -> NoReturn:
         sys.exit(error.code)
 
 
-def open_surroundings(pid: int, worker_ticks: int | None = None) -> Surroundings:
+def open_surroundings(pid: int, worker_ticks: int | None = None) -> ExecSurroundings:
     """Return what belongs to a process that is a child of our parent, or a worker that began at a known time.
 
     Raises:
@@ -85,7 +85,7 @@ def open_surroundings(pid: int, worker_ticks: int | None = None) -> Surroundings
         if not changes_files and os.path.samestat(os.fstat(root), os.stat("/")):
             os.close(root)
             root = -1
-        surroundings = Surroundings(
+        surroundings = ExecSurroundings(
             spaces=spaces,
             root=None if root < 0 else root,
             folder=os.open(f"/proc/{pid}/cwd", os.O_PATH | os.O_CLOEXEC),
@@ -131,7 +131,7 @@ def _take_terminal() -> None:
         raise LaunchError(VIEW_FAILED, f"there is no terminal: {error.strerror}") from error
 
 
-def enter(surroundings: Surroundings) -> None:
+def enter(surroundings: ExecSurroundings) -> None:
     """Enter the namespaces, the root and the working directory.
 
     Raises:

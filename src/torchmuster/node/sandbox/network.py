@@ -30,7 +30,7 @@ _END_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskNetwork:
+class NetworkNamespace:
     """One task's part of a private network.
 
     Attributes:
@@ -61,7 +61,7 @@ class PrivateNetwork:
         self,
         holder: proc.Child,
         lifeline: int,
-        tasks: Mapping[str, TaskNetwork],
+        tasks: Mapping[str, NetworkNamespace],
         hostname: str,
         *,
         answer: Mapping[str, Any] | None = None,
@@ -242,12 +242,12 @@ def _wanted(num_tasks: int, program: str | None) -> dict[str, Any]:
 
 def _tasks(
     pid: int, names: Sequence[str], addresses: Sequence[str], answer: Mapping[str, Any]
-) -> dict[str, TaskNetwork]:
+) -> dict[str, NetworkNamespace]:
     user_fd = answer["user_fd"]
     user = None if user_fd is None else f"/proc/{pid}/fd/{user_fd}"
     environment = {"GLOO_SOCKET_IFNAME": INTERFACE, "NCCL_SOCKET_IFNAME": INTERFACE}
     return {
-        name: TaskNetwork(
+        name: NetworkNamespace(
             name=name,
             address=address,
             join={"user": user, "net": f"/proc/{pid}/fd/{fd}"},

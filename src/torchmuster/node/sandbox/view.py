@@ -7,7 +7,7 @@ from torchmuster import proc
 from torchmuster.node.sandbox.container import EngineFailure
 
 
-class View(Protocol):
+class CommandView(Protocol):
     """One start's surroundings."""
 
     def start(
@@ -18,7 +18,7 @@ class View(Protocol):
     def host_path(self, path: str) -> str:
         """Return where a path of the task lies as the agent sees it."""
 
-    def take_over(self, earlier: "View") -> None:
+    def take_over(self, earlier: "CommandView") -> None:
         """Keep what an earlier start in the same place has written outside of it."""
 
     def why_not_begun(self) -> str | None:

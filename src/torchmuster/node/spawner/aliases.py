@@ -7,7 +7,7 @@ os.environ that is only read, copied or handed to a function of another file mak
 import ast
 from collections.abc import Iterable, Iterator
 
-from torchmuster.node.spawner.constants import Element, Source
+from torchmuster.node.spawner.constants import Element, ParsedScript
 
 _ENVIRONS = frozenset({"environ", "environb"})
 _PUTENVS = frozenset({"putenv", "unsetenv", "setenv"})
@@ -25,7 +25,7 @@ Values = dict[str, list[ast.AST]]
 class Aliases:
     """What a script calls os.environ and os.putenv."""
 
-    def __init__(self, known: Source) -> None:
+    def __init__(self, known: ParsedScript) -> None:
         """Note everything that may stand for something else."""
         self._known = known
         self._imported: dict[str, str] = {}

@@ -43,7 +43,7 @@ _NONE = Texts()
 
 
 @dataclass(slots=True)
-class Source:
+class ParsedScript:
     """A parsed script: what each of its names is bound to."""
 
     tree: ast.AST

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torchmuster.model import contract
 from torchmuster.node.spawner.aliases import Aliases, name_of
-from torchmuster.node.spawner.constants import UNKNOWN, Source, Texts
+from torchmuster.node.spawner.constants import UNKNOWN, ParsedScript, Texts
 
 # Methods of os.environ, and functions that take it first, by what their next argument tells.
 _BY_KEY = ("setdefault", "pop", "__setitem__", "__delitem__", "setitem", "delitem")
@@ -83,7 +83,7 @@ def _writes(source: bytes | str, depth: int = 0) -> Iterator[tuple[int, Texts]]:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
         return  # the script fails by itself, with its own words
-    known = Source(tree)
+    known = ParsedScript(tree)
     aliases = Aliases(known)
     for node in ast.walk(tree):
         line = getattr(node, "lineno", 0)
@@ -98,7 +98,7 @@ def _writes(source: bytes | str, depth: int = 0) -> Iterator[tuple[int, Texts]]:
                 yield from ((line, texts) for _, texts in _writes(text, depth + 1))
 
 
-def _written_by(node: ast.AST, known: Source, aliases: Aliases) -> Iterator[Texts]:
+def _written_by(node: ast.AST, known: ParsedScript, aliases: Aliases) -> Iterator[Texts]:
     """Yield the variables that a node sets or removes."""
     match node:
         case ast.AugAssign(target=target, value=value) if aliases.is_environ(target):
@@ -112,7 +112,7 @@ def _written_by(node: ast.AST, known: Source, aliases: Aliases) -> Iterator[Text
             yield from _handed_over(node, aliases)
 
 
-def _written_at(targets: list[ast.expr], known: Source, aliases: Aliases) -> Iterator[Texts]:
+def _written_at(targets: list[ast.expr], known: ParsedScript, aliases: Aliases) -> Iterator[Texts]:
     for target in targets:
         if isinstance(target, ast.Subscript) and aliases.is_environ(target.value):
             yield known.texts(target.slice)
@@ -120,7 +120,7 @@ def _written_at(targets: list[ast.expr], known: Source, aliases: Aliases) -> Ite
             yield from _written_at(target.elts, known, aliases)
 
 
-def _written_by_call(call: ast.Call, known: Source, aliases: Aliases) -> Iterator[Texts]:
+def _written_by_call(call: ast.Call, known: ParsedScript, aliases: Aliases) -> Iterator[Texts]:
     method, args = aliases.method_of(call.func), call.args
     if aliases.is_putenv(call.func):
         method = "__setitem__"
@@ -137,7 +137,7 @@ def _written_by_call(call: ast.Call, known: Source, aliases: Aliases) -> Iterato
         yield UNKNOWN
 
 
-def _is_given_environ(call: ast.Call, known: Source, aliases: Aliases) -> bool:
+def _is_given_environ(call: ast.Call, known: ParsedScript, aliases: Aliases) -> bool:
     """Say whether a function writes to its first argument, and that is os.environ."""
     first = call.args[0] if call.args else None
     match call.func:

@@ -19,7 +19,7 @@ from torchmuster import proc
 from torchmuster.diagnose.facts.memory import explain_kill, read_counters
 from torchmuster.errors import MusterError
 from torchmuster.files.disk import DiskWriter
-from torchmuster.files.layout import Place
+from torchmuster.files.layout import WorkingFolder
 from torchmuster.model import codec
 from torchmuster.model.lease import LEASE_S, PING_EVERY_S, Lease, OwnClock, is_given_up
 from torchmuster.model.states import State
@@ -27,13 +27,13 @@ from torchmuster.net import messages
 from torchmuster.net.channel import Channel, ChannelClosedError, connect
 from torchmuster.net.handshake import HandshakeError, Role
 from torchmuster.node.output import RankOutput
-from torchmuster.node.sandbox.view import View
+from torchmuster.node.sandbox.view import CommandView
 from torchmuster.node.shell import NodeShell, SetupError
-from torchmuster.node.task.command import Command, CommandFailedError
+from torchmuster.node.task.command import CommandFailedError, TaskCommand
 from torchmuster.node.task.data import Stored, fetch_inputs, publish, upload_outputs
 from torchmuster.node.task.exec import Execs
 from torchmuster.node.task.options import TaskOptions
-from torchmuster.node.task.setup import Facts
+from torchmuster.node.task.setup import TaskFacts
 from torchmuster.node.task.socket import TaskCall, TaskSocket
 from torchmuster.node.voice import Voice
 
@@ -55,10 +55,10 @@ class TaskAgent:
         self._voice = voice
         self._attempt = options.attempt
         folder = options.run_dir.task_folder(options.task.name)
-        self._place = Place(os.path.join(folder, f"place-{options.attempt}"))
+        self._place = WorkingFolder(os.path.join(folder, f"place-{options.attempt}"))
         self._channel: Channel | None = None
         self._activity: asyncio.Task[None] | None = None
-        self._command: Command | None = None
+        self._command: TaskCommand | None = None
         self._stop_at: float | None = None  # when SIGKILL follows
         self._clock = OwnClock()
         self._lease = Lease(self._clock)
@@ -68,7 +68,7 @@ class TaskAgent:
         self._num_calls = 0
         self._has_inputs = False
         self._is_set_up = False
-        self._view: View | None = None
+        self._view: CommandView | None = None
         self._execs = Execs(options.task.name, self._send)
 
     async def run(self) -> int:
@@ -275,7 +275,7 @@ class TaskAgent:
     # The command.
 
     async def _run_command(self, begin: messages.TaskBegin) -> None:
-        facts = Facts(
+        facts = TaskFacts(
             workflow=self._options.plan,
             group=self._options.group,
             task=self._options.task,
@@ -292,7 +292,7 @@ class TaskAgent:
         before = read_counters()
         started_at = time.monotonic()
         try:
-            command = Command(facts, self._options, self._voice)
+            command = TaskCommand(facts, self._options, self._voice)
             self._command = command
             command.start(output, self._view, self._notice)
             self._view = command.view
@@ -329,7 +329,7 @@ class TaskAgent:
             )
         )
 
-    async def _wait_for_end(self, command: Command) -> int:
+    async def _wait_for_end(self, command: TaskCommand) -> int:
         """Wait until the command has ended and nothing of it is left; mind a stop's grace."""
         while (status := command.poll()) is None:
             self._kill_when_due(command)
@@ -342,7 +342,7 @@ class TaskAgent:
             await asyncio.sleep(_REAP_S)
         return status
 
-    def _kill_when_due(self, command: Command) -> None:
+    def _kill_when_due(self, command: TaskCommand) -> None:
         if self._stop_at is not None and time.monotonic() >= self._stop_at:
             command.kill()
             self._stop_at = time.monotonic() + 1.0
@@ -392,9 +392,9 @@ class TaskAgent:
             )
         )
 
-    def _outer_facts(self) -> Facts:
+    def _outer_facts(self) -> TaskFacts:
         """Return what the tokens of URLs stand for: those that need no other task."""
-        return Facts(
+        return TaskFacts(
             workflow=self._options.plan,
             group=self._options.group,
             task=self._options.task,

@@ -16,10 +16,10 @@ from torchmuster.model.states import State
 from torchmuster.node.output import RankOutput
 from torchmuster.node.sandbox import place_launch
 from torchmuster.node.sandbox.container import CODE_START
-from torchmuster.node.sandbox.view import View
+from torchmuster.node.sandbox.view import CommandView
 from torchmuster.node.task import setup as task_setup
 from torchmuster.node.task.data import start_checkpoint
-from torchmuster.node.task.setup import Facts
+from torchmuster.node.task.setup import TaskFacts
 from torchmuster.node.task.transfer import Transfer
 from torchmuster.node.task.view import open_view
 from torchmuster.node.voice import Voice
@@ -38,16 +38,16 @@ class CommandFailedError(MusterError):
     code = CODE_START
 
 
-class Command:
+class TaskCommand:
     """One start of a task's command."""
 
-    def __init__(self, facts: Facts, options: "TaskOptions", voice: Voice) -> None:
+    def __init__(self, facts: TaskFacts, options: "TaskOptions", voice: Voice) -> None:
         self._facts = facts
         self._options = options
         self._voice = voice
         self._child: proc.Child | None = None
         self._checkpoints: list[Transfer] = []
-        self._view: View | None = None
+        self._view: CommandView | None = None
         self._output: RankOutput | None = None
 
     @property
@@ -56,11 +56,11 @@ class Command:
         return self._child.pid if self._child is not None else 0
 
     @property
-    def view(self) -> View | None:
+    def view(self) -> CommandView | None:
         """Return what the command sees of files and network."""
         return self._view
 
-    def start(self, output: RankOutput, earlier: View | None, notice: Say) -> None:
+    def start(self, output: RankOutput, earlier: CommandView | None, notice: Say) -> None:
         """Start it; what it writes goes to `output`.
 
         Args:
@@ -184,7 +184,7 @@ class Command:
             self._view.close()
 
 
-def training_words(facts: Facts, options: "TaskOptions") -> list[str]:
+def training_words(facts: TaskFacts, options: "TaskOptions") -> list[str]:
     """Return the command that conducts a training task as `muster run` does."""
     training = facts.task.training
     if training is None:

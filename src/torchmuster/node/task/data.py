@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from torchmuster.errors import MusterError
 from torchmuster.files.copy import copy_tree
-from torchmuster.files.layout import Place, RunDir, runs_dir
+from torchmuster.files.layout import RunDir, WorkingFolder, runs_dir
 from torchmuster.model.workflow import (
     CheckpointPlan,
     InputKind,
@@ -24,7 +24,7 @@ Resolve = Callable[[str], str]
 
 
 async def fetch_inputs(
-    task: TaskPlan, place: Place, run_dir: RunDir, doing: Say, resolve: Resolve
+    task: TaskPlan, place: WorkingFolder, run_dir: RunDir, doing: Say, resolve: Resolve
 ) -> None:
     """Bring every input to its folder.
 
@@ -75,7 +75,13 @@ class Stored:
 
 
 async def upload_outputs(
-    task: TaskPlan, place: Place, doing: Say, *, succeeded: bool, run_id: str, resolve: Resolve
+    task: TaskPlan,
+    place: WorkingFolder,
+    doing: Say,
+    *,
+    succeeded: bool,
+    run_id: str,
+    resolve: Resolve,
 ) -> Stored:
     """Bring the outputs where they belong; return what was made and what was left out.
 
@@ -106,7 +112,7 @@ async def upload_outputs(
 
 
 def _upload_words(
-    entry: OutputPlan, target: str, place: Place, run_id: str, resolve: Resolve
+    entry: OutputPlan, target: str, place: WorkingFolder, run_id: str, resolve: Resolve
 ) -> list[str]:
     regex = ["--regex", entry.regex] if entry.regex else []
     if entry.kind is OutputKind.URL:

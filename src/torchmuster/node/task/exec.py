@@ -33,7 +33,7 @@ _MAX_ROWS = 0xFFFF
 Send = Callable[[messages.Message], None]
 
 
-class Target(Protocol):
+class ExecTarget(Protocol):
     """The task's command."""
 
     @property
@@ -66,7 +66,7 @@ class Execs:
         """Return the processes that were started and have not ended."""
         return {one.pid for one in self._execs.values() if one.pid}
 
-    def take(self, message: messages.FromExecClient, target: Target | None) -> None:
+    def take(self, message: messages.FromExecClient, target: ExecTarget | None) -> None:
         """Carry out a message of a client; `target` is the task's command while there is one."""
         if isinstance(message, messages.ExecStart):
             self._start(message, target)
@@ -75,7 +75,7 @@ class Execs:
         if one is not None:
             one.take(message)
 
-    def _start(self, start: messages.ExecStart, target: Target | None) -> None:
+    def _start(self, start: messages.ExecStart, target: ExecTarget | None) -> None:
         what: str | None = None
         if target is None:
             what = f"the task {self._task} runs no command now"
@@ -90,7 +90,7 @@ class Execs:
         self._execs[start.exec_id] = one
         one.running = asyncio.create_task(self._conduct(one, target))
 
-    async def _conduct(self, one: "Exec", target: Target) -> None:
+    async def _conduct(self, one: "Exec", target: ExecTarget) -> None:
         last: messages.Message
         try:
             await _wait_for_begin(target)
@@ -109,7 +109,7 @@ class Execs:
         if self._execs.pop(one.exec_id, None) is not None and not one.is_left:
             self._send(last)
 
-    def begin(self, one: "Exec", target: Target) -> None:
+    def begin(self, one: "Exec", target: ExecTarget) -> None:
         """Start a command beside its target."""
         one.start(target.pid)
 
@@ -128,7 +128,7 @@ class Execs:
         _kill_sessions(sessions)
 
 
-async def _wait_for_begin(target: Target) -> None:
+async def _wait_for_begin(target: ExecTarget) -> None:
     """Wait until the command has its view: before, there is nothing to enter.
 
     Raises:

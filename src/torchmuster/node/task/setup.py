@@ -11,21 +11,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torchmuster.errors import MusterError
-from torchmuster.files.layout import Place, muster_home
+from torchmuster.files.layout import WorkingFolder, muster_home
 from torchmuster.model import contract
 from torchmuster.model.tokens import Token, resolve
-from torchmuster.model.workflow import FileEntry, GroupPlan, TaskPlan, WorkflowPlan
+from torchmuster.model.workflow import GroupPlan, TaskFile, TaskPlan, WorkflowPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class TaskFacts:
     """What runtime tokens stand for, in one attempt of one task."""
 
     workflow: WorkflowPlan
     group: GroupPlan
     task: TaskPlan
     attempt: int
-    place: Place
+    place: WorkingFolder
     hosts: Mapping[str, str]
     addresses: Mapping[str, str]
     ports: Mapping[str, int]
@@ -69,25 +69,25 @@ class Facts:
         return resolve(text, self.value) if "{{" in text else text
 
 
-def command_words(facts: Facts) -> tuple[str, ...]:
+def command_words(facts: TaskFacts) -> tuple[str, ...]:
     """Return the command of the task; of a training task, our own that conducts the run."""
     return tuple(facts.resolve(word) for word in facts.task.command)
 
 
-def file_content(entry: FileEntry, facts: Facts) -> bytes:
+def file_content(entry: TaskFile, facts: TaskFacts) -> bytes:
     """Return what a file holds."""
     if entry.is_base64:
         return base64.b64decode(entry.content)
     return (facts.resolve(entry.content) if entry.tokens else entry.content).encode()
 
 
-def file_path(entry: FileEntry, facts: Facts) -> str:
+def file_path(entry: TaskFile, facts: TaskFacts) -> str:
     """Return where a file appears; a relative path starts at the working directory."""
     return os.path.join(facts.place.work, facts.resolve(entry.path))
 
 
 def environment(
-    facts: Facts, base: Mapping[str, str], gpus: tuple[str, ...] | None
+    facts: TaskFacts, base: Mapping[str, str], gpus: tuple[str, ...] | None
 ) -> dict[str, str]:
     """Return the variables of the command: ours, the file's own, the GPUs that it may see."""
     variables = {

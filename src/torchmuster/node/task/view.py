@@ -24,9 +24,9 @@ from torchmuster.node.sandbox.place import (
     prepare_place,
 )
 from torchmuster.node.sandbox.place_real import RealPlace
-from torchmuster.node.sandbox.view import View
+from torchmuster.node.sandbox.view import CommandView
 from torchmuster.node.task import setup as task_setup
-from torchmuster.node.task.setup import Facts
+from torchmuster.node.task.setup import TaskFacts
 
 if TYPE_CHECKING:
     from torchmuster.node.task.options import TaskOptions
@@ -39,11 +39,11 @@ _RESOLVER = "/etc/resolv.conf"
 
 
 def open_view(
-    facts: Facts,
+    facts: TaskFacts,
     options: "TaskOptions",
     secrets: Mapping[str, Mapping[str, str]],
     notice: Say,
-) -> View:
+) -> CommandView:
     """Return the surroundings of one start, files written.
 
     Raises:
@@ -69,7 +69,7 @@ def open_view(
     return _RealView(outside, facts, options)
 
 
-def _placed_files(facts: Facts, secrets: Mapping[str, Mapping[str, str]]) -> list[PlacedFile]:
+def _placed_files(facts: TaskFacts, secrets: Mapping[str, Mapping[str, str]]) -> list[PlacedFile]:
     files = [
         PlacedFile(
             path=task_setup.file_path(entry, facts),
@@ -109,7 +109,7 @@ def _write_inside(file: PlacedFile, work: str) -> None:
 
 
 def _private_view(
-    files: Sequence[PlacedFile], facts: Facts, options: "TaskOptions", notice: Say
+    files: Sequence[PlacedFile], facts: TaskFacts, options: "TaskOptions", notice: Say
 ) -> "_PrivateView":
     folder = f"{facts.place.view}-{facts.attempt}"
     os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -185,7 +185,7 @@ class _PrivateView(_NoContainer):
     def host_path(self, path: str) -> str:
         return self._plan.host_path(path)
 
-    def take_over(self, earlier: View) -> None:
+    def take_over(self, earlier: CommandView) -> None:
         """Move what is not the machine's from the mirrors of the earlier view into ours."""
         if not isinstance(earlier, _PrivateView):
             return
@@ -240,7 +240,9 @@ def _move_entries(source: str, target: str, machine: set[str]) -> None:
 
 
 class _RealView(_NoContainer):
-    def __init__(self, files: Sequence[PlacedFile], facts: Facts, options: "TaskOptions") -> None:
+    def __init__(
+        self, files: Sequence[PlacedFile], facts: TaskFacts, options: "TaskOptions"
+    ) -> None:
         claims = os.path.join(options.run_dir.path, "claims")
         os.makedirs(claims, mode=0o700, exist_ok=True)
         self._place = RealPlace(facts.task.name, claims) if files else None
@@ -256,7 +258,7 @@ class _RealView(_NoContainer):
     def host_path(self, path: str) -> str:
         return path
 
-    def take_over(self, earlier: View) -> None:
+    def take_over(self, earlier: CommandView) -> None:
         """Everything is where it was."""
 
     def why_not_begun(self) -> str | None:

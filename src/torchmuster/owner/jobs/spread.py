@@ -70,7 +70,7 @@ def _number(text: str | None) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class SpreadOrder:
     """What the head tells an agent that it starts: its place and host, and where the head listens."""
 
     place: int
@@ -82,7 +82,7 @@ class Order:
         return json.dumps({"place": self.place, "host": self.host, "heads": self.heads})
 
 
-def take_order() -> Order | None:
+def take_order() -> SpreadOrder | None:
     """Return the order of a head and remove it from the environment; None when nobody gave one.
 
     Raises:
@@ -94,7 +94,7 @@ def take_order() -> Order | None:
     try:
         plain = json.loads(text)
         heads = tuple((str(host), int(port)) for host, port in plain["heads"])
-        return Order(place=int(plain["place"]), host=str(plain["host"]), heads=heads)
+        return SpreadOrder(place=int(plain["place"]), host=str(plain["host"]), heads=heads)
     except (ValueError, TypeError, KeyError) as error:
         fix = f"unset {ORDER}: only `muster torchrun` itself sets it"
         raise MusterError(
@@ -244,7 +244,7 @@ class Spreader:
 
     def _argv(self, place: int) -> list[str]:
         node = self.party.nodes[place]
-        order = Order(place=place, host=node.name, heads=self.heads)
+        order = SpreadOrder(place=place, host=node.name, heads=self.heads)
         settings = {ORDER: order.to_text()}
         command = enter_argv(sys.executable, self.environment, os.getcwd(), settings, self.command)
         start = NodeStart(

@@ -153,7 +153,7 @@ async def execute(
         UsageError: The command was not started in the task.
     """
     channel = await _connect(view, tasks[0].group)
-    session = Session(channel, [task.name for task in tasks], order, write)
+    session = ExecSession(channel, [task.name for task in tasks], order, write)
     try:
         return await session.run()
     finally:
@@ -186,7 +186,7 @@ class _LeaveError(Exception):
         self.why = why
 
 
-class Session:
+class ExecSession:
     """One command in some tasks, from its start to its end."""
 
     def __init__(

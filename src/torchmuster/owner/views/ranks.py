@@ -15,7 +15,7 @@ from torchmuster.net.handshake import HandshakeError, Role
 from torchmuster.net.race import RaceError, race, worst_failure
 from torchmuster.net.secret import read_secret
 from torchmuster.owner.views.exec_threads import Write
-from torchmuster.owner.views.execute import ExecOrder, ExecResult, Session
+from torchmuster.owner.views.execute import ExecOrder, ExecResult, ExecSession
 from torchmuster.owner.views.find import RunView, any_result, owner_lives
 
 ANSWER_LIMIT_S = 15.0
@@ -76,7 +76,7 @@ async def execute_beside(view: RunView, word: str, order: ExecOrder, write: Writ
     """
     channel = await connect_to_run(view)
     try:
-        return await Session(channel, [word], order, write).run()
+        return await ExecSession(channel, [word], order, write).run()
     finally:
         await channel.close()
 

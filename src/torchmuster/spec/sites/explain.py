@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from torchmuster.spec.findings import Findings, KeyPath, did_you_mean, show_path
+from torchmuster.spec.findings import FileProblems, KeyPath, did_you_mean, show_path
 from torchmuster.spec.scalars import kind_of, shown
 
 _Keys = TypeVar("_Keys", bound=BaseModel)
@@ -34,7 +34,7 @@ _OTHER_WORDS = {
 
 
 def read_table(
-    model: type[_Keys], raw: Any, path: KeyPath, findings: Findings, context: Any = None
+    model: type[_Keys], raw: Any, path: KeyPath, findings: FileProblems, context: Any = None
 ) -> _Keys | None:
     """Return the table; None with the reasons in `findings`, at `path` and below."""
     if not isinstance(raw, dict):
@@ -49,7 +49,7 @@ def read_table(
         return None
 
 
-def unknown_key(path: KeyPath, known: Any, findings: Findings) -> None:
+def unknown_key(path: KeyPath, known: Any, findings: FileProblems) -> None:
     """Note a key that nobody knows, with what was meant."""
     key, parent = str(path[-1]), show_path(path[:-1]) or "this file"
     names = list(known)
@@ -59,7 +59,9 @@ def unknown_key(path: KeyPath, known: Any, findings: Findings) -> None:
     findings.add(path, f"unknown key {shown(key)} in {parent}", fix, at_key=True)
 
 
-def _take_problem(problem: Any, model: type[BaseModel], path: KeyPath, findings: Findings) -> None:
+def _take_problem(
+    problem: Any, model: type[BaseModel], path: KeyPath, findings: FileProblems
+) -> None:
     """Put pydantic's finding into our words."""
     here: KeyPath = (*path, *problem["loc"])
     kind, found = problem["type"], problem["input"]

@@ -12,7 +12,7 @@ from typing import Any
 
 from torchmuster.errors import ManyErrors, UsageError
 from torchmuster.plainfile import open_plain
-from torchmuster.spec.findings import Finding, Findings, KeyPath, did_you_mean, show_path
+from torchmuster.spec.findings import FileProblem, FileProblems, KeyPath, did_you_mean, show_path
 from torchmuster.spec.scalars import shown
 from torchmuster.spec.sites.explain import read_table, unknown_key
 from torchmuster.spec.sites.files import project_file, user_file, why_not_used
@@ -163,7 +163,7 @@ class _Merged:
 
     sources: list[_Source]
     raw: dict[str, Any] = field(default_factory=dict)
-    findings: Findings = field(default_factory=Findings)
+    findings: FileProblems = field(default_factory=FileProblems)
 
     def names(self) -> list[str]:
         """Return the names of all sections of engines."""
@@ -190,7 +190,7 @@ class _Merged:
             path = path[:-1]
         return None, ()
 
-    def error_of(self, finding: Finding) -> UsageError:
+    def error_of(self, finding: FileProblem) -> UsageError:
         """Return a finding with its place."""
         where = self.where(finding.path)
         return UsageError(finding.what, where=where, why=finding.why, fix=finding.fix)

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchmuster.model.tokens import find_tokens
-from torchmuster.spec.findings import Findings, KeyPath, did_you_mean
+from torchmuster.spec.findings import FileProblems, KeyPath, did_you_mean
 from torchmuster.spec.scalars import kind_of, split_ranges, truth_of
 from torchmuster.spec.workflow.references import (
     NO_MAP,
-    TaskView,
-    View,
+    FileTask,
+    FileView,
     check_dependencies,
     check_resource,
     check_tokens,
@@ -50,12 +50,12 @@ _DATASET_INPUT_NO_EFFECT = {
 }
 
 
-def check_workflow(raw: Any, findings: Findings) -> None:
+def check_workflow(raw: Any, findings: FileProblems) -> None:
     """Add every problem of the structure of `workflow:` to `findings`."""
     if not isinstance(raw, dict):
         findings.add(("workflow",), f"expected a map, found {kind_of(raw)}")
         return
-    view = View(findings)
+    view = FileView(findings)
     _check_top(raw, view)
     _collect(raw, view)
     _check_names(raw, view)
@@ -67,7 +67,7 @@ def check_workflow(raw: Any, findings: Findings) -> None:
     warn_unused_resources(view)
 
 
-def _check_top(raw: dict[str, Any], view: View) -> None:
+def _check_top(raw: dict[str, Any], view: FileView) -> None:
     findings = view.findings
     top: KeyPath = ("workflow",)
     given = [key for key in ("tasks", "groups") if raw.get(key)]
@@ -96,14 +96,14 @@ def _check_top(raw: dict[str, Any], view: View) -> None:
 
 
 def _warn_no_effect(
-    path: KeyPath, raw: dict[Any, Any], reasons: dict[str, str], findings: Findings
+    path: KeyPath, raw: dict[Any, Any], reasons: dict[str, str], findings: FileProblems
 ) -> None:
     for key, why in reasons.items():
         if raw.get(key) not in (None, False, [], {}) and key not in findings.with_effect:
             findings.warn((*path, key), f"`{key}` has no effect here", why=why)
 
 
-def _check_labels(path: KeyPath, labels: dict[Any, Any], findings: Findings) -> None:
+def _check_labels(path: KeyPath, labels: dict[Any, Any], findings: FileProblems) -> None:
     if len(labels) > 16:
         findings.add(path, f"there are {len(labels)} labels; at most 16 are allowed", at_key=True)
     allowed = "letters, digits, `-`, `_` and `.` between, at most 63"
@@ -132,7 +132,7 @@ def is_label_value(text: str) -> bool:
     return _LABEL_VALUE.fullmatch(text) is not None
 
 
-def _collect(raw: dict[str, Any], view: View) -> None:
+def _collect(raw: dict[str, Any], view: FileView) -> None:
     groups = raw.get("groups") if isinstance(raw.get("groups"), list) else []
     tasks = raw.get("tasks") if isinstance(raw.get("tasks"), list) else []
     for i, group in enumerate(groups or []):
@@ -149,9 +149,9 @@ def _collect(raw: dict[str, Any], view: View) -> None:
             _collect_task(path, task, len(view.groups) - 1, view)
 
 
-def _collect_task(path: KeyPath, task: Any, group: int, view: View) -> None:
+def _collect_task(path: KeyPath, task: Any, group: int, view: FileView) -> None:
     if isinstance(task, dict):
-        view.add_task(TaskView(path, _name_of(task), group, task))
+        view.add_task(FileTask(path, _name_of(task), group, task))
 
 
 def _name_of(raw: dict[str, Any]) -> str:
@@ -159,7 +159,7 @@ def _name_of(raw: dict[str, Any]) -> str:
     return name if isinstance(name, str) else ""
 
 
-def _check_names(raw: dict[str, Any], view: View) -> None:
+def _check_names(raw: dict[str, Any], view: FileView) -> None:
     """Names of groups and tasks are one space, without regard to case and `_` or `-`."""
     if len(view.tasks) > _MAX_TASKS:
         what = f"there are {len(view.tasks)} tasks; at most {_MAX_TASKS} are allowed"
@@ -183,7 +183,7 @@ def _check_names(raw: dict[str, Any], view: View) -> None:
 
 
 def _add_name_clash(
-    path: KeyPath, this: tuple[str, str], other: tuple[str, str], findings: Findings
+    path: KeyPath, this: tuple[str, str], other: tuple[str, str], findings: FileProblems
 ) -> None:
     kind, name = this
     other_kind, other_name = other
@@ -206,7 +206,7 @@ def _sort_key(path: KeyPath) -> tuple[Any, ...]:
     return tuple((0, part, "") if isinstance(part, int) else (1, 0, part) for part in path)
 
 
-def _check_group(path: KeyPath, name: str, group: dict[str, Any], findings: Findings) -> None:
+def _check_group(path: KeyPath, name: str, group: dict[str, Any], findings: FileProblems) -> None:
     if path[1] == "tasks" or not isinstance(group.get("tasks"), list):
         return  # a bare task, or the schema says what is wrong
     tasks = [task for task in group["tasks"] if isinstance(task, dict)]
@@ -231,7 +231,7 @@ def _check_group(path: KeyPath, name: str, group: dict[str, Any], findings: Find
                 findings.warn((*path, key), what)
 
 
-def _check_task(task: TaskView, view: View) -> None:
+def _check_task(task: FileTask, view: FileView) -> None:
     findings = view.findings
     _check_program(task, findings)
     for i, entry in enumerate(dicts(task.raw.get("inputs"))):
@@ -263,7 +263,7 @@ def _check_task(task: TaskView, view: View) -> None:
             findings.add((*task.path, "volumeMounts", i), what)
 
 
-def _check_program(task: TaskView, findings: Findings) -> None:
+def _check_program(task: FileTask, findings: FileProblems) -> None:
     raw, path = task.raw, task.path
     command, script = raw.get("command"), raw.get("script")
     if command is not None and script is not None:
@@ -282,7 +282,7 @@ def _check_program(task: TaskView, findings: Findings) -> None:
 
 
 def _need_one(
-    path: KeyPath, entry: dict[str, Any], kinds: tuple[str, ...], what: str, findings: Findings
+    path: KeyPath, entry: dict[str, Any], kinds: tuple[str, ...], what: str, findings: FileProblems
 ) -> None:
     if entry is NO_MAP:
         return  # the schema says so
@@ -299,7 +299,7 @@ def _need_one(
         findings.add((*path, "regex"), f"`regex` stands beside `{nested}`", fix, at_key=True)
 
 
-def _check_files(task: TaskView, findings: Findings) -> None:
+def _check_files(task: FileTask, findings: FileProblems) -> None:
     files = _Files(task.name)
     for i, entry in enumerate(dicts(task.raw.get("files"))):
         path = (*task.path, "files", i)
@@ -329,7 +329,9 @@ class _Files:
     folders: dict[str, str] = field(default_factory=dict)
 
 
-def _check_place(path: KeyPath, name: str, index: int, files: _Files, findings: Findings) -> None:
+def _check_place(
+    path: KeyPath, name: str, index: int, files: _Files, findings: FileProblems
+) -> None:
     """Two files can't have one path, and none can lie in the other."""
     if name in files.found:
         what = f"`{name}` appears twice in the task `{files.task}`"
@@ -345,7 +347,7 @@ def _check_place(path: KeyPath, name: str, index: int, files: _Files, findings: 
     files.found.setdefault(name, index)
 
 
-def _check_exit_actions(task: TaskView, findings: Findings) -> None:
+def _check_exit_actions(task: FileTask, findings: FileProblems) -> None:
     actions = task.raw.get("exitActions")
     if not isinstance(actions, dict):
         return
@@ -365,7 +367,7 @@ def _check_exit_actions(task: TaskView, findings: Findings) -> None:
 
 
 def _check_codes(
-    path: KeyPath, key: str, value: Any, taken: list[tuple[int, int, str]], findings: Findings
+    path: KeyPath, key: str, value: Any, taken: list[tuple[int, int, str]], findings: FileProblems
 ) -> None:
     """A code has one action; `taken` holds the ranges of the actions before."""
     is_number = isinstance(value, int) and 0 <= value < 10**9

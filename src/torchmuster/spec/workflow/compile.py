@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from torchmuster.model import workflow as model
 from torchmuster.plainfile import open_plain
-from torchmuster.spec.findings import Findings, KeyPath, did_you_mean
+from torchmuster.spec.findings import FileProblems, KeyPath, did_you_mean
 from torchmuster.spec.workflow import schema
 
 _MAX_FILE_BYTES = 16 << 20
@@ -16,7 +16,7 @@ _MAX_ALL_FILES_BYTES = 64 << 20
 
 
 @dataclass(slots=True, kw_only=True)
-class Surroundings:
+class CompileContext:
     """What the plan needs beside the file.
 
     Attributes:
@@ -26,19 +26,19 @@ class Surroundings:
     """
 
     folder: str
-    findings: Findings
+    findings: FileProblems
     template: Callable[[str, str], str] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     read_bytes: int = 0
 
 
-def plan_groups(workflow: schema.Workflow, around: Surroundings) -> tuple[model.GroupPlan, ...]:
+def plan_groups(workflow: schema.Workflow, around: CompileContext) -> tuple[model.GroupPlan, ...]:
     """Return the groups in the order of the file; problems go to `around.findings`."""
-    found: list[tuple[KeyPath, schema.Group]] = []
+    found: list[tuple[KeyPath, schema.GroupModel]] = []
     for i, group in enumerate(workflow.groups):
         found.append((("workflow", "groups", i), group))
     for i, task in enumerate(workflow.tasks):
-        bare = schema.Group.model_construct(
+        bare = schema.GroupModel.model_construct(
             name=f"{task.name}-group", barrier=True, ignoreNonleadStatus=True, tasks=[task]
         )
         found.append((("workflow", "tasks", i), bare))
@@ -48,10 +48,10 @@ def plan_groups(workflow: schema.Workflow, around: Surroundings) -> tuple[model.
 
 def _group(
     path: KeyPath,
-    group: schema.Group,
+    group: schema.GroupModel,
     workflow: schema.Workflow,
     group_of: Mapping[str, str],
-    around: Surroundings,
+    around: CompileContext,
 ) -> model.GroupPlan:
     tasks = []
     after: dict[str, None] = {}
@@ -76,7 +76,7 @@ def _task(
     path: KeyPath,
     task: schema.Task,
     workflow: schema.Workflow,
-    around: Surroundings,
+    around: CompileContext,
     *,
     is_only: bool,
 ) -> model.TaskPlan:
@@ -133,7 +133,7 @@ def _credential(name: str, value: str | dict[str, str]) -> model.Credential:
     return model.Credential(name=name, variables=dict(value))
 
 
-def _input(entry: schema.Input, folder: str) -> model.InputPlan:
+def _input(entry: schema.InputModel, folder: str) -> model.InputPlan:
     if entry.task is not None:
         run_id, colon, task = entry.task.rpartition(":")
         return model.InputPlan(
@@ -164,7 +164,7 @@ def _place(url: str, folder: str) -> str:
     return os.path.normpath(os.path.join(folder, os.path.expanduser(url)))
 
 
-def _output(entry: schema.Output, folder: str) -> model.OutputPlan:
+def _output(entry: schema.OutputModel, folder: str) -> model.OutputPlan:
     if entry.url is not None:
         return model.OutputPlan(
             kind=model.OutputKind.URL,
@@ -193,7 +193,7 @@ def _output(entry: schema.Output, folder: str) -> model.OutputPlan:
     )
 
 
-def _training(path: KeyPath, task: schema.Task, around: Surroundings) -> model.TrainingPlan:
+def _training(path: KeyPath, task: schema.Task, around: CompileContext) -> model.TrainingPlan:
     return model.TrainingPlan(
         nodes=task.nodes or "1",
         nproc_per_node=task.nproc_per_node,
@@ -203,7 +203,7 @@ def _training(path: KeyPath, task: schema.Task, around: Surroundings) -> model.T
     )
 
 
-def _script(path: KeyPath, task: schema.Task, around: Surroundings) -> str:
+def _script(path: KeyPath, task: schema.Task, around: CompileContext) -> str:
     """Return where the script lies: in the task (one of its `files`), else beside the workflow file."""
     script = task.script or ""
     placed = [entry.path for entry in task.files]
@@ -228,8 +228,8 @@ def _near_file(folder: str, name: str) -> str | None:
 
 
 def _files(
-    path: KeyPath, entries: Sequence[schema.FileSpec], around: Surroundings
-) -> tuple[model.FileEntry, ...]:
+    path: KeyPath, entries: Sequence[schema.FileSpec], around: CompileContext
+) -> tuple[model.TaskFile, ...]:
     placed = []
     for i, entry in enumerate(entries):
         where = (*path, "files", i)
@@ -240,14 +240,14 @@ def _files(
         if entry.base64:
             _check_base64((*where, "contents"), content, around.findings)
         placed.append(
-            model.FileEntry(
+            model.TaskFile(
                 path=entry.path, content=content, is_base64=entry.base64, tokens=not entry.base64
             )
         )
     return tuple(placed)
 
 
-def _check_base64(path: KeyPath, content: str, findings: Findings) -> None:
+def _check_base64(path: KeyPath, content: str, findings: FileProblems) -> None:
     try:
         base64.b64decode(re.sub(r"\s+", "", content), validate=True)
     except ValueError as error:
@@ -255,7 +255,7 @@ def _check_base64(path: KeyPath, content: str, findings: Findings) -> None:
         findings.add(path, "`contents` is not base64", "leave `base64` out for text", why=why)
 
 
-def _local_file(path: KeyPath, entry: schema.FileSpec, around: Surroundings) -> model.FileEntry:
+def _local_file(path: KeyPath, entry: schema.FileSpec, around: CompileContext) -> model.TaskFile:
     name = entry.localpath or ""
     content = _read_local((*path, "localpath"), name, around)
     found = os.path.join(around.folder, os.path.expanduser(name))
@@ -263,20 +263,20 @@ def _local_file(path: KeyPath, entry: schema.FileSpec, around: Surroundings) -> 
     if entry.templated and around.template is not None:
         try:
             text = around.template(content.decode(), found)
-            return model.FileEntry(path=entry.path, content=text, tokens=True, mode=mode)
+            return model.TaskFile(path=entry.path, content=text, tokens=True, mode=mode)
         except UnicodeDecodeError:
             what = f"`{name}` is not text, so it can't be a template"
             around.findings.add((*path, "templated"), what)
     try:
-        return model.FileEntry(path=entry.path, content=content.decode(), tokens=False, mode=mode)
+        return model.TaskFile(path=entry.path, content=content.decode(), tokens=False, mode=mode)
     except UnicodeDecodeError:
         packed = base64.b64encode(content).decode()
-        return model.FileEntry(
+        return model.TaskFile(
             path=entry.path, content=packed, is_base64=True, tokens=False, mode=mode
         )
 
 
-def _read_local(path: KeyPath, name: str, around: Surroundings) -> bytes:
+def _read_local(path: KeyPath, name: str, around: CompileContext) -> bytes:
     found = os.path.join(around.folder, os.path.expanduser(name))
     if os.path.isdir(found):
         what = f"`{name}` is a folder"

@@ -6,18 +6,18 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from torchmuster.spec.findings import Findings, KeyPath, did_you_mean, show_path
+from torchmuster.spec.findings import FileProblems, KeyPath, did_you_mean, show_path
 from torchmuster.spec.scalars import kind_of, shown
 from torchmuster.spec.workflow import schema
 
 _MODELS: dict[str, Any] = {
     "workflow": schema.Workflow,
-    "groups": schema.Group,
+    "groups": schema.GroupModel,
     "tasks": schema.Task,
-    "inputs": schema.Input,
-    "outputs": schema.Output,
+    "inputs": schema.InputModel,
+    "outputs": schema.OutputModel,
     "files": schema.FileSpec,
-    "checkpoint": schema.Checkpoint,
+    "checkpoint": schema.CheckpointModel,
     "timeout": schema.Timeout,
     "resources": schema.ResourceSpec,
     "topology": schema.Topology,
@@ -54,7 +54,7 @@ _MAP_OF_WORD = {
 }
 
 
-def validate(raw: Any, findings: Findings) -> schema.Workflow | None:
+def validate(raw: Any, findings: FileProblems) -> schema.Workflow | None:
     """Return the workflow; None when it is none, with the reasons in `findings`."""
     if not isinstance(raw, dict):
         return None
@@ -66,7 +66,7 @@ def validate(raw: Any, findings: Findings) -> schema.Workflow | None:
         return None
 
 
-def _take_problem(problem: Any, raw: Any, findings: Findings) -> None:
+def _take_problem(problem: Any, raw: Any, findings: FileProblems) -> None:
     """Put pydantic's finding into our words."""
     path: KeyPath = ("workflow", *_real_path(tuple(problem["loc"]), raw))
     kind, found = problem["type"], problem["input"]
@@ -98,7 +98,7 @@ def _take_problem(problem: Any, raw: Any, findings: Findings) -> None:
         findings.add(path, f"this value does not fit, found {kind_of(found)}")
 
 
-def _take_unknown_key(path: KeyPath, findings: Findings) -> None:
+def _take_unknown_key(path: KeyPath, findings: FileProblems) -> None:
     key, parent = str(path[-1]), path[:-1]
     model = _model_at(path)
     known = list(model.model_fields) if model is not None else []

@@ -15,7 +15,7 @@ from torchmuster.errors import ManyErrors, MusterError, UsageError
 from torchmuster.model.display.text import report_of_error
 from torchmuster.model.workflow import GroupPlan, TaskNetwork, WorkflowPlan
 from torchmuster.plainfile import open_plain
-from torchmuster.spec.findings import Finding, Findings, KeyPath, did_you_mean, show_path
+from torchmuster.spec.findings import FileProblem, FileProblems, KeyPath, did_you_mean, show_path
 from torchmuster.spec.problems import Problems
 from torchmuster.spec.source import MAX_BYTES, Document, Source, parse_yaml
 from torchmuster.spec.values import (
@@ -27,7 +27,7 @@ from torchmuster.spec.values import (
 )
 from torchmuster.spec.workflow import schema
 from torchmuster.spec.workflow.check import check_workflow, is_label_key, is_label_value
-from torchmuster.spec.workflow.compile import Surroundings, plan_groups
+from torchmuster.spec.workflow.compile import CompileContext, plan_groups
 from torchmuster.spec.workflow.explain import validate
 from torchmuster.spec.workflow.sections import split_sections
 from torchmuster.spec.workflow.template import Rendered, render_file, render_text
@@ -72,7 +72,7 @@ class LocalDataset:
 
 
 @dataclass(slots=True, kw_only=True)
-class Loaded:
+class LoadedWorkflow:
     """A workflow file, as far as it could be read."""
 
     source: Source
@@ -168,20 +168,20 @@ def render_workflow(options: LoadOptions) -> tuple[str, list[MusterError]]:
     Raises:
         UsageError: The first problem of the template.
     """
-    loaded = Loaded(source=read_source(options.path))
+    loaded = LoadedWorkflow(source=read_source(options.path))
     rendered = _render(options, loaded)
     if rendered is None:
         raise ManyErrors(loaded.errors)
     return rendered.text, _notices(rendered, frozenset())
 
 
-def load_workflow(options: LoadOptions) -> Loaded:
+def load_workflow(options: LoadOptions) -> LoadedWorkflow:
     """Read and check a workflow file; its problems are in the result.
 
     Raises:
         UsageError: The file can't be read at all.
     """
-    loaded = Loaded(source=read_source(options.path))
+    loaded = LoadedWorkflow(source=read_source(options.path))
     rendered = _render(options, loaded)
     problems = Problems()
     loaded.variables = parse_set_env(options.set_env, problems)
@@ -197,7 +197,7 @@ def load_workflow(options: LoadOptions) -> Loaded:
         loaded.errors.append(error)
         return loaded
     twice = list(document.twice)
-    findings = Findings(with_effect=options.with_effect)
+    findings = FileProblems(with_effect=options.with_effect)
     raw = document.value.get("workflow") if isinstance(document.value, dict) else None
     check_workflow(raw, findings)
     workflow = validate(raw, findings)
@@ -215,7 +215,7 @@ def load_workflow(options: LoadOptions) -> Loaded:
     return loaded
 
 
-def plan_workflow(loaded: Loaded, options: PlanOptions) -> WorkflowPlan:
+def plan_workflow(loaded: LoadedWorkflow, options: PlanOptions) -> WorkflowPlan:
     """Return the plan of one run of a file without errors."""
     import sys
 
@@ -236,7 +236,7 @@ def plan_workflow(loaded: Loaded, options: PlanOptions) -> WorkflowPlan:
     )
 
 
-def _render(options: LoadOptions, loaded: Loaded) -> Rendered | None:
+def _render(options: LoadOptions, loaded: LoadedWorkflow) -> Rendered | None:
     problems = Problems()
     sets = parse_sets(options.sets, problems)
     texts = parse_set_strings(options.set_strings, problems)
@@ -260,8 +260,8 @@ def _take_workflow(
     workflow: schema.Workflow,
     options: LoadOptions,
     rendered: Rendered,
-    loaded: Loaded,
-    findings: Findings,
+    loaded: LoadedWorkflow,
+    findings: FileProblems,
 ) -> None:
     loaded.name = workflow.name
     loaded.pool = workflow.pool
@@ -277,7 +277,7 @@ def _take_workflow(
         loaded.errors += inner.found
         return filled
 
-    around = Surroundings(
+    around = CompileContext(
         folder=folder, findings=findings, template=template, environment=loaded.variables
     )
     loaded.groups = plan_groups(workflow, around)
@@ -285,7 +285,7 @@ def _take_workflow(
 
 
 def _take_local_datasets(
-    workflow: schema.Workflow, folder: str, loaded: Loaded, findings: Findings
+    workflow: schema.Workflow, folder: str, loaded: LoadedWorkflow, findings: FileProblems
 ) -> None:
     for path, task in _tasks(workflow):
         for i, entry in enumerate(task.inputs):
@@ -330,18 +330,18 @@ def _labels(words: Sequence[str], problems: Problems) -> dict[str, str]:
     return labels
 
 
-def _in_order(found: list[Finding], document: Document) -> list[Finding]:
+def _in_order(found: list[FileProblem], document: Document) -> list[FileProblem]:
     """Return findings in the order of the file, without repetitions."""
     unique = {(f.path, f.what): f for f in found}
 
-    def key(finding: Finding) -> tuple[int, int]:
+    def key(finding: FileProblem) -> tuple[int, int]:
         line, column = document.position(finding.path, at_key=finding.at_key)
         return line, column or 0
 
     return sorted(unique.values(), key=key)
 
 
-def _as_error(finding: Finding, document: Document) -> UsageError:
+def _as_error(finding: FileProblem, document: Document) -> UsageError:
     place = document.where(finding.path, at_key=finding.at_key)
     where = f"{place} {show_path(finding.path)}"
     return UsageError(finding.what, where=where, why=finding.why, fix=finding.fix)

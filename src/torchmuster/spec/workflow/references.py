@@ -8,13 +8,13 @@ from typing import Any
 
 from torchmuster.model.display.text import few_of
 from torchmuster.model.tokens import Token, find_tokens
-from torchmuster.spec.findings import Findings, KeyPath, did_you_mean
+from torchmuster.spec.findings import FileProblems, KeyPath, did_you_mean
 
 NO_MAP: dict[str, Any] = {}  # stands for an entry that should be a map
 
 
 @dataclass(slots=True)
-class TaskView:
+class FileTask:
     """One task as plain values; `group` is the index of its group."""
 
     path: KeyPath
@@ -24,18 +24,18 @@ class TaskView:
 
 
 @dataclass(slots=True)
-class View:
+class FileView:
     """The names of the file, as far as they can be read."""
 
-    findings: Findings
-    tasks: list[TaskView] = field(default_factory=list)
+    findings: FileProblems
+    tasks: list[FileTask] = field(default_factory=list)
     groups: list[tuple[KeyPath, str, dict[str, Any]]] = field(default_factory=list)
     resources: dict[str, Any] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
     group_of: dict[str, int] = field(default_factory=dict)
     members: dict[int, dict[str, None]] = field(default_factory=dict)
 
-    def add_task(self, task: TaskView) -> None:
+    def add_task(self, task: FileTask) -> None:
         """Take in one more task."""
         self.tasks.append(task)
         if task.name:
@@ -50,7 +50,7 @@ def dicts(value: Any) -> list[dict[str, Any]]:
     return [entry if isinstance(entry, dict) else NO_MAP for entry in value]
 
 
-def check_resource(task: TaskView, view: View) -> None:
+def check_resource(task: FileTask, view: FileView) -> None:
     """Add a problem when the task's resource is not there."""
     name = task.raw.get("resource", "default")
     if not isinstance(name, str):
@@ -72,7 +72,7 @@ def check_resource(task: TaskView, view: View) -> None:
         view.findings.add(path, f"there is no resource `{name}`", near)
 
 
-def warn_unused_resources(view: View) -> None:
+def warn_unused_resources(view: FileView) -> None:
     """Add a warning for each resource that no task names."""
     for name in view.resources:
         if name not in view.used and view.tasks:
@@ -93,7 +93,7 @@ def texts(path: KeyPath, value: Any) -> Iterator[tuple[KeyPath, str]]:
             yield from texts((*path, i), item)
 
 
-def check_tokens(task: TaskView, view: View) -> None:
+def check_tokens(task: FileTask, view: FileView) -> None:
     """Add a problem for each token that can't get a value."""
     for key, value in task.raw.items():
         if key == "name":
@@ -105,7 +105,7 @@ def check_tokens(task: TaskView, view: View) -> None:
                 _check_token(path, token, task, view)
 
 
-def _check_token(path: KeyPath, token: Token, task: TaskView, view: View) -> None:
+def _check_token(path: KeyPath, token: Token, task: FileTask, view: FileView) -> None:
     findings, argument = view.findings, token.argument or ""
     if token.kind in ("host", "ip"):
         members = view.members[task.group]
@@ -120,7 +120,7 @@ def _check_token(path: KeyPath, token: Token, task: TaskView, view: View) -> Non
         _check_input_token(path, token, task, findings)
 
 
-def _check_input_token(path: KeyPath, token: Token, task: TaskView, findings: Findings) -> None:
+def _check_input_token(path: KeyPath, token: Token, task: FileTask, findings: FileProblems) -> None:
     argument = token.argument or ""
     inputs = dicts(task.raw.get("inputs"))
     given = [entry["task"] for entry in inputs if isinstance(entry.get("task"), str)]
@@ -139,7 +139,7 @@ def _check_input_token(path: KeyPath, token: Token, task: TaskView, findings: Fi
     findings.add(path, f"`{token.text}` names no input of the task `{task.name}`", fix)
 
 
-def check_dependencies(view: View) -> None:
+def check_dependencies(view: FileView) -> None:
     """Add a problem for each input that no earlier group can give, and for circles."""
     group_of = view.group_of
     edges: dict[int, set[int]] = {i: set() for i in range(len(view.groups))}
@@ -161,7 +161,7 @@ def check_dependencies(view: View) -> None:
 
 
 def _check_dependency(
-    path: KeyPath, name: str, task: TaskView, group_of: dict[str, int], view: View
+    path: KeyPath, name: str, task: FileTask, group_of: dict[str, int], view: FileView
 ) -> None:
     if name not in group_of:
         fix = did_you_mean(name, group_of, f"the tasks are {few_of(group_of, 8)}")

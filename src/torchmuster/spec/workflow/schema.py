@@ -88,7 +88,7 @@ class UpdateDataset(_Model):
     labels: Words = Field(default_factory=list)
 
 
-class Input(_Model):
+class InputModel(_Model):
     """One input: the output of a task, a URL or a dataset."""
 
     task: Text | None = None
@@ -97,7 +97,7 @@ class Input(_Model):
     regex: Regex | None = None
 
 
-class Output(_Model):
+class OutputModel(_Model):
     """One output: a URL or a dataset."""
 
     url: Url | None = None
@@ -116,7 +116,7 @@ class FileSpec(_Model):
     templated: Flag = False
 
 
-class Checkpoint(_Model):
+class CheckpointModel(_Model):
     """What is uploaded while the task runs."""
 
     path: FolderPath
@@ -142,12 +142,12 @@ class Task(_Model):
     lead: Flag = False
     environment: dict[Variable, EnvironmentValue] = Field(default_factory=dict)
     credentials: dict[Text, Credential] = Field(default_factory=dict)
-    inputs: list[Input] = Field(default_factory=list)
-    outputs: list[Output] = Field(default_factory=list)
+    inputs: list[InputModel] = Field(default_factory=list)
+    outputs: list[OutputModel] = Field(default_factory=list)
     files: list[FileSpec] = Field(default_factory=list)
     resource: Text | None = None
     exitActions: dict[Text, ExitRanges] = Field(default_factory=dict)
-    checkpoint: list[Checkpoint] = Field(default_factory=list)
+    checkpoint: list[CheckpointModel] = Field(default_factory=list)
     privileged: Flag = False
     hostNetwork: Flag = False
     volumeMounts: Words = Field(default_factory=list)
@@ -163,7 +163,7 @@ class Task(_Model):
     max_retries: WholeNumber | None = None
 
 
-class Group(_Model):
+class GroupModel(_Model):
     """Tasks that start together."""
 
     name: Name
@@ -182,4 +182,4 @@ class Workflow(_Model):
     resources: dict[Text, ResourceSpec] = Field(default_factory=dict)
     timeout: Timeout = Field(default_factory=Timeout)
     tasks: list[Task] = Field(default_factory=list)
-    groups: list[Group] = Field(default_factory=list)
+    groups: list[GroupModel] = Field(default_factory=list)

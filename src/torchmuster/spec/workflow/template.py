@@ -51,7 +51,7 @@ class _CutTokenError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Notice:
+class TemplateNotice:
     """A warning: what was done, where and why, and what mends it.
 
     Attributes:
@@ -83,7 +83,7 @@ class Rendered:
     text: str
     workflow_lines: tuple[int, ...]
     template: tuple[str, ...]
-    warnings: tuple[Notice, ...]
+    warnings: tuple[TemplateNotice, ...]
     defaults: tuple[Default, ...]
     is_template: bool
 
@@ -113,7 +113,7 @@ def render_file(
         return None
     before = len(problems.found)
     sections = split_sections(source, problems)
-    warnings: list[Notice] = []
+    warnings: list[TemplateNotice] = []
     _check_version(source, sections.get("version"), warnings)
     defaults: list[Default] = []
     if values := sections.get("default-values"):
@@ -133,7 +133,7 @@ def render_file(
         if not {default.name} & {*used, *sets, *set_strings} and not check_name(default.name):
             what = f"the template never uses the default value `{default.name}`"
             where = f"{source.path}:{default.line}"
-            warnings.append(Notice(what=what, where=where, unused=default.name))
+            warnings.append(TemplateNotice(what=what, where=where, unused=default.name))
     return Rendered(
         name=source.path,
         text=text,
@@ -325,22 +325,29 @@ def _assigned(text: str) -> frozenset[str]:
     return frozenset(found)
 
 
-def _check_version(source: Source, section: Section | None, warnings: list[Notice]) -> None:
+def _check_version(source: Source, section: Section | None, warnings: list[TemplateNotice]) -> None:
     if section is None:
         return
     value = section.text.partition(":")[2].split("#")[0].strip().strip("'\"")
     if value != "2":
         what = f"`version: {value[:40]}` has no effect"
-        warnings.append(Notice(what=what, where=f"{source.path}:{section.line}", fix="version: 2"))
+        warnings.append(
+            TemplateNotice(what=what, where=f"{source.path}:{section.line}", fix="version: 2")
+        )
 
 
 def _check_names(
-    source: Source, defaults: Sequence[Default], given: Mapping[str, Any], warnings: list[Notice]
+    source: Source,
+    defaults: Sequence[Default],
+    given: Mapping[str, Any],
+    warnings: list[TemplateNotice],
 ) -> None:
     for default in defaults:
         if why := check_name(default.name):
             what = f"the default value `{default.name}` can't be used in the template"
-            warnings.append(Notice(what=what, where=f"{source.path}:{default.line}", why=why))
+            warnings.append(
+                TemplateNotice(what=what, where=f"{source.path}:{default.line}", why=why)
+            )
     exact = [name for name in given if name in BARE_KINDS]
     ours = [name for name in given if name in OUR_BARE_KINDS]
     names = [*exact, *ours]
@@ -353,21 +360,23 @@ def _check_names(
     where = f"{source.path}:{lines[names[0]]}" if names[0] in lines else f"--set {names[0]}=..."
     shown = ", ".join(f"`{name}`" for name in names)
     what = f"{shown} {'is' if len(names) == 1 else 'are'} also the name of a token"
-    warnings.append(Notice(what=what, where=where, why="; ".join(meanings)))
+    warnings.append(TemplateNotice(what=what, where=where, why="; ".join(meanings)))
 
 
 def _check_unused(
     names: Sequence[str],
     used: frozenset[str],
     given: Mapping[str, Any],
-    warnings: list[Notice],
+    warnings: list[TemplateNotice],
 ) -> None:
     for name in dict.fromkeys(names):
         if name not in used:
             known = (used | frozenset(given)) - {name}
             fix = did_you_mean(name, sorted(known))
             what = f"the template never uses `{name}`"
-            warnings.append(Notice(what=what, where=f"--set {name}=...", fix=fix, unused=name))
+            warnings.append(
+                TemplateNotice(what=what, where=f"--set {name}=...", fix=fix, unused=name)
+            )
 
 
 def render_text(source: Source, values: Mapping[str, Any], problems: Problems) -> str:

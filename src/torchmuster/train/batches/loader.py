@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Sampler
 
 from torchmuster.errors import UsageError
-from torchmuster.model.beats import Phase
+from torchmuster.model.beats import RankPhase
 from torchmuster.train.batches.keyed import (
     DatasetError,
     KeyedFetch,
@@ -155,10 +155,10 @@ class Loader:
             while True:
                 if self.gate is not None and ends_step:
                     self.gate.between_steps()
-                beats.enter(Phase.DATA)
+                beats.enter(RankPhase.DATA)
                 with self.gate.waiting_for_data() if self.gate is not None else nullcontext():
                     taken = self._next(batches, shares)
-                beats.enter(Phase.COMPUTE if taken is not None else Phase.BETWEEN)
+                beats.enter(RankPhase.COMPUTE if taken is not None else RankPhase.BETWEEN)
                 if taken is None:
                     return
                 if self.gate is not None and ends_step:

@@ -63,7 +63,7 @@ class FileEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
+class SnapshotManifest:
     """All of a snapshot but the tensors' bytes.
 
     Attributes:
@@ -85,7 +85,7 @@ class Manifest:
     ranks: dict[int, Any]
 
 
-def encode_manifest(manifest: Manifest) -> bytes:
+def encode_manifest(manifest: SnapshotManifest) -> bytes:
     """Return the bytes of `manifest.json`."""
     body = json.dumps(
         {
@@ -139,7 +139,7 @@ def _read_first_line(head: bytes, size: int) -> tuple[int, int, int, int]:
     return version, crc, length, found.end()
 
 
-def decode_manifest(raw: bytes) -> Manifest:
+def decode_manifest(raw: bytes) -> SnapshotManifest:
     """Return the manifest in `raw`.
 
     Raises:
@@ -163,7 +163,7 @@ def decode_manifest(raw: bytes) -> Manifest:
         raise DamagedError("the manifest isn't a snapshot's", where=MANIFEST, why=why) from e
 
 
-def _from_plain(plain: dict[str, Any]) -> Manifest:
+def _from_plain(plain: dict[str, Any]) -> SnapshotManifest:
     files = {
         name: FileEntry(num_bytes=_count(size), crc32=_count(crc))
         for name, (size, crc) in plain["files"].items()
@@ -172,7 +172,7 @@ def _from_plain(plain: dict[str, Any]) -> Manifest:
         if not re.fullmatch(r"data-\d{5}\.bin", name):
             raise ValueError(f"a file named {name!r}")
     tensors = {path: _entry(path, row, files) for path, row in plain["tensors"].items()}
-    manifest = Manifest(
+    manifest = SnapshotManifest(
         step=_count(plain["step"]),
         epoch=_count(plain["epoch"]),
         generation=_count(plain["generation"]),
@@ -188,7 +188,7 @@ def _from_plain(plain: dict[str, Any]) -> Manifest:
     return manifest
 
 
-def _check_whole(manifest: Manifest) -> None:
+def _check_whole(manifest: SnapshotManifest) -> None:
     if manifest.kind not in ("whole", "sharded"):
         raise ValueError(f"a snapshot of kind {manifest.kind!r}")
     # Not a set of all ranks that it claims to have: the number is whatever somebody wrote there.

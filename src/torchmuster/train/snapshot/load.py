@@ -16,7 +16,12 @@ import torch
 
 from torchmuster.train.exchange import broadcast_buffer, broadcast_bytes, gather_ints
 from torchmuster.train.snapshot.folder import Folder, name_of
-from torchmuster.train.snapshot.layout import Manifest, decode_manifest, encode_manifest, view_of
+from torchmuster.train.snapshot.layout import (
+    SnapshotManifest,
+    decode_manifest,
+    encode_manifest,
+    view_of,
+)
 from torchmuster.train.snapshot.state import (
     DamagedError,
     MisfitError,
@@ -31,14 +36,14 @@ _NONE, _NONE_GOOD, _UNREADABLE = -1, -2, -3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
+class LoadedSnapshot:
     """A verified snapshot.
 
     Attributes:
         buffers: The bytes of each data file, `(num_bytes,)` uint8; empty for a sharded snapshot.
     """
 
-    manifest: Manifest
+    manifest: SnapshotManifest
     buffers: dict[str, torch.Tensor]
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -51,7 +56,7 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class FolderLook:
     """What one look into a folder has found; nothing was changed by it.
 
     Attributes:
@@ -60,7 +65,7 @@ class Look:
         bad: Names of those that earlier starts have set aside.
     """
 
-    loaded: Loaded | None
+    loaded: LoadedSnapshot | None
     damaged: tuple[tuple[int, DamagedError], ...] = ()
     bad: tuple[str, ...] = ()
 
@@ -72,7 +77,9 @@ class Look:
         return _NONE_GOOD if self.damaged or self.bad else _NONE
 
 
-def look(folder: Folder, report: Callable[[str], None], patience: Patience | None = None) -> Look:
+def look(
+    folder: Folder, report: Callable[[str], None], patience: Patience | None = None
+) -> FolderLook:
     """Return the newest good snapshot of a folder, and the damaged ones in front of it.
 
     Sharded snapshots are verified here too, but not kept in memory.
@@ -88,12 +95,12 @@ def look(folder: Folder, report: Callable[[str], None], patience: Patience | Non
         except DamagedError as error:
             damaged.append((step, error))
             continue
-        loaded = Loaded(manifest=manifest, buffers=buffers)
-        return Look(loaded=loaded, damaged=tuple(damaged))
-    return Look(loaded=None, damaged=tuple(damaged), bad=tuple(folder.set_aside_names()))
+        loaded = LoadedSnapshot(manifest=manifest, buffers=buffers)
+        return FolderLook(loaded=loaded, damaged=tuple(damaged))
+    return FolderLook(loaded=None, damaged=tuple(damaged), bad=tuple(folder.set_aside_names()))
 
 
-def set_damaged_aside(folder: Folder, found: Look, report: Callable[[str], None]) -> None:
+def set_damaged_aside(folder: Folder, found: FolderLook, report: Callable[[str], None]) -> None:
     """Rename what is proved to be damaged, and say so; only when a good one is known.
 
     Raises:
@@ -121,7 +128,7 @@ def _set_aside(folder: Folder, step: int) -> str:
         ) from error
 
 
-def none_good(folder: Folder, found: Look) -> NoGoodSnapshotError:
+def none_good(folder: Folder, found: FolderLook) -> NoGoodSnapshotError:
     """Return the error on a folder whose snapshots are all damaged."""
     proofs = [f"{name_of(step)}/{error.where}: {error.what}" for step, error in found.damaged]
     proofs += [f"{name} was set aside as damaged before" for name in found.bad]
@@ -143,7 +150,7 @@ def _begin_anew(url: str) -> str:
 
 def load_agreed(
     folder: Folder, *, rank: int, reads: bool, report: Callable[[str], None]
-) -> Loaded | None:
+) -> LoadedSnapshot | None:
     """Return the same newest good snapshot on all ranks; None when there is none.
 
     Args:
@@ -157,7 +164,7 @@ def load_agreed(
         NoGoodSnapshotError: On all ranks, when there are snapshots and none is good anywhere.
         UnreadableError: On all ranks, when one of them could not read what there is.
     """
-    found, failure = Look(loaded=None), None
+    found, failure = FolderLook(loaded=None), None
     if reads:
         try:
             found = look(folder, report)
@@ -186,11 +193,11 @@ def _raise_together(mine: SnapshotError | None, source: int, kind: type[Snapshot
     raise kind(said.pop("what"), **said)
 
 
-def _send(found: Loaded | None, owner: int) -> Loaded:
+def _send(found: LoadedSnapshot | None, owner: int) -> LoadedSnapshot:
     raw = broadcast_bytes(encode_manifest(found.manifest) if found else None, owner)
     manifest = decode_manifest(raw)
     if manifest.kind != "whole":
-        return Loaded(manifest=manifest, buffers={})
+        return LoadedSnapshot(manifest=manifest, buffers={})
     buffers = {}
     for name, entry in manifest.files.items():
         mine = found.buffers.get(name) if found else None
@@ -199,11 +206,11 @@ def _send(found: Loaded | None, owner: int) -> Loaded:
             mine if same and mine is not None else torch.empty(entry.num_bytes, dtype=torch.uint8)
         )
         buffers[name] = broadcast_buffer(buffer, owner)
-    return Loaded(manifest=manifest, buffers=buffers)
+    return LoadedSnapshot(manifest=manifest, buffers=buffers)
 
 
 def check_tensors(
-    manifest: Manifest, wanted: dict[str, tuple[int, ...]], only: tuple[str, ...] = ("",)
+    manifest: SnapshotManifest, wanted: dict[str, tuple[int, ...]], only: tuple[str, ...] = ("",)
 ) -> None:
     """Raise when the snapshot is that of another model, naming what differs.
 

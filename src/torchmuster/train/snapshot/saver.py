@@ -29,7 +29,7 @@ class Saver:
         """Whether a write is going on."""
         return self._thread is not None and self._thread.is_alive()
 
-    def submit(self, order: writer.Order) -> None:
+    def submit(self, order: writer.WriteOrder) -> None:
         """Begin to write `order` in the background; the last one must have ended."""
         self.wait()
         self.last_step = order.step
@@ -55,7 +55,7 @@ class Saver:
         if error is not None:
             raise error
 
-    def _run(self, order: writer.Order) -> None:
+    def _run(self, order: writer.WriteOrder) -> None:
         began = time.monotonic()
         try:
             writer.write(self.crew, order)

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.planner import LoadItemType
 from torch.distributed.tensor import DTensor
 
 from torchmuster.train.snapshot.folder import Folder
-from torchmuster.train.snapshot.layout import Chunk, Manifest, TensorEntry, view_of
+from torchmuster.train.snapshot.layout import Chunk, SnapshotManifest, TensorEntry, view_of
 from torchmuster.train.snapshot.load import check_tensors
 from torchmuster.train.snapshot.staging import Box
 from torchmuster.train.snapshot.state import DamagedError, UnreadableError, dtype_named
@@ -52,7 +52,7 @@ def _is_mine(tensor: torch.Tensor, rank: int) -> bool:
     return not any(replicated)
 
 
-def read_into(folder: Folder, manifest: Manifest, targets: dict[str, torch.Tensor]) -> None:
+def read_into(folder: Folder, manifest: SnapshotManifest, targets: dict[str, torch.Tensor]) -> None:
     """Fill `targets` (this rank's shards, by path) from a snapshot of any world size.
 
     Raises:
@@ -76,7 +76,7 @@ def read_into(folder: Folder, manifest: Manifest, targets: dict[str, torch.Tenso
 class _Reader:
     """Reads boxes; each once."""
 
-    def __init__(self, folder: Folder, manifest: Manifest) -> None:
+    def __init__(self, folder: Folder, manifest: SnapshotManifest) -> None:
         self._folder = folder
         self._manifest = manifest
         self._last: tuple[Chunk, torch.Tensor] | None = None
@@ -110,7 +110,7 @@ class _Reader:
             raise UnreadableError(f"{chunk.file} of step {step} ended early", where=url)
 
 
-def _metadata(manifest: Manifest) -> Metadata:
+def _metadata(manifest: SnapshotManifest) -> Metadata:
     return Metadata(
         state_dict_metadata={path: _describe(entry) for path, entry in manifest.tensors.items()}
     )

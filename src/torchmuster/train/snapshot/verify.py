@@ -17,7 +17,7 @@ from torchmuster.train.snapshot.folder import Folder, name_of
 from torchmuster.train.snapshot.layout import (
     MANIFEST,
     MAX_HEADER_BYTES,
-    Manifest,
+    SnapshotManifest,
     check_first_line,
     decode_manifest,
 )
@@ -71,7 +71,7 @@ class Patience:
 
 def read_verified(
     folder: Folder, step: int, patience: Patience
-) -> tuple[Manifest, dict[str, torch.Tensor]]:
+) -> tuple[SnapshotManifest, dict[str, torch.Tensor]]:
     """Return a snapshot's manifest and its files' bytes; of a sharded one no bytes.
 
     Raises:
@@ -92,14 +92,14 @@ def read_verified(
                 ) from error
 
 
-def _read_verified(folder: Folder, step: int) -> tuple[Manifest, dict[str, torch.Tensor]]:
+def _read_verified(folder: Folder, step: int) -> tuple[SnapshotManifest, dict[str, torch.Tensor]]:
     manifest = read_manifest(folder, step)
     keep = manifest.kind == "whole"
     buffers = {name: read_file(folder, manifest, name, keep=keep) for name in manifest.files}
     return manifest, buffers if keep else {}
 
 
-def read_manifest(folder: Folder, step: int) -> Manifest:
+def read_manifest(folder: Folder, step: int) -> SnapshotManifest:
     """Return a snapshot's manifest.
 
     Raises:
@@ -120,7 +120,7 @@ def read_manifest(folder: Folder, step: int) -> Manifest:
     return manifest
 
 
-def read_file(folder: Folder, manifest: Manifest, name: str, *, keep: bool) -> torch.Tensor:
+def read_file(folder: Folder, manifest: SnapshotManifest, name: str, *, keep: bool) -> torch.Tensor:
     """Return a data file's bytes (`(num_bytes,)` uint8, empty without `keep`), verified.
 
     Raises:

@@ -22,7 +22,7 @@ from torchmuster.train.snapshot.folder import Folder, LocalFolder
 from torchmuster.train.snapshot.layout import (
     Chunk,
     FileEntry,
-    Manifest,
+    SnapshotManifest,
     TensorEntry,
     encode_manifest,
 )
@@ -34,7 +34,7 @@ _OK = b"ok"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class WriteOrder:
     """What one rank has to do for one snapshot.
 
     Attributes:
@@ -72,7 +72,7 @@ class Crew:
     copies: bool = False
 
 
-def write(crew: Crew, order: Order) -> None:
+def write(crew: Crew, order: WriteOrder) -> None:
     """Write this rank's part of a snapshot; on rank 0 and on copying ranks, commit it.
 
     Raises:
@@ -88,7 +88,7 @@ def write(crew: Crew, order: Order) -> None:
         raise
 
 
-def _give_up(crew: Crew, order: Order, why: str) -> None:
+def _give_up(crew: Crew, order: WriteOrder, why: str) -> None:
     """Free the space, and tell the ranks that wait for us."""
     if crew.rank == 0 or crew.copies:
         with contextlib.suppress(OSError, SnapshotError):
@@ -100,7 +100,7 @@ def _give_up(crew: Crew, order: Order, why: str) -> None:
             crew.store.set(_key(order, "outcome"), why.encode())
 
 
-def _write(crew: Crew, order: Order) -> None:
+def _write(crew: Crew, order: WriteOrder) -> None:
     commits = crew.rank == 0 or crew.copies
     file: FileEntry | None = None
     if commits:
@@ -123,12 +123,12 @@ def _write(crew: Crew, order: Order) -> None:
         crew.store.set(_key(order, "outcome"), _OK)
 
 
-def _announce(crew: Crew, order: Order) -> None:
+def _announce(crew: Crew, order: WriteOrder) -> None:
     if crew.rank == 0:
         crew.store.set(_key(order, "begun"), _OK)
 
 
-def _write_file(crew: Crew, order: Order) -> FileEntry:
+def _write_file(crew: Crew, order: WriteOrder) -> FileEntry:
     staged = order.staged
     assert staged is not None
     sink = crew.folder.create(order.step, crew.generation, staged.file)
@@ -168,7 +168,7 @@ class _Checksum:
             self._crc = zlib.crc32(block, self._crc)
 
 
-def _commit(crew: Crew, order: Order, file: FileEntry | None) -> None:
+def _commit(crew: Crew, order: WriteOrder, file: FileEntry | None) -> None:
     pieces = {rank: _take_piece(crew, order, rank) for rank in range(crew.world_size)}
     files: dict[str, FileEntry] = {}
     tensors: dict[str, TensorEntry] = {}
@@ -180,7 +180,7 @@ def _commit(crew: Crew, order: Order, file: FileEntry | None) -> None:
             name, num_bytes, crc = piece["file"]
             files[name] = FileEntry(num_bytes=num_bytes, crc32=crc)
             tensors = _merge(tensors, piece["tensors"])
-    manifest = Manifest(
+    manifest = SnapshotManifest(
         step=order.step,
         epoch=order.epoch,
         generation=crew.generation,
@@ -232,7 +232,7 @@ def _forget(crew: Crew, number: int) -> None:
         crew.store.delete_key(f"muster/save/{number}/{name}")
 
 
-def _wait_for_rank_0(crew: Crew, order: Order, name: str) -> None:
+def _wait_for_rank_0(crew: Crew, order: WriteOrder, name: str) -> None:
     _wait(crew, _key(order, name), order)
     word = crew.store.get(_key(order, name))
     if word != _OK:
@@ -243,7 +243,7 @@ def _wait_for_rank_0(crew: Crew, order: Order, name: str) -> None:
         )
 
 
-def _take_piece(crew: Crew, order: Order, rank: int) -> dict[str, Any]:
+def _take_piece(crew: Crew, order: WriteOrder, rank: int) -> dict[str, Any]:
     key = _key(order, str(rank))
     _wait(crew, key, order)
     piece = json.loads(crew.store.get(key))
@@ -256,7 +256,7 @@ def _take_piece(crew: Crew, order: Order, rank: int) -> dict[str, Any]:
     return dict(piece)
 
 
-def _wait(crew: Crew, key: str, order: Order) -> None:
+def _wait(crew: Crew, key: str, order: WriteOrder) -> None:
     deadline = time.monotonic() + crew.timeout_s
     while not crew.store.check([key]):
         # Short waits: a store that has gone with rank 0 is then noticed at once.
@@ -271,7 +271,7 @@ def _wait(crew: Crew, key: str, order: Order) -> None:
                 ) from error
 
 
-def _post(crew: Crew, order: Order, piece: dict[str, Any]) -> None:
+def _post(crew: Crew, order: WriteOrder, piece: dict[str, Any]) -> None:
     try:
         crew.store.set(_key(order, str(crew.rank)), json.dumps(piece))
     except RuntimeError:
@@ -279,7 +279,7 @@ def _post(crew: Crew, order: Order, piece: dict[str, Any]) -> None:
             raise
 
 
-def _key(order: Order, name: str) -> str:
+def _key(order: WriteOrder, name: str) -> str:
     return f"muster/save/{order.number}/{name}"
 
 
@@ -302,7 +302,7 @@ def _merge(tensors: dict[str, TensorEntry], plain: dict[str, Any]) -> dict[str, 
     return merged
 
 
-def _explain(crew: Crew, order: Order, error: OSError) -> SnapshotError:
+def _explain(crew: Crew, order: WriteOrder, error: OSError) -> SnapshotError:
     import errno
 
     here = isinstance(crew.folder, LocalFolder)

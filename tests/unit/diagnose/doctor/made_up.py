@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 from torchmuster.diagnose.doctor.finding import NodeView, Pair, Situation
-from torchmuster.diagnose.facts.collect import Facts, TorchFacts
+from torchmuster.diagnose.facts.collect import CollectedFacts, TorchFacts
 from torchmuster.diagnose.facts.environment import EnvironmentFacts
 from torchmuster.diagnose.facts.files import FileFacts, FolderFacts, ScriptFacts
 from torchmuster.diagnose.facts.gpu import Gpu, GpuFacts
-from torchmuster.diagnose.facts.network import NetworkFacts, RdmaPort
+from torchmuster.diagnose.facts.network import InterfaceFacts, RdmaPort
 from torchmuster.diagnose.facts.system import SystemFacts
 from torchmuster.model.network import Interface
 
@@ -53,7 +53,7 @@ def facts(k=1):
         free_bytes=500 * GIB,
         free_files=10**8,
     )
-    return Facts(
+    return CollectedFacts(
         torch=TorchFacts(
             python="3.11.7",
             executable="/opt/venv/bin/python",
@@ -77,7 +77,7 @@ def facts(k=1):
             shm_free_bytes=64 * GIB,
             uid=1000,
         ),
-        network=NetworkFacts(
+        network=InterfaceFacts(
             own_name=f"n{k}",
             own_addresses=(f"10.0.0.{k}",),
             names={f"n{j}": (f"10.0.0.{j}",) for j in range(1, 9)},

@@ -8,7 +8,7 @@ import pytest
 
 from torchmuster import proc
 from torchmuster.diagnose.facts.collect import (
-    Facts,
+    CollectedFacts,
     FactsOrder,
     collect,
     own_torch,
@@ -40,7 +40,7 @@ def test_the_facts_of_this_machine_survive_the_wire(tmp_path):
     found = collect(FactsOrder(is_long=False, environment=os.environ, run_dir=str(tmp_path)))
     assert found.unknown == {}
     assert found.system.num_usable_cpus >= 1
-    assert codec.from_plain(Facts, json.loads(json.dumps(codec.to_plain(found)))) == found
+    assert codec.from_plain(CollectedFacts, json.loads(json.dumps(codec.to_plain(found)))) == found
 
 
 def test_a_probe_that_hangs_or_breaks_costs_only_itself():

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from torchmuster.diagnose.facts.stacks import (
     Doing,
-    Standing,
+    StackReading,
     imports,
     judge,
     main_first,
@@ -215,7 +215,7 @@ def test_what_the_kernel_says_is_added():
 @pytest.mark.parametrize("doing", list(Doing))
 def test_every_standing_has_words(doing):
     for single in (True, False):
-        assert describe(Standing(doing=doing), single=single)
+        assert describe(StackReading(doing=doing), single=single)
 
 
 def test_equal_stacks_are_shown_once():

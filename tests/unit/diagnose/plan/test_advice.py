@@ -3,11 +3,11 @@ from dataclasses import replace
 import pytest
 
 from torchmuster.diagnose.plan.advice import layouts, suggest, with_gradients_of
-from torchmuster.diagnose.plan.scaling import Arrival, Cluster, Link, Work, predict
+from torchmuster.diagnose.plan.scaling import Arrival, Cluster, NetworkLink, Work, predict
 
 WORK = Work(gradient_bytes=5.2e9, forward_s=0.15, backward_s=0.30, optimizer_s=0.02)
-SLOW = Cluster(per_node=1, between=Link(latency_s=60e-6, bytes_per_s=1.1e9))
-NVLINK = Link(latency_s=3e-6, bytes_per_s=360e9)
+SLOW = Cluster(per_node=1, between=NetworkLink(latency_s=60e-6, bytes_per_s=1.1e9))
+NVLINK = NetworkLink(latency_s=3e-6, bytes_per_s=360e9)
 
 
 def words(changes):
@@ -33,7 +33,7 @@ def test_what_is_done_already_is_not_offered():
 
 
 def test_changes_that_bring_nothing_are_not_offered():
-    fast = Cluster(per_node=1, between=Link(latency_s=0.0, bytes_per_s=1e13))
+    fast = Cluster(per_node=1, between=NetworkLink(latency_s=0.0, bytes_per_s=1e13))
     assert suggest(WORK, fast, 16, 4) == []
 
 

@@ -1,7 +1,7 @@
 import pytest
 
 from torchmuster.diagnose.plan.networks import BETWEEN, INSIDE, next_faster, parse_link
-from torchmuster.diagnose.plan.scaling import Link
+from torchmuster.diagnose.plan.scaling import NetworkLink
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_the_next_faster_network_has_twice_the_bandwidth():
     assert name == "25GbE"
     assert link.bytes_per_s >= 2 * BETWEEN["10GbE"].link.bytes_per_s
     assert next_faster(BETWEEN["slingshot200-tcp"].link)[0] == "slingshot200 or HDR200"
-    assert next_faster(Link(latency_s=0.0, bytes_per_s=1e12)) is None
+    assert next_faster(NetworkLink(latency_s=0.0, bytes_per_s=1e12)) is None
 
 
 def test_links_inside_are_faster_than_the_slowest_between():

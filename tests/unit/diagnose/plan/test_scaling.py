@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torchmuster.diagnose.plan.scaling import (
     Arrival,
     Cluster,
-    Link,
+    NetworkLink,
     Work,
     ddp_waits,
     make_buckets,
@@ -23,7 +23,11 @@ WORK = Work(gradient_bytes=2.6e9, forward_s=0.15, backward_s=0.30, optimizer_s=0
 
 def on(bytes_per_s, latency_s=0.0, **more):
     return Cluster(
-        **{"per_node": 1, "between": Link(latency_s=latency_s, bytes_per_s=bytes_per_s), **more}
+        **{
+            "per_node": 1,
+            "between": NetworkLink(latency_s=latency_s, bytes_per_s=bytes_per_s),
+            **more,
+        }
     )
 
 
@@ -48,7 +52,7 @@ def test_one_worker_waits_for_nothing():
 
 
 def test_two_levels_take_the_time_of_inside_and_of_between():
-    inside = Link(latency_s=0.0, bytes_per_s=400.0)
+    inside = NetworkLink(latency_s=0.0, bytes_per_s=400.0)
     cluster = on(100.0, per_node=4, inside=inside)
     # Scatter and gather inside: 3/4 of S each; between the nodes: 2/2 of S.
     assert cluster.all_reduce_s(800.0, 2) == pytest.approx(2 * 0.75 * 800 / 400 + 800 / 100)
@@ -56,13 +60,15 @@ def test_two_levels_take_the_time_of_inside_and_of_between():
 
 
 def test_more_workers_of_a_node_use_more_of_its_adapters():
-    cluster = on(100.0, per_node=4, inside=Link(latency_s=0.0, bytes_per_s=1e12), adapters=4)
+    cluster = on(100.0, per_node=4, inside=NetworkLink(latency_s=0.0, bytes_per_s=1e12), adapters=4)
     assert cluster.all_reduce_s(800.0, 2) == pytest.approx(800 / 400)
     assert replace(cluster, per_node=1).all_reduce_s(800.0, 2) == pytest.approx(800 / 100)
 
 
 def test_a_flat_ring_counts_all_workers_but_on_one_node_only_the_inside():
-    cluster = on(100.0, 1.0, per_node=2, inside=Link(latency_s=0.0, bytes_per_s=50.0), is_flat=True)
+    cluster = on(
+        100.0, 1.0, per_node=2, inside=NetworkLink(latency_s=0.0, bytes_per_s=50.0), is_flat=True
+    )
     assert cluster.all_reduce_s(400.0, 2) == pytest.approx(2 * 3 * 1.0 + 2 * 3 / 4 * 400 / 100)
     assert cluster.all_reduce_s(400.0, 1) == pytest.approx(400 / 50)
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from torchmuster.head.hangs.monitor import HangDesk, watch_limits
+from torchmuster.head.hangs.monitor import HangMonitor, watch_limits
 from torchmuster.head.hangs.watch import WatchLimits
-from torchmuster.model.beats import Phase
+from torchmuster.model.beats import RankPhase
 from torchmuster.model.failure import EndKind
 from torchmuster.model.plan import Limits
 from torchmuster.model.progress import RankProgress, RankStack
@@ -46,7 +46,7 @@ def head():
 @pytest.fixture
 def desk(head):
     limits = WatchLimits(floor_s=60.0, ceiling_s=1800.0, blind_s=300.0)
-    return HangDesk(3, {0: "n1", 1: "n2"}, limits, "/logs/attempt-3", head, 0.0)
+    return HangMonitor(3, {0: "n1", 1: "n2"}, limits, "/logs/attempt-3", head, 0.0)
 
 
 def progress(now, last_s):
@@ -57,7 +57,7 @@ def progress(now, last_s):
             active_s=1.0,
             beat_age_s=now - last_s,
             steps_here=500,
-            phase=Phase.COMPUTE,
+            phase=RankPhase.COMPUTE,
             p99_s=0.1,
         )
         for rank in (0, 1)
@@ -105,7 +105,7 @@ def test_a_held_watch_asks_for_nothing(desk, head):
 
 
 def test_without_a_watch_a_client_still_gets_stacks(head):
-    desk = HangDesk(3, {0: "n1", 1: "n2"}, None, "/logs", head, 0.0)
+    desk = HangMonitor(3, {0: "n1", 1: "n2"}, None, "/logs", head, 0.0)
     assert run(desk, head)[0] is None
     told = []
     desk.ask_for(5.0, "abc", told.append)
@@ -121,7 +121,7 @@ def test_without_a_watch_a_client_still_gets_stacks(head):
 
 
 def test_a_node_that_does_not_answer_is_said(head):
-    desk = HangDesk(3, {0: "n1", 1: "n2"}, None, "/logs", head, 0.0)
+    desk = HangMonitor(3, {0: "n1", 1: "n2"}, None, "/logs", head, 0.0)
     told = []
     desk.ask_for(5.0, "abc", told.append)
     answer(desk, 1, 0, REDUCE)
@@ -131,7 +131,7 @@ def test_a_node_that_does_not_answer_is_said(head):
 
 
 def test_two_clients_share_one_question(head):
-    desk = HangDesk(3, {0: "n1", 1: "n2"}, None, "/logs", head, 0.0)
+    desk = HangMonitor(3, {0: "n1", 1: "n2"}, None, "/logs", head, 0.0)
     told = []
     desk.ask_for(5.0, "a", told.append)
     desk.ask_for(5.0, "b", told.append)
@@ -143,7 +143,7 @@ def test_two_clients_share_one_question(head):
 
 
 def test_answers_to_another_question_or_of_strangers_are_dropped(head):
-    desk = HangDesk(3, {0: "n1"}, None, "/logs", head, 0.0)
+    desk = HangMonitor(3, {0: "n1"}, None, "/logs", head, 0.0)
     head.places = {0}
     desk.ask_for(5.0, "a", lambda message: None)
     answer(desk, 7, 0, READ)
@@ -153,7 +153,7 @@ def test_answers_to_another_question_or_of_strangers_are_dropped(head):
 
 
 def test_long_stacks_come_in_pieces_that_a_message_can_hold(head):
-    desk = HangDesk(3, {0: "n1", 1: "n2"}, None, "/logs", head, 0.0)
+    desk = HangMonitor(3, {0: "n1", 1: "n2"}, None, "/logs", head, 0.0)
     told = []
     desk.ask_for(5.0, "a", told.append)
     lines = [f'  File "/{"x" * 90}/f{n}.py", line {n} in f' for n in range(12_000)]

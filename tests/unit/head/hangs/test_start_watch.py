@@ -2,14 +2,14 @@
 
 import pytest
 
-from torchmuster.diagnose.facts.stacks import Doing, Frame, Standing
+from torchmuster.diagnose.facts.stacks import Doing, Frame, StackReading
 from torchmuster.head.hangs.start_watch import StartWatch
-from torchmuster.head.hangs.start_words import Look
+from torchmuster.head.hangs.start_words import StartLook
 from torchmuster.model.progress import StoreCall
 
 LIMIT_S = 10.0
 STORE = "10.0.0.1:43211"
-MEETS = Standing(
+MEETS = StackReading(
     doing=Doing.WAITS,
     what="init_process_group",
     frame=Frame(file="/u/train.py", line=12, name="<module>"),
@@ -18,7 +18,7 @@ MEETS = Standing(
 
 def stands(doing=Doing.WORKS, name="load"):
     frame = Frame(file="/u/data.py", line=30, name=name)
-    return Standing(doing=doing, what=f"{name}()", frame=frame)
+    return StackReading(doing=doing, what=f"{name}()", frame=frame)
 
 
 class Play:
@@ -31,12 +31,12 @@ class Play:
         self.now, self.num_asked = 0.0, 0
 
     def looks(self):
-        waits = Look(rank=1, node="n2", standing=MEETS, rest_s=self.now, store=self.store)
+        waits = StartLook(rank=1, node="n2", standing=MEETS, rest_s=self.now, store=self.store)
         if self.other is None:
             return [waits]
         rest_s = 0.0 if self.busy else self.now
         other = self.other() if callable(self.other) else self.other
-        return [Look(rank=0, node="n1", standing=other, rest_s=rest_s, **self.more), waits]
+        return [StartLook(rank=0, node="n1", standing=other, rest_s=rest_s, **self.more), waits]
 
     def go(self, until_s=400.0):
         """Let time pass; return the first sentence and when it was said."""

@@ -2,17 +2,17 @@
 
 import pytest
 
-from torchmuster.diagnose.facts.stacks import Doing, Frame, Standing
-from torchmuster.head.hangs.start_words import Look, is_elsewhere, tell_start
+from torchmuster.diagnose.facts.stacks import Doing, Frame, StackReading
+from torchmuster.head.hangs.start_words import StartLook, is_elsewhere, tell_start
 from torchmuster.model.progress import RankStack, StoreCall
 
 STORE = "10.0.0.1:43211"
-MEETS = Standing(
+MEETS = StackReading(
     doing=Doing.WAITS,
     what="init_process_group",
     frame=Frame(file="/u/train.py", line=12, name="<module>"),
 )
-LOADS = Standing(
+LOADS = StackReading(
     doing=Doing.WORKS,
     what="download()",
     frame=Frame(file="/u/data.py", line=30, name="download"),
@@ -20,7 +20,7 @@ LOADS = Standing(
 
 
 def look(rank, standing=MEETS, rest_s=12.0, **more):
-    return Look(rank=rank, node=f"n{rank + 1}", standing=standing, rest_s=rest_s, **more)
+    return StartLook(rank=rank, node=f"n{rank + 1}", standing=standing, rest_s=rest_s, **more)
 
 
 def test_the_rank_that_does_not_come_is_named_with_its_place():
@@ -32,7 +32,7 @@ def test_the_rank_that_does_not_come_is_named_with_its_place():
 
 
 def test_code_outside_of_functions_is_named_by_its_line():
-    module = Standing(
+    module = StackReading(
         doing=Doing.WORKS,
         what="<module>",
         frame=Frame(file="/u/train.py", line=5, name="<module>"),
@@ -51,7 +51,9 @@ def test_several_that_do_not_come_are_grouped_and_those_that_ended_are_told_of()
 
 
 def test_more_groups_than_a_sentence_holds_are_counted():
-    others = [look(rank, Standing(doing=Doing.WORKS, what=f"f{rank}()")) for rank in range(1, 6)]
+    others = [
+        look(rank, StackReading(doing=Doing.WORKS, what=f"f{rank}()")) for rank in range(1, 6)
+    ]
     assert tell_start([look(0)], others, {}, STORE).endswith("and for 2 more")
 
 
@@ -115,8 +117,10 @@ def test_a_look_reads_the_stack():
     )
     call = StoreCall(named="x:1")
     stack = RankStack(rank=3, pid=1, state="S", text=text, store=call)
-    seen = Look.of(3, "n4", stack, rest_s=5.0)
+    seen = StartLook.of(3, "n4", stack, rest_s=5.0)
     assert seen.meets
     assert not seen.imports
     assert seen.store == call
-    assert not Look.of(3, "n4", RankStack(rank=3, pid=1, state="T", text=text), rest_s=5.0).meets
+    assert not StartLook.of(
+        3, "n4", RankStack(rank=3, pid=1, state="T", text=text), rest_s=5.0
+    ).meets

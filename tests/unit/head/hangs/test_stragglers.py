@@ -4,14 +4,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchmuster.head.hangs.stragglers import Stragglers
-from torchmuster.model.beats import Phase
+from torchmuster.model.beats import RankPhase
 from torchmuster.model.progress import RankProgress
 
 
 def words(rank, steps, data_s, forward_s, step_s, aside_s=0.0):
-    seconds = [0.0] * len(Phase)
-    seconds[Phase.DATA], seconds[Phase.FORWARD] = data_s * steps, forward_s * steps
-    seconds[Phase.EVALUATE] = aside_s
+    seconds = [0.0] * len(RankPhase)
+    seconds[RankPhase.DATA], seconds[RankPhase.FORWARD] = data_s * steps, forward_s * steps
+    seconds[RankPhase.EVALUATE] = aside_s
     return RankProgress(
         rank=rank,
         state="S",

@@ -4,17 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmuster.diagnose.facts.stacks import Doing, Frame, Standing
-from torchmuster.head.hangs.watch import HangWatch, Verdict, WatchLimits
-from torchmuster.model.beats import Phase
+from torchmuster.diagnose.facts.stacks import Doing, Frame, StackReading
+from torchmuster.head.hangs.watch import HangVerdict, HangWatch, WatchLimits
+from torchmuster.model.beats import RankPhase
 from torchmuster.model.progress import RankProgress
 
 LIMITS = WatchLimits(floor_s=60.0, ceiling_s=1800.0, blind_s=300.0)
 EVERY_S = 2.0
-READ = Standing(
+READ = StackReading(
     doing=Doing.WORKS, what="read()", frame=Frame(file="/x/data.py", line=88, name="read")
 )
-WAITS = Standing(
+WAITS = StackReading(
     doing=Doing.WAITS,
     what="all_reduce",
     frame=Frame(file="/x/train.py", line=41, name="<module>"),
@@ -31,7 +31,7 @@ class Play:
         self.steps = dict.fromkeys(ranks, steps)
         self.beat_at = dict.fromkeys(ranks, self.now)
         self.active_s = dict.fromkeys(ranks, 0.0)
-        self.phase = dict.fromkeys(ranks, Phase.COMPUTE)
+        self.phase = dict.fromkeys(ranks, RankPhase.COMPUTE)
         self.state = dict.fromkeys(ranks, "S")
         self.standing = dict.fromkeys(ranks, WAITS)
         self.told, self.num_asked = [], 0
@@ -49,7 +49,7 @@ class Play:
             for rank in busy:
                 self.active_s[rank] += EVERY_S
             self.digest()
-            if self.told and self.told[-1].verdict is Verdict.END:
+            if self.told and self.told[-1].verdict is HangVerdict.END:
                 return
 
     def digest(self):
@@ -58,7 +58,7 @@ class Play:
         if self.watch.must_ask(self.now):
             self.num_asked += 1
             judged = self.watch.judge(self.now, {r: (s, "") for r, s in self.standing.items()})
-            if judged.verdict is not Verdict.NOTHING:
+            if judged.verdict is not HangVerdict.NOTHING:
                 self.told.append(judged)
 
     def progress(self, rank):
@@ -83,7 +83,7 @@ def test_a_rank_that_stands_while_others_wait_is_warned_of_and_then_ended():
     play.train(60)
     play.standing[2] = READ
     play.stand(200)
-    assert play.verdicts == [Verdict.WARN, Verdict.END]
+    assert play.verdicts == [HangVerdict.WARN, HangVerdict.END]
     warned, ended = play.told
     assert 30 <= warned.silent_s < 36
     assert 60 <= ended.silent_s < 70
@@ -114,9 +114,9 @@ def test_a_stopped_rank_is_a_fault_and_is_named():
     play = Play()
     play.train(60)
     play.state[1] = "T"
-    play.standing[1] = Standing(doing=Doing.STOPPED)
+    play.standing[1] = StackReading(doing=Doing.STOPPED)
     play.stand(200)
-    assert play.verdicts == [Verdict.WARN, Verdict.END]
+    assert play.verdicts == [HangVerdict.WARN, HangVerdict.END]
     assert play.told[-1].rank == 1
     assert "rank 1 was stopped (SIGSTOP) for" in play.told[-1].headline
 
@@ -125,17 +125,17 @@ def test_a_job_that_somebody_stopped_as_a_whole_is_not_ended():
     play = Play()
     play.train(60)
     play.state = dict.fromkeys(play.state, "T")
-    play.standing = dict.fromkeys(play.standing, Standing(doing=Doing.STOPPED))
+    play.standing = dict.fromkeys(play.standing, StackReading(doing=Doing.STOPPED))
     play.stand(4000)
-    assert Verdict.END not in play.verdicts
+    assert HangVerdict.END not in play.verdicts
 
 
 def test_a_rank_in_another_collective_is_the_one():
     play = Play()
     play.train(60)
-    play.standing[3] = Standing(doing=Doing.WAITS, what="barrier", frame=READ.frame)
+    play.standing[3] = StackReading(doing=Doing.WAITS, what="barrier", frame=READ.frame)
     play.stand(200)
-    assert play.verdicts == [Verdict.WARN, Verdict.END]
+    assert play.verdicts == [HangVerdict.WARN, HangVerdict.END]
     assert play.told[-1].rank == 3
     assert "while 3 ranks waited in all_reduce" in play.told[-1].headline
 
@@ -144,7 +144,7 @@ def test_a_rank_that_sleeps_in_the_kernel_is_named_before_others_that_stand():
     play = Play()
     play.train(60)
     play.standing[0] = READ
-    play.standing[3] = Standing(doing=Doing.IN_KERNEL, what="read()", frame=READ.frame)
+    play.standing[3] = StackReading(doing=Doing.IN_KERNEL, what="read()", frame=READ.frame)
     play.stand(200)
     assert play.told[-1].rank == 3
 
@@ -154,7 +154,7 @@ def test_a_rank_that_has_ended_is_named_when_all_others_wait_for_it():
     play.train(60)
     play.watch.note_end(1, "exit code 0")
     play.stand(200)
-    assert play.verdicts == [Verdict.WARN, Verdict.END]
+    assert play.verdicts == [HangVerdict.WARN, HangVerdict.END]
     assert play.told[-1].rank == 1
     assert "rank 1 had ended (exit code 0) while 3 ranks waited" in play.told[-1].headline
 
@@ -179,7 +179,7 @@ def test_who_would_run_if_the_machine_let_it_is_not_taken_for_standing():
 @pytest.mark.parametrize("what", ["init_process_group", "torchmuster's once"])
 def test_who_prepares_something_while_the_others_wait_to_begin_has_until_the_ceiling(what):
     play = Play(blind=True)
-    waits = Standing(doing=Doing.WAITS, what=what, frame=WAITS.frame)
+    waits = StackReading(doing=Doing.WAITS, what=what, frame=WAITS.frame)
     play.standing = dict.fromkeys(play.standing, waits) | {0: READ}
     play.stand(880)
     assert play.told == []
@@ -189,15 +189,17 @@ def test_who_prepares_something_while_the_others_wait_to_begin_has_until_the_cei
 def test_who_compiles_saves_or_evaluates_has_until_the_ceiling(doing):
     play = Play()
     play.train(60)
-    play.standing[0] = Standing(doing=doing, what="run()", frame=READ.frame)
+    play.standing[0] = StackReading(doing=doing, what="run()", frame=READ.frame)
     play.stand(880)
     assert play.told == []
     play.stand(3600)
-    assert play.verdicts == [Verdict.WARN, Verdict.END]
+    assert play.verdicts == [HangVerdict.WARN, HangVerdict.END]
     assert play.told[-1].silent_s >= 1800
 
 
-@pytest.mark.parametrize("phase", [Phase.SAVE, Phase.EVALUATE, Phase.BETWEEN, Phase.OVER])
+@pytest.mark.parametrize(
+    "phase", [RankPhase.SAVE, RankPhase.EVALUATE, RankPhase.BETWEEN, RankPhase.OVER]
+)
 def test_a_long_phase_of_the_library_has_until_the_ceiling(phase):
     play = Play()
     play.train(60)
@@ -208,7 +210,7 @@ def test_a_long_phase_of_the_library_has_until_the_ceiling(phase):
 
 def test_the_first_steps_have_until_the_ceiling():
     play = Play(steps=0)
-    play.phase = dict.fromkeys(play.phase, Phase.STARTING)
+    play.phase = dict.fromkeys(play.phase, RankPhase.STARTING)
     play.standing[0] = READ
     play.stand(880)
     assert play.told == []
@@ -217,7 +219,7 @@ def test_the_first_steps_have_until_the_ceiling():
 def test_who_sits_in_a_debugger_may_sit_for_ever():
     play = Play()
     play.train(60)
-    play.standing[0] = Standing(doing=Doing.DEBUGGED, frame=READ.frame)
+    play.standing[0] = StackReading(doing=Doing.DEBUGGED, frame=READ.frame)
     play.stand(20_000)
     assert play.told == []
 
@@ -227,7 +229,7 @@ def test_nothing_counts_while_the_watch_is_held():
     play.train(60)
     play.standing[2] = READ
     play.stand(40)
-    assert play.verdicts == [Verdict.WARN]
+    assert play.verdicts == [HangVerdict.WARN]
     play.watch.hold(play.now)
     assert not play.watch.must_ask(play.now + 1)
 
@@ -239,7 +241,7 @@ def test_progress_after_a_warning_forgets_it():
     play.stand(40)
     play.train(60)
     play.stand(40)
-    assert play.verdicts == [Verdict.WARN, Verdict.WARN]
+    assert play.verdicts == [HangVerdict.WARN, HangVerdict.WARN]
 
 
 def test_a_script_without_the_library_is_ended_when_all_do_nothing_for_the_blind_limit():
@@ -249,7 +251,7 @@ def test_a_script_without_the_library_is_ended_when_all_do_nothing_for_the_blind
     play.stand(140)
     assert play.told == []
     play.stand(400)
-    assert play.verdicts == [Verdict.WARN, Verdict.END]
+    assert play.verdicts == [HangVerdict.WARN, HangVerdict.END]
     assert play.told[-1].rank == 2
     assert play.told[-1].silent_s >= 300
 
@@ -279,13 +281,15 @@ _STANDINGS = st.sampled_from(
     [
         WAITS,
         READ,
-        *(Standing(doing=doing, what="f()", frame=READ.frame) for doing in Doing),
+        *(StackReading(doing=doing, what="f()", frame=READ.frame) for doing in Doing),
     ]
 )
 
 
 @given(
-    st.lists(st.tuples(_STANDINGS, st.booleans(), st.sampled_from(Phase)), min_size=1, max_size=4),
+    st.lists(
+        st.tuples(_STANDINGS, st.booleans(), st.sampled_from(RankPhase)), min_size=1, max_size=4
+    ),
     st.booleans(),
 )
 def test_no_attempt_ends_without_a_warning_or_while_a_rank_that_does_not_wait_works(ranks, blind):
@@ -297,8 +301,8 @@ def test_no_attempt_ends_without_a_warning_or_while_a_rank_that_does_not_wait_wo
             play.state[number] = "T"
     busy = [n for n, (s, works, _) in enumerate(ranks) if works and s.doing is not Doing.STOPPED]
     play.stand(4000, busy=busy)
-    if Verdict.END in play.verdicts:
-        assert play.verdicts[0] is Verdict.WARN
+    if HangVerdict.END in play.verdicts:
+        assert play.verdicts[0] is HangVerdict.WARN
         ended = play.told[-1]
         assert ended.rank is not None
         assert ended.silent_s >= ended.limit_s >= LIMITS.floor_s

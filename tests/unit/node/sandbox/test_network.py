@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torchmuster.errors import MusterError, UsageError
 from torchmuster.node.sandbox import way_out
 from torchmuster.node.sandbox.network import (
+    NetworkNamespace,
     PrivateNetwork,
-    TaskNetwork,
     choose_network,
     host_networks,
 )
@@ -65,7 +65,7 @@ class Ended:
 
 def network(*names, hostname="machine"):
     tasks = {
-        name: TaskNetwork(name=name, address=f"10.1.2.{number}", join={}, environment={})
+        name: NetworkNamespace(name=name, address=f"10.1.2.{number}", join={}, environment={})
         for number, name in enumerate(names, 2)
     }
     return PrivateNetwork(Ended(), -1, tasks, hostname)

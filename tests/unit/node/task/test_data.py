@@ -6,7 +6,7 @@ import os
 import pytest
 
 from torchmuster.errors import MusterError
-from torchmuster.files.layout import Place, RunDir
+from torchmuster.files.layout import RunDir, WorkingFolder
 from torchmuster.model.workflow import InputKind, InputPlan, OutputKind, OutputPlan, TaskPlan
 from torchmuster.node.task.data import fetch_inputs, publish, task_output, upload_outputs
 
@@ -21,7 +21,7 @@ def run_dir(tmp_path, monkeypatch):
 
 
 def leave_output(run_dir, task, files):
-    place = Place(os.path.join(run_dir.task_folder(task), "place-0"))
+    place = WorkingFolder(os.path.join(run_dir.task_folder(task), "place-0"))
     for name, text in files.items():
         path = os.path.join(place.output, name)
         os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -42,7 +42,7 @@ def from_task(source, **options):
 
 
 def test_an_input_is_a_copy_of_another_task_s_output(run_dir, tmp_path):
-    place = Place(str(tmp_path / "place"))
+    place = WorkingFolder(str(tmp_path / "place"))
     doing = fetch(run_dir, place, from_task("make"))
     assert doing == ["copying input 0: the output of make"]
     with open(os.path.join(place.input(0), "a", "x.txt"), "a") as file:
@@ -52,14 +52,14 @@ def test_an_input_is_a_copy_of_another_task_s_output(run_dir, tmp_path):
 
 
 def test_a_regex_takes_a_part_of_an_output(run_dir, tmp_path):
-    place = Place(str(tmp_path / "place"))
+    place = WorkingFolder(str(tmp_path / "place"))
     fetch(run_dir, place, from_task("make", regex=r"b/.*\.bin"))
     assert os.listdir(place.input(0)) == ["b"]
 
 
 def test_an_input_can_come_from_another_run(run_dir, tmp_path):
     leave_output(RunDir(str(tmp_path / "runs" / "before")), "make", {"z": "old"})
-    place = Place(str(tmp_path / "place"))
+    place = WorkingFolder(str(tmp_path / "place"))
     fetch(run_dir, place, from_task("make", run_id="before"))
     assert os.listdir(place.input(0)) == ["z"]
 
@@ -99,14 +99,14 @@ def upload(place, *outputs, succeeded):
 
 def test_a_dataset_gets_no_version_after_a_failure(tmp_path):
     entry = OutputPlan(kind=OutputKind.DATASET, target="set-{{workflow_id}}")
-    notes, doing = upload(Place(str(tmp_path)), entry, succeeded=False)
+    notes, doing = upload(WorkingFolder(str(tmp_path)), entry, succeeded=False)
     assert notes == ["the dataset set-r gets no version: the command failed"]
     assert doing == []
 
 
 @pytest.mark.parametrize("kind", [OutputKind.URL, OutputKind.DATASET])
 def test_an_empty_output_is_said_and_not_uploaded(tmp_path, kind):
-    place = Place(str(tmp_path))
+    place = WorkingFolder(str(tmp_path))
     os.makedirs(os.path.join(place.output, "only", "folders"))
     notes, doing = upload(place, OutputPlan(kind=kind, target="there"), succeeded=True)
     assert notes == ["nothing to upload to there: output is empty or missing"]
@@ -114,7 +114,7 @@ def test_an_empty_output_is_said_and_not_uploaded(tmp_path, kind):
 
 
 def test_a_missing_part_of_a_dataset_is_named(tmp_path):
-    place = Place(str(tmp_path))
+    place = WorkingFolder(str(tmp_path))
     os.makedirs(os.path.join(place.output, "a"))
     with open(os.path.join(place.output, "a", "x"), "w"):
         pass

@@ -5,18 +5,18 @@ import base64
 import pytest
 
 from torchmuster.errors import MusterError
-from torchmuster.files.layout import Place
+from torchmuster.files.layout import WorkingFolder
 from torchmuster.model.workflow import (
     Credential,
-    FileEntry,
     GroupPlan,
     InputKind,
     InputPlan,
+    TaskFile,
     TaskPlan,
     WorkflowPlan,
 )
 from torchmuster.node.task.setup import (
-    Facts,
+    TaskFacts,
     command_words,
     credential_files,
     credential_variables,
@@ -42,20 +42,20 @@ def facts_of(task=None, **changed):
         "group": group,
         "task": task,
         "attempt": 2,
-        "place": Place("/place"),
+        "place": WorkingFolder("/place"),
         "hosts": HOSTS,
         "addresses": {"lead": "127.0.0.1"},
         "ports": {"": 4000, "http": 4001},
     }
-    return Facts(**{**given, **changed})
+    return TaskFacts(**{**given, **changed})
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("{{output}}/x", "/place/output/x"),
-        ("{{input:0}}", Place("/place").input(0)),
-        ("{{input:make}}", Place("/place").input(0)),
+        ("{{input:0}}", WorkingFolder("/place").input(0)),
+        ("{{input:make}}", WorkingFolder("/place").input(0)),
         ("{{workflow_id}} {{uuid}}", "run-1 u-1"),
         ("{{host:w}}:{{port}}", "node-2:4000"),
         ("{{ip:lead}}:{{port:http}}", "127.0.0.1:4001"),
@@ -82,19 +82,19 @@ def test_every_word_of_a_command_is_resolved():
 
 
 def test_inline_files_get_their_tokens_and_others_stay_as_they_are():
-    inline = FileEntry(path="/x", content="{{output}}")
-    local = FileEntry(path="/x", content="{{output}}", tokens=False)
-    binary = FileEntry(path="/x", content=base64.b64encode(b"\xff{{output}}").decode())
-    binary = FileEntry(path="/x", content=binary.content, is_base64=True)
+    inline = TaskFile(path="/x", content="{{output}}")
+    local = TaskFile(path="/x", content="{{output}}", tokens=False)
+    binary = TaskFile(path="/x", content=base64.b64encode(b"\xff{{output}}").decode())
+    binary = TaskFile(path="/x", content=binary.content, is_base64=True)
     assert file_content(inline, facts_of()) == b"/place/output"
     assert file_content(local, facts_of()) == b"{{output}}"
     assert file_content(binary, facts_of()) == b"\xff{{output}}"
 
 
 def test_a_relative_path_of_a_file_starts_at_the_working_directory():
-    entry = FileEntry(path="conf/{{rank}}.yaml", content="")
-    assert file_path(entry, facts_of()) == f"{Place('/place').work}/conf/1.yaml"
-    assert file_path(FileEntry(path="/etc/x", content=""), facts_of()) == "/etc/x"
+    entry = TaskFile(path="conf/{{rank}}.yaml", content="")
+    assert file_path(entry, facts_of()) == f"{WorkingFolder('/place').work}/conf/1.yaml"
+    assert file_path(TaskFile(path="/etc/x", content=""), facts_of()) == "/etc/x"
 
 
 def test_the_file_s_variables_come_after_those_of_the_machine():

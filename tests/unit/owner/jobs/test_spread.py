@@ -14,9 +14,9 @@ from torchmuster.model.job import AllocatedNode
 from torchmuster.net.messages import Event
 from torchmuster.owner.jobs.spread import (
     ORDER,
-    Order,
     Party,
     Spreader,
+    SpreadOrder,
     head_addresses,
     is_one_of_many,
     take_order,
@@ -64,7 +64,7 @@ def test_process_of_a_launcher_is_one_of_many(environment, want):
 
 
 def test_order_comes_through_the_environment_once(monkeypatch):
-    order = Order(place=2, host="n3", heads=(("10.0.0.1", 29500), ("10.1.0.1", 29500)))
+    order = SpreadOrder(place=2, host="n3", heads=(("10.0.0.1", 29500), ("10.1.0.1", 29500)))
     monkeypatch.setenv(ORDER, order.to_text())
     assert take_order() == order
     assert ORDER not in os.environ
@@ -208,5 +208,5 @@ def test_host_that_was_started_here_is_ours(spreader):
 
 
 def test_order_is_plain_json():
-    order = Order(place=1, host=socket.gethostname(), heads=(("::1", 5),))
+    order = SpreadOrder(place=1, host=socket.gethostname(), heads=(("::1", 5),))
     assert json.loads(order.to_text())["heads"] == [["::1", 5]]

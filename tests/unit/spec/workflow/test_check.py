@@ -1,13 +1,13 @@
 import pytest
 
-from torchmuster.spec.findings import Findings
+from torchmuster.spec.findings import FileProblems
 from torchmuster.spec.workflow.check import check_workflow, is_label_key, is_label_value
 from unit.spec.workflow_files import one
 
 
 def findings(*, top=None, groups=None, **keys):
     """Check a workflow; by default one of a bare task with these keys."""
-    found = Findings()
+    found = FileProblems()
     body = {"groups": groups} if groups else {"tasks": [{"name": "a", "command": ["x"], **keys}]}
     check_workflow({"name": "digits", **body, **(top or {})}, found)
     return found
@@ -33,7 +33,7 @@ def test_a_wrong_type_in_one_place_hides_no_mistake_in_another():
     "names", [("a", "a"), ("Train_1", "train-1"), ("a", "a-group")], ids=lambda names: names[1]
 )
 def test_two_tasks_can_t_have_one_name(names):
-    found = Findings()
+    found = FileProblems()
     check_workflow({"name": "w", "tasks": [a_task(name) for name in names]}, found)
 
     assert len(found.errors) == 1
@@ -128,7 +128,7 @@ def test_a_value_of_a_label_is_not_empty():
 
 @pytest.mark.parametrize("raw", [None, [], "tasks", 5])
 def test_a_workflow_is_a_map(raw):
-    found = Findings()
+    found = FileProblems()
     check_workflow(raw, found)
 
     assert one(found, "expected a map")

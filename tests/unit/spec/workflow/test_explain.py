@@ -1,13 +1,13 @@
 import pytest
 
-from torchmuster.spec.findings import Findings, show_path
+from torchmuster.spec.findings import FileProblems, show_path
 from torchmuster.spec.workflow.explain import validate
 from unit.spec.workflow_files import one
 
 
 def findings(**keys):
     """Validate a task with these keys."""
-    found = Findings()
+    found = FileProblems()
     task = {"name": "a", "command": ["x"], **keys}
     assert validate({"name": "w", "tasks": [task]}, found) is None
     return found

@@ -63,13 +63,13 @@ KEYS = st.sampled_from(
             key
             for model in (
                 schema.Workflow,
-                schema.Group,
+                schema.GroupModel,
                 schema.Task,
                 schema.ResourceSpec,
-                schema.Input,
-                schema.Output,
+                schema.InputModel,
+                schema.OutputModel,
                 schema.FileSpec,
-                schema.Checkpoint,
+                schema.CheckpointModel,
                 schema.DatasetOutput,
                 schema.UpdateDataset,
                 schema.Timeout,

@@ -1,6 +1,6 @@
 import pytest
 
-from torchmuster.spec.findings import Findings
+from torchmuster.spec.findings import FileProblems
 from torchmuster.spec.workflow.check import check_workflow
 from unit.spec.workflow_files import one
 
@@ -8,7 +8,7 @@ from unit.spec.workflow_files import one
 def findings(*groups, **top):
     """Check groups that are given as lists of tasks."""
     named = [{"name": f"g{i}", "tasks": tasks} for i, tasks in enumerate(groups)]
-    found = Findings()
+    found = FileProblems()
     check_workflow({"name": "digits", "groups": named, **top}, found)
     return found
 

@@ -25,7 +25,7 @@ def crew_of(folder, *, generation=1, keep=3, **more):
 def order_of(step, state, *, kind="whole", file=DATA, number=None):
     tensors = {}
     packed = {name: pack(value, name, tensors) for name, value in state.items()}
-    return writer.Order(
+    return writer.WriteOrder(
         number=next(_numbers) if number is None else number,
         step=step,
         epoch=0,

@@ -43,7 +43,7 @@ def train(things, steps=3):
 
 def save(folder, things, step=3):
     state, tensors = Objects(things).pack()
-    order = writer.Order(
+    order = writer.WriteOrder(
         number=0,
         step=step,
         epoch=0,
