@@ -53,6 +53,21 @@ def test_a_killed_store_costs_one_restart(job):
     assert "the store of the attempt ended (SIGKILL)" in run.stderr
 
 
+def test_a_run_whose_agents_were_killed_leaves_no_folder_behind(job, tmp_path):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    run = job("--nodes", "1", "--nproc-per-node", "1", "--max-restarts", "0")
+    run.env = {"TMPDIR": str(temporary)}
+    run.start()
+    run.wait_up(0, num=1)
+    left = {path.name for path in temporary.glob("muster-*")}
+    os.kill(run.agent_pid("n1"), signal.SIGKILL)
+
+    assert run.finish() != 0
+    assert left
+    assert list(temporary.glob("muster-*")) == []
+
+
 def test_the_heads_loss_ends_all_and_the_engine_starts_the_run_again(job):
     run = job().start()
     first = run.wait_up(0)

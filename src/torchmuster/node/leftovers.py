@@ -1,4 +1,4 @@
-"""What agents that were killed have left in temporary folders, removed by the next agent of the same user here.
+"""What agents that were killed have left in temporary folders, removed by their owner or the next agent of the same user.
 
 Each agent has a socket folder with a record in it that names its scratch folder. It holds a lock on both folders while
 it lives; the kernel lets go of it with the process, however that ends. A folder is removed when there is a record of
@@ -53,13 +53,20 @@ def note_owner(socket_folder: str, scratch: str | None = None) -> None:
         os.replace(f"{path}.tmp", path)
 
 
-def sweep_beside(run_id: str) -> None:
-    """Remove what is left over in a thread: large folders take their time, and an agent has none."""
-    threading.Thread(target=sweep, args=(run_id,), name="leftovers", daemon=True).start()
+def sweep_beside(run_id: str | None) -> threading.Thread:
+    """Do as `sweep` in a thread: large folders take their time, and an agent has none."""
+    thread = threading.Thread(target=sweep, args=(run_id,), name="leftovers", daemon=True)
+    thread.start()
+    return thread
 
 
-def sweep(run_id: str, folders: tuple[str, ...] = ()) -> None:
-    """Remove what killed agents have left, but for the scratch of this run: a replacement goes on with it."""
+def sweep(run_id: str | None = None, folders: tuple[str, ...] = ()) -> None:
+    """Remove what killed agents have left, but for the scratch of this run: a replacement goes on with it.
+
+    Args:
+        run_id: None where no run goes on.
+        folders: Where to look; where agents make their folders when there are none.
+    """
     for folder in set(folders or (tempfile.gettempdir(), "/tmp")):
         try:
             names = [entry for entry in os.listdir(folder) if _SOCKET_FOLDER.match(entry)]
@@ -70,13 +77,13 @@ def sweep(run_id: str, folders: tuple[str, ...] = ()) -> None:
                 _sweep_one(os.path.join(folder, name), run_id)
 
 
-def _sweep_one(socket_folder: str, run_id: str) -> None:
+def _sweep_one(socket_folder: str, run_id: str | None) -> None:
     record = _read_record(os.path.join(socket_folder, _RECORD))
     if record is None:
         return
     scratch = record.get("scratch")
     if isinstance(scratch, str):
-        if os.path.basename(scratch).startswith(f"muster-{run_id}-"):
+        if run_id is not None and os.path.basename(scratch).startswith(f"muster-{run_id}-"):
             return
         if not _is_let_go(socket_folder):
             return

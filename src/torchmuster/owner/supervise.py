@@ -31,6 +31,7 @@ from torchmuster.net import messages
 from torchmuster.net.channel import Channel, ChannelClosedError, connect
 from torchmuster.net.handshake import HandshakeError, Role
 from torchmuster.net.secret import read_secret
+from torchmuster.node.leftovers import sweep_beside
 from torchmuster.owner.deadline import LAST_STOP, Deadline
 from torchmuster.owner.head_watch import HeadWatch
 from torchmuster.owner.session import hangup_ignored
@@ -39,6 +40,7 @@ from torchmuster.owner.views.record import read_events, read_result
 _POLL_S = 0.01
 _WATCH_S = 0.2
 _LOOK_EVERY_S = 1.0
+_SWEEP_LIMIT_S = 5.0  # a folder of staged data takes longer: the next run goes on with it
 _END_LIMIT_S = 12.0  # from the kill
 _LEAVE_S = 1.0
 _STOP_LOOK_S = 0.3
@@ -169,6 +171,7 @@ class Supervisor:
             if watching is not None:
                 watching.cancel()
             await self._end_agents()
+            await _remove_leftovers()
         return self.result
 
     # One head's life.
@@ -517,6 +520,13 @@ class Supervisor:
             self.display.say(
                 f"`muster cancel` will not find this run: {self.run_dir.head}: {error.strerror}"
             )
+
+
+async def _remove_leftovers() -> None:
+    """Remove what agents of this machine that were killed have left: there may be no other run to do it."""
+    began, sweeping = time.monotonic(), sweep_beside(None)
+    while sweeping.is_alive() and time.monotonic() - began < _SWEEP_LIMIT_S:
+        await asyncio.sleep(_POLL_S)
 
 
 def _describe(status: int | None) -> str:

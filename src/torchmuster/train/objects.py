@@ -43,7 +43,7 @@ class Objects:
         for name, thing in self.by_name.items():
             if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
                 raise UsageError(
-                    f"`{name}` can't be saved: a {type(thing).__name__} has no state_dict()",
+                    f"`{name}` can't be saved: its type {type(thing).__name__} has no state_dict()",
                     where="World.resume",
                     fix="give it state_dict() and load_state_dict(state), or leave it out",
                 )

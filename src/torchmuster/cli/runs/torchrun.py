@@ -57,6 +57,7 @@ def torchrun(arguments: tuple[str, ...]) -> int:
     line = parse_torchrun(arguments, os.environ, visible_gpus(), problems)
     if problems.found or line is None:
         raise ManyErrors(problems.found)
+    _warn_of_option_behind(line)
     launch = make_launch(line)
     from torchmuster.programs.main import run_agent
 
@@ -65,6 +66,17 @@ def torchrun(arguments: tuple[str, ...]) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _warn_of_option_behind(line: "TorchrunLine") -> None:
+    """Say that an option of ours behind the script is the script's, where that seems not to be meant."""
+    from torchmuster.cli.spelling import option_behind
+    from torchmuster.spec.torchrun import make_parser
+
+    ours = {name for action in make_parser({})._actions for name in action.option_strings}
+    note = option_behind(line.program.target, line.program.args, ours)
+    if note is not None:
+        click.echo(f"muster: {note}", err=True)
 
 
 def _say_end(launch: "AgentLaunch") -> None:

@@ -1,7 +1,7 @@
 import os
 from types import SimpleNamespace
 
-from torchmuster.cli.runs.torchrun import _create_run_dir, _say_end
+from torchmuster.cli.runs.torchrun import _create_run_dir, _say_end, _warn_of_option_behind
 from torchmuster.files.atomic import write_json
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
@@ -33,3 +33,14 @@ def test_the_head_names_the_runs_folder_and_its_end_on_standard_error(
     _say_end(SimpleNamespace(listening=None, plan=plan))  # an agent that is not the head
     assert capsys.readouterr().err == ""
     assert os.path.isdir(folder)
+
+
+def test_an_option_of_the_launcher_behind_the_script_is_told(tmp_path, capsys):
+    script = tmp_path / "train.py"
+    script.write_text("import argparse\n")
+    program = SimpleNamespace(target=str(script), args=("--lr", "1", "--nproc_per_node=2"))
+    _warn_of_option_behind(SimpleNamespace(program=program))
+
+    said = capsys.readouterr().err
+    assert said.startswith(f"muster: `--nproc-per-node` stands behind {script}")
+    assert said.count("\n") == 1
