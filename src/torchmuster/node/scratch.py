@@ -63,7 +63,8 @@ def remove_scratch(path: str) -> None:
         """Open a folder that its owner may not write to, e.g. one that came out of an archive."""
         folder = os.path.dirname(name)
         try:
-            os.chmod(folder, 0o700)
+            if name != path:  # the folder that it lies in is not ours to open: it may be /tmp
+                os.chmod(folder, 0o700)
             if os.path.isdir(name) and not os.path.islink(name):
                 os.chmod(name, 0o700)
                 shutil.rmtree(name, ignore_errors=True)

@@ -1,5 +1,6 @@
 """The scratch folder: where it lies, whose it is, and its end."""
 
+import errno
 import os
 import stat
 
@@ -69,3 +70,16 @@ def test_all_of_it_is_removed_and_links_are_not_followed(tmp_path):
 
     assert not os.path.exists(path)
     assert (tmp_path / "data" / "kept").exists()
+
+
+def test_the_folder_that_it_lies_in_keeps_its_mode(tmp_path, monkeypatch):
+    tmp_path.chmod(0o755)
+    path = make_scratch(str(tmp_path), "x")
+
+    def busy(*_args, **_named):
+        raise OSError(errno.EBUSY, "somebody else removes it")
+
+    monkeypatch.setattr(os, "rmdir", busy)
+    remove_scratch(path)
+
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755

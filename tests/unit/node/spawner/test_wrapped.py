@@ -64,10 +64,17 @@ def test_another_users_call_is_closed_unread(folder):
     os.chmod(desk.path, 0o777)
     pid = os.fork()
     if pid == 0:
-        os.setuid(65534)
-        stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        stranger.connect(desk.path)
-        os._exit(0 if stranger.recv(10) == b"" else 1)
+        said = "no end of file"
+        try:
+            os.setuid(65534)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+                stranger.connect(desk.path)
+                said = stranger.recv(10).decode()
+        except BaseException as error:  # this copy of the test must go no further
+            said = repr(error)
+        finally:
+            os.write(2, said.encode())
+            os._exit(1 if said else 0)
     try:
         while not (os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)):
             assert desk.accept() is None
