@@ -103,7 +103,10 @@ def test_a_metric_that_is_not_a_scalar_is_named(world):
         ({"every_steps": 0}, "every_steps is 0, below one"),
         ({"keep": 0}, "keep is 0, below one"),
         ({"when_busy": "drop"}, "when_busy is `wait` or `skip`"),
-        ({"scheduler": object()}, "`scheduler` can't be saved: its type object has no state_dict()"),
+        (
+            {"scheduler": object()},
+            "`scheduler` can't be saved: its type object has no state_dict()",
+        ),
     ],
 )
 def test_options_out_of_range_are_refused_before_anything_is_written(

@@ -330,15 +330,19 @@ def _decoded(parts: Iterator[bytes], path: str, notes: Notes) -> Iterator[bytes]
         yield from (data.replace(b"\0", b"") for data in parts)
         return
     num_bytes = num_zeros = 0
-    open_end, has_begun = b"", False
+    open_end, has_begun, ends_line = b"", False, False
     for data in parts:
         num_bytes += len(data)
         num_zeros += data.count(0)
         text = open_end + (data if has_begun else data.lstrip(b"\0"))
-        whole = text.rstrip(b"\0").removesuffix(b"\n")
+        whole = text
+        if text.endswith(b"\0"):
+            whole = text.rstrip(b"\0").removesuffix(b"\n")
         open_end = text[len(whole) :][:9]  # an end of line and a hole, which may go on
         has_begun = has_begun or text != b""
-        yield _without_holes(whole)
+        behind_end = ends_line and whole.startswith(b"\0")
+        yield _without_holes(b"\n" + whole)[1:] if behind_end else _without_holes(whole)
+        ends_line = whole.endswith(b"\n") if whole else ends_line
     yield open_end[:1].strip(b"\0")
     if num_zeros:
         share = f"{num_zeros / num_bytes:.1%}"

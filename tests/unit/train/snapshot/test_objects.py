@@ -155,7 +155,9 @@ def test_a_value_that_can_not_be_saved_is_named_by_its_path(folder):
 
 
 def test_an_object_without_state_dict_is_refused():
-    with pytest.raises(UsageError, match="`history` can't be saved: its type list has no state_dict"):
+    with pytest.raises(
+        UsageError, match="`history` can't be saved: its type list has no state_dict"
+    ):
         Objects({"history": []}).check()
 
 
