@@ -40,6 +40,7 @@ def muster(pbs, tmp_path):
 ON = ("run", "--on", "pbs", "--nodes", "2", "--nproc-per-node", "1", "--run-id", "r")
 
 
+@pytest.mark.short
 def test_a_run_trains_on_two_hosts(muster):
     done = muster(*ON, "--tee", "all", "train.py")
 
@@ -194,6 +195,7 @@ def test_a_cancelled_job_gives_every_worker_sigterm_first(pbs, muster, tmp_path,
     assert json.loads(muster("status", "r", "--json").stdout)["state"] == "cancelled"
 
 
+@pytest.mark.short
 def test_a_rerun_job_goes_on_counting_its_attempts(pbs, muster, tmp_path):
     assert muster(*ON, "--detach", "train.py", "wait").stdout == "r\n"
     _wait_for_line(_rank_log(tmp_path, 0))

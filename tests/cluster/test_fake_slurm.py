@@ -82,6 +82,7 @@ def muster(environment, folder, *words, limit_s=90):
 ON = ("run", "--on", "slurm", "--nodes", "2", "--nproc-per-node", "2", "--run-id", "r")
 
 
+@pytest.mark.short
 def test_a_run_is_a_job_and_its_end_is_ours(cluster, tmp_path):
     done = muster(cluster, tmp_path, *ON, "--tee", "all", "train.py")
 
@@ -113,6 +114,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.short
 def test_a_script_for_srun_trains_one_world(cluster, tmp_path):
     (tmp_path / "main.py").write_text(FOR_SRUN)
     done = muster(cluster, tmp_path, *ON, "--tee", "all", "main.py")

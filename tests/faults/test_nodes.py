@@ -13,6 +13,7 @@ from torchmuster.model.lease import SILENT_S
 pytest.importorskip("torch", reason="the workers need torch (extra `train`)")
 
 
+@pytest.mark.short
 def test_a_killed_agent_is_seen_within_a_second_and_its_place_filled(job):
     run = job().start()
     first = run.wait_up(0)
@@ -28,6 +29,7 @@ def test_a_killed_agent_is_seen_within_a_second_and_its_place_filled(job):
     assert "n2: its agent has gone" in run.stderr
 
 
+@pytest.mark.short
 def test_a_killed_spawner_ends_its_workers_and_costs_one_restart(job):
     run = job().start()
     first = run.wait_up(0)
@@ -68,6 +70,7 @@ def test_a_run_whose_agents_were_killed_leaves_no_folder_behind(job, tmp_path):
     assert list(temporary.glob("muster-*")) == []
 
 
+@pytest.mark.short
 def test_the_heads_loss_ends_all_and_the_engine_starts_the_run_again(job):
     run = job().start()
     first = run.wait_up(0)

@@ -16,6 +16,7 @@ from torchmuster import proc
 pytest.importorskip("torch", reason="the workers need torch (extra `train`)")
 
 
+@pytest.mark.short
 def test_ctrl_c_reaches_every_worker_once_and_ends_the_run(job, tmp_path):
     script = tmp_path / "count.py"
     script.write_text(

@@ -21,7 +21,7 @@ class Setup:
 
     Attributes:
         use: Uses it and returns what was said.
-        quick: Whether `make test` does it too.
+        quick: Whether `make test-all` does it too.
         hosts: The hosts of a lab of its own; None for the two careful ones that all share.
         networks: Of that lab.
     """

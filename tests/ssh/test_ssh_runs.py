@@ -244,6 +244,7 @@ def test_host_whose_connection_is_cut_comes_again(hosts):
     assert "attempt 1 rank 1" in out
 
 
+@pytest.mark.short
 def test_dry_run_prints_the_commands_and_calls_nobody(hosts):
     hosts.add_closed("a")
     code, out, err = hosts.run("--hosts", "a,me@b:2", "--dry-run", script(hosts, QUICK))

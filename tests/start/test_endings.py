@@ -250,6 +250,7 @@ def test_muster_run_ends_with_the_scripts_code_and_shows_its_traceback(place):
     assert place.log(0, 0) == plain.stderr
 
 
+@pytest.mark.short
 def test_a_failure_of_all_ranks_in_two_attempts_shows_its_traceback_once(place):
     place.write("prog.py", "def main():\n    raise ValueError('boom')\n\n\nmain()\n")
     options = ("--nproc-per-node", "2", "--tee", "all", "--max-restarts", "1")

@@ -46,6 +46,7 @@ def test_an_exit_code_of_the_scripts_own_exit_handler_is_the_scripts_word(place)
     assert (done.code, result["exit_code"]) == (3, 3)
 
 
+@pytest.mark.short
 def test_workers_that_never_met_are_told_of_and_the_run_has_succeeded(place):
     done, result = run_two(place, ALONE)
 

@@ -93,6 +93,7 @@ def launch(tmp_path) -> Launch:
 # What torchrun does when nothing names a meeting.
 
 
+@pytest.mark.short
 def test_two_plain_lines_run_on_one_machine_at_the_same_time(launch):
     meet = """
 import os, sys, time
@@ -194,6 +195,7 @@ def test_exit_code_75_is_a_failure_that_spends_a_restart(launch):
         (("--master-addr=localhost", "--master-port={port}", "--node-rank=0"), "none"),
     ],
 )
+@pytest.mark.short
 def test_each_worker_runs_the_script_with_torchruns_variables(launch, port, meeting, job):
     """launch_user_script_python, _caffe2_bc: the name of the job, its numbers, and one thread each."""
     options = ("--nnodes=1", "--nproc-per-node=4", *(word.format(port=port) for word in meeting))

@@ -7,7 +7,7 @@ import pytest
 
 from launching import EXACT, losses, muster, weights
 
-# `make chaos` runs 100 seeds; `make test` as many as fit into half a minute.
+# `make chaos` runs 100 seeds; `make test-all` as many as fit into half a minute.
 SEEDS = range(int(os.environ.get("MUSTER_TRAIN_SEEDS", "2")))
 NUM_STEPS = 24  # 3 epochs of 101 samples, 13 a step
 _undisturbed = {}

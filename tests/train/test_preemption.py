@@ -148,6 +148,7 @@ def test_a_signal_at_any_moment_saves_one_step_and_leaves_no_trace(seed, tmp_pat
         assert weights(tmp_path, rank) == undisturbed(world_size, *averaged)
 
 
+@pytest.mark.short
 def test_sigterm_to_muster_itself_ends_it_with_75_and_the_next_run_goes_on(tmp_path, undisturbed):
     run = Interrupted(tmp_path, 2, "--place", "evaluation")
     run.workers()

@@ -104,6 +104,7 @@ def test_a_snapshot_folder_that_vanishes_ends_the_run_and_is_not_made_anew(tmp_p
     assert not list(folder.glob("step-*"))
 
 
+@pytest.mark.short
 def test_a_restart_without_the_snapshots_that_were_saved_is_refused(tmp_path):
     script, folder = tmp_path / "train.py", tmp_path / "saved"
     script.write_text(VANISHING)

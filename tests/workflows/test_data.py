@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from workflows.conftest import SOURCE
 
 
@@ -62,6 +64,7 @@ workflow:
     assert muster(workflow, "dataset", "info", "model").returncode != 0
 
 
+@pytest.mark.short
 def test_datasets_go_from_one_workflow_to_the_next(run_workflow, tmp_path):
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "lib.txt").write_text("lib")

@@ -218,6 +218,7 @@ def test_a_command_is_in_its_task_s_private_network(tmp_path):
 # Streams and codes.
 
 
+@pytest.mark.short
 def test_both_streams_and_the_exit_code_arrive(run):
     code, out, err = run.exec("t", "--", "sh", "-c", "echo one; echo two >&2; exit 7")
     assert (code, out, err) == (7, b"one\n", "two\n")

@@ -5,6 +5,8 @@ import signal
 import socket
 import time
 
+import pytest
+
 from workflows.conftest import wait_until
 
 ONE = """
@@ -51,6 +53,7 @@ AGAIN = "      exitActions: {RESCHEDULE: '7', RESTART: '8'}"
 # Order and data.
 
 
+@pytest.mark.short
 def test_what_one_group_writes_the_next_one_reads(run_workflow):
     run = run_workflow("""
 workflow:
@@ -210,6 +213,7 @@ def test_a_task_whose_agent_is_killed_is_tried_again_once(start_workflow):
     assert not os.path.exists(f"/proc/{first}")
 
 
+@pytest.mark.short
 def test_a_group_whose_head_is_killed_goes_on(start_workflow):
     run = start_workflow(
         one("touch FOLDER/began-{{attempt}}; [ {{attempt}} = 0 ] && exec sleep 60; exit 0")

@@ -54,7 +54,7 @@ class Fault:
 
     Attributes:
         right: The causes that are right as the first.
-        quick: Whether `make test` makes it too; `make lab` makes all.
+        quick: Whether `make test-all` makes it too; `make lab` makes all.
         hosts: The hosts of a lab of its own; None for the two careful ones that all share.
     """
 
