@@ -166,7 +166,7 @@ def start_and_wait(nodes, run_dir, folder, env, heads, limit_s):
             start(1, [*head, str(lifeline)])
             wait_for(where.exists, "the head's address")
             port = where.read_text()
-            entry = str(SOURCE / "torchmuster" / "agent" / "__main__.py")
+            entry = str(SOURCE / "torchmuster" / "programs" / "__main__.py")
             for node in range(2, nodes.num_nodes + 1):
                 argv = [sys.executable, "-I", "-S", entry, f"--run-dir={run_dir.path}"]
                 argv += [f"--place={node - 1}", f"--lifeline-fd={lifeline}"]
