@@ -6,8 +6,9 @@ training library; its children are looked at only while the rank itself does not
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 from torchmuster import proc
 from torchmuster.model import beats
@@ -16,6 +17,7 @@ from torchmuster.model.progress import RankProgress
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _IDLE_SHARE = 0.02  # of a processor
+_Everybody = Callable[[], list[proc.ProcessFacts]]
 _UTIME, _STIME = 11, 12  # fields of /proc/PID/stat behind the name, from 0
 
 
@@ -44,12 +46,13 @@ class NodeProgress:
     def read(self, workers: Sequence[tuple[int, int]]) -> tuple[RankProgress, ...]:
         """Return the progress of these (rank, pid)."""
         now = time.monotonic()
-        return tuple(self._read_rank(rank, pid, now) for rank, pid in workers)
+        everybody = cache(proc.all_processes)  # one look at all processes serves all idle ranks
+        return tuple(self._read_rank(rank, pid, now, everybody) for rank, pid in workers)
 
-    def _read_rank(self, rank: int, pid: int, now: float) -> RankProgress:
+    def _read_rank(self, rank: int, pid: int, now: float, everybody: _Everybody) -> RankProgress:
         facts = proc.read_process(pid)
         state = facts.state if facts is not None else ""
-        active_s, children = self._read_usage(rank, pid, now)
+        active_s, children = self._read_usage(rank, pid, now, everybody)
         io_bytes = sum(_io_bytes(one) for one in (pid, *children))
         beat = _read_beat(self._folder, self.attempt, rank)
         if beat is None:
@@ -69,7 +72,9 @@ class NodeProgress:
             p99_s=round(beats.quantile(beat.durations, 0.99), 6),
         )
 
-    def _read_usage(self, rank: int, pid: int, now: float) -> tuple[float, list[int]]:
+    def _read_usage(
+        self, rank: int, pid: int, now: float, everybody: _Everybody
+    ) -> tuple[float, list[int]]:
         """Return the processor time so far, and the processes that were looked at beside the rank's."""
         usage = self._usage.setdefault(rank, _Usage())
         spent_s = self._spend(usage, [pid])
@@ -78,9 +83,7 @@ class NodeProgress:
         session: list[int] = []
         if idle:
             session = [
-                p.pid
-                for p in proc.all_processes()
-                if p.pid != pid and proc.leader_of(p, (pid,)) is not None
+                p.pid for p in everybody() if p.pid != pid and proc.leader_of(p, (pid,)) is not None
             ]
             extra_s = self._spend(usage, session)
             # At the first look it is the whole life of these processes: that says nothing about now.

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from torchmuster import proc
 from torchmuster.model import beats
 from torchmuster.node.progress import NodeProgress, last_step
 from torchmuster.train.beats import open_beats
@@ -91,3 +92,21 @@ def test_a_process_that_is_gone_has_no_state(tmp_path):
     child.wait()
     (found,) = NodeProgress(str(tmp_path), 0).read([(0, child.pid)])
     assert found.state == ""
+
+
+def test_one_look_at_all_processes_serves_all_idle_ranks(process, tmp_path, monkeypatch):
+    looks = []
+    monkeypatch.setattr(proc, "all_processes", lambda: looks.append(1) or [])
+    workers = [
+        (rank, process("import signal\nprint('up', flush=True)\nsignal.pause()"))
+        for rank in range(3)
+    ]
+    reader = NodeProgress(str(tmp_path), 0)
+    reader.read(workers)
+    for _ in range(100):
+        looks.clear()
+        reader.read(workers)
+        if looks:
+            break
+
+    assert len(looks) == 1
