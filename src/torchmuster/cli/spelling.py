@@ -68,10 +68,21 @@ _OTHER_WORDS = {
 }
 
 
+# What others call it, an option of the commands that look, and what it is there.
+_OTHER_WORDS_OF_VIEWS = {
+    "--lines": ("--tail", "here it is `--tail N`"),
+    "--watch": ("--json", "the shell's `watch` runs a command again and again: `watch muster ...`"),
+    "--running": ("--all", "what waits or runs is always listed, without an option"),
+}
+
+
 def hint_for_option(given: str, known: Sequence[str]) -> str | None:
     """Return how to mend an unknown option; None when nothing is near."""
     if given in _OTHER_WORDS and "--nproc-per-node" in known:
         return f"here it is {_OTHER_WORDS[given]}"
+    needed, hint = _OTHER_WORDS_OF_VIEWS.get(given, ("", ""))
+    if needed in known:
+        return hint
     dashed = "--" + given.lstrip("-").replace("_", "-")
     if dashed in known:
         return f"it is spelled `{dashed}`"

@@ -28,6 +28,12 @@ def test_a_time_limit_is_not_taken_for_the_wait_for_nodes():
     assert hint_for_option("--nproc", KNOWN) == "here it is `--nproc-per-node N`"
 
 
+def test_words_of_other_views_get_ours_only_where_they_are_meant():
+    assert hint_for_option("--lines", ["--tail", "--follow"]) == "here it is `--tail N`"
+    assert "always listed" in hint_for_option("--running", ["--all", "--json"])
+    assert hint_for_option("--running", KNOWN) is None
+
+
 def test_torchrun_s_word_gets_ours():
     assert "here it is `--grace`" in hint_for_option("--shutdown-timeout", KNOWN)
 
