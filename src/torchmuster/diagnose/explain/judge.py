@@ -35,6 +35,7 @@ _GOES_ON = re.compile(
 )
 _ENOUGH_STEPS = 3
 _SETTINGS = ("launch_config", "launch_line", "variable")  # they hold from their line on
+_OF_A_GOODBYE = re.compile(r"TCPStore\.cpp|socket\.cpp|SocketImpl|to shutdown the rendezvous")
 _GOODBYE_LINES = 60  # of c10d's stack below the warning
 _LONG_AFTER = 20  # lines; what others still write when somebody has failed is less
 # After these nothing goes on.
@@ -126,7 +127,7 @@ def _is_goodbye(case: Case, line: LogLine) -> bool:
 
     Source: torch 2.13, elastic/rendezvous/dynamic_rendezvous.py: a warning, and the exit code is that of the workers.
     """
-    return any(
+    return _OF_A_GOODBYE.search(line.text) is not None and any(
         event.line.path == line.path
         and 0 <= event.line.order - line.order <= _GOODBYE_LINES
         and "failed to shutdown the rendezvous" in event.line.text

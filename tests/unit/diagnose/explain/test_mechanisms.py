@@ -266,3 +266,8 @@ def test_the_goodbye_of_a_launcher_that_leaves_second_is_no_failure(tmp_path):
 def test_a_lost_connection_without_a_goodbye_is_one(tmp_path):
     lost = GOODBYE.partition("W1122 14:31:54")[0]
     assert not explain(tmp_path, n1=CAUGHT, n2=CAUGHT + lost).healthy
+
+
+def test_a_goodbye_hides_no_failure_of_a_worker_before_it(tmp_path):
+    missing = "/venv/bin/python: can't open file '/shared/train.py': [Errno 2] No such file or directory\n"
+    assert cause_of(tmp_path, n1="", n2=missing + GOODBYE) == "script-missing"
