@@ -7,6 +7,7 @@ from datetime import datetime
 
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir, short_id
+from torchmuster.model.display.text import few_of
 from torchmuster.model.verdict import Result, RunState
 from torchmuster.owner.views.find import RunView, read_jobs_of, view_job
 from torchmuster.owner.views.record import read_events, read_plan
@@ -205,9 +206,8 @@ def what_a_workflow_left(run_dir: RunDir, groups: tuple[str, ...]) -> str:
     ]
     parts = []
     if versions:
-        more = f" and {len(versions) - 8} more" if len(versions) > 8 else ""
         word = "datasets" if len(versions) > 1 else "dataset"
-        parts.append(f"{word} {', '.join(versions[:8])}{more}")
+        parts.append(f"{word} {few_of(versions, 8)}")
     parts.append(f"outputs in {near(os.path.join(run_dir.path, 'tasks'))}")
     parts.append(f"logs in {near(os.path.join(run_dir.path, 'logs'))}")
     return "; ".join(parts)
