@@ -69,6 +69,6 @@ def test_the_readme_says_how_to_install_from_a_clone():
 
 
 def test_the_index_names_every_page():
-    index = (ROOT / "docs" / "README.md").read_text()
-    pages = {path.name for path in ROOT.glob("docs/*.md")} - {"README.md"}
+    index = (ROOT / "docs" / "index.md").read_text()
+    pages = {path.name for path in ROOT.glob("docs/*.md")} - {"index.md"}
     assert pages == set(re.findall(r"\]\(([\w-]+\.md)\)", index))
