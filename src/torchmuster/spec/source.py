@@ -1,15 +1,16 @@
 """YAML into plain values, with the place in the file of every key and value.
 
-Built from the parser's events rather than from `yaml.load`: no tag constructs anything, the depth
+PyYAML's nodes know their places. Its constructor is not used for maps and lists: no tag constructs anything, the depth
 and the number of nodes are bounded, and a key that stands twice with two values is an error.
 """
 
 import re
-from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import yaml
+from yaml.composer import Composer
 
 from torchmuster.errors import UsageError
 from torchmuster.spec.findings import KeyPath
@@ -22,14 +23,17 @@ MAX_NODES = 100_000  # aliases count as often as they are used
 Position = tuple[int, int | None]
 Locate = Callable[[int, int], Position]
 
-_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_Mark = tuple[int, int]
+# The C parser below the composer of Python, which can be bounded; that of C crashes on deep nesting.
+_BASES: Any = (Composer, yaml.CSafeLoader) if hasattr(yaml, "CSafeLoader") else (yaml.SafeLoader,)
 _PREFIX = "tag:yaml.org,2002:"
-_TAGS = frozenset(
-    _PREFIX + name
-    for name in ("str", "int", "float", "bool", "null", "timestamp", "map", "seq", "merge", "value")
-)
+_AS_WRITTEN = frozenset(_PREFIX + name for name in ("str", "merge", "value"))
+_SCALARS = frozenset(_PREFIX + name for name in ("int", "float", "bool", "null", "timestamp"))
+_TAGS = _AS_WRITTEN | _SCALARS | {_PREFIX + "map", _PREFIX + "seq"}
+_MERGE = _PREFIX + "merge"
 _QUOTE = "put quotes around the value"
 _QUOTE_KEY = "put quotes around the key"
+_READ_AS = {None: "nothing", True: "true", False: "false"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +58,8 @@ class Document:
     """
 
     value: Any
-    keys: dict[KeyPath, tuple[int, int]]
-    values: dict[KeyPath, tuple[int, int]]
+    keys: dict[KeyPath, _Mark]
+    values: dict[KeyPath, _Mark]
     name: str
     locate: Locate
     twice: tuple[UsageError, ...] = ()
@@ -93,277 +97,211 @@ def parse_yaml(text: str, name: str, locate: Locate | None = None) -> Document:
         UsageError: It is too large, too deep, no YAML, or has a key twice with two values, a tag of its own, or
             more than one document.
     """
-    reader = _Reader(text, name, locate or (lambda line, column: (line, column)))
-    root = reader.read()
-    keys: dict[KeyPath, tuple[int, int]] = {}
-    values: dict[KeyPath, tuple[int, int]] = {}
-    builder = _Builder(reader, keys, values)
-    value = None if root is None else builder.build(root, (), 0)
+    locate = locate or (lambda line, column: (line, column))
+    if len(text) > MAX_BYTES or len(text.encode("utf-8", "replace")) > MAX_BYTES:
+        what = f"the YAML is larger than {MAX_BYTES // 1024**2} MiB"
+        raise UsageError(what, where=name, fix="move large contents to files (`localpath`)")
+    try:
+        builder = _Builder(name, locate, _Loader(text))
+        value = builder.read()
+    except yaml.YAMLError as error:
+        raise _explain(error, text, name, locate) from error
+    except UnicodeError as error:
+        raise UsageError("the file is not UTF-8", where=name, why=str(error)) from error
     return Document(
         value=value,
-        keys=keys,
-        values=values,
+        keys=builder.keys,
+        values=builder.values,
         name=name,
-        locate=reader.locate,
+        locate=locate,
         twice=tuple(builder.twice),
     )
 
 
-@dataclass(slots=True)
-class _Node:
-    """A scalar, a list of nodes, or a list of (key, value)."""
+class _BoundError(yaml.MarkedYAMLError):
+    """A bound of ours, or an alias of nothing: a sentence in our own words, with its place."""
 
-    kind: str
-    line: int
-    column: int
-    scalar: Any = None
-    items: list["_Node"] = field(default_factory=list)
-    is_merge: bool = False
+    def __init__(self, place: Any, what: str, why: str | None = None, fix: str | None = None):
+        super().__init__(problem=what, problem_mark=place)
+        self.why, self.fix = why, fix
 
 
-class _Reader:
-    """Turns events into nodes; an alias is the node that it names."""
+class _Loader(*_BASES):  # type: ignore[misc]
+    """Composes nodes, at most so many and so deep."""
 
-    def __init__(self, text: str, name: str, locate: Locate) -> None:
-        self._text, self._name, self.locate = text, name, locate
-        self._anchors: dict[str, _Node] = {}
-        self._loader: Any = None
-        self._count = 0
+    def __init__(self, text: str) -> None:
+        _BASES[-1].__init__(self, text)
+        Composer.__init__(self)
+        self._depth = self._count = 0
 
-    def read(self) -> _Node | None:
-        """Return the root, None for an empty text."""
-        if len(self._text) > MAX_BYTES or len(_encode(self._text)) > MAX_BYTES:
-            what = f"the YAML is larger than {MAX_BYTES // 1024**2} MiB"
-            raise UsageError(
-                what, where=self._name, fix="move large contents to files (`localpath`)"
-            )
-        try:
-            self._loader = _Loader(self._text)
-            return self._document()
-        except yaml.YAMLError as error:
-            raise self._explain(error) from error
-        except UnicodeError as error:
-            raise UsageError("the file is not UTF-8", where=self._name, why=str(error)) from error
-        finally:
-            if self._loader is not None:
-                self._loader.dispose()
-
-    def fail(self, place: tuple[int, int], what: str, **more: str | None) -> UsageError:
-        """Return an error with the place in the user's file."""
-        return UsageError(what, where=show_place(self._name, self.locate(*place)), **more)
-
-    def scalar(self, tag: str, value: str, mark: Any) -> Any:
-        """Return the value of a scalar that is not a string, as PyYAML's safe loader reads it."""
-        node = yaml.ScalarNode(tag, value, mark, mark)
-        try:
-            return self._loader.yaml_constructors[tag](self._loader, node)
-        except (ValueError, KeyError, OverflowError, IndexError, AttributeError) as error:
-            kind = tag.removeprefix(_PREFIX)
-            what = f"`{value[:80]}` is no {kind}"
-            raise self.fail(_place(mark), what, why=str(error)[:200], fix=_QUOTE) from error
-
-    def _document(self) -> _Node | None:
-        root = None
-        for event in self._events():
-            if isinstance(event, yaml.DocumentStartEvent) and root is not None:
-                what = "there is more than one YAML document"
-                fix = "keep one workflow in a file; remove the `---`"
-                raise self.fail(_place(event.start_mark), what, fix=fix)
-            if isinstance(event, yaml.NodeEvent):
-                root = self._node(event, 0)
-        return root
-
-    def _events(self) -> Iterator[Any]:
-        while not isinstance(event := self._loader.get_event(), yaml.StreamEndEvent):
-            yield event
-
-    def _node(self, event: Any, depth: int) -> _Node:
-        place = _place(event.start_mark)
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """Return the next node; an alias is the node that it names."""
+        event = self.peek_event()
         self._count += 1
-        if self._count > MAX_NODES:
-            raise self.too_many(place)
-        if depth > MAX_DEPTH:
-            raise self.too_deep(place)
-        if isinstance(event, yaml.AliasEvent):
-            return self._alias(event, place)
-        if isinstance(event, yaml.ScalarEvent):
-            node = self._scalar_node(event, place)
-            self._note(event, node)
-            return node
-        is_map = isinstance(event, yaml.MappingStartEvent)
-        self._check_tag(event.tag, place)
-        node = _Node("map" if is_map else "list", *place)
-        self._note(event, node)
-        end = yaml.MappingEndEvent if is_map else yaml.SequenceEndEvent
-        while not isinstance(inner := self._loader.get_event(), end):
-            node.items.append(self._node(inner, depth + 1))
-        return node
-
-    def _scalar_node(self, event: Any, place: tuple[int, int]) -> _Node:
-        tag = event.tag
-        if tag is None and not event.implicit[0]:
-            return _Node("scalar", *place, event.value)
-        if tag is None or tag == "!":
-            tag = self._loader.resolve(yaml.ScalarNode, event.value, event.implicit)
-            if tag in (_PREFIX + "int", _PREFIX + "float") and ":" in event.value:
-                tag = _PREFIX + "str"  # YAML 1.1 reads `2:4` as 124, sixty to the unit
-        if tag == _PREFIX + "str":
-            return _Node("scalar", *place, event.value)
-        self._check_tag(tag, place)
-        if tag in (_PREFIX + "merge", _PREFIX + "value"):
-            return _Node("scalar", *place, event.value, is_merge=tag.endswith("merge"))
-        return _Node("scalar", *place, self.scalar(tag, event.value, event.start_mark))
-
-    def _note(self, event: Any, node: _Node) -> None:
-        if event.anchor is not None:
-            self._anchors[event.anchor] = node
-
-    def _alias(self, event: Any, place: tuple[int, int]) -> _Node:
-        node = self._anchors.get(event.anchor)
-        if node is None:
+        _check_size(event.start_mark, self._depth, self._count)
+        if not isinstance(event, yaml.AliasEvent):
+            self.anchors.pop(event.anchor, None)  # PyYAML refuses an anchor that is given again
+        elif event.anchor not in self.anchors:
             what = f"`*{event.anchor}` names an anchor that does not exist"
             why = f"a value that begins with `*` is an alias of `&{event.anchor}`"
-            raise self.fail(place, what, why=why, fix=f"{_QUOTE}: '*{event.anchor}'")
+            raise _BoundError(event.start_mark, what, why, f"{_QUOTE}: '*{event.anchor}'")
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
         return node
 
-    def _check_tag(self, tag: str | None, place: tuple[int, int]) -> None:
-        if tag is not None and tag not in _TAGS and tag != "!":
-            shown = "!!" + tag.removeprefix(_PREFIX) if tag.startswith(_PREFIX) else tag
-            what = f"the YAML tag `{shown[:80]}` is not accepted"
-            raise self.fail(place, what, fix="write a plain value; quotes if it begins with `!`")
+    def resolve(self, kind: Any, value: Any, implicit: Any) -> Any:
+        """Return the tag of a node without one; YAML 1.1 reads `2:4` as 124, sixty to the unit."""
+        tag = super().resolve(kind, value, implicit)
+        is_number = tag in (_PREFIX + "int", _PREFIX + "float")
+        return _PREFIX + "str" if is_number and ":" in value else tag
 
-    def too_many(self, place: tuple[int, int]) -> UsageError:
-        """Return the error for too many nodes."""
+
+def _check_size(place: Any, depth: int, count: int) -> None:
+    if count > MAX_NODES:
         what = f"the YAML has more than {MAX_NODES} values when its aliases are written out"
-        return self.fail(place, what, fix="use fewer tasks or aliases")
-
-    def too_deep(self, place: tuple[int, int]) -> UsageError:
-        """Return the error for too much nesting."""
-        return self.fail(place, f"the YAML is nested more than {MAX_DEPTH} deep")
-
-    def _explain(self, error: yaml.YAMLError) -> UsageError:
-        place, problem, context = (1, 1), str(error), None
-        if isinstance(error, yaml.MarkedYAMLError):
-            mark = error.problem_mark or error.context_mark
-            if "end of stream" in (error.problem or ""):  # where the quotation began says more
-                mark = error.context_mark or mark
-            place = _place(mark) if mark is not None else place
-            problem, context = error.problem or problem, error.context
-        elif isinstance(error, yaml.reader.ReaderError):
-            problem = f"character {_show_character(error.character)}: {error.reason}"
-            place = _find_character(self._text, error.character) or place
-        lines = re.split(r"\r\n|\r|\n", self._text)
-        line = lines[place[0] - 1] if place[0] <= len(lines) else ""
-        above = next((text for text in reversed(lines[: place[0] - 1]) if text.strip()), "")
-        what, fix = _plain_words(problem, line, above, place[1])
-        why = f"{context}, {problem}" if context else problem
-        return self.fail(place, what, why=why, fix=fix)
+        raise _BoundError(place, what, fix="use fewer tasks or aliases")
+    if depth > MAX_DEPTH:  # also ends a list that contains itself
+        raise _BoundError(place, f"the YAML is nested more than {MAX_DEPTH} deep")
 
 
 class _Builder:
-    """Turns nodes into plain values and notes where they stand."""
+    """Turns nodes into plain values and notes where they stand; aliases are written out."""
 
-    def __init__(
-        self,
-        reader: _Reader,
-        keys: dict[KeyPath, tuple[int, int]],
-        values: dict[KeyPath, tuple[int, int]],
-    ) -> None:
-        self._reader, self._keys, self._values = reader, keys, values
+    def __init__(self, name: str, locate: Locate, loader: Any) -> None:
+        self._name, self._locate, self._loader = name, locate, loader
         self._count = 0
+        self.keys: dict[KeyPath, _Mark] = {}
+        self.values: dict[KeyPath, _Mark] = {}
         self.twice: list[UsageError] = []
 
-    def build(self, node: _Node, path: KeyPath, depth: int) -> Any:
-        """Return the value of a node; aliases are written out."""
-        place = (node.line, node.column)
-        self._count += 1
-        if self._count > MAX_NODES:
-            raise self._reader.too_many(place)
-        if depth > MAX_DEPTH:  # also ends a list that contains itself
-            raise self._reader.too_deep(place)
-        self._values[path] = place
-        if node.kind == "scalar":
-            return node.scalar
-        if node.kind == "list":
-            return [
-                self.build(item, (*path, index), depth + 1) for index, item in enumerate(node.items)
-            ]
-        return self._map(node, path, depth)
+    def read(self) -> Any:
+        """Return the value of the one document; None for an empty text."""
+        root = self._loader.get_single_node()
+        return None if root is None else self._build(root, (), 0)
 
-    def _map(self, node: _Node, path: KeyPath, depth: int) -> dict[Any, Any]:
+    def _fail(self, node: Any, what: str, why: str | None = None, fix: str | None = None) -> Any:
+        where = show_place(self._name, self._locate(*_place(node.start_mark)))
+        return UsageError(what, where=where, why=why, fix=fix)
+
+    def _build(self, node: Any, path: KeyPath, depth: int) -> Any:
+        self._count += 1
+        _check_size(node.start_mark, depth, self._count)
+        self._check_tag(node)
+        self.values[path] = _place(node.start_mark)
+        if isinstance(node, yaml.MappingNode):
+            return self._map(node, path, depth)
+        if isinstance(node, yaml.SequenceNode):
+            return [self._build(item, (*path, i), depth + 1) for i, item in enumerate(node.value)]
+        return self._scalar(node)
+
+    def _check_tag(self, node: Any) -> None:
+        if node.tag not in _TAGS:
+            shown = "!!" + node.tag.removeprefix(_PREFIX)
+            shown = shown if node.tag.startswith(_PREFIX) else node.tag
+            what = f"the YAML tag `{shown[:80]}` is not accepted"
+            raise self._fail(node, what, fix="write a plain value; quotes if it begins with `!`")
+
+    def _scalar(self, node: Any) -> Any:
+        if node.tag in _AS_WRITTEN:
+            return node.value
+        try:
+            return self._loader.yaml_constructors[node.tag](self._loader, node)
+        except (ValueError, KeyError, OverflowError, IndexError, AttributeError) as error:
+            what = f"`{node.value[:80]}` is no {node.tag.removeprefix(_PREFIX)}"
+            raise self._fail(node, what, str(error)[:200], _QUOTE) from error
+
+    def _map(self, node: Any, path: KeyPath, depth: int) -> dict[Any, Any]:
         found: dict[Any, Any] = {}
-        merges: list[_Node] = []
-        for key, value in zip(node.items[::2], node.items[1::2], strict=True):
-            if key.is_merge:
-                merges.append(value)
+        for key, value in node.value:
+            if key.tag == _MERGE:
                 continue
-            name = self._key(key)
-            here = (*path, name)
-            if name in found:
-                self._take_again(key, value, here, found[name], depth)
-                continue
-            self._keys[here] = (key.line, key.column)
-            found[name] = self.build(value, here, depth + 1)
-        for merged in merges:
+            here = (*path, self._key(key))
+            if here[-1] in found:
+                self._take_again(key, value, here, found[here[-1]], depth)
+            else:
+                self.keys[here] = _place(key.start_mark)
+                found[here[-1]] = self._build(value, here, depth + 1)
+        for merged in (value for key, value in node.value if key.tag == _MERGE):
             self._merge(merged, found, path, depth + 1)
         return found
 
-    def _take_again(self, key: _Node, value: _Node, here: KeyPath, first: Any, depth: int) -> None:
+    def _take_again(self, key: Any, value: Any, here: KeyPath, first: Any, depth: int) -> None:
         """Note a key that stands twice and says the same; files of OSMO have such.
 
         Raises:
             UsageError: It says something else the second time.
         """
-        line = self._reader.locate(self._keys[here][0], 1)[0]
-        what, place = f"the key `{here[-1]}` stands twice", (key.line, key.column)
-        again = _Builder(self._reader, {}, {})
-        again._count = self._count
-        # As written: True and 1 are equal, and not the same.
-        is_same = repr(again.build(value, here, depth + 1)) == repr(first)
-        self._count = again._count
-        if not is_same:
-            raise self._reader.fail(place, what, why=f"the other one is in line {line}")
-        why = f"the other one is in line {line} and says the same: one of them is enough"
-        self.twice.append(self._reader.fail(place, what, why=why))
+        why = f"the other one is in line {self._locate(self.keys[here][0], 1)[0]}"
+        what = f"the key `{here[-1]}` stands twice"
+        kept, self.keys, self.values = (self.keys, self.values), {}, {}
+        again = self._build(value, here, depth + 1)
+        self.keys, self.values = kept
+        if repr(again) != repr(first):  # as written: True and 1 are equal, and not the same
+            raise self._fail(key, what, why)
+        why += " and says the same: one of them is enough"
+        self.twice.append(self._fail(key, what, why))
 
-    def _merge(self, node: _Node, found: dict[Any, Any], path: KeyPath, depth: int) -> None:
+    def _merge(self, node: Any, found: dict[Any, Any], path: KeyPath, depth: int) -> None:
         """Add the keys of `<<: *other` that are not there; of several maps the first wins."""
         self._count += 1
-        if depth > MAX_DEPTH or self._count > MAX_NODES:
-            raise self._reader.too_deep((node.line, node.column))
-        if node.kind == "list":
-            for item in node.items:
+        _check_size(node.start_mark, depth, self._count)
+        if isinstance(node, yaml.SequenceNode):
+            for item in node.value:
                 self._merge(item, found, path, depth + 1)
             return
-        if node.kind != "map":
-            what = "`<<` merges maps, and this is none"
-            raise self._reader.fail((node.line, node.column), what)
-        for key, value in zip(node.items[::2], node.items[1::2], strict=True):
-            if key.is_merge:
+        if not isinstance(node, yaml.MappingNode):
+            raise self._fail(node, "`<<` merges maps, and this is none")
+        for key, value in node.value:
+            if key.tag == _MERGE:
                 self._merge(value, found, path, depth + 1)
             elif (name := self._key(key)) not in found:
-                self._keys[(*path, name)] = (key.line, key.column)
-                found[name] = self.build(value, (*path, name), depth + 1)
+                self.keys[(*path, name)] = _place(key.start_mark)
+                found[name] = self._build(value, (*path, name), depth + 1)
 
-    def _key(self, node: _Node) -> Any:
-        if node.kind != "scalar" or not isinstance(node.scalar, Hashable):
-            what = f"a {node.kind} can't be a key"
-            why = "`{{` begins a map inside a map" if node.kind == "map" else None
-            raise self._reader.fail((node.line, node.column), what, why=why, fix=_QUOTE)
-        if node.scalar is None or isinstance(node.scalar, bool):
-            word = {None: "nothing", True: "true", False: "false"}[node.scalar]
-            what = f"a key is read as {word} here"
+    def _key(self, node: Any) -> Any:
+        if not isinstance(node, yaml.ScalarNode):
+            is_map = isinstance(node, yaml.MappingNode)
+            why = "`{{` begins a map inside a map" if is_map else None
+            raise self._fail(node, f"a {'map' if is_map else 'list'} can't be a key", why, _QUOTE)
+        self._check_tag(node)
+        value = self._scalar(node)
+        if value is None or isinstance(value, bool):
             why = "YAML takes `yes`, `no`, `on`, `off` and `null` for values, not for text"
-            raise self._reader.fail((node.line, node.column), what, why=why, fix=_QUOTE_KEY)
-        return node.scalar
+            what = f"a key is read as {_READ_AS[value]} here"
+            raise self._fail(node, what, why, _QUOTE_KEY)
+        return value
+
+
+def _explain(error: yaml.YAMLError, text: str, name: str, locate: Locate) -> UsageError:
+    """Return PyYAML's complaint in our words, with the place in the user's file."""
+    place, problem = (1, 1), str(error)
+    context: str | None = None
+    if isinstance(error, yaml.MarkedYAMLError):
+        mark = error.problem_mark or error.context_mark
+        if "end of stream" in (error.problem or ""):  # where the quotation began says more
+            mark = error.context_mark or mark
+        place = _place(mark) if mark is not None else place
+        problem, context = error.problem or problem, error.context
+    elif isinstance(error, yaml.reader.ReaderError):
+        problem = f"character {_show_character(error.character)}: {error.reason}"
+        place = _find_character(text, error.character) or place
+    where = show_place(name, locate(*place))
+    if isinstance(error, _BoundError):
+        return UsageError(problem, where=where, why=error.why, fix=error.fix)
+    if problem == "but found another document":
+        fix = "keep one workflow in a file; remove the `---`"
+        return UsageError("there is more than one YAML document", where=where, fix=fix)
+    lines = re.split(r"\r\n|\r|\n", text)
+    line = lines[place[0] - 1] if place[0] <= len(lines) else ""
+    above = next((text for text in reversed(lines[: place[0] - 1]) if text.strip()), "")
+    what, remedy = _plain_words(problem, line, above, place[1])
+    why = f"{context}, {problem}" if context else problem
+    return UsageError(what, where=where, why=why, fix=remedy)
 
 
 def _place(mark: Any) -> tuple[int, int]:
     return mark.line + 1, mark.column + 1
-
-
-def _encode(text: str) -> bytes:
-    return text.encode("utf-8", "replace")
 
 
 def _show_character(character: Any) -> str:

@@ -1,24 +1,31 @@
 """Where each key of a TOML file stands: `tomllib` gives the values, this gives line and column.
 
-Only for a text that `tomllib` has read: nothing is checked here.
+Only for a text that `tomllib` has read: nothing is checked here. tomlkit keeps the text of a file, but no positions.
 """
 
+import bisect
+import re
 import tomllib
 from dataclasses import dataclass, field
 
 from torchmuster.spec.findings import KeyPath
 
 Place = tuple[int, int]
-_BLANK = " \t\r\n"
-_QUOTES = ('"""', "'''", '"', "'")
+_STRING = r'"""(?:\\.|[^\\])*?"{3,5}' + r"|'''.*?'{3,5}" + r'|"(?:\\.|[^"\\])*"' + r"|'[^']*'"
+_BLANK = re.compile(r"(?:[ \t\r\n]+|#[^\n]*)*")
+_PART_OF_KEY = re.compile(rf"{_STRING}|[^ \t.=\]\r\n]+", re.DOTALL)
+_SCALAR = re.compile(rf"{_STRING}|[^,\]}}#\n]+", re.DOTALL)
+_BRACKETS = re.compile(r"\[\[?|\]\]?")
+_MARK = re.compile(r"[][{}.=,]")
 
 
 def find_places(text: str) -> dict[KeyPath, Place]:
     """Return line and column, from 1, of every key, table header and element of a list."""
     scan = _Scan(text)
-    while not scan.at_end():
-        scan.statement()
-    return {path: scan.line_and_column(at) for path, at in scan.places.items()}
+    scan.read()
+    lines = [0, *(found.end() for found in re.finditer("\n", text))]
+    numbers = {path: bisect.bisect_right(lines, at) for path, at in scan.places.items()}
+    return {path: (line, scan.places[path] - lines[line - 1] + 1) for path, line in numbers.items()}
 
 
 @dataclass(slots=True)
@@ -31,32 +38,32 @@ class _Scan:
     places: dict[KeyPath, int] = field(default_factory=dict)
     _lengths: dict[KeyPath, int] = field(default_factory=dict)
 
-    def at_end(self) -> bool:
-        """Skip what means nothing; say whether nothing is left."""
-        self._skip()
-        return self.at >= len(self.text)
+    def read(self) -> None:
+        """Read headers and pairs to the end of the text."""
+        self._take(_BLANK)
+        while self.at < len(self.text):
+            if self.text[self.at] == "[":
+                self._header()
+            else:
+                self._pair(self.table)
 
-    def statement(self) -> None:
-        """Read one header or one `key = value`."""
-        if self.text[self.at] == "[":
-            self._header()
-        else:
-            self._pair(self.table)
-
-    def line_and_column(self, at: int) -> Place:
-        """Return where a position is, both from 1."""
-        start = self.text.rfind("\n", 0, at) + 1
-        return self.text.count("\n", 0, at) + 1, at - start + 1
+    def _take(self, pattern: re.Pattern[str]) -> str:
+        """Return what stands here; the position is behind it, and behind the blanks that follow."""
+        found = pattern.match(self.text, self.at)
+        if found is None:
+            raise ValueError(f"tomllib has read it: {self.text[self.at : self.at + 20]!r}")
+        after = _BLANK.match(self.text, found.end())
+        self.at = after.end() if after is not None else found.end()
+        return found[0]
 
     def _header(self) -> None:
         start = self.at
-        is_list = self.text.startswith("[[", self.at)
-        self.at += 2 if is_list else 1
+        is_list = self._take(_BRACKETS) == "[["
         path: KeyPath = ()
         parts = self._key()
         for left, part in zip(range(len(parts) - 1, -1, -1), parts, strict=True):
             path = (*path, part)
-            self._note(path, start)
+            self.places.setdefault(path, start)
             if path in self._lengths and (left or not is_list):
                 path = (*path, self._lengths[path] - 1)
         if is_list:
@@ -64,100 +71,41 @@ class _Scan:
             self._lengths[path] = index + 1
             path = (*path, index)
         self.table = path
-        self._note(path, start)
-        self._skip()
-        self.at += 2 if is_list else 1
+        self.places.setdefault(path, start)
+        self._take(_BRACKETS)
 
     def _pair(self, above: KeyPath) -> None:
-        self._skip()
-        start = self.at
-        path = above
+        start, path = self.at, above
         for part in self._key():
             path = (*path, part)
-            self._note(path, start)
-        self._skip()
-        self.at += 1  # the `=`
+            self.places.setdefault(path, start)
+        self._take(_MARK)  # the `=`
         self._value(path)
 
     def _key(self) -> list[str]:
         """Return the parts of a dotted key; the position is behind it then."""
         parts: list[str] = []
-        while True:
-            self._skip()
-            start = self.at
-            if self.text[self.at] in "\"'":
-                self._string()
-                parts.append(_text_of(self.text[start : self.at]))
-            else:
-                while self.at < len(self.text) and self.text[self.at] not in " \t.=]\r\n":
-                    self.at += 1
-                parts.append(self.text[start : self.at])
-            self._skip()
-            if self.at >= len(self.text) or self.text[self.at] != ".":
-                return parts
-            self.at += 1
+        while not parts or self.text.startswith(".", self.at):
+            if parts:
+                self._take(_MARK)
+            part = self._take(_PART_OF_KEY)
+            parts.append(tomllib.loads(f"x = {part}")["x"] if part[0] in "\"'" else part)
+        return parts
 
     def _value(self, path: KeyPath) -> None:
-        self._skip()
         first = self.text[self.at]
-        if first == "[":
-            self._list(path)
-        elif first == "{":
-            self._map(path)
-        elif first in "\"'":
-            self._string()
-        else:
-            while self.at < len(self.text) and self.text[self.at] not in ",]}#\n":
-                self.at += 1
-
-    def _list(self, path: KeyPath) -> None:
-        self.at += 1
+        if first not in "[{":
+            self._take(_SCALAR)
+            return
+        self._take(_MARK)
         index = 0
-        while self._next("]"):
-            self._note((*path, index), self.at)
-            self._value((*path, index))
-            index += 1
-        self.at += 1
-
-    def _map(self, path: KeyPath) -> None:
-        self.at += 1
-        while self._next("}"):
-            self._pair(path)
-        self.at += 1
-
-    def _next(self, end: str) -> bool:
-        """Skip a comma; say whether another element comes."""
-        self._skip()
-        if self.text[self.at] == ",":
-            self.at += 1
-            self._skip()
-        return self.text[self.at] != end
-
-    def _string(self) -> None:
-        quote = next(mark for mark in _QUOTES if self.text.startswith(mark, self.at))
-        self.at += len(quote)
-        while not self.text.startswith(quote, self.at):
-            escaped = quote[0] == '"' and self.text[self.at] == "\\"
-            self.at += 2 if escaped else 1
-        self.at += len(quote)
-        while len(quote) == 3 and self.text.startswith(
-            quote[0], self.at
-        ):  # up to two more belong in
-            self.at += 1
-
-    def _skip(self) -> None:
-        while self.at < len(self.text):
-            if self.text[self.at] == "#":
-                end = self.text.find("\n", self.at)
-                self.at = len(self.text) if end < 0 else end
-            elif self.text[self.at] in _BLANK:
-                self.at += 1
+        while self.text[self.at] not in "]}":
+            if first == "[":
+                self.places.setdefault((*path, index), self.at)
+                self._value((*path, index))
+                index += 1
             else:
-                return
-
-    def _note(self, path: KeyPath, at: int) -> None:
-        self.places.setdefault(path, at)
-
-
-def _text_of(quoted: str) -> str:
-    return str(tomllib.loads(f"x = {quoted}")["x"])
+                self._pair(path)
+            if self.text[self.at] == ",":
+                self._take(_MARK)
+        self._take(_MARK)
