@@ -15,11 +15,11 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import pytest
+
+from kit.waiting import wait_until
 
 FAKES = Path(__file__).parents[1] / "fakes" / "pbs"
 
@@ -110,7 +110,7 @@ class FakePbs:
 
     def wait(self, job, state="F", limit_s=30.0):
         """Wait for a state of a job; return its view then."""
-        until(lambda: self.view(job)["job_state"] == state, f"{job} to be {state}", limit_s)
+        wait_until(lambda: self.view(job)["job_state"] == state, f"{job} to be {state}", limit_s)
         return self.view(job)
 
     def output(self, job):
@@ -139,20 +139,11 @@ class FakePbs:
                 self.call("qdel", *living)
         try:
             # What has left the job's sessions is not ended by PBS: it has to go by itself.
-            until(lambda: not self.processes(), "the jobs to end", 30.0)
+            wait_until(lambda: not self.processes(), "the jobs to end", 30.0)
         finally:
             for pid in self.processes():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-
-
-def until(condition, what, limit_s=30.0):
-    """Wait for a condition, with a limit."""
-    deadline = time.monotonic() + limit_s
-    pause = threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {limit_s:g} s for {what}"
-        pause.wait(0.05)
 
 
 @pytest.fixture

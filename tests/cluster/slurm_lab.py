@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from lab.waiting import wait_until
+from kit.waiting import wait_until
 from own_world import MACHINE, MACHINE_PATH
 
 HERE = Path(__file__).parent

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from cluster.pbs import until
 from cluster.test_chains_slurm import (
     LEAVE,
     assert_each_step_once,
@@ -23,6 +22,7 @@ from cluster.test_chains_slurm import (
     weights,
 )
 from cluster.test_fake_slurm import SCRIPT, SOURCE
+from kit.waiting import wait_until
 
 pytest.importorskip("torch", reason="the workers need torch (extra `train`)")
 __all__ = ["undisturbed"]
@@ -75,7 +75,7 @@ def test_three_links_train_exactly_what_one_job_would(way, muster, pbs, tmp_path
     words = (*ON, "--detach", str(CHAIN_SCRIPT), str(tmp_path), "--hold", "2")
     assert muster(*words, way=way).returncode == 0
     for attempt in ("0", "1"):
-        until(lambda attempt=attempt: steps(tmp_path).count(attempt) >= 3, "three steps", 90.0)
+        wait_until(lambda attempt=attempt: steps(tmp_path).count(attempt) >= 3, "three steps", 90.0)
         warn(pbs, jobs(tmp_path)[-1])
     done = muster("wait", "r", way=way)
 
@@ -102,7 +102,7 @@ def test_where_no_way_is_allowed_the_run_ends_preempted(muster, pbs, tmp_path):
     assert muster(*ON, "--detach", "leave.py").stdout == "r\n"
     log = tmp_path / "home/runs/r/logs/main/train/attempt-0"
     ready = lambda: all("ready" in text(log / f"rank-{rank}.log") for rank in (0, 1))  # noqa: E731
-    until(ready, "the handlers", 60.0)
+    wait_until(ready, "the handlers", 60.0)
     warn(pbs, jobs(tmp_path)[-1])
 
     assert muster("wait", "r").returncode == 75
@@ -117,7 +117,7 @@ def test_where_no_way_is_allowed_the_run_ends_preempted(muster, pbs, tmp_path):
 def test_cancel_ends_all_jobs_of_a_chain(muster, pbs, tmp_path):
     assert muster(*ON, "--detach", "train.py", "wait", way="chain").stdout == "r\n"
     log = tmp_path / "home/runs/r/logs/main/train/attempt-0/rank-0.log"
-    until(lambda: log.exists() and "sum 2" in log.read_text(), "the first line", 60.0)
+    wait_until(lambda: log.exists() and "sum 2" in log.read_text(), "the first line", 60.0)
     job = json.loads((tmp_path / "home/runs/r/job.json").read_text())
 
     assert muster("cancel", "r").returncode == 0

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.test_fake_slurm import SCRIPT, SOURCE, cluster, muster, wait_until
+from cluster.test_fake_slurm import SCRIPT, SOURCE, cluster, muster
+from kit.waiting import wait_until
 
 pytest.importorskip("torch", reason="the workers need torch (extra `train`)")
 __all__ = ["cluster"]

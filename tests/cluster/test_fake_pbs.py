@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.pbs import until
+from kit.waiting import wait_until
 
 TWO_HOSTS = ("-l", "select=2:ncpus=4:mpiprocs=2:ngpus=2", "-l", "place=scatter")
 
@@ -49,7 +49,7 @@ def test_unknown_jobs(pbs):
 def test_too_many_hosts_are_accepted_and_never_run(pbs):
     job = pbs.submit("true", "-l", "select=99:ncpus=2")
     never = "Can Never Run: Not enough total nodes available"
-    until(lambda: pbs.view(job).get("comment") == never, "the comment")
+    wait_until(lambda: pbs.view(job).get("comment") == never, "the comment")
     assert pbs.view(job)["job_state"] == "Q"
     assert "exec_host" not in pbs.view(job)
 
@@ -89,12 +89,12 @@ def test_qdel_terms_then_kills_everything(pbs):
     pbs.settings(kill_delay_s=0.5)
     job = pbs.submit("trap 'echo trapped' TERM\npbsdsh -- /bin/sleep 60 &\nsleep 60; sleep 60")
     pbs.wait(job, "R")
-    until(lambda: len(pbs.processes()) >= 4, "the task")
+    wait_until(lambda: len(pbs.processes()) >= 4, "the task")
     assert pbs.call("qdel", job).returncode == 0
     view = pbs.wait(job)
     assert view["comment"].endswith(" and terminated by lab@ctl")
     assert "trapped" in pbs.output(job)
-    until(lambda: not pbs.processes(), "the processes to be gone")
+    wait_until(lambda: not pbs.processes(), "the processes to be gone")
 
 
 def test_a_job_waits_for_another(pbs, tmp_path):
@@ -188,7 +188,7 @@ def test_jobs_wait_for_room(pbs, tmp_path):
     )
     pbs.wait(first, "R")
     second = pbs.submit("true", "-l", "select=1:ncpus=1")
-    until(lambda: "Insufficient" in pbs.view(second).get("comment", ""), "the comment")
+    wait_until(lambda: "Insufficient" in pbs.view(second).get("comment", ""), "the comment")
     (tmp_path / "go").touch()
     assert pbs.wait(second)["Exit_status"] == 0
 
@@ -218,7 +218,7 @@ def test_a_job_is_what_is_in_its_sessions(pbs, tmp_path):
 
 def test_a_suspended_job_stands_still(pbs, tmp_path):
     job = pbs.submit(f"while true; do echo x >> {tmp_path}/beat; /bin/sleep 0.05; done")
-    until((tmp_path / "beat").exists, "the first beat")
+    wait_until((tmp_path / "beat").exists, "the first beat")
     view = pbs.view(job)
     assert pbs.call("qsig", "-s", "suspend", job).returncode == 0
     suspended = pbs.wait(job, "S")
@@ -226,10 +226,10 @@ def test_a_suspended_job_stands_still(pbs, tmp_path):
     assert (suspended["comment"], suspended["exec_host"]) == (view["comment"], view["exec_host"])
     script = pbs.pids_of(job, "script")[0]
     state = lambda: Path(f"/proc/{script}/stat").read_text().rpartition(")")[2].split()[0]  # noqa: E731
-    until(lambda: state() == "T", "the script to stand still")
+    wait_until(lambda: state() == "T", "the script to stand still")
     pbs.call("qsig", "-s", "resume", job)
     pbs.wait(job, "R")
-    until(lambda: state() != "T", "the script to go on")
+    wait_until(lambda: state() != "T", "the script to go on")
 
 
 def test_pbsdsh_takes_options_of_the_program_without_dashes_for_its_own(pbs):
@@ -309,7 +309,7 @@ def test_a_stopped_queue_keeps_its_jobs(pbs):
     pbs.settings(queues=["workq", "stopq"], stopped=["stopq"])
     job = pbs.submit("true", "-q", "stopq")
     said = "Not Running: Queue not started."
-    until(lambda: pbs.view(job).get("comment") == said, "the comment")
+    wait_until(lambda: pbs.view(job).get("comment") == said, "the comment")
     assert pbs.call("qstat", "-Q").stdout.splitlines()[3].split()[:5] == [
         "stopq",
         "0",
@@ -367,7 +367,7 @@ def test_output_comes_at_the_end_unless_it_is_kept_in_place(pbs, tmp_path):
     spooled = pbs.submit("echo said; sleep 60", "-o", str(tmp_path / "spooled"))
     pbs.submit("echo said; sleep 60", "-o", str(tmp_path / "kept"), "-k", "oed")
     kept_path = tmp_path / "kept"
-    until(lambda: kept_path.exists() and kept_path.read_text() == "said\n", "the line")
+    wait_until(lambda: kept_path.exists() and kept_path.read_text() == "said\n", "the line")
     pbs.wait(spooled, "R")
     assert not (tmp_path / "spooled").exists()
 
@@ -381,10 +381,10 @@ def test_output_without_a_folder_stays_on_the_host(pbs, tmp_path):
 
 def test_a_lost_host_ends_the_job_when_it_comes_back(pbs):
     job = pbs.submit("pbsdsh -n 2 -- /bin/sleep 60 & sleep 60", *TWO_HOSTS)
-    until(lambda: pbs.pids_of(job, "n2"), "the task")
+    wait_until(lambda: pbs.pids_of(job, "n2"), "the task")
     pbs.change(lost=["n2"])
     (task,) = pbs.pids_of(job, "n2")
-    until(lambda: not Path(f"/proc/{task}").exists(), "the end of the task")
+    wait_until(lambda: not Path(f"/proc/{task}").exists(), "the end of the task")
     assert pbs.view(job)["job_state"] == "R"
     comment = pbs.view(job)["comment"]
     pbs.change(lost=[])

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.pbs import until
 from cluster.test_fake_slurm import SCRIPT, SOURCE
+from kit.waiting import wait_until
 from ports import reserve_port
 
 
@@ -72,7 +72,7 @@ setup = ["export MODULE=loaded"]
 def test_a_job_is_cancelled_by_the_runs_name(muster, tmp_path):
     assert muster(*ON, "--detach", "train.py", "wait").stdout == "r\n"
     log = tmp_path / "home/runs/r/logs/main/train/attempt-0/rank-0.log"
-    until(lambda: log.exists() and "sum 2" in log.read_text(), "the first line", 60.0)
+    wait_until(lambda: log.exists() and "sum 2" in log.read_text(), "the first line", 60.0)
 
     assert json.loads(muster("status", "r", "--json").stdout)["state"] == "running"
     assert muster("cancel", "r").returncode == 0
@@ -164,7 +164,7 @@ def _rank_log(tmp_path, attempt, rank=0):
 
 
 def _wait_for_line(path, text="sum 2"):
-    until(lambda: path.exists() and text in path.read_text(), f"{text} in {path.name}", 60.0)
+    wait_until(lambda: path.exists() and text in path.read_text(), f"{text} in {path.name}", 60.0)
 
 
 CATCHES = """
@@ -188,7 +188,7 @@ def test_a_cancelled_job_gives_every_worker_sigterm_first(pbs, muster, tmp_path,
 
     assert muster("cancel", "r").returncode == 0
     result = tmp_path / "home/runs/r/result.json"
-    until(result.exists, "the result", 40.0)
+    wait_until(result.exists, "the result", 40.0)
     assert json.loads(result.read_text())["state"] == "cancelled"
     for rank in (0, 1):
         assert "caught SIGTERM" in _rank_log(tmp_path, 0, rank).read_text()
@@ -315,7 +315,7 @@ def test_a_job_that_pbs_ends_for_a_lost_host_goes_on_in_another(pbs, muster, tmp
     _begin_to_stay(muster, tmp_path, "--resubmit", "1")
     pbs.change(lost=["n2"])
     events = tmp_path / "home/runs/r/events.jsonl"
-    until(lambda: '"node_lost"' in events.read_text(), "the loss")
+    wait_until(lambda: '"node_lost"' in events.read_text(), "the loss")
     pbs.change(lost=[])
 
     assert muster("wait", "r").returncode == 0
@@ -332,7 +332,7 @@ def test_cancel_tells_the_head_where_the_server_is_down(pbs, muster, tmp_path):
     _begin_to_stay(muster, tmp_path)
     pbs.change(is_down=True)
     done = muster("cancel", "r")
-    until((tmp_path / "home/runs/r/result.json").exists, "the result")
+    wait_until((tmp_path / "home/runs/r/result.json").exists, "the result")
     pbs.change(is_down=False)
 
     assert done.returncode == 0, done.stderr
@@ -367,13 +367,15 @@ def test_a_whole_job_is_suspended_beyond_its_leases_and_goes_on(pbs, muster, tmp
 
     pbs.call("qsig", "-s", "suspend", "0.ctl")
     pbs.wait("0.ctl", "S")
-    until(lambda: all(_state_of(pid) == "T" for pid in processes), "all to stand still")
+    wait_until(lambda: all(_state_of(pid) == "T" for pid in processes), "all to stand still")
     before = time.monotonic()
-    until(lambda: time.monotonic() > before + LONGER_THAN_A_LEASE_S, "the leases to pass", 30.0)
+    wait_until(
+        lambda: time.monotonic() > before + LONGER_THAN_A_LEASE_S, "the leases to pass", 30.0
+    )
     seen = len(_rank_log(tmp_path, 0, 1).read_text().splitlines())
     pbs.call("qsig", "-s", "resume", "0.ctl")
     log = _rank_log(tmp_path, 0, 1)
-    until(lambda: len(log.read_text().splitlines()) > seen + 50, "further steps", 60.0)
+    wait_until(lambda: len(log.read_text().splitlines()) > seen + 50, "further steps", 60.0)
     (tmp_path / "end").touch()
 
     assert muster("wait", "r").returncode == 0

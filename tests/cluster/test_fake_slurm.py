@@ -5,11 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import pytest
+
+from kit.waiting import wait_until
 
 SOURCE = Path(__file__).parents[2] / "src"
 FAKES = Path(__file__).parents[1] / "fakes" / "slurm"
@@ -30,15 +30,6 @@ if sys.argv[1:] == ["wait"]:
     signal.pause()
 dist.barrier()
 """
-
-
-def wait_until(condition, what, limit_s=40.0):
-    deadline = time.monotonic() + limit_s
-    pause = threading.Event()
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited {limit_s:g} s for {what}"
-        pause.wait(0.05)
-    return value
 
 
 @pytest.fixture

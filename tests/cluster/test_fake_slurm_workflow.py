@@ -6,7 +6,8 @@ import signal
 
 import pytest
 
-from cluster.test_fake_slurm import cluster, muster, wait_until
+from cluster.test_fake_slurm import cluster, muster
+from kit.waiting import wait_until
 
 __all__ = ["cluster"]  # a fixture
 

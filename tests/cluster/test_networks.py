@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from cluster.netns import Nodes, why_not
+from kit.waiting import wait_until
 from torchmuster import proc
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
@@ -164,7 +164,7 @@ def start_and_wait(nodes, run_dir, folder, env, heads, limit_s):
             where = folder / "address"
             head = [sys.executable, str(HERE / "network_head.py"), str(where), run_dir.path]
             start(1, [*head, str(lifeline)])
-            wait_for(where.exists, "the head's address")
+            wait_until(where.exists, "the head's address")
             port = where.read_text()
             entry = str(SOURCE / "torchmuster" / "programs" / "__main__.py")
             for node in range(2, nodes.num_nodes + 1):
@@ -175,14 +175,6 @@ def start_and_wait(nodes, run_dir, folder, env, heads, limit_s):
             return [agent.wait(max(deadline - time.monotonic(), 0.1)) for agent in agents]
     finally:
         os.close(lifeline)
-
-
-def wait_for(condition, what, limit_s=20.0):
-    deadline = time.monotonic() + limit_s
-    pause = threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, f"waited {limit_s:g} s for {what}"
-        pause.wait(0.02)
 
 
 @pytest.mark.parametrize("nodes", [2, pytest.param(3, marks=pytest.mark.lab)], indirect=True)
@@ -342,7 +334,7 @@ def test_nothing_is_left_of_the_nodes_when_their_maker_is_killed():
         maker.kill()
 
     assert len(pids) == 3
-    wait_for(lambda: not any(proc.is_running(pid) for pid in pids), "the end of all holders")
+    wait_until(lambda: not any(proc.is_running(pid) for pid in pids), "the end of all holders")
 
 
 class OneHost:

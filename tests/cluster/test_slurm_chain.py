@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from cluster.slurm_lab import wait_until
 from cluster.test_chains_slurm import CHAIN_SCRIPT, LEAVE
+from kit.waiting import wait_until
 
 pytest.importorskip("torch", reason="the workers need torch (extra `train`)")
 ON = ("run", "--on", "slurm", "--nodes", "2", "--nproc-per-node", "1", "--run-id", "r")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.slurm_lab import wait_until
+from kit.waiting import wait_until
 
 pytest.importorskip("torch", reason="the workers need torch (extra `train`)")
 pytestmark = pytest.mark.netns

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.slurm_lab import SOURCE, SlurmLab, wait_until, why_not
+from cluster.slurm_lab import SOURCE, SlurmLab, why_not
+from kit.waiting import wait_until
 from own_world import MACHINE_PATH
 
 pytestmark = pytest.mark.netns

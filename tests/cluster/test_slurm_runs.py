@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from cluster.slurm_lab import wait_until
+from kit.waiting import wait_until
 
 SCRIPT = """
 import os, sys, torch, torch.distributed as dist

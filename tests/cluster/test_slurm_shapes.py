@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.slurm_lab import wait_until
+from kit.waiting import wait_until
 
 pytestmark = pytest.mark.netns
 # Each rank says where it is, in one write.

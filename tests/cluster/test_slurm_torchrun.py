@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from cluster.slurm_lab import wait_until
 from cluster.test_torchrun_spreads import TRAIN
+from kit.waiting import wait_until
 
 pytestmark = pytest.mark.netns
 LIMIT_S = 150.0

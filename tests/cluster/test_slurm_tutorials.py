@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.test_fake_slurm import _lives, cluster, wait_until
+from cluster.test_fake_slurm import _lives, cluster
+from kit.waiting import wait_until
 from ports import reserve_port
 
 __all__ = ["cluster"]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.pbs import until
 from cluster.test_fake_slurm import cluster
+from kit.waiting import wait_until
 from ports import reserve_port
 
 __all__ = ["cluster"]
@@ -153,7 +153,7 @@ def test_a_static_line_gets_its_ranks(site):
 def test_no_spread_names_the_missing_host_within_5_s(site):
     started = time.monotonic()
     job = site(line(site, "--no-spread"), wait=False)
-    until(lambda: "waiting for n2: no agent has called" in _text(site, job), "the name", 20.0)
+    wait_until(lambda: "waiting for n2: no agent has called" in _text(site, job), "the name", 20.0)
     waited_s = time.monotonic() - started
     text = _text(site, job)
 
@@ -195,7 +195,7 @@ def test_a_range_of_nodes_is_cut_to_the_jobs_hosts(site):
 
 def test_a_killed_agent_that_was_spread_is_started_again(site):
     job = site(line(site, "--max-restarts 1", "wait"), wait=False)
-    until(lambda: _text(site, job).count("attempt 0") == 2, "both workers", 60.0)
+    wait_until(lambda: _text(site, job).count("attempt 0") == 2, "both workers", 60.0)
     os.kill(_spread_agent(site.pbs, job), signal.SIGKILL)
     view = site.pbs.wait(job, "F", 90.0)
     text = site.pbs.output(job)
@@ -208,12 +208,12 @@ def test_a_killed_agent_that_was_spread_is_started_again(site):
 @pytest.mark.lab
 def test_the_end_of_the_head_ends_what_it_has_spread(site):
     job = site(line(site, "", "wait"), wait=False)
-    until(lambda: _text(site, job).count("attempt 0") == 2, "both workers", 60.0)
+    wait_until(lambda: _text(site, job).count("attempt 0") == 2, "both workers", 60.0)
     agent = _spread_agent(site.pbs, job)
     head = next(pid for pid in _agents(site.pbs) if pid != agent)
     os.kill(head, signal.SIGKILL)
 
-    until(lambda: not Path(f"/proc/{agent}").exists(), "the end of n2's agent", 20.0)
+    wait_until(lambda: not Path(f"/proc/{agent}").exists(), "the end of n2's agent", 20.0)
     assert site.pbs.wait(job, "F", 30.0)["Exit_status"] == 137
 
 
@@ -273,7 +273,7 @@ echo "ended with $?"
 
 
 def test_sbatch_without_srun_trains_on_all_its_nodes(cluster, tmp_path, free_port):
-    from cluster.test_fake_slurm import subprocess, wait_until
+    from cluster.test_fake_slurm import subprocess
 
     (tmp_path / "train.py").write_text(TRAIN)
     values = {"folder": tmp_path, "source": SOURCE, "muster": MUSTER, "port": free_port}

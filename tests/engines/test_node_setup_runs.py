@@ -5,12 +5,11 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import pytest
 
+from kit.waiting import wait_until
 from torchmuster import proc
 
 SOURCE = Path(__file__).parents[2] / "src"
@@ -44,15 +43,6 @@ import os, sys
 os.closerange(3, 4096)
 os.execv({python!r}, [{python!r}, *sys.argv[2:]])
 """
-
-
-def wait_until(condition, what, limit_s=60.0):
-    deadline = time.monotonic() + limit_s
-    pause = threading.Event()
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited {limit_s:g} s for {what}"
-        pause.wait(0.02)
-    return value
 
 
 @pytest.fixture

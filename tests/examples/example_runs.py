@@ -4,11 +4,10 @@ import json
 import os
 import subprocess
 import sys
-import threading
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
+from kit.waiting import wait_until
 from torchmuster import proc
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -60,15 +59,6 @@ def started(line, env):
         process.wait()
 
 
-def wait_for(condition, what, timeout_s=60.0):
-    """Return the first true value of `condition`; fail with `what` when the time is up."""
-    deadline = time.monotonic() + timeout_s
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s: {what}"
-        threading.Event().wait(0.01)
-    return value
-
-
 def events(path, name):
     """Return a record's events of that name; a line that is still being written is left out."""
     if not path.exists():
@@ -86,7 +76,7 @@ def wait_until_saved(process, record, step):
         assert process.poll() is None, f"it ended before step {step}; see `out`"
         return [event for event in events(record, "save") if event["step"] >= step]
 
-    wait_for(is_saved, f"a save at step {step}")
+    wait_until(is_saved, f"a save at step {step}")
 
 
 def a_worker_of(run_dir, node):

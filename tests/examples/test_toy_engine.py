@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.test_fake_slurm import SCRIPT, wait_until
+from cluster.test_fake_slurm import SCRIPT
 from examples.example_runs import EXAMPLES
+from kit.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 TOY = EXAMPLES / "toy_engine"

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from kit.waiting import wait_until
 from ports import reserve_port
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from harness import Job, wait_for
+from harness import Job
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ def memory_cgroup():
 
     yield start
     for folder in folders:
-        wait_for(lambda f=folder: not (f / "cgroup.procs").read_text().strip(), "an empty group")
+        wait_until(lambda f=folder: not (f / "cgroup.procs").read_text().strip(), "an empty group")
         folder.rmdir()
 
 

@@ -5,26 +5,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kit.waiting import wait_until
 from torchmuster import proc
 
 LOOP = str(Path(__file__).with_name("loop.py"))
 SOURCE = str(Path(__file__).parents[2] / "src")
-
-
-def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 60.0) -> object:
-    """Return the first true value of `condition`; fail with `what` when the time is up."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        value = condition()
-        if value:
-            return value
-        time.sleep(0.005)
-    raise AssertionError(f"not within {timeout_s:.0f} s: {what}")
 
 
 def job_env(home: Path, **more: str) -> dict[str, str]:
@@ -138,11 +126,11 @@ class Job:
                 raise AssertionError(f"it ended: {self.process.returncode}\n{self.stderr}")
             return len(self.up(attempt)) >= num
 
-        wait_for(condition, f"attempt {attempt} of {num} ranks\n{self.tell()}", timeout_s)
+        wait_until(condition, f"attempt {attempt} of {num} ranks\n{self.tell()}", timeout_s)
         return self.up(attempt)
 
     def wait_event(self, name: str, num: int = 1, timeout_s: float = 60.0) -> dict:
-        wait_for(lambda: len(self.events(name)) >= num, f"event {name}\n{self.tell()}", timeout_s)
+        wait_until(lambda: len(self.events(name)) >= num, f"event {name}\n{self.tell()}", timeout_s)
         return self.events(name)[num - 1]
 
     def tell(self) -> str:

@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from harness import job_env, wait_for
+from harness import job_env
+
+from kit.waiting import wait_until
 
 pytest.importorskip("torch", reason="the workers need torch (extra `train`)")
 WATCHED = str(Path(__file__).with_name("watched.py"))
@@ -79,7 +81,7 @@ def test_a_hang_without_the_library_is_found_by_stacks_and_processor_time(train)
 @pytest.mark.slow
 def test_a_hang_counts_as_a_failure_and_all_workers_start_again(train):
     run = train("data", limit="6s", restarts=1)
-    second = wait_for(lambda: run.events("workers_started")[1:], "a second attempt", LIMIT_S)
+    second = wait_until(lambda: run.events("workers_started")[1:], "a second attempt", LIMIT_S)
     assert second[0]["attempt"] == 1
     assert "rank 1 stood still" in run.events("attempt_failed")[0]["what"]
 
@@ -152,7 +154,7 @@ def _log(run, rank):
 def test_a_rank_that_became_another_program_is_shown_by_py_spy_or_said_to_need_it(train):
     run = train("again", nodes=1, workers=2, limit="off", script=BLIND)
     word = "read (" if shutil.which("py-spy") else "pip install py-spy"
-    wait_for(lambda: word in ask(run, "stacks", "last").stdout, word, LIMIT_S)
+    wait_until(lambda: word in ask(run, "stacks", "last").stdout, word, LIMIT_S)
 
 
 @pytest.mark.slow
@@ -170,7 +172,7 @@ def test_a_slow_rank_is_named_with_what_is_slow(train):
 def test_stacks_and_commands_reach_the_ranks_of_a_running_run(train):
     run = train("data", nodes=2, workers=1, limit="off")
     words = ("rank 0 waits in backward (watched.py", "rank 1 on n2 is in read() (watched.py")
-    wait_for(lambda: _says(run, words), "one that waits and one that reads", LIMIT_S)
+    wait_until(lambda: _says(run, words), "one that waits and one that reads", LIMIT_S)
     words = ("exec", "last", "--rank", "1", "--", "sh", "-c", "echo $RANK $WORLD_SIZE; exit 3")
     done = ask(run, *words)
     assert (done.stdout, done.returncode) == ("1 2\n", 3)

@@ -7,8 +7,9 @@ import subprocess
 import sys
 
 import pytest
-from harness import job_env, wait_for
+from harness import job_env
 
+from kit.waiting import wait_until
 from torchmuster import proc
 
 pytest.importorskip("torch", reason="the workers need torch (extra `train`)")
@@ -70,7 +71,7 @@ def test_what_the_shell_left_to_us_is_not_killed(tmp_path):
     env = job_env(tmp_path / "home")
     done = subprocess.run(["bash", "-c", line], env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0
-    wait_for(lambda: "succeeded" in log.read_text(), "the last line in the log")
+    wait_until(lambda: "succeeded" in log.read_text(), "the last line in the log")
     assert "hello" in log.read_text()
 
 
@@ -81,10 +82,10 @@ def test_a_client_that_missed_the_end_does_not_run_the_job_again(job, tmp_path):
     run.script = (str(script), str(run.folder))
     run.start()
     client = run.process.pid
-    wait_for(lambda: proc.children_of(client), "the agent")
+    wait_until(lambda: proc.children_of(client), "the agent")
     os.kill(client, signal.SIGSTOP)
-    wait_for(lambda: (run.home / "runs").is_dir() and run.events("run_ended"), "the end")
-    wait_for(lambda: not any(map(proc.is_running, proc.children_of(client))), "the agent's end")
+    wait_until(lambda: (run.home / "runs").is_dir() and run.events("run_ended"), "the end")
+    wait_until(lambda: not any(map(proc.is_running, proc.children_of(client))), "the agent's end")
     os.kill(client, signal.SIGCONT)
     assert run.wait(20) == 0
     assert (run.folder / "runs").read_text() == "once "
@@ -108,7 +109,7 @@ def test_an_agent_that_dies_before_it_has_called_is_replaced(light):
                     return pid
         return None
 
-    os.kill(wait_for(second, "the second agent"), signal.SIGKILL)
+    os.kill(wait_until(second, "the second agent"), signal.SIGKILL)
     light.wait_up(0, 2, 20)
     assert light.finish() == 0
 
@@ -127,9 +128,9 @@ def test_a_second_ctrl_c_cuts_the_grace_short_under_torchrun(job, tmp_path):
     run = job("--standalone", command="torchrun")
     run.script = (str(script), str(run.folder))
     run.start()
-    wait_for((run.folder / "ready").exists, "the worker")
+    wait_until((run.folder / "ready").exists, "the worker")
     os.kill(run.process.pid, signal.SIGINT)
-    wait_for((run.folder / "caught").exists, "the first signal")
+    wait_until((run.folder / "caught").exists, "the first signal")
     os.kill(run.process.pid, signal.SIGINT)
     assert run.wait(10) == 130
 

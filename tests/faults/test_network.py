@@ -7,8 +7,9 @@ import subprocess
 import time
 
 import pytest
-from harness import LOOP, wait_for
+from harness import LOOP
 
+from kit.waiting import wait_until
 from torchmuster import proc
 
 pytest.importorskip("torch", reason="the workers need torch (extra `train`)")
@@ -101,7 +102,7 @@ def test_a_node_that_is_cut_off_is_dead_before_the_next_attempt_and_rejoins(job,
     assert second[0][1] - dropped > 10.0
     assert not proc.is_running(cut_off[0])
     ip("-n", hosts[1][0], "link", "set", "eth0", "up")
-    wait_for(lambda: head.events("newcomer"), "the node's return", 60)
+    wait_until(lambda: head.events("newcomer"), "the node's return", 60)
     head.order(0, "kill")
     third = head.wait_up(2, num=2)
     assert set(third) == {0, 1}
@@ -120,7 +121,7 @@ def test_a_path_that_swallows_large_packets_is_named(job, hosts):
     words = ("route", "change", "10.231.77.0/24", "dev", "eth0", "advmss", "1460")
     ip("-n", head_name, *words)
     head, other = start_pair(job, hosts, "--nnodes", "2", "--rdzv-conf", "join_timeout=60")
-    wait_for(lambda: "large packets" in head.stderr, "the line", 60)
+    wait_until(lambda: "large packets" in head.stderr, "the line", 60)
     for run in (head, other):
         run.process.terminate()
     head.wait(60)

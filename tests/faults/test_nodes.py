@@ -5,8 +5,9 @@ import signal
 import time
 
 import pytest
-from harness import LOOP, wait_for
+from harness import LOOP
 
+from kit.waiting import wait_until
 from torchmuster import proc
 from torchmuster.model.lease import SILENT_S
 
@@ -21,7 +22,7 @@ def test_a_killed_agent_is_seen_within_a_second_and_its_place_filled(job):
     os.kill(run.agent_pid("n2"), signal.SIGKILL)
     run.wait_event("node_lost", timeout_s=10)
     assert time.monotonic() - killed < 1.0
-    wait_for(lambda: not any(proc.is_running(p) for p, _ in first.values()), "dead workers", 2.0)
+    wait_until(lambda: not any(proc.is_running(p) for p, _ in first.values()), "dead workers", 2.0)
     second = run.wait_up(1)
     assert set(second) == {0, 1, 2, 3}
     assert run.finish() == 0
@@ -77,7 +78,7 @@ def test_the_heads_loss_ends_all_and_the_engine_starts_the_run_again(job):
     other = run.agent_pid("n2")
     os.kill(run.agent_pid("n1"), signal.SIGKILL)
     gone = [other, *(pid for pid, _ in first.values())]
-    wait_for(lambda: not any(proc.is_running(pid) for pid in gone), "the end of all", 5.0)
+    wait_until(lambda: not any(proc.is_running(pid) for pid in gone), "the end of all", 5.0)
     second = run.wait_up(1)
     assert set(second) == {0, 1, 2, 3}
     assert run.finish() == 0
@@ -118,7 +119,7 @@ def test_a_stopped_agent_loses_its_workers_before_the_next_attempt(job):
     assert started - stopped > 10.0  # not before its lease could have ended
     assert not any(proc.is_running(pid) for pid, _ in first.values())
     os.kill(agent, signal.SIGCONT)
-    wait_for(lambda: not proc.is_running(agent), "the end of the agent that woke", 10.0)
+    wait_until(lambda: not proc.is_running(agent), "the end of the agent that woke", 10.0)
     said = (run.run_dir / "logs" / "agents" / "n2.log").read_text()
     assert "the place of n2 is held by another agent" in said
     assert set(run.up(1)) == {0, 1, 2, 3}
@@ -177,8 +178,8 @@ def test_killing_the_client_leaves_no_process_behind(job):
     workers = [pid for pid, _ in run.up(0).values()]
     os.kill(run.process.pid, signal.SIGKILL)
     run.process.wait()
-    wait_for(lambda: not any(proc.is_running(pid) for pid in workers), "dead workers", 2.0)
-    wait_for(lambda: not any(proc.is_running(pid) for pid in below), "nothing left", 6.0)
+    wait_until(lambda: not any(proc.is_running(pid) for pid in workers), "dead workers", 2.0)
+    wait_until(lambda: not any(proc.is_running(pid) for pid in below), "nothing left", 6.0)
 
 
 def test_killing_agent_and_spawner_together_leaves_no_worker(job):
@@ -187,7 +188,7 @@ def test_killing_agent_and_spawner_together_leaves_no_worker(job):
     spawner, agent = run.spawner_pid("n2"), run.agent_pid("n2")
     os.kill(agent, signal.SIGKILL)
     os.kill(spawner, signal.SIGKILL)
-    wait_for(lambda: not any(proc.is_running(p) for p, _ in first.values()), "dead workers", 2.0)
+    wait_until(lambda: not any(proc.is_running(p) for p, _ in first.values()), "dead workers", 2.0)
     run.wait_up(1)
     assert run.finish() == 0
 
@@ -198,7 +199,7 @@ def test_a_missing_node_is_named_within_five_seconds_and_an_error_in_the_end(job
         "--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}",
         "--rdzv-conf", "join_timeout=8", command="torchrun",
     ).start()  # fmt: skip
-    wait_for(lambda: "waiting for 1 of 2 nodes" in run.stderr, "the line", 5.5)
+    wait_until(lambda: "waiting for 1 of 2 nodes" in run.stderr, "the line", 5.5)
     assert time.monotonic() - began < 5.5
     assert "no agent has called" in run.stderr
     assert run.wait(30) == 6
@@ -290,7 +291,7 @@ def test_a_head_that_stands_still_is_named_and_replaced(job):
     run = job("--nodes", "1", "--nproc-per-node", "1").start()
     first = run.wait_up(0, num=1)
     os.kill(run.agent_pid("n1"), signal.SIGSTOP)
-    wait_for(lambda: "the head of n1 has been silent for" in run.stderr, "the line", 8.0)
+    wait_until(lambda: "the head of n1 has been silent for" in run.stderr, "the line", 8.0)
     run.wait_up(1, num=1)
     assert not any(proc.is_running(pid) for pid, _ in first.values())
     assert run.finish() == 0

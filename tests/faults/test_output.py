@@ -9,7 +9,9 @@ import subprocess
 import sys
 
 import pytest
-from harness import job_env, wait_for
+from harness import job_env
+
+from kit.waiting import wait_until
 
 pytest.importorskip("torch", reason="the workers need torch (extra `train`)")
 
@@ -36,9 +38,9 @@ def test_a_hundred_megabytes_reach_the_log_and_not_the_agents_memory(job, tmp_pa
     run = job(script=(script, str(gate)))
     run.options = ()
     run.start()
-    wait_for(gate.exists, "the whole output", 120)
+    wait_until(gate.exists, "the whole output", 120)
     log = run.run_dir / "logs/main/train/attempt-0/rank-0.log"
-    wait_for(lambda: log.stat().st_size == 100_000_000, "the log", 60)
+    wait_until(lambda: log.stat().st_size == 100_000_000, "the log", 60)
     with open(f"/proc/{run.agent_pid('n1')}/statm") as statm:
         assert int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") < 100 << 20
     (tmp_path / "gate.go").touch()
@@ -99,7 +101,7 @@ def test_a_slow_terminal_loses_lines_and_never_holds_the_run(job, tmp_path):
     try:
         # Nobody reads the pipe: the run must reach its end all the same.
         results = tmp_path / "home" / "runs"
-        wait_for(lambda: list(results.glob("*/result.json")), "the result", 60)
+        wait_until(lambda: list(results.glob("*/result.json")), "the result", 60)
     finally:
         os.close(read_fd)
         client.send_signal(signal.SIGKILL)
@@ -158,6 +160,6 @@ def test_a_run_directory_that_is_removed_is_said_and_the_run_goes_on(job):
     folder = run.run_dir
     shutil.rmtree(folder, ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)  # a writer may have been quicker
-    wait_for(lambda: f"{folder} has been removed" in run.stderr, "the line", 20.0)
+    wait_until(lambda: f"{folder} has been removed" in run.stderr, "the line", 20.0)
     assert run.finish() == 0
     assert not folder.exists() or stat.S_IMODE(folder.stat().st_mode) == 0o700

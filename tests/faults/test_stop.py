@@ -9,8 +9,9 @@ import sys
 import time
 
 import pytest
-from harness import LOOP, job_env, wait_for
+from harness import LOOP, job_env
 
+from kit.waiting import wait_until
 from torchmuster import proc
 
 pytest.importorskip("torch", reason="the workers need torch (extra `train`)")
@@ -40,9 +41,9 @@ def test_ctrl_c_reaches_every_worker_once_and_ends_the_run(job, tmp_path):
     run = job()
     run.script = (str(script), str(run.folder))
     run.start()
-    wait_for(lambda: len(list(run.folder.glob("ready-*"))) == 4, "all workers")
+    wait_until(lambda: len(list(run.folder.glob("ready-*"))) == 4, "all workers")
     os.kill(run.process.pid, signal.SIGINT)
-    wait_for(lambda: len(list(run.folder.glob("caught-*-1"))) == 4, "the signal in all workers")
+    wait_until(lambda: len(list(run.folder.glob("caught-*-1"))) == 4, "the signal in all workers")
     assert run.finish() == 130
     assert not list(run.folder.glob("caught-*-2"))
     assert not list(run.folder.glob("child-*"))  # a loader worker does not get it
@@ -74,7 +75,7 @@ def test_a_background_job_that_ignores_sigint_is_stopped_all_the_same(job, tmp_p
         run.start()
     finally:
         signal.signal(signal.SIGINT, before)
-    wait_for((run.folder / "ready").exists, "a worker")
+    wait_until((run.folder / "ready").exists, "a worker")
     os.kill(run.process.pid, signal.SIGINT)
     assert run.finish() == 143
     assert run.result()["report"]["because"] == ["you cancelled it"]
@@ -92,9 +93,9 @@ def test_a_second_ctrl_c_cuts_the_grace_short(job, tmp_path):
     run = job("--grace", "300")
     run.script = (str(script), str(run.folder))
     run.start()
-    wait_for((run.folder / "ready").exists, "the worker")
+    wait_until((run.folder / "ready").exists, "the worker")
     os.kill(run.process.pid, signal.SIGINT)
-    wait_for((run.folder / "caught").exists, "the first signal")
+    wait_until((run.folder / "caught").exists, "the first signal")
     os.kill(run.process.pid, signal.SIGINT)
     assert run.wait(10) == 130
     assert run.result()["state"] == "cancelled"
@@ -131,12 +132,12 @@ def test_sigusr1_reaches_only_workers_that_catch_it(job):
     (run.folder / "catch").touch()
     run.order(0, "kill")
     run.wait_up(1)
-    wait_for(
+    wait_until(
         lambda: all(proc.catches_signal(p, signal.SIGUSR1) for p, _ in run.up(1).values()),
         "the handlers",
     )
     os.kill(run.process.pid, signal.SIGUSR1)
-    wait_for(lambda: len(list(run.folder.glob("caught-SIGUSR1-*"))) == 4, "the signal")
+    wait_until(lambda: len(list(run.folder.glob("caught-SIGUSR1-*"))) == 4, "the signal")
     assert run.finish() == 0
     assert len(run.events("attempt_failed")) == 1
 
@@ -167,10 +168,10 @@ def test_detach_returns_at_once_and_the_run_goes_on(job, tmp_path):
     assert run.stdout.strip() == "away"
     run.process = None  # it is gone; the supervisor is not its child any more
     run.folder = folder
-    wait_for(lambda: len(run.up(0)) == 4, "the workers")
+    wait_until(lambda: len(run.up(0)) == 4, "the workers")
     assert muster(run, "status", "away").stdout.count("running") == 1
     os.kill(run.up(0)[3][0], signal.SIGKILL)
-    wait_for(lambda: len(run.up(1)) == 4, "the next attempt")
+    wait_until(lambda: len(run.up(1)) == 4, "the next attempt")
     run.stop_workers()
     waited = muster(run, "wait", "away")
     assert waited.returncode == 0, waited.stderr
@@ -190,12 +191,12 @@ def test_killing_a_detached_supervisor_ends_the_run(job, tmp_path):
     run.start()
     assert run.wait(20) == 0
     run.process, run.folder = None, folder
-    wait_for(lambda: len(run.up(0)) == 1, "the worker")
+    wait_until(lambda: len(run.up(0)) == 1, "the worker")
     owner = json.loads((run.run_dir / "owner.json").read_text())["pid"]
     os.kill(owner, signal.SIGKILL)
     worker = run.up(0)[0][0]
-    wait_for(lambda: not proc.is_running(worker), "the end of the worker", 2.0)
-    wait_for(lambda: "lost" in muster(run, "ps").stdout, "the state", 10.0)
+    wait_until(lambda: not proc.is_running(worker), "the end of the worker", 2.0)
+    wait_until(lambda: "lost" in muster(run, "ps").stdout, "the state", 10.0)
     waited = muster(run, "wait", "away")
     assert waited.returncode == 1
     assert "has no result and its owner has gone" in waited.stderr
@@ -266,6 +267,6 @@ class Screen:
             return self.text.count(words) >= times
 
         try:
-            wait_for(condition, f"{words!r}", 60.0)
+            wait_until(condition, f"{words!r}", 60.0)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.text}") from None

@@ -4,8 +4,8 @@ import signal
 import time
 
 import pytest
-from harness import wait_for
 
+from kit.waiting import wait_until
 from torchmuster import proc
 
 pytest.importorskip("torch", reason="the workers need torch (extra `train`)")
@@ -90,7 +90,7 @@ def test_a_rank_that_leaves_early_without_harm_is_said_within_five_seconds(job, 
     began = time.monotonic()
     run.wait_event("early_end", timeout_s=10)
     assert time.monotonic() - began < 5.0
-    wait_for(lambda: "rank 2 ended with exit code 0 while 3 others run" in run.stderr, "the line")
+    wait_until(lambda: "rank 2 ended with exit code 0 while 3 others run" in run.stderr, "the line")
     gate.touch()
     assert run.wait() == 0
 
@@ -140,7 +140,7 @@ def test_what_a_worker_started_is_gone_with_its_attempt(job):
                 continue
         return found
 
-    (sleeper,) = wait_for(sleepers, "the worker's child")
+    (sleeper,) = wait_until(sleepers, "the worker's child")
     run.order(0, "kill")
     run.wait_up(1)
     assert not proc.is_running(sleeper)

@@ -7,7 +7,9 @@ import subprocess
 import sys
 
 import pytest
-from harness import job_env, wait_for
+from harness import job_env
+
+from kit.waiting import wait_until
 
 pytest.importorskip("torch", reason="the workers need torch (extra `train`)")
 
@@ -124,7 +126,7 @@ def test_logs_f_shows_what_is_written_until_the_run_ends(job):
         assert follower.stdout.readline() == "rank 3 is up\n"
         os.kill(run.up(0)[1][0], signal.SIGKILL)
         run.wait_up(1)
-        wait_for(lambda: "is up" in follower.stdout.readline(), "the next attempt's line", 20)
+        wait_until(lambda: "is up" in follower.stdout.readline(), "the next attempt's line", 20)
         assert run.finish() == 0
         assert follower.wait(20) == 0
     finally:

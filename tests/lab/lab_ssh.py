@@ -7,8 +7,8 @@ knows its key, and asks nothing.
 import shutil
 import subprocess
 
+from kit.waiting import wait_until
 from lab import host_files
-from lab.waiting import wait_until
 
 #: How a host answers calls of ssh.
 KINDS = {

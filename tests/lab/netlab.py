@@ -47,9 +47,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+from kit.waiting import wait_until
 from lab import host_files, lab_ssh
 from lab.parts import DOCKER, HSN, MGMT, USUAL, Host, Network
-from lab.waiting import wait_until
 from own_world import MACHINE_PATH
 
 __all__ = ["DOCKER", "HSN", "MGMT", "SOURCE", "Host", "NetLab", "Network", "why_not"]

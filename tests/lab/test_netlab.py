@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from kit.waiting import wait_until
 from lab.footprint import inside, machine
 from lab.netlab import DOCKER, HSN, MGMT, SOURCE, Host, NetLab, Network
-from lab.waiting import wait_until
 from own_world import MACHINE_PATH
 
 pytestmark = pytest.mark.netns

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from kit.waiting import wait_until
 from lab.netlab import SOURCE, Host
 from lab.trains import MUSTER, SCRIPT
-from lab.waiting import wait_until
 
 pytestmark = pytest.mark.netns
 GONE_LIMIT_S = 30.0

@@ -4,8 +4,8 @@ import subprocess
 import sys
 import time
 
+from kit.waiting import wait_until
 from lab.netlab import SOURCE
-from lab.waiting import wait_until
 
 # All-reduce over gloo; what each rank got is one write, so that lines stay whole.
 SCRIPT = """

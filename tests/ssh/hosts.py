@@ -10,10 +10,9 @@ import shutil
 import socket
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
+from kit.waiting import wait_until
 from own_world import MACHINE_PATH
 from ports import reserve_port
 
@@ -45,15 +44,6 @@ def why_not():
     if subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode != 0:
         return "there are no mount namespaces here"
     return None
-
-
-def until(condition, limit_s=20.0, what="it"):
-    """Wait for a condition; return its value."""
-    deadline = time.monotonic() + limit_s
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"{what} did not happen within {limit_s} s"
-        threading.Event().wait(0.05)
-    return value
 
 
 def processes_with(text):
@@ -120,7 +110,7 @@ class Hosts:
         with (self.folder / "known_hosts").open("a") as file:
             file.write(line)
         self._configure(name, port)
-        until(lambda: _answers(port), _START_LIMIT_S, f"sshd of {name}")
+        wait_until(lambda: _answers(port), f"sshd of {name}", _START_LIMIT_S)
         return home
 
     def add_silent(self, name):

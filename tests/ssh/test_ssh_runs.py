@@ -9,7 +9,8 @@ import time
 
 import pytest
 
-from ssh.hosts import processes_with, until
+from kit.waiting import wait_until
+from ssh.hosts import processes_with
 
 TRAIN = """\
 import os, sys, torch, torch.distributed as dist
@@ -113,7 +114,7 @@ def test_all_bad_hosts_are_named_within_ten_seconds(hosts):
     assert "Connection refused" in err
     assert "silent: " in err
     assert "stuck: no answer for 10 s" in err
-    until(lambda: not processes_with(str(hosts.folder / "host-good" / "home")), 20)
+    wait_until(lambda: not processes_with(str(hosts.folder / "host-good" / "home")), limit_s=20)
 
 
 def test_missing_host_of_a_range_is_a_warning(hosts):
@@ -139,14 +140,14 @@ def test_spare_host_stands_in_for_one_that_does_not_answer(hosts):
 
 def test_killed_client_leaves_nothing_on_hosts(hosts):
     left = _start_waiting(hosts, lambda process: process.kill())
-    until(lambda: not left(), 30, "the end of agents and couriers, and of the secrets")
+    wait_until(lambda: not left(), "the end of agents and couriers, and of the secrets", 30)
 
 
 @pytest.mark.slow
 @pytest.mark.lab
 def test_client_that_says_nothing_for_twenty_seconds_leaves_nothing_on_hosts(hosts):
     left = _start_waiting(hosts, lambda process: process.send_signal(signal.SIGSTOP))
-    until(lambda: not left(), 35, "the end of agents and couriers, and of the secrets")
+    wait_until(lambda: not left(), "the end of agents and couriers, and of the secrets", 35)
 
 
 def _start_waiting(hosts, end):
@@ -160,12 +161,12 @@ def _start_waiting(hosts, end):
 
     process = hosts.start("--hosts", "a,b", script(hosts, WAIT))
     try:
-        until((hosts.home / "runs").exists, what="a run directory")
-        until(started(only_run(hosts.home), 2), 60, "the first attempt")
+        wait_until((hosts.home / "runs").exists, what="a run directory")
+        wait_until(started(only_run(hosts.home), 2), "the first attempt", 60)
         assert len(left()) >= 6  # an agent, a courier and a secret on each
         end(process)
         if process.poll() is None:
-            until(lambda: not left(), 35, "the end on the hosts")
+            wait_until(lambda: not left(), "the end on the hosts", 35)
     finally:
         process.kill()
         process.communicate(timeout=10)
@@ -179,8 +180,8 @@ def train_and_lose(hosts, lost):
     words = ("--hosts", "a,b,spare", "--nodes", "2", "--tee", "all")
     process = hosts.start(*words, script(hosts, WAIT))
     try:
-        until((hosts.home / "runs").exists, what="a run directory")
-        until(started(only_run(hosts.home), 2), 60, "the first attempt")
+        wait_until((hosts.home / "runs").exists, what="a run directory")
+        wait_until(started(only_run(hosts.home), 2), "the first attempt", 60)
         hosts.cut(lost, for_good=True)
         out, err = process.communicate(timeout=90)
     finally:
@@ -201,8 +202,8 @@ def test_head_whose_connection_is_cut_begins_again(hosts):
     hosts.add("b")
     process = hosts.start("--hosts", "a,b", "--tee", "all", script(hosts, WAIT))
     try:
-        until((hosts.home / "runs").exists, what="a run directory")
-        until(started(only_run(hosts.home), 2), 60, "the first attempt")
+        wait_until((hosts.home / "runs").exists, what="a run directory")
+        wait_until(started(only_run(hosts.home), 2), "the first attempt", 60)
         hosts.cut("a")
         out, err = process.communicate(timeout=90)
     finally:
@@ -218,8 +219,8 @@ def test_stop_reaches_the_workers_and_leaves_nothing(hosts):
     hosts.add("a", blind=True)
     process = hosts.start("--hosts", "a", script(hosts, WAIT))
     try:
-        until((hosts.home / "runs").exists, what="a run directory")
-        until(started(only_run(hosts.home), 1), 60, "the first attempt")
+        wait_until((hosts.home / "runs").exists, what="a run directory")
+        wait_until(started(only_run(hosts.home), 1), "the first attempt", 60)
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=60)
     finally:
@@ -233,8 +234,8 @@ def test_host_whose_connection_is_cut_comes_again(hosts):
     hosts.add("b")
     process = hosts.start("--hosts", "a,b", "--tee", "all", script(hosts, WAIT))
     try:
-        until((hosts.home / "runs").exists, what="a run directory")
-        until(started(only_run(hosts.home), 2), 60, "the first attempt")
+        wait_until((hosts.home / "runs").exists, what="a run directory")
+        wait_until(started(only_run(hosts.home), 2), "the first attempt", 60)
         hosts.cut("b")
         out, err = process.communicate(timeout=90)
     finally:
@@ -293,8 +294,8 @@ def test_head_that_can_not_be_reached_again_ends_the_run_with_a_result(hosts):
     hosts.add("a")
     process = hosts.start("--hosts", "a", script(hosts, WAIT))
     try:
-        until((hosts.home / "runs").exists, what="a run directory")
-        until(started(only_run(hosts.home), 1), 60, "the first attempt")
+        wait_until((hosts.home / "runs").exists, what="a run directory")
+        wait_until(started(only_run(hosts.home), 1), "the first attempt", 60)
         hosts.cut("a", for_good=True)
         _, err = process.communicate(timeout=90)
     finally:
@@ -311,8 +312,8 @@ def test_stop_while_the_head_is_called_again_is_taken_at_once(hosts):
     hosts.add("a")
     process = hosts.start("--hosts", "a", script(hosts, WAIT))
     try:
-        until((hosts.home / "runs").exists, what="a run directory")
-        until(started(only_run(hosts.home), 1), 60, "the first attempt")
+        wait_until((hosts.home / "runs").exists, what="a run directory")
+        wait_until(started(only_run(hosts.home), 1), "the first attempt", 60)
         with hosts.silence("a"):  # it takes calls from now on, and says nothing
             hosts.cut("a")
             said = _read_until(process, "all nodes are started again")

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ssh.hosts import SOURCE, processes_with, until
+from kit.waiting import wait_until
+from ssh.hosts import SOURCE, processes_with
 
 MUSTER = f"PYTHONPATH={SOURCE} {sys.executable} -m torchmuster"
 # The lead and its helper meet at a barrier; `use` reads what the lead made; `last` runs beside nobody.
@@ -113,7 +114,7 @@ def test_three_groups_pass_data_on_through_the_shared_folder(hosts):
     assert f"read {where.strip()} at" in task_log(hosts, "use", "reader").read_text()
     assert "then read" in task_log(hosts, "last", "ending").read_text()
     assert "run r on a, b" in err
-    until(lambda: nothing_left(hosts), 20, "the end of everything on the hosts")
+    wait_until(lambda: nothing_left(hosts), "the end of everything on the hosts", 20)
 
 
 def test_a_training_task_takes_its_nodes_from_the_hosts(hosts):
@@ -126,7 +127,7 @@ def test_a_training_task_takes_its_nodes_from_the_hosts(hosts):
     assert "sum 2 at" in said
     assert all(home in said for home in homes)
     assert said.count("from-the-file") == 2
-    until(lambda: nothing_left(hosts), 20, "the end of everything on the hosts")
+    wait_until(lambda: nothing_left(hosts), "the end of everything on the hosts", 20)
 
 
 @pytest.mark.lab
@@ -147,12 +148,12 @@ def test_a_client_that_ends_leaves_nothing_on_the_hosts(hosts, signum):
     try:
         for task in ("one", "two"):
             log = task_log(hosts, f"{task}-group", task)
-            until(lambda log=log: log.exists() and "begins" in log.read_text(), 60, task)
+            wait_until(lambda log=log: log.exists() and "begins" in log.read_text(), task, 60)
         process.send_signal(signum)
         process.communicate(timeout=60)
     finally:
         process.kill()
-    until(lambda: nothing_left(hosts), 30, "the end of everything on the hosts")
+    wait_until(lambda: nothing_left(hosts), "the end of everything on the hosts", 30)
 
 
 def test_hosts_that_do_not_see_the_run_directory_are_refused_before_anything_starts(hosts):
@@ -165,7 +166,7 @@ def test_hosts_that_do_not_see_the_run_directory_are_refused_before_anything_sta
     assert "the hosts b, c don't see the run directory" in err
     assert "MUSTER_HOME=/shared" in err
     assert not list((hosts.home / "runs").iterdir())
-    until(lambda: nothing_left(hosts), 20, "the end of everything on the hosts")
+    wait_until(lambda: nothing_left(hosts), "the end of everything on the hosts", 20)
 
 
 @pytest.mark.lab
@@ -178,14 +179,14 @@ def test_a_host_that_is_lost_gives_its_task_to_its_next_session(hosts):
     try:
         for task in ("one", "two"):
             log = task_log(hosts, f"{task}-group", task)
-            until(lambda log=log: log.exists() and "begins" in log.read_text(), 60, task)
+            wait_until(lambda log=log: log.exists() and "begins" in log.read_text(), task, 60)
         hosts.cut("a")
         out, err = process.communicate(timeout=90)
     finally:
         process.kill()
     assert process.returncode == 0, err + out
     assert "the connection to a" in err
-    until(lambda: nothing_left(hosts), 30, "the end of everything on the hosts")
+    wait_until(lambda: nothing_left(hosts), "the end of everything on the hosts", 30)
 
 
 @pytest.mark.lab
@@ -236,7 +237,7 @@ def test_exec_status_and_cancel_reach_tasks_on_hosts(hosts):
     try:
         for task in ("one", "two"):
             log = task_log(hosts, f"{task}-group", task)
-            until(lambda log=log: log.exists() and "begins" in log.read_text(), 60, task)
+            wait_until(lambda log=log: log.exists() and "begins" in log.read_text(), task, 60)
         code, out, err = hosts.run("r", "one", "--", "sh", "-c", "echo at $HOME", command="exec")
         assert (code, out) == (0, f"at {home}\n"), err
         code, out, err = hosts.run("r", command="status")
@@ -248,7 +249,7 @@ def test_exec_status_and_cancel_reach_tasks_on_hosts(hosts):
     finally:
         process.kill()
     assert process.returncode == 128 + signal.SIGTERM
-    until(lambda: nothing_left(hosts), 30, "the end of everything on the hosts")
+    wait_until(lambda: nothing_left(hosts), "the end of everything on the hosts", 30)
 
 
 @pytest.mark.lab
@@ -274,14 +275,14 @@ def test_a_task_of_a_host_that_stays_away_goes_to_another(hosts):
     try:
         for task in ("one", "two"):
             log = task_log(hosts, f"{task}-group", task)
-            until(lambda log=log: log.exists() and "begins" in log.read_text(), 60, task)
+            wait_until(lambda log=log: log.exists() and "begins" in log.read_text(), task, 60)
         hosts.cut("a", for_good=True)
         moved = hosts.home / "runs" / "r" / "logs" / "one-group" / "one" / "attempt-1"
-        until((moved / "rank-0.log").exists, 60, "the next attempt")
+        wait_until((moved / "rank-0.log").exists, "the next attempt", 60)
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=90)
     finally:
         process.kill()
     assert "its task goes to b" in err
     assert f"one begins at {home}" in (moved / "rank-0.log").read_text()
-    until(lambda: nothing_left(hosts), 30, "the end of everything on the hosts")
+    wait_until(lambda: nothing_left(hosts), "the end of everything on the hosts", 30)

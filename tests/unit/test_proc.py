@@ -2,10 +2,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
+from kit.waiting import wait_until
 from torchmuster import proc
 from torchmuster.errors import MusterError
 
@@ -13,19 +13,11 @@ DEADLINE_S = 30.0
 GONE_PID = 2**22 + 1  # beyond the kernel's largest
 
 
-def until(claim):
-    """Wait for a claim about other processes, which the kernel has no event for."""
-    deadline = time.monotonic() + DEADLINE_S
-    while not claim():
-        assert time.monotonic() < deadline
-        os.sched_yield()
-
-
 @pytest.fixture
 def sleeper():
     """A process in a session of its own, with a child."""
     child = proc.start(["sh", "-c", "sleep 600 & sleep 600; :"])
-    until(lambda: len(proc.children_of(child.pid)) == 2)
+    wait_until(lambda: len(proc.children_of(child.pid)) == 2)
     yield child
     proc.kill_session(child.pid)
     child.wait(DEADLINE_S)
@@ -61,14 +53,14 @@ def test_the_killing_of_a_session_takes_the_children_too(sleeper):
 
     assert sleeper.wait(DEADLINE_S) == -signal.SIGKILL
     assert len(below) == 2
-    until(lambda: not any(proc.is_running(pid) for pid in below))
+    wait_until(lambda: not any(proc.is_running(pid) for pid in below))
 
 
 def test_a_name_with_parentheses_does_not_confuse_the_facts(tmp_path):
     path = tmp_path / "a) R 1 (b"
     path.symlink_to("/bin/sleep")
     child = proc.start([str(path), "600"])
-    until(lambda: os.readlink(f"/proc/{child.pid}/exe") != os.readlink("/proc/self/exe"))
+    wait_until(lambda: os.readlink(f"/proc/{child.pid}/exe") != os.readlink("/proc/self/exe"))
 
     assert proc.read_process(child.pid).parent_pid == os.getpid()
     child.send_signal(9)
@@ -132,7 +124,7 @@ def test_a_child_that_asked_for_it_dies_with_its_parent():
         assert proc.is_running(child)
         parent.send_signal(signal.SIGKILL)
         parent.wait(DEADLINE_S)
-        until(lambda: not proc.is_running(child))
+        wait_until(lambda: not proc.is_running(child))
 
 
 END_CHILDREN = """
@@ -180,13 +172,13 @@ def in_a_pbs_job(monkeypatch):
 
 def test_in_a_job_of_pbs_a_command_stays_in_the_session_and_leads_a_group(in_a_pbs_job):
     child = proc.start(["sh", "-c", "sleep 600 & sleep 600; :"])
-    until(lambda: len(proc.children_of(child.pid)) == 2)
+    wait_until(lambda: len(proc.children_of(child.pid)) == 2)
     facts, below = proc.read_process(child.pid), proc.descendants(child.pid)
     proc.kill_session(child.pid)
 
     assert (facts.session, facts.group) == (os.getsid(0), child.pid)
     assert child.wait(DEADLINE_S) == -signal.SIGKILL
-    until(lambda: not any(proc.is_running(pid) for pid in below))
+    wait_until(lambda: not any(proc.is_running(pid) for pid in below))
 
 
 def test_in_a_job_of_pbs_only_the_leader_of_a_terminal_leaves_the_session(in_a_pbs_job):

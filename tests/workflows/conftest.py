@@ -4,24 +4,14 @@ import json
 import os
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import pytest
 
+from kit.waiting import wait_until
+
 SOURCE = Path(__file__).parents[2] / "src"
 LIMIT_S = 60.0
-
-
-def wait_until(condition, what, limit_s=20.0):
-    """Return the first true value of `condition`; fail when there is none in time."""
-    deadline = time.monotonic() + limit_s
-    pause = threading.Event()
-    while not (value := condition()):
-        assert time.monotonic() < deadline, f"waited {limit_s:g} s for {what}"
-        pause.wait(0.02)
-    return value
 
 
 class Workflow:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from workflows.conftest import wait_until
+from kit.waiting import wait_until
 
 TASK = """
 workflow:

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from kit.waiting import wait_until
 from workflows.conftest import SOURCE
 
 
@@ -141,8 +142,6 @@ workflow:
         here = tmp_path / "here"
         done = muster(workflow, "data", "download", str(tmp_path / "saved"), str(here))
         return (here / "step").read_text() if done.returncode == 0 else None
-
-    from workflows.conftest import wait_until
 
     wait_until((tmp_path / "saved" / "CHECKPOINT.json").exists, "the first checkpoint")
     assert newest() == "1\n"

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from workflows.conftest import SOURCE, wait_until
+from kit.waiting import wait_until
+from workflows.conftest import SOURCE
 
 EXAMPLES = SOURCE.parent / "examples" / "workflows"
 

@@ -18,8 +18,9 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.workflows.conftest import SOURCE, Workflow, wait_until
+from tests.workflows.conftest import SOURCE, Workflow
 
+from kit.waiting import wait_until
 from torchmuster.node.sandbox.place import namespaces_available
 
 LIMIT_S = 30.0

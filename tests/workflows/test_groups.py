@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from workflows.conftest import wait_until
+from kit.waiting import wait_until
 
 ONE = """
 workflow:

@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from workflows.conftest import SOURCE, wait_until
+from kit.waiting import wait_until
+from workflows.conftest import SOURCE
 
 CHAIN = """
 workflow:

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 import pytest
 
+from kit.waiting import wait_until
 from lab.netlab import SOURCE, Host
 from lab.trains import MUSTER, TORCHRUN, Together, muster_environment
-from lab.waiting import wait_until
 
 DOCTOR_LIMIT_S = 120.0
 FAULTS: list["Fault"] = []

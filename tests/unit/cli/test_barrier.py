@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from kit.waiting import wait_until
 from ports import reserve_port
 from torchmuster.model.contract import TASK_SOCKET_VARIABLE
-from unit.node.fake_head import FakeHead, wait_until
+from unit.node.fake_head import FakeHead
 
 SOURCE = str(Path(__file__).parents[3] / "src")
 DEADLINE_S = 60.0

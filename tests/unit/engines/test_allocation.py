@@ -1,10 +1,8 @@
 """Starts of agents on the other nodes of a job: those that hang, and those that end at once."""
 
-import threading
-import time
-
 import pytest
 
+from kit.waiting import wait_until
 from torchmuster import proc
 from torchmuster.engines import starter
 from torchmuster.engines.allocation import AllocationEngine
@@ -44,14 +42,6 @@ def engine(tmp_path):
             child.wait(LIMIT_S)
 
 
-def until(claim):
-    deadline, pause = time.monotonic() + LIMIT_S, threading.Event()
-    while not (found := claim()):
-        assert time.monotonic() < deadline
-        pause.wait(0.02)
-    return found
-
-
 def test_a_start_that_hangs_is_ended_and_tried_again(engine, monkeypatch):
     one = engine(HANGS)
     one.start_place(1)
@@ -64,14 +54,14 @@ def test_a_start_that_hangs_is_ended_and_tried_again(engine, monkeypatch):
     one._starters[hanging]._began_at -= 61.0
     one.start_place(1)
     assert len(one.pids) == 2
-    until(lambda: not proc.is_running(hanging))
+    wait_until(lambda: not proc.is_running(hanging))
     assert one.holds(1)
 
 
 def test_a_start_that_ends_at_once_leaves_its_words(engine):
     one = engine(FAILS)
     one.start_place(1)
-    (end,) = until(one.poll)
+    (end,) = wait_until(one.poll)
     assert (end.place, end.status, end.said) == (1, 3, ("mpiexec: no other MPI",))
     assert starter.describe_end(end.status, end.said) == (
         "what started its agent ended (exit code 3): mpiexec: no other MPI"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import torchmuster
+from kit.waiting import wait_until
 from torchmuster.errors import (
     BarrierError,
     BarrierTimeoutError,
@@ -22,7 +23,7 @@ from torchmuster.model.contract import TASK_SOCKET_VARIABLE
 from torchmuster.net import task_call
 from torchmuster.net.task_call import call_agent, wait_at_barrier
 from torchmuster.node.worker_socket import make_socket_folder
-from unit.node.fake_head import FakeHead, wait_until
+from unit.node.fake_head import FakeHead
 
 SOURCE = str(Path(__file__).parents[3] / "src")
 

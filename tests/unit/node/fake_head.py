@@ -118,12 +118,3 @@ class FakeHead:
         finally:
             self.num_waiting -= 1
             closing.cancel()
-
-
-def wait_until(condition, deadline_s=20.0):
-    """Wait for a condition; a test that waits for ever fails."""
-    limit_s = time.monotonic() + deadline_s
-    pause = threading.Event()
-    while not condition():
-        assert time.monotonic() < limit_s, "the condition did not come true"
-        pause.wait(0.005)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from kit.waiting import wait_until_async
 from torchmuster.files.layout import RunDir
 from torchmuster.model.plan import Program, ScriptKind
 from torchmuster.net import messages
@@ -16,12 +17,6 @@ PROGRAM = Program(
 LIMIT_S = 20.0
 
 
-async def until(condition):
-    async with asyncio.timeout(LIMIT_S):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
 @pytest.mark.parametrize("torch_first", [True, False])
 def test_facts_are_sent_once_with_the_torch_of_the_spawner(tmp_path, torch_first):
     async def main():
@@ -31,10 +26,10 @@ def test_facts_are_sent_once_with_the_torch_of_the_spawner(tmp_path, torch_first
             desk.take_torch({"torch": "2.13.0", "is_known": True})
         desk.take(messages.AskFacts(), PROGRAM, {}, RunDir(str(tmp_path)))
         if not torch_first:
-            await until(lambda: desk._facts is not None)
+            await wait_until_async(lambda: desk._facts is not None)
             assert sent == []
             desk.take_torch({"torch": "2.13.0", "is_known": True})
-        await until(lambda: sent)
+        await wait_until_async(lambda: sent)
         desk.take_torch({})  # a later word does not count
         (said,) = sent
         assert said.facts["torch"]["torch"] == "2.13.0"
@@ -52,7 +47,7 @@ def test_an_agent_that_is_asked_again_answers_again(tmp_path):
         desk.take_torch({})
         for number in (1, 2):
             desk.take(messages.AskFacts(), PROGRAM, {}, RunDir(str(tmp_path)))
-            await until(lambda number=number: len(sent) == number)
+            await wait_until_async(lambda number=number: len(sent) == number)
 
     asyncio.run(main())
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kit.waiting import wait_until
 from torchmuster import proc
 from torchmuster.diagnose.facts.stacks import Doing, judge
 from torchmuster.model import beats
@@ -27,12 +28,6 @@ def read():
 read()
 """
 SOURCE = os.path.dirname(os.path.dirname(os.path.dirname(stacks.__file__)))
-
-
-def wait_until(condition):
-    deadline = stacks.time.monotonic() + 20
-    while not condition():
-        assert stacks.time.monotonic() < deadline
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from kit.waiting import wait_until
 from torchmuster.train.group import WorldError
 from torchmuster.train.preempt import StopWatch
 
@@ -57,15 +58,6 @@ def watches(world_size, store=None, **more):
     for watch in made:
         watch.begin(0, signals=())
     return made
-
-
-def wait_until(condition, what):
-    end = threading.Event()
-    for _ in range(2000):
-        if condition():
-            return
-        end.wait(0.005)
-    raise AssertionError(f"not within 10 s: {what}")
 
 
 class Rank:

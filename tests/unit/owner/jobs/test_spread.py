@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from kit.waiting import wait_until_async
 from torchmuster.engines.ways import Way
 from torchmuster.errors import MusterError
 from torchmuster.model.job import AllocatedNode
@@ -115,13 +116,6 @@ def joined(node):
     return Event(name="agent_joined", time="", fields={"node": node, "host": node, "pid": 1})
 
 
-async def until(condition, what):
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.01)
-    assert condition(), what
-
-
 FOREVER = (sys.executable, "-c", "import signal; signal.pause()")
 
 
@@ -130,7 +124,7 @@ def test_missing_hosts_are_started_with_their_order_and_ended(spreader, tmp_path
 
     async def work():
         made.begin(made.note)
-        await until(lambda: len(made.party.dialect.starts) == 2, "two starts")
+        await wait_until_async(lambda: len(made.party.dialect.starts) == 2, "two starts")
         pids = [start.child.pid for start in made._starts.values()]
         mode = os.stat(tmp_path / "environment.json").st_mode & 0o777
         await made.close()
@@ -169,7 +163,7 @@ def test_start_that_fails_is_tried_three_times_and_named(spreader):
 
     async def work():
         made.begin(made.note)
-        await until(lambda: len(made.said) == 7, "the last try")
+        await wait_until_async(lambda: len(made.said) == 7, "the last try")
         await made.close()
 
     asyncio.run(work())
@@ -182,12 +176,12 @@ def test_lost_agent_is_started_again_when_what_started_it_has_ended(spreader):
 
     async def work():
         made.begin(made.note)
-        await until(lambda: len(made.party.dialect.starts) == 2, "two starts")
+        await wait_until_async(lambda: len(made.party.dialect.starts) == 2, "two starts")
         made.hear(joined("n2"))
         made.hear(Event(name="node_lost", time="", fields={"node": "n2", "why": "killed"}))
         made.need([1])
         made._starts[1].child.send_signal(9)
-        await until(lambda: len(made.party.dialect.starts) == 3, "the third start")
+        await wait_until_async(lambda: len(made.party.dialect.starts) == 3, "the third start")
         await made.close()
 
     asyncio.run(work())
@@ -199,7 +193,7 @@ def test_host_that_was_started_here_is_ours(spreader):
 
     async def work():
         made.begin(made.note)
-        await until(lambda: made._starts, "a start")
+        await wait_until_async(lambda: made._starts, "a start")
         ours = made.is_ours("n2.cluster.site"), made.is_ours("n9")
         await made.close()
         return ours
