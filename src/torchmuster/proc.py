@@ -8,10 +8,14 @@ import ctypes
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torchmuster.errors import MusterError
+
+# What starts every program of ours on a node: it is run by its path.
+NODE_DOOR = os.path.join(os.path.dirname(os.path.abspath(__file__)), "programs", "__main__.py")
 
 # The options of prctl(2), from the kernel's header linux/prctl.h.
 _PR_SET_PDEATHSIG = 1
@@ -26,6 +30,11 @@ _OF_A_JOB_BY_SESSION = "PBS_JOBID"
 _inherited: frozenset[int] | None = None
 _beside: set[int] = set()
 _left_sessions: set[int] = set()  # of processes that go on when the run has ended well
+
+
+def node_program(name: str, *words: str, python: str = sys.executable) -> list[str]:
+    """Return the command line of one of our programs (`programs/__main__.py`), which no site or variable disturbs."""
+    return [python, "-I", "-S", NODE_DOOR, name, *words]
 
 
 class Child:

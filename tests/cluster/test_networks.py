@@ -166,9 +166,8 @@ def start_and_wait(nodes, run_dir, folder, env, heads, limit_s):
             start(1, [*head, str(lifeline)])
             wait_until(where.exists, "the head's address")
             port = where.read_text()
-            entry = str(SOURCE / "torchmuster" / "programs" / "__main__.py")
             for node in range(2, nodes.num_nodes + 1):
-                argv = [sys.executable, "-I", "-S", entry, f"--run-dir={run_dir.path}"]
+                argv = proc.node_program("agent", f"--run-dir={run_dir.path}")
                 argv += [f"--place={node - 1}", f"--lifeline-fd={lifeline}"]
                 start(node, [*argv, f"--head={','.join(f'{host}:{port}' for host in heads)}"])
             deadline = time.monotonic() + limit_s

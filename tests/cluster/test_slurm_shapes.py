@@ -142,7 +142,7 @@ def test_where_nothing_keeps_accounts_the_end_comes_from_the_controller(login, s
     wait_until(log.exists, "the worker")
     # Killed at once, so that no result is written: only the controller knows of the end.
     for pid in slurm_lab.processes_on("n1"):
-        if b"conduct.py" in command_of(pid):
+        if b"conduct" in command_of(pid):
             os.kill(pid, signal.SIGKILL)
     slurm_lab.wait_for_job(job, "FAILED")
 

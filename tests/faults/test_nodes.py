@@ -221,10 +221,8 @@ def call_in(run, *, place, secret=None):
     import json
     import shutil
     import subprocess
-    import sys
-    from pathlib import Path
 
-    from harness import SOURCE, job_env
+    from harness import job_env
 
     stranger = run.folder / f"stranger-{place}-{bool(secret)}"
     stranger.mkdir()
@@ -233,9 +231,8 @@ def call_in(run, *, place, secret=None):
     if secret is not None:
         (stranger / "secret").write_text(secret)
     head = json.loads((run.run_dir / "head.json").read_text())
-    agent = Path(SOURCE) / "torchmuster" / "programs" / "__main__.py"
-    argv = [sys.executable, "-I", "-S", str(agent), f"--run-dir={stranger}", f"--place={place}"]
-    argv.append(f"--head={head['host']}:{head['port']}")
+    words = [f"--run-dir={stranger}", f"--place={place}", f"--head={head['host']}:{head['port']}"]
+    argv = proc.node_program("agent", *words)
     done = subprocess.run(argv, env=job_env(run.home), timeout=30, check=False)
     return done.returncode, (stranger / "logs" / "agents" / "n2.log").read_text()
 

@@ -20,6 +20,7 @@ PYTHON = "$PYTHON"  # as a head's first word: the interpreter that the script na
 ENDS_AT = "MUSTER_JOB_ENDS_AT"
 _PLAIN_PATH = re.compile(r"/[A-Za-z0-9_./+=@,-]*")
 _BROKEN_VALUE = re.compile(r"[\s'\"\\#\x00-\x1f\x7f]")
+_DOOR = "/programs/__main__.py"  # in the package: what starts every program of ours
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _STDERR_LINES = 5
 
@@ -180,11 +181,10 @@ def body(job: JobRequest) -> list[str]:
 
 def _with_copy(head: Sequence[str], copy: str) -> tuple[list[str], str]:
     """Return what takes a copy of torchmuster where a node lacks that of the client, and the head's command."""
-    program = head[1]
-    package, name = program.rpartition("/owner/jobs/")[::2]
+    package = head[1].removesuffix(_DOOR)
     lines = [
         f"MUSTER={shlex.quote(check_text(package, 'package'))}",
-        f'if [ ! -r "$MUSTER/owner/jobs/{name}" ]; then',
+        f'if [ ! -r "$MUSTER{_DOOR}" ]; then',
         f"  COPY={shlex.quote(check_text(copy, 'package_copy'))}",
         '  echo "muster: $MUSTER is not on $(uname -n): the copy in $COPY is taken" >&2',
         '  [ -d "$COPY" ] || { "$PYTHON" -I -m zipfile -e "$COPY.zip" "$COPY.$$/torchmuster" && mv -T "$COPY.$$" "$COPY"; }',
@@ -192,7 +192,7 @@ def _with_copy(head: Sequence[str], copy: str) -> tuple[list[str], str]:
         "fi",
     ]
     rest = " ".join(shlex.quote(check_text(word, "head")) for word in head[2:])
-    return lines, f'"{PYTHON}" "$MUSTER/owner/jobs/{name}" {rest}'
+    return lines, f'"{PYTHON}" "$MUSTER{_DOOR}" {rest}'
 
 
 def _fallback(node_lines: Sequence[str]) -> list[str]:

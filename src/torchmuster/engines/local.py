@@ -5,7 +5,6 @@ before a replacement is started; when we die, the agents see the end of their li
 """
 
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,12 +28,9 @@ class AgentEnd:
 
 def agent_argv(run_dir: RunDir, place: int, heads: Sequence[tuple[str, int]]) -> list[str]:
     """Return the command of a place's agent; it tries the addresses of the head in turn."""
-    entry = os.path.join(
-        os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "programs", "__main__.py"
-    )
-    argv = [sys.executable, "-I", "-S", entry]
-    argv += [f"--run-dir={run_dir.path}", f"--place={place}"]
-    return [*argv, f"--head={','.join(f'{host}:{port}' for host, port in heads)}"]
+    head = ",".join(f"{host}:{port}" for host, port in heads)
+    words = (f"--run-dir={run_dir.path}", f"--place={place}", f"--head={head}")
+    return proc.node_program("agent", *words)
 
 
 class AgentProcesses:

@@ -9,6 +9,7 @@ from torchmuster.errors import UsageError
 from torchmuster.files.layout import RunDir
 from torchmuster.model.job import JobDependency, JobRequest, NodeChunk
 from torchmuster.model.workflow import GroupPlan, TaskPlan, WorkflowPlan
+from torchmuster.proc import NODE_DOOR
 
 # Data that is fetched before a command starts and stored after it ended is not part of exec_timeout.
 MARGIN_S = 600.0
@@ -34,12 +35,10 @@ class JobOptions:
     """Where the run lies and what conducts a group there.
 
     Attributes:
-        group_main: The program of a group's head, an absolute path.
         log_of: The path of a group's log, by its name.
     """
 
     run_dir: str
-    group_main: str
     log_of: Callable[[str], str]
     site: SiteOptions = field(default_factory=SiteOptions)
     margin_s: float = MARGIN_S
@@ -122,7 +121,7 @@ def _request(plan: WorkflowPlan, group: GroupPlan, engine: str, options: JobOpti
     excluded = dict.fromkeys(name for task in group.tasks for name in task.resources.nodes_excluded)
     num_nodes = sum(chunk.num_nodes for chunk in chunks)
     min_nodes = sum(_min_nodes(task) for task in group.tasks)
-    head = (PYTHON, options.group_main, "--run-dir", options.run_dir)
+    head = (PYTHON, NODE_DOOR, "conduct-group", "--run-dir", options.run_dir)
     return JobRequest(
         name=f"{plan.name}-{group.name}",
         chunks=chunks,

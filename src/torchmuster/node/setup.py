@@ -24,7 +24,6 @@ from torchmuster.node.scratch import folder_name, make_scratch, parent_folder
 from torchmuster.node.shell import CommandWatch, NodeShell, SetupError
 
 _MAX_TAKES = 10
-_STAGING = os.path.join(os.path.dirname(os.path.abspath(__file__)), "staging.py")
 
 
 class SetupHost(Protocol):
@@ -132,7 +131,7 @@ class NodeWork:
     async def _stage(self, shell: NodeShell, environment: Mapping[str, str]) -> None:
         """Stage in a process of its own, so that it can hang or be killed without the agent."""
         stages = [{"source": s.source, "target": s.target} for s in self.order.setup.stages]
-        argv = [sys.executable, "-I", "-S", _STAGING, str(self.scratch), json.dumps(stages)]
+        argv = proc.node_program("stage", str(self.scratch), json.dumps(stages))
         answer, errors = CommandWatch(), CommandWatch(log=self._log)
         reader, writer = os.pipe2(os.O_CLOEXEC)
         error_r, error_w = os.pipe2(os.O_CLOEXEC)

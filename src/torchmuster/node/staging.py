@@ -1,6 +1,6 @@
 """Fill a node's scratch folder: link, copy or unpack what `--stage` names, in a process of its own.
 
-    python -I -S .../torchmuster/node/staging.py FOLDER '[{"source": ..., "target": ...}]'
+    stage FOLDER '[{"source": ..., "target": ...}]'
 
 A file system that hangs must not stop the agent, and a copy must end when the run does: so this is a process that
 can be killed. It prints one JSON object per line: progress in bytes, and at the end an error or that all is there.
@@ -20,12 +20,6 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import IO, Any
-
-if __package__ in (None, ""):
-    _package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    if sys.path and os.path.abspath(sys.path[0]) == os.path.dirname(os.path.abspath(__file__)):
-        del sys.path[0]
-    sys.path.insert(0, os.path.dirname(_package))
 
 from torchmuster import proc
 from torchmuster.errors import MusterError
@@ -363,7 +357,3 @@ def main(arguments: list[str]) -> int:
         return 1
     say({"whole": True})
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

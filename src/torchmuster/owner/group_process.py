@@ -2,11 +2,9 @@
 
 import asyncio
 import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
-import torchmuster.programs
 from torchmuster import proc
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
@@ -54,8 +52,7 @@ class GroupProcess:
         listening = listener.bind("127.0.0.1", 0)
         host, port = listening.getsockname()[:2]
         with listening:
-            main = os.path.join(os.path.dirname(torchmuster.programs.__file__), "group_main.py")
-            argv = [sys.executable, "-I", "-S", main, f"--run-dir={self._run_dir.path}"]
+            argv = proc.node_program("group", f"--run-dir={self._run_dir.path}")
             argv += [f"--group={self._group}", f"--listen-fd={listening.fileno()}"]
             argv += [f"--lifeline-fd={self._lifeline[0]}"]
             log = self._open_log()

@@ -1,18 +1,50 @@
-"""Start an agent by its path: `python -I -S .../torchmuster/programs/__main__.py OPTIONS`.
+"""The door of every program that muster starts on a node: `python [-I -S] .../programs/__main__.py NAME ARGUMENTS`.
 
-No environment variable and no `site` can disturb it, and nothing outside the standard library is needed.
+Started by its path, so that no environment variable and no `site` can disturb it, and neither the node nor the job's
+environment needs an installation. `proc.node_program` makes the command line.
 """
 
 import os
 import sys
 
-if __package__ in (None, ""):
-    _package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    if sys.path and os.path.abspath(sys.path[0]) == os.path.dirname(os.path.abspath(__file__)):
-        del sys.path[0]
-    sys.path.insert(0, os.path.dirname(_package))
+# Only the module of the program that is asked for is imported: some are about to become a task's command.
+PROGRAMS = {
+    "agent": "programs.main",
+    "group": "programs.group_main",
+    "enter": "programs.enter",
+    "view": "node.sandbox.place_launch",
+    "container": "node.sandbox.container",
+    "exec": "node.sandbox.exec_launch",
+    "network": "node.sandbox.network_hold",
+    "stage": "node.staging",
+    "remote": "node.remote.main",
+    "proxy": "node.remote.proxy",
+    "conduct": "owner.jobs.conduct",
+    "conduct-group": "owner.jobs.conduct_group",
+    "training-task": "owner.jobs.nested",
+}
 
-from torchmuster.programs.main import main
+
+def run(words: list[str]) -> int | None:
+    """Run the program that the first word names, with the others; return its exit code."""
+    module = PROGRAMS.get(words[0]) if words else None
+    if module is None:
+        # Its starter read other files than these: e.g. muster was upgraded while a run or a queued job needed it.
+        asked = words[0] if words else ""
+        sys.stderr.write(
+            f"error: muster has no program `{asked}`\nat: {os.path.abspath(__file__)}\n"
+            "because: what starts it is of another version of muster\n"
+            "hint: start the run or submit the job again\n"
+        )
+        return 2
+    main = __import__(f"torchmuster.{module}", fromlist=["main"]).main
+    code: int | None = main(words[1:])
+    return code
+
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    _here = os.path.dirname(os.path.abspath(__file__))
+    if os.path.abspath(sys.path[0]) == _here:
+        del sys.path[0]  # the interpreter put this folder in front, without -I
+    sys.path.insert(0, os.path.dirname(os.path.dirname(_here)))
+    sys.exit(run(sys.argv[1:]))

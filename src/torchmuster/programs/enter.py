@@ -1,6 +1,6 @@
 """Start a command on another node as its job's head would: with the head's variables, in the head's folder.
 
-    python -I -S .../torchmuster/programs/enter.py --environment FILE --cwd FOLDER [--set NAME=VALUE] -- COMMAND
+    enter --environment FILE --cwd FOLDER [--set NAME=VALUE] -- COMMAND
 
 pbsdsh brings nothing of it, ssh neither. This process becomes the command.
 """
@@ -9,12 +9,7 @@ import argparse
 import os
 import sys
 
-if __package__ in (None, ""):
-    _package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    if sys.path and os.path.abspath(sys.path[0]) == os.path.dirname(os.path.abspath(__file__)):
-        del sys.path[0]
-    sys.path.insert(0, os.path.dirname(_package))
-
+from torchmuster import proc
 from torchmuster.errors import MusterError
 from torchmuster.model.display.text import render_report, report_of_error
 from torchmuster.node.environment import take_environment
@@ -24,8 +19,7 @@ def enter_argv(
     python: str, environment: str, cwd: str, settings: dict[str, str], command: list[str]
 ) -> list[str]:
     """Return the command line that starts `command` there; the first word is `python`, an absolute path."""
-    argv = [python, "-I", "-S", os.path.abspath(__file__)]
-    argv += [f"--environment={environment}", f"--cwd={cwd}"]
+    argv = proc.node_program("enter", f"--environment={environment}", f"--cwd={cwd}", python=python)
     argv += [f"--set={name}={value}" for name, value in settings.items()]
     return [*argv, "--", *command]
 
@@ -54,7 +48,3 @@ def main(arguments: list[str]) -> int:
         )
         sys.stderr.write(render_report(report_of_error(found)))
         return 1
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

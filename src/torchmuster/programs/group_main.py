@@ -1,7 +1,7 @@
 """The process of a group's head, and those of its tasks' agents on this machine.
 
-python -I -S group_main.py --run-dir DIR --group NAME --listen-fd N --lifeline-fd N
-python -I -S group_main.py --run-dir DIR --group NAME --task NAME --attempt K --head HOST:PORT --lifeline-fd N
+    group --run-dir DIR --group NAME --listen-fd N --lifeline-fd N
+    group --run-dir DIR --group NAME --task NAME --attempt K --head HOST:PORT --lifeline-fd N
 
 On hosts of ssh the head is here too, and a process stands for each agent elsewhere (`node/remote/proxy.py`).
 """
@@ -14,12 +14,6 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
-
-if __package__ in (None, ""):
-    _package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    if sys.path and os.path.abspath(sys.path[0]) == os.path.dirname(os.path.abspath(__file__)):
-        del sys.path[0]
-    sys.path.insert(0, os.path.dirname(_package))
 
 from torchmuster import proc
 from torchmuster.errors import MusterError, RunDirectoryError
@@ -80,8 +74,8 @@ class ProcessStarter:
 
     def start(self, task: str, attempt: int) -> None:
         """Start an agent."""
-        argv = [sys.executable, "-I", "-S", os.path.abspath(__file__)]
-        argv += [f"--run-dir={self._run_dir.path}", f"--group={self._group}", f"--task={task}"]
+        argv = proc.node_program("group", f"--run-dir={self._run_dir.path}")
+        argv += [f"--group={self._group}", f"--task={task}"]
         heads = ",".join(f"{host}:{port}" for host, port in self._heads)
         argv += [f"--attempt={attempt}", f"--head={heads}"]
         elsewhere = self._wrap(task, argv) if self._wrap is not None else None
@@ -345,7 +339,3 @@ def _read_network(
     return NetworkShare(
         hosts=hosts, resolver=None if resolver is None else resolver.encode(), **part
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -25,7 +25,7 @@ if ! "$PYTHON" -I -S -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/de
   fi
 fi
 MUSTER=/opt/torchmuster
-if [ ! -r "$MUSTER/owner/jobs/conduct.py" ]; then
+if [ ! -r "$MUSTER/programs/__main__.py" ]; then
   COPY=/home/me/home/runs/r1/package
   echo "muster: $MUSTER is not on $(uname -n): the copy in $COPY is taken" >&2
   [ -d "$COPY" ] || { "$PYTHON" -I -m zipfile -e "$COPY.zip" "$COPY.$$/torchmuster" && mv -T "$COPY.$$" "$COPY"; }
@@ -33,4 +33,4 @@ if [ ! -r "$MUSTER/owner/jobs/conduct.py" ]; then
 fi
 
 # The head of the run: it starts an agent on every node, restarts what dies, leaves the result.
-exec "$PYTHON" "$MUSTER/owner/jobs/conduct.py" /home/me/home/runs/r1 --engine slurm --warn 120 --submitted-from x86_64
+exec "$PYTHON" "$MUSTER/programs/__main__.py" conduct /home/me/home/runs/r1 --engine slurm --warn 120 --submitted-from x86_64

@@ -43,7 +43,7 @@ if ! "$PYTHON" -I -S -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/de
 fi
 export MUSTER_JOB_ENDS_AT=$(($(date +%s) + 7200))
 MUSTER=/opt/torchmuster
-if [ ! -r "$MUSTER/owner/jobs/conduct_group.py" ]; then
+if [ ! -r "$MUSTER/programs/__main__.py" ]; then
   COPY=/home/me/home/runs/r1/package
   echo "muster: $MUSTER is not on $(uname -n): the copy in $COPY is taken" >&2
   [ -d "$COPY" ] || { "$PYTHON" -I -m zipfile -e "$COPY.zip" "$COPY.$$/torchmuster" && mv -T "$COPY.$$" "$COPY"; }
@@ -51,7 +51,7 @@ if [ ! -r "$MUSTER/owner/jobs/conduct_group.py" ]; then
 fi
 
 # The head of group make-data: it starts an agent on each node of this job, calls the roll, conducts the tasks, stores outputs; its exit code is the group's.
-exec "$PYTHON" "$MUSTER/owner/jobs/conduct_group.py" --run-dir /home/me/home/runs/r1 --group make-data --engine slurm
+exec "$PYTHON" "$MUSTER/programs/__main__.py" conduct-group --run-dir /home/me/home/runs/r1 --group make-data --engine slurm
 
 # ---- train.sh
 #!/bin/bash -l
@@ -94,7 +94,7 @@ if ! "$PYTHON" -I -S -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/de
 fi
 export MUSTER_JOB_ENDS_AT=$(($(date +%s) + 7200))
 MUSTER=/opt/torchmuster
-if [ ! -r "$MUSTER/owner/jobs/conduct_group.py" ]; then
+if [ ! -r "$MUSTER/programs/__main__.py" ]; then
   COPY=/home/me/home/runs/r1/package
   echo "muster: $MUSTER is not on $(uname -n): the copy in $COPY is taken" >&2
   [ -d "$COPY" ] || { "$PYTHON" -I -m zipfile -e "$COPY.zip" "$COPY.$$/torchmuster" && mv -T "$COPY.$$" "$COPY"; }
@@ -102,5 +102,5 @@ if [ ! -r "$MUSTER/owner/jobs/conduct_group.py" ]; then
 fi
 
 # The head of group train: it starts an agent on each node of this job, calls the roll, conducts the tasks, stores outputs; its exit code is the group's.
-exec "$PYTHON" "$MUSTER/owner/jobs/conduct_group.py" --run-dir /home/me/home/runs/r1 --group train --engine slurm
+exec "$PYTHON" "$MUSTER/programs/__main__.py" conduct-group --run-dir /home/me/home/runs/r1 --group train --engine slurm
 

@@ -29,7 +29,7 @@ if ! "$PYTHON" -I -S -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/de
   fi
 fi
 MUSTER=/opt/torchmuster
-if [ ! -r "$MUSTER/owner/jobs/conduct_group.py" ]; then
+if [ ! -r "$MUSTER/programs/__main__.py" ]; then
   COPY=/home/me/home/runs/r1/package
   echo "muster: $MUSTER is not on $(uname -n): the copy in $COPY is taken" >&2
   [ -d "$COPY" ] || { "$PYTHON" -I -m zipfile -e "$COPY.zip" "$COPY.$$/torchmuster" && mv -T "$COPY.$$" "$COPY"; }
@@ -37,7 +37,7 @@ if [ ! -r "$MUSTER/owner/jobs/conduct_group.py" ]; then
 fi
 
 # The head of group make-data: it starts an agent on each node of this job, calls the roll, conducts the tasks, stores outputs; its exit code is the group's.
-exec "$PYTHON" "$MUSTER/owner/jobs/conduct_group.py" --run-dir /home/me/home/runs/r1 --group make-data --engine torque
+exec "$PYTHON" "$MUSTER/programs/__main__.py" conduct-group --run-dir /home/me/home/runs/r1 --group make-data --engine torque
 
 # ---- train.sh
 # not mapped: exec_timeout: none given: the time limit is the default of the queue
@@ -66,7 +66,7 @@ if ! "$PYTHON" -I -S -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/de
   fi
 fi
 MUSTER=/opt/torchmuster
-if [ ! -r "$MUSTER/owner/jobs/conduct_group.py" ]; then
+if [ ! -r "$MUSTER/programs/__main__.py" ]; then
   COPY=/home/me/home/runs/r1/package
   echo "muster: $MUSTER is not on $(uname -n): the copy in $COPY is taken" >&2
   [ -d "$COPY" ] || { "$PYTHON" -I -m zipfile -e "$COPY.zip" "$COPY.$$/torchmuster" && mv -T "$COPY.$$" "$COPY"; }
@@ -74,5 +74,5 @@ if [ ! -r "$MUSTER/owner/jobs/conduct_group.py" ]; then
 fi
 
 # The head of group train: it starts an agent on each node of this job, calls the roll, conducts the tasks, stores outputs; its exit code is the group's.
-exec "$PYTHON" "$MUSTER/owner/jobs/conduct_group.py" --run-dir /home/me/home/runs/r1 --group train --engine torque
+exec "$PYTHON" "$MUSTER/programs/__main__.py" conduct-group --run-dir /home/me/home/runs/r1 --group train --engine torque
 

@@ -37,7 +37,7 @@ if ! "$PYTHON" -I -S -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/de
 fi
 export MUSTER_JOB_ENDS_AT=$(($(date +%s) + 5400))
 MUSTER=/opt/torchmuster
-if [ ! -r "$MUSTER/owner/jobs/conduct_group.py" ]; then
+if [ ! -r "$MUSTER/programs/__main__.py" ]; then
   COPY=/home/me/home/runs/r1/package
   echo "muster: $MUSTER is not on $(uname -n): the copy in $COPY is taken" >&2
   [ -d "$COPY" ] || { "$PYTHON" -I -m zipfile -e "$COPY.zip" "$COPY.$$/torchmuster" && mv -T "$COPY.$$" "$COPY"; }
@@ -45,7 +45,7 @@ if [ ! -r "$MUSTER/owner/jobs/conduct_group.py" ]; then
 fi
 
 # The head of group make-data: it starts an agent on each node of this job, calls the roll, conducts the tasks, stores outputs; its exit code is the group's.
-exec "$PYTHON" "$MUSTER/owner/jobs/conduct_group.py" --run-dir /home/me/home/runs/r1 --group make-data --engine pbs
+exec "$PYTHON" "$MUSTER/programs/__main__.py" conduct-group --run-dir /home/me/home/runs/r1 --group make-data --engine pbs
 
 # ---- train.sh
 #!/bin/bash -l
@@ -82,7 +82,7 @@ if ! "$PYTHON" -I -S -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/de
 fi
 export MUSTER_JOB_ENDS_AT=$(($(date +%s) + 5400))
 MUSTER=/opt/torchmuster
-if [ ! -r "$MUSTER/owner/jobs/conduct_group.py" ]; then
+if [ ! -r "$MUSTER/programs/__main__.py" ]; then
   COPY=/home/me/home/runs/r1/package
   echo "muster: $MUSTER is not on $(uname -n): the copy in $COPY is taken" >&2
   [ -d "$COPY" ] || { "$PYTHON" -I -m zipfile -e "$COPY.zip" "$COPY.$$/torchmuster" && mv -T "$COPY.$$" "$COPY"; }
@@ -90,5 +90,5 @@ if [ ! -r "$MUSTER/owner/jobs/conduct_group.py" ]; then
 fi
 
 # The head of group train: it starts an agent on each node of this job, calls the roll, conducts the tasks, stores outputs; its exit code is the group's.
-exec "$PYTHON" "$MUSTER/owner/jobs/conduct_group.py" --run-dir /home/me/home/runs/r1 --group train --engine pbs
+exec "$PYTHON" "$MUSTER/programs/__main__.py" conduct-group --run-dir /home/me/home/runs/r1 --group train --engine pbs
 

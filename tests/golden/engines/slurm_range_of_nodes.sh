@@ -10,4 +10,4 @@
 # Python 3.11 or later, for muster's own processes; a line below may set another.
 PYTHON=/usr/bin/python3
 
-exec "$PYTHON" -I -S /opt/muster/group_main.py --group g
+exec "$PYTHON" /opt/muster/programs/__main__.py conduct-group --group g

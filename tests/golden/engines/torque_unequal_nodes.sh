@@ -12,4 +12,4 @@
 PYTHON=/usr/bin/python3
 export MUSTER_JOB_ENDS_AT=$(($(date +%s) + 86400))
 
-exec "$PYTHON" -I -S /opt/muster/group_main.py --group g
+exec "$PYTHON" /opt/muster/programs/__main__.py conduct-group --group g

@@ -8,7 +8,9 @@ ODD_PATH = "/scratch/my runs/it's #1 100%j.log"
 
 def request(**given):
     given.setdefault("chunks", (NodeChunk(num_nodes=2, cpus=8, gpus=4, memory_bytes=64 * GIB),))
-    given.setdefault("head", ("$PYTHON", "-I", "-S", "/opt/muster/group_main.py", "--group", "g"))
+    given.setdefault(
+        "head", ("$PYTHON", "/opt/muster/programs/__main__.py", "conduct-group", "--group", "g")
+    )
     return JobRequest(**{"name": "train", "log_path": "/runs/r1/job.log", **given})
 
 

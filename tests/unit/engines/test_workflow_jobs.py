@@ -1,5 +1,6 @@
 import pytest
 
+from torchmuster import proc
 from torchmuster.engines.registry import load_dialect
 from torchmuster.engines.workflow_jobs import (
     MARGIN_S,
@@ -41,7 +42,6 @@ def workflow(*groups, **given):
 def jobs(plan, dialect=SLURM, **site):
     options = JobOptions(
         run_dir="/runs/r1",
-        group_main="/lib/group_main.py",
         log_of=lambda name: f"/runs/r1/{name}.log",
         site=SiteOptions(**site),
     )
@@ -94,7 +94,7 @@ def test_time_limit_is_the_timeout_and_the_time_for_data():
 
 def test_head_conducts_its_group():
     (job,) = jobs(workflow(group("g")), queue="gpu", account="p")
-    words = "$PYTHON /lib/group_main.py --run-dir /runs/r1 --group g --engine slurm"
+    words = f"$PYTHON {proc.NODE_DOOR} conduct-group --run-dir /runs/r1 --group g --engine slurm"
     assert job.job.head == tuple(words.split())
     assert (job.job.queue, job.job.account, job.job.python) == ("gpu", "p", "/env/bin/python")
 

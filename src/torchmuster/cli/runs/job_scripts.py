@@ -92,10 +92,8 @@ def _jobs(plan: "WorkflowPlan", target: ScriptTarget) -> "tuple[GroupJob, ...]":
     from torchmuster.files.layout import RunDir, runs_dir
 
     run_dir = RunDir(os.path.join(runs_dir(), plan.run_id))
-    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     options = JobOptions(
         run_dir=run_dir.path,
-        group_main=os.path.join(package, "owner", "jobs", "conduct_group.py"),
         log_of=lambda name: os.path.join(run_dir.group(name).path, "job.log"),
         site=site_options(target.site),
     )

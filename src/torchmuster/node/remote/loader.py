@@ -164,9 +164,11 @@ def main(sha: str, package_root: str) -> None:
             send_frame(FAIL, {"what": "torchmuster came damaged: its checksum is another"})
             raise SystemExit(1)
         root, temporary = unpack(files, sha)
-    entry = os.path.join(root, "torchmuster", "node", "remote", "main.py")
+    entry = os.path.join(root, "torchmuster", "programs", "__main__.py")
     signal.alarm(0)
     # A folder of installed packages holds others too, which the job's interpreter must not see.
     alone = os.path.basename(root) not in ("site-packages", "dist-packages")
     flags = ["--temporary"] * temporary + ["--importable"] * alone
-    os.execv(sys.executable, [sys.executable, "-I", "-S", entry, f"--root={root}", *flags])
+    os.execv(
+        sys.executable, [sys.executable, "-I", "-S", entry, "remote", f"--root={root}", *flags]
+    )

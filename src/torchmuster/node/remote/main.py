@@ -1,6 +1,6 @@
 """The client's hand on a host reached by ssh: it keeps the agent, carries bytes, and ends all when the client is gone.
 
-    python -I -S .../torchmuster/node/remote/main.py --root=ROOT [--importable] [--temporary]
+    remote --root=ROOT [--importable] [--temporary]
 
 Frames of `net/frames.py` come on standard input and go to standard output. The end of input, or silence for 20 s, is the
 end of the run on this host: the agent's lifeline is cut, after 5 s everything below is killed, the secret is removed.
@@ -12,16 +12,9 @@ import os
 import shutil
 import signal
 import socket
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
-
-if __package__ in (None, ""):
-    _package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    if sys.path and os.path.abspath(sys.path[0]) == os.path.dirname(os.path.abspath(__file__)):
-        del sys.path[0]
-    sys.path.insert(0, os.path.dirname(_package))
 
 from torchmuster import proc
 from torchmuster.errors import MusterError
@@ -228,11 +221,10 @@ class RemoteEnd:
         self._watcher.start()
 
     def _agent_argv(self, value: dict[str, Any], heads: list[tuple[str, int]]) -> list[str]:
-        entry = os.path.join(self._root, "torchmuster", "programs", "__main__.py")
-        argv = [sys.executable, "-I", "-S", entry]
         if self._run_dir is None or self._lifeline is None:
             raise ValueError("the run has no directory yet")
-        argv += [f"--run-dir={self._run_dir.path}", f"--place={int(value['place'])}"]
+        argv = proc.node_program("agent", f"--run-dir={self._run_dir.path}")
+        argv.append(f"--place={int(value['place'])}")
         argv += [f"--head={','.join(f'{host}:{port}' for host, port in heads)}"]
         return [*argv, f"--lifeline-fd={self._lifeline[0]}"]
 
@@ -394,7 +386,3 @@ def main(arguments: list[str]) -> None:
         if options.temporary:
             shutil.rmtree(options.root, ignore_errors=True)
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

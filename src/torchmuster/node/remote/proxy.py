@@ -1,6 +1,6 @@
 """Stands here for an agent on another host: orders it, lives as long as it does, and ends as it ended.
 
-    python -I -S .../torchmuster/node/remote/proxy.py DESK REQUEST
+    proxy DESK REQUEST
 
 Who kills this process withdraws the order; it dies with its parent, and so does the agent.
 """
@@ -8,13 +8,6 @@ Who kills this process withdraws the order; it dies with its parent, and so does
 import json
 import os
 import sys
-
-if __package__ in (None, ""):
-    _package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    if sys.path and os.path.abspath(sys.path[0]) == os.path.dirname(os.path.abspath(__file__)):
-        del sys.path[0]
-    sys.path.insert(0, os.path.dirname(_package))
-
 from typing import Any
 
 from torchmuster import proc
@@ -26,7 +19,7 @@ HOST_VARIABLE = "MUSTER_HOST"
 
 def elsewhere_argv(desk: str, request: dict[str, Any]) -> list[str]:
     """Return the command of a process that stands for an agent on another host."""
-    return [sys.executable, "-I", "-S", os.path.abspath(__file__), desk, json.dumps(request)]
+    return proc.node_program("proxy", desk, json.dumps(request))
 
 
 def main(arguments: list[str]) -> int:
@@ -37,7 +30,3 @@ def main(arguments: list[str]) -> int:
     if why is not None:
         sys.stderr.write(f"{why}\n")
     return 128 - status if status < 0 else status
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

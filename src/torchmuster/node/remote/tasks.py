@@ -9,7 +9,6 @@ import asyncio
 import os
 import re
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -111,13 +110,7 @@ class CourierTasks:
         options, kind = value["options"], value["kind"]
         if set(options) != set(_OPTIONS[kind]):
             raise ValueError("these are not the options of an agent")
-        entry = "group_main.py" if kind == "task" else "__main__.py"
-        argv = [
-            sys.executable,
-            "-I",
-            "-S",
-            os.path.join(self._root, "torchmuster", "programs", entry),
-        ]
+        argv = proc.node_program("group" if kind == "task" else "agent")
         argv += self._task_words(value) if kind == "task" else self._node_words(options)
         environment = dict(self._environment)
         if value.get("gpus") is not None:

@@ -1,6 +1,6 @@
 """The command of a task in a container: `image:` under --container podman, docker or apptainer.
 
-    python -I -S container.py SPEC.json     removes what an earlier start left, then becomes the engine
+The program `container SPEC.json` removes what an earlier start left, then becomes the engine
 
 What the container sees: the run directory and the folder of the task's socket at their own paths, the files of the
 task read-only at theirs, `volumeMounts`. Its variables are those of the file, never the machine's: single-line values
@@ -17,15 +17,8 @@ import json
 import os
 import re
 import shutil
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-
-if __package__ in (None, ""):
-    _package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    if sys.path and os.path.abspath(sys.path[0]) == os.path.dirname(os.path.abspath(__file__)):
-        del sys.path[0]
-    sys.path.insert(0, os.path.dirname(_package))
 
 from torchmuster import proc
 from torchmuster.errors import MusterError, UsageError
@@ -303,7 +296,7 @@ class Container:
         }
         path = os.path.join(self._folder, "container.json")
         write_json(path, plain, mode=0o600)
-        return [sys.executable, "-I", "-S", os.path.abspath(__file__), path]
+        return proc.node_program("container", path)
 
     def pid(self) -> int:
         """Return the container's first process as this machine sees it; 0 while there is none."""
@@ -348,7 +341,3 @@ def main(arguments: list[str]) -> int:
         )  # what it says of a container that isn't there is nothing
     os.execve(wanted["run"][0], wanted["run"], dict(os.environ))
     return 1
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from torchmuster import proc
 from torchmuster.errors import MusterError
 from torchmuster.files.atomic import write_json
-from torchmuster.node.sandbox import container, place_launch
+from torchmuster.node.sandbox import container
 from torchmuster.node.sandbox.container import Container, ContainerSpec, EngineFailure, Mount
 from torchmuster.node.sandbox.place import PlacedFile, write_new
 from torchmuster.node.sandbox.place_plan import problem_of_path, refuse
@@ -133,7 +133,7 @@ class ContainerView:
         """Let the launcher of views enter the task's network first: apptainer stays in its caller's."""
         path = os.path.join(self._folder, "join.json")
         write_json(path, {"join": dict(join), "working_dir": self._facts.place.work}, mode=0o600)
-        return [argv[0], "-I", "-S", os.path.abspath(place_launch.__file__), path, "--", *argv]
+        return proc.node_program("view", path, "--", *argv, python=argv[0])
 
     def pids(self) -> set[int]:
         """Return the container's first process: those below it may call the agent."""

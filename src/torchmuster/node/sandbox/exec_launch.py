@@ -1,6 +1,6 @@
 """Enter the view of a running process of a task, then become a command in it.
 
-    python -I -S exec_launch.py --pid PID [--worker-ticks N] [--tty] [--term TERM] -- [COMMAND ARGUMENTS...]
+    exec --pid PID [--worker-ticks N] [--tty] [--term TERM] -- [COMMAND ARGUMENTS...]
 
 PID is the task's command, a child of the process that started us; or a worker that started N clock ticks after the
 boot, whose variables we were given as our own. Its namespaces (user, mount, network), its root,
@@ -15,10 +15,6 @@ import sys
 import termios
 from dataclasses import dataclass
 from typing import NoReturn
-
-if __package__ in (None, ""):
-    _package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    sys.path.insert(0, os.path.dirname(_package))
 
 from torchmuster import proc
 from torchmuster.node.sandbox import namespaces
@@ -163,7 +159,3 @@ def find_shell(search: str) -> str:
         except LaunchError as error:
             last = error
     raise LaunchError(last.code, f"the task has no shell ({' or '.join(_SHELLS)}): name a command")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -19,7 +19,7 @@ from typing import Any
 
 from torchmuster import proc
 from torchmuster.errors import MusterError, UsageError
-from torchmuster.node.sandbox import network_hold, way_out
+from torchmuster.node.sandbox import way_out
 
 INTERFACE = "eth0"
 _MAX_TASKS = 255 - way_out.FIRST_TASK
@@ -106,13 +106,11 @@ class PrivateNetwork:
         program = find_program()
         wanted = _wanted(len(names), program)
         argument = json.dumps(wanted)
-        hold = os.path.abspath(network_hold.__file__)
         lifeline_end, lifeline = os.pipe()
         answer_fd, answer_end = os.pipe()
         try:
-            holder = proc.start(
-                [python, "-I", "-S", hold, argument], stdin=lifeline_end, stdout=answer_end
-            )
+            hold = proc.node_program("network", argument, python=python)
+            holder = proc.start(hold, stdin=lifeline_end, stdout=answer_end)
         except BaseException:
             os.close(lifeline)
             os.close(answer_fd)

@@ -1,6 +1,6 @@
 """Hold the network of one group's tasks on this machine, and let go of it at the end.
 
-    python -I -S network_hold.py '{"addresses": ["10.1.2.4", ...], "interface": "eth0", "way_out": {...}}'
+    network '{"addresses": ["10.1.2.4", ...], "interface": "eth0", "way_out": {...}}'
 
 One hub namespace with a bridge and one namespace for each task, all without a name: they are
 descriptors of this process, which `setns` reaches as /proc/PID/fd/N, and vanish with it and with the
@@ -12,12 +12,7 @@ import json
 import os
 import secrets
 import signal
-import sys
 from typing import Any
-
-if __package__ in (None, ""):
-    _package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    sys.path.insert(0, os.path.dirname(_package))
 
 from torchmuster.node.sandbox import namespaces, way_out
 from torchmuster.node.sandbox.netlink import Netlink
@@ -145,7 +140,3 @@ def _configure(interface: str, address: str) -> None:
 
 def _own_namespace(kind: str) -> int:
     return os.open(f"/proc/self/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from torchmuster import proc
 from torchmuster.errors import MusterError
 from torchmuster.files.atomic import write_json
-from torchmuster.node.sandbox import place_launch
 from torchmuster.node.sandbox.place_plan import Mirror, PlacedFile, PlacePlan, plan_place
 
 __all__ = [
@@ -81,7 +80,7 @@ def place_argv(
     spec_path: str, command: Sequence[str], *, python: str = sys.executable
 ) -> list[str]:
     """Return the command line that starts `command` in the view of a spec."""
-    return [python, "-I", "-S", os.path.abspath(place_launch.__file__), spec_path, "--", *command]
+    return proc.node_program("view", spec_path, "--", *command, python=python)
 
 
 @functools.cache
@@ -91,8 +90,7 @@ def namespaces_available() -> str | None:
     Tried once, in a process that ends: some kernels grant the namespace and refuse the mounts.
     """
     with tempfile.TemporaryFile() as out:
-        launcher = os.path.abspath(place_launch.__file__)
-        child = proc.start([sys.executable, "-I", "-S", launcher, "--probe"], stdout=out.fileno())
+        child = proc.start(proc.node_program("view", "--probe"), stdout=out.fileno())
         code = child.wait(_PROBE_TIMEOUT_S)
         if code == 0:
             return None

@@ -1,7 +1,7 @@
 """Give one task its view of the machine's files, then become the task.
 
-    python -I -S place_launch.py SPEC.json -- COMMAND ARGUMENTS...
-    python -I -S place_launch.py --probe                            exit 0 when views can be made
+    view SPEC.json -- COMMAND ARGUMENTS...
+    view --probe                            exit 0 when views can be made
 
 SPEC.json is what `place.prepare_place` wrote (0600). The process keeps its pid, uid, gid, session,
 standard streams and environment: all it does is to enter namespaces of its own, mount and `exec`.
@@ -15,10 +15,6 @@ import os
 import signal
 import sys
 from typing import Any, NoReturn
-
-if __package__ in (None, ""):
-    _package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    sys.path.insert(0, os.path.dirname(_package))
 
 from torchmuster.node.sandbox import namespaces
 
@@ -52,7 +48,7 @@ def main(arguments: list[str]) -> NoReturn:
 
 def _check_usage(arguments: list[str]) -> None:
     if len(arguments) < 3 or arguments[1] != "--":
-        raise LaunchError(VIEW_FAILED, "use: place_launch.py SPEC.json -- COMMAND ARGUMENTS...")
+        raise LaunchError(VIEW_FAILED, "use: view SPEC.json -- COMMAND ARGUMENTS...")
 
 
 def own_environment() -> dict[str, str]:
@@ -235,7 +231,3 @@ def _report(error: LaunchError, fd: int | None) -> None:
         _quietly(
             os.write, fd, json.dumps({"code": error.code, "what": error.what}).encode() + b"\n"
         )
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

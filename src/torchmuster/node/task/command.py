@@ -8,13 +8,11 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-import torchmuster
 from torchmuster import proc
 from torchmuster.errors import MusterError
 from torchmuster.model import contract
 from torchmuster.model.states import State
 from torchmuster.node.output import RankOutput
-from torchmuster.node.sandbox import place_launch
 from torchmuster.node.sandbox.container import CODE_START
 from torchmuster.node.sandbox.view import CommandView
 from torchmuster.node.task import setup as task_setup
@@ -111,8 +109,8 @@ class TaskCommand:
                 words = file.read().split(b"\0")
         except OSError:
             return False
-        launcher = os.fsencode(os.path.abspath(place_launch.__file__))
-        return len(words) > 1 and launcher not in words[:4]
+        launcher = [os.fsencode(word) for word in proc.node_program("view")]
+        return len(words) > 1 and words[1:5] != launcher[1:]
 
     def terminate(self) -> None:
         """SIGTERM to the command and what is in its process group."""
@@ -211,10 +209,8 @@ def training_words(facts: TaskFacts, options: "TaskOptions") -> list[str]:
     path = os.path.join(facts.place.path, "training.json")
     with open(path, "w") as file:
         json.dump(options_of_run, file)
-    program = os.path.join(
-        os.path.dirname(os.path.abspath(torchmuster.__file__)), "owner", "jobs", "nested.py"
-    )
-    return [sys.executable, program, path]
+    # Not isolated: it plans a run as the client does, with the packages that this needs.
+    return [sys.executable, proc.NODE_DOOR, "training-task", path]
 
 
 def make_folders(args: Sequence[str], output: str) -> None:

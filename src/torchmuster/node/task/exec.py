@@ -10,7 +10,6 @@ import binascii
 import contextlib
 import os
 import signal
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +18,6 @@ from typing import Protocol
 from torchmuster import proc
 from torchmuster.errors import MusterError
 from torchmuster.net import messages
-from torchmuster.node.sandbox import exec_launch
 
 HANGUP_GRACE_S = 2.0
 KILLED = 128 + signal.SIGKILL
@@ -393,8 +391,7 @@ class Exec:
 
 def launch_words(start: messages.ExecStart, task_pid: int, more: Sequence[str] = ()) -> list[str]:
     """Return the command line of the launcher."""
-    words = [sys.executable, "-I", "-S", os.path.abspath(exec_launch.__file__)]
-    words += [f"--pid={task_pid}", *more]
+    words = proc.node_program("exec", f"--pid={task_pid}", *more)
     if start.tty:
         words += ["--tty", f"--term={start.term[:64]}"]
     return [*words, "--", *start.argv]

@@ -1,6 +1,6 @@
 """The head of a run inside a job: what the job script starts on the first node.
 
-    python .../torchmuster/owner/jobs/conduct.py RUN_DIR --engine NAME [--way WAY] [--warn SECONDS] [--resubmit K]
+    conduct RUN_DIR --engine NAME [--way WAY] [--warn SECONDS] [--resubmit K]
 
 Started by its path, so that no PYTHONPATH of ours reaches the workers.
 
@@ -16,12 +16,6 @@ import sys
 import time
 from dataclasses import replace
 from functools import partial
-
-if __package__ in (None, ""):
-    _package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    if sys.path and os.path.abspath(sys.path[0]) == os.path.dirname(os.path.abspath(__file__)):
-        del sys.path[0]
-    sys.path.insert(0, os.path.dirname(_package))
 
 from torchmuster.engines.allocation import AllocationEngine
 from torchmuster.engines.base import Dialect
@@ -184,7 +178,3 @@ def read_file(path: str) -> str:
     """Return a small file's text: the node file of PBS."""
     with open(path) as file:
         return file.read(1 << 20)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,6 +1,6 @@
 """The head of a workflow's group inside a job: what the job script starts on the first node.
 
-    python .../torchmuster/owner/jobs/conduct_group.py --run-dir DIR --group NAME --engine NAME
+    conduct-group --run-dir DIR --group NAME --engine NAME
 
 It starts an agent for each task on that task's first node, and stops the group when the scheduler asks for it.
 """
@@ -9,12 +9,6 @@ import argparse
 import asyncio
 import os
 import sys
-
-if __package__ in (None, ""):
-    _package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    if sys.path and os.path.abspath(sys.path[0]) == os.path.dirname(os.path.abspath(__file__)):
-        del sys.path[0]
-    sys.path.insert(0, os.path.dirname(_package))
 
 from torchmuster import proc
 from torchmuster.engines.base import Dialect, NodeStart
@@ -117,7 +111,3 @@ def _wrap(
         return way.argv(dialect, start)
 
     return wrap
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

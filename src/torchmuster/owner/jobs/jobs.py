@@ -53,8 +53,7 @@ class JobWishes:
 
 def make_job(plan: RunPlan, run_dir: RunDir, engine: str, wishes: JobWishes) -> JobRequest:
     """Return the job that conducts a run."""
-    conduct = os.path.join(os.path.dirname(os.path.abspath(__file__)), "conduct.py")
-    head = [PYTHON, conduct, run_dir.path, "--engine", engine]
+    head = [PYTHON, proc.NODE_DOOR, "conduct", run_dir.path, "--engine", engine]
     head += ["--warn", f"{wishes.warn_s:g}", "--submitted-from", os.uname().machine]
     head += ["--way", wishes.way] if wishes.way is not None else []
     if wishes.num_resubmits:

@@ -1,6 +1,6 @@
 """A training task of a workflow: conducts a run as `muster run` does, inside of the task.
 
-    python .../torchmuster/owner/jobs/nested.py OPTIONS.json
+    training-task OPTIONS.json
 
 Started by its path: the node may have torchmuster as a copy beside the run only.
 
@@ -13,12 +13,6 @@ import os
 import sys
 from dataclasses import replace
 from typing import Any
-
-if __package__ in (None, ""):
-    _package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    if sys.path and os.path.abspath(sys.path[0]) == os.path.dirname(os.path.abspath(__file__)):
-        del sys.path[0]
-    sys.path.insert(0, os.path.dirname(_package))
 
 from torchmuster.diagnose.facts.gpus import visible_gpus
 from torchmuster.engines.allocation import AllocationEngine
@@ -125,7 +119,3 @@ def _own_nodes(given: dict[str, Any]) -> tuple[Dialect, Allocation] | None:
         return None
     nodes = tuple(node for node in allocation.nodes if node.name in names)
     return dialect, replace(allocation, nodes=nodes)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

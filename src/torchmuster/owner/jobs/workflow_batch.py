@@ -31,10 +31,8 @@ _SECOND_CTRL_C_S = 3.0
 
 def job_options(run_dir: RunDir, site: SiteOptions) -> JobOptions:
     """Return where the jobs of a workflow find their head and leave their logs."""
-    folder = os.path.dirname(os.path.abspath(__file__))
     return JobOptions(
         run_dir=run_dir.path,
-        group_main=os.path.join(folder, "conduct_group.py"),
         log_of=lambda name: run_dir.group(name).job_log,
         site=site,
     )

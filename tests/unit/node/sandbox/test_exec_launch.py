@@ -2,11 +2,10 @@
 
 import os
 import subprocess
-import sys
 
 import pytest
 
-from torchmuster.node.sandbox import exec_launch
+from torchmuster import proc
 from torchmuster.node.sandbox.exec_launch import find_shell, read_environment
 from torchmuster.node.sandbox.place_launch import NOT_FOUND, VIEW_FAILED, LaunchError
 
@@ -21,7 +20,7 @@ def sibling(tmp_path):
 
 
 def launch(pid, *words):
-    argv = [sys.executable, "-I", "-S", exec_launch.__file__, f"--pid={pid}", "--", *words]
+    argv = proc.node_program("exec", f"--pid={pid}", "--", *words)
     return subprocess.run(argv, capture_output=True, text=True, timeout=30, input="echo shell\n")
 
 

@@ -5,7 +5,6 @@ import os
 import sys
 import time
 
-import torchmuster.programs
 from torchmuster import proc
 from torchmuster.files import atomic
 from torchmuster.files.disk import DiskWriter
@@ -56,8 +55,7 @@ class Head:
         secret = read_secret(self.run_dir.secret)
         listener = Listener(bind("127.0.0.1", 0), (secret, None), self.serve, self.refuse)
         serving = asyncio.create_task(listener.serve())
-        main = os.path.join(os.path.dirname(torchmuster.programs.__file__), "group_main.py")
-        words = [sys.executable, "-I", "-S", main, f"--run-dir={self.run_dir.path}", "--group=g"]
+        words = proc.node_program("group", f"--run-dir={self.run_dir.path}", "--group=g")
         self.child = proc.start([*words, "--task=t", f"--head=127.0.0.1:{listener.port}"])
         try:
             self.channel = await self.came.get()

@@ -183,4 +183,4 @@ def test_the_launcher_gets_the_command_s_words_as_they_are():
     start = messages.ExecStart(exec_id="1", task="t", argv=("--pid", "--"), tty=True, term="xterm")
     words = launch_words(start, 7)
     assert words[:3] == [sys.executable, "-I", "-S"]
-    assert words[4:] == ["--pid=7", "--tty", "--term=xterm", "--", "--pid", "--"]
+    assert words[4:] == ["exec", "--pid=7", "--tty", "--term=xterm", "--", "--pid", "--"]
