@@ -131,7 +131,7 @@ def measure(path: Path) -> None:
     wall_s = time.monotonic() - began
     used_s = time.process_time() - cpu
     size_bytes = sum(log.num_bytes for log in record.logs)
-    found = verdict.first.sentence if verdict.first else "nothing"
+    found = verdict.first.error if verdict.first else "nothing"
     values = {
         "size_mb": round(size_bytes / 1e6, 1),
         "num_lines": record.num_lines,

@@ -14,7 +14,7 @@ from torchmuster.model.network_choice import draw_peers
 from torchmuster.net import messages
 
 if TYPE_CHECKING:
-    from torchmuster.diagnose.doctor.finding import Pair
+    from torchmuster.diagnose.doctor.situation import Pair
 
 # Numbers of surveys of networks begin at 1.
 SURVEY = 1 << 20
@@ -126,7 +126,7 @@ class Matrix:
 
     def pairs(self) -> "tuple[Pair, ...]":
         """Return what is known of every pair."""
-        from torchmuster.diagnose.doctor.finding import Pair
+        from torchmuster.diagnose.doctor.situation import Pair
 
         found = []
         for node, peers in enumerate(self._peers):

@@ -10,7 +10,7 @@ a path that swallows large packets would swallow the facts, and the agent's leas
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from torchmuster import proc
@@ -22,7 +22,8 @@ from torchmuster.model.verdict import Report
 from torchmuster.net import messages
 
 if TYPE_CHECKING:
-    from torchmuster.diagnose.doctor.finding import Finding, NodeView, Situation
+    from torchmuster.diagnose.doctor.situation import NodeView, Situation
+    from torchmuster.diagnose.finding import Finding
     from torchmuster.head.network_survey import NetworkSurvey
 
 LONG, ONLY = "long", "only"  # the other forms are `short` and `off`
@@ -195,7 +196,7 @@ class Preflight:
         return self.clock() - self._ready_at if self._ready_at is not None else 0.0
 
     def _situation(self, members: Sequence[Member], network: "NetworkSurvey | None") -> "Situation":
-        from torchmuster.diagnose.doctor.finding import Situation
+        from torchmuster.diagnose.doctor.situation import Situation
 
         matrix = self._matrix
         return Situation(
@@ -208,7 +209,7 @@ class Preflight:
         )
 
     def _view(self, member: Member, network: "NetworkSurvey | None") -> "NodeView":
-        from torchmuster.diagnose.doctor.finding import NodeView
+        from torchmuster.diagnose.doctor.situation import NodeView
         from torchmuster.diagnose.facts.collect import CollectedFacts
 
         said = self._said.get(member.hello.incarnation)
@@ -259,9 +260,4 @@ def _address(member: Member, head_address: str, network: "NetworkSurvey | None")
 
 def _report(finding: "Finding") -> Report:
     hint = f"{finding.hint}; " if finding.hint else ""
-    return Report(
-        error=finding.error,
-        at=finding.at,
-        because=finding.because,
-        hint=f"{hint}`--no-preflight` starts the workers anyway",
-    )
+    return replace(finding.report, hint=f"{hint}`--no-preflight` starts the workers anyway")

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from torchmuster.diagnose.doctor.finding import Level
+from torchmuster.diagnose.finding import Level
 from torchmuster.errors import MusterError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir

@@ -190,6 +190,7 @@ def _print(outcome: "Outcome", *, as_json: bool) -> None:
 def render(outcome: "Outcome") -> str:
     """Return what the user reads: a table by node, a matrix, one block for each finding, a last line."""
     from torchmuster.diagnose.doctor import show
+    from torchmuster.diagnose.finding import render as render_finding
     from torchmuster.owner.doctor import describe_fit, fit_of
     from torchmuster.ui.table import render_table
 
@@ -203,16 +204,9 @@ def render(outcome: "Outcome") -> str:
     fit = fit_of(outcome.job) if outcome.job is not None else None
     if fit is not None:
         parts.append(f"{describe_fit(fit)}\n")
-    values = [_plain(finding) for finding in outcome.findings]
-    parts += ["\n".join(show.finding_lines(value)) + "\n" for value in values]
+    parts += [render_finding(finding) for finding in outcome.findings]
     parts.append(f"{_summary(outcome)}\n")
     return "\n".join(parts)
-
-
-def _plain(finding: Any) -> dict[str, Any]:
-    from torchmuster.model import codec
-
-    return dict(codec.to_plain(finding))
 
 
 def _summary(outcome: "Outcome") -> str:

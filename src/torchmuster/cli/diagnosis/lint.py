@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import click
@@ -48,7 +49,7 @@ def lint(files: tuple[str, ...], as_json: bool) -> int:
         click.echo(json.dumps(records, indent=2))
     else:
         click.echo(_as_text(found))
-    return max((_EXIT_CODES[finding.level.value] for _, finding in found), default=0)
+    return max((_EXIT_CODES[finding.word] for _, finding in found), default=0)
 
 
 def _read(path: str) -> str:
@@ -70,28 +71,24 @@ def _read(path: str) -> str:
 def _as_text(found: "list[tuple[str, LintFinding]]") -> str:
     """Return one block for each finding, and a line that counts them."""
     blocks = [_as_block(name, finding) for name, finding in found]
-    counts = {level: sum(f.level.value == level for _, f in found) for level in _EXIT_CODES}
-    said = [f"{count} {level}{'s' * (count > 1)}" for level, count in counts.items() if count]
+    counts = {word: sum(f.word == word for _, f in found) for word in _EXIT_CODES}
+    said = [f"{count} {word}{'s' * (count > 1)}" for word, count in counts.items() if count]
     return "\n".join([*blocks, ", ".join(said) or "nothing was found"])
 
 
 def _as_block(name: str, finding: "LintFinding") -> str:
-    from torchmuster.model.display.text import render_report
-    from torchmuster.model.verdict import Report
+    from torchmuster.diagnose.finding import render
 
-    report = Report(
-        error=finding.what, at=f"{name}:{finding.line}", because=(finding.why,), hint=finding.fix
-    )
-    return finding.level.value + render_report(report).removeprefix("error")
+    return render(replace(finding, at=f"{name}:{finding.line}"), finding.word)
 
 
-def _as_record(name: str, finding: "LintFinding") -> dict[str, str | int]:
+def _as_record(name: str, finding: "LintFinding") -> dict[str, str | int | None]:
     return {
         "file": name,
         "line": finding.line,
-        "level": finding.level.value,
-        "rule": finding.rule,
-        "what": finding.what,
-        "why": finding.why,
-        "fix": finding.fix,
+        "level": finding.word,
+        "rule": finding.cause,
+        "what": finding.error,
+        "why": finding.because[0],
+        "fix": finding.hint,
     }

@@ -17,14 +17,8 @@ from torchmuster.diagnose.doctor import (
     rules_system,
     rules_versions,
 )
-from torchmuster.diagnose.doctor.finding import (
-    Finding,
-    Level,
-    Rule,
-    Situation,
-    names_of,
-    worst_first,
-)
+from torchmuster.diagnose.doctor.situation import Rule, Situation, names_of
+from torchmuster.diagnose.finding import Finding, Level, worst_first
 
 _PARTS = {
     "system": "kernel and limits",

@@ -2,17 +2,16 @@
 
 from collections.abc import Iterator, Sequence
 
-from torchmuster.diagnose.doctor.finding import (
-    Finding,
-    Level,
+from torchmuster.diagnose.doctor.grammar import meant, problem_of
+from torchmuster.diagnose.doctor.situation import (
     NodeView,
     Rule,
     Situation,
     differ,
     names_of,
 )
-from torchmuster.diagnose.doctor.grammar import meant, problem_of
 from torchmuster.diagnose.facts.environment import EnvironmentFacts
+from torchmuster.diagnose.finding import Finding, Level
 from torchmuster.model.network import VARIABLES
 from torchmuster.model.network_choice import matches
 

@@ -2,9 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from torchmuster.diagnose.doctor.finding import (
-    Finding,
-    Level,
+from torchmuster.diagnose.doctor.situation import (
     NodeView,
     Rule,
     Situation,
@@ -14,6 +12,7 @@ from torchmuster.diagnose.doctor.finding import (
     show_bytes,
 )
 from torchmuster.diagnose.facts.collect import CollectedFacts
+from torchmuster.diagnose.finding import Finding, Level
 
 BUILT_IN_NETWORKS = ("IB", "SOCKET")
 

@@ -2,9 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from torchmuster.diagnose.doctor.finding import (
-    Finding,
-    Level,
+from torchmuster.diagnose.doctor.situation import (
     NodeView,
     Rule,
     Situation,
@@ -13,6 +11,7 @@ from torchmuster.diagnose.doctor.finding import (
     show_bytes,
 )
 from torchmuster.diagnose.facts.files import FolderFacts, ScriptFacts
+from torchmuster.diagnose.finding import Finding, Level
 
 _MIB, _GIB = 1 << 20, 1 << 30
 _FULL_BYTES, _LOW_BYTES = 16 * _MIB, _GIB

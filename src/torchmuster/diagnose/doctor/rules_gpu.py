@@ -2,9 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from torchmuster.diagnose.doctor.finding import (
-    Finding,
-    Level,
+from torchmuster.diagnose.doctor.situation import (
     NodeView,
     Rule,
     Situation,
@@ -13,6 +11,7 @@ from torchmuster.diagnose.doctor.finding import (
     show_bytes,
 )
 from torchmuster.diagnose.facts.gpu import GpuFacts
+from torchmuster.diagnose.finding import Finding, Level
 
 # Source: NVIDIA's list of Xid errors: double-bit ECC, page retirement, NVLink, fallen off the bus, contained and
 # uncontained ECC.

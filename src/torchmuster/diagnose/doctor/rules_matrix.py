@@ -3,7 +3,13 @@
 import statistics
 from collections.abc import Iterator, Sequence
 
-from torchmuster.diagnose.doctor.finding import Finding, Level, Pair, Rule, Situation, names_of
+from torchmuster.diagnose.doctor.situation import (
+    Pair,
+    Rule,
+    Situation,
+    names_of,
+)
+from torchmuster.diagnose.finding import Finding, Level
 
 _SLOW = 0.5
 _MIN_BULK_BYTES = 1 << 20

@@ -3,9 +3,7 @@
 import ipaddress
 from collections.abc import Iterator, Sequence
 
-from torchmuster.diagnose.doctor.finding import (
-    Finding,
-    Level,
+from torchmuster.diagnose.doctor.situation import (
     NodeView,
     Rule,
     Situation,
@@ -13,6 +11,7 @@ from torchmuster.diagnose.doctor.finding import (
     names_of,
 )
 from torchmuster.diagnose.facts.network import InterfaceFacts
+from torchmuster.diagnose.finding import Finding, Level
 
 # torch's c10d rendezvous takes a node for dead after 15 s of its own clock: 3 times 5 s.
 CLOCK_WARNING_S, CLOCK_FAILURE_S = 2.0, 10.0

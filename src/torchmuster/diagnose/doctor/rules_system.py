@@ -2,9 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from torchmuster.diagnose.doctor.finding import (
-    Finding,
-    Level,
+from torchmuster.diagnose.doctor.situation import (
     NodeView,
     Rule,
     Situation,
@@ -13,6 +11,7 @@ from torchmuster.diagnose.doctor.finding import (
     show_bytes,
 )
 from torchmuster.diagnose.facts.system import SHARED_MEMORY, SystemFacts
+from torchmuster.diagnose.finding import Finding, Level
 
 _MIB, _GIB = 1 << 20, 1 << 30
 # The default of Docker and of Kubernetes.

@@ -3,16 +3,15 @@
 import re
 from collections.abc import Callable, Iterator, Sequence
 
-from torchmuster.diagnose.doctor.finding import (
+from torchmuster.diagnose.doctor.situation import (
     Difference,
-    Finding,
-    Level,
     Rule,
     Situation,
     differ,
     names_of,
 )
 from torchmuster.diagnose.facts.collect import TorchFacts
+from torchmuster.diagnose.finding import Finding, Level
 
 # Source: CUDA Compatibility guide, "Minor Version Compatibility": the first driver of each major version.
 _FIRST_DRIVER = {11: (450, 80), 12: (525, 60), 13: (580, 65)}

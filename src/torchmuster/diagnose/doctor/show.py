@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torchmuster.diagnose.doctor.finding import NodeView, show_bytes
+from torchmuster.diagnose.doctor.situation import NodeView, show_bytes
 from torchmuster.diagnose.facts.collect import CollectedFacts
 from torchmuster.model.network import significant
 
@@ -133,12 +133,3 @@ def _by_node(
             ]
         )
     return header, rows
-
-
-def finding_lines(finding: Mapping[str, Any]) -> list[str]:
-    """Return a finding in the form of every message, its level first."""
-    lines = [f"{finding['level']}: {finding['error']}"]
-    lines += [f"at: {finding['at']}"] if finding.get("at") else []
-    lines += [f"because: {text}" for text in finding.get("because", ()) if text]
-    lines += [f"hint: {finding['hint']}"] if finding.get("hint") else []
-    return lines

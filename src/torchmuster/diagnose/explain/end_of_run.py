@@ -15,12 +15,13 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from torchmuster.diagnose.explain.case import Case
-from torchmuster.diagnose.explain.events import Confidence, LogFinding, LogLine, LogVerdict
+from torchmuster.diagnose.explain.events import LogFinding, LogLine, LogVerdict
 from torchmuster.diagnose.explain.judge import judge
 from torchmuster.diagnose.explain.own_run import GENERAL, foreign_store, is_same, own_finding
 from torchmuster.diagnose.explain.scan import read_sources
 from torchmuster.diagnose.explain.sources import LogSource, first_and_last
 from torchmuster.diagnose.explain.words import evidence_of
+from torchmuster.diagnose.finding import Confidence
 from torchmuster.files.layout import RunDir
 from torchmuster.files.tail import last_lines
 from torchmuster.model.failure import EndKind, WorkerEnd
@@ -156,14 +157,14 @@ def _joined(report: Report, finding: LogFinding, reading: _Reading, run_id: str)
     sure = finding.confidence is Confidence.HIGH
     because: list[str] = []
     if sure or not all(_is_said(line, report) for line in lines):  # no guess about what is shown
-        because = [finding.sentence if sure else f"perhaps {finding.sentence}"]
+        because = [finding.error if sure else f"perhaps {finding.error}"]
         because += [evidence_of(line) for line in lines]
     because += report.because
     if reading.num_read < reading.num_all:
         because.append(
             f"{reading.num_read} of {reading.num_all} logs were looked at; `muster explain {run_id}` reads all"
         )
-    hint = "; ".join(text for text in (finding.cure, report.hint) if text) or None
+    hint = "; ".join(text for text in (finding.hint, report.hint) if text) or None
     return replace(report, because=tuple(because), hint=hint)
 
 

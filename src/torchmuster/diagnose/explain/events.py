@@ -4,6 +4,8 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from torchmuster.diagnose.finding import Confidence, Finding
+
 
 class LineRole(enum.Enum):
     """What a line can be in the story of a failure."""
@@ -12,14 +14,6 @@ class LineRole(enum.Enum):
     ECHO = "echo"  # what others say when somebody has gone; never first when anything else is there
     CONFIRMS = "confirms"  # proves a cause, opens none by itself
     CONTEXT = "context"  # sizes, addresses, names, progress
-
-
-class Confidence(enum.Enum):
-    """How sure a verdict is: HIGH only where the lines leave no second reading."""
-
-    HIGH = "high"
-    MEDIUM = "medium"
-    LOW = "low"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,26 +92,18 @@ class LogEvent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogFinding:
-    """One possible cause, argued.
+class LogFinding(Finding):
+    """A finding that is argued from lines of logs.
 
     Attributes:
-        cause: A fixed word for it, e.g. `launcher-on-one-node`; documented, for tests and scripts.
-        weight: Which of several findings comes first: the higher.
         began: The line that it began with.
         ruled_out: What else it could have been, and why it wasn't.
         confirm: The one command that would prove it.
     """
 
-    cause: str
-    sentence: str
     confidence: Confidence
-    weight: int
     evidence: tuple[LogLine, ...] = ()
-    at: str | None = None
-    because: tuple[str, ...] = ()
     ruled_out: tuple[str, ...] = ()
-    cure: str | None = None
     confirm: str | None = None
     began: LogLine | None = None
 

@@ -4,17 +4,12 @@ import re
 from dataclasses import replace
 
 from torchmuster.diagnose.explain.case import Case
-from torchmuster.diagnose.explain.events import (
-    Confidence,
-    LineRole,
-    LogFinding,
-    LogLine,
-    LogVerdict,
-)
+from torchmuster.diagnose.explain.events import LineRole, LogFinding, LogLine, LogVerdict
 from torchmuster.diagnose.explain.patterns import PROGRESS
 from torchmuster.diagnose.explain.rules import RULES
 from torchmuster.diagnose.explain.scan import Log
 from torchmuster.diagnose.explain.weigh import Weight
+from torchmuster.diagnose.finding import Confidence
 
 COLLECT = (
     "the output and error files of every node, from the first line on",
@@ -196,7 +191,7 @@ def _lightened(case: Case, finding: LogFinding, found: list[LogFinding]) -> LogF
         and _is_before(other, finding)
     ]
     if finding.cause in ("time-limit", "cancelled", "node-failed", "preempted") and earlier:
-        because = (*finding.because, f"before that: {earlier[0].sentence}")
+        because = (*finding.because, f"before that: {earlier[0].error}")
         return replace(finding, weight=Weight.ENVELOPE, because=because)
     return finding
 

@@ -78,13 +78,13 @@ def finding_of(result: Result | None, state: RunState) -> LogFinding | None:
     if result is not None and result.cause is not None and report is not None:
         return LogFinding(
             cause=word_of(result.cause),
-            sentence=report.error,
+            error=report.error,
             confidence=HIGH,
             weight=2 * Weight.SCHEDULER,
             at=report.at,
             because=report.because,
             ruled_out=("the other ranks' errors: the coordinator saw this end first",),
-            cure=report.hint,
+            hint=report.hint,
         )
     if state not in _BY_STATE and report is None:
         return None
@@ -94,12 +94,12 @@ def finding_of(result: Result | None, state: RunState) -> LogFinding | None:
         cause = "node-failed"
     return LogFinding(
         cause=cause,
-        sentence=report.error if report is not None else sentence,
+        error=report.error if report is not None else sentence,
         confidence=HIGH if report is not None and state in _BY_STATE else MEDIUM,
         weight=2 * Weight.SCHEDULER,
         at=report.at if report is not None else None,
         because=report.because if report is not None else (),
-        cure=report.hint if report is not None else None,
+        hint=report.hint if report is not None else None,
     )
 
 
@@ -123,11 +123,11 @@ def foreign_store(
     called, own = f"{calls[0].get('host')}:{calls[0].get('port')}", ", ".join(sorted(masters))
     return LogFinding(
         cause="nobody-hosts-the-store",
-        sentence=f"the script calls a store at {called}; the launcher's is at {own}, and no rank hosts another",
+        error=f"the script calls a store at {called}; the launcher's is at {own}, and no rank hosts another",
         confidence=HIGH,
         weight=2 * Weight.SCHEDULER,
         evidence=(calls[0].line,),
-        cure='init_process_group() with its init_method "env://", and leave MASTER_ADDR and MASTER_PORT as they are',
+        hint='init_process_group() with its init_method "env://", and leave MASTER_ADDR and MASTER_PORT as they are',
         began=calls[0].line,
     )
 
@@ -161,7 +161,7 @@ def _joined(own: LogFinding, verdict: LogVerdict) -> LogFinding:
         own,
         cause=same.cause if better else own.cause,
         evidence=same.evidence,
-        cure="; ".join(text for text in (same.cure if better else None, own.cure) if text) or None,
+        hint="; ".join(text for text in (same.hint if better else None, own.hint) if text) or None,
         confirm=same.confirm,
     )
 
@@ -170,7 +170,7 @@ def is_same(found: LogFinding, own: LogFinding) -> bool:
     """Say whether a finding from the logs is of the end that the coordinator names."""
     if found.cause == own.cause:
         return True
-    told = " ".join((own.sentence, *own.because))
+    told = " ".join((own.error, *own.because))
     return any(_words(line) in told for line in found.evidence if _words(line))
 
 

@@ -52,13 +52,13 @@ def _wait_elsewhere(places: dict[str, str], waits: list[LogEvent], event: LogEve
     words = ", ".join(f"{who} at {place}" for who, place in list(places.items())[:4])
     return LogFinding(
         cause="collectives-differ",
-        sentence=f"all ranks waited until the timeout, but not in the same call: {words}",
+        error=f"all ranks waited until the timeout, but not in the same call: {words}",
         confidence=MEDIUM,
         weight=Weight.COLLECTIVE + 2,
         evidence=tuple(e.line for e in waits[:4]),
         at=at(event),
         ruled_out=("a rank that hangs or is gone: each of them came to a collective",),
-        cure="make the call that only some ranks reach on all of them; see the branch around each line",
+        hint="make the call that only some ranks reach on all of them; see the branch around each line",
         confirm="TORCH_DISTRIBUTED_DEBUG=DETAIL for 20 steps names both calls",
         began=event.line,
     )
@@ -67,13 +67,13 @@ def _wait_elsewhere(places: dict[str, str], waits: list[LogEvent], event: LogEve
 def _all_waited(size: int, waits: list[LogEvent], event: LogEvent) -> LogFinding:
     return LogFinding(
         cause="peer-lost",
-        sentence=f"all {size} ranks waited in the same call until the timeout: what they sent did not arrive",
+        error=f"all {size} ranks waited in the same call until the timeout: what they sent did not arrive",
         confidence=LOW,
         weight=Weight.COLLECTIVE,
         evidence=tuple(e.line for e in waits[:4]),
         at=at(event),
         ruled_out=("a rank that hangs or is gone: each of them came to the collective",),
-        cure="look at the network between the nodes: a link that went down, a firewall that dropped what had begun",
+        hint="look at the network between the nodes: a link that went down, a firewall that dropped what had begun",
         confirm="ip -s link   on every node: errors and drops; then `muster doctor`",
         began=event.line,
     )
@@ -86,14 +86,14 @@ def _differ(
     words = ", ".join(f"rank {rank}: {op} number {seq}" for rank, op, seq in shown[:4])
     return LogFinding(
         cause="collectives-differ",
-        sentence=f"the ranks wait in different collectives: {words}",
+        error=f"the ranks wait in different collectives: {words}",
         # Groups count for themselves: the same call at another number may be another group's.
         confidence=HIGH if len({op for _, op in calls.values()}) > 1 else MEDIUM,
         weight=Weight.COLLECTIVE + 2,
         evidence=tuple(e.line for e in waits[:4]),
         at=at(event),
         ruled_out=("a slow network: then all would wait in the same one",),
-        cure="a branch that depends on the rank (saving, evaluation, logging) makes or skips a collective:"
+        hint="a branch that depends on the rank (saving, evaluation, logging) makes or skips a collective:"
         " make it on all ranks",
         confirm="TORCH_DISTRIBUTED_DEBUG=DETAIL for 20 steps names both calls",
         began=event.line,
@@ -109,7 +109,7 @@ def _missing(case: Case, waits: list[LogEvent], event: LogEvent) -> LogFinding:
     default = _DEFAULTS_MS.get(int(limit)) if limit.isdigit() else None
     return LogFinding(
         cause="rank-missing-in-collective",
-        sentence=f"a collective waited for {f'rank {named}' if named else 'a rank'} until its timeout",
+        error=f"a collective waited for {f'rank {named}' if named else 'a rank'} until its timeout",
         confidence=MEDIUM if named else LOW,
         weight=Weight.COLLECTIVE,
         evidence=tuple(e.line for e in waits[:3]),
@@ -118,7 +118,7 @@ def _missing(case: Case, waits: list[LogEvent], event: LogEvent) -> LogFinding:
             "the ranks that print the timeout are those that did come",
             *((f"what expired is {default}",) if default else ()),
         ),
-        cure="see what the missing rank did: data, saving, another branch, a dead node;"
+        hint="see what the missing rank did: data, saving, another branch, a dead node;"
         " a longer timeout only waits longer",
         confirm="muster stacks RUN, or py-spy dump --pid PID of the missing rank, while it hangs",
         began=event.line,
@@ -142,7 +142,7 @@ def watchdog_stuck(case: Case) -> Iterator[LogFinding]:
         return
     yield LogFinding(
         cause="watchdog-stuck",
-        sentence=f"a call into CUDA or NCCL has not come back for {event.get('s')} s on {event.who or 'a rank'}",
+        error=f"a call into CUDA or NCCL has not come back for {event.get('s')} s on {event.who or 'a rank'}",
         confidence=MEDIUM,
         weight=Weight.COLLECTIVE + 1,
         evidence=(event.line,),
@@ -150,7 +150,7 @@ def watchdog_stuck(case: Case) -> Iterator[LogFinding]:
         because=(
             "often at the end: saving or evaluation after the last collective, with the GIL held",
         ),
-        cure="call destroy_process_group before heavy work at the end; see what that rank did",
+        hint="call destroy_process_group before heavy work at the end; see what that rank did",
         confirm="py-spy dump --native --pid PID   of that rank, while it hangs",
         began=event.line,
     )
@@ -185,13 +185,13 @@ def ended_early(case: Case) -> Iterator[LogFinding]:
     event = case.earliest([e for e in lost if e.line.path == failed[0].line.path] or lost)
     yield LogFinding(
         cause="rank-ended-early",
-        sentence=f"the ranks of {quiet[0].who.host or quiet[0].path} ended without an error while others needed them",
+        error=f"the ranks of {quiet[0].who.host or quiet[0].path} ended without an error while others needed them",
         confidence=MEDIUM if quiet[0].path in ended else LOW,
         weight=Weight.ENVELOPE + 3,
         evidence=(event.line, *_last_words(case, quiet[0])),
         at=at(event),
         because=("the connection was closed, not reset: its process ended by itself",),
-        cure="let every rank make the same number of steps, or train inside `with model.join():`",
+        hint="let every rank make the same number of steps, or train inside `with model.join():`",
         began=event.line,
     )
 
@@ -206,13 +206,13 @@ def ended_beside(case: Case) -> Iterator[LogFinding]:
         event = case.earliest(lost)
         yield LogFinding(
             cause="rank-ended-early",
-            sentence=f"rank {', '.join(map(str, quiet))} ended without an error while others needed it",
+            error=f"rank {', '.join(map(str, quiet))} ended without an error while others needed it",
             confidence=MEDIUM,
             weight=Weight.ENVELOPE + 4,
             evidence=(event.line, failed.line),
             at=at(event),
             because=("its launcher neither calls it failed nor had to end it",),
-            cure="let every rank make the same number of steps, or train inside `with model.join():`",
+            hint="let every rank make the same number of steps, or train inside `with model.join():`",
             began=event.line,
         )
 
@@ -260,11 +260,11 @@ def only_echoes(case: Case) -> Iterator[LogFinding]:
     peer = max(dict.fromkeys(named), key=named.count) if named else ""
     yield LogFinding(
         cause="peer-lost",
-        sentence=f"ranks lost the connection to {peer or 'another one'}; why it went is not in these logs",
+        error=f"ranks lost the connection to {peer or 'another one'}; why it went is not in these logs",
         confidence=LOW,
         weight=Weight.ENVELOPE,
         evidence=tuple(e.line for e in lost[:3]),
         at=at(event),
-        cure=f"read the last lines of the ranks on {peer or 'the node that went'}: the cause stands there",
+        hint=f"read the last lines of the ranks on {peer or 'the node that went'}: the cause stands there",
         began=event.line,
     )

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from torchmuster.diagnose.explain.case import Case, short
-from torchmuster.diagnose.explain.events import Confidence, LineRole, LogEvent, LogFinding, LogLine
+from torchmuster.diagnose.explain.events import LineRole, LogEvent, LogFinding, LogLine
 from torchmuster.diagnose.explain.weigh import HIGH, LOW, MEDIUM, Weight, at
+from torchmuster.diagnose.finding import Confidence
 
 _ROLE_KEY = re.compile(r"torchelastic/(?P<what>role_info|assigned_ranks)/(?P<index>\d+)")
 _STATIC_RANK = re.compile(r"'rank': (?P<rank>\d+)")
@@ -35,7 +36,7 @@ def launcher_on_too_few_nodes(case: Case) -> Iterator[LogFinding]:
     less = wanted is not None and len(speakers) < wanted
     yield LogFinding(
         cause="launcher-on-too-few-nodes",
-        sentence=(
+        error=(
             f"the launcher ran on {spoke} only, {f'of {wanted} nodes' if wanted else 'not on all nodes'}:"
             " the others were waited for and never called"
         ),
@@ -48,7 +49,7 @@ def launcher_on_too_few_nodes(case: Case) -> Iterator[LogFinding]:
             "a firewall or a wrong address: then a node that called would have logged a failed connection",
             "a crash in training: no rank was ever started",
         ),
-        cure=(
+        hint=(
             "a job script runs on its first node only: write `muster torchrun ...`, which starts the other nodes too"
             " (or one launcher on each node: `srun --ntasks-per-node=1 torchrun ...`, PBS: `pbsdsh -- /full/path/torchrun ...`)"
         ),
@@ -108,11 +109,11 @@ def rendezvous_differs(case: Case) -> Iterator[LogFinding]:
             continue
         yield LogFinding(
             cause=cause,
-            sentence=f"the nodes use different {word}: {', '.join(values[:4])}",
+            error=f"the nodes use different {word}: {', '.join(values[:4])}",
             confidence=MEDIUM if case.of("rdzv_complete") else HIGH,
             weight=Weight.LAUNCH + (1 if key != "rdzv_endpoint" else 0),
             evidence=tuple(event.line for event in events[:4]),
-            cure=cure,
+            hint=cure,
             confirm=f"grep -h {key} LOGS | sort | uniq -c",
             began=events[0].line,
         )
@@ -130,7 +131,7 @@ def endpoint_ignored(case: Case) -> Iterator[LogFinding]:
         return
     yield LogFinding(
         cause="endpoint-ignored",
-        sentence=(
+        error=(
             "no --rdzv-endpoint was given, and --master_addr does not count with --rdzv-backend=c10d:"
             " each node waits at its own localhost"
         ),
@@ -138,7 +139,7 @@ def endpoint_ignored(case: Case) -> Iterator[LogFinding]:
         weight=Weight.LAUNCH + 2,
         evidence=(found[0].line,),
         at=at(found[0]),
-        cure="give `--rdzv-endpoint=HEAD:PORT`",
+        hint="give `--rdzv-endpoint=HEAD:PORT`",
         began=found[0].line,
     )
 
@@ -180,13 +181,13 @@ def _wrong_rank(
 ) -> LogFinding:
     return LogFinding(
         cause="wrong-node-rank",
-        sentence=sentence,
+        error=sentence,
         confidence=HIGH if sure else MEDIUM,
         weight=Weight.LAUNCH + 3,
         evidence=tuple(evidence),
         at=at(event),
         ruled_out=("a firewall: each node found a store, its own",),
-        cure="let each node expand its own number: `bash -c 'torchrun --node-rank $SLURM_NODEID ...'`, or use c10d",
+        hint="let each node expand its own number: `bash -c 'torchrun --node-rank $SLURM_NODEID ...'`, or use c10d",
         confirm="srun bash -c 'echo $(hostname) $SLURM_NODEID'",
         began=event.line,
     )
@@ -206,12 +207,12 @@ def never_joined(case: Case) -> Iterator[LogFinding]:
     named = ", ".join(map(str, ranks[:8]))
     yield LogFinding(
         cause="ranks-never-joined",
-        sentence=f"rank {named} never joined the process group",
+        error=f"rank {named} never joined the process group",
         confidence=LOW,
         weight=Weight.COLLECTIVE,
         evidence=tuple(e.line for e in waits[:3]),
         at=at(event),
-        cure=f"read the first error of rank {named}: it failed, was never started, or can't reach the head",
+        hint=f"read the first error of rank {named}: it failed, was never started, or can't reach the head",
         confirm="the log of the node that has this rank",
         began=event.line,
     )
@@ -223,12 +224,12 @@ def _too_few_ranks(clients: list[LogEvent]) -> LogFinding:
     joined, wanted = event.get("joined"), event.get("wanted")
     return LogFinding(
         cause="ranks-never-joined",
-        sentence=f"only {joined} of {wanted} ranks came to the store of rank 0",
+        error=f"only {joined} of {wanted} ranks came to the store of rank 0",
         confidence=MEDIUM,
         weight=Weight.ABSENCE,
         evidence=tuple(e.line for e in clients[:3]),
         at=event.get("where") or at(event),
-        cure="start as many processes as WORLD_SIZE says; read the first error of those that are missing",
+        hint="start as many processes as WORLD_SIZE says; read the first error of those that are missing",
         confirm="pgrep -af python   on every node, while rank 0 waits",
         began=event.line,
     )
@@ -241,12 +242,12 @@ def rendezvous_closed(case: Case) -> Iterator[LogFinding]:
         return
     yield LogFinding(
         cause="rendezvous-closed",
-        sentence=f"{event.who.host or 'a node'} came to a rendezvous that had been closed",
+        error=f"{event.who.host or 'a node'} came to a rendezvous that had been closed",
         confidence=MEDIUM,
         weight=Weight.ENVELOPE + 2,
         evidence=(event.line,),
         at=at(event),
         because=("the others had ended or failed before; their logs say why",),
-        cure="start all nodes together, with a new rdzv id for each attempt",
+        hint="start all nodes together, with a new rdzv id for each attempt",
         began=event.line,
     )

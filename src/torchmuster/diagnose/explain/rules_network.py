@@ -23,7 +23,7 @@ def port_taken(case: Case) -> Iterator[LogFinding]:
     several = len({(e.who.host, e.who.rank, e.who.task) for e in found}) > 1
     yield LogFinding(
         cause="port-taken",
-        sentence=f"the port {port or 'of the store'} is taken by another process",
+        error=f"the port {port or 'of the store'} is taken by another process",
         confidence=HIGH,
         weight=Weight.SPECIFIC,
         evidence=tuple(e.line for e in found[:3]),
@@ -33,7 +33,7 @@ def port_taken(case: Case) -> Iterator[LogFinding]:
             if several
             else ()
         ),
-        cure="let the port be chosen (`--rdzv-endpoint=HOST:0`, `muster run`), or end what holds it",
+        hint="let the port be chosen (`--rdzv-endpoint=HOST:0`, `muster run`), or end what holds it",
         confirm=f"ss -ltnp 'sport = :{port}'" if port else "ss -ltnp",
         began=event.line,
     )
@@ -65,7 +65,7 @@ def _loopback(event: LogEvent, found: list[LogEvent], *, sure: bool) -> LogFindi
     gloo = event.kind == "gloo_connect"
     return LogFinding(
         cause="loopback-address",
-        sentence=(
+        error=(
             "Gloo published a loopback address as a node's: another node that calls it calls itself"
             if gloo
             else "the endpoint is this machine's own loopback address: another node that calls it calls itself"
@@ -75,7 +75,7 @@ def _loopback(event: LogEvent, found: list[LogEvent], *, sure: bool) -> LogFindi
         evidence=tuple(e.line for e in found[:3]),
         at=at(event),
         ruled_out=("a firewall: nothing left the node",),
-        cure=(
+        hint=(
             "the node's name resolves to 127.0.x.1 in /etc/hosts: set GLOO_SOCKET_IFNAME to the interface"
             " between the nodes (`muster run` measures and sets it)"
             if gloo
@@ -95,13 +95,13 @@ def bridge_address(case: Case) -> Iterator[LogFinding]:
     event = case.earliest(found)
     yield LogFinding(
         cause="bridge-address",
-        sentence=f"a node published {event.get('host')}, the address of a container bridge that every node has",
+        error=f"a node published {event.get('host')}, the address of a container bridge that every node has",
         confidence=HIGH if event.kind == "gloo_connect" else MEDIUM,
         weight=Weight.LAUNCH + 2,
         evidence=tuple(e.line for e in found[:3]),
         at=at(event),
         ruled_out=("a crashed peer: the call never left the node",),
-        cure="name the real interface: GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME (`muster run` measures and sets them)",
+        hint="name the real interface: GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME (`muster run` measures and sets them)",
         confirm="ip -br addr; getent hosts $(hostname)   on every node",
         began=event.line,
     )
@@ -117,12 +117,12 @@ def link_local(case: Case) -> Iterator[LogFinding]:
     event = case.earliest(found)
     yield LogFinding(
         cause="link-local-address",
-        sentence=f"{event.get('host')} is an address of one link only: other nodes can't call it",
+        error=f"{event.get('host')} is an address of one link only: other nodes can't call it",
         confidence=HIGH,
         weight=Weight.LAUNCH + 1,
         evidence=tuple(e.line for e in found[:3]),
         at=at(event),
-        cure="give an address that is routed between the nodes",
+        hint="give an address that is routed between the nodes",
         confirm="ip -br addr   on the head",
         began=event.line,
     )
@@ -178,12 +178,12 @@ def misspelled_name(case: Case) -> Iterator[LogFinding]:
     name = event.get("host")
     yield LogFinding(
         cause="name-not-resolved",
-        sentence=f"{name} did not answer, and its name looks wrong: the hosts are written like {like}",
+        error=f"{name} did not answer, and its name looks wrong: the hosts are written like {like}",
         confidence=LOW,
         weight=Weight.NETWORK + 1,
         evidence=(event.line,),
         at=at(event),
-        cure="mend the name in the job script, or take it from the allocation (scontrol show hostnames)",
+        hint="mend the name in the job script, or take it from the allocation (scontrol show hostnames)",
         confirm=f"getent hosts {name}   on every node",
         began=event.line,
     )
@@ -201,13 +201,13 @@ def names(case: Case) -> Iterator[LogFinding]:
         host = next((match["host"] for match in quoted if match is not None), "")
     yield LogFinding(
         cause="name-not-resolved",
-        sentence=f"the name {host or 'of the head'} can't be resolved on {event.who.host or 'a node'}",
+        error=f"the name {host or 'of the head'} can't be resolved on {event.who.host or 'a node'}",
         confidence=MEDIUM,
         weight=Weight.NETWORK + 1,
         evidence=tuple(e.line for e in found[:3]),
         at=at(event),
         ruled_out=("a firewall: there was no address to call",),
-        cure="use the head's address instead of its name, or a name that all nodes know",
+        hint="use the head's address instead of its name, or a name that all nodes know",
         confirm=f"getent hosts {host or 'NAME'}   on every node",
         began=event.line,
     )

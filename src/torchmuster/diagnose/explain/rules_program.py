@@ -4,10 +4,11 @@ import re
 from collections.abc import Iterator
 
 from torchmuster.diagnose.explain.case import Case
-from torchmuster.diagnose.explain.events import Confidence, LineRole, LogEvent, LogFinding
+from torchmuster.diagnose.explain.events import LineRole, LogEvent, LogFinding
 from torchmuster.diagnose.explain.rules_signals import signal_of
 from torchmuster.diagnose.explain.tracebacks import FETCHES
 from torchmuster.diagnose.explain.weigh import HIGH, LOW, MEDIUM, Weight, at
+from torchmuster.diagnose.finding import Confidence
 
 _LOST = ("peer_lost", "gloo_timeout", "watchdog", "nccl_remote", "store_wait", "gloo_connect")
 _RAISED = ("exception", "cuda_oom", "cuda_error", "fatal_python")
@@ -130,14 +131,14 @@ def exceptions(case: Case) -> Iterator[LogFinding]:
     cause, cure, confirm = _program_cause(event)
     yield LogFinding(
         cause=cause,
-        sentence=f"{str(event.who) or 'a process'} failed first: {_words(event)[:300]}",
+        error=f"{str(event.who) or 'a process'} failed first: {_words(event)[:300]}",
         confidence=_confidence(case, event, raised),
         weight=Weight.PROGRAM,
         evidence=(event.line,),
         at=event.get("where") or at(event),
         because=(*event.detail[-6:-1], *later),
         ruled_out=_echoes_ruled_out(case),
-        cure=cure,
+        hint=cure,
         confirm=confirm,
         began=event.line,
     )
@@ -244,12 +245,12 @@ def _last_lines(case: Case) -> Iterator[LogFinding]:
     cause, cure, confirm = _program_cause(event)
     yield LogFinding(
         cause=cause,
-        sentence=f"{str(event.who) or 'a process'} failed: {_words(event)[:300]}",
+        error=f"{str(event.who) or 'a process'} failed: {_words(event)[:300]}",
         confidence=LOW if _had_lost_a_peer(case, event) else MEDIUM,
         weight=Weight.ENVELOPE - 1 if _had_lost_a_peer(case, event) else Weight.SIGNAL + 2,
         evidence=(event.line,),
         at=at(event),
-        cure=cure,
+        hint=cure,
         confirm=confirm,
         began=event.line,
     )
@@ -268,13 +269,13 @@ def _own_connection(case: Case) -> Iterator[LogFinding]:
     event = case.earliest(found)
     yield LogFinding(
         cause="connection-refused" if "efused" in event.get("message") else "exception",
-        sentence=f"{str(event.who) or 'a process'} failed: {_words(event)[:300]}",
+        error=f"{str(event.who) or 'a process'} failed: {_words(event)[:300]}",
         confidence=LOW,
         weight=Weight.ENVELOPE + 1,
         evidence=(event.line,),
         at=event.get("where") or at(event),
         because=event.detail[-6:-1],
-        cure="see what should listen there, and whether it had ended",
+        hint="see what should listen there, and whether it had ended",
         began=event.line,
     )
 
@@ -307,7 +308,7 @@ def exit_codes(case: Case) -> Iterator[LogFinding]:
     words = _last_words(case, event)
     yield LogFinding(
         cause="exit-code",
-        sentence=f"{_who_ended(event)} ended with {f'exit code {code}' if code else 'a failure'} and no exception",
+        error=f"{_who_ended(event)} ended with {f'exit code {code}' if code else 'a failure'} and no exception",
         # Python ends with 1 after an exception: it stood somewhere that is not here.
         confidence=MEDIUM if event.kind == "child_failed" and code != 1 else LOW,
         weight=Weight.SIGNAL,
@@ -315,7 +316,7 @@ def exit_codes(case: Case) -> Iterator[LogFinding]:
         at=at(event),
         because=words,
         ruled_out=_echoes_ruled_out(case),
-        cure="find what calls sys.exit or os._exit with this number; argparse uses 2, a shell what its last command gave",
+        hint="find what calls sys.exit or os._exit with this number; argparse uses 2, a shell what its last command gave",
         began=event.line,
     )
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from torchmuster.diagnose.explain.case import Case
-from torchmuster.diagnose.explain.events import Confidence, LogEvent, LogFinding, LogLine
+from torchmuster.diagnose.explain.events import LogEvent, LogFinding, LogLine
 from torchmuster.diagnose.explain.weigh import (
     HIGH,
     LOW,
@@ -14,6 +14,7 @@ from torchmuster.diagnose.explain.weigh import (
     is_notice,
     was_survived,
 )
+from torchmuster.diagnose.finding import Confidence
 
 _SLINGSHOT = re.compile(r"\bhsn\d|\bcxi\b|cray", re.IGNORECASE)
 _OWN_PLUGIN = re.compile(r"aws[-_]ofi", re.IGNORECASE)
@@ -66,12 +67,12 @@ def said_itself(case: Case) -> Iterator[LogFinding]:
             more.append(f"ranks {event.get('rank_a')} and {event.get('rank_b')}")
         yield LogFinding(
             cause=cause,
-            sentence=sentence + (f" ({', '.join(more)})" if more else ""),
+            error=sentence + (f" ({', '.join(more)})" if more else ""),
             confidence=_how_sure(case, found),
             weight=_how_heavy(case, found),
             evidence=tuple(e.line for e in found[:4]),
             at=at(event),
-            cure=cure,
+            hint=cure,
             began=event.line,
         )
 
@@ -101,12 +102,12 @@ def nccl_warnings(case: Case) -> Iterator[LogFinding]:
         return
     yield LogFinding(
         cause="nccl-warning",
-        sentence=f"NCCL failed: {event.get('text')[:200]}",
+        error=f"NCCL failed: {event.get('text')[:200]}",
         confidence=LOW,
         weight=Weight.COLLECTIVE + 1,
         evidence=(event.line,),
         at=at(event),
-        cure="run again with NCCL_DEBUG=INFO and read the lines before this one",
+        hint="run again with NCCL_DEBUG=INFO and read the lines before this one",
         began=event.line,
     )
 
@@ -132,11 +133,11 @@ def wrong_provider(case: Case) -> Iterator[LogFinding]:
 def _provider(sentence: str, line: LogLine, *, sure: bool) -> LogFinding:
     return LogFinding(
         cause="wrong-provider",
-        sentence=sentence,
+        error=sentence,
         confidence=HIGH if sure else LOW,
         weight=Weight.ENVELOPE + 1,
         evidence=(line,),
-        cure="unset FI_PROVIDER, or FI_PROVIDER=cxi; use the site's own module of the plugin",
+        hint="unset FI_PROVIDER, or FI_PROVIDER=cxi; use the site's own module of the plugin",
         confirm="fi_info -p cxi; env | grep FI_",
         began=line,
     )

@@ -33,12 +33,12 @@ def time_limit(case: Case) -> Iterator[LogFinding]:
         return
     yield LogFinding(
         cause="time-limit",
-        sentence="the scheduler ended the job: its time limit was reached",
+        error="the scheduler ended the job: its time limit was reached",
         confidence=HIGH,
         weight=Weight.SCHEDULER,
         evidence=(event.line,),
         at=at(event),
-        cure="ask for more time, or save and continue: `muster run --time 8h --resubmit 3`",
+        hint="ask for more time, or save and continue: `muster run --time 8h --resubmit 3`",
         confirm="sacct -j JOB -o State,Elapsed,Timelimit   (PBS: qstat -xf JOB | grep walltime)",
         began=event.line,
     )
@@ -53,12 +53,12 @@ def ended_by_scheduler(case: Case) -> Iterator[LogFinding]:
         node = event.get("host") or event.get("node")
         yield LogFinding(
             cause=cause,
-            sentence=sentence,
+            error=sentence,
             confidence=HIGH,
             weight=Weight.SCHEDULER,
             evidence=(event.line,),
             at=node or at(event),
-            cure=cure,
+            hint=cure,
             began=event.line,
         )
 
@@ -70,12 +70,12 @@ def killed_by_pbs(case: Case) -> Iterator[LogFinding]:
         return
     yield LogFinding(
         cause="scheduler-ended",
-        sentence=f"PBS ended the job: {event.get('why')}",
+        error=f"PBS ended the job: {event.get('why')}",
         confidence=HIGH,
         weight=Weight.SCHEDULER,
         evidence=(event.line,),
         at=at(event),
-        cure="`tracejob JOB` on the server, or the site's staff, can say more",
+        hint="`tracejob JOB` on the server, or the site's staff, can say more",
         began=event.line,
     )
 
@@ -87,12 +87,12 @@ def cancelled(case: Case) -> Iterator[LogFinding]:
         return
     yield LogFinding(
         cause="cancelled",
-        sentence="the job was cancelled from outside",
+        error="the job was cancelled from outside",
         confidence=MEDIUM,
         weight=Weight.SIGNAL,
         evidence=(event.line,),
         at=at(event),
-        cure="ask who cancelled it: you, a colleague, or the site's staff",
+        hint="ask who cancelled it: you, a colleague, or the site's staff",
         confirm="sacct -j JOB -o State%30   (the number behind `CANCELLED by` is a user)",
         began=event.line,
     )

@@ -5,8 +5,9 @@ import signal
 from collections.abc import Iterator
 
 from torchmuster.diagnose.explain.case import Case
-from torchmuster.diagnose.explain.events import Confidence, LogEvent, LogFinding
+from torchmuster.diagnose.explain.events import LogEvent, LogFinding
 from torchmuster.diagnose.explain.weigh import HIGH, LOW, MEDIUM, Weight, at
+from torchmuster.diagnose.finding import Confidence
 
 _WORDS = {
     "Killed": 9,
@@ -71,7 +72,7 @@ def out_of_memory(case: Case) -> Iterator[LogFinding]:
     node = proof.who.host or "a node"
     yield LogFinding(
         cause="out-of-memory",
-        sentence=f"the memory of {node} (or of the job's limit) ran out, and a process was killed for it",
+        error=f"the memory of {node} (or of the job's limit) ran out, and a process was killed for it",
         # A scheduler speaks of this job; the kernel may speak of any process, also of an earlier one.
         confidence=HIGH
         if _killed(case).get(9) or not _OF_KERNEL.search(proof.line.text)
@@ -80,7 +81,7 @@ def out_of_memory(case: Case) -> Iterator[LogFinding]:
         evidence=(proof.line, *(e.line for e in _killed(case).get(9, [])[:2])),
         at=at(proof),
         ruled_out=("a GPU out of memory: that raises an exception and kills nobody",),
-        cure="ask for more memory (--mem), use fewer loader workers, smaller batches",
+        hint="ask for more memory (--mem), use fewer loader workers, smaller batches",
         confirm="sacct -j JOB -o MaxRSS,ReqMem,State   (PBS: qstat -xf JOB | grep resources_used.mem)",
         began=proof.line,
     )
@@ -177,7 +178,7 @@ def _ended(case: Case, number: int, found: list[LogEvent]) -> LogFinding:
     cause, sentence, cure, confidence = meaning or default
     return LogFinding(
         cause=cause,
-        sentence=f"{_who(event)} {sentence}",
+        error=f"{_who(event)} {sentence}",
         confidence=confidence,
         weight=Weight.COLLECTIVE if number == 6 else Weight.SIGNAL + 1,
         evidence=tuple(e.line for e in found[:3]),
@@ -185,7 +186,7 @@ def _ended(case: Case, number: int, found: list[LogEvent]) -> LogFinding:
         ruled_out=("a Python exception: there is none of this rank",)
         if number in (9, 11, 7)
         else (),
-        cure=cure,
+        hint=cure,
         confirm=(
             "dmesg -T | grep -i 'killed process'; sacct -j JOB -o State,MaxRSS"
             if number == 9
@@ -214,7 +215,7 @@ def ended_from_outside(case: Case) -> Iterator[LogFinding]:
         hangup = number == signal.SIGHUP
         yield LogFinding(
             cause="hangup" if hangup else "cancelled",
-            sentence=(
+            error=(
                 "the terminal went away (SIGHUP) and took the job with it"
                 if hangup
                 else f"the job was ended from outside: its launcher got {name}"
@@ -223,7 +224,7 @@ def ended_from_outside(case: Case) -> Iterator[LogFinding]:
             weight=Weight.SIGNAL,
             evidence=tuple(e.line for e in told[:3]),
             at=at(event),
-            cure=(
+            hint=(
                 "start it with `muster run --detach`, tmux or a scheduler"
                 if hangup
                 else "ask who ended it: the scheduler at its limit, a colleague, Ctrl-C"
@@ -242,12 +243,12 @@ def interrupted(case: Case) -> Iterator[LogFinding]:
     event = case.earliest(found)
     yield LogFinding(
         cause="cancelled",
-        sentence=f"{str(event.who) or 'the script'} was interrupted (SIGINT, Ctrl-C)",
+        error=f"{str(event.who) or 'the script'} was interrupted (SIGINT, Ctrl-C)",
         confidence=MEDIUM,
         weight=Weight.ENVELOPE + 2,
         evidence=(event.line,),
         at=at(event),
-        cure="ask who ended it: Ctrl-C in its terminal, or a launcher that ends its ranks so",
+        hint="ask who ended it: Ctrl-C in its terminal, or a launcher that ends its ranks so",
         began=event.line,
     )
 

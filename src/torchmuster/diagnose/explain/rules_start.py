@@ -11,89 +11,89 @@ from torchmuster.diagnose.explain.weigh import HIGH, LOW, Weight, at, is_notice,
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Missing:
     cause: str
-    sentence: str
-    cure: str
+    error: str
+    hint: str
     confirm: str | None = None
 
 
 _MISSING = {
     "not_executable": _Missing(
         cause="wrong-processor",
-        sentence="a program was built for another processor than this node has",
-        cure="make the environment on a node of the kind that runs it: login and compute nodes may differ (x86_64, aarch64)",
+        error="a program was built for another processor than this node has",
+        hint="make the environment on a node of the kind that runs it: login and compute nodes may differ (x86_64, aarch64)",
         confirm="uname -m; file $(readlink -f $(which python))",
     ),
     "library": _Missing(
         cause="wrong-library",
-        sentence="a shared library is missing on this node, or of another version than the program needs",
-        cure="make the environment on a node of the same kind and system; load the modules that it was built with",
+        error="a shared library is missing on this node, or of another version than the program needs",
+        hint="make the environment on a node of the same kind and system; load the modules that it was built with",
         confirm="ldd $(which python) | grep 'not found'   on that node",
     ),
     "no_script": _Missing(
         cause="script-missing",
-        sentence="the script is not there on this node",
-        cure="put it on a file system that all nodes see, or give its absolute path",
+        error="the script is not there on this node",
+        hint="put it on a file system that all nodes see, or give its absolute path",
         confirm="ls -l SCRIPT   on every node",
     ),
     "module_load": _Missing(
         cause="module-load",
-        sentence="a module of the cluster could not be loaded",
-        cure="`module spider NAME` lists what there is; the line belongs into setup of muster.toml",
+        error="a module of the cluster could not be loaded",
+        hint="`module spider NAME` lists what there is; the line belongs into setup of muster.toml",
         confirm="module spider NAME",
     ),
     "not_permitted": _Missing(
         cause="permission",
-        sentence="a program, its interpreter or the script may not be read or run by this user",
-        cure="open its folders for the user of the job (`chmod a+rx`), or make the environment where all may enter",
+        error="a program, its interpreter or the script may not be read or run by this user",
+        hint="open its folders for the user of the job (`chmod a+rx`), or make the environment where all may enter",
         confirm="namei -l PATH   as that user, on that node",
     ),
     "no_command": _Missing(
         cause="command-missing",
-        sentence="a command or interpreter was not found on this node",
-        cure="activate the environment on every node: PATH of the login shell does not travel",
+        error="a command or interpreter was not found on this node",
+        hint="activate the environment on every node: PATH of the login shell does not travel",
         confirm="which torchrun python   on every node",
     ),
     "no_module_main": _Missing(
         cause="package-missing",
-        sentence="a Python package is missing in the environment of this node",
-        cure="install it there, or activate the environment that has it, on every node",
+        error="a Python package is missing in the environment of this node",
+        hint="install it there, or activate the environment that has it, on every node",
         confirm="python -c 'import NAME'   on every node",
     ),
     "bad_arguments": _Missing(
         cause="bad-arguments",
-        sentence="the command line was refused",
-        cure="mend the argument that the line names",
+        error="the command line was refused",
+        hint="mend the argument that the line names",
     ),
     "pbsdsh_usage": _Missing(
         cause="bad-arguments",
-        sentence="pbsdsh took an option of the program for its own, and started nothing",
-        cure="write `--` before the program: pbsdsh -- /full/path/PROGRAM --option; or `muster torchrun`, which needs no pbsdsh",
+        error="pbsdsh took an option of the program for its own, and started nothing",
+        hint="write `--` before the program: pbsdsh -- /full/path/PROGRAM --option; or `muster torchrun`, which needs no pbsdsh",
     ),
     "pbs_mpiexec": _Missing(
         cause="launch-failed",
-        sentence="OpenPBS's own mpiexec only calls that of another MPI, and there was none on PATH at qsub",
-        cure="write `muster torchrun`, which needs no mpiexec; or load an MPI before qsub",
+        error="OpenPBS's own mpiexec only calls that of another MPI, and there was none on PATH at qsub",
+        hint="write `muster torchrun`, which needs no mpiexec; or load an MPI before qsub",
     ),
     "image": _Missing(
         cause="image-missing",
-        sentence="the container image could not be fetched",
-        cure="check the image's name and the credentials of the node",
+        error="the container image could not be fetched",
+        hint="check the image's name and the credentials of the node",
     ),
     "srun_launch": _Missing(
         cause="srun-launch",
-        sentence="Slurm could not start the step",
-        cure="read Slurm's own words below; --overlap is needed for a second step on the same nodes",
+        error="Slurm could not start the step",
+        hint="read Slurm's own words below; --overlap is needed for a second step on the same nodes",
     ),
     "launch_failed": _Missing(
         cause="launch-failed",
-        sentence="a node could not be reached or started",
-        cure="start `hostname` on all nodes in the same way first; report a node that fails",
+        error="a node could not be reached or started",
+        hint="start `hostname` on all nodes in the same way first; report a node that fails",
         confirm="mpiexec -n NODES --ppn 1 hostname   (Slurm: srun hostname)",
     ),
     "env_missing": _Missing(
         cause="no-launcher",
-        sentence="the script was started without a launcher: the variables of torch.distributed are not set",
-        cure="start it with `muster run` or torchrun; under srun, `torchmuster.train` finds its rank by itself",
+        error="the script was started without a launcher: the variables of torch.distributed are not set",
+        hint="start it with `muster run` or torchrun; under srun, `torchmuster.train` finds its rank by itself",
     ),
 }
 _PROBES = frozenset(
@@ -142,14 +142,14 @@ def could_not_start(case: Case) -> Iterator[LogFinding]:
         passed = all(was_survived(case, e) for e in found)
         yield LogFinding(
             cause=missing.cause,
-            sentence=f"{missing.sentence}{f': {named}' if named else ''}",
+            error=f"{missing.error}{f': {named}' if named else ''}",
             confidence=LOW if passed else HIGH,
             weight=Weight.ENVELOPE - 2 if passed else Weight.START,
             evidence=tuple(e.line for e in found[:3]),
             at=at(event),
             because=(f"the same on {', '.join(hosts)}",) if len(hosts) > 1 else (),
             ruled_out=_victims(case),
-            cure=missing.cure,
+            hint=missing.hint,
             confirm=missing.confirm,
             began=event.line,
         )

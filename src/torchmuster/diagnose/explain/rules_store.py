@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from torchmuster.diagnose.explain.case import Case, short
-from torchmuster.diagnose.explain.events import Confidence, LogEvent, LogFinding
+from torchmuster.diagnose.explain.events import LogEvent, LogFinding
 from torchmuster.diagnose.explain.rules_network import LOOPBACK
 from torchmuster.diagnose.explain.weigh import HIGH, LOW, MEDIUM, Weight, at
+from torchmuster.diagnose.finding import Confidence
 
 _UNREACHABLE = (str(errno.ENETUNREACH), str(errno.EHOSTUNREACH))
 _NO_HANDSHAKE = re.compile(
@@ -95,18 +96,18 @@ def cannot_reach_store(case: Case) -> Iterator[LogFinding]:
     event = case.earliest(calls)
     basis = LogFinding(
         cause="store-unreachable",
-        sentence=f"the store at {known.target} could not be reached",
+        error=f"the store at {known.target} could not be reached",
         confidence=LOW,
         weight=Weight.NETWORK,
         evidence=tuple(e.line for e in calls[:4]),
         at=at(event),
         ruled_out=("training code: no collective had begun",),
-        cure=_OPEN_ALL,
+        hint=_OPEN_ALL,
         confirm=f"nc -vz {event.get('host')} {event.get('port')}   from every other node, while the head runs",
         began=event.line,
     )
     cause, sentence, cure, confidence = _decide(known)
-    yield replace(basis, cause=cause, sentence=sentence, cure=cure, confidence=confidence)
+    yield replace(basis, cause=cause, error=sentence, hint=cure, confidence=confidence)
 
 
 def _known(case: Case, calls: list[LogEvent]) -> _Calls:

@@ -4,7 +4,8 @@ import re
 from collections.abc import Callable, Iterator
 
 from torchmuster.diagnose.explain.case import Case
-from torchmuster.diagnose.explain.events import Confidence, LineRole, LogEvent, LogFinding
+from torchmuster.diagnose.explain.events import LineRole, LogEvent, LogFinding
+from torchmuster.diagnose.finding import Confidence
 
 
 class Weight:

@@ -1,5 +1,6 @@
 """A verdict in words, and as plain values for `--json`."""
 
+from dataclasses import replace
 from typing import Any
 
 from torchmuster.diagnose.explain.events import LogFinding, LogLine, LogVerdict
@@ -28,9 +29,9 @@ def render_verdict(verdict: LogVerdict, own_run: str | None = None) -> str:
     parts = [f"confidence: {first.confidence.value}"]
     parts += [f"ruled out: {text}" for text in first.ruled_out]
     parts += [f"confirm: {first.confirm}"] if first.confirm else []
-    parts += [f"next to fail: {other.sentence}; {other.cure}" for other in verdict.next_to_fail]
+    parts += [f"next to fail: {other.error}; {other.hint}" for other in verdict.next_to_fail]
     rest = verdict.found[1:4]
-    parts += [f"also seen: {other.sentence} ({_place(other)})" for other in rest]
+    parts += [f"also seen: {other.error} ({_place(other)})" for other in rest]
     head = "".join(f"{line}\n" for line in lines)
     return "\n".join([head + text + "\n".join(parts), *_collect(verdict), ""])
 
@@ -38,7 +39,7 @@ def render_verdict(verdict: LogVerdict, own_run: str | None = None) -> str:
 def report_of(finding: LogFinding) -> Report:
     """Return a finding in the four parts of every message."""
     because = [*finding.because, *(evidence_of(line) for line in finding.evidence[:_EVIDENCE])]
-    return Report(error=finding.sentence, at=finding.at, because=tuple(because), hint=finding.cure)
+    return replace(finding.report, because=tuple(because))
 
 
 def as_values(verdict: LogVerdict) -> dict[str, Any]:
@@ -57,7 +58,7 @@ def as_values(verdict: LogVerdict) -> dict[str, Any]:
 def _finding(finding: LogFinding) -> dict[str, Any]:
     return {
         "cause": finding.cause,
-        "sentence": finding.sentence,
+        "sentence": finding.error,
         "confidence": finding.confidence.value,
         "at": finding.at,
         "because": list(finding.because),
@@ -65,7 +66,7 @@ def _finding(finding: LogFinding) -> dict[str, Any]:
             {"file": line.path, "line": line.number, "text": line.text} for line in finding.evidence
         ],
         "ruled_out": list(finding.ruled_out),
-        "cure": finding.cure,
+        "cure": finding.hint,
         "confirm": finding.confirm,
     }
 

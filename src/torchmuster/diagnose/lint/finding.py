@@ -2,39 +2,28 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from enum import StrEnum
+from functools import partial
 
+from torchmuster.diagnose.finding import Finding, Level
 from torchmuster.diagnose.lint.jobscript import JobScript
 from torchmuster.diagnose.lint.numbers import number
 from torchmuster.diagnose.lint.starts import ScriptStart
 
 
-class LintLevel(StrEnum):
-    """How sure it is that the line does harm: it does, it may, it has no effect."""
-
-    ERROR = "error"
-    WARNING = "warning"
-    NOTE = "note"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LintFinding:
-    """One thing that will go wrong, or has no effect.
+class LintFinding(Finding):
+    """A finding of one line; its cause is the name of the rule.
 
     Attributes:
-        rule: Its name, for the page and for filters.
         line: From 1; 0 for the script as a whole.
-        what: One sentence without a period.
-        why: What follows from it.
-        fix: One edit.
     """
 
-    rule: str
-    level: LintLevel
     line: int
-    what: str
-    why: str
-    fix: str
+
+    @property
+    def word(self) -> str:
+        """What its level is called here: a line that breaks the job is an error."""
+        return "error" if self.level is Level.FAILURE else self.level.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,16 +51,10 @@ class ScriptView:
 Rule = Callable[[ScriptView], Iterable[LintFinding]]
 
 
-def error(rule: str, line: int, what: str, why: str, fix: str) -> LintFinding:
-    """Return a finding that will break the job."""
-    return LintFinding(rule=rule, level=LintLevel.ERROR, line=line, what=what, why=why, fix=fix)
+def _finding(level: Level, rule: str, line: int, what: str, why: str, fix: str) -> LintFinding:
+    return LintFinding(level=level, cause=rule, line=line, error=what, because=(why,), hint=fix)
 
 
-def warning(rule: str, line: int, what: str, why: str, fix: str) -> LintFinding:
-    """Return a finding that may break or slow the job."""
-    return LintFinding(rule=rule, level=LintLevel.WARNING, line=line, what=what, why=why, fix=fix)
-
-
-def note(rule: str, line: int, what: str, why: str, fix: str) -> LintFinding:
-    """Return a finding without harm today."""
-    return LintFinding(rule=rule, level=LintLevel.NOTE, line=line, what=what, why=why, fix=fix)
+error = partial(_finding, Level.FAILURE)  # it will break the job
+warning = partial(_finding, Level.WARNING)  # it may break or slow the job
+note = partial(_finding, Level.NOTE)  # without harm today

@@ -1,13 +1,12 @@
 """Rows, matrices and blocks for people."""
 
-from torchmuster.diagnose.doctor.finding import NodeView
 from torchmuster.diagnose.doctor.show import (
     COLUMNS,
-    finding_lines,
     matrix_rows,
     node_row,
     table_row,
 )
+from torchmuster.diagnose.doctor.situation import NodeView
 from unit.diagnose.doctor.made_up import node
 
 
@@ -39,8 +38,3 @@ def test_a_large_matrix_has_a_row_for_each_node():
     assert len(rows) == 20
     assert rows[0][:3] == ["n0", "18 of 19", "19 of 19"]
     assert rows[1][2] == "18 of 19"
-
-
-def test_a_finding_has_the_form_of_every_message():
-    finding = {"level": "warning", "error": "e", "at": "n1", "because": ["b", ""], "hint": None}
-    assert finding_lines(finding) == ["warning: e", "at: n1", "because: b"]

@@ -26,7 +26,7 @@ PEER = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer
 def test_unknown_exception_is_the_cause_with_its_place(tmp_path, error):
     verdict = explain(tmp_path, n1=traceback_of(PEER, rank=0), n2=traceback_of(error, rank=1))
     assert verdict.first.cause == "exception"
-    assert error in verdict.first.sentence
+    assert error in verdict.first.error
     assert verdict.first.at == "/home/u/train.py:9"
 
 
@@ -35,15 +35,15 @@ def test_unknown_error_number_is_explained_by_its_name(tmp_path, number):
     error = f"OSError: [Errno {number}] {os.strerror(number)}: '/data/x'"
     verdict = explain(tmp_path, job=traceback_of(error))
     assert verdict.first.cause == "system-error"
-    assert errno.errorcode[number] in verdict.first.sentence
-    assert "/data/x" in verdict.first.sentence
+    assert errno.errorcode[number] in verdict.first.error
+    assert "/data/x" in verdict.first.error
 
 
 @pytest.mark.parametrize("code", [3, 17, 99, 113])
 def test_exit_code_without_a_word_is_the_cause(tmp_path, code):
     verdict = explain(tmp_path, job="loading\n" + FAILED.format(code=code))
     assert verdict.first.cause == "exit-code"
-    assert f"exit code {code}" in verdict.first.sentence
+    assert f"exit code {code}" in verdict.first.error
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_every_signal_is_named(tmp_path, number, cause, as_shell):
     code = 128 + number if as_shell else -number
     verdict = explain(tmp_path, job="loading\n" + FAILED.format(code=code))
     assert verdict.first.cause == cause
-    assert signal.Signals(number).name in verdict.first.sentence or cause != "signal"
+    assert signal.Signals(number).name in verdict.first.error or cause != "signal"
 
 
 @pytest.mark.parametrize("address", ["(10.99.1.2, 31234)", "[10.99.1.2]:31234", "10.99.1.2:31234"])
@@ -70,12 +70,12 @@ def test_unreachable_address_is_named_in_every_spelling(tmp_path, address, numbe
     text = f"[W socket.cpp:601] [c10d] The client socket has failed to connect to {address} (errno: {number} - x).\n"
     verdict = explain(tmp_path, job=text)
     assert verdict.first.cause == "no-route"
-    assert "10.99.1.2:31234" in verdict.first.sentence
+    assert "10.99.1.2:31234" in verdict.first.error
 
 
 def test_ipv6_address_is_told_from_its_port(tmp_path):
     text = "[W socket.cpp:601] [c10d] The client socket has failed to connect to [2001:db8::15]:29500 (errno: 101 - x).\n"
-    assert "2001:db8::15:29500" in explain(tmp_path, job=text).first.sentence
+    assert "2001:db8::15:29500" in explain(tmp_path, job=text).first.error
 
 
 def test_last_exception_of_a_chain_is_that_of_the_rank(tmp_path):
@@ -84,7 +84,7 @@ def test_last_exception_of_a_chain_is_that_of_the_rank(tmp_path):
         + "\nDuring handling of the above exception, another exception occurred:\n\n"
         + traceback_of("ConfigError: no learning rate")
     )
-    assert "ConfigError: no learning rate" in explain(tmp_path, job=text).first.sentence
+    assert "ConfigError: no learning rate" in explain(tmp_path, job=text).first.error
 
 
 def test_ranks_that_write_in_between_each_other_are_kept_apart(tmp_path):
@@ -92,8 +92,8 @@ def test_ranks_that_write_in_between_each_other_are_kept_apart(tmp_path):
     other = traceback_of(PEER, rank=1).splitlines()
     mixed = "".join(f"{a}\n{b}\n" for a, b in zip(other, one, strict=True))
     verdict = explain(tmp_path, job=mixed)
-    assert "ValueError: of rank 0" in verdict.first.sentence
-    assert "rank 0" in verdict.first.sentence
+    assert "ValueError: of rank 0" in verdict.first.error
+    assert "rank 0" in verdict.first.error
 
 
 def test_code_that_is_shown_in_a_traceback_means_nothing(tmp_path):
@@ -190,7 +190,7 @@ def test_a_reason_of_pbs_in_words_of_its_own_is_told(tmp_path):
     log = "step 1\n=>> PBS: job killed: ncpus 9.1 exceeded limit 8 (sum)\n"
     first = explain(tmp_path, job=log).first
     assert first.cause == "scheduler-ended"
-    assert first.sentence == "PBS ended the job: ncpus 9.1 exceeded limit 8 (sum)"
+    assert first.error == "PBS ended the job: ncpus 9.1 exceeded limit 8 (sum)"
 
 
 MEETING = """
@@ -226,7 +226,7 @@ def test_commands_of_pbs_that_start_nothing_are_failures_with_their_cure(
 ):
     first = explain(tmp_path, job=f"starting on n1\n{line}\n").first
     assert first.cause == cause
-    assert cure in first.cure
+    assert cure in first.hint
 
 
 def test_an_array_of_a_script_beside_the_logs_is_no_list_of_nodes(tmp_path):

@@ -44,7 +44,7 @@ VALUE_ERROR = PythonError(
 def test_coordinator_s_first_cause_comes_before_that_of_the_logs(tmp_path):
     verdict = explain(tmp_path, n1=traceback_of("KeyError: 'a later one'", rank=0))
     own = with_own_result(verdict, result(cause=end(error=VALUE_ERROR)))
-    assert own.first.sentence == "rank 1 raised ValueError: bad label"
+    assert own.first.error == "rank 1 raised ValueError: bad label"
     assert own.first.confidence.value == "high"
     assert own.first.at.endswith("attempt 0")
 
@@ -63,8 +63,8 @@ def test_line_without_a_second_reading_gives_the_better_word(tmp_path):
         verdict, result(cause=end(), error="rank 1 raised OSError", because=(error,))
     )
     assert own.first.cause == "disk-full"
-    assert "make room" in own.first.cure
-    assert own.first.sentence == "rank 1 raised OSError"
+    assert "make room" in own.first.hint
+    assert own.first.error == "rank 1 raised OSError"
 
 
 def test_run_that_succeeded_is_healthy_whatever_its_logs_say(tmp_path):

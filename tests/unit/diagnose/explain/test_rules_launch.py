@@ -20,13 +20,13 @@ def told(rank):
 def test_two_static_launchers_with_one_rank_are_named_with_it(tmp_path):
     first = explain(tmp_path, n1=told(0), n2=told(0)).first
     assert (first.cause, first.confidence.value) == ("wrong-node-rank", "high")
-    assert "several nodes have the node rank 0" in first.sentence
+    assert "several nodes have the node rank 0" in first.error
 
 
 def test_static_rank_beyond_the_count_is_named(tmp_path):
     first = explain(tmp_path, n1=told(0), n2=told(2)).first
     assert (first.cause, first.confidence.value) == ("wrong-node-rank", "high")
-    assert "node rank 2 is beyond the 2 nodes" in first.sentence
+    assert "node rank 2 is beyond the 2 nodes" in first.error
 
 
 STATIC = "{at}I0314 09:00:00.000000 9 torch/distributed/launcher/api.py:254]   {key} : {value}\n"
@@ -47,7 +47,7 @@ def test_script_that_waits_for_ranks_in_its_own_store_misses_ranks_not_launchers
     error = "torch.distributed.DistStoreError: Timed out after 13 seconds waiting for clients. 3/4 clients joined."
     verdict = explain(tmp_path, job=traceback_of(error))
     assert verdict.first.cause == "ranks-never-joined"
-    assert "3 of 4" in verdict.first.sentence
+    assert "3 of 4" in verdict.first.error
 
 
 def test_launcher_that_was_ended_while_it_waited_alone_had_waited_for_other_nodes(tmp_path):

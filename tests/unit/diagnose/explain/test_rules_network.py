@@ -27,6 +27,6 @@ def test_name_is_misspelled_where_names_of_one_cluster_do_not_differ_so(name, kn
 def test_call_in_vain_to_a_misspelled_name_is_told_with_little_confidence(tmp_path):
     verdict = explain(tmp_path, cn0118=traceback_of(TIMED_OUT.format(host="cn01117")))
     assert (verdict.first.cause, verdict.first.confidence.value) == ("name-not-resolved", "low")
-    assert "cn01117" in verdict.first.sentence
+    assert "cn01117" in verdict.first.error
     verdict = explain(tmp_path, cn0118=traceback_of(TIMED_OUT.format(host="cn0117")))
     assert verdict.first.cause != "name-not-resolved"

@@ -125,7 +125,7 @@ def test_exception_group_means_what_is_in_it(tmp_path):
             +------------------------------------
         """.replace("\n        ", "\n"),
     )
-    assert "ValueError: bad label" in verdict.first.sentence
+    assert "ValueError: bad label" in verdict.first.error
 
 
 @pytest.mark.parametrize("before", [PLUGIN, DRIVER, AUTOCAST, LOOPBACK, COMPILED, CONDA, REMAPPED])

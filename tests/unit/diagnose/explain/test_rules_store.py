@@ -57,7 +57,7 @@ def test_nodes_that_all_call_a_host_without_a_launcher_are_not_told_of_its_owner
     call = CALL.format(time="09:00:00").replace("(n1,", "(n3,")
     first = explain(tmp_path, n1=call, n2=call).first
     assert first.cause == "nobody-hosts-the-store"
-    assert "n1, n2 all called n3:29500" in first.sentence
+    assert "n1, n2 all called n3:29500" in first.error
 
 
 CALLED = "torch.distributed.DistNetworkError: The client socket has timed out after 9000ms while trying to connect to ({host}, 29501)."

@@ -27,7 +27,7 @@ def verdict_on(*paths):
 
 
 def found(verdict):
-    return verdict.first.sentence if verdict.first else ""
+    return verdict.first.error if verdict.first else ""
 
 
 def write(folder, data, name="job.log"):

@@ -57,7 +57,7 @@ def test_exception_that_only_hands_on_another_means_what_that_one_does(
 
 def test_exception_around_another_is_the_cause_when_it_is_of_its_own_making(tmp_path):
     text = chain("KeyError: 'lr'", HANDLING, "ConfigError: 7", code="read()", function="read")
-    assert "ConfigError: 7" in explain(tmp_path, job=text).first.sentence
+    assert "ConfigError: 7" in explain(tmp_path, job=text).first.error
 
 
 def test_lost_server_of_a_library_is_no_lost_rank_though_it_is_handed_on(tmp_path):

@@ -30,17 +30,17 @@ PBS_RUN = f"torchrun {MEET} --rdzv_id=$PBS_JOBID train.py"
 
 
 def found(text):
-    return [(f.line, f.level.value, f.rule) for f in lint(parse(text, "job.sh"))]
+    return [(f.line, f.word, f.cause) for f in lint(parse(text, "job.sh"))]
 
 
 def rules(text):
-    return {f.rule for f in lint(parse(text, "job.sh"))}
+    return {f.cause for f in lint(parse(text, "job.sh"))}
 
 
 def one(text, rule):
     """Return the only finding of a script, which is of this rule."""
     (finding,) = lint(parse(text, "job.sh"))
-    assert finding.rule == rule
+    assert finding.cause == rule
     return finding
 
 
@@ -260,7 +260,7 @@ def test_every_rule_has_a_bad_script():
     ],
 )
 def test_the_hint_is_the_line_that_works(text, rule, words):
-    assert words in one(text, rule).fix
+    assert words in one(text, rule).hint
 
 
 @pytest.mark.parametrize(
@@ -304,14 +304,14 @@ def test_master_addr_without_effect_is_named():
         "srun torchrun --nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d --master_addr=$HEAD t.py"
     )
 
-    assert "no effect" in one(SLURM + line, "loopback").what
+    assert "no effect" in one(SLURM + line, "loopback").error
 
 
 def test_the_lines_of_the_node_file_are_no_nodes():
     text = PBS.replace("mpiprocs=1", "mpiprocs=4") + "N=`cat $PBS_NODEFILE | wc -l`\n"
     text += f"mpiexec -n 2 --ppn 1 {PBS_RUN.replace('nnodes=2', 'nnodes=$N')}"
 
-    assert "slot" in one(text, "nnodes").why
+    assert "slot" in one(text, "nnodes").because[0]
 
 
 def test_two_torchruns_of_one_node_take_the_same_port():
@@ -342,7 +342,7 @@ def test_a_type_of_gpu_is_no_number_of_workers():
         "node=4", "node=$SLURM_GPUS_PER_NODE"
     )
 
-    assert "a100:4" in one(text, "gpus-variable").what
+    assert "a100:4" in one(text, "gpus-variable").error
 
 
 def test_efa_is_right_on_ec2():
@@ -354,8 +354,8 @@ def test_efa_is_right_on_ec2():
 def test_a_glued_line_is_shown_as_bash_reads_it():
     finding = one(BAD["glued-continuation"][0], "glued-continuation")
 
-    assert "torchrun--nnodes=2" in finding.why
-    assert "lines 7 to 11" in finding.what
+    assert "torchrun--nnodes=2" in finding.because[0]
+    assert "lines 7 to 11" in finding.error
 
 
 def test_set_a_exports_everything():
@@ -435,8 +435,8 @@ PIECES = st.sampled_from(
 def test_no_text_crashes_it(text):
     for finding in lint(parse(text, "job.sh")):
         assert 1 <= finding.line <= text.count("\n") + 1
-        assert finding.what
-        assert "\ue002" not in finding.what or "\ue002" in text
+        assert finding.error
+        assert "\ue002" not in finding.error or "\ue002" in text
 
 
 @pytest.mark.parametrize(

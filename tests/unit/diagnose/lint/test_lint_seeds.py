@@ -76,7 +76,7 @@ def _script_of_mila_job():
 
 
 def _check(text, expected):
-    found = [(f.line, f.level.value, f.rule) for f in lint(parse(text, "job.sh"))]
+    found = [(f.line, f.word, f.cause) for f in lint(parse(text, "job.sh"))]
     assert found == [(line, level, rule) for line, _, level, rule in expected]
     lines = text.split("\n")
     for line, words, _, _ in expected:

@@ -1,49 +1,15 @@
-"""What a check before the start has found, and what it looks at: values only.
+"""What doctor looks at: the facts of all nodes and the calls between them; and the words of rules that compare nodes."""
 
-A finding has the four parts of every message (`error / at / because / hint`), a level and a cause word; where
-`diagnose/explain` finds the same cause in logs, the word is the same.
-"""
-
-import enum
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 from torchmuster.diagnose.facts.collect import CollectedFacts
+from torchmuster.diagnose.finding import Finding
 
 V = TypeVar("V", bound=Hashable)
 _MAX_NAMED = 8
-
-
-class Level(enum.Enum):
-    """How bad it is: a failure ends the job or makes it wrong, a warning may, a note is for who looks for it."""
-
-    FAILURE = "failure"
-    WARNING = "warning"
-    NOTE = "note"
-
-
-_ORDER = {Level.FAILURE: 0, Level.WARNING: 1, Level.NOTE: 2}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One finding.
-
-    Attributes:
-        is_certain: The job can't work: a run ends before its workers start.
-        weight: Which of one level comes first; the larger.
-    """
-
-    level: Level
-    cause: str
-    error: str
-    at: str | None = None
-    because: tuple[str, ...] = ()
-    hint: str | None = None
-    is_certain: bool = False
-    weight: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,11 +139,6 @@ def names_of(names: Sequence[str]) -> str:
     if len(names) < 2:
         return "".join(names)
     return f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def worst_first(findings: Sequence[Finding]) -> list[Finding]:
-    """Return the findings in the order in which a person should read them."""
-    return sorted(findings, key=lambda f: (_ORDER[f.level], not f.is_certain, -f.weight))
 
 
 def show_bytes(number: float) -> str:
