@@ -5,7 +5,8 @@ import socket
 
 import pytest
 
-from torchmuster.data.urls import open_place
+from torchmuster.data.faults import DataError
+from torchmuster.data.remote import open_store
 from torchmuster.errors import ManyErrors, UsageError
 from torchmuster.files.atomic import read_json
 from torchmuster.plainfile import open_plain
@@ -62,5 +63,8 @@ def test_no_file_of_ours_is_read_from_a_pipe(tmp_path):
     with pytest.raises(UsageError, match="workflow file can't be read"):
         read_source(path)
     assert read_json(path) is None
+    with pytest.raises(DataError) as caught:
+        open_store(str(tmp_path)).read("pipe")
+    assert "not a file" in caught.value.why
     with pytest.raises(OSError, match="not a file"):
-        open_place(str(tmp_path)).read("pipe")
+        open_store(str(tmp_path)).bare().read("pipe")

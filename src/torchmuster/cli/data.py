@@ -56,22 +56,23 @@ def upload(folder: str, url: str, *, regex: str | None, parallel: int) -> int:
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def list_files(url: str, *, regex: str | None, as_json: bool) -> int:
     """List the files that a download of URL brings."""
+    from torchmuster.data import transfer
     from torchmuster.data.names import compile_regex
-    from torchmuster.data.transfer import list_items
-    from torchmuster.data.urls import open_place
+    from torchmuster.data.remote import open_store
     from torchmuster.spec.units import format_size
     from torchmuster.ui.table import render_table
 
     matches = compile_regex(regex)
-    items = [item for item in list_items(open_place(url)) if matches(item.name)]
+    found = transfer.list_files(open_store(url))
+    sizes = {name: file.size_bytes for name, file in found.items() if matches(name)}
     if as_json:
-        plain = [{"name": item.name, "size_bytes": item.size_bytes} for item in items]
+        plain = [{"name": name, "size_bytes": size_bytes} for name, size_bytes in sizes.items()]
         click.echo(json.dumps(plain, indent=1))
         return 0
-    if not items:
+    if not sizes:
         say(f"no files at {url}")
         return 0
-    rows = [[format_size(item.size_bytes), item.name] for item in items]
+    rows = [[format_size(size_bytes), name] for name, size_bytes in sizes.items()]
     click.echo(render_table(["SIZE", "NAME"], rows), nl=False)
     return 0
 
@@ -82,7 +83,7 @@ def list_files(url: str, *, regex: str | None, as_json: bool) -> int:
 @click.option("-y", "--yes", is_flag=True, help="Without asking.")
 def delete(url: str, *, regex: str | None, yes: bool) -> int:
     """Remove the files at URL."""
-    from torchmuster.data.admin import delete_files, find_files
+    from torchmuster.data.transfer import delete_files, find_files
 
     names = find_files(url, regex)
     if not names:
@@ -105,7 +106,7 @@ def delete(url: str, *, regex: str | None, yes: bool) -> int:
 )
 def check(url: str, *, access_type: str) -> int:
     """Try whether URL can be read, written to or deleted from."""
-    from torchmuster.data.admin import check_access
+    from torchmuster.data.transfer import check_access
 
     check_access(url, access_type.upper())
     click.echo(f"{access_type.upper()} works: {url}")

@@ -16,11 +16,10 @@ from torchmuster.data import copying, pointer
 from torchmuster.data.claim import claim_next
 from torchmuster.data.faults import DataError, explain
 from torchmuster.data.names import LocalFile, compile_regex, local_files
-from torchmuster.data.place import FileChangedError, Store
-from torchmuster.data.pointer import Checkpoint, StoredFile
+from torchmuster.data.pointer import Checkpoint
 from torchmuster.data.progress import NoteCallback
-from torchmuster.data.steady import SteadyPlace
-from torchmuster.data.urls import open_place
+from torchmuster.data.remote import open_store
+from torchmuster.data.store import Entry, FileChangedError, Store
 
 NUM_KEPT = 3
 # A time of change younger than this may not yet have moved on at the next write.
@@ -61,7 +60,7 @@ class CheckpointUploader:
     ) -> None:
         compile_regex(regex)
         self._path = path
-        self._place = SteadyPlace(open_place(url) if isinstance(url, str) else url)
+        self._store = open_store(url) if isinstance(url, str) else url
         self._frequency_s = frequency_s
         self._regex = regex
         self._note = note or (lambda sentence: None)
@@ -96,29 +95,27 @@ class CheckpointUploader:
         try:
             return self._upload()
         except OSError as error:
-            raise explain(error, self._place.url) from error
+            raise explain(error, self._store.url) from error
 
     def _upload(self) -> Round:
         files = self._files()
         if not files:
             return Round(number=None, num_files=0, sent_bytes=0)
         last = self._last()
-        known = {file.name: file for file in last.files} if last else {}
+        known = last.files if last else {}
         folder = f"checkpoint-{self._newest() + 1}-{secrets.token_hex(4)}"
         sent: list[str] = []
         try:
             stored = self._send_all(files, known, folder, sent)
-            if not stored or (
-                last and sorted(stored, key=_by_name) == sorted(last.files, key=_by_name)
-            ):
+            if not stored or stored == known:
                 return Round(number=None, num_files=len(stored), sent_bytes=0)
             number = self._claim(stored)
         except BaseException:
             self._discard(sent)
             raise
         self._point_to(number)
-        ours = {f"{folder}/{name}" for name in (file.name for file in stored)}
-        sent_bytes = sum(file.size_bytes for file in stored if file.object in ours)
+        ours = [file for name, file in stored.items() if file.name == f"{folder}/{name}"]
+        sent_bytes = sum(file.size_bytes for file in ours)
         self._prune(number)
         return Round(number=number, num_files=len(stored), sent_bytes=sent_bytes)
 
@@ -126,11 +123,11 @@ class CheckpointUploader:
         return local_files(self._path, self._regex)[0] if os.path.exists(self._path) else []
 
     def _send_all(
-        self, files: list[LocalFile], known: dict[str, StoredFile], folder: str, sent: list[str]
-    ) -> list[StoredFile]:
+        self, files: list[LocalFile], known: dict[str, Entry], folder: str, sent: list[str]
+    ) -> dict[str, Entry]:
         """Send all files; those that are being written to are tried again, until the time is up."""
         deadline_s = time.monotonic() + self._settle_s
-        stored: list[StoredFile] = []
+        stored: dict[str, Entry] = {}
         waiting = files
         while waiting:
             busy: list[LocalFile] = []
@@ -139,7 +136,7 @@ class CheckpointUploader:
                 if done is None:
                     busy.append(file)
                 else:
-                    stored.append(done)
+                    stored[file.name] = done
             if busy and time.monotonic() >= deadline_s:
                 what = f"`{busy[0].name}` keeps changing, so this checkpoint was left out"
                 fix = "write to another name and rename it, as os.replace does"
@@ -151,8 +148,8 @@ class CheckpointUploader:
         return stored
 
     def _send(
-        self, file: LocalFile, known: StoredFile | None, folder: str, sent: list[str]
-    ) -> StoredFile | None:
+        self, file: LocalFile, known: Entry | None, folder: str, sent: list[str]
+    ) -> Entry | None:
         """Send one file; None when it is being written to."""
         try:
             before = copying.stamp(file.path)
@@ -161,78 +158,65 @@ class CheckpointUploader:
             digests = copying.hash_file(file.path)
             object_name = f"{folder}/{file.name}"
             if known is not None and known.sha256 == digests.sha256:
-                object_name = known.object
+                object_name = known.name
                 if copying.hash_file(file.path) != digests:
                     return None
             else:
                 sent.append(object_name)
-                self._place.put(file.path, object_name, sha256=digests.sha256)
+                self._store.put(file.path, object_name, sha256=digests.sha256)
             if copying.stamp(file.path) != before:
                 return None
-        except FileNotFoundError:  # replaced by a rename between two looks, or removed
-            return None
-        except FileChangedError:
-            return None
-        return StoredFile(
-            name=file.name,
-            object=object_name,
-            size_bytes=digests.size_bytes,
-            sha256=digests.sha256,
-            mode=file.mode,
-        )
+        except (FileNotFoundError, FileChangedError):
+            return None  # also replaced by a rename between two looks, or removed
+        return pointer.stored_file(object_name, digests.size_bytes, digests.sha256, file.mode)
 
-    def _claim(self, stored: list[StoredFile]) -> int:
+    def _claim(self, stored: dict[str, Entry]) -> int:
         created = datetime.now(UTC).isoformat(timespec="microseconds")
-        files = tuple(sorted(stored, key=_by_name))
 
         def encode(number: int) -> bytes:
-            return pointer.encode(Checkpoint(number=number, created=created, files=files))
+            return pointer.encode(Checkpoint(number=number, created=created, files=stored))
 
-        return claim_next(self._place, self._newest, pointer.manifest_name, encode)
+        return claim_next(self._store, self._newest, pointer.manifest_name, encode)
 
     def _point_to(self, number: int) -> None:
-        current = pointer.read_pointer(self._place)
+        current = pointer.read_pointer(self._store)
         if current is None or current < number:
             data = pointer.encode_pointer(number)
-            self._place.write(pointer.POINTER, data)
+            self._store.write(pointer.POINTER, data)
 
     def _newest(self) -> int:
         return max(self._numbers(), default=0)
 
     def _numbers(self) -> list[int]:
-        entries = self._place.entries()
+        entries = self._store.entries()
         found = (pointer.number_of(entry.name) for entry in entries)
         return sorted(number for number in found if number is not None)
 
     def _last(self) -> Checkpoint | None:
-        number = pointer.read_pointer(self._place)
-        return None if number is None else pointer.read_checkpoint(self._place, number)
+        number = pointer.read_pointer(self._store)
+        return None if number is None else pointer.read_checkpoint(self._store, number)
 
     def _prune(self, number: int) -> None:
         """Remove older checkpoints: their manifests first, then objects that no manifest names."""
         try:
             numbers = self._numbers()
             for old in [one for one in numbers if one <= number][:-NUM_KEPT]:
-                self._place.delete(pointer.manifest_name(old))
-            kept = [pointer.read_checkpoint(self._place, one) for one in self._numbers()]
-            needed = {file.object for checkpoint in kept for file in checkpoint.files}
-            oldest = min(checkpoint.number for checkpoint in kept)
-            for entry in self._place.entries():
+                self._store.delete(pointer.manifest_name(old))
+            kept = [pointer.read_checkpoint(self._store, one) for one in self._numbers()]
+            needed = {file.name for one in kept for file in one.files.values()}
+            oldest = min(one.number for one in kept)
+            for entry in self._store.entries():
                 # Newer folders can be those of another writer's upload that is under way.
                 begun = pointer.folder_number(entry.name)
                 if begun is not None and begun <= oldest and entry.name not in needed:
-                    self._place.delete(entry.name)
+                    self._store.delete(entry.name)
         except (OSError, DataError) as error:
             self._note(f"old checkpoints were not removed: {error}")
 
     def _discard(self, sent: list[str]) -> None:
         for name in sent:
             try:
-                self._place.delete(name)
+                self._store.delete(name)
             except OSError as error:
                 self._note(f"a file of a checkpoint that was left out was not removed: {error}")
                 return
-
-
-def _by_name(file: StoredFile) -> str:
-    return file.name

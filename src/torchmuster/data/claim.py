@@ -1,7 +1,7 @@
 """Taking the next number and writing a file under it, when several writers want the same one.
 
 A local disk links a finished file to the name, a store takes `If-None-Match: *`; both give a number to one
-writer only. Where a place can do neither, claims are files of their own: a writer writes its claim,
+writer only. Where a store can do neither, claims are files of their own: a writer writes its claim,
 then looks. Who sees nobody else's claim owns the number; who sees another withdraws and tries again
 later. Of two writers the later one always sees both claims, so two never own one number.
 """
@@ -12,13 +12,13 @@ import threading
 from collections.abc import Callable
 
 from torchmuster.data.faults import DataError
-from torchmuster.data.steady import SteadyPlace
+from torchmuster.data.store import Store
 
 _MAX_TRIES = 1000
 
 
 def claim_next(
-    place: SteadyPlace,
+    store: Store,
     newest: Callable[[], int],
     name_of: Callable[[int], str],
     encode: Callable[[int], bytes],
@@ -26,15 +26,15 @@ def claim_next(
     """Write `encode(n)` to `name_of(n)` for the first free n above `newest()`; return n.
 
     Raises:
-        DataError: The place can't be written to, or others take every number.
+        DataError: The store can't be written to, or others take every number.
     """
     number = newest() + 1
     waiter = threading.Event()
     for attempt in range(_MAX_TRIES):
         name, data = name_of(number), encode(number)
-        done = place.create(name, data)
+        done = store.create(name, data)
         if done is None:
-            done = _create_by_claim(place, name, data, number)
+            done = _create_by_claim(store, name, data, number)
         if done:
             return number
         if done is None:  # another writer wants it too
@@ -43,21 +43,21 @@ def claim_next(
             number += 1
         number = max(number, newest() + 1)
     what = "other writers have taken every number that was tried"
-    raise DataError(what, where=place.url, may_pass=True)
+    raise DataError(what, where=store.url, may_pass=True)
 
 
-def _create_by_claim(place: SteadyPlace, name: str, data: bytes, number: int) -> bool | None:
+def _create_by_claim(store: Store, name: str, data: bytes, number: int) -> bool | None:
     """Return True when written, False when the number is taken, None when others want it."""
     folder = f"claims/{name}"
     ours = f"{folder}/{secrets.token_hex(8)}"
-    place.write(ours, str(number).encode())
+    store.write(ours, str(number).encode())
     try:
-        others = [entry for entry in place.entries(folder) if entry.name != ours]
-        if place.stat(name) is not None:
+        others = [entry for entry in store.entries(folder) if entry.name != ours]
+        if store.stat(name) is not None:
             return False
         if others:
             return None
-        place.write(name, data)
+        store.write(name, data)
         return True
     finally:
-        place.delete(ours)
+        store.delete(ours)

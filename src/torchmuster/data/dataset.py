@@ -20,11 +20,10 @@ from typing import Any
 from torchmuster.data import manifest as manifests
 from torchmuster.data.claim import claim_next
 from torchmuster.data.faults import DataError
-from torchmuster.data.fetch import Item, fetch_all
+from torchmuster.data.fetch import fetch_all
 from torchmuster.data.manifest import DatasetFile, DatasetManifest
 from torchmuster.data.names import check_names, compile_regex, local_files
 from torchmuster.data.objects import ObjectStore
-from torchmuster.data.place import Store
 from torchmuster.data.progress import Moved, NoteCallback, ProgressCallback, run_all
 from torchmuster.data.reference import (
     LATEST,
@@ -34,23 +33,23 @@ from torchmuster.data.reference import (
     parse_reference,
     unknown,
 )
+from torchmuster.data.remote import open_store
 from torchmuster.data.scan import Found, Summary, scan, version_name
-from torchmuster.data.steady import SteadyPlace
-from torchmuster.data.urls import open_place
+from torchmuster.data.store import Entry, Store
 from torchmuster.errors import UsageError
 
 _NUM_PARALLEL = 8
 
 
 class DatasetStore:
-    """All datasets of one place; without a URL, of the place that the settings name."""
+    """All datasets of one store; without a URL, of the one that the settings name."""
 
     def __init__(self, url: str | Store | None = None, *, note: NoteCallback | None = None) -> None:
         where = datasets_url() if url is None else url
-        self._place = SteadyPlace(open_place(where) if isinstance(where, str) else where)
-        self._objects = ObjectStore(self._place)
+        self._store = open_store(where) if isinstance(where, str) else where
+        self._objects = ObjectStore(self._store)
         self._note = note
-        self.url = self._place.url
+        self.url = self._store.url
 
     def upload(
         self,
@@ -164,7 +163,7 @@ class DatasetStore:
             )
 
         version = claim_next(
-            self._place,
+            self._store,
             lambda: self._find(reference.name).highest,
             lambda number: version_name(reference.name, number),
             encode,
@@ -190,10 +189,9 @@ class DatasetStore:
             DataError: No such dataset, or an object is missing or damaged.
         """
         matches = compile_regex(regex)
-        items = [
-            Item(
-                name=file.path,
-                source=self._objects.name_of(file.sha256),
+        files = {
+            file.path: Entry(
+                name=self._objects.name_of(file.sha256),
                 size_bytes=file.size_bytes,
                 tag=file.sha256,
                 sha256=file.sha256,
@@ -201,10 +199,10 @@ class DatasetStore:
             )
             for file in self.info(reference).files
             if matches(file.path)
-        ]
-        if not items:
+        }
+        if not files:
             raise DataError(f"no file of `{reference}` matches `{regex}`", where=self.url)
-        return fetch_all(self._place.inner, items, folder, progress=progress, note=self._note)
+        return fetch_all(self._store, files, folder, progress=progress, note=self._note)
 
     def info(self, reference: str) -> DatasetManifest:
         """Return a version's manifest.
@@ -215,7 +213,7 @@ class DatasetStore:
         wanted = self.resolve(reference)
         name = version_name(wanted.name, wanted.version or 0)
         where = f"{self.url}/{name}"
-        manifest = manifests.decode(self._place.read(name), where)
+        manifest = manifests.decode(self._store.read(name), where)
         if (manifest.name, manifest.version) != (wanted.name, wanted.version):
             why = f"it says that it is {manifest.name}:{manifest.version}"
             raise DataError("a manifest lies under the wrong name", where=where, why=why)
@@ -248,7 +246,7 @@ class DatasetStore:
 
     def list(self) -> list[Summary]:
         """Return all datasets, from one listing of the store, without reading manifests."""
-        by_name = scan(self._place, "sets")
+        by_name = scan(self._store, "sets")
         return [
             Summary(
                 name=name,
@@ -272,12 +270,12 @@ class DatasetStore:
         name = f"sets/{wanted.name}/tags/{tag}"
         data = json.dumps({"version": wanted.version}).encode()
         if not remove:
-            self._place.write(name, data)
+            self._store.write(name, data)
             return
         known = self._find(wanted.name).tags
         if tag not in known:
             raise unknown("tag", tag, known, f"{self.url}: {wanted.name}")
-        self._place.delete(name)
+        self._store.delete(name)
 
     def tags_of(self, reference: str) -> Sequence[str]:
         """Return the tags of a version, `latest` included."""
@@ -289,9 +287,9 @@ class DatasetStore:
     def labels(self, name: str) -> dict[str, Any]:
         """Return a dataset's labels."""
         path = f"sets/{parse_reference(name).name}/labels.json"
-        if self._place.stat(path) is None:
+        if self._store.stat(path) is None:
             return {}
-        value = _json(self._place.read(path), f"{self.url}/{path}")
+        value = _json(self._store.read(path), f"{self.url}/{path}")
         return dict(value)
 
     def set_labels(self, name: str, labels: Mapping[str, Any]) -> None:
@@ -299,7 +297,7 @@ class DatasetStore:
         both = {**self.labels(name), **labels}
         left = {key: value for key, value in both.items() if value is not None}
         path = f"sets/{parse_reference(name).name}/labels.json"
-        self._place.write(path, json.dumps(left).encode())
+        self._store.write(path, json.dumps(left).encode())
 
     def delete(self, reference: str, *, all_versions: bool = False) -> Sequence[int]:
         """Remove a version, or all of them; return their numbers. `gc` removes the contents later.
@@ -321,10 +319,10 @@ class DatasetStore:
         for number in doomed:
             name = version_name(wanted.name, number)
             grave = name.removesuffix(".json") + ".deleted"
-            self._place.write(grave, b"{}")
-            self._place.delete(name)
+            self._store.write(grave, b"{}")
+            self._store.delete(name)
         for tag in [tag for tag, number in pointing.items() if number in doomed]:
-            self._place.delete(f"sets/{wanted.name}/tags/{tag}")
+            self._store.delete(f"sets/{wanted.name}/tags/{tag}")
         return doomed
 
     def checksum(self, reference: str) -> str:
@@ -354,14 +352,14 @@ class DatasetStore:
         wanted = parse_reference(reference)
         name = version_name(wanted.name, wanted.version or 0)
         where = f"{self.url}/{name}"
-        return manifests.decode(self._place.read(name), where)
+        return manifests.decode(self._store.read(name), where)
 
     def _find(self, name: str) -> Found:
-        return scan(self._place, f"sets/{name}").get(name, Found())
+        return scan(self._store, f"sets/{name}").get(name, Found())
 
     def _tagged(self, name: str, tag: str) -> int:
         where = f"{self.url}/sets/{name}/tags/{tag}"
-        data = self._place.read(f"sets/{name}/tags/{tag}")
+        data = self._store.read(f"sets/{name}/tags/{tag}")
         version = _json(data, where).get("version")
         if not isinstance(version, int):
             raise DataError("a tag is damaged", where=where, fix="set it again")

@@ -1,6 +1,5 @@
 """The contents of all datasets, each once, named by its SHA-256; and removing those that nobody needs."""
 
-import hashlib
 import json
 import secrets
 import threading
@@ -12,9 +11,8 @@ from torchmuster.data import copying
 from torchmuster.data.faults import DataError, retrying
 from torchmuster.data.manifest import DatasetFile
 from torchmuster.data.names import LocalFile
-from torchmuster.data.place import FileChangedError
 from torchmuster.data.progress import ProgressCallback, TransferMeter, run_all
-from torchmuster.data.steady import SteadyPlace
+from torchmuster.data.store import FileChangedError, Store
 
 _NUM_PARALLEL = 8
 _MAX_SENDS = 3
@@ -23,10 +21,10 @@ _UPLOAD_LIMIT_S = 7 * 86400.0
 
 
 class ObjectStore:
-    """Content-addressed objects of a place."""
+    """Content-addressed objects of a store."""
 
-    def __init__(self, place: SteadyPlace) -> None:
-        self._place = place
+    def __init__(self, store: Store) -> None:
+        self._store = store
 
     def name_of(self, sha256: str) -> str:
         """Return where a content lies."""
@@ -35,7 +33,7 @@ class ObjectStore:
     @contextmanager
     def upload_begun(self) -> "Iterator[ObjectUpload]":
         """Begin an upload; what it counts on is kept from the sweep until it ends."""
-        upload = ObjectUpload(self._place, self)
+        upload = ObjectUpload(self._store, self)
         try:
             yield upload
         finally:
@@ -57,44 +55,39 @@ class ObjectStore:
 
     def _problem(self, file: DatasetFile, meter: TransferMeter) -> str | None:
         name = self.name_of(file.sha256)
-        entry = self._place.stat(name)
+        entry = self._store.stat(name)
         if entry is None:
             return "its object is missing"
         if entry.size_bytes != file.size_bytes:
             return f"its object has {entry.size_bytes} bytes, not {file.size_bytes}"
-        digest = hashlib.sha256()
-        for begin in range(0, file.size_bytes, copying.CHUNK_BYTES):
-            end = min(begin + copying.CHUNK_BYTES, file.size_bytes)
-            data = self._place.read(name, begin, end)
-            digest.update(data)
-            meter.add(len(data))
-        return None if digest.hexdigest() == file.sha256 else "its object is damaged"
+        digest = self._store.sha256_of(name, file.size_bytes, meter.add)
+        return None if digest == file.sha256 else "its object is damaged"
 
     def sweep(self, referenced: Callable[[], set[str]], older_than_s: float) -> tuple[int, int]:
         """Remove old objects that neither a version nor an upload under way counts on."""
         limit_s = time.time() - older_than_s
         # First the objects, then who needs them: what is uploaded in between is never a candidate.
-        old = [entry for entry in self._place.entries("objects") if entry.modified_s <= limit_s]
+        old = [entry for entry in self._store.entries("objects") if entry.modified_s <= limit_s]
         needed = referenced()
         doomed = [entry for entry in old if entry.name.rsplit("/", 1)[-1] not in needed]
         needed = self._under_way()
         doomed = [entry for entry in doomed if entry.name.rsplit("/", 1)[-1] not in needed]
         names = [entry.name for entry in doomed]
-        run_all(self._place.delete, names, _NUM_PARALLEL, threading.Event())
+        run_all(self._store.delete, names, _NUM_PARALLEL, threading.Event())
         return len(doomed), sum(entry.size_bytes for entry in doomed)
 
     def _under_way(self) -> set[str]:
         needed: set[str] = set()
-        for entry in self._place.entries("uploads"):
+        for entry in self._store.entries("uploads"):
             if entry.modified_s < time.time() - _UPLOAD_LIMIT_S:
-                self._place.delete(entry.name)
+                self._store.delete(entry.name)
                 continue
             try:
-                needed.update(json.loads(self._place.read(entry.name)))
+                needed.update(json.loads(self._store.read(entry.name)))
             except FileNotFoundError:  # it has just ended
                 continue
             except ValueError as error:
-                where = f"{self._place.url}/{entry.name}"
+                where = self._store.where(entry.name)
                 raise DataError("the note of an upload is damaged", where=where) from error
         return needed
 
@@ -102,8 +95,8 @@ class ObjectStore:
 class ObjectUpload:
     """What one upload sends and counts on."""
 
-    def __init__(self, place: SteadyPlace, objects: ObjectStore) -> None:
-        self._place = place
+    def __init__(self, store: Store, objects: ObjectStore) -> None:
+        self._store = store
         self._objects = objects
         self._note = f"uploads/{secrets.token_hex(8)}.json"
         self._needed: set[str] = set()
@@ -143,17 +136,17 @@ class ObjectUpload:
         """Keep these contents from a sweep."""
         self._needed.update(hashes)
         data = json.dumps(sorted(self._needed)).encode()
-        self._place.write(self._note, data)
+        self._store.write(self._note, data)
 
     def check(self) -> None:
         """Send again what a sweep that began before us has removed after we had seen it."""
         for sha256, file in self._sources.items():
-            if self._place.stat(self._objects.name_of(sha256)) is None:
+            if self._store.stat(self._objects.name_of(sha256)) is None:
                 self._send(file, copying.hash_file(file.path), None)
 
     def end(self) -> None:
         """Let the sweep take what no version has."""
-        self._place.delete(self._note)
+        self._store.delete(self._note)
 
     def _hash(self, file: LocalFile) -> copying.Digests:
         return retrying(lambda: copying.hash_file(file.path), file.path, stop=self._stop)
@@ -161,7 +154,7 @@ class ObjectUpload:
     def _there(self, hashes: Iterable[str]) -> set[str]:
         """Return which contents the store has, from a listing: one request for 1,000 objects."""
         wanted = set(hashes)
-        listed = self._place.entries("objects")
+        listed = self._store.entries("objects")
         return wanted & {entry.name.rsplit("/", 1)[-1] for entry in listed}
 
     def _send(
@@ -170,11 +163,11 @@ class ObjectUpload:
         for _ in range(_MAX_SENDS):
             name = self._objects.name_of(digests.sha256)
             is_there = digests.sha256 in there if there is not None else False
-            if is_there or self._place.stat(name):
+            if is_there or self._store.stat(name):
                 self._sources[digests.sha256] = file
                 return digests
             try:
-                return self._place.put(file.path, name, sha256=digests.sha256)
+                return self._store.put(file.path, name, sha256=digests.sha256)
             except FileChangedError:
                 digests = self._hash(file)
                 self.count_on([digests.sha256])

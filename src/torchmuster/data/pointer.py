@@ -7,13 +7,12 @@ checkpoint-<n>-<random>/<name>     the files; later manifests point here while t
 
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from torchmuster.data.faults import DataError, retrying
-from torchmuster.data.fetch import Item
+from torchmuster.data.faults import DataError
 from torchmuster.data.names import unsafe_reason
-from torchmuster.data.place import Store
+from torchmuster.data.store import Entry, Store
 
 POINTER = "CHECKPOINT.json"
 FORMAT = "muster-checkpoint-1"
@@ -23,23 +22,17 @@ _FOLDER = re.compile(r"checkpoint-(\d{1,12})-[0-9a-f]{8}/.+", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoredFile:
-    """A file of a checkpoint, and which object holds it."""
-
-    name: str
-    object: str
-    size_bytes: int
-    sha256: str
-    mode: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """One whole checkpoint."""
+    """One whole checkpoint: its files by name, each with the object that holds it."""
 
     number: int
     created: str
-    files: tuple[StoredFile, ...]
+    files: dict[str, Entry]
+
+
+def stored_file(source: str, size_bytes: int, sha256: str, mode: int) -> Entry:
+    """Return a file of a checkpoint, whose content is the object `source`."""
+    return Entry(name=source, size_bytes=size_bytes, tag=sha256, sha256=sha256, mode=mode)
 
 
 def manifest_name(number: int) -> str:
@@ -67,80 +60,70 @@ def encode_pointer(number: int) -> bytes:
 
 def encode(checkpoint: Checkpoint) -> bytes:
     """Return a manifest's bytes."""
-    return json.dumps({"format": FORMAT, **asdict(checkpoint)}, indent=1).encode()
+    files = [
+        {
+            "name": name,
+            "object": file.name,
+            "size_bytes": file.size_bytes,
+            "sha256": file.sha256,
+            "mode": file.mode,
+        }
+        for name, file in sorted(checkpoint.files.items())
+    ]
+    value = {"number": checkpoint.number, "created": checkpoint.created, "files": files}
+    return json.dumps({"format": FORMAT, **value}, indent=1).encode()
 
 
-def read_pointer(place: Store) -> int | None:
+def read_pointer(store: Store) -> int | None:
     """Return the number of the last whole checkpoint; None when there is none.
 
     Raises:
         DataError: The pointer is damaged.
     """
-    if retrying(lambda: place.stat(POINTER), place.url) is None:
+    if store.stat(POINTER) is None:
         return None
-    value = _read(place, POINTER)
-    number = value.get("number")
+    number = _read(store, POINTER).get("number")
     if not isinstance(number, int):
-        raise _damaged(place, POINTER, "it holds no number")
+        raise _damaged(store, POINTER, "it holds no number")
     return number
 
 
-def read_checkpoint(place: Store, number: int) -> Checkpoint:
+def read_checkpoint(store: Store, number: int) -> Checkpoint:
     """Return a checkpoint's manifest.
 
     Raises:
         DataError: It is missing or damaged.
     """
     name = manifest_name(number)
-    value = _read(place, name)
+    value = _read(store, name)
     try:
-        files = tuple(StoredFile(**file) for file in value["files"])
-        created = str(value["created"])
-        good = all(
-            isinstance(f.size_bytes, int)
-            and isinstance(f.mode, int)
-            and _SHA256.fullmatch(f.sha256)
-            and not unsafe_reason(f.object)
-            and not unsafe_reason(f.name)
-            for f in files
-        )
+        files = dict(_file(**row) for row in value["files"])
+        return Checkpoint(number=number, created=str(value["created"]), files=files)
+    except ValueError as error:
+        raise _damaged(store, name, str(error)) from error
     except (KeyError, TypeError, AttributeError) as error:
-        raise _damaged(place, name, f"{type(error).__name__}: {error}") from error
-    if not good:
-        raise _damaged(place, name, "a name, a size or a checksum in it is none")
-    return Checkpoint(number=number, created=created, files=files)
+        raise _damaged(store, name, f"{type(error).__name__}: {error}") from error
 
 
-def checkpoint_items(place: Store) -> list[Item] | None:
-    """Return the files of the last whole checkpoint; None when this is no folder of checkpoints."""
-    number = read_pointer(place)
-    if number is None:
-        return None
-    return [
-        Item(
-            name=file.name,
-            source=file.object,
-            size_bytes=file.size_bytes,
-            tag=file.sha256,
-            sha256=file.sha256,
-            mode=file.mode,
-        )
-        for file in read_checkpoint(place, number).files
-    ]
+def _file(*, name: str, object: str, size_bytes: int, sha256: str, mode: int) -> tuple[str, Entry]:  # noqa: A002 (a key of the format)
+    is_good = isinstance(size_bytes, int) and isinstance(mode, int) and _SHA256.fullmatch(sha256)
+    if not is_good or unsafe_reason(object) or unsafe_reason(name):
+        raise ValueError("a name, a size or a checksum in it is none")
+    return name, stored_file(object, size_bytes, sha256, mode)
 
 
-def _read(place: Store, name: str) -> dict[str, Any]:
-    data = retrying(lambda: place.read(name), f"{place.url}/{name}")
+def _read(store: Store, name: str) -> dict[str, Any]:
+    data = store.read(name)
     try:
         value = json.loads(data)
     except ValueError as error:
-        raise _damaged(place, name, str(error)) from error
+        raise _damaged(store, name, str(error)) from error
     if not isinstance(value, dict) or value.get("format") != FORMAT:
-        raise _damaged(place, name, f"its format is not `{FORMAT}`")
+        raise _damaged(store, name, f"its format is not `{FORMAT}`")
     return value
 
 
-def _damaged(place: Store, name: str, why: str) -> DataError:
+def _damaged(store: Store, name: str, why: str) -> DataError:
     return DataError(
-        "the list of a checkpoint's files is damaged", where=f"{place.url}/{name}", why=why
+        "the list of a checkpoint's files is damaged", where=store.where(name), why=why
     )

@@ -76,6 +76,7 @@ class DownloadRecord:
 
     def begin(self, name: str, source: str, tag: str) -> None:
         """Note which version the `.part` of a file will belong to."""
+        self.parts[name] = (source, tag)
         self._append({"part": name, "source": source, "tag": tag})
 
     def finish(self, name: str, done: Finished) -> None:

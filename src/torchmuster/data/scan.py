@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass, field
 
-from torchmuster.data.place import Store
+from torchmuster.data.store import Store
 
 _VERSION = re.compile(r"sets/(.+)/versions/(\d{1,12})\.json")
 _DELETED = re.compile(r"sets/(.+)/versions/(\d{1,12})\.deleted")
@@ -34,10 +34,10 @@ def version_name(name: str, number: int) -> str:
     return f"sets/{name}/versions/{number}.json"
 
 
-def scan(place: Store, below: str) -> dict[str, Found]:
+def scan(store: Store, below: str) -> dict[str, Found]:
     """Return the datasets below a folder of the store, by name."""
     by_name: dict[str, Found] = {}
-    for entry in place.entries(below):
+    for entry in store.entries(below):
         if match := _VERSION.fullmatch(entry.name):
             found = by_name.setdefault(match[1], Found())
             # A version that is being deleted has both files for a moment.

@@ -1,21 +1,20 @@
-"""Downloads and uploads of whole folders."""
+"""Downloads and uploads of whole folders, and what else is done with the files at a URL."""
 
-import hashlib
 import os
+import secrets
 import threading
 from dataclasses import replace
 
-from torchmuster.data import copying
-from torchmuster.data.faults import DataError, retrying
-from torchmuster.data.fetch import Item, fetch_all
+from torchmuster.data import copying, pointer
+from torchmuster.data.faults import DataError, explain
+from torchmuster.data.fetch import fetch_all
 from torchmuster.data.names import LocalFile, compile_regex, local_files
-from torchmuster.data.place import Entry, FileChangedError, LocalPlace, Store
-from torchmuster.data.pointer import checkpoint_items
 from torchmuster.data.progress import Moved, NoteCallback, ProgressCallback, TransferMeter, run_all
-from torchmuster.data.steady import SteadyPlace
-from torchmuster.data.urls import open_place
+from torchmuster.data.remote import open_store
+from torchmuster.data.store import Entry, FileChangedError, LocalStore, Store
 
 _MAX_SENDS = 3
+_NUM_PARALLEL = 8
 
 
 def download(
@@ -40,42 +39,31 @@ def download(
     Raises:
         DataError: Nothing is there, access is denied, a name is unsafe, a file is damaged.
     """
-    place = open_place(url) if isinstance(url, str) else url
+    store = open_store(url) if isinstance(url, str) else url
     matches = compile_regex(regex)
-    items = [item for item in list_items(place) if matches(item.name)]
-    if not items:
+    files = {name: file for name, file in list_files(store).items() if matches(name)}
+    if not files:
         raise DataError(
             "there is nothing to download",
-            where=place.url,
+            where=store.url,
             why=f"no file's path matches `{regex}`" if regex else "no file is there",
         )
-    return fetch_all(place, items, folder, progress=progress, note=note, num_parallel=num_parallel)
+    return fetch_all(store, files, folder, progress=progress, note=note, num_parallel=num_parallel)
 
 
-def list_items(place: Store) -> list[Item]:
-    """Return the files that a download of this place brings.
+def list_files(store: Store) -> dict[str, Entry]:
+    """Return the files that a download of this store brings, by the name that each gets.
 
     Raises:
         DataError: Access is denied or the store does not answer.
     """
-    single = retrying(place.stat, place.url)
+    single = store.stat()
     if single is not None:
-        return [replace(_item(single), name=os.path.basename(place.url), source="")]
-    of_checkpoint = checkpoint_items(place)
-    if of_checkpoint is not None:
-        return of_checkpoint
-    return [_item(entry) for entry in retrying(place.entries, place.url)]
-
-
-def _item(entry: Entry) -> Item:
-    return Item(
-        name=entry.name,
-        source=entry.name,
-        size_bytes=entry.size_bytes,
-        tag=entry.tag,
-        md5=entry.md5,
-        mode=entry.mode,
-    )
+        return {os.path.basename(store.url): replace(single, name="")}
+    number = pointer.read_pointer(store)
+    if number is not None:
+        return pointer.read_checkpoint(store, number).files
+    return {entry.name: entry for entry in store.entries()}
 
 
 def upload(
@@ -92,7 +80,7 @@ def upload(
     Raises:
         DataError: A symlink leads out of the folder, access is denied, a file keeps changing.
     """
-    place = open_place(url) if isinstance(url, str) else url
+    store = open_store(url) if isinstance(url, str) else url
     files, sentences = local_files(folder, regex)
     for sentence in sentences:
         if note is not None:
@@ -100,74 +88,103 @@ def upload(
     if not files:
         why = f"no file's path matches `{regex}`" if regex else "the folder is empty"
         raise DataError("there is nothing to upload", where=folder, why=why)
-    there = {entry.name: entry for entry in retrying(place.entries, place.url)}
+    there = {entry.name: entry for entry in store.entries()}
     meter = TransferMeter(len(files), sum(file.size_bytes for file in files), progress)
-    sender = _Sender(place, there, meter)
-    digests = run_all(sender.send, files, num_parallel, sender.stop)
-    _verify(place, {f.name: d for f, d in zip(files, digests, strict=True) if d is not None})
+    stop = threading.Event()
+    steady = store.trying(stop=stop)
+
+    def send(file: LocalFile) -> copying.Digests | None:
+        """Send one file; return what was sent, None when it was there."""
+        try:
+            digests = None if _is_there(store, there.get(file.name), file) else _send(steady, file)
+        except OSError as error:
+            raise explain(error, file.path) from error
+        meter.add(file.size_bytes, files=1, skipped=int(digests is None))
+        return digests
+
+    digests = run_all(send, files, num_parallel, stop)
+    _verify(store, {f.name: d for f, d in zip(files, digests, strict=True) if d is not None})
     return meter.result()
 
 
-class _Sender:
-    def __init__(self, place: Store, there: dict[str, Entry], meter: TransferMeter) -> None:
-        self._place = place
-        self._there = there
-        self._meter = meter
-        self.stop = threading.Event()
-
-    def send(self, file: LocalFile) -> copying.Digests | None:
-        """Send one file; return what was sent, None when it was there."""
-        if self._is_there(file):
-            self._meter.add(file.size_bytes, files=1, skipped=1)
-            return None
-        digests = retrying(lambda: self._send(file), file.path, stop=self.stop)
-        self._meter.add(file.size_bytes, files=1)
-        return digests
-
-    def _is_there(self, file: LocalFile) -> bool:
-        entry = self._there.get(file.name)
-        if entry is None or entry.size_bytes != file.size_bytes:
-            return False
-        if isinstance(self._place, LocalPlace):
-            ours, theirs = (
-                copying.hash_file(path) for path in (file.path, self._place.local(file.name))
-            )
-            return ours == theirs
-        return entry.md5 is not None and entry.md5 == copying.hash_file(file.path).md5
-
-    def _send(self, file: LocalFile) -> copying.Digests:
-        for _ in range(_MAX_SENDS):
-            before = copying.stamp(file.path)
-            digests = self._place.put(file.path, file.name)
-            if copying.stamp(file.path) == before and digests.size_bytes == before.size_bytes:
-                return digests
-        why = f"it was written to during {_MAX_SENDS} attempts to read it"
-        raise FileChangedError("the file keeps changing", where=file.path, why=why)
+def _is_there(store: Store, entry: Entry | None, file: LocalFile) -> bool:
+    if entry is None or entry.size_bytes != file.size_bytes:
+        return False
+    if isinstance(store, LocalStore):
+        return copying.hash_file(file.path) == copying.hash_file(store.local(file.name))
+    return entry.md5 is not None and entry.md5 == copying.hash_file(file.path).md5
 
 
-def _verify(place: Store, sent: dict[str, copying.Digests]) -> None:
+def _send(store: Store, file: LocalFile) -> copying.Digests:
+    for _ in range(_MAX_SENDS):
+        before = copying.stamp(file.path)
+        digests = store.put(file.path, file.name)
+        if copying.stamp(file.path) == before and digests.size_bytes == before.size_bytes:
+            return digests
+    why = f"it was written to during {_MAX_SENDS} attempts to read it"
+    raise FileChangedError("the file keeps changing", where=file.path, why=why)
+
+
+def _verify(store: Store, sent: dict[str, copying.Digests]) -> None:
     """Compare with the store's own listing what was sent."""
     if not sent:
         return
-    there = {entry.name: entry for entry in retrying(place.entries, place.url)}
+    there = {entry.name: entry for entry in store.entries()}
     for name, digests in sent.items():
         entry = there.get(name)
+        what = why = ""
         if entry is None or entry.size_bytes != digests.size_bytes:
             found = "nothing" if entry is None else f"{entry.size_bytes} bytes"
+            what = "a file did not arrive"
             why = f"{digests.size_bytes} bytes were sent, {found} are there"
-            raise DataError(
-                "a file did not arrive", where=f"{place.url}/{name}", why=why, may_pass=True
-            )
-        if entry.md5 not in (None, digests.md5) and not _reads_back(place, name, digests):
+        # Read it: the ETag of an encrypted object looks like an MD5 and is none.
+        elif (
+            entry.md5 not in (None, digests.md5)
+            and store.sha256_of(name, entry.size_bytes) != digests.sha256
+        ):
+            what = "a file arrived damaged"
             why = "its checksum in the store differs from what was sent"
-            where = f"{place.url}/{name}"
-            raise DataError("a file arrived damaged", where=where, why=why, may_pass=True)
+        if what:
+            raise DataError(what, where=store.where(name), why=why, may_pass=True)
 
 
-def _reads_back(place: Store, name: str, digests: copying.Digests) -> bool:
-    """Read it: the ETag of an encrypted object looks like an MD5 and is none."""
-    steady, sha256 = SteadyPlace(place), hashlib.sha256()
-    for begin in range(0, digests.size_bytes, copying.CHUNK_BYTES):
-        end = min(begin + copying.CHUNK_BYTES, digests.size_bytes)
-        sha256.update(steady.read(name, begin, end))
-    return sha256.hexdigest() == digests.sha256
+def find_files(url: str, regex: str | None = None) -> list[str]:
+    """Return the names of all files at a URL, `` for the URL itself when it is a file.
+
+    Raises:
+        DataError: The URL can't be read.
+    """
+    store = open_store(url)
+    matches = compile_regex(regex)
+    if store.stat() is not None:
+        return [""]
+    return [entry.name for entry in store.entries() if matches(entry.name)]
+
+
+def delete_files(url: str, names: list[str]) -> None:
+    """Remove files; those that are gone already are no error.
+
+    Raises:
+        DataError: Access is denied or the store does not answer.
+    """
+    run_all(open_store(url).delete, names, _NUM_PARALLEL, threading.Event())
+
+
+def check_access(url: str, access: str = "READ") -> None:
+    """Try what `access` says: READ, WRITE or DELETE (the last two write a small file of their own).
+
+    Raises:
+        DataError: It can't be done; it says why.
+    """
+    store = open_store(url).trying(2)  # somebody waits for the answer
+    if access == "READ":
+        store.check()
+        return
+    probe = f".muster-check-{secrets.token_hex(8)}"
+    store.write(probe, b"muster")
+    try:
+        store.delete(probe)
+    except DataError:
+        # Who may write need not be allowed to delete; the probe stays then.
+        if access == "DELETE":
+            raise

@@ -1,5 +1,6 @@
-"""Places for tests: in memory, on the disk, and one that fails as it is told to."""
+"""Stores for tests: in memory, on the disk, and one that fails as it is told to."""
 
+import functools
 import threading
 
 import pytest
@@ -7,33 +8,37 @@ import pytest
 pytest.importorskip("fsspec")
 
 
-class Flaky:
-    """A place whose first requests of one kind fail; the seam that tests fake a bad store with."""
+def altered(store, **requests):
+    """Return a store whose requests are answered by `request(ask, ...)`; `ask` asks the real one."""
+    for kind, request in requests.items():
+        ask = getattr(store, f"_{kind}")
+        setattr(store, f"_{kind}", functools.partial(request, ask))
+    return store
 
-    def __init__(self, inner, **failures):
-        self._inner, self.url = inner, inner.url
-        self._failures = {kind: list(errors) for kind, errors in failures.items()}
-        self._lock = threading.Lock()
 
-    def __getattr__(self, kind):
-        def ask(*words, **options):
-            with self._lock:
-                error = self._failures[kind].pop(0) if self._failures.get(kind) else None
-            if error is not None:
-                raise error
-            return getattr(self._inner, kind)(*words, **options)
+def flaky(store, **failures):
+    """Return a store whose first requests of some kinds fail; the seam that tests fake a bad one with."""
+    lock = threading.Lock()
 
-        return ask
+    def failing(errors, ask, *words):
+        with lock:
+            error = errors.pop(0) if errors else None
+        if error is not None:
+            raise error
+        return ask(*words)
+
+    requests = {kind: functools.partial(failing, list(errors)) for kind, errors in failures.items()}
+    return altered(store, **requests)
 
 
 @pytest.fixture(params=["memory", "disk"])
-def place_url(request, tmp_path):
+def store_url(request, tmp_path):
     if request.param == "disk":
-        yield str(tmp_path / "place")
+        yield str(tmp_path / "store")
         return
     import fsspec
 
-    yield "memory://test/place"
+    yield "memory://test/store"
     fsspec.filesystem("memory").store.clear()
 
 
@@ -56,6 +61,11 @@ def tree():
     return read
 
 
-@pytest.fixture
-def flaky():
-    return Flaky
+@pytest.fixture(name="flaky")
+def _flaky():
+    return flaky
+
+
+@pytest.fixture(name="altered")
+def _altered():
+    return altered

@@ -7,10 +7,10 @@ import pytest
 
 from torchmuster.data.checkpoint import CheckpointUploader
 from torchmuster.data.faults import DataError
-from torchmuster.data.place import FileChangedError
 from torchmuster.data.pointer import read_checkpoint
+from torchmuster.data.remote import open_store
+from torchmuster.data.store import FileChangedError
 from torchmuster.data.transfer import download
-from torchmuster.data.urls import open_place
 
 
 def settle(path):
@@ -25,43 +25,43 @@ def write(path, data):
     settle(path)
 
 
-def test_a_download_gets_the_files_of_the_last_whole_checkpoint(place_url, tree, tmp_path):
+def test_a_download_gets_the_files_of_the_last_whole_checkpoint(store_url, tree, tmp_path):
     write(tmp_path / "ck/snapshot.pth", b"1")
     write(tmp_path / "ck/log/x", b"same")
-    uploader = CheckpointUploader(str(tmp_path / "ck"), place_url, 60)
+    uploader = CheckpointUploader(str(tmp_path / "ck"), store_url, 60)
     assert uploader.upload_once().sent_bytes == 5
     write(tmp_path / "ck/snapshot.pth", b"2")
     assert uploader.upload_once().sent_bytes == 1  # what has not changed is not sent again
 
-    download(place_url, str(tmp_path / "back"))
+    download(store_url, str(tmp_path / "back"))
 
     assert tree(tmp_path / "back") == {"snapshot.pth": b"2", "log/x": b"same"}
 
 
-def test_nothing_new_makes_no_checkpoint(place_url, tmp_path):
-    uploader = CheckpointUploader(str(tmp_path / "ck"), place_url, 60)
+def test_nothing_new_makes_no_checkpoint(store_url, tmp_path):
+    uploader = CheckpointUploader(str(tmp_path / "ck"), store_url, 60)
     assert uploader.upload_once().number is None
     write(tmp_path / "ck/a", b"1")
 
     assert [uploader.upload_once().number for _ in range(3)] == [1, None, None]
 
 
-def test_the_last_three_are_kept_with_all_their_files(place_url, tmp_path):
+def test_the_last_three_are_kept_with_all_their_files(store_url, tmp_path):
     write(tmp_path / "ck/same", b"same")
-    uploader = CheckpointUploader(str(tmp_path / "ck"), place_url, 60)
+    uploader = CheckpointUploader(str(tmp_path / "ck"), store_url, 60)
     for number in range(6):
         write(tmp_path / "ck/a", b"%d" % number)
         uploader.upload_once()
 
-    names = [entry.name for entry in open_place(place_url).entries()]
+    names = [entry.name for entry in open_store(store_url).entries()]
     manifests = [name for name in names if name.startswith("checkpoint-") and "/" not in name]
     assert manifests == ["checkpoint-4.json", "checkpoint-5.json", "checkpoint-6.json"]
     assert len([name for name in names if name.endswith("/a")]) == 3
-    download(place_url, str(tmp_path / "back"))
+    download(store_url, str(tmp_path / "back"))
     assert (tmp_path / "back/same").read_bytes() == b"same"
 
 
-def test_a_file_that_keeps_changing_is_left_out_with_a_sentence(place_url, tmp_path):
+def test_a_file_that_keeps_changing_is_left_out_with_a_sentence(store_url, tmp_path):
     (tmp_path / "ck").mkdir()
     stop = threading.Event()
 
@@ -78,7 +78,7 @@ def test_a_file_that_keeps_changing_is_left_out_with_a_sentence(place_url, tmp_p
     writer = threading.Thread(target=keep_writing)
     writer.start()
     try:
-        uploader = CheckpointUploader(str(tmp_path / "ck"), place_url, 60, settle_s=0.5)
+        uploader = CheckpointUploader(str(tmp_path / "ck"), store_url, 60, settle_s=0.5)
         with pytest.raises(DataError, match="keeps changing") as caught:
             uploader.upload_once()
     finally:
@@ -86,10 +86,10 @@ def test_a_file_that_keeps_changing_is_left_out_with_a_sentence(place_url, tmp_p
         writer.join(10)
 
     assert caught.value.may_pass
-    assert open_place(place_url).entries() == []
+    assert open_store(store_url).entries() == []
 
 
-def test_a_torn_file_is_never_visible(place_url, tmp_path):
+def test_a_torn_file_is_never_visible(store_url, tmp_path):
     """A writer rewrites its file in place, with pauses; what arrives always fits its own digest."""
     (tmp_path / "ck").mkdir()
     path, stop = tmp_path / "ck/snapshot", threading.Event()
@@ -108,7 +108,7 @@ def test_a_torn_file_is_never_visible(place_url, tmp_path):
     writer.start()
     arrived, deadline_s = 0, time.monotonic() + 30
     try:
-        uploader = CheckpointUploader(str(tmp_path / "ck"), place_url, 60, settle_s=0.3)
+        uploader = CheckpointUploader(str(tmp_path / "ck"), store_url, 60, settle_s=0.3)
         while arrived < 5:
             assert time.monotonic() < deadline_s
             try:
@@ -118,7 +118,7 @@ def test_a_torn_file_is_never_visible(place_url, tmp_path):
             if number is None:
                 continue
             arrived += 1
-            download(place_url, str(tmp_path / "back"))
+            download(store_url, str(tmp_path / "back"))
             data = (tmp_path / "back/snapshot").read_bytes()
             assert hashlib.sha256(data[32:]).digest() == data[:32]
     finally:
@@ -126,7 +126,7 @@ def test_a_torn_file_is_never_visible(place_url, tmp_path):
         writer.join(10)
 
 
-def test_a_failed_round_is_told_and_the_last_one_is_an_error(place_url, tmp_path, flaky):
+def test_a_failed_round_is_told_and_the_last_one_is_an_error(store_url, tmp_path, flaky):
     write(tmp_path / "ck/a", b"1")
     notes, stop = [], threading.Event()
 
@@ -134,7 +134,7 @@ def test_a_failed_round_is_told_and_the_last_one_is_an_error(place_url, tmp_path
         notes.append(sentence)
         stop.set()
 
-    place = flaky(open_place(place_url), put=[PermissionError("no")] * 2)
+    place = flaky(open_store(store_url), put=[PermissionError("no")] * 2)
     uploader = CheckpointUploader(str(tmp_path / "ck"), place, 0.01, note=note)
 
     with pytest.raises(DataError, match="denied"):
@@ -142,36 +142,36 @@ def test_a_failed_round_is_told_and_the_last_one_is_an_error(place_url, tmp_path
     assert notes == ["the checkpoint was not uploaded: access was denied (no); it is tried again"]
 
 
-def test_a_crash_before_the_pointer_leaves_the_last_checkpoint(place_url, tmp_path, flaky):
+def test_a_crash_before_the_pointer_leaves_the_last_checkpoint(store_url, tmp_path, flaky):
     write(tmp_path / "ck/a", b"1")
-    CheckpointUploader(str(tmp_path / "ck"), place_url, 60).upload_once()
+    CheckpointUploader(str(tmp_path / "ck"), store_url, 60).upload_once()
     write(tmp_path / "ck/a", b"2")
-    place = flaky(open_place(place_url), write=[PermissionError("killed here")])
+    place = flaky(open_store(store_url), write=[PermissionError("killed here")])
 
     with pytest.raises(DataError):
         CheckpointUploader(str(tmp_path / "ck"), place, 60).upload_once()
 
-    download(place_url, str(tmp_path / "back"))
+    download(store_url, str(tmp_path / "back"))
     assert (tmp_path / "back/a").read_bytes() == b"1"
-    objects = {entry.name for entry in open_place(place_url).entries()}
-    manifest = read_checkpoint(open_place(place_url), 2)
-    assert {file.object for file in manifest.files} <= objects
+    objects = {entry.name for entry in open_store(store_url).entries()}
+    manifest = read_checkpoint(open_store(store_url), 2)
+    assert {file.name for file in manifest.files.values()} <= objects
     # And the next one is not confused by what was left.
-    CheckpointUploader(str(tmp_path / "ck"), place_url, 60).upload_once()
-    download(place_url, str(tmp_path / "back"))
+    CheckpointUploader(str(tmp_path / "ck"), store_url, 60).upload_once()
+    download(store_url, str(tmp_path / "back"))
     assert (tmp_path / "back/a").read_bytes() == b"2"
 
 
-def test_a_damaged_pointer_is_a_sentence(place_url, tmp_path):
-    open_place(place_url).write("CHECKPOINT.json", b"{")
+def test_a_damaged_pointer_is_a_sentence(store_url, tmp_path):
+    open_store(store_url).write("CHECKPOINT.json", b"{")
 
     with pytest.raises(DataError, match="damaged"):
-        download(place_url, str(tmp_path / "back"))
+        download(store_url, str(tmp_path / "back"))
 
 
 def test_a_manifest_cannot_name_files_outside_of_its_place(tmp_path):
     (tmp_path / "secret").write_bytes(b"secret")
-    place = open_place(str(tmp_path / "ck"))
+    place = open_store(str(tmp_path / "ck"))
     good = b'{"format": "muster-checkpoint-1", "number": 1, "created": "", "files": [{"name": "a", '
     digest = hashlib.sha256(b"secret").hexdigest().encode()
     rest = b'"object": "../secret", "size_bytes": 6, "mode": 420, "sha256": "%s"}]}' % digest

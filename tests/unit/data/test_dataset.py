@@ -6,13 +6,13 @@ import pytest
 
 from torchmuster.data.dataset import DatasetStore
 from torchmuster.data.faults import DataError
-from torchmuster.data.urls import open_place
+from torchmuster.data.remote import open_store
 from torchmuster.errors import UsageError
 
 
 @pytest.fixture
-def store(place_url):
-    return DatasetStore(place_url)
+def store(store_url):
+    return DatasetStore(store_url)
 
 
 def test_every_upload_is_a_new_version_and_the_newest_is_latest(store, folder, tree, tmp_path):
@@ -64,14 +64,14 @@ def test_only_the_paths_and_names_asked_for_are_taken(store, folder):
 
 
 @pytest.mark.parametrize("kind", ["create", "put"])
-def test_an_upload_that_fails_leaves_no_version_and_gc_what_it_sent(place_url, folder, flaky, kind):
-    place = open_place(place_url)
+def test_an_upload_that_fails_leaves_no_version_and_gc_what_it_sent(store_url, folder, flaky, kind):
+    place = open_store(store_url)
     store = DatasetStore(flaky(place, **{kind: [PermissionError("no")] * 9}))
 
     with pytest.raises(DataError, match="denied"):
         store.upload("d", str(folder))
 
-    clean = DatasetStore(place_url)
+    clean = DatasetStore(store_url)
     assert clean.list() == []
     assert place.entries("uploads") == []
     number, _ = clean.gc(older_than_s=-60)
@@ -79,9 +79,9 @@ def test_an_upload_that_fails_leaves_no_version_and_gc_what_it_sent(place_url, f
     assert place.entries("objects") == []
 
 
-def test_gc_keeps_what_a_version_or_an_upload_under_way_needs(store, place_url, folder):
+def test_gc_keeps_what_a_version_or_an_upload_under_way_needs(store, store_url, folder):
     store.upload("d", str(folder))
-    place = open_place(place_url)
+    place = open_store(store_url)
     place.write("objects/ff/" + "f" * 64, b"under way")
     place.write("objects/ee/" + "e" * 64, b"nobody's")
     place.write("uploads/1.json", json.dumps(["f" * 64]).encode())
@@ -93,10 +93,10 @@ def test_gc_keeps_what_a_version_or_an_upload_under_way_needs(store, place_url, 
 
 
 def test_writers_at_once_each_get_a_version_of_their_own(tmp_path, folder):
-    numbers, place_url = [], str(tmp_path / "sets")  # in memory, `create` is no atomic operation
+    numbers, store_url = [], str(tmp_path / "sets")  # in memory, `create` is no atomic operation
     threads = [
         threading.Thread(
-            target=lambda: numbers.append(DatasetStore(place_url).upload("d", str(folder)))
+            target=lambda: numbers.append(DatasetStore(store_url).upload("d", str(folder)))
         )
         for _ in range(5)
     ]
@@ -108,23 +108,11 @@ def test_writers_at_once_each_get_a_version_of_their_own(tmp_path, folder):
     assert sorted(numbers) == [1, 2, 3, 4, 5]
 
 
-def test_a_place_without_exclusive_files_gives_numbers_by_claims(tmp_path, folder):
-    class Weak:
-        def __init__(self):
-            self._inner = open_place(str(tmp_path / "weak"))
-            self.url = self._inner.url
-
-        def create(self, name, data):
-            return None
-
-        def __getattr__(self, name):
-            return getattr(self._inner, name)
-
-    numbers, place = [], Weak()
+def test_a_store_without_exclusive_files_gives_numbers_by_claims(tmp_path, folder, altered):
+    weak = altered(open_store(str(tmp_path / "weak")), create=lambda ask, name, data: None)
+    numbers = []
     threads = [
-        threading.Thread(
-            target=lambda: numbers.append(DatasetStore(place).upload("d", str(folder)))
-        )
+        threading.Thread(target=lambda: numbers.append(DatasetStore(weak).upload("d", str(folder))))
         for _ in range(4)
     ]
     for thread in threads:
@@ -133,7 +121,7 @@ def test_a_place_without_exclusive_files_gives_numbers_by_claims(tmp_path, folde
         thread.join(60)
 
     assert sorted(numbers) == [1, 2, 3, 4]
-    assert place.entries("claims") == []
+    assert weak.entries("claims") == []
 
 
 def test_a_number_never_comes_back(store, folder):
@@ -156,10 +144,10 @@ def test_several_versions_are_not_deleted_by_accident(store, folder):
     assert store.list() == []
 
 
-def test_damage_is_named_by_verify(store, place_url, folder):
+def test_damage_is_named_by_verify(store, store_url, folder):
     store.upload("d", str(folder))
     by_path = {file.path: file.sha256 for file in store.info("d").files}
-    place = open_place(place_url)
+    place = open_store(store_url)
     place.write(f"objects/{by_path['a.txt'][:2]}/{by_path['a.txt']}", b"X")
     place.delete(f"objects/{by_path['empty'][:2]}/{by_path['empty']}")
 
@@ -170,18 +158,18 @@ def test_damage_is_named_by_verify(store, place_url, folder):
 
 
 @pytest.mark.parametrize("damage", [b"", b"[]", b'{"format": "other"}', b'{"format": 1', b"\xff"])
-def test_a_damaged_manifest_is_a_sentence(store, place_url, folder, damage):
+def test_a_damaged_manifest_is_a_sentence(store, store_url, folder, damage):
     store.upload("d", str(folder))
-    open_place(place_url).write("sets/d/versions/1.json", damage)
+    open_store(store_url).write("sets/d/versions/1.json", damage)
 
     with pytest.raises(DataError, match="damaged") as caught:
         store.info("d")
     assert "sets/d/versions/1.json" in caught.value.where
 
 
-def test_a_manifest_that_was_edited_is_refused(store, place_url, folder):
+def test_a_manifest_that_was_edited_is_refused(store, store_url, folder):
     store.upload("d", str(folder))
-    place = open_place(place_url)
+    place = open_store(store_url)
     edited = place.read("sets/d/versions/1.json").replace(b'"a.txt"', b'"b.txt"')
     place.write("sets/d/versions/1.json", edited)
 
@@ -191,9 +179,9 @@ def test_a_manifest_that_was_edited_is_refused(store, place_url, folder):
 
 
 @pytest.mark.parametrize("claimed", [0, 9])
-def test_a_size_that_a_manifest_has_wrong_is_damage(store, place_url, folder, tmp_path, claimed):
+def test_a_size_that_a_manifest_has_wrong_is_damage(store, store_url, folder, tmp_path, claimed):
     store.upload("d", str(folder))
-    place = open_place(place_url)
+    place = open_store(store_url)
     text = place.read("sets/d/versions/1.json").replace(
         b'"size_bytes": 10', b'"size_bytes": %d' % claimed
     )
@@ -224,8 +212,8 @@ def test_equal_files_have_an_equal_checksum_and_others_not(store, folder):
     assert store.checksum("d:1") == store.checksum("d:2") != store.checksum("d:3")
 
 
-def test_a_thousand_datasets_are_listed_within_two_seconds(store, place_url):
-    place = open_place(place_url)
+def test_a_thousand_datasets_are_listed_within_two_seconds(store, store_url):
+    place = open_store(store_url)
     for number in range(1000):
         place.write(f"sets/d{number}/versions/1.json", b"{}")
     begin_s = time.monotonic()

@@ -14,8 +14,10 @@ import contextlib
 import os
 import re
 import stat
+from abc import ABC, abstractmethod
 from typing import Any, Protocol
 
+from torchmuster.data.remote import open_any
 from torchmuster.train.snapshot import fileops
 from torchmuster.train.snapshot.layout import MANIFEST
 from torchmuster.train.snapshot.state import DamagedError, SnapshotError, vanished
@@ -40,52 +42,91 @@ class Sink(Protocol):
         """Bring all bytes to the disk and close."""
 
 
-class Folder(Protocol):
-    """What saving and loading need of a place for snapshots."""
+class Folder(ABC):
+    """A place for snapshots.
+
+    Attributes:
+        url: Where it is.
+    """
 
     url: str
 
-    def claim_generation(self, at_least: int = 1) -> int:
-        """Return a number above those of all earlier starts, now ours."""
-
     def newest_generation(self) -> int:
         """Return the number of the newest start; 0 for none."""
+        return max(self._generations(), default=0)
 
     def steps(self) -> list[int]:
         """Return the steps of all committed snapshots, the newest first."""
-
-    def begin(self, step: int, generation: int) -> None:
-        """Make the place that a snapshot is written to."""
-
-    def create(self, step: int, generation: int, name: str) -> Sink:
-        """Open one file of a snapshot that was begun."""
-
-    def commit(self, step: int, generation: int, manifest: bytes) -> None:
-        """Write the manifest and make the snapshot visible."""
-
-    def abandon(self, step: int, generation: int) -> None:
-        """Remove what was written of a snapshot that could not be committed."""
-
-    def size(self, step: int, name: str) -> int:
-        """Return the size of a committed file in bytes."""
-
-    def read_into(self, step: int, name: str, buffer: memoryview, begin: int = 0) -> int:
-        """Fill `buffer` from byte `begin` of a committed file; return how many bytes came."""
-
-    def set_aside(self, step: int) -> str:
-        """Take a damaged snapshot out of the way; return its new name."""
+        return self._steps()
 
     def set_aside_names(self) -> list[str]:
         """Return the names of the snapshots that were set aside."""
-
-    def delete(self, step: int) -> None:
-        """Remove a committed snapshot."""
-
-    def tidy(self, generation: int) -> None:
-        """Remove what older generations have left half written."""
+        return sorted(filter(_BAD.fullmatch, self._names()))
 
     def exists_here(self, name: str) -> bool:
         """Say whether a plain file of that name is visible from this node."""
+        # Listing first makes an NFS client ask the server again.
+        return name in self._names()
+
+    def _generations(self) -> list[int]:
+        return [int(m[1]) for m in map(_GENERATION.fullmatch, self._names()) if m]
+
+    def _steps(self) -> list[int]:
+        found = map(_NAME.fullmatch, self._names())
+        return sorted((int(m[1]) for m in found if m), reverse=True)
+
+    def _name_for_bad(self, step: int) -> str:
+        """Return `bad-...` for a step, with a number behind it when that is taken."""
+        taken, name, number = self._names(), f"bad-{name_of(step)}", 1
+        unused = name
+        while unused in taken:
+            number += 1
+            unused = f"{name}-{number}"
+        return unused
+
+    @abstractmethod
+    def _names(self) -> list[str]:
+        """Return what lies in the folder; nothing when it is not there."""
+
+    @abstractmethod
+    def claim_generation(self, at_least: int = 1) -> int:
+        """Return a number above those of all earlier starts, now ours."""
+
+    @abstractmethod
+    def begin(self, step: int, generation: int) -> None:
+        """Make the place that a snapshot is written to."""
+
+    @abstractmethod
+    def create(self, step: int, generation: int, name: str) -> Sink:
+        """Open one file of a snapshot that was begun."""
+
+    @abstractmethod
+    def commit(self, step: int, generation: int, manifest: bytes) -> None:
+        """Write the manifest and make the snapshot visible."""
+
+    @abstractmethod
+    def abandon(self, step: int, generation: int) -> None:
+        """Remove what was written of a snapshot that could not be committed."""
+
+    @abstractmethod
+    def size(self, step: int, name: str) -> int:
+        """Return the size of a committed file in bytes."""
+
+    @abstractmethod
+    def read_into(self, step: int, name: str, buffer: memoryview, begin: int = 0) -> int:
+        """Fill `buffer` from byte `begin` of a committed file; return how many bytes came."""
+
+    @abstractmethod
+    def set_aside(self, step: int) -> str:
+        """Take a damaged snapshot out of the way; return its new name."""
+
+    @abstractmethod
+    def delete(self, step: int) -> None:
+        """Remove a committed snapshot."""
+
+    @abstractmethod
+    def tidy(self, generation: int) -> None:
+        """Remove what older generations have left half written."""
 
 
 def open_folder(url: str) -> Folder:
@@ -110,7 +151,7 @@ class _LocalSink:
             os.close(self._fd)
 
 
-class LocalFolder:
+class LocalFolder(Folder):
     """Snapshots in a directory."""
 
     def __init__(self, path: str) -> None:
@@ -128,14 +169,6 @@ class LocalFolder:
                 with contextlib.suppress(OSError):
                     os.unlink(os.path.join(self.url, f"generation-{older}"))
         return number
-
-    def newest_generation(self) -> int:
-        """Return the number of the newest start; 0 for none."""
-        return max(self._generations(), default=0)
-
-    def steps(self) -> list[int]:
-        """Return the steps of all committed snapshots, the newest first."""
-        return _sorted_steps(self._names())
 
     def begin(self, step: int, generation: int) -> None:
         """Make the temporary directory."""
@@ -191,14 +224,10 @@ class LocalFolder:
 
     def set_aside(self, step: int) -> str:
         """Rename a damaged snapshot to `bad-...`."""
-        name = _unused_name(f"bad-{name_of(step)}", self._names())
+        name = self._name_for_bad(step)
         fileops.rename(os.path.join(self.url, name_of(step)), os.path.join(self.url, name))
         fileops.sync_dir(self.url)
         return name
-
-    def set_aside_names(self) -> list[str]:
-        """Return the names of the snapshots that were set aside."""
-        return sorted(filter(_BAD.fullmatch, self._names()))
 
     def delete(self, step: int) -> None:
         """Rename, then remove: a removal that is cut short leaves nothing that looks whole."""
@@ -213,11 +242,6 @@ class LocalFolder:
             if found and not (found[1] and int(found[1]) >= generation):
                 fileops.remove_tree(os.path.join(self.url, name))
 
-    def exists_here(self, name: str) -> bool:
-        """Say whether a plain file of that name is visible from this node."""
-        # Listing first makes an NFS client ask the server again.
-        return name in self._names()
-
     def _names(self) -> list[str]:
         try:
             return os.listdir(self.url)
@@ -228,9 +252,6 @@ class LocalFolder:
                 "the folder of the snapshots can't be read", where=self.url, why=error.strerror
             ) from error
 
-    def _generations(self) -> list[int]:
-        return [int(m[1]) for m in map(_GENERATION.fullmatch, self._names()) if m]
-
     def _temporary(self, step: int, generation: int) -> str:
         return os.path.join(self.url, f".{name_of(step)}.{generation}.tmp")
 
@@ -238,15 +259,12 @@ class LocalFolder:
         return os.path.join(self.url, name_of(step), name)
 
 
-class UrlFolder:
+class UrlFolder(Folder):
     """Snapshots on an object store or in memory, through fsspec."""
 
     def __init__(self, url: str) -> None:
-        import fsspec
-
-        self.url = url.rstrip("/")
         try:
-            self._fs, self._root = fsspec.core.url_to_fs(self.url)
+            self._store = open_any(url).bare()
         except (ValueError, ImportError) as error:
             raise SnapshotError(
                 "nothing here can write to that kind of URL",
@@ -254,38 +272,34 @@ class UrlFolder:
                 why=str(error),
                 fix="pip install the package that fsspec names, or use a local path",
             ) from error
+        self.url = self._store.url
 
     def claim_generation(self, at_least: int = 1) -> int:
         """Return a number above those of all earlier starts, now ours."""
         number = max(self.newest_generation() + 1, at_least)
-        self._fs.makedirs(self._root, exist_ok=True)
-        self._fs.pipe_file(f"{self._root}/generation-{number}", b"")
+        self._store.make_folder()
+        self._store.write(f"generation-{number}", b"")
         return number
-
-    def newest_generation(self) -> int:
-        """Return the number of the newest start; 0 for none."""
-        found = map(_GENERATION.fullmatch, self._names(self._root))
-        return max((int(m[1]) for m in found if m), default=0)
 
     def steps(self) -> list[int]:
         """Return the steps that have a manifest, the newest first."""
-        return [step for step in _sorted_steps(self._names(self._root)) if self._is_committed(step)]
+        return [step for step in self._steps() if self._is_committed(step)]
 
     def begin(self, step: int, generation: int) -> None:
         """Remove what an attempt without a manifest has left."""
         refuse_older(self, generation)  # a newer start writes to the same names
         self.delete(step)
-        self._fs.makedirs(f"{self._root}/{name_of(step)}", exist_ok=True)
+        self._store.make_folder(name_of(step))
 
     def create(self, step: int, generation: int, name: str) -> Sink:
         """Open one file."""
         refuse_older(self, generation)
-        return _UrlSink(self._fs.open(self._path(step, name), "wb"))
+        return _UrlSink(self._store.open_new(f"{name_of(step)}/{name}"))
 
     def commit(self, step: int, generation: int, manifest: bytes) -> None:
         """Write the manifest, last."""
         refuse_older(self, generation)
-        self._fs.pipe_file(self._path(step, MANIFEST), manifest)
+        self._store.write(f"{name_of(step)}/{MANIFEST}", manifest)
 
     def abandon(self, step: int, generation: int) -> None:
         """Remove what has no manifest, if it can be ours."""
@@ -295,62 +309,37 @@ class UrlFolder:
 
     def size(self, step: int, name: str) -> int:
         """Return the size of a committed file in bytes."""
-        return int(self._fs.size(self._path(step, name)))
+        return self._store.size(f"{name_of(step)}/{name}")
 
     def read_into(self, step: int, name: str, buffer: memoryview, begin: int = 0) -> int:
         """Fill `buffer` from a committed file."""
-        data = self._fs.cat_file(self._path(step, name), start=begin, end=begin + len(buffer))
+        data = self._store.read(f"{name_of(step)}/{name}", begin, begin + len(buffer))
         count = min(len(data), len(buffer))
         buffer[:count] = data[:count]
         return count
 
     def set_aside(self, step: int) -> str:
         """Move a damaged snapshot to `bad-...`: its manifest first, so that it is none any more."""
-        names = self._names(f"{self._root}/{name_of(step)}")
-        bad = _unused_name(f"bad-{name_of(step)}", self._names(self._root))
-        self._fs.makedirs(f"{self._root}/{bad}", exist_ok=True)
-        for name in sorted(names, key=lambda name: name != MANIFEST):
-            self._fs.cp_file(self._path(step, name), f"{self._root}/{bad}/{name}")
-            self._fs.rm_file(self._path(step, name))
+        bad = self._name_for_bad(step)
+        self._store.move_folder(name_of(step), bad, first=MANIFEST)
         return bad
-
-    def set_aside_names(self) -> list[str]:
-        """Return the names of the snapshots that were set aside."""
-        return sorted(filter(_BAD.fullmatch, self._names(self._root)))
 
     def delete(self, step: int) -> None:
         """Remove a snapshot: its manifest first."""
-        # Not rm(recursive=True), nor copy(): they take a `[` or `*` in the folder's name for a pattern.
-        path = f"{self._root}/{name_of(step)}"
-        for name in sorted(self._names(path), key=lambda name: name != MANIFEST):
-            self._fs.rm_file(f"{path}/{name}")
-        with contextlib.suppress(OSError):  # where directories exist
-            self._fs.rmdir(path)
+        self._store.delete_folder(name_of(step), first=MANIFEST)
 
     def tidy(self, generation: int) -> None:
         """Remove snapshots without a manifest."""
-        for step in _sorted_steps(self._names(self._root)):
+        for step in self._steps():
             if not self._is_committed(step):
                 self.delete(step)
 
-    def exists_here(self, name: str) -> bool:
-        """Say whether a file of that name is visible from this node."""
-        return name in self._names(self._root)
-
     def _is_committed(self, step: int) -> bool:
         # Not exists(): it takes any error of the storage for an absence, and `tidy` would delete.
-        return MANIFEST in self._names(f"{self._root}/{name_of(step)}")
+        return MANIFEST in self._store.names(name_of(step))
 
-    def _names(self, path: str) -> list[str]:
-        self._fs.invalidate_cache()
-        try:
-            found = self._fs.ls(path, detail=False)
-        except FileNotFoundError:
-            return []
-        return [str(one).rstrip("/").rsplit("/", 1)[-1] for one in found]
-
-    def _path(self, step: int, name: str) -> str:
-        return f"{self._root}/{name_of(step)}/{name}"
+    def _names(self) -> list[str]:
+        return self._store.names()
 
 
 class _UrlSink:
@@ -378,16 +367,3 @@ def refuse_older(folder: Folder, generation: int) -> None:
             why="this process was taken for dead, and its place was given to another",
             fix="end this process; nothing of the newer run was touched",
         )
-
-
-def _unused_name(name: str, names: list[str]) -> str:
-    """Return `name`, with a number behind it when it is taken."""
-    number, unused = 1, name
-    while unused in names:
-        number += 1
-        unused = f"{name}-{number}"
-    return unused
-
-
-def _sorted_steps(names: list[str]) -> list[int]:
-    return sorted((int(m[1]) for m in map(_NAME.fullmatch, names) if m), reverse=True)

@@ -113,7 +113,7 @@ def test_without_its_manifest_nothing_is_committed_on_an_object_store(memory):
 
 def test_the_manifest_is_the_last_file_on_an_object_store(memory, monkeypatch):
     folder, written = open_folder(memory), []
-    store = folder._fs
+    store = folder._store._fs
     pipe, open_ = store.pipe_file, store.open
     record = {"pipe_file": pipe, "open": open_}
     for name, method in record.items():
@@ -140,7 +140,7 @@ def test_what_was_left_half_written_is_tidied_by_the_next_start(folder):
     if isinstance(folder, LocalFolder):
         assert sorted(os.listdir(folder.url)) == ["generation-2", "step-000000001"]
     else:
-        assert not folder._fs.exists(f"{folder._root}/step-000000002")
+        assert not folder._store._fs.exists(f"{folder._store._root}/step-000000002")
 
 
 def test_an_object_store_that_gives_errors_loses_nothing_by_tidying(memory, monkeypatch):
@@ -152,9 +152,9 @@ def test_an_object_store_that_gives_errors_loses_nothing_by_tidying(memory, monk
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(folder._fs, "exists", lambda *_: False)
+        patch.setattr(folder._store._fs, "exists", lambda *_: False)
         folder.tidy(folder.claim_generation())
-        patch.setattr(folder._fs, "ls", fail)
+        patch.setattr(folder._store._fs, "ls", fail)
         with pytest.raises(OSError, match="Input/output"):
             folder.tidy(2)
     assert folder.steps() == [1]
@@ -219,7 +219,7 @@ def test_a_damaged_one_is_set_aside_and_outlives_the_next_starts(folder):
 def _set_aside_file(folder, bad, name):
     if isinstance(folder, LocalFolder):
         return (Path(folder.url) / bad / name).read_bytes()
-    return folder._fs.cat_file(f"{folder._root}/{bad}/{name}")
+    return folder._store._fs.cat_file(f"{folder._store._root}/{bad}/{name}")
 
 
 def test_a_step_that_is_done_again_does_not_overwrite(tmp_path):
