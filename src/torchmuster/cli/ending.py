@@ -1,13 +1,70 @@
-"""The last lines of a command that has followed a run: the verdict, the sum, and where the results are."""
+"""How a command follows a run: its terminal, the verdict, the last lines, the exit code."""
 
+import json
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
 
 if TYPE_CHECKING:
     from torchmuster.files.layout import RunDir
     from torchmuster.files.terminal import TerminalVoice
     from torchmuster.model.outcome import WorkflowResult
+    from torchmuster.model.plan import RunPlan
     from torchmuster.model.verdict import Result
+    from torchmuster.model.workflow import WorkflowPlan
+
+GOES_ON = 130
+
+
+def follow_run(
+    plan: "RunPlan | WorkflowPlan",
+    run_dir: "RunDir",
+    follow: "Callable[[TerminalVoice], Result | WorkflowResult | None]",
+    *,
+    as_json: bool = False,
+) -> int:
+    """Follow a run on the terminal, say how it has ended, and return its exit code.
+
+    `follow` returns None where the run goes on without this process, and has said how to see it again.
+    """
+    from torchmuster.files.terminal import TerminalVoice
+    from torchmuster.model import codec
+
+    voice = TerminalVoice(prefix_always=_shows_several(plan))
+    voice.start()
+    try:
+        result = follow(voice)
+        code = GOES_ON if result is None else say_end(voice, result, run_dir)
+    finally:
+        voice.flush(5.0)
+    if as_json and result is not None:
+        click.echo(json.dumps(codec.to_plain(result), indent=1))
+    return code
+
+
+def _shows_several(plan: "RunPlan | WorkflowPlan") -> bool:
+    """Say whether lines of several ranks or tasks mix, so that each needs its name from the first one on."""
+    from torchmuster.model.plan import RunPlan, Tee
+
+    if isinstance(plan, RunPlan):
+        return plan.tee is Tee.ALL and (plan.max_nodes > 1 or plan.num_workers(0) > 1)
+    return sum(len(group.tasks) for group in plan.groups) > 1
+
+
+def leave_in_background(run_dir: "RunDir", run_id: str, *, as_json: bool = False) -> int:
+    """Let a process of its own follow the run; print the run's id."""
+    from torchmuster.owner.detach import detach_supervisor
+
+    detach_supervisor(run_dir)
+    return print_id(run_id, as_json=as_json)
+
+
+def print_id(run_id: str, *, as_json: bool = False, **more: Any) -> int:
+    """Print the id of a run that nobody follows here."""
+    click.echo(json.dumps({"run_id": run_id, **more}) if as_json else run_id)
+    return 0
 
 
 def last_line(result: "Result", run_dir: "RunDir") -> str:
@@ -20,8 +77,24 @@ def last_line(result: "Result", run_dir: "RunDir") -> str:
     return summary(whole(result, run_dir), None if went_well else how_to_go_on(run_dir, result))
 
 
-def say_end(voice: "TerminalVoice", result: "Result", run_dir: "RunDir") -> int:
-    """Say how a run has ended; return its exit code."""
+def say_end(voice: "TerminalVoice", result: "Result | WorkflowResult", run_dir: "RunDir") -> int:
+    """Say how a run or a workflow has ended; return its exit code."""
+    from torchmuster.model.outcome import WorkflowResult
+    from torchmuster.ui.messages import paint_report, uses_colour, workflow_summary
+
+    if not isinstance(result, WorkflowResult):
+        return _say_end_of_run(voice, result, run_dir)
+    for report in result.reports:
+        voice.print(paint_report(report, colour=uses_colour()))
+    voice.say(workflow_summary(result))
+    if not result.state.is_failed:
+        from torchmuster.owner.views.account import what_a_workflow_left
+
+        voice.say(what_a_workflow_left(run_dir, tuple(result.groups)))
+    return result.exit_code
+
+
+def _say_end_of_run(voice: "TerminalVoice", result: "Result", run_dir: "RunDir") -> int:
     from torchmuster.model.verdict import RunState
     from torchmuster.owner.views.record import keep_result
     from torchmuster.ui.messages import last_report, paint_report, uses_colour
@@ -38,20 +111,4 @@ def say_end(voice: "TerminalVoice", result: "Result", run_dir: "RunDir") -> int:
         from torchmuster.owner.views.account import what_is_left
 
         voice.say(what_is_left(run_dir))
-    voice.flush(5.0)
-    return int(result.exit_code)
-
-
-def say_workflow_end(voice: "TerminalVoice", result: "WorkflowResult", run_dir: "RunDir") -> int:
-    """Say how a workflow has ended; return its exit code."""
-    from torchmuster.ui.messages import paint_report, uses_colour, workflow_summary
-
-    for report in result.reports:
-        voice.print(paint_report(report, colour=uses_colour()))
-    voice.say(workflow_summary(result))
-    if not result.state.is_failed:
-        from torchmuster.owner.views.account import what_a_workflow_left
-
-        voice.say(what_a_workflow_left(run_dir, tuple(result.groups)))
-    voice.flush(5.0)
     return int(result.exit_code)

@@ -3,6 +3,7 @@
 import os
 import shlex
 import shutil
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,8 +16,10 @@ from torchmuster.spec.sites.files import project_file, user_file
 if TYPE_CHECKING:
     from torchmuster.engines.base import Dialect
     from torchmuster.files.layout import RunDir
+    from torchmuster.files.terminal import TerminalVoice
     from torchmuster.model.job import Allocation, JobRequest
     from torchmuster.model.plan import RunPlan
+    from torchmuster.model.verdict import Result
     from torchmuster.owner.jobs.jobs import JobWishes
     from torchmuster.spec.launch import LaunchOptions
     from torchmuster.spec.problems import Problems
@@ -212,6 +215,7 @@ def submit_and_follow(
     detach: bool,
 ) -> int:
     """Submit the job of a run, and the others of its chain; follow it unless `detach`."""
+    from torchmuster.cli.ending import follow_run, print_id
     from torchmuster.owner.jobs.jobs import note_refusal, submit_job
 
     with note_refusal(run_dir):
@@ -220,9 +224,9 @@ def submit_and_follow(
     if num_more:
         _submit_more(job, run_dir, dialect, num_more)
     if detach:
-        click.echo(plan.run_id)
-        return 0
-    return _follow(plan, run_dir, dialect, job_id)
+        return print_id(plan.run_id)
+    follow = partial(_follow, plan, run_dir, dialect, job_id)
+    return follow_run(plan, run_dir, follow)
 
 
 def _submit_more(job: "JobRequest", run_dir: "RunDir", dialect: "Dialect", num_more: int) -> None:
@@ -247,36 +251,30 @@ def _say_room(path: str) -> None:
         click.echo(f"muster: {warning}", err=True)
 
 
-def _follow(plan: "RunPlan", run_dir: Any, dialect: Any, job_id: str) -> int:
+def _follow(
+    plan: "RunPlan", run_dir: "RunDir", dialect: "Dialect", job_id: str, voice: "TerminalVoice"
+) -> "Result | None":
     import asyncio
 
-    from torchmuster.cli.ending import say_end
     from torchmuster.files.tail import last_lines
-    from torchmuster.files.terminal import TerminalVoice
-    from torchmuster.model.plan import Tee
     from torchmuster.owner.jobs.batch import JobFollower
     from torchmuster.owner.views.account import how_to_go_on
 
-    voice = TerminalVoice(prefix_always=plan.tee is Tee.ALL)
-    voice.start()
-    voice.say(
-        f"run {short_id(plan.run_id)} is job {job_id} of {dialect.name}; files in {run_dir.path}"
-    )
+    name = short_id(plan.run_id)
+    voice.say(f"run {name} is job {job_id} of {dialect.name}; files in {run_dir.path}")
     follower = JobFollower(plan, run_dir, dialect, job_id, voice)
     result = asyncio.run(follower.follow())
+    view = follower.view
+    if result is None and view is not None and view.state.is_final:
+        raise MusterError(
+            f"job {job_id} ended without a result: {view.state.value}",
+            where=run_dir.job_log,
+            why="\n".join(last_lines(run_dir.job_log, 12)) or view.reason,
+            fix=how_to_go_on(run_dir) or f"muster logs {name}",
+        )
     if result is None:
-        voice.flush(5.0)
-        view = follower.view
-        if view is not None and view.state.is_final:
-            raise MusterError(
-                f"job {job_id} ended without a result: {view.state.value}",
-                where=run_dir.job_log,
-                why="\n".join(last_lines(run_dir.job_log, 12)) or view.reason,
-                fix=how_to_go_on(run_dir) or f"muster logs {short_id(plan.run_id)}",
-            )
-        click.echo(f"muster: the job goes on: muster wait {short_id(plan.run_id)}", err=True)
-        return 130
-    return say_end(voice, result, run_dir)
+        voice.say(f"the job goes on: muster wait {name}")
+    return result
 
 
 def find_allocation() -> "tuple[Dialect, Allocation] | None":
@@ -308,11 +306,9 @@ def run_in_allocation(
     """
     from dataclasses import replace
 
-    from torchmuster.cli.ending import say_end
+    from torchmuster.cli.ending import follow_run
     from torchmuster.engines.allocation import AllocationEngine
     from torchmuster.engines.ways import Way
-    from torchmuster.files.terminal import TerminalVoice
-    from torchmuster.model.plan import Tee
     from torchmuster.owner.create import create_run_dir, link_snapshots
     from torchmuster.owner.jobs.conduct import note_the_end, own_run, way_to_others
 
@@ -339,19 +335,18 @@ def run_in_allocation(
     run_dir = create_run_dir(plan)
     if snapshots is not None:
         link_snapshots(run_dir, snapshots)
-    voice = TerminalVoice(prefix_always=plan.tee is Tee.ALL)
-    voice.start()
-    used = ", ".join(plan.node_names)
-    voice.say(
-        f"run {short_id(plan.run_id)} inside job {allocation.job_id} of {dialect.name}, on {used}"
-    )
-    if way.sentence is not None:
-        voice.say(way.sentence)
-    if plan.preflight in ("long", "only") and allocation.ends_at is None:
-        note_the_end(dialect, allocation.job_id)
     engine = AllocationEngine(plan, run_dir, dialect, allocation, way)
-    result = own_run(engine, voice, warn_s=warn_s)
-    return say_end(voice, result, run_dir)
+
+    def follow(voice: "TerminalVoice") -> "Result":
+        where = f"inside job {allocation.job_id} of {dialect.name}"
+        voice.say(f"run {short_id(plan.run_id)} {where}, on {', '.join(plan.node_names)}")
+        if way.sentence is not None:
+            voice.say(way.sentence)
+        if plan.preflight in ("long", "only") and allocation.ends_at is None:
+            note_the_end(dialect, allocation.job_id)
+        return own_run(engine, voice, warn_s=warn_s)
+
+    return follow_run(plan, run_dir, follow)
 
 
 def own_node(allocation: "Allocation") -> str | None:

@@ -2,13 +2,13 @@
 
 import os
 import sys
+from functools import partial
 from typing import Any
 
 import click
 
 from torchmuster.cli.completion import complete_files, on_option
 from torchmuster.cli.runs.sections import sectioned
-from torchmuster.errors import MusterError
 
 _SECTIONS = {
     "Workers": (
@@ -251,18 +251,16 @@ def _say_ignored(given: dict[str, Any], on_hosts: bool, in_job: bool) -> None:
 
 def start(plan: Any, run_dir: Any, gpus: Any, *, detach: bool) -> int:
     """Start what is planned and follow it to its end, or leave it in the background."""
-    if detach:
-        from torchmuster.owner.detach import detach_supervisor
+    from torchmuster.cli.ending import follow_run, leave_in_background
 
-        detach_supervisor(run_dir)
-        click.echo(plan.run_id)
-        return 0
+    if detach:
+        return leave_in_background(run_dir, plan.run_id)
     from torchmuster.engines.local import LocalEngine
     from torchmuster.files.terminal import own_terminal
 
     engine = LocalEngine(plan, run_dir, tuple(gpus), terminal=own_terminal())
     engine.start_all()
-    return _follow(engine, forward_stdin=plan.stdin_rank is not None)
+    return follow_run(plan, run_dir, partial(_follow, engine))
 
 
 _PLAN_OPTIONS = (
@@ -304,32 +302,21 @@ def _stdin_rank(asked: int | None, *, detach: bool) -> int | None:
         return None
 
 
-def _follow(engine: Any, *, forward_stdin: bool) -> int:
+def _follow(engine: Any, voice: Any) -> Any:
     import asyncio  # while the agents start
 
-    from torchmuster.cli.ending import say_end
     from torchmuster.files.layout import short_id
-    from torchmuster.files.terminal import TerminalVoice
-    from torchmuster.model.plan import Tee
     from torchmuster.owner.session import note_on_session
     from torchmuster.owner.supervise import Supervisor
     from torchmuster.owner.views.account import near
 
     plan, run_dir = engine.plan, engine.run_dir
-    several = plan.max_nodes > 1 or plan.num_workers(0) > 1
-    voice = TerminalVoice(prefix_always=several and plan.tee is Tee.ALL)
-    voice.start()
     voice.say(f"run {short_id(plan.run_id)}: {_size(plan)}; logs in {near(run_dir.logs)}")
     note = note_on_session()
     if note is not None:
         voice.say(note)
-    supervisor = Supervisor(plan, run_dir, engine, voice, forward_stdin=forward_stdin)
-    try:
-        result = asyncio.run(supervisor.run())
-    except MusterError:
-        voice.flush(5.0)
-        raise
-    return say_end(voice, result, run_dir)
+    forward = plan.stdin_rank is not None
+    return asyncio.run(Supervisor(plan, run_dir, engine, voice, forward_stdin=forward).run())
 
 
 def _size(plan: Any) -> str:

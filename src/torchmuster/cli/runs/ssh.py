@@ -4,6 +4,7 @@ import os
 import shlex
 import sys
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,7 +16,10 @@ from torchmuster.files.layout import short_id
 if TYPE_CHECKING:
     from torchmuster.engines.ssh_places import SshWishes
     from torchmuster.engines.ssh_session import Luggage
+    from torchmuster.files.layout import RunDir
+    from torchmuster.files.terminal import TerminalVoice
     from torchmuster.model.plan import RunPlan
+    from torchmuster.model.verdict import Result
     from torchmuster.owner.views.find import RunView
     from torchmuster.spec.launch import LaunchOptions
     from torchmuster.spec.problems import Problems
@@ -211,21 +215,29 @@ def _show(plan: "RunPlan", wishes: "SshWishes", luggage: "Luggage") -> None:
 def _follow(
     plan: "RunPlan", wishes: "SshWishes", luggage: "Luggage", snapshots: str | None = None
 ) -> int:
-    import asyncio
-
-    from torchmuster.cli.ending import say_end
-    from torchmuster.engines.ssh import SshEngine
-    from torchmuster.files.terminal import TerminalVoice
-    from torchmuster.model.plan import Tee
+    from torchmuster.cli.ending import follow_run
     from torchmuster.owner.create import create_run_dir, link_snapshots
-    from torchmuster.owner.session import note_on_session
-    from torchmuster.owner.supervise import Supervisor
 
     run_dir = create_run_dir(plan)
     if snapshots is not None:
         link_snapshots(run_dir, snapshots)
-    voice = TerminalVoice(prefix_always=plan.tee is Tee.ALL)
-    voice.start()
+    follow = partial(_own, plan, run_dir, wishes, luggage)
+    return follow_run(plan, run_dir, follow)
+
+
+def _own(
+    plan: "RunPlan",
+    run_dir: "RunDir",
+    wishes: "SshWishes",
+    luggage: "Luggage",
+    voice: "TerminalVoice",
+) -> "Result":
+    import asyncio
+
+    from torchmuster.engines.ssh import SshEngine
+    from torchmuster.owner.session import note_on_session
+    from torchmuster.owner.supervise import Supervisor
+
     engine = SshEngine(plan, run_dir, wishes, luggage, voice.say)
     try:
         engine.start_all()
@@ -239,8 +251,6 @@ def _follow(
         supervisor = Supervisor(plan, run_dir, engine, voice, forward_stdin=forward)
         result = asyncio.run(supervisor.run())
         engine.finish()
-        result = engine.localized(result)  # behind `finish`, which brings the host's own
+        return engine.localized(result)  # behind `finish`, which brings the host's own
     finally:
         engine.abandon()
-        voice.flush(5.0)
-    return say_end(voice, result, run_dir)

@@ -5,6 +5,7 @@ import os
 import shlex
 import shutil
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -16,6 +17,7 @@ from torchmuster.files.layout import short_id
 if TYPE_CHECKING:
     from torchmuster.files.layout import RunDir
     from torchmuster.files.terminal import TerminalVoice
+    from torchmuster.model.outcome import WorkflowResult
     from torchmuster.model.workflow import WorkflowPlan
     from torchmuster.owner.task_hosts import TaskHosts, TaskNeeds
     from torchmuster.spec.sites.site import Site
@@ -57,24 +59,12 @@ def submit_to_hosts(run_dir: "RunDir", plan: "WorkflowPlan", site: "Site", *, as
         ChannelError: Too few hosts can be used.
         UsageError: Hosts don't see the run directory.
     """
+    from torchmuster.cli.ending import follow_run
     from torchmuster.files import atomic
-    from torchmuster.files.terminal import TerminalVoice
 
-    several = sum(len(group.tasks) for group in plan.groups) > 1
-    voice = TerminalVoice(prefix_always=several)
-    voice.start()
     atomic.write_json(run_dir.site, {"site": site.name})
-    hosts = _task_hosts(run_dir, plan, site, voice)
-    try:
-        try:
-            hosts.open()
-        except (ChannelError, UsageError):  # nothing has been started: there is nothing to look at
-            shutil.rmtree(run_dir.path, ignore_errors=True)
-            raise
-        return _follow(run_dir, plan, hosts, voice, as_json=as_json)
-    finally:
-        hosts.close()
-        voice.flush(5.0)
+    follow = partial(_follow, run_dir, plan, site)
+    return follow_run(plan, run_dir, follow, as_json=as_json)
 
 
 def _task_hosts(
@@ -111,30 +101,27 @@ def _needs(plan: "WorkflowPlan", site: "Site") -> "TaskNeeds":
 
 
 def _follow(
-    run_dir: "RunDir",
-    plan: "WorkflowPlan",
-    hosts: "TaskHosts",
-    voice: "TerminalVoice",
-    *,
-    as_json: bool,
-) -> int:
-    from torchmuster.cli.ending import say_workflow_end
-    from torchmuster.model import codec
+    run_dir: "RunDir", plan: "WorkflowPlan", site: "Site", voice: "TerminalVoice"
+) -> "WorkflowResult":
     from torchmuster.owner.follow import follow_workflow
     from torchmuster.owner.host_capacity import HostCapacity, crowded
 
-    facts = hosts.facts
-    used = ", ".join(one.name for one in facts)
-    logs = os.path.join(run_dir.path, "logs")
-    voice.say(f"run {short_id(plan.run_id)} on {used}; logs in {logs}")
-    sentence = crowded(plan, len(facts))
-    if sentence is not None:
-        voice.say(sentence)
-    result = follow_workflow(run_dir, voice, HostCapacity(facts, hosts.desk))
-    code = say_workflow_end(voice, result, run_dir)
-    if as_json:
-        click.echo(json.dumps(codec.to_plain(result), indent=1))
-    return code
+    hosts = _task_hosts(run_dir, plan, site, voice)
+    try:
+        try:
+            hosts.open()
+        except (ChannelError, UsageError):  # nothing has been started: there is nothing to look at
+            shutil.rmtree(run_dir.path, ignore_errors=True)
+            raise
+        used = ", ".join(one.name for one in hosts.facts)
+        logs = os.path.join(run_dir.path, "logs")
+        voice.say(f"run {short_id(plan.run_id)} on {used}; logs in {logs}")
+        sentence = crowded(plan, len(hosts.facts))
+        if sentence is not None:
+            voice.say(sentence)
+        return follow_workflow(run_dir, voice, HostCapacity(hosts.facts, hosts.desk))
+    finally:
+        hosts.close()
 
 
 def show_hosts(plan: "WorkflowPlan", site: "Site", *, as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,7 +15,10 @@ from torchmuster.errors import NotFoundError, UsageError
 from torchmuster.files.layout import short_id
 
 if TYPE_CHECKING:
+    from torchmuster.engines.base import Dialect
     from torchmuster.files.layout import RunDir
+    from torchmuster.files.terminal import TerminalVoice
+    from torchmuster.model.outcome import WorkflowResult
     from torchmuster.model.workflow import WorkflowPlan
     from torchmuster.owner.capacity import Machine
     from torchmuster.spec.sites.site import Site
@@ -113,35 +117,36 @@ def submit_to_scheduler(
     run_dir: "RunDir", plan: "WorkflowPlan", site: "Site", *, detach: bool, as_json: bool
 ) -> int:
     """Submit all groups as jobs and follow them; Ctrl-C leaves them alone, twice cancels them."""
-    import asyncio
-
-    from torchmuster.cli.ending import say_workflow_end
+    from torchmuster.cli.ending import follow_run, print_id
     from torchmuster.engines.registry import load_dialect
     from torchmuster.engines.sites import site_options
-    from torchmuster.files.terminal import TerminalVoice
-    from torchmuster.model import codec
-    from torchmuster.owner.jobs.workflow_batch import WorkflowFollower, submit_groups
+    from torchmuster.owner.jobs.workflow_batch import submit_groups
 
     dialect = load_dialect(site.kind)
     job_ids = submit_groups(
         plan, run_dir, dialect, site_options(site), site_name=site.name, time_limit_s=site.time
     )
     if detach:
-        click.echo(json.dumps({"run_id": plan.run_id, "jobs": job_ids}) if as_json else plan.run_id)
-        return 0
-    voice = TerminalVoice(prefix_always=sum(len(group.tasks) for group in plan.groups) > 1)
-    voice.start()
+        return print_id(plan.run_id, as_json=as_json, jobs=job_ids)
+    follow = partial(_follow_jobs, run_dir, dialect, job_ids)
+    return follow_run(plan, run_dir, follow, as_json=as_json)
+
+
+def _follow_jobs(
+    run_dir: "RunDir", dialect: "Dialect", job_ids: dict[str, str], voice: "TerminalVoice"
+) -> "WorkflowResult | None":
+    import asyncio
+
+    from torchmuster.owner.jobs.workflow_batch import WorkflowFollower
+
+    name = short_id(os.path.basename(run_dir.path))
     jobs = ", ".join(f"{group} is job {job_id}" for group, job_id in list(job_ids.items())[:8])
-    voice.say(f"run {short_id(plan.run_id)}: {jobs} of {dialect.name}; files in {run_dir.path}")
+    voice.say(f"run {name}: {jobs} of {dialect.name}; files in {run_dir.path}")
     view = asyncio.run(WorkflowFollower(run_dir, dialect, job_ids, voice).follow())
     if view is None or view.result is None:
-        voice.say(f"the jobs go on: muster status {short_id(plan.run_id)}")
-        voice.flush(5.0)
-        return 130
-    code = say_workflow_end(voice, view.result, run_dir)
-    if as_json:
-        click.echo(json.dumps(codec.to_plain(view.result), indent=1))
-    return code
+        voice.say(f"the jobs go on: muster status {name}")
+        return None
+    return view.result
 
 
 @click.command(cls=SetCommand, context_settings=_CONTEXT)
@@ -203,28 +208,20 @@ def start_workflow(
     run_dir: "RunDir", plan: "WorkflowPlan", *, detach: bool, as_json: bool = False
 ) -> int:
     """Follow a prepared workflow to its end, or leave it in the background."""
-    if detach:
-        from torchmuster.owner.detach import detach_supervisor
+    from torchmuster.cli.ending import follow_run, leave_in_background
 
-        detach_supervisor(run_dir)
-        click.echo(json.dumps({"run_id": plan.run_id}) if as_json else plan.run_id)
-        return 0
-    from torchmuster.cli.ending import say_workflow_end
-    from torchmuster.files.terminal import TerminalVoice
-    from torchmuster.model import codec
+    if detach:
+        return leave_in_background(run_dir, plan.run_id, as_json=as_json)
     from torchmuster.owner.follow import follow_workflow
     from torchmuster.owner.views.account import near
 
-    several = sum(len(group.tasks) for group in plan.groups) > 1
-    voice = TerminalVoice(prefix_always=several)
-    voice.start()
     shown = near(os.path.dirname(os.path.dirname(run_dir.logs)))
-    voice.say(f"run {short_id(plan.run_id)}: {_size(plan.groups)}; logs in {shown}")
-    result = follow_workflow(run_dir, voice)
-    code = say_workflow_end(voice, result, run_dir)
-    if as_json:
-        click.echo(json.dumps(codec.to_plain(result), indent=1))
-    return code
+
+    def follow(voice: "TerminalVoice") -> "WorkflowResult":
+        voice.say(f"run {short_id(plan.run_id)}: {_size(plan.groups)}; logs in {shown}")
+        return follow_workflow(run_dir, voice)
+
+    return follow_run(plan, run_dir, follow, as_json=as_json)
 
 
 def _load(given: dict[str, Any]) -> "LoadedWorkflow":
