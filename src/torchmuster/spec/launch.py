@@ -1,6 +1,5 @@
 """The options of `muster run`, checked together: every problem is reported, not only the first."""
 
-import difflib
 import os
 import shlex
 import shutil
@@ -9,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torchmuster.model import contract
+from torchmuster.model.display.text import nearest
 from torchmuster.model.plan import (
     Limits,
     NodeSetup,
@@ -19,7 +19,7 @@ from torchmuster.model.plan import (
     StartMethod,
     Tee,
 )
-from torchmuster.spec.problems import Problems
+from torchmuster.spec.problems import Problems, near_file
 from torchmuster.spec.units import parse_timeout
 
 _MAX_NODES = 65536
@@ -164,8 +164,8 @@ def parse_workers(text: str, gpus: Sequence[str], problems: Problems) -> tuple[i
         elif word.isdecimal():
             counts.append(int(word))
         else:
-            near = difflib.get_close_matches(word, ["gpu", "cpu", "auto"], n=1)
-            fix = f"--nproc-per-node {near[0]}" if near else "--nproc-per-node 4 or 4,2"
+            near = nearest(word, ["gpu", "cpu", "auto"])
+            fix = f"--nproc-per-node {near}" if near else "--nproc-per-node 4 or 4,2"
             problems.add(f"`{word}` is not a valid number of workers", where, fix=fix)
             return None
     if min(counts) < 1:
@@ -259,19 +259,9 @@ def check_script(target: str, cwd: str, problems: Problems) -> None:
         problems.add("the script is a directory", target or cwd, fix=fix)
     elif not os.path.exists(path):
         why = f"there is no file {os.path.normpath(path)}"
-        problems.add("the script does not exist", target, why, _near_script(target, cwd))
+        problems.add("the script does not exist", target, why, near_file(target, cwd, (".py",)))
     elif not os.access(path, os.R_OK):
         problems.add("the script can't be read", target, fix=f"chmod u+r {target}")
-
-
-def _near_script(target: str, cwd: str) -> str | None:
-    folder = os.path.dirname(os.path.join(cwd, target))
-    try:
-        names = [name for name in os.listdir(folder) if name.endswith(".py")]
-    except OSError:
-        return None
-    near = difflib.get_close_matches(os.path.basename(target), names, n=1)
-    return f"did you mean `{os.path.join(os.path.dirname(target), near[0])}`?" if near else None
 
 
 def _limits(options: LaunchOptions, problems: Problems) -> Limits | None:

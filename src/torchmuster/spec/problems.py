@@ -1,8 +1,13 @@
-"""All that is wrong with what a user wrote, said at once."""
+"""All that is wrong with what a user wrote, said at once: of options, and of files by the path of a key."""
 
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torchmuster.errors import UsageError
+from torchmuster.model.display.text import did_you_mean
+
+KeyPath = tuple[str | int, ...]
 
 
 @dataclass(slots=True)
@@ -16,3 +21,75 @@ class Problems:
     ) -> None:
         """Note one problem."""
         self.found.append(UsageError(what, where=where, why=why, fix=fix))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileProblem:
+    """One error or warning.
+
+    Attributes:
+        path: Keys and indices from the top of the file; `workflow` stands first.
+        at_key: It speaks of the key itself, not of its value.
+    """
+
+    path: KeyPath
+    what: str
+    why: str | None = None
+    fix: str | None = None
+    at_key: bool = False
+
+    def as_error(self, where: str | None) -> UsageError:
+        """Return it with its place."""
+        return UsageError(self.what, where=where, why=self.why, fix=self.fix)
+
+
+@dataclass(slots=True)
+class FileProblems:
+    """Collects errors and warnings."""
+
+    with_effect: frozenset[str] = frozenset()
+    errors: list[FileProblem] = field(default_factory=list)
+    warnings: list[FileProblem] = field(default_factory=list)
+
+    def add(
+        self,
+        path: KeyPath,
+        what: str,
+        fix: str | None = None,
+        *,
+        why: str | None = None,
+        at_key: bool = False,
+    ) -> None:
+        """Note an error."""
+        self.errors.append(FileProblem(path=path, what=what, why=why, fix=fix, at_key=at_key))
+
+    def warn(
+        self,
+        path: KeyPath,
+        what: str,
+        fix: str | None = None,
+        *,
+        why: str | None = None,
+        at_key: bool = True,
+    ) -> None:
+        """Note a warning."""
+        self.warnings.append(FileProblem(path=path, what=what, why=why, fix=fix, at_key=at_key))
+
+
+def show_path(path: KeyPath) -> str:
+    """Return `workflow.groups[0].tasks[1].image`."""
+    text = ""
+    for part in path:
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+    return text
+
+
+def near_file(path: str, folder: str = ".", suffixes: Sequence[str] = ("",)) -> str | None:
+    """Return a hint that names the file which a path that leads nowhere may mean."""
+    above, name = os.path.split(path)
+    try:
+        names = os.listdir(os.path.join(folder, above))
+    except OSError:
+        return None
+    hint = did_you_mean(name, [near for near in names if near.endswith(tuple(suffixes))])
+    return hint and hint.replace("`", f"`{os.path.join(above, '')}", 1)

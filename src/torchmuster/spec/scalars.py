@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Discriminator, Tag
 from pydantic_core import PydanticCustomError
 
-from torchmuster.spec.findings import did_you_mean
+from torchmuster.model.display.text import did_you_mean
 from torchmuster.spec.units import near_duration, parse_size, parse_timeout
 
 NAME = re.compile(r"[a-zA-Z]([a-zA-Z0-9_-]*[a-zA-Z0-9])?")

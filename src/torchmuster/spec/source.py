@@ -13,7 +13,7 @@ import yaml
 from yaml.composer import Composer
 
 from torchmuster.errors import UsageError
-from torchmuster.spec.findings import KeyPath
+from torchmuster.spec.problems import KeyPath
 
 MAX_BYTES = 4 * 1024 * 1024
 MAX_DEPTH = 100

@@ -1,27 +1,18 @@
 """`--stage SRC[:DST]` and `--before CMD`: what every node does before its workers start."""
 
-import difflib
 import os
 from collections.abc import Sequence
-from typing import Protocol
 
+from torchmuster.model.display.text import nearest
 from torchmuster.model.plan import ARCHIVE_SUFFIXES, Stage
+from torchmuster.spec.problems import Problems
 
 _MAX_STAGES = 256
 _OTHER_ARCHIVES = (".7z", ".rar", ".gz", ".bz2", ".xz", ".zst")
 OWN_NAME = ".muster"
 
 
-class TakesProblems(Protocol):
-    """Where problems go, so that all of them come at once: `spec.launch.Problems`."""
-
-    def add(
-        self, what: str, where: str | None = None, why: str | None = None, fix: str | None = None
-    ) -> None:
-        """Note one problem."""
-
-
-def parse_stages(texts: Sequence[str], cwd: str, problems: TakesProblems) -> tuple[Stage, ...]:
+def parse_stages(texts: Sequence[str], cwd: str, problems: Problems) -> tuple[Stage, ...]:
     """Return what is brought into the scratch folder of every node.
 
     Without DST an archive is unpacked into the scratch folder itself, as `tar xf` there would; a file or a folder
@@ -38,7 +29,7 @@ def parse_stages(texts: Sequence[str], cwd: str, problems: TakesProblems) -> tup
     return tuple(stages)
 
 
-def parse_commands(texts: Sequence[str], problems: TakesProblems) -> tuple[str, ...]:
+def parse_commands(texts: Sequence[str], problems: Problems) -> tuple[str, ...]:
     """Return the commands that run once on every node."""
     for text in texts:
         if not text.strip():
@@ -48,7 +39,7 @@ def parse_commands(texts: Sequence[str], problems: TakesProblems) -> tuple[str, 
     return tuple(texts)
 
 
-def _parse(text: str, cwd: str, problems: TakesProblems) -> Stage | None:
+def _parse(text: str, cwd: str, problems: Problems) -> Stage | None:
     where = f"--stage {text}"
     source, colon, target = text.rpartition(":")
     if not colon or os.path.exists(os.path.join(cwd, text)):  # a name may hold a colon
@@ -93,22 +84,22 @@ def _mend(source: str, target: str) -> str:
     return f"--stage {source}:{'/'.join(parts)}" if parts else f"--stage {source}"
 
 
-def _is_odd_archive(path: str, where: str, problems: TakesProblems) -> bool:
+def _is_odd_archive(path: str, where: str, problems: Problems) -> bool:
     """Refuse an archive that would only be copied: its name is almost one that is unpacked."""
     name = os.path.basename(path)
     if not name.endswith(_OTHER_ARCHIVES) or name.endswith(ARCHIVE_SUFFIXES):
         return False
     odd = ".tar." in name or name.endswith((".7z", ".rar"))
     if odd:
-        near = difflib.get_close_matches(os.path.splitext(name)[1], ARCHIVE_SUFFIXES, n=1)
-        hint = f"; {near[0]} is one" if near else ""
+        near = nearest(os.path.splitext(name)[1], ARCHIVE_SUFFIXES)
+        hint = f"; {near} is one" if near else ""
         why = f"unpacked are {', '.join(ARCHIVE_SUFFIXES)}{hint}"
         fix = f"{where}:{name} copies it as it is"
         problems.add(f"`{name}` is not an archive that can be unpacked", where, why, fix)
     return odd
 
 
-def _check_targets(stages: Sequence[Stage], problems: TakesProblems) -> None:
+def _check_targets(stages: Sequence[Stage], problems: Problems) -> None:
     seen: dict[str, str] = {}
     for stage in stages:
         archive = stage.source.endswith(ARCHIVE_SUFFIXES)

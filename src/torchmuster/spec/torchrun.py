@@ -6,7 +6,6 @@ Source: torch/distributed/run.py, `get_args_parser` (2.13); PET_* as in argparse
 """
 
 import argparse
-import difflib
 import os
 import re
 import signal
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from torchmuster.errors import UsageError
+from torchmuster.model.display.text import did_you_mean, nearest
 from torchmuster.model.plan import Limits, Program, RestartPolicy, ScriptKind
 from torchmuster.spec.launch import check_script, parse_hang_timeout, parse_nodes, parse_workers
 from torchmuster.spec.problems import Problems
@@ -110,8 +110,7 @@ class _Parser(argparse.ArgumentParser):
         what = message
         if unknown := re.match(r"unrecognized arguments: ([^\s=]+)", message):
             what = f"torchrun has no option `{unknown.group(1)}`"
-            near = difflib.get_close_matches(unknown.group(1), self._option_string_actions, n=1)
-            fix = f"did you mean `{near[0]}`?" if near else fix
+            fix = did_you_mean(unknown.group(1), self._option_string_actions) or fix
         elif valueless := re.match(r"argument (?:.*/)?(\S+): expected one argument", message):
             what = f"`{valueless.group(1)}` needs a value"
         elif "required: training_script" in message:
@@ -278,8 +277,7 @@ def _parse_nproc(text: str, gpus: Sequence[str], problems: Problems) -> int | No
         problems.add("`xpu` is not supported", "--nproc-per-node xpu", why, "--nproc-per-node 4")
         return None
     if not text.isdecimal() and text not in _COUNTED:
-        near = difflib.get_close_matches(text, _COUNTED, n=1)
-        fix = f"--nproc-per-node {near[0] if near else 4}"
+        fix = f"--nproc-per-node {nearest(text, _COUNTED) or 4}"
         if "," in text:
             fix = "give each node's own number in its own command"
         problems.add(

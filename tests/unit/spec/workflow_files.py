@@ -2,7 +2,7 @@
 
 import textwrap
 
-from torchmuster.spec.findings import FileProblems
+from torchmuster.spec.problems import FileProblems
 from torchmuster.spec.workflow.load import LoadOptions, load_workflow
 
 ONE_TASK = "tasks:\n- name: train\n  command: [python, train.py]\n"

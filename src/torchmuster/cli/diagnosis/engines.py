@@ -152,8 +152,8 @@ def _tools_of_others(kind: str) -> tuple[str, ...]:
 
 
 def _check_account(site: "Site") -> list[dict[str, Any]]:
+    from torchmuster.model.display.text import did_you_mean
     from torchmuster.owner.jobs.detect import list_accounts
-    from torchmuster.spec.findings import did_you_mean
 
     if site.kind != "slurm":
         said = [] if site.account is None else [site.account]
@@ -187,7 +187,7 @@ def _check_queues(site: "Site") -> list[dict[str, Any]]:
 
 def _check_queue(name: str, word: str, found: "QueueList") -> dict[str, Any]:
     """Say whether the site's own partition is there; Slurm takes several with commas."""
-    from torchmuster.spec.findings import did_you_mean
+    from torchmuster.model.display.text import did_you_mean
 
     known = {queue.name: queue for queue in found.queues}
     for part in name.split(","):

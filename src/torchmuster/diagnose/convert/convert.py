@@ -36,8 +36,7 @@ from torchmuster.diagnose.convert.read import (
 from torchmuster.diagnose.convert.shell import CantConvertError, ScriptLaunch
 from torchmuster.diagnose.convert.values import without_unused_values
 from torchmuster.errors import ManyErrors, UsageError
-from torchmuster.spec.findings import FileProblems, KeyPath
-from torchmuster.spec.problems import Problems
+from torchmuster.spec.problems import FileProblems, KeyPath, Problems
 from torchmuster.spec.source import Document, Source, parse_yaml
 from torchmuster.spec.workflow import schema
 from torchmuster.spec.workflow.check import check_workflow

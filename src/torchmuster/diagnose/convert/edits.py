@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import yaml
 
 from torchmuster.diagnose.convert.shell import CantConvertError, mask
-from torchmuster.spec.findings import KeyPath
+from torchmuster.spec.problems import KeyPath
 from torchmuster.spec.source import Document, parse_yaml
 
 _STATEMENT = re.compile(r"\{%[-+]?\s*(\w+)\s*(.*?)\s*[-+]?%\}")

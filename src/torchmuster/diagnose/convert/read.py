@@ -18,7 +18,7 @@ from torchmuster.diagnose.convert.shell import (
 )
 from torchmuster.errors import UsageError
 from torchmuster.model.tokens import find_tokens
-from torchmuster.spec.findings import KeyPath
+from torchmuster.spec.problems import KeyPath
 from torchmuster.spec.source import Document, show_place
 
 Task = dict[str, Any]

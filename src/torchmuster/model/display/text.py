@@ -1,5 +1,6 @@
 """Reports as plain text: `error / at / because / hint`, readable without colour; and words of others in our lines."""
 
+import itertools
 import re
 from collections.abc import Iterable
 
@@ -9,6 +10,7 @@ from torchmuster.model.verdict import Report
 # What a terminal would obey, or what reorders text: C0 and C1 controls but \t and \n, and Unicode's own directions.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _COLOUR = re.compile("\x1b\\[[0-9;]*m")
+_MAX_WORD, _MAX_NAMES = 200, 200  # of a search for a near miss
 
 
 def printable(text: str) -> str:
@@ -36,6 +38,27 @@ def few_of(names: Iterable[str], most: int) -> str:
     listed = [in_one_line(name) for name in names]
     more = len(listed) - most
     return ", ".join(listed[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Return the known word that somebody who wrote another one may have meant."""
+    import difflib
+
+    names = list(known)
+    if len(word) > _MAX_WORD:
+        return None
+    if len(names) > _MAX_NAMES:  # comparing each with each takes time
+        alike = (name for name in names if abs(len(name) - len(word)) < 3 and name[:1] == word[:1])
+        names = list(itertools.islice(alike, _MAX_NAMES))
+    near = difflib.get_close_matches(word, names, n=1)
+    folded = {name.lower().replace("_", "").replace("-", ""): name for name in names}
+    return near[0] if near else folded.get(word.lower().replace("_", "").replace("-", ""))
+
+
+def did_you_mean(word: str, known: Iterable[str], otherwise: str | None = None) -> str | None:
+    """Return a hint that suggests the nearest known word."""
+    near = nearest(word, known)
+    return f"did you mean `{near}`?" if near else otherwise
 
 
 def report_of_error(error: MusterError) -> Report:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torchmuster.errors import ManyErrors, UsageError
+from torchmuster.model.display.text import did_you_mean
 from torchmuster.plainfile import open_plain
-from torchmuster.spec.findings import did_you_mean
 
 _MAX_SIZE_BYTES = 4 << 20
 _MAX_HOSTS = 65_536

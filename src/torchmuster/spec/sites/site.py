@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchmuster.errors import ManyErrors, UsageError
+from torchmuster.model.display.text import did_you_mean
 from torchmuster.plainfile import open_plain
-from torchmuster.spec.findings import FileProblem, FileProblems, KeyPath, did_you_mean, show_path
+from torchmuster.spec.problems import FileProblems, KeyPath, show_path
 from torchmuster.spec.scalars import shown
-from torchmuster.spec.sites.explain import read_table, unknown_key
+from torchmuster.spec.sites.explain import read_table, toml_format
 from torchmuster.spec.sites.files import project_file, user_file, why_not_used
 from torchmuster.spec.sites.hostfile import Host, read_hostfile
 from torchmuster.spec.sites.schema import (
-    BATCH_KINDS,
     KEYS_OF_KIND,
     KEYS_OF_OTHERS,
     KINDS,
@@ -30,8 +30,6 @@ from torchmuster.spec.sites.toml_places import Place, find_places
 
 BUILT_IN = "built in"
 RESERVED = "all"
-# ssh needs a list of hosts: it has no name of its own.
-_WITHOUT_SECTION = ("local", *BATCH_KINDS)
 _MAX_SIZE_BYTES = 1 << 20
 _ONE_THING = (("partition", "queue"), ("hosts", "hostfile"))
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -122,7 +120,7 @@ def load_sites(
         fix = did_you_mean(default_on, known, f"engines: {', '.join(known)}")
         merged.findings.add(("defaults", "on"), f"there is no engine `{default_on}`", fix)
     findings = sorted(merged.findings.errors, key=lambda finding: merged.rank(finding.path))
-    errors += [merged.error_of(finding) for finding in findings]
+    errors += [finding.as_error(merged.where(finding.path)) for finding in findings]
     if errors:
         raise ManyErrors(errors)
     return Sites(
@@ -190,11 +188,6 @@ class _Merged:
             path = path[:-1]
         return None, ()
 
-    def error_of(self, finding: FileProblem) -> UsageError:
-        """Return a finding with its place."""
-        where = self.where(finding.path)
-        return UsageError(finding.what, where=where, why=finding.why, fix=finding.fix)
-
 
 def _read(
     path: str, environment: Mapping[str, str], notes: list[str], errors: list[UsageError]
@@ -243,7 +236,7 @@ def _merge(sources: list[_Source]) -> _Merged:
                 merged.raw[name] = {**known, **table}
     for name in merged.raw:
         if name not in ("engines", *TABLES):
-            unknown_key((name,), ("engines", *TABLES), merged.findings)
+            toml_format(("engines", *TABLES)).unknown_key((name,), merged.findings)
     return merged
 
 
@@ -263,7 +256,7 @@ def _merge_engines(known: dict[str, Any], table: dict[str, Any]) -> dict[str, An
 
 
 def _make_sites(merged: _Merged, kinds: Collection[str]) -> dict[str, Site]:
-    found = {name: Site(name=name, kind=name) for name in kinds if name != "ssh"}
+    found = {name: Site(name=name, kind=name) for name in kinds if name != "ssh"}  # it needs hosts
     engines = merged.raw.get("engines", {})
     if not isinstance(engines, dict):
         read_table(SiteKeys, engines, ("engines",), merged.findings)

@@ -8,7 +8,7 @@ import re
 import tomllib
 from dataclasses import dataclass, field
 
-from torchmuster.spec.findings import KeyPath
+from torchmuster.spec.problems import KeyPath
 
 Place = tuple[int, int]
 _STRING = r'"""(?:\\.|[^\\])*?"{3,5}' + r"|'''.*?'{3,5}" + r'|"(?:\\.|[^"\\])*"' + r"|'[^']*'"

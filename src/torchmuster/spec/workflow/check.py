@@ -8,8 +8,9 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from torchmuster.model.display.text import did_you_mean
 from torchmuster.model.tokens import find_tokens
-from torchmuster.spec.findings import FileProblems, KeyPath, did_you_mean
+from torchmuster.spec.problems import FileProblems, KeyPath
 from torchmuster.spec.scalars import kind_of, split_ranges, truth_of
 from torchmuster.spec.workflow.references import (
     NO_MAP,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from torchmuster.model import workflow as model
 from torchmuster.plainfile import open_plain
-from torchmuster.spec.findings import FileProblems, KeyPath, did_you_mean
+from torchmuster.spec.problems import FileProblems, KeyPath, near_file
 from torchmuster.spec.workflow import schema
 
 _MAX_FILE_BYTES = 16 << 20
@@ -212,19 +212,10 @@ def _script(path: KeyPath, task: schema.Task, around: CompileContext) -> str:
     found = os.path.join(around.folder, script)
     if not os.path.isfile(found):
         what = f"there is no script `{script}`"
-        fix = _near_file(around.folder, script)
+        fix = near_file(script, around.folder)
         why = f"{os.path.normpath(found)} is not a file"
         around.findings.add((*path, "script"), what, fix, why=why)
     return os.path.normpath(found)
-
-
-def _near_file(folder: str, name: str) -> str | None:
-    inside = os.path.join(folder, os.path.dirname(name))
-    try:
-        names = os.listdir(inside)
-    except OSError:
-        return None
-    return did_you_mean(os.path.basename(name), names)
 
 
 def _files(
@@ -297,5 +288,5 @@ def _read_local(path: KeyPath, name: str, around: CompileContext) -> bytes:
         if not isinstance(error, FileNotFoundError):
             what = f"the file `{name}` can't be read"
         why = f"{os.path.normpath(found)}: {error.strerror}"
-        around.findings.add(path, what, _near_file(around.folder, name), why=why)
+        around.findings.add(path, what, near_file(name, around.folder), why=why)
         return b""

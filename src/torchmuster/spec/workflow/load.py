@@ -15,8 +15,14 @@ from torchmuster.errors import ManyErrors, MusterError, UsageError
 from torchmuster.model.display.text import report_of_error
 from torchmuster.model.workflow import GroupPlan, TaskNetwork, WorkflowPlan
 from torchmuster.plainfile import open_plain
-from torchmuster.spec.findings import FileProblem, FileProblems, KeyPath, did_you_mean, show_path
-from torchmuster.spec.problems import Problems
+from torchmuster.spec.problems import (
+    FileProblem,
+    FileProblems,
+    KeyPath,
+    Problems,
+    near_file,
+    show_path,
+)
 from torchmuster.spec.source import MAX_BYTES, Document, Source, parse_yaml
 from torchmuster.spec.values import (
     Default,
@@ -123,7 +129,9 @@ def read_source(path: str) -> Source:
         what = "the workflow file does not exist"
         if not isinstance(error, FileNotFoundError):
             what = "the workflow file can't be read"
-        raise UsageError(what, where=path, why=error.strerror, fix=_near_file(path)) from error
+        raise UsageError(
+            what, where=path, why=error.strerror, fix=near_file(path, suffixes=(".yaml", ".yml"))
+        ) from error
     if len(data) > MAX_BYTES:
         raise UsageError(f"the workflow file is larger than {MAX_BYTES >> 20} MiB", where=path)
     try:
@@ -133,16 +141,6 @@ def read_source(path: str) -> Source:
         why = f"byte {data[error.start]:#04x} at position {error.start} begins no character"
         what = "the workflow file is not UTF-8 text"
         raise UsageError(what, where=f"{path}:{line}", why=why) from error
-
-
-def _near_file(path: str) -> str | None:
-    folder = os.path.dirname(path)
-    try:
-        names = os.listdir(folder or ".")
-    except OSError:
-        return None
-    hint = did_you_mean(os.path.basename(path), [n for n in names if n.endswith((".yaml", ".yml"))])
-    return hint.replace("`", f"`{folder}/", 1) if hint and folder else hint
 
 
 def list_values(path: str) -> list[Default]:
@@ -249,11 +247,8 @@ def _render(options: LoadOptions, loaded: LoadedWorkflow) -> Rendered | None:
 
 def _notices(rendered: Rendered, words: AbstractSet[str]) -> list[MusterError]:
     """Return the template's warnings, but for values that `words` of a local template use."""
-    return [
-        UsageError(notice.what, where=notice.where, why=notice.why, fix=notice.fix)
-        for notice in rendered.warnings
-        if notice.unused not in words
-    ]
+    unused = [error for name, error in rendered.unused.items() if name not in words]
+    return [*rendered.warnings, *unused]
 
 
 def _take_workflow(
@@ -343,5 +338,4 @@ def _in_order(found: list[FileProblem], document: Document) -> list[FileProblem]
 
 def _as_error(finding: FileProblem, document: Document) -> UsageError:
     place = document.where(finding.path, at_key=finding.at_key)
-    where = f"{place} {show_path(finding.path)}"
-    return UsageError(finding.what, where=where, why=finding.why, fix=finding.fix)
+    return finding.as_error(f"{place} {show_path(finding.path)}")

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchmuster.model.display.text import few_of
+from torchmuster.model.display.text import did_you_mean, few_of
 from torchmuster.model.tokens import Token, find_tokens
-from torchmuster.spec.findings import FileProblems, KeyPath, did_you_mean
+from torchmuster.spec.problems import FileProblems, KeyPath
 
 NO_MAP: dict[str, Any] = {}  # stands for an entry that should be a map
 

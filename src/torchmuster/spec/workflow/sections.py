@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchmuster.spec.findings import did_you_mean
+from torchmuster.model.display.text import did_you_mean
 from torchmuster.spec.problems import Problems
 from torchmuster.spec.source import Source
 

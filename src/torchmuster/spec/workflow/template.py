@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchmuster import proc
+from torchmuster.errors import UsageError
+from torchmuster.model.display.text import did_you_mean
 from torchmuster.model.tokens import ARGUMENT_KINDS, BARE_KINDS, OUR_BARE_KINDS
-from torchmuster.spec.findings import did_you_mean
 from torchmuster.spec.problems import Problems
 from torchmuster.spec.source import MAX_BYTES, Position, Source
 from torchmuster.spec.values import Default, check_name, default_values
@@ -51,21 +52,6 @@ class _CutTokenError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TemplateNotice:
-    """A warning: what was done, where and why, and what mends it.
-
-    Attributes:
-        unused: The value that it calls unused; None when it speaks of something else.
-    """
-
-    what: str
-    where: str | None = None
-    why: str | None = None
-    fix: str | None = None
-    unused: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Rendered:
     """The section `workflow:` as YAML text, runtime tokens in it.
 
@@ -75,6 +61,7 @@ class Rendered:
         workflow_lines: The line of the file for each line of `text`, both from 1.
         template: The lines of the file.
         warnings: What has no effect, or another one than it seems.
+        unused: A warning for each value that the template does not use, by its name.
         defaults: The names of `default-values:` with their help, for `--help-values`.
         is_template: Whether Jinja had something to do.
     """
@@ -83,7 +70,8 @@ class Rendered:
     text: str
     workflow_lines: tuple[int, ...]
     template: tuple[str, ...]
-    warnings: tuple[TemplateNotice, ...]
+    warnings: tuple[UsageError, ...]
+    unused: Mapping[str, UsageError]
     defaults: tuple[Default, ...]
     is_template: bool
 
@@ -113,7 +101,7 @@ def render_file(
         return None
     before = len(problems.found)
     sections = split_sections(source, problems)
-    warnings: list[TemplateNotice] = []
+    warnings = Problems()
     _check_version(source, sections.get("version"), warnings)
     defaults: list[Default] = []
     if values := sections.get("default-values"):
@@ -128,18 +116,18 @@ def render_file(
     if found is None:
         return None
     text, lines, used = found
-    _check_unused([*sets, *set_strings], used, given, warnings)
+    unused = _find_unused([*sets, *set_strings], used, given)
     for default in defaults:
         if not {default.name} & {*used, *sets, *set_strings} and not check_name(default.name):
             what = f"the template never uses the default value `{default.name}`"
-            where = f"{source.path}:{default.line}"
-            warnings.append(TemplateNotice(what=what, where=where, unused=default.name))
+            unused[default.name] = UsageError(what, where=f"{source.path}:{default.line}")
     return Rendered(
         name=source.path,
         text=text,
         workflow_lines=lines,
         template=tuple(to_lines(source.text)),
-        warnings=tuple(warnings),
+        warnings=tuple(warnings.found),
+        unused=unused,
         defaults=tuple(defaults),
         is_template=job.is_template,
     )
@@ -325,29 +313,20 @@ def _assigned(text: str) -> frozenset[str]:
     return frozenset(found)
 
 
-def _check_version(source: Source, section: Section | None, warnings: list[TemplateNotice]) -> None:
-    if section is None:
-        return
-    value = section.text.partition(":")[2].split("#")[0].strip().strip("'\"")
-    if value != "2":
+def _check_version(source: Source, section: Section | None, warnings: Problems) -> None:
+    value = section.text.partition(":")[2].split("#")[0].strip().strip("'\"") if section else "2"
+    if section and value != "2":
         what = f"`version: {value[:40]}` has no effect"
-        warnings.append(
-            TemplateNotice(what=what, where=f"{source.path}:{section.line}", fix="version: 2")
-        )
+        warnings.add(what, f"{source.path}:{section.line}", fix="version: 2")
 
 
 def _check_names(
-    source: Source,
-    defaults: Sequence[Default],
-    given: Mapping[str, Any],
-    warnings: list[TemplateNotice],
+    source: Source, defaults: Sequence[Default], given: Mapping[str, Any], warnings: Problems
 ) -> None:
     for default in defaults:
         if why := check_name(default.name):
             what = f"the default value `{default.name}` can't be used in the template"
-            warnings.append(
-                TemplateNotice(what=what, where=f"{source.path}:{default.line}", why=why)
-            )
+            warnings.add(what, f"{source.path}:{default.line}", why)
     exact = [name for name in given if name in BARE_KINDS]
     ours = [name for name in given if name in OUR_BARE_KINDS]
     names = [*exact, *ours]
@@ -360,23 +339,19 @@ def _check_names(
     where = f"{source.path}:{lines[names[0]]}" if names[0] in lines else f"--set {names[0]}=..."
     shown = ", ".join(f"`{name}`" for name in names)
     what = f"{shown} {'is' if len(names) == 1 else 'are'} also the name of a token"
-    warnings.append(TemplateNotice(what=what, where=where, why="; ".join(meanings)))
+    warnings.add(what, where, "; ".join(meanings))
 
 
-def _check_unused(
-    names: Sequence[str],
-    used: frozenset[str],
-    given: Mapping[str, Any],
-    warnings: list[TemplateNotice],
-) -> None:
+def _find_unused(
+    names: Sequence[str], used: frozenset[str], given: Mapping[str, Any]
+) -> dict[str, UsageError]:
+    found: dict[str, UsageError] = {}
     for name in dict.fromkeys(names):
         if name not in used:
-            known = (used | frozenset(given)) - {name}
-            fix = did_you_mean(name, sorted(known))
+            fix = did_you_mean(name, sorted((used | frozenset(given)) - {name}))
             what = f"the template never uses `{name}`"
-            warnings.append(
-                TemplateNotice(what=what, where=f"--set {name}=...", fix=fix, unused=name)
-            )
+            found[name] = UsageError(what, where=f"--set {name}=...", fix=fix)
+    return found
 
 
 def render_text(source: Source, values: Mapping[str, Any], problems: Problems) -> str:

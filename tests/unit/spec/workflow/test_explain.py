@@ -1,6 +1,6 @@
 import pytest
 
-from torchmuster.spec.findings import FileProblems, show_path
+from torchmuster.spec.problems import FileProblems, show_path
 from torchmuster.spec.workflow.explain import validate
 from unit.spec.workflow_files import one
 

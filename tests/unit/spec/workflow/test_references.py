@@ -1,6 +1,6 @@
 import pytest
 
-from torchmuster.spec.findings import FileProblems
+from torchmuster.spec.problems import FileProblems
 from torchmuster.spec.workflow.check import check_workflow
 from unit.spec.workflow_files import one
 

@@ -213,14 +213,14 @@ def test_a_script_that_jinja_can_t_read_gets_raw_as_a_hint(text):
 
 def test_a_value_that_is_never_used_is_a_warning_with_a_near_miss():
     text = HEAD + "  x: {{ n_nodes }}\ndefault-values:\n  n_nodes: 1\n"
-    (warning,) = rendered(text, {"nnodes": 3}).warnings
+    (warning,) = rendered(text, {"nnodes": 3}).unused.values()
     assert "never uses `nnodes`" in warning.what
     assert warning.fix == "did you mean `n_nodes`?"
 
 
 def test_a_default_value_that_is_never_used_is_a_warning_with_its_line():
     text = HEAD + "  x: {{ n_nodes }}\ndefault-values:\n  n_nodes: 1\n  unused: 2\n"
-    (warning,) = rendered(text, {}).warnings
+    (warning,) = rendered(text, {}).unused.values()
     assert "never uses the default value `unused`" in warning.what
     assert warning.where == "f.yaml:6"
 

@@ -2,7 +2,8 @@ import time
 
 import pytest
 
-from torchmuster.spec.findings import FileProblems, did_you_mean, show_path
+from torchmuster.model.display.text import did_you_mean
+from torchmuster.spec.problems import FileProblems, show_path
 
 
 @pytest.mark.parametrize(
