@@ -3,14 +3,56 @@
 import re
 from dataclasses import replace
 
+from torchmuster.diagnose.explain import (
+    rows_said,
+    rules_collective,
+    rules_launch,
+    rules_network,
+    rules_program,
+    rules_signals,
+    rules_store,
+    rules_system,
+)
 from torchmuster.diagnose.explain.case import Case
 from torchmuster.diagnose.explain.events import LineRole, LogFinding, LogLine, LogVerdict
 from torchmuster.diagnose.explain.patterns import PROGRESS
-from torchmuster.diagnose.explain.rules import RULES
+from torchmuster.diagnose.explain.rows import Row, Rule, Weight, apply
 from torchmuster.diagnose.explain.scan import Log
-from torchmuster.diagnose.explain.weigh import Weight
 from torchmuster.diagnose.finding import Confidence
 
+# Each looks at the whole case for one cause and argues it, or says nothing; a row is evaluated by `apply`.
+RULES: tuple[Rule | Row, ...] = (
+    *rows_said.SCHEDULER,
+    rows_said.could_not_start,
+    rules_launch.launcher_on_too_few_nodes,
+    rules_launch.rendezvous_differs,
+    rules_launch.ENDPOINT_IGNORED,
+    rules_launch.node_ranks,
+    rules_launch.never_joined,
+    rules_launch.RENDEZVOUS_CLOSED,
+    rules_network.port_taken,
+    rules_network.loopback_endpoint,
+    rules_network.bridge_address,
+    rules_network.link_local,
+    rules_network.unknown_name,
+    rules_network.misspelled_name,
+    rules_store.cannot_reach_store,
+    *rows_said.SAID,
+    rows_said.wrong_provider,
+    rows_said.NCCL_WARNING,
+    rules_system.system_errors,
+    rules_program.exceptions,
+    rules_program.exit_codes,
+    rules_signals.out_of_memory,
+    rules_signals.signals,
+    rules_signals.ended_from_outside,
+    rules_signals.interrupted,
+    rules_collective.stuck_collective,
+    rules_collective.WATCHDOG_STUCK,
+    rules_collective.ended_early,
+    rules_collective.ended_beside,
+    rules_collective.only_echoes,
+)
 COLLECT = (
     "the output and error files of every node, from the first line on",
     "the job script, and the scheduler's own record (sacct -j JOB, qstat -xf JOB)",
@@ -54,7 +96,11 @@ _FORETOLD = frozenset({"wrong-provider"})
 def judge(case: Case) -> LogVerdict:
     """Return the verdict on a case."""
     record = case.record
-    found = [finding for rule in RULES for finding in rule(case)]
+    found = [
+        finding
+        for rule in RULES
+        for finding in (apply(case, rule) if isinstance(rule, Row) else rule(case))
+    ]
     foretold = tuple(finding for finding in found if finding.cause in _FORETOLD)
     found = [finding for finding in found if finding not in foretold]
     notes = tuple(record.notes.lines)

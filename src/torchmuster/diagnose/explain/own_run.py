@@ -7,8 +7,8 @@ from dataclasses import replace
 from torchmuster.diagnose.explain.case import Case
 from torchmuster.diagnose.explain.events import LogFinding, LogLine, LogVerdict
 from torchmuster.diagnose.explain.patterns import match
+from torchmuster.diagnose.explain.rows import HIGH, MEDIUM, Weight
 from torchmuster.diagnose.explain.rules_signals import meaning_of
-from torchmuster.diagnose.explain.weigh import HIGH, MEDIUM, Weight
 from torchmuster.errors import HeadLostError
 from torchmuster.model.failure import EndKind, WorkerEnd
 from torchmuster.model.verdict import Result, RunState

@@ -5,14 +5,92 @@ from collections.abc import Iterator
 
 from torchmuster.diagnose.explain.case import Case
 from torchmuster.diagnose.explain.events import LogEvent, LogFinding, LogLine
+from torchmuster.diagnose.explain.rows import HIGH, LOW, MEDIUM, Row, Weight, found_by
 from torchmuster.diagnose.explain.scan import Log
-from torchmuster.diagnose.explain.weigh import HIGH, LOW, MEDIUM, Weight, at
 
 _DEFAULTS_MS = {
     600_000: "NCCL's default of 10 minutes",
     1_800_000: "the default of 30 minutes",
     300_000: "the default of 5 minutes",
 }
+
+
+_CALL_BOTH = "TORCH_DISTRIBUTED_DEBUG=DETAIL for 20 steps names both calls"
+_SAME_STEPS = "let every rank make the same number of steps, or train inside `with model.join():`"
+_WAIT_ELSEWHERE = Row(
+    cause="collectives-differ",
+    error="all ranks waited until the timeout, but not in the same call: {places}",
+    hint="make the call that only some ranks reach on all of them; see the branch around each line",
+    confirm=_CALL_BOTH,
+    ruled_out=("a rank that hangs or is gone: each of them came to a collective",),
+    confidence=MEDIUM,
+    weight=Weight.COLLECTIVE + 2,
+    num_lines=4,
+)
+_ALL_WAITED = Row(
+    cause="peer-lost",
+    error="all {size} ranks waited in the same call until the timeout: what they sent did not arrive",
+    hint="look at the network between the nodes: a link that went down, a firewall that dropped what had begun",
+    confirm="ip -s link   on every node: errors and drops; then `muster doctor`",
+    ruled_out=("a rank that hangs or is gone: each of them came to the collective",),
+    confidence=LOW,
+    weight=Weight.COLLECTIVE,
+    num_lines=4,
+)
+_DIFFER = Row(
+    cause="collectives-differ",
+    error="the ranks wait in different collectives: {calls}",
+    hint="a branch that depends on the rank (saving, evaluation, logging) makes or skips a collective:"
+    " make it on all ranks",
+    confirm=_CALL_BOTH,
+    ruled_out=("a slow network: then all would wait in the same one",),
+    weight=Weight.COLLECTIVE + 2,
+    num_lines=4,
+)
+_MISSING = Row(
+    cause="rank-missing-in-collective",
+    error="a collective waited for {missing} until its timeout",
+    hint="see what the missing rank did: data, saving, another branch, a dead node;"
+    " a longer timeout only waits longer",
+    confirm="muster stacks RUN, or py-spy dump --pid PID of the missing rank, while it hangs",
+    because=("the ranks that print the timeout are those that did come",),
+    weight=Weight.COLLECTIVE,
+)
+WATCHDOG_STUCK = Row(
+    cause="watchdog-stuck",
+    error="a call into CUDA or NCCL has not come back for {s} s on {who}",
+    hint="call destroy_process_group before heavy work at the end; see what that rank did",
+    evidence=("watchdog_stuck",),
+    confirm="py-spy dump --native --pid PID   of that rank, while it hangs",
+    because=(
+        "often at the end: saving or evaluation after the last collective, with the GIL held",
+    ),
+    confidence=MEDIUM,
+    weight=Weight.COLLECTIVE + 1,
+    num_lines=1,
+)
+_ENDED_EARLY = Row(
+    cause="rank-ended-early",
+    error="the ranks of {early} ended without an error while others needed them",
+    hint=_SAME_STEPS,
+    because=("the connection was closed, not reset: its process ended by itself",),
+    weight=Weight.ENVELOPE + 3,
+)
+_ENDED_BESIDE = Row(
+    cause="rank-ended-early",
+    error="rank {early} ended without an error while others needed it",
+    hint=_SAME_STEPS,
+    because=("its launcher neither calls it failed nor had to end it",),
+    confidence=MEDIUM,
+    weight=Weight.ENVELOPE + 4,
+)
+_LOST = Row(
+    cause="peer-lost",
+    error="ranks lost the connection to {lost}; why it went is not in these logs",
+    hint="read the last lines of the ranks on {at_peer}: the cause stands there",
+    confidence=LOW,
+    weight=Weight.ENVELOPE,
+)
 
 
 def stuck_collective(case: Case) -> Iterator[LogFinding]:
@@ -26,18 +104,21 @@ def stuck_collective(case: Case) -> Iterator[LogFinding]:
         for e in waits
         if e.get("seq") and e.who.rank is not None
     }
-    event = case.earliest(waits)
     if len(set(calls.values())) > 1:
-        yield _differ(calls, waits, event)
+        shown = sorted((rank, op, seq) for rank, (seq, op) in calls.items())
+        words = ", ".join(f"rank {rank}: {op} number {seq}" for rank, op, seq in shown[:4])
+        # Groups count for themselves: the same call at another number may be another group's.
+        sure = HIGH if len({op for _, op in calls.values()}) > 1 else MEDIUM
+        yield found_by(case, _DIFFER, waits, {"calls": words}, confidence=sure)
         return
     places = _places(case, waits)
     if len(set(places.values())) > 1:
-        yield _wait_elsewhere(places, waits, event)
-        return
-    if len(places) == case.told_size:
-        yield _all_waited(len(places), waits, event)
-        return
-    yield _missing(case, waits, event)
+        words = ", ".join(f"{who} at {place}" for who, place in list(places.items())[:4])
+        yield found_by(case, _WAIT_ELSEWHERE, waits, {"places": words})
+    elif len(places) == case.told_size:
+        yield found_by(case, _ALL_WAITED, waits, {"size": str(len(places))})
+    else:
+        yield _missing(case, waits)
 
 
 def _places(case: Case, waits: list[LogEvent]) -> dict[str, str]:
@@ -48,80 +129,21 @@ def _places(case: Case, waits: list[LogEvent]) -> dict[str, str]:
     return found if len(found) >= max(2, case.world_size or 2) else {}
 
 
-def _wait_elsewhere(places: dict[str, str], waits: list[LogEvent], event: LogEvent) -> LogFinding:
-    words = ", ".join(f"{who} at {place}" for who, place in list(places.items())[:4])
-    return LogFinding(
-        cause="collectives-differ",
-        error=f"all ranks waited until the timeout, but not in the same call: {words}",
-        confidence=MEDIUM,
-        weight=Weight.COLLECTIVE + 2,
-        evidence=tuple(e.line for e in waits[:4]),
-        at=at(event),
-        ruled_out=("a rank that hangs or is gone: each of them came to a collective",),
-        hint="make the call that only some ranks reach on all of them; see the branch around each line",
-        confirm="TORCH_DISTRIBUTED_DEBUG=DETAIL for 20 steps names both calls",
-        began=event.line,
-    )
-
-
-def _all_waited(size: int, waits: list[LogEvent], event: LogEvent) -> LogFinding:
-    return LogFinding(
-        cause="peer-lost",
-        error=f"all {size} ranks waited in the same call until the timeout: what they sent did not arrive",
-        confidence=LOW,
-        weight=Weight.COLLECTIVE,
-        evidence=tuple(e.line for e in waits[:4]),
-        at=at(event),
-        ruled_out=("a rank that hangs or is gone: each of them came to the collective",),
-        hint="look at the network between the nodes: a link that went down, a firewall that dropped what had begun",
-        confirm="ip -s link   on every node: errors and drops; then `muster doctor`",
-        began=event.line,
-    )
-
-
-def _differ(
-    calls: dict[int, tuple[str, str]], waits: list[LogEvent], event: LogEvent
-) -> LogFinding:
-    shown = sorted((rank, op, seq) for rank, (seq, op) in calls.items())
-    words = ", ".join(f"rank {rank}: {op} number {seq}" for rank, op, seq in shown[:4])
-    return LogFinding(
-        cause="collectives-differ",
-        error=f"the ranks wait in different collectives: {words}",
-        # Groups count for themselves: the same call at another number may be another group's.
-        confidence=HIGH if len({op for _, op in calls.values()}) > 1 else MEDIUM,
-        weight=Weight.COLLECTIVE + 2,
-        evidence=tuple(e.line for e in waits[:4]),
-        at=at(event),
-        ruled_out=("a slow network: then all would wait in the same one",),
-        hint="a branch that depends on the rank (saving, evaluation, logging) makes or skips a collective:"
-        " make it on all ranks",
-        confirm="TORCH_DISTRIBUTED_DEBUG=DETAIL for 20 steps names both calls",
-        began=event.line,
-    )
-
-
-def _missing(case: Case, waits: list[LogEvent], event: LogEvent) -> LogFinding:
+def _missing(case: Case, waits: list[LogEvent]) -> LogFinding:
     waiting = {e.who.rank for e in waits if e.who.rank is not None}
     size = case.world_size
     missing = sorted(set(range(size)) - waiting) if size and len(waiting) < size and waiting else []
     named = ", ".join(map(str, missing[:8])) or _behind(case)
-    limit = event.get("ms")
+    limit = case.earliest(waits).get("ms")
     default = _DEFAULTS_MS.get(int(limit)) if limit.isdigit() else None
-    return LogFinding(
-        cause="rank-missing-in-collective",
-        error=f"a collective waited for {f'rank {named}' if named else 'a rank'} until its timeout",
+    expired = (f"what expired is {default}",) if default else ()
+    return found_by(
+        case,
+        _MISSING,
+        waits,
+        {"missing": f"rank {named}" if named else "a rank"},
         confidence=MEDIUM if named else LOW,
-        weight=Weight.COLLECTIVE,
-        evidence=tuple(e.line for e in waits[:3]),
-        at=at(event),
-        because=(
-            "the ranks that print the timeout are those that did come",
-            *((f"what expired is {default}",) if default else ()),
-        ),
-        hint="see what the missing rank did: data, saving, another branch, a dead node;"
-        " a longer timeout only waits longer",
-        confirm="muster stacks RUN, or py-spy dump --pid PID of the missing rank, while it hangs",
-        began=event.line,
+        because=(*_MISSING.because, *expired),
     )
 
 
@@ -133,27 +155,6 @@ def _behind(case: Case) -> str:
     least = min(progress.values())
     slow = [who for who, number in progress.items() if number == least]
     return str(slow[0]) if len(slow) == 1 and least < max(progress.values()) else ""
-
-
-def watchdog_stuck(case: Case) -> Iterator[LogFinding]:
-    """A call into CUDA or NCCL never came back."""
-    event = case.first("watchdog_stuck")
-    if event is None:
-        return
-    yield LogFinding(
-        cause="watchdog-stuck",
-        error=f"a call into CUDA or NCCL has not come back for {event.get('s')} s on {event.who or 'a rank'}",
-        confidence=MEDIUM,
-        weight=Weight.COLLECTIVE + 1,
-        evidence=(event.line,),
-        at=at(event),
-        because=(
-            "often at the end: saving or evaluation after the last collective, with the GIL held",
-        ),
-        hint="call destroy_process_group before heavy work at the end; see what that rank did",
-        confirm="py-spy dump --native --pid PID   of that rank, while it hangs",
-        began=event.line,
-    )
 
 
 def ended_early(case: Case) -> Iterator[LogFinding]:
@@ -183,16 +184,13 @@ def ended_early(case: Case) -> Iterator[LogFinding]:
         return
     quiet.sort(key=lambda log: log.path not in ended)
     event = case.earliest([e for e in lost if e.line.path == failed[0].line.path] or lost)
-    yield LogFinding(
-        cause="rank-ended-early",
-        error=f"the ranks of {quiet[0].who.host or quiet[0].path} ended without an error while others needed them",
+    yield found_by(
+        case,
+        _ENDED_EARLY,
+        [event],
+        {"early": quiet[0].who.host or quiet[0].path},
         confidence=MEDIUM if quiet[0].path in ended else LOW,
-        weight=Weight.ENVELOPE + 3,
         evidence=(event.line, *_last_words(case, quiet[0])),
-        at=at(event),
-        because=("the connection was closed, not reset: its process ended by itself",),
-        hint="let every rank make the same number of steps, or train inside `with model.join():`",
-        began=event.line,
     )
 
 
@@ -201,20 +199,10 @@ def ended_beside(case: Case) -> Iterator[LogFinding]:
     for failed in case.of("child_failed"):
         lost = [e for e in case.of("peer_lost") if e.line.path == failed.line.path]
         quiet = _ended_well_beside(case, failed) if failed.get("code") == "1" and lost else []
-        if not quiet:
-            continue
-        event = case.earliest(lost)
-        yield LogFinding(
-            cause="rank-ended-early",
-            error=f"rank {', '.join(map(str, quiet))} ended without an error while others needed it",
-            confidence=MEDIUM,
-            weight=Weight.ENVELOPE + 4,
-            evidence=(event.line, failed.line),
-            at=at(event),
-            because=("its launcher neither calls it failed nor had to end it",),
-            hint="let every rank make the same number of steps, or train inside `with model.join():`",
-            began=event.line,
-        )
+        if quiet:
+            shown = (case.earliest(lost).line, failed.line)
+            names = {"early": ", ".join(map(str, quiet))}
+            yield found_by(case, _ENDED_BESIDE, lost, names, evidence=shown)
 
 
 def _ended_well_beside(case: Case, failed: LogEvent) -> list[int]:
@@ -255,16 +243,7 @@ def only_echoes(case: Case) -> Iterator[LogFinding]:
     lost += case.of("gloo_connect") if not lost else []
     if not lost:
         return
-    event = case.earliest(lost)
     named = [e.get("host") for e in lost if e.get("host")]
     peer = max(dict.fromkeys(named), key=named.count) if named else ""
-    yield LogFinding(
-        cause="peer-lost",
-        error=f"ranks lost the connection to {peer or 'another one'}; why it went is not in these logs",
-        confidence=LOW,
-        weight=Weight.ENVELOPE,
-        evidence=tuple(e.line for e in lost[:3]),
-        at=at(event),
-        hint=f"read the last lines of the ranks on {peer or 'the node that went'}: the cause stands there",
-        began=event.line,
-    )
+    names = {"lost": peer or "another one", "at_peer": peer or "the node that went"}
+    yield found_by(case, _LOST, lost, names)

@@ -5,13 +5,113 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from torchmuster.diagnose.explain.case import Case, short
-from torchmuster.diagnose.explain.events import LineRole, LogEvent, LogFinding, LogLine
-from torchmuster.diagnose.explain.weigh import HIGH, LOW, MEDIUM, Weight, at
+from torchmuster.diagnose.explain.events import LineRole, LogEvent, LogFinding
+from torchmuster.diagnose.explain.rows import HIGH, LOW, MEDIUM, Row, Weight, at, found_by
 from torchmuster.diagnose.finding import Confidence
 
 _ROLE_KEY = re.compile(r"torchelastic/(?P<what>role_info|assigned_ranks)/(?P<index>\d+)")
 _STATIC_RANK = re.compile(r"'rank': (?P<rank>\d+)")
 _GROUP_KEY = re.compile(r"default_pg/\S*?/(?P<rank>\d+)\s*$")
+
+
+_TOO_FEW_NODES = Row(
+    cause="launcher-on-too-few-nodes",
+    error=("the launcher ran on {spoke} only, {of}: the others were waited for and never called"),
+    hint=(
+        "a job script runs on its first node only: write `muster torchrun ...`, which starts the other nodes too"
+        " (or one launcher on each node: `srun --ntasks-per-node=1 torchrun ...`, PBS: `pbsdsh -- /full/path/torchrun ...`)"
+    ),
+    confirm="pgrep -af torchrun   on every node of the job",
+    ruled_out=(
+        "a firewall or a wrong address: then a node that called would have logged a failed connection",
+        "a crash in training: no rank was ever started",
+    ),
+    weight=Weight.ABSENCE,
+)
+_WRONG_RANK = Row(
+    cause="wrong-node-rank",
+    error="{wrong}",
+    hint="let each node expand its own number: `bash -c 'torchrun --node-rank $SLURM_NODEID ...'`, or use c10d",
+    confirm="srun bash -c 'echo $(hostname) $SLURM_NODEID'",
+    ruled_out=("a firewall: each node found a store, its own",),
+    weight=Weight.LAUNCH + 3,
+    num_lines=4,
+)
+_NEVER_JOINED = Row(
+    cause="ranks-never-joined",
+    error="rank {ranks} never joined the process group",
+    hint="read the first error of rank {ranks}: it failed, was never started, or can't reach the head",
+    confirm="the log of the node that has this rank",
+    confidence=LOW,
+    weight=Weight.COLLECTIVE,
+)
+_TOO_FEW_RANKS = Row(
+    cause="ranks-never-joined",
+    error="only {joined} of {wanted} ranks came to the store of rank 0",
+    hint="start as many processes as WORLD_SIZE says; read the first error of those that are missing",
+    confirm="pgrep -af python   on every node, while rank 0 waits",
+    confidence=MEDIUM,
+    weight=Weight.ABSENCE,
+)
+ENDPOINT_IGNORED = Row(
+    cause="endpoint-ignored",
+    error=(
+        "no --rdzv-endpoint was given, and --master_addr does not count with --rdzv-backend=c10d:"
+        " each node waits at its own localhost"
+    ),
+    hint="give `--rdzv-endpoint=HEAD:PORT`",
+    evidence=("endpoint_ignored",),
+    beside=("rdzv_timeout", "rdzv_connection"),
+    weight=Weight.LAUNCH + 2,
+    num_lines=1,
+)
+RENDEZVOUS_CLOSED = Row(
+    cause="rendezvous-closed",
+    error="{here} came to a rendezvous that had been closed",
+    hint="start all nodes together, with a new rdzv id for each attempt",
+    evidence=("rdzv_closed",),
+    because=("the others had ended or failed before; their logs say why",),
+    confidence=MEDIUM,
+    weight=Weight.ENVELOPE + 2,
+    num_lines=1,
+)
+
+
+def _differs(key: str, cause: str, words: str, hint: str, weight: int) -> tuple[str, Row]:
+    return key, Row(
+        cause=cause,
+        error=f"the nodes use different {words}: {{values}}",
+        hint=hint,
+        confirm=f"grep -h {key} LOGS | sort | uniq -c",
+        weight=weight,
+        num_lines=4,
+    )
+
+
+# What all launchers have to be told alike.
+_MUST_BE_EQUAL = (
+    _differs(
+        "run_id",
+        "different-ids",
+        "rdzv ids",
+        "one id for all nodes: the scheduler's job id",
+        Weight.LAUNCH + 1,
+    ),
+    _differs(
+        "min_nodes",
+        "different-sizes",
+        "node counts",
+        "take it from the allocation: $SLURM_NNODES",
+        Weight.LAUNCH + 1,
+    ),
+    _differs(
+        "rdzv_endpoint",
+        "different-endpoints",
+        "endpoints",
+        "one endpoint for all: the head's",
+        Weight.LAUNCH,
+    ),
+)
 
 
 def launcher_on_too_few_nodes(case: Case) -> Iterator[LogFinding]:
@@ -32,29 +132,20 @@ def launcher_on_too_few_nodes(case: Case) -> Iterator[LogFinding]:
     if wanted is not None and len(speakers) >= wanted and not silent:
         return
     begin = case.earliest(waits)
-    spoke = ", ".join(sorted(speakers)) or "one node"
     less = wanted is not None and len(speakers) < wanted
-    yield LogFinding(
-        cause="launcher-on-too-few-nodes",
-        error=(
-            f"the launcher ran on {spoke} only, {f'of {wanted} nodes' if wanted else 'not on all nodes'}:"
-            " the others were waited for and never called"
-        ),
+    names = {
+        "spoke": ", ".join(sorted(speakers)) or "one node",
+        "of": f"of {wanted} nodes" if wanted else "not on all nodes",
+    }
+    yield found_by(
+        case,
+        _TOO_FEW_NODES,
+        [begin],
+        names,
         confidence=_how_sure(case, silent=bool(silent), wanted=wanted, less=less),
-        weight=Weight.ABSENCE,
-        evidence=(begin.line, *_evidence(case, silent)),
+        evidence=(begin.line, *(case.allocated[h] for h in silent[:3] if h in case.allocated)),
         at=", ".join(silent[:8]) or None,
         because=tuple(f"{host} was allocated, and there is no line of it" for host in silent[:8]),
-        ruled_out=(
-            "a firewall or a wrong address: then a node that called would have logged a failed connection",
-            "a crash in training: no rank was ever started",
-        ),
-        hint=(
-            "a job script runs on its first node only: write `muster torchrun ...`, which starts the other nodes too"
-            " (or one launcher on each node: `srun --ntasks-per-node=1 torchrun ...`, PBS: `pbsdsh -- /full/path/torchrun ...`)"
-        ),
-        confirm="pgrep -af torchrun   on every node of the job",
-        began=begin.line,
     )
 
 
@@ -63,10 +154,6 @@ def _how_sure(case: Case, *, silent: bool, wanted: int | None, less: bool) -> Co
     if silent and wanted and not case.may_lack_logs:
         return HIGH
     return MEDIUM if silent or less else LOW
-
-
-def _evidence(case: Case, silent: list[str]) -> list[LogLine]:
-    return [case.allocated[host] for host in silent[:3] if host in case.allocated]
 
 
 def _role_waits(case: Case) -> list[LogEvent]:
@@ -91,30 +178,20 @@ def _ended_while_waiting(case: Case) -> list[LogEvent]:
 
 def rendezvous_differs(case: Case) -> Iterator[LogFinding]:
     """Nodes waited for each other under different names or sizes."""
-    for key, cause, word, cure in (
-        ("run_id", "different-ids", "rdzv ids", "one id for all nodes: the scheduler's job id"),
-        (
-            "min_nodes",
-            "different-sizes",
-            "node counts",
-            "take it from the allocation: $SLURM_NNODES",
-        ),
-        ("rdzv_endpoint", "different-endpoints", "endpoints", "one endpoint for all: the head's"),
-    ):
+    for key, row in _MUST_BE_EQUAL:
         events = case.config(key)
         values = list(dict.fromkeys(event.get("value").strip() for event in events))
-        # Who waits for fewer nodes may go on alone, so one completed rendezvous does not clear the counts.
+        # A node that waits for fewer may go on alone, so one completed rendezvous does not clear the counts.
         went_on = case.of("progress") or (key != "min_nodes" and case.of("rdzv_complete"))
         if len(values) < 2 or went_on or _only_a_port(key, values):
             continue
-        yield LogFinding(
-            cause=cause,
-            error=f"the nodes use different {word}: {', '.join(values[:4])}",
+        yield found_by(
+            case,
+            row,
+            events,
+            {"values": ", ".join(values[:4])},
             confidence=MEDIUM if case.of("rdzv_complete") else HIGH,
-            weight=Weight.LAUNCH + (1 if key != "rdzv_endpoint" else 0),
-            evidence=tuple(event.line for event in events[:4]),
-            hint=cure,
-            confirm=f"grep -h {key} LOGS | sort | uniq -c",
+            at=None,
             began=events[0].line,
         )
 
@@ -122,26 +199,6 @@ def rendezvous_differs(case: Case) -> Iterator[LogFinding]:
 def _only_a_port(key: str, values: list[str]) -> bool:
     """Say whether a second value is only what the launcher itself made of `:0` or of no port."""
     return key == "rdzv_endpoint" and any(value.endswith(":0") for value in values)
-
-
-def endpoint_ignored(case: Case) -> Iterator[LogFinding]:
-    """An address was given where it does not count."""
-    found = case.of("endpoint_ignored")
-    if not found or not case.of("rdzv_timeout", "rdzv_connection"):
-        return
-    yield LogFinding(
-        cause="endpoint-ignored",
-        error=(
-            "no --rdzv-endpoint was given, and --master_addr does not count with --rdzv-backend=c10d:"
-            " each node waits at its own localhost"
-        ),
-        confidence=HIGH,
-        weight=Weight.LAUNCH + 2,
-        evidence=(found[0].line,),
-        at=at(found[0]),
-        hint="give `--rdzv-endpoint=HEAD:PORT`",
-        began=found[0].line,
-    )
 
 
 def node_ranks(case: Case) -> Iterator[LogFinding]:
@@ -155,15 +212,19 @@ def node_ranks(case: Case) -> Iterator[LogFinding]:
     high = [e for e in given if case.num_nodes and int(e.get("value")) >= case.num_nodes]
     if same or high:
         event = high[0] if high else given[0]
-        sentence = (
+        wrong = (
             f"node rank {event.get('value')} is beyond the {case.num_nodes} nodes"
             if high
             else f"several nodes have the node rank {max(dict.fromkeys(numbers), key=numbers.count)}"
         )
-        yield _wrong_rank(sentence, [e.line for e in given[:4]], event, sure=True)
+        shown = tuple(e.line for e in given[:4])
+        yield found_by(case, _WRONG_RANK, [event], {"wrong": wrong}, evidence=shown)
     elif len({(e.line.path, e.who.host) for e in waits}) > 1:
-        sentence = "more than one node waits as the head: they have the same node rank"
-        yield _wrong_rank(sentence, [e.line for e in waits[:4]], waits[0], sure=False)
+        wrong = "more than one node waits as the head: they have the same node rank"
+        shown = tuple(e.line for e in waits[:4])
+        yield found_by(
+            case, _WRONG_RANK, waits[:1], {"wrong": wrong}, evidence=shown, confidence=MEDIUM
+        )
 
 
 def _static_ranks(case: Case) -> list[LogEvent]:
@@ -176,78 +237,17 @@ def _static_ranks(case: Case) -> list[LogEvent]:
     return found
 
 
-def _wrong_rank(
-    sentence: str, evidence: list[LogLine], event: LogEvent, *, sure: bool
-) -> LogFinding:
-    return LogFinding(
-        cause="wrong-node-rank",
-        error=sentence,
-        confidence=HIGH if sure else MEDIUM,
-        weight=Weight.LAUNCH + 3,
-        evidence=tuple(evidence),
-        at=at(event),
-        ruled_out=("a firewall: each node found a store, its own",),
-        hint="let each node expand its own number: `bash -c 'torchrun --node-rank $SLURM_NODEID ...'`, or use c10d",
-        confirm="srun bash -c 'echo $(hostname) $SLURM_NODEID'",
-        began=event.line,
-    )
-
-
 def never_joined(case: Case) -> Iterator[LogFinding]:
     """A rank waited for others in the group's store, and nobody says why they did not come."""
     clients = [e for e in case.of("store_clients") if e.get("own")]
     if clients:
-        yield _too_few_ranks(clients)
+        last = clients[-1]
+        shown = tuple(e.line for e in clients[:3])
+        where = last.get("where") or at(last)
+        yield found_by(case, _TOO_FEW_RANKS, [last], evidence=shown, at=where)
         return
     waits = [e for e in case.of("store_wait") if _GROUP_KEY.search(e.get("keys"))]
-    if not waits:
-        return
-    event = case.earliest(waits)
     ranks = sorted({int(m["rank"]) for e in waits if (m := _GROUP_KEY.search(e.get("keys")))})
-    named = ", ".join(map(str, ranks[:8]))
-    yield LogFinding(
-        cause="ranks-never-joined",
-        error=f"rank {named} never joined the process group",
-        confidence=LOW,
-        weight=Weight.COLLECTIVE,
-        evidence=tuple(e.line for e in waits[:3]),
-        at=at(event),
-        hint=f"read the first error of rank {named}: it failed, was never started, or can't reach the head",
-        confirm="the log of the node that has this rank",
-        began=event.line,
-    )
-
-
-def _too_few_ranks(clients: list[LogEvent]) -> LogFinding:
-    """Return what the script's own store says: so many of its ranks called it."""
-    event = clients[-1]
-    joined, wanted = event.get("joined"), event.get("wanted")
-    return LogFinding(
-        cause="ranks-never-joined",
-        error=f"only {joined} of {wanted} ranks came to the store of rank 0",
-        confidence=MEDIUM,
-        weight=Weight.ABSENCE,
-        evidence=tuple(e.line for e in clients[:3]),
-        at=event.get("where") or at(event),
-        hint="start as many processes as WORLD_SIZE says; read the first error of those that are missing",
-        confirm="pgrep -af python   on every node, while rank 0 waits",
-        began=event.line,
-    )
-
-
-def rendezvous_closed(case: Case) -> Iterator[LogFinding]:
-    """A node came to a rendezvous that had ended."""
-    event = case.first("rdzv_closed")
-    if event is None:
-        return
-    yield LogFinding(
-        cause="rendezvous-closed",
-        error=f"{event.who.host or 'a node'} came to a rendezvous that had been closed",
-        confidence=MEDIUM,
-        weight=Weight.ENVELOPE + 2,
-        evidence=(event.line,),
-        at=at(event),
-        because=("the others had ended or failed before; their logs say why",),
-        hint="start all nodes together, with a new rdzv id for each attempt",
-        began=event.line,
-    )
+    if waits:
+        names = {"ranks": ", ".join(map(str, ranks[:8]))}
+        yield found_by(case, _NEVER_JOINED, waits, names)

@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from torchmuster.diagnose.explain.case import Case, short
 from torchmuster.diagnose.explain.events import LogEvent, LogFinding
-from torchmuster.diagnose.explain.weigh import HIGH, LOW, MEDIUM, Weight, at
+from torchmuster.diagnose.explain.rows import HIGH, LOW, MEDIUM, Row, Weight, found_by
 
 LOOPBACK = re.compile(r"^(?:127\.|localhost$|::1$)")
 _PRIVATE_BRIDGE = re.compile(r"^172\.(?:1[7-9]|2\d|3[01])\.0\.1$")
@@ -13,30 +14,73 @@ _LINK_LOCAL = re.compile(r"^(?:fe80:|169\.254\.)", re.IGNORECASE)
 _QUOTED_NAME = re.compile(r"[\(\[ '](?P<host>[A-Za-z][\w-]*[\w.-]*)[,\]:' ]")
 
 
+_PORT_TAKEN = Row(
+    cause="port-taken",
+    error="the port {taken} is taken by another process",
+    hint="let the port be chosen (`--rdzv-endpoint=HOST:0`, `muster run`), or end what holds it",
+    confirm="ss -ltnp{filter}",
+)
+_LOOPBACK_ENDPOINT = Row(
+    cause="loopback-address",
+    error="the endpoint is this machine's own loopback address: another node that calls it calls itself",
+    hint="give the head's address as other nodes see it (`--rdzv-endpoint=HEAD:PORT`, --master-addr)",
+    confirm="getent hosts $(hostname)   on every node",
+    ruled_out=("a firewall: nothing left the node",),
+    weight=Weight.LAUNCH,
+)
+_LOOPBACK_OF_GLOO = replace(
+    _LOOPBACK_ENDPOINT,
+    error="Gloo published a loopback address as a node's: another node that calls it calls itself",
+    hint=(
+        "the node's name resolves to 127.0.x.1 in /etc/hosts: set GLOO_SOCKET_IFNAME to the interface"
+        " between the nodes (`muster run` measures and sets it)"
+    ),
+    weight=Weight.LAUNCH + 2,
+)
+_BRIDGE = Row(
+    cause="bridge-address",
+    error="a node published {host}, the address of a container bridge that every node has",
+    hint="name the real interface: GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME (`muster run` measures and sets them)",
+    confirm="ip -br addr; getent hosts $(hostname)   on every node",
+    ruled_out=("a crashed peer: the call never left the node",),
+    weight=Weight.LAUNCH + 2,
+)
+_LINK_LOCAL_ADDRESS = Row(
+    cause="link-local-address",
+    error="{host} is an address of one link only: other nodes can't call it",
+    hint="give an address that is routed between the nodes",
+    confirm="ip -br addr   on the head",
+    weight=Weight.LAUNCH + 1,
+)
+_MISSPELLED = Row(
+    cause="name-not-resolved",
+    error="{host} did not answer, and its name looks wrong: the hosts are written like {like}",
+    hint="mend the name in the job script, or take it from the allocation (scontrol show hostnames)",
+    confirm="getent hosts {host}   on every node",
+    confidence=LOW,
+    weight=Weight.NETWORK + 1,
+)
+_UNKNOWN_NAME = Row(
+    cause="name-not-resolved",
+    error="the name {name} can't be resolved on {here}",
+    hint="use the head's address instead of its name, or a name that all nodes know",
+    confirm="getent hosts {asked}   on every node",
+    ruled_out=("a firewall: there was no address to call",),
+    confidence=MEDIUM,
+    weight=Weight.NETWORK + 1,
+)
+
+
 def port_taken(case: Case) -> Iterator[LogFinding]:
     """A port that the job needs belongs to somebody else."""
     found = case.of("port_taken")
     if not found:
         return
-    event = case.earliest(found)
     port = next((e.get("port") for e in found if e.get("port")), "")
+    names = {"taken": port or "of the store", "filter": f" 'sport = :{port}'" if port else ""}
     several = len({(e.who.host, e.who.rank, e.who.task) for e in found}) > 1
-    yield LogFinding(
-        cause="port-taken",
-        error=f"the port {port or 'of the store'} is taken by another process",
-        confidence=HIGH,
-        weight=Weight.SPECIFIC,
-        evidence=tuple(e.line for e in found[:3]),
-        at=at(event),
-        because=(
-            ("several processes tried it: more than one may think that it is rank 0",)
-            if several
-            else ()
-        ),
-        hint="let the port be chosen (`--rdzv-endpoint=HOST:0`, `muster run`), or end what holds it",
-        confirm=f"ss -ltnp 'sport = :{port}'" if port else "ss -ltnp",
-        began=event.line,
-    )
+    tried = ("several processes tried it: more than one may think that it is rank 0",)
+    yield found_by(case, _PORT_TAKEN, found, names, because=tried if several else ())
 
 
 def loopback_endpoint(case: Case) -> Iterator[LogFinding]:
@@ -58,74 +102,25 @@ def loopback_endpoint(case: Case) -> Iterator[LogFinding]:
         return
     chosen = meshed or called or (configured if several else [])
     if chosen and (several or meshed or called):
-        yield _loopback(case.earliest(chosen), chosen, sure=several or bool(meshed))
-
-
-def _loopback(event: LogEvent, found: list[LogEvent], *, sure: bool) -> LogFinding:
-    gloo = event.kind == "gloo_connect"
-    return LogFinding(
-        cause="loopback-address",
-        error=(
-            "Gloo published a loopback address as a node's: another node that calls it calls itself"
-            if gloo
-            else "the endpoint is this machine's own loopback address: another node that calls it calls itself"
-        ),
-        confidence=HIGH if sure else MEDIUM,
-        weight=Weight.LAUNCH + (2 if gloo else 0),
-        evidence=tuple(e.line for e in found[:3]),
-        at=at(event),
-        ruled_out=("a firewall: nothing left the node",),
-        hint=(
-            "the node's name resolves to 127.0.x.1 in /etc/hosts: set GLOO_SOCKET_IFNAME to the interface"
-            " between the nodes (`muster run` measures and sets it)"
-            if gloo
-            else "give the head's address as other nodes see it (`--rdzv-endpoint=HEAD:PORT`, --master-addr)"
-        ),
-        confirm="getent hosts $(hostname)   on every node",
-        began=event.line,
-    )
+        row = _LOOPBACK_OF_GLOO if meshed else _LOOPBACK_ENDPOINT
+        yield found_by(case, row, chosen, confidence=HIGH if several or meshed else MEDIUM)
 
 
 def bridge_address(case: Case) -> Iterator[LogFinding]:
     """The address of a container bridge, the same on every node, was published."""
     kinds = ("gloo_connect", "store_connect", "peer_lost")
     found = [e for e in case.of(*kinds) if _PRIVATE_BRIDGE.match(e.get("host"))]
-    if not found:
-        return
-    event = case.earliest(found)
-    yield LogFinding(
-        cause="bridge-address",
-        error=f"a node published {event.get('host')}, the address of a container bridge that every node has",
-        confidence=HIGH if event.kind == "gloo_connect" else MEDIUM,
-        weight=Weight.LAUNCH + 2,
-        evidence=tuple(e.line for e in found[:3]),
-        at=at(event),
-        ruled_out=("a crashed peer: the call never left the node",),
-        hint="name the real interface: GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME (`muster run` measures and sets them)",
-        confirm="ip -br addr; getent hosts $(hostname)   on every node",
-        began=event.line,
-    )
+    if found:
+        by_gloo = case.earliest(found).kind == "gloo_connect"
+        yield found_by(case, _BRIDGE, found, confidence=HIGH if by_gloo else MEDIUM)
 
 
 def link_local(case: Case) -> Iterator[LogFinding]:
     """An address that is valid on one link only, and not without the interface's name."""
-    found = [
-        e for e in case.of("store_connect", "gloo_connect") if _LINK_LOCAL.match(e.get("host"))
-    ]
-    if not found:
-        return
-    event = case.earliest(found)
-    yield LogFinding(
-        cause="link-local-address",
-        error=f"{event.get('host')} is an address of one link only: other nodes can't call it",
-        confidence=HIGH,
-        weight=Weight.LAUNCH + 1,
-        evidence=tuple(e.line for e in found[:3]),
-        at=at(event),
-        hint="give an address that is routed between the nodes",
-        confirm="ip -br addr   on the head",
-        began=event.line,
-    )
+    calls = case.of("store_connect", "gloo_connect")
+    found = [e for e in calls if _LINK_LOCAL.match(e.get("host"))]
+    if found:
+        yield found_by(case, _LINK_LOCAL_ADDRESS, found)
 
 
 def _asked_in_vain(case: Case) -> list[LogEvent]:
@@ -172,42 +167,19 @@ def is_misspelled(name: str, known: str) -> bool:
 def misspelled_name(case: Case) -> Iterator[LogFinding]:
     """A name was called that looks like a known host's, written wrongly."""
     found = _misspelled(case) if not case.of("no_name", "rdzv_complete") else None
-    if found is None:
-        return
-    event, like = found
-    name = event.get("host")
-    yield LogFinding(
-        cause="name-not-resolved",
-        error=f"{name} did not answer, and its name looks wrong: the hosts are written like {like}",
-        confidence=LOW,
-        weight=Weight.NETWORK + 1,
-        evidence=(event.line,),
-        at=at(event),
-        hint="mend the name in the job script, or take it from the allocation (scontrol show hostnames)",
-        confirm=f"getent hosts {name}   on every node",
-        began=event.line,
-    )
+    if found is not None:
+        event, like = found
+        yield found_by(case, _MISSPELLED, [event], {"like": like})
 
 
-def names(case: Case) -> Iterator[LogFinding]:
+def unknown_name(case: Case) -> Iterator[LogFinding]:
     """A name that a node can't resolve."""
     found = [*case.of("no_name"), *_asked_in_vain(case)]
     if not found:
         return
-    event = case.earliest(found)
     host = next((e.get("host") for e in found if e.get("host")), "")
     if not host:
         quoted = (_QUOTED_NAME.search(e.line.text) for e in found)
         host = next((match["host"] for match in quoted if match is not None), "")
-    yield LogFinding(
-        cause="name-not-resolved",
-        error=f"the name {host or 'of the head'} can't be resolved on {event.who.host or 'a node'}",
-        confidence=MEDIUM,
-        weight=Weight.NETWORK + 1,
-        evidence=tuple(e.line for e in found[:3]),
-        at=at(event),
-        ruled_out=("a firewall: there was no address to call",),
-        hint="use the head's address instead of its name, or a name that all nodes know",
-        confirm=f"getent hosts {host or 'NAME'}   on every node",
-        began=event.line,
-    )
+    names = {"name": host or "of the head", "asked": host or "NAME"}
+    yield found_by(case, _UNKNOWN_NAME, found, names)

@@ -2,17 +2,17 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from torchmuster.diagnose.explain.case import Case
 from torchmuster.diagnose.explain.events import LineRole, LogEvent, LogFinding
+from torchmuster.diagnose.explain.rows import HIGH, LOW, MEDIUM, Row, Weight, at, found_by, words_of
 from torchmuster.diagnose.explain.rules_signals import signal_of
 from torchmuster.diagnose.explain.tracebacks import FETCHES
-from torchmuster.diagnose.explain.weigh import HIGH, LOW, MEDIUM, Weight, at
 from torchmuster.diagnose.finding import Confidence
 
 _LOST = ("peer_lost", "gloo_timeout", "watchdog", "nccl_remote", "store_wait", "gloo_connect")
 _RAISED = ("exception", "cuda_oom", "cuda_error", "fatal_python")
-_NO_FETCH = re.compile(r"Validation|NotFitted|Repo(?:Id)?Validation|JSONDecode")
 _FETCH_BEFORE = "compute nodes often have no way out: fetch it before the job, on the login node, or set the proxy"
 # What is raised for want of something outside of the program is seldom said so.
 _OF_ITS_SURROUNDINGS = re.compile(
@@ -21,45 +21,73 @@ _OF_ITS_SURROUNDINGS = re.compile(
     re.IGNORECASE,
 )
 _GUESSED = frozenset({"package-missing", "open-files", "system-error", "download-failed"})
-# Type or message, the word for it, the cure, the command that confirms it.
-_KNOWN: tuple[tuple[str, str, str, str | None], ...] = (
-    (
+
+
+def _raised(
+    words: str, cause: str, hint: str, confirm: str | None = None, kinds: tuple[str, ...] = ()
+) -> Row:
+    return Row(
+        evidence=kinds,
+        words=words,
+        cause=cause,
+        error="{who} failed first: {words:.300}",
+        hint=hint,
+        confirm=confirm,
+        weight=Weight.PROGRAM,
+        num_lines=1,
+    )
+
+
+# Of a type or a message what it means; the first row that fits.
+_EXCEPTIONS: tuple[Row, ...] = (
+    _raised(
+        "",
+        "cuda-out-of-memory",
+        "a smaller batch, activation checkpointing, or FSDP; look for another process on that GPU",
+        "nvidia-smi   on that node",
+        kinds=("cuda_oom",),
+    ),
+    _raised(
+        "",
+        "cuda-error",
+        "run again with CUDA_LAUNCH_BLOCKING=1: the line that is named may be a later one",
+        "compute-sanitizer python ...",
+        kinds=("cuda_error",),
+    ),
+    _raised(
         r"Expected to have finished reduction",
         "unused-parameters",
         "find_unused_parameters=True for DDP, or use all parameters in the loss",
         "TORCH_DISTRIBUTED_DEBUG=DETAIL torchrun ...   names them",
     ),
-    (
+    _raised(
         r"DDP expects same model|params? .*(?:shapes?.*across|inconsistent)|not to match \w+ of the same param",
         "models-differ",
         "the ranks built different models: use the same configuration and seed everywhere",
-        None,
     ),
-    (
+    _raised(
         r"no attribute '_cuda_\w+'|Torch not compiled with CUDA enabled",
         "no-gpu",
         'this torch is a CPU build: install its CUDA build, or use "cuda" only where torch.cuda.is_available()',
         "python -c 'import torch; print(torch.__version__, torch.version.cuda)'   on that node",
     ),
-    (
+    _raised(
         r"operator torchvision::\w+ does not exist",
         "builds-differ",
         "torch and torchvision are builds that don't fit each other: install both at once, from one index",
         "python -c 'import torch, torchvision; print(torch.__version__, torchvision.__version__)'",
     ),
-    (
+    _raised(
         r"Default process group has not been initialized",
         "no-process-group",
         "call torch.distributed.init_process_group() first, in every rank; DDP and collectives need it",
-        None,
     ),
-    (
+    _raised(
         r"^KeyError: '(?:SLURM_(?:PROCID|LOCALID|NTASKS|NODEID|STEP\w*|JOB_\w+)|PMIX?_RANK|PALS_\w+|OMPI_COMM_WORLD_\w+)'",
         "no-launcher",
         "it reads what srun or mpiexec sets: read RANK, LOCAL_RANK and WORLD_SIZE, which are there under every launcher",
-        None,
     ),
-    (
+    _raised(
         # A name that the user's own file lacks, or a wrong way to import it, is a mistake in the program.
         (
             r"^(?:ModuleNotFoundError|ImportError)\b(?!: (?:cannot import name .*\(/(?!\S*(?:site|dist)-packages)"
@@ -69,25 +97,25 @@ _KNOWN: tuple[tuple[str, str, str, str | None], ...] = (
         "install it in the environment of that node, the one that the job uses",
         "python -c 'import ...'   on every node",
     ),
-    (
+    _raised(
         r"PytorchStreamWriter failed|unexpected pos \d+ vs \d+|SafetensorError.*(?:No space|os error 28)",
         "disk-full",
         "make room where it saves, or write elsewhere; a quota looks the same",
         "df -h PATH; df -i PATH; quota -s",
     ),
-    (
+    _raised(
         r"received 0 items of ancdata",
         "open-files",
         "ulimit -n 65536 in the job, or torch.multiprocessing.set_sharing_strategy('file_system')",
         "ulimit -n",
     ),
-    (
+    _raised(
         r"can't start new thread|pthread_create failed",
         "system-error",
         "fewer threads and loader workers; a higher `ulimit -u`, or pids limit of the container",
         "ulimit -u; cat /sys/fs/cgroup/pids.max",
     ),
-    (
+    _raised(
         (
             r"connect to '?https?://|Max retries exceeded with url|[Oo]ffline mode is enabled"
             r"|^(?!KeyError|ValueError).*[Ff]ailed to (?:download|fetch)\b|[Cc]ould not (?:download|fetch)\b"
@@ -96,24 +124,61 @@ _KNOWN: tuple[tuple[str, str, str, str | None], ...] = (
         _FETCH_BEFORE,
         "curl -sSI URL   on that node",
     ),
-    (
+    _raised(
         r"No supported gpu|[Nn]o (?:usable |available )?GPUs? (?:were |was |is |are )?(?:found|available|detected)",
         "no-gpu",
         "ask for GPUs (--gres, --gpus-per-node, ngpus), and install a CUDA build that fits the driver",
         "nvidia-smi; python -c 'import torch; print(torch.version.cuda)'   on that node",
     ),
-    (
+    _raised(
         r"AF_UNIX path too long",
         "name-too-long",
         "set TMPDIR to a shorter folder, e.g. /tmp",
-        "echo ${#TMPDIR}",
+        "echo ${{#TMPDIR}}",
     ),
-    (
+    _raised(
         r"^(?:numpy\.\S*)?_?(?:Array)?MemoryError\b|DefaultCPUAllocator: (?:can't|not enough)|std::bad_alloc",
         "memory",
         "ask for more memory, or use fewer loader workers",
         "free -g; cat /sys/fs/cgroup/memory.max",
     ),
+    _raised(
+        "",
+        "aborted",
+        "read the lines before it: an assertion or a crash of C++ stands there",
+        kinds=("fatal_python",),
+    ),
+    # What a library that fetches raises, but for its word on a file or a name that it has got.
+    _raised(
+        rf"^(?![^:]*(?:Validation|NotFitted|JSONDecode))(?:{FETCHES.pattern})",
+        "download-failed",
+        _FETCH_BEFORE,
+        "curl -sSI URL   on that node",
+    ),
+    _raised(
+        r"[Cc]onnection refused|\bError 111\b",
+        "connection-refused",
+        "see what should listen there, and whether it had ended",
+    ),
+    _raised(
+        "",
+        "exception",
+        "mend the line that is named; the other ranks' errors follow from it",
+    ),
+)
+_OWN_CONNECTION = replace(
+    _EXCEPTIONS[-1],
+    error="{who} failed: {words:.300}",
+    hint="see what should listen there, and whether it had ended",
+    confidence=LOW,
+    weight=Weight.ENVELOPE + 1,
+)
+_EXIT_CODE = Row(
+    cause="exit-code",
+    error="{ended} ended with {how} and no exception",
+    hint="find what calls sys.exit or os._exit with this number; argparse uses 2, a shell what its last command gave",
+    weight=Weight.SIGNAL,
+    num_lines=1,
 )
 
 
@@ -128,19 +193,14 @@ def exceptions(case: Case) -> Iterator[LogFinding]:
     event = _first_of(case, raised)
     others = len({(e.who, e.line.path) for e in raised}) - 1
     later = (f"{others} other ranks raised too, later or at the same time",) if others > 0 else ()
-    cause, cure, confirm = _program_cause(event)
-    yield LogFinding(
-        cause=cause,
-        error=f"{str(event.who) or 'a process'} failed first: {_words(event)[:300]}",
+    yield found_by(
+        case,
+        row_of(event),
+        [event],
         confidence=_confidence(case, event, raised),
-        weight=Weight.PROGRAM,
-        evidence=(event.line,),
         at=event.get("where") or at(event),
         because=(*event.detail[-6:-1], *later),
         ruled_out=_echoes_ruled_out(case),
-        hint=cure,
-        confirm=confirm,
-        began=event.line,
     )
 
 
@@ -164,10 +224,10 @@ def _confidence(case: Case, event: LogEvent, raised: list[LogEvent]) -> Confiden
         return MEDIUM
     if any(e.kind == "exception" and not e.get("type") for e in case.events):
         return MEDIUM  # a log was cut in the middle of another traceback
-    cause = _program_cause(event)[0]
+    cause = row_of(event).cause
     if cause in _GUESSED:
         return MEDIUM  # a module of the program's own that is not on the path looks the same
-    if cause == "exception" and _OF_ITS_SURROUNDINGS.search(_words(event)):
+    if cause == "exception" and _OF_ITS_SURROUNDINGS.search(words_of(event)):
         return MEDIUM  # what is around it may be what is wrong
     timed = all(e.line.when is not None for e in raised)
     same = len({(e.get("type"), e.get("message")[:60]) for e in raised}) == 1
@@ -188,46 +248,9 @@ def _had_lost_a_peer(case: Case, event: LogEvent) -> bool:
     )
 
 
-def _words(event: LogEvent) -> str:
-    if not event.get("type"):
-        return event.line.text
-    message = event.get("message")
-    return f"{event.get('type')}: {message}" if message else event.get("type")
-
-
-def _program_cause(event: LogEvent) -> tuple[str, str, str | None]:
-    """Return the word for an exception, its cure, and how to confirm it."""
-    if event.kind == "cuda_oom":
-        return (
-            "cuda-out-of-memory",
-            "a smaller batch, activation checkpointing, or FSDP; look for another process on that GPU",
-            "nvidia-smi   on that node",
-        )
-    if event.kind == "cuda_error":
-        return (
-            "cuda-error",
-            "run again with CUDA_LAUNCH_BLOCKING=1: the line that is named may be a later one",
-            "compute-sanitizer python ...",
-        )
-    words = _words(event)
-    for pattern, cause, cure, confirm in _KNOWN:
-        if re.search(pattern, words):
-            return cause, cure, confirm
-    if event.kind == "fatal_python":
-        return (
-            "aborted",
-            "read the lines before it: an assertion or a crash of C++ stands there",
-            None,
-        )
-    if FETCHES.search(event.get("type")) and not _NO_FETCH.search(event.get("type")):
-        return (
-            "download-failed",
-            _FETCH_BEFORE,
-            "curl -sSI URL   on that node",
-        )
-    if re.search(r"[Cc]onnection refused|\bError 111\b", words):
-        return "connection-refused", "see what should listen there, and whether it had ended", None
-    return "exception", "mend the line that is named; the other ranks' errors follow from it", None
+def row_of(event: LogEvent) -> Row:
+    """Return what an exception means."""
+    return next(row for row in _EXCEPTIONS if row.fits(event))
 
 
 def _last_lines(case: Case) -> Iterator[LogFinding]:
@@ -242,17 +265,13 @@ def _last_lines(case: Case) -> Iterator[LogFinding]:
     if not found:
         return
     event = case.earliest(found)
-    cause, cure, confirm = _program_cause(event)
-    yield LogFinding(
-        cause=cause,
-        error=f"{str(event.who) or 'a process'} failed: {_words(event)[:300]}",
-        confidence=LOW if _had_lost_a_peer(case, event) else MEDIUM,
-        weight=Weight.ENVELOPE - 1 if _had_lost_a_peer(case, event) else Weight.SIGNAL + 2,
-        evidence=(event.line,),
-        at=at(event),
-        hint=cure,
-        confirm=confirm,
-        began=event.line,
+    had_lost = _had_lost_a_peer(case, event)
+    yield found_by(
+        case,
+        replace(row_of(event), error=_OWN_CONNECTION.error),
+        [event],
+        confidence=LOW if had_lost else MEDIUM,
+        weight=Weight.ENVELOPE - 1 if had_lost else Weight.SIGNAL + 2,
     )
 
 
@@ -267,16 +286,13 @@ def _own_connection(case: Case) -> Iterator[LogFinding]:
     if not found:
         return
     event = case.earliest(found)
-    yield LogFinding(
+    yield found_by(
+        case,
+        _OWN_CONNECTION,
+        [event],
         cause="connection-refused" if "efused" in event.get("message") else "exception",
-        error=f"{str(event.who) or 'a process'} failed: {_words(event)[:300]}",
-        confidence=LOW,
-        weight=Weight.ENVELOPE + 1,
-        evidence=(event.line,),
         at=event.get("where") or at(event),
         because=event.detail[-6:-1],
-        hint="see what should listen there, and whether it had ended",
-        began=event.line,
     )
 
 
@@ -305,19 +321,15 @@ def exit_codes(case: Case) -> Iterator[LogFinding]:
         return
     event = case.earliest(failed)
     code = _code(event)
-    words = _last_words(case, event)
-    yield LogFinding(
-        cause="exit-code",
-        error=f"{_who_ended(event)} ended with {f'exit code {code}' if code else 'a failure'} and no exception",
+    yield found_by(
+        case,
+        _EXIT_CODE,
+        [event],
+        {"ended": _who_ended(event), "how": f"exit code {code}" if code else "a failure"},
         # Python ends with 1 after an exception: it stood somewhere that is not here.
         confidence=MEDIUM if event.kind == "child_failed" and code != 1 else LOW,
-        weight=Weight.SIGNAL,
-        evidence=(event.line,),
-        at=at(event),
-        because=words,
+        because=_last_words(case, event),
         ruled_out=_echoes_ruled_out(case),
-        hint="find what calls sys.exit or os._exit with this number; argparse uses 2, a shell what its last command gave",
-        began=event.line,
     )
 
 

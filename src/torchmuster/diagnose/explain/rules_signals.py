@@ -3,11 +3,12 @@
 import re
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 from torchmuster.diagnose.explain.case import Case
 from torchmuster.diagnose.explain.events import LogEvent, LogFinding
-from torchmuster.diagnose.explain.weigh import HIGH, LOW, MEDIUM, Weight, at
-from torchmuster.diagnose.finding import Confidence
+from torchmuster.diagnose.explain.rows import HIGH, LOW, MEDIUM, Row, Weight, found_by
+from torchmuster.diagnose.explain.rules_system import SMALL_SHM_HINT
 
 _WORDS = {
     "Killed": 9,
@@ -23,44 +24,88 @@ _WORDS = {
 _OF_KERNEL = re.compile(r"Killed process|cgroup out of memory|oom-killer")
 _IN_A_TABLE = re.compile(r"\btraceback\s*: Signal")
 _RANK_ROW = re.compile(r"(?P<rank>\d{1,6}) \(local_rank: (?P<local>\d+)\)")
-_FROM_OUTSIDE = (1, 2, 3, 15)
-_MEANINGS: dict[int, tuple[str, str, str, Confidence]] = {
-    11: (
+_SENT_FROM_OUTSIDE = (1, 2, 3, 15)
+
+
+def _ended_by(cause: str, what: str, hint: str, **more: Any) -> Row:
+    more = {"confidence": LOW, "weight": Weight.SIGNAL + 1, **more}
+    return Row(cause=cause, error=f"{{who}} {what}", hint=hint, **more)
+
+
+_NO_EXCEPTION = ("a Python exception: there is none of this rank",)
+_ROWS = {
+    11: _ended_by(
         "segfault",
         "crashed in native code (SIGSEGV)",
         "PYTHONFAULTHANDLER=1 shows where; a wrong build of an extension is the usual reason",
-        MEDIUM,
+        confidence=MEDIUM,
+        ruled_out=_NO_EXCEPTION,
     ),
-    7: (
+    7: _ended_by(
         "bus-error",
         "was ended by SIGBUS: shared memory is full, or a mapped file shrank",
         "a larger /dev/shm; copy mapped data to the node",
-        MEDIUM,
+        confidence=MEDIUM,
+        ruled_out=_NO_EXCEPTION,
     ),
-    4: (
+    4: _ended_by(
         "illegal-instruction",
         "met an instruction that this processor lacks",
         "install a build for this processor",
-        MEDIUM,
+        confidence=MEDIUM,
     ),
-    9: (
+    9: _ended_by(
         "killed",
         "was killed (SIGKILL), and nothing here says by whom",
         "most often memory: look for an out-of-memory line of the kernel or the scheduler, else ask who kills",
-        LOW,
+        confirm="dmesg -T | grep -i 'killed process'; sacct -j JOB -o State,MaxRSS",
+        ruled_out=_NO_EXCEPTION,
     ),
-    6: (
+    6: _ended_by(
         "aborted",
         "aborted (SIGABRT)",
         "read its last lines: an assertion or a terminate of C++ stands there",
-        LOW,
+        weight=Weight.COLLECTIVE,
     ),
 }
-_LOADER_HIT_SIGBUS = (
+_OTHER = _ended_by("signal", "was ended by {name}", "find who sends {name}: `man 7 signal`")
+_LOADER_HIT_SIGBUS = _ended_by(
     "small-dev-shm",
     "was ended by SIGBUS: a loader worker, which passes its batches through /dev/shm; it is likely full",
-    "--shm-size=8g or --ipc=host for the container, or fewer loader workers",
-    MEDIUM,
+    SMALL_SHM_HINT,
+    confidence=MEDIUM,
+    ruled_out=_NO_EXCEPTION,
+)
+_OUT_OF_MEMORY = Row(
+    cause="out-of-memory",
+    error="the memory of {here} (or of the job's limit) ran out, and a process was killed for it",
+    hint="ask for more memory (--mem), use fewer loader workers, smaller batches",
+    confirm="sacct -j JOB -o MaxRSS,ReqMem,State   (PBS: qstat -xf JOB | grep resources_used.mem)",
+    ruled_out=("a GPU out of memory: that raises an exception and kills nobody",),
+    weight=Weight.PROVED,
+)
+_HANGUP = Row(
+    cause="hangup",
+    error="the terminal went away (SIGHUP) and took the job with it",
+    hint="start it with `muster run --detach`, tmux or a scheduler",
+    confidence=MEDIUM,
+    weight=Weight.SIGNAL,
+)
+_FROM_OUTSIDE = Row(
+    cause="cancelled",
+    error="the job was ended from outside: its launcher got {name}",
+    hint="ask who ended it: the scheduler at its limit, a colleague, Ctrl-C",
+    confirm="sacct -j JOB -o State%30,Elapsed,Timelimit",
+    confidence=MEDIUM,
+    weight=Weight.SIGNAL,
+)
+_INTERRUPTED = Row(
+    cause="cancelled",
+    error="{who} was interrupted (SIGINT, Ctrl-C)",
+    hint="ask who ended it: Ctrl-C in its terminal, or a launcher that ends its ranks so",
+    confidence=MEDIUM,
+    weight=Weight.ENVELOPE + 2,
+    num_lines=1,
 )
 
 
@@ -69,21 +114,15 @@ def out_of_memory(case: Case) -> Iterator[LogFinding]:
     proof = case.first("oom_proof")
     if proof is None:
         return
-    node = proof.who.host or "a node"
-    yield LogFinding(
-        cause="out-of-memory",
-        error=f"the memory of {node} (or of the job's limit) ran out, and a process was killed for it",
-        # A scheduler speaks of this job; the kernel may speak of any process, also of an earlier one.
-        confidence=HIGH
-        if _killed(case).get(9) or not _OF_KERNEL.search(proof.line.text)
-        else MEDIUM,
-        weight=Weight.PROVED,
-        evidence=(proof.line, *(e.line for e in _killed(case).get(9, [])[:2])),
-        at=at(proof),
-        ruled_out=("a GPU out of memory: that raises an exception and kills nobody",),
-        hint="ask for more memory (--mem), use fewer loader workers, smaller batches",
-        confirm="sacct -j JOB -o MaxRSS,ReqMem,State   (PBS: qstat -xf JOB | grep resources_used.mem)",
-        began=proof.line,
+    killed = _killed(case).get(9, [])
+    # A scheduler speaks of this job; the kernel may speak of any process, also of an earlier one.
+    is_of_job = killed or not _OF_KERNEL.search(proof.line.text)
+    yield found_by(
+        case,
+        _OUT_OF_MEMORY,
+        [proof],
+        confidence=HIGH if is_of_job else MEDIUM,
+        evidence=(proof.line, *(e.line for e in killed[:2])),
     )
 
 
@@ -135,7 +174,7 @@ def _of_code(code: int) -> int:
 def signals(case: Case) -> Iterator[LogFinding]:
     """A process was ended by a signal that nobody explains."""
     for number, found in _killed(case).items():
-        if number in _FROM_OUTSIDE:
+        if number in _SENT_FROM_OUTSIDE:
             continue
         if number == 9 and case.of("oom_proof"):
             continue
@@ -169,31 +208,11 @@ def _global_rank(case: Case, event: LogEvent) -> int | None:
 
 
 def _ended(case: Case, number: int, found: list[LogEvent]) -> LogFinding:
-    event = case.earliest(found)
     name = signal.Signals(number).name if number in list(signal.Signals) else f"signal {number}"
-    meaning = _MEANINGS.get(number)
+    row = _ROWS.get(number, _OTHER)
     if number == 7 and any(e.kind == "loader_killed" for e in found):
-        meaning = _LOADER_HIT_SIGBUS
-    default = ("signal", f"was ended by {name}", f"find who sends {name}: `man 7 signal`", LOW)
-    cause, sentence, cure, confidence = meaning or default
-    return LogFinding(
-        cause=cause,
-        error=f"{_who(event)} {sentence}",
-        confidence=confidence,
-        weight=Weight.COLLECTIVE if number == 6 else Weight.SIGNAL + 1,
-        evidence=tuple(e.line for e in found[:3]),
-        at=at(event),
-        ruled_out=("a Python exception: there is none of this rank",)
-        if number in (9, 11, 7)
-        else (),
-        hint=cure,
-        confirm=(
-            "dmesg -T | grep -i 'killed process'; sacct -j JOB -o State,MaxRSS"
-            if number == 9
-            else None
-        ),
-        began=event.line,
-    )
+        row = _LOADER_HIT_SIGBUS
+    return found_by(case, row, found, {"who": _who(case.earliest(found)), "name": name})
 
 
 def _who(event: LogEvent) -> str:
@@ -208,49 +227,19 @@ def ended_from_outside(case: Case) -> Iterator[LogFinding]:
     for number, found in _killed(case).items():
         told = [e for e in found if e.kind in ("signal_received", "killed_line")]
         told = [e for e in told if not _was_ended_by_its_launcher(case, e)]
-        if number not in _FROM_OUTSIDE or not told:
+        if number not in _SENT_FROM_OUTSIDE or not told:
             continue
-        event = case.earliest(told)
-        name = signal.Signals(number).name
-        hangup = number == signal.SIGHUP
-        yield LogFinding(
-            cause="hangup" if hangup else "cancelled",
-            error=(
-                "the terminal went away (SIGHUP) and took the job with it"
-                if hangup
-                else f"the job was ended from outside: its launcher got {name}"
-            ),
-            confidence=MEDIUM,
-            weight=Weight.SIGNAL,
-            evidence=tuple(e.line for e in told[:3]),
-            at=at(event),
-            hint=(
-                "start it with `muster run --detach`, tmux or a scheduler"
-                if hangup
-                else "ask who ended it: the scheduler at its limit, a colleague, Ctrl-C"
-            ),
-            confirm=None if hangup else "sacct -j JOB -o State%30,Elapsed,Timelimit",
-            began=event.line,
-        )
+        row = _HANGUP if number == signal.SIGHUP else _FROM_OUTSIDE
+        yield found_by(case, row, told, {"name": signal.Signals(number).name})
 
 
 def interrupted(case: Case) -> Iterator[LogFinding]:
     """Ctrl-C reached a script that no launcher watched."""
     found = [e for e in case.of("exception") if e.get("type") == "KeyboardInterrupt"]
     found = [e for e in found if e.get("uncaught")]
-    if not found:
-        return
-    event = case.earliest(found)
-    yield LogFinding(
-        cause="cancelled",
-        error=f"{str(event.who) or 'the script'} was interrupted (SIGINT, Ctrl-C)",
-        confidence=MEDIUM,
-        weight=Weight.ENVELOPE + 2,
-        evidence=(event.line,),
-        at=at(event),
-        hint="ask who ended it: Ctrl-C in its terminal, or a launcher that ends its ranks so",
-        began=event.line,
-    )
+    if found:
+        who = str(case.earliest(found).who) or "the script"
+        yield found_by(case, _INTERRUPTED, found, {"who": who})
 
 
 def _was_ended_by_its_launcher(case: Case, event: LogEvent) -> bool:
@@ -261,13 +250,13 @@ def _was_ended_by_its_launcher(case: Case, event: LogEvent) -> bool:
     if not _IN_A_TABLE.search(event.line.text):
         return False
     return any(
-        failed.line.path == event.line.path and signal_of(failed) not in _FROM_OUTSIDE
+        failed.line.path == event.line.path and signal_of(failed) not in _SENT_FROM_OUTSIDE
         for failed in case.of("child_failed")
     )
 
 
 def meaning_of(number: int) -> str:
     """Return the word for an end by this signal."""
-    if number in _FROM_OUTSIDE:
+    if number in _SENT_FROM_OUTSIDE:
         return "hangup" if number == signal.SIGHUP else "cancelled"
-    return _MEANINGS[number][0] if number in _MEANINGS else "signal"
+    return _ROWS.get(number, _OTHER).cause

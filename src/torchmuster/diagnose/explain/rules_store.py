@@ -8,52 +8,80 @@ from dataclasses import dataclass, replace
 
 from torchmuster.diagnose.explain.case import Case, short
 from torchmuster.diagnose.explain.events import LogEvent, LogFinding
+from torchmuster.diagnose.explain.rows import HIGH, LOW, MEDIUM, Row, Weight, found_by
 from torchmuster.diagnose.explain.rules_network import LOOPBACK
-from torchmuster.diagnose.explain.weigh import HIGH, LOW, MEDIUM, Weight, at
 from torchmuster.diagnose.finding import Confidence
 
-_UNREACHABLE = (str(errno.ENETUNREACH), str(errno.EHOSTUNREACH))
+_NO_WAY = (str(errno.ENETUNREACH), str(errno.EHOSTUNREACH))
 _NO_HANDSHAKE = re.compile(
     r"recv|likely closed|unexpected|magic|[Pp]rotocol|Ping failed|invalid value|[Bb]roken pipe|reset by"
 )
 _WAITED = re.compile(r"timed out after (?P<ms>\d+)ms")
 _JOIN_LIMIT = re.compile(r"'join_timeout': '?(?P<s>\d+)")
 _USUAL_JOIN_LIMIT_S = 600.0
-_SECOND_CURE = (
-    "torchrun opens a second, random port under the head's own name: open all TCP ports between the nodes,"
-    " and give `--local-addr ADDRESS` on each"
-)
 _OPEN_ALL = "open all TCP ports between the nodes (a site's staff can); another interface may be open already"
 
 
-# Cause: sentence, cure.
-_SAID = {
-    "no-route": (
-        "there is no route to {target} from {callers}",
-        "give an address on a network that all nodes share",
-    ),
-    "other-service-on-port": (
-        "something else than torch's store answers on {target}, or the store of another version",
-        "choose another port, or let it be chosen; use the same torch on all nodes",
-    ),
-    "second-store-unreachable": (
-        "the workers' store at {target} could not be reached, after the rendezvous had worked",
-        _SECOND_CURE,
-    ),
-    "store-refused": (
-        "nothing listens on {target}: the head has not started, has ended, or rejects the call",
-        "look at the head's own first lines; start it first, on the same port",
-    ),
-    "nobody-hosts-the-store": (
-        "nobody hosts the store: also the owner of {target} called it and got no answer",
-        "the head does not recognise the endpoint as its own: add `--rdzv-conf is_host=1` there, or use its name",
-    ),
-    "firewall": (
-        "the head waits, and others get no answer from {target}: a firewall does not let them through",
-        _OPEN_ALL,
-    ),
-    "store-unreachable": ("the store at {target} could not be reached", _OPEN_ALL),
-}
+def _store(cause: str, error: str, hint: str, confidence: Confidence = MEDIUM) -> Row:
+    return Row(
+        cause=cause,
+        error=error,
+        hint=hint,
+        confirm="nc -vz {host} {port}   from every other node, while the head runs",
+        ruled_out=("training code: no collective had begun",),
+        confidence=confidence,
+        weight=Weight.NETWORK,
+        num_lines=4,
+    )
+
+
+_NO_ROUTE = _store(
+    "no-route",
+    "there is no route to {target} from {callers}",
+    "give an address on a network that all nodes share",
+    HIGH,
+)
+_OTHER_SERVICE = _store(
+    "other-service-on-port",
+    "something else than torch's store answers on {target}, or the store of another version",
+    "choose another port, or let it be chosen; use the same torch on all nodes",
+)
+_SECOND_STORE = _store(
+    "second-store-unreachable",
+    "the workers' store at {target} could not be reached, after the rendezvous had worked",
+    "torchrun opens a second, random port under the head's own name: open all TCP ports between the nodes,"
+    " and give `--local-addr ADDRESS` on each",
+)
+_REFUSED = _store(
+    "store-refused",
+    "nothing listens on {target}: the head has not started, has ended, or rejects the call",
+    "look at the head's own first lines; start it first, on the same port",
+)
+_HEAD_HAD_ENDED = _store(
+    "store-refused",
+    "the head had given up its wait before {callers} called {target}",
+    "start all nodes together, or let the first wait longer: `--rdzv-conf join_timeout=900`",
+)
+_OWNER_CALLED = _store(
+    "nobody-hosts-the-store",
+    "nobody hosts the store: also the owner of {target} called it and got no answer",
+    "the head does not recognise the endpoint as its own: add `--rdzv-conf is_host=1` there, or use its name",
+)
+_ALL_CALLED = _store(
+    "nobody-hosts-the-store",
+    "nobody hosts the store: {callers} all called {target}, and none took it for its own",
+    "the endpoint has to be a node that runs the launcher, by its own name; else add"
+    " `--rdzv-conf is_host=1` there",
+)
+_FIREWALL = _store(
+    "firewall",
+    "the head waits, and others get no answer from {target}: a firewall does not let them through",
+    _OPEN_ALL,
+    HIGH,
+)
+_UNREACHED = _store(
+    "store-unreachable", "the store at {target} could not be reached", _OPEN_ALL, LOW
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,21 +121,8 @@ def cannot_reach_store(case: Case) -> Iterator[LogFinding]:
     known = _known(case, calls)
     if known.began_to_train:
         return  # the store was there, and went with its node: that is an echo
-    event = case.earliest(calls)
-    basis = LogFinding(
-        cause="store-unreachable",
-        error=f"the store at {known.target} could not be reached",
-        confidence=LOW,
-        weight=Weight.NETWORK,
-        evidence=tuple(e.line for e in calls[:4]),
-        at=at(event),
-        ruled_out=("training code: no collective had begun",),
-        hint=_OPEN_ALL,
-        confirm=f"nc -vz {event.get('host')} {event.get('port')}   from every other node, while the head runs",
-        began=event.line,
-    )
-    cause, sentence, cure, confidence = _decide(known)
-    yield replace(basis, cause=cause, error=sentence, hint=cure, confidence=confidence)
+    names = {"target": known.target, "callers": ", ".join(known.callers) or "a node"}
+    yield found_by(case, _row_of(known), calls, names)
 
 
 def _known(case: Case, calls: list[LogEvent]) -> _Calls:
@@ -125,7 +140,7 @@ def _known(case: Case, calls: list[LogEvent]) -> _Calls:
     return _Calls(
         target=f"{event.get('host')}:{port}",
         callers=tuple(sorted(callers)),
-        unreachable=bool(codes & set(_UNREACHABLE)),
+        unreachable=bool(codes & set(_NO_WAY)),
         refused=str(errno.ECONNREFUSED) in codes or any("refused" in e.line.text for e in calls),
         shook_hands=bool(handshake),
         second=bool(joined) or (bool(told) and port not in told),
@@ -183,38 +198,24 @@ def _before_calls(case: Case, calls: list[LogEvent]) -> bool:
     return any(line.path == first.path and line.order < first.order for line in steps)
 
 
-def _decide(known: _Calls) -> tuple[str, str, str, Confidence]:
-    """Return the word for what happened, a sentence, the cure, and how sure that is."""
-    cause, confidence = _cause(known)
-    sentence, cure = _SAID[cause]
-    if cause == "nobody-hosts-the-store" and not known.by_owner:
-        sentence = (
-            "nobody hosts the store: {callers} all called {target}, and none took it for its own"
-        )
-        cure = "the endpoint has to be a node that runs the launcher, by its own name; else add"
-        cure += " `--rdzv-conf is_host=1` there"
-    if cause == "store-refused" and known.head_had_ended:
-        sentence = "the head had given up its wait before {callers} called {target}"
-        cure = (
-            "start all nodes together, or let the first wait longer: `--rdzv-conf join_timeout=900`"
-        )
-    callers = ", ".join(known.callers) or "a node"
-    return cause, sentence.format(target=known.target, callers=callers), cure, confidence
-
-
-def _cause(known: _Calls) -> tuple[str, Confidence]:
+def _row_of(known: _Calls) -> Row:
+    """Return what explains the calls; the first that does."""
     if known.unreachable:
-        return "no-route", HIGH
+        return _NO_ROUTE
     if known.shook_hands:
-        return "other-service-on-port", MEDIUM
+        return _OTHER_SERVICE
     if known.second:
-        return "second-store-unreachable", MEDIUM
+        return _SECOND_STORE
     if known.refused and not known.by_owner:
-        return "store-refused", MEDIUM
-    if known.by_owner or (not known.head_waits and len(known.callers) > 1):
-        return "nobody-hosts-the-store", MEDIUM
+        return _HEAD_HAD_ENDED if known.head_had_ended else _REFUSED
+    if known.by_owner:
+        return _OWNER_CALLED
+    if not known.head_waits and len(known.callers) > 1:
+        return _ALL_CALLED
     if known.head_had_ended:
-        return "store-refused", MEDIUM
+        return _HEAD_HAD_ENDED
     if known.head_waits:
-        return "firewall", MEDIUM if known.head_had_ended is None else HIGH
-    return "store-unreachable", LOW
+        # Times that can't be compared leave it open whether the head still waited.
+        unsure = known.head_had_ended is None
+        return replace(_FIREWALL, confidence=MEDIUM) if unsure else _FIREWALL
+    return _UNREACHED

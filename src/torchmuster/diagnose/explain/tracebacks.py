@@ -29,7 +29,7 @@ _DIRECT = "The above exception was the direct cause"
 # Libraries that fetch: their own last word says more than the socket's error beneath it.
 FETCHES = re.compile(
     r"^(?:requests|urllib3|urllib|httpx|aiohttp|httpcore|huggingface_hub|botocore|boto3|google|azure|gcsfs|s3fs)\."
-    r"|^(?:URLError|HTTPError|SSLError|MaxRetryError|ConnectTimeout|LocalEntryNotFoundError)$"
+    r"|^(?:URLError|HTTPError|SSLError|MaxRetryError|ConnectTimeout|LocalEntryNotFoundError)(?=:|$)"
 )
 _LIBRARY = re.compile(
     r"/(?:site-packages|dist-packages|lib/python\d[\w.]*)/|^<frozen|torchmuster/(?:agent|head|node|programs)/|/bin/(?:torchrun|accelerate|deepspeed|lightning)$"

@@ -1,8 +1,29 @@
-"""What a node lacked before any training."""
+"""Lines that name a cause themselves, and what of them is only left behind by another."""
 
 import pytest
 
-from unit.diagnose.explain.logs import cause_of, traceback_of
+from unit.diagnose.explain.logs import cause_of, explain, traceback_of
+
+IB = "n2:12:34 [0] transport/net_ib.cc:1295 NCCL WARN NET/IB: Got completion from peer 10.0.0.1<12> with status=12 opcode=129\n"
+BARRIER = traceback_of("RuntimeError: Rank 1 failed to pass monitoredBarrier in 10000 ms", rank=0)
+XID = "NVRM: Xid (PCI:0000:01:00): {number}, pid=1, name=python\n"
+
+
+@pytest.mark.parametrize(
+    ("left", "cause"), [(IB, "ib-path"), (BARRIER, "ranks-missing-at-barrier")]
+)
+def test_what_a_rank_that_is_gone_leaves_behind_is_beaten_by_its_exception(tmp_path, left, cause):
+    raised = traceback_of("ValueError: x", rank=1)
+    assert cause_of(tmp_path, n1=raised, n2=left) == "exception"
+    alone = explain(tmp_path, n2=left, n1="step 1\n")
+    assert alone.first.cause == cause
+    assert alone.first.confidence.value == "medium"
+
+
+@pytest.mark.parametrize(("number", "cause"), [(79, "gpu-hardware"), (31, "cuda-error")])
+def test_fault_of_a_program_on_a_gpu_is_no_broken_gpu(tmp_path, number, cause):
+    error = traceback_of("RuntimeError: CUDA error: an illegal memory access was encountered")
+    assert cause_of(tmp_path, job=XID.format(number=number) + error) == cause
 
 
 @pytest.mark.parametrize(
