@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from start.ways import AUTO, FORKED, FRESH, Place, Workers, together
+from torchmuster.node.spawner.messages import InterpreterRefused
 
 PYTHON = (sys.executable, "-S")  # without torch, so that a spawner starts at once
 FALLS_BACK = "workers are started as fresh interpreters, not forked: "
@@ -72,7 +73,7 @@ def test_a_module_beside_the_script_hides_pythons_own_as_under_plain_python(plac
         assert workers.run().stdout == plain.stdout == f"{place.cwd}/{name}.py\n"
     if way == AUTO:
         why = f"{name} beside the script hides Python's own module of this name"
-        assert (workers.ready["forks"], workers.ready["why"]) == (False, why)
+        assert (workers.ready.forks, workers.ready.why) == (False, why)
 
 
 def test_code_that_runs_at_the_start_and_reads_a_rank_has_one(place):
@@ -82,13 +83,13 @@ def test_code_that_runs_at_the_start_and_reads_a_rank_has_one(place):
     with Workers(place, "prog.py", python=(sys.executable,), way=AUTO) as workers:
         assert workers.run(RANK="3").stdout == "3\n"
     why = f"{place.cwd}/{path} runs when Python starts, and reads what only a worker has"
-    assert workers.ready["why"] == why
+    assert workers.ready.why == why
 
 
 def test_a_write_that_can_t_be_read_makes_workers_fresh(place):
     place.write("prog.py", "import os, sys\n\nos.environ[sys.argv[0]] = '1'\n")
     with Workers(place, "prog.py", python=PYTHON, way=AUTO) as workers:
-        assert workers.ready["why"] == (
+        assert workers.ready.why == (
             "the script changes an environment variable in line 3 whose name its source doesn't tell,"
             " and torch reads some while it is imported"
         )
@@ -143,7 +144,7 @@ def test_preloaded_modules_are_imported_once_before_the_fork(place):
 def test_a_job_without_torch_is_forked_too(place):
     place.write("prog.py", f"{SAYS_HOW}print(json.dumps(started))\n")
     with Workers(place, "prog.py", python=PYTHON, preload=["json"]) as workers:
-        assert (workers.ready["forks"], workers.ready["torch"]) == (True, None)
+        assert (workers.ready.forks, workers.ready.torch) == (True, None)
         assert workers.run().facts() == {"forked": True, "torch": False, "numpy": False}
 
 
@@ -165,4 +166,4 @@ def test_an_import_that_fails_before_the_fork_is_told(place, name, text, preload
     place.write("prog.py", "")
     place.write(name, text)
     with Workers(place, "prog.py", way=FORKED, python=PYTHON, preload=preload) as workers:
-        assert (workers.ready["ev"], workers.ready["why"]) == ("refused", why)
+        assert workers.ready == InterpreterRefused(why=why)

@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from torchmuster import proc
+from torchmuster.model.message import decode, encode
 from torchmuster.model.plan import Program, ScriptKind, StartMethod
+from torchmuster.node.spawner import messages
 from torchmuster.node.spawner.start import start_spawner
 
 SOURCE = str(Path(__file__).parents[2] / "src")
@@ -184,7 +186,7 @@ class Workers:
         self.socket_path = str(place.home / "nobody-listens-here")
         self._child, self._control = start_spawner(program, job_env(**place.env), self.socket_path)
         self.pid = self._child.pid
-        self.ready = self._hear("ready", "refused")
+        self.ready = self._hear(messages.InterpreterReady, messages.InterpreterRefused)
 
     def __enter__(self) -> Self:
         return self
@@ -204,9 +206,9 @@ class Workers:
         out_r, out_w = os.pipe()
         err_r, err_w = os.pipe()
         environment = {"RANK": "0", "LOCAL_WORLD_SIZE": "1", **env}
-        order = {"op": "worker", "rank": 0, "env": environment}
+        order = messages.StartWorker(rank=0, env=environment, unset=())
         with _input(stdin) as fd:
-            socket.send_fds(self._control, [json.dumps(order).encode()], [fd, out_w, err_w])
+            socket.send_fds(self._control, [encode(order)], [fd, out_w, err_w])
         os.close(out_w)
         os.close(err_w)
         return out_r, err_r
@@ -214,24 +216,27 @@ class Workers:
     def finish(self, outputs: tuple[int, int]) -> Outcome:
         """Wait for the end of the worker that was started last."""
         stdout, stderr = self._read_all(outputs)
-        return Outcome(os.waitstatus_to_exitcode(self._hear("exit")["status"]), stdout, stderr)
+        return Outcome(
+            os.waitstatus_to_exitcode(self._hear(messages.ChildEnded).status), stdout, stderr
+        )
 
     def signal(self, signum: signal.Signals) -> None:
         """Order a signal for all workers."""
-        self._send({"op": "signal", "rank": None, "signum": int(signum), "if_caught": False})
+        self._send(messages.SignalWorkerProcesses(signum=int(signum), if_caught=False))
 
-    def _send(self, order: dict[str, Any]) -> None:
-        self._control.send(json.dumps(order).encode())
+    def _send(self, order: messages.SpawnerOrder) -> None:
+        self._control.send(encode(order))
 
-    def _hear(self, *names: str) -> dict[str, Any]:
+    def _hear(self, *kinds: type[messages.SpawnerEvent]) -> Any:
         with selectors.DefaultSelector() as selector:
             selector.register(self._control, selectors.EVENT_READ)
             while True:
-                self._wait(selector, f"the spawner does not say {names}")
-                event = json.loads(self._control.recv(1 << 16) or b'{"ev": "gone"}')
-                if event["ev"] in names:
+                self._wait(selector, f"the spawner does not say {kinds}")
+                packet = self._control.recv(1 << 16)
+                assert packet, f"the spawner ended: {self._child.wait(5.0)}"
+                event = decode(packet, messages.SpawnerEvent)
+                if isinstance(event, kinds):
                     return event
-                assert event["ev"] != "gone", f"the spawner ended: {self._child.wait(5.0)}"
 
     def _read_all(self, fds: Sequence[int]) -> list[str]:
         texts = dict.fromkeys(fds, b"")
@@ -254,7 +259,7 @@ class Workers:
             ready = selector.select(_PING_EVERY_S)
             if ready:
                 return [key.fd for key, _ in ready]
-            self._send({"op": "ping"})
+            self._send(messages.PingSpawner())
         raise AssertionError(f"{complaint} within {LIMIT_S:.0f} s")
 
 

@@ -44,6 +44,7 @@ from torchmuster.net.race import RaceError, race, worst_failure
 from torchmuster.node.error_file import root_cause
 from torchmuster.node.facts import FactsDesk
 from torchmuster.node.setup import NodeWork, other_interpreter, refusal_of
+from torchmuster.node.spawner import messages as orders
 from torchmuster.node.spawner.link import SpawnerLink
 from torchmuster.node.spawner.start import make_link, start_spawner
 from torchmuster.node.voice import Voice
@@ -129,7 +130,7 @@ class Agent:
         self._socket_path = socket_path
         self._incarnation = secrets.token_hex(8)
         self._spawner: SpawnerLink | None = None
-        self._ready: dict[str, Any] | None = None
+        self._ready: orders.InterpreterReady | None = None
         self._refusal: messages.SpawnerRefused | None = None
         self._num_early_deaths = 0  # of spawners, while they imported
         self._waiting_order: messages.StartAttempt | None = None
@@ -356,7 +357,7 @@ class Agent:
         while True:
             await asyncio.sleep(PING_EVERY_S / 2)
             if self._spawner is not None:
-                self._spawner.order({"op": "ping"})
+                self._spawner.order(orders.PingSpawner())
                 self._end_who_stands_still(self._spawner)
             silent_s = self._lease.age_s()
             if is_given_up(silent_s, LEASE_S, self._head_state() if silent_s > LEASE_S else None):
@@ -499,7 +500,7 @@ class Agent:
         if first and not self.options.is_head:
             self.voice.say(f"joined run {welcome.run_id} as {welcome.node}")
         if self._ready is not None:
-            self._announce_spawner()
+            self._announce_spawner(self._ready)
         if self._refusal is not None:
             self._send(self._refusal)
         for text in self._unsaid:
@@ -560,47 +561,43 @@ class Agent:
         self._refusal = self._refusal or messages.SpawnerRefused(why=why, **more)
         self._send(self._refusal)
 
-    def _take_event(self, event: dict[str, Any]) -> None:
-        match event["ev"]:
-            case "pong":
+    def _take_event(self, event: orders.SpawnerEvent) -> None:
+        match event:
+            case orders.SpawnerPong():
                 self._still["spawner"].begin()
-            case "found":
-                self._facts.take_torch(event)
-            case "ready":
+            case orders.TorchFound():
+                self._facts.take_torch(event.facts)
+            case orders.InterpreterReady():
                 self._facts.take_torch({})
                 self._ready, self._num_early_deaths = event, 0
-                self._announce_spawner()
+                self._announce_spawner(event)
                 self._start_if_ready()
-            case "refused":
-                self._refuse(event["why"])
-            case "fell_back":
-                self._send(messages.Notice(text=_fell_back(event["why"])))
-            case "lease_ended":
+            case orders.InterpreterRefused():
+                self._refuse(event.why)
+            case orders.FellBack():
+                self._send(messages.Notice(text=_fell_back(event.why)))
+            case orders.LeaseEnded():
                 self.voice.say("the spawner had no word from this agent and ended its workers")
                 if self._attempt is not None and not self._attempt.reaped:
                     self._attempt.note_lost("its agent stood still, so its workers were ended")
                     self._attempt.killed = True
-            case "started" if self._attempt is not None and event["kind"] == "worker":
-                self._attempt.note_started(event["rank"], event["pid"])
+            case orders.ChildStarted(kind="worker") if self._attempt is not None:
+                self._attempt.note_started(event.rank, event.pid)
                 self._announce_start()
-            case "started" if event["kind"] == "store":
-                self._store_pid = event["pid"]
+            case orders.ChildStarted(kind="store"):
+                self._store_pid = event.pid
                 self._still["store"].begin()
-            case "exit" if self._attempt is not None:
+            case orders.ChildEnded() if self._attempt is not None:
                 self._take_exit(self._attempt, event)
-            case "empty":
-                left = [messages.LeftProcess(pid=p, session=s, name=n) for p, s, n in event["left"]]
-                proc.leave_sessions(process.session for process in left)
-                self._spawn(self._finish_attempt(tuple(left)))
+            case orders.NoChildLeft():
+                proc.leave_sessions(process.session for process in event.left)
+                self._spawn(self._finish_attempt(event.left))
 
-    def _announce_spawner(self) -> None:
-        ready = self._ready or {}
+    def _announce_spawner(self, ready: orders.InterpreterReady) -> None:
+        why = _fell_back(ready.why) if ready.why else None
         self._send(
             messages.SpawnerReady(
-                python=ready["python"],
-                torch=ready["torch"],
-                forks=ready["forks"],
-                why=_fell_back(ready["why"]) if ready["why"] else None,
+                python=ready.python, torch=ready.torch, forks=ready.forks, why=why
             )
         )
 
@@ -615,11 +612,11 @@ class Agent:
                 )
             )
 
-    def _take_exit(self, attempt: NodeAttempt, event: dict[str, Any]) -> None:
-        if event["kind"] == "worker":
-            attempt.note_exit(event["rank"], event["status"])
+    def _take_exit(self, attempt: NodeAttempt, event: orders.ChildEnded) -> None:
+        if event.kind == "worker":
+            attempt.note_exit(event.rank, event.status)
         elif not attempt.killed:
-            detail = _describe_status(event["status"])
+            detail = _describe_status(event.status)
             self._send(messages.StoreLost(attempt=attempt.attempt, detail=detail))
 
     def _lose_spawner(self) -> None:
@@ -670,10 +667,10 @@ class Agent:
         self._attempt = attempt
         self._prefix_lines(order.ranks)
         store = self.options.take_store(order.attempt) if self.options.take_store else None
-        if store is not None and self._ready["torch"] is not None:
+        if store is not None and self._ready.torch is not None:
             host, port = order.master_addr, order.master_port
             fd = os.dup(store.fileno())
-            self._spawner.order({"op": "store", "host": host, "port": port}, [fd])
+            self._spawner.order(orders.StartStore(host=host, port=port), [fd])
         if store is not None:
             store.close()
         attempt.start(self.disk, self._show)
@@ -712,7 +709,7 @@ class Agent:
             saved=self.options.saved,
             gpus=tuple(visible_gpus()),
             virtual_local_rank=self.options.virtual_local_rank,
-            has_store=bool(self._ready and self._ready["torch"] is not None),
+            has_store=self._ready is not None and self._ready.torch is not None,
             nccl_files=_wants_nccl_files(environment),
             terminal=self._terminal,
             prefixes=(welcome.tee == "all" and order.world_size > 1)
@@ -751,7 +748,7 @@ class Agent:
         if self._attempt is not None and not self._attempt.reaped:
             self._attempt.killed = True
             if self._spawner is not None:
-                self._spawner.order({"op": "kill", "ended_well": ended_well})
+                self._spawner.order(orders.KillChildren(ended_well=ended_well))
                 loop = asyncio.get_running_loop()
                 loop.call_later(_STOPPED_S, self._end_stopped_spawner, self._attempt)
 
@@ -763,7 +760,7 @@ class Agent:
                 self.voice.say("the spawner stands still: it is killed, and its workers with it")
                 self._spawner.kill()
 
-    async def _finish_attempt(self, left: tuple[messages.LeftProcess, ...] = ()) -> None:
+    async def _finish_attempt(self, left: tuple[proc.LeftProcess, ...] = ()) -> None:
         attempt = self._attempt
         if attempt is None or attempt.reaped:
             return

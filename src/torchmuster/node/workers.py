@@ -22,6 +22,7 @@ from torchmuster.node.launcher_ranks import VariableChange, make_true
 from torchmuster.node.output import RankOutput, Show
 from torchmuster.node.progress import last_step
 from torchmuster.node.spawner.link import SpawnerLink
+from torchmuster.node.spawner.messages import SignalWorkerProcesses, StartWorker
 
 
 @dataclass(slots=True)
@@ -160,12 +161,7 @@ class NodeAttempt:
             stdin = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         change = self._environment(worker)
         self._spawner.order(
-            {
-                "op": "worker",
-                "rank": worker.rank,
-                "env": dict(change.values),
-                "unset": list(change.removed),
-            },
+            StartWorker(rank=worker.rank, env=dict(change.values), unset=tuple(change.removed)),
             [stdin, stdout, stderr],
         )
 
@@ -330,8 +326,7 @@ class NodeAttempt:
 
     def signal(self, signum: int, *, if_caught: bool) -> None:
         """Send a signal to each worker process once, not to what it started."""
-        order = {"op": "signal", "signum": signum, "rank": None, "if_caught": if_caught}
-        self._spawner.order(order)
+        self._spawner.order(SignalWorkerProcesses(signum=signum, if_caught=if_caught))
 
     def write_input(self, rank: int, text: str, *, end: bool) -> None:
         """Give a worker what the terminal's user typed."""

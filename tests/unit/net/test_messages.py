@@ -8,7 +8,7 @@ from torchmuster.model.codec import CodecError
 from torchmuster.net import messages
 from unit.strategies import JSON_VALUES
 
-NAMES = sorted(messages._TYPES)
+NAMES = sorted(messages.Message.words)
 
 
 @given(st.binary() | st.text().map(str.encode))
@@ -41,5 +41,5 @@ def test_no_json_makes_the_parser_fail_in_another_way(value):
 
 
 def test_the_message_types_are_those_of_the_module():
-    assert all(getattr(messages, name) is cls for name, cls in messages._TYPES.items())
+    assert all(getattr(messages, name) is cls for name, cls in messages.Message.words.items())
     assert "Message" not in NAMES

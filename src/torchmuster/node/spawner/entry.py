@@ -32,7 +32,7 @@ def _refuse_old_interpreter():  # type: ignore[no-untyped-def]
     version = "%d.%d" % sys.version_info[:2]  # noqa: UP031 - read by old interpreters
     sentence = "the job's interpreter is Python " + version + "; muster needs 3.11 or newer"
     if sys.argv[1] == "spawner":
-        os.write(_control_fd(), ('{"ev": "refused", "why": "%s"}' % sentence).encode())  # type: ignore[no-untyped-call]  # noqa: UP031
+        os.write(_control_fd(), ('{"type": "InterpreterRefused", "why": "%s"}' % sentence).encode())  # type: ignore[no-untyped-call]  # noqa: UP031
     sys.exit(sentence)
 
 

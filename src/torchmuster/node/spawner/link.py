@@ -1,13 +1,14 @@
 """The agent's side of its spawner: start it, send it orders, hear of its children."""
 
-import json
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from torchmuster import proc
+from torchmuster.model.message import decode, encode
+from torchmuster.node.spawner.messages import SpawnerEvent, SpawnerOrder
 
 if TYPE_CHECKING:
     import asyncio
@@ -23,7 +24,7 @@ class SpawnerLink:
         self,
         child: proc.Child,
         control: socket.socket,
-        on_event: Callable[[dict[str, Any]], None],
+        on_event: Callable[[SpawnerEvent], None],
         on_end: Callable[[], None],
     ) -> None:
         self._child = child
@@ -73,10 +74,9 @@ class SpawnerLink:
         """Reap the spawner; return its status or None while it runs."""
         return self._child.poll()
 
-    def order(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
+    def order(self, message: SpawnerOrder, fds: Sequence[int] = ()) -> None:
         """Send an order with descriptors, which are closed here once sent."""
-        packet = json.dumps(message).encode()
-        self._waiting.append((packet, tuple(fds)))
+        self._waiting.append((encode(message), tuple(fds)))
         if len(self._waiting) == 1:
             self._send_waiting()
 
@@ -104,7 +104,7 @@ class SpawnerLink:
         except OSError:
             packet = b""
         if packet:
-            self._on_event(json.loads(packet))
+            self._on_event(decode(packet, SpawnerEvent))
             return
         self.close()
         self._on_end()

@@ -11,7 +11,6 @@ import contextlib
 import ctypes
 import gc
 import importlib
-import json
 import os
 import re
 import select
@@ -26,7 +25,8 @@ from typing import Any
 from torchmuster import proc
 from torchmuster.model.installed import look_for_torch
 from torchmuster.model.lease import OwnClock, is_given_up
-from torchmuster.node.spawner import mainmodule, source, store, surroundings
+from torchmuster.model.message import decode, encode
+from torchmuster.node.spawner import mainmodule, messages, source, store, surroundings
 from torchmuster.node.spawner.mainmodule import WorkerTask
 
 _MAX_PACKET_BYTES = 1 << 20
@@ -56,12 +56,12 @@ class Spawner:
 
     def __init__(self, control: socket.socket, entry_path: str, at_start: Collection[str]) -> None:
         self.control = control
+        self.config: messages.BeginSpawner  # the first packet
         self.at_start = at_start
         self.entry_path = entry_path
-        self.config: dict[str, Any] = {}
         self.forks = False
         self.imports_torch = False
-        self.children: dict[int, dict[str, Any]] = {}
+        self.children: dict[int, messages.ChildStarted] = {}
         self.ending = False
         self.spares_until: float | None = None  # after a good end: when to look who stays
         self.sessions = {os.getsid(0)}  # ours, and those of our children
@@ -70,21 +70,21 @@ class Spawner:
         self.wakeup_r, self.wakeup_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.dispositions: dict[int, Any] = {}
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, message: messages.SpawnerEvent) -> None:
         """Send one packet to the agent; a lost agent is noticed by the next read."""
         try:
-            self.control.send(json.dumps(message).encode())
+            self.control.send(encode(message))
         except OSError:
             return
 
-    def receive(self) -> tuple[dict[str, Any] | None, list[int]]:
+    def receive(self) -> tuple[messages.SpawnerOrder | None, list[int]]:
         """Return the next packet and its descriptors; None at the end of the agent."""
         try:
             packet, fds, _, _ = socket.recv_fds(self.control, _MAX_PACKET_BYTES, 4)
         except ConnectionError:
             return None, []
         self.heard_at = self.clock()
-        return (json.loads(packet) if packet else None), fds
+        return (decode(packet, messages.SpawnerOrder) if packet else None), fds
 
 
 def serve(control_fd: int, entry_path: str, at_start: Collection[str]) -> WorkerTask | None:
@@ -97,7 +97,7 @@ def serve(control_fd: int, entry_path: str, at_start: Collection[str]) -> Worker
     """
     spawner = Spawner(socket.socket(fileno=control_fd), entry_path, at_start)
     config, _ = spawner.receive()
-    if config is None:
+    if not isinstance(config, messages.BeginSpawner):
         return None
     spawner.config = config
     _choose_method(spawner)
@@ -124,8 +124,8 @@ def _choose_method(spawner: Spawner) -> None:
     """Import torch, unless fresh interpreters are wanted or needed; say which and why."""
     config = spawner.config
     # A second before torch is there: the nodes are compared while it is imported.
-    found = look_for_torch() if config["kind"] != "command" else {}
-    spawner.send({"ev": "found", **found})
+    found = look_for_torch() if config.kind != "command" else {}
+    spawner.send(messages.TorchFound(facts=found))
     text = _read_source(config)
     spawner.imports_torch = source.imports_torch(text)
     why = _reason_for_fresh(config, text, spawner.at_start)
@@ -133,37 +133,35 @@ def _choose_method(spawner: Spawner) -> None:
     if why is None:
         torch_version, problem = _preload(config)
         if problem is not None:
-            spawner.send({"ev": "refused", "why": problem})
+            spawner.send(messages.InterpreterRefused(why=problem))
             return
         why = reason_not_to_fork()
-    elif config["kind"] != "command":
+    elif config.kind != "command":
         # The package's metadata would say the same and take longer than all else here.
         torch_version = found.get("torch") or _installed_version("torch")
     spawner.forks = why is None
+    is_news = config.start != "fresh" and config.kind != "command"
+    python, why = sys.version.split()[0], why if is_news else None
     spawner.send(
-        {
-            "ev": "ready",
-            "python": sys.version.split()[0],
-            "torch": torch_version,
-            "forks": spawner.forks,
-            "why": why if config["start"] != "fresh" and config["kind"] != "command" else None,
-        }
+        messages.InterpreterReady(python=python, torch=torch_version, forks=spawner.forks, why=why)
     )
 
 
-def _read_source(config: dict[str, Any]) -> bytes:
+def _read_source(config: messages.BeginSpawner) -> bytes:
     """Return the script's text; nothing where there is none to be read."""
-    path = source.script_path(config["kind"], config["target"])
+    path = source.script_path(config.kind, config.target)
     try:
         return Path(path).read_bytes() if path is not None else b""
     except OSError:
         return b""
 
 
-def _reason_for_fresh(config: dict[str, Any], text: bytes, at_start: Collection[str]) -> str | None:
-    if config["kind"] == "command" or config["start"] == "fresh":
+def _reason_for_fresh(
+    config: messages.BeginSpawner, text: bytes, at_start: Collection[str]
+) -> str | None:
+    if config.kind == "command" or config.start == "fresh":
         return "asked for"
-    if config["start"] == "fork":
+    if config.start == "fork":
         return None
     writes = source.environment_writes(text)
     if writes.names:
@@ -174,7 +172,7 @@ def _reason_for_fresh(config: dict[str, Any], text: bytes, at_start: Collection[
         return (
             f"{where} whose name its source doesn't tell, and torch reads some while it is imported"
         )
-    folder = mainmodule.first_path(config["kind"], config["target"])
+    folder = mainmodule.first_path(config.kind, config.target)
     hidden = surroundings.hidden_modules(folder, at_start)
     if hidden:
         return f"{hidden[0]} beside the script hides Python's own module of this name"
@@ -184,16 +182,16 @@ def _reason_for_fresh(config: dict[str, Any], text: bytes, at_start: Collection[
     return None
 
 
-def _preload(config: dict[str, Any]) -> tuple[str | None, str | None]:
+def _preload(config: messages.BeginSpawner) -> tuple[str | None, str | None]:
     """Import torch and what the user named; return torch's version and what went wrong."""
     own_threads = os.environ.get(_BLAS_THREADS)
     os.environ[_BLAS_THREADS] = "1"  # numpy would start its threads at import
     gc.disable()
     # What lies beside the script may hide a module, for torch as for the script.
-    folder = mainmodule.first_path(config["kind"], config["target"])
+    folder = mainmodule.first_path(config.kind, config.target)
     sys.path[:0] = [folder] if folder is not None else []
     try:
-        problem = _import_torch() or _import_named(config["preload"])
+        problem = _import_torch() or _import_named(config.preload)
     finally:
         if folder in sys.path:
             sys.path.remove(folder)
@@ -225,7 +223,7 @@ def _import_torch() -> str | None:
     return None
 
 
-def _import_named(names: list[str]) -> str | None:
+def _import_named(names: tuple[str, ...]) -> str | None:
     for name in names:
         try:
             importlib.import_module(name)
@@ -289,16 +287,16 @@ def _loop(spawner: Spawner) -> WorkerTask | None:
             os.read(spawner.wakeup_r, 4096)
         _reap(spawner)
         if spawner.control.fileno() in events:
-            message, fds = spawner.receive()
-            if message is None:
+            order, fds = spawner.receive()
+            if order is None:
                 _end_everything(spawner)
                 return None
-            task = _obey(spawner, message, fds)
+            task = _obey(spawner, order, fds)
             if task is not None:
                 return task
         elif spawner.children and not spawner.ending and _agent_stands_still(spawner):
             # A stopped agent can't read this; it learns of the deaths when it wakes.
-            spawner.send({"ev": "lease_ended"})
+            spawner.send(messages.LeaseEnded())
             _begin_ending(spawner)
         if spawner.ending:
             _continue_ending(spawner)
@@ -307,31 +305,30 @@ def _loop(spawner: Spawner) -> WorkerTask | None:
 def _agent_stands_still(spawner: Spawner) -> bool:
     """Say whether the agent's lease has ended; one that only waits for a processor is not given up so soon."""
     silent_s = spawner.clock() - spawner.heard_at
-    lease_s = spawner.config["lease_s"]
+    lease_s = spawner.config.lease_s
     if silent_s <= lease_s:
         return False
     # Behind a wrapper the parent is somebody else.
-    agent = None if spawner.config["wrapped"] else proc.read_process(os.getppid())
+    agent = None if spawner.config.wrapped else proc.read_process(os.getppid())
     return is_given_up(silent_s, lease_s, agent.state if agent is not None else None)
 
 
-def _obey(spawner: Spawner, message: dict[str, Any], fds: list[int]) -> WorkerTask | None:
-    operation = message["op"]
-    if operation == "ping":
-        spawner.send({"ev": "pong"})
-    if operation == "worker":
-        return _start_worker(spawner, message, fds)
-    if operation == "store":
-        _start_store(spawner, message, fds)
-    if operation == "signal":
-        for pid, child in list(spawner.children.items()):
-            wanted = child["kind"] == "worker" and message["rank"] in (None, child["rank"])
-            if wanted and (not message["if_caught"] or proc.catches_signal(pid, message["signum"])):
-                proc.kill_quietly(pid, message["signum"])
-    if operation == "kill":
-        _begin_ending(spawner)
-        if message.get("ended_well"):
-            spawner.spares_until = time.monotonic() + _LEAVE_S
+def _obey(spawner: Spawner, order: messages.SpawnerOrder, fds: list[int]) -> WorkerTask | None:
+    match order:
+        case messages.PingSpawner():
+            spawner.send(messages.SpawnerPong())
+        case messages.StartWorker():
+            return _start_worker(spawner, order, fds)
+        case messages.StartStore():
+            _start_store(spawner, order, fds)
+        case messages.SignalWorkerProcesses():
+            for pid in [p for p, child in spawner.children.items() if child.kind == "worker"]:
+                if not order.if_caught or proc.catches_signal(pid, order.signum):
+                    proc.kill_quietly(pid, order.signum)
+        case messages.KillChildren():
+            _begin_ending(spawner)
+            if order.ended_well:
+                spawner.spares_until = time.monotonic() + _LEAVE_S
     return None
 
 
@@ -345,7 +342,9 @@ def _reap(spawner: Spawner) -> None:
             return
         child = spawner.children.pop(pid, None)
         if child is not None:
-            spawner.send({"ev": "exit", "pid": pid, "status": status, **child})
+            spawner.send(
+                messages.ChildEnded(pid=pid, kind=child.kind, rank=child.rank, status=status)
+            )
 
 
 def _begin_ending(spawner: Spawner) -> None:
@@ -368,7 +367,8 @@ def _continue_ending(spawner: Spawner) -> None:
     if left and spawner.spares_until is not None and time.monotonic() < spawner.spares_until:
         return
     spawner.ending, spawner.spares_until = False, None
-    spawner.send({"ev": "empty", "left": [[p.pid, p.session, proc.name_of(p.pid)] for p in left]})
+    told = (proc.LeftProcess(pid=p.pid, session=p.session, name=proc.name_of(p.pid)) for p in left)
+    spawner.send(messages.NoChildLeft(left=tuple(told)))
 
 
 def _in_own_sessions(spawner: Spawner) -> list[proc.ProcessFacts]:
@@ -391,35 +391,37 @@ def _end_everything(spawner: Spawner) -> None:
 # Starting.
 
 
-def _start_worker(spawner: Spawner, message: dict[str, Any], fds: list[int]) -> WorkerTask | None:
+def _start_worker(
+    spawner: Spawner, order: messages.StartWorker, fds: list[int]
+) -> WorkerTask | None:
     config = spawner.config
-    arguments = config["args"]
-    if config["macros"]:
-        local_rank = message["env"]["LOCAL_RANK"]
+    arguments = list(config.args)
+    if config.macros:
+        local_rank = order.env["LOCAL_RANK"]
         arguments = [_with_macros(word, local_rank) for word in arguments]
     task = WorkerTask(
-        kind=config["kind"],
-        target=config["target"],
+        kind=config.kind,
+        target=config.target,
         args=arguments,
-        socket_path=config["socket_path"],
+        socket_path=config.socket_path,
         forked=spawner.forks,
         imports_torch=spawner.imports_torch,
     )
-    if _fork(spawner, {"kind": "worker", "rank": message["rank"]}, fds):
+    if _fork(spawner, "worker", order.rank, fds):
         return None
-    for name in message.get("unset", ()):
+    for name in order.unset:
         os.environ.pop(name, None)
-    os.environ.update(message["env"])
+    os.environ.update(order.env)
     for target, fd in enumerate(fds):
         os.dup2(fd, target)
         os.close(fd)
     if spawner.forks:
         return task
-    if config["kind"] == "command":
-        _execute([config["target"], *arguments])
+    if config.kind == "command":
+        _execute([config.target, *arguments])
     os.environ[mainmodule.TASK_VARIABLE] = mainmodule.task_to_environment(task)
-    flag = ["-m"] if config["kind"] == "module" else []
-    words = [spawner.entry_path, "worker", "--", *flag, config["target"], *arguments]
+    flag = ["-m"] if config.kind == "module" else []
+    words = [spawner.entry_path, "worker", "--", *flag, config.target, *arguments]
     _execute([*_interpreter(config), *words])
     return None
 
@@ -437,34 +439,34 @@ def _with_macros(word: str, local_rank: str) -> str:
     return _MACRO.sub(value, word)
 
 
-def _interpreter(config: dict[str, Any]) -> list[str]:
+def _interpreter(config: messages.BeginSpawner) -> list[str]:
     """Return what starts a fresh interpreter; behind a wrapper we are in its environment already."""
-    if not config.get("wrapped") or not sys.executable:
-        return list(config["python"])
+    if not config.wrapped or not sys.executable:
+        return list(config.python)
     num_flags = len(sys.orig_argv) - len(sys.argv)
     return [sys.executable, *sys.orig_argv[1:num_flags]]
 
 
-def _start_store(spawner: Spawner, message: dict[str, Any], fds: list[int]) -> None:
-    if _fork(spawner, {"kind": "store", "rank": -1}, fds):
+def _start_store(spawner: Spawner, order: messages.StartStore, fds: list[int]) -> None:
+    if _fork(spawner, "store", -1, fds):
         return
     os.set_inheritable(fds[0], True)
     if not spawner.forks:
-        words = [spawner.entry_path, "store", str(fds[0]), message["host"], str(message["port"])]
+        words = [spawner.entry_path, "store", str(fds[0]), order.host, str(order.port)]
         _execute([*_interpreter(spawner.config), *words])
     try:
-        store.serve(fds[0], message["host"], message["port"])
+        store.serve(fds[0], order.host, order.port)
     finally:
         os._exit(1)
 
 
-def _fork(spawner: Spawner, child: dict[str, Any], fds: list[int]) -> bool:
+def _fork(spawner: Spawner, kind: str, rank: int, fds: list[int]) -> bool:
     """Fork; return True in the spawner. The child is prepared up to its standard streams."""
     if spawner.forks:
         why = reason_not_to_fork()
         if why is not None:
             spawner.forks = False
-            spawner.send({"ev": "fell_back", "why": why})
+            spawner.send(messages.FellBack(why=why))
     parent_pid = os.getpid()
     # A signal that comes now waits until the child has its own dispositions: it must not get lost.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, spawner.dispositions)
@@ -473,10 +475,10 @@ def _fork(spawner: Spawner, child: dict[str, Any], fds: list[int]) -> bool:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for fd in fds:
             os.close(fd)
-        spawner.children[pid] = child
+        spawner.children[pid] = messages.ChildStarted(pid=pid, kind=kind, rank=rank)
         spawner.sessions.add(pid)
         spawner.ending = False
-        spawner.send({"ev": "started", "pid": pid, **child})
+        spawner.send(spawner.children[pid])
         return True
     proc.stand_apart()
     proc.die_with_parent(parent_pid)

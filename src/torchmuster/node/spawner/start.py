@@ -1,6 +1,5 @@
 """Start a spawner: Python itself by a pair of sockets, a wrapper command by a socket that its Python calls."""
 
-import json
 import os
 import re
 import socket
@@ -9,8 +8,10 @@ from typing import Any
 
 from torchmuster import proc
 from torchmuster.model.lease import LEASE_S
+from torchmuster.model.message import encode
 from torchmuster.model.plan import Program
 from torchmuster.node.spawner.link import BUFFER_BYTES, SpawnerLink
+from torchmuster.node.spawner.messages import BeginSpawner, SpawnerEvent
 from torchmuster.node.spawner.wrapped import Desk, WrappedLink
 
 
@@ -52,25 +53,25 @@ def is_interpreter(word: str) -> bool:
 
 
 def _config(program: Program, socket_path: str, *, wrapped: bool) -> bytes:
-    config = {
-        "wrapped": wrapped,
-        "kind": program.kind.value,
-        "target": program.target,
-        "args": list(program.args),
-        "python": list(program.python),
-        "start": program.start.value,
-        "preload": list(program.preload),
-        "macros": program.macros,
-        "lease_s": LEASE_S,
-        "socket_path": socket_path,
-    }
-    return json.dumps(config).encode()
+    begin = BeginSpawner(
+        wrapped=wrapped,
+        kind=program.kind.value,
+        target=program.target,
+        args=program.args,
+        python=program.python,
+        start=program.start.value,
+        preload=program.preload,
+        macros=program.macros,
+        lease_s=LEASE_S,
+        socket_path=socket_path,
+    )
+    return encode(begin)
 
 
 def make_link(
     child: proc.Child,
     control: Any,
-    on_event: Callable[[dict[str, Any]], None],
+    on_event: Callable[[SpawnerEvent], None],
     on_end: Callable[[], None],
 ) -> SpawnerLink:
     """Return the link to a spawner that `start_spawner` has started."""

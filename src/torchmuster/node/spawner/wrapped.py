@@ -16,6 +16,7 @@ from typing import Any
 
 from torchmuster import proc
 from torchmuster.node.spawner.link import BUFFER_BYTES, SpawnerLink
+from torchmuster.node.spawner.messages import SpawnerEvent
 
 _FIRST_SAY_S = 4.0
 _SAY_EVERY_S = 15.0
@@ -81,7 +82,7 @@ class WrappedLink(SpawnerLink):
         self,
         child: proc.Child,
         desk: Desk,
-        on_event: Callable[[dict[str, Any]], None],
+        on_event: Callable[[SpawnerEvent], None],
         on_end: Callable[[], None],
     ) -> None:
         super().__init__(child, desk.listening, on_event, on_end)

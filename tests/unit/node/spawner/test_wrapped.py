@@ -1,7 +1,6 @@
 """The desk where a wrapper's Python calls."""
 
 import asyncio
-import json
 import os
 import socket
 import sys
@@ -9,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from torchmuster.model.message import decode
 from torchmuster.model.plan import Program, ScriptKind
 from torchmuster.node.spawner.link import SpawnerLink
+from torchmuster.node.spawner.messages import InterpreterReady, SpawnerEvent, TorchFound
 from torchmuster.node.spawner.start import is_interpreter, make_link, start_spawner
 from torchmuster.node.spawner.wrapped import Desk, WrappedLink
 from torchmuster.node.worker_socket import make_socket_folder
@@ -104,7 +105,7 @@ def test_a_wrappers_python_calls_and_is_told_what_to_run(folder, tmp_path):
         link, heard = begin(folder, tmp_path, f'"{sys.executable}" "$@"; exit $?')
         async with asyncio.timeout(60.0):
             found, event = await heard.get(), await heard.get()
-        assert found["ev"] == "found"  # what its interpreter has, before it imports
+        assert isinstance(found, TorchFound)  # what its interpreter has, before it imports
         pid, wrapper = link.pid, link._child.pid
         link.close()
         async with asyncio.timeout(60.0):
@@ -113,7 +114,7 @@ def test_a_wrappers_python_calls_and_is_told_what_to_run(folder, tmp_path):
         return event, pid, wrapper
 
     event, pid, wrapper = asyncio.run(scene())
-    assert event["ev"] == "ready"
+    assert isinstance(event, InterpreterReady)
     assert pid != wrapper
     assert not [name for name in os.listdir(folder) if name.endswith(".sock")]
 
@@ -138,10 +139,10 @@ def test_a_python_inherits_its_socket_as_ever(folder, tmp_path):
     child, control = start_spawner(program, os.environ, os.path.join(folder, "agent.sock"))
     link = make_link(child, control, print, print)
     control.setblocking(True)
-    events = [json.loads(control.recv(1 << 16)) for _ in range(2)]
+    events = [decode(control.recv(1 << 16), SpawnerEvent) for _ in range(2)]
     control.close()
 
     assert type(link) is SpawnerLink
-    assert [event["ev"] for event in events] == ["found", "ready"]
+    assert [type(event) for event in events] == [TorchFound, InterpreterReady]
     assert child.wait(30.0) is not None
     assert Path(folder).exists()

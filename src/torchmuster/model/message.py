@@ -1,0 +1,60 @@
+"""What processes say to each other: values that travel as one JSON object, whose `type` is the name of their class.
+
+A vocabulary is a subclass of `TypedMessage`, its words are the subclasses of that. Only words of the vocabulary that is
+expected are decoded, with exactly the declared fields (`model.codec`).
+
+Subclasses become dataclasses by themselves. Equality and `repr` stand here once for all of them, because Python compiles
+each generated method when a class is made: for the words of one run that took 50 ms of every start.
+"""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar, dataclass_transform
+
+from torchmuster.model import codec
+
+M = TypeVar("M", bound="TypedMessage")
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
+class TypedMessage:
+    """A value that travels; not to be changed, which mypy sees to."""
+
+    words: ClassVar[dict[str, type[Any]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        if TypedMessage in cls.__bases__:
+            cls.words = {}
+        else:
+            cls.words[cls.__name__] = cls
+        dataclass(kw_only=True, eq=False, repr=False)(cls)
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and vars(self) == vars(other)
+
+    def __repr__(self) -> str:
+        given = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({given})"
+
+    __hash__ = None  # type: ignore[assignment]  # as of every value that may hold a dictionary
+
+
+def encode(message: TypedMessage) -> bytes:
+    """Return a message as JSON on one line."""
+    plain = codec.to_plain(message)
+    plain["type"] = type(message).__name__
+    return json.dumps(plain, separators=(",", ":")).encode()
+
+
+def decode(payload: bytes, vocabulary: type[M]) -> M:
+    """Return the message in a payload.
+
+    Raises:
+        codec.CodecError: It is no word of the vocabulary, or has other fields.
+    """
+    try:
+        plain = json.loads(payload)
+        cls: type[M] = vocabulary.words[plain.pop("type")]
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        raise codec.CodecError(f"no message of ours: {error!r}") from None
+    return codec.from_plain(cls, plain)

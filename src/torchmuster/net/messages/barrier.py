@@ -1,0 +1,76 @@
+"""Barriers: of the tasks of a group, and of ranks that call each other without a workflow."""
+
+import enum
+
+from torchmuster.net.messages.base import Message
+
+# Barriers: the agent of a task to the head of its group, and back.
+
+
+class BarrierState(enum.Enum):
+    """What a barrier tells a caller; `waiting` is not the last word."""
+
+    RELEASED = "released"
+    FAILED = "failed"
+    WAITING = "waiting"
+
+
+class BarrierCall(Message):
+    """A process of the sender's task has come to a barrier.
+
+    Attributes:
+        caller_id: Names the call among those of this agent; all answers carry it.
+        count: How many have to come; None for every task of the group, once each.
+        rank: Which of them this is, from 0; None when the callers have no numbers.
+    """
+
+    caller_id: str
+    name: str = "default"
+    count: int | None = None
+    rank: int | None = None
+    timeout_s: float = 600.0
+
+
+class BarrierLeave(Message):
+    """The process of this call is gone; it waits no longer."""
+
+    caller_id: str
+
+
+class BarrierAnswer(Message):
+    """What a barrier says to one caller.
+
+    Attributes:
+        what: Failed: the sentence of the error. Waiting: who is missing.
+        missing: The first few names of those that are missing.
+        left_s: Waiting: how long this caller still waits.
+        timed_out: Failed because the limit of this caller has passed.
+    """
+
+    caller_id: str
+    kind: BarrierState
+    what: str = ""
+    where: str | None = None
+    why: str | None = None
+    fix: str | None = None
+    missing: tuple[str, ...] = ()
+    num_here: int = 0
+    num_needed: int = 0
+    left_s: float = 0.0
+    timed_out: bool = False
+
+
+# A barrier without a workflow: the other ranks call rank 0, which answers with BarrierAnswer.
+
+
+class BarrierJoin(Message):
+    """A rank has come; `incarnation` tells its own second connection from another with its rank."""
+
+    name: str
+    rank: int
+    num_nodes: int
+    incarnation: str
+
+
+class BarrierPassed(Message):
+    """This rank has heard that the barrier is full."""

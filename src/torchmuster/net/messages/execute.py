@@ -1,0 +1,95 @@
+"""`muster exec`: a command in a running task or beside a rank."""
+
+from torchmuster.net.messages.base import Message
+
+# `muster exec`: a client to the head of a group, on to the agent of the task, and back.
+#
+# `data` is base64. Each side may send at most EXEC_WINDOW_BYTES (of data, not of base64) that the other end has not
+# taken yet, so nobody in between has to hold more.
+
+EXEC_WINDOW_BYTES = 256 << 10
+EXEC_CHUNK_BYTES = 64 << 10
+MAX_EXECS = 16
+
+
+class ExecStart(Message):
+    """Run a command inside of a running task; no words: its shell.
+
+    Attributes:
+        exec_id: Random, chosen by the client; all messages of this command carry it.
+        tty: The command gets a terminal of this size; otherwise three pipes.
+        term: The kind of terminal, for TERM.
+    """
+
+    exec_id: str
+    task: str
+    argv: tuple[str, ...] = ()
+    tty: bool = False
+    rows: int = 24
+    columns: int = 80
+    term: str = ""
+
+
+class ExecInput(Message):
+    """What the command reads; `end` closes its standard input."""
+
+    exec_id: str
+    data: str = ""
+    end: bool = False
+
+
+class ExecOutput(Message):
+    """What the command wrote; a terminal has only stream 1."""
+
+    exec_id: str
+    stream: int  # 1 or 2
+    data: str
+
+
+class ExecTaken(Message):
+    """So much of what the other end sent has been written where it belongs."""
+
+    exec_id: str
+    size_bytes: int
+
+
+class ExecResize(Message):
+    """The client's terminal has another size."""
+
+    exec_id: str
+    rows: int
+    columns: int
+
+
+class ExecSignal(Message):
+    """Send a signal to the command's process group."""
+
+    exec_id: str
+    signum: int
+
+
+class ExecLeave(Message):
+    """The client has gone: SIGHUP to the command, SIGKILL a little later."""
+
+    exec_id: str
+
+
+class ExecEnded(Message):
+    """The command has ended, with the code that a shell would show; `why` when it was ended."""
+
+    exec_id: str
+    code: int
+    why: str | None = None
+
+
+class ExecRefused(Message):
+    """The command was not started."""
+
+    exec_id: str
+    what: str
+    why: str | None = None
+    fix: str | None = None
+
+
+FromExecClient = ExecStart | ExecInput | ExecTaken | ExecResize | ExecSignal | ExecLeave
+FromExecTask = ExecOutput | ExecTaken | ExecEnded | ExecRefused

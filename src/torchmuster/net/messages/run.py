@@ -1,0 +1,322 @@
+"""A training run: its agents, its owner and its clients talk with its coordinator."""
+
+from dataclasses import field
+from typing import Any
+
+from torchmuster import proc
+from torchmuster.model.failure import WorkerEnd
+from torchmuster.model.progress import RankProgress, RankStack
+from torchmuster.model.ranks import NodeRanks
+from torchmuster.model.stop import StopCause
+from torchmuster.net.messages.base import Message
+
+# Agent to coordinator.
+
+
+class Hello(Message):
+    """An agent introduces itself, or comes back.
+
+    Attributes:
+        incarnation: Random, one for the life of the agent process.
+        place: The place that it was started for; None when the coordinator shall number it.
+        boot_id: Names kernel and process namespace: on the coordinator's own, pids can be checked.
+        attempt: The attempt whose workers it still runs; None without workers.
+        network_id: Names kernel and network namespace: agents with the same one share all interfaces.
+        jobs: `VARIABLE=ID` of the schedulers' jobs that it is in, where the run has no name of its own.
+    """
+
+    incarnation: str
+    version: str
+    host: str
+    pid: int
+    boot_id: str
+    num_workers: int
+    place: int | None = None
+    spawner_pid: int | None = None
+    attempt: int | None = None
+    wants_place_0: bool = False
+    network_id: str = ""
+    jobs: tuple[str, ...] = ()
+
+
+class Ping(Message):
+    """I am here; the echo of this number prolongs my lease."""
+
+    number: int
+
+
+class SpawnerReady(Message):
+    """The spawner can start workers."""
+
+    python: str
+    torch: str | None
+    forks: bool
+    why: str | None = None
+
+
+class SpawnerRefused(Message):
+    """This node can't run the job at all; `what`, `where` and `hint` take the place of the usual words."""
+
+    why: str
+    what: str | None = None
+    where: str | None = None
+    hint: str | None = None
+
+
+class WorkersStarted(Message):
+    """All workers of the attempt live on this node."""
+
+    attempt: int
+    pids: tuple[int, ...]
+    spawner_pid: int | None
+
+
+class WorkerEnded(Message):
+    """One worker has ended, with the evidence."""
+
+    end: WorkerEnd
+
+
+class StoreLost(Message):
+    """The store of the attempt has ended by itself."""
+
+    attempt: int
+    detail: str
+
+
+class AllReaped(Message):
+    """No process of this attempt is left on this node, but those that go on after a good end."""
+
+    attempt: int
+    left: tuple[proc.LeftProcess, ...] = ()
+
+
+class Output(Message):
+    """What a worker wrote, for the terminal. Goes on from the coordinator to the clients."""
+
+    rank: int
+    attempt: int
+    stream: int  # 1 or 2
+    text: str
+    dropped_lines: int = 0
+
+
+class Notice(Message):
+    """A sentence for the user: a fall-back, a loss of logs."""
+
+    text: str
+    level: str = "note"
+    logs_lost_lines: int = 0
+
+
+class Debugger(Message):
+    """A worker entered or left the debugger."""
+
+    rank: int
+    active: bool
+
+
+class LastStop(Message):
+    """The script saves and leaves for a reason that would stop the next attempt as well."""
+
+    rank: int
+    reason: str
+
+
+class TrainingEnded(Message):
+    """The training library has stopped or finished: at which step, and which one is saved."""
+
+    rank: int
+    step: int
+    saved_step: int | None
+
+
+class SignalReceived(Message):
+    """The scheduler (or a person) sent this agent a signal that is meant for the job."""
+
+    signum: int
+
+
+# Coordinator to agent.
+
+
+class Welcome(Message):
+    """The agent is in.
+
+    Attributes:
+        head_pid: With the two ids, as in `Hello`: an agent on the same machine can see whether the head still runs.
+    """
+
+    run_id: str
+    node: str
+    tee: str
+    head_pid: int = 0
+    boot_id: str = ""
+    network_id: str = ""
+
+
+class Refused(Message):
+    """The agent is not wanted; the sentence says why. It ends."""
+
+    sentence: str
+
+
+class Pong(Message):
+    """The echo of a ping."""
+
+    number: int
+
+
+class StartAttempt(Message):
+    """Start the workers of one attempt on this node."""
+
+    attempt: int
+    ranks: NodeRanks
+    world_size: int
+    num_nodes: int
+    master_addr: str
+    master_port: int
+    restarts_spent: int
+    max_restarts: int
+    node: str
+    stdin_rank: int | None = None
+    interface: str | None = None  # this node's own in the network that was chosen
+    tasks_per_node: str = ""  # the workers of every node, in Slurm's notation: 2(x2),1
+
+
+class KillAttempt(Message):
+    """SIGKILL every process of the attempt and say when all are gone.
+
+    Attributes:
+        ended_well: All workers have ended with 0: what has a session of its own goes on.
+    """
+
+    attempt: int
+    ended_well: bool = False
+
+
+class SignalWorkers(Message):
+    """Send a signal to each worker process, once."""
+
+    signum: int
+    if_caught: bool = False
+    asks_to_stop: bool = False
+
+
+class Input(Message):
+    """What the terminal's user typed for one rank; `end` closes its standard input."""
+
+    rank: int
+    text: str
+    end: bool = False
+
+
+class TerminalSize(Message):
+    """The terminal that shows the run has another size."""
+
+    columns: int
+    rows: int
+
+
+class Goodbye(Message):
+    """The run is over."""
+
+    exit_code: int
+    sentence: str | None = None
+
+
+# Client to coordinator, and back.
+
+
+class Watch(Message):
+    """The client wants events and output."""
+
+    owner: bool
+
+
+class Stop(Message):
+    """Stop the run: the signal, then SIGKILL after the grace; `at_once` skips the grace."""
+
+    signum: int
+    at_once: bool = False
+    cause: StopCause = StopCause.USER
+    who: str = ""  # in words of its own, where the cause does not say it all
+    time_is_up: bool = False  # what was saved can be resumed in another job
+
+
+class Forward(Message):
+    """Send SIGUSR1 or SIGUSR2 to the workers that catch it; `last` says why no attempt follows one that leaves."""
+
+    signum: int
+    last: str = ""
+
+
+class Event(Message):
+    """A line of `events.jsonl`, as it is written."""
+
+    name: str
+    time: str
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+class StartFailed(Message):
+    """What was to start a place's agent has ended; the engine's word, for a node that never calls."""
+
+    place: int
+    why: str
+
+
+class NeedNodes(Message):
+    """The engine shall fill these places, if it can.
+
+    Attributes:
+        again: Asked before; an agent that runs there may only be slow, so it is not doubled.
+    """
+
+    places: tuple[int, ...]
+    again: bool = False
+
+
+# Progress and stacks of the ranks: agent to coordinator, asked by it or by a client.
+
+
+class Progress(Message):
+    """Agent, every 2 s while workers run: how far they are."""
+
+    attempt: int
+    ranks: tuple[RankProgress, ...]
+
+
+class TakeStacks(Message):
+    """Coordinator: say where your ranks stand, now."""
+
+    number: int
+    attempt: int
+
+
+class Stacks(Message):
+    """Agent: where they stand; several messages where there are many ranks."""
+
+    number: int
+    stacks: tuple[RankStack, ...]
+    is_last: bool = True
+
+
+class AskStacks(Message):
+    """A client wants the stacks of all ranks."""
+
+    ask_id: str
+
+
+class StacksTold(Message):
+    """The coordinator's answer to a client.
+
+    Attributes:
+        sentence: Who waits and who doesn't, in one sentence.
+        lines: All stacks, equal ones together; several messages when they are long.
+    """
+
+    ask_id: str
+    sentence: str
+    lines: tuple[str, ...]
+    is_last: bool = True

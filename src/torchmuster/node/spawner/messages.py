@@ -1,0 +1,127 @@
+"""What an agent and its spawner say to each other, one packet each; descriptors travel beside a packet.
+
+Imported in the job's interpreter too, so it has to be quick.
+"""
+
+from typing import Any
+
+from torchmuster.model.message import TypedMessage
+from torchmuster.proc import LeftProcess
+
+
+class SpawnerOrder(TypedMessage):
+    """What the agent orders."""
+
+
+class BeginSpawner(SpawnerOrder):
+    """The first packet: what this spawner is for.
+
+    Attributes:
+        wrapped: A wrapper command stands between the agent and the spawner.
+        macros: `${local_rank}` in the arguments means what it does to torchrun.
+    """
+
+    wrapped: bool
+    kind: str
+    target: str
+    args: tuple[str, ...]
+    python: tuple[str, ...]
+    start: str
+    preload: tuple[str, ...]
+    macros: bool
+    lease_s: float
+    socket_path: str
+
+
+class PingSpawner(SpawnerOrder):
+    """The agent is here."""
+
+
+class StartWorker(SpawnerOrder):
+    """Start the worker of a rank; its three standard streams come with it."""
+
+    rank: int
+    env: dict[str, str]
+    unset: tuple[str, ...]
+
+
+class StartStore(SpawnerOrder):
+    """Serve the store of an attempt; its listening socket comes with it."""
+
+    host: str
+    port: int
+
+
+class SignalWorkerProcesses(SpawnerOrder):
+    """Send a signal to each worker, once."""
+
+    signum: int
+    if_caught: bool
+
+
+class KillChildren(SpawnerOrder):
+    """End everything, and say when all is gone; after a good end, what has a session of its own stays."""
+
+    ended_well: bool
+
+
+class SpawnerEvent(TypedMessage):
+    """What the spawner tells."""
+
+
+class SpawnerPong(SpawnerEvent):
+    """The spawner is here."""
+
+
+class TorchFound(SpawnerEvent):
+    """What `model.installed.look_for_torch` has found, a second before torch is imported."""
+
+    facts: dict[str, Any]
+
+
+class InterpreterReady(SpawnerEvent):
+    """Workers can be started; `why` they will not be forked, where that needs a word."""
+
+    python: str
+    torch: str | None
+    forks: bool
+    why: str | None
+
+
+class InterpreterRefused(SpawnerEvent):
+    """The job can't run in this interpreter."""
+
+    why: str
+
+
+class FellBack(SpawnerEvent):
+    """From now on workers are fresh interpreters."""
+
+    why: str
+
+
+class LeaseEnded(SpawnerEvent):
+    """The agent was silent for too long: the workers are being ended."""
+
+
+class ChildStarted(SpawnerEvent):
+    """A worker or a store has a process; `rank` is -1 for the store."""
+
+    pid: int
+    kind: str
+    rank: int
+
+
+class ChildEnded(SpawnerEvent):
+    """A child was reaped with this wait status."""
+
+    pid: int
+    kind: str
+    rank: int
+    status: int
+
+
+class NoChildLeft(SpawnerEvent):
+    """Nothing is left but what goes on after a good end."""
+
+    left: tuple[LeftProcess, ...]
