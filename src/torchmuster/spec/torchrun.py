@@ -98,6 +98,69 @@ REFUSED = {
 OURS = frozenset({"no_spread", "restart_policy", "hang_timeout"})
 
 
+# What an option's value has to look like, what it is not otherwise, and a value that is right.
+_FORMS = {
+    "max_restarts": (r"\d+", "is not a valid number of restarts", "3"),
+    "local_ranks_filter": (r"| *\d+ *(, *\d+ *)*", "is not a valid list of local ranks", "0,1"),
+    "restart_policy": ("count|evidence", "is not a restart policy", "count, or evidence"),
+    "redirects": (r"[0-3]|\d+:[0-3](,\d+:[0-3])*", "names no streams", "3, or 0:1,1:2"),
+    "tee": (r"[0-3]|\d+:[0-3](,\d+:[0-3])*", "names no streams", "3, or 0:1,1:2"),
+}
+# What is passed on as it is written.
+_AS_WRITTEN = (
+    "local_addr",
+    "role",
+    "signals_to_handle",
+    "virtual_local_rank",
+    "log_dir",
+    "no_spread",
+)
+# Name, default, help and short spelling of each option; those with the default False are flags.
+_OPTIONS: tuple[tuple[Any, ...], ...] = (
+    ("nnodes", "1:1", "N or MIN:MAX nodes"),
+    ("nproc-per-node", "1", "workers on this node: a number, gpu, cpu or auto"),
+    ("rdzv-backend", "static", "static or c10d"),
+    ("rdzv-endpoint", "", "HOST[:PORT] of the head"),
+    ("rdzv-id", NO_ID, "name of the job"),
+    (
+        "rdzv-conf",
+        "",
+        "KEY=VALUE,...: join_timeout, last_call_timeout, timeout, is_host, secret_file",
+    ),
+    ("standalone", False, "one node, a free port"),
+    ("max-restarts", "0", "restarts after failures"),
+    ("monitor-interval", "0.1", "no effect: nothing is polled"),
+    ("start-method", "spawn", "no effect on scripts, as in torchrun"),
+    ("event-log-handler", "null", "refused unless `null`"),
+    ("role", "default", "ROLE_NAME of the workers"),
+    ("module", False, "SCRIPT is a module", "-m"),
+    ("no-python", False, "execute SCRIPT as it is"),
+    ("run-path", False, "run SCRIPT by its path, as muster always does"),
+    ("log-dir", None, "keep the streams of -r and -t below this folder too"),
+    ("redirects", "0", "streams that the terminal does not show: 0 to 3, or RANK:N,...", "-r"),
+    ("tee", "0", "streams that are kept and shown", "-t"),
+    ("local-ranks-filter", "", "local ranks that the terminal shows"),
+    ("duplicate-stdout-filters", "", "refused"),
+    ("duplicate-stderr-filters", "", "refused"),
+    ("node-rank", "0", "place of this node, for the static rendezvous"),
+    ("master-addr", "127.0.0.1", "address of the head, for the static rendezvous"),
+    ("master-port", None, "port of the head, for the static rendezvous"),
+    ("local-addr", None, "this node's own address"),
+    ("logs-specs", None, "refused"),
+    ("numa-binding", None, "refused"),
+    ("signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT", "signals that stop the job"),
+    ("shutdown-timeout", None, "seconds from a stop to SIGKILL; default 30"),
+    ("virtual-local-rank", False, "LOCAL_RANK 0 for all, each with one visible GPU"),
+    ("restart-policy", "count", "not torchrun's: count tries again always, evidence if it helps"),
+    (
+        "hang-timeout",
+        None,
+        "not torchrun's: how long a rank may stand still while others wait, MIN[:MAX] or off",
+    ),
+    ("no-spread", False, "not torchrun's: never start the other hosts of the job from here"),
+)
+
+
 class _Parser(argparse.ArgumentParser):
     """An argparse parser that raises our errors, and takes torchrun's abbreviations as torchrun does."""
 
@@ -127,59 +190,14 @@ def make_parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
         epilog="What each option does here: docs/torchrun.md",
     )
 
-    def add(name: str, default: str | None, text: str, *short: str) -> None:
+    for name, default, text, *short in _OPTIONS:
         dest = name.replace("-", "_")
-        spellings = [*short, f"--{name}"] + ([f"--{dest}"] if dest != name else [])
+        spellings = dict.fromkeys([*short, f"--{name}", f"--{dest}"])
         value = environment.get(f"PET_{dest.upper()}", default)
-        parser.add_argument(*spellings, dest=dest, default=value, help=text, metavar=dest.upper())
-
-    def add_flag(name: str, text: str, *short: str) -> None:
-        dest = name.replace("-", "_")
-        spellings = [*short, f"--{name}"] + ([f"--{dest}"] if dest != name else [])
-        value = environment.get(f"PET_{dest.upper()}", "0") == "1"
-        parser.add_argument(*spellings, dest=dest, action="store_true", default=value, help=text)
-
-    add("nnodes", "1:1", "N or MIN:MAX nodes")
-    add("nproc-per-node", "1", "workers on this node: a number, gpu, cpu or auto")
-    add("rdzv-backend", "static", "static or c10d")
-    add("rdzv-endpoint", "", "HOST[:PORT] of the head")
-    add("rdzv-id", NO_ID, "name of the job")
-    add(
-        "rdzv-conf",
-        "",
-        "KEY=VALUE,...: join_timeout, last_call_timeout, timeout, is_host, secret_file",
-    )
-    add_flag("standalone", "one node, a free port")
-    add("max-restarts", "0", "restarts after failures")
-    add("monitor-interval", "0.1", "no effect: nothing is polled")
-    add("start-method", "spawn", "no effect on scripts, as in torchrun")
-    add("event-log-handler", "null", "refused unless `null`")
-    add("role", "default", "ROLE_NAME of the workers")
-    add_flag("module", "SCRIPT is a module", "-m")
-    add_flag("no-python", "execute SCRIPT as it is")
-    add_flag("run-path", "run SCRIPT by its path, as muster always does")
-    add("log-dir", None, "keep the streams of -r and -t below this folder too")
-    add("redirects", "0", "streams that the terminal does not show: 0 to 3, or RANK:N,...", "-r")
-    add("tee", "0", "streams that are kept and shown", "-t")
-    add("local-ranks-filter", "", "local ranks that the terminal shows")
-    add("duplicate-stdout-filters", "", "refused")
-    add("duplicate-stderr-filters", "", "refused")
-    add("node-rank", "0", "place of this node, for the static rendezvous")
-    add("master-addr", "127.0.0.1", "address of the head, for the static rendezvous")
-    add("master-port", None, "port of the head, for the static rendezvous")
-    add("local-addr", None, "this node's own address")
-    add("logs-specs", None, "refused")
-    add("numa-binding", None, "refused")
-    add("signals-to-handle", "SIGTERM,SIGINT,SIGHUP,SIGQUIT", "signals that stop the job")
-    add("shutdown-timeout", None, "seconds from a stop to SIGKILL; default 30")
-    add_flag("virtual-local-rank", "LOCAL_RANK 0 for all, each with one visible GPU")
-    add("restart-policy", "count", "not torchrun's: count tries again always, evidence if it helps")
-    add(
-        "hang-timeout",
-        None,
-        "not torchrun's: how long a rank may stand still while others wait, MIN[:MAX] or off",
-    )
-    add_flag("no-spread", "not torchrun's: never start the other hosts of the job from here")
+        kind: dict[str, Any] = {"default": value, "metavar": dest.upper()}
+        if default is False:
+            kind = {"default": value == "1", "action": "store_true"}
+        parser.add_argument(*spellings, dest=dest, help=text, **kind)
     parser.add_argument("training_script", help="the script, followed by its arguments")
     parser.add_argument("training_script_args", nargs=argparse.REMAINDER)
     return parser
@@ -219,14 +237,16 @@ def parse_torchrun(
     meeting = find_meeting(given, nodes[1] if nodes is not None else 1, problems)
     limits = _parse_limits(given, conf, environment, problems)
     signals = _parse_signals(given.signals_to_handle, problems)
-    ranks_filter = _parse_filter(given.local_ranks_filter, problems)
+    for dest, (form, what, right) in _FORMS.items():
+        text, option = getattr(given, dest), f"--{dest.replace('_', '-')}"
+        if not re.fullmatch(form, text):
+            problems.add(f"`{text}` {what}", option, fix=f"{option} {right}")
     node_rank = _parse_node_rank(given, conf, nodes, problems)
     program = _parse_program(given, environment, problems)
-    policy = _parse_policy(given.restart_policy, problems)
-    for option in ("redirects", "tee"):
-        _check_streams(getattr(given, option), option, problems)
     if problems.found or nodes is None or workers is None or meeting is None or limits is None:
         return None
+    is_host = conf.get("is_host")
+    ranks = tuple(int(word) for word in given.local_ranks_filter.split(",") if word) or None
     return TorchrunLine(
         program=program,
         min_nodes=1 if meeting.alone else nodes[0],
@@ -234,21 +254,16 @@ def parse_torchrun(
         num_workers=workers,
         meeting=meeting,
         limits=limits,
-        is_host=_truth(conf.get("is_host")),
+        is_host=None if is_host is None else is_host.lower() in ("1", "true", "t", "yes", "y"),
         node_rank=node_rank if meeting.static else None,
         secret_file=conf.get("secret_file"),
-        local_addr=given.local_addr,
-        role=given.role,
         signals=signals,
-        signals_to_handle=given.signals_to_handle,
-        virtual_local_rank=given.virtual_local_rank,
-        log_dir=given.log_dir,
+        local_ranks_filter=ranks,
+        notes=_notes(given, conf),
+        restart_policy=RestartPolicy(given.restart_policy),
         redirects=given.redirects,
         tee=given.tee,
-        local_ranks_filter=ranks_filter,
-        notes=_notes(given, conf),
-        no_spread=given.no_spread,
-        restart_policy=policy,
+        **{name: getattr(given, name) for name in _AS_WRITTEN},
     )
 
 
@@ -300,12 +315,8 @@ def _parse_limits(
     if grace is None:
         what = f"`{shutdown}` is not a valid number of seconds"
         problems.add(what, "--shutdown-timeout", fix="--shutdown-timeout 30")
-    if not given.max_restarts.isdecimal():
-        what = f"`{given.max_restarts}` is not a valid number of restarts"
-        problems.add(what, "--max-restarts", fix="--max-restarts 3")
-        return None
     watch = parse_hang_timeout(given.hang_timeout, problems)
-    if grace is None or waits is None or watch is None:
+    if grace is None or waits is None or watch is None or not given.max_restarts.isdecimal():
         return None
     return Limits(
         max_restarts=int(given.max_restarts),
@@ -331,29 +342,6 @@ def _parse_signals(text: str, problems: Problems) -> tuple[signal.Signals, ...]:
         elif number not in (signal.SIGUSR1, signal.SIGUSR2):  # these go on to who catches them
             found.append(number)
     return tuple(found)
-
-
-def _parse_policy(text: str, problems: Problems) -> RestartPolicy:
-    try:
-        return RestartPolicy(text)
-    except ValueError:
-        what = f"`{text}` is not a restart policy"
-        problems.add(what, "--restart-policy", fix="--restart-policy count, or evidence")
-        return RestartPolicy.COUNT
-
-
-def _parse_filter(text: str, problems: Problems) -> tuple[int, ...] | None:
-    if not text:
-        return None
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() for word in words):
-        problems.add(
-            f"`{text}` is not a valid list of local ranks",
-            "--local-ranks-filter",
-            fix="--local-ranks-filter 0,1",
-        )
-        return None
-    return tuple(int(word) for word in words)
 
 
 def _parse_node_rank(
@@ -396,11 +384,6 @@ def _parse_program(
     )
 
 
-def _check_streams(text: str, option: str, problems: Problems) -> None:
-    if not re.fullmatch(r"[0-3]|\d+:[0-3](,\d+:[0-3])*", text):
-        problems.add(f"`{text}` names no streams", f"--{option}", fix=f"--{option} 3, or 0:1,1:2")
-
-
 def _streams_of(text: str, local_rank: int) -> frozenset[int]:
     """Return {1}, {2}, both or none from torchrun's 1, 2, 3 or 0, for one local rank."""
     mask = 0
@@ -411,12 +394,6 @@ def _streams_of(text: str, local_rank: int) -> frozenset[int]:
         if int(rank) == local_rank:
             mask = int(value)
     return frozenset(stream for stream in (1, 2) if mask & stream)
-
-
-def _truth(word: str | None) -> bool | None:
-    if word is None:
-        return None
-    return word.lower() in ("1", "true", "t", "yes", "y")
 
 
 def _notes(given: argparse.Namespace, conf: Mapping[str, str]) -> tuple[str, ...]:

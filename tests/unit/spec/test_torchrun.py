@@ -413,8 +413,8 @@ def test_all_problems_are_found_at_once():
         "`--numa-binding` is not supported",
         "`3:2` asks for at least 3 and at most 2 nodes",
         "`x` is not a valid number of restarts",
-        "the script does not exist",
         "`9` names no streams",
+        "the script does not exist",
     ]
 
 
