@@ -33,7 +33,7 @@ format: $(STAMP) ## let ruff format and mend
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
 unit: $(STAMP) ## the quick tests only
-	@$(BIN)/python -m pytest tests/unit
+	@$(BIN)/python -m pytest tests/unit tests/kit
 
 # PEER=/elsewhere/bin/torchrun make bench   measures another environment's torchrun beside.
 bench: $(STAMP) ## launch, rendezvous and training against torchrun and hand-written code

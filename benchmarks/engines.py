@@ -27,7 +27,7 @@ from running.stage import REPOSITORY, Stage, stage
 
 from cluster.pbs import FakePbs  # type: ignore[import-not-found]  # isort: skip
 from cluster.slurm_lab import SlurmLab, why_not  # type: ignore[import-not-found]  # isort: skip
-from own_world import MACHINE_PATH  # type: ignore[import-not-found]  # isort: skip
+from kit.world import MACHINE_PATH  # type: ignore[import-not-found]  # isort: skip
 
 SOURCE = REPOSITORY / "src"
 NODES, WORKERS, RUNS = 2, 4, 100

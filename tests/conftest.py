@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-import own_world
+from kit import world
 
-_HOME = own_world.make_home()
-atexit.register(own_world.remove_home, _HOME)
-own_world.enter(_HOME)
+_HOME = world.make_home()
+atexit.register(world.remove_home, _HOME)
+world.enter(_HOME)
 
 settings.register_profile("muster", deadline=None, max_examples=30, derandomize=True, database=None)
 settings.load_profile("muster")

@@ -6,7 +6,6 @@ at the price of forking a process with threads.
 """
 
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,7 +13,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+from running.stage import REPOSITORY
+
+from kit.ports import reserve_port  # type: ignore[import-not-found]  # isort: skip
+
 WORKER = Path(__file__).with_name("worker.py")
 
 MAX_RESTARTS = 3
@@ -170,20 +172,13 @@ def _torchrun_meetings(shape: Shape) -> list[list[str]]:
     again after a restart. `last_call_timeout` has no effect when the number of nodes is fixed.
     """
     if shape.num_nodes == 1 and not shape.restarts:
-        return [["--master-port", str(_free_port())]]
+        return [["--master-port", str(reserve_port())]]
     if shape.num_nodes == 1:
         return [["--standalone"]]
-    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{_free_port()}"]
+    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{reserve_port()}"]
     meeting += ["--rdzv-id", "benchmark", "--rdzv-conf"]
     hosts = ["true", *["false"] * (shape.num_nodes - 1)]
     return [[*meeting, f"is_host={is_host}"] for is_host in hosts]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _is_muster_agent(command: str) -> bool:

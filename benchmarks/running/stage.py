@@ -1,6 +1,6 @@
 """The stage of a benchmark: its own world, its progress on stderr, and an end within a limit.
 
-Nothing of this machine's schedulers, settings and jobs reaches what is measured (`tests/own_world.py`).
+Nothing of this machine's schedulers, settings and jobs reaches what is measured (`tests/kit/world.py`).
 """
 
 import signal
@@ -15,7 +15,7 @@ from typing import NoReturn
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.append(str(REPOSITORY / "tests"))
 
-import own_world  # type: ignore[import-not-found]  # noqa: E402
+from kit import world  # type: ignore[import-not-found]  # noqa: E402
 
 
 class LimitError(SystemExit):
@@ -51,8 +51,8 @@ class Stage:
 @contextmanager
 def stage(name: str, limit_s: float) -> Iterator[Stage]:
     """Enter a world of its own and leave it, within a limit; SIGTERM ends it too, cleaned up."""
-    home = own_world.make_home()
-    own_world.enter(home)
+    home = world.make_home()
+    world.enter(home)
     running = Stage(name, limit_s)
     signal.signal(signal.SIGTERM, _leave)
     signal.signal(signal.SIGALRM, running.expire)
@@ -61,7 +61,7 @@ def stage(name: str, limit_s: float) -> Iterator[Stage]:
         yield running
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        own_world.remove_home(home)
+        world.remove_home(home)
 
 
 def _leave(signum: int, _frame: FrameType | None) -> NoReturn:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from own_world import HIDDEN
+from kit.world import HIDDEN
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 LIMIT_S = 300.0

@@ -1,13 +1,13 @@
 """Fixtures of clusters: pretended ones, and a real Slurm in namespaces."""
 
 import os
-import sys
 import uuid
 
 import pytest
 
 from cluster.pbs import pbs
-from cluster.slurm_lab import SOURCE, SlurmLab, why_not
+from cluster.slurm_lab import SlurmLab, why_not
+from kit.command import MUSTER, SOURCE
 
 __all__ = ["pbs"]
 _LAB = pytest.StashKey[SlurmLab]()
@@ -36,7 +36,7 @@ def login(slurm_lab):
     env = {"PYTHONPATH": str(SOURCE), "MUSTER_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1"}
 
     def muster(*words, on=None, limit_s=120.0, **more):
-        argv = [sys.executable, "-m", "torchmuster", *words]
+        argv = [*MUSTER, *words]
         return slurm_lab.run(argv, env=env | more, cwd=str(folder), on=on, limit_s=limit_s)
 
     muster.folder, muster.env = folder, env

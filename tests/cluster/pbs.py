@@ -39,10 +39,9 @@ class FakePbs:
         self.state.mkdir()
         self.home = self.state / "home"
         self.home.mkdir()
-        clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "PBS_"))}
         # The commands' first line asks for a python3: this one.
         path = f"{FAKES}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-        self.environment = {**clean, "PATH": path, "FAKE_PBS": str(self.state)}
+        self.environment = {**os.environ, "PATH": path, "FAKE_PBS": str(self.state)}
         self._scripts = 0
 
     def call(self, *words, limit_s=30):

@@ -17,11 +17,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+from kit.command import SOURCE
 from kit.waiting import wait_until
-from own_world import MACHINE, MACHINE_PATH
+from kit.world import MACHINE, MACHINE_PATH
 
 HERE = Path(__file__).parent
-SOURCE = HERE.parents[1] / "src"
 LOGIN, PREFIX = "login", "10.88.0"
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "ip", "nsenter", "unshare")
 # Not munged: the package starts one at the next boot, and it has nothing to do with a lab's own.

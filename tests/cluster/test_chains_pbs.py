@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -21,7 +19,8 @@ from cluster.test_chains_slurm import (
     ways,
     weights,
 )
-from cluster.test_fake_slurm import SCRIPT, SOURCE
+from cluster.test_fake_slurm import SCRIPT
+from kit.command import SOURCE, run_muster
 from kit.waiting import wait_until
 
 pytest.importorskip("torch", reason="the workers need torch (extra `train`)")
@@ -46,14 +45,7 @@ def muster(pbs, tmp_path):
         lines = ["export OMP_NUM_THREADS=1", f"export PYTHONPATH={SOURCE}"]
         setup = f"setup = {json.dumps(lines)}\n"
         (tmp_path / "muster.toml").write_text(f'[engines.q]\nkind = "pbs"\n{setup}{line}')
-        return subprocess.run(
-            [sys.executable, "-m", "torchmuster", *words],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=limit_s,
-        )
+        return run_muster(*words, env=environment, cwd=tmp_path, limit_s=limit_s)
 
     return call
 

@@ -1,14 +1,13 @@
 """Training longer than its job, on the pretended Slurm: three links by each way, and what is refused."""
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from cluster.test_fake_slurm import SCRIPT, SOURCE, cluster, muster
+from cluster.test_fake_slurm import SCRIPT, cluster, muster
+from kit.command import muster_env, run_muster
 from kit.waiting import wait_until
 
 pytest.importorskip("torch", reason="the workers need torch (extra `train`)")
@@ -90,15 +89,8 @@ def weights(folder):
 def undisturbed(tmp_path_factory):
     """Return the weights of a run that nobody interrupts."""
     out = tmp_path_factory.mktemp("undisturbed")
-    environment = {
-        **{k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "PBS_"))},
-        "PYTHONPATH": str(SOURCE),
-        "MUSTER_HOME": str(out / "home"),
-        "OMP_NUM_THREADS": "1",
-    }
     words = ["run", "--here", "--nproc-per-node", "2", str(CHAIN_SCRIPT), str(out)]
-    line = [sys.executable, "-m", "torchmuster", *words]
-    done = subprocess.run(line, env=environment, capture_output=True, text=True, timeout=120)
+    done = run_muster(*words, env=muster_env(out / "home"))
     assert done.returncode == 0, done.stderr
     return weights(out)
 

@@ -2,11 +2,10 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 
+from kit.command import muster_env, run_muster
 from torchmuster.files.layout import RunDir
 from torchmuster.owner.views.record import read_events
 
@@ -16,14 +15,10 @@ LIMIT_S = 120
 @pytest.fixture
 def muster(tmp_path):
     """Return a function that runs `muster` in an empty folder with a home of its own."""
-    env = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "PBS_", "NCCL_"))}
-    env |= {"MUSTER_HOME": str(tmp_path / "home"), "MUSTER_ON": "local", "OMP_NUM_THREADS": "1"}
+    env = muster_env(tmp_path / "home")
 
     def run(*words, **more):
-        argv = [sys.executable, "-m", "torchmuster", *words]
-        return subprocess.run(
-            argv, env=env | more, cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S
-        )
+        return run_muster(*words, env=env | more, cwd=tmp_path, limit_s=LIMIT_S)
 
     run.home = tmp_path / "home"
     return run

@@ -2,16 +2,16 @@
 
 import json
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from cluster.test_fake_slurm import SCRIPT, SOURCE
+from cluster.test_fake_slurm import SCRIPT
+from kit.command import SOURCE, run_muster
+from kit.ports import reserve_port
 from kit.waiting import wait_until
-from ports import reserve_port
 
 
 @pytest.fixture
@@ -25,14 +25,7 @@ def muster(pbs, tmp_path):
     }
 
     def call(*words, limit_s=90):
-        return subprocess.run(
-            [sys.executable, "-m", "torchmuster", *words],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=limit_s,
-        )
+        return run_muster(*words, env=environment, cwd=tmp_path, limit_s=limit_s)
 
     return call
 

@@ -4,14 +4,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from kit.command import MUSTER, muster_env, run_muster
 from kit.waiting import wait_until
 
-SOURCE = Path(__file__).parents[2] / "src"
 FAKES = Path(__file__).parents[1] / "fakes" / "slurm"
 SCRIPT = """
 import os, sys, torch, torch.distributed as dist
@@ -37,14 +36,8 @@ def cluster(tmp_path):
     """Return the environment of a login node of the pretended cluster."""
     (tmp_path / "queue").mkdir()
     (tmp_path / "train.py").write_text(SCRIPT)
-    environment = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "PBS_"))}
-    environment |= {
-        "PATH": f"{FAKES}:{os.environ['PATH']}",
-        "PYTHONPATH": str(SOURCE),
-        "MUSTER_HOME": str(tmp_path / "home"),
-        "FAKE_SLURM": str(tmp_path / "queue"),
-        "OMP_NUM_THREADS": "1",
-    }
+    fakes = {"PATH": f"{FAKES}:{os.environ['PATH']}", "FAKE_SLURM": str(tmp_path / "queue")}
+    environment = muster_env(tmp_path / "home", **fakes)
     yield environment
     for path in (tmp_path / "queue").glob("*.json"):
         pid = json.loads(path.read_text())["pid"]
@@ -60,14 +53,7 @@ def _lives(pid):
 
 
 def muster(environment, folder, *words, limit_s=90):
-    return subprocess.run(
-        [sys.executable, "-m", "torchmuster", *words],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=limit_s,
-    )
+    return run_muster(*words, env=environment, cwd=folder, limit_s=limit_s)
 
 
 ON = ("run", "--on", "slurm", "--nodes", "2", "--nproc-per-node", "2", "--run-id", "r")
@@ -211,7 +197,7 @@ def test_a_detached_job_is_waited_for_and_cancelled_by_name(cluster, tmp_path):
 
 def test_ctrl_c_leaves_the_job_and_a_second_one_cancels_it(cluster, tmp_path):
     client = subprocess.Popen(
-        [sys.executable, "-m", "torchmuster", *ON, "train.py", "wait"],
+        [*MUSTER, *ON, "train.py", "wait"],
         cwd=tmp_path,
         env=cluster,
         stdout=subprocess.PIPE,

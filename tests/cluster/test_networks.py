@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from cluster.netns import Nodes, why_not
+from kit.command import MUSTER, SOURCE
 from kit.waiting import wait_until
 from torchmuster import proc
 from torchmuster.files import atomic
@@ -23,7 +24,6 @@ from torchmuster.model.plan import Limits, Program, RunPlan, ScriptKind, Tee
 from torchmuster.net.secret import new_secret, write_secret
 
 HERE = Path(__file__).parent
-SOURCE = HERE.parents[1] / "src"
 # Answers nobody: an address of the fast network's subnet that no node has.
 BLACK_HOLE = "10.10.0.99"
 HEADS = (BLACK_HOLE, "172.17.0.1", "192.168.50.1", "10.10.0.1")
@@ -117,7 +117,7 @@ def torchrun_on(nodes, folder, limit_s=LIMIT_S):
     agents = []
     with contextlib.ExitStack() as stack:
         for node in range(1, nodes.num_nodes + 1):
-            argv = [sys.executable, "-m", "torchmuster", "torchrun", "--nproc-per-node=1"]
+            argv = [*MUSTER, "torchrun", "--nproc-per-node=1"]
             argv += [f"--nnodes={nodes.num_nodes}", f"--node-rank={node - 1}"]
             argv += ["--master-addr=10.10.0.1", "--master-port=29511"]
             agents.append(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kit.command import MUSTER
 from kit.waiting import wait_until
 
 pytest.importorskip("torch", reason="the workers need torch (extra `train`)")
@@ -83,7 +84,7 @@ def test_a_requeued_training_ends_with_the_weights_of_one_that_was_left_alone(lo
 
 def test_a_chain_of_groups_goes_on_when_its_client_is_killed(login, slurm_lab):
     (login.folder / "w.yaml").write_text(CHAIN.replace("{folder}", str(login.folder)))
-    words = [sys.executable, "-m", "torchmuster", "submit", "w.yaml", "--on", "slurm"]
+    words = [*MUSTER, "submit", "w.yaml", "--on", "slurm"]
     with slurm_lab.popen(
         [*words, "--run-id", "w"],
         env=login.env,

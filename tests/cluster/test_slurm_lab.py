@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster.slurm_lab import SOURCE, SlurmLab, why_not
+from cluster.slurm_lab import SlurmLab, why_not
+from kit.command import SOURCE
 from kit.waiting import wait_until
-from own_world import MACHINE_PATH
+from kit.world import MACHINE_PATH
 
 pytestmark = pytest.mark.netns
 NOBODY = 65534

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from cluster.test_fake_slurm import _lives, cluster
+from kit.ports import reserve_port
 from kit.waiting import wait_until
-from ports import reserve_port
 
 __all__ = ["cluster"]
 MAIN = Path(__file__).with_name("tutorial_srun.py")

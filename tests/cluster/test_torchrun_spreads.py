@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from cluster.test_fake_slurm import cluster
+from kit.command import SOURCE
+from kit.ports import reserve_port
 from kit.waiting import wait_until
-from ports import reserve_port
 
 __all__ = ["cluster"]
-SOURCE = Path(__file__).parents[2] / "src"
 SEED = Path(__file__).parents[3] / "shared" / "seeds" / "eap-olivia-pbs-ddp.md"
 TRAIN = """
 import os, signal, sys, torch, torch.distributed as dist

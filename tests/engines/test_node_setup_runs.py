@@ -5,14 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from kit.command import MUSTER, muster_env, run_muster
 from kit.waiting import wait_until
 from torchmuster import proc
 
-SOURCE = Path(__file__).parents[2] / "src"
 SCRIPT = """
 import json, os, sys, pathlib
 rank, attempt = os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]
@@ -57,25 +56,11 @@ def stage(tmp_path):
 
 
 def environment(folder):
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "PBS_"))}
-    return clean | {
-        "PYTHONPATH": str(SOURCE),
-        "MUSTER_HOME": str(folder / "home"),
-        "TMPDIR": str(folder / "tmp"),
-        "OMP_NUM_THREADS": "1",
-    }
+    return muster_env(folder / "home", TMPDIR=str(folder / "tmp"))
 
 
 def muster(folder, *words):
-    return subprocess.run(
-        [sys.executable, "-m", "torchmuster", "run", "--run-id", "r", *words],
-        cwd=folder,
-        env=environment(folder),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    return run_muster("run", "--run-id", "r", *words, env=environment(folder), cwd=folder)
 
 
 def seen(folder, rank, attempt=0):
@@ -170,7 +155,7 @@ def held(stage):
     words = ["run", "--run-id", "r", "--python", f"{stage}/forks python", "train.py", "hold-once"]
     with open(stage / "stderr", "wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "torchmuster", *words],
+            [*MUSTER, *words],
             cwd=stage,
             env=environment(stage),
             stdin=subprocess.DEVNULL,

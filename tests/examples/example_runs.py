@@ -1,25 +1,21 @@
 """Start the examples as their README pages do, and look at what they leave behind."""
 
 import json
-import os
 import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
 
+from kit.command import muster_env
 from kit.waiting import wait_until
 from torchmuster import proc
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-_MARKS = ("SLURM_", "PBS_", "PMI_", "OMPI_", "PALS_", "TORCHELASTIC_", "TORCHMUSTER_", "MASTER_")
-_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
 
 
 def environment(folder, **more):
-    """Return this process's environment without a launcher's variables; `folder` is for scratch."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(_MARKS) and k not in _NAMES}
-    own = {"MUSTER_HOME": str(folder / "home"), "SLURM_TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
-    return {**kept, **own, **more}
+    """Return this process's environment with `folder` for runs and scratch."""
+    return muster_env(folder / "home", SLURM_TMPDIR=str(folder), **more)
 
 
 def bare(*script):

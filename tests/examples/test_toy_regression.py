@@ -6,7 +6,7 @@ import subprocess
 import pytest
 from example_runs import EXAMPLES, bare, environment, muster, output_of
 
-from ports import reserve_port
+from kit.ports import reserve_port
 
 TRAIN = EXAMPLES / "toy_regression" / "train.py"
 

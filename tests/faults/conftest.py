@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from kit.ports import reserve_port
 from kit.waiting import wait_until
-from ports import reserve_port
 
 sys.path.insert(0, str(Path(__file__).parent))
 

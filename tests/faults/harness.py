@@ -1,29 +1,17 @@
 """Start `muster run` on real processes, hurt it, and wait for what follows: conditions, never times."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kit.command import muster_env
 from kit.waiting import wait_until
 from torchmuster import proc
 
 LOOP = str(Path(__file__).with_name("loop.py"))
-SOURCE = str(Path(__file__).parents[2] / "src")
-
-
-def job_env(home: Path, **more: str) -> dict[str, str]:
-    inherited = {k: v for k, v in os.environ.items() if not k.startswith("PET_")}
-    return {
-        **inherited,
-        "PYTHONPATH": SOURCE,
-        "MUSTER_HOME": str(home),
-        "OMP_NUM_THREADS": "1",
-        **more,
-    }
 
 
 @dataclass
@@ -54,7 +42,7 @@ class Job:
         with open(self.folder / "stdout", "wb") as out, open(self.folder / "stderr", "wb") as err:
             self.process = subprocess.Popen(
                 argv,
-                env=job_env(self.home, **self.env),
+                env=muster_env(self.home, **self.env),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,

@@ -3,13 +3,11 @@
 import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from harness import job_env
 
+from kit.command import muster_env, run_muster
 from kit.waiting import wait_until
 
 pytest.importorskip("torch", reason="the workers need torch (extra `train`)")
@@ -33,9 +31,7 @@ def train(job):
 
 def ask(run, *words):
     """Run a command of ours that speaks to the run."""
-    argv = [sys.executable, "-m", "torchmuster", *words]
-    env = job_env(run.home)
-    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60)
+    return run_muster(*words, env=muster_env(run.home), limit_s=60)
 
 
 @pytest.mark.slow

@@ -7,8 +7,8 @@ import subprocess
 import sys
 
 import pytest
-from harness import job_env
 
+from kit.command import MUSTER, muster_env
 from kit.waiting import wait_until
 from torchmuster import proc
 
@@ -57,8 +57,8 @@ def light(job, tmp_path):
 
 def muster(tmp_path, *words, **more):
     return subprocess.run(
-        [sys.executable, "-m", "torchmuster", *words],
-        env=job_env(tmp_path / "home"), capture_output=True, text=True, timeout=60, check=False,
+        [*MUSTER, *words],
+        env=muster_env(tmp_path / "home"), capture_output=True, text=True, timeout=60, check=False,
         **more,
     )  # fmt: skip
 
@@ -68,7 +68,7 @@ def test_what_the_shell_left_to_us_is_not_killed(tmp_path):
     script.write_text("print('hello')\n")
     log = tmp_path / "tee.log"
     line = f"exec {sys.executable} -m torchmuster run --start fresh {script} > >(tee {log}) 2>&1"
-    env = job_env(tmp_path / "home")
+    env = muster_env(tmp_path / "home")
     done = subprocess.run(["bash", "-c", line], env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0
     wait_until(lambda: "succeeded" in log.read_text(), "the last line in the log")
@@ -148,8 +148,13 @@ def test_input_from_a_file_or_a_pipe_reaches_its_rank_whole(tmp_path):
     script.write_text("import sys\nprint(len(sys.stdin.buffer.read()))\n")
     data = os.urandom(300_000)
     (tmp_path / "data").write_bytes(data)
-    words = [sys.executable, "-m", "torchmuster", "run", "--start", "fresh", "--stdin", "0"]
-    run = {"env": job_env(tmp_path / "home"), "capture_output": True, "timeout": 60, "check": False}
+    words = [*MUSTER, "run", "--start", "fresh", "--stdin", "0"]
+    run = {
+        "env": muster_env(tmp_path / "home"),
+        "capture_output": True,
+        "timeout": 60,
+        "check": False,
+    }
     assert subprocess.run([*words, str(script)], input=data, **run).stdout == b"300000\n"
     with open(tmp_path / "data", "rb") as file:
         assert subprocess.run([*words, str(script)], stdin=file, **run).stdout == b"300000\n"

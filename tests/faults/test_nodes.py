@@ -7,6 +7,7 @@ import time
 import pytest
 from harness import LOOP
 
+from kit.command import muster_env
 from kit.waiting import wait_until
 from torchmuster import proc
 from torchmuster.model.lease import SILENT_S
@@ -222,8 +223,6 @@ def call_in(run, *, place, secret=None):
     import shutil
     import subprocess
 
-    from harness import job_env
-
     stranger = run.folder / f"stranger-{place}-{bool(secret)}"
     stranger.mkdir()
     for name in ("plan.json", "secret"):
@@ -233,7 +232,7 @@ def call_in(run, *, place, secret=None):
     head = json.loads((run.run_dir / "head.json").read_text())
     words = [f"--run-dir={stranger}", f"--place={place}", f"--head={head['host']}:{head['port']}"]
     argv = proc.node_program("agent", *words)
-    done = subprocess.run(argv, env=job_env(run.home), timeout=30, check=False)
+    done = subprocess.run(argv, env=muster_env(run.home), timeout=30, check=False)
     return done.returncode, (stranger / "logs" / "agents" / "n2.log").read_text()
 
 

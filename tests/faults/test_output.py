@@ -6,11 +6,10 @@ import shutil
 import signal
 import stat
 import subprocess
-import sys
 
 import pytest
-from harness import job_env
 
+from kit.command import MUSTER, muster_env
 from kit.waiting import wait_until
 
 pytest.importorskip("torch", reason="the workers need torch (extra `train`)")
@@ -93,8 +92,8 @@ def test_a_slow_terminal_loses_lines_and_never_holds_the_run(job, tmp_path):
     script = write(tmp_path, "for n in range(400_000):\n    print('z' * 60)\nprint('end')\n")
     read_fd, write_fd = os.pipe()
     client = subprocess.Popen(
-        [sys.executable, "-m", "torchmuster", "run", script],
-        env=job_env(tmp_path / "home"), stdin=subprocess.DEVNULL,
+        [*MUSTER, "run", script],
+        env=muster_env(tmp_path / "home"), stdin=subprocess.DEVNULL,
         stdout=write_fd, stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
     os.close(write_fd)

@@ -4,7 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
-from harness import SOURCE
+
+from kit.command import SOURCE
 
 pytest.importorskip("torch", reason="the workers need torch (extra `train`)")
 MEETS = str(Path(__file__).with_name("meets.py"))

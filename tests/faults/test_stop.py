@@ -5,12 +5,12 @@ import os
 import pty
 import signal
 import subprocess
-import sys
 import time
 
 import pytest
-from harness import LOOP, job_env
+from harness import LOOP
 
+from kit.command import MUSTER, muster_env, run_muster
 from kit.waiting import wait_until
 from torchmuster import proc
 
@@ -152,10 +152,7 @@ def test_cancel_from_another_terminal_stops_the_run(job):
 
 
 def muster(run, *words):
-    return subprocess.run(
-        [sys.executable, "-m", "torchmuster", *words],
-        env=job_env(run.home), capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    return run_muster(*words, env=muster_env(run.home), limit_s=60)  # fmt: skip
 
 
 def test_detach_returns_at_once_and_the_run_goes_on(job, tmp_path):
@@ -218,10 +215,10 @@ def test_breakpoint_works_on_a_terminal_and_holds_restarts(job, tmp_path):
     )
     gate = tmp_path / "gate"
     master, slave = pty.openpty()
-    argv = [sys.executable, "-m", "torchmuster", "run", "--nproc-per-node", "2"]
+    argv = [*MUSTER, "run", "--nproc-per-node", "2"]
     argv += [str(script), str(gate)]
     client = subprocess.Popen(
-        argv, env=job_env(tmp_path / "home"), stdin=slave, stdout=slave, stderr=slave,
+        argv, env=muster_env(tmp_path / "home"), stdin=slave, stdout=slave, stderr=slave,
         start_new_session=True, preexec_fn=lambda: set_terminal(slave),  # noqa: PLW1509 - no threads here
     )  # fmt: skip
     os.close(slave)

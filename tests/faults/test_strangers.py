@@ -4,11 +4,11 @@ import asyncio
 import hashlib
 import os
 import subprocess
-import sys
 
 import pytest
 
-from ports import reserve_port
+from kit.command import MUSTER
+from kit.ports import reserve_port
 from torchmuster.net.channel import ChannelClosedError, connect
 from torchmuster.net.handshake import HandshakeError, Role
 from torchmuster.net.messages import ExecStart
@@ -23,9 +23,7 @@ def head(tmp_path):
     port = reserve_port()
     (tmp_path / "train.py").write_text(WAITS)
     argv = [
-        sys.executable,
-        "-m",
-        "torchmuster",
+        *MUSTER,
         "torchrun",
         "--nnodes=1:2",
         "--rdzv-id=7",

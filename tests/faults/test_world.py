@@ -4,11 +4,10 @@ import json
 import os
 import signal
 import subprocess
-import sys
 
 import pytest
-from harness import job_env
 
+from kit.command import MUSTER, muster_env
 from kit.waiting import wait_until
 
 pytest.importorskip("torch", reason="the workers need torch (extra `train`)")
@@ -119,8 +118,8 @@ def test_logs_f_shows_what_is_written_until_the_run_ends(job):
     run = job().start()
     run.wait_up(0)
     follower = subprocess.Popen(
-        [sys.executable, "-m", "torchmuster", "logs", "last", "-f", "--rank", "3"],
-        env=job_env(run.home), stdout=subprocess.PIPE, text=True,
+        [*MUSTER, "logs", "last", "-f", "--rank", "3"],
+        env=muster_env(run.home), stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
         assert follower.stdout.readline() == "rank 3 is up\n"

@@ -3,10 +3,11 @@
 import importlib.util
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from kit.command import MUSTER
 
 FOLDER = Path(__file__).parents[2] / "examples" / "side_by_side"
 NEEDS = {
@@ -24,7 +25,7 @@ def test_a_script_of_the_comparison_trains_and_resumes(script, tmp_path):
     if importlib.util.find_spec(NEEDS[script]) is None:
         pytest.skip(f"the extra `frameworks` is not installed: no {NEEDS[script]}")
     variables = {"MUSTER_HOME": str(tmp_path / "home"), "OMP_NUM_THREADS": "1", "NODES": "1"}
-    line = [sys.executable, "-m", "torchmuster", "run", "--nproc-per-node", "2"]
+    line = [*MUSTER, "run", "--nproc-per-node", "2"]
     for _ in range(2):
         ended = subprocess.run(
             [*line, FOLDER / script],

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = str(Path(__file__).parents[2] / "src")
+from kit.command import SOURCE
+
 RUN_ID = re.compile(r"\d{8}-\d{6}-([A-Za-z0-9-]+)-[0-9a-f]{4}")
 
 # Name of the golden file: command line. Exit code 2 unless `EXIT_CODES` says another.
@@ -171,7 +172,7 @@ def muster(place, words, *, before=(), **environment):
         "MUSTER_HOME": str(place / "home"),
         "MUSTER_ON": "local",
         "CUDA_VISIBLE_DEVICES": "",
-        "PYTHONPATH": SOURCE,
+        "PYTHONPATH": str(SOURCE),
     }
     return subprocess.run(
         [*before, sys.executable, "-m", "torchmuster", *words],

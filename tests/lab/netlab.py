@@ -47,14 +47,14 @@ import sys
 import tempfile
 from pathlib import Path
 
+from kit.command import SOURCE
 from kit.waiting import wait_until
+from kit.world import MACHINE_PATH
 from lab import host_files, lab_ssh
 from lab.parts import DOCKER, HSN, MGMT, USUAL, Host, Network
-from own_world import MACHINE_PATH
 
 __all__ = ["DOCKER", "HSN", "MGMT", "SOURCE", "Host", "NetLab", "Network", "why_not"]
 HERE = Path(__file__).parent
-SOURCE = HERE.parents[1] / "src"
 PROGRAMS = ("ip", "tc", "nft", "nsenter", "unshare", "sshd", "ssh", "ssh-keygen")
 # What the kernel must allow: all kinds of namespaces, a bridge and a firewall in one.
 TRIAL = "ip link add lab0 type bridge && nft add table inet lab0"

@@ -1,10 +1,10 @@
 """`muster doctor` on hosts with real networks, each with one thing wrong: it is named, and nothing else is worse."""
 
 import json
-import sys
 
 import pytest
 
+from kit.command import MUSTER
 from lab.netlab import Host
 from lab.trains import muster_environment
 
@@ -31,7 +31,7 @@ def _as_found(request):
 def doctor(lab, *words):
     """Return exit code and what `muster doctor --json` says of n1 and n2, seen from the laptop."""
     env = muster_environment(lab) | {"MUSTER_SSH": " ".join(lab.ssh)}
-    argv = [sys.executable, "-m", "torchmuster", "doctor", "--hosts", "n1,n2", "--no-job", "--json"]
+    argv = [*MUSTER, "doctor", "--hosts", "n1,n2", "--no-job", "--json"]
     done = lab.run(lab.controller, [*argv, *words], env=env, limit_s=LIMIT_S)
     assert done.stdout.startswith("{"), done.stderr
     return done.returncode, json.loads(done.stdout)
@@ -137,7 +137,7 @@ def test_before_a_start_a_healthy_pair_gets_no_line(pair):
     env = muster_environment(pair) | {"MUSTER_SSH": " ".join(pair.ssh)}
     home = pair.root(pair.controller) / "home"
     (home / "train.py").write_text("print('trained')\n")
-    argv = [sys.executable, "-m", "torchmuster", "run", "--hosts", "n1,n2", "train.py"]
+    argv = [*MUSTER, "run", "--hosts", "n1,n2", "train.py"]
     done = pair.run(pair.controller, argv, env=env, limit_s=LIMIT_S)
     assert done.returncode == 0, done.stderr
     assert "preflight" not in done.stdout + done.stderr

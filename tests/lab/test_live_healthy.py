@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import pytest
 
+from kit.command import SOURCE
 from lab.live.case import CAREFUL, NAMES, Bench, chosen, train
-from lab.netlab import HSN, SOURCE, Host, Network
+from lab.netlab import HSN, Host, Network
 from lab.parts import USUAL
 
 pytestmark = pytest.mark.netns

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from kit.command import SOURCE
 from kit.waiting import wait_until
+from kit.world import MACHINE_PATH
 from lab.footprint import inside, machine
-from lab.netlab import DOCKER, HSN, MGMT, SOURCE, Host, NetLab, Network
-from own_world import MACHINE_PATH
+from lab.netlab import DOCKER, HSN, MGMT, Host, NetLab, Network
 
 pytestmark = pytest.mark.netns
 TESTS = Path(__file__).parents[1]

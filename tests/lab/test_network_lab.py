@@ -6,7 +6,8 @@ interface on which the hosts don't reach each other, and docker's address on all
 
 import pytest
 
-from lab.trains import MUSTER, SCRIPT, TORCHRUN, Together, muster_environment
+from kit.command import MUSTER
+from lab.trains import SCRIPT, TORCHRUN, Together, muster_environment
 
 pytestmark = pytest.mark.netns
 # What people write: a name of the first host, or of the host that they are on.

@@ -12,7 +12,8 @@ import sys
 
 import pytest
 
-from lab.netlab import SOURCE, Host, NetLab, Network
+from kit.command import SOURCE
+from lab.netlab import Host, NetLab, Network
 from torchmuster.cli.diagnosis.plan_measure import _read_measured, read_cluster
 from torchmuster.diagnose.facts import step_probe, tiny_job
 from torchmuster.diagnose.plan.scaling import predict

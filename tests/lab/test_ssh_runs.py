@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from kit.command import MUSTER, SOURCE
 from kit.waiting import wait_until
-from lab.netlab import SOURCE, Host
-from lab.trains import MUSTER, SCRIPT
+from lab.netlab import Host
+from lab.trains import SCRIPT
 
 pytestmark = pytest.mark.netns
 GONE_LIMIT_S = 30.0

@@ -4,8 +4,9 @@ import time
 
 import pytest
 
+from kit.command import MUSTER
 from lab.netlab import Host
-from lab.trains import MUSTER, SCRIPT, Together, muster_environment
+from lab.trains import SCRIPT, Together, muster_environment
 
 pytestmark = pytest.mark.netns
 NAMES = ("10.10.0.1 n1", "10.10.0.2 n2")

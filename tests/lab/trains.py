@@ -4,8 +4,8 @@ import subprocess
 import sys
 import time
 
+from kit.command import SOURCE
 from kit.waiting import wait_until
-from lab.netlab import SOURCE
 
 # All-reduce over gloo; what each rank got is one write, so that lines stay whole.
 SCRIPT = """
@@ -28,7 +28,6 @@ if "write" in sys.argv:
     with open(f"made-by-{dist.get_rank()}", "w") as file:
         file.write("output\\n")
 """
-MUSTER = (sys.executable, "-m", "torchmuster")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 
 

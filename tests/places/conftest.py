@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from kit.command import SOURCE
 from torchmuster.node.sandbox.place import namespaces_available
 
 NOBODY = 65534
 LIMIT_S = 90.0
-SOURCE = Path(__file__).parents[2] / "src"
 STAGE = Path(__file__).with_name("stage.py")
 
 

@@ -3,11 +3,11 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-SOURCE = str(Path(__file__).parents[2] / "src")
+from kit.command import SOURCE
+
 # The parent's end of the pipe: when the tests end, however they end, so does the server.
 SERVER = """
 import os, sys
@@ -72,7 +72,7 @@ def bucket(s3_env, monkeypatch, bucket_names):
 @pytest.fixture
 def python(s3_env, tmp_path):
     """Return how to start our module, or a script, in a child process."""
-    env = {"PYTHONPATH": SOURCE, "PATH": os.defpath, "HOME": str(tmp_path), **s3_env}
+    env = {"PYTHONPATH": str(SOURCE), "PATH": os.defpath, "HOME": str(tmp_path), **s3_env}
 
     def start(*words, **options):
         return subprocess.Popen([sys.executable, *words], env=env, text=True, **options)

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from cluster.pbs import pbs
-from ports import reserve_port
+from kit.command import MUSTER, SOURCE
+from kit.ports import reserve_port
 from seeds.listings import listing, put_script
 
 pytest.importorskip("torch")
 __all__ = ["pbs"]
-SOURCE = Path(__file__).parents[2] / "src"
 USER = "/home/users/<your-username>"
 # A cluster of two hosts that have neither GPUs nor a resource of their own; both are this machine, whose name is another.
 SITE = [
@@ -73,7 +73,7 @@ def free_port():
 
 
 def muster(job, *words):
-    argv = [sys.executable, "-m", "torchmuster", *words]
+    argv = [*MUSTER, *words]
     return subprocess.run(argv, cwd=job.tmp_path, capture_output=True, text=True, timeout=60)
 
 

@@ -4,19 +4,17 @@ The tutorial had 4 and 2 workers and 50 epochs; here they are 2 and 1, and 12. B
 of its own; so either may become the head, and which ranks a machine has is not fixed.
 """
 
-import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from ports import reserve_port
+from kit.command import muster_env
+from kit.ports import reserve_port
 from seeds.listings import listing, put_script
 
 torch = pytest.importorskip("torch")
-SOURCE = Path(__file__).parents[2] / "src"
 # Of 2048 samples each of 3 ranks reads 683 an epoch, and a first batch of 32 twice: this is in the middle of epoch 6.
 DIES_AT_READING = 6 * (683 + 32) + 350
 FAULT = f"""
@@ -69,7 +67,7 @@ def _start(machine, number, port, more, fault):
     ]
     line = listing("eap/torchrun.sh", changes)
     line = line.replace("muster ", f"{sys.executable} -m torchmuster ", 1)
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "MUSTER_HOME": str(machine / "home")}
+    environment = muster_env(machine / "home")
     return subprocess.Popen(
         ["bash", "-c", line],
         cwd=machine,

@@ -9,14 +9,13 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
+from kit.command import MUSTER, SOURCE
+from kit.ports import reserve_port
 from kit.waiting import wait_until
-from own_world import MACHINE_PATH
-from ports import reserve_port
+from kit.world import MACHINE_PATH
 
-SOURCE = Path(__file__).parents[2] / "src"
 _START_LIMIT_S = 15.0
 _SERVER = """\
 Port {port}
@@ -147,7 +146,7 @@ class Hosts:
     def start(self, *words, command="run", **more):
         """Start `muster run`, or another command, in the code folder."""
         return subprocess.Popen(
-            [sys.executable, "-m", "torchmuster", command, *words],
+            [*MUSTER, command, *words],
             cwd=self.code,
             env=self.environment(**more),
             stdout=subprocess.PIPE,

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from kit.command import SOURCE
 from kit.waiting import wait_until
-from ssh.hosts import SOURCE, processes_with
+from ssh.hosts import processes_with
 
 MUSTER = f"PYTHONPATH={SOURCE} {sys.executable} -m torchmuster"
 # The lead and its helper meet at a barrier; `use` reads what the lead made; `last` runs beside nobody.

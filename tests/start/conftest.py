@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ports import reserve_port
+from kit.ports import reserve_port
 from start.ways import FORKED, FRESH, PLAIN, Outcome, Place, make_place, together
 
 PROBE = Path(__file__).with_name("probe.py")

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = str(Path(__file__).parents[2] / "src")
+from kit.command import MUSTER, SOURCE
+
 LIMIT_S = 120
 NO_GPUS = {"CUDA_VISIBLE_DEVICES": ""}
 
@@ -52,12 +53,12 @@ class Launch:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("PET_", "MUSTER_"))}
         kept.pop("OMP_NUM_THREADS", None)
         ours = {
-            "PYTHONPATH": SOURCE,
+            "PYTHONPATH": str(SOURCE),
             "MUSTER_HOME": str(self.folder / "home"),
             "TOLD": str(self.folder / "told"),
         }
         return subprocess.Popen(
-            [sys.executable, "-m", "torchmuster", "torchrun", *words],
+            [*MUSTER, "torchrun", *words],
             env={**kept, **ours, **self.env, **env},
             cwd=self.folder,
             stdin=subprocess.DEVNULL,

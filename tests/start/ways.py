@@ -20,17 +20,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from kit.command import SOURCE
 from torchmuster import proc
 from torchmuster.model.message import decode, encode
 from torchmuster.model.plan import Program, ScriptKind, StartMethod
 from torchmuster.node.spawner import messages
 from torchmuster.node.spawner.start import start_spawner
 
-SOURCE = str(Path(__file__).parents[2] / "src")
 # The client is started without PYTHONPATH, which the job would inherit.
-MUSTER = (
-    f"import sys; sys.path.insert(0, {SOURCE!r}); from torchmuster.cli.main import main; main()"
-)
+MUSTER = f"import sys; sys.path.insert(0, {str(SOURCE)!r}); from torchmuster.cli.main import main; main()"
 LIMIT_S = 120.0
 _PING_EVERY_S = 2.0  # a spawner kills its workers when it has heard nothing for 10 s
 

@@ -1,30 +1,21 @@
 """Start training scripts in the ways that users do, and read what they wrote."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
+from kit.command import MUSTER, muster_env
+
 HERE = Path(__file__).parent
 EXACT = HERE / "exact_script.py"
 PYTHON = sys.executable
-_MARKS = ("SLURM_", "PBS_", "PMI_", "OMPI_", "PALS_", "TORCHELASTIC_", "TORCHMUSTER_")
-_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
-
-
-def clean_environment(home, **more):
-    """Return this process's environment without any launcher's variables."""
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(_MARKS) and k not in _NAMES}
-    kept.pop("MASTER_ADDR", None)
-    kept.pop("MASTER_PORT", None)
-    return {**kept, "MUSTER_HOME": str(home), "OMP_NUM_THREADS": "1", **more}
 
 
 def muster(home, num_workers, *script, restarts=0, nodes=1, check=True, timeout_s=150):
     """Run a script under `muster run` on this machine."""
-    line = [PYTHON, "-m", "torchmuster", "run", "--nodes", nodes, "--nproc-per-node", num_workers]
+    line = [*MUSTER, "run", "--nodes", nodes, "--nproc-per-node", num_workers]
     line += ["--max-restarts", restarts, *script]
-    return run(line, clean_environment(home), check=check, timeout_s=timeout_s)
+    return run(line, muster_env(home), check=check, timeout_s=timeout_s)
 
 
 def run(line, environment, *, check=True, timeout_s=150):

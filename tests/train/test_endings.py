@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from launching import PYTHON, clean_environment, muster
-from ports import reserve_port
+from kit.command import muster_env
+from kit.ports import reserve_port
+from launching import PYTHON, muster
 
 SCRIPT = Path(__file__).with_name("ending_script.py")
 WAYS = {"raise": 1, "exit": 3, "leave": 0, "break": 0}
@@ -59,9 +60,7 @@ def test_an_end_under_muster_is_prompt_and_clean(how, tmp_path):
 
 @pytest.mark.parametrize("how", ["raise", "exit", "break"])
 def test_an_end_without_a_launcher_is_prompt_and_clean(how, tmp_path):
-    code, said = run_until_end(
-        [PYTHON, SCRIPT, how, tmp_path], clean_environment(tmp_path / "home")
-    )
+    code, said = run_until_end([PYTHON, SCRIPT, how, tmp_path], muster_env(tmp_path / "home"))
     assert code == WAYS[how], said
     assert seconds_since_the_step(tmp_path) < PROMPT_S, said
     assert ("ValueError: bad batch" in said) == (how == "raise"), said
@@ -74,7 +73,7 @@ def test_a_rank_that_raises_takes_the_other_along_where_nobody_kills_it(tmp_path
     ranks = [
         subprocess.Popen(
             [PYTHON, str(SCRIPT), "raise", str(tmp_path)],
-            env=clean_environment(tmp_path / "home", RANK=str(rank), **common),
+            env=muster_env(tmp_path / "home", RANK=str(rank), **common),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

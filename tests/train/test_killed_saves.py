@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from launching import HERE, clean_environment, run
+from kit.command import muster_env
+from launching import HERE, run
 
 NUM_STEPS = 8
 
@@ -14,7 +15,7 @@ NUM_STEPS = 8
 def report(tmp_path_factory):
     out = tmp_path_factory.mktemp("killed")
     line = [sys.executable, HERE / "kill_at_each_operation.py", out]
-    run(line, clean_environment(out / "home"))
+    run(line, muster_env(out / "home"))
     return json.loads((out / "report.json").read_text())
 
 

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from launching import EXACT, clean_environment, muster, run, run_each, weights
-from ports import reserve_port
+from kit.command import muster_env
+from kit.ports import reserve_port
+from launching import EXACT, muster, run, run_each, weights
 
 QUICK = ["--epochs", 1, "--samples", 40]
 
@@ -21,13 +22,13 @@ def reference(tmp_path_factory):
 def test_torchrun_gives_the_same_weights(tmp_path, reference):
     torchrun = Path(sys.executable).with_name("torchrun")
     line = [torchrun, "--standalone", "--nproc-per-node", 2, EXACT, tmp_path, *QUICK]
-    run(line, clean_environment(tmp_path / "home"))
+    run(line, muster_env(tmp_path / "home"))
     assert weights(tmp_path) == weights(tmp_path, 1) == reference
 
 
 def test_srun_with_one_task_a_worker_gives_the_same_weights(tmp_path, reference):
     def task(rank):
-        return clean_environment(
+        return muster_env(
             tmp_path / "home",
             SLURM_JOB_ID="4711",
             SLURM_STEP_ID="0",
@@ -51,7 +52,7 @@ def test_mpiexec_under_pbs_gives_the_same_weights(tmp_path, reference):
     node_file.write_text("n1\nn1\n")
 
     def rank_of(rank):
-        return clean_environment(
+        return muster_env(
             tmp_path / "home",
             PBS_JOBID="9.ctl",
             PBS_NODEFILE=str(node_file),
@@ -68,7 +69,7 @@ def test_mpiexec_under_pbs_gives_the_same_weights(tmp_path, reference):
 
 
 def test_no_launcher_is_a_world_of_one(tmp_path):
-    run([sys.executable, EXACT, tmp_path, *QUICK], clean_environment(tmp_path / "home"))
+    run([sys.executable, EXACT, tmp_path, *QUICK], muster_env(tmp_path / "home"))
     one = weights(tmp_path)
     other = tmp_path / "muster"
     other.mkdir()

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from launching import PYTHON, clean_environment, muster, weights
+from kit.command import MUSTER, muster_env
+from launching import PYTHON, muster, weights
 from torchmuster.files.layout import short_id
 
 SCRIPT = Path(__file__).with_name("preempt_script.py")
@@ -30,10 +31,10 @@ class Interrupted:
     def __init__(self, out, world_size, *options):
         self.out, self.world_size = out, world_size
         self.home = out / "home"
-        line = [PYTHON, "-m", "torchmuster", "run", "--nproc-per-node", world_size]
+        line = [*MUSTER, "run", "--nproc-per-node", world_size]
         self.process = subprocess.Popen(
             [str(word) for word in (*line, SCRIPT, out, *options)],
-            env=clean_environment(self.home),
+            env=muster_env(self.home),
             stderr=subprocess.PIPE,
             text=True,
         )
@@ -191,7 +192,7 @@ def test_a_time_limit_that_comes_near_stops_with_a_save(limit, tmp_path):
     more = {"SLURM_JOB_END_TIME": str(int(time.time()) + 62)} if limit == "slurm" else {}
     options = ["--time-limit", 2] if limit == "option" else []
     environment = {
-        **clean_environment(tmp_path / "home"),
+        **muster_env(tmp_path / "home"),
         "TORCHELASTIC_RESTART_COUNT": "0",
         **more,
     }

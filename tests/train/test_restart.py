@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from launching import EXACT, PYTHON, clean_environment, run
+from kit.command import MUSTER, muster_env
+from launching import EXACT, run
 
 SCRIPT = Path(__file__).with_name("slow_script.py")
 
@@ -20,8 +21,8 @@ def records(home):
 
 
 def command(home, *words, **variables):
-    environment = clean_environment(home, **variables)
-    return run([PYTHON, "-m", "torchmuster", *words], environment, check=False)
+    environment = muster_env(home, **variables)
+    return run([*MUSTER, *words], environment, check=False)
 
 
 def test_a_time_limit_ends_the_run_with_75_and_a_restart_goes_on_and_finishes(tmp_path):

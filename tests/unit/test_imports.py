@@ -1,14 +1,13 @@
 """What is imported, measured in fresh interpreters: the node side must travel, the client be quick."""
 
 import json
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-SOURCE = str(Path(__file__).parents[2] / "src")
+from kit.command import SOURCE, muster_env
+
 # `before` holds what a fresh interpreter has anyway; only the difference tells.
 IMPORT = """
 import json, sys
@@ -30,7 +29,7 @@ NODE_SIDE = [
 
 def imported_by(*names, flags=("-I", "-S")):
     done = subprocess.run(
-        [sys.executable, *flags, "-c", IMPORT, SOURCE, *names], capture_output=True, text=True
+        [sys.executable, *flags, "-c", IMPORT, str(SOURCE), *names], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -64,7 +63,7 @@ def test_help_and_views_import_neither_asyncio_nor_torch(words, tmp_path):
         [sys.executable, "-X", "importtime", "-m", "torchmuster", *words],
         capture_output=True,
         text=True,
-        env={**os.environ, "PYTHONPATH": SOURCE, "MUSTER_HOME": str(tmp_path)},
+        env=muster_env(tmp_path),
     )
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
 

@@ -3,14 +3,13 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from kit.command import MUSTER, muster_env
 from kit.waiting import wait_until
 
-SOURCE = Path(__file__).parents[2] / "src"
 LIMIT_S = 60.0
 
 
@@ -23,10 +22,10 @@ class Workflow:
         self.run_dir = self.home / "runs" / "r"
         (folder / "w.yaml").write_text(text)
         out = os.open(folder / "out.txt", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-        environment = {**os.environ, "PYTHONPATH": str(SOURCE), "MUSTER_HOME": str(self.home)}
+        environment = muster_env(self.home)
         words = ["submit", "w.yaml", "--run-id", "r", "--backoff", "0.2", *options]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "torchmuster", *words],
+            [*MUSTER, *words],
             cwd=folder,
             env=environment,
             stdin=subprocess.DEVNULL,

@@ -2,25 +2,15 @@
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 
+from kit.command import muster_env, run_muster
 from kit.waiting import wait_until
-from workflows.conftest import SOURCE
 
 
 def muster(workflow, *words):
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "MUSTER_HOME": str(workflow.home)}
-    return subprocess.run(
-        [sys.executable, "-m", "torchmuster", *words],
-        cwd=workflow.folder,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=environment,
-    )
+    return run_muster(*words, env=muster_env(workflow.home), cwd=workflow.folder, limit_s=60)
 
 
 def test_urls_are_downloaded_and_uploaded_with_their_filters(run_workflow, tmp_path):

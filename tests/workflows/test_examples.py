@@ -4,14 +4,13 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from kit.command import SOURCE, muster_env, run_muster
 from kit.waiting import wait_until
-from workflows.conftest import SOURCE
 
 EXAMPLES = SOURCE.parent / "examples" / "workflows"
 
@@ -22,22 +21,12 @@ def muster(tmp_path):
     folder = tmp_path / "workflows"
     shutil.copytree(EXAMPLES, folder)
     environment = {
-        **os.environ,
+        **muster_env(tmp_path / "home"),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "PYTHONPATH": str(SOURCE),
-        "MUSTER_HOME": str(tmp_path / "home"),
-        "OMP_NUM_THREADS": "1",
     }
 
     def call(*words):
-        return subprocess.run(
-            [sys.executable, "-m", "torchmuster", *words],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            env=environment,
-        )
+        return run_muster(*words, env=environment, cwd=folder)
 
     yield call
     runs = tmp_path / "home" / "runs"

@@ -18,8 +18,9 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.workflows.conftest import SOURCE, Workflow
+from tests.workflows.conftest import Workflow
 
+from kit.command import SOURCE
 from kit.waiting import wait_until
 from torchmuster.node.sandbox.place import namespaces_available
 

@@ -6,13 +6,13 @@ Its `train.py` and its barrier are links there: here they are short scripts with
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parents[2] / "src"
+from kit.command import muster_env, run_muster
+
 OSMO = Path(__file__).parents[1] / "seeds" / "osmo"
 TRAIN = """
 import argparse, os, torch, torch.distributed as dist
@@ -73,18 +73,14 @@ def muster(tmp_path):
 
     def call(*words, limit_s=150):
         path = f"{tmp_path / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-        return subprocess.run(
-            [sys.executable, "-m", "torchmuster", *words],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=limit_s,
+        return run_muster(
+            *words,
             env={
-                **os.environ,
+                **muster_env(tmp_path / "home"),
                 "PATH": path,
-                "PYTHONPATH": str(SOURCE),
-                "MUSTER_HOME": str(tmp_path / "home"),
             },
+            cwd=tmp_path,
+            limit_s=limit_s,
         )
 
     return call

@@ -18,9 +18,10 @@ from dataclasses import dataclass
 
 import pytest
 
+from kit.command import MUSTER, SOURCE
 from kit.waiting import wait_until
-from lab.netlab import SOURCE, Host
-from lab.trains import MUSTER, TORCHRUN, Together, muster_environment
+from lab.netlab import Host
+from lab.trains import TORCHRUN, Together, muster_environment
 
 DOCTOR_LIMIT_S = 120.0
 FAULTS: list["Fault"] = []

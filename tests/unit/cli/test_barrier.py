@@ -7,16 +7,15 @@ import socket
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 
+from kit.command import SOURCE
+from kit.ports import reserve_port
 from kit.waiting import wait_until
-from ports import reserve_port
 from torchmuster.model.contract import TASK_SOCKET_VARIABLE
 from unit.node.fake_head import FakeHead
 
-SOURCE = str(Path(__file__).parents[3] / "src")
 DEADLINE_S = 60.0
 COMMAND = (
     "from torchmuster.cli.main import COMMANDS, main;"
@@ -30,7 +29,7 @@ class Process:
     """A command whose standard error is read line by line while it runs."""
 
     def __init__(self, *argv, **variables):
-        environment = {"PYTHONPATH": SOURCE, "PATH": "/usr/bin:/bin", **variables}
+        environment = {"PYTHONPATH": str(SOURCE), "PATH": "/usr/bin:/bin", **variables}
         self.popen = subprocess.Popen(
             [sys.executable, *argv],
             stdout=subprocess.PIPE,

@@ -3,22 +3,17 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import click
 import pytest
 
+from kit.command import SOURCE, run_muster
 from torchmuster.cli.main import COMMANDS, SECTIONS
-
-SOURCE = str(Path(__file__).parents[3] / "src")
 
 
 def muster(*words, home):
-    return subprocess.run(
-        [sys.executable, "-m", "torchmuster", *words],
-        capture_output=True,
-        text=True,
-        env={"PYTHONPATH": SOURCE, "MUSTER_HOME": str(home), "PATH": "/usr/bin:/bin"},
+    return run_muster(
+        *words, env={"PYTHONPATH": str(SOURCE), "MUSTER_HOME": str(home), "PATH": "/usr/bin:/bin"}
     )
 
 
@@ -94,7 +89,7 @@ def test_no_help_text_shows_the_mark_that_keeps_lines_apart(tmp_path):
 def complete(*words, home):
     typed = ["muster", *words]
     environment = {
-        "PYTHONPATH": SOURCE,
+        "PYTHONPATH": str(SOURCE),
         "MUSTER_HOME": str(home),
         "HOME": str(home),
         "_MUSTER_COMPLETE": "bash_complete",

@@ -4,11 +4,11 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-SOURCE = str(Path(__file__).parents[3] / "src")
+from kit.command import SOURCE
+
 PROLOGUE = """
 import os, sys, time
 from torchmuster.files.terminal import TerminalVoice

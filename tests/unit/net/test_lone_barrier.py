@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from ports import reserve_port
+from kit.ports import reserve_port
 from torchmuster.errors import BarrierError, BarrierTimeoutError, UsageError
 from torchmuster.net import lone_barrier
 from torchmuster.net.channel import connect

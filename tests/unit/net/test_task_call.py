@@ -6,11 +6,11 @@ import socket
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 
 import torchmuster
+from kit.command import SOURCE
 from kit.waiting import wait_until
 from torchmuster.errors import (
     BarrierError,
@@ -24,8 +24,6 @@ from torchmuster.net import task_call
 from torchmuster.net.task_call import call_agent, wait_at_barrier
 from torchmuster.node.worker_socket import make_socket_folder
 from unit.node.fake_head import FakeHead
-
-SOURCE = str(Path(__file__).parents[3] / "src")
 
 
 @contextlib.contextmanager

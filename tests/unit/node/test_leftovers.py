@@ -3,13 +3,12 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from kit.command import SOURCE
 from torchmuster.node.leftovers import hold, note_owner, sweep
 
-SOURCE = str(Path(__file__).parents[3] / "src")
 AGENT = """
 import os, sys
 from torchmuster.node.leftovers import hold, note_owner

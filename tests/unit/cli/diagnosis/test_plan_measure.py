@@ -1,10 +1,8 @@
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
+from kit.command import muster_env, run_muster
 from torchmuster.cli.diagnosis.plan_measure import _read_measured, read_cluster
 
 PROBED = {
@@ -85,10 +83,8 @@ for step in range(int(sys.argv[1])):
 def muster_plan(folder, *words):
     (folder / "train.py").write_text(TRAIN)
     (folder / "beside.py").write_text("")
-    env = {**os.environ, "MUSTER_HOME": str(folder / "home"), "MUSTER_ON": "local"}
-    env |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    argv = [sys.executable, "-m", "torchmuster", "plan", *words]
-    return subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=150)
+    env = muster_env(folder / "home", CUDA_VISIBLE_DEVICES="")
+    return run_muster("plan", *words, env=env, cwd=folder, limit_s=150)
 
 
 def test_a_script_and_a_network_are_measured_by_ordinary_runs(tmp_path):

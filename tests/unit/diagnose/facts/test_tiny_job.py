@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from ports import reserve_port
+from kit.ports import reserve_port
 from torchmuster.diagnose.facts import tiny_job
 
 

@@ -87,6 +87,7 @@ _FAMILIES = (
     *("OMPI_", "PMI_", "PMIX_", "PRTE_", "MPI_", "MPIR_", "HYDRA_", "I_MPI_", "MV2_"),
     *(
         "MUSTER_",
+        "PET_",
         "TORCHMUSTER_",
         "TORCHELASTIC_",
         "TORCH_",

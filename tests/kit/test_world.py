@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import own_world
+from kit import world
 
 TESTS = Path(__file__).parents[1]
 CALLED = "the real thing was called"
@@ -29,7 +29,7 @@ def command(path, text=f"#!/bin/sh\necho {CALLED} >&2\nexit 97\n"):
 @pytest.fixture
 def evil(tmp_path):
     """Return the environment of a shell in a job of a cluster, with commands and settings that do harm."""
-    for name in sorted(own_world.HIDDEN):
+    for name in sorted(world.HIDDEN):
         command(tmp_path / "bin" / name)
     config = tmp_path / "home" / ".config" / "muster" / "config.toml"
     config.parent.mkdir(parents=True)
@@ -39,14 +39,14 @@ def evil(tmp_path):
     settings = {"SLURM_CONF": "/nonexistent", "PBS_CONF_FILE": "/nonexistent", "MUSTER_ON": "evil"}
     settings |= {"MUSTER_HOME": "/nonexistent/muster", "GLOO_SOCKET_IFNAME": "evil0"}
     settings |= {"XDG_CONFIG_HOME": str(config.parents[1]), "HOME": str(tmp_path / "home")}
-    path = {"PATH": f"{tmp_path / 'bin'}:{own_world.MACHINE_PATH}"}
-    return {**own_world.MACHINE, **job, **settings, **path}
+    path = {"PATH": f"{tmp_path / 'bin'}:{world.MACHINE_PATH}"}
+    return {**world.MACHINE, **job, **settings, **path}
 
 
 def test_commands_of_schedulers_are_hidden_and_all_others_of_the_folder_stay(tmp_path):
     for name in ("srun", "mpiexec", "git"):
         command(tmp_path / "usr" / name)
-    path = own_world.own_path(f"{tmp_path / 'usr'}:/nonexistent:{tmp_path}", tmp_path / "own")
+    path = world.own_path(f"{tmp_path / 'usr'}:/nonexistent:{tmp_path}", tmp_path / "own")
     stand_in, missing, other = path.split(":")
     assert (missing, other) == ("/nonexistent", str(tmp_path))
     assert os.listdir(stand_in) == ["git"]
@@ -55,7 +55,7 @@ def test_commands_of_schedulers_are_hidden_and_all_others_of_the_folder_stay(tmp
 def test_a_virtual_environment_with_an_mpi_keeps_its_python(tmp_path):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
     command(tmp_path / "venv" / "bin" / "mpirun")
-    path = own_world.own_path(str(tmp_path / "venv" / "bin"), tmp_path / "own")
+    path = world.own_path(str(tmp_path / "venv" / "bin"), tmp_path / "own")
     argv = [f"{path}/python", "-c", "import sys; print(sys.prefix)"]
     done = subprocess.run(argv, capture_output=True, text=True)
     assert done.stdout.strip() == str(tmp_path / "venv")
@@ -64,7 +64,7 @@ def test_a_virtual_environment_with_an_mpi_keeps_its_python(tmp_path):
 
 def test_variables_of_jobs_and_settings_are_gone_and_what_asks_for_more_tests_stays(tmp_path, evil):
     evil |= {"MUSTER_LAB": "1", "LANG": "C.UTF-8"}
-    found = own_world.own_environment(evil, tmp_path)
+    found = world.own_environment(evil, tmp_path)
     foreign = ("SLURM", "PBS_", "OMPI_", "RANK", "GLOO_", "XDG_", "MUSTER_HOME")
     assert not [name for name in found if name.startswith(foreign)]
     assert (found["MUSTER_LAB"], found["LANG"], found["MUSTER_ON"]) == ("1", "C.UTF-8", "local")
