@@ -1,21 +1,27 @@
-"""The worker's side of progress: one record in a file of the agent's folder, overwritten in place.
+"""Where the loop stands, and telling it to the agent of this node; without an agent, nothing is told.
 
-A beat is one `pwrite` into the page cache, one or two microseconds, and never waits for the agent. Without an agent,
-or when the file can't be written, nothing happens.
+Progress is one record in a file of the agent's folder, overwritten in place: a beat is one `pwrite` into the page
+cache, one or two microseconds, and never waits for the agent. Other messages go over the worker socket.
 """
 
 import contextlib
 import fcntl
+import json
 import os
+import socket
+import struct
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
 
 from torchmuster.model import beats, contract
 from torchmuster.model.beats import RankPhase
 
 # The phases of shorter steps are told with the step: a stack says more of where a rank stands.
 _TELL_EVERY_S = 0.05
+_AGENT_TIMEOUT_S = 2.0
 _ALWAYS_TOLD = frozenset({RankPhase.SAVE, RankPhase.EVALUATE, RankPhase.BETWEEN, RankPhase.OVER})
 
 
@@ -130,3 +136,48 @@ def open_beats(environ: Mapping[str, str] = os.environ) -> Beats:
     finally:
         os.close(low)
     return Beats(fd)
+
+
+@dataclass(slots=True)
+class Pace:
+    """The batch in hand: the one value that loader, wrapped model and run share.
+
+    The loader says what the batch is; the wrapped model weighs its gradient by it; the run counts by it. Outside a
+    batch of our own loader everything counts as a whole step.
+
+    Attributes:
+        weight: What this rank's mean loss counts in the global mean; 1 without our loader.
+        count: Samples of this rank's share; 0 for a repeated sample that must not count; None
+            without our loader.
+        ends_step: Whether the optimizer steps after this micro-batch.
+        accumulates: Whether a step has several micro-batches.
+        serial: Counts the batches that were handed out.
+        beats: Tells the agent what is done now.
+    """
+
+    weight: float = 1.0
+    count: int | None = None
+    ends_step: bool = True
+    accumulates: bool = False
+    serial: int = 0
+    beats: Beats = field(default_factory=open_beats)
+
+    def clear(self) -> None:
+        """Say that no batch is in hand."""
+        self.weight, self.count, self.ends_step, self.accumulates = 1.0, None, True, False
+
+
+def tell_agent(kind: str, **fields: Any) -> None:
+    """Send one message to the agent of this node; without one, do nothing."""
+    path = os.environ.get(contract.SOCKET_VARIABLE)
+    if not path:
+        return
+    payload = json.dumps({"kind": kind, **fields}).encode()
+    with (
+        contextlib.suppress(OSError),
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as agent,
+    ):
+        agent.settimeout(_AGENT_TIMEOUT_S)
+        agent.connect(path)
+        agent.sendall(struct.pack("!I", len(payload)) + payload)
+        agent.recv(1)  # the agent has it before it hears of our end

@@ -8,15 +8,19 @@ import ctypes
 import json
 import os
 import socket
+import sys
+import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
+from types import TracebackType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from torchmuster.errors import MusterError, UsageError
+from torchmuster.model.display.text import render_report, report_of_error
 from torchmuster.net.address import interface_of
 from torchmuster.train.launch import Launch, Launcher, read_launch, torchrun_variables
 
@@ -59,6 +63,18 @@ class RankInfo:
     interface: str | None
     connect: Callable[[], Any]
     timeout_s: float
+
+    def describe(self) -> str:
+        """Return one line on the world: sizes, device, launcher, interface, timeout."""
+        size, launcher = self.launch.world_size, self.launch.launcher.value
+        workers = "worker" if size == 1 else "workers"
+        nodes = "node" if self.num_nodes == 1 else "nodes"
+        backend = "nccl" if self.device.type == "cuda" else "gloo"
+        over = f" over {self.interface}" if self.interface else ""
+        return (
+            f"{size} {workers} on {self.num_nodes} {nodes}, {self.device.type}, {backend}{over},"
+            f" started by {launcher}, timeout {self.timeout_s:g} s"
+        )
 
 
 def join(*, timeout_s: float = DEFAULT_TIMEOUT_S, device: str | None = None) -> RankInfo:
@@ -113,6 +129,35 @@ def leave(*, is_clean: bool) -> None:
         dist.destroy_process_group()
     # With an exception on its way out, NCCL's own destruction would wait for collectives that the
     # other ranks will never join: the end of the process takes the communicator along.
+
+
+def print_own_errors_in_words(on_failure: Callable[[], None]) -> None:
+    """Print our own errors without a traceback; call `on_failure` when any exception is on its way out.
+
+    NCCL's group must then not be destroyed in order: it would wait for the other ranks.
+    """
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        on_failure()
+        if isinstance(error, MusterError):
+            print(_in_words(error, trace), file=sys.stderr, end="", flush=True)
+        else:
+            previous(kind, error, trace)
+
+    sys.excepthook = hook
+
+
+def _in_words(error: MusterError, trace: TracebackType | None) -> str:
+    """Return the report on an error, with the line of the script that led to it."""
+    ours = os.path.dirname(os.path.dirname(__file__))
+    frames = [(f.f_code.co_filename, line) for f, line in traceback.walk_tb(trace)]
+    script = [(name, line) for name, line in frames if not name.startswith((ours, "<"))]
+    report = report_of_error(error)
+    if script:
+        line = f"{script[-1][0]}:{script[-1][1]}"
+        report = replace(report, at=f"{line}, {report.at}" if report.at else line)
+    return render_report(report)
 
 
 def _first_known(promised: int | None, found: int) -> int:

@@ -1,11 +1,14 @@
 """Weighted means over samples and ranks, without a device synchronisation or a collective a step.
 
 A step appends references to a list. Every n steps, or when somebody reads, the list becomes one sum a
-name on the device; reading reduces all names in one all-reduce.
+name on the device; reading reduces all names in one all-reduce. A run reduces every n steps, keeps the sums of the
+epoch, and writes to where metrics belong.
 """
 
 import math
 import numbers
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,9 +17,12 @@ import torch.distributed as dist
 
 from torchmuster.errors import UsageError
 from torchmuster.train.exchange import gather_json, sum_float64
+from torchmuster.train.sinks import MetricSink, MetricsRecord, StepsDone
 
 Number = Any  # float, int, or a tensor of one element
 _FOLD_EVERY = 256
+_FLAG = "muster/flag"
+Totals = dict[str, tuple[float, float]]  # sum and weight over all ranks
 
 
 @dataclass(slots=True)
@@ -84,22 +90,11 @@ class Meter:
         for column in self._columns.values():
             column.fold()
 
-    def reduce(self, device: torch.device) -> dict[str, float]:
-        """Return the means over all ranks, on every rank; a collective.
+    def totals(self, device: torch.device) -> Totals:
+        """Return `(sum, weight)` of each name over all ranks, on every rank; a collective.
 
-        A rank that has seen no sample may have no names: the names are agreed first.
-        """
-        sums = self.totals(device)
-        return {
-            name: total / weight if weight else float("nan")
-            for name, (total, weight) in sums.items()
-        }
-
-    def totals(self, device: torch.device) -> dict[str, tuple[float, float]]:
-        """Return `(sum, weight)` of each name over all ranks; a collective.
-
-        Names that all ranks know are one all-reduce, which also says whether any rank has another
-        one: those are agreed on, once, and reduced behind it.
+        A rank that has seen no sample may have no names. Names that all ranks know are one all-reduce, which
+        also says whether any rank has another one: those are agreed on, once, and reduced behind it.
         """
         self.fold()
         mine = sorted(set(self._columns) - set(self._agreed))
@@ -111,9 +106,7 @@ class Meter:
             self._agreed = [*self._agreed, *new]
         return {name: pair for name, pair in totals.items() if pair[1] or name in self._columns}
 
-    def _sum(
-        self, names: list[str], device: torch.device, *, extra: bool
-    ) -> tuple[dict[str, tuple[float, float]], int]:
+    def _sum(self, names: list[str], device: torch.device, *, extra: bool) -> tuple[Totals, int]:
         columns = [self._columns.get(name) or _Column() for name in names]
         parts = [value for column in columns for value in (column.sum, column.weight)]
         vector = torch.stack(
@@ -126,21 +119,83 @@ class Meter:
         pairs = {name: (values[2 * i], values[2 * i + 1]) for i, name in enumerate(names)}
         return pairs, int(count)
 
-    def local_sums(self) -> dict[str, tuple[float, float]]:
-        """Return this rank's `(sum, weight)` by name; reads from the device."""
-        self.fold()
-        return {name: (float(c.sum), c.weight) for name, c in self._columns.items()}
-
-    def load_sums(self, sums: dict[str, Any]) -> None:
-        """Go on from sums that a snapshot held."""
-        self._columns = {
-            name: _Column(sum=float(total), weight=float(weight))
-            for name, (total, weight) in sums.items()
-        }
-
     def clear(self) -> None:
         """Forget everything."""
         self._columns = {}
+
+
+class RunMetrics:
+    """Owns the meter; only rank 0 writes.
+
+    Attributes:
+        epoch_totals: Of the epoch so far, the same on all ranks.
+        total_steps: Of the whole run, for the time left; None when it isn't known.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        record: MetricsRecord,
+        sinks: list[MetricSink],
+        *,
+        is_first: bool,
+    ) -> None:
+        self.epoch_totals: Totals = {}
+        self.total_steps: int | None = None
+        self.record = record
+        self.sinks = sinks
+        self._is_first = is_first
+        self._device = device
+        self._meter = Meter()
+        self._progress = StepsDone(sys.stderr)
+
+    def begin(self, step: int) -> None:
+        """Count speed from `step`."""
+        self._progress.begin(step)
+
+    def add(self, values: Mapping[str, Number], weight: float) -> None:
+        """Add means over `weight` samples of this rank."""
+        self._meter.add(dict(values), weight)
+
+    def reduce(self, step: int, *, flag: bool = False) -> bool:
+        """Reduce and write what was added; return whether any rank gave the flag; a collective."""
+        self._meter.add({_FLAG: float(flag)}, 1.0)
+        totals = self._meter.totals(self._device)
+        self._meter.clear()
+        flagged = totals.pop(_FLAG)[0] > 0
+        for name, (total, weight) in totals.items():
+            before = self.epoch_totals.get(name, (0.0, 0.0))
+            self.epoch_totals[name] = (before[0] + total, before[1] + weight)
+        if self._is_first and totals:
+            means = means_of(totals)
+            self.write(step, means)
+            self._progress.show(step, self.total_steps, means)
+        return flagged
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Write values to the record and to all sinks."""
+        for sink in (self.record, *self.sinks):
+            sink.write(step, values)
+
+    def end_line(self) -> None:
+        """Leave the terminal's cursor on a new line."""
+        self._progress.end()
+
+    def close(self) -> None:
+        """Bring everything to its place."""
+        self._progress.end()
+        for sink in self.sinks:
+            sink.close()
+
+
+def means_of(totals: Totals) -> dict[str, float]:
+    """Return the weighted means."""
+    return {name: total / weight for name, (total, weight) in totals.items() if weight}
+
+
+def in_words(values: Mapping[str, Any]) -> str:
+    """Return `loss 0.1234  accuracy 0.99`."""
+    return "  ".join(f"{name} {value:.4g}" for name, value in values.items())
 
 
 def _not_a_scalar(name: str, what: str) -> UsageError:

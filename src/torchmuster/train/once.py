@@ -14,6 +14,7 @@ import json
 import os
 import re
 import socket
+import tempfile
 import threading
 import time
 import uuid
@@ -56,6 +57,31 @@ class OncePlace:
     say: Callable[[str], None]
     timeout_s: float = 3600.0
     lease_s: float = LEASE_S
+
+
+def node_folder(run_id: str, node_rank: int) -> str:
+    """Return where the markers of a run lie on this node: a folder of this user's alone.
+
+    Raises:
+        OnceError: It can't be made, or it is somebody else's.
+    """
+    scratch = os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir()
+    safe = "".join(c if c.isalnum() else "-" for c in run_id)
+    base = os.path.join(scratch, f"muster-once-{os.getuid()}-{safe}")
+    try:
+        os.makedirs(base, mode=0o700, exist_ok=True)
+        owner = os.stat(base).st_uid
+    except OSError as error:
+        raise OnceError("no folder for markers", where=base, why=error.strerror) from error
+    if owner != os.getuid():  # a shared temporary folder: anyone could have made it
+        raise OnceError(
+            "the folder for markers belongs to somebody else",
+            where=base,
+            why=f"its owner is user {owner}",
+            fix="name another one: tm.once(..., folder=...)",
+        )
+    # Nodes that are simulated on one machine have one temporary folder, and each its own work.
+    return os.path.join(base, f"node-{node_rank}")
 
 
 @contextmanager

@@ -27,11 +27,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from torchmuster.files import atomic
+from torchmuster.files.layout import RunDir
+from torchmuster.model import contract
+from torchmuster.model.links import may_be_followed
 from torchmuster.model.ranks import name_ranks
 from torchmuster.train.batches.workers import STOP_SIGNALS
 from torchmuster.train.group import DEFAULT_TIMEOUT_S, WorldError
 
 TIME_IS_UP = "the time limit is near"
+_DEADLINE_MARGIN_S = 60.0
 _POLL_S = 0.2
 _SAY_AFTER_S = 5.0
 _LISTENED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
@@ -42,6 +47,47 @@ _PREFIX = "muster/stop"
 _NEVER = 1 << 62  # the ceiling of a rank whose run has ended
 
 _listening: "StopWatch | None" = None
+
+
+class TimeLimit:
+    """When to stop by ourselves: at a run's own limit or the end of Slurm's job, less the time that a save takes."""
+
+    def __init__(self, limit_s: float | None) -> None:
+        self._limit_s = limit_s
+        self._began_at = _began_at()
+
+    def deadline(self, last_save_s: float) -> float | None:
+        """Return a time of `time.time()`; None where there is no limit."""
+        least_s = 3 * last_save_s
+        margin_s = max(_DEADLINE_MARGIN_S, least_s)
+        limits = []
+        if self._limit_s is not None:
+            margin_s = max(min(margin_s, self._limit_s / 4), least_s)
+            limits.append(self._began_at + self._limit_s)
+        # Source: https://slurm.schedmd.com/sbatch.html, SLURM_JOB_END_TIME, seconds since 1970.
+        slurm = os.environ.get("SLURM_JOB_END_TIME", "")
+        if slurm.isdecimal():
+            limits.append(float(slurm))
+        return min(limits) - margin_s if limits else None
+
+
+def _began_at() -> float:
+    """Return when the run began: under muster that is before its first attempt."""
+    run_dir = os.environ.get(contract.RUN_DIR_VARIABLE)
+    try:
+        return os.stat(RunDir(run_dir).plan).st_mtime if run_dir else time.time()
+    except OSError:
+        return time.time()
+
+
+def how_to_go_on() -> str:
+    """Say how a run goes on that has stopped with a snapshot."""
+    run_dir = os.environ.get(contract.RUN_DIR_VARIABLE)
+    if run_dir and may_be_followed(atomic.read_json(RunDir(run_dir).links)):
+        return "the next job of the run goes on from it, if its time was up"
+    if run_dir:  # its record says where it has saved
+        return f"`muster restart {os.path.basename(run_dir)}` goes on from it"
+    return "start it again to go on"
 
 
 class StopNow(BaseException):

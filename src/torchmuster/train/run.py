@@ -4,8 +4,6 @@ Everything that has to happen at a definite moment happens between two batches: 
 code for a step has run, in whatever order it was written.
 """
 
-import math
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,26 +11,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchmuster.errors import UsageError
-from torchmuster.files import atomic
-from torchmuster.files.layout import RunDir
 from torchmuster.model import contract
 from torchmuster.model.beats import RankPhase
-from torchmuster.model.links import may_be_followed
 from torchmuster.train import rng
-from torchmuster.train.agent_socket import tell_agent
 from torchmuster.train.batches.ledger import Sums
 from torchmuster.train.batches.loader import Loader
 from torchmuster.train.batches.proof import begin_ledger, prove
+from torchmuster.train.beats import tell_agent
+from torchmuster.train.clock import Clock
 from torchmuster.train.lockstep import Lockstep
-from torchmuster.train.meter import Number
+from torchmuster.train.meter import Number, RunMetrics, in_words, means_of
 from torchmuster.train.objects import OWN_NAME, Objects
-from torchmuster.train.preempt import TIME_IS_UP, StopWatch
-from torchmuster.train.runmetrics import RunMetrics, in_words, means_of
+from torchmuster.train.preempt import TIME_IS_UP, StopWatch, TimeLimit, how_to_go_on
 from torchmuster.train.saves import EndOfEpoch, Moment, Saves, generators_from_plain
 from torchmuster.train.snapshot.load import LoadedSnapshot
-from torchmuster.train.snapshot.state import MisfitError, SnapshotError, unpack
-
-_DEADLINE_MARGIN_S = 60.0
+from torchmuster.train.snapshot.state import MisfitError, unpack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,33 +36,8 @@ class RunSettings:
     every_s: float | None
     every_epoch: bool
     asynchronous: bool
-    on_save_error: str
     log_every: int
     time_limit_s: float | None
-
-
-@dataclass(slots=True)
-class Clock:
-    """Where the run stands, and what is due.
-
-    Attributes:
-        steps_done: Optimizer steps over all attempts.
-        is_due: A snapshot is to be made at the next boundary.
-        boundary_step: `steps_done` at the last boundary.
-        boundary_position: Epoch and position in the data there.
-        optimizer_steps: Since the last boundary.
-        told_epoch: The last epoch whose end was told.
-        epoch_began_at: By `time.monotonic()`.
-    """
-
-    steps_done: int = 0
-    epoch: int = 0
-    is_due: bool = False
-    boundary_step: int = 0
-    boundary_position: tuple[int, int] = (0, 0)
-    optimizer_steps: int = 0
-    told_epoch: int = -1
-    epoch_began_at: float = 0.0
 
 
 class Run:
@@ -90,20 +58,20 @@ class Run:
         self._settings = settings
         self._saves = saves
         self._metrics = metrics
-        self._clock = Clock()
+        self._clock = Clock(data, objects, world.pace)
         self._generators: dict[str, Any] | None = None  # to be put back at the next boundary
         self._generators_before_evaluation: dict[str, Any] | None = None
         self._end_of_epoch: EndOfEpoch | None = None
-        self._loaded_step: int | None = None
-        self._noted_step: int | None = None  # the last snapshot that the record knows to be whole
         self._batch_counted = -1
+        self._told_epoch = -1  # the last epoch whose end was told
+        self._epoch_began_at = 0.0  # by `time.monotonic()`
         self._is_over = False
-        self._began_at = _began_at()
+        limit = TimeLimit(settings.time_limit_s)
         self._watch = StopWatch(
             world.connect(),
             rank=world.rank,
             world_size=world.world_size,
-            deadline=self._deadline,
+            deadline=lambda: limit.deadline(saves.last_s),
             say=world.say,
             timeout_s=world.timeout_s,
         )
@@ -113,8 +81,6 @@ class Run:
             world_size=world.world_size,
             timeout_s=world.timeout_s,
         )
-        for optimizer in objects.optimizers():
-            optimizer.register_step_post_hook(self._note_optimizer_step)
         if data is not None:
             data.gate = self
 
@@ -139,12 +105,12 @@ class Run:
         clock, data = self._clock, self._data
         if clock.steps_done and clock.epoch >= num_epochs:
             self._world.say(f"all {num_epochs} epochs are done: nothing is left to train")
-        self._metrics.total_steps = self._steps_to_come(num_epochs)
+        self._metrics.total_steps = clock.steps_to_come(num_epochs)
         self._metrics.begin(clock.steps_done)
         while clock.epoch < num_epochs:
             if data is None or data.position == 0:
                 self._put_generators_back()
-            clock.epoch_began_at = time.monotonic()
+            self._epoch_began_at = time.monotonic()
             yield clock.epoch
             self._tell_epoch()
             self._metrics.epoch_totals = {}
@@ -216,7 +182,7 @@ class Run:
         self._world.pace.beats.enter(RankPhase.OVER)
         self._lockstep.close()
         try:
-            self._check_saves(wait=True)
+            self._saves.check(self.steps_done, wait=True)
         finally:
             self._watch.close()
             self._metrics.close()
@@ -226,17 +192,20 @@ class Run:
     def between_steps(self) -> None:
         """All code of the last step has run: stop here, or save here, if that is due."""
         clock = self._clock
-        if self._check_step():
+        if clock.has_uncounted_step():
+            self._count_step()  # the script logs nothing, so it had no need to call run.step()
+        if clock.pass_boundary():
             self._lockstep.check()
         self._put_generators_back()
         self._end_of_epoch = None
-        if self._watch.must_stop(self._boundary()):
+        if self._watch.must_stop(self._clock.boundary):
             self.stop()
-        self._check_saves()
-        if clock.is_due and not self._at_end_of_epoch():
+        self._saves.check(self.steps_done)
+        if clock.is_due and not self._clock.is_at_end_of_epoch:
             clock.is_due = False
             if self._saves.step != clock.steps_done:
-                self._save()
+                with self._world.pace.beats.during(RankPhase.SAVE):
+                    self._save()
 
     @contextmanager
     def waiting_for_data(self) -> Iterator[None]:
@@ -248,7 +217,7 @@ class Run:
                 yield
             if self._watch.unpark():
                 self.stop()
-        if self._at_end_of_epoch():
+        if self._clock.is_at_end_of_epoch:
             self._tell_epoch()
             self._end_of_epoch = self._saves.note_end_of_epoch()
 
@@ -290,13 +259,13 @@ class Run:
         clock, world, reason = self._clock, self._world, self._watch.reason
         self._save_last()
         self._tell_where_it_ended()
-        what = self._what_is_saved()
+        what = self._saves.what_is_saved(clock.steps_done)
         if world.rank == 0:
             self._metrics.record.event("preempted", step=clock.steps_done, reason=reason)
             self._metrics.end_line()
             world.say(
                 f"stopped after step {clock.steps_done} ({reason}); {what},"
-                f" exit code {contract.EX_TEMPFAIL}: {self._how_to_go_on()}"
+                f" exit code {contract.EX_TEMPFAIL}: {how_to_go_on()}"
             )
             if TIME_IS_UP in reason:  # the next attempt would have to stop at once
                 tell_agent("last_stop", reason=f"{reason}: after step {clock.steps_done}, {what}")
@@ -305,10 +274,16 @@ class Run:
 
     # Beginning.
 
-    def begin(self, loaded: LoadedSnapshot | None, seed: int) -> None:
-        """Stand where the snapshot stands, or at the start."""
-        world, clock = self._world, self._clock
+    def begin(self, seed: int) -> None:
+        """Load the newest good snapshot and stand where it stands, or at the start.
+
+        Raises:
+            SnapshotError: There are snapshots, and none fits or none is good.
+        """
+        world, clock, url = self._world, self._clock, self._saves.folder_url
+        loaded = self._saves.load()
         if loaded is None:
+            world.say(f"no snapshot in {url}: beginning at step 0")
             # The same model on all ranks so far; from here on dropout must differ between them.
             rng.seed_everything(seed, world.rank)
             # The start is saved too: an attempt that dies before the first save may not begin with
@@ -320,25 +295,24 @@ class Run:
             except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
                 raise MisfitError(
                     f"the snapshot of step {loaded.manifest.step} holds no run's state",
-                    where=self._saves.folder_url,
+                    where=url,
                     why=repr(error)[:300],
                     fix="it was not written by torchmuster: start over with another folder",
                 ) from error
-        clock.boundary_step = clock.steps_done
-        if self._data is not None:
-            clock.boundary_position = (self._data.epoch, self._data.position)
+        clock.begin_boundaries()
         if world.rank == 0:
-            record = self._metrics.record
-            place = self._saves.folder_url
-            record.event(
-                "resumed", step=clock.steps_done, world_size=world.world_size, folder=place
+            self._metrics.record.event(
+                "resumed", step=clock.steps_done, world_size=world.world_size, folder=url
             )
-        self._watch.begin(self._boundary())
+        self._watch.begin(clock.boundary)
+        if loaded is not None:
+            step, epoch = clock.steps_done, clock.epoch
+            world.say(f"resuming after step {step} (epoch {epoch}) from {url}")
 
     def _begin_at(self, loaded: LoadedSnapshot, seed: int) -> None:
         manifest, clock = loaded.manifest, self._clock
         own = unpack(manifest.state[OWN_NAME], {})
-        clock.steps_done = self._saves.step = self._loaded_step = manifest.step
+        clock.steps_done = manifest.step
         clock.epoch = manifest.epoch
         totals = own["epoch_totals"].items()
         self._metrics.epoch_totals = {name: (total, weight) for name, (total, weight) in totals}
@@ -370,39 +344,14 @@ class Run:
         if generators is not None:
             rng.restore(generators)
 
-    def _steps_to_come(self, num_epochs: int) -> int | None:
-        data, clock = self._data, self._clock
-        samples = data.epoch_samples() if data is not None else None
-        if data is None or samples is None:
-            return None
-        whole = max(num_epochs - clock.epoch - 1, 0) * data.steps_per_epoch
-        rest = math.ceil((samples - data.position) / data.global_batch_size)
-        return clock.steps_done + rest + whole
-
     # Where the run stands.
-
-    def _boundary(self) -> int:
-        """Return the number of the boundary: the end of an epoch is one more than its last step's."""
-        return self._clock.steps_done + self._clock.epoch
-
-    def _position(self) -> tuple[int, int]:
-        data = self._data
-        return (data.epoch, data.position) if data is not None else (0, self._clock.steps_done)
 
     def _is_at_boundary(self) -> bool:
         """Whether the state is one that a resumed run can begin with, without any code left out."""
-        clock, end = self._clock, self._end_of_epoch
-        if self._world.pace.count is not None or clock.steps_done != clock.boundary_step:
-            return False
-        if self._position() != clock.boundary_position:
-            return False
+        end = self._end_of_epoch
         # Behind the last batch the script's own code has run, and will again: a scheduler's step is
         # undone in what is saved, an average that was changed in place can't be.
-        return end is None or end.is_unchanged()
-
-    def _at_end_of_epoch(self) -> bool:
-        data = self._data
-        return data is not None and data.position > 0 and data.position == data.epoch_samples()
+        return self._clock.is_at_boundary and (end is None or end.is_unchanged())
 
     # Steps.
 
@@ -415,41 +364,6 @@ class Run:
         if clock.steps_done % settings.log_every == 0:
             self._reduce_metrics()
 
-    def _check_step(self) -> bool:
-        """Count a step that the script has not counted; return whether there was one.
-
-        Raises:
-            UsageError: No optimizer has stepped.
-        """
-        clock, position = self._clock, self._position()
-        if position != clock.boundary_position and clock.steps_done == clock.boundary_step:
-            self._count_step()  # the script logs nothing, so it had no need to call run.step()
-        counted = clock.steps_done - clock.boundary_step
-        if counted and self._objects.optimizers() and not clock.optimizer_steps:
-            self._complain_about_optimizer()
-        clock.boundary_step, clock.boundary_position = clock.steps_done, position
-        clock.optimizer_steps = 0
-        return counted > 0
-
-    def _complain_about_optimizer(self) -> None:
-        scalers = [t for t in self._objects.by_name.values() if hasattr(t, "get_scale")]
-        if any(getattr(scaler, "may_skip_steps", True) for scaler in scalers):
-            return  # a gradient scaler leaves steps with infinite gradients out
-        raise UsageError(
-            "a batch was taken, and no optimizer has stepped",
-            where=f"epoch {self._clock.epoch}, step {self._clock.steps_done}",
-            fix="call optimizer.step() in the loop's body (with accumulate=..., when data.ends_step)",
-        )
-
-    def _note_optimizer_step(self, *_: Any) -> None:
-        self._clock.optimizer_steps += 1
-        if not self._world.pace.ends_step:
-            raise UsageError(
-                "the optimizer stepped in the middle of an accumulated step",
-                why="the gradients of the other micro-batches are still to come",
-                fix="if data.ends_step: optimizer.step(); optimizer.zero_grad()",
-            )
-
     def _reduce_metrics(self) -> None:
         """Reduce the window's metrics; the same collective tells all that a timed save is due."""
         every_s = self._settings.every_s
@@ -460,12 +374,12 @@ class Run:
     def _tell_epoch(self) -> None:
         """Prove what the epoch saw and tell its means, once; a collective."""
         clock, data = self._clock, self._data
-        if clock.told_epoch == clock.epoch:
+        if self._told_epoch == clock.epoch:
             return
-        clock.told_epoch = clock.epoch
+        self._told_epoch = clock.epoch
         means = self.epoch_means()
         proof = prove(data) if data is not None else {}
-        elapsed_s = time.monotonic() - clock.epoch_began_at
+        elapsed_s = time.monotonic() - self._epoch_began_at
         if self._world.rank == 0:
             self._metrics.record.event(
                 "epoch",
@@ -483,10 +397,7 @@ class Run:
     # Saving and ending.
 
     def _save(self, *, may_skip: bool = True) -> None:
-        with self._world.pace.beats.during(RankPhase.SAVE):
-            self._save_now(may_skip=may_skip)
-
-    def _save_now(self, *, may_skip: bool) -> None:
+        """Order a snapshot of this step, unless another one is still written and this one may be left out."""
         clock = self._clock
         if may_skip and self._saves.must_skip():
             self._world.say(
@@ -496,7 +407,7 @@ class Run:
         began = time.monotonic()
         self._reduce_metrics()
         clock.is_due = False
-        self._check_saves(wait=True)
+        self._saves.check(self.steps_done, wait=True)
         data = self._data
         self._saves.save(
             Moment(
@@ -513,82 +424,23 @@ class Run:
         )
         blocked_s = self._saves.at - began
         if not self._settings.asynchronous:
-            self._check_saves(wait=True)
+            self._saves.check(self.steps_done, wait=True)
         if self._world.rank == 0:
             record = self._metrics.record
             record.event("save", step=clock.steps_done, blocked_s=round(blocked_s, 6))
 
-    def _check_saves(self, *, wait: bool = False, by_all: bool = False) -> None:
-        try:
-            if by_all:
-                self._saves.wait_for_all()
-            elif wait:
-                self._saves.wait()
-            else:
-                self._saves.check()
-        except SnapshotError as error:
-            if self._settings.on_save_error == "raise":
-                raise
-            self._metrics.end_line()
-            self._world.say(
-                f"error: {error.what}; because: {error.why}; {self._what_is_saved()};"
-                ' training goes on (on_save_error="warn")'
-            )
-        self._note_what_is_saved()
-
-    def _note_what_is_saved(self) -> None:
-        step = self._saves.written_step
-        if self._world.rank == 0 and step is not None and step != self._noted_step:
-            self._noted_step = step
-            self._metrics.record.event(
-                "saved", step=self._clock.steps_done, saved=step, folder=self._saves.folder_url
-            )
-
-    def _what_is_saved(self) -> str:
-        """Say what can be resumed, at a step whose save was ordered."""
-        step = self._newest_snapshot()
-        if step == self._clock.steps_done:
-            return "it is saved"
-        return "there is no snapshot" if step is None else f"the last snapshot is of step {step}"
-
     def _tell_where_it_ended(self) -> None:
         """Let the last line of `muster run` say what can be resumed."""
         if self._world.rank == 0:
-            saved = self._newest_snapshot()
+            saved = self._saves.newest_step
             tell_agent("training_ended", step=self._clock.steps_done, saved_step=saved)
-
-    def _newest_snapshot(self) -> int | None:
-        written = self._saves.written_step
-        return self._loaded_step if written is None else written
 
     def _save_last(self) -> None:
         """Save where the run ends, and wait until that is whole."""
-        if self._saves.step != self._clock.steps_done:
-            self._save(may_skip=False)
         with self._world.pace.beats.during(RankPhase.SAVE):
-            self._check_saves(by_all=True)
-
-    def _deadline(self) -> float | None:
-        """Return when to stop by ourselves: the limit less the time that a save takes."""
-        margin = max(_DEADLINE_MARGIN_S, 3 * self._saves.last_s)
-        limits = []
-        limit_s = self._settings.time_limit_s
-        if limit_s is not None:
-            margin = max(min(margin, limit_s / 4), 3 * self._saves.last_s)
-            limits.append(self._began_at + limit_s)
-        # Source: https://slurm.schedmd.com/sbatch.html, SLURM_JOB_END_TIME, seconds since 1970.
-        slurm = os.environ.get("SLURM_JOB_END_TIME", "")
-        if slurm.isdecimal():
-            limits.append(float(slurm))
-        return min(limits) - margin if limits else None
-
-    def _how_to_go_on(self) -> str:
-        run_dir = os.environ.get(contract.RUN_DIR_VARIABLE)
-        if run_dir and may_be_followed(atomic.read_json(RunDir(run_dir).links)):
-            return "the next job of the run goes on from it, if its time was up"
-        if run_dir:  # its record says where it has saved
-            return f"`muster restart {os.path.basename(run_dir)}` goes on from it"
-        return "start it again to go on"
+            if self._saves.step != self._clock.steps_done:
+                self._save(may_skip=False)
+            self._saves.check(self.steps_done, by_all=True)
 
     def _finish(self) -> None:
         self._save_last()
@@ -596,12 +448,3 @@ class Run:
         if self._world.rank == 0:
             self._metrics.record.event("finished", step=self._clock.steps_done)
         self.close()
-
-
-def _began_at() -> float:
-    """Return when the run began: under muster that is before its first attempt."""
-    run_dir = os.environ.get(contract.RUN_DIR_VARIABLE)
-    try:
-        return os.stat(RunDir(run_dir).plan).st_mtime if run_dir else time.time()
-    except OSError:
-        return time.time()

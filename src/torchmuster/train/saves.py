@@ -1,19 +1,31 @@
-"""What a run saves: the user's objects, its own state, each rank's generators and ledger."""
+"""The snapshots of a run: what belongs into one, which ranks write it, and what became of it."""
 
+import os
+import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from torchmuster.files.layout import RunDir
+from torchmuster.model import contract
 from torchmuster.train import rng
 from torchmuster.train.batches.ledger import Sums
 from torchmuster.train.exchange import gather_ints
 from torchmuster.train.objects import OWN_NAME, Objects
+from torchmuster.train.sinks import MetricsRecord
 from torchmuster.train.snapshot import writer
-from torchmuster.train.snapshot.saver import Saver
+from torchmuster.train.snapshot.folder import Folder, LocalFolder, open_folder
+from torchmuster.train.snapshot.load import LoadedSnapshot, load_agreed
 from torchmuster.train.snapshot.staging import Staged, Staging, whole_boxes
-from torchmuster.train.snapshot.state import pack
+from torchmuster.train.snapshot.state import (
+    MisfitError,
+    NoGoodSnapshotError,
+    SnapshotError,
+    pack,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,22 +67,43 @@ class Moment:
 
 
 class Saves:
-    """Makes snapshots; one at a time is written beside the loop.
+    """Makes snapshots, one at a time beside the loop, and says what became of them.
 
     Attributes:
         step: The step of the newest snapshot that was ordered or loaded; -1 for none.
         at: When that was, by `time.monotonic()`.
     """
 
-    def __init__(self, objects: Objects, crew: writer.Crew, *, when_busy: str) -> None:
+    def __init__(
+        self,
+        objects: Objects,
+        crew: writer.Crew,
+        record: MetricsRecord,
+        *,
+        warn: Callable[[str], None] | None,
+        skips: bool,
+    ) -> None:
+        """Only store.
+
+        Args:
+            objects: The user's.
+            crew: From `find_crew`.
+            record: Of the run; rank 0 writes to it.
+            warn: Gets the words of a save that failed; None: the error is raised.
+            skips: Leave a save out while another one runs.
+        """
         self.step = -1
         self.at = time.monotonic()
         self._objects = objects
         self._crew = crew
-        self._saver = Saver(crew)
+        self._record = record
+        self._warn = warn
+        self._skips = skips
+        self._saver = writer.Saver(crew)
         self._staging = Staging()
-        self._skips = when_busy == "skip"
         self._num_orders = 0
+        self._loaded_step: int | None = None
+        self._noted_step: int | None = None  # the last snapshot that the record knows to be whole
 
     @property
     def folder_url(self) -> str:
@@ -83,9 +116,41 @@ class Saves:
         return self._saver.last_s
 
     @property
-    def written_step(self) -> int | None:
-        """The step of the last snapshot that is whole, as this rank knows it; rank 0 does."""
-        return self._saver.written_step
+    def newest_step(self) -> int | None:
+        """The step of the newest snapshot that is whole, as this rank knows it; rank 0 does."""
+        written = self._saver.written_step
+        return self._loaded_step if written is None else written
+
+    def load(self) -> LoadedSnapshot | None:
+        """Put the newest good snapshot into the user's objects and return it; None when there is none.
+
+        Raises:
+            SnapshotError: There are snapshots, and none fits or none is good; or there were some.
+        """
+        crew = self._crew
+        reads = crew.rank == 0 or crew.copies
+        if reads:
+            crew.folder.tidy(crew.generation)
+        loaded = load_agreed(crew.folder, reads=reads, report=_report)
+        if loaded is not None:
+            self._objects.load(loaded, crew.folder)
+            self.step = self._loaded_step = loaded.manifest.step
+        elif crew.rank == 0:
+            self._refuse_to_forget()
+        return loaded
+
+    def _refuse_to_forget(self) -> None:
+        """Raise where an earlier attempt of this run has saved, and nothing of it can be found."""
+        if os.environ.get(contract.ATTEMPT_VARIABLE, "0") == "0":
+            return
+        step = self._record.last_saved(self.folder_url)
+        if step is not None:
+            raise NoGoodSnapshotError(
+                f"the snapshot of step {step} has vanished",
+                where=self.folder_url,
+                why="an earlier attempt of this run has saved it there",
+                fix="is the file system mounted? `muster restart` resumes when it is back; a new run starts over at step 0",
+            )
 
     def must_skip(self) -> bool:
         """Say on all ranks alike whether a save still runs and this one is to be left out."""
@@ -104,27 +169,38 @@ class Saves:
         self._saver.submit(order)
         self.step, self.at = moment.step, time.monotonic()
 
-    def wait(self) -> None:
-        """Return when this rank's part of the last save is written.
+    def check(self, now: int, *, wait: bool = False, by_all: bool = False) -> None:
+        """See what became of the last save, at step `now`; the record learns what is whole.
+
+        Args:
+            now: Steps done.
+            wait: Until this rank's part is written.
+            by_all: Until rank 0 has committed it.
 
         Raises:
-            SnapshotError: It failed.
+            SnapshotError: It failed, here or there, and nobody is to be warned instead.
         """
-        self._saver.wait()
+        try:
+            if wait or by_all:
+                self._saver.wait()
+            self._saver.check()
+            if by_all and self._num_orders:
+                writer.wait_for_outcome(self._crew, self._num_orders - 1)
+        except SnapshotError as error:
+            if self._warn is None:
+                raise
+            self._warn(f"error: {error.what}; because: {error.why}; {self.what_is_saved(now)}")
+        written = self._saver.written_step
+        if self._crew.rank == 0 and written is not None and written != self._noted_step:
+            self._noted_step = written
+            self._record.event("saved", step=now, saved=written, folder=self.folder_url)
 
-    def wait_for_all(self) -> None:
-        """Return when rank 0 has committed the last save.
-
-        Raises:
-            SnapshotError: It failed, here or there.
-        """
-        self._saver.wait()
-        if self._num_orders:
-            writer.wait_for_outcome(self._crew, self._num_orders - 1)
-
-    def check(self) -> None:
-        """Raise what the last save failed with, once."""
-        self._saver.check()
+    def what_is_saved(self, now: int) -> str:
+        """Say what can be resumed, at a step whose save was ordered."""
+        step = self.newest_step
+        if step == now:
+            return "it is saved"
+        return "there is no snapshot" if step is None else f"the last snapshot is of step {step}"
 
     def note_end_of_epoch(self) -> EndOfEpoch:
         """Return the present state, by reference."""
@@ -159,6 +235,73 @@ class Saves:
 
         rank = self._crew.rank
         return self._staging.copy(boxes_of(tensors, rank), f"data-{rank:05d}.bin")
+
+
+def default_folder() -> str:
+    """Return where snapshots lie when the script names no folder."""
+    run_dir = os.environ.get(contract.RUN_DIR_VARIABLE)
+    return RunDir(run_dir or os.getcwd()).snapshots
+
+
+def record_path(folder: Folder) -> str:
+    """Return the path of the run's record: without muster it lies with the snapshots, if that is on a disk."""
+    run_dir = os.environ.get(contract.RUN_DIR_VARIABLE)
+    if run_dir:
+        return RunDir(run_dir).training
+    is_local = isinstance(folder, LocalFolder)
+    return os.path.join(folder.url if is_local else os.getcwd(), "training.jsonl")
+
+
+def find_crew(
+    world: Any, url: str, *, keep: int, timeout_s: float, is_sharded: bool
+) -> writer.Crew:
+    """Find out which ranks write: agree on a generation, and see whether all nodes see one folder.
+
+    Raises:
+        SnapshotError: The folder can't be used; a sharded model's is not shared.
+    """
+    folder = open_folder(url)
+    leads = world.local_rank == 0
+    try:
+        newest = max(row[0] for row in gather_ints([folder.newest_generation() if leads else 0]))
+        generation = newest + 1
+        if world.rank == 0:
+            generation = folder.claim_generation(at_least=generation)
+    except (OSError, SnapshotError) as error:
+        raise SnapshotError(
+            "the folder of the snapshots can't be used",
+            where=folder.url,
+            why=error.why if isinstance(error, SnapshotError) else error.strerror,
+            fix="choose another place with folder=...",
+        ) from error
+    generation = gather_ints([generation])[0][0]
+    sees = not leads or folder.exists_here(f"generation-{generation}")
+    is_shared = all(row[0] for row in gather_ints([int(sees)]))
+    if not is_shared and is_sharded:
+        raise MisfitError(
+            "the nodes don't share the folder of the snapshots, and the model is sharded",
+            where=folder.url,
+            why="each node would hold only its own ranks' part",
+            fix="choose a folder on a shared file system, or a URL such as s3://...",
+        )
+    if not is_shared:
+        world.say(f"the nodes don't share {folder.url}: each keeps a whole copy of every snapshot")
+        if leads and not sees:
+            folder.claim_generation(at_least=generation)
+    return writer.Crew(
+        folder=folder,
+        store=world.connect(),
+        rank=world.rank,
+        world_size=world.world_size,
+        generation=generation,
+        keep=keep,
+        timeout_s=timeout_s,
+        copies=leads and not is_shared,
+    )
+
+
+def _report(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _rank_state(moment: Moment) -> dict[str, Any]:

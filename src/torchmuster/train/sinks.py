@@ -122,6 +122,11 @@ class WeightsAndBiases:
         self._run.finish()
 
 
+def open_sinks(given: list[MetricSink] | None, tensorboard: str | None) -> list[MetricSink]:
+    """Return the sinks of a run; TensorBoard's where a folder for its files is given."""
+    return [*(given or []), *([TensorBoard(tensorboard)] if tensorboard else [])]
+
+
 class StepsDone:
     """A bar on a terminal, a plain line every 10 s elsewhere."""
 

@@ -16,43 +16,31 @@ import contextlib
 import functools
 import os
 import sys
-import tempfile
-import traceback
 import uuid
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import replace
-from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-import torch
 import torch.distributed as dist
 from torch import nn
 
-from torchmuster.errors import MusterError, UsageError
-from torchmuster.files.layout import RunDir
-from torchmuster.model import contract
-from torchmuster.model.display.text import render_report, report_of_error
+from torchmuster.errors import UsageError
 from torchmuster.train import group, rng
 from torchmuster.train.barrier import StoreBarrier
 from torchmuster.train.batches.loader import Loader, LoaderSettings
-from torchmuster.train.batches.stream import StreamLoader
+from torchmuster.train.batches.stream import open_loader
+from torchmuster.train.beats import Pace
 from torchmuster.train.evaluation import Evaluation, EvaluationWatch
 from torchmuster.train.exchange import broadcast_bytes, gather_ints
 from torchmuster.train.launch import Launcher
+from torchmuster.train.meter import RunMetrics
 from torchmuster.train.objects import Objects
-from torchmuster.train.once import OnceError, OncePlace
+from torchmuster.train.once import OncePlace, node_folder
 from torchmuster.train.once import once as once_in
-from torchmuster.train.pace import Pace
 from torchmuster.train.run import Run, RunSettings
-from torchmuster.train.runmetrics import RunMetrics
-from torchmuster.train.saves import Saves
-from torchmuster.train.sinks import MetricSink, MetricsRecord
-from torchmuster.train.snapshot.folder import LocalFolder, open_folder
-from torchmuster.train.snapshot.load import load_agreed
-from torchmuster.train.snapshot.state import MisfitError, NoGoodSnapshotError, SnapshotError
-from torchmuster.train.snapshot.writer import Crew
+from torchmuster.train.saves import Saves, default_folder, find_crew, record_path
+from torchmuster.train.sinks import MetricSink, MetricsRecord, open_sinks
 from torchmuster.train.wrap import unwrap, wrap_sharded, wrap_whole
 
 P = ParamSpec("P")
@@ -85,12 +73,17 @@ def init(
     global _world
     if _world is not None:
         raise UsageError("tm.init() was called twice", fix="call it once and pass the world on")
-    _print_own_errors_in_words()
+    group.print_own_errors_in_words(_note_failure)
     rng.seed_everything(seed)
     _world = World(group.join(timeout_s=timeout_s, device=device), seed)
     atexit.register(_world.close)
     _world.say(_world.describe())
     return _world
+
+
+def _note_failure() -> None:
+    if _world is not None:
+        _world._failed = True
 
 
 def current() -> "World":
@@ -131,15 +124,7 @@ class World:
 
     def describe(self) -> str:
         """Return one line on the world: sizes, device, launcher, interface, timeout."""
-        workers = "worker" if self.world_size == 1 else "workers"
-        nodes = "node" if self.num_nodes == 1 else "nodes"
-        backend = "nccl" if self.device.type == "cuda" else "gloo"
-        over = f" over {self._standing.interface}" if self._standing.interface else ""
-        return (
-            f"{self.world_size} {workers} on {self.num_nodes} {nodes}, {self.device.type},"
-            f" {backend}{over}, started by {self.launcher.value},"
-            f" timeout {self._standing.timeout_s:g} s"
-        )
+        return self._standing.describe()
 
     @property
     def timeout_s(self) -> float:
@@ -258,26 +243,17 @@ class World:
             num_workers=num_workers,
         )
         options.setdefault("pin_memory", self.device.type == "cuda")
-        common = {
-            "rank": self.rank,
-            "world_size": self.world_size,
-            "device": self.device,
-            "pace": self.pace,
-            "collate": collate_fn,
-            "options": options,
-        }
-        loader: Loader
-        if isinstance(dataset, torch.utils.data.IterableDataset):
-            if shuffle:
-                raise UsageError(
-                    "an iterable dataset has its own order: shuffle=True has no effect",
-                    where="World.loader",
-                    fix="shuffle in the dataset, from (seed, epoch)",
-                )
-            loader = StreamLoader(dataset, settings, compare=_compare, **common)
-        else:
-            compare = _compare if self.world_size > 1 else None
-            loader = Loader(dataset, settings, compare=compare, **common)
+        loader = open_loader(
+            dataset,
+            settings,
+            rank=self.rank,
+            world_size=self.world_size,
+            device=self.device,
+            pace=self.pace,
+            collate=collate_fn,
+            options=options,
+            compare=lambda value: [row[0] for row in gather_ints([value])],
+        )
         self._loaders.add(loader)
         return loader
 
@@ -331,7 +307,14 @@ class World:
         """
         if per not in ("node", "run"):
             raise UsageError(f"per={per!r}: `node` or `run`", where="World.once")
-        place = folder or (self._node_folder() if per == "node" else self._run_folder())
+        if per == "run":
+            place = folder or os.path.join(default_folder(), "once")
+        else:
+            run = self._standing.launch.run_id
+            # torchrun's own default is `none`, for every job.
+            place = folder or node_folder(
+                self.token if run in ("", "none") else run, self.node_rank
+            )
         return once_in(name, OncePlace(folder=place, token=self.token, say=self._say_anywhere))
 
     def resume(
@@ -391,31 +374,33 @@ class World:
             raise UsageError("resume() was called twice", fix="put all objects into one call")
         things = Objects(objects)
         things.check()
-        crew = self._crew(folder or self._default_folder(), keep, save_timeout_s, things)
+        crew = find_crew(
+            self,
+            folder or default_folder(),
+            keep=keep,
+            timeout_s=save_timeout_s,
+            is_sharded=things.is_sharded,
+        )
+        record = MetricsRecord(record_path(crew.folder))
+        chosen = open_sinks(sinks, tensorboard) if self.is_first else []
+        metrics = RunMetrics(self.device, record, chosen, is_first=self.is_first)
+
+        def warn(text: str) -> None:
+            metrics.end_line()
+            self.say(f'{text}; training goes on (on_save_error="warn")')
+
+        told = warn if on_save_error == "warn" else None
+        saves = Saves(things, crew, record, warn=told, skips=when_busy == "skip")
         settings = RunSettings(
             every_steps=every_steps,
             every_s=every_s,
             every_epoch=every_epoch,
             asynchronous=asynchronous,
-            on_save_error=on_save_error,
             log_every=log_every,
             time_limit_s=time_limit_s,
         )
-        first = self.rank == 0
-        chosen = list(sinks or []) if first else []
-        if tensorboard and first:
-            from torchmuster.train.sinks import TensorBoard
-
-            chosen.append(TensorBoard(tensorboard))
-        metrics = RunMetrics(
-            is_first=first,
-            device=self.device,
-            record=MetricsRecord(self._record_path(crew)),
-            sinks=chosen,
-        )
-        saves = Saves(things, crew, when_busy=when_busy)
         run = Run(self, things, data, settings, saves, metrics)
-        self._begin(run, crew, things, metrics.record)
+        run.begin(self.seed)
         self._run = run
         return run
 
@@ -440,107 +425,6 @@ class World:
         self._failed = self._failed or kind is not None
         self.close()
 
-    # Beginning a run.
-
-    def _begin(self, run: Run, crew: Crew, things: Objects, record: MetricsRecord) -> None:
-        reads = self.rank == 0 or crew.copies
-        if reads:
-            crew.folder.tidy(crew.generation)
-        loaded = load_agreed(crew.folder, rank=self.rank, reads=reads, report=_report)
-        if loaded is None:
-            if self.rank == 0:
-                _refuse_to_forget(record, crew.folder.url)
-            self.say(f"no snapshot in {crew.folder.url}: beginning at step 0")
-        else:
-            things.load(loaded, crew.folder)
-        run.begin(loaded, self.seed)
-        if loaded is not None:
-            m = loaded.manifest
-            self.say(f"resuming after step {m.step} (epoch {m.epoch}) from {crew.folder.url}")
-
-    def _crew(self, url: str, keep: int, timeout_s: float, things: Objects) -> Crew:
-        """Find out who writes: agree on a generation, and see whether all nodes see one folder."""
-        folder = open_folder(url)
-        leads = self.local_rank == 0
-        try:
-            newest = max(
-                row[0] for row in gather_ints([folder.newest_generation() if leads else 0])
-            )
-            generation = newest + 1
-            if self.rank == 0:
-                generation = folder.claim_generation(at_least=generation)
-        except (OSError, SnapshotError) as error:
-            why = error.why if isinstance(error, SnapshotError) else error.strerror
-            raise SnapshotError(
-                "the folder of the snapshots can't be used",
-                where=folder.url,
-                why=why,
-                fix="choose another place with folder=...",
-            ) from error
-        generation = gather_ints([generation])[0][0]
-        sees = not leads or folder.exists_here(f"generation-{generation}")
-        is_shared = all(row[0] for row in gather_ints([int(sees)]))
-        if not is_shared:
-            self._allow_copies(folder.url, things)
-            if leads and not sees:
-                folder.claim_generation(at_least=generation)
-        return Crew(
-            folder=folder,
-            store=self.connect(),
-            rank=self.rank,
-            world_size=self.world_size,
-            generation=generation,
-            keep=keep,
-            timeout_s=timeout_s,
-            copies=leads and not is_shared,
-        )
-
-    def _allow_copies(self, url: str, things: Objects) -> None:
-        if things.is_sharded:
-            raise MisfitError(
-                "the nodes don't share the folder of the snapshots, and the model is sharded",
-                where=url,
-                why="each node would hold only its own ranks' part",
-                fix="choose a folder on a shared file system, or a URL such as s3://...",
-            )
-        self.say(f"the nodes don't share {url}: each keeps a whole copy of every snapshot")
-
-    def _default_folder(self) -> str:
-        run_dir = os.environ.get(contract.RUN_DIR_VARIABLE)
-        return RunDir(run_dir or os.getcwd()).snapshots
-
-    def _record_path(self, crew: Crew) -> str:
-        run_dir = os.environ.get(contract.RUN_DIR_VARIABLE)
-        if run_dir:
-            return RunDir(run_dir).training
-        is_local = isinstance(crew.folder, LocalFolder)
-        return os.path.join(crew.folder.url if is_local else os.getcwd(), "training.jsonl")
-
-    def _node_folder(self) -> str:
-        scratch = os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir()
-        run = self._standing.launch.run_id
-        if run in ("", "none"):  # torchrun's own default is `none`, for every job
-            run = self.token
-        safe = "".join(c if c.isalnum() else "-" for c in run)
-        base = os.path.join(scratch, f"muster-once-{os.getuid()}-{safe}")
-        try:
-            os.makedirs(base, mode=0o700, exist_ok=True)
-            owner = os.stat(base).st_uid
-        except OSError as error:
-            raise OnceError("no folder for markers", where=base, why=error.strerror) from error
-        if owner != os.getuid():  # a shared temporary folder: anyone could have made it
-            raise OnceError(
-                "the folder for markers belongs to somebody else",
-                where=base,
-                why=f"its owner is user {owner}",
-                fix="name another one: tm.once(..., folder=...)",
-            )
-        # Nodes that are simulated on one machine have one temporary folder, and each its own work.
-        return os.path.join(base, f"node-{self.node_rank}")
-
-    def _run_folder(self) -> str:
-        return os.path.join(self._default_folder(), "once")
-
     def _say_anywhere(self, text: str) -> None:
         print(f"muster: rank {self.rank}: {text}", file=sys.stderr, flush=True)
 
@@ -561,55 +445,3 @@ loader = _of_current(World.loader)
 once = _of_current(World.once)
 resume = _of_current(World.resume)
 wrap = _of_current(World.wrap)
-
-
-def _compare(value: int) -> list[int]:
-    return [row[0] for row in gather_ints([value])]
-
-
-def _refuse_to_forget(record: MetricsRecord, folder: str) -> None:
-    """Raise where an earlier attempt of this run has saved, and nothing of it can be found."""
-    if os.environ.get(contract.ATTEMPT_VARIABLE, "0") == "0":
-        return
-    step = record.last_saved(folder)
-    if step is not None:
-        raise NoGoodSnapshotError(
-            f"the snapshot of step {step} has vanished",
-            where=folder,
-            why="an earlier attempt of this run has saved it there",
-            fix="is the file system mounted? `muster restart` resumes when it is back; a new run starts over at step 0",
-        )
-
-
-def _report(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def _print_own_errors_in_words() -> None:
-    """Print our own errors without a traceback, and remember that an exception is on its way out.
-
-    NCCL's group must then not be destroyed in order: it would wait for the other ranks.
-    """
-    previous = sys.excepthook
-
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if _world is not None:
-            _world._failed = True
-        if isinstance(error, MusterError):
-            print(_in_words(error, trace), file=sys.stderr, end="", flush=True)
-        else:
-            previous(kind, error, trace)
-
-    sys.excepthook = hook
-
-
-def _in_words(error: MusterError, trace: TracebackType | None) -> str:
-    """Return the report on an error, with the line of the script that led to it."""
-    ours = os.path.dirname(os.path.dirname(__file__))
-    frames = [(f.f_code.co_filename, line) for f, line in traceback.walk_tb(trace)]
-    script = [(name, line) for name, line in frames if not name.startswith((ours, "<"))]
-    report = report_of_error(error)
-    if script:
-        line = f"{script[-1][0]}:{script[-1][1]}"
-        report = replace(report, at=f"{line}, {report.at}" if report.at else line)
-    return render_report(report)

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from torchmuster.errors import UsageError
 from torchmuster.model.beats import RankPhase
 from torchmuster.train import rng
-from torchmuster.train.pace import Pace
+from torchmuster.train.beats import Pace
 
 
 class WeighedDDP(DistributedDataParallel):

@@ -30,8 +30,14 @@ class Reads(TorchDispatchMode):
         return func(*args, **kwargs or {})
 
 
+def sums(meter):
+    """Return this rank's `(sum, weight)` by name."""
+    meter.fold()
+    return {name: (float(one.sum), one.weight) for name, one in meter._columns.items()}
+
+
 def means(meter):
-    return {name: total / weight for name, (total, weight) in meter.local_sums().items()}
+    return {name: total / weight for name, (total, weight) in sums(meter).items()}
 
 
 @given(ROWS)
@@ -40,7 +46,7 @@ def test_a_mean_is_weighted_by_samples(rows):
     for value, weight, as_tensor in rows:
         given = torch.tensor(value, dtype=torch.float64) if as_tensor else value
         meter.add({"loss": given}, weight)
-    total, weight = meter.local_sums()["loss"]
+    total, weight = sums(meter)["loss"]
     assert weight == sum(w for _, w, _ in rows)
     assert math.isclose(total, math.fsum(v * w for v, w, _ in rows), rel_tol=1e-9, abs_tol=1e-3)
 
@@ -142,29 +148,18 @@ def test_a_metric_keeps_no_graph_alive():
     assert not torch.as_tensor(meter._columns["loss"].sum).requires_grad
 
 
-def test_sums_go_on_from_a_snapshot():
-    meter = Meter()
-    meter.load_sums({"loss": [6.0, 3.0]})
-    meter.add({"loss": torch.tensor(4.0)}, 1.0)
-    meter.add({"new": 1.0}, 1.0)
-    assert meter.local_sums() == {"loss": (10.0, 4.0), "new": (1.0, 1.0)}
-
-
 def test_a_cleared_meter_has_nothing():
     meter = Meter()
     meter.add({"loss": 1.0}, 1.0)
     meter.clear()
-    assert meter.local_sums() == {}
+    assert sums(meter) == {}
 
 
 @pytest.mark.usefixtures("alone")
-def test_a_reduction_gives_means_and_nan_for_what_has_no_weight():
+def test_a_reduction_gives_sums_and_weights_also_of_what_has_no_weight():
     meter = Meter()
-    assert meter.reduce(CPU) == {}
+    assert meter.totals(CPU) == {}
     meter.add({"b": 3.0, "a": torch.tensor(1.0)}, 1.0)
     meter.add({"b": 6.0}, 2.0)
     meter.add({"c": 1.0}, 0.0)
-    reduced = meter.reduce(CPU)
-    assert math.isnan(reduced.pop("c"))
-    assert reduced == {"a": 1.0, "b": 5.0}
-    assert meter.totals(CPU)["b"] == (15.0, 3.0)
+    assert meter.totals(CPU) == {"a": (1.0, 1.0), "b": (15.0, 3.0), "c": (0.0, 0.0)}

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from torchmuster.errors import UsageError
-from torchmuster.train.pace import Pace
+from torchmuster.train.beats import Pace
 from torchmuster.train.wrap import unwrap, weigh, wrap_whole
 
 

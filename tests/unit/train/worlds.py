@@ -8,7 +8,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from torchmuster.train.batches.loader import Loader, LoaderSettings
 from torchmuster.train.batches.stream import StreamLoader
-from torchmuster.train.pace import Pace
+from torchmuster.train.beats import Pace
 
 _DEFAULTS = {
     "global_batch_size": None,

@@ -29,7 +29,7 @@ from torchmuster.train.batches.keyed import (
 from torchmuster.train.batches.ledger import Ledger, Sums
 from torchmuster.train.batches.order import Division, Share, epoch_order
 from torchmuster.train.batches.workers import fork_quietly, quiet_worker
-from torchmuster.train.pace import Pace
+from torchmuster.train.beats import Pace
 from torchmuster.train.preempt import StopNow
 
 

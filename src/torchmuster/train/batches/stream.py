@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
+from torchmuster.errors import UsageError
 from torchmuster.train import rng
 from torchmuster.train.batches.keyed import DatasetError, digest
 from torchmuster.train.batches.loader import Loader, LoaderSettings, open_batches
@@ -252,6 +253,27 @@ class StreamLoader(Loader):
         """Stand where `state` says."""
         super().load_state_dict(state)
         self._state, self._is_over = state["stream"], state["is_over"]
+
+
+def open_loader(
+    dataset: Any, settings: LoaderSettings, *, compare: Callable[[int], list[int]], **of_rank: Any
+) -> Loader:
+    """Return the loader of a dataset, by its kind; see `Loader` for what is `of_rank`.
+
+    Raises:
+        UsageError: A stream is to be shuffled, or sizes don't fit.
+        DatasetError: The dataset is empty or has no length.
+    """
+    if not isinstance(dataset, IterableDataset):
+        several = of_rank["world_size"] > 1
+        return Loader(dataset, settings, compare=compare if several else None, **of_rank)
+    if settings.shuffle:
+        raise UsageError(
+            "an iterable dataset has its own order: shuffle=True has no effect",
+            where="World.loader",
+            fix="shuffle in the dataset, from (seed, epoch)",
+        )
+    return StreamLoader(dataset, settings, compare=compare, **of_rank)
 
 
 def _divides_itself(who: str) -> DatasetError:

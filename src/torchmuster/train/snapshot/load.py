@@ -149,13 +149,12 @@ def _begin_anew(url: str) -> str:
 
 
 def load_agreed(
-    folder: Folder, *, rank: int, reads: bool, report: Callable[[str], None]
+    folder: Folder, *, reads: bool, report: Callable[[str], None]
 ) -> LoadedSnapshot | None:
     """Return the same newest good snapshot on all ranks; None when there is none.
 
     Args:
         folder: This rank's view of the snapshots.
-        rank: Of this process.
         reads: Whether this rank looks into the folder: one rank in all on a shared file system,
             one a node otherwise.
         report: Gets a message for each snapshot that was set aside.

@@ -72,6 +72,75 @@ class Crew:
     copies: bool = False
 
 
+class Saver:
+    """The one background write of this rank; its errors come back to the loop.
+
+    Attributes:
+        last_s: How long the last write took.
+        last_step: The step of the last order.
+        written_step: The step of the last order that was carried out here: on rank 0, committed.
+    """
+
+    def __init__(self, crew: Crew) -> None:
+        self.crew = crew
+        self.last_s = 0.0
+        self.last_step: int | None = None
+        self.written_step: int | None = None
+        self._thread: threading.Thread | None = None
+        self._error: SnapshotError | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a write is going on."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def submit(self, order: WriteOrder) -> None:
+        """Begin to write `order` in the background; the last one must have ended."""
+        self.wait()
+        self.last_step = order.step
+        self._thread = threading.Thread(
+            target=self._run, args=(order,), name="muster-save", daemon=True
+        )
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Return when the last write is done.
+
+        Raises:
+            SnapshotError: It failed.
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self.check()
+
+    def check(self) -> None:
+        """Raise what the last write failed with, if it did; once."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _run(self, order: WriteOrder) -> None:
+        began = time.monotonic()
+        try:
+            write(self.crew, order)
+            self.written_step = order.step
+        except SnapshotError as error:
+            self._error = error
+        except RuntimeError as error:  # of the store
+            self._error = SnapshotError(
+                f"the snapshot of step {order.step} was given up",
+                where=self.crew.folder.url,
+                why=f"the store of the process group is gone: {error}",
+            )
+        except BaseException as error:  # noqa: BLE001 (a thread's traceback would go unseen)
+            self._error = SnapshotError(
+                f"the snapshot of step {order.step} failed", why=f"{type(error).__name__}: {error}"
+            )
+        finally:
+            self.last_s = time.monotonic() - began
+
+
 def write(crew: Crew, order: WriteOrder) -> None:
     """Write this rank's part of a snapshot; on rank 0 and on copying ranks, commit it.
 

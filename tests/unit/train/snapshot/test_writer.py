@@ -14,8 +14,8 @@ from torchmuster.model.display.text import render_report, report_of_error
 from torchmuster.train.snapshot import fileops, writer
 from torchmuster.train.snapshot.folder import LocalFolder
 from torchmuster.train.snapshot.layout import MANIFEST
-from torchmuster.train.snapshot.saver import Saver
 from torchmuster.train.snapshot.state import SnapshotError
+from torchmuster.train.snapshot.writer import Saver
 from unit.train.snapshot.making import DATA, crew_of, order_of, read_newest, save, state_of
 
 
