@@ -7,6 +7,7 @@ before a replacement is started; when we die, the agents see the end of their li
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torchmuster import proc
 from torchmuster.files.layout import RunDir
@@ -103,6 +104,7 @@ class LocalEngine(AgentProcesses):
     gpus: tuple[str, ...] = ()
     address: tuple[str, int] = ("127.0.0.1", 0)
     terminal: Terminal | None = None
+    bind_to: ClassVar[str] = "127.0.0.1"
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -111,7 +113,7 @@ class LocalEngine(AgentProcesses):
         """Start one agent on every place, the head first."""
         proc.become_subreaper()
         self._lifeline = os.pipe2(os.O_CLOEXEC)
-        listening = listener.bind("127.0.0.1", 0)
+        listening = listener.bind(self.bind_to, 0)
         self.address = ("127.0.0.1", int(listening.getsockname()[1]))
         with listening:
             # Our copy is closed at once: when the head dies, callers shall be refused.

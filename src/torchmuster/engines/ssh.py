@@ -1,38 +1,40 @@
-"""The engine of plain hosts: one ssh session for each, a courier at its end, an agent below it.
+"""The engine of plain hosts: one ssh session for each, with an agent at its remote end.
 
 The client owns the run: when it dies, or a connection, what runs on the other side ends. Nothing here becomes a subreaper
 or ends children that are not its own: the master of a user's ControlPersist is one.
 """
 
-import os
 import queue
-import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
 
 from torchmuster import proc
 from torchmuster.engines.local import HEAD, AgentEnd
-from torchmuster.engines.ssh_back import OutputBack, RecordBack, Relay, collect, own_paths
+from torchmuster.engines.ssh_bundle import Bundle, CodeArchive
 from torchmuster.engines.ssh_command import HostProblem, SshHost
+from torchmuster.engines.ssh_files import FilesBack, own_paths
+from torchmuster.engines.ssh_host import HostError, RemoteHost, in_parallel, share_token
 from torchmuster.engines.ssh_places import Places, SshWishes, bad_hosts, workers_of
-from torchmuster.engines.ssh_session import HostError, Luggage, SshSession
-from torchmuster.engines.ssh_setup import TOKEN_FILE, CodeArchive, prepare
-from torchmuster.errors import MusterError
-from torchmuster.files import atomic
+from torchmuster.files import atomic, code_copy
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
 from torchmuster.model.plan import RunPlan
 from torchmuster.model.verdict import Result
-from torchmuster.net import frames
-from torchmuster.net.frames import FrameError, Kind
+from torchmuster.net.relay import Relay, RelayPort
+from torchmuster.net.remote_messages import (
+    CutLifeline,
+    FilePiece,
+    FrameError,
+    RemoteMessage,
+    SetUpRun,
+    StartNode,
+)
+from torchmuster.net.secret import read_secret
 
-_LOST = 255  # what ssh exits with when a connection breaks
 _DEAF_S = 6.0
-_MAX_THREADS = 256
 
 
 class SshEngine:
@@ -43,35 +45,33 @@ class SshEngine:
         plan: RunPlan,
         run_dir: RunDir,
         wishes: SshWishes,
-        luggage: Luggage,
+        bundle: Bundle,
         say: Callable[[str], None],
     ) -> None:
         self.plan = plan
         self.run_dir = run_dir
         self._wishes = wishes
-        self._luggage = luggage
+        self._bundle = bundle
         self._say = say
-        self._token = secrets.token_hex(16)
-        self._code = CodeArchive(plan.program, run_dir, say)
+        self._token = share_token(run_dir)
+        self._code = CodeArchive(plan.program, run_dir)
         self._places = Places(wishes.hosts, plan.max_nodes)
-        self._sessions: dict[int, SshSession] = {}
+        self._hosts: dict[int, RemoteHost] = {}
         self._coming: set[int] = set()
-        self._opening: set[SshSession] = set()
+        self._opening: set[RemoteHost] = set()
         self._ends: queue.SimpleQueue[AgentEnd] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._heads: list[tuple[str, int]] = []
-        self._record = RecordBack(run_dir)
-        self._outputs: dict[int, OutputBack] = {}
+        self._heads: tuple[str, ...] = ()
+        self._head_port = 0
+        self._files = FilesBack(run_dir)
         self._said_bad: set[str] = set()
         self._closing = False
-        self._relay = Relay(lambda: self._sessions.get(HEAD))
-        with open(os.path.join(run_dir.path, TOKEN_FILE), "w") as file:
-            file.write(self._token + "\n")
+        self._port = RelayPort(self._pick_head)
 
     @property
     def address(self) -> tuple[str, int]:
         """Return where the coordinator can be called from here."""
-        return ("127.0.0.1", self._relay.port)
+        return ("127.0.0.1", self._port.port)
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -86,30 +86,34 @@ class SshEngine:
     @property
     def pids(self) -> list[int]:
         """Return the ssh processes at whose other end an agent runs."""
-        return [session.pid for session in self._alive() if session.holds_agent]
+        return [host.pid for host in self._alive() if host.num_agents]
 
     @property
     def used_names(self) -> tuple[str, ...]:
         """Return the hosts on which the run has begun; a range may have left some of them out."""
-        used = [self._sessions[place] for place in sorted(self._sessions)]
-        return tuple(session.host.name for session in used if session.problem is None)
+        used = [self._hosts[place] for place in sorted(self._hosts)]
+        return tuple(host.host.name for host in used if host.problem is None)
 
     def localized(self, result: Result) -> Result:
         """Return the result with paths of this machine: hosts that share nothing have other run directories."""
         plain = before = codec.to_plain(result)
-        placed = [session.placed for session in self._sessions.values() if session.placed]
-        for path, copied in {one["run_dir"]: one["copied"] for one in placed}.items():
+        placed = [host.placed for host in self._hosts.values() if host.placed is not None]
+        for path, copied in {one.run_dir: one.is_copied for one in placed}.items():
             code = self._code.base if copied else None
             plain = own_paths(plain, path, self.run_dir.path, code)
         if plain != before:
             atomic.write_json(self.run_dir.result, plain)
         return codec.from_plain(Result, plain)
 
-    def _alive(self) -> list[SshSession]:
+    def _alive(self) -> list[RemoteHost]:
         with self._lock:
-            return [session for session in self._sessions.values() if not session.is_lost]
+            return [host for host in self._hosts.values() if not host.is_lost]
 
-    # Starting.
+    def _pick_head(self) -> tuple[Relay, int] | None:
+        head = self._hosts.get(HEAD)
+        return None if head is None or head.is_lost else (head.relay, self._head_port)
+
+    # Connecting.
 
     def start_all(self, *, first_attempt: int = 0, restarts_spent: int = 0) -> None:
         """Start an agent on every place, the head first.
@@ -118,18 +122,18 @@ class SshEngine:
             ChannelError: Hosts can't be used; all of them are named, and the others were stopped.
         """
         try:
-            if not self._sessions:
+            if not self._hosts:
                 self._connect_all()
             self._open_missing_head()
             self._start_head(first_attempt, restarts_spent)
-            self._in_parallel(self._start_other, [p for p in sorted(self._sessions) if p != HEAD])
+            in_parallel(self._start_other, [p for p in sorted(self._hosts) if p != HEAD])
         except BaseException:
             self.abandon()
             raise
 
     def _connect_all(self) -> None:
         """Connect to as many hosts as the run has places; spare hosts stand in for those that don't answer."""
-        good: list[SshSession] = []
+        good: list[RemoteHost] = []
         bad: list[HostProblem] = []
         wanted = self.plan.max_nodes
         waiting = list(self._wishes.hosts)
@@ -140,70 +144,65 @@ class SshEngine:
                     self._say_bad(problem)
                 names = ", ".join(host.name for host in wave)
                 self._say(f"spare hosts take the place: {names}")
-            for outcome in self._in_parallel(self._open, wave):
-                if isinstance(outcome, SshSession):
+            for outcome in in_parallel(self._open, wave):
+                if isinstance(outcome, RemoteHost):
                     good.append(outcome)
                 else:
                     bad.append(outcome)
-        self._sessions = dict(enumerate(good))
+        self._hosts = dict(enumerate(good))
         needed = self.plan.min_nodes
         if len(good) < needed:
             raise bad_hosts(bad, needed, self._wishes.where)
         for problem in bad if len(good) < wanted else []:
             self._say(f"{problem.line()}: the run begins without it ({problem.fix})")
             self._said_bad.add(problem.host)
-        self._settle([session.host for session in good])
+        self._settle([host.host for host in good])
 
     def _settle(self, hosts: Sequence[SshHost]) -> None:
         """Only now the places have names; agents read them from the plan."""
         self._places.settle(hosts)
-        for place, session in self._sessions.items():
-            session.place = place
+        for place, host in self._hosts.items():
+            host.place = place
         workers = self.plan.workers_per_node
         if self._wishes.by_slots:
-            gpus = {s.host.name: int(s.facts.get("gpus", 0)) for s in self._sessions.values()}
+            gpus = {host.host.name: host.facts.num_gpus for host in self._hosts.values()}
             workers = workers_of(self._places.hosts, gpus, self.plan)
-        self.plan = replace(self.plan, node_names=self._places.names, workers_per_node=workers)
+        self._write_plan(replace(self.plan, workers_per_node=workers))
+
+    def _write_plan(self, plan: RunPlan) -> None:
+        """Note which host is which node."""
+        self.plan = replace(plan, node_names=self._places.names)
         atomic.write_json(self.run_dir.plan, codec.to_plain(self.plan))
 
-    def _open(self, host: SshHost) -> "SshSession | HostProblem":
-        folder = os.path.join(self.run_dir.path, "logs", "ssh")
-        session = SshSession(host, self._luggage, os.path.join(folder, f"{host.name}.log"))
-        session.on_frame = self._take
-        session.on_lost = self._lose
+    def _open(self, ssh_host: SshHost) -> RemoteHost | HostProblem:
+        host = RemoteHost(ssh_host, self._bundle, self.run_dir)
+        host.on_message = self._take
+        host.on_lost = self._lose
         with self._lock:
-            self._opening.add(session)
+            self._opening.add(host)
         try:
-            session.open()
+            host.open()
         except HostError as error:
             return error.problem
-        except MusterError as error:
-            return HostProblem(host=host.name, words=f"{error.what}: {error.why}", fix="")
         finally:
             with self._lock:
-                self._opening.discard(session)
+                self._opening.discard(host)
         if self._closing:
-            session.abandon()
-        return session
-
-    def _in_parallel(self, action: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
-        if not items:
-            return []
-        with ThreadPoolExecutor(min(len(items), _MAX_THREADS), "ssh") as pool:
-            return list(pool.map(action, items))
+            host.abandon()
+        return host
 
     def _open_missing_head(self) -> None:
-        if not self._sessions[HEAD].is_lost:
+        if not self._hosts[HEAD].is_lost:
             return
         before = self._places.names[HEAD]
         problems: list[HostProblem] = []
-        for host in self._places.candidates(HEAD):
-            opened = self._open(host)
+        for candidate in self._places.candidates(HEAD):
+            opened = self._open(candidate)
             if isinstance(opened, HostProblem):
                 problems.append(opened)
                 continue
-            if self._places.take(HEAD, host):
-                self._move_head(host, before)
+            if self._places.take(HEAD, candidate):
+                self._move_head(candidate, before)
             self._adopt(HEAD, opened)
             return
         raise bad_hosts(problems, 1, self._wishes.where)
@@ -213,76 +212,82 @@ class SshEngine:
         self._say(
             f"the spare host {host.name} takes the place 0; snapshots that only {before} has are not there"
         )
-        self.plan = replace(self.plan, node_names=self._places.names)
-        atomic.write_json(self.run_dir.plan, codec.to_plain(self.plan))
-        self._record.append_from(host.name)
-        for session in self._sessions.values():
-            if session.placed.get("with_head"):
-                session.placed = {}
+        self._write_plan(self.plan)
+        self._files.append_from(host.name)
+        for other in self._hosts.values():
+            if other.placed is not None and other.placed.with_head:
+                other.placed = None
 
-    def _adopt(self, place: int, session: SshSession) -> None:
-        session.place = place
+    def _adopt(self, place: int, host: RemoteHost) -> None:
+        host.place = place
         with self._lock:
-            self._sessions[place] = session
+            self._hosts[place] = host
+
+    # Starting.
 
     def _start_head(self, first_attempt: int, restarts_spent: int) -> None:
-        head = self._sessions[HEAD]
-        others = [session for place, session in self._sessions.items() if place != HEAD]
-        with ThreadPoolExecutor(2, "ssh") as pool:
-            self._prepare(head)
-            # What the others need travels while the head's agent starts.
-            preparing = pool.submit(self._in_parallel, self._prepare_quietly, others)
-            start = {"is_head": True, "first_attempt": first_attempt, "place": HEAD, "heads": []}
+        head = self._hosts[HEAD]
+        others = [host for place, host in self._hosts.items() if place != HEAD]
+        message = StartNode(place=HEAD, first_attempt=first_attempt, restarts_spent=restarts_spent)
+        is_first = not self._heads
+        with ThreadPoolExecutor(1, "ssh") as pool:
             try:
-                head.holds_agent = True
-                started = head.ask(
-                    Kind.START, {**start, "restarts_spent": restarts_spent}, Kind.STARTED
-                )
+                self._set_up(head)
+                # What the others need travels while the head's agent starts.
+                preparing = pool.submit(in_parallel, self._try_set_up, others)
+                started = head.start(message, lambda *end: self._note_end(head, *end))
             except HostError as error:
                 raise bad_hosts([error.problem], 1, self._wishes.where) from error
-            port = int(started["port"])
-            self._heads = [(str(a), port) for a in started["addresses"]] or [("127.0.0.1", port)]
+            self._head_port = started.port
+            self._heads = tuple(f"{a}:{started.port}" for a in started.addresses or ["127.0.0.1"])
             problems = [problem for problem in preparing.result() if problem is not None]
-        if len(self._sessions) - len(problems) < self.plan.min_nodes:
+        if len(self._hosts) - len(problems) < self.plan.min_nodes:
             raise bad_hosts(problems, self.plan.min_nodes, self._wishes.where)
-        self._code.say_once(list(self._sessions.values()))
+        placed = [host.placed for host in self._hosts.values() if host.placed is not None]
+        copied = self._code.describe(sum(one.is_copied for one in placed))
+        if is_first and copied is not None:
+            self._say(copied)
 
-    def _prepare(self, session: SshSession) -> None:
-        try:
-            prepare(session, self.plan, self._request(session), self._code, self._say)
-        except HostError as error:
-            raise bad_hosts([error.problem], 1, self._wishes.where) from error
+    def _set_up(self, host: RemoteHost) -> None:
+        """Give a host the run; once it has it, nothing is sent."""
+        if host.placed is not None:
+            return
+        head = self._hosts[HEAD]
+        of_head = head.placed if host is not head else None
+        script = code_copy.script_of(self.plan.program)
+        message = SetUpRun(
+            plan=self.plan,
+            run_dir=self.run_dir.path,
+            token=self._token,
+            may_share=self._wishes.may_share,
+            secret=read_secret(self.run_dir.secret).hex(),
+            script=code_copy.identity(script) if script is not None else None,
+            code_root=self._code.base,
+            head_run_dir=of_head.run_dir if of_head is not None else None,
+            head_mark=of_head.mark if of_head is not None else "",
+        )
+        note = host.set_up(message, self._code.path)
+        if note is not None:
+            self._say(f"{host.host.name}: {note}")
 
-    def _prepare_quietly(self, session: SshSession) -> HostProblem | None:
-        if session.is_lost:
+    def _try_set_up(self, host: RemoteHost) -> HostProblem | None:
+        if host.is_lost:
             return None
         try:
-            prepare(session, self.plan, self._request(session), self._code, self._say)
+            self._set_up(host)
         except HostError as error:
-            session.abandon()
+            host.abandon()
             return error.problem
         return None
 
-    def _request(self, session: SshSession) -> dict[str, Any]:
-        head = self._sessions[HEAD]
-        return {
-            "token": self._token,
-            "run_dir": self.run_dir.path,
-            "head_run_dir": head.placed.get("run_dir") if session is not head else None,
-            "head_mark": head.placed.get("mark"),
-            "may_share": self._wishes.may_share,
-        }
-
     def _start_other(self, place: int) -> None:
-        session = self._sessions[place]
-        if session.is_lost or session.problem is not None:
+        host = self._hosts[place]
+        if not host.is_usable:
             return
-        session.holds_agent = True
-        start = {"is_head": False, "place": place, "heads": [list(a) for a in self._heads]}
         try:
-            session.ask(Kind.START, start, Kind.STARTED)
+            message = StartNode(place=place, heads=self._heads)
+            host.start(message, lambda *end: self._note_end(host, *end))
         except HostError as error:
-            session.holds_agent = False
             self._say_bad(error.problem)
 
     def _say_bad(self, problem: HostProblem) -> None:
@@ -300,27 +305,26 @@ class SshEngine:
 
     def _bring(self, place: int) -> None:
         try:
-            session = self._sessions.get(place)
-            if session is None or session.is_lost or session.problem is not None:
-                session = self._reopen(place)
-            if session is not None and not session.holds_agent:
+            host = self._hosts.get(place)
+            if host is None or not host.is_usable:
+                host = self._reopen(place)
+            if host is not None and not host.num_agents:
                 self._start_other(place)
         finally:
             with self._lock:
                 self._coming.discard(place)
 
-    def _reopen(self, place: int) -> SshSession | None:
+    def _reopen(self, place: int) -> RemoteHost | None:
         """Connect to the host of a place again, else to a spare one."""
-        for host in self._places.candidates(place):
-            opened = self._open(host)
+        for candidate in self._places.candidates(place):
+            opened = self._open(candidate)
             if isinstance(opened, HostProblem):
                 self._say_bad(opened)
                 continue
-            if self._places.take(place, host):
-                self._say(f"the spare host {host.name} takes the place {place}")
-                self.plan = replace(self.plan, node_names=self._places.names)
-                atomic.write_json(self.run_dir.plan, codec.to_plain(self.plan))
-            problem = self._prepare_quietly(opened)
+            if self._places.take(place, candidate):
+                self._say(f"the spare host {candidate.name} takes the place {place}")
+                self._write_plan(self.plan)
+            problem = self._try_set_up(opened)
             if problem is not None:
                 self._say_bad(problem)
                 continue
@@ -331,43 +335,26 @@ class SshEngine:
     def holds(self, place: int) -> bool:
         """Say whether an agent of this place runs, or is on its way."""
         with self._lock:
-            session = self._sessions.get(place)
-            runs = session is not None and session.holds_agent and not session.is_lost
+            host = self._hosts.get(place)
+            runs = host is not None and host.num_agents > 0 and not host.is_lost
             return runs or place in self._coming
 
     # What hosts say.
 
-    def _take(self, session: SshSession, kind: int, payload: bytes) -> None:
-        match kind:
-            case Kind.FILE:
-                self._record.take(payload, session.host.name)
-            case Kind.RELAY_DATA | Kind.RELAY_CLOSE:
-                self._relay.take(session, kind, payload)
-            case Kind.ENDED:
-                self._note_end(session, payload)
-            case Kind.OUTPUT if session.place is not None:
-                back = self._outputs.get(session.place)
-                if back is not None:
-                    back.take(payload)
-            case _:
-                raise FrameError(f"kind {kind}")
+    def _take(self, host: RemoteHost, message: RemoteMessage) -> None:
+        if not isinstance(message, FilePiece):
+            raise FrameError(f"{type(message).__name__} is not for a run")
+        self._files.take(message, host.host.name)
 
-    def _note_end(self, session: SshSession, payload: bytes) -> None:
-        status = int(frames.read_json(payload)["status"])
-        if status != 0 and (words := session.last_words()):
-            self._say(f"the agent of {session.host.name} says: {words}")
-        session.holds_agent = False
-        if session.place is not None:
-            self._ends.put(AgentEnd(place=session.place, status=status))
+    def _note_end(self, host: RemoteHost, status: int, why: str | None) -> None:
+        if why is None and status != 0 and (words := host.last_words()):
+            self._say(f"the agent of {host.host.name} says: {words}")
+        if host.place is not None:
+            self._ends.put(AgentEnd(place=host.place, status=status))
 
-    def _lose(self, session: SshSession) -> None:
-        self._relay.drop(session)
-        if session.holds_agent:
-            session.holds_agent = False
-            if not self._closing and session.problem is not None:
-                self._say(f"the connection to {session.problem.line()}")
-            if session.place is not None:
-                self._ends.put(AgentEnd(place=session.place, status=_LOST))
+    def _lose(self, host: RemoteHost) -> None:
+        if host.num_agents and not self._closing and host.problem is not None:
+            self._say(f"the connection to {host.problem.line()}")
 
     def poll(self) -> list[AgentEnd]:
         """Return the agents that have ended."""
@@ -377,7 +364,7 @@ class SshEngine:
         return found
 
     def has_orphans(self) -> bool:
-        """Say whether hosts are still being reached; couriers end what agents leave."""
+        """Say whether hosts are still being reached; remote ends end what agents leave."""
         return bool(self._coming)
 
     # The end.
@@ -387,37 +374,35 @@ class SshEngine:
         now = time.monotonic()
         with self._lock:
             opening = list(self._opening)
-        for session in opening:
-            proc.kill_quietly(session.pid)
-        for session in self._alive():
-            session.send(Kind.KILL)
-            if now - session.last_heard > _DEAF_S:
-                proc.kill_quietly(session.pid)
+        for host in opening:
+            proc.kill_quietly(host.pid)
+        for host in self._alive():
+            host.kill_all()
+            if now - host.last_heard > _DEAF_S:
+                proc.kill_quietly(host.pid)
 
     def cut_lifeline(self) -> None:
         """Let the agents end themselves; the sessions stay."""
-        for session in self._alive():
-            session.send(Kind.CUT)
+        for host in self._alive():
+            host.send(CutLifeline())
 
     def finish(self) -> None:
         """Take back what the run has made on hosts that share nothing, and leave them."""
         self._closing = True
         try:
-            self._in_parallel(self._collect, self._alive())
-            self._in_parallel(SshSession.close, self._alive())
+            in_parallel(self._collect, self._alive())
+            in_parallel(RemoteHost.close, self._alive())
         finally:
             self.abandon()
 
-    def _collect(self, session: SshSession) -> None:
-        if session.place is None or session.placed.get("shared") or session.placed.get("with_head"):
-            return
-        back = OutputBack(self.run_dir, session.host.name)
-        self._outputs[session.place] = back
-        collect(session, back, self._say)
+    def _collect(self, host: RemoteHost) -> None:
+        placed = host.placed
+        if placed is None or not (placed.is_shared or placed.with_head):
+            self._files.collect(host, self._say)
 
     def abandon(self) -> None:
-        """End all sessions now; couriers end what is below them."""
+        """End all sessions now; remote ends end what is below them."""
         self._closing = True
-        self._in_parallel(SshSession.abandon, self._alive())
-        self._relay.close()
+        in_parallel(RemoteHost.abandon, self._alive())
+        self._port.close()
         self._code.remove()

@@ -5,6 +5,8 @@ with exactly the declared types: a peer or a file can't smuggle in anything else
 anywhere (`docs/design.md`, rule 7).
 """
 
+import base64
+import binascii
 import dataclasses
 import enum
 import functools
@@ -20,7 +22,7 @@ class CodecError(ValueError):
 
 
 def to_plain(value: Any) -> Any:
-    """Return `value` as dicts, lists, strings, numbers, booleans and None."""
+    """Return `value` as dicts, lists, strings, numbers, booleans and None; bytes become base64."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = _field_types(type(value))
         return {name: to_plain(getattr(value, name)) for name in names}
@@ -30,6 +32,8 @@ def to_plain(value: Any) -> Any:
         return [to_plain(item) for item in value]
     if isinstance(value, dict):
         return {key: to_plain(item) for key, item in value.items()}
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
     return value
 
 
@@ -113,6 +117,11 @@ def _convert_scalar(annotation: Any, value: Any, where: str) -> Any:
             return float(value)
         except OverflowError:
             raise CodecError(f"{where}: the number is too large") from None
+    if annotation is bytes and type(value) is str:
+        try:
+            return base64.b64decode(value, validate=True)
+        except (binascii.Error, ValueError):
+            raise CodecError(f"{where}: expected base64") from None
     if type(value) is not annotation:
         name = getattr(annotation, "__name__", str(annotation))
         raise CodecError(f"{where}: expected {name}, got {type(value).__name__}")

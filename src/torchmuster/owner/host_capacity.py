@@ -6,19 +6,27 @@ is larger than all hosts together it runs when nothing else does, several tasks 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchmuster.model.workflow import GroupPlan, TaskPlan, WorkflowPlan
 
-if TYPE_CHECKING:  # showing a plan needs no ssh
-    from torchmuster.owner.task_hosts import HostFacts
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostFacts:
+    """What a host has for tasks; `slots` is None where no number of tasks was given."""
+
+    name: str
+    num_cpus: int
+    num_gpus: int = 0
+    memory_bytes: int = 0
+    slots: int | None = None
 
 
 @dataclass(slots=True)
 class _Use:
     """What is taken of one host."""
 
-    facts: "HostFacts"
+    facts: HostFacts
     num_tasks: int = 0
     cpus: int = 0
     memory_bytes: int = 0
@@ -58,11 +66,11 @@ class HostCapacity:
     """Places the tasks of groups on hosts.
 
     Attributes:
-        desk: Where agents on these hosts are ordered.
+        broker: Where agents on these hosts are asked for.
     """
 
-    def __init__(self, facts: "Sequence[HostFacts]", desk: str) -> None:
-        self.desk = desk
+    def __init__(self, facts: Sequence[HostFacts], broker: str) -> None:
+        self.broker = broker
         self._uses = {one.name: _Use(one) for one in facts}
         self._held: dict[str, list[_Given]] = {}
         self._turn = 0
@@ -135,7 +143,7 @@ class HostCapacity:
             hosts.setdefault(given.task.name, []).append(given.host)
             if self._uses[given.host].facts.num_gpus:
                 gpus.setdefault(given.task.name, []).append(list(given.gpus))
-        return {"desk": self.desk, "hosts": hosts, "host_gpus": gpus}
+        return {"broker": self.broker, "hosts": hosts, "host_gpus": gpus}
 
 
 def most_hosts(plan: WorkflowPlan) -> tuple[str, int]:

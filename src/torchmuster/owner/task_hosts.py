@@ -1,46 +1,42 @@
-"""Hosts of ssh for a workflow: a session each, and agents of tasks at their other ends.
+"""The hosts of one workflow: a session with each, through which the agents of its tasks are started.
 
-The heads of the groups are processes of this machine. For each agent elsewhere one of their children places an order at
-our desk (`net/orders.py`); a training task's run does so on its own host, from where the order comes in a frame. Every
+The heads of the groups are processes of this machine. For each agent elsewhere one of their children asks our broker
+(`net/broker.py`); a training task's run asks the broker of its own host, from where the request comes as a message. Every
 host must see the run directory: data goes from task to task through it.
 """
 
 import contextlib
 import os
-import secrets
-import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from torchmuster.engines.ssh_bundle import Bundle
 from torchmuster.engines.ssh_command import HostProblem, SshHost
-from torchmuster.engines.ssh_places import bad_hosts
-from torchmuster.engines.ssh_session import HostError, Luggage, SshSession
-from torchmuster.engines.ssh_setup import TOKEN_FILE
-from torchmuster.errors import MusterError, UsageError
+from torchmuster.engines.ssh_host import HostError, RemoteHost, in_parallel, share_token
+from torchmuster.engines.ssh_places import SshWishes, bad_hosts
+from torchmuster.errors import UsageError
 from torchmuster.files.layout import RunDir
-from torchmuster.net import frames
-from torchmuster.net.frames import FIRST_CALL_BACK, FrameError, Kind
-from torchmuster.net.orders import GONE, OrderDesk, StartOrder
+from torchmuster.net.broker import AgentBroker, AgentRequest
+from torchmuster.net.remote_messages import (
+    GONE,
+    AgentEnded,
+    FrameError,
+    KillAgent,
+    RemoteMessage,
+    SetUpTasks,
+    StartNode,
+    StartTask,
+)
+from torchmuster.node.remote.files import TOKEN_FILE
+from torchmuster.owner.host_capacity import HostFacts
 
 _DEAF_S = 10.0
-_CALL_S = 5.0
-_MAX_THREADS = 64
 _MAX_SHOWN = 8
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostFacts:
-    """What a host has for tasks; `slots` is None where nobody said how many tasks it takes."""
-
-    name: str
-    num_cpus: int
-    num_gpus: int = 0
-    memory_bytes: int = 0
-    slots: int | None = None
+Ended = Callable[[int, str | None], None]
+_Key = AgentRequest | tuple[RemoteHost, int]  # of a process here, or of a host under its number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +46,7 @@ class TaskNeeds:
     Attributes:
         folders: Folders that it must see beside the run directory.
         min_hosts: With fewer the workflow does not begin.
-        lines: The site's setup lines; `environment` its variables, `origin` where they stand.
+        lines: The site's setup lines; `environment` its variables, `origin` where they are written.
     """
 
     folders: tuple[str, ...] = ()
@@ -60,74 +56,54 @@ class TaskNeeds:
     origin: str = ""
 
 
-@dataclass(slots=True)
-class _Agent:
-    session: SshSession
-    end: Callable[[int, str | None], None]
-
-
 class TaskHosts:
-    """The hosts of one workflow.
-
-    Args:
-        where: Who named the hosts, for messages.
-        may_share: Look for a shared file system; else no host can be used.
-    """
+    """The hosts of one workflow."""
 
     def __init__(
         self,
         run_dir: RunDir,
-        hosts: Sequence[SshHost],
-        luggage: Luggage,
+        wishes: SshWishes,
+        bundle: Bundle,
         needs: TaskNeeds,
         say: Callable[[str], None],
-        *,
-        where: str,
-        may_share: bool = True,
     ) -> None:
         self._run_dir = run_dir
-        self._hosts = {host.name: host for host in hosts}
-        self._luggage = luggage
+        self._wishes = wishes
+        self._bundle = bundle
         self._needs = needs
         self._say = say
-        self._where = where
-        self._may_share = may_share
-        self._token = secrets.token_hex(16)
-        self._sessions: dict[str, SshSession] = {}
-        self._opening: dict[str, threading.Lock] = {name: threading.Lock() for name in self._hosts}
+        self._token = share_token(run_dir)
+        self._hosts: dict[str, RemoteHost] = {}
+        self._opening = {host.name: threading.Lock() for host in wishes.hosts}
         self._lock = threading.Lock()
-        self._agents: dict[int, _Agent] = {}
-        self._num_agents = 0
-        self._numbers: dict[StartOrder, int] = {}
-        self._asked: dict[tuple[SshSession, int], int | None] = {}
+        self._agents: dict[
+            _Key, tuple[RemoteHost, int] | None
+        ] = {}  # None while it is being started
         self._ports: set[int] = set()
-        self._calls: dict[tuple[SshSession, int], socket.socket] = {}
         self._closing = False
-        with open(os.path.join(run_dir.path, TOKEN_FILE), "w") as file:
-            file.write(self._token + "\n")
-        self._desk = OrderDesk(self._take_order, self._withdraw_order)
+        self._broker = AgentBroker(self._take_request, self._withdraw)
 
     @property
-    def desk(self) -> str:
-        """Return where orders are placed."""
-        return self._desk.name
+    def broker(self) -> str:
+        """Return where agents are asked for."""
+        return self._broker.name
 
     @property
     def facts(self) -> tuple[HostFacts, ...]:
         """Return what the hosts that can be used have, in the order of the list."""
         return tuple(
             HostFacts(
-                name=name,
-                num_cpus=int(self._sessions[name].facts.get("cpus", 1)),
-                num_gpus=int(self._sessions[name].facts.get("gpus", 0)),
-                memory_bytes=int(self._sessions[name].facts.get("memory", 0)),
+                name=host.name,
+                num_cpus=self._hosts[host.name].facts.num_cpus,
+                num_gpus=self._hosts[host.name].facts.num_gpus,
+                memory_bytes=self._hosts[host.name].facts.memory_bytes,
                 slots=host.slots,
             )
-            for name, host in self._hosts.items()
-            if name in self._sessions
+            for host in self._wishes.hosts
+            if host.name in self._hosts
         )
 
-    # Sessions.
+    # Connecting.
 
     def open(self) -> None:
         """Connect to all hosts, and see that the workflow can run there.
@@ -136,19 +112,18 @@ class TaskHosts:
             ChannelError: Too few hosts answer; those that don't are named.
             UsageError: Hosts don't see the run directory, or a folder of training scripts.
         """
-        with ThreadPoolExecutor(min(len(self._hosts), _MAX_THREADS), "ssh") as pool:
-            outcomes = list(pool.map(self._connect, self._hosts.values()))
+        outcomes = in_parallel(self._connect, self._wishes.hosts)
         bad = [outcome for outcome in outcomes if isinstance(outcome, HostProblem)]
-        self._sessions = {s.host.name: s for s in outcomes if isinstance(s, SshSession)}
+        self._hosts = {host.host.name: host for host in outcomes if isinstance(host, RemoteHost)}
         lacking = {
-            name: str(session.placed["lacks"][0])
-            for name, session in self._sessions.items()
-            if session.placed["lacks"]
+            name: host.placed.lacks[0]
+            for name, host in self._hosts.items()
+            if host.placed is not None and host.placed.lacks
         }
         if lacking:
             raise self._not_shared(lacking)
-        if len(self._sessions) < self._needs.min_hosts:
-            raise bad_hosts(bad, self._needs.min_hosts, self._where)
+        if len(self._hosts) < self._needs.min_hosts:
+            raise bad_hosts(bad, self._needs.min_hosts, self._wishes.where)
         for problem in bad:
             self._say(f"{problem.line()}: the workflow begins without it ({problem.fix})")
 
@@ -156,263 +131,158 @@ class TaskHosts:
         names = list(lacking)
         shown = ", ".join(names[:_MAX_SHOWN]) + (" ..." if len(names) > _MAX_SHOWN else "")
         folder = lacking[names[0]]
-        whose = f"the hosts {shown} don't" if len(names) > 1 else f"the host {shown} doesn't"
+        hosts = f"the hosts {shown} don't" if len(names) > 1 else f"the host {shown} doesn't"
         is_run = folder == self._run_dir.path
-        what = f"{whose} see the {'run directory' if is_run else 'folder of the workflow'}"
+        what = f"{hosts} see the {'run directory' if is_run else 'folder of the workflow'}"
         why = "tasks pass their data on through it: a workflow over ssh needs a shared file system"
         fix = "MUSTER_HOME=/shared/folder" if is_run else "start in a folder that all hosts see"
-        if not self._may_share:
+        if not self._wishes.may_share:
             fix = f"{fix}, and MUSTER_SSH_SHARED unset"
         return UsageError(what, where=folder, why=why, fix=f"{fix}, as user of the same number")
 
-    def _connect(self, host: SshHost) -> "SshSession | HostProblem":
-        path = os.path.join(self._run_dir.path, "logs", "ssh", f"{host.name}.log")
-        session = SshSession(host, self._luggage, path)
-        session.on_frame = self._take
-        session.on_lost = self._lose
+    def _connect(self, ssh_host: SshHost) -> RemoteHost | HostProblem:
+        host = RemoteHost(ssh_host, self._bundle, self._run_dir)
+        host.on_message = self._take
+        host.on_lost = self._lose
+        host.relay.ports = self._ports  # a host may call the heads of this workflow
         needs = self._needs
-        value = {
-            "host": host.name,
-            "token": self._token,
-            "run_dir": self._run_dir.path,
-            "may_share": self._may_share,
-            "folders": list(needs.folders),
-            "lines": list(needs.lines),
-            "environment": [list(pair) for pair in needs.environment],
-            "origin": needs.origin,
-        }
+        message = SetUpTasks(
+            run_dir=self._run_dir.path,
+            token=self._token,
+            may_share=self._wishes.may_share,
+            host=ssh_host.name,
+            folders=needs.folders,
+            lines=needs.lines,
+            environment=dict(needs.environment),
+            origin=needs.origin,
+        )
         try:
-            session.open()
-            session.placed = session.ask(Kind.TASKS, value, Kind.PLACED)
+            host.open()
+            host.set_up(message)
         except HostError as error:
-            session.abandon()
+            host.abandon()
             return error.problem
-        except MusterError as error:
-            return HostProblem(host=host.name, words=f"{error.what}: {error.why}", fix="")
         if self._closing:
-            session.abandon()
-        return session
+            host.abandon()
+        return host
 
-    def _session(self, name: str) -> SshSession:
-        """Return a session with a host; a lost one is opened again, which takes up to 10 s.
+    def _host(self, name: str) -> RemoteHost:
+        """Return a host; a lost one is connected to again, which takes up to 10 s.
 
         Raises:
-            HostError: The host can't be used now.
+            HostError: It can't be used now.
         """
         with self._opening[name]:
-            session = self._sessions.get(name)
-            if session is not None and self._is_well(session):
-                return session
-            if session is not None and not session.is_lost:
-                session.abandon()
-            opened = self._connect(self._hosts[name])
+            host = self._hosts.get(name)
+            if host is not None and _is_well(host):
+                return host
+            if host is not None and not host.is_lost:
+                host.abandon()
+            opened = self._connect(next(h for h in self._wishes.hosts if h.name == name))
             if isinstance(opened, HostProblem):
                 raise HostError(opened)
-            if opened.placed["lacks"]:
+            if opened.placed is not None and opened.placed.lacks:
                 opened.abandon()
                 words = "it doesn't see the run directory any more"
                 raise HostError(HostProblem(host=name, words=words, fix=""))
-            self._sessions[name] = opened
+            self._hosts[name] = opened
             return opened
 
-    def _session_or_other(self, name: str, *, may_move: bool) -> SshSession:
-        """Return a session with a host, or with the one that has the fewest agents when it can't be reached.
+    def _host_or_other(self, name: str, *, may_move: bool) -> RemoteHost:
+        """Return a host, or the one that has the fewest agents when it can't be reached.
 
         Raises:
             HostError: It can't, and the agent may not go elsewhere.
         """
         try:
-            return self._session(name)
+            return self._host(name)
         except HostError as error:
-            others = [s for s in list(self._sessions.values()) if self._is_well(s)]
+            others = [host for host in list(self._hosts.values()) if _is_well(host)]
             if not may_move or not others:
                 raise
-            with self._lock:
-                at = [agent.session for agent in self._agents.values()]
-            chosen = min(others, key=at.count)
+            chosen = min(others, key=lambda host: host.num_agents)
             self._say(f"{error.problem.line()}: its task goes to {chosen.host.name}")
             return chosen
 
-    def _is_well(self, session: SshSession) -> bool:
-        silent_s = time.monotonic() - session.last_heard
-        return not session.is_lost and session.problem is None and silent_s < _DEAF_S
+    # Agents.
 
-    # Orders.
+    def _take_request(self, request: AgentRequest) -> None:
+        """Start what a process here asks for; this thread is the request's own."""
+        if isinstance(request.start, StartTask):
+            self._ports.add(request.start.port)
+        self._agents[request] = None
+        self._start(request, request.start, request.end)
 
-    def _take_order(self, order: StartOrder) -> None:
-        """Take the order of a group's head; this thread is the order's own."""
-        number = self._start(order.request, order.end)
-        if number is not None:
+    def _start(self, key: _Key, start: StartNode | StartTask, end: Ended) -> None:
+        """Start an agent that has been noted under its key; `end` gets its end, also where it can't be started."""
+
+        def ended(status: int, why: str | None) -> None:
             with self._lock:
-                self._numbers[order] = number
+                self._agents.pop(key, None)
+            end(status, why)
 
-    def _withdraw_order(self, order: StartOrder) -> None:
-        with self._lock:
-            number = self._numbers.pop(order, None)
-        if number is not None:
-            self._withdraw(number)
-
-    def _start(
-        self, request: Mapping[str, Any], end: Callable[[int, str | None], None]
-    ) -> int | None:
-        """Start an agent and return its number; None when that can't be, which `end` has heard."""
-        host = request.get("host")
-        if self._closing or host not in self._hosts:
-            end(GONE, f"`{str(host)[:80]}` is no host of this workflow")
-            return None
-        if request.get("kind") == "task":
-            self._ports.add(int(request["port"]))
+        if self._closing or start.host not in self._opening:
+            ended(GONE, f"`{start.host[:80]}` is no host of this workflow")
+            return
+        may_move = isinstance(start, StartTask) and start.may_move
         try:
-            session = self._session_or_other(str(host), may_move=bool(request.get("may_move")))
+            host = self._host_or_other(start.host, may_move=may_move)
+            agent_id = host.start(start, ended).agent_id
         except HostError as error:
-            end(GONE, error.problem.line())
-            return None
+            ended(GONE, error.problem.line())
+            return
         with self._lock:
-            self._num_agents += 1
-            number = self._num_agents
-            self._agents[number] = _Agent(session, end)
-        session.send(Kind.SPAWN, {**request, "id": number})
-        if session.is_lost:
-            self._end_agent(number, GONE, f"the connection to {host} is lost")
-        return number
+            is_wanted = key in self._agents
+            if is_wanted:
+                self._agents[key] = host, agent_id
+        if not is_wanted:
+            host.kill(agent_id)
 
-    def _withdraw(self, number: int) -> None:
+    def _withdraw(self, key: _Key) -> None:
         with self._lock:
-            agent = self._agents.pop(number, None)
+            agent = self._agents.pop(key, None)
         if agent is not None:
-            agent.session.send(Kind.WITHDRAW, {"id": number})
-
-    def _end_agent(self, number: int, status: int, why: str | None) -> None:
-        with self._lock:
-            agent = self._agents.pop(number, None)
-        if agent is not None:
-            agent.end(status, why)
+            agent[0].kill(agent[1])
 
     # What hosts say.
 
-    def _take(self, session: SshSession, kind: int, payload: bytes) -> None:
-        match kind:
-            case Kind.GONE:
-                value = frames.read_json(payload)
-                self._end_agent(int(value["id"]), int(value["status"]), value.get("why"))
-            case Kind.ASK:
-                value = frames.read_json(payload)
+    def _take(self, host: RemoteHost, message: RemoteMessage) -> None:
+        match message:
+            case StartNode():  # hosts may ask for nodes of a training task only
+                self._agents[host, message.agent_id] = None
                 # It may have to connect to the other host again: the reader of this one can't wait.
-                args = (session, int(value["id"]), dict(value["request"]))
-                threading.Thread(target=self._answer_ask, args=args, daemon=True).start()
-            case Kind.UNASK:
-                self._drop_ask(session, int(frames.read_json(payload)["id"]))
-            case Kind.CALL_OPEN:
-                self._open_call(session, frames.read_json(payload))
-            case Kind.RELAY_DATA | Kind.RELAY_CLOSE:
-                self._pass_on(session, kind, *frames.read_relay(payload))
+                args = (host, message)
+                threading.Thread(target=self._start_for, args=args, daemon=True).start()
+            case KillAgent(agent_id=agent_id):
+                self._withdraw((host, agent_id))
             case _:
-                raise FrameError(f"kind {kind}")
+                raise FrameError(f"{type(message).__name__} is not for a workflow")
 
-    def _answer_ask(self, session: SshSession, asked: int, request: dict[str, Any]) -> None:
-        key = (session, asked)
-
+    def _start_for(self, host: RemoteHost, start: StartNode) -> None:
         def end(status: int, why: str | None) -> None:
-            with self._lock:
-                self._asked.pop(key, None)
-            session.send(Kind.ANSWER, {"id": asked, "status": status, "why": why})
+            host.send(AgentEnded(agent_id=start.agent_id, status=status, why=why))
 
-        if request.get("kind") != "node":  # hosts may ask for nodes of a training task only
-            end(GONE, "that is not for a host to order")
-            return
+        key = (host, start.agent_id)
+        self._start(key, start, end)
+        if host.is_lost:
+            self._withdraw(key)
+
+    def _lose(self, host: RemoteHost) -> None:
+        if host.num_agents and not self._closing and host.problem is not None:
+            self._say(f"the connection to {host.problem.line()}")
         with self._lock:
-            self._asked[key] = None
-        number = self._start(request, end)
-        with self._lock:
-            is_wanted = key in self._asked
-            if is_wanted:
-                self._asked[key] = number
-        if number is not None and (not is_wanted or session.is_lost):
-            self._withdraw(number)
-
-    def _drop_ask(self, session: SshSession, asked: int) -> None:
-        with self._lock:
-            number = self._asked.pop((session, asked), None)
-        if number is not None:
-            self._withdraw(number)
-
-    def _lose(self, session: SshSession) -> None:
-        with self._lock:
-            numbers = [n for n, agent in self._agents.items() if agent.session is session]
-            asked = [number for of, number in self._asked if of is session]
-            calls = [number for of, number in self._calls if of is session]
-        if numbers and not self._closing and session.problem is not None:
-            self._say(f"the connection to {session.problem.line()}")
-        for number in numbers:
-            self._end_agent(number, GONE, f"the connection to {session.host.name} is lost")
-        for number in asked:
-            self._drop_ask(session, number)
-        for number in calls:
-            self._hang_up(session, number)
-
-    # Calls of agents to the heads of their groups.
-
-    def _open_call(self, session: SshSession, value: Mapping[str, Any]) -> None:
-        number, port = int(value["number"]), int(value["port"])
-        call = None
-        # A host may call the heads of this workflow, and nothing else that listens here.
-        if port in self._ports and number >= FIRST_CALL_BACK:
-            with contextlib.suppress(OSError):
-                call = socket.create_connection(("127.0.0.1", port), timeout=_CALL_S)
-        if call is None:
-            session.send_frame(frames.pack_relay(Kind.RELAY_CLOSE, number))
-            return
-        with self._lock:
-            self._calls[session, number] = call
-        args = (session, number, call)
-        threading.Thread(target=self._read_call, args=args, daemon=True).start()
-
-    def _read_call(self, session: SshSession, number: int, call: socket.socket) -> None:
-        while True:
-            try:
-                data = call.recv(1 << 16)
-            except TimeoutError:
-                continue
-            except OSError:
-                break
-            frame = frames.pack_relay(Kind.RELAY_DATA, number, data)
-            if not data or not session.send_frame(frame, bulk=True):
-                break
-        if self._hang_up(session, number):
-            session.send_frame(frames.pack_relay(Kind.RELAY_CLOSE, number))
-        call.close()
-
-    def _pass_on(self, session: SshSession, kind: int, number: int, data: bytes) -> None:
-        with self._lock:
-            call = self._calls.get((session, number))
-        if call is None:
-            return
-        try:
-            if kind == Kind.RELAY_DATA:
-                call.sendall(data)
-                return
-        except OSError:
-            session.send_frame(frames.pack_relay(Kind.RELAY_CLOSE, number))
-        self._hang_up(session, number)
-
-    def _hang_up(self, session: SshSession, number: int) -> bool:
-        """End a call; say whether it was still open."""
-        with self._lock:
-            call = self._calls.pop((session, number), None)
-        if call is not None:
-            with contextlib.suppress(OSError):
-                call.shutdown(socket.SHUT_RDWR)
-        return call is not None
-
-    # The end.
+            asked = [key for key in self._agents if isinstance(key, tuple) and key[0] is host]
+        for key in asked:
+            self._withdraw(key)
 
     def close(self) -> None:
-        """Leave all hosts; couriers end what still runs there."""
+        """Leave all hosts; their remote ends end what still runs there."""
         self._closing = True
-        self._desk.close()
-        sessions = [session for session in self._sessions.values() if not session.is_lost]
-        if sessions:
-            with ThreadPoolExecutor(min(len(sessions), _MAX_THREADS), "ssh") as pool:
-                list(pool.map(SshSession.close, sessions))
+        self._broker.close()
+        in_parallel(RemoteHost.close, [host for host in self._hosts.values() if not host.is_lost])
         with contextlib.suppress(OSError):
             os.unlink(os.path.join(self._run_dir.path, TOKEN_FILE))
+
+
+def _is_well(host: RemoteHost) -> bool:
+    return host.is_usable and time.monotonic() - host.last_heard < _DEAF_S

@@ -3,7 +3,7 @@
     group --run-dir DIR --group NAME --listen-fd N --lifeline-fd N
     group --run-dir DIR --group NAME --task NAME --attempt K --head HOST:PORT --lifeline-fd N
 
-On hosts of ssh the head is here too, and a process stands for each agent elsewhere (`node/remote/proxy.py`).
+On hosts of ssh the head is here too, and each agent elsewhere has a proxy here (`node/remote/proxy.py`).
 """
 
 import argparse
@@ -26,9 +26,10 @@ from torchmuster.model.display.text import render_report, report_of_error
 from torchmuster.model.workflow import GroupPlan, WorkflowPlan
 from torchmuster.model.workflow import TaskNetwork as Sharing
 from torchmuster.net.listener import Listener
+from torchmuster.net.remote_messages import StartTask
 from torchmuster.net.secret import read_secret
 from torchmuster.node.environment import take_environment
-from torchmuster.node.remote.proxy import elsewhere_argv
+from torchmuster.node.remote.proxy import proxy_argv
 from torchmuster.node.sandbox.container import remove_containers
 from torchmuster.node.sandbox.network import PrivateNetwork
 from torchmuster.node.task.agent import TaskAgent
@@ -162,7 +163,7 @@ async def _conduct_here(options: argparse.Namespace) -> int:
     start = atomic.read_json(run_dir.group(options.group).start) or {}
     wrap = (
         _wrap_elsewhere(run_dir, plan.group(options.group), start, port)
-        if start.get("desk")
+        if start.get("broker")
         else None
     )
     starter = ProcessStarter(run_dir, options.group, [(host, port)], keep, wrap)
@@ -178,24 +179,24 @@ async def _conduct_here(options: argparse.Namespace) -> int:
 
 
 def _wrap_elsewhere(run_dir: RunDir, group: GroupPlan, start: dict[str, Any], port: int) -> Wrap:
-    """Return what stands for agents on hosts that the client reaches; tell training tasks their hosts."""
+    """Return how the proxies of agents on hosts that the client reaches are started; tell training tasks their hosts."""
     hosts = start["hosts"]
     said = {"engine": "ssh", "tasks": hosts, "gpus": start.get("host_gpus", {})}
     atomic.write_json(run_dir.group(group.name).nodes, said)
 
     def wrap(task: str, argv: list[str]) -> list[str]:
         attempt = next(word.partition("=")[2] for word in argv if word.startswith("--attempt="))
-        options = {"group": group.name, "task": task, "attempt": attempt}
         asked = group.task(task)
-        request = {
-            "kind": "task",
-            "host": hosts[task][0],
-            "port": port,
+        request = StartTask(
+            host=hosts[task][0],
+            group=group.name,
+            task=task,
+            attempt=int(attempt),
+            port=port,
             # GPUs and the other nodes of a training task were given to it on its own hosts.
-            "may_move": asked.training is None and not asked.resources.gpu,
-            "options": options,
-        }
-        return elsewhere_argv(start["desk"], request)
+            may_move=asked.training is None and not asked.resources.gpu,
+        )
+        return proxy_argv(start["broker"], request)
 
     return wrap
 

@@ -4,7 +4,7 @@ import io
 import zipfile
 
 from torchmuster.files import travel
-from torchmuster.node.remote import loader as courier_loader
+from torchmuster.node.remote import loader as remote_loader
 
 FILES = [("a.py", b"1"), ("b/c.py", b"2")]
 
@@ -28,8 +28,8 @@ def test_hash_tells_names_and_contents_apart():
 
 def test_loader_counts_as_we_do():
     files = travel.package_files(travel.package_folder())
-    assert courier_loader.content_hash(files) == travel.content_hash(files)
-    assert sorted(courier_loader.tree_files(travel.package_folder())) == files
+    assert remote_loader.content_hash(files) == travel.content_hash(files)
+    assert sorted(remote_loader.tree_files(travel.package_folder())) == files
 
 
 def test_compiled_files_do_not_change_the_hash(tmp_path):

@@ -1,5 +1,6 @@
-"""Frames between client and courier: whole, bounded, and nothing outside of the run directory."""
+"""Messages between client and remote end: whole, bounded, and nothing outside of the run directory."""
 
+import json
 import os
 import threading
 
@@ -7,8 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmuster.net import frames
-from torchmuster.net.frames import FrameError, FrameReader, FrameWriter, Kind
+from torchmuster.net import remote_messages
+from torchmuster.net.frames import FrameReader, FrameWriter
+from torchmuster.net.remote_messages import (
+    LENGTH,
+    MAX_FRAME_BYTES,
+    FilePiece,
+    FrameError,
+    RelayData,
+    RemotePing,
+    RemotePong,
+    StartNode,
+    decode,
+    encode,
+    pack,
+)
 
 
 @pytest.fixture
@@ -22,23 +36,29 @@ def pipe():
             continue
 
 
-@given(st.lists(st.tuples(st.integers(1, 255), st.binary(max_size=300)), max_size=20))
+@given(st.lists(st.tuples(st.integers(0, 255), st.binary(max_size=300)), max_size=20))
 def test_what_is_packed_is_read_in_order(sent):
+    messages = [RelayData(call_id=number, data=data) for number, data in sent]
     source, target = os.pipe()
     with os.fdopen(source, "rb"):
         with os.fdopen(target, "wb") as file:
-            file.write(b"".join(frames.pack(kind, payload) for kind, payload in sent))
+            file.write(b"".join(pack(message) for message in messages))
         reader = FrameReader(source)
         found = []
-        while (frame := reader.read(5.0)) is not None:
-            found.append(frame)
-    assert found == sent
+        while (message := reader.read(5.0)) is not None:
+            found.append(message)
+    assert found == messages
 
 
 def test_length_beyond_the_limit_is_refused_before_it_is_read(pipe):
-    os.write(pipe[1], bytes([1]) + (frames.MAX_PAYLOAD_BYTES + 1).to_bytes(4, "big"))
+    os.write(pipe[1], LENGTH.pack(MAX_FRAME_BYTES + 1))
     with pytest.raises(FrameError, match="bytes"):
         FrameReader(pipe[0]).read(5.0)
+
+
+def test_message_beyond_the_limit_is_not_sent():
+    with pytest.raises(ValueError, match="RelayData has"):
+        pack(RelayData(call_id=1, data=bytes(MAX_FRAME_BYTES)))
 
 
 def test_silence_is_a_timeout(pipe):
@@ -47,10 +67,10 @@ def test_silence_is_a_timeout(pipe):
 
 
 def test_noise_before_the_marker_is_set_aside(pipe):
-    os.write(pipe[1], b"Welcome!\nmodule loaded\nMARK\n" + frames.pack(Kind.PONG))
+    os.write(pipe[1], b"Welcome!\nmodule loaded\nMARK\n" + pack(RemotePong()))
     reader = FrameReader(pipe[0])
     assert reader.read_until(b"MARK", 1000, 5.0) == b"Welcome!\nmodule loaded\n"
-    assert reader.read(5.0) == (Kind.PONG, b"")
+    assert reader.read(5.0) == RemotePong()
 
 
 def test_endless_noise_is_refused(pipe):
@@ -59,41 +79,50 @@ def test_endless_noise_is_refused(pipe):
         FrameReader(pipe[0]).read_until(b"MARK", 1000, 5.0)
 
 
-def test_file_frame_comes_back_as_it_was():
-    kind, payload = Kind.FILE, frames.pack_file("logs/a b.log", 7, b"data")[5:]
-    assert kind == 50
-    assert frames.read_file(payload) == ("logs/a b.log", 7, b"data")
-
-
-@pytest.mark.parametrize("path", ["/etc/passwd", "../x", "logs/../../x", "a//b", "./a", "a\0b"])
+@pytest.mark.parametrize("path", ["/etc/passwd", "../x", "logs/../../x", "a//b", "./a", "a\0b", ""])
 def test_file_outside_of_the_run_directory_is_refused(path):
+    plain = {"type": "FilePiece", "path": path, "offset": 0, "data": ""}
     with pytest.raises(FrameError):
-        frames.read_file(frames.pack_file(path, 0, b"")[5:])
+        decode(json.dumps(plain))
 
 
-@given(st.binary(max_size=64))
-def test_any_bytes_are_a_file_frame_or_refused(payload):
-    try:
-        path, offset, _ = frames.read_file(payload)
-    except FrameError:
-        return
-    assert not path.startswith("/")
-    assert ".." not in path.split("/")
-    assert offset >= 0
+def test_file_whose_name_is_no_text_comes_back_as_it_was():
+    piece = FilePiece(path=os.fsdecode(b"logs/\xff b.log"), offset=7, data=b"\0data")
+    assert decode(encode(piece)) == piece
 
 
-@pytest.mark.parametrize("payload", [b"", b"[1]", b"{", b"\xff", b"[" * 100_000])
-def test_what_is_no_json_object_is_refused(payload):
+@pytest.mark.parametrize(
+    "more",
+    [{"place": "1"}, {"place": None}, {"unknown": 1}, {"heads": "127.0.0.1:1"}, {"type": "Shell"}],
+)
+def test_field_that_is_not_declared_so_is_refused(more):
+    plain = {"type": "StartNode", "place": 1, **more}
     with pytest.raises(FrameError):
-        frames.read_json(payload)
+        decode(json.dumps(plain))
+
+
+def test_bytes_that_are_no_base64_are_refused():
+    with pytest.raises(FrameError, match="base64"):
+        decode('{"type": "RelayData", "call_id": 1, "data": "a!"}')
+
+
+@pytest.mark.parametrize("payload", [b"", b"[1]", b"{", b"\xff", b"[" * 100_000, b"{}"])
+def test_what_is_no_message_is_refused(payload):
+    with pytest.raises(FrameError):
+        decode(payload)
+
+
+def test_secret_is_not_in_what_a_message_shows_of_itself():
+    fields = remote_messages.SetUpRun.__dataclass_fields__
+    assert not fields["secret"].repr
+    assert "place=1" in repr(StartNode(place=1))
 
 
 def test_writer_pings_while_nothing_else_is_sent(pipe):
     writer = FrameWriter(pipe[1])
-    writer.start()
     writer.ping_every(0.01)
     reader = FrameReader(pipe[0])
-    assert [reader.read(5.0) for _ in range(3)] == [(Kind.PING, b"")] * 3
+    assert [reader.read(5.0) for _ in range(3)] == [RemotePing()] * 3
     writer.close()
     while reader.read(5.0) is not None:
         continue
@@ -102,11 +131,11 @@ def test_writer_pings_while_nothing_else_is_sent(pipe):
 def test_bulk_waits_for_a_slow_reader_and_gives_up_when_it_goes():
     source, target = os.pipe()
     writer = FrameWriter(target)
-    writer.start()
     outcomes = []
+    bulk = RelayData(call_id=1, data=bytes(1 << 20))
 
     def send():
-        outcomes.extend(writer.send_bulk(frames.pack(1, bytes(1 << 20))) for _ in range(6))
+        outcomes.extend(writer.send(bulk, bulk=True) for _ in range(6))
 
     thread = threading.Thread(target=send)
     thread.start()

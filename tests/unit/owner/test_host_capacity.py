@@ -9,8 +9,7 @@ from torchmuster.model.workflow import (
     TrainingPlan,
     WorkflowPlan,
 )
-from torchmuster.owner.host_capacity import HostCapacity, crowded, most_hosts
-from torchmuster.owner.task_hosts import HostFacts
+from torchmuster.owner.host_capacity import HostCapacity, HostFacts, crowded, most_hosts
 
 GIB = 1 << 30
 
@@ -37,32 +36,32 @@ def placed(capacity, one):
 
 
 def test_tasks_of_a_group_go_to_the_hosts_in_turn():
-    capacity = HostCapacity(hosts("a", "b"), "desk")
+    capacity = HostCapacity(hosts("a", "b"), "broker")
     found = placed(capacity, group("g", task("t0"), task("t1"), task("t2")))
     assert found == {"t0": ["a"], "t1": ["b"], "t2": ["a"]}
 
 
 def test_groups_one_after_the_other_use_all_hosts():
-    capacity = HostCapacity(hosts("a", "b"), "desk")
+    capacity = HostCapacity(hosts("a", "b"), "broker")
     assert placed(capacity, group("g", task("t")))["t"] == ["a"]
     capacity.give_back("g")
     assert placed(capacity, group("h", task("u")))["u"] == ["b"]
 
 
 def test_a_training_task_gets_hosts_that_are_all_different():
-    capacity = HostCapacity(hosts("a", "b", "c"), "desk")
+    capacity = HostCapacity(hosts("a", "b", "c"), "broker")
     found = placed(capacity, group("g", task("t", "3"), task("u")))
     assert found["t"] == ["a", "b", "c"]
     assert len(found["u"]) == 1
 
 
 def test_a_range_of_nodes_takes_the_hosts_that_there_are():
-    capacity = HostCapacity(hosts("a", "b"), "desk")
+    capacity = HostCapacity(hosts("a", "b"), "broker")
     assert placed(capacity, group("g", task("t", "1:4")))["t"] == ["a", "b"]
 
 
 def test_gpus_of_a_host_go_to_one_task_at_a_time():
-    capacity = HostCapacity(hosts("a", gpus=4), "desk")
+    capacity = HostCapacity(hosts("a", gpus=4), "broker")
     assert capacity.try_take(group("g", task("t", gpu=3))) == {"t": ["0", "1", "2"]}
     assert capacity.try_take(group("h", task("u", gpu=1))) == {"u": ["3"]}
     assert capacity.try_take(group("i", task("v", gpu=1))) is None
@@ -72,18 +71,18 @@ def test_gpus_of_a_host_go_to_one_task_at_a_time():
 
 def test_a_task_goes_where_its_gpus_are():
     mixed = [*hosts("plain"), *hosts("fast", gpus=2)]
-    capacity = HostCapacity(mixed, "desk")
+    capacity = HostCapacity(mixed, "broker")
     assert placed(capacity, group("g", task("t", gpu=2)))["t"] == ["fast"]
 
 
 def test_a_task_without_gpus_sees_none_where_there_are_some():
-    capacity = HostCapacity(hosts("a", gpus=2), "desk")
+    capacity = HostCapacity(hosts("a", gpus=2), "broker")
     assert capacity.try_take(group("g", task("t"))) == {"t": []}
 
 
 @pytest.mark.parametrize("asked", [{"cpu": 9}, {"memory_bytes": 2 * GIB}, {"gpu": 1}])
 def test_a_group_that_fits_nowhere_runs_alone(asked):
-    capacity = HostCapacity(hosts("a", "b"), "desk")
+    capacity = HostCapacity(hosts("a", "b"), "broker")
     large, small = group("g", task("t", **asked)), group("h", task("u"))
     assert capacity.try_take(small) is not None
     assert capacity.try_take(large) is None
@@ -93,13 +92,13 @@ def test_a_group_that_fits_nowhere_runs_alone(asked):
 
 
 def test_slots_limit_the_tasks_of_a_host():
-    capacity = HostCapacity(hosts("a", slots=1), "desk")
+    capacity = HostCapacity(hosts("a", slots=1), "broker")
     assert capacity.try_take(group("g", task("t"))) is not None
     assert capacity.try_take(group("h", task("u"))) is None
 
 
 def test_what_did_not_fit_leaves_nothing_taken():
-    capacity = HostCapacity(hosts("a", cpus=2), "desk")
+    capacity = HostCapacity(hosts("a", cpus=2), "broker")
     assert capacity.try_take(group("g", task("t"))) is not None
     assert capacity.try_take(group("h", task("u"), task("v"))) is None
     assert capacity.try_take(group("i", task("w"))) is not None

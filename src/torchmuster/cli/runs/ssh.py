@@ -14,8 +14,8 @@ from torchmuster.errors import ManyErrors, UsageError
 from torchmuster.files.layout import short_id
 
 if TYPE_CHECKING:
+    from torchmuster.engines.ssh_bundle import Bundle
     from torchmuster.engines.ssh_places import SshWishes
-    from torchmuster.engines.ssh_session import Luggage
     from torchmuster.files.layout import RunDir
     from torchmuster.files.terminal import TerminalVoice
     from torchmuster.model.plan import RunPlan
@@ -115,11 +115,11 @@ def run_on_hosts(
     plan = plan_for_hosts(options, run_id, site, wishes, problems)
     if problems.found or plan is None:
         raise ManyErrors(problems.found)
-    luggage = make_luggage((sys.executable, plan.program.python[0]), wishes)
+    bundle = make_bundle_for((sys.executable, plan.program.python[0]), wishes)
     if given["dry_run"]:
-        _show(plan, wishes, luggage)
+        _show(plan, wishes, bundle)
         return 0
-    return _follow(plan, wishes, luggage)
+    return _follow(plan, wishes, bundle)
 
 
 def run_again_on_hosts(plan: "RunPlan", view: "RunView", *, detach: bool) -> int:
@@ -152,8 +152,8 @@ def run_again_on_hosts(plan: "RunPlan", view: "RunView", *, detach: bool) -> int
     if site is None:
         raise UsageError(f"`{plan.engine}` is not a site of kind ssh", where=view.run_dir.plan)
     wishes = make_wishes(site, by_slots=False)
-    luggage = make_luggage((sys.executable, plan.program.python[0]), wishes)
-    return _follow(plan, wishes, luggage, old.snapshots)
+    bundle = make_bundle_for((sys.executable, plan.program.python[0]), wishes)
+    return _follow(plan, wishes, bundle, old.snapshots)
 
 
 def _without_detach(words: list[str]) -> list[str]:
@@ -190,30 +190,30 @@ def plan_for_hosts(
     return plan
 
 
-def make_luggage(own_pythons: "tuple[str, ...]", wishes: "SshWishes") -> "Luggage":
+def make_bundle_for(own_pythons: "tuple[str, ...]", wishes: "SshWishes") -> "Bundle":
     """Return what the hosts are offered; these interpreters of this machine are tried there first."""
+    from torchmuster.engines.ssh_bundle import make_bundle
     from torchmuster.engines.ssh_command import ssh_command
-    from torchmuster.engines.ssh_session import pack_luggage
 
     own = os.environ.get("MUSTER_SSH_PYTHON")
     pythons = [own] if own else []
     pythons += own_pythons
-    return pack_luggage(ssh_command(os.environ), pythons, may_share=wishes.may_share)
+    return make_bundle(ssh_command(os.environ), pythons, may_share=wishes.may_share)
 
 
-def _show(plan: "RunPlan", wishes: "SshWishes", luggage: "Luggage") -> None:
+def _show(plan: "RunPlan", wishes: "SshWishes", bundle: "Bundle") -> None:
     from torchmuster.files.code_copy import find_code
 
     for place, host in enumerate(wishes.hosts):
         spare = "" if place < plan.max_nodes else "  # spare"
-        click.echo(f"$ {shlex.join(luggage.argv(host))}{spare}")
+        click.echo(f"$ {shlex.join(bundle.argv(host))}{spare}")
     code = find_code(plan.program.cwd)
     click.echo(f"\n# on hosts that don't share this file system: a copy of {code.describe()}")
     click.echo("no host was called (--dry-run)", err=True)
 
 
 def _follow(
-    plan: "RunPlan", wishes: "SshWishes", luggage: "Luggage", snapshots: str | None = None
+    plan: "RunPlan", wishes: "SshWishes", bundle: "Bundle", snapshots: str | None = None
 ) -> int:
     from torchmuster.cli.ending import follow_run
     from torchmuster.owner.create import create_run_dir, link_snapshots
@@ -221,7 +221,7 @@ def _follow(
     run_dir = create_run_dir(plan)
     if snapshots is not None:
         link_snapshots(run_dir, snapshots)
-    follow = partial(_own, plan, run_dir, wishes, luggage)
+    follow = partial(_own, plan, run_dir, wishes, bundle)
     return follow_run(plan, run_dir, follow)
 
 
@@ -229,7 +229,7 @@ def _own(
     plan: "RunPlan",
     run_dir: "RunDir",
     wishes: "SshWishes",
-    luggage: "Luggage",
+    bundle: "Bundle",
     voice: "TerminalVoice",
 ) -> "Result":
     import asyncio
@@ -238,7 +238,7 @@ def _own(
     from torchmuster.owner.session import note_on_session
     from torchmuster.owner.supervise import Supervisor
 
-    engine = SshEngine(plan, run_dir, wishes, luggage, voice.say)
+    engine = SshEngine(plan, run_dir, wishes, bundle, voice.say)
     try:
         engine.start_all()
         plan = engine.plan

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from torchmuster.cli.runs.ssh import make_luggage, make_wishes
+from torchmuster.cli.runs.ssh import make_bundle_for, make_wishes
 from torchmuster.errors import ChannelError, ManyErrors, UsageError
 from torchmuster.files.layout import short_id
 
@@ -73,16 +73,8 @@ def _task_hosts(
     from torchmuster.owner.task_hosts import TaskHosts
 
     wishes = make_wishes(site, by_slots=True)
-    luggage = make_luggage((sys.executable,), wishes)
-    return TaskHosts(
-        run_dir,
-        wishes.hosts,
-        luggage,
-        _needs(plan, site),
-        voice.say,
-        where=wishes.where,
-        may_share=wishes.may_share,
-    )
+    bundle = make_bundle_for((sys.executable,), wishes)
+    return TaskHosts(run_dir, wishes, bundle, _needs(plan, site), voice.say)
 
 
 def _needs(plan: "WorkflowPlan", site: "Site") -> "TaskNeeds":
@@ -119,7 +111,7 @@ def _follow(
         sentence = crowded(plan, len(hosts.facts))
         if sentence is not None:
             voice.say(sentence)
-        return follow_workflow(run_dir, voice, HostCapacity(hosts.facts, hosts.desk))
+        return follow_workflow(run_dir, voice, HostCapacity(hosts.facts, hosts.broker))
     finally:
         hosts.close()
 
@@ -129,8 +121,8 @@ def show_hosts(plan: "WorkflowPlan", site: "Site", *, as_json: bool) -> None:
     from torchmuster.owner.host_capacity import crowded
 
     wishes = make_wishes(site, by_slots=True)
-    luggage = make_luggage((sys.executable,), wishes)
-    commands = [luggage.argv(host) for host in wishes.hosts]
+    bundle = make_bundle_for((sys.executable,), wishes)
+    commands = [bundle.argv(host) for host in wishes.hosts]
     placed = _first_places(plan, [host.name for host in wishes.hosts])
     if as_json:
         names = [host.name for host in wishes.hosts]

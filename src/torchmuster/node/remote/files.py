@@ -1,4 +1,4 @@
-"""What a courier sends of a host's disk: the run's record while it grows, and the outputs at the end."""
+"""The run directory of a host that does not share the client's, and what goes back of it: the record, the outputs."""
 
 import contextlib
 import os
@@ -6,29 +6,53 @@ import secrets
 import shutil
 import stat
 import threading
-from collections.abc import Callable
 from typing import Any
 
 from torchmuster.files import atomic, code_copy
 from torchmuster.files.layout import RunDir, muster_home
-from torchmuster.net import frames
-from torchmuster.net.frames import FrameWriter, Kind
+from torchmuster.net.relay import SendsMessages
+from torchmuster.net.remote_messages import CHUNK_BYTES, CODE_FILE, OUTPUT_FILE, FilePiece
 
 TOKEN_FILE = "shared-token"
 MARK_FILE = "made-here"
+# Each side has its own.
+OWN_FILES = frozenset({"secret", TOKEN_FILE, MARK_FILE, "plan.json", "head.json", "owner.json"})
 _EVERY_S = 0.3
 _MAX_SMALL_BYTES = 1 << 20
-_NEVER = frozenset(
-    {"secret", TOKEN_FILE, MARK_FILE, "plan.json", "head.json", "owner.json", "code.stamps.json"}
-)
+_NEVER = OWN_FILES | {CODE_FILE, "code.stamps.json"}
+
+
+def send_pieces(session: SendsMessages, path: str, name: str, offset: int = 0) -> int:
+    """Send a file from an offset on, under a name relative to the run directory; return how far it was sent."""
+    with open(path, "rb") as file:
+        if os.fstat(file.fileno()).st_size < offset:
+            offset = 0
+        file.seek(offset)
+        while data := file.read(CHUNK_BYTES):
+            if not session.send(FilePiece(path=name, offset=offset, data=data), bulk=True):
+                break
+            offset += len(data)
+    return offset
+
+
+def write_piece(folder: str, name: str, offset: int, data: bytes) -> None:
+    """Write a piece where it belongs in a file below a folder; links are not followed."""
+    path = os.path.join(folder, name)
+    if "/" in name:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    try:
+        os.pwrite(fd, data, offset)
+    finally:
+        os.close(fd)
 
 
 class RecordStream:
     """Sends what is appended to the record of a run directory that the client doesn't see."""
 
-    def __init__(self, run_dir: RunDir, writer: FrameWriter) -> None:
+    def __init__(self, run_dir: RunDir, session: SendsMessages) -> None:
         self._run_dir = run_dir
-        self._writer = writer
+        self._session = session
         self._sent: dict[str, int] = {}
         self._lock = threading.Lock()
         self._stopping = threading.Event()
@@ -45,15 +69,18 @@ class RecordStream:
         """Send what has been appended since; at the end the small files too."""
         with self._lock:
             for path in self._growing():
-                self._send_rest(path)
+                self._send(path, self._sent.get(path, 0))
             for path in self._small() if small_files else []:
-                self._sent.pop(path, None)
-                self._send_rest(path)
+                self._send(path, 0)
+
+    def _send(self, path: str, offset: int) -> None:
+        name = os.path.relpath(path, self._run_dir.path)
+        with contextlib.suppress(OSError):
+            self._sent[path] = send_pieces(self._session, path, name, offset)
 
     def _work(self) -> None:
-        while not self._stopping.wait(_EVERY_S) and not self._writer.is_broken:
-            with contextlib.suppress(OSError):
-                self.send_new()
+        while not self._stopping.wait(_EVERY_S):
+            self.send_new()
 
     def _growing(self) -> list[str]:
         found = [self._run_dir.events, self._run_dir.training]
@@ -70,19 +97,6 @@ class RecordStream:
                     found.append(entry.path)
         return [p for p in found if p not in (self._run_dir.events, self._run_dir.training)]
 
-    def _send_rest(self, path: str) -> None:
-        with contextlib.suppress(OSError), open(path, "rb") as file:
-            offset = self._sent.get(path, 0)
-            if os.fstat(file.fileno()).st_size < offset:
-                offset = 0
-            file.seek(offset)
-            name = os.path.relpath(path, self._run_dir.path)
-            while data := file.read(frames.CHUNK_BYTES):
-                if not self._writer.send_bulk(frames.pack_file(name, offset, data)):
-                    return
-                offset += len(data)
-                self._sent[path] = offset
-
 
 def sees(token_path: str, token: str) -> bool:
     """Say whether this host sees the client's (or the head's) file of this path and content."""
@@ -93,7 +107,12 @@ def sees(token_path: str, token: str) -> bool:
         return False
 
 
-def make_own_run_dir(run_id: str, token: str) -> RunDir:
+def sees_run(run_dir: str, token: str) -> bool:
+    """Say whether this host sees the run directory with this token."""
+    return sees(os.path.join(run_dir, TOKEN_FILE), token)
+
+
+def make_own_run_dir(run_id: str, token: str) -> str:
     """Make the run directory of this host, below its $MUSTER_HOME; one of the same run is used again.
 
     Raises:
@@ -107,21 +126,21 @@ def make_own_run_dir(run_id: str, token: str) -> RunDir:
     except FileExistsError:
         status = os.lstat(path)
         ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
-        if not ours or not sees(os.path.join(path, TOKEN_FILE), token):
+        if not ours or not sees_run(path, token):
             raise
     run_dir = RunDir(path)
     for folder in (run_dir.logs, os.path.dirname(run_dir.agent_log("n1"))):
         os.makedirs(folder, exist_ok=True)
     write_private(os.path.join(path, TOKEN_FILE), token)
-    if not mark_of(run_dir):
+    if not mark_of(path):
         write_private(os.path.join(path, MARK_FILE), secrets.token_hex(16))
-    return run_dir
+    return path
 
 
-def mark_of(run_dir: RunDir) -> str:
+def mark_of(run_dir: str) -> str:
     """Return what tells this folder from another host's of the same path and run; empty for the client's own."""
     try:
-        with open(os.path.join(run_dir.path, MARK_FILE)) as file:
+        with open(os.path.join(run_dir, MARK_FILE)) as file:
             return file.read(64).strip()
     except OSError:
         return ""
@@ -136,46 +155,21 @@ def write_private(path: str, text: str) -> None:
     os.replace(temporary, path)
 
 
-class FrameStream:
-    """The pieces of an archive as they come in frames, as a file to read from."""
+class _PieceSink:
+    """A file to write to, whose content is sent in pieces."""
 
-    def __init__(self, next_piece: Callable[[], bytes]) -> None:
-        self._next_piece = next_piece
-        self._buffer = b""
-        self._ended = False
-
-    def read(self, size: int) -> bytes:
-        """Return up to `size` bytes, fewer at the end only."""
-        found = [self._buffer]
-        have = len(self._buffer)
-        while have < size and not self._ended:
-            piece = self._next_piece()
-            self._ended = not piece
-            found.append(piece)
-            have += len(piece)
-        data = b"".join(found)
-        self._buffer = data[size:]
-        return data[:size]
-
-    def skip_rest(self) -> None:
-        """Read to the end: what follows is the next frame."""
-        while not self._ended:
-            self._ended = not self._next_piece()
-
-
-class FrameSink:
-    """A file to write to, whose content goes out in frames."""
-
-    def __init__(self, kind: Kind, writer: FrameWriter) -> None:
-        self._kind = kind
-        self._writer = writer
+    def __init__(self, session: SendsMessages, name: str) -> None:
+        self._session = session
+        self._name = name
+        self._offset = 0
 
     def write(self, data: bytes) -> int:
-        """Send it; BrokenPipeError when the other side is gone."""
-        for at in range(0, len(data), frames.CHUNK_BYTES):
-            piece = data[at : at + frames.CHUNK_BYTES]
-            if not self._writer.send_bulk(frames.pack(self._kind, piece)):
+        for at in range(0, len(data), CHUNK_BYTES):
+            piece = data[at : at + CHUNK_BYTES]
+            message = FilePiece(path=self._name, offset=self._offset, data=piece)
+            if not self._session.send(message, bulk=True):
                 raise BrokenPipeError
+            self._offset += len(piece)
         return len(data)
 
     def flush(self) -> None:
@@ -185,9 +179,10 @@ class FrameSink:
 class CodeOutputs:
     """The copied code folder of a host, and what the run has made in it."""
 
-    def __init__(self, root: str) -> None:
-        self.root = root
-        self._stamp_file = f"{root}.stamps.json"
+    def __init__(self, run_dir: RunDir) -> None:
+        self.root = os.path.join(run_dir.path, "code")
+        self._archive = os.path.join(run_dir.path, CODE_FILE)
+        self._stamp_file = f"{self.root}.stamps.json"
         known: Any = atomic.read_json(self._stamp_file)
         self._before = (
             {name: (at[0], at[1]) for name, at in known.items()} if isinstance(known, dict) else {}
@@ -198,19 +193,20 @@ class CodeOutputs:
         """Say whether the folder has been unpacked whole, in this session or an earlier one."""
         return os.path.exists(self._stamp_file)
 
-    def unpack(self, stream: FrameStream) -> None:
-        """Take the folder; ValueError when what comes is no proper archive."""
+    def unpack(self) -> None:
+        """Unpack the archive that came; ValueError when it is damaged."""
         shutil.rmtree(self.root, ignore_errors=True)
         os.makedirs(self.root, mode=0o700)
-        code_copy.read_archive(stream, self.root, code_copy.MAX_CODE_BYTES * 2)
-        stream.skip_rest()
+        with open(self._archive, "rb") as file:
+            code_copy.read_archive(file, self.root, code_copy.MAX_CODE_BYTES * 2)
+        os.unlink(self._archive)
         self._before = code_copy.stamps(self.root)
         atomic.write_json(self._stamp_file, self._before)
 
-    def send(self, writer: FrameWriter) -> dict[str, Any]:
-        """Send new and changed files; return what came and what stays here."""
+    def send(self, session: SendsMessages) -> list[str]:
+        """Send new and changed files; return those that stay here."""
         come, stay = code_copy.outputs(self.root, self._before, code_copy.MAX_OUTPUT_BYTES)
         if come:
-            code_copy.write_archive(self.root, come, FrameSink(Kind.OUTPUT, writer))  # type: ignore[arg-type]
-        writer.send(frames.pack(Kind.OUTPUT))
-        return {"count": len(come), "stay": stay[:20], "num_stay": len(stay), "root": self.root}
+            sink: Any = _PieceSink(session, OUTPUT_FILE)
+            code_copy.write_archive(self.root, come, sink)
+        return stay

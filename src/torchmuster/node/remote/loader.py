@@ -1,51 +1,41 @@
-"""The first thing that runs on a host reached by ssh: it gets torchmuster there, and becomes the courier.
+"""The first program on a host reached by ssh: it gets torchmuster there, and becomes the remote end (`node/remote/main.py`).
 
-It arrives as text on standard input, before anything else is there: so it imports the standard library only, and holds
-its own few lines of what `net/frames.py` and `files/travel.py` say. Frames come unbuffered: what follows is for the courier.
+It arrives as text on standard input, before anything else is there: so it imports the standard library only, and has its own
+few lines of what `net/remote_messages.py` and `files/travel.py` say. It sends `RemoteFacts`; where the package is missing it
+reads it from one frame. Nothing is buffered: what follows belongs to the remote end.
 """
 
 import hashlib
 import io
 import json
 import os
-import platform
 import shutil
 import signal
-import socket
 import stat
 import struct
 import sys
 import tempfile
 import zipfile
 
-FACTS, PACKAGE, FAIL = 1, 2, 3
 MAX_BYTES = 64 << 20
 PATIENCE_S = 120
 
 
 def read_exactly(count: int) -> bytes:
     """Return so many bytes of standard input; leave at its end."""
-    data = b""
+    data = bytearray()
     while len(data) < count:
         piece = os.read(0, min(count - len(data), 1 << 16))
         if not piece:
             raise SystemExit(0)
         data += piece
-    return data
+    return bytes(data)
 
 
-def read_frame() -> tuple[int, bytes]:
-    """Return the kind and the payload of a frame."""
-    kind, length = struct.unpack(">BI", read_exactly(5))
-    if length > 4 << 20:
-        raise SystemExit("a frame that is too long")
-    return kind, read_exactly(length)
-
-
-def send_frame(kind: int, value: dict[str, object]) -> None:
-    """Send a JSON object."""
-    payload = json.dumps(value).encode()
-    view = memoryview(struct.pack(">BI", kind, len(payload)) + payload)
+def send(name: str, **fields: object) -> None:
+    """Send a message."""
+    payload = json.dumps({"type": name, **fields}).encode()
+    view = memoryview(struct.pack(">I", len(payload)) + payload)
     while view:
         view = view[os.write(1, view) :]
 
@@ -99,18 +89,17 @@ def cache_folder() -> str:
     return os.path.join(base, "torchmuster")
 
 
-def receive_package() -> list[tuple[str, bytes]]:
-    """Return the files of the package that comes in frames."""
-    data = bytearray()
-    while True:
-        kind, piece = read_frame()
-        if kind != PACKAGE or len(data) > MAX_BYTES:
-            raise SystemExit("no package came")
-        if not piece:
-            break
-        data += piece
-    with zipfile.ZipFile(io.BytesIO(bytes(data))) as archive:
-        return [(name, archive.read(name)) for name in archive.namelist()]
+def receive_package(sha: str) -> list[tuple[str, bytes]]:
+    """Return the files of the package that comes as one frame, once its checksum is right."""
+    (length,) = struct.unpack(">I", read_exactly(4))
+    if length > MAX_BYTES:
+        raise SystemExit("the package is too large")
+    with zipfile.ZipFile(io.BytesIO(read_exactly(length))) as archive:
+        files = [(name, archive.read(name)) for name in archive.namelist()]
+    if content_hash(files) != sha or any(n.startswith("/") or ".." in n for n, _ in files):
+        send("RemoteFailed", what="torchmuster came damaged: its checksum is another")
+        raise SystemExit(1)
+    return files
 
 
 def unpack(files: list[tuple[str, bytes]], sha: str) -> tuple[str, bool]:
@@ -130,45 +119,36 @@ def unpack(files: list[tuple[str, bytes]], sha: str) -> tuple[str, bool]:
             final = os.path.join(base, sha)
             try:
                 os.rename(root, final)
-            except OSError:  # another courier was faster, or what lies there is damaged
+            except OSError:  # another session was faster, or what lies there is damaged
                 if not has_content(final, sha):
                     return root, True
                 shutil.rmtree(root, ignore_errors=True)
             return final, False
         except OSError as error:
             reason = error
-    send_frame(FAIL, {"what": "there is no room for torchmuster", "why": str(reason)})
+    send("RemoteFailed", what="there is no room for torchmuster", why=str(reason))
     raise SystemExit(1)
 
 
 def main(sha: str, package_root: str) -> None:
-    """Say what this host is, get torchmuster, and become the courier."""
+    """Say what this host is, get torchmuster, and become the remote end."""
     signal.alarm(PATIENCE_S)  # a client that is cut off now would leave us waiting for ever
     cached = os.path.join(cache_folder(), sha)
     root = next((r for r in (package_root, cached) if r and has_content(r, sha)), None)
-    facts = {
-        "host": socket.gethostname(),
-        "machine": platform.machine(),
-        "python": sys.executable,
-        "version": platform.python_version(),
-        "has": root is not None,
-        "gpus": num_gpus(),
-        "cpus": len(os.sched_getaffinity(0)),
-        "memory": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
-    }
-    send_frame(FACTS, facts)
+    send(
+        "RemoteFacts",
+        has_package=root is not None,
+        num_cpus=len(os.sched_getaffinity(0)),
+        num_gpus=num_gpus(),
+        memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+    )
     temporary = False
     if root is None:
-        files = receive_package()
-        if content_hash(files) != sha or any(n.startswith("/") or ".." in n for n, _ in files):
-            send_frame(FAIL, {"what": "torchmuster came damaged: its checksum is another"})
-            raise SystemExit(1)
-        root, temporary = unpack(files, sha)
+        root, temporary = unpack(receive_package(sha), sha)
     entry = os.path.join(root, "torchmuster", "programs", "__main__.py")
     signal.alarm(0)
     # A folder of installed packages holds others too, which the job's interpreter must not see.
     alone = os.path.basename(root) not in ("site-packages", "dist-packages")
     flags = ["--temporary"] * temporary + ["--importable"] * alone
-    os.execv(
-        sys.executable, [sys.executable, "-I", "-S", entry, "remote", f"--root={root}", *flags]
-    )
+    argv = [sys.executable, "-I", "-S", entry, "remote", f"--root={root}", *flags]
+    os.execv(sys.executable, argv)

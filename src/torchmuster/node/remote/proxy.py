@@ -1,32 +1,31 @@
-"""Stands here for an agent on another host: orders it, lives as long as it does, and ends as it ended.
+"""Local proxy process for an agent that runs on another host.
 
-    proxy DESK REQUEST
+    proxy BROKER REQUEST
 
-Who kills this process withdraws the order; it dies with its parent, and so does the agent.
+It asks the broker for the agent, and ends as the agent ended. When it is killed, or its parent dies, the agent is killed.
 """
 
-import json
 import os
 import sys
-from typing import Any
 
 from torchmuster import proc
-from torchmuster.net.orders import place_order
+from torchmuster.net import remote_messages
+from torchmuster.net.broker import request_agent
+from torchmuster.net.remote_messages import StartNode, StartTask
 
-DESK_VARIABLE = "MUSTER_DESK"
+BROKER_VARIABLE = "MUSTER_BROKER"
 HOST_VARIABLE = "MUSTER_HOST"
 
 
-def elsewhere_argv(desk: str, request: dict[str, Any]) -> list[str]:
-    """Return the command of a process that stands for an agent on another host."""
-    return proc.node_program("proxy", desk, json.dumps(request))
+def proxy_argv(broker: str, start: StartNode | StartTask) -> list[str]:
+    """Return the command of the proxy of an agent."""
+    return proc.node_program("proxy", broker, remote_messages.encode(start).decode())
 
 
 def main(arguments: list[str]) -> int:
     """Wait for the end of the agent; the exit code is its own, as a shell shows it."""
-    parent = os.getppid()
-    proc.die_with_parent(parent)
-    status, why = place_order(arguments[0], json.loads(arguments[1]))
+    proc.die_with_parent(os.getppid())
+    status, why = request_agent(arguments[0], arguments[1])
     if why is not None:
         sys.stderr.write(f"{why}\n")
     return 128 - status if status < 0 else status

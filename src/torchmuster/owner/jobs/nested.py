@@ -84,7 +84,7 @@ def _conduct(given: dict[str, Any]) -> int:
         agents = AllocationEngine(plan, run_dir, *inside, way)
         result = own_run(agents, voice, warn_s=WARN_S)
     elif beside is not None:
-        agents_beside = BesideEngine(plan, run_dir, beside[1], beside[0])
+        agents_beside = BesideEngine(plan, run_dir, hosts=beside[1], broker=beside[0])
         agents_beside.start_all()
         result = asyncio.run(Supervisor(plan, run_dir, agents_beside, voice).run())
     else:
@@ -98,7 +98,7 @@ def _conduct(given: dict[str, Any]) -> int:
 
 
 def _hosts_beside(given: dict[str, Any]) -> tuple[str, tuple[BesideHost, ...]] | None:
-    """Return the desk and this task's hosts of ssh; None elsewhere, and on one host."""
+    """Return the broker and this task's hosts of ssh; None elsewhere, and on one host."""
     said = atomic.read_json(given["nodes_file"])
     if not isinstance(said, dict) or said["engine"] != "ssh":
         return None

@@ -1,4 +1,4 @@
-"""What a courier sends of a host's disk, and whose run directories it takes for its own."""
+"""What a remote end sends of its host's disk, and which run directories it takes for its own."""
 
 import os
 
@@ -6,29 +6,24 @@ import pytest
 
 from torchmuster.files import code_copy
 from torchmuster.files.layout import RunDir
-from torchmuster.net import frames
-from torchmuster.node.remote import files as courier_files
-from torchmuster.node.remote.files import CodeOutputs, FrameStream, RecordStream
+from torchmuster.net.remote_messages import CODE_FILE, OUTPUT_FILE
+from torchmuster.node.remote import files as remote_files
+from torchmuster.node.remote.files import CodeOutputs, RecordStream, send_pieces, write_piece
 
 
 class Collected:
-    """A writer that keeps what it is given."""
-
-    is_broken = False
+    """A session that keeps what it is given."""
 
     def __init__(self):
         self.files = {}
-        self.frames = []
+        self.num_messages = 0
 
-    def send_bulk(self, frame):
-        self.frames.append(frame)
-        if frame[0] == frames.Kind.FILE:
-            path, offset, data = frames.read_file(frame[5:])
-            before = self.files.get(path, b"").ljust(offset, b"\0")
-            self.files[path] = before[:offset] + data + before[offset + len(data) :]
+    def send(self, message, *, bulk=False):
+        self.num_messages += 1
+        before = self.files.get(message.path, b"").ljust(message.offset, b"\0")
+        end = message.offset + len(message.data)
+        self.files[message.path] = before[: message.offset] + message.data + before[end:]
         return True
-
-    send = send_bulk
 
 
 @pytest.fixture
@@ -53,11 +48,11 @@ def test_only_what_was_appended_is_sent_again(run_dir):
     stream.send_new()
     log = "logs/main/train/attempt-0/rank-1.log"
     assert writer.files == {"events.jsonl": b"one\ntwo\n", log: b"hello\n"}
-    assert len(writer.frames) == 3
+    assert writer.num_messages == 3
 
 
 def test_secret_and_plan_never_leave_the_host_and_the_result_does(run_dir):
-    for name in ("secret", "plan.json", "head.json", "result.json", courier_files.TOKEN_FILE):
+    for name in ("secret", "plan.json", "head.json", "result.json", remote_files.TOKEN_FILE):
         append(os.path.join(run_dir.path, name), "x")
     append(run_dir.result + ".1.tmp", "half")
     writer = Collected()
@@ -67,51 +62,56 @@ def test_secret_and_plan_never_leave_the_host_and_the_result_does(run_dir):
 
 def test_run_directory_is_private_and_found_again_by_its_token(tmp_path, monkeypatch):
     monkeypatch.setenv("MUSTER_HOME", str(tmp_path / "home"))
-    first = courier_files.make_own_run_dir("r1", "t" * 32)
-    assert os.stat(first.path).st_mode & 0o777 == 0o700
-    assert courier_files.make_own_run_dir("r1", "t" * 32) == first
+    first = remote_files.make_own_run_dir("r1", "t" * 32)
+    assert os.stat(first).st_mode & 0o777 == 0o700
+    assert remote_files.make_own_run_dir("r1", "t" * 32) == first
     with pytest.raises(FileExistsError):
-        courier_files.make_own_run_dir("r1", "u" * 32)
+        remote_files.make_own_run_dir("r1", "u" * 32)
 
 
 def test_same_file_system_is_seen_by_the_token_only(tmp_path):
     path = tmp_path / "token"
-    assert not courier_files.sees(str(path), "t1")
+    assert not remote_files.sees(str(path), "t1")
     path.write_text("t1\n")
-    assert courier_files.sees(str(path), "t1")
-    assert not courier_files.sees(str(path), "t2")
+    assert remote_files.sees(str(path), "t1")
+    assert not remote_files.sees(str(path), "t2")
 
 
 def test_private_file_can_be_read_by_its_owner_only(tmp_path):
-    courier_files.write_private(str(tmp_path / "secret"), "ab")
+    remote_files.write_private(str(tmp_path / "secret"), "ab")
     assert os.stat(tmp_path / "secret").st_mode & 0o777 == 0o600
     assert [path.name for path in tmp_path.iterdir()] == ["secret"]
 
 
-def test_pieces_read_like_a_file():
-    pieces = iter([b"abc", b"de", b""])
-    stream = FrameStream(lambda: next(pieces))
-    assert [stream.read(2), stream.read(2), stream.read(2), stream.read(2)] == [
-        b"ab",
-        b"cd",
-        b"e",
-        b"",
-    ]
+def test_file_that_is_sent_in_pieces_is_the_same_at_the_other_side(tmp_path, monkeypatch):
+    monkeypatch.setattr(remote_files, "CHUNK_BYTES", 3)
+    (tmp_path / "from").write_bytes(b"0123456789")
+
+    class Other:
+        def send(self, message, *, bulk=False):
+            write_piece(str(tmp_path), message.path, message.offset, message.data)
+            return True
+
+    assert send_pieces(Other(), str(tmp_path / "from"), "logs/to") == 10
+    assert (tmp_path / "logs" / "to").read_bytes() == b"0123456789"
 
 
 def test_outputs_are_told_from_code_also_in_a_later_session(tmp_path):
-    source, root = tmp_path / "source", tmp_path / "code"
-    source.mkdir()
+    source, run_dir = tmp_path / "source", RunDir(str(tmp_path / "run"))
+    source.mkdir(), (tmp_path / "run").mkdir()
     (source / "train.py").write_text("1")
-    with (tmp_path / "archive").open("w+b") as archive:
+    code = CodeOutputs(run_dir)
+    assert not code.is_there
+    with (tmp_path / "run" / CODE_FILE).open("wb") as archive:
         code_copy.write_archive(str(source), ["train.py"], archive)
-        archive.seek(0)
-        code = CodeOutputs(str(root))
-        assert not code.is_there
-        code.unpack(FrameStream(lambda: archive.read(100)))
-    (root / "out.txt").write_text("result")
-    later = CodeOutputs(str(root))
+    code.unpack()
+    (tmp_path / "run" / "code" / "out.txt").write_text("result")
+    later = CodeOutputs(run_dir)
     assert later.is_there
-    writer = Collected()
-    assert later.send(writer)["count"] == 1
-    assert writer.frames[-1][5:] == b""
+    session = Collected()
+    assert later.send(session) == []
+    assert set(session.files) == {OUTPUT_FILE}
+    (tmp_path / "back.tar.gz").write_bytes(session.files[OUTPUT_FILE])
+    with (tmp_path / "back.tar.gz").open("rb") as archive:
+        assert code_copy.read_archive(archive, str(tmp_path / "back"), 100) == 1
+    assert (tmp_path / "back" / "out.txt").read_text() == "result"

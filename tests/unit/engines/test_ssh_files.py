@@ -2,11 +2,10 @@
 
 import pytest
 
-from torchmuster.engines.ssh_back import OutputBack, RecordBack, own_paths
+from torchmuster.engines.ssh_files import FilesBack, own_paths
 from torchmuster.files import code_copy
 from torchmuster.files.layout import RunDir
-from torchmuster.net import frames
-from torchmuster.net.frames import FrameError
+from torchmuster.net.remote_messages import OUTPUT_FILE, FilePiece, FrameError
 
 
 @pytest.fixture
@@ -15,13 +14,13 @@ def run_dir(tmp_path):
 
 
 def piece(path, offset, data):
-    return frames.pack_file(path, offset, data)[5:]
+    return FilePiece(path=path, offset=offset, data=data)
 
 
 def test_pieces_land_at_their_places_also_twice(run_dir, tmp_path):
-    back = RecordBack(run_dir)
+    back = FilesBack(run_dir)
     for offset, data in ((0, b"one\n"), (4, b"two\n"), (0, b"one\n")):
-        back.take(piece("logs/main/rank-0.log", offset, data))
+        back.take(piece("logs/main/rank-0.log", offset, data), "n1")
     assert (tmp_path / "logs/main/rank-0.log").read_bytes() == b"one\ntwo\n"
 
 
@@ -29,7 +28,7 @@ def test_pieces_land_at_their_places_also_twice(run_dir, tmp_path):
 def test_files_of_the_client_are_not_overwritten(run_dir, tmp_path, name):
     (tmp_path / name).write_text("mine")
     with pytest.raises(FrameError):
-        RecordBack(run_dir).take(piece(name, 0, b"theirs"))
+        FilesBack(run_dir).take(piece(name, 0, b"theirs"), "n1")
     assert (tmp_path / name).read_text() == "mine"
 
 
@@ -37,7 +36,7 @@ def test_link_is_not_followed(run_dir, tmp_path):
     (tmp_path / "target").write_text("mine")
     (tmp_path / "events.jsonl").symlink_to(tmp_path / "target")
     with pytest.raises(OSError, match="symbolic links"):
-        RecordBack(run_dir).take(piece("events.jsonl", 0, b"theirs"))
+        FilesBack(run_dir).take(piece("events.jsonl", 0, b"theirs"), "n1")
     assert (tmp_path / "target").read_text() == "mine"
 
 
@@ -48,17 +47,17 @@ def test_outputs_land_in_a_folder_of_the_host(run_dir, tmp_path):
     with (tmp_path / "archive").open("w+b") as archive:
         code_copy.write_archive(str(source), ["out.txt"], archive)
         archive.seek(0)
-        back = OutputBack(run_dir, "n1")
+        back, offset = FilesBack(run_dir), 0
         while data := archive.read(64):
-            back.take(data)
-    back.take(b"")
-    assert back.unpack() == 1
+            back.take(piece(OUTPUT_FILE, offset, data), "n1")
+            offset += len(data)
+    assert back.unpack("n1", str(tmp_path / "output" / "n1")) == 1
     assert (tmp_path / "output" / "n1" / "out.txt").read_text() == "1"
     assert not (tmp_path / "output-n1.tmp").exists()
 
 
 def test_record_of_a_new_head_stands_behind_that_of_the_old_one(run_dir, tmp_path):
-    back = RecordBack(run_dir)
+    back = FilesBack(run_dir)
     back.take(piece("events.jsonl", 0, b"old\n"), "a")
     back.append_from("b")
     back.take(piece("events.jsonl", 0, b"new\n"), "b")

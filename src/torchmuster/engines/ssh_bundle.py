@@ -1,0 +1,96 @@
+"""What is brought to hosts that lack it: torchmuster, and the folder of the user's code."""
+
+import contextlib
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torchmuster.engines.ssh_command import SshHost, marker_of, remote_command, session_argv
+from torchmuster.files import code_copy, travel
+from torchmuster.files.code_copy import CodeFolder
+from torchmuster.files.layout import RunDir, muster_home
+from torchmuster.model.plan import Program
+from torchmuster.net.remote_messages import CODE_FILE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """What every host is offered.
+
+    Attributes:
+        root: Where this torchmuster is, for hosts that share the file system; empty for none.
+        pythons: Interpreters for muster's own processes that are tried first.
+    """
+
+    ssh: tuple[str, ...]
+    sha: str
+    root: str
+    files: tuple[tuple[str, bytes], ...]
+    pythons: tuple[str, ...] = ()
+
+    def loader(self) -> bytes:
+        """Return the program that is sent first."""
+        source = dict(self.files)["node/remote/loader.py"]
+        return source + f"\nmain({self.sha!r}, {self.root!r})\n".encode()
+
+    def argv(self, host: SshHost) -> list[str]:
+        """Return the words that open a session with a host."""
+        command = remote_command(marker_of(self.sha), len(self.loader()), self.pythons)
+        return session_argv(self.ssh, host, command)
+
+    def package(self) -> bytes:
+        """Return the archive for hosts that don't have this content."""
+        cache = os.path.join(muster_home(), "cache")
+        return travel.travelling_package(cache, list(self.files), self.sha)
+
+
+def make_bundle(ssh: Sequence[str], pythons: Sequence[str], *, may_share: bool) -> Bundle:
+    """Return what hosts are offered of the torchmuster that runs here."""
+    package = travel.package_folder()
+    files = travel.package_files(package)
+    return Bundle(
+        ssh=tuple(ssh),
+        sha=travel.content_hash(files),
+        root=os.path.dirname(package) if may_share else "",
+        files=tuple(files),
+        pythons=tuple(pythons),
+    )
+
+
+class CodeArchive:
+    """The code folder as one file, made when the first host asks for it."""
+
+    def __init__(self, program: Program, run_dir: RunDir) -> None:
+        self.base = code_copy.root_of(program.cwd)  # without looking at its files
+        self._program = program
+        self._path = os.path.join(run_dir.path, CODE_FILE)
+        self._lock = threading.Lock()
+        self._folder: CodeFolder | None = None
+
+    def path(self) -> str:
+        """Return the archive's path; it is made at the first call.
+
+        Raises:
+            UsageError: The code is too large, or the script is not in it.
+        """
+        with self._lock:
+            if self._folder is None:
+                folder = code_copy.find_code(self._program.cwd)
+                code_copy.check_inside(self._program, folder.root)
+                with open(self._path, "wb") as file:
+                    code_copy.write_archive(folder.root, folder.names, file)
+                self._folder = folder
+        return self._path
+
+    def describe(self, num_hosts: int) -> str | None:
+        """Return the sentence on what has been copied to so many hosts; None when nothing was."""
+        if self._folder is None or not num_hosts:
+            return None
+        hosts = f"{num_hosts} host{'s' if num_hosts != 1 else ''}"
+        return f"no shared file system: copied {self._folder.describe()} to {hosts}"
+
+    def remove(self) -> None:
+        """Remove the archive."""
+        with contextlib.suppress(OSError):
+            os.unlink(self._path)

@@ -1,0 +1,324 @@
+"""Everything that the client and the remote end of an ssh session say to each other: read this file and you know the protocol.
+
+It travels on the standard streams of the session: four bytes of length, then one JSON object as on the channel, whose `type`
+is the name of a class here and whose other fields are that class's fields (`model.codec`; bytes are base64). There is no
+MAC: ssh authenticates the stream. Three things are no messages, since torchmuster may not be there yet: the line that ends
+what the host's shell says, the loader's text before it, and the package, which is one frame (`node/remote/loader.py`).
+
+The remote end is started from the client's own package, so both speak one version; `RemoteReady` proves it.
+"""
+
+import json
+import struct
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchmuster.model import codec
+from torchmuster.model.plan import RunPlan
+
+PROTOCOL = 2
+LENGTH = struct.Struct(">I")
+MAX_FRAME_BYTES = 4 << 20
+CHUNK_BYTES = 256 << 10
+CODE_FILE = "code.tar.gz"
+OUTPUT_FILE = "output.tar.gz"
+GONE = 255  # the status of an agent that can't be started or watched any more, as ssh's of a broken connection
+_MAX_PATH_BYTES = 4096
+
+
+class FrameError(Exception):
+    """What came is no message of an ssh session."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteMessage:
+    """What all of them are."""
+
+
+# Before the run. The first two may come from the loader.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteFacts(RemoteMessage):
+    """Host: what it is; without the package, it is sent next."""
+
+    has_package: bool
+    num_cpus: int
+    num_gpus: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteFailed(RemoteMessage):
+    """Host: what was asked last can't be done; an error for the user."""
+
+    what: str
+    where: str | None = None
+    why: str | None = None
+    fix: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteReady(RemoteMessage):
+    """Host: torchmuster is there and speaks this version."""
+
+    protocol: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemotePing(RemoteMessage):
+    """Client: I am here; silence ends everything on the host."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemotePong(RemoteMessage):
+    """Host: so am I."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetUpRun(RemoteMessage):
+    """Client: the run whose agent will be started there.
+
+    Attributes:
+        token: What stands in `shared-token` of the client's run directory, to see whether the host shares it.
+        secret: The channel's key, for a run directory of the host's own.
+        script: `code_copy.identity` of the program's file.
+        code_root: The folder whose copy a host gets that lacks the script.
+        head_run_dir: Where the head lives, and `head_mark` what tells that folder from another host's; None for the head.
+    """
+
+    plan: RunPlan
+    run_dir: str
+    token: str
+    may_share: bool
+    secret: str = field(repr=False)
+    script: dict[str, Any] | None
+    code_root: str
+    head_run_dir: str | None = None
+    head_mark: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetUpTasks(RemoteMessage):
+    """Client: the workflow whose tasks will be started there.
+
+    Attributes:
+        host: What the client calls the host.
+        folders: What it must see beside the run directory.
+        lines: The site's setup lines; `environment` its variables, `origin` where they are written.
+    """
+
+    run_dir: str
+    token: str
+    may_share: bool
+    host: str
+    folders: tuple[str, ...] = ()
+    lines: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+    origin: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed(RemoteMessage):
+    """Host, to both: where the run lives there; `SetUpDone` follows.
+
+    Attributes:
+        mark: Tells the folder from another host's of the same path; empty for the client's own.
+        is_shared: It is the client's; `with_head`: it is the head's.
+        wants_code: The code folder is wanted first: `FilePiece`s of its archive, and `CodeSent`.
+        is_copied: It lives on a copy of the code folder.
+        lacks: Folders that it does not see: tasks can't run there.
+    """
+
+    run_dir: str
+    mark: str = ""
+    is_shared: bool = False
+    with_head: bool = False
+    wants_code: bool = False
+    is_copied: bool = False
+    lacks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeSent(RemoteMessage):
+    """Client: that was the whole archive."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetUpDone(RemoteMessage):
+    """Host: agents can be started; `note` is a sentence for the user."""
+
+    note: str | None = None
+
+
+# Files: the code on its way there, the record and the outputs on their way back.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilePiece(RemoteMessage):
+    """Bytes of a file; `path` is relative to the run directory."""
+
+    path: str
+    offset: int
+    data: bytes
+
+    def __post_init__(self) -> None:
+        parts = self.path.split("/")
+        if any(part in ("", ".", "..") for part in parts) or "\0" in self.path:
+            raise codec.CodecError("a file outside of the run directory")
+        if len(self.path) > _MAX_PATH_BYTES or not 0 <= self.offset <= 1 << 50:
+            raise codec.CodecError("a file with a wrong name or offset")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collect(RemoteMessage):
+    """Client: send what the run has made in the copy of the code folder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected(RemoteMessage):
+    """Host: the pieces of `OUTPUT_FILE` have been sent.
+
+    Attributes:
+        stay: Some of the `num_stay` files for which there was no room; they stay in `root`.
+        snapshots: The folder of snapshots that stays there; empty for none.
+    """
+
+    num_stay: int = 0
+    stay: tuple[str, ...] = ()
+    root: str = ""
+    snapshots: str = ""
+
+
+# Agents. A host may ask the client for a `StartNode` on another host: the same messages travel the other way.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartNode(RemoteMessage):
+    """Start the agent of one node of a run.
+
+    Attributes:
+        agent_id: Who asks numbers its agents.
+        heads: Where the coordinator listens, `host:port`; none for the agent that has it.
+        run_dir: Of a training task's run, inside of the workflow; None for the run itself.
+        host: Where, in a request of a host to the client.
+        gpus: What it may use; None leaves it to the host.
+        first_attempt: For the head; `restarts_spent` too.
+    """
+
+    agent_id: int = 0
+    place: int
+    heads: tuple[str, ...] = ()
+    run_dir: str | None = None
+    host: str = ""
+    gpus: tuple[str, ...] | None = None
+    first_attempt: int = 0
+    restarts_spent: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartTask(RemoteMessage):
+    """Start the agent of a task; the head of its group listens at `port` of the client's loopback.
+
+    Attributes:
+        may_move: Another host will do when this one can't be reached.
+    """
+
+    agent_id: int = 0
+    host: str
+    group: str
+    task: str
+    attempt: int
+    port: int
+    may_move: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentStarted(RemoteMessage):
+    """It runs. The agent with the coordinator listens at `port` of these addresses."""
+
+    agent_id: int
+    port: int = 0
+    addresses: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentEnded(RemoteMessage):
+    """It has ended, and nothing that it started is left; a negative status is a signal. `why`: it could not be started."""
+
+    agent_id: int
+    status: int
+    why: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KillAgent(RemoteMessage):
+    """SIGKILL it and all that it started."""
+
+    agent_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutLifeline(RemoteMessage):
+    """Client: let the agents end themselves; the session stays."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaveHost(RemoteMessage):
+    """Client: nothing more is wanted."""
+
+
+# Connections that travel inside of the session (`net/relay.py`).
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayOpen(RemoteMessage):
+    """Call this port of your loopback; the client's numbers are odd, a host's even."""
+
+    call_id: int
+    port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayData(RemoteMessage):
+    """What was said on it."""
+
+    call_id: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayClose(RemoteMessage):
+    """It has ended."""
+
+    call_id: int
+
+
+_TYPES = {cls.__name__: cls for cls in RemoteMessage.__subclasses__()}
+
+
+def encode(message: RemoteMessage) -> bytes:
+    """Return the payload of one frame."""
+    plain = {**codec.to_plain(message), "type": type(message).__name__}
+    return json.dumps(plain, separators=(",", ":")).encode()
+
+
+def decode(payload: bytes | str) -> RemoteMessage:
+    """Return the message in a payload.
+
+    Raises:
+        FrameError: It is not one of ours.
+    """
+    try:
+        plain = json.loads(payload)
+        return codec.from_plain(_TYPES[plain.pop("type")], plain)
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        raise FrameError(f"no message of ours: {error!r}"[:300]) from None
+
+
+def pack(message: RemoteMessage) -> bytes:
+    """Return a message as a frame; ValueError for one that is too long."""
+    payload = encode(message)
+    if len(payload) > MAX_FRAME_BYTES:
+        raise ValueError(f"{type(message).__name__} has {len(payload)} bytes")
+    return LENGTH.pack(len(payload)) + payload

@@ -1,0 +1,219 @@
+"""The agents at the remote end of an ssh session: they are started, watched, killed, and end when the session does.
+
+The agent of a task calls the head of its group, which is a process of the client's machine, at a port of the loopback here.
+A training task on several hosts asks a broker here (`net/broker.py`) for the agents of its other hosts; the request goes on to
+the client, and from there to the other host.
+"""
+
+import os
+import re
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from torchmuster import proc
+from torchmuster.errors import MusterError
+from torchmuster.files.layout import RunDir
+from torchmuster.net import listener
+from torchmuster.net.address import own_addresses
+from torchmuster.net.broker import AgentBroker, AgentRequest
+from torchmuster.net.relay import Relay, RelayPort, SendsMessages
+from torchmuster.net.remote_messages import (
+    GONE,
+    AgentEnded,
+    AgentStarted,
+    KillAgent,
+    StartNode,
+    StartTask,
+)
+
+_GENTLE_S = 5.0
+_KILL_S = 5.0
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,255}")
+_HEAD = re.compile(r"[0-9a-zA-Z.:]{1,300}")
+
+
+class RemoteAgents:
+    """The agents of one run, or of the tasks of one workflow, on one host.
+
+    Args:
+        ended: Called before the client is told of the end of an agent.
+
+    Attributes:
+        environment: What agents get.
+        run_dir: Where the run lives; None before it has come.
+    """
+
+    def __init__(self, session: SendsMessages, relay: Relay, ended: Callable[[], None]) -> None:
+        self.environment = dict(os.environ)
+        self.run_dir: RunDir | None = None
+        self._session = session
+        self._relay = relay
+        self._ended = ended
+        self._lifeline: tuple[int, int] | None = None
+        self._lock = threading.Lock()  # over starts and ends: what is just starting is no orphan
+        self._agents: dict[int, proc.Child] = {}
+        self._changed = threading.Condition()
+        self._ports: dict[int, RelayPort] = {}
+        self._broker: AgentBroker | None = None
+        self._requests: dict[int, AgentRequest] = {}
+        self._num_requests = 0
+
+    def start(self, message: StartNode | StartTask) -> None:
+        """Start an agent; its end is told, also where it can't be started."""
+        try:
+            with self._lock:
+                started, child = self._start(message)
+                self._agents[message.agent_id] = child
+        except (MusterError, OSError, ValueError) as error:
+            self._tell_end(message.agent_id, GONE, f"an agent can't be started there: {error}")
+            return
+        self._session.send(started)
+        threading.Thread(target=self._watch, args=(message.agent_id, child), daemon=True).start()
+
+    def _start(self, message: StartNode | StartTask) -> tuple[AgentStarted, proc.Child]:
+        started = AgentStarted(agent_id=message.agent_id)
+        if isinstance(message, StartTask):
+            return started, self._launch(self._task_argv(message), self.environment)
+        environment = self.environment
+        if message.gpus is not None:
+            environment = {**environment, "CUDA_VISIBLE_DEVICES": ",".join(message.gpus)}
+        if message.heads:
+            return started, self._launch(self._node_argv(message), environment)
+        with listener.bind("0.0.0.0", 0) as listening:
+            port = int(listening.getsockname()[1])
+            self._relay.ports = {port}
+            argv = self._node_argv(replace(message, heads=(f"127.0.0.1:{port}",)))
+            argv += [f"--listen-fd={listening.fileno()}"]
+            argv += [f"--first-attempt={message.first_attempt}"]
+            argv += [f"--restarts-spent={message.restarts_spent}"]
+            child = self._launch(argv, environment, listening.fileno())
+        return replace(started, port=port, addresses=tuple(own_addresses())), child
+
+    def _launch(self, argv: list[str], environment: dict[str, str], *fds: int) -> proc.Child:
+        if self._lifeline is None:
+            self._lifeline = os.pipe2(os.O_CLOEXEC)
+        lifeline = self._lifeline[0]
+        argv.append(f"--lifeline-fd={lifeline}")
+        return proc.start(argv, env=environment, pass_fds=[lifeline, *fds])
+
+    def _node_argv(self, message: StartNode) -> list[str]:
+        run_dir, inside = message.run_dir, os.path.realpath(self._path())
+        if not all(_HEAD.fullmatch(head) for head in message.heads):
+            raise ValueError("these are not addresses")
+        head = f"--head={','.join(message.heads)}"
+        argv = proc.node_program("agent", f"--place={message.place}", head)
+        if run_dir is None:
+            return [*argv, f"--run-dir={self._path()}"]
+        if os.path.commonpath([os.path.realpath(run_dir), inside]) != inside:
+            raise ValueError(f"{run_dir} is not of this workflow")
+        return [*argv, f"--run-dir={run_dir}", f"--environment={RunDir(run_dir).environment}"]
+
+    def _task_argv(self, message: StartTask) -> list[str]:
+        for name in (message.group, message.task):
+            if not _NAME.fullmatch(name):
+                raise ValueError(f"`{name}` is no name")
+        head = f"--head=127.0.0.1:{self._port(message.port)}"
+        argv = proc.node_program("group", f"--run-dir={self._path()}", head)
+        argv += [f"--group={message.group}", f"--task={message.task}"]
+        return [*argv, f"--attempt={message.attempt}", f"--address={_own_address()}"]
+
+    def _path(self) -> str:
+        if self.run_dir is None:
+            raise ValueError("the run has not come yet")
+        return self.run_dir.path
+
+    def _port(self, head_port: int) -> int:
+        """Return the local port that is forwarded to the head's port on the client."""
+        if head_port not in self._ports:
+            self._ports[head_port] = RelayPort(lambda: (self._relay, head_port))
+        return self._ports[head_port].port
+
+    def _watch(self, agent_id: int, child: proc.Child) -> None:
+        """Wait for an agent's end, end what it left, then tell."""
+        status: int | None = None
+        while status is None:
+            status = child.wait(3600.0)
+        with self._lock:
+            self._agents.pop(agent_id, None)
+        end_all(self._end_orphans)
+        self._ended()
+        self._tell_end(agent_id, status, None)
+        with self._changed:
+            self._changed.notify_all()
+
+    def _end_orphans(self) -> bool:
+        with self._lock:
+            return proc.end_children(frozenset(child.pid for child in self._agents.values()))
+
+    def _tell_end(self, agent_id: int, status: int, why: str | None) -> None:
+        self._session.send(AgentEnded(agent_id=agent_id, status=status, why=why))
+
+    def kill(self, agent_id: int) -> None:
+        """SIGKILL an agent; its watcher ends what it started."""
+        with self._lock:
+            child = self._agents.get(agent_id)
+            if child is not None:
+                child.send_signal(9)
+
+    def cut_lifeline(self) -> None:
+        """Let the agents end themselves."""
+        with self._lock:
+            for fd in self._lifeline or ():
+                os.close(fd)
+            self._lifeline = None
+
+    # Requests of processes here for agents on other hosts.
+
+    def open_broker(self) -> str:
+        """Return the name of the broker that takes requests."""
+        if self._broker is None:
+            self._broker = AgentBroker(self._take_request, self._withdraw_request)
+        return self._broker.name
+
+    def _take_request(self, request: AgentRequest) -> None:
+        with self._lock:
+            self._num_requests += 1
+            number = self._num_requests
+            self._requests[number] = request
+        self._session.send(replace(request.start, agent_id=number))
+
+    def _withdraw_request(self, request: AgentRequest) -> None:
+        with self._lock:
+            number = next((n for n, one in self._requests.items() if one is request), None)
+            self._requests.pop(number or 0, None)
+        if number is not None:
+            self._session.send(KillAgent(agent_id=number))
+
+    def answer(self, message: AgentEnded) -> None:
+        """Tell the process that asked for an agent elsewhere how it ended."""
+        with self._lock:
+            request = self._requests.pop(message.agent_id, None)
+        if request is not None:
+            request.end(message.status, message.why)
+
+    def leave(self) -> None:
+        """Let the agents end themselves for a moment, then kill what is left."""
+        if self._broker is not None:
+            self._broker.close()
+        self.cut_lifeline()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._agents, _GENTLE_S)
+        end_all(proc.end_children)
+
+
+def end_all(end_some: Callable[[], bool]) -> None:
+    """Call what ends processes until nothing is left of them, for a few seconds at most."""
+    deadline = time.monotonic() + _KILL_S
+    while end_some() and time.monotonic() < deadline:
+        threading.Event().wait(0.01)
+
+
+def _own_address() -> str:
+    """Return where other hosts reach this one: the address that the client called, unless that was a tunnel's."""
+    words = os.environ.get("SSH_CONNECTION", "").split()
+    called = words[2] if len(words) == 4 else ""
+    if called and ":" not in called and not called.startswith("127."):
+        return called
+    return next(iter(own_addresses()), "127.0.0.1")
