@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torchmuster.engines import base
 from torchmuster.engines.base import EngineError, NodeStart, Refusal
-from torchmuster.model.job import AllocatedNode, Allocation, JobRequest, JobState, JobView
+from torchmuster.model.job import AllocatedNode, Allocation, JobRequest, JobView
 from torchmuster.model.links import ResubmitWay
+from torchmuster.model.states import JobState
 from torchmuster.model.verdict import Report
 
 # Every word that `toy_stat` can print. Any other is UNKNOWN, never a success.

@@ -69,7 +69,7 @@ def print_id(run_id: str, *, as_json: bool = False, **more: Any) -> int:
 
 def last_line(result: "Result", run_dir: "RunDir") -> str:
     """Return the last line of a run: how it ended, and how to go on if that was no success."""
-    from torchmuster.model.verdict import RunState
+    from torchmuster.model.states import RunState
     from torchmuster.owner.views.account import how_to_go_on, whole
     from torchmuster.ui.messages import summary
 
@@ -95,7 +95,7 @@ def say_end(voice: "TerminalVoice", result: "Result | WorkflowResult", run_dir: 
 
 
 def _say_end_of_run(voice: "TerminalVoice", result: "Result", run_dir: "RunDir") -> int:
-    from torchmuster.model.verdict import RunState
+    from torchmuster.model.states import RunState
     from torchmuster.owner.views.record import keep_result
     from torchmuster.ui.messages import last_report, paint_report, uses_colour
 

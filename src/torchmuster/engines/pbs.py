@@ -19,12 +19,12 @@ from torchmuster.model.job import (
     AllocatedNode,
     Allocation,
     JobRequest,
-    JobState,
     JobView,
     NodeChunk,
     StartWay,
 )
 from torchmuster.model.links import ResubmitWay
+from torchmuster.model.states import JobState
 from torchmuster.model.verdict import Report
 
 # Source: PBS Professional Reference Guide, "qsub".

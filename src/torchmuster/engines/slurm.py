@@ -11,13 +11,13 @@ from torchmuster.model.job import (
     AllocatedNode,
     Allocation,
     JobRequest,
-    JobState,
     JobView,
     NodeChunk,
     StartWay,
 )
 from torchmuster.model.links import ResubmitWay
 from torchmuster.model.nodelist import expand_counts, expand_hostlist
+from torchmuster.model.states import JobState
 from torchmuster.model.verdict import Report
 
 # What a job says once; in a heterogeneous job only its first component does.

@@ -7,7 +7,8 @@ from typing import Any
 from torchmuster.engines import base
 from torchmuster.engines.base import NodeStart
 from torchmuster.engines.pbs import PbsDialect, check_key, exit_code, hosts_of
-from torchmuster.model.job import JobRequest, JobState, JobView, NodeChunk, StartWay
+from torchmuster.model.job import JobRequest, JobView, NodeChunk, StartWay
+from torchmuster.model.states import JobState
 
 # Source: Torque Administrator Guide, "qstat", job states.
 STATES = {

@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from torchmuster.model.job import JobState, JobView, Wait
+from torchmuster.model.job import JobView, Wait
+from torchmuster.model.states import JobState
 
 _MAY_WAIT = frozenset({JobState.PENDING, JobState.HELD})
 

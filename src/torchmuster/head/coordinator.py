@@ -34,12 +34,12 @@ from torchmuster.model.lease import SILENT_S, OwnClock
 from torchmuster.model.nodelist import compress_counts
 from torchmuster.model.plan import RunPlan
 from torchmuster.model.ranks import NodeRanks, assign_ranks, compress_ranks
+from torchmuster.model.states import RunState
 from torchmuster.model.stop import StopCause, better_cause, cause_of_stop, end_by_stop
 from torchmuster.model.verdict import (
     Circumstances,
     Report,
     Result,
-    RunState,
     both_attempts,
     explain_failure,
     final_exit_code,

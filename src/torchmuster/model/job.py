@@ -6,40 +6,7 @@ No scheduler's word stands here: `engines` translates. Sizes are bytes, times se
 import enum
 from dataclasses import dataclass, field
 
-
-class JobState(enum.Enum):
-    """Where a job stands, in the same words for every scheduler."""
-
-    PENDING = "pending"
-    HELD = "held"
-    RUNNING = "running"
-    ENDING = "ending"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-    TIMED_OUT = "timed_out"
-    OUT_OF_MEMORY = "out_of_memory"
-    NODE_FAILED = "node_failed"
-    PREEMPTED = "preempted"
-    REQUEUED = "requeued"
-    UNKNOWN = "unknown"  # a word that we don't know, or no word: never a success
-
-    @property
-    def is_final(self) -> bool:
-        """Say whether the job is over; PREEMPTED and REQUEUED ones may come back."""
-        return self in _FINAL
-
-
-_FINAL = frozenset(
-    {
-        JobState.SUCCEEDED,
-        JobState.FAILED,
-        JobState.CANCELLED,
-        JobState.TIMED_OUT,
-        JobState.OUT_OF_MEMORY,
-        JobState.NODE_FAILED,
-    }
-)
+from torchmuster.model.states import JobState
 
 
 class AfterKind(enum.Enum):

@@ -1,14 +1,38 @@
-"""The states of tasks, groups and workflows, and how those of many become that of the whole.
+"""All states: of runs, of tasks, groups and workflows, and of a scheduler's jobs; and what one says of another.
 
-    SUBMITTING -> WAITING -> PROCESSING -> SCHEDULING -> INITIALIZING -> RUNNING -> COMPLETED
+    runs         starting -> waiting -> running -> succeeded, failed, preempted, timed out, cancelled, lost
+    tasks, ...   SUBMITTING -> WAITING -> PROCESSING -> SCHEDULING -> INITIALIZING -> RUNNING -> COMPLETED
                                                                                  -> RESCHEDULED (a task only)
                                                                                  -> FAILED, FAILED_*
 
-A state only moves forward; a finished one is final.
+A state only moves forward; a finished one is final. The values are the words that users and records see.
 """
 
 import enum
 from collections.abc import Iterable, Mapping
+
+
+class RunState(enum.Enum):
+    """Where a run or a whole workflow stands; the last six are final."""
+
+    STARTING = "starting"
+    WAITING = "waiting"
+    RUNNING = "running"
+    UNKNOWN = "unknown"  # it is a job, and its scheduler says nothing that we know; never a success
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    PREEMPTED = "preempted"
+    TIMED_OUT = "timed out"
+    CANCELLED = "cancelled"
+    LOST = "lost"
+
+    @property
+    def is_final(self) -> bool:
+        """Say whether nothing can follow this state."""
+        return self not in _RUN_GOES_ON
+
+
+_RUN_GOES_ON = frozenset({RunState.STARTING, RunState.WAITING, RunState.RUNNING, RunState.UNKNOWN})
 
 
 class State(enum.Enum):
@@ -45,6 +69,16 @@ class State(enum.Enum):
         """Say whether this is one of the failures."""
         return self.name.startswith("FAILED")
 
+    @property
+    def of_run(self) -> RunState:
+        """Return what this state of a workflow is called as that of a run."""
+        if not self.is_final:
+            begun = self in (State.INITIALIZING, State.RUNNING)
+            return RunState.RUNNING if begun else RunState.WAITING
+        if self is State.COMPLETED:
+            return RunState.SUCCEEDED
+        return RunState.CANCELLED if self is State.FAILED_CANCELED else RunState.FAILED
+
     def may_become(self, later: "State") -> bool:
         """Say whether `later` can follow: forward only, and nothing after an end."""
         if self.is_final:
@@ -73,6 +107,53 @@ _STRONGEST = [
     State.FAILED_PREEMPTED,
     State.FAILED_EVICTED,
 ]
+
+
+class JobState(enum.Enum):
+    """Where a job stands, in the same words for every scheduler."""
+
+    PENDING = "pending"
+    HELD = "held"
+    RUNNING = "running"
+    ENDING = "ending"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    TIMED_OUT = "timed_out"
+    OUT_OF_MEMORY = "out_of_memory"
+    NODE_FAILED = "node_failed"
+    PREEMPTED = "preempted"
+    REQUEUED = "requeued"
+    UNKNOWN = "unknown"  # a word that we don't know, or no word: never a success
+
+    @property
+    def is_final(self) -> bool:
+        """Say whether the job is over; PREEMPTED and REQUEUED ones may come back."""
+        return self not in _WITHOUT_RESULT or self in (JobState.CANCELLED, JobState.TIMED_OUT)
+
+    @property
+    def of_run(self) -> RunState:
+        """Return what it says of a run that has left no result: never a success."""
+        return _WITHOUT_RESULT.get(self, _LEFT_NOTHING)[0]
+
+    @property
+    def of_group(self) -> State:
+        """Return what it says of a group of a workflow that has left no result."""
+        return _WITHOUT_RESULT.get(self, _LEFT_NOTHING)[1]
+
+
+_LEFT_NOTHING = (RunState.LOST, State.FAILED_BACKEND_ERROR)
+_WITHOUT_RESULT = {
+    JobState.PENDING: (RunState.WAITING, State.SCHEDULING),
+    JobState.HELD: (RunState.WAITING, State.SCHEDULING),
+    JobState.REQUEUED: (RunState.WAITING, State.SCHEDULING),
+    JobState.UNKNOWN: (RunState.UNKNOWN, State.SCHEDULING),
+    JobState.RUNNING: (RunState.RUNNING, State.RUNNING),
+    JobState.ENDING: (RunState.RUNNING, State.RUNNING),
+    JobState.PREEMPTED: (RunState.WAITING, State.FAILED_PREEMPTED),
+    JobState.CANCELLED: (RunState.CANCELLED, State.FAILED_CANCELED),
+    JobState.TIMED_OUT: (RunState.LOST, State.FAILED_EXEC_TIMEOUT),
+}
 
 
 def group_state(tasks: Mapping[str, State], lead: str, *, ignore_nonlead: bool) -> State:

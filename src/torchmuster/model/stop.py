@@ -5,7 +5,8 @@ import signal
 from collections.abc import Mapping
 
 from torchmuster.model import contract
-from torchmuster.model.verdict import Report, RunState
+from torchmuster.model.states import RunState
+from torchmuster.model.verdict import Report
 
 
 class StopCause(enum.Enum):

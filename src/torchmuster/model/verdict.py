@@ -3,36 +3,13 @@
 Pure text and values: `result.json` keeps the verdict, `ui.errors` prints it.
 """
 
-import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torchmuster.model import contract
 from torchmuster.model.failure import EndKind, WorkerEnd, describe
 from torchmuster.model.ranks import name_ranks
-
-
-class RunState(enum.Enum):
-    """Where a run stands; the last six are final, and of an unknown one nobody can tell."""
-
-    STARTING = "starting"
-    WAITING = "waiting"
-    RUNNING = "running"
-    UNKNOWN = "unknown"  # it is a job, and its scheduler says nothing that we know; never a success
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    PREEMPTED = "preempted"
-    TIMED_OUT = "timed out"
-    CANCELLED = "cancelled"
-    LOST = "lost"
-
-    @property
-    def is_final(self) -> bool:
-        """Say whether nothing can follow this state."""
-        return self not in _NOT_FINAL
-
-
-_NOT_FINAL = frozenset({RunState.STARTING, RunState.WAITING, RunState.RUNNING, RunState.UNKNOWN})
+from torchmuster.model.states import RunState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

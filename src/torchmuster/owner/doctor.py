@@ -24,8 +24,8 @@ from torchmuster.errors import MusterError
 from torchmuster.files.layout import RunDir, muster_home
 from torchmuster.model import codec
 from torchmuster.model.display.text import report_of_error
-from torchmuster.model.job import JobState
-from torchmuster.model.verdict import Report, Result, RunState
+from torchmuster.model.states import JobState, RunState
+from torchmuster.model.verdict import Report, Result
 from torchmuster.owner.room import nearest_folder
 from torchmuster.owner.views.record import read_events, read_result
 

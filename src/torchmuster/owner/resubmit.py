@@ -10,7 +10,8 @@ from torchmuster.errors import MusterError, UsageError
 from torchmuster.files.layout import RunDir
 from torchmuster.model.job import AfterKind, JobDependency, JobRequest
 from torchmuster.model.links import Link, Links, ResubmitWay
-from torchmuster.model.verdict import Result, RunState
+from torchmuster.model.states import RunState
+from torchmuster.model.verdict import Result
 from torchmuster.owner.jobs.jobs import cancel_job
 from torchmuster.owner.jobs.links import is_cancelled, read_chain, read_links, write_links
 from torchmuster.owner.views.record import read_events, read_result

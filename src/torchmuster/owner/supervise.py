@@ -25,8 +25,9 @@ from torchmuster.model import codec
 from torchmuster.model.display.text import report_of_error
 from torchmuster.model.lease import OwnClock
 from torchmuster.model.plan import RunPlan
+from torchmuster.model.states import RunState
 from torchmuster.model.stop import StopCause, cause_of_stop, end_by_stop
-from torchmuster.model.verdict import Report, Result, RunState
+from torchmuster.model.verdict import Report, Result
 from torchmuster.net import messages
 from torchmuster.net.channel import Channel, ChannelClosedError, connect
 from torchmuster.net.handshake import HandshakeError, Role

@@ -9,7 +9,8 @@ from torchmuster.files.layout import RunDir
 from torchmuster.model.display.repeats import Shown, shortened
 from torchmuster.model.display.text import printable, render_report, report_of_error
 from torchmuster.model.outcome import WorkflowResult
-from torchmuster.model.verdict import Report, Result, RunState
+from torchmuster.model.states import RunState
+from torchmuster.model.verdict import Report, Result
 
 _RED, _BOLD, _CYAN, _RESET = "\x1b[1;31m", "\x1b[1m", "\x1b[36m", "\x1b[0m"
 _YELLOW = "\x1b[1;33m"

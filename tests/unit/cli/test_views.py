@@ -5,7 +5,7 @@ from torchmuster.files.atomic import write_json
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
 from torchmuster.model.plan import Program, RunPlan, ScriptKind
-from torchmuster.model.verdict import RunState
+from torchmuster.model.states import RunState
 from torchmuster.owner.views.find import RunView
 
 

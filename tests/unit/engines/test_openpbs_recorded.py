@@ -7,7 +7,8 @@ from tests.unit.engines.jobs import request
 
 from torchmuster.engines.base import EngineError, NodeStart
 from torchmuster.engines.pbs import DIALECT
-from torchmuster.model.job import AllocatedNode, JobState, NodeChunk
+from torchmuster.model.job import AllocatedNode, NodeChunk
+from torchmuster.model.states import JobState
 
 RUN = "Job run at Fri Nov 20 at 10:28 on (n1:ncpus=2:ngpus=1)+(n2:ncpus=2:ngpus=1)"
 # `qstat -x -f -F json`, whole.

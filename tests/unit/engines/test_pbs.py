@@ -9,7 +9,8 @@ from tests.unit.engines.jobs import AFTER, JOBS, ODD_PATH, request
 from torchmuster.engines.base import EngineError, NodeStart
 from torchmuster.engines.pbs import DIALECT
 from torchmuster.errors import UsageError
-from torchmuster.model.job import AllocatedNode, JobState, NodeChunk, StartWay
+from torchmuster.model.job import AllocatedNode, NodeChunk, StartWay
+from torchmuster.model.states import JobState
 
 RUNNING = {
     "Job_Name": "okjob",

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torchmuster.engines.pbs import DIALECT as PBS
 from torchmuster.engines.qstat import read_jobs
 from torchmuster.engines.torque import DIALECT as TORQUE
-from torchmuster.model.job import JobState
+from torchmuster.model.states import JobState
 
 FIELDS = {
     "Job_Name": "okjob",

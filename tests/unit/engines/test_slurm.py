@@ -9,7 +9,8 @@ from torchmuster.engines.base import EngineError, NodeStart
 from torchmuster.engines.slurm import DIALECT, STATES
 from torchmuster.engines.slurm_reasons import REFUSALS
 from torchmuster.errors import UsageError
-from torchmuster.model.job import AllocatedNode, JobState, NodeChunk, StartWay
+from torchmuster.model.job import AllocatedNode, NodeChunk, StartWay
+from torchmuster.model.states import JobState
 
 SQUEUE = """squeue|4|CANCELLED|DependencyNeverSatisfied|2026-11-21T13:21:10|
 squeue|6|CANCELLED|None|2026-11-21T13:21:10|n1

@@ -5,7 +5,8 @@ from tests.unit.engines.jobs import JOBS, request
 
 from torchmuster.engines.base import EngineError, NodeStart
 from torchmuster.engines.torque import DIALECT
-from torchmuster.model.job import JobState, NodeChunk, StartWay
+from torchmuster.model.job import NodeChunk, StartWay
+from torchmuster.model.states import JobState
 
 XML = (
     "<Data><Job><Job_Id>{id}</Job_Id><job_state>{state}</job_state>{more}"

@@ -3,7 +3,8 @@ import pytest
 from torchmuster.engines import pbs_reasons, slurm_reasons
 from torchmuster.engines.registry import load_dialect
 from torchmuster.engines.wait_reasons import reasons_of
-from torchmuster.model.job import JobState, JobView, describe_job
+from torchmuster.model.job import JobView, describe_job
+from torchmuster.model.states import JobState
 
 # Source: https://slurm.schedmd.com/job_reason_codes.html
 SLURM = """

@@ -12,8 +12,9 @@ from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
 from torchmuster.head.coordinator import Coordinator, CoordinatorOptions
 from torchmuster.model.plan import Limits
+from torchmuster.model.states import RunState
 from torchmuster.model.stop import StopCause
-from torchmuster.model.verdict import Result, RunState
+from torchmuster.model.verdict import Result
 from torchmuster.net.channel import ChannelClosedError, Role
 from torchmuster.net.messages import AskStacks, Goodbye, SpawnerRefused, StartFailed, Stop, Welcome
 from torchmuster.programs.main import _end_with_coordinator

@@ -1,4 +1,5 @@
-from torchmuster.model.job import JobRequest, JobState, NodeChunk
+from torchmuster.model.job import JobRequest, NodeChunk
+from torchmuster.model.states import JobState
 
 
 def request(**given):

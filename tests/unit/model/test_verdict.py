@@ -7,9 +7,9 @@ import pytest
 
 from torchmuster.model.display.text import render_report
 from torchmuster.model.failure import EndKind, OwnWords, PythonError, WorkerEnd
+from torchmuster.model.states import RunState
 from torchmuster.model.verdict import (
     Circumstances,
-    RunState,
     explain_failure,
     final_exit_code,
     notes_on_success,

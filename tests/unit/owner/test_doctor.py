@@ -10,8 +10,9 @@ from torchmuster.errors import MusterError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
-from torchmuster.model.job import JobState, JobView
-from torchmuster.model.verdict import Report, Result, RunState
+from torchmuster.model.job import JobView
+from torchmuster.model.states import JobState, RunState
+from torchmuster.model.verdict import Report, Result
 from torchmuster.owner.doctor import (
     as_values,
     describe_fit,

@@ -12,7 +12,8 @@ from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
 from torchmuster.model.links import Link, Links, ResubmitWay
-from torchmuster.model.verdict import Result, RunState
+from torchmuster.model.states import RunState
+from torchmuster.model.verdict import Result
 from torchmuster.owner.jobs.links import mark_cancelled, read_links, write_links
 from torchmuster.owner.resubmit import Chain, find_end, parse_way, restarts_spent
 

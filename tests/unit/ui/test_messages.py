@@ -3,7 +3,8 @@ import re
 import pytest
 
 from torchmuster.model.display.text import render_report
-from torchmuster.model.verdict import Report, Result, RunState
+from torchmuster.model.states import RunState
+from torchmuster.model.verdict import Report, Result
 from torchmuster.ui.messages import is_worth_a_report, paint_report, summary
 
 REPORT = Report(error="it broke", at="a.py:1", because=("first", "second"), hint="mend it")

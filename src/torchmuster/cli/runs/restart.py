@@ -30,7 +30,7 @@ def restart(run: str, *, detach: bool) -> int:
     from torchmuster.cli.workflow_views import restart_workflow
     from torchmuster.diagnose.facts.gpus import visible_gpus
     from torchmuster.errors import NotFoundError
-    from torchmuster.model.verdict import RunState
+    from torchmuster.model.states import RunState
     from torchmuster.owner.create import create_run_dir, link_snapshots, new_run_id
     from torchmuster.owner.views.find import find_run, owner_lives
 

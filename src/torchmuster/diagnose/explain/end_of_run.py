@@ -25,7 +25,8 @@ from torchmuster.diagnose.finding import Confidence
 from torchmuster.files.layout import RunDir
 from torchmuster.files.tail import last_lines
 from torchmuster.model.failure import EndKind, WorkerEnd
-from torchmuster.model.verdict import Report, Result, RunState
+from torchmuster.model.states import RunState
+from torchmuster.model.verdict import Report, Result
 
 LIMIT_S = 1.0
 _READ_LIMIT_S = 0.7

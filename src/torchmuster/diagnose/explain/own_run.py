@@ -11,7 +11,8 @@ from torchmuster.diagnose.explain.rows import HIGH, MEDIUM, Weight
 from torchmuster.diagnose.explain.rules_signals import meaning_of
 from torchmuster.errors import HeadLostError
 from torchmuster.model.failure import EndKind, WorkerEnd
-from torchmuster.model.verdict import Result, RunState
+from torchmuster.model.states import RunState
+from torchmuster.model.verdict import Result
 
 # What says how a rank ended, not why; a line that leaves no second reading says more.
 GENERAL = frozenset(

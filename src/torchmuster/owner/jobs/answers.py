@@ -13,7 +13,8 @@ from torchmuster import proc
 from torchmuster.engines.base import Dialect, EngineError
 from torchmuster.engines.wait_reasons import reasons_of
 from torchmuster.errors import MusterError
-from torchmuster.model.job import JobState, JobView
+from torchmuster.model.job import JobView
+from torchmuster.model.states import JobState
 
 FIRST_POLL_S, LAST_POLL_S = 2.0, 30.0
 _GROWTH = 1.5

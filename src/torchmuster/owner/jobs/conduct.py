@@ -29,7 +29,8 @@ from torchmuster.model import codec
 from torchmuster.model.display.repeats import shortened
 from torchmuster.model.display.text import render_report, report_of_error
 from torchmuster.model.job import Allocation
-from torchmuster.model.verdict import Result, RunState
+from torchmuster.model.states import RunState
+from torchmuster.model.verdict import Result
 from torchmuster.owner.create import write_owner
 from torchmuster.owner.deadline import Deadline
 from torchmuster.owner.jobs.processor import describe_difference, fit_interpreter

@@ -17,7 +17,8 @@ from torchmuster.model import codec
 from torchmuster.model.display.text import report_of_error
 from torchmuster.model.job import AfterKind, JobDependency, JobRequest, JobView, NodeChunk
 from torchmuster.model.plan import RunPlan
-from torchmuster.model.verdict import Report, Result, RunState
+from torchmuster.model.states import RunState
+from torchmuster.model.verdict import Report, Result
 from torchmuster.owner.jobs.answers import JobDesk
 
 COMMAND_TIMEOUT_S = 30.0

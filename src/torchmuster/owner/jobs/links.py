@@ -13,9 +13,10 @@ from torchmuster.errors import MusterError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
-from torchmuster.model.job import JobState, JobView
+from torchmuster.model.job import JobView
 from torchmuster.model.links import Links
-from torchmuster.model.verdict import Result, RunState
+from torchmuster.model.states import JobState, RunState
+from torchmuster.model.verdict import Result
 from torchmuster.owner.jobs.jobs import cancel_job, read_job, view_jobs
 from torchmuster.owner.views.record import read_result
 

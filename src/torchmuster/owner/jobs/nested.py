@@ -25,7 +25,7 @@ from torchmuster.files.terminal import TerminalVoice
 from torchmuster.model.display.text import render_report, report_of_error
 from torchmuster.model.job import Allocation
 from torchmuster.model.plan import NodeSetup
-from torchmuster.model.verdict import RunState
+from torchmuster.model.states import RunState
 from torchmuster.owner.beside import BesideEngine, BesideHost, task_hosts
 from torchmuster.owner.create import create_run_dir, link_snapshots, new_run_id
 from torchmuster.owner.jobs.conduct import own_run, read_file, way_to_others

@@ -14,7 +14,8 @@ from torchmuster.errors import MusterError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
-from torchmuster.model.job import JobState, JobView
+from torchmuster.model.job import JobView
+from torchmuster.model.states import JobState
 from torchmuster.model.verdict import Report
 from torchmuster.owner.jobs.answers import Ask, ask_scheduler
 from torchmuster.owner.jobs.jobs import failed_before_start, read_job

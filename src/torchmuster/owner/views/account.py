@@ -8,7 +8,8 @@ from datetime import datetime
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir, short_id
 from torchmuster.model.display.text import few_of
-from torchmuster.model.verdict import Result, RunState
+from torchmuster.model.states import RunState
+from torchmuster.model.verdict import Result
 from torchmuster.owner.views.find import RunView, read_jobs_of, view_job
 from torchmuster.owner.views.record import read_events, read_plan
 from torchmuster.owner.views.training import view_training

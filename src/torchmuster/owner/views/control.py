@@ -17,7 +17,8 @@ from torchmuster.files.layout import RunDir
 from torchmuster.files.tail import offset_of_last_lines
 from torchmuster.model import codec
 from torchmuster.model.ranks import name_ranks
-from torchmuster.model.verdict import Report, Result, RunState
+from torchmuster.model.states import RunState
+from torchmuster.model.verdict import Report, Result
 from torchmuster.net import messages
 from torchmuster.net.channel import connect
 from torchmuster.net.handshake import HandshakeError, Role

@@ -14,9 +14,10 @@ from torchmuster.errors import NotFoundError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir, runs_dir, short_id
 from torchmuster.model.display.text import few_of
-from torchmuster.model.job import JobState, JobView
+from torchmuster.model.job import JobView
 from torchmuster.model.plan import RunPlan
-from torchmuster.model.verdict import Result, RunState
+from torchmuster.model.states import RunState
+from torchmuster.model.verdict import Result
 from torchmuster.owner.views.record import read_events, read_outcome, read_plan, read_result
 from torchmuster.owner.views.workflow_view import (
     WorkflowView,
@@ -246,7 +247,8 @@ def _view_of_jobs(run_dir: RunDir) -> WorkflowView | None:
 
 def _state(run_dir: RunDir, events: tuple[dict[str, object], ...]) -> RunState:
     if os.path.isfile(run_dir.job):
-        state = _state_of_job(view_job(run_dir))
+        job = view_job(run_dir)
+        state = job.state.of_run if job is not None else RunState.UNKNOWN
         if state is not RunState.RUNNING:
             return state
     elif not owner_lives(run_dir):
@@ -255,17 +257,6 @@ def _state(run_dir: RunDir, events: tuple[dict[str, object], ...]) -> RunState:
     if "attempt_started" in names:
         return RunState.RUNNING
     return RunState.WAITING if "waiting" in names else RunState.STARTING
-
-
-def _state_of_job(job: JobView | None) -> RunState:
-    """Return what its job says of a run without a result: never a success, and not known where nobody knows."""
-    if job is None or job.state is JobState.UNKNOWN:
-        return RunState.UNKNOWN
-    if job.state in (JobState.RUNNING, JobState.ENDING):
-        return RunState.RUNNING
-    if job.state is JobState.CANCELLED:
-        return RunState.CANCELLED
-    return RunState.LOST if job.state.is_final else RunState.WAITING
 
 
 def owner_is_here(run_dir: RunDir) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from torchmuster.errors import RunDirectoryError
 from torchmuster.files.layout import RunDir, muster_home, runs_dir
-from torchmuster.model.verdict import RunState
+from torchmuster.model.states import RunState
 from torchmuster.owner.views.find import RunView, all_runs, owner_lives, view_run
 
 DOOMED = ".pruned-"

@@ -9,10 +9,10 @@ from typing import Any
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
-from torchmuster.model.job import JobState, JobView, describe_job
+from torchmuster.model.job import JobView, describe_job
 from torchmuster.model.outcome import WorkflowResult
-from torchmuster.model.states import State, workflow_state
-from torchmuster.model.verdict import Result, RunState
+from torchmuster.model.states import JobState, RunState, State, workflow_state
+from torchmuster.model.verdict import Result
 from torchmuster.model.workflow import GroupPlan, WorkflowPlan
 from torchmuster.owner.views.record import read_events, read_outcome
 
@@ -109,22 +109,19 @@ def _state_of_job(
             State.FAILED_BACKEND_ERROR,
             "the scheduler does not know its job, and it left no result",
         )
-    match job.state:
-        case JobState.PENDING | JobState.HELD | JobState.REQUEUED:
-            if waits:
-                return State.WAITING, f"waits for the outputs of {', '.join(waits)}"
-            return State.SCHEDULING, describe_job(job)
-        case JobState.RUNNING | JobState.ENDING:
-            return State.RUNNING, None
-        case JobState.UNKNOWN:  # nobody can tell now: neither an end nor a success
-            return State.SCHEDULING, f"job {job.job_id} is unknown: {job.reason}"
-        case JobState.CANCELLED:
-            return State.FAILED_CANCELED, f"job {job.job_id} was cancelled"
-        case JobState.TIMED_OUT:
-            return State.FAILED_EXEC_TIMEOUT, f"job {job.job_id} ran into its time limit"
-        case JobState.PREEMPTED:
-            return State.FAILED_PREEMPTED, f"job {job.job_id} was preempted"
-    return State.FAILED_BACKEND_ERROR, f"job {job.job_id} is {job.state.value} and left no result"
+    state, name = job.state.of_group, f"job {job.job_id}"
+    if state is State.SCHEDULING and waits and job.state is not JobState.UNKNOWN:
+        return State.WAITING, f"waits for the outputs of {', '.join(waits)}"
+    reasons = {
+        State.RUNNING: None,
+        State.SCHEDULING: describe_job(job),
+        State.FAILED_CANCELED: f"{name} was cancelled",
+        State.FAILED_EXEC_TIMEOUT: f"{name} ran into its time limit",
+        State.FAILED_PREEMPTED: f"{name} was preempted",
+    }
+    if job.state is JobState.UNKNOWN:  # now it can't be told: neither an end nor a success
+        reasons[state] = f"{name} is unknown: {job.reason}"
+    return state, reasons.get(state, f"{name} is {job.state.value} and left no result")
 
 
 def _result_of_jobs(
@@ -170,7 +167,7 @@ def as_result(result: WorkflowResult) -> Result:
     """Return the result in the form that all runs have."""
     return Result(
         run_id=result.run_id,
-        state=_final_state(result.state),
+        state=result.state.of_run,
         exit_code=result.exit_code,
         attempts=1,
         restarts_spent=0,
@@ -252,15 +249,8 @@ def _run_state(
     result: WorkflowResult | None, groups: tuple[GroupView, ...], *, is_lost: bool
 ) -> RunState:
     if result is not None:
-        return _final_state(result.state)
+        return result.state.of_run
     if is_lost:
         return RunState.LOST
-    if any(group.state in (State.INITIALIZING, State.RUNNING) for group in groups):
-        return RunState.RUNNING
-    return RunState.WAITING
-
-
-def _final_state(state: State) -> RunState:
-    if state is State.COMPLETED:
-        return RunState.SUCCEEDED
-    return RunState.CANCELLED if state is State.FAILED_CANCELED else RunState.FAILED
+    runs = any(group.state.of_run is RunState.RUNNING for group in groups)
+    return RunState.RUNNING if runs else RunState.WAITING

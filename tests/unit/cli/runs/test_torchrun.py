@@ -6,7 +6,8 @@ from torchmuster.files.atomic import write_json
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
 from torchmuster.model.plan import Program, RunPlan, ScriptKind
-from torchmuster.model.verdict import Result, RunState
+from torchmuster.model.states import RunState
+from torchmuster.model.verdict import Result
 
 RUN_ID = "20260101-000000-train-ab12"
 

@@ -11,7 +11,8 @@ from torchmuster.diagnose.explain import end_of_run
 from torchmuster.diagnose.explain.end_of_run import explained
 from torchmuster.files.layout import RunDir
 from torchmuster.model.failure import EndKind, PythonError, WorkerEnd
-from torchmuster.model.verdict import Report, Result, RunState
+from torchmuster.model.states import RunState
+from torchmuster.model.verdict import Report, Result
 from unit.diagnose.explain.logs import traceback_of
 
 DISK = "cp: error writing '/scratch/x': No space left on device\n"

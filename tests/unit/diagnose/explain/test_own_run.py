@@ -8,7 +8,8 @@ from torchmuster.diagnose.explain.causes import CAUSES
 from torchmuster.diagnose.explain.own_run import finding_of, with_own_result, word_of
 from torchmuster.errors import HeadLostError
 from torchmuster.model.failure import EndKind, PythonError, WorkerEnd
-from torchmuster.model.verdict import Report, Result, RunState
+from torchmuster.model.states import RunState
+from torchmuster.model.verdict import Report, Result
 from unit.diagnose.explain.logs import explain, traceback_of
 
 

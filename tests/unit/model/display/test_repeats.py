@@ -3,7 +3,8 @@ from hypothesis import strategies as st
 
 from torchmuster.model.display.repeats import Shown, shortened
 from torchmuster.model.failure import EndKind, PythonError, WorkerEnd
-from torchmuster.model.verdict import Report, Result, RunState
+from torchmuster.model.states import RunState
+from torchmuster.model.verdict import Report, Result
 
 FRAMES = """Traceback (most recent call last):
   File "/w/train.py", line 9, in <module>

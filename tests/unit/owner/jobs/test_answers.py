@@ -9,8 +9,7 @@ from torchmuster.engines.registry import load_dialect
 from torchmuster.errors import MusterError
 from torchmuster.files.atomic import write_json
 from torchmuster.files.layout import RunDir
-from torchmuster.model.job import JobState
-from torchmuster.model.verdict import RunState
+from torchmuster.model.states import JobState, RunState
 from torchmuster.owner.jobs.answers import JobDesk, ask_views
 from torchmuster.owner.views.find import all_runs, view_run
 

@@ -5,7 +5,8 @@ import pytest
 from torchmuster import proc
 from torchmuster.engines.registry import load_dialect
 from torchmuster.engines.wait_reasons import reasons_of
-from torchmuster.model.job import JobState, JobView
+from torchmuster.model.job import JobView
+from torchmuster.model.states import JobState
 from torchmuster.owner.jobs.never import STANDS_S, NeverWatch
 
 SMALL = "main*|3|8\n"

@@ -15,7 +15,8 @@ from torchmuster.files.layout import RunDir, short_id
 from torchmuster.model import codec
 from torchmuster.model.display.repeats import Shown
 from torchmuster.model.plan import Program, RunPlan, ScriptKind
-from torchmuster.model.verdict import Report, Result, RunState
+from torchmuster.model.states import RunState
+from torchmuster.model.verdict import Report, Result
 from torchmuster.owner.create import choose_run_id
 from torchmuster.owner.jobs.jobs import JobWishes, cancel_job, make_job, note_refusal
 from torchmuster.owner.views.account import (

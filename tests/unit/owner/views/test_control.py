@@ -10,8 +10,8 @@ from torchmuster.engines.base import EngineError
 from torchmuster.errors import NotFoundError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
+from torchmuster.model.states import RunState
 from torchmuster.model.stop import StopCause
-from torchmuster.model.verdict import RunState
 from torchmuster.net.listener import bind
 from torchmuster.owner.views.control import log_files, send_stop
 from torchmuster.owner.views.find import view_run

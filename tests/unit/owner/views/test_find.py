@@ -7,7 +7,8 @@ from torchmuster.errors import NotFoundError
 from torchmuster.files.atomic import write_json
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
-from torchmuster.model.verdict import Result, RunState
+from torchmuster.model.states import RunState
+from torchmuster.model.verdict import Result
 from torchmuster.owner.create import write_owner
 from torchmuster.owner.views.find import all_runs, find_run, newest_and_open, owner_lives, view_run
 

@@ -12,7 +12,8 @@ from torchmuster.files.atomic import write_json
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
 from torchmuster.model.plan import Program, RunPlan, ScriptKind
-from torchmuster.model.verdict import Result, RunState
+from torchmuster.model.states import RunState
+from torchmuster.model.verdict import Result
 from torchmuster.owner.create import write_owner
 from torchmuster.owner.jobs.answers import JobDesk
 from torchmuster.owner.views.prune import is_good_snapshot, measure, plan_prune, remove
