@@ -1,16 +1,16 @@
 """Variables that users and schedulers set: their grammar, and whether all nodes have them."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+from torchmuster.diagnose.doctor.checks import LONG, Check, Seen, look
 from torchmuster.diagnose.doctor.grammar import meant, problem_of
 from torchmuster.diagnose.doctor.situation import (
-    NodeView,
     Rule,
     Situation,
     differ,
     names_of,
 )
-from torchmuster.diagnose.facts.environment import EnvironmentFacts
 from torchmuster.diagnose.finding import Finding, Level
 from torchmuster.model.network import VARIABLES
 from torchmuster.model.network_choice import matches
@@ -33,19 +33,14 @@ _OWN = {
 _LITTLE_S = 600.0
 
 
-def _environments(situation: Situation) -> list[tuple[NodeView, EnvironmentFacts]]:
-    found = [(n, n.facts.environment) for n in situation.known if n.facts is not None]
-    return [(node, environment) for node, environment in found if environment is not None]
-
-
 def grammars(situation: Situation) -> Iterator[Finding]:
     """A value that its reader does not understand is ignored, mostly in silence."""
     seen: dict[tuple[str, str, str], list[str]] = {}
-    for node, environment in _environments(situation):
-        for name, value in environment.variables.items():
+    for one in look(situation, "environment"):
+        for name, value in one.facts.variables.items():
             problem = problem_of(name, value)
             if problem is not None:
-                seen.setdefault((name, value, problem), []).append(node.name)
+                seen.setdefault((name, value, problem), []).append(one.node.name)
     for (name, value, problem), nodes in seen.items():
         yield Finding(
             level=Level.WARNING,
@@ -61,11 +56,11 @@ def grammars(situation: Situation) -> Iterator[Finding]:
 def misspelt(situation: Situation) -> Iterator[Finding]:
     """A variable that nobody reads."""
     seen: dict[tuple[str, str], list[str]] = {}
-    for node, environment in _environments(situation):
-        for name in environment.variables:
+    for one in look(situation, "environment"):
+        for name in one.facts.variables:
             likely = meant(name)
             if likely is not None:
-                seen.setdefault((name, likely), []).append(node.name)
+                seen.setdefault((name, likely), []).append(one.node.name)
     for (name, likely), nodes in seen.items():
         yield Finding(
             level=Level.NOTE,
@@ -79,7 +74,8 @@ def interfaces(situation: Situation) -> Iterator[Finding]:
     """A variable that names no interface of its node; before every start the survey of networks says it."""
     if not situation.is_long:
         return
-    for node, environment in _environments(situation):
+    for seen in look(situation, "environment"):
+        node, environment = seen.node, seen.facts
         network = node.facts.network if node.facts else None
         if network is None or not network.links:
             continue
@@ -104,14 +100,11 @@ def interfaces(situation: Situation) -> Iterator[Finding]:
 
 def missing(situation: Situation) -> Iterator[Finding]:
     """Variables that some nodes have and others don't, or with other values."""
-    rows = _environments(situation)
-    names = {name for _, e in rows for name in e.variables if name not in _OWN}
+    rows = {seen.node.name: seen.facts.variables for seen in look(situation, "environment")}
+    names = {name for variables in rows.values() for name in variables if name not in _OWN}
     for name in sorted(names):
-        found = differ(
-            {n.name: e.variables.get(name, "") for n, e in rows},
-            "",
-            lambda v: f"`{v}`" if v else "none",
-        )
+        values = {node: variables.get(name, "") for node, variables in rows.items()}
+        found = differ(values, "", lambda v: f"`{v}`" if v else "none")
         if found is not None:
             yield Finding(
                 level=Level.WARNING,
@@ -126,117 +119,41 @@ def missing(situation: Situation) -> Iterator[Finding]:
             )
 
 
-def leftovers(situation: Situation) -> Iterator[Finding]:
-    """Variables of another launcher that were exported in a shell."""
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-    rows = [
-        n.name for n, e in _environments(situation) if any(name in e.variables for name in names)
-    ]
-    if rows and situation.is_long:
-        yield Finding(
-            level=Level.NOTE,
-            cause="leftover-variables",
-            error=f"RANK, WORLD_SIZE or LOCAL_RANK are set on {names_of(rows)} before any launcher",
-            at=names_of(rows),
-            because=("a script that is started without a launcher takes them for true",),
-            hint="unset RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT",
-        )
+def _time_is_short(seen: Seen) -> bool:
+    left_s, total_s = seen.facts.left_s, seen.facts.total_s
+    # A job that was made for a few minutes has what was asked for.
+    is_used_up = total_s is None or (left_s or 0.0) < total_s / 2
+    return left_s is not None and left_s < _LITTLE_S and is_used_up
 
 
-def blocking(situation: Situation) -> Iterator[Finding]:
-    """Switches for finding bugs that make training slow."""
-    rows = [
-        n.name
-        for n, e in _environments(situation)
-        if e.variables.get("CUDA_LAUNCH_BLOCKING") == "1"
-    ]
-    if rows:
-        yield Finding(
-            level=Level.NOTE,
-            cause="slow-by-variable",
-            error=f"CUDA_LAUNCH_BLOCKING=1 on {names_of(rows)} makes every kernel wait for the one before",
-            at=names_of(rows),
-            hint="unset CUDA_LAUNCH_BLOCKING when the bug is found",
-        )
+def _time(seen: Seen) -> dict[str, Any]:
+    total_s = seen.facts.total_s
+    of = f" of {total_s:.0f} s" if total_s is not None else ""
+    return {"left_s": max(seen.facts.left_s, 0.0), "of": of}
 
 
-def scheduler(situation: Situation) -> Iterator[Finding]:
-    """What the scheduler gave, against what is started."""
-    for node, environment in _environments(situation)[:1]:
-        left_s, total_s = environment.left_s, environment.total_s
-        # A job that was made for a few minutes has what was asked for.
-        is_used_up = total_s is None or (left_s or 0.0) < total_s / 2
-        if left_s is not None and left_s < _LITTLE_S and is_used_up:
-            of = f" of {total_s:.0f} s" if total_s is not None else ""
-            yield Finding(
-                level=Level.WARNING,
-                cause="time-limit",
-                error=f"the job has {max(left_s, 0.0):.0f} s{of} left",
-                at=node.name,
-                because=("its scheduler ends it then",),
-                hint="muster run --time 8h, --resubmit 3 to go on in another job",
-                weight=29,
-            )
-        lines, hosts = environment.nodefile or (0, 0)
-        if hosts > len(situation.nodes):
-            yield Finding(
-                level=Level.NOTE,
-                cause="nodes-unused",
-                error=f"the job has {hosts} nodes, {len(situation.nodes)} are used",
-                at=node.name,
-                hint=f"--nodes {hosts}",
-            )
-        if lines > hosts and situation.is_long:
-            yield Finding(
-                level=Level.NOTE,
-                cause="nodefile-lines",
-                error=f"PBS_NODEFILE has {lines} lines for {hosts} nodes: one for each MPI slot",
-                at=node.name,
-                because=("`wc -l` of it is not the number of nodes",),
-                hint="sort -u $PBS_NODEFILE | wc -l",
-            )
+def _is_head(seen: Seen) -> bool:
+    return look(seen.situation, "environment")[0].node is seen.node
 
 
-def several_tasks(situation: Situation) -> Iterator[Finding]:
-    """A job with several tasks on each node, whose script puts `srun` in front of a launcher."""
-    if not situation.is_long:
-        return
-    for node, environment in _environments(situation)[:1]:
-        tasks, nodes = (
-            int(text) if (text := environment.scheduler.get(name, "")).isdecimal() else 0
-            for name in ("SLURM_NTASKS", "SLURM_NNODES")
-        )
-        if 0 < nodes < tasks:
-            yield Finding(
-                level=Level.NOTE,
-                cause="several-tasks-a-node",
-                error=f"the job has {tasks} tasks on {nodes} nodes: `srun` starts what follows it {tasks} times",
-                at=node.name,
-                because=(
-                    "a launcher is wanted once on each node, a script with srun alone once for each worker",
-                ),
-                hint="#SBATCH --ntasks-per-node=1 for torchrun and muster torchrun",
-            )
+def _nodefile(seen: Seen) -> dict[str, Any]:
+    lines, hosts = seen.facts.nodefile or (0, 0)
+    return {"lines": lines, "hosts": hosts, "used": len(seen.situation.nodes)}
 
 
-def proxies(situation: Situation) -> Iterator[Finding]:
-    """A proxy catches calls between the nodes unless they are excluded."""
-    rows = [
-        n.name
-        for n, e in _environments(situation)
-        if any(k != "no_proxy" for k in e.proxies) and "no_proxy" not in e.proxies
-    ]
-    if rows and situation.is_long and situation.has_machines:
-        yield Finding(
-            level=Level.NOTE,
-            cause="proxy",
-            error=f"a proxy is set on {names_of(rows)}, and no_proxy is not",
-            at=names_of(rows),
-            because=(
-                "HTTP calls between the nodes (etcd, TensorBoard, storage inside of the cluster) go to the proxy",
-            ),
-            hint="export no_proxy=localhost,127.0.0.1,.cluster,10.0.0.0/8",
-        )
+def _tasks(seen: Seen) -> dict[str, Any]:
+    words = [seen.facts.scheduler.get(name, "") for name in ("SLURM_NTASKS", "SLURM_NNODES")]
+    tasks, num_nodes = (int(word) if word.isdecimal() else 0 for word in words)
+    return {"tasks": tasks, "num_nodes": num_nodes}
+
+
+def _starts_several(seen: Seen) -> bool:
+    found = _tasks(seen)
+    return _is_head(seen) and 0 < found["num_nodes"] < found["tasks"]
+
+
+def _has_open_proxy(seen: Seen) -> bool:
+    return bool(set(seen.facts.proxies) - {"no_proxy"}) and "no_proxy" not in seen.facts.proxies
 
 
 RULES: Sequence[Rule] = (
@@ -244,9 +161,83 @@ RULES: Sequence[Rule] = (
     misspelt,
     interfaces,
     missing,
-    leftovers,
-    blocking,
-    scheduler,
-    several_tasks,
-    proxies,
+    # Variables of another launcher that were exported in a shell.
+    Check(
+        of="environment",
+        cause="leftover-variables",
+        level=Level.NOTE,
+        when=LONG,
+        bad=lambda s: bool({"RANK", "WORLD_SIZE", "LOCAL_RANK"} & set(s.facts.variables)),
+        error="RANK, WORLD_SIZE or LOCAL_RANK are set on {nodes} before any launcher",
+        because=("a script that is started without a launcher takes them for true",),
+        hint="unset RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT",
+    ),
+    Check(
+        of="environment",
+        cause="slow-by-variable",
+        level=Level.NOTE,
+        bad=lambda s: s.facts.variables.get("CUDA_LAUNCH_BLOCKING") == "1",
+        error="CUDA_LAUNCH_BLOCKING=1 on {nodes} makes every kernel wait for the one before",
+        hint="unset CUDA_LAUNCH_BLOCKING when the bug is found",
+    ),
+    # What the scheduler gave, against what is started: the head's own word.
+    Check(
+        of="environment",
+        cause="time-limit",
+        level=Level.WARNING,
+        bad=lambda s: _is_head(s) and _time_is_short(s),
+        error="the job has {left_s:.0f} s{of} left",
+        words=_time,
+        because=("its scheduler ends it then",),
+        hint="muster run --time 8h, --resubmit 3 to go on in another job",
+        weight=29,
+    ),
+    Check(
+        of="environment",
+        cause="nodes-unused",
+        level=Level.NOTE,
+        bad=lambda s: _is_head(s) and (s.facts.nodefile or (0, 0))[1] > len(s.situation.nodes),
+        error="the job has {hosts} nodes, {used} are used",
+        words=_nodefile,
+        hint="--nodes {hosts}",
+    ),
+    Check(
+        of="environment",
+        cause="nodefile-lines",
+        level=Level.NOTE,
+        when=LONG,
+        bad=lambda s: (
+            _is_head(s) and s.facts.nodefile and s.facts.nodefile[0] > s.facts.nodefile[1]
+        ),
+        error="PBS_NODEFILE has {lines} lines for {hosts} nodes: one for each MPI slot",
+        words=_nodefile,
+        because=("`wc -l` of it is not the number of nodes",),
+        hint="sort -u $PBS_NODEFILE | wc -l",
+    ),
+    # The script of such a job puts `srun` in front of a launcher.
+    Check(
+        of="environment",
+        cause="several-tasks-a-node",
+        level=Level.NOTE,
+        when=LONG,
+        bad=_starts_several,
+        error="the job has {tasks} tasks on {num_nodes} nodes: `srun` starts what follows it {tasks} times",
+        words=_tasks,
+        because=(
+            "a launcher is wanted once on each node, a script with srun alone once for each worker",
+        ),
+        hint="#SBATCH --ntasks-per-node=1 for torchrun and muster torchrun",
+    ),
+    Check(
+        of="environment",
+        cause="proxy",
+        level=Level.NOTE,
+        when=lambda situation: situation.is_long and situation.has_machines,
+        bad=_has_open_proxy,
+        error="a proxy is set on {nodes}, and no_proxy is not",
+        because=(
+            "HTTP calls between the nodes (etcd, TensorBoard, storage inside of the cluster) go to the proxy",
+        ),
+        hint="export no_proxy=localhost,127.0.0.1,.cluster,10.0.0.0/8",
+    ),
 )

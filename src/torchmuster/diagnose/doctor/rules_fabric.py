@@ -1,250 +1,137 @@
 """InfiniBand, RoCE, Slingshot and EFA: what is there, and what NCCL would use of it."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
-from torchmuster.diagnose.doctor.situation import (
-    NodeView,
-    Rule,
-    Situation,
-    differ,
-    has,
-    names_of,
-    show_bytes,
-)
+from torchmuster.diagnose.doctor.checks import Check, Equal, Seen, look
+from torchmuster.diagnose.doctor.situation import Rule, Situation, names_of, show_bytes
 from torchmuster.diagnose.facts.collect import CollectedFacts
 from torchmuster.diagnose.finding import Finding, Level
 
 BUILT_IN_NETWORKS = ("IB", "SOCKET")
 
 
-def _parts(node: NodeView) -> CollectedFacts | None:
-    facts = node.facts
-    return facts if facts and facts.network and facts.environment else None
+def _variable(seen: Seen, name: str) -> str:
+    facts = seen.node.facts
+    return facts.environment.variables.get(name, "") if facts and facts.environment else ""
 
 
-def _with_gpus(situation: Situation) -> list[NodeView]:
-    return [n for n in situation.known if n.facts and n.facts.gpu and n.facts.gpu.num_devices]
+def _has_gpus(seen: Seen) -> bool:
+    gpu = seen.node.facts.gpu if seen.node.facts else None
+    return bool(gpu and gpu.num_devices)
 
 
-def provider(situation: Situation) -> Iterator[Finding]:
-    """FI_PROVIDER from a recipe for another machine."""
-    for node in situation.known:
-        facts = _parts(node)
-        if facts is None or facts.environment is None or facts.network is None:
-            continue
-        wanted = facts.environment.variables.get("FI_PROVIDER", "").lower()
-        named = {word.strip().lstrip("^") for word in wanted.split(",") if word.strip()}
-        if not named or wanted.startswith("^"):
-            continue
-        if facts.network.cxi and "cxi" not in named:
-            yield _wrong(
-                node,
-                wanted,
-                "this node's fabric is Slingshot",
-                "unset FI_PROVIDER, or FI_PROVIDER=cxi",
-            )
-        elif "efa" in named and not facts.network.efa:
-            yield _wrong(
-                node, wanted, "there is no EFA device: it is of AWS only", "unset FI_PROVIDER"
-            )
-        elif "cxi" in named and not facts.network.cxi:
-            yield _wrong(
-                node, wanted, "there is no Slingshot device (/sys/class/cxi)", "unset FI_PROVIDER"
-            )
+def _plugins(seen: Seen) -> Sequence[str]:
+    """Return NCCL's network plugins; something where nothing is known of them."""
+    facts = seen.node.facts
+    return facts.environment.plugins if facts and facts.environment else ("?",)
 
 
-def _wrong(node: NodeView, wanted: str, why: str, hint: str) -> Finding:
-    return Finding(
-        level=Level.FAILURE,
-        cause="wrong-provider",
-        error=f"FI_PROVIDER={wanted} does not fit the network of {node.name}",
-        at=node.name,
-        because=(why, "NCCL's libfabric plugin fails, or falls back to slow sockets"),
-        hint=hint,
-        weight=58,
+def _active(seen: Seen, kind: str = "") -> list[Any]:
+    return [p for p in seen.facts.rdma if p.state == "ACTIVE" and kind in ("", p.kind)]
+
+
+def _num_active(seen: Seen) -> int:
+    return sum(port.name not in seen.facts.efa for port in _active(seen))
+
+
+def _is_down(seen: Seen) -> bool:
+    net = seen.facts
+    return _has_gpus(seen) and bool(net.rdma) and not _num_active(seen) and not net.efa
+
+
+def _ports_differ(situation: Situation) -> bool:
+    return not any(_is_down(seen) for seen in look(situation, "network"))
+
+
+def _bare(seen: Seen) -> list[str]:
+    """Return the RoCE ports without an address."""
+    bare = [port.name for port in _active(seen, "Ethernet") if not port.num_gids]
+    return bare if _has_gpus(seen) and not seen.facts.efa else []
+
+
+def _wrong_provider(seen: Seen) -> dict[str, str] | None:
+    """Return why FI_PROVIDER does not fit, and what helps: it is often from a recipe for another machine."""
+    wanted = _variable(seen, "FI_PROVIDER").lower()
+    named = {word.strip().lstrip("^") for word in wanted.split(",") if word.strip()}
+    if not named or wanted.startswith("^"):
+        return None
+    why, fix = "", "unset FI_PROVIDER"
+    if seen.facts.cxi and "cxi" not in named:
+        why, fix = "this node's fabric is Slingshot", "unset FI_PROVIDER, or FI_PROVIDER=cxi"
+    elif "efa" in named and not seen.facts.efa:
+        why = "there is no EFA device: it is of AWS only"
+    elif "cxi" in named and not seen.facts.cxi:
+        why = "there is no Slingshot device (/sys/class/cxi)"
+    return {"wanted": wanted, "why": why, "fix": fix} if why else None
+
+
+def _missing_plugin(seen: Seen) -> tuple[Level, str, str] | None:
+    """Return how bad it is, what asks for a plugin that is not there, and its file."""
+    facts = seen.node.facts
+    if not _has_gpus(seen) or not facts or not facts.environment:
+        return None
+    network, name = _variable(seen, "NCCL_NET"), _variable(seen, "NCCL_NET_PLUGIN")
+    if network and network.upper() not in BUILT_IN_NETWORKS and not _plugins(seen):
+        return Level.FAILURE, f"NCCL_NET={network}", "libnccl-net*.so"
+    is_name = name and name.lower() != "none" and "/" not in name
+    if is_name and not any(name in plugin for plugin in _plugins(seen)):
+        file = name if ".so" in name else f"libnccl-net-{name}.so"
+        return Level.WARNING, f"NCCL_NET_PLUGIN={name}", file
+    return None
+
+
+def _plugin_level(seen: Seen) -> Level | None:
+    missing = _missing_plugin(seen)
+    return missing[0] if missing is not None else None
+
+
+def _plugin_words(seen: Seen) -> dict[str, Any]:
+    _, asked, file = _missing_plugin(seen) or (None, "", "")
+    return {"asked": asked, "file": file}
+
+
+def _uses_tcp(seen: Seen, kind: str) -> bool:
+    """Say whether a fabric is there that NCCL can't use for want of a plugin."""
+    is_wanted = _variable(seen, "NCCL_NET").upper() != "SOCKET"
+    return _has_gpus(seen) and bool(getattr(seen.facts, kind)) and not _plugins(seen) and is_wanted
+
+
+def _without_plugin(kind: str, fabric: str) -> Check:
+    return Check(
+        of="network",
+        cause="network-plugin",
+        level=Level.WARNING,
+        bad=lambda s: _uses_tcp(s, kind),
+        error=f"{{nodes}} {{has}} {fabric}, but not the plugin with which NCCL uses it",
+        because=("no libnccl-net*.so was found: NCCL uses TCP, 2 to 10 times slower",),
+        hint="module load aws-ofi-nccl, or build it; NCCL_DEBUG=INFO shows `Using network ...`",
+        weight=32,
     )
 
 
-def plugin(situation: Situation) -> Iterator[Finding]:
-    """A network that was asked for and that NCCL can't load."""
-    for node in _with_gpus(situation):
-        facts = _parts(node)
-        if facts is None or facts.environment is None:
-            continue
-        variables, plugins = facts.environment.variables, facts.environment.plugins
-        network = variables.get("NCCL_NET", "")
-        name = variables.get("NCCL_NET_PLUGIN", "")
-        if network and network.upper() not in BUILT_IN_NETWORKS and not plugins:
-            asked, file = f"NCCL_NET={network}", "libnccl-net*.so"
-        elif (
-            name
-            and name.lower() != "none"
-            and "/" not in name
-            and not any(name in p for p in plugins)
-        ):
-            asked, file = (
-                f"NCCL_NET_PLUGIN={name}",
-                name if ".so" in name else f"libnccl-net-{name}.so",
-            )
-        else:
-            continue
-        yield Finding(
-            level=Level.FAILURE if asked.startswith("NCCL_NET=") else Level.WARNING,
-            cause="network-plugin",
-            error=f"{asked} asks for a plugin that {node.name} does not have",
-            at=node.name,
-            because=(f"no {file} on LD_LIBRARY_PATH or in the system's folders",),
-            hint="load the module of the site that has it (aws-ofi-nccl), or unset the variable",
-            weight=57,
-        )
+def _memlock(seen: Seen) -> int:
+    """Return how much memory may be locked where RDMA is used; -1 for any amount."""
+    system = seen.node.facts.system if seen.node.facts else None
+    if system is None or not _has_gpus(seen) or not _active(seen):
+        return -1
+    return system.limits.get("memlock", -1)
 
 
-def fabric_plugin(situation: Situation) -> Iterator[Finding]:
-    """Slingshot and EFA are used by NCCL only through a plugin; without it everything goes over TCP."""
-    for kind in ("cxi", "efa"):
-        rows = []
-        for node in _with_gpus(situation):
-            facts = _parts(node)
-            if facts and facts.network and facts.environment:
-                devices = facts.network.cxi if kind == "cxi" else facts.network.efa
-                if devices and not facts.environment.plugins and not _is_tcp(facts):
-                    rows.append(node.name)
-        if rows:
-            fabric = "Slingshot" if kind == "cxi" else "EFA"
-            yield Finding(
-                level=Level.WARNING,
-                cause="network-plugin",
-                error=f"{names_of(rows)} {has(rows)} {fabric}, but not the plugin with which NCCL uses it",
-                at=names_of(rows),
-                because=("no libnccl-net*.so was found: NCCL uses TCP, 2 to 10 times slower",),
-                hint="module load aws-ofi-nccl, or build it; NCCL_DEBUG=INFO shows `Using network ...`",
-                weight=32,
-            )
-
-
-def _is_tcp(facts: CollectedFacts) -> bool:
-    asked = facts.environment.variables.get("NCCL_NET", "") if facts.environment else ""
-    return asked.upper() == "SOCKET"
-
-
-def ports(situation: Situation) -> Iterator[Finding]:
-    """RDMA devices that are down, differ, or can't be opened."""
-    rows = [(n, n.facts.network) for n in _with_gpus(situation) if n.facts and n.facts.network]
-    active = {
-        n.name: sum(p.state == "ACTIVE" for p in net.rdma if p.name not in net.efa)
-        for n, net in rows
-    }
-    down = [
-        name
-        for (n, net), name in zip(rows, active, strict=True)
-        if net.rdma and not active[name] and not net.efa
-    ]
-    if down:
-        yield Finding(
-            level=Level.WARNING,
-            cause="ib-path",
-            error=f"no RDMA port is active on {names_of(down)}",
-            at=names_of(down),
-            because=("NCCL falls back to TCP there",),
-            hint="ibstat; ask the site: cable, subnet manager",
-            weight=31,
-        )
-    found = differ(active, "", lambda k: f"{k} active port{'s' if k != 1 else ''}")
-    if found is not None and not down:
-        yield Finding(
-            level=Level.WARNING,
-            cause="ib-path",
-            error=f"the nodes have different numbers of active RDMA ports: {found.text}",
-            at=names_of(found.odd),
-            hint="NCCL_IB_HCA names those that all nodes have",
-            weight=31,
-        )
-
-
-def closed_ports(situation: Situation) -> Iterator[Finding]:
-    """RoCE without an address, and devices that can't be opened."""
-    rows = [(n, n.facts.network) for n in _with_gpus(situation) if n.facts and n.facts.network]
-    for node, net in rows:
-        bare = [
-            p.name
-            for p in net.rdma
-            if p.kind == "Ethernet" and p.state == "ACTIVE" and not p.num_gids
-        ]
-        if bare and not net.efa:
-            yield Finding(
-                level=Level.WARNING,
-                cause="ib-path",
-                error=f"RoCE on {node.name} has no address: {', '.join(bare[:4])}",
-                at=node.name,
-                because=("no global id (GID) is set: NCCL's first transfer fails with error 12",),
-                hint="give the interface an address; NCCL_IB_GID_INDEX=3 is the usual one of RoCE v2",
-                weight=31,
-            )
-        if net.rdma and not net.has_rdma_files:
-            yield Finding(
-                level=Level.WARNING,
-                cause="ib-path",
-                error=f"{node.name} has RDMA devices that this process can't open",
-                at=node.name,
-                because=("/dev/infiniband is missing: usual inside of a container",),
-                hint="docker run --device=/dev/infiniband --ulimit memlock=-1",
-                weight=31,
-            )
-
-
-def locked_memory(situation: Situation) -> Iterator[Finding]:
-    """RDMA has to lock memory; the usual limit is too low."""
-    rows = {}
-    for node in _with_gpus(situation):
-        facts = node.facts
-        if (
-            facts
-            and facts.network
-            and facts.system
-            and any(p.state == "ACTIVE" for p in facts.network.rdma)
-        ):
-            limit = facts.system.limits.get("memlock", -1)
-            if limit >= 0:
-                rows[node.name] = limit
-    if rows:
-        yield Finding(
-            level=Level.WARNING,
-            cause="memlock",
-            error=f"a process may lock only {show_bytes(min(rows.values()))} of memory on {names_of(list(rows))}",
-            at=names_of(list(rows)),
-            because=("RDMA needs more: `ibv_reg_mr: Cannot allocate memory`",),
-            hint="ulimit -l unlimited; limits.conf does not apply to daemons: slurmd needs LimitMEMLOCK=infinity,"
-            " docker --ulimit memlock=-1",
-            weight=31,
-        )
-
-
-def verbs(situation: Situation) -> Iterator[Finding]:
-    """InfiniBand is used only where libibverbs is installed."""
-    rows = [
-        n.name
-        for n in _with_gpus(situation)
-        if (facts := _parts(n)) and facts.network and facts.environment
-        and any(p.state == "ACTIVE" and p.kind == "InfiniBand" for p in facts.network.rdma)
-        and not facts.environment.verbs
-    ]  # fmt: skip
-    if rows:
-        yield Finding(
-            level=Level.WARNING,
-            cause="network-plugin",
-            error=f"{names_of(rows)} {'has' if len(rows) == 1 else 'have'} InfiniBand, but no libibverbs",
-            at=names_of(rows),
-            because=("NCCL then uses TCP without a word",),
-            hint="apt-get install libibverbs1 ibverbs-providers in the image",
-            weight=31,
-        )
+def _lacks_verbs(seen: Seen) -> bool:
+    environment = seen.node.facts.environment if seen.node.facts else None
+    has_ports = _has_gpus(seen) and bool(_active(seen, "InfiniBand"))
+    return environment is not None and has_ports and not environment.verbs
 
 
 def would_use(situation: Situation) -> Iterator[Finding]:
     """What NCCL would use, for those who ask."""
-    if not situation.is_long:
-        return
-    chosen = {n.name: network_of(f) for n in _with_gpus(situation) if (f := _parts(n))}
+    seen = look(situation, "network") if situation.is_long else []
+    chosen = {
+        s.node.name: network_of(s.node.facts)
+        for s in seen
+        if _has_gpus(s) and s.node.facts and s.node.facts.environment
+    }
     for word in dict.fromkeys(chosen.values()):
         names = [name for name, value in chosen.items() if value == word]
         yield Finding(
@@ -274,12 +161,98 @@ def network_of(facts: CollectedFacts) -> str:
 
 
 RULES: Sequence[Rule] = (
-    provider,
-    plugin,
-    fabric_plugin,
-    ports,
-    closed_ports,
-    locked_memory,
-    verbs,
+    Check(
+        of="network",
+        cause="wrong-provider",
+        level=Level.FAILURE,
+        bad=lambda s: _wrong_provider(s) is not None,
+        each=True,
+        error="FI_PROVIDER={wanted} does not fit the network of {nodes}",
+        words=lambda s: _wrong_provider(s) or {},
+        because=("{why}", "NCCL's libfabric plugin fails, or falls back to slow sockets"),
+        hint="{fix}",
+        weight=58,
+    ),
+    Check(
+        of="network",
+        cause="network-plugin",
+        level=_plugin_level,
+        each=True,
+        error="{asked} asks for a plugin that {nodes} does not have",
+        words=_plugin_words,
+        because=("no {file} on LD_LIBRARY_PATH or in the system's folders",),
+        hint="load the module of the site that has it (aws-ofi-nccl), or unset the variable",
+        weight=57,
+    ),
+    _without_plugin("cxi", "Slingshot"),
+    _without_plugin("efa", "EFA"),
+    Check(
+        of="network",
+        cause="ib-path",
+        level=Level.WARNING,
+        bad=_is_down,
+        error="no RDMA port is active on {nodes}",
+        because=("NCCL falls back to TCP there",),
+        hint="ibstat; ask the site: cable, subnet manager",
+        weight=31,
+    ),
+    Equal(
+        of="network",
+        cause="ib-path",
+        level=Level.WARNING,
+        when=_ports_differ,
+        value=lambda s: _num_active(s) if _has_gpus(s) else None,
+        show=lambda k: f"{k} active port{'s' if k != 1 else ''}",
+        error="the nodes have different numbers of active RDMA ports: {text}",
+        hint="NCCL_IB_HCA names those that all nodes have",
+        weight=31,
+    ),
+    Check(
+        of="network",
+        cause="ib-path",
+        level=Level.WARNING,
+        bad=lambda s: bool(_bare(s)),
+        each=True,
+        error="RoCE on {nodes} has no address: {bare}",
+        words=lambda s: {"bare": ", ".join(_bare(s)[:4])},
+        because=("no global id (GID) is set: NCCL's first transfer fails with error 12",),
+        hint="give the interface an address; NCCL_IB_GID_INDEX=3 is the usual one of RoCE v2",
+        weight=31,
+    ),
+    Check(
+        of="network",
+        cause="ib-path",
+        level=Level.WARNING,
+        bad=lambda s: _has_gpus(s) and bool(s.facts.rdma) and not s.facts.has_rdma_files,
+        each=True,
+        error="{nodes} has RDMA devices that this process can't open",
+        because=("/dev/infiniband is missing: usual inside of a container",),
+        hint="docker run --device=/dev/infiniband --ulimit memlock=-1",
+        weight=31,
+    ),
+    # RDMA has to lock memory; the usual limit is too low.
+    Check(
+        of="network",
+        cause="memlock",
+        level=Level.WARNING,
+        bad=lambda s: _memlock(s) >= 0,
+        worst=_memlock,
+        error="a process may lock only {limit} of memory on {nodes}",
+        words=lambda s: {"limit": show_bytes(_memlock(s))},
+        because=("RDMA needs more: `ibv_reg_mr: Cannot allocate memory`",),
+        hint="ulimit -l unlimited; limits.conf does not apply to daemons: slurmd needs LimitMEMLOCK=infinity,"
+        " docker --ulimit memlock=-1",
+        weight=31,
+    ),
+    Check(
+        of="network",
+        cause="network-plugin",
+        level=Level.WARNING,
+        bad=_lacks_verbs,
+        error="{nodes} {has} InfiniBand, but no libibverbs",
+        because=("NCCL then uses TCP without a word",),
+        hint="apt-get install libibverbs1 ibverbs-providers in the image",
+        weight=31,
+    ),
     would_use,
 )

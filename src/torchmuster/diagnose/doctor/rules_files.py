@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from torchmuster.diagnose.doctor.checks import look
 from torchmuster.diagnose.doctor.situation import (
     NodeView,
     Rule,
@@ -10,7 +11,7 @@ from torchmuster.diagnose.doctor.situation import (
     names_of,
     show_bytes,
 )
-from torchmuster.diagnose.facts.files import FolderFacts, ScriptFacts
+from torchmuster.diagnose.facts.files import FolderFacts
 from torchmuster.diagnose.finding import Finding, Level
 
 _MIB, _GIB = 1 << 20, 1 << 30
@@ -22,23 +23,14 @@ _WORDS = {"run": "the folder of the run", "snapshots": "the folder of snapshots"
 
 
 def _folders(situation: Situation, role: str) -> list[tuple[NodeView, FolderFacts]]:
-    return [
-        (node, folder)
-        for node in situation.known
-        if node.facts and node.facts.files
-        for folder in node.facts.files.folders
-        if folder.role == role
-    ]
-
-
-def _scripts(situation: Situation) -> list[tuple[NodeView, ScriptFacts]]:
-    found = [(n, n.facts.files.script) for n in situation.known if n.facts and n.facts.files]
-    return [(node, script) for node, script in found if script is not None]
+    seen = look(situation, "files")
+    return [(s.node, folder) for s in seen for folder in s.facts.folders if folder.role == role]
 
 
 def script(situation: Situation) -> Iterator[Finding]:
     """A script that is not there, or not the same everywhere."""
-    rows = _scripts(situation)
+    seen = look(situation, "files")
+    rows = [(s.node, s.facts.script) for s in seen if s.facts.script is not None]
     missing = [(n, s) for n, s in rows if not s.is_there]
     if missing:
         nodes = names_of([n.name for n, _ in missing])
@@ -143,7 +135,7 @@ def room(situation: Situation) -> Iterator[Finding]:
 
 def shared(situation: Situation) -> Iterator[Finding]:
     """Whether all nodes write into the same folder: ranks can't read each other's snapshots otherwise."""
-    rows = {n.name: _stamp(f.identity) for n, f in _folders(situation, "run") if f.identity}
+    rows = {n.name: f.identity for n, f in _folders(situation, "run") if f.identity}
     seconds = {name: stamp[:1] for name, stamp in rows.items()}
     coarse = any(stamp[1:] == (0,) for stamp in rows.values())  # sftp knows whole seconds only
     found = differ(seconds if coarse else rows, "", lambda stamp: ".".join(map(str, stamp)))
@@ -158,10 +150,6 @@ def shared(situation: Situation) -> Iterator[Finding]:
             ),
             hint="set MUSTER_HOME to a folder that all nodes see",
         )
-
-
-def _stamp(identity: tuple[int, ...]) -> tuple[int, ...]:
-    return identity
 
 
 def long_temp(situation: Situation) -> Iterator[Finding]:

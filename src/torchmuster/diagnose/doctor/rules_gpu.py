@@ -1,7 +1,9 @@
 """GPUs: as many as workers, alike, healthy and free."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+from torchmuster.diagnose.doctor.checks import LONG, Check, Equal, Seen, look
 from torchmuster.diagnose.doctor.situation import (
     NodeView,
     Rule,
@@ -21,43 +23,22 @@ _USED = 0.05
 _USED_BYTES = 1 << 30
 
 
-def _gpus(situation: Situation) -> list[tuple[NodeView, GpuFacts]]:
-    found = [(n, n.facts.gpu) for n in situation.known if n.facts is not None]
-    return [(node, gpu) for node, gpu in found if gpu is not None]
-
-
 def numbers(situation: Situation) -> Iterator[Finding]:
     """Nodes without GPUs among nodes with, or fewer than workers."""
-    rows = _gpus(situation)
-    found = differ(
-        {n.name: len(g.visible) for n, g in rows}, "", lambda k: f"{k} GPU{'s' if k != 1 else ''}"
-    )
-    if found is not None and any(g.visible for _, g in rows):
-        without = [n.name for n, g in rows if not g.visible]
+    rows = look(situation, "gpu")
+    values = {s.node.name: len(s.facts.visible) for s in rows}
+    found = differ(values, "", lambda k: f"{k} GPU{'s' if k != 1 else ''}")
+    if found is not None:
+        without = [name for name, number in values.items() if not number]
         yield Finding(
             level=Level.FAILURE if without else Level.WARNING,
             cause="no-gpu" if without else "gpus-differ",
             error=f"the nodes see different numbers of GPUs: {found.text}",
             at=names_of(without or found.odd),
-            because=tuple(_why_none(n, g) for n, g in rows if not g.visible)[:4],
+            because=tuple(_why_none(s.node, s.facts) for s in rows if not s.facts.visible)[:4],
             hint="ask for the same number on every node (--gpus-per-node), or leave the node out",
             weight=64,
         )
-    for node, gpu in rows:
-        if 0 < len(gpu.visible) < node.num_workers:
-            yield Finding(
-                level=Level.WARNING,
-                cause="gpu-ordinal",
-                error=f"{node.num_workers} workers of {node.name} see {len(gpu.visible)}"
-                f" GPU{'s' if len(gpu.visible) != 1 else ''}",
-                at=node.name,
-                because=(
-                    f"CUDA_VISIBLE_DEVICES is {','.join(gpu.visible)}",
-                    "torch.cuda.set_device(LOCAL_RANK) fails with `invalid device ordinal`",
-                ),
-                hint=f"--nproc-per-node {len(gpu.visible)}, or more GPUs (not --gpus-per-task, which hides them)",
-                weight=63,
-            )
 
 
 def _why_none(node: NodeView, gpu: GpuFacts) -> str:
@@ -66,36 +47,21 @@ def _why_none(node: NodeView, gpu: GpuFacts) -> str:
     return f"{node.name}: neither /proc/driver/nvidia nor /dev/nvidia* shows one"
 
 
-def silent(situation: Situation) -> Iterator[Finding]:
+def _is_silent(seen: Seen) -> Level | None:
     """GPUs that the kernel shows and nvidia-smi doesn't."""
-    for node, gpu in _gpus(situation):
-        if gpu.num_devices and not gpu.gpus and gpu.why_not:
-            missing = "No such file" in gpu.why_not
-            yield Finding(
-                level=Level.NOTE if missing else Level.WARNING,
-                cause="gpu-hardware",
-                error=f"the GPUs of {node.name} could not be looked at",
-                at=node.name,
-                because=(gpu.why_not,),
-                hint=None
-                if missing
-                else "run nvidia-smi there: a GPU that has fallen off the bus makes it hang or fail",
-                weight=40,
-            )
-        elif gpu.gpus and len(gpu.gpus) < gpu.num_devices:
-            yield Finding(
-                level=Level.WARNING,
-                cause="gpu-hardware",
-                error=f"nvidia-smi names {len(gpu.gpus)} of {gpu.num_devices} GPUs of {node.name}",
-                at=node.name,
-                hint="tell the site's staff; leave the node out",
-                weight=40,
-            )
+    if not seen.facts.num_devices or seen.facts.gpus or not seen.facts.why_not:
+        return None
+    return Level.NOTE if _lacks_smi(seen) else Level.WARNING
+
+
+def _lacks_smi(seen: Seen) -> bool:
+    return "No such file" in seen.facts.why_not
 
 
 def health(situation: Situation) -> Iterator[Finding]:
     """Uncorrected memory errors, and what the kernel said of GPUs."""
-    for node, facts in _gpus(situation):
+    for seen in look(situation, "gpu"):
+        node, facts = seen.node, seen.facts
         for gpu in facts.gpus:
             where = f"GPU {gpu.index} ({gpu.name}) of {node.name}"
             if gpu.num_ecc_errors:
@@ -125,28 +91,31 @@ def health(situation: Situation) -> Iterator[Finding]:
                     because=("the slowest GPU decides for all",),
                     hint="tell the site's staff: cooling or power; leave the node out",
                 )
-        yield from _xids(node, facts)
 
 
-def _xids(node: NodeView, facts: GpuFacts) -> Iterator[Finding]:
-    bad = [xid for xid in facts.xids if int(xid.split()[-1]) in _BAD_XIDS]
-    if bad:
-        lost = any(int(xid.split()[-1]) == _LOST_XID for xid in bad)
-        yield Finding(
-            level=Level.FAILURE if lost else Level.WARNING,
-            cause="gpu-hardware",
-            error=f"the kernel of {node.name} has reported errors of GPUs:"
-            f" Xid {', '.join(x.split()[-1] for x in bad[:6])}",
-            at=node.name,
-            because=tuple(f"device {xid.split()[0]}: Xid {xid.split()[1]}" for xid in bad[:6]),
-            hint="dmesg | grep -i xid; leave the node out when it is of today",
-            weight=61,
-        )
+def _xids(seen: Seen) -> list[str]:
+    return [xid for xid in seen.facts.xids if int(xid.split()[-1]) in _BAD_XIDS]
+
+
+def _xid_level(seen: Seen) -> Level | None:
+    numbers = {int(xid.split()[-1]) for xid in _xids(seen)}
+    if not numbers:
+        return None
+    return Level.FAILURE if _LOST_XID in numbers else Level.WARNING
+
+
+def _xid_words(seen: Seen) -> dict[str, Any]:
+    pairs = [xid.split() for xid in _xids(seen)[:6]]
+    return {
+        "numbers": ", ".join(pair[-1] for pair in pairs),
+        "devices": [f"device {pair[0]}: Xid {pair[1]}" for pair in pairs],
+    }
 
 
 def in_use(situation: Situation) -> Iterator[Finding]:
     """Memory that somebody else holds is missing in the middle of the training."""
-    for node, facts in _gpus(situation):
+    for seen in look(situation, "gpu"):
+        node, facts = seen.node, seen.facts
         chosen = set(facts.visible)
         for gpu in facts.gpus:
             is_ours = str(gpu.index) in chosen or gpu.uuid in chosen
@@ -164,50 +133,13 @@ def in_use(situation: Situation) -> Iterator[Finding]:
                 )
 
 
-def models(situation: Situation) -> Iterator[Finding]:
-    """Different GPUs: the slowest decides, and the smallest memory."""
-    values = {
-        n.name: ", ".join(sorted({gpu.name for gpu in g.gpus}))
-        for n, g in _gpus(situation)
-        if g.gpus
-    }
-    found = differ(values, "")
-    if found is not None:
-        yield Finding(
-            level=Level.WARNING,
-            cause="gpus-differ",
-            error=f"the nodes have different GPUs: {found.text}",
-            at=names_of(found.odd),
-            because=("all wait for the slowest, and the batch must fit into the smallest",),
-            hint="choose nodes of one kind (sbatch --constraint or --gres=gpu:TYPE:N)",
-        )
-
-
-def reset_needed(situation: Situation) -> Iterator[Finding]:
-    """Bad rows of a GPU's memory are replaced by a reset only."""
-    for node, facts in _gpus(situation):
-        numbers = [str(gpu.index) for gpu in facts.gpus if gpu.must_be_reset]
-        if numbers:
-            yield Finding(
-                level=Level.WARNING,
-                cause="gpu-hardware",
-                error=f"bad rows of memory wait to be replaced on GPU {', '.join(numbers)} of {node.name}",
-                at=node.name,
-                because=(
-                    "errors were found there, and only a reset of the GPU puts spare rows in",
-                ),
-                hint="nvidia-smi -q -d ROW_REMAPPER; tell the site's staff; leave the node out",
-                weight=38,
-            )
-
-
 def nvlinks(situation: Situation) -> Iterator[Finding]:
     """A GPU with fewer links than its likes: the slowest way decides."""
     rows = [
-        (node.name, index, gpu.name, up, number)
-        for node, facts in _gpus(situation)
+        (seen.node.name, index, gpu.name, up, number)
+        for seen in look(situation, "gpu")
         for index, (gpu, (up, number)) in enumerate(
-            zip(facts.gpus, facts.links.nvlinks, strict=False)
+            zip(seen.facts.gpus, seen.facts.links.nvlinks, strict=False)
         )
     ]
     for model in sorted({row[2] for row in rows}):
@@ -230,34 +162,10 @@ def nvlinks(situation: Situation) -> Iterator[Finding]:
         )
 
 
-def ways_between_gpus(situation: Situation) -> Iterator[Finding]:
-    """Nodes whose GPUs are joined differently, and GPUs that can't copy to each other."""
-    rows = [(n, g) for n, g in _gpus(situation) if g.links.kinds]
-    found = differ({n.name: ", ".join(g.links.kinds) for n, g in rows}, "")
-    if found is not None:
-        yield Finding(
-            level=Level.NOTE,
-            cause="gpu-links",
-            error=f"GPUs are joined differently: {found.text}",
-            at=names_of(found.odd),
-            because=("NV is NVLink, PIX and PXB a PCIe switch, NODE and SYS the processor",),
-        )
-    without = [(n, g) for n, g in rows if g.links.no_p2p]
-    if without:
-        node, gpu = without[0]
-        yield Finding(
-            level=Level.NOTE,
-            cause="gpu-links",
-            error=f"GPUs of {names_of([n.name for n, _ in without])} can't read each other's memory",
-            at=names_of([n.name for n, _ in without]),
-            because=tuple(f"{node.name}: GPUs {pair}" for pair in gpu.links.no_p2p[:4]),
-            hint="NCCL copies through shared memory then, which needs room in /dev/shm and is slower",
-        )
-
-
 def narrow(situation: Situation) -> Iterator[Finding]:
     """A GPU with fewer PCIe lanes than it and its slot have, while others use all of theirs."""
-    rows = [(n.name, gpu) for n, g in _gpus(situation) for gpu in g.gpus if gpu.pcie_max_width]
+    seen = look(situation, "gpu")
+    rows = [(s.node.name, gpu) for s in seen for gpu in s.facts.gpus if gpu.pcie_max_width]
     odd = [(name, gpu) for name, gpu in rows if (gpu.pcie_width or 0) < (gpu.pcie_max_width or 0)]
     if odd and len(odd) * 2 < len(rows):  # at rest some drivers narrow all of them
         name, gpu = odd[0]
@@ -271,44 +179,148 @@ def narrow(situation: Situation) -> Iterator[Finding]:
         )
 
 
-def translation(situation: Situation) -> Iterator[Finding]:
-    """An IOMMU that translates, or ACS, makes direct copies between GPUs hang or crawl."""
-    several = [(n, g) for n, g in _gpus(situation) if len(g.visible) > 1]
-    over_pcie = [(n, g) for n, g in several if not g.links.is_all_nvlink]
-    rows = [n.name for n, g in over_pcie if g.has_iommu]
-    if rows and situation.is_long:
-        yield Finding(
-            level=Level.NOTE,
-            cause="iommu",
-            error=f"an IOMMU is active on {names_of(rows)}",
-            at=names_of(rows),
-            because=(
-                "copies between GPUs over PCIe may hang then: NCCL hangs right after `Init COMPLETE`",
-            ),
-            hint="only if it hangs: NCCL_P2P_DISABLE=1 to confirm, `iommu=pt` on the kernel's command line to mend",
-        )
-    rows = [n.name for n, g in over_pcie if g.links.num_redirecting]
-    if rows and situation.is_long:
-        number = next(g.links.num_redirecting for _, g in over_pcie if g.links.num_redirecting)
-        yield Finding(
-            level=Level.NOTE,
-            cause="acs",
-            error=f"PCI bridges of {names_of(rows)} send what GPUs copy to each other through the processor",
-            at=names_of(rows),
-            because=(f"ACS redirects on {number} bridges: copies are slow, and may hang",),
-            hint="lspci -vvv | grep ACSCtl; outside of virtual machines ACS can be off (BIOS or setpci, by root)",
-        )
+def _copies_over_pcie(seen: Seen) -> bool:
+    return len(seen.facts.visible) > 1 and not seen.facts.links.is_all_nvlink
+
+
+def _numbers_to_reset(seen: Seen) -> str:
+    return ", ".join(str(gpu.index) for gpu in seen.facts.gpus if gpu.must_be_reset)
 
 
 RULES: Sequence[Rule] = (
     numbers,
-    silent,
+    Check(
+        of="gpu",
+        cause="gpu-ordinal",
+        level=Level.WARNING,
+        bad=lambda s: 0 < len(s.facts.visible) < s.node.num_workers,
+        each=True,
+        error="{node.num_workers} workers of {nodes} see {number} GPU{s}",
+        words=lambda s: {
+            "number": len(s.facts.visible),
+            "s": "s" if len(s.facts.visible) != 1 else "",
+            "visible": ",".join(s.facts.visible),
+        },
+        because=(
+            "CUDA_VISIBLE_DEVICES is {visible}",
+            "torch.cuda.set_device(LOCAL_RANK) fails with `invalid device ordinal`",
+        ),
+        hint="--nproc-per-node {number}, or more GPUs (not --gpus-per-task, which hides them)",
+        weight=63,
+    ),
+    Check(
+        of="gpu",
+        cause="gpu-hardware",
+        level=_is_silent,
+        bad=_lacks_smi,
+        each=True,
+        error="the GPUs of {nodes} could not be looked at",
+        because=("{facts.why_not}",),
+        weight=40,
+    ),
+    Check(
+        of="gpu",
+        cause="gpu-hardware",
+        level=_is_silent,
+        bad=lambda s: not _lacks_smi(s),
+        each=True,
+        error="the GPUs of {nodes} could not be looked at",
+        because=("{facts.why_not}",),
+        hint="run nvidia-smi there: a GPU that has fallen off the bus makes it hang or fail",
+        weight=40,
+    ),
+    Check(
+        of="gpu",
+        cause="gpu-hardware",
+        level=Level.WARNING,
+        bad=lambda s: 0 < len(s.facts.gpus) < s.facts.num_devices,
+        each=True,
+        error="nvidia-smi names {number} of {facts.num_devices} GPUs of {nodes}",
+        words=lambda s: {"number": len(s.facts.gpus)},
+        hint="tell the site's staff; leave the node out",
+        weight=40,
+    ),
     health,
-    reset_needed,
+    Check(
+        of="gpu",
+        cause="gpu-hardware",
+        level=_xid_level,
+        each=True,
+        error="the kernel of {nodes} has reported errors of GPUs: Xid {numbers}",
+        words=_xid_words,
+        because=("{devices}",),
+        hint="dmesg | grep -i xid; leave the node out when it is of today",
+        weight=61,
+    ),
+    # Bad rows of a GPU's memory are replaced by a reset only.
+    Check(
+        of="gpu",
+        cause="gpu-hardware",
+        level=Level.WARNING,
+        bad=lambda s: bool(_numbers_to_reset(s)),
+        each=True,
+        error="bad rows of memory wait to be replaced on GPU {numbers} of {nodes}",
+        words=lambda s: {"numbers": _numbers_to_reset(s)},
+        because=("errors were found there, and only a reset of the GPU puts spare rows in",),
+        hint="nvidia-smi -q -d ROW_REMAPPER; tell the site's staff; leave the node out",
+        weight=38,
+    ),
     in_use,
-    models,
+    # The slowest GPU decides, and the smallest memory.
+    Equal(
+        of="gpu",
+        cause="gpus-differ",
+        level=Level.WARNING,
+        value=lambda s: ", ".join(sorted({gpu.name for gpu in s.facts.gpus})) or None,
+        error="the nodes have different GPUs: {text}",
+        because=("all wait for the slowest, and the batch must fit into the smallest",),
+        hint="choose nodes of one kind (sbatch --constraint or --gres=gpu:TYPE:N)",
+    ),
     nvlinks,
-    ways_between_gpus,
+    Equal(
+        of="gpu",
+        cause="gpu-links",
+        level=Level.NOTE,
+        value=lambda s: ", ".join(s.facts.links.kinds) or None,
+        error="GPUs are joined differently: {text}",
+        because=("NV is NVLink, PIX and PXB a PCIe switch, NODE and SYS the processor",),
+    ),
+    Check(
+        of="gpu",
+        cause="gpu-links",
+        level=Level.NOTE,
+        bad=lambda s: bool(s.facts.links.kinds and s.facts.links.no_p2p),
+        error="GPUs of {nodes} can't read each other's memory",
+        words=lambda s: {
+            "pairs": [f"{s.node.name}: GPUs {pair}" for pair in s.facts.links.no_p2p[:4]]
+        },
+        because=("{pairs}",),
+        hint="NCCL copies through shared memory then, which needs room in /dev/shm and is slower",
+    ),
     narrow,
-    translation,
+    # An IOMMU that translates, or ACS, makes direct copies between GPUs hang or crawl.
+    Check(
+        of="gpu",
+        cause="iommu",
+        level=Level.NOTE,
+        when=LONG,
+        bad=lambda s: _copies_over_pcie(s) and s.facts.has_iommu,
+        error="an IOMMU is active on {nodes}",
+        because=(
+            "copies between GPUs over PCIe may hang then: NCCL hangs right after `Init COMPLETE`",
+        ),
+        hint="only if it hangs: NCCL_P2P_DISABLE=1 to confirm, `iommu=pt` on the kernel's command line to mend",
+    ),
+    Check(
+        of="gpu",
+        cause="acs",
+        level=Level.NOTE,
+        when=LONG,
+        bad=lambda s: _copies_over_pcie(s) and bool(s.facts.links.num_redirecting),
+        error="PCI bridges of {nodes} send what GPUs copy to each other through the processor",
+        because=(
+            "ACS redirects on {facts.links.num_redirecting} bridges: copies are slow, and may hang",
+        ),
+        hint="lspci -vvv | grep ACSCtl; outside of virtual machines ACS can be off (BIOS or setpci, by root)",
+    ),
 )

@@ -3,6 +3,7 @@
 import ipaddress
 from collections.abc import Iterator, Sequence
 
+from torchmuster.diagnose.doctor.checks import LONG, MACHINES, Check, Equal, Seen, look
 from torchmuster.diagnose.doctor.situation import (
     NodeView,
     Rule,
@@ -10,7 +11,6 @@ from torchmuster.diagnose.doctor.situation import (
     differ,
     names_of,
 )
-from torchmuster.diagnose.facts.network import InterfaceFacts
 from torchmuster.diagnose.finding import Finding, Level
 
 # torch's c10d rendezvous takes a node for dead after 15 s of its own clock: 3 times 5 s.
@@ -18,14 +18,9 @@ CLOCK_WARNING_S, CLOCK_FAILURE_S = 2.0, 10.0
 _SLOW_NAME_S = 2.0
 
 
-def _networks(situation: Situation) -> list[tuple[NodeView, InterfaceFacts]]:
-    found = [(n, n.facts.network) for n in situation.known if n.facts is not None]
-    return [(node, network) for node, network in found if network is not None]
-
-
-def _level(situation: Situation) -> Level:
+def _level(seen: Seen) -> Level:
     """Workers of muster are told addresses, so names are not worth a line at every start."""
-    return Level.WARNING if situation.is_long else Level.NOTE
+    return Level.WARNING if seen.situation.is_long else Level.NOTE
 
 
 def clocks(situation: Situation) -> Iterator[Finding]:
@@ -49,75 +44,31 @@ def clocks(situation: Situation) -> Iterator[Finding]:
         )
 
 
-def own_names(situation: Situation) -> Iterator[Finding]:
-    """A name that means the node itself: others who are told it call themselves."""
-    if not situation.has_machines:
-        return
-    networks = _networks(situation)
-    loopback = [
-        n
-        for n, net in networks
-        if net.own_addresses and all(_is_loopback(a) for a in net.own_addresses)
-    ]
-    if loopback:
-        first = next(net for n, net in networks if n is loopback[0])
-        yield Finding(
-            level=_level(situation),
-            cause="loopback-address",
-            error=f"the own name of {names_of([n.name for n in loopback])} means the node itself:"
-            f" {first.own_name} is {first.own_addresses[0]} there",
-            at=names_of([n.name for n in loopback]),
-            because=(
-                "torchrun and Gloo tell it to the other nodes, which then call themselves; muster tells addresses",
-            ),
-            hint=f"in /etc/hosts give {first.own_name} the address of the interface between the nodes,"
-            " or start with `muster run` or `muster torchrun`",
-            weight=25,
-        )
-    nameless = [(n, net) for n, net in networks if not net.own_addresses]
-    if nameless:
-        node, net = nameless[0]
-        yield Finding(
-            level=_level(situation),
-            cause="name-not-resolved",
-            error=f"the own name of {names_of([n.name for n, _ in nameless])} has no address: {net.own_name}",
-            at=names_of([n.name for n, _ in nameless]),
-            because=(net.unresolved.get(net.own_name, "no answer"),),
-            hint=f"a line for {net.own_name} in /etc/hosts of {node.name}, or set GLOO_SOCKET_IFNAME",
-            weight=24,
-        )
+def _means_itself(seen: Seen) -> bool:
+    own = seen.facts.own_addresses
+    return bool(own) and all(_is_loopback(address) for address in own)
 
 
-def foreign_addresses(situation: Situation) -> Iterator[Finding]:
-    """A name whose address no interface of the node has, or which two nodes have."""
-    if not situation.has_machines:
-        return
-    networks = _networks(situation)
-    for node, net in networks:
-        mine = {i.address for i in net.interfaces}
-        outside = [a for a in net.own_addresses if not _is_loopback(a)]
-        if outside and mine and not mine & set(outside):
-            yield Finding(
-                level=_level(situation),
-                cause="name-not-resolved",
-                error=f"the own name of {node.name} is {outside[0]}, which no interface of it has",
-                at=node.name,
-                because=(f"it has {', '.join(sorted(mine))}",),
-                hint=f"mend the entry of {net.own_name} in /etc/hosts or the name server",
-                weight=23,
-            )
-    shared = _shared_addresses(networks)
-    for address, name, nodes in shared:
-        named = [n.name for n, net in networks if n in nodes and address in net.own_addresses]
+def _outside(seen: Seen) -> list[str]:
+    """Return the addresses that a node's name has, if no interface of it has one of them."""
+    outside = [a for a in seen.facts.own_addresses if not _is_loopback(a)]
+    mine = {i.address for i in seen.facts.interfaces}
+    return outside if mine and not mine & set(outside) else []
+
+
+def shared_addresses(situation: Situation) -> Iterator[Finding]:
+    """An address that several machines have: a bridge of containers."""
+    networks = look(situation, "network")
+    for address, name, nodes in _shared_addresses(networks) if situation.has_machines else ():
+        named = [
+            s.node.name for s in networks if s.node in nodes and address in s.facts.own_addresses
+        ]
+        meant = f", and the name of {names_of(named)} means it"
         yield Finding(
-            level=_level(situation) if named else Level.NOTE,
+            level=_level(networks[0]) if named else Level.NOTE,
             cause="bridge-address",
             error=f"{name} has the same address {address} on {len(nodes)} nodes"
-            + (
-                f", and the name of {names_of(named)} means it"
-                if named
-                else ": it can't connect them"
-            ),
+            + (meant if named else ": it can't connect them"),
             at=names_of([n.name for n in nodes]),
             because=("a bridge of containers; who is told that address calls itself",),
             hint=f"GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME must not name {name}; muster never chooses it",
@@ -125,13 +76,11 @@ def foreign_addresses(situation: Situation) -> Iterator[Finding]:
         )
 
 
-def _shared_addresses(
-    networks: Sequence[tuple[NodeView, InterfaceFacts]],
-) -> list[tuple[str, str, list[NodeView]]]:
+def _shared_addresses(networks: Sequence[Seen]) -> list[tuple[str, str, list[NodeView]]]:
     owners: dict[str, list[tuple[NodeView, str]]] = {}
-    for node, net in networks:
-        for interface in net.interfaces:
-            owners.setdefault(interface.address, []).append((node, interface.name))
+    for seen in networks:
+        for interface in seen.facts.interfaces:
+            owners.setdefault(interface.address, []).append((seen.node, interface.name))
     found = []
     for address, rows in owners.items():
         if len({node.machine for node, _ in rows}) > 1:
@@ -143,13 +92,13 @@ def other_names(situation: Situation) -> Iterator[Finding]:
     """What the nodes think of each other's names."""
     if not situation.is_long or not situation.has_machines:
         return
-    networks = _networks(situation)
+    networks = look(situation, "network")
     for subject in situation.nodes:
-        others = [(n, net) for n, net in networks if n.machine != subject.machine]
+        others = [s for s in networks if s.node.machine != subject.machine]
         deaf = {
-            n.name: net.unresolved[subject.name]
-            for n, net in others
-            if subject.name in net.unresolved
+            s.node.name: s.facts.unresolved[subject.name]
+            for s in others
+            if subject.name in s.facts.unresolved
         }
         if deaf:
             yield Finding(
@@ -164,13 +113,11 @@ def other_names(situation: Situation) -> Iterator[Finding]:
         yield from _views_of(subject, others)
 
 
-def _views_of(
-    subject: NodeView, others: Sequence[tuple[NodeView, InterfaceFacts]]
-) -> Iterator[Finding]:
+def _views_of(subject: NodeView, others: Sequence[Seen]) -> Iterator[Finding]:
     seen = {
-        n.name: tuple(sorted(net.names[subject.name]))
-        for n, net in others
-        if subject.name in net.names
+        s.node.name: tuple(sorted(s.facts.names[subject.name]))
+        for s in others
+        if subject.name in s.facts.names
     }
     wrong = [name for name, addresses in seen.items() if all(_is_loopback(a) for a in addresses)]
     if wrong:
@@ -194,61 +141,6 @@ def _views_of(
         )
 
 
-def slow_names(situation: Situation) -> Iterator[Finding]:
-    """A name server that does not answer delays every start."""
-    slow = {n.name: net.name_s for n, net in _networks(situation) if net.name_s >= _SLOW_NAME_S}
-    if slow:
-        worst = max(slow.values())
-        yield Finding(
-            level=_level(situation),
-            cause="slow-names",
-            error=f"looking up a name takes {worst:.1f} s on {names_of(list(slow))}",
-            at=names_of(list(slow)),
-            because=(
-                "a name server in /etc/resolv.conf does not answer; every process that looks up a name waits",
-            ),
-            hint="remove the dead server, or export RES_OPTIONS='timeout:1 attempts:1'",
-        )
-
-
-def mtus(situation: Situation) -> Iterator[Finding]:
-    """Different MTU on one network: large packets of one node may be lost on the way to another."""
-    values = {
-        n.name: net.mtu[n.interface]
-        for n, net in _networks(situation)
-        if n.interface is not None and n.interface in net.mtu
-    }
-    found = differ(values, "an MTU of")
-    if found is not None and situation.has_machines:
-        yield Finding(
-            level=Level.WARNING,
-            cause="mtu-differs",
-            error=f"the interfaces between the nodes have different MTUs: {found.text}",
-            at=names_of(found.odd),
-            because=(
-                "large packets of the one may not reach the other: small messages pass, gradients hang",
-            ),
-            hint="ip link set IFACE mtu N, the same on all nodes and on the switch",
-            weight=35,
-        )
-
-
-def way_out(situation: Situation) -> Iterator[Finding]:
-    """No default route: nothing can be downloaded from inside the job."""
-    if not situation.is_long:
-        return
-    cut = [n.name for n, net in _networks(situation) if net.outside is None]
-    if cut:
-        yield Finding(
-            level=Level.NOTE,
-            cause="no-way-out",
-            error=f"{names_of(cut)} {'has' if len(cut) == 1 else 'have'} no route to the outside",
-            at=names_of(cut),
-            because=("downloads of weights and data will fail inside of the job",),
-            hint="fetch them before, on the login node; HF_HUB_OFFLINE=1 makes libraries fail at once",
-        )
-
-
 def _is_loopback(address: str) -> bool:
     try:
         return ipaddress.ip_address(address.partition("%")[0]).is_loopback
@@ -258,10 +150,86 @@ def _is_loopback(address: str) -> bool:
 
 RULES: Sequence[Rule] = (
     clocks,
-    own_names,
-    foreign_addresses,
+    # Others that are told such a name call themselves.
+    Check(
+        of="network",
+        cause="loopback-address",
+        level=_level,
+        when=MACHINES,
+        bad=_means_itself,
+        error="the own name of {nodes} means the node itself: {facts.own_name} is {facts.own_addresses[0]} there",
+        because=(
+            "torchrun and Gloo tell it to the other nodes, which then call themselves; muster tells addresses",
+        ),
+        hint="in /etc/hosts give {facts.own_name} the address of the interface between the nodes,"
+        " or start with `muster run` or `muster torchrun`",
+        weight=25,
+    ),
+    Check(
+        of="network",
+        cause="name-not-resolved",
+        level=_level,
+        when=MACHINES,
+        bad=lambda s: not s.facts.own_addresses,
+        error="the own name of {nodes} has no address: {facts.own_name}",
+        words=lambda s: {"why": s.facts.unresolved.get(s.facts.own_name, "no answer")},
+        because=("{why}",),
+        hint="a line for {facts.own_name} in /etc/hosts of {node.name}, or set GLOO_SOCKET_IFNAME",
+        weight=24,
+    ),
+    Check(
+        of="network",
+        cause="name-not-resolved",
+        level=_level,
+        when=MACHINES,
+        bad=lambda s: bool(_outside(s)),
+        each=True,
+        error="the own name of {nodes} is {address}, which no interface of it has",
+        words=lambda s: {
+            "address": _outside(s)[0],
+            "mine": ", ".join(sorted({i.address for i in s.facts.interfaces})),
+        },
+        because=("it has {mine}",),
+        hint="mend the entry of {facts.own_name} in /etc/hosts or the name server",
+        weight=23,
+    ),
+    shared_addresses,
     other_names,
-    slow_names,
-    mtus,
-    way_out,
+    # A name server that does not answer delays every start.
+    Check(
+        of="network",
+        cause="slow-names",
+        level=_level,
+        bad=lambda s: s.facts.name_s >= _SLOW_NAME_S,
+        worst=lambda s: -s.facts.name_s,
+        error="looking up a name takes {facts.name_s:.1f} s on {nodes}",
+        because=(
+            "a name server in /etc/resolv.conf does not answer; every process that looks up a name waits",
+        ),
+        hint="remove the dead server, or export RES_OPTIONS='timeout:1 attempts:1'",
+    ),
+    Equal(
+        of="network",
+        cause="mtu-differs",
+        level=Level.WARNING,
+        when=MACHINES,
+        value=lambda s: s.facts.mtu.get(s.node.interface),
+        what="an MTU of",
+        error="the interfaces between the nodes have different MTUs: {text}",
+        because=(
+            "large packets of the one may not reach the other: small messages pass, gradients hang",
+        ),
+        hint="ip link set IFACE mtu N, the same on all nodes and on the switch",
+        weight=35,
+    ),
+    Check(
+        of="network",
+        cause="no-way-out",
+        level=Level.NOTE,
+        when=LONG,
+        bad=lambda s: s.facts.outside is None,
+        error="{nodes} {has} no route to the outside",
+        because=("downloads of weights and data will fail inside of the job",),
+        hint="fetch them before, on the login node; HF_HUB_OFFLINE=1 makes libraries fail at once",
+    ),
 )

@@ -1,32 +1,21 @@
 """Python, torch, CUDA, NCCL, driver and processor: the same everywhere, and fit for each other."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from torchmuster.diagnose.doctor.situation import (
-    Difference,
-    Rule,
-    Situation,
-    differ,
-    names_of,
-)
+from torchmuster.diagnose.doctor.checks import Check, Equal, Seen, look
+from torchmuster.diagnose.doctor.situation import Rule, Situation, names_of
 from torchmuster.diagnose.facts.collect import TorchFacts
 from torchmuster.diagnose.finding import Finding, Level
 
 # Source: CUDA Compatibility guide, "Minor Version Compatibility": the first driver of each major version.
 _FIRST_DRIVER = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
+_ONE_ENVIRONMENT = "use one environment on all nodes"
 
 
 def _torch(situation: Situation) -> dict[str, TorchFacts]:
-    found = {n.name: n.facts.torch for n in situation.known if n.facts is not None}
-    return {name: torch for name, torch in found.items() if torch is not None and torch.is_known}
-
-
-def _differ(
-    situation: Situation, what: str, of: Callable[[TorchFacts], str | None]
-) -> Difference | None:
-    values = {name: value for name, t in _torch(situation).items() if (value := of(t)) is not None}
-    return differ(values, what)
+    return {s.node.name: s.facts for s in look(situation, "torch") if s.facts.is_known}
 
 
 def missing_torch(situation: Situation) -> Iterator[Finding]:
@@ -47,107 +36,31 @@ def missing_torch(situation: Situation) -> Iterator[Finding]:
     )
 
 
-def torch_versions(situation: Situation) -> Iterator[Finding]:
-    """Nodes with different torch versions don't understand each other."""
-    minor = _differ(situation, "torch", lambda t: minor_of(t.torch))
-    whole = _differ(situation, "torch", lambda t: t.torch)
-    if whole is None:
-        return
-    if minor is not None:
-        yield Finding(
-            level=Level.FAILURE,
-            cause="torch-versions-differ",
-            error=f"the nodes have different versions of torch: {whole.text}",
-            at=names_of(whole.odd),
-            because=(
-                "what the ranks send each other changes with the version: they hang or train wrong",
-            ),
-            hint="use one environment on all nodes: a shared file system, one image, or one lock file",
-            is_certain=True,
-            weight=89,
-        )
-        return
-    yield Finding(
-        level=Level.WARNING,
-        cause="torch-versions-differ",
-        error=f"the nodes have different builds of torch: {whole.text}",
-        at=names_of(whole.odd),
-        hint="use one environment on all nodes",
-        weight=50,
-    )
+def _torches_do_not_fit(situation: Situation) -> bool:
+    minors = [minor_of(t.torch) for t in _torch(situation).values()]
+    return len({minor for minor in minors if minor is not None}) > 1
 
 
-def nccl_versions(situation: Situation) -> Iterator[Finding]:
-    """NCCL refuses peers of another version."""
-    found = _differ(situation, "NCCL", lambda t: t.nccl)
-    if found is not None:
-        yield Finding(
-            level=Level.FAILURE,
-            cause="nccl-versions-differ",
-            error=f"the nodes have different versions of NCCL: {found.text}",
-            at=names_of(found.odd),
-            because=("NCCL refuses peers of another version, older ones hang",),
-            hint="use one environment on all nodes",
-            weight=70,
-        )
+_VERSIONS_DIFFER = Equal(
+    of="torch",
+    cause="torch-versions-differ",
+    level=Level.FAILURE,
+    when=_torches_do_not_fit,
+    value=lambda s: s.facts.torch if s.facts.is_known else None,
+    what="torch",
+    error="the nodes have different versions of torch: {text}",
+    because=("what the ranks send each other changes with the version: they hang or train wrong",),
+    hint="use one environment on all nodes: a shared file system, one image, or one lock file",
+    is_certain=True,
+    weight=89,
+)
 
 
-def python_versions(situation: Situation) -> Iterator[Finding]:
-    """Another Python pickles objects differently and has other packages."""
-    found = _differ(situation, "Python", lambda t: minor_of(t.python) or None)
-    if found is not None:
-        yield Finding(
-            level=Level.WARNING,
-            cause="python-versions-differ",
-            error=f"the nodes have different versions of Python: {found.text}",
-            at=names_of(found.odd),
-            because=(
-                "objects that ranks exchange are pickles, which may not be read by another version",
-            ),
-            hint="use one environment on all nodes",
-            weight=40,
-        )
-
-
-def processors(situation: Situation) -> Iterator[Finding]:
-    """One environment does not serve two kinds of processors."""
-    machines = {
-        n.name: n.facts.system.machine for n in situation.known if n.facts and n.facts.system
-    }
-    found = differ(machines, "processor")
-    if found is not None:
-        yield Finding(
-            level=Level.WARNING,
-            cause="wrong-processor",
-            error=f"the nodes have different processors: {found.text}",
-            at=names_of(found.odd),
-            because=(
-                "an interpreter or wheel of one can't run on the other (`Exec format error`)",
-            ),
-            hint="choose nodes of one kind, or an environment for each",
-            weight=60,
-        )
-    for node in situation.known:
-        torch, system = (node.facts.torch, node.facts.system) if node.facts else (None, None)
-        if torch and system and torch.is_known and torch.machine != system.machine:
-            yield Finding(
-                level=Level.WARNING,
-                cause="wrong-processor",
-                error=f"the interpreter on {node.name} is built for {torch.machine}, the node is {system.machine}",
-                at=node.name,
-                because=("it runs in emulation, many times slower",),
-                hint="make the environment on a node of this kind",
-            )
-
-
-def cpu_only(situation: Situation) -> Iterator[Finding]:
+def _cpu_only(situation: Situation) -> Iterator[Finding]:
     """A wheel without CUDA on a node with GPUs trains on the CPU, silently."""
     torch = _torch(situation)
-    with_gpus = [
-        n.name
-        for n in situation.known
-        if n.facts and n.facts.gpu and n.facts.gpu.visible and n.facts.gpu.num_devices
-    ]
+    gpus = look(situation, "gpu")
+    with_gpus = [s.node.name for s in gpus if s.facts.visible and s.facts.num_devices]
     plain = [
         n
         for n in with_gpus
@@ -168,46 +81,28 @@ def cpu_only(situation: Situation) -> Iterator[Finding]:
     )
 
 
-def driver_for_cuda(situation: Situation) -> Iterator[Finding]:
-    """A build for a CUDA that the driver does not know can't start."""
-    torch = _torch(situation)
-    for node in situation.known:
-        gpu = node.facts.gpu if node.facts else None
-        cuda = torch[node.name].cuda if node.name in torch else None
-        if gpu is None or not gpu.driver or not cuda:
-            continue
-        needed = _FIRST_DRIVER.get(_numbers(cuda)[0])
-        if needed is None or _numbers(gpu.driver) >= needed:
-            continue
-        yield Finding(
-            level=Level.FAILURE,
-            cause="driver-too-old",
-            error=f"torch on {node.name} is built for CUDA {cuda}, which the driver {gpu.driver} can't run",
-            at=node.name,
-            because=(
-                f"CUDA {cuda.partition('.')[0]} needs driver {needed[0]}.{needed[1]} or newer",
-            ),
-            hint=f"install torch for CUDA {_cuda_of(gpu.driver)}, or ask the site for a newer driver",
-            weight=66,
-        )
+def _cuda(seen: Seen) -> str:
+    torch = seen.node.facts.torch if seen.node.facts else None
+    return (torch.cuda or "") if torch is not None and torch.is_known else ""
 
 
-def drivers(situation: Situation) -> Iterator[Finding]:
-    """Different drivers are the first suspect when one node behaves differently."""
-    values = {
-        n.name: n.facts.gpu.driver
-        for n in situation.known
-        if n.facts and n.facts.gpu and n.facts.gpu.driver
-    }
-    found = differ(values, "driver")
-    if found is not None:
-        yield Finding(
-            level=Level.WARNING,
-            cause="drivers-differ",
-            error=f"the nodes have different GPU drivers: {found.text}",
-            at=names_of(found.odd),
-            hint="tell the site's staff; until then leave these nodes out",
-        )
+def _is_driver_too_old(seen: Seen) -> bool:
+    needed = _FIRST_DRIVER.get(_numbers(_cuda(seen))[0])
+    return bool(seen.facts.driver) and needed is not None and _numbers(seen.facts.driver) < needed
+
+
+def _of_driver(seen: Seen) -> dict[str, Any]:
+    cuda = _cuda(seen)
+    major, minor = _FIRST_DRIVER[_numbers(cuda)[0]]
+    fit = [k for k, first in _FIRST_DRIVER.items() if _numbers(seen.facts.driver) >= first]
+    fits = max(fit, default=min(_FIRST_DRIVER))
+    needed = f"{major}.{minor}"
+    return {"cuda": cuda, "major": cuda.partition(".")[0], "needed": needed, "fits": fits}
+
+
+def _is_emulated(seen: Seen) -> bool:
+    system = seen.node.facts.system if seen.node.facts else None
+    return system is not None and seen.facts.is_known and seen.facts.machine != system.machine
 
 
 def minor_of(version: str | None) -> str | None:
@@ -220,18 +115,86 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(word) for word in re.findall(r"\d+", version)[:2]) or (0,)
 
 
-def _cuda_of(driver: str) -> int:
-    fit = [major for major, first in _FIRST_DRIVER.items() if _numbers(driver) >= first]
-    return max(fit, default=min(_FIRST_DRIVER))
-
-
 RULES: Sequence[Rule] = (
     missing_torch,
-    torch_versions,
-    nccl_versions,
-    python_versions,
-    processors,
-    cpu_only,
-    driver_for_cuda,
-    drivers,
+    _VERSIONS_DIFFER,
+    Equal(
+        of="torch",
+        cause="torch-versions-differ",
+        level=Level.WARNING,
+        when=lambda situation: not _torches_do_not_fit(situation),
+        value=_VERSIONS_DIFFER.value,
+        what="torch",
+        error="the nodes have different builds of torch: {text}",
+        hint=_ONE_ENVIRONMENT,
+        weight=50,
+    ),
+    Equal(
+        of="torch",
+        cause="nccl-versions-differ",
+        level=Level.FAILURE,
+        value=lambda s: s.facts.nccl if s.facts.is_known else None,
+        what="NCCL",
+        error="the nodes have different versions of NCCL: {text}",
+        because=("NCCL refuses peers of another version, older ones hang",),
+        hint=_ONE_ENVIRONMENT,
+        weight=70,
+    ),
+    Equal(
+        of="torch",
+        cause="python-versions-differ",
+        level=Level.WARNING,
+        value=lambda s: minor_of(s.facts.python) if s.facts.is_known else None,
+        what="Python",
+        error="the nodes have different versions of Python: {text}",
+        because=(
+            "objects that ranks exchange are pickles, which may not be read by another version",
+        ),
+        hint=_ONE_ENVIRONMENT,
+        weight=40,
+    ),
+    Equal(
+        of="system",
+        cause="wrong-processor",
+        level=Level.WARNING,
+        value=lambda s: s.facts.machine,
+        what="processor",
+        error="the nodes have different processors: {text}",
+        because=("an interpreter or wheel of one can't run on the other (`Exec format error`)",),
+        hint="choose nodes of one kind, or an environment for each",
+        weight=60,
+    ),
+    Check(
+        of="torch",
+        cause="wrong-processor",
+        level=Level.WARNING,
+        bad=_is_emulated,
+        each=True,
+        error="the interpreter on {nodes} is built for {facts.machine}, the node is {node.facts.system.machine}",
+        because=("it runs in emulation, many times slower",),
+        hint="make the environment on a node of this kind",
+    ),
+    _cpu_only,
+    Check(
+        of="gpu",
+        cause="driver-too-old",
+        level=Level.FAILURE,
+        bad=_is_driver_too_old,
+        each=True,
+        error="torch on {nodes} is built for CUDA {cuda}, which the driver {facts.driver} can't run",
+        words=_of_driver,
+        because=("CUDA {major} needs driver {needed} or newer",),
+        hint="install torch for CUDA {fits}, or ask the site for a newer driver",
+        weight=66,
+    ),
+    # Different drivers are the first suspect when one node behaves differently.
+    Equal(
+        of="gpu",
+        cause="drivers-differ",
+        level=Level.WARNING,
+        value=lambda s: s.facts.driver or None,
+        what="driver",
+        error="the nodes have different GPU drivers: {text}",
+        hint="tell the site's staff; until then leave these nodes out",
+    ),
 )

@@ -16,12 +16,12 @@ from torchmuster.diagnose.explain import (
 from torchmuster.diagnose.explain.case import Case
 from torchmuster.diagnose.explain.events import LineRole, LogFinding, LogLine, LogVerdict
 from torchmuster.diagnose.explain.patterns import PROGRESS
-from torchmuster.diagnose.explain.rows import Row, Rule, Weight, apply
+from torchmuster.diagnose.explain.rows import Rule, Weight
 from torchmuster.diagnose.explain.scan import Log
 from torchmuster.diagnose.finding import Confidence
 
-# Each looks at the whole case for one cause and argues it, or says nothing; a row is evaluated by `apply`.
-RULES: tuple[Rule | Row, ...] = (
+# Each looks at the whole case for one cause and argues it, or says nothing.
+RULES: tuple[Rule, ...] = (
     *rows_said.SCHEDULER,
     rows_said.could_not_start,
     rules_launch.launcher_on_too_few_nodes,
@@ -96,11 +96,7 @@ _FORETOLD = frozenset({"wrong-provider"})
 def judge(case: Case) -> LogVerdict:
     """Return the verdict on a case."""
     record = case.record
-    found = [
-        finding
-        for rule in RULES
-        for finding in (apply(case, rule) if isinstance(rule, Row) else rule(case))
-    ]
+    found = [finding for rule in RULES for finding in rule(case)]
     foretold = tuple(finding for finding in found if finding.cause in _FORETOLD)
     found = [finding for finding in found if finding not in foretold]
     notes = tuple(record.notes.lines)

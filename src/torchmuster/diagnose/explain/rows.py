@@ -1,7 +1,7 @@
 """The form of a rule: the evidence that a cause needs, the cause, the advice, and when they apply.
 
-Most rules are rows of tables, and `apply` evaluates them. Rules that compare lines with each other are functions
-(`rules_*.py`); they too take the cause and the advice from a row. A cause that rests on a line is worth more than one that
+Most rules are rows of tables, and a row is called like a rule that is a function. Rules that compare lines
+with each other are functions (`rules_*.py`); they too take the cause and the advice from a row. A cause that rests on a line is worth more than one that
 rests on an absence; what others only echo is never a cause.
 """
 
@@ -71,23 +71,21 @@ class Row:
         is_of_kind = not self.evidence or event.kind in self.evidence
         return is_of_kind and re.search(self.words, words_of(event)) is not None
 
+    def rests_on(self, case: Case) -> list[LogEvent]:
+        """Return the events that are its evidence."""
+        return [e for e in case.of(*self.evidence) if self.fits(e) and not is_notice(e)]
 
-def evidence_for(case: Case, row: Row) -> list[LogEvent]:
-    """Return the events on which a row rests."""
-    return [e for e in case.of(*row.evidence) if row.fits(e) and not is_notice(e)]
-
-
-def apply(case: Case, row: Row) -> Iterator[LogFinding]:
-    """Yield the finding of a row, if its evidence is there and nothing speaks against it."""
-    found = evidence_for(case, row)
-    if not found or case.of(*row.unless) or (row.beside and not case.of(*row.beside)):
-        return
-    finding = found_by(case, row, found)
-    if all(was_survived(case, e) for e in found):
-        finding = replace(finding, confidence=LOW, weight=Weight.ENVELOPE - 2)
-    elif row.proof and any(re.search(row.proof, e.line.text) for e in found):
-        finding = replace(finding, confidence=HIGH)
-    yield finding
+    def __call__(self, case: Case) -> Iterator[LogFinding]:
+        """Yield the finding, if its evidence is there and nothing speaks against it."""
+        found = self.rests_on(case)
+        if not found or case.of(*self.unless) or (self.beside and not case.of(*self.beside)):
+            return
+        finding = found_by(case, self, found)
+        if all(was_survived(case, e) for e in found):
+            finding = replace(finding, confidence=LOW, weight=Weight.ENVELOPE - 2)
+        elif self.proof and any(re.search(self.proof, e.line.text) for e in found):
+            finding = replace(finding, confidence=HIGH)
+        yield finding
 
 
 def found_by(

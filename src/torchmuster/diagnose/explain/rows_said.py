@@ -11,15 +11,7 @@ from typing import Any
 
 from torchmuster.diagnose.explain.case import Case, short
 from torchmuster.diagnose.explain.events import LogFinding
-from torchmuster.diagnose.explain.rows import (
-    LOW,
-    MEDIUM,
-    Row,
-    Weight,
-    apply,
-    evidence_for,
-    found_by,
-)
+from torchmuster.diagnose.explain.rows import LOW, MEDIUM, Row, Weight, found_by
 
 # A program's own faults, and what the driver writes when it cleans up after any process that was killed.
 _NOT_OF_PROGRAMS = r"Xid \([^)]*\): (?!(?:13|31|43|45)\b)\d"
@@ -217,9 +209,9 @@ def could_not_start(case: Case) -> Iterator[LogFinding]:
     waited = case.of("rdzv_timeout", "store_wait", "store_clients", "rdzv_connection")
     ruled_out = ("the network: the other nodes only waited for this one",) if waited else ()
     for row in _MISSING:
-        hosts = sorted({short(e.who.host) for e in evidence_for(case, row) if e.who.host})
+        hosts = sorted({short(e.who.host) for e in row.rests_on(case) if e.who.host})
         same = (f"the same on {', '.join(hosts)}",) if len(hosts) > 1 else ()
-        for finding in apply(case, row):
+        for finding in row(case):
             yield replace(finding, because=same, ruled_out=ruled_out)
 
 

@@ -1,0 +1,138 @@
+"""The form of a check: which facts it looks at, what is wrong with them, and what is said then.
+
+Most checks are rows of tables: something is wrong with a node (`Check`), or nodes differ in what should be equal
+(`Equal`). A row is called like a rule that is a function.
+"""
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+from torchmuster.diagnose.doctor.situation import NodeView, Situation, differ, has, names_of
+from torchmuster.diagnose.finding import Finding, Level
+
+LONG = attrgetter("is_long")
+MACHINES = attrgetter("has_machines")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One part of a node's facts."""
+
+    situation: Situation
+    node: NodeView
+    facts: Any
+
+
+def look(situation: Situation, part: str) -> list[Seen]:
+    """Return a part of the facts of all nodes that have told it."""
+    found = [(node, getattr(node.facts, part, None)) for node in situation.known]
+    return [Seen(situation, node, facts) for node, facts in found if facts is not None]
+
+
+def _always(_: Situation) -> bool:
+    return True
+
+
+def _nothing(_: Seen) -> Mapping[str, Any]:
+    return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Row:
+    """What both forms have.
+
+    In `error`, `because` and `hint`, braces hold `{nodes}`, `{has}` (or have), `{node.name}` and `{facts...}` of the
+    first node, and what `words` returns for it.
+
+    Attributes:
+        of: The part of the facts.
+        when: Situations in which it is worth a look.
+    """
+
+    of: str
+    cause: str
+    error: str
+    because: tuple[str, ...] = ()
+    hint: str | None = None
+    weight: int = 0
+    is_certain: bool = False
+    when: Callable[[Situation], bool] = _always
+
+    def finding(self, level: Level, nodes: Sequence[str], words: Mapping[str, Any]) -> Finding:
+        """Return what is said of these nodes."""
+        names = {"nodes": names_of(nodes), "has": has(nodes), **words}
+        return Finding(
+            level=level,
+            cause=self.cause,
+            error=self.error.format_map(names),
+            at=names_of(nodes),
+            because=tuple(line for text in self.because for line in _lines_of(text, names)),
+            hint=self.hint.format_map(names) if self.hint is not None else None,
+            is_certain=self.is_certain,
+            weight=self.weight,
+        )
+
+
+def _lines_of(text: str, names: Mapping[str, Any]) -> list[str]:
+    """Return the lines of one text of evidence: a word that is a list stands for several."""
+    listed = names.get(text.strip("{}"))
+    return listed if isinstance(listed, list) else [text.format_map(names)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check(_Row):
+    """Something that may be wrong with a node: one finding for all nodes of which it is so in the same degree.
+
+    Attributes:
+        level: How bad it is, or what tells it of a node; None is not bad.
+        bad: Whether it is so; without it the level tells.
+        words: More words for the braces.
+        worst: The node with the least of it is the one that the words are about; else the first.
+        each: Every node has a finding of its own.
+    """
+
+    level: Level | Callable[[Seen], Level | None]
+    bad: Callable[[Seen], bool] | None = None
+    words: Callable[[Seen], Mapping[str, Any]] = _nothing
+    worst: Callable[[Seen], float] | None = None
+    each: bool = False
+
+    def __call__(self, situation: Situation) -> Iterator[Finding]:
+        """Yield what is wrong."""
+        groups: dict[tuple[Level, str], list[Seen]] = {}
+        for seen in look(situation, self.of) if self.when(situation) else ():
+            if self.bad is not None and not self.bad(seen):
+                continue
+            level = self.level if isinstance(self.level, Level) else self.level(seen)
+            if level is not None:
+                groups.setdefault((level, seen.node.name if self.each else ""), []).append(seen)
+        for (level, _), group in groups.items():
+            first = min(group, key=self.worst) if self.worst is not None else group[0]
+            words = {"node": first.node, "facts": first.facts, **self.words(first)}
+            yield self.finding(level, [seen.node.name for seen in group], words)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Equal(_Row):
+    """Something that should be equal on all nodes; `{text}` says who has what.
+
+    Attributes:
+        value: Of a node; None when it has none.
+        what: What it is, as in `n3 has torch 2.6.0`; may be empty.
+        show: Turns a value into words.
+    """
+
+    level: Level
+    value: Callable[[Seen], Hashable | None]
+    what: str = ""
+    show: Callable[[Any], str] = str
+
+    def __call__(self, situation: Situation) -> Iterator[Finding]:
+        """Yield the difference."""
+        seen = look(situation, self.of) if self.when(situation) else []
+        values = {s.node.name: value for s in seen if (value := self.value(s)) is not None}
+        found = differ(values, self.what, self.show)
+        if found is not None:
+            yield self.finding(self.level, found.odd, {"text": found.text})
