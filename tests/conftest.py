@@ -2,12 +2,12 @@
 
 import atexit
 import os
-from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from kit import world
+from kit.transcripts import read_sections, write_section
 
 _HOME = world.make_home()
 atexit.register(world.remove_home, _HOME)
@@ -36,15 +36,14 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture
 def golden(request):
-    """Return a check that a text is what the golden file of this name holds."""
+    """Return a check that a text is what a golden transcript holds for this case."""
     update = request.config.getoption("--update-golden")
 
-    def check(name, text):
-        path = Path(__file__).parent / "golden" / name
+    def check(transcript, case, text):
         if update:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-        assert path.exists(), f"no golden file {name}: pytest --update-golden"
-        assert text == path.read_text(), f"differs from {name}"
+            write_section(transcript, case, text)
+        sections = read_sections(transcript)
+        assert case in sections, f"no {case} in tests/golden/{transcript}: pytest --update-golden"
+        assert text == sections[case], f"differs from {case} in tests/golden/{transcript}"
 
     return check

@@ -1,6 +1,6 @@
 """Every message on bad input, word for word: what the real program prints, and that it does nothing.
 
-The files in `bad_input/` are transcripts: the command, what it printed on standard error, its exit
+The sections of `bad_input/<topic>.txt` hold the command, what it printed on standard error, and its exit
 code. `pytest tests/golden --update-golden` writes them again; read the difference as a user would.
 """
 
@@ -11,122 +11,130 @@ import shutil
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from kit.command import SOURCE
+from kit.transcripts import GOLDEN, read_sections
 
 RUN_ID = re.compile(r"\d{8}-\d{6}-([A-Za-z0-9-]+)-[0-9a-f]{4}")
 
-# Name of the golden file: command line. Exit code 2 unless `EXIT_CODES` says another.
-COMMANDS = {
-    # The command itself.
-    "no_script": "run",
-    "misspelled_command": "runn train.py",
-    "unknown_command": "fly",
-    "script_as_command": "train.py",
-    "argument_too_many": "ps train.py",
-    # The script.
-    "unknown_script_with_near_miss": "run trian.py --epochs 3",
-    "unknown_script": "run prepare_data.py",
-    "script_is_a_directory": "run data",
-    "script_is_a_package": "run package",
-    # Numbers.
-    "no_workers": "run --nproc-per-node 0 train.py",
-    "negative_workers": "run --nproc-per-node -2 train.py",
-    "no_number_of_workers": "run --nproc-per-node gpus train.py",
-    "workers_for_other_nodes": "run --nodes 3 --nproc-per-node 4,2 train.py",
-    "a_worker_on_each_gpu_without_gpus": "run --nproc-per-node gpu train.py",
-    "no_nodes": "run --nodes 0 train.py",
-    "nodes_the_wrong_way_round": "run --nodes 3:2 train.py",
-    "no_number_of_nodes": "run --nodes two train.py",
-    "too_many_nodes": "run --nodes 1000000 train.py",
-    "negative_restarts": "run --max-restarts -1 train.py",
-    "no_number_of_restarts": "run --max-restarts many train.py",
-    "stdin_for_nobody": "run --nproc-per-node 2 --stdin 2 train.py",
-    # Words.
-    "bad_durations": "run --grace soon --join-timeout 10x --last-call -3 train.py",
-    "bad_choice": "run --tee some train.py",
-    "missing_interpreter": "run --python /no/such/python train.py",
-    "interpreter_with_open_quotation": 'run --python "python -c \'x" train.py',
-    "unknown_engine": "run --on slrum train.py",
-    "bad_run_id": "run --run-id ../train train.py",
-    "existing_run_directory": "run --run-id mine train.py",
-    "several_mistakes_at_once": (
-        "run --on slrum --run-id a/b --nodes 3:2 --nproc-per-node 0 --grace soon"
-        " --max-restarts -3 --python nope trian.py"
-    ),
-    # Options that are not ours.
-    "misspelled_option": "run --node 2 train.py",
-    "misspelled_option_with_underscores": "run --nproc_per_nod 2 train.py",
-    "a_number_of_gpus": "run --gpus 2 train.py",
-    "slurm_s_gres": "run --gres gpu:2 train.py",
-    "slurm_s_job_name": "run -J mine train.py",
-    "a_name_that_no_job_can_have": "run --name 'a b' train.py",
-    "a_variable_without_value": "run --env A train.py",
-    "script_from_standard_input": "run -",
-    "script_that_is_not_there_as_command": "trian.py --lr 1",
-    "unknown_option": "run --frobnicate train.py",
-    "unknown_short_option": "run -x train.py",
-    "option_without_value": "run --nodes",
-    "torchrun_s_endpoint": "run --rdzv_endpoint n1:29500 train.py",
-    "torchrun_s_standalone": "run --standalone train.py",
-    "torchrun_s_node_rank": "run --node_rank=1 train.py",
-    "torchrun_s_start_method": "run --start-method fork train.py",
-    "torchrun_s_log_dir": "run --log-dir logs train.py",
-    # Runs that are not there.
-    "status_of_an_unknown_run": "status 20270101",
-    "logs_of_an_unknown_run": "logs 20270101",
-    "wait_for_an_unknown_run": "wait 20270101",
-    "cancel_an_unknown_run": "cancel 20270101",
-    "status_of_a_misspelled_run": "status digist-1",
-    "status_of_an_ambiguous_run": "status digits",
-    "status_of_nothing": "status ''",
-    "status_of_a_folder_that_is_no_run": "status $TMP/work",
-    "cancel_without_a_run": "cancel",
-    "wait_for_a_run_whose_owner_has_gone": "wait mine",
-    "logs_before_there_are_any": "logs mine",
-    "logs_of_an_unknown_attempt": "logs --attempt 7 digits-1",
-    "logs_of_an_unknown_rank": "logs --rank 7 digits-1",
-    "logs_of_a_negative_rank": "logs --rank -1 digits-1",
-    # torchrun's line.
-    "torchrun_without_script": "torchrun --nnodes 2",
-    "torchrun_option_without_value": "torchrun --nnodes",
-    "torchrun_misspelled_option": "torchrun --nproc_per_nodes 2 train.py",
-    "torchrun_unknown_option": "torchrun --frobnicate train.py",
-    "torchrun_unknown_script": "torchrun --nproc_per_node 2 trian.py",
-    "torchrun_refused_options": (
-        "torchrun --event-log-handler x --logs-specs x --numa-binding node"
-        " --duplicate-stdout-filters x --duplicate-stderr-filters x train.py"
-    ),
-    "torchrun_numbers": (
-        "torchrun --nnodes 3:2 --nproc_per_node 2,2 --max_restarts -1 --node_rank x train.py"
-    ),
-    "torchrun_no_workers": "torchrun --nproc_per_node 0 train.py",
-    "torchrun_misspelled_workers": "torchrun --nproc_per_node gpus train.py",
-    "torchrun_gpu_without_gpus": "torchrun --nproc_per_node gpu train.py",
-    "torchrun_xpu": "torchrun --nproc_per_node xpu train.py",
-    "torchrun_unknown_backend": "torchrun --rdzv_backend etcd-v2 train.py",
-    "torchrun_empty_host": (
-        "torchrun --nnodes 2 --rdzv_backend c10d --rdzv_endpoint :29500 train.py"
-    ),
-    "torchrun_empty_master": "torchrun --nnodes 2 --node_rank 1 --master_addr '' train.py",
-    "torchrun_bad_port": (
-        "torchrun --nnodes 2 --rdzv_backend c10d --rdzv_endpoint n1:295000 train.py"
-    ),
-    "torchrun_node_rank_outside": "torchrun --nnodes 2 --node_rank 2 train.py",
-    "torchrun_streams_and_signals": (
-        "torchrun -r x --tee 9 --local-ranks-filter a --signals-to-handle SIGFOO,SIGKILL train.py"
-    ),
-    "torchrun_durations": (
-        "torchrun --shutdown-timeout x --rdzv_conf join_timeout=y,last_call_timeout=z,w train.py"
-    ),
-    "torchrun_module_and_command": "torchrun -m --no-python train.py",
-    "torchrun_missing_secret": "torchrun --rdzv_conf secret_file=$TMP/work/none train.py",
-    "torchrun_open_secret": "torchrun --rdzv_conf secret_file=$TMP/work/open_secret train.py",
-    "torchrun_short_secret": "torchrun --rdzv_conf secret_file=$TMP/work/short_secret train.py",
+# Topic: name of the case: command line. Exit code 2 unless `EXIT_CODES` says another.
+TOPICS = {
+    "the_command": {
+        "no_script": "run",
+        "misspelled_command": "runn train.py",
+        "unknown_command": "fly",
+        "script_as_command": "train.py",
+        "argument_too_many": "ps train.py",
+    },
+    "the_script": {
+        "unknown_script_with_near_miss": "run trian.py --epochs 3",
+        "unknown_script": "run prepare_data.py",
+        "script_is_a_directory": "run data",
+        "script_is_a_package": "run package",
+    },
+    "numbers": {
+        "no_workers": "run --nproc-per-node 0 train.py",
+        "negative_workers": "run --nproc-per-node -2 train.py",
+        "no_number_of_workers": "run --nproc-per-node gpus train.py",
+        "workers_for_other_nodes": "run --nodes 3 --nproc-per-node 4,2 train.py",
+        "a_worker_on_each_gpu_without_gpus": "run --nproc-per-node gpu train.py",
+        "no_nodes": "run --nodes 0 train.py",
+        "nodes_the_wrong_way_round": "run --nodes 3:2 train.py",
+        "no_number_of_nodes": "run --nodes two train.py",
+        "too_many_nodes": "run --nodes 1000000 train.py",
+        "negative_restarts": "run --max-restarts -1 train.py",
+        "no_number_of_restarts": "run --max-restarts many train.py",
+        "stdin_for_nobody": "run --nproc-per-node 2 --stdin 2 train.py",
+    },
+    "words": {
+        "bad_durations": "run --grace soon --join-timeout 10x --last-call -3 train.py",
+        "bad_choice": "run --tee some train.py",
+        "missing_interpreter": "run --python /no/such/python train.py",
+        "interpreter_with_open_quotation": 'run --python "python -c \'x" train.py',
+        "unknown_engine": "run --on slrum train.py",
+        "bad_run_id": "run --run-id ../train train.py",
+        "existing_run_directory": "run --run-id mine train.py",
+        "several_mistakes_at_once": (
+            "run --on slrum --run-id a/b --nodes 3:2 --nproc-per-node 0 --grace soon"
+            " --max-restarts -3 --python nope trian.py"
+        ),
+    },
+    "unknown_options": {
+        "misspelled_option": "run --node 2 train.py",
+        "misspelled_option_with_underscores": "run --nproc_per_nod 2 train.py",
+        "a_number_of_gpus": "run --gpus 2 train.py",
+        "slurm_s_gres": "run --gres gpu:2 train.py",
+        "slurm_s_job_name": "run -J mine train.py",
+        "a_name_that_no_job_can_have": "run --name 'a b' train.py",
+        "a_variable_without_value": "run --env A train.py",
+        "script_from_standard_input": "run -",
+        "script_that_is_not_there_as_command": "trian.py --lr 1",
+        "unknown_option": "run --frobnicate train.py",
+        "unknown_short_option": "run -x train.py",
+        "option_without_value": "run --nodes",
+        "torchrun_s_endpoint": "run --rdzv_endpoint n1:29500 train.py",
+        "torchrun_s_standalone": "run --standalone train.py",
+        "torchrun_s_node_rank": "run --node_rank=1 train.py",
+        "torchrun_s_start_method": "run --start-method fork train.py",
+        "torchrun_s_log_dir": "run --log-dir logs train.py",
+    },
+    "unknown_runs": {
+        "status_of_an_unknown_run": "status 20270101",
+        "logs_of_an_unknown_run": "logs 20270101",
+        "wait_for_an_unknown_run": "wait 20270101",
+        "cancel_an_unknown_run": "cancel 20270101",
+        "status_of_a_misspelled_run": "status digist-1",
+        "status_of_an_ambiguous_run": "status digits",
+        "status_of_nothing": "status ''",
+        "status_of_a_folder_that_is_no_run": "status $TMP/work",
+        "cancel_without_a_run": "cancel",
+        "wait_for_a_run_whose_owner_has_gone": "wait mine",
+        "logs_before_there_are_any": "logs mine",
+        "logs_of_an_unknown_attempt": "logs --attempt 7 digits-1",
+        "logs_of_an_unknown_rank": "logs --rank 7 digits-1",
+        "logs_of_a_negative_rank": "logs --rank -1 digits-1",
+    },
+    "torchrun": {
+        "torchrun_without_script": "torchrun --nnodes 2",
+        "torchrun_option_without_value": "torchrun --nnodes",
+        "torchrun_misspelled_option": "torchrun --nproc_per_nodes 2 train.py",
+        "torchrun_unknown_option": "torchrun --frobnicate train.py",
+        "torchrun_unknown_script": "torchrun --nproc_per_node 2 trian.py",
+        "torchrun_refused_options": (
+            "torchrun --event-log-handler x --logs-specs x --numa-binding node"
+            " --duplicate-stdout-filters x --duplicate-stderr-filters x train.py"
+        ),
+        "torchrun_numbers": (
+            "torchrun --nnodes 3:2 --nproc_per_node 2,2 --max_restarts -1 --node_rank x train.py"
+        ),
+        "torchrun_no_workers": "torchrun --nproc_per_node 0 train.py",
+        "torchrun_misspelled_workers": "torchrun --nproc_per_node gpus train.py",
+        "torchrun_gpu_without_gpus": "torchrun --nproc_per_node gpu train.py",
+        "torchrun_xpu": "torchrun --nproc_per_node xpu train.py",
+        "torchrun_unknown_backend": "torchrun --rdzv_backend etcd-v2 train.py",
+        "torchrun_empty_host": (
+            "torchrun --nnodes 2 --rdzv_backend c10d --rdzv_endpoint :29500 train.py"
+        ),
+        "torchrun_empty_master": "torchrun --nnodes 2 --node_rank 1 --master_addr '' train.py",
+        "torchrun_bad_port": (
+            "torchrun --nnodes 2 --rdzv_backend c10d --rdzv_endpoint n1:295000 train.py"
+        ),
+        "torchrun_node_rank_outside": "torchrun --nnodes 2 --node_rank 2 train.py",
+        "torchrun_streams_and_signals": (
+            "torchrun -r x --tee 9 --local-ranks-filter a --signals-to-handle SIGFOO,SIGKILL train.py"
+        ),
+        "torchrun_durations": (
+            "torchrun --shutdown-timeout x --rdzv_conf join_timeout=y,last_call_timeout=z,w train.py"
+        ),
+        "torchrun_module_and_command": "torchrun -m --no-python train.py",
+        "torchrun_missing_secret": "torchrun --rdzv_conf secret_file=$TMP/work/none train.py",
+        "torchrun_open_secret": "torchrun --rdzv_conf secret_file=$TMP/work/open_secret train.py",
+        "torchrun_short_secret": "torchrun --rdzv_conf secret_file=$TMP/work/short_secret train.py",
+    },
 }
+COMMANDS = {name: (topic, line) for topic, lines in TOPICS.items() for name, line in lines.items()}
 EXIT_CODES = {
     "logs_before_there_are_any": 4,
     "logs_of_an_unknown_attempt": 4,
@@ -198,7 +206,7 @@ def all_files(folder):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_bad_input_is_answered_in_these_words_and_nothing_is_done(name, place, golden):
-    shown = COMMANDS[name]
+    topic, shown = COMMANDS[name]
     before = all_files(place)
 
     done = muster(place, shlex.split(shown.replace("$TMP", str(place))))
@@ -206,12 +214,12 @@ def test_bad_input_is_answered_in_these_words_and_nothing_is_done(name, place, g
     assert done.stdout == ""
     assert done.returncode == EXIT_CODES.get(name, 2)
     assert all_files(place) == before
-    golden(f"bad_input/{name}.txt", transcript(place, shown, done))
+    golden(f"bad_input/{topic}.txt", name, transcript(place, shown, done))
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_message_has_the_form_of_a_message(name):
-    text = (Path(__file__).parent / "bad_input" / f"{name}.txt").read_text()
+    text = read_sections(f"bad_input/{COMMANDS[name][0]}.txt")[name]
     blocks = "".join(text.splitlines(keepends=True)[1:-1]).rstrip("\n").split("\n\n")
 
     for block in blocks:
@@ -225,6 +233,7 @@ def test_every_message_has_the_form_of_a_message(name):
 
 # Messages about the place rather than the words.
 
+PLACES = "bad_input/places.txt"
 OTHER_PLACES = {
     "home_that_can_t_be_made": ("run train.py", "/dev/null/x"),
     "home_with_a_file_in_the_way": ("run train.py", "$TMP/work/train.py"),
@@ -241,7 +250,7 @@ def test_a_home_that_can_t_be_used_is_an_error_before_anything_starts(name, plac
 
     assert (done.returncode, done.stdout) == (3, "")
     assert all_files(place) == before
-    golden(f"bad_input/{name}.txt", transcript(place, f"{shown}  # MUSTER_HOME={home}", done))
+    golden(PLACES, name, transcript(place, f"{shown}  # MUSTER_HOME={home}", done))
 
 
 def test_a_full_disk_is_an_error_before_anything_starts(place, golden):
@@ -261,7 +270,7 @@ def test_a_full_disk_is_an_error_before_anything_starts(place, golden):
     done = muster(place, ["run", "--run-id", "full", "train.py"], before=before)
 
     assert (done.returncode, done.stdout) == (3, "")
-    golden("bad_input/home_on_a_full_disk.txt", transcript(place, "run train.py", done))
+    golden(PLACES, "home_on_a_full_disk", transcript(place, "run train.py", done))
 
 
 def test_a_port_that_is_taken_is_an_error_of_the_head(place, golden):
@@ -278,7 +287,7 @@ def test_a_port_that_is_taken_is_an_error_of_the_head(place, golden):
     assert all_files(place) == before
     text = transcript(place, shown, done).replace(port, "$PORT")
     text = re.sub(rf"because: .* \(pid {os.getpid()}\)", "because: $NAME (pid $PID)", text)
-    golden("bad_input/torchrun_port_taken.txt", text)
+    golden(PLACES, "torchrun_port_taken", text)
 
 
 def test_a_working_directory_that_is_gone_is_an_error(place, golden):
@@ -289,18 +298,22 @@ def test_a_working_directory_that_is_gone_is_an_error(place, golden):
 
     assert (done.returncode, done.stdout) == (2, "")
     text = transcript(place, f"{shown}  # in a folder that was removed", done)
-    golden("bad_input/working_directory_gone.txt", text)
+    golden(PLACES, "working_directory_gone", text)
 
 
 def test_colour_is_for_terminals_alone(place):
     assert "\x1b" not in muster(place, ["run", "trian.py"], TERM="xterm-256color").stderr
 
 
-def test_no_golden_file_is_left_over_from_a_message_that_is_gone():
-    files = {path.stem for path in (Path(__file__).parent / "bad_input").glob("*.txt")}
+def test_no_case_is_left_over_from_a_message_that_is_gone():
+    found = {
+        path.stem: set(read_sections(f"bad_input/{path.name}"))
+        for path in (GOLDEN / "bad_input").glob("*.txt")
+    }
 
-    assert files == COMMANDS.keys() | OTHER_PLACES.keys() | {
+    assert found.pop("places") == OTHER_PLACES.keys() | {
         "torchrun_port_taken",
         "working_directory_gone",
         "home_on_a_full_disk",
     }
+    assert found == {topic: set(commands) for topic, commands in TOPICS.items()}

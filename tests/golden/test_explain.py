@@ -34,4 +34,4 @@ def test_verdict_reads_as_it_did(name, golden, monkeypatch):
     monkeypatch.chdir(LOGS)
     paths = (path for path in sorted(Path(name).rglob("*")) if path.is_file())
     files = [str(path) for path in paths if path.name != "expect.json"]
-    golden(f"explain/{name}.txt", render_verdict(judge(Case(read_logs(files, year=2025)))))
+    golden("explain.txt", name, render_verdict(judge(Case(read_logs(files, year=2025)))))

@@ -1,23 +1,29 @@
-"""Every message on a wrong workflow file, word for word; the files stand beside what is said about them.
+"""Every message on a wrong workflow file, word for word; each file stands above what is said about it.
 
-`workflow/<claim>.yaml` is what a user might write and `workflow/<claim>.txt` the whole answer of
-`muster validate <claim>.yaml`. The commands below have no file of their own: they test options.
-`pytest tests/golden --update-golden` writes the answers again; read the difference as a user would.
+A section of `workflow/<topic>.txt` is a file `<claim>.yaml` as a user might write it, and then the whole answer of
+`muster validate <claim>.yaml`. For a new case write the head and the file; `pytest tests/golden --update-golden`
+writes the answers. The commands below have no file of their own: they test options.
 """
 
 import json
 import re
 import shlex
-import shutil
 import sys
-from pathlib import Path
 
 import pytest
 
+from kit.transcripts import GOLDEN, read_sections
 from torchmuster.cli.main import main
 
-FOLDER = Path(__file__).parent / "workflow"
-FILES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
+OPTIONS_TRANSCRIPT = "workflow/options.txt"
+TRANSCRIPTS = sorted(f"workflow/{path.name}" for path in (GOLDEN / "workflow").glob("*.txt"))
+SECTIONS = {(t, case): text for t in TRANSCRIPTS for case, text in read_sections(t).items()}
+# Name of the file: its transcript and its text.
+FILES = {
+    case: (transcript, text.partition(f"$ muster validate {case}.yaml\n")[0])
+    for (transcript, case), text in SECTIONS.items()
+    if transcript != OPTIONS_TRANSCRIPT
+}
 PYTHON_WORDS = re.compile(
     r"Traceback|\bNone\b|\bTrue\b|\bFalse\b|pydantic|<class|\bdict\b|\bstr\b|\bint\b|\bbool\b"
     r"|NoneType|object at 0x"
@@ -87,8 +93,9 @@ OPTIONS = {
 def place(tmp_path, monkeypatch):
     """A folder with all the files, as the working directory, and a MUSTER_HOME."""
     work = tmp_path / "work"
-    shutil.copytree(FOLDER, work, ignore=shutil.ignore_patterns("*.txt"))
-    (work / "data").mkdir()
+    (work / "data").mkdir(parents=True)
+    for name, (_, text) in FILES.items():
+        (work / f"{name}.yaml").write_text(text)
     (work / "train.py").write_text("raise SystemExit('this must never run')\n")
     (work / "template.txt").write_text("a line\n{{ no_such_value }}\n")
     (work / "picture.png").write_bytes(b"\x89PNG\r\n\x1a\n\xff\xfe")
@@ -111,7 +118,8 @@ def answer(place, capsys, shown):
 def test_a_wrong_file_is_answered_in_these_words(name, place, capsys, golden):
     text, code = answer(place, capsys, f"validate {name}.yaml")
 
-    golden(f"workflow/{name}.txt", text)
+    transcript, file = FILES[name]
+    golden(transcript, name, file + text)
     assert code == (2 if "\nerror: " in text else 0)
 
 
@@ -119,7 +127,7 @@ def test_a_wrong_file_is_answered_in_these_words(name, place, capsys, golden):
 def test_options_are_answered_in_these_words(name, place, capsys, golden):
     text, code = answer(place, capsys, OPTIONS[name])
 
-    golden(f"workflow/{name}.txt", text)
+    golden(OPTIONS_TRANSCRIPT, name, text)
     assert code == (2 if "\nerror: " in text else 0)
     assert not (place / "home").exists(), "something was started"
 
@@ -136,15 +144,21 @@ def test_json_holds_every_problem_and_its_place(place, capsys):
 
 
 def test_a_file_with_twelve_mistakes_shows_all_of_them_in_one_go():
-    text = (FOLDER / "twelve_mistakes.txt").read_text()
+    text = answer_to("twelve_mistakes")
 
     places = re.findall(r"^  at: twelve_mistakes\.yaml:\d+:\d+ workflow\.", text, re.MULTILINE)
     assert len(places) >= 12
 
 
+def answer_to(name):
+    """Return what the golden transcript says about a file, or about options."""
+    transcript, file = FILES.get(name, (OPTIONS_TRANSCRIPT, ""))
+    return read_sections(transcript)[name].removeprefix(file)
+
+
 @pytest.mark.parametrize("name", [*FILES, *OPTIONS])
 def test_every_message_is_for_people(name):
-    text = (FOLDER / f"{name}.txt").read_text()
+    text = answer_to(name)
     lines = [line for line in text.split("\n")[1:] if not line.startswith("  because: ")]
 
     assert not PYTHON_WORDS.search("\n".join(lines))
@@ -156,7 +170,7 @@ def test_every_message_is_for_people(name):
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_problem_of_a_file_has_its_line(name):
-    text = (FOLDER / f"{name}.txt").read_text()
+    text = answer_to(name)
     told = len(re.findall(r"^(?:error|warning): ", text, re.MULTILINE))
     places = re.findall(r"^  at: (\S+)", text, re.MULTILINE)
 
@@ -165,5 +179,9 @@ def test_every_problem_of_a_file_has_its_line(name):
         assert all(re.match(r"\S+\.(yaml|txt):\d+", place) for place in places)
 
 
-def test_no_answer_is_left_over_from_a_file_that_is_gone():
-    assert {path.stem for path in FOLDER.glob("*.txt")} == {*FILES, *OPTIONS}
+def test_no_answer_is_left_over_from_options_that_are_gone():
+    assert read_sections(OPTIONS_TRANSCRIPT).keys() == OPTIONS.keys()
+
+
+def test_every_file_stands_in_one_transcript():
+    assert len(SECTIONS) == len(FILES) + len(OPTIONS)

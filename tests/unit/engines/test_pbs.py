@@ -65,7 +65,7 @@ def view(**fields):
 
 @pytest.mark.parametrize("name", [name for name in JOBS if name != "everything"])
 def test_whole_script(name, golden):
-    golden(f"engines/pbs_{name}.sh", DIALECT.script(JOBS[name]))
+    golden("scripts/pbs.txt", name, DIALECT.script(JOBS[name]))
 
 
 def test_whole_script_with_everything(golden):
@@ -78,7 +78,7 @@ def test_whole_script_with_everything(golden):
         setup=("module load cuda/12.6",),
         requeue=False,
     )
-    golden("engines/pbs_everything.sh", DIALECT.script(job))
+    golden("scripts/pbs.txt", "everything", DIALECT.script(job))
 
 
 def test_submit_names_dependencies_by_kind():

@@ -53,7 +53,7 @@ HET = {
 
 @pytest.mark.parametrize("name", JOBS)
 def test_whole_script(name, golden):
-    golden(f"engines/slurm_{name}.sh", DIALECT.script(JOBS[name]))
+    golden("scripts/slurm.txt", name, DIALECT.script(JOBS[name]))
 
 
 def test_site_key_takes_the_place_of_ours():

@@ -20,7 +20,7 @@ def view(state, more=""):
 
 @pytest.mark.parametrize("name", ["plain", "unequal_nodes", "range_of_nodes"])
 def test_whole_script(name, golden):
-    golden(f"engines/torque_{name}.sh", DIALECT.script(JOBS[name]))
+    golden("scripts/torque.txt", name, DIALECT.script(JOBS[name]))
 
 
 def test_property_of_nodes_has_no_value():

@@ -116,7 +116,7 @@ def test_the_verdict_reads_like_its_golden_text(name, golden):
 
     report = explain_failure(cause, [cause, *others], circumstances(**given))
 
-    golden(f"verdict/{name}.txt", render_report(report))
+    golden("verdict.txt", name, render_report(report))
 
 
 def test_the_cause_itself_is_not_among_its_consequences():

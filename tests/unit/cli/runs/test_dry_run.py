@@ -88,7 +88,7 @@ def test_all_engines_and_sites_are_shown(dry_run):
 @pytest.mark.parametrize("name", ["local", "slurm", "pbs", "torque", "gpu", "olivia"])
 def test_whole_script_of_a_run(dry_run, tmp_path, golden, name):
     where = ("--here",) if name == "local" else ("--on", name)
-    golden(f"engines/run_{name}.sh", plain(dry_run(*where).stdout, tmp_path))
+    golden("scripts/run.txt", name, plain(dry_run(*where).stdout, tmp_path))
 
 
 def test_the_hosts_of_ssh_get_a_command_each(dry_run):

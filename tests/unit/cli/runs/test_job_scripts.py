@@ -125,7 +125,7 @@ def test_whole_scripts_of_a_site(dry_run, tmp_path, golden, name):
     shown = shown.replace(str(Path(torchmuster.__file__).parent), "/opt/torchmuster")
     shown = shown.replace(str(tmp_path), "/home/me")
     shown = re.sub(r"^PYTHON=.*$", "PYTHON=/usr/bin/python3", shown, flags=re.MULTILINE)
-    golden(f"engines/site_{name}.sh", shown)
+    golden("scripts/site.txt", name, shown)
 
 
 def test_all_lists_the_sites_too(dry_run, tmp_path):
