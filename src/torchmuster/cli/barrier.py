@@ -53,7 +53,6 @@ def barrier(**given: Any) -> int:
 
 def _read(given: dict[str, Any]) -> dict[str, Any]:
     """Return the numbers among the options; all mistakes are told at once."""
-    from torchmuster.errors import ManyErrors
     from torchmuster.net.task_call import agent_socket
     from torchmuster.spec.problems import Problems
     from torchmuster.spec.units import parse_timeout
@@ -74,9 +73,7 @@ def _read(given: dict[str, Any]) -> dict[str, Any]:
         problems.add("--count and --num-nodes are the same thing, and differ")
     if agent_socket() is None and given["num_nodes"] is not None:
         _check_alone(given, numbers, problems)
-    if problems.found:
-        raise ManyErrors(problems.found)
-    return numbers
+    return problems.checked(numbers)
 
 
 def _number(given: dict[str, Any], name: str, low: int, high: int, problems: Any) -> int | None:

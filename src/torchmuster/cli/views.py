@@ -13,6 +13,7 @@ from torchmuster.cli.echo import echo
 from torchmuster.errors import MusterError, NotFoundError
 from torchmuster.files.layout import short_id
 from torchmuster.model.display.text import in_one_line
+from torchmuster.model.plan import GRACE_S
 
 if TYPE_CHECKING:
     from torchmuster.owner.views.account import Account
@@ -330,7 +331,7 @@ def cancel(run: str, *, now: bool) -> int:
         echo(f"the run {short_id(view.run_id)} has ended already: {view.state.value}", err=True)
         return 0
     echo(f"cancelling {identity(view)}", err=True)
-    grace_s = view.plan.limits.grace_s if view.plan is not None else 30.0
+    grace_s = view.plan.limits.grace_s if view.plan is not None else GRACE_S
     if view.workflow is not None:
         grace_s = view.workflow.plan.grace_s
     result = stop_and_wait(view, at_once=now, timeout_s=grace_s + 10.0)

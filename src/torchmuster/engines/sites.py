@@ -4,41 +4,45 @@ import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from torchmuster.engines.workflow_jobs import GroupJob, SiteOptions
-from torchmuster.model.plan import RunPlan
+from torchmuster.model.job import JobRequest, NodeChunk
+from torchmuster.model.plan import WARN_S, RunPlan
 
 if TYPE_CHECKING:
-    from torchmuster.engines.base import Dialect
     from torchmuster.model.workflow import WorkflowPlan
     from torchmuster.spec.sites.site import Site
 
 
-def site_options(site: "Site") -> SiteOptions:
-    """Return what every job of this site says.
+def job_of_site(site: "Site") -> JobRequest:
+    """Return what every job of this site asks for; its name, its head and the number of nodes are still to come.
 
     Variables become lines before the setup lines; a project of PBS becomes its `-P`.
     """
     project = (f"-P {site.project}",) if site.project is not None else ()
     exports = tuple(f"export {name}={shlex.quote(text)}" for name, text in site.environment)
-    plain = SiteOptions()
-    return SiteOptions(
+    node = NodeChunk(cpus=site.cpus_per_node, gpus=site.gpus_per_node or 0, extra=site.chunk)
+    return JobRequest(
+        name="",
+        chunks=(node,),
+        head=(),
+        log_path="",
+        time_limit_s=site.time,
         queue=site.queue_name,
         account=site.account,
         qos=site.qos,
         constraint=site.constraint,
         directives=(*project, *site.directives),
-        setup=(*exports, *site.setup),
-        extra=site.chunk,
-        warn_s=plain.warn_s if site.warn is None else site.warn,
+        node_lines=(*exports, *site.setup),
+        warn_s=WARN_S if site.warn is None else site.warn,
     )
 
 
 def with_task_setup(plan: "WorkflowPlan", site: "Site") -> "WorkflowPlan":
     """Return the workflow with the lines that every node of this site runs before its task."""
-    return replace(plan, setup=site_options(site).setup, setup_origin=_origin(site))
+    return replace(plan, setup=job_of_site(site).node_lines or (), setup_origin=setup_origin(site))
 
 
-def _origin(site: "Site") -> str:
+def setup_origin(site: "Site") -> str:
+    """Return where the setup lines of a site stand, for messages."""
     return f"{site.origin.split('.toml:')[0]}.toml [engines.{site.name}] setup"
 
 
@@ -51,21 +55,7 @@ def with_node_setup(plan: RunPlan, site: "Site", *, python_given: bool) -> RunPl
         lines=tuple(site.setup),
         scratch=site.scratch,
         python_follows=bool(site.setup) and not own_python and not python_given,
-        origin=_origin(site),
+        origin=setup_origin(site),
     )
     program = replace(plan.program, python=tuple(own_python)) if own_python else plan.program
     return replace(plan, node_setup=setup, program=program)
-
-
-def with_site_time(group: GroupJob, site: "Site", dialect: "Dialect") -> GroupJob:
-    """Return the job with the site's time limit where its group has none."""
-    if site.time is None or group.job.time_limit_s is not None:
-        return group
-    job = replace(group.job, time_limit_s=site.time)
-    said = {*dialect.unmapped(group.job)}
-    kept = [
-        sentence
-        for sentence in group.warnings
-        if sentence not in said and not sentence.startswith("exec_timeout:")
-    ]
-    return replace(group, job=job, warnings=(*kept, *dialect.unmapped(job)))

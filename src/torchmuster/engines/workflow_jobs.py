@@ -1,8 +1,8 @@
 """A workflow as jobs: one for each group, waiting for the groups whose outputs it reads."""
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from torchmuster.engines.base import PYTHON, Dialect
 from torchmuster.errors import UsageError
@@ -13,35 +13,6 @@ from torchmuster.proc import NODE_DOOR
 
 # Data that is fetched before a command starts and stored after it ended is not part of exec_timeout.
 MARGIN_S = 600.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SiteOptions:
-    """What the user's cluster needs on every job."""
-
-    queue: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    constraint: str | None = None
-    directives: tuple[str, ...] = ()
-    setup: tuple[str, ...] = ()
-    extra: tuple[tuple[str, str], ...] = ()
-    requeue: bool = True
-    warn_s: float | None = 120.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobOptions:
-    """Where the run lies and what conducts a group there.
-
-    Attributes:
-        log_of: The path of a group's log, by its name.
-    """
-
-    run_dir: str
-    log_of: Callable[[str], str]
-    site: SiteOptions = field(default_factory=SiteOptions)
-    margin_s: float = MARGIN_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,18 +32,27 @@ class GroupJob:
 
 
 def plan_jobs(
-    plan: WorkflowPlan, dialect: Dialect, options: JobOptions, job_ids: Mapping[str, str]
+    plan: WorkflowPlan,
+    dialect: Dialect,
+    run_dir: RunDir,
+    site_job: JobRequest,
+    job_ids: Mapping[str, str],
 ) -> tuple[GroupJob, ...]:
     """Return the jobs of a workflow, each after those that it waits for.
 
-    `job_ids` says what stands for the job of each group; groups of an earlier run need none.
+    Args:
+        plan: The workflow.
+        dialect: Of the scheduler.
+        run_dir: Of the workflow.
+        site_job: What the site asks for in every job.
+        job_ids: What stands for the job of each group; groups of an earlier run need none.
     """
     jobs: list[GroupJob] = []
     for group in _in_order(plan):
         waits_for = tuple(name for name in group.after if name not in plan.reused)
         after = tuple(JobDependency(job_id=job_ids[name]) for name in waits_for)
-        job = replace(_request(plan, group, dialect.name, options), after=after)
-        warnings = (*_warnings(plan, group, dialect.name), *dialect.unmapped(job))
+        job = replace(_request(plan, group, dialect.name, run_dir, site_job), after=after)
+        warnings = (*_warnings(plan, group, job, dialect.name), *dialect.unmapped(job))
         jobs.append(
             GroupJob(
                 group=group.name,
@@ -114,15 +94,19 @@ def _in_order(plan: WorkflowPlan) -> list[GroupPlan]:
     return ordered
 
 
-def _request(plan: WorkflowPlan, group: GroupPlan, engine: str, options: JobOptions) -> JobRequest:
-    site = options.site
-    limit_s = None if group.exec_timeout_s is None else group.exec_timeout_s + options.margin_s
-    chunks = _chunks(group, site.extra)
+def _request(
+    plan: WorkflowPlan, group: GroupPlan, engine: str, run_dir: RunDir, site_job: JobRequest
+) -> JobRequest:
+    chunks = _chunks(group, site_job.chunks[0].extra)
     excluded = dict.fromkeys(name for task in group.tasks for name in task.resources.nodes_excluded)
     num_nodes = sum(chunk.num_nodes for chunk in chunks)
     min_nodes = sum(_min_nodes(task) for task in group.tasks)
-    head = (PYTHON, NODE_DOOR, "conduct-group", "--run-dir", options.run_dir)
-    return JobRequest(
+    head = (PYTHON, NODE_DOOR, "conduct-group", "--run-dir", run_dir.path)
+    limit_s = site_job.time_limit_s
+    if group.exec_timeout_s is not None:
+        limit_s = group.exec_timeout_s + MARGIN_S
+    return replace(
+        site_job,
         name=f"{plan.name}-{group.name}",
         chunks=chunks,
         head=(*head, "--group", group.name, "--engine", engine),
@@ -130,20 +114,12 @@ def _request(plan: WorkflowPlan, group: GroupPlan, engine: str, options: JobOpti
             f"The head of group {group.name}: it starts an agent on each node of this job, calls the roll, "
             "conducts the tasks, stores outputs; its exit code is the group's."
         ),
-        python=plan.python[0] if plan.python else "/usr/bin/python3",
-        log_path=options.log_of(group.name),
+        python=plan.python[0] if plan.python else site_job.python,
+        log_path=run_dir.group(group.name).job_log,
         min_nodes=None if min_nodes == num_nodes else min_nodes,
         time_limit_s=limit_s,
-        queue=site.queue,
-        account=site.account,
-        qos=site.qos,
-        constraint=site.constraint,
         nodes_excluded=tuple(excluded),
-        directives=site.directives,
-        node_lines=site.setup,
-        package_copy=RunDir(options.run_dir).package_copy,
-        requeue=site.requeue,
-        warn_s=site.warn_s,
+        package_copy=run_dir.package_copy,
     )
 
 
@@ -187,7 +163,7 @@ def _lead_first(group: GroupPlan) -> list[TaskPlan]:
     return [group.lead, *(task for task in group.tasks if task is not group.lead)]
 
 
-def _warnings(plan: WorkflowPlan, group: GroupPlan, engine: str) -> list[str]:
+def _warnings(plan: WorkflowPlan, group: GroupPlan, job: JobRequest, engine: str) -> list[str]:
     """Return a sentence for each key of the file that no scheduler is told."""
     found: list[str] = []
     resources = [task.resources for task in group.tasks]
@@ -200,7 +176,7 @@ def _warnings(plan: WorkflowPlan, group: GroupPlan, engine: str) -> list[str]:
     if group.queue_timeout_s is not None:
         limit = f"{group.queue_timeout_s:g} s"
         found.append(f"queue_timeout: {engine} does not end a job that waits longer than {limit}")
-    if group.exec_timeout_s is None:
+    if job.time_limit_s is None:
         found.append("exec_timeout: none given: the time limit is the default of the queue")
     images = dict.fromkeys(task.image for task in group.tasks if task.image)
     if images and plan.container == "none":

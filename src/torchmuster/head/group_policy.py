@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from torchmuster.model.contract import signal_name
+from torchmuster.model.plan import GRACE_S
 from torchmuster.model.states import State, group_state
 from torchmuster.model.workflow import ExitAction, GroupPlan, TaskPlan
 
@@ -129,7 +130,7 @@ class GroupPolicy:
     """
 
     plan: GroupPlan
-    grace_s: float = 30.0
+    grace_s: float = GRACE_S
     backoff_s: float = 1.0
     is_stopping: bool = False
     first_failure: Failure | None = None

@@ -3,6 +3,11 @@
 import enum
 from dataclasses import dataclass, field
 
+# What holds where nobody says otherwise.
+MAX_RESTARTS = 3
+GRACE_S = 30.0  # from the signal to stop to SIGKILL
+WARN_S = 120.0  # from SIGUSR1 to the end of the job
+
 
 class ScriptKind(enum.Enum):
     """How the user named the program."""
@@ -71,8 +76,8 @@ class Limits:
         hang_blind_s: The same for scripts that do not say how far they are.
     """
 
-    max_restarts: int = 3
-    grace_s: float = 30.0
+    max_restarts: int = MAX_RESTARTS
+    grace_s: float = GRACE_S
     join_timeout_s: float = 600.0
     last_call_s: float = 2.0
     hang_s: float = 60.0

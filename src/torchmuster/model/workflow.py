@@ -7,6 +7,8 @@ the texts; the agent of a task resolves them just before its command starts.
 import enum
 from dataclasses import dataclass, field
 
+from torchmuster.model.plan import GRACE_S, MAX_RESTARTS
+
 
 class ExitAction(enum.Enum):
     """What follows the end of a task's command."""
@@ -128,7 +130,7 @@ class TrainingPlan:
     nproc_per_node: str | None
     script: str
     args: tuple[str, ...] = ()
-    max_restarts: int = 3
+    max_restarts: int = MAX_RESTARTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,7 +226,7 @@ class WorkflowPlan:
     cwd: str
     labels: dict[str, str] = field(default_factory=dict)
     pool: str | None = None
-    grace_s: float = 30.0
+    grace_s: float = GRACE_S
     backoff_s: float = 1.0
     network: TaskNetwork = TaskNetwork.SHARED
     container: str = "none"

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from torchmuster.model import contract
 from torchmuster.model.display.text import nearest
 from torchmuster.model.plan import (
+    MAX_RESTARTS,
+    WARN_S,
     Limits,
     NodeSetup,
     Program,
@@ -20,25 +22,30 @@ from torchmuster.model.plan import (
     Tee,
 )
 from torchmuster.spec.problems import Problems, near_file
-from torchmuster.spec.units import parse_timeout
+from torchmuster.spec.units import duration_fix, parse_size, parse_timeout
 
 _MAX_NODES = 65536
 _MAX_WORKERS = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LaunchOptions:
-    """What stands on the command line, as text where a mistake is possible."""
+class RunRequest:
+    """One run as it is asked for: text where a mistake is possible, None where nothing is said.
 
-    target: str
+    Attributes:
+        engine: What `--on` names; None until it is chosen.
+        warn: How long before the end of the job workers hear of it.
+    """
+
+    script: str
     args: tuple[str, ...] = ()
     module: bool = False
-    nodes: str = "1"
+    nodes: str | None = None
     nproc_per_node: str | None = None
-    max_restarts: int = 3
-    grace: str = "30"
-    join_timeout: str = "600"
-    last_call: str = "2"
+    max_restarts: int = MAX_RESTARTS
+    grace: str | None = None
+    join_timeout: str | None = None
+    last_call: str | None = None
     grow: bool = False
     start: str = "auto"
     preload: tuple[str, ...] = ()
@@ -54,13 +61,58 @@ class LaunchOptions:
     preflight: str = "short"
     preflight_script: str | None = None
     restart_policy: str = "evidence"
+    name: str | None = None
+    run_id: str | None = None
+    engine: str | None = None
+    here: bool = False
+    hosts: str | None = None
+    hostfile: str | None = None
+    detach: bool = False
+    dry_run: bool = False
+    time_limit: str | None = None
+    queue: str | None = None
+    account: str | None = None
+    cpus_per_node: int | None = None
+    gpus_per_node: int | None = None
+    mem: str | None = None
+    warn: str | None = None
+    resubmit: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobLimits:
+    """The durations and sizes of a request's job; None where nothing is said."""
+
+    time_limit_s: float | None = None
+    warn_s: float | None = None
+    memory_bytes: int | None = None
+
+
+def read_job_limits(request: RunRequest, problems: Problems) -> JobLimits:
+    """Return what the request asks of a job, as numbers; problems are collected."""
+    limit_s = warn_s = memory_bytes = None
+    if request.time_limit is not None:
+        limit_s = parse_timeout(request.time_limit)
+        if not limit_s:
+            fix = duration_fix("--time", request.time_limit, "2h, 90m, 1:30:00 or 1-12:00:00")
+            problems.add(f"`{request.time_limit}` is not a valid duration", "--time", fix=fix)
+    if request.warn is not None:
+        warn_s = parse_timeout(request.warn)
+        if warn_s is None:
+            fix = duration_fix("--warn", request.warn, f"{WARN_S:g}s")
+            problems.add(f"`{request.warn}` is not a valid duration", "--warn", fix=fix)
+    if request.mem is not None:
+        memory_bytes = parse_size(request.mem)
+        if not memory_bytes:
+            problems.add(f"`{request.mem}` is not a valid size", "--mem", fix="--mem 64Gi")
+    return JobLimits(time_limit_s=limit_s, warn_s=warn_s, memory_bytes=memory_bytes)
 
 
 def plan_run(
-    options: LaunchOptions, run_id: str, gpus: Sequence[str], problems: Problems
+    options: RunRequest, run_id: str, gpus: Sequence[str], problems: Problems
 ) -> RunPlan | None:
     """Return the plan for a run on this machine; None when there were problems."""
-    nodes = parse_nodes(options.nodes, "--nodes", problems)
+    nodes = parse_nodes(options.nodes or "1", "--nodes", problems)
     workers = _workers(options, nodes, gpus, problems)
     program = _program(options, problems)
     limits = _limits(options, problems)
@@ -91,7 +143,7 @@ def plan_run(
     )
 
 
-def _node_setup(options: LaunchOptions, problems: Problems) -> NodeSetup:
+def _node_setup(options: RunRequest, problems: Problems) -> NodeSetup:
     environment = debug_environment(os.environ) if options.debug else ()
     if options.set_env:
         from torchmuster.spec.values import parse_set_env
@@ -178,7 +230,7 @@ def parse_workers(text: str, gpus: Sequence[str], problems: Problems) -> tuple[i
 
 
 def _workers(
-    options: LaunchOptions,
+    options: RunRequest,
     nodes: tuple[int, int] | None,
     gpus: Sequence[str],
     problems: Problems,
@@ -209,15 +261,15 @@ def _workers(
     return workers
 
 
-def _program(options: LaunchOptions, problems: Problems) -> Program | None:
+def _program(options: RunRequest, problems: Problems) -> Program | None:
     python = find_python(options.python, problems)
     if not options.module:
-        check_script(options.target, options.cwd, problems)
+        check_script(options.script, options.cwd, problems)
     if python is None:
         return None
     return Program(
         kind=ScriptKind.MODULE if options.module else ScriptKind.FILE,
-        target=options.target,
+        target=options.script,
         args=options.args,
         python=python,
         cwd=options.cwd,
@@ -264,10 +316,13 @@ def check_script(target: str, cwd: str, problems: Problems) -> None:
         problems.add("the script can't be read", target, fix=f"chmod u+r {target}")
 
 
-def _limits(options: LaunchOptions, problems: Problems) -> Limits | None:
+def _limits(options: RunRequest, problems: Problems) -> Limits | None:
     durations: dict[str, float] = {}
+    num_problems = len(problems.found)
     for name in ("grace", "join_timeout", "last_call"):
         text = getattr(options, name)
+        if text is None:
+            continue
         seconds = parse_timeout(text)
         option = "--" + name.replace("_", "-")
         if seconds is None:
@@ -280,7 +335,7 @@ def _limits(options: LaunchOptions, problems: Problems) -> Limits | None:
         where = f"--max-restarts {options.max_restarts}"
         problems.add("a number of restarts can't be negative", where, fix="--max-restarts 0")
     watch = parse_hang_timeout(options.hang_timeout, problems)
-    if len(durations) < 3 or options.max_restarts < 0 or watch is None:
+    if len(problems.found) > num_problems or watch is None:
         return None
     return Limits(max_restarts=options.max_restarts, **durations, **watch)
 

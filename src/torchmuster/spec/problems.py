@@ -3,11 +3,13 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from torchmuster.errors import UsageError
+from torchmuster.errors import ManyErrors, UsageError
 from torchmuster.model.display.text import did_you_mean
 
 KeyPath = tuple[str | int, ...]
+Value = TypeVar("Value")
 
 
 @dataclass(slots=True)
@@ -21,6 +23,16 @@ class Problems:
     ) -> None:
         """Note one problem."""
         self.found.append(UsageError(what, where=where, why=why, fix=fix))
+
+    def checked(self, value: Value | None) -> Value:
+        """Return the value where nothing is wrong.
+
+        Raises:
+            ManyErrors: Everything that is.
+        """
+        if self.found or value is None:
+            raise ManyErrors(self.found)
+        return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,18 +1,15 @@
 """From a section of `muster.toml` to the options of a job."""
 
-from dataclasses import replace
-
-import pytest
-
-from torchmuster.engines.registry import load_dialect
-from torchmuster.engines.sites import site_options, with_site_time
-from torchmuster.engines.workflow_jobs import GroupJob, SiteOptions
+from torchmuster.engines.sites import job_of_site
+from torchmuster.model.job import JobRequest, NodeChunk
 from torchmuster.spec.sites.site import Site
-from unit.engines.jobs import JOBS
+
+BARE = {"name": "", "head": (), "log_path": ""}
 
 
-def test_a_kind_without_a_section_has_the_usual_options():
-    assert site_options(Site(name="slurm", kind="slurm")) == SiteOptions()
+def test_a_kind_without_a_section_asks_for_nothing_and_hears_of_the_end_in_time():
+    job = job_of_site(Site(name="slurm", kind="slurm"))
+    assert job == JobRequest(**BARE, chunks=(NodeChunk(),), node_lines=(), warn_s=120.0)
 
 
 def test_everything_arrives():
@@ -28,25 +25,17 @@ def test_everything_arrives():
             "setup": ["module load x"],
             "environment": {"A": "it's"},
             "warn": "1m",
+            "time": "2h",
+            "gpus_per_node": 4,
         }
     )
-    assert site_options(site) == SiteOptions(
+    assert job_of_site(site) == JobRequest(
+        **BARE,
+        chunks=(NodeChunk(gpus=4, extra=(("sales_op", "blanca"),)),),
+        time_limit_s=7200.0,
         queue="q",
         account="a",
         directives=("-P p", "-m n"),
-        setup=("export A='it'\"'\"'s'", "module load x"),
-        extra=(("sales_op", "blanca"),),
+        node_lines=("export A='it'\"'\"'s'", "module load x"),
         warn_s=60.0,
     )
-
-
-@pytest.mark.parametrize(("own_s", "expected_s"), [(None, 7200.0), (60.0, 60.0)])
-def test_the_sites_time_is_for_groups_without_one(own_s, expected_s):
-    dialect = load_dialect("pbs")
-    job = replace(JOBS["plain"], time_limit_s=own_s, warn_s=120.0)
-    said = ("exec_timeout: none given", *dialect.unmapped(job))
-    group = GroupJob(group="g", job=job, waits_for=(), node_tasks=("t",), warnings=said)
-    site = Site.model_validate({"name": "x", "kind": "pbs", "time": "2h"})
-    done = with_site_time(group, site, dialect)
-    assert done.job.time_limit_s == expected_s
-    assert (done.warnings == ()) is (own_s is None)

@@ -2,14 +2,14 @@ import pytest
 
 from torchmuster import proc
 from torchmuster.engines.registry import load_dialect
+from torchmuster.engines.sites import job_of_site
 from torchmuster.engines.workflow_jobs import (
     MARGIN_S,
-    JobOptions,
-    SiteOptions,
     job_variables,
     plan_jobs,
 )
 from torchmuster.errors import UsageError
+from torchmuster.files.layout import RunDir
 from torchmuster.model.job import NodeChunk
 from torchmuster.model.workflow import (
     GroupPlan,
@@ -18,6 +18,7 @@ from torchmuster.model.workflow import (
     TrainingPlan,
     WorkflowPlan,
 )
+from torchmuster.spec.sites.site import Site
 
 SLURM = load_dialect("slurm")
 
@@ -40,13 +41,10 @@ def workflow(*groups, **given):
 
 
 def jobs(plan, dialect=SLURM, **site):
-    options = JobOptions(
-        run_dir="/runs/r1",
-        log_of=lambda name: f"/runs/r1/{name}.log",
-        site=SiteOptions(**site),
-    )
+    run_dir = RunDir("/runs/r1")
+    site_job = job_of_site(Site(name=dialect.name, kind=dialect.name, **site))
     ids = {name: f"${variable}" for name, variable in job_variables(plan).items()}
-    return plan_jobs(plan, dialect, options, ids)
+    return plan_jobs(plan, dialect, run_dir, site_job, ids)
 
 
 def test_each_group_waits_for_the_jobs_of_what_it_reads():

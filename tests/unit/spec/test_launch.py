@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from torchmuster.model.plan import Limits, ScriptKind, StartMethod, Tee
 from torchmuster.spec.launch import (
-    LaunchOptions,
+    RunRequest,
     debug_environment,
     find_python,
     parse_hang_timeout,
@@ -30,7 +30,7 @@ def planned(tmp_path, problems):
     (tmp_path / "train.py").write_text("")
 
     def plan(gpus=(), **given):
-        options = LaunchOptions(**{"target": "train.py", "cwd": str(tmp_path), **given})
+        options = RunRequest(**{"script": "train.py", "cwd": str(tmp_path), **given})
         return plan_run(options, "r", gpus, problems)
 
     return plan
@@ -84,13 +84,13 @@ def test_variables_of_the_command_line_reach_the_workers(planned):
 
 
 def test_a_script_can_t_come_from_standard_input(planned, problems):
-    planned(target="-")
+    planned(script="-")
 
     assert [error.what for error in problems.found] == ["a script can't come from standard input"]
 
 
 def test_a_module_needs_no_file(planned):
-    plan = planned(module=True, target="no.such.module")
+    plan = planned(module=True, script="no.such.module")
 
     assert plan.program.kind is ScriptKind.MODULE
 
@@ -118,7 +118,7 @@ def test_one_node_may_put_many_workers_on_few_gpus(planned):
 
 def test_all_problems_are_found_at_once(planned, problems):
     plan = planned(
-        target="trian.py",
+        script="trian.py",
         nodes="3:2",
         nproc_per_node="0",
         max_restarts=-1,
@@ -148,7 +148,7 @@ def test_standard_input_can_t_go_to_a_rank_that_never_is(planned, problems, rank
 
 
 def test_a_near_miss_of_the_script_is_suggested(planned, problems):
-    planned(target="trian.py")
+    planned(script="trian.py")
 
     assert problems.found[0].fix == "did you mean `train.py`?"
 
@@ -156,7 +156,7 @@ def test_a_near_miss_of_the_script_is_suggested(planned, problems):
 def test_a_near_miss_in_another_folder_is_suggested_with_its_folder(planned, problems, tmp_path):
     (tmp_path / "src").mkdir()
     (tmp_path / "src" / "main.py").write_text("")
-    planned(target="src/mian.py")
+    planned(script="src/mian.py")
 
     assert problems.found[0].fix == "did you mean `src/main.py`?"
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -163,14 +164,11 @@ def _words(given: dict[str, Any], run_id: str) -> list[str]:
 
 
 def _run(words: list[str], folder: str, script: str | None, form: str) -> None:
-    from torchmuster.cli.runs.run import run
+    from torchmuster.cli.runs.run import launch, request_of, run
 
-    context = run.make_context("run", words)
     looked_at = os.path.abspath(script) if script is not None else None
-    options = {"cwd": folder, "preflight": form, "preflight_script": looked_at}
-    if run.callback is None:
-        raise TypeError("run")
-    run.callback(**context.params, for_doctor=options)
+    request = request_of(run.make_context("run", words).params)
+    launch(replace(request, cwd=folder, preflight=form, preflight_script=looked_at))
 
 
 def _say_where(run_dir: "RunDir") -> None:

@@ -3,7 +3,8 @@
 import os
 import shlex
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,11 +12,12 @@ from torchmuster.errors import ManyErrors, MusterError, UsageError
 
 if TYPE_CHECKING:
     from torchmuster.model.plan import RunPlan
+    from torchmuster.spec.launch import RunRequest
 
 ALL = "all"
 
 
-def show_everywhere(given: dict[str, Any], show: Callable[[dict[str, Any]], object]) -> int:
+def show_everywhere(request: "RunRequest", show: "Callable[[RunRequest], int]") -> int:
     """Print for each engine the commands and scripts that it would get; one that can't take it says why.
 
     Raises:
@@ -24,18 +26,18 @@ def show_everywhere(given: dict[str, Any], show: Callable[[dict[str, Any]], obje
     from torchmuster.cli.sites import my_sites
     from torchmuster.owner.create import new_run_id
 
-    if not given["dry_run"]:
+    if not request.dry_run:
         what = "`--on all` is for looking: a run goes to one engine"
         raise UsageError(what, where="--on all", fix="--dry-run, or one of `muster engines`")
-    given = {**given, "run_id": given["run_id"] or new_run_id(given["script"], given["name"])}
-    given["name"] = None  # it is part of the id now
+    run_id = request.run_id or new_run_id(request.script, request.name)
+    request = replace(request, run_id=run_id, name=None)  # the name is part of the id now
     refused = 0
     for site in my_sites().sites.values():
         title = site.name if site.name == site.kind else f"{site.name} ({site.kind})"
         click.echo(f"# ======== {title}")
         here = site.kind == "local"
         try:
-            show({**given, "engine": site.name, "here": here})
+            show(replace(request, engine=site.name, here=here))
         except MusterError as error:
             refused += 1
             click.echo(f"# not possible: {error.what}")

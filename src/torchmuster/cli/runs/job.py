@@ -3,14 +3,16 @@
 import os
 import shlex
 import shutil
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from torchmuster.cli.sites import my_sites
-from torchmuster.errors import MusterError, UsageError
+from torchmuster.errors import ManyErrors, MusterError, UsageError
 from torchmuster.files.layout import short_id
+from torchmuster.model.plan import WARN_S
 from torchmuster.spec.sites.files import project_file, user_file
 
 if TYPE_CHECKING:
@@ -20,8 +22,7 @@ if TYPE_CHECKING:
     from torchmuster.model.job import Allocation, JobRequest
     from torchmuster.model.plan import RunPlan
     from torchmuster.model.verdict import Result
-    from torchmuster.owner.jobs.jobs import JobWishes
-    from torchmuster.spec.launch import LaunchOptions
+    from torchmuster.spec.launch import JobLimits, RunRequest
     from torchmuster.spec.problems import Problems
     from torchmuster.spec.sites.site import Site
 
@@ -76,121 +77,66 @@ def find_hosts(name: str) -> "Site | None":
 
 
 def nodes_of_site(site: "Site") -> str | None:
-    """Return what the site says of nodes, as `--nodes` has it; None when it says nothing."""
+    """Return what the site says of nodes, as `--nodes` has it: all hosts of ssh, None when it says nothing."""
     if site.nodes is None:
-        return None
+        from torchmuster.spec.sites.site import site_hosts
+
+        return str(len(site_hosts(site))) if site.kind == "ssh" else None
     least, most = site.nodes
     return str(most) if least == most else f"{least}:{most}"
 
 
 def nodes_of_engine(name: str) -> str | None:
     """Return what the site of this name says of nodes; None where there is none, which is found out later."""
+    if name == "local":
+        return None
     site = my_sites().sites.get(name)
     return None if site is None else nodes_of_site(site)
 
 
-def check_engine(name: str, problems: "Problems") -> None:
-    """Note an engine that does not exist or takes no jobs."""
+def check_engine(name: str, problems: "Problems") -> "Site | None":
+    """Return the site of an engine that takes jobs; note one that does not exist or takes none."""
     try:
-        find_site(name)
+        return find_site(name)
     except UsageError as error:
         problems.found.append(error)
-
-
-def job_wishes(given: dict[str, Any], problems: "Problems") -> "JobWishes":
-    """Return what the command line asks of a scheduler; problems are collected."""
-    from torchmuster.owner.jobs.jobs import JobWishes
-    from torchmuster.spec.units import duration_fix, parse_size, parse_timeout
-
-    limit_s = warn_s = memory_bytes = None
-    if given["time_limit"] is not None:
-        limit_s = parse_timeout(given["time_limit"])
-        if not limit_s:
-            fix = duration_fix("--time", given["time_limit"], "2h, 90m, 1:30:00 or 1-12:00:00")
-            problems.add(f"`{given['time_limit']}` is not a valid duration", "--time", fix=fix)
-    warn_s = parse_timeout(given["warn"])
-    if warn_s is None:
-        fix = duration_fix("--warn", given["warn"], "120s")
-        problems.add(f"`{given['warn']}` is not a valid duration", "--warn", fix=fix)
-    if given["mem"] is not None:
-        memory_bytes = parse_size(given["mem"])
-        if not memory_bytes:
-            problems.add(f"`{given['mem']}` is not a valid size", "--mem", fix="--mem 64Gi")
-    return JobWishes(
-        queue=given["queue"],
-        account=given["account"],
-        time_limit_s=limit_s,
-        cpus_per_node=given["cpus_per_node"],
-        gpus_per_node=given["gpus_per_node"] or 0,
-        memory_bytes=memory_bytes,
-        warn_s=warn_s or 0.0,
-        num_resubmits=given["resubmit"],
-    )
+        return None
 
 
 def plan_for_job(
-    options: "LaunchOptions",
-    run_id: str,
-    gpus_per_node: int | None,
-    problems: "Problems",
-    site: "Site | None" = None,
+    request: "RunRequest", run_id: str, gpus_per_node: int, problems: "Problems"
 ) -> "RunPlan | None":
     """Return the plan of a run on other nodes: their GPUs are what the job asks for."""
-    from dataclasses import replace
-
     from torchmuster.spec.launch import plan_run
 
-    asked = str(max(1, gpus_per_node or 0)) if options.nproc_per_node is None else None
-    if asked is not None:
-        options = replace(options, nproc_per_node=asked)
-    gpus = [str(index) for index in range(gpus_per_node or 0)] * 65536
-    plan = plan_run(options, run_id, gpus[: 65536 * (gpus_per_node or 0)], problems)
-    if plan is not None and site is not None:
-        from torchmuster.engines.sites import with_node_setup
-
-        plan = with_node_setup(plan, site, python_given=options.python is not None)
+    if request.nproc_per_node is None:
+        request = replace(request, nproc_per_node=str(max(1, gpus_per_node)))
+    gpus = [str(index) for index in range(gpus_per_node)] * 65536
+    plan = plan_run(request, run_id, gpus, problems)
     return replace(plan, stdin_rank=None) if plan is not None else None
 
 
-def with_site(wishes: "JobWishes", site: "Site") -> "JobWishes":
-    """Return the wishes with what the site says where the command line says nothing."""
-    from dataclasses import replace
-
-    from torchmuster.engines.sites import site_options
-
-    options = site_options(site)
-    return replace(
-        wishes,
-        queue=wishes.queue or options.queue,
-        account=wishes.account or options.account,
-        qos=options.qos,
-        constraint=options.constraint,
-        time_limit_s=wishes.time_limit_s or site.time,
-        cpus_per_node=wishes.cpus_per_node or site.cpus_per_node,
-        gpus_per_node=wishes.gpus_per_node or site.gpus_per_node or 0,
-        directives=options.directives,
-        setup=options.setup,
-        extra=options.extra,
-        way=",".join(site.start_with) or None,
-        num_resubmits=site.resubmit or 0 if wishes.num_resubmits is None else wishes.num_resubmits,
-        resubmit_with=site.resubmit_with,
-    )
-
-
 def submit_run(
-    plan: "RunPlan", site: "Site", wishes: "JobWishes", *, detach: bool, dry_run: bool
+    request: "RunRequest", run_id: str, limits: "JobLimits", problems: "Problems"
 ) -> int:
     """Submit a run and follow it to its end; Ctrl-C leaves it alone, twice cancels it."""
     from torchmuster.engines.registry import load_dialect
+    from torchmuster.engines.sites import with_node_setup
     from torchmuster.files.layout import RunDir, runs_dir
     from torchmuster.owner.create import create_run_dir
-    from torchmuster.owner.jobs.jobs import make_job, note_refusal
+    from torchmuster.owner.jobs.jobs import make_job, note_refusal, num_resubmits
 
+    site = check_engine(request.engine or "", problems)
+    gpus_per_node = request.gpus_per_node or (site.gpus_per_node if site else 0) or 0
+    plan = problems.checked(plan_for_job(request, run_id, gpus_per_node, problems))
+    if site is None:
+        raise ManyErrors(problems.found)
+    plan = with_node_setup(plan, site, python_given=request.python is not None)
     dialect = load_dialect(site.kind)
-    num_more = wishes.num_resubmits or 0 if wishes.resubmit_with == "chain" else 0
-    if dry_run:
+    num_more = num_resubmits(site, request) if site.resubmit_with == "chain" else 0
+    if request.dry_run:
         run_dir = RunDir(os.path.join(runs_dir(), plan.run_id))
-        job = make_job(plan, run_dir, site.kind, wishes)
+        job = make_job(plan, run_dir, site, request, limits)
         click.echo(f"$ {shlex.join(dialect.submit_argv(job, run_dir.job_script))}\n")
         if num_more:
             click.echo(f"and {num_more} times more, each job afterany the one before\n")
@@ -199,10 +145,10 @@ def submit_run(
         return 0
     run_dir = create_run_dir(plan)
     with note_refusal(run_dir):
-        job = make_job(plan, run_dir, site.kind, wishes)
+        job = make_job(plan, run_dir, site, request, limits)
         for sentence in dialect.unmapped(job):
             click.echo(f"muster: {sentence}", err=True)
-    return submit_and_follow(plan, run_dir, job, dialect, num_more=num_more, detach=detach)
+    return submit_and_follow(plan, run_dir, job, dialect, num_more=num_more, detach=request.detach)
 
 
 def submit_and_follow(
@@ -292,6 +238,22 @@ def find_allocation() -> "tuple[Dialect, Allocation] | None":
     return None
 
 
+def run_inside(
+    request: "RunRequest",
+    run_id: str,
+    inside: "tuple[Dialect, Allocation]",
+    limits: "JobLimits",
+    problems: "Problems",
+) -> int:
+    """Run on the nodes of the job that we are in."""
+    from torchmuster.diagnose.facts.gpus import visible_gpus
+
+    gpus = visible_gpus()  # those of one node; the others have their own
+    plan = problems.checked(plan_for_job(request, run_id, len(gpus), problems))
+    warn_s = WARN_S if limits.warn_s is None else limits.warn_s
+    return run_in_allocation(plan, *inside, warn_s)
+
+
 def run_in_allocation(
     plan: "RunPlan",
     dialect: "Dialect",
@@ -304,8 +266,6 @@ def run_in_allocation(
     Raises:
         UsageError: The job has fewer nodes than asked for.
     """
-    from dataclasses import replace
-
     from torchmuster.cli.ending import follow_run
     from torchmuster.engines.allocation import AllocationEngine
     from torchmuster.engines.ways import Way

@@ -87,19 +87,13 @@ def render_jobs(plan: "WorkflowPlan", target: ScriptTarget) -> str:
 
 
 def _jobs(plan: "WorkflowPlan", target: ScriptTarget) -> "tuple[GroupJob, ...]":
-    from torchmuster.engines.sites import site_options, with_site_time
-    from torchmuster.engines.workflow_jobs import JobOptions, job_variables, plan_jobs
+    from torchmuster.engines.sites import job_of_site
+    from torchmuster.engines.workflow_jobs import job_variables, plan_jobs
     from torchmuster.files.layout import RunDir, runs_dir
 
     run_dir = RunDir(os.path.join(runs_dir(), plan.run_id))
-    options = JobOptions(
-        run_dir=run_dir.path,
-        log_of=lambda name: os.path.join(run_dir.group(name).path, "job.log"),
-        site=site_options(target.site),
-    )
     shown = {group: f"${variable}" for group, variable in job_variables(plan).items()}
-    jobs = plan_jobs(plan, target.dialect, options, shown)
-    return tuple(with_site_time(job, target.site, target.dialect) for job in jobs)
+    return plan_jobs(plan, target.dialect, run_dir, job_of_site(target.site), shown)
 
 
 def _submit(group: "GroupJob", dialect: "Dialect", plan: "WorkflowPlan") -> list[str]:

@@ -9,6 +9,7 @@ import click
 from torchmuster.cli.completion import complete_runs
 from torchmuster.errors import UsageError
 from torchmuster.files.layout import short_id
+from torchmuster.model.plan import WARN_S
 
 if TYPE_CHECKING:
     from torchmuster.files.layout import RunDir
@@ -110,7 +111,6 @@ def _run_in_job_again(plan: "RunPlan", view: "RunView") -> int:
         UsageError: There is no job around us.
     """
     from torchmuster.cli.runs.job import find_allocation, run_in_allocation
-    from torchmuster.owner.jobs.jobs import JobWishes
 
     inside = find_allocation()
     if inside is None:
@@ -119,4 +119,4 @@ def _run_in_job_again(plan: "RunPlan", view: "RunView") -> int:
             f"the run {short_id(view.run_id)} used the nodes of job {job_id}, and there is no job around this shell",
             fix=f"in a new job: muster restart {short_id(view.run_id)}",
         )
-    return run_in_allocation(plan, *inside, JobWishes().warn_s, view.run_dir.snapshots)
+    return run_in_allocation(plan, *inside, WARN_S, view.run_dir.snapshots)

@@ -2,13 +2,19 @@
 
 import os
 import sys
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from torchmuster.cli.completion import complete_files, on_option
 from torchmuster.cli.runs.sections import sectioned
+from torchmuster.model.plan import GRACE_S, MAX_RESTARTS
+
+if TYPE_CHECKING:
+    from torchmuster.spec.launch import RunRequest
+    from torchmuster.spec.problems import Problems
 
 _SECTIONS = {
     "Workers": (
@@ -55,11 +61,15 @@ _OF_A_JOB = {
     metavar="N[,N...]|gpu|cpu|auto",
     help="Workers on each node; default one for each GPU, or one.",
 )
-@click.option("--max-restarts", default=3, metavar="K", help="Restarts after failures; default 3.")
+@click.option(
+    "--max-restarts",
+    type=int,
+    metavar="K",
+    help=f"Restarts after failures; default {MAX_RESTARTS}.",
+)
 @click.option(
     "--restart-policy",
     type=click.Choice(["evidence", "count"]),
-    default="evidence",
     help="Try again unless it would fail the same way, or always.",
 )
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as with `python -m`.")
@@ -71,7 +81,6 @@ _OF_A_JOB = {
 @click.option(
     "--tee",
     type=click.Choice(["0", "all", "none"]),
-    default="0",
     help="Whose output the terminal shows; default rank 0.",
 )
 @click.option("--detach", is_flag=True, help="Return at once; the run goes on in the background.")
@@ -79,7 +88,6 @@ _OF_A_JOB = {
 @click.option(
     "--start",
     type=click.Choice(["auto", "fork", "fresh"]),
-    default="auto",
     help="Fork workers from a process with torch, or start fresh interpreters.",
 )
 @click.option(
@@ -97,11 +105,10 @@ _OF_A_JOB = {
 )
 @click.option("--before", multiple=True, metavar="CMD", help="Run this once on every node first.")
 @click.option("--stdin", "stdin_rank", type=int, metavar="RANK", help="Who gets standard input.")
-@click.option("--grace", default="30", metavar="TIME", help="From a stop to SIGKILL; default 30s.")
-@click.option("--join-timeout", default="600", metavar="TIME", help="Wait for nodes; default 10m.")
+@click.option("--grace", metavar="TIME", help=f"From a stop to SIGKILL; default {GRACE_S:g}s.")
+@click.option("--join-timeout", metavar="TIME", help="Wait for nodes; default 10m.")
 @click.option(
     "--last-call",
-    default="2",
     metavar="TIME",
     help="How long to wait for more nodes than MIN; default 2s.",
 )
@@ -111,9 +118,7 @@ _OF_A_JOB = {
 @click.option("--cpus-per-node", type=click.IntRange(min=1), metavar="N", help="CPUs of each node.")
 @click.option("--gpus-per-node", type=click.IntRange(min=0), metavar="N", help="GPUs of each node.")
 @click.option("--mem", metavar="SIZE", help="Memory of each node, e.g. 64Gi.")
-@click.option(
-    "--warn", default="120s", metavar="TIME", help="How long before the time limit to send SIGUSR1."
-)
+@click.option("--warn", metavar="TIME", help="How long before the time limit to send SIGUSR1.")
 @click.option(
     "--resubmit",
     type=click.IntRange(0, 1000),
@@ -143,105 +148,96 @@ def run(**given: Any) -> int:
     It starts in about a second, survives the loss of any worker or node, and says what was wrong.
     Options of muster stand before SCRIPT, the script's own behind it.
     """
+    return launch(request_of(given))
+
+
+def request_of(given: dict[str, Any]) -> "RunRequest":
+    """Return the request that the words of the command line make."""
+    from torchmuster.spec.launch import RunRequest
+
+    off = given["no_preflight"] or os.environ.get("MUSTER_PREFLIGHT") in ("off", "no", "0")
+    said = {name: value for name, value in given.items() if value is not None}
+    del said["no_preflight"]
+    return RunRequest(**said, preflight="off" if off else "short")
+
+
+def launch(request: "RunRequest") -> int:
+    """Start what is asked for where it is asked for, and follow it."""
+    from torchmuster.cli.runs import job
     from torchmuster.cli.spelling import option_behind, option_names
-    from torchmuster.diagnose.facts.gpus import visible_gpus
-    from torchmuster.errors import ManyErrors, UsageError
-    from torchmuster.owner.create import choose_run_id, create_run_dir
-    from torchmuster.owner.room import room_warnings
-    from torchmuster.spec.launch import LaunchOptions, plan_run
+    from torchmuster.spec.launch import read_job_limits
     from torchmuster.spec.problems import Problems
 
-    if given["engine"] == "all":
+    if request.engine == "all":
         from torchmuster.cli.runs.dry_run import show_everywhere
 
-        return show_everywhere(given, lambda of_one: run.callback(**of_one))  # type: ignore[misc]
-    problems = Problems()
-    note = option_behind(given["script"], given["args"], option_names(run))
+        return show_everywhere(request, launch)
+    note = option_behind(request.script, request.args, option_names(run))
     if note is not None:
         click.echo(f"muster: {note}", err=True)
-    detach = given["detach"]
-    stdin_rank = _stdin_rank(given["stdin_rank"], detach=detach)
-    from torchmuster.cli.runs.job import (
-        check_engine,
-        choose_engine,
-        find_allocation,
-        find_site,
-        job_wishes,
-        nodes_of_engine,
-        nodes_of_site,
-        plan_for_job,
-        run_in_allocation,
-        submit_run,
-        with_site,
-    )
+    named = request.engine or ("ssh" if request.hosts or request.hostfile else None)
+    engine = job.choose_engine(named, here=request.here)
+    request = replace(request, engine=engine, stdin_rank=_stdin_rank(request))
+    hosts = None
+    if engine != "local" or request.hosts or request.hostfile:
+        from torchmuster.cli.runs.ssh import find_ssh_site, run_on_hosts
 
-    if given["engine"] is None and (given["hosts"] or given["hostfile"]):
-        given["engine"] = "ssh"
-    given["engine"] = choose_engine(given["engine"], here=given["here"])
-    hosts_site = None
-    if given["engine"] != "local" or given["hosts"] or given["hostfile"]:
-        from torchmuster.cli.runs.ssh import find_ssh_site, num_hosts, run_on_hosts
-
-        hosts_site = find_ssh_site(given)
-    inside = None
-    if given["engine"] == "local" and not given["here"]:
-        inside = find_allocation()
-    if given["engine"] == "local" or hosts_site is not None:
-        _say_ignored(given, hosts_site is not None, inside is not None)
-    if given["nodes"] is None and hosts_site is not None:
-        given["nodes"] = nodes_of_site(hosts_site) or str(num_hosts(hosts_site))
-    if given["nodes"] is None and given["engine"] != "local" and hosts_site is None:
-        given["nodes"] = nodes_of_engine(given["engine"])
-    if given["nodes"] is None:
-        given["nodes"] = str(len(inside[1].nodes)) if inside is not None else "1"
-    options = LaunchOptions(
-        target=given["script"],
-        stdin_rank=stdin_rank,
-        **{name: given[name] for name in _PLAN_OPTIONS},
-        **_preflight_options(given),
-        hang_timeout=given.get("hang_timeout"),
-        debug=bool(given.get("debug")),
-    )
-    run_id = ""
-    try:
-        run_id = choose_run_id(given["script"], given["run_id"], given["name"])
-    except UsageError as error:
-        problems.found.append(error)
-    wishes = job_wishes(given, problems)
-    if given["resubmit"] and given["engine"] == "local":
+        hosts = find_ssh_site(engine, request.hosts, request.hostfile)
+    inside = job.find_allocation() if engine == "local" and not request.here else None
+    if engine == "local" or hosts is not None:
+        _say_ignored(request, on_hosts=hosts is not None, in_job=inside is not None)
+    if request.nodes is None:
+        if inside is not None:
+            num_nodes: str | None = str(len(inside[1].nodes))
+        else:
+            num_nodes = job.nodes_of_site(hosts) if hosts else job.nodes_of_engine(engine)
+        request = replace(request, nodes=num_nodes or "1")
+    problems = Problems()
+    run_id = _choose_id(request, problems)
+    limits = read_job_limits(request, problems)
+    if request.resubmit and engine == "local":
         fix = "--on slurm or --on pbs; in a job of your own: sbatch or qsub again"
         problems.add("--resubmit continues jobs that muster submits", "--resubmit", fix=fix)
-    if hosts_site is not None:
-        return run_on_hosts(given, options, run_id, hosts_site, problems)
-    if given["engine"] != "local":
-        check_engine(given["engine"], problems)
-        site = find_site(given["engine"]) if not problems.found else None
-        wishes = with_site(wishes, site) if site is not None else wishes
-        plan = plan_for_job(options, run_id, wishes.gpus_per_node, problems, site)
-        if problems.found or plan is None or site is None:
-            raise ManyErrors(problems.found)
-        return submit_run(plan, site, wishes, detach=detach, dry_run=given["dry_run"])
+    if hosts is not None:
+        return run_on_hosts(request, run_id, hosts, problems)
+    if engine != "local":
+        return job.submit_run(request, run_id, limits, problems)
+    if inside is not None:
+        return job.run_inside(request, run_id, inside, limits, problems)
+    return _run_here(request, run_id, problems)
+
+
+def _choose_id(request: "RunRequest", problems: "Problems") -> str:
+    from torchmuster.errors import UsageError
+    from torchmuster.owner.create import choose_run_id
+
+    try:
+        return choose_run_id(request.script, request.run_id, request.name)
+    except UsageError as error:
+        problems.found.append(error)
+        return ""
+
+
+def _run_here(request: "RunRequest", run_id: str, problems: "Problems") -> int:
+    from torchmuster.diagnose.facts.gpus import visible_gpus
+    from torchmuster.owner.create import create_run_dir
+    from torchmuster.owner.room import room_warnings
+    from torchmuster.spec.launch import plan_run
+
     gpus = visible_gpus()
-    if inside is not None:  # these GPUs are one node's; the others have their own
-        plan = plan_for_job(options, run_id, len(gpus), problems)
-        if problems.found or plan is None:
-            raise ManyErrors(problems.found)
-        return run_in_allocation(plan, *inside, wishes.warn_s)
-    plan = plan_run(options, run_id, gpus, problems)
-    if problems.found or plan is None:
-        raise ManyErrors(problems.found)
-    if given["dry_run"]:
+    plan = problems.checked(plan_run(request, run_id, gpus, problems))
+    if request.dry_run:
         from torchmuster.cli.runs.dry_run import show_here
 
         return show_here(plan)
     run_dir = create_run_dir(plan)
     for warning in room_warnings(run_dir.path):
         click.echo(f"muster: {warning}", err=True)
-    return start(plan, run_dir, gpus, detach=detach)
+    return start(plan, run_dir, gpus, detach=request.detach)
 
 
-def _say_ignored(given: dict[str, Any], on_hosts: bool, in_job: bool) -> None:
-    words = [word for name, word in _OF_A_JOB.items() if given[name] is not None]
+def _say_ignored(request: "RunRequest", *, on_hosts: bool, in_job: bool) -> None:
+    words = [word for name, word in _OF_A_JOB.items() if getattr(request, name) is not None]
     if not words:
         return
     here = "plain hosts have no scheduler" if on_hosts else "this run is not a scheduler's job"
@@ -263,41 +259,12 @@ def start(plan: Any, run_dir: Any, gpus: Any, *, detach: bool) -> int:
     return follow_run(plan, run_dir, partial(_follow, engine))
 
 
-_PLAN_OPTIONS = (
-    "args",
-    "module",
-    "nodes",
-    "nproc_per_node",
-    "max_restarts",
-    "restart_policy",
-    "grace",
-    "join_timeout",
-    "last_call",
-    "grow",
-    "start",
-    "preload",
-    "tee",
-    "python",
-    "stage",
-    "before",
-    "set_env",
-)
-
-
-def _preflight_options(given: dict[str, Any]) -> dict[str, Any]:
-    """Return how the nodes are looked at: `muster doctor` asks for all of it."""
-    if given.get("for_doctor"):
-        return dict(given["for_doctor"])
-    off = given["no_preflight"] or os.environ.get("MUSTER_PREFLIGHT") in ("off", "no", "0")
-    return {"preflight": "off"} if off else {}
-
-
-def _stdin_rank(asked: int | None, *, detach: bool) -> int | None:
+def _stdin_rank(request: "RunRequest") -> int | None:
     """Return who gets standard input: nobody unless asked for, or someone sits at a terminal."""
-    if asked is not None:
-        return asked
+    if request.stdin_rank is not None:
+        return request.stdin_rank
     try:
-        return 0 if sys.stdin.isatty() and not detach else None
+        return 0 if sys.stdin.isatty() and not request.detach else None
     except (AttributeError, ValueError):  # closed
         return None
 

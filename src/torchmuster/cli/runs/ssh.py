@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from torchmuster.model.plan import RunPlan
     from torchmuster.model.verdict import Result
     from torchmuster.owner.views.find import RunView
-    from torchmuster.spec.launch import LaunchOptions
+    from torchmuster.spec.launch import RunRequest
     from torchmuster.spec.problems import Problems
     from torchmuster.spec.sites.site import Site
 
 KIND = "ssh"
 
 
-def find_ssh_site(given: dict[str, Any]) -> "Site | None":
+def find_ssh_site(name: str, hosts: str | None, hostfile: str | None) -> "Site | None":
     """Return the site when the run goes to plain hosts; None when it goes elsewhere.
 
     Raises:
@@ -37,8 +37,7 @@ def find_ssh_site(given: dict[str, Any]) -> "Site | None":
     """
     from torchmuster.spec.sites.site import Site
 
-    name = given["engine"]
-    named_here = bool(given["hosts"] or given["hostfile"])
+    named_here = bool(hosts or hostfile)
     sites = my_sites()
     site = sites.sites.get(name)
     if site is None and name == KIND:
@@ -49,7 +48,7 @@ def find_ssh_site(given: dict[str, Any]) -> "Site | None":
             raise UsageError(what, where="--hosts", fix="--on ssh --hosts node1,node2")
         return None
     if named_here:
-        site = site.model_copy(update={"hosts": _hosts_of(given), "hostfile": None})
+        site = site.model_copy(update={"hosts": _hosts_of(hosts, hostfile), "hostfile": None})
     if not site.hosts and site.hostfile is None:
         fix = '--hosts node1,node2:4, --hostfile FILE, or [engines.NAME] with kind = "ssh"'
         raise UsageError("nobody says which hosts", where=f"--on {name}", fix=fix)
@@ -63,29 +62,22 @@ def _plain_site() -> dict[str, Any]:
     return {**values, "name": KIND, "kind": KIND}
 
 
-def _hosts_of(given: dict[str, Any]) -> Any:
+def _hosts_of(hosts: str | None, hostfile: str | None) -> Any:
     from torchmuster.spec.sites.hostfile import join_hosts, parse_host, read_hostfile
 
-    if given["hosts"] and given["hostfile"]:
+    if hosts and hostfile:
         raise UsageError("`--hosts` and `--hostfile` say the same: one of them is enough")
-    if given["hostfile"]:
-        return read_hostfile(given["hostfile"])
+    if hostfile:
+        return read_hostfile(hostfile)
     found, errors = [], []
-    for word in given["hosts"].split(","):
+    for word in (hosts or "").split(","):
         try:
             found.append(parse_host(word))
         except UsageError as error:
-            errors.append(UsageError(error.what, where=f"--hosts {given['hosts']}", fix=error.fix))
+            errors.append(UsageError(error.what, where=f"--hosts {hosts}", fix=error.fix))
     if errors:
         raise ManyErrors(errors)
     return join_hosts(found)
-
-
-def num_hosts(site: "Site") -> int:
-    """Return the number of hosts: the nodes of a run for which nobody gives another."""
-    from torchmuster.spec.sites.site import site_hosts
-
-    return len(site_hosts(site))
 
 
 def make_wishes(site: "Site", *, by_slots: bool) -> "SshWishes":
@@ -103,20 +95,16 @@ def make_wishes(site: "Site", *, by_slots: bool) -> "SshWishes":
     return SshWishes(hosts=hosts, where=where, by_slots=by_slots, may_share=shared)
 
 
-def run_on_hosts(
-    given: dict[str, Any], options: "LaunchOptions", run_id: str, site: "Site", problems: "Problems"
-) -> int:
+def run_on_hosts(request: "RunRequest", run_id: str, site: "Site", problems: "Problems") -> int:
     """Run on the hosts of a site and follow the run to its end; it ends with this process."""
-    if given["detach"]:
+    if request.detach:
         fix = f"tmux new -d '{shlex.join(['muster', *_without_detach(sys.argv[1:])])}'"
         why = "a run on plain hosts ends with its client: nothing else would watch it"
         problems.add("`--detach` does not go with ssh", "--detach", why, fix)
-    wishes = make_wishes(site, by_slots=options.nproc_per_node is None)
-    plan = plan_for_hosts(options, run_id, site, wishes, problems)
-    if problems.found or plan is None:
-        raise ManyErrors(problems.found)
+    wishes = make_wishes(site, by_slots=request.nproc_per_node is None)
+    plan = problems.checked(plan_for_hosts(request, run_id, site, wishes, problems))
     bundle = make_bundle_for((sys.executable, plan.program.python[0]), wishes)
-    if given["dry_run"]:
+    if request.dry_run:
         _show(plan, wishes, bundle)
         return 0
     return _follow(plan, wishes, bundle)
@@ -148,7 +136,7 @@ def run_again_on_hosts(plan: "RunPlan", view: "RunView", *, detach: bool) -> int
         )
     named = my_sites().sites.get(plan.engine)
     hosts = ",".join(plan.node_names) if named is None else None
-    site = find_ssh_site({"engine": plan.engine, "hosts": hosts, "hostfile": None})
+    site = find_ssh_site(plan.engine, hosts, None)
     if site is None:
         raise UsageError(f"`{plan.engine}` is not a site of kind ssh", where=view.run_dir.plan)
     wishes = make_wishes(site, by_slots=False)
@@ -161,7 +149,7 @@ def _without_detach(words: list[str]) -> list[str]:
 
 
 def plan_for_hosts(
-    options: "LaunchOptions",
+    request: "RunRequest",
     run_id: str,
     site: "Site",
     wishes: "SshWishes",
@@ -172,19 +160,19 @@ def plan_for_hosts(
     from torchmuster.spec.launch import plan_run
 
     # The interpreter is the hosts' own: it need not exist here.
-    python = shlex.split(options.python) if options.python is not None else []
-    workers = options.nproc_per_node or str(site.gpus_per_node or 1)
-    plan = plan_run(replace(options, python=None, nproc_per_node=workers), run_id, (), problems)
+    python = shlex.split(request.python) if request.python is not None else []
+    workers = request.nproc_per_node or str(site.gpus_per_node or 1)
+    plan = plan_run(replace(request, python=None, nproc_per_node=workers), run_id, (), problems)
     if plan is None:
         return None
     if plan.min_nodes > len(wishes.hosts):
         what = f"{plan.min_nodes} nodes are asked for, there are {len(wishes.hosts)} hosts"
-        problems.add(what, f"--nodes {options.nodes}", fix=f"--nodes {len(wishes.hosts)}")
+        problems.add(what, f"--nodes {request.nodes}", fix=f"--nodes {len(wishes.hosts)}")
         return None
     most = min(plan.max_nodes, len(wishes.hosts))
     names = tuple(host.name for host in wishes.hosts[:most])
     plan = replace(plan, max_nodes=most, node_names=names, engine=site.name)
-    plan = with_node_setup(plan, site, python_given=options.python is not None)
+    plan = with_node_setup(plan, site, python_given=request.python is not None)
     if python:
         plan = replace(plan, program=replace(plan.program, python=tuple(python)))
     return plan

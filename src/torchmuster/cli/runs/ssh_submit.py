@@ -78,17 +78,17 @@ def _task_hosts(
 
 
 def _needs(plan: "WorkflowPlan", site: "Site") -> "TaskNeeds":
+    from torchmuster.engines.sites import setup_origin
     from torchmuster.owner.host_capacity import most_hosts
     from torchmuster.owner.task_hosts import TaskNeeds
 
     trains = any(task.training is not None for group in plan.groups for task in group.tasks)
-    origin = f"{site.origin.split('.toml:')[0]}.toml [engines.{site.name}] setup"
     return TaskNeeds(
         folders=(plan.cwd,) if trains else (),
         min_hosts=most_hosts(plan)[1],
         lines=tuple(site.setup),
         environment=tuple(site.environment),
-        origin=origin,
+        origin=setup_origin(site),
     )
 
 

@@ -13,6 +13,7 @@ from torchmuster.cli.runs.job_scripts import ALL, can_show, show_jobs
 from torchmuster.cli.sets import SetCommand, value_options
 from torchmuster.errors import NotFoundError, UsageError
 from torchmuster.files.layout import short_id
+from torchmuster.model.plan import GRACE_S
 
 if TYPE_CHECKING:
     from torchmuster.engines.base import Dialect
@@ -62,7 +63,12 @@ _CONTEXT = {"help_option_names": ["-h", "--help"]}
     default="none",
     help="What runs `image:`; default none.",
 )
-@click.option("--grace", default="30", metavar="TIME", help="From SIGTERM to SIGKILL; default 30s.")
+@click.option(
+    "--grace",
+    default=f"{GRACE_S:g}",
+    metavar="TIME",
+    help=f"From SIGTERM to SIGKILL; default {GRACE_S:g}s.",
+)
 @click.option("--backoff", default="1", metavar="TIME", help="Before a retry, doubled; default 1s.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def submit(**given: Any) -> int:
@@ -119,13 +125,10 @@ def submit_to_scheduler(
     """Submit all groups as jobs and follow them; Ctrl-C leaves them alone, twice cancels them."""
     from torchmuster.cli.ending import follow_run, print_id
     from torchmuster.engines.registry import load_dialect
-    from torchmuster.engines.sites import site_options
     from torchmuster.owner.jobs.workflow_batch import submit_groups
 
     dialect = load_dialect(site.kind)
-    job_ids = submit_groups(
-        plan, run_dir, dialect, site_options(site), site_name=site.name, time_limit_s=site.time
-    )
+    job_ids = submit_groups(plan, run_dir, dialect, site)
     if detach:
         return print_id(plan.run_id, as_json=as_json, jobs=job_ids)
     follow = partial(_follow_jobs, run_dir, dialect, job_ids)

@@ -49,14 +49,11 @@ class _TorchrunCommand(click.Command):
 def torchrun(arguments: tuple[str, ...]) -> int:
     """Take torchrun's own command line, inside an existing job script."""
     from torchmuster.diagnose.facts.gpus import visible_gpus
-    from torchmuster.errors import ManyErrors
     from torchmuster.spec.problems import Problems
     from torchmuster.spec.torchrun import parse_torchrun
 
     problems = Problems()
-    line = parse_torchrun(arguments, os.environ, visible_gpus(), problems)
-    if problems.found or line is None:
-        raise ManyErrors(problems.found)
+    line = problems.checked(parse_torchrun(arguments, os.environ, visible_gpus(), problems))
     _warn_of_option_behind(line)
     launch = make_launch(line)
     from torchmuster.programs.main import run_agent

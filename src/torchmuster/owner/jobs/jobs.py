@@ -6,20 +6,26 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from torchmuster import proc
 from torchmuster.engines.base import PYTHON, Dialect, EngineError
 from torchmuster.engines.registry import load_dialect
+from torchmuster.engines.sites import job_of_site
 from torchmuster.errors import MusterError
 from torchmuster.files import atomic, travel
 from torchmuster.files.layout import RunDir, short_id
 from torchmuster.model import codec
 from torchmuster.model.display.text import report_of_error
-from torchmuster.model.job import AfterKind, JobDependency, JobRequest, JobView, NodeChunk
+from torchmuster.model.job import AfterKind, JobDependency, JobRequest, JobView
 from torchmuster.model.plan import RunPlan
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Report, Result
 from torchmuster.owner.jobs.answers import JobDesk
+
+if TYPE_CHECKING:
+    from torchmuster.spec.launch import JobLimits, RunRequest
+    from torchmuster.spec.sites.site import Site
 
 COMMAND_TIMEOUT_S = 30.0
 _DESK = JobDesk()  # waits look at files ten times a second; a scheduler is everybody's
@@ -31,64 +37,48 @@ class JobRefusedError(MusterError):
     exit_code = 14
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobWishes:
-    """What a run asks of a scheduler beside its nodes and workers."""
-
-    queue: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    constraint: str | None = None
-    time_limit_s: float | None = None
-    cpus_per_node: int | None = None
-    gpus_per_node: int = 0
-    memory_bytes: int | None = None
-    directives: tuple[str, ...] = ()
-    setup: tuple[str, ...] = ()
-    extra: tuple[tuple[str, str], ...] = ()
-    warn_s: float = 120.0
-    way: str | None = None
-    num_resubmits: int | None = None  # None where nobody has said
-    resubmit_with: str | None = None
-
-
-def make_job(plan: RunPlan, run_dir: RunDir, engine: str, wishes: JobWishes) -> JobRequest:
-    """Return the job that conducts a run."""
-    head = [PYTHON, proc.NODE_DOOR, "conduct", run_dir.path, "--engine", engine]
-    head += ["--warn", f"{wishes.warn_s:g}", "--submitted-from", os.uname().machine]
-    head += ["--way", wishes.way] if wishes.way is not None else []
-    if wishes.num_resubmits:
-        head += ["--resubmit", str(wishes.num_resubmits)]
-        head += ["--resubmit-with", wishes.resubmit_with] if wishes.resubmit_with else []
-    chunk = NodeChunk(
+def make_job(
+    plan: RunPlan, run_dir: RunDir, site: "Site", request: "RunRequest", limits: "JobLimits"
+) -> JobRequest:
+    """Return the job that conducts a run: what its site asks for, with what the request says otherwise."""
+    job = job_of_site(site)
+    node = job.chunks[0]
+    warn_s = (job.warn_s or 0.0) if limits.warn_s is None else limits.warn_s
+    head = [PYTHON, proc.NODE_DOOR, "conduct", run_dir.path, "--engine", site.kind]
+    head += ["--warn", f"{warn_s:g}", "--submitted-from", os.uname().machine]
+    head += ["--way", ",".join(site.start_with)] if site.start_with else []
+    if num_more := num_resubmits(site, request):
+        head += ["--resubmit", str(num_more)]
+        head += ["--resubmit-with", site.resubmit_with] if site.resubmit_with else []
+    node = replace(
+        node,
         num_nodes=plan.max_nodes,
-        cpus=wishes.cpus_per_node,
+        cpus=request.cpus_per_node or node.cpus,
         workers=max(plan.num_workers(place) for place in range(plan.max_nodes)),
-        gpus=wishes.gpus_per_node,
-        memory_bytes=wishes.memory_bytes,
-        extra=wishes.extra,
+        gpus=request.gpus_per_node or node.gpus,
+        memory_bytes=limits.memory_bytes,
     )
-    return JobRequest(
-        name=short_id(
-            plan.run_id
-        ),  # `squeue` and `qstat` show its first letters: the script's name
-        chunks=(chunk,),
+    return replace(
+        job,
+        name=short_id(plan.run_id),  # `squeue` and `qstat` show its first letters
+        chunks=(node,),
         head=tuple(head),
         about="The head of the run: it starts an agent on every node, restarts what dies, leaves the result.",
         log_path=run_dir.job_log,
         python=sys.executable,
         min_nodes=plan.min_nodes if plan.is_elastic else None,
         max_nodes=plan.max_nodes if plan.is_elastic else None,
-        time_limit_s=wishes.time_limit_s,
-        queue=wishes.queue,
-        account=wishes.account,
-        qos=wishes.qos,
-        constraint=wishes.constraint,
-        directives=wishes.directives,
-        node_lines=wishes.setup,
+        time_limit_s=limits.time_limit_s or job.time_limit_s,
+        queue=request.queue or job.queue,
+        account=request.account or job.account,
         package_copy=run_dir.package_copy,
         warn_s=None,  # the head knows the end of its time by itself
     )
+
+
+def num_resubmits(site: "Site", request: "RunRequest") -> int:
+    """Return in how many more jobs the run may go on."""
+    return (site.resubmit or 0) if request.resubmit is None else request.resubmit
 
 
 def submit_job(job: JobRequest, run_dir: RunDir, dialect: Dialect) -> str:

@@ -24,16 +24,14 @@ from torchmuster.files import atomic
 from torchmuster.files.terminal import TerminalVoice
 from torchmuster.model.display.text import render_report, report_of_error
 from torchmuster.model.job import Allocation
-from torchmuster.model.plan import NodeSetup
+from torchmuster.model.plan import WARN_S, NodeSetup
 from torchmuster.model.states import RunState
 from torchmuster.owner.beside import BesideEngine, BesideHost, task_hosts
 from torchmuster.owner.create import create_run_dir, link_snapshots, new_run_id
 from torchmuster.owner.jobs.conduct import own_run, read_file, way_to_others
 from torchmuster.owner.supervise import Supervisor
-from torchmuster.spec.launch import LaunchOptions, plan_run
+from torchmuster.spec.launch import RunRequest, plan_run
 from torchmuster.spec.problems import Problems
-
-WARN_S = 120.0
 
 
 def main(arguments: list[str]) -> int:
@@ -48,8 +46,8 @@ def main(arguments: list[str]) -> int:
 
 
 def _conduct(given: dict[str, Any]) -> int:
-    options = LaunchOptions(
-        target=given["script"],
+    options = RunRequest(
+        script=given["script"],
         args=tuple(given["args"]),
         nodes=given["nodes"],
         nproc_per_node=given["nproc_per_node"],

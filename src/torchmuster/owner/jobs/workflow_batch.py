@@ -5,10 +5,12 @@ import os
 import signal
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from torchmuster.engines.base import Dialect
-from torchmuster.engines.workflow_jobs import JobOptions, SiteOptions, plan_jobs
+from torchmuster.engines.sites import job_of_site
+from torchmuster.engines.workflow_jobs import plan_jobs
 from torchmuster.errors import MusterError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
@@ -25,46 +27,31 @@ from torchmuster.owner.views.find import view_run
 from torchmuster.owner.views.record import read_new
 from torchmuster.owner.views.workflow_view import WorkflowView, task_logs
 
+if TYPE_CHECKING:
+    from torchmuster.spec.sites.site import Site
+
 _POLL_S = 1.0
 _SECOND_CTRL_C_S = 3.0
 
 
-def job_options(run_dir: RunDir, site: SiteOptions) -> JobOptions:
-    """Return where the jobs of a workflow find their head and leave their logs."""
-    return JobOptions(
-        run_dir=run_dir.path,
-        log_of=lambda name: run_dir.group(name).job_log,
-        site=site,
-    )
-
-
 def submit_groups(
-    plan: WorkflowPlan,
-    run_dir: RunDir,
-    dialect: Dialect,
-    site: SiteOptions,
-    *,
-    site_name: str,
-    time_limit_s: float | None = None,
+    plan: WorkflowPlan, run_dir: RunDir, dialect: Dialect, site: "Site"
 ) -> dict[str, str]:
     """Submit one job for each group, with dependencies; return their ids.
-
-    `site_name` is what `--on` named, for a restart; `time_limit_s` is for groups that have none of their own.
 
     Raises:
         JobRefusedError: One was refused; those before it are cancelled.
     """
     link_reused(plan, run_dir)
     job_ids: dict[str, str] = {group.name: "0" for group in plan.groups}
-    order = [job.group for job in plan_jobs(plan, dialect, job_options(run_dir, site), job_ids)]
+    site_job = job_of_site(site)
+    order = [job.group for job in plan_jobs(plan, dialect, run_dir, site_job, job_ids)]
     submitted: dict[str, str] = {}
     try:
         for name in order:
             # Each job is planned anew: only now the ids of those that it waits for are known.
-            jobs = plan_jobs(plan, dialect, job_options(run_dir, site), {**job_ids, **submitted})
+            jobs = plan_jobs(plan, dialect, run_dir, site_job, {**job_ids, **submitted})
             job = next(entry.job for entry in jobs if entry.group == name)
-            if job.time_limit_s is None:
-                job = replace(job, time_limit_s=time_limit_s)
             folder = run_dir.group(name)
             os.makedirs(folder.path, exist_ok=True)
             submitted[name] = submit_script(job, folder.job_script, dialect)
@@ -73,7 +60,7 @@ def submit_groups(
         _cancel_all(dialect, submitted)
         _note_refusal(plan, run_dir, error)
         raise
-    atomic.write_json(run_dir.jobs, {"engine": dialect.name, "site": site_name, "jobs": submitted})
+    atomic.write_json(run_dir.jobs, {"engine": dialect.name, "site": site.name, "jobs": submitted})
     return submitted
 
 

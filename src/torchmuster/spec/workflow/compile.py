@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torchmuster.model import workflow as model
+from torchmuster.model.plan import MAX_RESTARTS
 from torchmuster.plainfile import open_plain
 from torchmuster.spec.problems import FileProblems, KeyPath, near_file
 from torchmuster.spec.workflow import schema
@@ -199,7 +200,7 @@ def _training(path: KeyPath, task: schema.Task, around: CompileContext) -> model
         nproc_per_node=task.nproc_per_node,
         script=_script(path, task, around),
         args=tuple(task.args),
-        max_restarts=3 if task.max_restarts is None else task.max_restarts,
+        max_restarts=MAX_RESTARTS if task.max_restarts is None else task.max_restarts,
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from torchmuster.errors import ManyErrors, MusterError, UsageError
 from torchmuster.model.display.text import report_of_error
+from torchmuster.model.plan import GRACE_S
 from torchmuster.model.workflow import GroupPlan, TaskNetwork, WorkflowPlan
 from torchmuster.plainfile import open_plain
 from torchmuster.spec.problems import (
@@ -62,7 +63,7 @@ class PlanOptions:
     """What one run adds to its file."""
 
     run_id: str
-    grace_s: float = 30.0
+    grace_s: float = GRACE_S
     backoff_s: float = 1.0
     network: TaskNetwork = TaskNetwork.SHARED
     container: str = "none"

@@ -91,6 +91,15 @@ def test_whole_script_of_a_run(dry_run, tmp_path, golden, name):
     golden("scripts/run.txt", name, plain(dry_run(*where).stdout, tmp_path))
 
 
+@pytest.mark.parametrize(("words", "warn"), [((), "300"), (("--warn", "1m"), "60")])
+def test_the_sites_warning_holds_unless_the_command_line_has_another(
+    dry_run, tmp_path, words, warn
+):
+    with (tmp_path / "muster.toml").open("a") as file:
+        file.write('[engines.long]\nkind = "slurm"\nwarn = "5m"\n')
+    assert f" --warn {warn} " in dry_run("--on", "long", *words).stdout
+
+
 def test_the_hosts_of_ssh_get_a_command_each(dry_run):
     commands = [line for line in dry_run("--on", "lab").stdout.splitlines() if line[:2] == "$ "]
     assert len(commands) == 2

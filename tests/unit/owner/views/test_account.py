@@ -18,7 +18,7 @@ from torchmuster.model.plan import Program, RunPlan, ScriptKind
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Report, Result
 from torchmuster.owner.create import choose_run_id
-from torchmuster.owner.jobs.jobs import JobWishes, cancel_job, make_job, note_refusal
+from torchmuster.owner.jobs.jobs import cancel_job, make_job, note_refusal
 from torchmuster.owner.views.account import (
     account_of,
     how_to_go_on,
@@ -26,6 +26,8 @@ from torchmuster.owner.views.account import (
     what_is_left,
 )
 from torchmuster.owner.views.find import find_run, view_run
+from torchmuster.spec.launch import JobLimits, RunRequest
+from torchmuster.spec.sites.site import Site
 
 RUN_ID = "20260101-000000-train-ab12"
 
@@ -291,7 +293,8 @@ def test_a_job_is_named_as_its_script_first(run_dir):
     )
     plan = RunPlan(run_id=RUN_ID, program=program, min_nodes=1, max_nodes=1, workers_per_node=(1,))
 
-    job = make_job(plan, run_dir, "slurm", JobWishes())
+    site = Site(name="slurm", kind="slurm")
+    job = make_job(plan, run_dir, site, RunRequest(script="train.py"), JobLimits())
 
     assert "#SBATCH --job-name=train-ab12\n" in load_dialect("slurm").script(job)
     assert "#PBS -N train-ab12\n" in load_dialect("pbs").script(job)
