@@ -1,4 +1,4 @@
-"""Open a file by a path that others gave: a plain file or an error, never a wait for somebody at its other end.
+"""Plain files: opened by a path that others gave, without a wait for somebody at its other end; written whole.
 
 A named pipe in place of a manifest or a muster.toml would hold its reader for ever, and a device may do anything.
 """
@@ -39,3 +39,10 @@ def _check(status: os.stat_result, path: str) -> None:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "it is a pipe, a socket or a device, not a file", path)
+
+
+def write_all(fd: int, data: bytes | bytearray | memoryview) -> None:
+    """Write all of `data` to a descriptor, which may take it in parts."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

@@ -15,11 +15,12 @@ from datetime import UTC, datetime
 from torchmuster.data import copying, pointer
 from torchmuster.data.claim import claim_next
 from torchmuster.data.faults import DataError, explain
-from torchmuster.data.names import LocalFile, compile_regex, local_files
+from torchmuster.data.names import compile_regex, local_files
 from torchmuster.data.pointer import Checkpoint
 from torchmuster.data.progress import NoteCallback
 from torchmuster.data.remote import open_store
 from torchmuster.data.store import Entry, FileChangedError, Store
+from torchmuster.files.tree import LocalFile
 
 NUM_KEPT = 3
 # A time of change younger than this may not yet have moved on at the next write.

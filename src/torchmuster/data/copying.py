@@ -8,7 +8,7 @@ import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torchmuster.plainfile import open_plain
+from torchmuster.plainfile import open_plain, write_all
 
 CHUNK_BYTES = 8 << 20
 # Where the kernel can't copy by itself: other file systems, old kernels, special files.
@@ -66,7 +66,7 @@ def read_hashed(path: str) -> tuple[bytes, Digests]:
 def copy_hashed(source: str, target: str) -> Digests:
     """Copy to a file, fsync it, keep the mode; return the digests of what was copied."""
     with open(target, "wb", buffering=0) as file:
-        digests = feed_hashed(source, _whole_writer(file.fileno()))
+        digests = feed_hashed(source, lambda chunk: write_all(file.fileno(), chunk))
         os.fchmod(file.fileno(), stat.S_IMODE(os.stat(source).st_mode))
         os.fsync(file.fileno())
     return digests
@@ -86,9 +86,8 @@ def copy_in_kernel(source: str, target: str) -> None:
             reader.seek(0)
             writer.seek(0)
             writer.truncate()
-            write = _whole_writer(writer.fileno())
             while chunk := reader.read(CHUNK_BYTES):
-                write(chunk)
+                write_all(writer.fileno(), chunk)
         os.fchmod(writer.fileno(), stat.S_IMODE(os.fstat(reader.fileno()).st_mode))
 
 
@@ -100,15 +99,6 @@ def sync_folder(path: str) -> None:
             os.fsync(fd)
         finally:
             os.close(fd)
-
-
-def _whole_writer(fd: int) -> Callable[[bytes], None]:
-    def write(chunk: bytes) -> None:
-        view = memoryview(chunk)
-        while view:
-            view = view[os.write(fd, view) :]
-
-    return write
 
 
 def _md5() -> "hashlib._Hash":

@@ -2,23 +2,12 @@
 
 import os
 import re
-import stat
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from torchmuster.data.faults import DataError
+from torchmuster.files.tree import LocalFile, is_inside, local_file, walk_tree
 
 _SHOWN = 5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalFile:
-    """A file to be sent: its name relative to the folder, and the path that it is read from."""
-
-    name: str
-    path: str
-    size_bytes: int
-    mode: int
 
 
 def compile_regex(regex: str | None) -> Callable[[str], bool]:
@@ -89,11 +78,6 @@ def target_path(folder: str, name: str) -> str:
     return path
 
 
-def is_inside(path: str, root: str) -> bool:
-    """Say whether a real path is a real folder or below it."""
-    return path == root or path.startswith(root.rstrip("/") + "/")
-
-
 def local_files(
     folder: str, regex: str | None = None, paths: Sequence[str] | None = None
 ) -> tuple[list[LocalFile], list[str]]:
@@ -112,82 +96,22 @@ def local_files(
     matches = compile_regex(regex)
     if os.path.isfile(folder):
         name = os.path.basename(folder)
-        return ([_local_file(name, folder, os.stat(folder))] if matches(name) else []), []
+        return ([local_file(name, folder)] if matches(name) else []), []
     if not os.path.isdir(folder):
         raise DataError("there is no such file or folder", where=folder)
-    walk = _Walk(folder, matches)
-    for start in paths if paths is not None else [""]:
-        walk.start(os.path.normpath(start) if start else "")
-    if walk.leaving:
-        shown = ", ".join(f"`{name}`" for name in sorted(walk.leaving)[:_SHOWN])
-        what = f"symlinks lead out of the folder: {shown}"
-        raise DataError(
-            what, where=folder, fix="copy what they point to, or leave them out by regex"
-        )
-    return [walk.files[name] for name in sorted(walk.files)], walk.notes
-
-
-class _Walk:
-    def __init__(self, folder: str, matches: Callable[[str], bool]) -> None:
-        self._folder = folder
-        self._root = os.path.realpath(folder)
-        self._matches = matches
-        self.files: dict[str, LocalFile] = {}
-        self.leaving: set[str] = set()
-        self.notes: list[str] = []
-
-    def start(self, name: str) -> None:
-        path = os.path.join(self._folder, name)
+    starts = [os.path.normpath(path) for path in paths] if paths is not None else [""]
+    for name in starts:
         if name.startswith(("/", "..")):
-            raise DataError(f"`{name}` is not inside the folder", where=self._folder)
-        if not os.path.lexists(path):
-            raise DataError(f"there is no `{name}` in the folder", where=self._folder)
-        if os.path.isdir(path):
-            self._enter(name, ())
-        else:
-            self._add(name)
-
-    def _enter(self, name: str, above: tuple[str, ...]) -> None:
-        path = os.path.join(self._folder, name)
-        real = os.path.realpath(path)
-        if not is_inside(real, self._root):
-            if self._matches(name):
-                self.leaving.add(name)
-            return
-        if real in above:  # a symlink to a folder that it lies in
-            self.notes.append(f"`{name}` leads back to a folder above it: left out")
-            return
-        try:
-            with os.scandir(path) as found:
-                names = sorted((one.name, one.is_dir()) for one in found)
-        except FileNotFoundError:  # removed while we walk
-            return
-        for base, is_folder in names:
-            inner = f"{name}/{base}" if name else base
-            if is_folder:
-                self._enter(inner, (*above, real))
-            else:
-                self._add(inner)
-
-    def _add(self, name: str) -> None:
-        path = os.path.join(self._folder, name)
-        if not self._matches(name):
-            return
-        if not is_inside(os.path.realpath(path), self._root):
-            self.leaving.add(name)
-            return
-        try:
-            facts = os.stat(path)
-        except FileNotFoundError:
-            self.notes.append(f"`{name}` is gone or points to nothing: left out")
-            return
-        if stat.S_ISREG(facts.st_mode):
-            self.files[name] = _local_file(name, path, facts)
-        else:
-            self.notes.append(f"`{name}` is not a regular file: left out")
-
-
-def _local_file(name: str, path: str, facts: os.stat_result) -> LocalFile:
-    return LocalFile(
-        name=name, path=path, size_bytes=facts.st_size, mode=stat.S_IMODE(facts.st_mode)
-    )
+            raise DataError(f"`{name}` is not inside the folder", where=folder)
+        if not os.path.lexists(os.path.join(folder, name)):
+            raise DataError(f"there is no `{name}` in the folder", where=folder)
+    tree = walk_tree(folder, ["" if name == "." else name for name in starts])
+    leaving = [name for name in sorted(tree.leaving) if matches(name)]
+    if leaving:
+        shown = ", ".join(f"`{name}`" for name in leaving[:_SHOWN])
+        what = f"symlinks lead out of the folder: {shown}"
+        fix = "copy what they point to, or leave them out by regex"
+        raise DataError(what, where=folder, fix=fix)
+    notes = [f"`{name}` leads back to a folder above it: left out" for name in tree.circles]
+    notes += [f"`{name}` {why}: left out" for name, why in tree.left_out.items() if matches(name)]
+    return [tree.files[name] for name in sorted(tree.files) if matches(name)], sorted(notes)

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from torchmuster.data import copying
 from torchmuster.data.faults import DataError, retrying
 from torchmuster.data.manifest import DatasetFile
-from torchmuster.data.names import LocalFile
 from torchmuster.data.progress import ProgressCallback, TransferMeter, run_all
 from torchmuster.data.store import FileChangedError, Store
+from torchmuster.files.tree import LocalFile
 
 _NUM_PARALLEL = 8
 _MAX_SENDS = 3

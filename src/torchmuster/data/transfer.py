@@ -8,10 +8,11 @@ from dataclasses import replace
 from torchmuster.data import copying, pointer
 from torchmuster.data.faults import DataError, explain
 from torchmuster.data.fetch import fetch_all
-from torchmuster.data.names import LocalFile, compile_regex, local_files
+from torchmuster.data.names import compile_regex, local_files
 from torchmuster.data.progress import Moved, NoteCallback, ProgressCallback, TransferMeter, run_all
 from torchmuster.data.remote import open_store
 from torchmuster.data.store import Entry, FileChangedError, LocalStore, Store
+from torchmuster.files.tree import LocalFile
 
 _MAX_SENDS = 3
 _NUM_PARALLEL = 8

@@ -1,28 +1,33 @@
-"""Small JSON files, written whole or not at all."""
+"""Small files, written whole or not at all; most of them are JSON."""
 
 import contextlib
 import json
 import os
 from typing import Any
 
-from torchmuster.plainfile import open_plain
+from torchmuster.plainfile import open_plain, write_all
 
 
-def write_json(path: str, value: Any, *, mode: int = 0o644) -> None:
+def replace_file(path: str, data: bytes, *, mode: int = 0o644) -> None:
     """Write, fsync and rename: a reader sees the old file or the new one."""
     temporary = f"{path}.{os.getpid()}.tmp"
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
-        with os.fdopen(fd, "w") as file:
-            json.dump(value, file, indent=1)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            write_all(fd, data)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
+
+
+def write_json(path: str, value: Any, *, mode: int = 0o644) -> None:
+    """Write a value, on several lines, whole or not at all."""
+    replace_file(path, json.dumps(value, indent=1).encode() + b"\n", mode=mode)
 
 
 def read_json(path: str) -> Any:

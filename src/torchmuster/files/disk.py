@@ -15,6 +15,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from torchmuster.files import atomic
+from torchmuster.plainfile import write_all
+
 MAX_WAITING_BYTES = 32 << 20
 _TOO_SLOW = "the disk was too slow"
 _CONGESTED_BYTES = 8 << 20
@@ -200,18 +203,9 @@ class DiskWriter:
             self._targets.pop(work.path, None)
 
     def _replace(self, work: _Work) -> None:
-        temporary = f"{work.path}.{os.getpid()}.tmp"
         try:
-            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, work.mode)
-            try:
-                _write_all(fd, work.data)
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-            os.replace(temporary, work.path)
+            atomic.replace_file(work.path, work.data, mode=work.mode)
         except OSError as error:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
             if self.on_loss is not None:
                 self.on_loss(0, f"{os.path.basename(work.path)}: {error.strerror}")
 
@@ -222,9 +216,9 @@ class DiskWriter:
             target.fd = os.open(target.path, flags, 0o644)
         if target.lost_lines:
             mark = f"\n[muster: {target.lost_lines} lines are lost here: {target.why}]\n"
-            _write_all(target.fd, mark.encode())
+            write_all(target.fd, mark.encode())
             target.lost_lines = 0
-        _write_all(target.fd, data)
+        write_all(target.fd, data)
 
     def _make_folder(self, folder: str) -> None:
         root = self._root
@@ -247,9 +241,3 @@ class DiskWriter:
 
 def _num_lines(data: bytes) -> int:
     return data.count(b"\n") or int(bool(data))
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]

@@ -16,6 +16,7 @@ from torchmuster.model.display.narration import narrate
 from torchmuster.model.display.repeats import Shown
 from torchmuster.model.display.terminal import Terminal
 from torchmuster.model.display.text import printable
+from torchmuster.plainfile import write_all
 
 _MAX_WAITING_BYTES = 1 << 20
 _OWN_WORDS_BYTES = 1 << 20  # a verdict finds room behind any flood
@@ -132,7 +133,7 @@ class TerminalVoice:
                 self._busy = True
             if stream not in gone:
                 try:
-                    _write_all(stream, data)
+                    write_all(stream, data)
                 except OSError:  # the reader of our output has gone
                     gone.add(stream)
             with self._changed:
@@ -152,9 +153,3 @@ class TerminalVoice:
             if self._queue:
                 return self._queue.popleft()
             self._changed.wait(wait_s)
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torchmuster.errors import MusterError
-from torchmuster.files.copy import copy_tree
 from torchmuster.files.layout import RunDir, WorkingFolder, runs_dir
+from torchmuster.files.tree import copy_tree
 from torchmuster.model.workflow import (
     CheckpointPlan,
     InputKind,

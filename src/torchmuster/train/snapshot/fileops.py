@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torchmuster.model import contract
+from torchmuster.plainfile import write_all
 
 
 def _nothing(_operation: str, _path: str) -> None:
@@ -55,9 +56,7 @@ def claim(path: str) -> bool:
 def write(fd: int, data: Any, path: str) -> None:
     """Write all of `data`."""
     before("write", path)
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
+    write_all(fd, data)
 
 
 def sync(fd: int, path: str) -> None:

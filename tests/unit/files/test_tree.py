@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from torchmuster.errors import MusterError
-from torchmuster.files.copy import copy_tree
+from torchmuster.files.tree import copy_tree
 
 
 @pytest.fixture

@@ -1,0 +1,163 @@
+"""A tree of files on this machine, by links too, but nothing from outside of it: what is in it, and a copy of it."""
+
+import errno
+import os
+import re
+import shutil
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torchmuster.errors import MusterError
+
+_POINTS_TO_NOTHING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalFile:
+    """A regular file: its name relative to the tree, and the path that it is read from."""
+
+    name: str
+    path: str
+    size_bytes: int
+    mode: int
+
+
+@dataclass(slots=True)
+class Tree:
+    """What a walk has found, by relative name.
+
+    Attributes:
+        root: Where the tree really is.
+        files: Regular files, also those behind links that stay inside.
+        folders: Without the root.
+        leaving: Links out of the tree, and where they lead.
+        circles: Links to a folder that holds them, and to which.
+        left_out: What is neither file nor folder, and why.
+    """
+
+    root: str
+    files: dict[str, LocalFile] = field(default_factory=dict)
+    folders: list[str] = field(default_factory=list)
+    leaving: dict[str, str] = field(default_factory=dict)
+    circles: dict[str, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+def walk_tree(folder: str, starts: Sequence[str] = ("",)) -> Tree:
+    """Return what is in a folder, or in these parts of it.
+
+    Raises:
+        OSError: It can't be read.
+    """
+    tree = Tree(os.path.realpath(folder))
+    # A stack, because trees can be deep: name, real path, and the real folders on the way to it.
+    waiting: list[tuple[str, str, tuple[str, ...]]] = [
+        (start, os.path.realpath(os.path.join(folder, start)), ()) for start in starts
+    ]
+    while waiting:
+        name, real, above = waiting.pop()
+        path = os.path.join(folder, name) if name else folder
+        if not is_inside(real, tree.root):
+            tree.leaving[name] = real
+        elif name and not os.path.isdir(path):
+            _take_file(tree, name, path)
+        elif real in above:
+            tree.circles[name] = real
+        else:
+            tree.folders += [name] if name else []
+            inner = (*above, real)
+            waiting += [(n, r, inner) for n, r in _names_in(name, path, real)]
+    return tree
+
+
+def _names_in(name: str, path: str, real: str) -> list[tuple[str, str]]:
+    """Return (name, real path) of what lies in a folder."""
+    try:
+        with os.scandir(path) as found:
+            entries = [(one.name, one.is_symlink()) for one in found]
+    except FileNotFoundError:
+        if not name:
+            raise
+        return []  # removed while we walk
+    return [
+        (
+            f"{name}/{base}" if name else base,
+            os.path.realpath(os.path.join(path, base)) if is_link else os.path.join(real, base),
+        )
+        for base, is_link in entries
+    ]
+
+
+def _take_file(tree: Tree, name: str, path: str) -> None:
+    try:
+        tree.files[name] = local_file(name, path)
+    except OSError as error:
+        if error.errno in _POINTS_TO_NOTHING:
+            tree.left_out[name] = "is gone or points to nothing"
+        elif error.errno == errno.EINVAL:
+            tree.left_out[name] = "is not a regular file"
+        else:
+            raise
+
+
+def local_file(name: str, path: str) -> LocalFile:
+    """Return what a regular file is.
+
+    Raises:
+        OSError: It is none (EINVAL), or can't be seen.
+    """
+    facts = os.stat(path)
+    if not stat.S_ISREG(facts.st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file", path)
+    mode = stat.S_IMODE(facts.st_mode)
+    return LocalFile(name=name, path=path, size_bytes=facts.st_size, mode=mode)
+
+
+def is_inside(path: str, root: str) -> bool:
+    """Say whether a real path is a real folder or below it."""
+    return path == root or path.startswith(root.rstrip("/") + "/")
+
+
+def copy_tree(source: str, target: str, regex: str | None = None) -> int:
+    """Copy the files whose relative path `regex` matches (from its start); return how many.
+
+    Without a regex, empty folders too. What is behind a link is copied; sockets, pipes, devices and links to
+    nothing are left out.
+
+    Raises:
+        MusterError: A link leaves the tree or leads round in a circle, or a file can't be read or written.
+    """
+    try:
+        os.makedirs(target, exist_ok=True)
+        tree = walk_tree(source)
+        _refuse_links(tree)
+        wanted = re.compile(regex or "")
+        files = [file for file in tree.files.values() if wanted.match(file.name)]
+        folders = tree.folders if regex is None else [os.path.dirname(file.name) for file in files]
+        for name in dict.fromkeys(folders):
+            os.makedirs(os.path.join(target, name), exist_ok=True)
+        for file in files:
+            shutil.copyfile(file.path, os.path.join(target, file.name))
+            os.chmod(os.path.join(target, file.name), file.mode)
+        return len(files)
+    except OSError as error:
+        where = str(error.filename or source)
+        raise MusterError("a file can't be copied", where=where, why=error.strerror) from error
+
+
+def _refuse_links(tree: Tree) -> None:
+    for name, real in tree.leaving.items():
+        raise MusterError(
+            "a symbolic link leads out of the folder",
+            where=os.path.join(tree.root, name),
+            why=f"it points to {real}",
+            fix="put the file itself there",
+        )
+    for name, real in tree.circles.items():
+        raise MusterError(
+            "a symbolic link leads round in a circle",
+            where=os.path.join(tree.root, name),
+            why=f"it points to {real}, which holds it",
+            fix="remove the link",
+        )
