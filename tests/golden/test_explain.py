@@ -1,4 +1,4 @@
-"""Verdicts of `muster explain`, word for word: twelve incidents of tests/logs, as the command prints them.
+"""Verdicts of `muster explain`, word for word: twelve incidents of tests/incidents, as the command prints them.
 
 `pytest tests/golden --update-golden` writes them again; read the difference as a user would.
 """
@@ -12,7 +12,7 @@ from torchmuster.diagnose.explain.judge import judge
 from torchmuster.diagnose.explain.scan import read_logs
 from torchmuster.diagnose.explain.words import render_verdict
 
-LOGS = Path(__file__).parents[1] / "logs"
+INCIDENTS = Path(__file__).parents[1] / "incidents"
 SHOWN = (
     "torchrun-started-on-one-of-two",
     "two-ids-info",
@@ -31,7 +31,7 @@ SHOWN = (
 
 @pytest.mark.parametrize("name", SHOWN)
 def test_verdict_reads_as_it_did(name, golden, monkeypatch):
-    monkeypatch.chdir(LOGS)
+    monkeypatch.chdir(INCIDENTS)
     paths = (path for path in sorted(Path(name).rglob("*")) if path.is_file())
     files = [str(path) for path in paths if path.name != "expect.json"]
     golden("explain.txt", name, render_verdict(judge(Case(read_logs(files, year=2025)))))

@@ -1,6 +1,5 @@
-"""The incidents under tests/logs: folders of logs as users have them, each with the cause that is right."""
+"""The incidents under tests/incidents: logs as users have them, each with the cause that is right."""
 
-import hashlib
 import json
 from dataclasses import dataclass
 from functools import cache
@@ -11,7 +10,7 @@ from torchmuster.diagnose.explain.judge import judge
 from torchmuster.diagnose.explain.scan import read_logs
 
 ROOT = Path(__file__).parents[4]
-LOGS = ROOT / "tests" / "logs"
+INCIDENTS = ROOT / "tests" / "incidents"
 HEALTHY = "healthy"
 
 
@@ -20,41 +19,28 @@ class Incident:
     name: str
     right: tuple[str, ...]
     origin: str
-    root: Path = LOGS
-
-    @property
-    def folder(self):
-        return self.root / self.name
-
-    @property
-    def is_held_out(self):
-        """Say whether the rules were made without it: by the first digit of its name's hash."""
-        return int(hashlib.sha256(self.name.encode()).hexdigest()[0], 16) % 2 == 1
+    set: str
 
     @property
     def files(self):
-        found = (path for path in sorted(self.folder.rglob("*")) if path.is_file())
+        found = (path for path in sorted((INCIDENTS / self.name).rglob("*")) if path.is_file())
         return [path for path in found if path.name != "expect.json"]
 
 
-def incidents_under(root):
-    """Return the incidents of a folder, by name."""
+@cache
+def incidents(*sets):
+    """Return the incidents of these sets, by name; all without one."""
     found = []
-    for path in sorted(root.glob("*/expect.json")):
+    for path in sorted(INCIDENTS.glob("*/expect.json")):
         expected = json.loads(path.read_text())
         right = (expected["cause"], *expected["also_right"])
-        found.append(Incident(path.parent.name, right, expected["from"], root))
-    return tuple(found)
-
-
-@cache
-def incidents():
-    return incidents_under(LOGS)
+        found.append(Incident(path.parent.name, right, expected["from"], expected["set"]))
+    return tuple(one for one in found if not sets or one.set in sets)
 
 
 @cache
 def verdict_on(name):
-    files = [str(path) for path in Incident(name, (), "").files]
+    files = [str(path) for path in Incident(name, (), "", "").files]
     return judge(Case(read_logs(files, year=2025)))
 
 
@@ -65,24 +51,12 @@ def said(verdict):
     return verdict.first.cause if verdict.first else "unknown"
 
 
-def wrong_ones(chosen):
-    """Return what is wrong: its name, the word that was expected, the word that was said, and how surely."""
+def wrong_ones(*sets):
+    """Return what is wrong in these sets: its name, the words that are right, the word that was said, and how surely."""
     found = []
-    for incident in chosen:
-        verdict = judge(Case(read_logs([str(path) for path in incident.files], year=2025)))
+    for incident in incidents(*sets):
+        verdict = verdict_on(incident.name)
         if said(verdict) not in incident.right:
             sure = verdict.first.confidence.value if verdict.first else "-"
             found.append((incident.name, incident.right[0], said(verdict), sure))
     return found
-
-
-def score(held_out):
-    """Return how many are right, of how many, and which are wrong with confidence."""
-    chosen = [incident for incident in incidents() if incident.is_held_out == held_out]
-    wrong = [one for one in chosen if said(verdict_on(one.name)) not in one.right]
-    sure = [one.name for one in wrong if _is_sure(verdict_on(one.name))]
-    return len(chosen) - len(wrong), len(chosen), sure
-
-
-def _is_sure(verdict):
-    return verdict.first is not None and verdict.first.confidence.value == "high"

@@ -1,13 +1,17 @@
-"""All incidents under tests/logs: one half made the rules, the other says what they are worth."""
+"""The verdicts on all incidents under tests/incidents; its README says what the score of each set is worth."""
 
 import re
 
 import pytest
 
 from torchmuster.diagnose.explain.causes import CAUSES
-from unit.diagnose.explain.corpus import HEALTHY, ROOT, incidents, said, score, verdict_on
+from unit.diagnose.explain.corpus import HEALTHY, ROOT, incidents, said, verdict_on, wrong_ones
 
-BUILD = [incident for incident in incidents() if not incident.is_held_out]
+FIRST = ("build", "held-out")
+# How many of a set may be wrong, and which: none of them with confidence.
+LEAST_RIGHT = {"build": 1.0, "held-out": 0.9, "once-blind": 0.99, "blind": 0.9}
+# The store of an older torch hangs up on a newer one: the log alone can't tell it from another service.
+NOT_TOLD_BY_THE_LOG = {"torch-2.13-joins-torch-2.2"}
 # Where users' files may lie; what is anywhere else would be a place of the machine that made the log.
 TOPS = [
     "__w",
@@ -39,38 +43,39 @@ BUILT = re.compile(r"__w/(?!pytorch)")
 LARGEST_BYTES = 30_000
 
 
-@pytest.mark.parametrize("incident", BUILD, ids=lambda incident: incident.name)
+@pytest.mark.parametrize("incident", incidents("build"), ids=lambda incident: incident.name)
 def test_incident_has_its_right_cause(incident):
     assert said(verdict_on(incident.name)) in incident.right
 
 
-def test_at_least_nine_of_ten_unseen_incidents_are_right():
-    right, total, _ = score(held_out=True)
-    assert right >= 0.9 * total
+@pytest.mark.parametrize(("name", "least"), LEAST_RIGHT.items())
+def test_a_set_is_as_right_as_it_was_and_no_wrong_cause_is_sure(name, least):
+    wrong = wrong_ones(name)
+    assert len(wrong) <= (1 - least) * len(incidents(name)), wrong
+    assert not [one for one in wrong if one[3] == "high"], wrong
 
 
-def test_no_unseen_incident_has_a_confident_wrong_cause():
-    _, _, sure = score(held_out=True)
-    assert not sure
-
-
-def test_no_incident_of_the_build_half_has_a_confident_wrong_cause():
-    assert not score(held_out=False)[2]
+def test_once_blind_incidents_are_right_where_the_log_tells():
+    wrong = wrong_ones("once-blind")
+    assert {one[0] for one in wrong} <= NOT_TOLD_BY_THE_LOG, wrong
 
 
 def test_corpus_is_large_and_has_healthy_logs_and_really_made_ones():
-    assert len(incidents()) >= 100
-    assert sum(one.right[0] == HEALTHY for one in incidents()) >= 20
-    assert sum("torchrun" in one.origin for one in incidents()) >= 40
-
-
-def test_halves_are_about_equal():
-    assert abs(len(BUILD) - len(incidents()) / 2) < 0.15 * len(incidents())
+    counts = {name: len(incidents(name)) for name in LEAST_RIGHT}
+    assert counts == {"build": 78, "held-out": 89, "once-blind": 144, "blind": 80}
+    assert sum(counts.values()) == len(incidents())
+    assert sum(one.right[0] == HEALTHY for one in incidents(*FIRST)) >= 20
+    assert sum("torchrun" in one.origin for one in incidents(*FIRST)) >= 40
 
 
 @pytest.mark.parametrize("incident", incidents(), ids=lambda incident: incident.name)
-def test_incident_is_small_and_names_no_machine_of_ours(incident):
+def test_incident_has_files_and_its_words_are_known(incident):
     assert incident.files
+    assert set(incident.right) <= {*CAUSES, HEALTHY}
+
+
+@pytest.mark.parametrize("incident", incidents(*FIRST), ids=lambda incident: incident.name)
+def test_incident_is_small_and_names_no_machine_of_ours(incident):
     for path in incident.files:
         text = path.read_text(errors="replace")
         assert len(text) < LARGEST_BYTES
@@ -78,19 +83,18 @@ def test_incident_is_small_and_names_no_machine_of_ours(incident):
         assert "work" not in text.split("/")
         assert not TEMPORARY.search(text)
         assert not BUILT.search(text)
-    assert set(incident.right) <= {*CAUSES, HEALTHY}
 
 
 def test_docs_say_the_score_that_the_rules_have():
     text = (ROOT / "docs" / "explain.md").read_text()
-    for half, held_out in (("build", False), ("held-out", True)):
-        right, total, sure = score(held_out=held_out)
-        line = f"| {half} | {right} of {total} | {len(sure)} |"
-        assert line in text
+    for half in FIRST:
+        wrong, total = wrong_ones(half), len(incidents(half))
+        sure = [one for one in wrong if one[3] == "high"]
+        assert f"| {half} | {total - len(wrong)} of {total} | {len(sure)} |" in text
 
 
 def test_every_cause_of_the_corpus_has_a_cure():
-    for incident in incidents():
+    for incident in incidents(*FIRST):
         first = verdict_on(incident.name).first
         assert first is None or (first.hint and first.cause in CAUSES)
 
