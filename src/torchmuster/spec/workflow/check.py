@@ -304,12 +304,7 @@ def _check_files(task: FileTask, findings: FileProblems) -> None:
     files = _Files(task.name)
     for i, entry in enumerate(dicts(task.raw.get("files"))):
         path = (*task.path, "files", i)
-        given = [key for key in ("contents", "localpath") if entry.get(key) is not None]
-        misspelled = any(did_you_mean(str(key), ("contents", "localpath")) for key in entry)
-        if len(given) == 2 or (entry and not given and not misspelled):
-            found = "both" if given else "neither"
-            what = f"a file has exactly one of `contents` and `localpath`; this one has {found}"
-            findings.add(path, what)
+        _need_one(path, entry, ("contents", "localpath"), "a file", findings)
         if entry.get("localpath") is not None and entry.get("base64"):
             what = "`base64` speaks of `contents`; a `localpath` is taken as it is"
             findings.add((*path, "base64"), what, at_key=True)
