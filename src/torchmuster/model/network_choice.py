@@ -7,7 +7,7 @@ all nodes reach each other is for the probes to say, never for the addresses.
 
 import ipaddress
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from torchmuster.model.network import (
@@ -44,7 +44,7 @@ def find_candidates(nodes: Sequence[NetworkNode]) -> tuple[list[Candidate], list
     found: dict[tuple[str, ...], Candidate] = {}
     repeated: dict[str, str] = {}
     used = _used_members(nodes)
-    for members in [used, *_by_subnet(nodes), *_by_name(nodes)]:
+    for members in [used, *_shared(nodes, network_of), *_shared(nodes, _name_and_family)]:
         if members is None:
             continue
         addresses = tuple(member.address for member in members)
@@ -97,28 +97,18 @@ def _usable(node: NetworkNode) -> list[Interface]:
     return [interface for interface in node.interfaces if interface.is_up]
 
 
-def _by_subnet(nodes: Sequence[NetworkNode]) -> Iterable[Members]:
-    tables = []
-    for node in nodes:
-        table: dict[str, Interface] = {}
-        for interface in _usable(node):
-            table.setdefault(network_of(interface), interface)
-        tables.append(table)
-    for network in tables[0]:
-        if all(network in table for table in tables):
-            yield tuple(table[network] for table in tables)
+def _shared(
+    nodes: Sequence[NetworkNode], key: Callable[[Interface], Hashable]
+) -> Iterable[Members]:
+    """Yield one interface of each node for every key that all nodes have."""
+    tables = [{key(one): one for one in reversed(_usable(node))} for node in nodes]
+    for one in dict.fromkeys(map(key, _usable(nodes[0]))):
+        if all(one in table for table in tables):
+            yield tuple(table[one] for table in tables)
 
 
-def _by_name(nodes: Sequence[NetworkNode]) -> Iterable[Members]:
-    tables = []
-    for node in nodes:
-        table: dict[tuple[str, bool], Interface] = {}
-        for interface in _usable(node):
-            table.setdefault((interface.name, ":" in interface.address), interface)
-        tables.append(table)
-    for key in tables[0]:
-        if all(key in table for table in tables):
-            yield tuple(table[key] for table in tables)
+def _name_and_family(interface: Interface) -> tuple[str, bool]:
+    return interface.name, ":" in interface.address
 
 
 def _missing(nodes: Sequence[NetworkNode]) -> dict[str, str]:

@@ -6,15 +6,25 @@ _PATTERN = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|us|s|m|h|d|)")
 _SECONDS = {"us": 1e-6, "ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _COMPOUND = re.compile(r"(?:\d+(?:ms|us|s|m|h|d))+")
 # As sbatch and qsub read them: [H:]MM:SS and D-HH[:MM[:SS]]; only the first part may be larger than its unit.
-_CLOCK = re.compile(r"(?:(\d{1,5}):)??(\d{1,7}):([0-5]\d)", re.ASCII)
-_DAYS = re.compile(r"(\d{1,5})-([01]?\d|2[0-3])(?::([0-5]\d))?(?::([0-5]\d))?", re.ASCII)
+# Each form with the seconds of its parts.
+_FORMS = (
+    (re.compile(r"(\d{1,7}):([0-5]\d)", re.ASCII), (60, 1)),
+    (re.compile(r"(\d{1,5}):([0-5]\d):([0-5]\d)", re.ASCII), (3600, 60, 1)),
+    (
+        re.compile(r"(\d{1,5})-([01]?\d|2[0-3])(?::([0-5]\d))?(?::([0-5]\d))?", re.ASCII),
+        (86400, 3600, 60, 1),
+    ),
+    (
+        re.compile(r"P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?"),
+        (86400, 3600, 60, 1),
+    ),
+)
 _UNIT_WORDS = (
     ("d(?:ays?)?", "d"),
     ("h(?:(?:ou)?rs?)?", "h"),
     ("min(?:ute)?s?", "m"),
     ("sec(?:ond)?s?", "s"),
 )
-_ISO = re.compile(r"P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?")
 _SIZE = re.compile(r"(\d+)\s*(TiB|Ti|T|GiB|Gi|G|MiB|Mi|M|KiB|Ki|K|B|)")
 # T, G, M and K are binary in the workflow format: one word, one meaning.
 _BYTES = {"T": 1 << 40, "G": 1 << 30, "M": 1 << 20, "K": 1 << 10, "B": 1, "": 1}
@@ -38,24 +48,12 @@ def parse_timeout(text: str) -> float | None:
     if _COMPOUND.fullmatch(word):
         parts = re.findall(r"(\d+)(ms|us|s|m|h|d)", word)
         return sum(int(number) * _SECONDS[unit] for number, unit in parts)
-    on_clock = _clock_seconds(word)
-    if on_clock is not None:
-        return on_clock
-    match = _ISO.fullmatch(word)
-    if match is None or not any(match.groups()):
-        return None
-    days, hours, minutes, seconds = (float(group or 0) for group in match.groups())
-    return days * 86400 + hours * 3600 + minutes * 60 + seconds
-
-
-def _clock_seconds(word: str) -> float | None:
-    clock, days = _CLOCK.fullmatch(word), _DAYS.fullmatch(word)
-    if days is not None:
-        count, hours, minutes, seconds = (int(group or 0) for group in days.groups())
-        return float(count * 86400 + hours * 3600 + minutes * 60 + seconds)
-    if clock is None or (clock[1] and (len(clock[2]) != 2 or int(clock[2]) > 59)):
-        return None
-    return float(int(clock[1] or 0) * 3600 + int(clock[2]) * 60 + int(clock[3]))
+    for form, factors in _FORMS:
+        match = form.fullmatch(word)
+        if match is not None and any(match.groups()):
+            numbers = [float(group or 0) for group in match.groups()]
+            return sum(map(float.__mul__, numbers, map(float, factors)))
+    return None
 
 
 def near_duration(text: str) -> str | None:

@@ -275,7 +275,7 @@ def _plan(
     from torchmuster.owner.create import check_run_id, new_run_id
     from torchmuster.spec.problems import Problems
     from torchmuster.spec.units import parse_timeout
-    from torchmuster.spec.workflow.load import PlanOptions, plan_workflow
+    from torchmuster.spec.workflow.load import plan_workflow
     from torchmuster.ui.messages import print_notes
 
     problems = Problems()
@@ -299,13 +299,11 @@ def _plan(
         raise ManyErrors(problems.found)
     plan = plan_workflow(
         loaded,
-        PlanOptions(
-            run_id=run_id,
-            grace_s=seconds["grace"] or 0.0,
-            backoff_s=seconds["backoff"] or 0.0,
-            network=TaskNetwork(given["task_network"]),
-            container=given["container"],
-        ),
+        run_id,
+        grace_s=seconds["grace"] or 0.0,
+        backoff_s=seconds["backoff"] or 0.0,
+        network=TaskNetwork(given["task_network"]),
+        container=given["container"],
     )
     if on_jobs:  # what this machine has is not the question
         return plan, machine

@@ -134,8 +134,7 @@ def _view(source: Source, values: Mapping[str, Any]) -> _View:
         errors.append(UsageError(what, where=source.path, fix=fix))
     if errors or not isinstance(raw, dict):
         raise ManyErrors(errors)
-    given = {default.name: default.value for default in rendered.defaults} | dict(values)
-    return _View(document=document, text=rendered.text, raw=raw, values=given)
+    return _View(document=document, text=rendered.text, raw=raw, values=dict(rendered.values))
 
 
 @dataclass(slots=True, kw_only=True)

@@ -16,6 +16,15 @@ _MAX_FILE_BYTES = 16 << 20
 _MAX_ALL_FILES_BYTES = 64 << 20
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalDataset:
+    """An input `dataset:` whose files lie here: a version is made of them at submit."""
+
+    name: str
+    folder: str
+    regex: str | None
+
+
 @dataclass(slots=True, kw_only=True)
 class CompileContext:
     """What the plan needs beside the file.
@@ -31,6 +40,11 @@ class CompileContext:
     template: Callable[[str, str], str] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     read_bytes: int = 0
+    local_datasets: list[LocalDataset] = field(default_factory=list)
+
+    def path_of(self, name: str) -> str:
+        """Return where a file lies that the workflow file names."""
+        return os.path.normpath(os.path.join(self.folder, os.path.expanduser(name)))
 
 
 def plan_groups(workflow: schema.Workflow, around: CompileContext) -> tuple[model.GroupPlan, ...]:
@@ -90,8 +104,10 @@ def _task(
         command=() if training else (*(task.command or []), *task.args),
         environment={**task.environment, **around.environment},
         credentials=tuple(_credential(name, value) for name, value in task.credentials.items()),
-        inputs=tuple(_input(entry, around.folder) for entry in task.inputs),
-        outputs=tuple(_output(entry, around.folder) for entry in task.outputs),
+        inputs=tuple(
+            _input((*path, "inputs", i), one, around) for i, one in enumerate(task.inputs)
+        ),
+        outputs=tuple(_output(entry, around) for entry in task.outputs),
         files=_files(path, task.files, around),
         resources=_resources(asked),
         exit_rules=tuple(
@@ -102,7 +118,7 @@ def _task(
         checkpoints=tuple(
             model.CheckpointPlan(
                 path=entry.path,
-                url=_place(entry.url, around.folder),
+                url=_place(entry.url, around),
                 frequency_s=entry.frequency,
                 regex=entry.regex,
             )
@@ -134,7 +150,7 @@ def _credential(name: str, value: str | dict[str, str]) -> model.Credential:
     return model.Credential(name=name, variables=dict(value))
 
 
-def _input(entry: schema.InputModel, folder: str) -> model.InputPlan:
+def _input(path: KeyPath, entry: schema.InputModel, around: CompileContext) -> model.InputPlan:
     if entry.task is not None:
         run_id, colon, task = entry.task.rpartition(":")
         return model.InputPlan(
@@ -144,6 +160,7 @@ def _input(entry: schema.InputModel, folder: str) -> model.InputPlan:
             regex=entry.regex or None,
         )
     if entry.dataset is not None:
+        _take_local_dataset((*path, "dataset", "localpath"), entry.dataset, around)
         name = entry.dataset.name
         return model.InputPlan(
             kind=model.InputKind.DATASET,
@@ -153,23 +170,35 @@ def _input(entry: schema.InputModel, folder: str) -> model.InputPlan:
         )
     return model.InputPlan(
         kind=model.InputKind.URL,
-        source=_place(entry.url or "", folder),
+        source=_place(entry.url or "", around),
         regex=entry.regex or None,
     )
 
 
-def _place(url: str, folder: str) -> str:
+def _take_local_dataset(
+    path: KeyPath, dataset: schema.DatasetInput, around: CompileContext
+) -> None:
+    if dataset.localpath is None:
+        return
+    found = around.path_of(dataset.localpath)
+    if os.path.isdir(found):
+        local = LocalDataset(name=dataset.name, folder=found, regex=dataset.regex)
+        around.local_datasets.append(local)
+    else:
+        why = f"{found} is not a folder"
+        around.findings.add(path, f"there is no folder `{dataset.localpath}`", why=why)
+
+
+def _place(url: str, around: CompileContext) -> str:
     """Return a URL as it is; a relative path starts beside the workflow file."""
-    if "://" in url or url.startswith("{{"):
-        return url
-    return os.path.normpath(os.path.join(folder, os.path.expanduser(url)))
+    return url if "://" in url or url.startswith("{{") else around.path_of(url)
 
 
-def _output(entry: schema.OutputModel, folder: str) -> model.OutputPlan:
+def _output(entry: schema.OutputModel, around: CompileContext) -> model.OutputPlan:
     if entry.url is not None:
         return model.OutputPlan(
             kind=model.OutputKind.URL,
-            target=_place(entry.url, folder),
+            target=_place(entry.url, around),
             regex=entry.regex or None,
         )
     if entry.update_dataset is not None:
@@ -250,7 +279,7 @@ def _check_base64(path: KeyPath, content: str, findings: FileProblems) -> None:
 def _local_file(path: KeyPath, entry: schema.FileSpec, around: CompileContext) -> model.TaskFile:
     name = entry.localpath or ""
     content = _read_local((*path, "localpath"), name, around)
-    found = os.path.join(around.folder, os.path.expanduser(name))
+    found = around.path_of(name)
     mode = 0o755 if os.access(found, os.X_OK) else 0o644
     if entry.templated and around.template is not None:
         try:
@@ -269,7 +298,7 @@ def _local_file(path: KeyPath, entry: schema.FileSpec, around: CompileContext) -
 
 
 def _read_local(path: KeyPath, name: str, around: CompileContext) -> bytes:
-    found = os.path.join(around.folder, os.path.expanduser(name))
+    found = around.path_of(name)
     if os.path.isdir(found):
         what = f"`{name}` is a folder"
         fix = "name its files, or use an input `dataset:` with `localpath`"
@@ -288,6 +317,6 @@ def _read_local(path: KeyPath, name: str, around: CompileContext) -> bytes:
         what = f"there is no file `{name}`"
         if not isinstance(error, FileNotFoundError):
             what = f"the file `{name}` can't be read"
-        why = f"{os.path.normpath(found)}: {error.strerror}"
+        why = f"{found}: {error.strerror}"
         around.findings.add(path, what, near_file(name, around.folder), why=why)
         return b""

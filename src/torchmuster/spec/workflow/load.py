@@ -13,13 +13,11 @@ from typing import Any
 
 from torchmuster.errors import ManyErrors, MusterError, UsageError
 from torchmuster.model.display.text import report_of_error
-from torchmuster.model.plan import GRACE_S
-from torchmuster.model.workflow import GroupPlan, TaskNetwork, WorkflowPlan
+from torchmuster.model.workflow import GroupPlan, WorkflowPlan
 from torchmuster.plainfile import open_plain
 from torchmuster.spec.problems import (
     FileProblem,
     FileProblems,
-    KeyPath,
     Problems,
     near_file,
     show_path,
@@ -34,7 +32,7 @@ from torchmuster.spec.values import (
 )
 from torchmuster.spec.workflow import schema
 from torchmuster.spec.workflow.check import check_workflow, is_label_key, is_label_value
-from torchmuster.spec.workflow.compile import CompileContext, plan_groups
+from torchmuster.spec.workflow.compile import CompileContext, LocalDataset, plan_groups
 from torchmuster.spec.workflow.explain import validate
 from torchmuster.spec.workflow.sections import split_sections
 from torchmuster.spec.workflow.template import Rendered, render_file, render_text
@@ -56,26 +54,6 @@ class LoadOptions:
     set_env: Sequence[str] = ()
     labels: Sequence[str] = ()
     with_effect: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanOptions:
-    """What one run adds to its file."""
-
-    run_id: str
-    grace_s: float = GRACE_S
-    backoff_s: float = 1.0
-    network: TaskNetwork = TaskNetwork.SHARED
-    container: str = "none"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LocalDataset:
-    """An input `dataset:` whose files lie here: a version is made of them at submit."""
-
-    name: str
-    folder: str
-    regex: str | None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -214,12 +192,12 @@ def load_workflow(options: LoadOptions) -> LoadedWorkflow:
     return loaded
 
 
-def plan_workflow(loaded: LoadedWorkflow, options: PlanOptions) -> WorkflowPlan:
-    """Return the plan of one run of a file without errors."""
+def plan_workflow(loaded: LoadedWorkflow, run_id: str, **options: Any) -> WorkflowPlan:
+    """Return the plan of one run of a file without errors; `options` are further fields of it."""
     import sys
 
     return WorkflowPlan(
-        run_id=options.run_id,
+        run_id=run_id,
         name=loaded.name,
         groups=loaded.groups,
         spec_path=os.path.abspath(loaded.source.path),
@@ -227,11 +205,8 @@ def plan_workflow(loaded: LoadedWorkflow, options: PlanOptions) -> WorkflowPlan:
         cwd=os.path.dirname(os.path.abspath(loaded.source.path)),
         labels=loaded.labels,
         pool=loaded.pool,
-        grace_s=options.grace_s,
-        backoff_s=options.backoff_s,
-        network=options.network,
-        container=options.container,
         uuid=uuid.uuid4().hex,
+        **options,
     )
 
 
@@ -267,9 +242,7 @@ def _take_workflow(
     def template(text: str, path: str) -> str:
         loaded.template_words.update(re.findall(r"\w+", text))
         inner = Problems()
-        sets = {**parse_sets(options.sets, inner), **parse_set_strings(options.set_strings, inner)}
-        values = {**{d.name: d.value for d in rendered.defaults}, **sets}
-        filled = render_text(Source(path=path, text=text), values, inner)
+        filled = render_text(Source(path=path, text=text), rendered.values, inner)
         loaded.errors += inner.found
         return filled
 
@@ -277,37 +250,7 @@ def _take_workflow(
         folder=folder, findings=findings, template=template, environment=loaded.variables
     )
     loaded.groups = plan_groups(workflow, around)
-    _take_local_datasets(workflow, folder, loaded, findings)
-
-
-def _take_local_datasets(
-    workflow: schema.Workflow, folder: str, loaded: LoadedWorkflow, findings: FileProblems
-) -> None:
-    for path, task in _tasks(workflow):
-        for i, entry in enumerate(task.inputs):
-            dataset = entry.dataset
-            if dataset is None or dataset.localpath is None:
-                continue
-            found = os.path.normpath(os.path.join(folder, os.path.expanduser(dataset.localpath)))
-            if not os.path.isdir(found):
-                where = (*path, "inputs", i, "dataset", "localpath")
-                why = f"{found} is not a folder"
-                findings.add(where, f"there is no folder `{dataset.localpath}`", why=why)
-                continue
-            loaded.local_datasets.append(
-                LocalDataset(name=dataset.name, folder=found, regex=dataset.regex)
-            )
-
-
-def _tasks(workflow: schema.Workflow) -> list[tuple[KeyPath, schema.Task]]:
-    found: list[tuple[KeyPath, schema.Task]] = [
-        (("workflow", "tasks", i), task) for i, task in enumerate(workflow.tasks)
-    ]
-    for i, group in enumerate(workflow.groups):
-        found += [
-            (("workflow", "groups", i, "tasks", j), task) for j, task in enumerate(group.tasks)
-        ]
-    return found
+    loaded.local_datasets = around.local_datasets
 
 
 def _labels(words: Sequence[str], problems: Problems) -> dict[str, str]:

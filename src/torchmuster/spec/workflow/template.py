@@ -62,7 +62,7 @@ class Rendered:
         template: The lines of the file.
         warnings: What has no effect, or another one than it seems.
         unused: A warning for each value that the template does not use, by its name.
-        defaults: The names of `default-values:` with their help, for `--help-values`.
+        values: What the names of the template stand for.
         is_template: Whether Jinja had something to do.
     """
 
@@ -72,7 +72,7 @@ class Rendered:
     template: tuple[str, ...]
     warnings: tuple[UsageError, ...]
     unused: Mapping[str, UsageError]
-    defaults: tuple[Default, ...]
+    values: Mapping[str, Any]
     is_template: bool
 
     def locate(self, line: int, column: int) -> Position:
@@ -128,7 +128,7 @@ def render_file(
         template=tuple(to_lines(source.text)),
         warnings=tuple(warnings.found),
         unused=unused,
-        defaults=tuple(defaults),
+        values=given,
         is_template=job.is_template,
     )
 

@@ -3,7 +3,6 @@ import pytest
 from torchmuster.errors import ManyErrors, UsageError
 from torchmuster.spec.workflow.load import (
     LoadOptions,
-    PlanOptions,
     list_values,
     load_workflow,
     plan_workflow,
@@ -141,7 +140,7 @@ def test_rendering_does_not_check_what_comes_out(tmp_path):
 
 
 def test_a_plan_names_the_file_and_its_folder(tmp_path):
-    plan = plan_workflow(load(tmp_path, ONE_TASK), PlanOptions(run_id="r", grace_s=7))
+    plan = plan_workflow(load(tmp_path, ONE_TASK), "r", grace_s=7.0)
 
     assert (plan.run_id, plan.name, plan.grace_s) == ("r", "digits", 7)
     assert (plan.spec_path, plan.cwd) == (str(tmp_path / "train.yaml"), str(tmp_path))

@@ -13,7 +13,7 @@ from torchmuster.errors import ManyErrors, MusterError
 from torchmuster.model import codec
 from torchmuster.model.workflow import WorkflowPlan
 from torchmuster.spec.workflow import schema
-from torchmuster.spec.workflow.load import LoadOptions, PlanOptions, load_workflow, plan_workflow
+from torchmuster.spec.workflow.load import LoadOptions, load_workflow, plan_workflow
 
 LIMIT_S = 3.0  # a second, and what a busy machine takes
 COMMAND = {"name": "train", "command": ["python", "train.py"]}
@@ -159,7 +159,7 @@ def check(loaded):
         assert error.where
         assert "Traceback" not in error.what
     if not loaded.errors:
-        plan = plan_workflow(loaded, PlanOptions(run_id="r"))
+        plan = plan_workflow(loaded, "r")
         written = json.dumps(codec.to_plain(plan), allow_nan=False)
         assert codec.from_plain(WorkflowPlan, json.loads(written)) == plan
 
@@ -379,7 +379,7 @@ def test_a_thousand_tasks_are_planned_at_once(tmp_path, make):
     began = time.monotonic()
 
     loaded = load(tmp_path, text)
-    plan = plan_workflow(loaded, PlanOptions(run_id="r"))
+    plan = plan_workflow(loaded, "r")
 
     assert loaded.errors == []
     assert sum(len(group.tasks) for group in plan.groups) == 1_000

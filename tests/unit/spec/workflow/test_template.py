@@ -97,8 +97,7 @@ def test_the_seed_s_template_makes_as_many_tasks_as_asked_for():
         "master", "worker_1", "worker_2", "worker_3",
     ]  # fmt: skip
     assert workflow["resources"]["default"]["gpu"] == 4
-    helps = {default.name: default.help for default in found.defaults}
-    assert helps["output_dataset"] == "The name of the output dataset"
+    assert found.values["n_nodes"] == 4
     assert found.warnings == ()
 
 
