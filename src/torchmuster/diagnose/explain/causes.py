@@ -100,9 +100,3 @@ CAUSES: dict[str, str] = {
     "peer-lost": "connections were lost; the logs do not show why",
     "nccl-warning": "NCCL failed with a message that no rule knows",
 }
-
-
-def as_table() -> str:
-    """Return the words as a table in Markdown, as docs/explain.md has it."""
-    rows = [f"| `{word}` | {meaning} |" for word, meaning in CAUSES.items()]
-    return "\n".join(["| cause | what it means |", "|---|---|", *rows, ""])

@@ -15,6 +15,8 @@ from torchmuster.diagnose.facts.gpu_links import (
     read_p2p,
     read_topology,
 )
+from torchmuster.diagnose.facts.gpus import count_devices, visible_gpus
+from torchmuster.diagnose.facts.kernel import list_folder, log_records, read_text
 from torchmuster.errors import MusterError
 
 Ask = Callable[[Sequence[str], float], proc.Answered]
@@ -47,7 +49,6 @@ _MAX_GPUS = 64
 _MAX_XIDS = 32
 _XID = re.compile(rb"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)")
 _MAX_KERNEL_BYTES = 1 << 20
-_KERNEL_READS = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +108,7 @@ def collect_gpus(
 ) -> GpuFacts:
     """Return the GPUs of this node; where the kernel shows none, nothing is asked."""
     num_devices = count_devices(root)
-    visible = _visible(environment, num_devices)
+    visible = tuple(visible_gpus(environment, root)[:_MAX_GPUS])
     if not num_devices:
         return GpuFacts(visible=visible)
     began = time.monotonic()
@@ -125,7 +126,7 @@ def collect_gpus(
         num_devices=num_devices,
         driver=driver or driver_version(root),
         cuda=cuda.group(1) if cuda else "",
-        xids=read_xids(_kernel_log(root)) if is_long else (),
+        xids=read_xids(_log_of_driver(root)) if is_long else (),
         links=_links(more, root) if len(gpus) > 1 and is_long else GpuLinks(),
         has_iommu=_has_iommu(root),
         why_not="" if gpus else why_not or "nvidia-smi named no GPU",
@@ -161,36 +162,11 @@ def _ask_all(ask: Ask, questions: Mapping[str, Sequence[str]], limit_s: float) -
     return {name: said.get(name, "") for name in questions}
 
 
-def count_devices(root: str = "/") -> int:
-    """Return how many NVIDIA GPUs the kernel shows to this process."""
-    try:
-        return len(os.listdir(os.path.join(root, "proc/driver/nvidia/gpus")))
-    except OSError:
-        pass
-    try:
-        names = os.listdir(os.path.join(root, "dev"))
-    except OSError:
-        return 0
-    return sum(1 for name in names if re.fullmatch(r"nvidia\d+", name))
-
-
 def driver_version(root: str = "/") -> str:
     """Return the version of the kernel's driver."""
-    try:
-        with open(os.path.join(root, "proc/driver/nvidia/version"), errors="replace") as file:
-            found = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", file.read(4096))
-    except OSError:
-        return ""
+    text = read_text(os.path.join(root, "proc/driver/nvidia/version"))
+    found = re.search(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", text)
     return found.group(1) if found else ""
-
-
-def _visible(environment: Mapping[str, str], num_devices: int) -> tuple[str, ...]:
-    chosen = environment.get("CUDA_VISIBLE_DEVICES")
-    if chosen is None:
-        return tuple(str(index) for index in range(min(num_devices, _MAX_GPUS)))
-    words = [word.strip() for word in chosen.split(",")]
-    good = [word for word in words if re.match(r"\d+$|GPU-|MIG-", word)]
-    return tuple(good[:_MAX_GPUS])
 
 
 def _query(names: Sequence[str]) -> tuple[str, ...]:
@@ -275,37 +251,20 @@ def read_xids(log: bytes) -> tuple[str, ...]:
     return tuple(sorted(found))[:_MAX_XIDS]
 
 
-def _kernel_log(root: str) -> bytes:
-    """Return the kernel's log where we may read it."""
-    try:
-        fd = os.open(os.path.join(root, "dev/kmsg"), os.O_RDONLY | os.O_NONBLOCK)
-    except OSError:
-        return b""
+def _log_of_driver(root: str) -> bytes:
+    """Return what the driver has said in the kernel's log, where we may read it."""
     parts, size = [], 0
-    try:
-        for _ in range(_KERNEL_READS):
-            try:
-                part = os.read(fd, 8192)
-            except BrokenPipeError:  # overwritten while we read
-                continue
-            if not part or size > _MAX_KERNEL_BYTES:
-                break
-            if b"NVRM" in part:
-                parts.append(part)
-                size += len(part)
-    except OSError:
-        pass
-    finally:
-        os.close(fd)
+    for record in log_records(root):
+        if size > _MAX_KERNEL_BYTES:
+            break
+        if b"NVRM" in record:
+            parts.append(record)
+            size += len(record)
     return b"".join(parts)
 
 
 def _has_iommu(root: str) -> bool:
     """Say whether the kernel translates devices' addresses, which makes GPUs' direct copies fail or crawl."""
-    try:
-        names = os.listdir(os.path.join(root, "sys/class/iommu"))
-        with open(os.path.join(root, "proc/cmdline"), errors="replace") as file:
-            words = file.read(4096).split()
-    except OSError:
-        return False
-    return bool(names) and not any("iommu" in w and w.endswith(("=pt", "=off")) for w in words)
+    words = read_text(os.path.join(root, "proc/cmdline")).split()
+    passes = any("iommu" in word and word.endswith(("=pt", "=off")) for word in words)
+    return bool(words and list_folder(os.path.join(root, "sys/class/iommu"))) and not passes

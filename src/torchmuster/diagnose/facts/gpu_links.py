@@ -10,6 +10,8 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from torchmuster.diagnose.facts.kernel import list_folder, read_bytes, read_text
+
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _GPU = re.compile(r"GPU(\d{1,3})$")
 _KIND = re.compile(r"(NV\d{1,2}|PIX|PXB|PHB|NODE|SYS)$")
@@ -114,13 +116,9 @@ def redirects(config: bytes) -> bool | None:
 def count_redirecting(root: str = "/") -> int | None:
     """Return how many PCI bridges redirect; None when none of them can be read."""
     folder = os.path.join(root, "sys/bus/pci/devices")
-    try:
-        names = sorted(os.listdir(folder))
-    except OSError:
-        return None
     found: list[bool] = []
-    for path in _bridges([os.path.join(folder, name) for name in names]):
-        said = redirects(_read(os.path.join(path, "config")))
+    for path in _bridges([os.path.join(folder, name) for name in list_folder(folder)]):
+        said = redirects(read_bytes(os.path.join(path, "config")))
         found += [said] if said is not None else []
     return sum(found) if found else None
 
@@ -128,16 +126,8 @@ def count_redirecting(root: str = "/") -> int | None:
 def _bridges(paths: Sequence[str]) -> Iterator[str]:
     number = 0
     for path in paths:
-        if _read(os.path.join(path, "class")).decode(errors="replace").startswith(_BRIDGE_CLASS):
+        if read_text(os.path.join(path, "class")).startswith(_BRIDGE_CLASS):
             number += 1
             if number > _MAX_BRIDGES:
                 return
             yield path
-
-
-def _read(path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read(4096)
-    except OSError:
-        return b""

@@ -2,13 +2,21 @@
 
 import os
 import re
+from collections.abc import Mapping
+
+from torchmuster.diagnose.facts.kernel import list_folder
 
 
-def visible_gpus() -> list[str]:
-    """Return the ids that `CUDA_VISIBLE_DEVICES` may name, in order; empty without a GPU."""
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+def visible_gpus(environment: Mapping[str, str] | None = None, root: str = "/") -> list[str]:
+    """Return the ids that `CUDA_VISIBLE_DEVICES` may name, in order; empty without a GPU.
+
+    Args:
+        environment: Where the variable is; this process's own by default.
+        root: Where the kernel's files are.
+    """
+    chosen = (os.environ if environment is None else environment).get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
-        return [str(index) for index in range(_num_devices())]
+        return [str(index) for index in range(count_devices(root))]
     ids: list[str] = []
     for word in chosen.split(","):
         # Source: CUDA programming guide, "CUDA environment variables": an id that is not valid
@@ -20,13 +28,8 @@ def visible_gpus() -> list[str]:
     return ids
 
 
-def _num_devices() -> int:
-    try:
-        return len(os.listdir("/proc/driver/nvidia/gpus"))
-    except OSError:
-        pass
-    try:
-        names = os.listdir("/dev")
-    except OSError:
-        return 0
-    return sum(1 for name in names if re.fullmatch(r"nvidia\d+", name))
+def count_devices(root: str = "/") -> int:
+    """Return how many NVIDIA GPUs the kernel shows to this process."""
+    shown = list_folder(os.path.join(root, "proc/driver/nvidia/gpus"))
+    files = list_folder(os.path.join(root, "dev"))
+    return len(shown) or sum(re.fullmatch(r"nvidia\d+", name) is not None for name in files)

@@ -12,9 +12,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from torchmuster.diagnose.facts.kernel import log_records, read_bytes, read_text
+
 _COUNTER = re.compile(rb"^oom_kill (\d+)$", re.MULTILINE)
 _KERNEL_LINE = re.compile(r"[Kk]illed process (\d+) \(([^)]*)\)(?:.*?anon-rss:(\d+)kB)?")
-_MAX_KERNEL_RECORDS = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,11 +29,7 @@ def read_counters() -> MemoryCounters:
     """Return the counters of our control group and its readable ancestors."""
     kills: dict[str, int] = {}
     for path in counter_files():
-        try:
-            with open(path, "rb") as file:
-                match = _COUNTER.search(file.read())
-        except OSError:
-            continue
+        match = _COUNTER.search(read_bytes(path))
         if match:
             kills[path] = int(match.group(1))
     return MemoryCounters(kills=kills)
@@ -100,11 +97,7 @@ def _mounts() -> dict[str, tuple[str, str]]:
 def _limit_of(counter_path: str) -> str:
     folder = os.path.dirname(counter_path)
     for name in ("memory.max", "memory.limit_in_bytes"):
-        try:
-            with open(os.path.join(folder, name)) as file:
-                text = file.read().strip()
-        except OSError:
-            continue
+        text = read_text(os.path.join(folder, name)).strip()
         if text.isdigit() and int(text) < 1 << 60:
             return f" (limit {int(text) / 2**30:.2f} GiB)"
     return ""
@@ -112,23 +105,10 @@ def _limit_of(counter_path: str) -> str:
 
 def kernel_log_line(pid: int) -> str | None:
     """Return the kernel's own line about the kill of `pid`, where its log may be read."""
-    try:
-        fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
-        return None
     found = None
-    try:
-        for _ in range(_MAX_KERNEL_RECORDS):
-            try:
-                record = os.read(fd, 8192).decode(errors="replace")
-            except BrokenPipeError:  # the record was overwritten while we read
-                continue
-            except OSError:
-                break
-            match = _KERNEL_LINE.search(record)
-            if match and int(match.group(1)) == pid:
-                size = f" with {int(match.group(3)) / 2**20:.2f} GiB" if match.group(3) else ""
-                found = f"the kernel's log says: out of memory, killed process {pid} ({match.group(2)}){size}"
-    finally:
-        os.close(fd)
+    for record in log_records():
+        match = _KERNEL_LINE.search(record.decode(errors="replace"))
+        if match and int(match.group(1)) == pid:
+            size = f" with {int(match.group(3)) / 2**20:.2f} GiB" if match.group(3) else ""
+            found = f"the kernel's log says: out of memory, killed process {pid} ({match.group(2)}){size}"
     return found

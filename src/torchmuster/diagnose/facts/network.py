@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from torchmuster.diagnose.facts.kernel import list_folder, read_text
 from torchmuster.model.network import Interface
 from torchmuster.net.interfaces import link_names, own_interfaces
 
@@ -89,9 +90,9 @@ def collect_network(names: Sequence[str], limit_s: float, root: str = "/") -> In
         outside=source_for(_OUTSIDE),
         name_s=round(name_s, 3),
         rdma=rdma,
-        cxi=tuple(_names(os.path.join(root, "sys/class/cxi"))),
+        cxi=tuple(list_folder(os.path.join(root, "sys/class/cxi"))),
         efa=tuple(n for n in {port.name for port in rdma} if _is_efa(n, root)),
-        has_rdma_files=bool(_names(os.path.join(root, "dev/infiniband"))),
+        has_rdma_files=bool(list_folder(os.path.join(root, "dev/infiniband"))),
     )
 
 
@@ -142,16 +143,16 @@ def rdma_ports(root: str = "/") -> tuple[RdmaPort, ...]:
     """Return the ports of all RDMA devices."""
     base = os.path.join(root, "sys/class/infiniband")
     found = []
-    for name in _names(base)[:_MAX_DEVICES]:
-        for port in _names(os.path.join(base, name, "ports")):
+    for name in list_folder(base)[:_MAX_DEVICES]:
+        for port in list_folder(os.path.join(base, name, "ports")):
             folder = os.path.join(base, name, "ports", port)
-            state = _read(os.path.join(folder, "state")).partition(":")[2].strip()
-            gids = [_read(os.path.join(folder, "gids", str(index))) for index in range(8)]
+            state = read_text(os.path.join(folder, "state")).partition(":")[2].strip()
+            gids = [read_text(os.path.join(folder, "gids", str(index))) for index in range(8)]
             found.append(
                 RdmaPort(
                     name=name,
                     port=int(port) if port.isdecimal() else 0,
-                    kind=_read(os.path.join(folder, "link_layer")).strip(),
+                    kind=read_text(os.path.join(folder, "link_layer")).strip(),
                     state=state,
                     num_gids=sum(bool(gid.strip(" :0\n")) for gid in gids),
                 )
@@ -175,18 +176,3 @@ def _mtu(name: str) -> int | None:
     except OSError:
         return None
     return int(struct.unpack_from("=i", answer, 16)[0])
-
-
-def _names(folder: str) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, errors="replace") as file:
-            return file.read(4096)
-    except OSError:
-        return ""

@@ -5,6 +5,8 @@ import resource
 from dataclasses import dataclass
 
 from torchmuster.diagnose.facts import memory
+from torchmuster.diagnose.facts.kernel import read_text
+from torchmuster.model.ranks import compress_ranks
 
 # What a limit is when there is none: RLIM_INFINITY, and cgroup v1's largest multiple of a page.
 _NO_LIMIT = 1 << 62
@@ -15,7 +17,6 @@ _LIMITS = {
     "core": resource.RLIMIT_CORE,
 }
 SHARED_MEMORY = "/dev/shm"
-_MAX_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +61,10 @@ def collect_system(root: str = "/") -> SystemFacts:
         host=name.nodename,
         kernel=name.release,
         machine=name.machine,
-        boot_id=_read(os.path.join(root, "proc/sys/kernel/random/boot_id")).strip(),
+        boot_id=read_text(os.path.join(root, "proc/sys/kernel/random/boot_id")).strip(),
         num_cpus=os.cpu_count() or 1,
         num_usable_cpus=len(usable),
-        cpus=compress(usable),
+        cpus=compress_ranks(usable),
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         limits={word: _plain(soft) for word, (soft, _) in limits.items()},
         hard_limits={word: _plain(hard) for word, (_, hard) in limits.items()},
@@ -76,17 +77,6 @@ def collect_system(root: str = "/") -> SystemFacts:
     )
 
 
-def compress(numbers: list[int]) -> str:
-    """Return ascending numbers as `0-3,8`."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and parts[-1][1] == number - 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
-
-
 def memory_limit() -> tuple[int, int | None]:
     """Return the version of control groups (0: none) and the smallest memory limit above us, in bytes."""
     found: list[int] = []
@@ -95,7 +85,7 @@ def memory_limit() -> tuple[int, int | None]:
         is_second = path.endswith("memory.events")
         version = 2 if is_second else max(version, 1)
         name = "memory.max" if is_second else "memory.limit_in_bytes"
-        text = _read(os.path.join(os.path.dirname(path), name)).strip()
+        text = read_text(os.path.join(os.path.dirname(path), name)).strip()
         if text.isdecimal() and int(text) < _NO_LIMIT:
             found.append(int(text))
     return version, min(found) if found else None
@@ -118,11 +108,3 @@ def _is_container(root: str) -> bool:
     if any(os.path.exists(os.path.join(root, mark)) for mark in marks):
         return True
     return "KUBERNETES_SERVICE_HOST" in os.environ or "APPTAINER_CONTAINER" in os.environ
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, errors="replace") as file:
-            return file.read(_MAX_BYTES)
-    except OSError:
-        return ""

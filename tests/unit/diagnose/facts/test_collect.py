@@ -19,7 +19,6 @@ from torchmuster.diagnose.facts.environment import ALLOCATION_ENDS_AT, collect_e
 from torchmuster.diagnose.facts.files import collect_files, look_at, look_at_script
 from torchmuster.diagnose.facts.gpu import add_health, collect_gpus, read_gpus, read_xids
 from torchmuster.diagnose.facts.network import rdma_ports, resolve, source_for
-from torchmuster.diagnose.facts.system import collect_system, compress
 from torchmuster.errors import MusterError
 from torchmuster.model import codec
 
@@ -227,8 +226,3 @@ def test_torch_is_found_without_importing_it():
 
 def test_what_is_no_text_is_no_version():
     assert torch_facts({"torch": 7, "python": ["x"]}).torch is None
-
-
-def test_cpus_are_shown_as_ranges():
-    assert compress([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
-    assert collect_system().cpus

@@ -26,3 +26,11 @@ def test_without_the_variable_gpus_are_numbered_from_0(monkeypatch):
     found = visible_gpus()
 
     assert found == [str(index) for index in range(len(found))]
+
+
+def test_gpus_of_other_files_and_another_environment_are_counted_there(tmp_path):
+    for name in ("nvidia0", "nvidia1", "nvidiactl"):
+        (tmp_path / "dev").mkdir(exist_ok=True)
+        (tmp_path / "dev" / name).touch()
+    assert visible_gpus({}, str(tmp_path)) == ["0", "1"]
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "1,none,0"}, str(tmp_path)) == ["1"]
