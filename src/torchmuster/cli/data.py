@@ -59,7 +59,7 @@ def list_files(url: str, *, regex: str | None, as_json: bool) -> int:
     from torchmuster.data import transfer
     from torchmuster.data.names import compile_regex
     from torchmuster.data.remote import open_store
-    from torchmuster.spec.units import format_size
+    from torchmuster.model.display.text import show_size
     from torchmuster.ui.table import render_table
 
     matches = compile_regex(regex)
@@ -72,7 +72,7 @@ def list_files(url: str, *, regex: str | None, as_json: bool) -> int:
     if not sizes:
         say(f"no files at {url}")
         return 0
-    rows = [[format_size(size_bytes), name] for name, size_bytes in sizes.items()]
+    rows = [[show_size(size_bytes), name] for name, size_bytes in sizes.items()]
     click.echo(render_table(["SIZE", "NAME"], rows), nl=False)
     return 0
 

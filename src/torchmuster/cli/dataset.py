@@ -162,7 +162,7 @@ def info(ctx: click.Context, name: str, *, with_files: bool, as_json: bool) -> i
     """Show a version of NAME."""
     from dataclasses import asdict
 
-    from torchmuster.spec.units import format_size
+    from torchmuster.model.display.text import show_size
 
     store = _open(ctx)
     found = store.info(name)
@@ -175,14 +175,14 @@ def info(ctx: click.Context, name: str, *, with_files: bool, as_json: bool) -> i
         return 0
     echo(f"dataset   {reference}")
     echo(f"created   {found.created}" + (f" by {found.run_id}" if found.run_id else ""))
-    echo(f"files     {len(found.files)}, {format_size(found.size_bytes)}")
+    echo(f"files     {len(found.files)}, {show_size(found.size_bytes)}")
     echo(f"checksum  {found.checksum}")
     echo(f"tags      {', '.join(tags) or '-'}")
     for title, values in (("metadata", found.metadata), ("label", labels)):
         for key, value in values.items():
             echo(f"{title:<10}{key} = {value}")
     for file in found.files if with_files else ():
-        echo(f"  {format_size(file.size_bytes):>10}  {file.path}")
+        echo(f"  {show_size(file.size_bytes):>10}  {file.path}")
     return 0
 
 
@@ -253,7 +253,8 @@ def verify(ctx: click.Context, name: str) -> int:
 @click.pass_context
 def gc(ctx: click.Context, *, older_than: str, yes: bool) -> int:
     """Remove contents that no version needs."""
-    from torchmuster.spec.units import format_size, parse_timeout
+    from torchmuster.model.display.text import show_size
+    from torchmuster.spec.units import parse_timeout
 
     age_s = parse_timeout(older_than)
     if age_s is None:
@@ -266,5 +267,5 @@ def gc(ctx: click.Context, *, older_than: str, yes: bool) -> int:
             f"remove contents that no version in {store.url} needs?", abort=True, err=True
         )
     number, size_bytes = store.gc(older_than_s=age_s)
-    echo(f"{number} objects removed, {format_size(size_bytes)}")
+    echo(f"{number} objects removed, {show_size(size_bytes)}")
     return 0

@@ -130,6 +130,6 @@ def _row(removal: "Removal") -> list[str]:
 
 
 def _size(size_bytes: int) -> str:
-    from torchmuster.spec.units import format_size
+    from torchmuster.model.display.text import show_size
 
-    return format_size(size_bytes)
+    return show_size(size_bytes)

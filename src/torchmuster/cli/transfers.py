@@ -52,11 +52,11 @@ class Bar:
         now_s = time.monotonic()
         if not self._is_terminal or now_s < self._next_s:
             return
-        from torchmuster.spec.units import format_size
+        from torchmuster.model.display.text import show_size
 
         share = state.bytes_done / state.total_bytes if state.total_bytes else 1.0
         full = int(_BAR_WIDTH * min(max(share, 0.0), 1.0))
-        done, total = format_size(max(0, state.bytes_done)), format_size(state.total_bytes)
+        done, total = show_size(max(0, state.bytes_done)), show_size(state.total_bytes)
         files = f"{state.files_done}/{state.num_files} files"
         with self._lock:
             self._next_s = now_s + _REDRAW_S
@@ -81,7 +81,7 @@ def say(sentence: str) -> None:
 
 def describe(moved: "Moved", verb: str) -> str:
     """Return the result of a transfer in one line."""
-    from torchmuster.spec.units import format_size
+    from torchmuster.model.display.text import show_size
 
     skipped = f", {moved.num_skipped} were there already" if moved.num_skipped else ""
-    return f"{moved.num_files} files {verb}, {format_size(moved.total_bytes)}{skipped}"
+    return f"{moved.num_files} files {verb}, {show_size(moved.total_bytes)}{skipped}"

@@ -9,6 +9,7 @@ from typing import Any
 from torchmuster.engines.ssh_host import HostError, RemoteHost
 from torchmuster.files import code_copy
 from torchmuster.files.layout import RunDir
+from torchmuster.model.display.text import show_size
 from torchmuster.net.remote_messages import OUTPUT_FILE, Collect, Collected, FilePiece, FrameError
 from torchmuster.node.remote.files import OWN_FILES, write_piece
 
@@ -59,7 +60,7 @@ class FilesBack:
             names = ", ".join(said.stay[:3])
             say(
                 f"{said.num_stay} files stay on {name} in {said.root}, together"
-                f" they are larger than {code_copy.show_size(code_copy.MAX_OUTPUT_BYTES)}: {names}"
+                f" they are larger than {show_size(code_copy.MAX_OUTPUT_BYTES)}: {names}"
             )
         if said.snapshots:
             say(f"the snapshots are on {name} in {said.snapshots}")

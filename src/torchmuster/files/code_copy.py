@@ -15,6 +15,7 @@ from typing import IO, Any
 from torchmuster import proc
 from torchmuster.errors import UsageError
 from torchmuster.files.layout import muster_home
+from torchmuster.model.display.text import show_size
 from torchmuster.model.plan import Program, ScriptKind
 from torchmuster.plainfile import open_plain
 
@@ -148,13 +149,6 @@ def _too_large(root: str, sizes: dict[str, int], total: int) -> UsageError:
         why=", ".join(f"{name}: {show_size(size)}" for name, size in largest),
         fix="name the data in .gitignore, start in a smaller folder, or use a shared file system",
     )
-
-
-def show_size(size_bytes: int) -> str:
-    """Return a size for people."""
-    if size_bytes < 1 << 20:
-        return f"{-(-size_bytes // 1024)} KiB"
-    return f"{size_bytes / (1 << 20):.1f} MiB"
 
 
 def write_archive(root: str, names: Iterable[str], target: IO[bytes]) -> None:

@@ -18,6 +18,7 @@ from torchmuster.errors import MusterError
 from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
 from torchmuster.model import contract
+from torchmuster.model.display.text import show_size
 from torchmuster.model.plan import NodeSetup, Program
 from torchmuster.node.leftovers import hold, note_owner
 from torchmuster.node.scratch import folder_name, make_scratch, parent_folder
@@ -172,8 +173,6 @@ def _last_said(answer: CommandWatch) -> dict[str, Any]:
 def _staging_goes_on(said: Mapping[str, Any]) -> str:
     if "source" not in said:
         return "staging has begun"
-    from torchmuster.node.staging import show_size  # tarfile and zipfile: ten milliseconds for few
-
     done, total = show_size(said["done"]), show_size(said["total"])
     return f"staging {said['source']}: {done} of {total}"
 

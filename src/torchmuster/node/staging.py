@@ -24,6 +24,7 @@ from typing import IO, Any
 from torchmuster import proc
 from torchmuster.errors import MusterError
 from torchmuster.files import atomic
+from torchmuster.model.display.text import show_size
 from torchmuster.model.plan import ARCHIVE_SUFFIXES, Stage
 
 OWN_FOLDER = ".muster"  # below the scratch folder: markers, and what is not whole yet
@@ -157,15 +158,6 @@ def _no_room(scratch: str, source: str, need_bytes: int | None, why: str) -> Sta
 def _room_bytes(folder: str) -> int:
     disk = os.statvfs(folder)
     return disk.f_bavail * disk.f_frsize
-
-
-def show_size(size_bytes: float) -> str:
-    """Return a size with its unit: `1.5 GiB`."""
-    if size_bytes < 1024:
-        return f"{size_bytes:.0f} bytes"
-    units = ["KiB", "MiB", "GiB", "TiB"]
-    power = min(max(int(size_bytes).bit_length() - 1, 10) // 10, len(units))
-    return f"{size_bytes / 1024**power:.1f} {units[power - 1]}"
 
 
 def _remove(path: str) -> None:

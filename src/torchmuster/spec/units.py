@@ -76,12 +76,3 @@ def parse_size(text: str) -> int | None:
     """Return a size in bytes from `64Gi`, `500M`, `1024`; None when the text is none."""
     match = _SIZE.fullmatch(text.strip())
     return int(match.group(1)) * _BYTES[match.group(2)[:1]] if match else None
-
-
-def format_size(size_bytes: float) -> str:
-    """Return a size for people, e.g. `30 GiB`."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size_bytes < 1024:
-            return f"{size_bytes:.4g} {unit}"
-        size_bytes /= 1024
-    return f"{size_bytes:.4g} TiB"

@@ -62,7 +62,7 @@ def test_folder_that_is_too_large_names_its_largest_entries(tmp_path):
     (tmp_path / "t.py").write_text("1")
     with pytest.raises(UsageError) as caught:
         code_copy.find_code(str(tmp_path))
-    assert caught.value.why.startswith("data: 600.0 MiB")
+    assert caught.value.why.startswith("data: 600 MiB")
     assert ".gitignore" in caught.value.fix
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from torchmuster.model.plan import Stage
 from torchmuster.node import staging
-from torchmuster.node.staging import StagingError, show_size, stage_all
+from torchmuster.node.staging import StagingError, stage_all
 
 
 def quiet(source, done, total):
@@ -173,20 +173,6 @@ def test_too_little_room_is_said_with_numbers(scratch, tmp_path):
         )
     assert "it needs" in caught.value.why
     assert "are free there" in caught.value.why
-
-
-@pytest.mark.parametrize(
-    ("size_bytes", "text"),
-    [
-        (0, "0 bytes"),
-        (1023, "1023 bytes"),
-        (1024, "1.0 KiB"),
-        (3 << 29, "1.5 GiB"),
-        (5 << 50, "5120.0 TiB"),
-    ],
-)
-def test_sizes_have_units(size_bytes, text):
-    assert show_size(size_bytes) == text
 
 
 def member(name, kind=tarfile.REGTYPE, link="", mode=0o644):

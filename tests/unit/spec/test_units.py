@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torchmuster.model.display.text import show_size
 from torchmuster.spec.units import (
-    format_size,
     near_duration,
     parse_seconds,
     parse_size,
@@ -134,28 +134,12 @@ def test_what_is_no_size_is_none(text):
     assert parse_size(text) is None
 
 
-@pytest.mark.parametrize(
-    ("size_bytes", "text"),
-    [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1024, "1 KiB"),
-        (1536, "1.5 KiB"),
-        (30 << 30, "30 GiB"),
-        (1 << 40, "1 TiB"),
-        (5000 << 40, "5000 TiB"),
-    ],
-)
-def test_a_size_is_shown_in_its_largest_unit(size_bytes, text):
-    assert format_size(size_bytes) == text
-
-
 @given(st.integers(0, 1023), st.sampled_from(["B", "KiB", "MiB", "GiB", "TiB"]))
 def test_a_whole_size_that_is_shown_is_read_back(number, unit):
     size_bytes = parse_size(f"{number}{unit}")
 
     assert size_bytes is not None
-    assert parse_size(format_size(size_bytes)) == size_bytes
+    assert parse_size(show_size(size_bytes)) == size_bytes
 
 
 @pytest.mark.parametrize(

@@ -79,3 +79,12 @@ def render_report(report: Report) -> str:
     if report.hint:
         lines.append(f"hint: {report.hint}")
     return printable("\n".join(lines) + "\n")
+
+
+def show_size(size_bytes: float) -> str:
+    """Return a size for people, e.g. `30 GiB`."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size_bytes < 1024:
+            return f"{size_bytes:.4g} {unit}"
+        size_bytes /= 1024
+    return f"{size_bytes:.4g} TiB"

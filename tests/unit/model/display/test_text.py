@@ -1,7 +1,13 @@
 import pytest
 
 from torchmuster.errors import MusterError
-from torchmuster.model.display.text import few_of, printable, render_report, report_of_error
+from torchmuster.model.display.text import (
+    few_of,
+    printable,
+    render_report,
+    report_of_error,
+    show_size,
+)
 
 
 def test_an_error_is_printed_in_its_four_parts():
@@ -44,3 +50,19 @@ def test_a_report_is_printable_in_all_of_its_parts():
 )
 def test_of_many_names_a_few_are_shown_with_how_many_there_are_more(names, shown):
     assert few_of(names, 2) == shown
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1 KiB"),
+        (1536, "1.5 KiB"),
+        (30 << 30, "30 GiB"),
+        (1 << 40, "1 TiB"),
+        (5000 << 40, "5000 TiB"),
+    ],
+)
+def test_a_size_is_shown_in_its_largest_unit(size_bytes, text):
+    assert show_size(size_bytes) == text
