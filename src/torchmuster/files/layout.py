@@ -1,44 +1,35 @@
-"""Every path name of a run directory, each with its one writer.
+"""Every path name of a run directory: what lies there, and its one writer.
 
 runs/<run_id>/
-  plan.json                       client     what will be started
-  secret                          client     the channel's key, 0600
-  owner.json                      client     who owns the run: pid, boot, host
-  head.json                       agent 0    where the coordinator listens, 0600
-  events.jsonl                    coordinator  one line per event, UTC, append only
-  result.json                     coordinator (the client, when the head was lost)
   logs/main/train/attempt-<k>/rank-<r>.log     the agent of that rank
   logs/agents/<node>.log          that agent, when it has no terminal
   logs/agents/<node>.setup.log    that agent: what setup lines and --before said
-  job.sh, job.json                client     what a scheduler got, and its answer
-  job.log                         the scheduler, what the job's head says
-  links.json                      the head of the newest link   the jobs that the run has had
-  cancelled.json                  client     no job may continue it
-  training.jsonl                  rank 0, when the script uses torchmuster.train
-  snapshots/                      the script
-
-and of a workflow:
-  workflow.yaml                   client     as the user wrote it
-  rendered.yaml                   client     without templates; runtime tokens still stand
-  workflow.json                   client     the plan (it has no plan.json)
-  events.jsonl, result.json       client     groups that wait, start and end; the verdict
-  site.json                       client     the site whose hosts the tasks go to, by ssh
-  groups/<group>/head.json        its head   where it listens, 0600
-  groups/<group>/start.json       client     what the head is told: first attempts, GPUs
-  groups/<group>/events.jsonl     its head   one line per event
-  groups/<group>/result.json      its head
-  tasks/<task>/place-<p>/         its agent  output/, input/<n>/, work/ and what the task's view of files needs
-  tasks/<task>/output             its agent  a link to the output of the attempt that counts
+  groups/<group>/                 of a workflow: see `GroupDir`
+  tasks/<task>/place-<p>/         its agent: see `WorkingFolder`, and what the task's view of files needs
+  tasks/<task>/output             its agent: a link to the output of the attempt that counts
   logs/<group>/<task>/attempt-<k>/rank-0.log   its agent
+and what `RunDir` names below.
 """
 
 import os
 import re
 from dataclasses import dataclass
+from typing import Any
 
 GROUP = "main"
 TASK = "train"
 _STAMP = re.compile(r"\d{8}-\d{6}-(?=[A-Za-z0-9])")
+
+
+class PathBelow:
+    """The path of a file or folder below that of its owner."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, owner: Any, kind: type) -> str:
+        """Return the path; of the class itself, the name."""
+        return self._name if owner is None else os.path.join(owner.path, self._name)
 
 
 def short_id(run_id: str) -> str:
@@ -62,60 +53,41 @@ class RunDir:
 
     path: str
 
-    @property
-    def plan(self) -> str:
-        """What will be started."""
-        return os.path.join(self.path, "plan.json")
+    # Of a training run.
+    plan = PathBelow("plan.json")  # client: what will be started
+    secret = PathBelow("secret")  # client: the key of the channel, 0600
+    owner = PathBelow("owner.json")  # client: who owns the run: pid, boot, host
+    head = PathBelow("head.json")  # agent 0: where the coordinator listens, 0600
+    # Coordinator, one line per event, UTC, append only: all views are made from it. Of a workflow, client.
+    events = PathBelow("events.jsonl")
+    # Coordinator (client, when the head was lost; of a workflow, client): the verdict.
+    result = PathBelow("result.json")
+    logs = PathBelow(os.path.join("logs", GROUP, TASK))  # agents: a folder for each attempt
+    supervisor_log = PathBelow("supervisor.log")  # a detached supervisor: what it says
+    # The script, by default; of a restarted run a link to the first's.
+    snapshots = PathBelow("snapshots")
+    training = PathBelow(
+        "training.jsonl"
+    )  # rank 0, by torchmuster.train: metrics, saves, the ledger
 
-    @property
-    def secret(self) -> str:
-        """The key of the channel."""
-        return os.path.join(self.path, "secret")
+    # Of a job of a scheduler.
+    job_script = PathBelow("job.sh")  # client: what the scheduler got
+    job = PathBelow("job.json")  # client: which job of which scheduler conducts the run
+    jobs = PathBelow("jobs.json")  # client: which jobs conduct the groups of a workflow
+    job_log = PathBelow("job.log")  # the scheduler: what the job's head says
+    # The head of the newest link: the jobs that the run has had, and whether another follows.
+    links = PathBelow("links.json")
+    cancelled = PathBelow("cancelled.json")  # client: no job may continue the run
+    # The job's head: its variables, for agents on other nodes; 0600.
+    environment = PathBelow("environment.json")
+    # Client: torchmuster for nodes of a job that lack it; unpacked from the `.zip` beside it.
+    package_copy = PathBelow("package")
 
-    @property
-    def owner(self) -> str:
-        """Who owns the run."""
-        return os.path.join(self.path, "owner.json")
-
-    @property
-    def head(self) -> str:
-        """Where the coordinator listens."""
-        return os.path.join(self.path, "head.json")
-
-    @property
-    def events(self) -> str:
-        """The record that all views are made from."""
-        return os.path.join(self.path, "events.jsonl")
-
-    @property
-    def result(self) -> str:
-        """The verdict."""
-        return os.path.join(self.path, "result.json")
-
-    @property
-    def snapshots(self) -> str:
-        """Where the script's snapshots go by default; of a restarted run a link to the first's."""
-        return os.path.join(self.path, "snapshots")
-
-    @property
-    def training(self) -> str:
-        """What the training library records: metrics, saves, the ledger."""
-        return os.path.join(self.path, "training.jsonl")
-
-    @property
-    def workflow(self) -> str:
-        """The plan of a workflow."""
-        return os.path.join(self.path, "workflow.json")
-
-    @property
-    def spec(self) -> str:
-        """The workflow file as the user wrote it."""
-        return os.path.join(self.path, "workflow.yaml")
-
-    @property
-    def rendered(self) -> str:
-        """The workflow file without templates."""
-        return os.path.join(self.path, "rendered.yaml")
+    # Of a workflow.
+    spec = PathBelow("workflow.yaml")  # client: as the user wrote it
+    rendered = PathBelow("rendered.yaml")  # client: without templates; runtime tokens still stand
+    workflow = PathBelow("workflow.json")  # client: the plan, there is no plan.json
+    site = PathBelow("site.json")  # client: the site whose hosts the tasks go to, by ssh
 
     def group(self, group: str) -> "GroupDir":
         """What one group of a workflow has."""
@@ -138,61 +110,6 @@ class RunDir:
         name = f"attempt-{attempt}"
         return os.path.join(self.path, "logs", group, task, name, "rank-0.log")
 
-    @property
-    def job_script(self) -> str:
-        """What the scheduler got."""
-        return os.path.join(self.path, "job.sh")
-
-    @property
-    def package_copy(self) -> str:
-        """A copy of torchmuster for nodes of a job that lack it; unpacked from the `.zip` beside it."""
-        return os.path.join(self.path, "package")
-
-    @property
-    def job(self) -> str:
-        """Which job of which scheduler conducts the run."""
-        return os.path.join(self.path, "job.json")
-
-    @property
-    def job_log(self) -> str:
-        """What the head of the job says."""
-        return os.path.join(self.path, "job.log")
-
-    @property
-    def links(self) -> str:
-        """The jobs that the run has had, and whether another follows."""
-        return os.path.join(self.path, "links.json")
-
-    @property
-    def cancelled(self) -> str:
-        """There when the user has cancelled the run: no job may continue it."""
-        return os.path.join(self.path, "cancelled.json")
-
-    @property
-    def environment(self) -> str:
-        """The variables of a job's head, for agents on other nodes; 0600."""
-        return os.path.join(self.path, "environment.json")
-
-    @property
-    def jobs(self) -> str:
-        """Which jobs of which scheduler conduct the groups of a workflow."""
-        return os.path.join(self.path, "jobs.json")
-
-    @property
-    def site(self) -> str:
-        """Which site of ssh the tasks of a workflow go to."""
-        return os.path.join(self.path, "site.json")
-
-    @property
-    def supervisor_log(self) -> str:
-        """What a detached supervisor says."""
-        return os.path.join(self.path, "supervisor.log")
-
-    @property
-    def logs(self) -> str:
-        """The folder of the attempts' logs."""
-        return os.path.join(self.path, "logs", GROUP, TASK)
-
     def attempt_logs(self, attempt: int) -> str:
         """The folder of one attempt's logs."""
         return os.path.join(self.logs, f"attempt-{attempt}")
@@ -212,59 +129,20 @@ class RunDir:
 
 @dataclass(frozen=True, slots=True)
 class GroupDir:
-    """The path names of one group of a workflow."""
+    """The path names of one group of a workflow; its head writes what names no other writer."""
 
     path: str
 
-    @property
-    def head(self) -> str:
-        """Where the head of the group listens."""
-        return os.path.join(self.path, "head.json")
-
-    @property
-    def job_script(self) -> str:
-        """What the scheduler got."""
-        return os.path.join(self.path, "job.sh")
-
-    @property
-    def job(self) -> str:
-        """Which job conducts the group."""
-        return os.path.join(self.path, "job.json")
-
-    @property
-    def job_log(self) -> str:
-        """What the head of the job says."""
-        return os.path.join(self.path, "job.log")
-
-    @property
-    def environment(self) -> str:
-        """The variables of the group's head, for agents on other nodes; 0600."""
-        return os.path.join(self.path, "environment.json")
-
-    @property
-    def nodes(self) -> str:
-        """Which nodes of the job each task has."""
-        return os.path.join(self.path, "nodes.json")
-
-    @property
-    def start(self) -> str:
-        """What the head is told."""
-        return os.path.join(self.path, "start.json")
-
-    @property
-    def network(self) -> str:
-        """The parts of a private network, 0600."""
-        return os.path.join(self.path, "network.json")
-
-    @property
-    def events(self) -> str:
-        """The record of the group."""
-        return os.path.join(self.path, "events.jsonl")
-
-    @property
-    def result(self) -> str:
-        """How the group ended."""
-        return os.path.join(self.path, "result.json")
+    head = PathBelow("head.json")  # where it listens, 0600
+    start = PathBelow("start.json")  # client: what the head is told: first attempts, GPUs
+    events = PathBelow("events.jsonl")  # one line per event
+    result = PathBelow("result.json")  # how the group ended
+    nodes = PathBelow("nodes.json")  # which nodes of the job each task has
+    network = PathBelow("network.json")  # the parts of a private network, 0600
+    job_script = PathBelow("job.sh")  # client: what the scheduler got
+    job = PathBelow("job.json")  # client: which job conducts the group
+    job_log = PathBelow("job.log")  # the scheduler: what the job's head says
+    environment = PathBelow("environment.json")  # its variables, for agents on other nodes; 0600
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,20 +151,9 @@ class WorkingFolder:
 
     path: str
 
-    @property
-    def output(self) -> str:
-        """What `{{output}}` stands for."""
-        return os.path.join(self.path, "output")
-
-    @property
-    def work(self) -> str:
-        """The directory that a command starts in."""
-        return os.path.join(self.path, "work")
-
-    @property
-    def view(self) -> str:
-        """What the private view of the file system is made of."""
-        return os.path.join(self.path, "view")
+    output = PathBelow("output")  # what `{{output}}` stands for
+    work = PathBelow("work")  # the directory that a command starts in
+    view = PathBelow("view")  # what the private view of the file system is made of
 
     def input(self, number: int) -> str:
         """What `{{input:N}}` stands for."""

@@ -1,6 +1,6 @@
 import os
 
-from torchmuster.files.layout import RunDir, muster_home, runs_dir
+from torchmuster.files.layout import PathBelow, RunDir, muster_home, runs_dir
 
 
 def test_runs_lie_in_muster_home(monkeypatch):
@@ -26,7 +26,7 @@ def test_every_rank_of_every_attempt_has_a_log_of_its_own():
 
 def test_everything_lies_in_the_run_directory():
     run_dir = RunDir("/runs/r")
-    names = [n for n in dir(RunDir) if isinstance(getattr(RunDir, n), property)]
+    names = [name for name, value in vars(RunDir).items() if isinstance(value, PathBelow)]
     paths = [getattr(run_dir, name) for name in names] + [run_dir.agent_log("n1")]
 
     assert len(paths) > 6
