@@ -97,6 +97,30 @@ def test_a_run_trains_on_two_nodes_of_it(toy):
     assert "job 1 is running on toy1, toy2" in done.stderr
 
 
+def test_a_run_inside_a_job_of_it_uses_the_nodes_of_the_job(toy, tmp_path):
+    muster = f"{sys.executable} -m torchmuster"
+    run = f"{muster} run --nproc-per-node 1 --run-id r --tee all train.py"
+    lines = [
+        "#!/bin/bash",
+        "#TOY --nodes=2",
+        f"#TOY --log={tmp_path}/log",
+        f"{muster} engines",
+        run,
+    ]
+    (tmp_path / "job.sh").write_text("\n".join(lines) + "\n")
+    (tmp_path / "submit.py").write_text("from toy_engine.scheduler import submit\nsubmit()\n")
+
+    assert toy("job.sh", module="submit").stdout == "toy job 1\n"
+    job = tmp_path / "queue" / "1.json"
+    wait_until(lambda: job_has_ended(job), "the end of the job", 60.0)
+
+    log = (tmp_path / "log").read_text()
+    assert json.loads(job.read_text())["state"] == "done", log
+    assert "inside job 1 of toy\n" in log
+    assert "muster: run r inside job 1 of toy, on toy1, toy2" in log
+    assert log.count("sum 2") == 2
+
+
 def test_a_failure_has_its_verdict(toy):
     words = ("--max-restarts", "0", "--run-id", "r")
     done = toy("run", "--on", "toy", *words, "train.py", "fail")

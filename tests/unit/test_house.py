@@ -1,6 +1,7 @@
 """The shape of the source: small folders, no circles, and a unit test's folder for each package."""
 
 import ast
+import re
 from collections import Counter
 from functools import cache
 from pathlib import Path
@@ -72,3 +73,48 @@ def test_a_class_has_its_name_alone():
     ]
 
     assert sorted(name for name, times in Counter(names).items() if times > 1) == []
+
+
+SCHEDULER = re.compile(
+    r"slurm|\bpbs|pbs\b|torque|[sq]batch|qsub|qstat|qdel|srun|squeue|sinfo|sacct|scancel|scontrol",
+    re.IGNORECASE,
+)
+# Diagnosis explains schedulers by name; the others have a reason of their own.
+MAY_NAME_SCHEDULERS = {
+    "diagnose": "looks for the traces and mistakes of each scheduler",
+    "engines": "their home",
+    "model/job.py": "the commands that bring an agent to another node, as values",
+    "node/environment.py": "variables of one node only, told apart on the node itself",
+    "node/launcher_ranks.py": "the rank variables of launchers, rewritten for each worker",
+    "node/scratch.py": "the folder that a scheduler has made on this node",
+    "node/spawner/surroundings.py": "variables that a user's script may read",
+    "owner/jobs/spread.py": "what launchers, not schedulers, say of their number of tasks",
+    "proc.py": "sessions: PBS follows its processes by them",
+    "spec/sites/explain.py": "words that people write instead of a key",
+    "train": "works in a user's script without an engine",
+}
+
+
+def words_of_code(path):
+    """Give names and texts of a file that are no prose: prose has spaces."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        for field in ("id", "attr", "arg", "name", "module"):
+            if isinstance(word := getattr(node, field, None), str):
+                yield word
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from [] if " " in node.value.strip() else [node.value]
+
+
+def test_no_scheduler_has_its_name_in_code_outside_the_engines():
+    named = {
+        f"{relative}: {word}"
+        for path in PACKAGE.rglob("*.py")
+        if not any(
+            (relative := str(path.relative_to(PACKAGE))) == free or relative.startswith(f"{free}/")
+            for free in MAY_NAME_SCHEDULERS
+        )
+        for word in words_of_code(path)
+        if SCHEDULER.search(word)
+    }
+    assert sorted(named) == []

@@ -35,6 +35,7 @@ class ToyDialect:
     name = "toy"
     resubmit_ways: tuple[ResubmitWay, ...] = (ResubmitWay.SUBMIT,)
     tools = ("toy_submit", "toy_stat", "toy_cancel")  # for `muster engines check`
+    variables = ("TOY_JOB_ID", "TOY_NODE")  # what a job has from it, by how the names begin
 
     def script(self, job: JobRequest) -> str:
         """Return the job script: directives, then what all schedulers' scripts share."""
@@ -124,6 +125,7 @@ class ToyDialect:
             job_id=job_id,
             nodes=tuple(AllocatedNode(name=n, slot=i) for i, n in enumerate(names) if n),
             ends_at=base.ends_at(environment),
+            own_node=environment.get("TOY_NODE"),
         )
 
     def unmapped(self, job: JobRequest) -> list[str]:

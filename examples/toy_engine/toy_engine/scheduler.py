@@ -98,6 +98,7 @@ def cancel() -> int:
 
 def run() -> int:
     """toy_run NODE COMMAND...: all nodes are this machine."""
+    os.environ["TOY_NODE"] = sys.argv[1]
     os.execv(sys.argv[2], sys.argv[2:])
 
 
@@ -115,7 +116,8 @@ def serve(job_id: str) -> None:
     if read(job_id)["state"] == "cancelled":
         return None
     nodes = ",".join(f"toy{i + 1}" for i in range(int(options.get("nodes", 1))))
-    environment = {**os.environ, "TOY_JOB_ID": job_id, "TOY_NODES": nodes}
+    own = {"TOY_JOB_ID": job_id, "TOY_NODES": nodes, "TOY_NODE": "toy1"}
+    environment = {**os.environ, **own}
     with open(options.get("log", os.devnull), "a") as log:
         job = subprocess.Popen(
             ["bash", str(queue() / f"{job_id}.sh")],

@@ -6,8 +6,6 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem
 
-_KINDS = ("local", "pbs", "slurm", "ssh", "torque")
-
 
 def complete_runs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Return `last` and the short ids that begin so; whole ids where that is what was typed."""
@@ -32,9 +30,10 @@ def complete_files(
 
 def complete_engines(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Return the kinds of engines and the names of the user's own that begin so."""
+    from torchmuster.engines.schedulers import SCHEDULERS
     from torchmuster.spec.sites.files import project_file, user_file
 
-    names = list(_KINDS)
+    names = ["local", "ssh", *SCHEDULERS]
     for path in (user_file(os.environ), project_file(os.getcwd())):
         names += _engines_of(path) if path is not None else []
     return sorted({name for name in names if name.startswith(incomplete)})

@@ -15,11 +15,9 @@ def my_sites() -> "Sites":
     """
     from torchmuster.engines.registry import engine_entries
     from torchmuster.spec.sites.files import is_new
-    from torchmuster.spec.sites.schema import KINDS
     from torchmuster.spec.sites.site import load_sites
     from torchmuster.ui.messages import print_notes
 
-    kinds = tuple(dict.fromkeys([*KINDS, *engine_entries()]))
-    sites = load_sites(os.getcwd(), os.environ, kinds=kinds)
+    sites = load_sites(os.getcwd(), os.environ, engine_entries())
     print_notes([note for note in sites.notes if is_new(note)])
     return sites

@@ -14,6 +14,7 @@ from torchmuster.engines import base
 from torchmuster.engines.base import EngineError, NodeStart, Refusal
 from torchmuster.engines.pbs_reasons import REASONS
 from torchmuster.engines.qstat import read_jobs
+from torchmuster.engines.queues import QUEUES_OF_PBS
 from torchmuster.errors import UsageError
 from torchmuster.model.job import (
     AllocatedNode,
@@ -106,6 +107,9 @@ class PbsDialect:
 
     name = "pbs"
     wait_reasons = REASONS
+    variables = ("PBS_",)
+    variables_of_users = ("PBS_CONF_FILE", "PBS_SERVER")
+    queues = QUEUES_OF_PBS
     # qrerun needs an operator's rights at most sites.
     resubmit_ways: tuple[ResubmitWay, ...] = (ResubmitWay.SUBMIT, ResubmitWay.REQUEUE)
     start_ways = (StartWay.PBSDSH, StartWay.MPIEXEC, StartWay.TMRSH, StartWay.SSH)
@@ -225,9 +229,13 @@ class PbsDialect:
         if not job_id:
             return None
         ncpus = environment.get("NCPUS", "")
+        nodes = _nodes(environment, read, int(ncpus) if ncpus.isdecimal() else None)
+        index = environment.get("PBS_NODENUM", "")  # the file may have another name for this host
+        is_known = index.isdecimal() and int(index) < len(nodes)
         return Allocation(
             job_id=job_id,
-            nodes=_nodes(environment, read, int(ncpus) if ncpus.isdecimal() else None),
+            nodes=nodes,
+            own_node=nodes[int(index)].name if is_known else None,
             ends_at=base.ends_at(environment),
             scratch=base.own_scratch(environment, job_id),
         )

@@ -1,64 +1,40 @@
-"""Which schedulers there are: name, module, and what has to be installed.
+"""Which schedulers there are, with those that other packages bring, and which of them has started this process.
 
 Others add theirs by an entry point: `[project.entry-points."torchmuster.engines"]`, `lsf = "package.lsf"`,
 a module with a `DIALECT`.
 """
 
-import difflib
+import contextlib
 import importlib
-from collections.abc import Iterable
-from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from torchmuster.engines.base import Dialect
+from torchmuster.engines.schedulers import SCHEDULERS, known_jobs, may_be_in_job
 from torchmuster.errors import UsageError
+from torchmuster.model.display.text import nearest
+from torchmuster.model.job import Allocation
+from torchmuster.model.scheduler import SchedulerFacts
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 GROUP = "torchmuster.engines"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineEntry:
-    """One scheduler that jobs can be written for.
-
-    Attributes:
-        install: What has to be on this machine to submit.
-        source: Who brings it, for messages.
-    """
-
-    name: str
-    module: str
-    install: str
-    source: str = "torchmuster"
-
-
-_OURS = (
-    EngineEntry(
-        name="slurm",
-        module="torchmuster.engines.slurm",
-        install="Slurm's commands (Debian: slurm-client)",
-    ),
-    EngineEntry(
-        name="pbs",
-        module="torchmuster.engines.pbs",
-        install="the commands of OpenPBS or PBS Professional (openpbs-client)",
-    ),
-    EngineEntry(
-        name="torque",
-        module="torchmuster.engines.torque",
-        install="the commands of Torque (torque-client)",
-    ),
-)
 _RESERVED = "local"
 
 
-def engine_entries(found: Iterable[EntryPoint] | None = None) -> dict[str, EngineEntry]:
-    """Return all dialects by name; `found` are the entry points, None for those that are installed.
+def engine_entries(found: "Iterable[EntryPoint] | None" = None) -> dict[str, SchedulerFacts]:
+    """Return all schedulers by name; `found` are the entry points, None for those that are installed.
 
     Raises:
         UsageError: Two bring the same name.
     """
-    entries = {entry.name: entry for entry in _OURS}
-    for point in entry_points(group=GROUP) if found is None else found:
+    if found is None:
+        from importlib.metadata import entry_points
+
+        found = entry_points(group=GROUP)
+    entries = dict(SCHEDULERS)
+    for point in found:
         source = point.dist.name if point.dist is not None else point.value
         known = entries.get(point.name)
         if known is not None or point.name == _RESERVED:
@@ -68,13 +44,13 @@ def engine_entries(found: Iterable[EntryPoint] | None = None) -> dict[str, Engin
                 where=f"entry point {GROUP}: {point.name} = {point.value}",
                 fix=f"pip uninstall {source if other == 'torchmuster' else other}",
             )
-        entries[point.name] = EngineEntry(
+        entries[point.name] = SchedulerFacts(
             name=point.name, module=point.value, install=f"what {source} needs", source=source
         )
     return entries
 
 
-def load_dialect(name: str, entries: dict[str, EngineEntry] | None = None) -> Dialect:
+def load_dialect(name: str, entries: dict[str, SchedulerFacts] | None = None) -> Dialect:
     """Return the dialect of this name.
 
     Raises:
@@ -83,9 +59,9 @@ def load_dialect(name: str, entries: dict[str, EngineEntry] | None = None) -> Di
     known = engine_entries() if entries is None else entries
     entry = known.get(name)
     if entry is None:
-        near = difflib.get_close_matches(name, [_RESERVED, *known], n=1)
+        near = nearest(name, [_RESERVED, *known])
         names = ", ".join([_RESERVED, *known])
-        fix = f"did you mean `{near[0]}`?" if near else f"engines: {names}"
+        fix = f"did you mean `{near}`?" if near else f"engines: {names}"
         raise UsageError(f"there is no engine `{name}`", where="--on", fix=fix)
     try:
         dialect: Dialect = importlib.import_module(entry.module).DIALECT
@@ -97,3 +73,39 @@ def load_dialect(name: str, entries: dict[str, EngineEntry] | None = None) -> Di
             fix=f"it comes from {entry.source}: install it again",
         ) from error
     return dialect
+
+
+def find_job(
+    environment: Mapping[str, str], read: Callable[[str], str]
+) -> tuple[Dialect, Allocation] | None:
+    """Return the job that this process runs in, with its scheduler's dialect; None outside of one.
+
+    `read` reads a small file. The engines of other packages are asked where no other knows the job.
+
+    Raises:
+        MusterError: There is a job, and what is known of its nodes can't be read.
+    """
+    if not may_be_in_job(environment):
+        return None  # the usual case looks for no packages
+    known = [name for name, _ in known_jobs(environment)]
+    for dialect in [load_dialect(name) for name in known] or _others():
+        allocation = dialect.allocation(environment, read)
+        if allocation is not None and allocation.nodes:
+            return dialect, allocation
+    return None
+
+
+def find_job_id(environment: Mapping[str, str]) -> tuple[str, str] | None:
+    """Return the scheduler and the id of the job that this process runs in; None outside of one."""
+    if known := known_jobs(environment):
+        return known[0]
+    found = find_job(environment, lambda path: "")
+    return (found[0].name, found[1].job_id) if found is not None else None
+
+
+def _others() -> Iterator[Dialect]:
+    """Give the dialects of other packages that can be loaded: one that can't be is told when it is named."""
+    entries = engine_entries()
+    for name in entries.keys() - SCHEDULERS.keys():
+        with contextlib.suppress(UsageError):
+            yield load_dialect(name, entries)

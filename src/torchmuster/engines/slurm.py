@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torchmuster.engines import base
 from torchmuster.engines.base import EngineError, NodeStart
+from torchmuster.engines.queues import ACCOUNTS_OF_SLURM, QUEUES_OF_SLURM
 from torchmuster.engines.slurm_reasons import REASONS, REFUSALS
 from torchmuster.errors import UsageError
 from torchmuster.model.job import (
@@ -75,6 +76,10 @@ class SlurmDialect:
 
     name = "slurm"
     wait_reasons = REASONS
+    variables = ("SLURM_",)
+    variables_of_users = ("SLURM_CONF", "SLURM_CONF_SERVER")
+    queues = QUEUES_OF_SLURM
+    accounts = ACCOUNTS_OF_SLURM
     resubmit_ways: tuple[ResubmitWay, ...] = (ResubmitWay.REQUEUE, ResubmitWay.SUBMIT)
 
     def script(self, job: JobRequest) -> str:
@@ -185,6 +190,7 @@ class SlurmDialect:
             ends_at=base.ends_at(environment, "SLURM_JOB_END_TIME"),
             scratch=environment.get("SLURM_TMPDIR") or base.own_scratch(environment, job_id),
             restart_count=int(restarts) if restarts.isdecimal() else None,
+            own_node=environment.get("SLURMD_NODENAME"),
         )
 
     def unmapped(self, job: JobRequest) -> list[str]:

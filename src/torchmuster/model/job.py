@@ -5,6 +5,7 @@ No scheduler's word stands here: `engines` translates. Sizes are bytes, times se
 
 import enum
 from dataclasses import dataclass, field
+from typing import Literal
 
 from torchmuster.model.states import JobState
 
@@ -24,6 +25,9 @@ class StartWay(enum.Enum):
     TMRSH = "pbs_tmrsh"
     MPIEXEC = "mpiexec"
     SSH = "ssh"
+
+
+WayOfSite = Literal["pbsdsh", "mpiexec", "pbs_tmrsh", "ssh"]  # what a site may choose from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +182,7 @@ class Allocation:
         ends_at: The end of the time limit, seconds since 1970.
         scratch: A folder of this node that the scheduler empties after the job.
         restart_count: How often the scheduler has started the job again; None where it doesn't say.
+        own_node: The node of this process, where the scheduler names it.
     """
 
     job_id: str
@@ -185,3 +190,4 @@ class Allocation:
     ends_at: float | None = None
     scratch: str | None = None
     restart_count: int | None = None
+    own_node: str | None = None

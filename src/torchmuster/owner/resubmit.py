@@ -19,8 +19,7 @@ from torchmuster.owner.views.record import read_events, read_result
 QUICK_TIMEOUT_S = 3.0
 COMMAND_TIMEOUT_S = 8.0  # the job itself has only seconds left
 # What a job has from its scheduler would be read by the submit command as wishes for the new one.
-_OF_THE_JOB = ("SLURM_", "PBS_", "PMI_", "PMIX_")
-_KEPT = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "PBS_CONF_FILE", "PBS_SERVER"})
+_OF_LAUNCHERS = ("PMI_", "PMIX_")
 Ask = Callable[[list[str]], proc.Answered]
 
 
@@ -166,8 +165,10 @@ class Chain:
         return self.dialect.job_id(self._command([*self._outside(), *argv]))
 
     def _outside(self) -> list[str]:
-        names = (name for name in self.environment if name.startswith(_OF_THE_JOB))
-        return ["env", *(f"--unset={name}" for name in sorted(names) if name not in _KEPT)]
+        begins = (*getattr(self.dialect, "variables", ()), *_OF_LAUNCHERS)
+        kept = getattr(self.dialect, "variables_of_users", ())
+        names = (name for name in self.environment if name.startswith(begins))
+        return ["env", *(f"--unset={name}" for name in sorted(names) if name not in kept)]
 
     def _command(self, argv: list[str]) -> str:
         answer = self.ask(argv)

@@ -29,11 +29,16 @@ class FileFormat:
     map: Callable[[KeyPath, Any], str | None] = lambda _path, _found: None
 
     def read(
-        self, model: type[_Keys], raw: Any, top: KeyPath, findings: FileProblems
+        self,
+        model: type[_Keys],
+        raw: Any,
+        top: KeyPath,
+        findings: FileProblems,
+        context: Any = None,
     ) -> _Keys | None:
         """Return the checked values; None with the reasons in `findings`, at `top` and below."""
         try:
-            return model.model_validate(raw)
+            return model.model_validate(raw, context=context)
         except ValidationError as error:
             for problem in error.errors(include_url=False):
                 self._take(problem, (*top, *_real_path(tuple(problem["loc"]), raw)), findings)

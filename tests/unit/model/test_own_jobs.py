@@ -1,26 +1,6 @@
 import pytest
 
-from torchmuster.model.own_jobs import other_job, own_jobs
-
-
-@pytest.mark.parametrize(
-    ("environment", "jobs"),
-    [
-        ({}, ()),
-        ({"SLURM_JOB_ID": "12"}, ("SLURM_JOB_ID=12",)),
-        ({"PBS_JOBID": "1053[2].server"}, ("PBS_JOBID=1053[2].server",)),
-        ({"LSB_JOBID": "7", "LSB_JOBINDEX": "0"}, ("LSB_JOBID=7",)),
-        ({"LSB_JOBID": "7", "LSB_JOBINDEX": "3"}, ("LSB_JOBID=7[3]",)),
-        (
-            {"SLURM_JOB_ID": "13", "SLURM_HET_SIZE": "2", "SLURM_JOB_ID_HET_GROUP_0": "12"},
-            ("SLURM_JOB_ID=12",),
-        ),
-        ({"SLURM_JOB_ID": "13", "SLURM_HET_SIZE": "2"}, ()),
-        ({"SLURM_JOB_ID": ""}, ()),
-    ],
-)
-def test_the_scheduler_s_variables_name_the_job(environment, jobs):
-    assert own_jobs(environment) == jobs
+from torchmuster.model.own_jobs import other_job
 
 
 @pytest.mark.parametrize(

@@ -67,9 +67,10 @@ def check(name: str, *, job: bool, timeout: str, as_json: bool) -> int:
 
 def show_engines(sites: "Sites", which: "Which", *, as_json: bool) -> int:
     """Print all engines."""
-    from torchmuster.owner.jobs.detect import CLIENTS, find_tool
+    from torchmuster.owner.jobs.detect import client_of, find_tool
 
-    tools = {name: find_tool(name, which) for name in CLIENTS}
+    clients = dict.fromkeys(filter(None, (client_of(site.kind) for site in sites.sites.values())))
+    tools = {name: find_tool(name, which) for name in clients}
     job = _own_job()
     rows = [_row(site, tools) for site in sites.sites.values()]
     if as_json:
@@ -127,11 +128,11 @@ def show_check(site: "Site", which: "Which", job_timeout_s: float | None, *, as_
 
 def run_checks(site: "Site", which: "Which") -> list[dict[str, Any]]:
     """Return what was looked at: check, ok (None where nobody can tell), found."""
-    from torchmuster.owner.jobs.detect import TOOLS_OF_KIND, find_tool
+    from torchmuster.owner.jobs.detect import find_tool, tools_of
 
     if site.kind == "local":
         return [_entry("this machine", ok=True, found=f"{os.cpu_count()} CPUs")]
-    names = TOOLS_OF_KIND.get(site.kind) or _tools_of_others(site.kind)
+    names = tools_of(site.kind)
     tools = [find_tool(name, which) for name in names]
     checks = [_entry(tool.name, ok=tool.path is not None, found=_say_tool(tool)) for tool in tools]
     if not names:
@@ -144,26 +145,19 @@ def run_checks(site: "Site", which: "Which") -> list[dict[str, Any]]:
     return [*checks, *_check_queues(site), *_check_account(site)]
 
 
-def _tools_of_others(kind: str) -> tuple[str, ...]:
-    """Return the commands that an engine of somebody else's needs, where its dialect says them."""
-    from torchmuster.engines.registry import load_dialect
-
-    return tuple(getattr(load_dialect(kind), "tools", ()))
-
-
 def _check_account(site: "Site") -> list[dict[str, Any]]:
     from torchmuster.model.display.text import did_you_mean
-    from torchmuster.owner.jobs.detect import list_accounts
+    from torchmuster.owner.jobs.detect import list_accounts, lists_accounts
 
-    if site.kind != "slurm":
+    if not lists_accounts(site.kind):
         said = [] if site.account is None else [site.account]
         return [_entry("account", ok=None, found=f"{name}, not looked for") for name in said]
-    accounts, problem = list_accounts(shutil.which)
+    accounts, problem = list_accounts(site.kind, shutil.which)
     if site.account is None:
         listed = ", ".join(accounts)
         return [_entry("accounts", ok=None, found=listed)] if listed else []
     if not accounts:
-        why = problem or "this Slurm keeps none"
+        why = problem or "this cluster keeps none"
         return [_entry(f"account {site.account}", ok=None, found=f"not looked for: {why}")]
     ok = site.account in accounts
     hint = did_you_mean(site.account, accounts, f"yours: {few_of(accounts, 8)}")
@@ -171,10 +165,11 @@ def _check_account(site: "Site") -> list[dict[str, Any]]:
 
 
 def _check_queues(site: "Site") -> list[dict[str, Any]]:
+    from torchmuster.engines.registry import engine_entries
     from torchmuster.owner.jobs.detect import list_queues
 
     found = list_queues(site.kind)
-    word = "partition" if site.kind == "slurm" else "queue"
+    word = engine_entries()[site.kind].queue_word
     named = ", ".join(_say_queue(queue) for queue in found.queues)
     checks = []
     if found.problem is not None or named:
@@ -226,9 +221,9 @@ def _reach(site: "Site") -> list[dict[str, Any]]:
 
 
 def _row(site: "Site", tools: "dict[str, Tool]") -> dict[str, Any]:
-    from torchmuster.owner.jobs.detect import CLIENT_OF_KIND
+    from torchmuster.owner.jobs.detect import client_of
 
-    client = CLIENT_OF_KIND.get(site.kind)
+    client = client_of(site.kind)
     tool = tools[client] if client is not None else None
     here = _say_tool(tool) if tool is not None else "this machine"
     if tool is None and site.kind != "local":
@@ -266,10 +261,10 @@ def _install(kind: str) -> str:
 
 
 def _own_job() -> dict[str, str] | None:
-    for kind, name in (("slurm", "SLURM_JOB_ID"), ("pbs", "PBS_JOBID")):
-        if os.environ.get(name):
-            return {"kind": kind, "id": os.environ[name]}
-    return None
+    from torchmuster.engines.registry import find_job_id
+
+    job = find_job_id(os.environ)
+    return {"kind": job[0], "id": job[1]} if job is not None else None
 
 
 def _entry(check: str, *, ok: bool | None, found: str) -> dict[str, Any]:

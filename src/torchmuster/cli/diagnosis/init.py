@@ -10,7 +10,8 @@ import click
 from torchmuster.errors import MusterError, UsageError
 
 if TYPE_CHECKING:
-    from torchmuster.owner.jobs.detect import Queue, QueueList, Which
+    from torchmuster.engines.queues import Queue
+    from torchmuster.owner.jobs.detect import QueueList, Which
 
 _MAX_LISTED = 50
 _HEAD = """\
@@ -60,32 +61,31 @@ def init() -> int:
 
 def first_file(which: "Which") -> str:
     """Return the text of the first file; it is TOML that `load_sites` reads."""
-    from torchmuster.owner.jobs.detect import list_queues
+    from torchmuster.engines.schedulers import CLIENTS, kind_of_client
+    from torchmuster.owner.jobs.detect import find_tool, list_queues
 
     parts = [_HEAD]
     names: list[str] = []
-    if which("sbatch") is not None:
-        names.append("slurm")
-        parts.append(section("slurm", list_queues("slurm")))
-    if which("qsub") is not None:
-        kind = _kind_of_pbs(which)
-        names.append(kind)
-        parts.append(section(kind, list_queues(kind)))
+    for client in CLIENTS:
+        if which(client) is not None:
+            names.append(kind_of_client(client, find_tool(client, which).version))
+            parts.append(section(names[-1], list_queues(names[-1])))
     if not names:
-        parts.append("\n# Neither sbatch nor qsub is on PATH: no cluster was found.\n")
+        parts.append(f"\n# Neither {' nor '.join(CLIENTS)} is on PATH: no cluster was found.\n")
     parts += [_SSH, _DEFAULTS.format(name=names[0] if names else "hosts")]
     return "".join(parts)
 
 
 def section(kind: str, found: "QueueList") -> str:
     """Return the section of one scheduler."""
-    word = "partition" if kind == "slurm" else "queue"
-    directive = "--reservation=NAME" if kind == "slurm" else "-l place=scatter:excl"
+    from torchmuster.engines.schedulers import SCHEDULERS
+
+    word = SCHEDULERS[kind].queue_word
     lines = ["", f"[engines.{kind}]", f"kind = {json.dumps(kind)}"]
     if found.problem is not None:
         lines.append(f"# {word}s could not be listed: {_comment(found.problem)}")
     lines += _queue_lines(word, found.queues)
-    return "\n".join(lines) + "\n" + _REST.format(directive=directive)
+    return "\n".join(lines) + "\n" + _REST.format(directive=SCHEDULERS[kind].example)
 
 
 def _queue_lines(word: str, queues: "tuple[Queue, ...]") -> list[str]:
@@ -104,15 +104,6 @@ def _queue_lines(word: str, queues: "tuple[Queue, ...]") -> list[str]:
     if len(queues) > _MAX_LISTED:
         lines.append(f"#   and {len(queues) - _MAX_LISTED} more")
     return lines
-
-
-def _kind_of_pbs(which: "Which") -> str:
-    """Return `pbs` or `torque`: by the version of qsub: 2 to 6 are those of Torque."""
-    from torchmuster.owner.jobs.detect import find_tool
-
-    version = find_tool("qsub", which).version or ""
-    major = version.partition(".")[0]
-    return "torque" if major.isdecimal() and int(major) < 10 else "pbs"
 
 
 def _comment(text: str) -> str:

@@ -45,7 +45,7 @@ def choose_engine(named: str | None, *, here: bool) -> str:
     if sites is not None and sites.default_on is not None:
         click.echo(f"muster: --on {sites.default_on}, as [defaults] says", err=True)
         return sites.default_on
-    from torchmuster.engines.guard import guard
+    from torchmuster.engines.schedulers import guard
 
     names = [site.name for site in sites.configured if site.is_batch] if sites is not None else []
     refusal = guard(os.environ, shutil.which, names)
@@ -64,7 +64,10 @@ def find_site(name: str) -> "Site":
     if not site.is_batch:
         what = f"`{name}` takes no jobs: it is of kind {site.kind}"
         fix = "muster run --here" if site.kind == "local" else "muster run or submit --on " + name
-        raise UsageError(what, where=site.origin, fix=f"{fix}; kinds that do: slurm, pbs, torque")
+        from torchmuster.engines.registry import engine_entries
+
+        kinds = ", ".join(engine_entries())
+        raise UsageError(what, where=site.origin, fix=f"{fix}; kinds that do: {kinds}")
     return site
 
 
@@ -225,17 +228,14 @@ def _follow(
 
 def find_allocation() -> "tuple[Dialect, Allocation] | None":
     """Return the job that we are in, with its scheduler's dialect; None outside of one."""
-    if not any(name in os.environ for name in ("SLURM_JOB_ID", "PBS_JOBID")):
+    from torchmuster.engines.schedulers import may_be_in_job
+
+    if not may_be_in_job(os.environ):
         return None  # the usual case costs no import
-    from torchmuster.engines.registry import load_dialect
+    from torchmuster.engines.registry import find_job
     from torchmuster.owner.jobs.conduct import read_file
 
-    for name in ("slurm", "pbs", "torque"):
-        dialect = load_dialect(name)
-        allocation = dialect.allocation(os.environ, read_file)
-        if allocation is not None and allocation.nodes:
-            return dialect, allocation
-    return None
+    return find_job(os.environ, read_file)
 
 
 def run_inside(
@@ -311,15 +311,12 @@ def run_in_allocation(
 
 def own_node(allocation: "Allocation") -> str | None:
     """Return which node of the job this is; None when it is none of them."""
-    index = os.environ.get("PBS_NODENUM", "")  # the node file may have another name for this host
-    if "PBS_JOBID" in os.environ and index.isdecimal() and int(index) < len(allocation.nodes):
-        return allocation.nodes[int(index)].name
-    here = {os.environ.get("SLURMD_NODENAME", ""), os.uname().nodename}
+    names = [node.name for node in allocation.nodes]
+    if allocation.own_node in names:
+        return allocation.own_node
+    here = {os.uname().nodename, allocation.own_node or ""}
     short = {name.partition(".")[0] for name in here if name}
-    for node in allocation.nodes:
-        if node.name.partition(".")[0] in short:
-            return node.name
-    return None
+    return next((name for name in names if name.partition(".")[0] in short), None)
 
 
 def _run_on_first_node(dialect: "Dialect", allocation: "Allocation") -> int:

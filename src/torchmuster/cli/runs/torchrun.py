@@ -96,9 +96,9 @@ def make_launch(line: "TorchrunLine") -> "AgentLaunch":
     Raises:
         MusterError: The port of the head is taken by something else.
     """
+    from torchmuster.engines.schedulers import own_jobs
     from torchmuster.files.terminal import own_terminal
     from torchmuster.model.contract import SIGNALS_VARIABLE
-    from torchmuster.model.own_jobs import own_jobs
     from torchmuster.owner.create import new_run_id
     from torchmuster.programs.main import AgentLaunch, job_environment
     from torchmuster.spec.rendezvous import NO_ID
@@ -169,8 +169,19 @@ def _make_plan(line: "TorchrunLine", run_id: str, party: "Party | None") -> "Run
         restart_policy=line.restart_policy,
         node_names=party.names if party is not None else (),
         engine="torchrun",
-        job_id=os.environ.get("SLURM_JOB_ID") or os.environ.get("PBS_JOBID"),
+        job_id=_own_job_id(),
     )
+
+
+def _own_job_id() -> str | None:
+    from torchmuster.engines.schedulers import may_be_in_job
+
+    if not may_be_in_job(os.environ):
+        return None  # costs no import
+    from torchmuster.engines.registry import find_job_id
+
+    job = find_job_id(os.environ)
+    return job[1] if job is not None else None
 
 
 def _take_order() -> "SpreadOrder | None":
@@ -184,10 +195,13 @@ def _take_order() -> "SpreadOrder | None":
 
 def _find_party(line: "TorchrunLine") -> "Party | None":
     """Return the hosts of the job that we are in, where this line is for several; None elsewhere."""
-    in_job = any(name in os.environ for name in ("SLURM_JOB_ID", "PBS_JOBID"))
     # Who gave a rank to this node gives one to each.
     is_other = line.meeting.static and line.node_rank != 0
-    if line.meeting.alone or line.max_nodes == 1 or is_other or not in_job:
+    if line.meeting.alone or line.max_nodes == 1 or is_other:
+        return None
+    from torchmuster.engines.schedulers import may_be_in_job
+
+    if not may_be_in_job(os.environ):
         return None
     from torchmuster.cli.runs.spread import find_party
 

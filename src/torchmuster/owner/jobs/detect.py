@@ -7,31 +7,19 @@ import os
 import pwd
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 from torchmuster import proc
+from torchmuster.engines.queues import AccountQuestion, Queue, QueueQuestion
+from torchmuster.engines.registry import load_dialect
+from torchmuster.engines.schedulers import CLIENTS, SCHEDULERS
 from torchmuster.errors import MusterError
 
 TIMEOUT_S = 5.0
 Ask = Callable[[Sequence[str]], proc.Answered]
 Which = Callable[[str], str | None]
-# The command whose presence means the engine, and how it tells its version.
-CLIENTS = {
-    "sbatch": ("sbatch", "--version"),
-    "qsub": ("qsub", "--version"),
-    "ssh": ("ssh", "-V"),
-}
-CLIENT_OF_KIND = {"slurm": "sbatch", "pbs": "qsub", "torque": "qsub", "ssh": "ssh"}
-# All that a run needs here.
-TOOLS_OF_KIND = {
-    "slurm": ("sbatch", "squeue", "scancel"),
-    "pbs": ("qsub", "qstat", "qdel"),
-    "torque": ("qsub", "qstat", "qdel"),
-    "ssh": ("ssh",),
-}
-_SINFO = ("sinfo", "-h", "-o", "%P|%a|%l|%D|%c|%m|%G")
-_QSTAT = ("qstat", "-Q")
-_QSTAT_SERVER = ("qstat", "-B", "-f")  # the default queue stands with the server only
+_SSH = "ssh"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,22 +35,6 @@ class Tool:
     path: str | None
     version: str | None = None
     problem: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Queue:
-    """A partition of Slurm or a queue of PBS.
-
-    Attributes:
-        starts: It starts jobs; one that is stopped takes them all the same.
-        about: What the scheduler says of it, for people.
-    """
-
-    name: str
-    is_default: bool = False
-    is_open: bool = True
-    starts: bool = True
-    about: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,12 +54,27 @@ def ask(argv: Sequence[str]) -> proc.Answered:
     return proc.ask(argv, b"", TIMEOUT_S)
 
 
+def client_of(kind: str) -> str | None:
+    """Return the command whose presence means this kind of engine; None where nobody looks for one."""
+    scheduler = SCHEDULERS.get(kind)
+    return scheduler.client if scheduler is not None else _SSH if kind == _SSH else None
+
+
+def tools_of(kind: str) -> tuple[str, ...]:
+    """Return all commands that a run on this kind of engine needs here."""
+    if kind == _SSH:
+        return (_SSH,)
+    if kind in SCHEDULERS:
+        return SCHEDULERS[kind].tools
+    return tuple(getattr(load_dialect(kind), "tools", ()))
+
+
 def find_tool(name: str, which: Which, asking: Ask = ask) -> Tool:
     """Return where a command is, and its version if it is one that we know how to ask."""
     path = which(name)
-    if path is None or name not in CLIENTS:
+    if path is None or name not in (*CLIENTS, _SSH):
         return Tool(name=name, path=path)
-    text, problem = _answer(CLIENTS[name], asking, both=True)
+    text, problem = _answer((name, "-V" if name == _SSH else "--version"), asking, both=True)
     version = parse_version(text)
     if version is None and problem is None:
         problem = "it printed no version"
@@ -101,79 +88,37 @@ def parse_version(text: str) -> str | None:
 
 
 def list_queues(kind: str, asking: Ask = ask) -> QueueList:
-    """Return the partitions of Slurm or the queues of PBS; none for other kinds."""
-    if kind not in ("slurm", "pbs", "torque"):
+    """Return the partitions or queues of a scheduler; none for other kinds."""
+    question: QueueQuestion | None = _asked_by(kind, "queues")
+    if question is None:
         return QueueList()
-    argv, parse = (_SINFO, parse_sinfo) if kind == "slurm" else (_QSTAT, parse_qstat)
-    text, problem = _answer(argv, asking)
-    queues = parse(text)
-    if queues and kind != "slurm":
-        queues = mark_default(queues, _answer(_QSTAT_SERVER, asking)[0])
+    text, problem = _answer(question.argv, asking)
+    queues = question.parse(text)
+    if queues and question.default_argv is not None:
+        queues = question.mark_default(queues, _answer(question.default_argv, asking)[0])
     if not queues and problem is None:
-        problem = f"`{' '.join(argv)}` listed none"
+        problem = f"`{' '.join(question.argv)}` listed none"
     return QueueList(queues=queues, problem=problem)
 
 
-def list_accounts(which: Which, asking: Ask = ask) -> tuple[tuple[str, ...], str | None]:
-    """Return the accounts of Slurm that this user may name, and why there are none to tell."""
-    if which("sacctmgr") is None:
-        return (), "no sacctmgr on PATH"
-    user = pwd.getpwuid(os.getuid()).pw_name
-    argv = ["sacctmgr", "-nP", "show", "associations", f"user={user}", "format=account"]
+def lists_accounts(kind: str) -> bool:
+    """Say whether this scheduler can tell the accounts of a user."""
+    return _asked_by(kind, "accounts") is not None
+
+
+def list_accounts(kind: str, which: Which, asking: Ask = ask) -> tuple[tuple[str, ...], str | None]:
+    """Return the accounts that this user may name, and why there are none to tell."""
+    question: AccountQuestion = _asked_by(kind, "accounts")
+    argv = question.argv_for(pwd.getpwuid(os.getuid()).pw_name)
+    if which(argv[0]) is None:
+        return (), f"no {argv[0]} on PATH"
     text, problem = _answer(argv, asking)
-    return parse_accounts(text), problem
+    return question.parse(text), problem
 
 
-def parse_accounts(text: str) -> tuple[str, ...]:
-    """Return the accounts from `sacctmgr -nP show associations format=account`, each once."""
-    words = (line.strip() for line in text.splitlines())
-    return tuple(dict.fromkeys(w for w in words if re.fullmatch(r"[A-Za-z0-9_][\w.@-]*", w)))
-
-
-def parse_sinfo(text: str) -> tuple[Queue, ...]:
-    """Return the partitions, each once; nodes of several kinds make several lines of one."""
-    found: dict[str, Queue] = {}
-    for line in text.splitlines():
-        cells = line.strip().split("|")
-        if len(cells) != 7 or not cells[0].strip("*"):
-            continue
-        name, state, limit, nodes, cpus, memory, gres = (cell.strip() for cell in cells)
-        about = f"{nodes} nodes of {cpus} CPUs and {memory} MB, at most {limit}"
-        about += "" if gres in ("(null)", "") else f", {gres}"
-        known = found.get(name.rstrip("*"))
-        found[name.rstrip("*")] = Queue(
-            name=name.rstrip("*"),
-            is_default=name.endswith("*"),
-            is_open=state == "up",
-            about=f"{known.about}; {about}" if known is not None else about,
-        )
-    return tuple(found.values())
-
-
-def parse_qstat(text: str) -> tuple[Queue, ...]:
-    """Return the queues of `qstat -Q`: name, limit, total, enabled, started, ..., type; routes too."""
-    found: list[Queue] = []
-    for line in text.splitlines():
-        cells = line.split()
-        if len(cells) < 6 or cells[3] not in ("yes", "no") or cells[4] not in ("yes", "no"):
-            continue
-        running = f"{cells[2]} jobs"
-        found.append(
-            Queue(
-                name=cells[0],
-                is_open=cells[3] == "yes",
-                starts=cells[4] == "yes",
-                about=running,
-            )
-        )
-    return tuple(found)
-
-
-def mark_default(queues: Sequence[Queue], text: str) -> tuple[Queue, ...]:
-    """Return the queues with the one marked that `qstat -B -f` names: `default_queue = workq`."""
-    match = re.search(r"^\s*default_queue = (\S+)", text, re.MULTILINE)
-    name = match[1] if match else None
-    return tuple(replace(queue, is_default=queue.name == name) for queue in queues)
+def _asked_by(kind: str, what: str) -> Any:
+    """Return how a scheduler is asked for something; None where it is not, or this kind is no scheduler."""
+    return None if kind in ("local", _SSH) else getattr(load_dialect(kind), what, None)
 
 
 def _answer(argv: Sequence[str], asking: Ask, *, both: bool = False) -> tuple[str, str | None]:

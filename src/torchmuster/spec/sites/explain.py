@@ -34,13 +34,15 @@ _OTHER_WORDS = {
 }
 
 
-def read_table(model: type[_Keys], raw: Any, path: KeyPath, findings: FileProblems) -> _Keys | None:
+def read_table(
+    model: type[_Keys], raw: Any, path: KeyPath, findings: FileProblems, context: Any = None
+) -> _Keys | None:
     """Return the table; None with the reasons in `findings`, at `path` and below."""
     if not isinstance(raw, dict):
         fix = f"[{show_path(path)}] on a line of its own, keys below it"
         findings.add(path, f"expected a table, found {kind_of(raw)}", fix)
         return None
-    return toml_format(model.model_fields).read(model, raw, path, findings)
+    return toml_format(model.model_fields).read(model, raw, path, findings, context)
 
 
 def toml_format(known: Collection[str]) -> FileFormat:

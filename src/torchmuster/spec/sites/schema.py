@@ -4,65 +4,44 @@ Nothing of it is executed or expanded here: it goes into job scripts, or to ssh,
 """
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 from pydantic import field_validator as checked
 
 from torchmuster.errors import UsageError
+from torchmuster.model.job import WayOfSite
+from torchmuster.model.scheduler import SchedulerFacts
 from torchmuster.spec.launch import parse_nodes
 from torchmuster.spec.problems import Problems
 from torchmuster.spec.scalars import Seconds, in_quotes, kind_of, shown, wrong
 from torchmuster.spec.sites.hostfile import Host, join_hosts, parse_host
 
-KINDS = ("local", "slurm", "pbs", "torque", "ssh")
-BATCH_KINDS = ("slurm", "pbs", "torque")
-START_WAYS = ("pbsdsh", "mpiexec", "pbs_tmrsh", "ssh")
 _COMMON = frozenset(
-    [
-        "kind",
-        "setup",
-        "python",
-        "nodes",
-        "gpus_per_node",
-        "cpus_per_node",
-        "scratch",
-        "warn",
-        "environment",
-    ]
+    {
+        *("kind", "setup", "python", "nodes", "gpus_per_node", "cpus_per_node"),
+        *("scratch", "warn", "environment"),
+    }
 )
-_BATCH = _COMMON | frozenset(
-    [
-        "partition",
-        "queue",
-        "account",
-        "time",
-        "directives",
-        "chunk",
-        "resubmit",
-        "resubmit_with",
-    ]
+_OF_JOBS = frozenset(
+    {
+        *("partition", "queue", "account", "time", "directives", "chunk"),
+        *("resubmit", "resubmit_with"),
+    }
 )
-# Keys that mean something, by kind; an engine that somebody else wrote takes all of a batch scheduler's.
-KEYS_OF_KIND = {
-    "local": _COMMON,
-    "slurm": _BATCH | {"qos", "constraint"},
-    "pbs": _BATCH | {"project", "start_with"},
-    "torque": _BATCH | {"start_with"},
-    "ssh": _COMMON | {"hosts", "hostfile", "user", "port"},
-}
-KEYS_OF_OTHERS = _BATCH | {"qos", "constraint", "project", "start_with"}
-# Why a key of one kind is none of another.
-WHY_NOT = {
-    ("slurm", "project"): "Slurm has no project beside the account: `account`",
-    ("torque", "project"): "Torque's -P is another user's name: `account`",
-    ("slurm", "start_with"): "Slurm starts agents by srun",
-    ("pbs", "qos"): "PBS has none: a queue stands for it",
-    ("torque", "qos"): 'with Moab: directives = ["-l qos=NAME"]',
-    ("pbs", "constraint"): 'PBS asks for keys of a chunk: chunk = { KEY = "VALUE" }',
-    ("torque", "constraint"): 'Torque asks for properties of nodes: chunk = { PROPERTY = "" }',
-}
-_PREFIXES = {"slurm": "#SBATCH", "pbs": "#PBS", "torque": "#PBS"}
+
+
+def keys_of_kinds(schedulers: Mapping[str, SchedulerFacts]) -> dict[str, frozenset[str]]:
+    """Return the keys that mean something to each kind of engine."""
+    of_jobs = _COMMON | _OF_JOBS
+    return {
+        "local": _COMMON,
+        **{name: of_jobs | scheduler.keys for name, scheduler in schedulers.items()},
+        "ssh": _COMMON | {"hosts", "hostfile", "user", "port"},
+    }
+
+
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _BROKEN_VALUE = re.compile(r"[\s'\"\\#\x00-\x1f\x7f]")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -217,7 +196,7 @@ class SiteKeys(_Model):
     resubmit: Annotated[int, _number(0, 1000)] | None = None
     resubmit_with: Literal["requeue", "submit", "chain"] | None = None
     start_with: Annotated[
-        tuple[Literal["pbsdsh", "mpiexec", "pbs_tmrsh", "ssh"], ...],
+        tuple[WayOfSite, ...],
         BeforeValidator(_list),
         _Lenient,
     ] = ()
@@ -232,10 +211,13 @@ class SiteKeys(_Model):
     @checked("directives")
     @classmethod
     def _are_options(cls, lines: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-        prefix = _PREFIXES.get(info.data.get("kind", ""))
+        schedulers: Mapping[str, SchedulerFacts] = info.context or {}
+        own = schedulers.get(info.data.get("kind", ""))
+        prefix = own.directive if own is not None else None
+        known = {scheduler.directive for scheduler in schedulers.values()}
         for line in lines:
             first = line.split(None, 1)[0]
-            if first in ("#SBATCH", "#PBS") and prefix not in (None, first):
+            if first in known and prefix not in (None, first):
                 raise wrong(f"{shown(line)} is a line for another scheduler", f"{prefix} ...")
             bare = line.strip().removeprefix(first if first.startswith("#") else "").strip()
             if not bare.startswith("-"):

@@ -6,26 +6,20 @@ Every problem of both files comes in one go, each with file, line, column and ke
 import os
 import re
 import tomllib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from torchmuster.errors import ManyErrors, UsageError
 from torchmuster.model.display.text import did_you_mean
+from torchmuster.model.scheduler import SchedulerFacts
 from torchmuster.plainfile import open_plain
 from torchmuster.spec.problems import FileProblems, KeyPath, show_path
 from torchmuster.spec.scalars import shown
 from torchmuster.spec.sites.explain import read_table, toml_format
 from torchmuster.spec.sites.files import project_file, user_file, why_not_used
 from torchmuster.spec.sites.hostfile import Host, read_hostfile
-from torchmuster.spec.sites.schema import (
-    KEYS_OF_KIND,
-    KEYS_OF_OTHERS,
-    KINDS,
-    TABLES,
-    WHY_NOT,
-    SiteKeys,
-)
+from torchmuster.spec.sites.schema import TABLES, SiteKeys, keys_of_kinds
 from torchmuster.spec.sites.toml_places import Place, find_places
 
 BUILT_IN = "built in"
@@ -92,14 +86,14 @@ class Sites:
 
 
 def load_sites(
-    cwd: str, environment: Mapping[str, str], *, kinds: Collection[str] = KINDS
+    cwd: str, environment: Mapping[str, str], schedulers: Mapping[str, SchedulerFacts]
 ) -> Sites:
     """Return the sites that both files describe.
 
     Args:
         cwd: Where the search for `muster.toml` begins; it goes up to the root.
         environment: For `XDG_CONFIG_HOME` and `HOME`.
-        kinds: Kinds that a section may have: those here, and those that other packages bring.
+        schedulers: Those that there are, by name: kinds that a section may have beside `local` and `ssh`.
 
     Raises:
         ManyErrors: Everything that is wrong with either file.
@@ -112,7 +106,7 @@ def load_sites(
             source = _read(path, environment, notes, errors)
             sources += [source] if source is not None else []
     merged = _merge(sources)
-    sites = _make_sites(merged, kinds)
+    sites = _make_sites(merged, schedulers)
     tables = {name: _read_plain(name, merged) for name in TABLES}
     default_on = getattr(tables["defaults"], "on", None)
     known = list(dict.fromkeys([*sites, *merged.names()]))
@@ -255,8 +249,9 @@ def _merge_engines(known: dict[str, Any], table: dict[str, Any]) -> dict[str, An
     return found
 
 
-def _make_sites(merged: _Merged, kinds: Collection[str]) -> dict[str, Site]:
-    found = {name: Site(name=name, kind=name) for name in kinds if name != "ssh"}  # it needs hosts
+def _make_sites(merged: _Merged, schedulers: Mapping[str, SchedulerFacts]) -> dict[str, Site]:
+    # Hosts of ssh have to be listed: they have no site of their own.
+    found = {name: Site(name=name, kind=name) for name in ("local", *schedulers)}
     engines = merged.raw.get("engines", {})
     if not isinstance(engines, dict):
         read_table(SiteKeys, engines, ("engines",), merged.findings)
@@ -269,20 +264,22 @@ def _make_sites(merged: _Merged, kinds: Collection[str]) -> dict[str, Site]:
             what = f"{shown(name)} can't be the name of an engine"
             merged.findings.add(path, what, fix, why=why, at_key=True)
             continue
-        site = _make_site(name, section, merged, kinds)
+        site = _make_site(name, section, merged, schedulers)
         if site is not None:
             found[name] = site
     return found
 
 
-def _make_site(name: str, section: Any, merged: _Merged, kinds: Collection[str]) -> Site | None:
+def _make_site(
+    name: str, section: Any, merged: _Merged, schedulers: Mapping[str, SchedulerFacts]
+) -> Site | None:
     path: KeyPath = ("engines", name)
     if isinstance(section, dict):
-        section = {"kind": name, **section} if name in kinds else section
+        section = {"kind": name, **section} if name in keys_of_kinds(schedulers) else section
         kind = section.get("kind")
-        if isinstance(kind, str) and not _check_kind(name, kind, section, merged, kinds):
+        if isinstance(kind, str) and not _check_kind(name, kind, section, merged, schedulers):
             return None
-    keys = read_table(SiteKeys, section, path, merged.findings)
+    keys = read_table(SiteKeys, section, path, merged.findings, schedulers)
     if keys is None:
         return None
     hostfile = keys.hostfile
@@ -294,10 +291,15 @@ def _make_site(name: str, section: Any, merged: _Merged, kinds: Collection[str])
 
 
 def _check_kind(
-    name: str, kind: str, section: dict[str, Any], merged: _Merged, kinds: Collection[str]
+    name: str,
+    kind: str,
+    section: dict[str, Any],
+    merged: _Merged,
+    schedulers: Mapping[str, SchedulerFacts],
 ) -> bool:
     """Say whether the kind exists; note the keys that mean nothing to it, and those that it lacks."""
     path: KeyPath = ("engines", name)
+    kinds = keys_of_kinds(schedulers)
     if kind not in kinds or (name in kinds and name != kind):
         what = f"there is no kind of engine {shown(kind)}"
         fix = did_you_mean(kind, kinds, f"one of {', '.join(kinds)}")
@@ -305,11 +307,11 @@ def _check_kind(
             what, fix = f"`{name}` is the name of another kind", "give this section another name"
         merged.findings.add((*path, "kind"), what, fix)
         return False
-    allowed = KEYS_OF_KIND.get(kind, KEYS_OF_OTHERS)
     for key in section:
-        if key in SiteKeys.model_fields and key not in allowed:
-            homes = [other for other, keys in KEYS_OF_KIND.items() if key in keys]
-            fix = WHY_NOT.get((kind, key), f"it is a key of {', '.join(homes)}")
+        if key in SiteKeys.model_fields and key not in kinds[kind]:
+            homes = ", ".join(other for other, keys in kinds.items() if key in keys)
+            instead = schedulers[kind].instead if kind in schedulers else {}
+            fix = instead.get(key, f"it is a key of {homes}")
             what = f"`{key}` means nothing to an engine of kind {kind}"
             merged.findings.add((*path, key), what, fix, at_key=True)
     for pair in _ONE_THING:

@@ -12,6 +12,7 @@ from torchmuster.cli.diagnosis.engines import engines
 from torchmuster.cli.diagnosis.init import init, section
 from torchmuster.cli.sites import my_sites
 from torchmuster.data.reference import datasets_url
+from torchmuster.engines.schedulers import SCHEDULERS
 from torchmuster.errors import UsageError
 from torchmuster.owner.jobs.detect import Queue, QueueList
 from torchmuster.spec.sites.site import load_sites
@@ -141,7 +142,7 @@ def test_init_writes_what_it_finds(here, tmp_path):
     assert 'partition = "main"' in text
     assert "#   long: 1 nodes of 64 CPUs and 2 MB, at most infinite, takes no jobs now" in text
     assert "\nsetup" not in text
-    site = load_sites(str(tmp_path / "work"), {"HOME": "/nonexistent"}).get("slurm")
+    site = load_sites(str(tmp_path / "work"), {"HOME": "/nonexistent"}, SCHEDULERS).get("slurm")
     assert (site.queue_name, site.account, site.setup) == ("main", None, ())
 
 

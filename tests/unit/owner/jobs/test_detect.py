@@ -2,13 +2,12 @@
 
 import pytest
 
+from torchmuster.engines.queues import parse_qstat, parse_sinfo
 from torchmuster.errors import MusterError
 from torchmuster.owner.jobs.detect import (
     ask,
     find_tool,
     list_queues,
-    parse_qstat,
-    parse_sinfo,
     parse_version,
 )
 from torchmuster.proc import Answered

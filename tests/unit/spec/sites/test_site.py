@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from torchmuster.engines.schedulers import SCHEDULERS
 from torchmuster.errors import ManyErrors, UsageError
-from torchmuster.spec.sites.schema import KEYS_OF_KIND, SiteKeys
+from torchmuster.model.scheduler import SchedulerFacts
+from torchmuster.spec.sites.schema import SiteKeys, keys_of_kinds
 from torchmuster.spec.sites.site import BUILT_IN, load_sites, site_hosts
 
+LSF = SchedulerFacts(name="lsf", module="lsf.dialect", install="LSF")
 PAGE = Path(__file__).parents[4] / "docs" / "sites.md"
 BLOCKS = re.findall(r"```toml\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
@@ -27,7 +30,7 @@ def load(tmp_path):
             (project / "muster.toml").write_text(text)
         if user is not None:
             (tmp_path / "config/muster/config.toml").write_text(user)
-        return load_sites(str(project / "deep" / "down"), environment, **options)
+        return load_sites(str(project / "deep" / "down"), environment, {**SCHEDULERS, **options})
 
     return call
 
@@ -56,7 +59,7 @@ def test_a_home_without_xdg_has_its_config_folder(tmp_path):
     (tmp_path / ".config/muster").mkdir(parents=True)
     (tmp_path / ".config/muster/config.toml").write_text("[engines.mine]\nkind = 'pbs'\n")
     for xdg in ("", "relative"):
-        sites = load_sites("/", {"HOME": str(tmp_path), "XDG_CONFIG_HOME": xdg})
+        sites = load_sites("/", {"HOME": str(tmp_path), "XDG_CONFIG_HOME": xdg}, SCHEDULERS)
         assert sites.get("mine").kind == "pbs"
 
 
@@ -173,7 +176,7 @@ def test_a_table_that_is_none(load):
 
 
 def test_a_kind_that_another_package_brings(load):
-    sites = load("[engines.x]\nkind = 'lsf'\nqueue = 'q'\n", kinds=("local", "lsf"))
+    sites = load("[engines.x]\nkind = 'lsf'\nqueue = 'q'\n", lsf=LSF)
     assert sites.get("x").is_batch
 
 
@@ -255,7 +258,7 @@ def test_hosts_come_from_the_list_or_from_a_file_beside_it(load, tmp_path):
 
 
 def test_every_key_belongs_to_a_kind():
-    assert set(SiteKeys.model_fields) == set().union(*KEYS_OF_KIND.values())
+    assert set(SiteKeys.model_fields) == set().union(*keys_of_kinds(SCHEDULERS).values())
 
 
 def test_the_page_has_every_key():

@@ -1,8 +1,8 @@
-"""The login-node guard: when it refuses, and what it offers."""
+"""What is told without loading a dialect: the login-node guard, and the jobs around a process."""
 
 import pytest
 
-from torchmuster.engines.guard import guard
+from torchmuster.engines.schedulers import guard, own_jobs
 
 
 def on_path(*names):
@@ -42,3 +42,23 @@ def test_own_sites_are_offered_first():
 
 def test_an_empty_variable_is_no_job():
     assert guard({"SLURM_JOB_ID": ""}, on_path("sbatch")) is not None
+
+
+@pytest.mark.parametrize(
+    ("environment", "jobs"),
+    [
+        ({}, ()),
+        ({"SLURM_JOB_ID": "12"}, ("SLURM_JOB_ID=12",)),
+        ({"PBS_JOBID": "1053[2].server"}, ("PBS_JOBID=1053[2].server",)),
+        ({"LSB_JOBID": "7", "LSB_JOBINDEX": "0"}, ("LSB_JOBID=7",)),
+        ({"LSB_JOBID": "7", "LSB_JOBINDEX": "3"}, ("LSB_JOBID=7[3]",)),
+        (
+            {"SLURM_JOB_ID": "13", "SLURM_HET_SIZE": "2", "SLURM_JOB_ID_HET_GROUP_0": "12"},
+            ("SLURM_JOB_ID=12",),
+        ),
+        ({"SLURM_JOB_ID": "13", "SLURM_HET_SIZE": "2"}, ()),
+        ({"SLURM_JOB_ID": ""}, ()),
+    ],
+)
+def test_the_scheduler_s_variables_name_the_job(environment, jobs):
+    assert own_jobs(environment) == jobs

@@ -1,0 +1,135 @@
+"""The schedulers of torchmuster, by what is fixed of them: loading no dialect, so that it costs a start nothing."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from torchmuster.errors import UsageError
+from torchmuster.model.scheduler import SchedulerFacts
+
+_PBS_TOOLS = ("qsub", "qstat", "qdel")
+SCHEDULERS = {
+    entry.name: entry
+    for entry in (
+        SchedulerFacts(
+            name="slurm",
+            module="torchmuster.engines.slurm",
+            install="Slurm's commands (Debian: slurm-client)",
+            client="sbatch",
+            tools=("sbatch", "squeue", "scancel"),
+            job_variables=("SLURM_JOB_ID", "SLURM_JOBID"),
+            directive="#SBATCH",
+            example="--reservation=NAME",
+            queue_word="partition",
+            keys=frozenset({"qos", "constraint"}),
+            instead={
+                "project": "Slurm has no project beside the account: `account`",
+                "start_with": "Slurm starts agents by srun",
+            },
+        ),
+        SchedulerFacts(
+            name="pbs",
+            module="torchmuster.engines.pbs",
+            install="the commands of OpenPBS or PBS Professional (openpbs-client)",
+            client="qsub",
+            tools=_PBS_TOOLS,
+            job_variables=("PBS_JOBID",),
+            directive="#PBS",
+            example="-l place=scatter:excl",
+            keys=frozenset({"project", "start_with"}),
+            instead={
+                "qos": "PBS has none: a queue stands for it",
+                "constraint": 'PBS asks for keys of a chunk: chunk = { KEY = "VALUE" }',
+            },
+        ),
+        SchedulerFacts(
+            name="torque",
+            module="torchmuster.engines.torque",
+            install="the commands of Torque (torque-client)",
+            client="qsub",
+            tools=_PBS_TOOLS,
+            job_variables=("PBS_JOBID",),
+            directive="#PBS",
+            example="-l place=scatter:excl",
+            keys=frozenset({"start_with"}),
+            instead={
+                "project": "Torque's -P is another user's name: `account`",
+                "qos": 'with Moab: directives = ["-l qos=NAME"]',
+                "constraint": 'Torque asks for properties of nodes: chunk = { PROPERTY = "" }',
+            },
+        ),
+    )
+}
+# Each client once: what is found of several schedulers is taken for the first.
+CLIENTS: dict[str, str] = {}
+for _entry in SCHEDULERS.values():
+    CLIENTS.setdefault(_entry.client or "", _entry.name)
+# The variable that names a job, and the one that tells the members of an array apart where the first does not. Of all
+# schedulers that we know of: two nodes in different jobs are no world.
+_JOBS = (
+    ("SLURM_JOB_ID", None),
+    ("PBS_JOBID", None),  # with the index of an array: 1053[2].server
+    ("LSB_JOBID", "LSB_JOBINDEX"),
+    ("FLUX_JOB_ID", None),
+    ("OAR_JOB_ID", None),
+    ("COBALT_JOBID", None),
+)
+
+
+def kind_of_client(client: str, version: str | None) -> str:
+    """Return the scheduler that a client is of: versions 2 to 6 of qsub are Torque's."""
+    major = (version or "").partition(".")[0]
+    is_torque = CLIENTS[client] == "pbs" and major.isdecimal() and int(major) < 10
+    return "torque" if is_torque else CLIENTS[client]
+
+
+def may_be_in_job(environment: Mapping[str, str]) -> bool:
+    """Say whether it is worth looking for a job around this process: all schedulers name it by a variable with `JOB`."""
+    return any("JOB" in name for name in environment)
+
+
+def known_jobs(environment: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return the scheduler and the id of each job that variables name: of the schedulers here, by the first variable."""
+    found = []
+    for scheduler in SCHEDULERS.values():
+        ids = (environment[name] for name in scheduler.job_variables if environment.get(name))
+        found += [(scheduler.name, job_id) for job_id in list(ids)[:1]]
+    return found
+
+
+def own_jobs(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return `VARIABLE=ID` of each job that a process is in; ssh brings none of them along."""
+    found = []
+    for name, index in _JOBS:
+        job = environment.get(name)
+        if name == "SLURM_JOB_ID" and "SLURM_HET_SIZE" in environment:
+            job = environment.get("SLURM_JOB_ID_HET_GROUP_0")  # its parts have different ids
+        number = environment.get(index, "0") if index is not None else "0"
+        if job:
+            found.append(f"{name}={job}" + (f"[{number}]" if number != "0" else ""))
+    return tuple(found)
+
+
+def guard(
+    environment: Mapping[str, str],
+    which: Callable[[str], str | None],
+    sites: Sequence[str] = (),
+) -> UsageError | None:
+    """Return why nothing may be started on a login node without `--on` or `--here`; None when it may.
+
+    Args:
+        environment: That of the user's shell.
+        which: Where a command is on PATH, as `shutil.which`.
+        sites: Names of the user's configuration that stand for a cluster; offered first.
+    """
+    if known_jobs(environment):
+        return None
+    found = {command: path for command in CLIENTS if (path := which(command))}
+    if not found:
+        return None
+    names = list(dict.fromkeys([*sites, *(CLIENTS[command] for command in found)]))
+    offers = " or ".join(f"--on {name}" for name in names)
+    return UsageError(
+        "refusing to start on what looks like a login node",
+        where=", ".join(found.values()),
+        why=f"{' and '.join(found)} on PATH, and no job around this shell",
+        fix=f"{offers} submits a job; use --here to run on this machine anyway",
+    )
