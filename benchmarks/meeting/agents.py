@@ -15,9 +15,9 @@ from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
 from torchmuster.net.channel import Channel
 from torchmuster.node.agent import Agent, AgentOptions
+from torchmuster.node.leftovers import make_socket_folder
 from torchmuster.node.spawner.messages import InterpreterReady
 from torchmuster.node.voice import LogVoice
-from torchmuster.node.worker_socket import make_socket_folder
 
 # Thousands of nodes have thousands of processors; light agents share one, so that each would keep the coordinator
 # waiting for its half of the handshake. A few at a time answer as promptly as a node.

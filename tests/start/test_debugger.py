@@ -11,6 +11,7 @@ import time
 import pytest
 
 from start.ways import FORKED, FRESH, LIMIT_S, MUSTER, Workers, hear_report, job_env
+from torchmuster.net.ipc_messages import DebuggerHeld
 
 PYTHON = (sys.executable, "-S")  # without torch, so that a spawner starts at once
 SESSIONS = {
@@ -68,8 +69,8 @@ def test_the_agent_hears_of_a_session_and_of_its_end(place):
         agent.listen()
         agent.settimeout(LIMIT_S)
         outputs = workers.start(stdin=piped("c\n"))
-        assert hear_report(agent) == {"kind": "debugger", "active": True}
-        assert hear_report(agent) == {"kind": "debugger", "active": False}
+        assert hear_report(agent) == DebuggerHeld(active=True)
+        assert hear_report(agent) == DebuggerHeld(active=False)
         assert workers.finish(outputs).code == 0
 
 

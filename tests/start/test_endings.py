@@ -8,6 +8,7 @@ import pytest
 
 from start.ways import FORKED, FRESH, Workers, hear_report, make_place
 from torchmuster.model.plan import ScriptKind
+from torchmuster.net.ipc_messages import WorkerEndedWell
 
 PYTHON = (sys.executable, "-S", "-B")  # without torch, so that a spawner starts at once
 
@@ -201,7 +202,7 @@ def test_an_exception_is_reported_by_the_worker_and_not_by_what_it_has_forked(pl
         agent.listen()
         outputs = workers.start()
         report = hear_report(agent)
-        assert (report["kind"], report["largest_group"]) == ("ended_well", None)
+        assert report == WorkerEndedWell(largest_group=None)
         assert workers.finish(outputs).stdout == "1\n"
         agent.setblocking(False)
         with pytest.raises(BlockingIOError):
@@ -213,14 +214,10 @@ def test_an_exception_is_reported_by_the_worker_and_not_by_what_it_has_forked(pl
         assert workers.finish(outputs).code == 1
         place.write("prog.py", OWN_ERROR)
         outputs = workers.start()
-        own = hear_report(agent)["own"]
+        own = hear_report(agent).own
         assert workers.finish(outputs).code == 1
-    assert (report["kind"], report["type_name"], report["message"]) == (
-        "exception",
-        "ValueError",
-        "x",
-    )
-    assert report["where"] == f"{place.cwd}/prog.py:2"
+    assert (report.type_name, report.message) == ("ValueError", "x")
+    assert report.where == f"{place.cwd}/prog.py:2"
     assert own == {"at": "World.loader", "because": "rank 0: 1\nrank 1: 2", "hint": "mend it"}
 
 

@@ -9,7 +9,6 @@ import os
 import selectors
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import time
@@ -24,6 +23,8 @@ from kit.command import SOURCE
 from torchmuster import proc
 from torchmuster.model.message import decode, encode
 from torchmuster.model.plan import Program, ScriptKind, StartMethod
+from torchmuster.net.ipc import pack, receive
+from torchmuster.net.ipc_messages import CallTaken, WorkerReport
 from torchmuster.node.spawner import messages
 from torchmuster.node.spawner.start import start_spawner
 
@@ -288,10 +289,9 @@ def _read_all(fds: Sequence[int]) -> list[str]:
     return [texts[fd].decode() for fd in fds]
 
 
-def hear_report(agent: socket.socket) -> dict[str, Any]:
+def hear_report(agent: socket.socket) -> WorkerReport:
     """Return what the next worker to call says, and let it go on."""
     with agent.accept()[0] as worker:
-        (length,) = struct.unpack("!I", worker.recv(4, socket.MSG_WAITALL))
-        report = json.loads(worker.recv(length, socket.MSG_WAITALL))
-        worker.send(b"\1")
+        report = receive(worker, WorkerReport)
+        worker.sendall(pack(CallTaken()))
     return report

@@ -9,12 +9,10 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from torchmuster.errors import BarrierError
-from torchmuster.model import codec
 from torchmuster.model.display.waiting import MAX_NAMES, name_missing, say_missing
-from torchmuster.net.messages import BarrierAnswer, BarrierCall, BarrierState
+from torchmuster.net.messages import BarrierAnswer, BarrierState
 
 # What the head decides is what travels.
 Answer = BarrierAnswer
@@ -305,31 +303,6 @@ class Barriers:
         ended = f"has ended: {self._gone[label]}" if label in self._gone else None
         note = ended or barrier.notes.get(label)
         return f"{label} ({note})" if note else label
-
-
-def read_call(request: dict[str, Any], caller_id: str) -> BarrierCall:
-    """Return the call that a process wrote on the task's socket; what is no call is refused.
-
-    Raises:
-        BarrierError: A field is unknown or of another type.
-    """
-    fields = {name: value for name, value in request.items() if name not in ("kind", "caller_id")}
-    try:
-        return codec.from_plain(BarrierCall, {**fields, "caller_id": caller_id})
-    except codec.CodecError as error:
-        raise BarrierError("the agent does not understand the call", why=str(error)) from None
-
-
-def reply_of(answer: Answer) -> dict[str, Any]:
-    """Return an answer as the process gets it."""
-    plain: dict[str, Any] = codec.to_plain(answer)
-    del plain["caller_id"]
-    return plain
-
-
-def refuse(caller_id: str, error: BarrierError) -> Answer:
-    """Return the answer that tells one caller of an error."""
-    return _failure(caller_id, error)
 
 
 def _failure(caller_id: str, error: BarrierError) -> Answer:

@@ -1,32 +1,29 @@
 """Requests between processes of one user on one machine: "start this agent on another host", and how it ended.
 
 The broker listens on an abstract Unix socket: nothing lies on a disk, also after a SIGKILL, and a process in a view of files
-of its own finds it too. The kernel says which user called, before anything is read. A caller sends one line of JSON and gets
-one when the agent has ended; a caller that goes withdraws its request.
+of its own finds it too. A caller sends one message (`net/ipc.py`) and gets one when the agent has ended; a caller that goes
+withdraws its request.
 """
 
 import contextlib
-import os
 import secrets
 import socket
-import struct
 import threading
+import time
 from collections.abc import Callable
 
-from torchmuster.net import remote_messages
+from torchmuster.model.codec import CodecError
+from torchmuster.net import ipc, remote_messages
 from torchmuster.net.remote_messages import (
     GONE,
     AgentEnded,
-    FrameError,
     RemoteMessage,
     StartNode,
     StartTask,
 )
 
-MAX_LINE_BYTES = 64 << 10
 MAX_REQUESTS = 4096
 _READ_LIMIT_S = 5.0
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
 class AgentRequest:
@@ -46,7 +43,7 @@ class AgentRequest:
             self.has_ended = True
         with contextlib.suppress(OSError):
             ended = AgentEnded(agent_id=0, status=status, why=why)
-            self._call.sendall(remote_messages.encode(ended) + b"\n")
+            self._call.sendall(ipc.pack(ended))
             self._call.shutdown(socket.SHUT_RDWR)
 
 
@@ -82,7 +79,7 @@ class AgentBroker:
                 call, _ = self._listening.accept()
             except OSError:
                 return
-            if not _is_ours(call) or not self._room.acquire(blocking=False):
+            if ipc.caller_of(call) is None or not self._room.acquire(blocking=False):
                 call.close()
                 continue
             threading.Thread(target=self._serve, args=(call,), name="request", daemon=True).start()
@@ -90,9 +87,10 @@ class AgentBroker:
     def _serve(self, call: socket.socket) -> None:
         try:
             with call:
-                start = _read_line(call, _READ_LIMIT_S)
+                start = _next_word(call, time.monotonic() + _READ_LIMIT_S)
                 if not isinstance(start, StartNode | StartTask):
                     return
+                call.settimeout(None)
                 request = AgentRequest(start, call)
                 self._take(request)
                 with contextlib.suppress(OSError):
@@ -111,12 +109,11 @@ def request_agent(name: str, start: str) -> tuple[int, str | None]:
     GONE when the broker is gone.
     """
     try:
-        with socket.socket(socket.AF_UNIX) as call:
-            call.connect(f"\0{name}")
-            if not _is_ours(call):
+        with ipc.connect(f"\0{name}") as call:
+            if ipc.caller_of(call) is None:
                 return GONE, "another user listens there"
-            call.sendall(f"{start}\n".encode())
-            answer = _read_line(call, None)
+            call.sendall(ipc.pack(remote_messages.decode(start.encode())))
+            answer = _next_word(call, None)
     except OSError as error:
         why = f"the process that starts agents on other hosts can't be called: {error.strerror}"
         return GONE, why
@@ -125,24 +122,9 @@ def request_agent(name: str, start: str) -> tuple[int, str | None]:
     return answer.status, answer.why
 
 
-def _is_ours(call: socket.socket) -> bool:
-    raw = call.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return int(_CREDENTIALS.unpack(raw)[1]) == os.getuid()
-
-
-def _read_line(call: socket.socket, limit_s: float | None) -> RemoteMessage | None:
-    """Return the message of one line; None when none comes, or something else does."""
-    call.settimeout(limit_s)
-    data = b""
+def _next_word(call: socket.socket, deadline_s: float | None) -> RemoteMessage | None:
+    """Return what the other side says; None when it says nothing, or something else."""
     try:
-        while not data.endswith(b"\n") and len(data) <= MAX_LINE_BYTES:
-            piece = call.recv(4096)
-            if not piece:
-                return None
-            data += piece
-        return remote_messages.decode(data)
-    except (OSError, FrameError):
+        return ipc.receive(call, RemoteMessage, deadline_s)
+    except (OSError, EOFError, CodecError):
         return None
-    finally:
-        with contextlib.suppress(OSError):
-            call.settimeout(None)

@@ -1,19 +1,19 @@
 """Everything that the client and the remote end of an ssh session say to each other: read this file and you know the protocol.
 
 It travels on the standard streams of the session: four bytes of length, then one JSON object as on the channel, whose `type`
-is the name of a class here and whose other fields are that class's fields (`model.codec`; bytes are base64). There is no
+is the name of a class here and whose other fields are that class's fields (`model.message`; bytes are base64). There is no
 MAC: ssh authenticates the stream. Three things are no messages, since torchmuster may not be there yet: the line that ends
 what the host's shell says, the loader's text before it, and the package, which is one frame (`node/remote/loader.py`).
 
 The remote end is started from the client's own package, so both speak one version; `RemoteReady` proves it.
 """
 
-import json
 import struct
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
-from torchmuster.model import codec
+from torchmuster.model import codec, message
+from torchmuster.model.message import TypedMessage
 from torchmuster.model.plan import RunPlan
 
 PROTOCOL = 2
@@ -30,15 +30,13 @@ class FrameError(Exception):
     """What came is no message of an ssh session."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RemoteMessage:
+class RemoteMessage(TypedMessage):
     """What all of them are."""
 
 
 # Before the run. The first two may come from the loader.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteFacts(RemoteMessage):
     """Host: what it is; without the package, it is sent next."""
 
@@ -48,7 +46,6 @@ class RemoteFacts(RemoteMessage):
     memory_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteFailed(RemoteMessage):
     """Host: what was asked last can't be done; an error for the user."""
 
@@ -58,24 +55,20 @@ class RemoteFailed(RemoteMessage):
     fix: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteReady(RemoteMessage):
     """Host: torchmuster is there and speaks this version."""
 
     protocol: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RemotePing(RemoteMessage):
     """Client: I am here; silence ends everything on the host."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RemotePong(RemoteMessage):
     """Host: so am I."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SetUpRun(RemoteMessage):
     """Client: the run whose agent will be started there.
 
@@ -98,7 +91,6 @@ class SetUpRun(RemoteMessage):
     head_mark: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SetUpTasks(RemoteMessage):
     """Client: the workflow whose tasks will be started there.
 
@@ -118,7 +110,6 @@ class SetUpTasks(RemoteMessage):
     origin: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Placed(RemoteMessage):
     """Host, to both: where the run lives there; `SetUpDone` follows.
 
@@ -139,12 +130,10 @@ class Placed(RemoteMessage):
     lacks: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CodeSent(RemoteMessage):
     """Client: that was the whole archive."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SetUpDone(RemoteMessage):
     """Host: agents can be started; `note` is a sentence for the user."""
 
@@ -154,7 +143,6 @@ class SetUpDone(RemoteMessage):
 # Files: the code on its way there, the record and the outputs on their way back.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FilePiece(RemoteMessage):
     """Bytes of a file; `path` is relative to the run directory."""
 
@@ -170,12 +158,10 @@ class FilePiece(RemoteMessage):
             raise codec.CodecError("a file with a wrong name or offset")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Collect(RemoteMessage):
     """Client: send what the run has made in the copy of the code folder."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Collected(RemoteMessage):
     """Host: the pieces of `OUTPUT_FILE` have been sent.
 
@@ -193,7 +179,6 @@ class Collected(RemoteMessage):
 # Agents. A host may ask the client for a `StartNode` on another host: the same messages travel the other way.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StartNode(RemoteMessage):
     """Start the agent of one node of a run.
 
@@ -216,7 +201,6 @@ class StartNode(RemoteMessage):
     restarts_spent: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StartTask(RemoteMessage):
     """Start the agent of a task; the head of its group listens at `port` of the client's loopback.
 
@@ -233,7 +217,6 @@ class StartTask(RemoteMessage):
     may_move: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentStarted(RemoteMessage):
     """It runs. The agent with the coordinator listens at `port` of these addresses."""
 
@@ -242,7 +225,6 @@ class AgentStarted(RemoteMessage):
     addresses: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentEnded(RemoteMessage):
     """It has ended, and nothing that it started is left; a negative status is a signal. `why`: it could not be started."""
 
@@ -251,19 +233,16 @@ class AgentEnded(RemoteMessage):
     why: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class KillAgent(RemoteMessage):
     """SIGKILL it and all that it started."""
 
     agent_id: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class CutLifeline(RemoteMessage):
     """Client: let the agents end themselves; the session stays."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class LeaveHost(RemoteMessage):
     """Client: nothing more is wanted."""
 
@@ -271,7 +250,6 @@ class LeaveHost(RemoteMessage):
 # Connections that travel inside of the session (`net/relay.py`).
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RelayOpen(RemoteMessage):
     """Call this port of your loopback; the client's numbers are odd, a host's even."""
 
@@ -279,7 +257,6 @@ class RelayOpen(RemoteMessage):
     port: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RelayData(RemoteMessage):
     """What was said on it."""
 
@@ -287,38 +264,30 @@ class RelayData(RemoteMessage):
     data: bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RelayClose(RemoteMessage):
     """It has ended."""
 
     call_id: int
 
 
-_TYPES = {cls.__name__: cls for cls in RemoteMessage.__subclasses__()}
+encode = message.encode
 
 
-def encode(message: RemoteMessage) -> bytes:
-    """Return the payload of one frame."""
-    plain = {**codec.to_plain(message), "type": type(message).__name__}
-    return json.dumps(plain, separators=(",", ":")).encode()
-
-
-def decode(payload: bytes | str) -> RemoteMessage:
+def decode(payload: bytes) -> RemoteMessage:
     """Return the message in a payload.
 
     Raises:
         FrameError: It is not one of ours.
     """
     try:
-        plain = json.loads(payload)
-        return codec.from_plain(_TYPES[plain.pop("type")], plain)
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        raise FrameError(f"no message of ours: {error!r}"[:300]) from None
+        return message.decode(payload, RemoteMessage)
+    except codec.CodecError as error:
+        raise FrameError(str(error)[:300]) from None
 
 
-def pack(message: RemoteMessage) -> bytes:
+def pack(said: RemoteMessage) -> bytes:
     """Return a message as a frame; ValueError for one that is too long."""
-    payload = encode(message)
+    payload = encode(said)
     if len(payload) > MAX_FRAME_BYTES:
-        raise ValueError(f"{type(message).__name__} has {len(payload)} bytes")
+        raise ValueError(f"{type(said).__name__} has {len(payload)} bytes")
     return LENGTH.pack(len(payload)) + payload

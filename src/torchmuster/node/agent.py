@@ -40,6 +40,14 @@ from torchmuster.net import messages
 from torchmuster.net.address import interface_of
 from torchmuster.net.channel import Channel, ChannelClosedError, connect
 from torchmuster.net.handshake import HandshakeError, Reason, Role
+from torchmuster.net.ipc import IpcCall, IpcServer
+from torchmuster.net.ipc_messages import (
+    CallTaken,
+    DebuggerHeld,
+    StopAhead,
+    TrainingOver,
+    WorkerReport,
+)
 from torchmuster.net.race import RaceError, race, worst_failure
 from torchmuster.node.error_file import root_cause
 from torchmuster.node.facts import FactsDesk
@@ -48,7 +56,6 @@ from torchmuster.node.spawner import messages as orders
 from torchmuster.node.spawner.link import SpawnerLink
 from torchmuster.node.spawner.start import make_link, start_spawner
 from torchmuster.node.voice import Voice
-from torchmuster.node.worker_socket import WorkerSocket
 from torchmuster.node.workers import NodeAttempt, WorkerSettings
 
 if TYPE_CHECKING:
@@ -63,6 +70,7 @@ _HEAD_GONE_S = 2.0
 _MAX_UNSENT_SHOW_BYTES = 1 << 20
 _REAP_EVERY_S = 0.01
 _STOPPED_S = 3.0
+_UNKNOWN_S = 1.0  # a worker may call before its spawner has come to say that it has started
 _MAX_EARLY_DEATHS = 3
 _MAX_UNSAID = 64
 
@@ -169,7 +177,14 @@ class Agent:
             loop.call_soon_threadsafe(self._lose, lines, why)
 
         self.disk.on_loss = lose
-        worker_socket = WorkerSocket(self._socket_path, self._worker_pids, self._take_report)
+        worker_socket = IpcServer(
+            self._socket_path,
+            self._worker_pids,
+            WorkerReport,
+            self._take_report,
+            unknown_s=_UNKNOWN_S,
+            on_odd=self._tell_of_odd_report,
+        )
         await worker_socket.open()
         for signum in (*self.options.signals, signal.SIGUSR1, signal.SIGUSR2):
             loop.add_signal_handler(signum, self._take_signal, signum)
@@ -826,19 +841,23 @@ class Agent:
     def _worker_pids(self) -> set[int]:
         return self._attempt.running_pids if self._attempt is not None else set()
 
-    def _take_report(self, pid: int, report: dict[str, Any]) -> None:
-        if self._attempt is None:
-            return
-        rank = self._attempt.note_report(pid, report)
-        if rank is not None and report.get("kind") == "debugger":
-            self._send(messages.Debugger(rank=rank, active=bool(report.get("active"))))
-        if rank is not None and report.get("kind") == "last_stop":
-            reason = str(report.get("reason", ""))[:200]
-            self._send(messages.LastStop(rank=rank, reason=reason))
-        if rank is not None and report.get("kind") == "training_ended":
-            step, saved = report.get("step"), report.get("saved_step")
-            if isinstance(step, int) and isinstance(saved, int | None):
-                self._send(messages.TrainingEnded(rank=rank, step=step, saved_step=saved))
+    async def _take_report(self, call: IpcCall[WorkerReport]) -> None:
+        report = call.request
+        rank = self._attempt.note_report(call.root, report) if self._attempt is not None else None
+        if rank is not None:
+            match report:
+                case DebuggerHeld():
+                    self._send(messages.Debugger(rank=rank, active=report.active))
+                case StopAhead():
+                    self._send(messages.LastStop(rank=rank, reason=report.reason[:200]))
+                case TrainingOver(step=step, saved_step=saved):
+                    self._send(messages.TrainingEnded(rank=rank, step=step, saved_step=saved))
+        await call.reply(CallTaken())
+
+    def _tell_of_odd_report(self, why: str) -> None:
+        self.tell(
+            f"a worker told its agent what it does not understand ({why}): another torchmuster?"
+        )
 
     def _show(self, rank: int, stream: int, text: str, left_out: int) -> None:
         if self.options.local_show:

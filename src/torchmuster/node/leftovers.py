@@ -44,6 +44,25 @@ def hold(folder: str) -> bool:
     return True
 
 
+def make_socket_folder() -> str:
+    """Return a new folder that only we can enter, short enough for a socket's name, held while we live."""
+    folder = _short_folder()
+    hold(folder)
+    note_owner(folder)
+    return folder
+
+
+def _short_folder() -> str:
+    try:
+        folder = tempfile.mkdtemp(prefix="muster-")
+        if len(folder) < 80:
+            return folder
+        os.rmdir(folder)
+    except OSError:
+        pass
+    return tempfile.mkdtemp(prefix="muster-", dir="/tmp")
+
+
 def note_owner(socket_folder: str, scratch: str | None = None) -> None:
     """Write the record of an agent into its socket folder; without one, its folders stay when it is killed."""
     path = os.path.join(socket_folder, _RECORD)

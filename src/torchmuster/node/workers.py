@@ -6,7 +6,6 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from torchmuster.diagnose.facts import memory
 from torchmuster.files.disk import DiskWriter
@@ -16,6 +15,7 @@ from torchmuster.model.contract import AttemptFacts, WorkerPlace, worker_environ
 from torchmuster.model.display.lines import line_prefix
 from torchmuster.model.display.terminal import Terminal
 from torchmuster.model.failure import EndKind, PythonError, WorkerEnd, error_of_report, is_echo
+from torchmuster.net.ipc_messages import WorkerEndedWell, WorkerFailed, WorkerReport
 from torchmuster.net.messages import StartAttempt
 from torchmuster.node import error_file
 from torchmuster.node.launcher_ranks import VariableChange, make_true
@@ -208,18 +208,17 @@ class NodeAttempt:
         worker.pid = pid
         worker.started_at = time.monotonic()
 
-    def note_report(self, pid: int, report: dict[str, Any]) -> int | None:
+    def note_report(self, pid: int, report: WorkerReport) -> int | None:
         """Keep what a worker said of its own end; return its rank."""
         worker = next((w for w in self._workers.values() if w.pid == pid), None)
         if worker is None:
             return None
-        if report.get("kind") in ("exception", "exit"):
-            worker.error = error_of_report(report)
+        if isinstance(report, WorkerFailed):
+            worker.error = error_of_report(vars(report))
             if is_echo(worker.error):
                 worker.output.mute()  # its traceback would hide the cause
-        elif report.get("kind") == "ended_well":
-            size = report.get("largest_group")
-            worker.ended_well, worker.largest_group = True, size if isinstance(size, int) else None
+        elif isinstance(report, WorkerEndedWell):
+            worker.ended_well, worker.largest_group = True, report.largest_group
         return worker.rank
 
     def note_exit(self, rank: int, status: int) -> None:

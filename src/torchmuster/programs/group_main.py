@@ -29,13 +29,13 @@ from torchmuster.net.listener import Listener
 from torchmuster.net.remote_messages import StartTask
 from torchmuster.net.secret import read_secret
 from torchmuster.node.environment import take_environment
+from torchmuster.node.leftovers import make_socket_folder
 from torchmuster.node.remote.proxy import proxy_argv
 from torchmuster.node.sandbox.container import remove_containers
 from torchmuster.node.sandbox.network import PrivateNetwork
 from torchmuster.node.task.agent import TaskAgent
 from torchmuster.node.task.options import NetworkShare, TaskOptions
 from torchmuster.node.voice import LogVoice
-from torchmuster.node.worker_socket import make_socket_folder
 
 _FLUSH_S = 5.0
 

@@ -24,9 +24,8 @@ from torchmuster.model.display.terminal import Terminal
 from torchmuster.model.plan import RunPlan
 from torchmuster.net.secret import read_secret
 from torchmuster.node.environment import THREADS, share_threads, take_environment
-from torchmuster.node.leftovers import sweep_beside
+from torchmuster.node.leftovers import make_socket_folder, sweep_beside
 from torchmuster.node.spawner.start import start_spawner
-from torchmuster.node.worker_socket import make_socket_folder
 
 if TYPE_CHECKING:
     import asyncio

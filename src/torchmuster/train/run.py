@@ -4,6 +4,7 @@ Everything that has to happen at a definite moment happens between two batches: 
 code for a step has run, in whatever order it was written.
 """
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,11 +14,12 @@ from typing import Any
 from torchmuster.errors import UsageError
 from torchmuster.model import contract
 from torchmuster.model.beats import RankPhase
+from torchmuster.net.ipc import tell
+from torchmuster.net.ipc_messages import StopAhead, TrainingOver
 from torchmuster.train import rng
 from torchmuster.train.batches.ledger import Sums
 from torchmuster.train.batches.loader import Loader
 from torchmuster.train.batches.proof import begin_ledger, prove
-from torchmuster.train.beats import tell_agent
 from torchmuster.train.clock import Clock
 from torchmuster.train.lockstep import Lockstep
 from torchmuster.train.meter import Number, RunMetrics, in_words, means_of
@@ -268,7 +270,8 @@ class Run:
                 f" exit code {contract.EX_TEMPFAIL}: {how_to_go_on()}"
             )
             if TIME_IS_UP in reason:  # the next attempt would have to stop at once
-                tell_agent("last_stop", reason=f"{reason}: after step {clock.steps_done}, {what}")
+                stop = StopAhead(reason=f"{reason}: after step {clock.steps_done}, {what}")
+                tell(os.environ.get(contract.SOCKET_VARIABLE, ""), stop)
         world.barrier("stopped", timeout_s=60.0)
         raise SystemExit(contract.EX_TEMPFAIL)
 
@@ -433,7 +436,8 @@ class Run:
         """Let the last line of `muster run` say what can be resumed."""
         if self._world.rank == 0:
             saved = self._saves.newest_step
-            tell_agent("training_ended", step=self._clock.steps_done, saved_step=saved)
+            over = TrainingOver(step=self._clock.steps_done, saved_step=saved)
+            tell(os.environ.get(contract.SOCKET_VARIABLE, ""), over)
 
     def _save_last(self) -> None:
         """Save where the run ends, and wait until that is whole."""

@@ -2,11 +2,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmuster.errors import BarrierError
 from torchmuster.head import barriers as barriers_module
-from torchmuster.head.barriers import MAX_BARRIERS, Barriers, read_call, reply_of
+from torchmuster.head.barriers import MAX_BARRIERS, Barriers
 from torchmuster.net import messages
+from torchmuster.net.ipc_messages import BarrierWaits
 from torchmuster.net.messages import BarrierAnswer, BarrierState
+from torchmuster.node.task.agent import answer_of_barrier
 
 ABC = ("a", "b", "c")
 
@@ -383,22 +384,7 @@ def test_answers_travel_over_the_channel_and_to_the_process():
     answer = BarrierAnswer(caller_id="7", kind=BarrierState.WAITING, missing=("b",), left_s=2.5)
 
     assert messages.decode(messages.encode(answer)) == answer
-    assert reply_of(answer)["kind"] == "waiting"
-    assert "caller_id" not in reply_of(answer)
-
-
-def test_a_call_names_itself_only_by_its_agent_s_number():
-    call = read_call({"kind": "barrier", "caller_id": "1", "name": "x", "count": 2}, "7")
-
-    assert (call.caller_id, call.name, call.count) == ("7", "x", 2)
-
-
-@pytest.mark.parametrize(
-    "request_", [{"name": 3}, {"count": "2"}, {"count": True}, {"rank": 1.5}, {"nmae": "x"}]
-)
-def test_what_is_no_call_is_refused(request_):
-    with pytest.raises(BarrierError, match="does not understand"):
-        read_call({"kind": "barrier", **request_}, "7")
+    assert answer_of_barrier(answer) == BarrierWaits(what="", left_s=2.5)
 
 
 def test_the_module_does_no_work_of_its_own():

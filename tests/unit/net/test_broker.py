@@ -5,9 +5,9 @@ import threading
 
 import pytest
 
-from torchmuster.net import remote_messages
+from torchmuster.net import ipc, remote_messages
 from torchmuster.net.broker import AgentBroker, request_agent
-from torchmuster.net.remote_messages import GONE, StartNode
+from torchmuster.net.remote_messages import GONE, LeaveHost, StartNode
 
 LIMIT_S = 10.0
 REQUEST = remote_messages.encode(StartNode(place=1, host="n1")).decode()
@@ -51,7 +51,7 @@ def test_a_caller_that_goes_withdraws_its_request(make_broker):
     broker = make_broker()
     with socket.socket(socket.AF_UNIX) as call:
         call.connect(f"\0{broker.broker.name}")
-        call.sendall(f"{REQUEST}\n".encode())
+        call.sendall(ipc.pack(StartNode(place=1, host="n1")))
         assert broker.taken.wait(LIMIT_S)
         assert not broker.withdrawn.is_set()
     assert broker.withdrawn.wait(LIMIT_S)
@@ -81,7 +81,7 @@ def test_a_broker_that_is_gone_is_said(make_broker):
 
 
 @pytest.mark.parametrize(
-    "line", [b"no json\n", b"[1]\n", b'{"type": "LeaveHost"}\n', b"{" * 70000 + b"\n"]
+    "line", [b"\0\0\0\2{}", b"\0\0\0\3[1]", ipc.pack(LeaveHost()), b"{" * 70000]
 )
 def test_what_is_no_request_gets_no_answer(make_broker, line):
     broker = make_broker()

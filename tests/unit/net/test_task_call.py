@@ -1,5 +1,4 @@
 import contextlib
-import json
 import os
 import shutil
 import socket
@@ -20,9 +19,16 @@ from torchmuster.errors import (
     UsageError,
 )
 from torchmuster.model.contract import TASK_SOCKET_VARIABLE
-from torchmuster.net import task_call
-from torchmuster.net.task_call import call_agent, wait_at_barrier
-from torchmuster.node.worker_socket import make_socket_folder
+from torchmuster.net import ipc, task_call
+from torchmuster.net.ipc_messages import (
+    AskBarrier,
+    BarrierReleased,
+    BarrierWaits,
+    CallFailed,
+    TaskRequest,
+)
+from torchmuster.net.task_call import wait_at_barrier
+from torchmuster.node.leftovers import make_socket_folder
 from unit.node.fake_head import FakeHead
 
 
@@ -56,9 +62,9 @@ def says(*messages):
     """Return an agent that reads the call, says these and hangs up."""
 
     def serve(connection):
-        connection.makefile().readline()
+        ipc.receive(connection, TaskRequest)
         for message in messages:
-            connection.sendall(json.dumps(message).encode() + b"\n")
+            connection.sendall(ipc.pack(message))
 
     return serve
 
@@ -80,25 +86,23 @@ def test_an_agent_that_can_t_be_reached_is_named(monkeypatch, tmp_path):
     assert caught.value.why == "No such file or directory"
 
 
-def test_the_request_travels_as_one_line_and_answers_come_back_in_order(monkeypatch):
-    heard, seen = [], []
+def test_the_question_and_the_answers_travel_in_order_in_whatever_pieces(monkeypatch):
+    heard, said = [], []
 
     def serve(connection):
-        heard.append(connection.makefile().readline())
-        connection.sendall(b'{"n": 1}\n{"n"')
-        connection.sendall(b': 2}\n{"n": 3}\n')
-
-    def on_message(message):
-        seen.append(message["n"])
-        return "done" if message["n"] == 2 else None
+        heard.append(ipc.receive(connection, TaskRequest))
+        data = ipc.pack(BarrierWaits(what="b", left_s=1.0)) + ipc.pack(BarrierReleased())
+        for number in range(len(data)):
+            connection.sendall(data[number : number + 1])
 
     with agent(monkeypatch, serve):
-        assert call_agent({"call": "x"}, on_message=on_message, timeout_s=20) == "done"
-    assert (json.loads(heard[0]), seen) == ({"call": "x"}, [1, 2])
+        wait_at_barrier("x", count=2, timeout_s=20.0, say=said.append)
+    assert heard == [AskBarrier(name="x", count=2, rank=None, timeout_s=20.0)]
+    assert said == ["barrier `x`: b; 1 s left"]
 
 
 def test_an_agent_that_ends_in_the_wait_is_an_error_at_once(monkeypatch):
-    waiting = {"kind": "waiting", "what": "1 of 2 is here, missing: b", "left_s": 9.6}
+    waiting = BarrierWaits(what="1 of 2 is here, missing: b", left_s=9.6)
     said = []
 
     with agent(monkeypatch, says(waiting)), pytest.raises(ChannelError, match="has ended"):
@@ -106,10 +110,10 @@ def test_an_agent_that_ends_in_the_wait_is_an_error_at_once(monkeypatch):
     assert said == ["barrier `x`: 1 of 2 is here, missing: b; 10 s left"]
 
 
-@pytest.mark.parametrize("answer", [b"[]\n", b"no json\n", b"x" * 70_000])
+@pytest.mark.parametrize("answer", [b"\0\0\0\2[]", b"\0\0\0\1x", b"x" * 70_000])
 def test_what_is_no_answer_of_ours_ends_the_call(monkeypatch, answer):
     def serve(connection):
-        connection.makefile().readline()
+        ipc.receive(connection, TaskRequest)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             connection.sendall(answer)
 
@@ -118,21 +122,22 @@ def test_what_is_no_answer_of_ours_ends_the_call(monkeypatch, answer):
 
 
 def test_an_agent_that_never_answers_is_left_at_the_limit_and_its_silence_is_told(monkeypatch):
-    monkeypatch.setattr(task_call, "_SILENCE_S", 0.05)
+    monkeypatch.setattr(ipc, "SILENCE_S", 0.05)
+    monkeypatch.setattr(task_call, "_PATIENCE_S", 0.1)
     told = []
     over = threading.Event()
 
     with agent(monkeypatch, lambda _: over.wait(20)):
         with pytest.raises(ChannelError, match="did not answer in time"):
-            call_agent({}, on_message=lambda _: None, timeout_s=0.2, on_silence=told.append)
+            wait_at_barrier("x", timeout_s=0.1, say=told.append)
         over.set()
     assert len(told) >= 2
-    assert all(left_s < 0.2 for left_s in told)
+    assert set(told) == {"barrier `x`: no word from the head of the group; 0 s left"}
 
 
 def test_a_refusal_before_the_request_is_read_reaches_the_caller(monkeypatch):
     def serve(connection):
-        connection.sendall(b'{"kind": "failed", "what": "not you", "fix": "ask"}\n')
+        connection.sendall(ipc.pack(CallFailed(what="not you", fix="ask")))
 
     with agent(monkeypatch, serve), pytest.raises(BarrierError, match="not you") as caught:
         torchmuster.barrier()
@@ -142,8 +147,8 @@ def test_a_refusal_before_the_request_is_read_reaches_the_caller(monkeypatch):
 def test_a_request_that_is_too_long_is_not_sent(monkeypatch, tmp_path):
     monkeypatch.setenv(TASK_SOCKET_VARIABLE, str(tmp_path / "none.sock"))
 
-    with pytest.raises(UsageError, match="longer than 65536"):
-        call_agent({"x": "y" * 70_000}, on_message=lambda _: 1, timeout_s=1)
+    with pytest.raises(UsageError, match="longer than 262144"):
+        wait_at_barrier("y" * 270_000, timeout_s=1)
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1.0, float("inf"), float("nan")])

@@ -6,10 +6,11 @@ import os
 import threading
 import time
 
-from torchmuster.errors import BarrierError
-from torchmuster.head.barriers import Barriers, read_call, refuse, reply_of
-from torchmuster.node.task.socket import TaskSocket
-from torchmuster.node.worker_socket import make_socket_folder
+from torchmuster.head.barriers import Barriers
+from torchmuster.net.ipc import IpcServer
+from torchmuster.net.ipc_messages import BarrierWaits, TaskRequest
+from torchmuster.node.leftovers import make_socket_folder
+from torchmuster.node.task.agent import answer_of_barrier
 
 TICK_S = 0.02
 
@@ -51,8 +52,8 @@ class FakeHead:
 
     async def _run(self):
         for member in self.members:
-            task_socket = TaskSocket(
-                self.paths[member], lambda: {os.getpid()}, self._handler_of(member)
+            task_socket = IpcServer(
+                self.paths[member], lambda: {os.getpid()}, TaskRequest, self._handler_of(member)
             )
             self._sockets[member] = task_socket
             await task_socket.open()
@@ -87,10 +88,7 @@ class FakeHead:
         return handle
 
     def _arrive(self, call, caller_id, member):
-        try:
-            said = read_call(call.request, caller_id)
-        except BarrierError as error:
-            return (refuse(caller_id, error),)
+        said = call.request
         return self.barriers.arrive(
             caller_id,
             member,
@@ -111,9 +109,9 @@ class FakeHead:
                 if not getting.done():
                     getting.cancel()
                     return
-                answer = reply_of(getting.result())
+                answer = answer_of_barrier(getting.result())
                 await call.reply(answer)
-                if answer["kind"] != "waiting":
+                if not isinstance(answer, BarrierWaits):
                     return
         finally:
             self.num_waiting -= 1

@@ -1,13 +1,15 @@
 """What killed agents leave: removed by the next one, and nothing else is."""
 
 import os
+import shutil
+import stat
 import subprocess
 import sys
 
 import pytest
 
 from kit.command import SOURCE
-from torchmuster.node.leftovers import hold, note_owner, sweep
+from torchmuster.node.leftovers import hold, make_socket_folder, note_owner, sweep
 
 AGENT = """
 import os, sys
@@ -110,3 +112,26 @@ def test_a_link_or_nothing_can_not_be_held(tmp_path):
 
     assert not hold(str(tmp_path / "link"))
     assert not hold(str(tmp_path / "gone"))
+
+
+def test_only_we_can_enter_the_folder_and_its_name_fits_a_socket():
+    folder = make_socket_folder()
+
+    assert stat.S_IMODE(os.stat(folder).st_mode) == 0o700
+    assert len(os.path.join(folder, "agent.sock")) < 108
+    assert os.listdir(folder) == ["owner.json"]
+    shutil.rmtree(folder)
+
+
+def test_a_long_temporary_folder_is_not_used(monkeypatch, tmp_path):
+    import tempfile
+
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    folder = make_socket_folder()
+
+    assert len(folder) < 80
+    assert os.listdir(long) == []
+    assert os.listdir(folder) == ["owner.json"]
+    shutil.rmtree(folder)

@@ -12,7 +12,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-Send = Callable[[dict[str, Any]], None]
+from torchmuster.net.ipc_messages import WorkerEndedWell
+
+Send = Callable[[WorkerEndedWell], None]
 
 
 class GroupWatch:
@@ -64,6 +66,6 @@ def tell_at_exit(send: Send, watch: GroupWatch) -> None:
 
     def tell() -> None:
         if os.getpid() == pid:  # not what the script's own exit handlers may have forked
-            send({"kind": "ended_well", "largest_group": watch.largest_group()})
+            send(WorkerEndedWell(largest_group=watch.largest_group()))
 
     atexit.register(tell)

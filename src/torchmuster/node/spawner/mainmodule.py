@@ -13,17 +13,18 @@ import os
 import pkgutil
 import re
 import runpy
-import socket
-import struct
 import sys
 import time
 import traceback
 import types
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 from typing import Any
 
+from torchmuster.errors import UsageError
+from torchmuster.net import ipc
+from torchmuster.net.ipc_messages import DebuggerHeld, WorkerFailed
 from torchmuster.node.spawner import good_end, stackfile
 from torchmuster.node.spawner.surroundings import hidden_modules
 
@@ -35,8 +36,6 @@ _BLAS_VARIABLES = tuple(
 )
 _MISSING = object()
 _FOLDER = os.path.dirname(__file__)
-_REPORT_TIMEOUT_S = 2.0
-_MAX_REPORT_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +102,7 @@ def run(task: WorkerTask, at_start: Collection[str]) -> None:
 
 def _note_good_end(task: WorkerTask, watch: good_end.GroupWatch) -> None:
     if task.socket_path:
-        good_end.tell_at_exit(functools.partial(_send, task), watch)
+        good_end.tell_at_exit(functools.partial(ipc.tell, task.socket_path), watch)
 
 
 def first_path(kind: str, target: str) -> str | None:
@@ -355,21 +354,21 @@ def _report(task: WorkerTask, error: BaseException) -> None:
     text = "".join(lines)
     explain, own = getattr(error, "explain_to_user", None), None
     if callable(explain):  # our library's own errors say more than their traceback
-        full_name, text, own = name, explain(), _own_words(error)
-    _send(
-        task,
-        {
-            "kind": "exit" if isinstance(error, SystemExit) else "exception",
-            "type_name": full_name,
-            "message": message[:8192],
-            "where": user_line(told, trace),
-            "traceback": text if len(text) <= 65536 else f"{text[:16384]}\n...\n{text[-49152:]}",
-            "is_final": is_final,
-            "bases": [base.__name__ for base in type(error).__mro__][:32],
-            "handled": _last_line(told) if told is not error else None,
-            "own": own,
-        },
+        full_name, text, own = name, str(explain()), _own_words(error)
+    report = WorkerFailed(
+        type_name=full_name,
+        message=message[:8192],
+        where=user_line(told, trace),
+        traceback=text if len(text) <= 65536 else f"{text[:16384]}\n...\n{text[-49152:]}",
+        is_final=is_final,
+        bases=tuple(base.__name__ for base in type(error).__mro__)[:32],
+        handled=_last_line(told) if told is not error else None,
+        own=own,
     )
+    try:
+        ipc.tell(task.socket_path, report)
+    except UsageError:  # characters of many bytes: half a report is none
+        ipc.tell(task.socket_path, replace(report, traceback=report.traceback[-12_000:]))
 
 
 def _own_words(error: BaseException) -> dict[str, str]:
@@ -413,21 +412,6 @@ def user_line(error: BaseException, trace: types.TracebackType | None) -> str | 
     return f"{chosen[-1][0]}:{chosen[-1][1]}" if chosen else None
 
 
-def _send(task: WorkerTask, message: dict[str, Any]) -> None:
-    payload = json.dumps(message).encode()
-    if len(payload) > _MAX_REPORT_BYTES:  # characters of many bytes: half a report is none
-        message["traceback"] = message["traceback"][-12_000:]
-        payload = json.dumps(message).encode()
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as agent:
-            agent.settimeout(_REPORT_TIMEOUT_S)
-            agent.connect(task.socket_path)
-            agent.sendall(struct.pack("!I", len(payload)) + payload)
-            agent.recv(1)  # the agent has it before it hears of our end
-    except OSError:
-        return  # no agent, no report: our exit code still says something
-
-
 # The debugger.
 
 
@@ -456,11 +440,11 @@ def _notice_the_debugger(task: WorkerTask) -> None:
 
     @functools.wraps(interaction)
     def noticed(self: Any, *rest: Any) -> None:
-        _send(task, {"kind": "debugger", "active": True})
+        ipc.tell(task.socket_path, DebuggerHeld(active=True))
         try:
             interaction(self, *rest)
         finally:
-            _send(task, {"kind": "debugger", "active": False})
+            ipc.tell(task.socket_path, DebuggerHeld(active=False))
 
     @functools.wraps(stop_here)
     def never_in_ours(self: Any, frame: types.FrameType) -> bool:

@@ -8,13 +8,13 @@ import contextlib
 import os
 import secrets
 import socket
-import struct
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torchmuster import proc
+from torchmuster.net.ipc import caller_of
 from torchmuster.node.spawner.link import BUFFER_BYTES, SpawnerLink
 from torchmuster.node.spawner.messages import SpawnerEvent
 
@@ -22,7 +22,6 @@ _FIRST_SAY_S = 4.0
 _SAY_EVERY_S = 15.0
 _LOOK_EVERY_S = 0.05
 _TAIL_LINES = 12
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
 class Desk:
@@ -68,10 +67,9 @@ class Desk:
                 connection, _ = self.listening.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 return None
-            raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            pid, uid, _ = _CREDENTIALS.unpack(raw)
-            if uid == os.getuid():
-                return connection, int(pid)
+            pid = caller_of(connection)
+            if pid is not None:
+                return connection, pid
             connection.close()
 
 

@@ -20,12 +20,19 @@ from torchmuster.diagnose.facts.memory import explain_kill, read_counters
 from torchmuster.errors import MusterError
 from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import WorkingFolder
-from torchmuster.model import codec
 from torchmuster.model.lease import LEASE_S, PING_EVERY_S, Lease, OwnClock, is_given_up
 from torchmuster.model.states import State
 from torchmuster.net import messages
 from torchmuster.net.channel import Channel, ChannelClosedError, connect
 from torchmuster.net.handshake import HandshakeError, Role
+from torchmuster.net.ipc import IpcCall, IpcServer
+from torchmuster.net.ipc_messages import (
+    AgentAnswer,
+    BarrierReleased,
+    BarrierWaits,
+    CallFailed,
+    TaskRequest,
+)
 from torchmuster.node.output import RankOutput
 from torchmuster.node.sandbox.view import CommandView
 from torchmuster.node.shell import NodeShell, SetupError
@@ -34,7 +41,6 @@ from torchmuster.node.task.data import Stored, fetch_inputs, publish, upload_out
 from torchmuster.node.task.exec import Execs
 from torchmuster.node.task.options import TaskOptions
 from torchmuster.node.task.setup import TaskFacts
-from torchmuster.node.task.socket import TaskCall, TaskSocket
 from torchmuster.node.voice import Voice
 
 CODE_DOWNLOAD = 2010
@@ -64,7 +70,7 @@ class TaskAgent:
         self._lease = Lease(self._clock)
         self._welcome: messages.TaskWelcome | None = None
         self._why_gone = ""
-        self._calls: dict[str, TaskCall] = {}
+        self._calls: dict[str, IpcCall[TaskRequest]] = {}
         self._num_calls = 0
         self._has_inputs = False
         self._is_set_up = False
@@ -73,7 +79,8 @@ class TaskAgent:
 
     async def run(self) -> int:
         """Serve the head until it lets us go; return the exit code of the agent itself."""
-        serving = TaskSocket(self._options.socket_path, self._command_pids, self._answer_call)
+        path = self._options.socket_path
+        serving = IpcServer(path, self._command_pids, TaskRequest, self._answer_call)
         await serving.open()
         channel = await self._connect()
         self._channel = channel
@@ -428,21 +435,12 @@ class TaskAgent:
     def _has_process(self) -> bool:
         return self._command is not None and self._command.pid > 0 and self._command.poll() is None
 
-    async def _answer_call(self, call: TaskCall) -> None:
+    async def _answer_call(self, call: IpcCall[TaskRequest]) -> None:
         """Pass a process's call to the head; its answers come back by the number of the call."""
-        kind = call.request.pop("kind", None)
-        if kind != "barrier":
-            raise MusterError(f"the agent knows no call `{str(kind)[:40]}`")
         self._num_calls += 1
         caller_id = f"{self._options.task.name}/{os.getpid()}/{self._num_calls}"
-        try:
-            message = codec.from_plain(
-                messages.BarrierCall, {**call.request, "caller_id": caller_id}
-            )
-        except codec.CodecError as error:
-            raise MusterError("the call is not understood", why=str(error)) from error
         self._calls[caller_id] = call
-        self._send(message)
+        self._send(messages.BarrierCall(caller_id=caller_id, **vars(call.request)))
         try:
             await call.closed.wait()
         finally:
@@ -452,10 +450,26 @@ class TaskAgent:
     async def _pass_answer(self, answer: messages.BarrierAnswer) -> None:
         call = self._calls.get(answer.caller_id)
         if call is not None:
-            plain = codec.to_plain(answer)
-            await call.reply(plain)
+            await call.reply(answer_of_barrier(answer))
             if answer.kind is not messages.BarrierState.WAITING:
                 call.closed.set()
+
+
+def answer_of_barrier(answer: messages.BarrierAnswer) -> AgentAnswer:
+    """Return what the head says of a barrier as the process gets it that waits there."""
+    match answer.kind:
+        case messages.BarrierState.RELEASED:
+            return BarrierReleased()
+        case messages.BarrierState.WAITING:
+            return BarrierWaits(what=answer.what, left_s=answer.left_s)
+        case messages.BarrierState.FAILED:
+            return CallFailed(
+                what=answer.what,
+                where=answer.where,
+                why=answer.why,
+                fix=answer.fix,
+                timed_out=answer.timed_out,
+            )
 
 
 def _free_ports(candidates: tuple[int, ...]) -> tuple[int, ...]:

@@ -10,11 +10,11 @@ import pytest
 
 from torchmuster.model.message import decode
 from torchmuster.model.plan import Program, ScriptKind
+from torchmuster.node.leftovers import make_socket_folder
 from torchmuster.node.spawner.link import SpawnerLink
 from torchmuster.node.spawner.messages import InterpreterReady, SpawnerEvent, TorchFound
 from torchmuster.node.spawner.start import is_interpreter, make_link, start_spawner
 from torchmuster.node.spawner.wrapped import Desk, WrappedLink
-from torchmuster.node.worker_socket import make_socket_folder
 
 
 @pytest.fixture

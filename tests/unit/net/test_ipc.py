@@ -1,24 +1,54 @@
+"""Calls over a Unix socket: the kernel says who called, everything is bounded, and odd callers are told so."""
+
 import asyncio
 import contextlib
 import json
 import os
 import socket
 import stat
+import struct
 import subprocess
 import sys
 
 import pytest
 
 from torchmuster.errors import MusterError
-from torchmuster.node.task import socket as task_socket
-from torchmuster.node.task.socket import MAX_CALLS, MAX_REQUEST_BYTES, TaskSocket
-from torchmuster.node.worker_socket import make_socket_folder
+from torchmuster.model.message import TypedMessage, encode
+from torchmuster.net import ipc
+from torchmuster.net.ipc import MAX_CALLS, MAX_FRAME_BYTES, IpcServer
+from torchmuster.net.ipc_messages import CallFailed
+from torchmuster.node.leftovers import make_socket_folder
 
 DEADLINE_S = 30.0
 
 
+class Asked(TypedMessage):
+    """What these tests say."""
+
+
+class Ask(Asked):
+    """A question."""
+
+    text: str = ""
+
+
+class Heard(Asked):
+    """Its answer."""
+
+    pid: int
+    root: int
+    text: str
+
+
+def frame(payload):
+    return struct.pack("!I", len(payload)) + payload
+
+
+ASK = ipc.pack(Ask(text="a"))
+
+
 async def echo(call):
-    await call.reply({"pid": call.pid, "heard": call.request})
+    await call.reply(Heard(pid=call.pid, root=call.root, text=call.request.text))
 
 
 async def settle():
@@ -29,13 +59,14 @@ async def settle():
         await asyncio.sleep(0)
 
 
-def conversation(check, commands=None, handler=echo):
+def conversation(check, roots=None, handler=echo, **options):
     """Run a task's socket while the coroutine `check(path)` calls it."""
     path = os.path.join(make_socket_folder(), "task.sock")
-    known = {os.getpid()} if commands is None else commands
+    known = {os.getpid()} if roots is None else roots
 
     async def serve():
-        agent = TaskSocket(path, lambda: known, handler)
+        find = known if callable(known) else lambda: known
+        agent = IpcServer(path, find, Asked, handler, **options)
         await agent.open()
         try:
             async with asyncio.timeout(DEADLINE_S):
@@ -49,7 +80,17 @@ def conversation(check, commands=None, handler=echo):
     return result
 
 
-async def say(path, data):
+def messages_in(data):
+    """Return the messages of some frames, as plain values."""
+    found = []
+    while data:
+        (length,) = struct.unpack_from("!I", data)
+        found.append(json.loads(data[4 : 4 + length]))
+        data = data[4 + length :]
+    return found
+
+
+async def say(path, data, *, raw=False):
     """Send bytes; return the answers until the agent hangs up, with unread bytes or without."""
 
     def call():
@@ -62,7 +103,7 @@ async def say(path, data):
             with contextlib.suppress(ConnectionResetError):
                 while part := process.recv(4096):
                     said += part
-        return [json.loads(line) for line in said.splitlines()]
+        return said if raw else messages_in(said)
 
     return await asyncio.to_thread(call)
 
@@ -73,16 +114,16 @@ import socket, sys
 with socket.socket(socket.AF_UNIX) as agent:
     agent.connect(sys.argv[1])
     try:
-        agent.sendall(b'{}' + chr(10).encode())
+        agent.sendall(bytes.fromhex(sys.argv[2]))
     except BrokenPipeError:
         pass
-    print(agent.makefile().readline(), end="")
+    print(agent.makefile("rb").read()[4:].decode())
 """
 
 
 def answer_to(path, *prefix, **options):
     done = subprocess.run(
-        [*prefix, sys.executable, "-c", CALLER, path],
+        [*prefix, sys.executable, "-c", CALLER, path, ASK.hex()],
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
@@ -96,9 +137,10 @@ def test_a_process_is_heard_and_answered_and_only_its_user_can_reach_the_socket(
     async def check(path):
         assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
         assert stat.S_IMODE(os.stat(os.path.dirname(path)).st_mode) == 0o700
-        return await say(path, b'{"a": 1}\n')
+        return await say(path, ASK)
 
-    assert conversation(check) == [{"pid": os.getpid(), "heard": {"a": 1}}]
+    heard = {"type": "Heard", "pid": os.getpid(), "root": os.getpid(), "text": "a"}
+    assert conversation(check) == [heard]
 
 
 @pytest.mark.parametrize("session", [False, True])
@@ -107,7 +149,7 @@ def test_a_child_of_a_child_of_the_command_is_believed_in_any_session(session):
         shell = ["sh", "-c", '"$@"; exit $?', "sh"]
         return await asyncio.to_thread(answer_to, path, *shell, start_new_session=session)
 
-    assert conversation(check)["heard"] == {}
+    assert conversation(check)["text"] == "a"
 
 
 # The same, from a child that calls when its parent has gone; only the session says whose it is.
@@ -127,7 +169,9 @@ def test_an_orphan_in_the_session_of_the_command_is_believed():
 
     def call(path):
         command = subprocess.Popen(
-            [sys.executable, "-c", ORPHAN, path], stdout=subprocess.PIPE, start_new_session=True
+            [sys.executable, "-c", ORPHAN, path, ASK.hex()],
+            stdout=subprocess.PIPE,
+            start_new_session=True,
         )
         commands.add(command.pid)
         out, _ = command.communicate(timeout=DEADLINE_S)
@@ -135,8 +179,8 @@ def test_an_orphan_in_the_session_of_the_command_is_believed():
 
     pid, answer = conversation(lambda path: asyncio.to_thread(call, path), commands)
 
-    assert answer["heard"] == {}
-    assert answer["pid"] != pid
+    assert answer["text"] == "a"
+    assert answer["pid"] != pid == answer["root"]
 
 
 def test_a_stranger_of_our_own_user_is_told_so_and_not_read():
@@ -145,58 +189,72 @@ def test_a_stranger_of_our_own_user_is_told_so_and_not_read():
     async def note(call):
         calls.append(call)
 
-    answers = conversation(lambda path: say(path, b'{"a": 1}\n'), {1 << 30}, note)
+    (answer,) = conversation(lambda path: say(path, ASK), {1 << 30}, note)
 
-    assert [answer["kind"] for answer in answers] == ["failed"]
-    assert "only to processes of the task's own command" in answers[0]["what"]
+    assert answer["what"] == "the agent answers only to processes that it has started"
     assert calls == []
 
 
-@pytest.mark.parametrize(
-    "data", [b"{\n", b"[]\n", b"\xff\n", b"7\n", b"\n", b"[" * 30_000 + b"\n", b"null\n"]
-)
-def test_what_is_no_request_is_told_so_and_nothing_else_happens(data):
-    async def check(path):
-        answers = await say(path, data), await say(path, b'{"still": "here"}\n')
-        return [one["what"] if "what" in one else one["heard"] for (one,) in answers]
+def test_a_process_that_calls_before_its_start_has_been_told_is_heard():
+    """A worker is forked first, and told of then: a script that fails at once may be quicker."""
+    looks = iter([set(), set()])
 
-    assert conversation(check) == [
-        "the call is not one line with a JSON object",
-        {"still": "here"},
-    ]
-
-
-def test_a_request_over_64_kib_is_refused():
-    async def check(path):
-        inside = await say(path, b'"' + b"x" * (MAX_REQUEST_BYTES - 3) + b'"\n')
-        outside = await say(path, b'"' + b"x" * (MAX_REQUEST_BYTES + 9000) + b'"\n')
-        return inside[0]["what"], outside[0]["what"]
-
-    assert conversation(check) == (
-        "the call is not one line with a JSON object",
-        "the call is longer than 64 KiB",
+    (answer,) = conversation(
+        lambda path: say(path, ASK), lambda: next(looks, {os.getpid()}), unknown_s=DEADLINE_S
     )
 
+    assert answer["text"] == "a"
 
-def test_who_says_nothing_loses_the_call(monkeypatch):
-    monkeypatch.setattr(task_socket, "_REQUEST_TIMEOUT_S", 0.1)
 
-    assert conversation(lambda path: say(path, b'{"a": ')) == []
+@pytest.mark.parametrize(
+    "payload", [b"{", b"[]", b"\xff", b"7", b"", b"[" * 30_000, b'{"type":"Ask","text":1}', b"{}"]
+)
+def test_what_is_no_request_is_told_so_and_nothing_else_happens(payload):
+    odd = []
+
+    async def check(path):
+        answers = await say(path, frame(payload)), await say(path, frame(payload))
+        return [*answers, await say(path, ASK)]
+
+    answers = conversation(check, on_odd=odd.append)
+
+    whats = [one.get("what", one.get("text")) for (one,) in answers]
+    assert whats == ["the agent does not understand the call"] * 2 + ["a"]
+    assert len(odd) == 1
+
+
+def test_a_request_that_is_too_long_is_refused():
+    async def check(path):
+        return await say(path, struct.pack("!I", MAX_FRAME_BYTES + 1))
+
+    assert conversation(check)[0]["what"] == "the call is longer than 256 KiB"
+    with pytest.raises(MusterError, match="longer than 262144"):
+        ipc.pack(Ask(text="x" * MAX_FRAME_BYTES))
+
+
+def test_a_caller_of_an_older_version_is_told_so_in_its_own_words():
+    said = conversation(lambda path: say(path, b'{"kind": "barrier", "name": "x"}\n', raw=True))
+
+    answer = json.loads(said)
+    assert (said[-1:], answer["kind"]) == (b"\n", "failed")
+    assert "another version of torchmuster" in answer["what"]
+
+
+@pytest.mark.parametrize("data", [b"", ASK[:3], ASK[:-1]])
+def test_who_does_not_finish_its_call_loses_it(monkeypatch, data):
+    monkeypatch.setattr(ipc, "_REQUEST_TIMEOUT_S", 0.1)
+
+    assert conversation(lambda path: say(path, data)) == []
 
 
 def test_a_handler_s_error_reaches_the_process_with_its_parts():
     async def fail(call):
         raise MusterError("no such thing", where="here", why="because", fix="do that")
 
-    (answer,) = conversation(lambda path: say(path, b"{}\n"), handler=fail)
+    (answer,) = conversation(lambda path: say(path, ASK), handler=fail)
 
-    assert answer == {
-        "kind": "failed",
-        "what": "no such thing",
-        "where": "here",
-        "why": "because",
-        "fix": "do that",
-    }
+    sent = CallFailed(what="no such thing", where="here", why="because", fix="do that")
+    assert answer == json.loads(encode(sent))
 
 
 def test_the_conversation_stays_open_and_the_end_of_the_process_is_seen():
@@ -204,22 +262,23 @@ def test_the_conversation_stays_open_and_the_end_of_the_process_is_seen():
 
     async def talk(call):
         for number in range(3):
-            await call.reply({"number": number})
+            await call.reply(Ask(text=str(number)))
         await call.closed.wait()
-        await call.reply({"nobody": "hears"})
+        await call.reply(Ask(text="nobody hears"))
         ended.append(call.pid)
 
     async def check(path):
         reader, writer = await asyncio.open_unix_connection(path)
-        writer.write(b"{}\nmore than was asked for\n")
-        lines = [json.loads(await reader.readline()) for _ in range(3)]
+        writer.write(ASK + b"more than was asked for")
+        sent = b"".join([ipc.pack(Ask(text=str(number))) for number in range(3)])
+        data = await reader.readexactly(len(sent))
         assert ended == []
         writer.transport.abort()
         while not ended:
             await asyncio.sleep(0.001)
-        return lines
+        return data == sent
 
-    assert conversation(check, handler=talk) == [{"number": number} for number in range(3)]
+    assert conversation(check, handler=talk)
     assert ended == [os.getpid()]
 
 
@@ -234,23 +293,23 @@ def test_at_most_256_calls_are_open_at_once():
         writers = []
         for _ in range(MAX_CALLS):
             _, writer = await asyncio.open_unix_connection(path)
-            writer.write(b"{}\n")
+            writer.write(ASK)
             writers.append(writer)
         while len(started) < MAX_CALLS:
             await asyncio.sleep(0.001)
-        (refused,) = await say(path, b"{}\n")
+        (refused,) = await say(path, ASK)
         writers.pop().transport.abort()
         while len(started) == MAX_CALLS:  # until the agent has seen that one has gone
             reader, writer = await asyncio.open_unix_connection(path)
-            writer.write(b"{}\n")
+            writer.write(ASK)
             writers.append(writer)
             with contextlib.suppress(TimeoutError, ConnectionResetError):
-                await asyncio.wait_for(reader.readline(), 0.05)
+                await asyncio.wait_for(reader.read(1), 0.05)
         for one in writers:
             one.transport.abort()
         return refused["what"]
 
-    assert conversation(check, handler=wait) == "256 calls of this task are open already"
+    assert conversation(check, handler=wait) == "256 calls of this agent are open already"
 
 
 def test_closing_the_socket_ends_the_calls_at_once():
@@ -260,10 +319,10 @@ def test_closing_the_socket_ends_the_calls_at_once():
         await call.closed.wait()
 
     async def check():
-        agent = TaskSocket(path, lambda: {os.getpid()}, wait)
+        agent = IpcServer(path, lambda: {os.getpid()}, Asked, wait)
         await agent.open()
         reader, writer = await asyncio.open_unix_connection(path)
-        writer.write(b"{}\n")
+        writer.write(ASK)
         while not agent._writers:
             await asyncio.sleep(0.001)
         agent.close()
@@ -276,18 +335,18 @@ def test_closing_the_socket_ends_the_calls_at_once():
 
 
 def test_a_process_that_takes_nothing_loses_the_call_and_holds_nobody_up(monkeypatch):
-    monkeypatch.setattr(task_socket, "_SEND_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(ipc, "_SEND_TIMEOUT_S", 0.1)
     lost = asyncio.Event()
 
     async def flood(call):
         while not call.closed.is_set():
-            await call.reply({"text": "x" * 60_000})
+            await call.reply(Ask(text="x" * 60_000))
         lost.set()
 
     async def check(path):
         with socket.socket(socket.AF_UNIX) as deaf:
             deaf.connect(path)
-            deaf.sendall(b"{}\n")
+            deaf.sendall(ASK)
             await lost.wait()
 
     conversation(check, handler=flood)

@@ -1,0 +1,90 @@
+"""What the processes of one node say to each other over a Unix socket (`net/ipc.py`).
+
+Imported in the job's interpreter too, so it has to be quick.
+"""
+
+from torchmuster.model.message import TypedMessage
+
+
+class WorkerReport(TypedMessage):
+    """A worker of a training run to its agent."""
+
+
+class WorkerFailed(WorkerReport):
+    """An exception ends this worker; `model.failure.PythonError` tells the fields."""
+
+    type_name: str
+    message: str
+    where: str | None
+    traceback: str
+    is_final: bool
+    bases: tuple[str, ...]
+    handled: str | None
+    own: dict[str, str] | None
+
+
+class WorkerEndedWell(WorkerReport):
+    """The script has ended; `largest_group` is None where the size of its world can't be told."""
+
+    largest_group: int | None
+
+
+class DebuggerHeld(WorkerReport):
+    """A debugger holds this worker, or lets it go."""
+
+    active: bool
+
+
+class StopAhead(WorkerReport):
+    """The script saves and leaves for a reason that would stop the next attempt as well."""
+
+    reason: str
+
+
+class TrainingOver(WorkerReport):
+    """The training library has stopped or finished: at which step, and which one is saved."""
+
+    step: int
+    saved_step: int | None
+
+
+class TaskRequest(TypedMessage):
+    """A process of a workflow's task to the task's agent."""
+
+
+class AskBarrier(TaskRequest):
+    """It has come to a barrier; `net.messages.BarrierCall` tells the fields."""
+
+    name: str = "default"
+    count: int | None = None
+    rank: int | None = None
+    timeout_s: float = 600.0
+
+
+class AgentAnswer(TypedMessage):
+    """An agent to whoever called."""
+
+
+class CallTaken(AgentAnswer):
+    """The agent has the report."""
+
+
+class CallFailed(AgentAnswer):
+    """The parts of an error."""
+
+    what: str
+    where: str | None = None
+    why: str | None = None
+    fix: str | None = None
+    timed_out: bool = False
+
+
+class BarrierWaits(AgentAnswer):
+    """Still waiting, and for whom."""
+
+    what: str
+    left_s: float
+
+
+class BarrierReleased(AgentAnswer):
+    """All have come."""
