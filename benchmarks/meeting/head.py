@@ -1,4 +1,4 @@
-"""The coordinator of one rendezvous, in a process of its own."""
+"""The head of one rendezvous, in a process of its own."""
 
 import asyncio
 import os
@@ -9,9 +9,10 @@ from typing import Any
 
 from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
-from torchmuster.head.coordinator import Coordinator, CoordinatorOptions
+from torchmuster.head.training_actions import Send
+from torchmuster.head.training_head import TrainingHead, TrainingHeadOptions
 from torchmuster.model.plan import Limits, Program, RunPlan, ScriptKind
-from torchmuster.net import listener, messages
+from torchmuster.net import listener
 from torchmuster.programs.main import StoreDesk
 
 SECRET = b"benchmark benchmark benchmark 32"
@@ -33,23 +34,23 @@ def make_plan(num_nodes: int) -> RunPlan:
     )
 
 
-class CountingCoordinator(Coordinator):
-    """The coordinator, with what passed through it."""
+class CountingHead(TrainingHead):
+    """The head, with what passed through it."""
 
     num_taken = 0
     num_sent = 0
 
-    def _take(self, source: Any, message: Any) -> None:
+    def _take(self, event: Any) -> None:
         self.num_taken += 1
-        super()._take(source, message)
+        super()._take(event)
 
-    def _send(self, member: Any, message: messages.Message) -> None:
-        self.num_sent += 1
-        super()._send(member, message)
+    def _do(self, action: Any) -> None:
+        self.num_sent += isinstance(action, Send)
+        super()._do(action)
 
     def where_it_stands(self) -> str:
         """Say what is there and what is missing."""
-        members = self.roll.members
+        members = self.policy.members.members
         ready = sum(member.ready is not None for member in members)
         missing = self.plan.max_nodes - len(members)
         return f"{len(members)} agents have joined, {missing} are missing, {ready} are ready to start workers"
@@ -61,43 +62,40 @@ def coordinate(num_nodes: int, limit_s: float, folder: str, listening: Any, answ
     told: deque[str] = deque(maxlen=3)
     disk = DiskWriter()
     disk.start()
-    options = CoordinatorOptions(
+    options = TrainingHeadOptions(
         plan=make_plan(num_nodes),
         run_dir=RunDir(folder),
         open_store=StoreDesk().open,
         own_address="127.0.0.1",
         on_event=lambda event: told.append(f"{event.name} {str(event.fields)[:200]}"),
     )
-    coordinator = CountingCoordinator(options, disk)
-    asyncio.run(_serve(coordinator, limit_s, listening, answer, told))
+    head = CountingHead(options, disk)
+    asyncio.run(_serve(head, limit_s, listening, answer, told))
     os._exit(0)
 
 
 async def _serve(
-    coordinator: CountingCoordinator,
+    head: CountingHead,
     limit_s: float,
     listening: Any,
     answer: Any,
     told: "deque[str]",
 ) -> None:
-    door = listener.Listener(
-        listening, (SECRET, None), coordinator.serve, coordinator.refuse_stranger
-    )
+    door = listener.Listener(listening, (SECRET, None), head.serve, head.refuse_stranger)
     serving = asyncio.create_task(door.serve())
-    conducting = asyncio.create_task(coordinator.conduct())
+    conducting = asyncio.create_task(head.conduct())
     try:
         async with asyncio.timeout(limit_s):
-            while coordinator.attempt is None and not conducting.done():
+            while head.policy.attempt is None and not conducting.done():
                 await asyncio.sleep(0.01)
     except TimeoutError:
-        answer.send(f"{coordinator.where_it_stands()}; last events: {'; '.join(told)}")
+        answer.send(f"{head.where_it_stands()}; last events: {'; '.join(told)}")
     else:
-        if coordinator.attempt is None:
+        if head.policy.attempt is None:
             answer.send(f"the run ended before it began; last events: {'; '.join(told)}")
         else:
-            num_nodes = coordinator.plan.max_nodes
-            # Every node gets a welcome too, which no member is there to be sent yet.
-            num_messages = coordinator.num_taken + coordinator.num_sent + num_nodes
+            num_nodes = head.plan.max_nodes
+            num_messages = head.num_taken + head.num_sent
             answer.send((peak_mib(), num_messages / num_nodes))
     await asyncio.to_thread(answer.recv)
     conducting.cancel()

@@ -20,7 +20,7 @@ print(json.dumps(sorted(set(sys.modules) - before)))
 NODE_SIDE = [
     "torchmuster.programs.main",
     "torchmuster.node.agent",
-    "torchmuster.head.coordinator",
+    "torchmuster.head.training_head",
     "torchmuster.node.spawner.serve",
     "torchmuster.diagnose.facts.memory",
     "torchmuster.files.terminal",

@@ -1,7 +1,4 @@
-"""The head of a group: hears its tasks' agents, lets `GroupPolicy` decide, carries out what it orders.
-
-One loop owns all state and takes everything from one inbox; connections only fill it.
-"""
+"""The head of a workflow's group: hears its tasks' agents, lets `GroupPolicy` decide, carries out what follows."""
 
 import asyncio
 import glob
@@ -25,9 +22,9 @@ from torchmuster.head import group_policy as gang
 from torchmuster.head.barriers import Barriers
 from torchmuster.head.exec_relay import ExecRelay
 from torchmuster.head.group_policy import GroupPolicy, TaskPhase
+from torchmuster.head.head import SAY_EVERY_S, Head, HeadClient
 from torchmuster.model import codec
-from torchmuster.model.event import event_line, utc_now
-from torchmuster.model.lease import SILENT_S, OwnClock, is_given_up
+from torchmuster.model.lease import SILENT_S, is_given_up
 from torchmuster.model.outcome import (
     FailureFacts,
     GroupOutcome,
@@ -39,16 +36,13 @@ from torchmuster.model.tokens import find_tokens
 from torchmuster.model.verdict import Report
 from torchmuster.model.workflow import GroupPlan, TaskNetwork, WorkflowPlan
 from torchmuster.net import messages
-from torchmuster.net.channel import Channel, ChannelClosedError
-from torchmuster.net.handshake import HandshakeError, Role
+from torchmuster.net.channel import Channel
+from torchmuster.net.handshake import HandshakeError
 
-SAY_EVERY_S = 5.0
 TICK_S = 0.25
 _NUM_PORT_CANDIDATES = 256
-_GOODBYE_S = 1.0
 _START_LIMIT_S = 120.0
 _START_SLICE_S = 0.05  # starting hundreds of agents in one go would leave the first ones unheard
-_MAX_UNSENT_OUTPUT_BYTES = 1 << 20
 
 
 class TaskStarter(Protocol):
@@ -66,18 +60,20 @@ class TaskStarter(Protocol):
 
 @dataclass(slots=True)
 class _Agent:
-    task: str
-    started_for: int  # the attempt of its start; restarts in place come after it
+    """The agent of a task; `hello` names the attempt of its start: restarts in place come after it."""
+
     channel: Channel
     heard_at: float
-    host: str
-    address: str
     hello: messages.TaskHello
     free_ports: tuple[int, ...] = ()
 
+    @property
+    def task(self) -> str:
+        return self.hello.task
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeadOptions:
+class GroupHeadOptions:
     """What the head of a group is given.
 
     Attributes:
@@ -93,27 +89,23 @@ class HeadOptions:
     ran_s: float = 0.0
 
 
-class GroupHead:
+class GroupHead(Head[_Agent]):
     """Conducts one group."""
 
-    def __init__(self, options: HeadOptions, starter: TaskStarter, disk: DiskWriter) -> None:
+    def __init__(self, options: GroupHeadOptions, starter: TaskStarter, disk: DiskWriter) -> None:
+        super().__init__(disk, options.run_dir.group(options.group.name).events)
         self._options = options
         self._group = options.group
         self._starter = starter
-        self._disk = disk
         self._gang = GroupPolicy(options.group, options.plan.grace_s, options.plan.backoff_s)
         self._barriers = Barriers(tuple(task.name for task in options.group.tasks))
         self._execs = ExecRelay(self._send_exec, self._why_no_exec)
-        self._inbox: asyncio.Queue[tuple[_Agent | Channel | None, Any]] = asyncio.Queue()
         self._agents: dict[str, _Agent] = {}
-        self._clients: list[Channel] = []
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timer_ids = itertools.count()
         self._outcomes: dict[str, TaskOutcome] = {}
         self._ends: dict[str, messages.TaskEnded | messages.TaskNotPrepared] = {}
         self._callers: dict[str, str] = {}
-        self._clock = OwnClock()
-        self._own_ids = (proc.boot_id(), proc.network_id())
         self._started_at = time.monotonic()
         self._running_since: float | None = None
         self._say_at = self._started_at + SAY_EVERY_S
@@ -128,58 +120,17 @@ class GroupHead:
         ] = {}  # also of tasks that have ended: `{{host:NAME}}` stays valid
         self._addresses: dict[str, str] = {}
         self._stop_why: str | None = None
+        self._stop_asked_by: str | None = None
 
-    # Connections.
-
-    async def serve(self, channel: Channel) -> None:
-        """Serve one authenticated connection until it ends."""
-        if channel.role is Role.CLIENT:
-            await self._serve_client(channel)
-            return
-        try:
-            async with asyncio.timeout(SILENT_S):
-                hello = await channel.receive()
-        except (ChannelClosedError, TimeoutError):
-            return
-        if not isinstance(hello, messages.TaskHello):
-            return
-        now = self._clock()
-        agent = _Agent(hello.task, hello.attempt, channel, now, hello.host, hello.address, hello)
-        self._inbox.put_nowait((agent, hello))
-        why = "its connection ended"
-        try:
-            while True:
-                message = await channel.receive()
-                agent.heard_at = self._clock()
-                if isinstance(message, messages.Ping):
-                    channel.send_nowait(messages.Pong(number=message.number))
-                else:
-                    self._inbox.put_nowait((agent, message))
-        except ChannelClosedError as error:
-            why = f"its agent has gone ({error})"
-        finally:
-            self._inbox.put_nowait((agent, why))
-
-    async def _serve_client(self, channel: Channel) -> None:
-        try:
-            while True:
-                message = await channel.receive()
-                if isinstance(message, messages.Ping):
-                    channel.send_nowait(messages.Pong(number=message.number))
-                else:
-                    self._inbox.put_nowait((channel, message))
-        except ChannelClosedError:
-            pass
-        finally:
-            self._inbox.put_nowait((channel, None))
+    # What others in this process ask.
 
     def request_stop(self, who: str) -> None:
         """Stop the group as `muster cancel` does: for signals of a scheduler."""
-        self._inbox.put_nowait((None, messages.Stop(signum=int(signal.SIGTERM), who=who)))
+        self._stop_asked_by = who
 
     def forward(self, signum: int) -> None:
         """Pass a signal on to what catches it: the scheduler's word that the time ends soon."""
-        self._event("notice", text=f"{signal.Signals(signum).name} goes to the tasks' processes")
+        self.event("notice", text=f"{signal.Signals(signum).name} goes to the tasks' processes")
         for agent in self._agents.values():
             agent.channel.send_nowait(messages.Forward(signum=signum))
 
@@ -190,34 +141,34 @@ class GroupHead:
 
     async def conduct(self) -> GroupOutcome:
         """Conduct the group to its end and return how it ended."""
-        self._event("group_started", group=self._group.name)
+        self.event("group_started", group=self._group.name)
         for note in self._options.notes:
-            self._event("notice", text=f"group {self._group.name}: {note}")
+            self.event("notice", text=f"group {self._group.name}: {note}")
         self._obey(self._gang.start(self._options.first_attempts))
-        while not self._gang.is_over:
-            try:
-                async with asyncio.timeout(self._patience_s()):
-                    source, message = await self._inbox.get()
-            except TimeoutError:
-                pass
-            else:
-                self._take(source, message)
-                while not self._inbox.empty():
-                    self._take(*self._inbox.get_nowait())
-            self._advance()
+        await self.run()
         outcome = self._conclude()
         await self._say_goodbye()
         return outcome
 
-    def _patience_s(self) -> float:
+    @property
+    def is_over(self) -> bool:
+        """Say whether every task has ended for good."""
+        return self._gang.is_over
+
+    def patience_s(self) -> float:
+        """Return when the next timer ends, or an agent has to be started."""
         if self._to_start:
             return 0.0
         if not self._timers:
             return TICK_S
         return max(0.0, min(TICK_S, self._timers[0][0] - time.monotonic()))
 
-    def _advance(self) -> None:
+    def advance(self) -> None:
+        """Do what is due."""
         now = time.monotonic()
+        if self._stop_asked_by is not None:
+            self._stop(State.FAILED_CANCELED, f"stopped by {self._stop_asked_by}")
+            self._stop_asked_by = None
         while self._timers and self._timers[0][0] <= now:
             _, _, action = heapq.heappop(self._timers)
             action()
@@ -225,7 +176,7 @@ class GroupHead:
             self._start_agent(*self._to_start.popleft())
         for task, attempt, how in self._starter.poll():
             self._agent_ended(task, attempt, how)
-        own_now = self._clock()
+        own_now = self.clock()
         self._lose_silent(own_now)
         for (task, _), since in list(self._started.items()):
             if own_now - since > _START_LIMIT_S:
@@ -249,7 +200,7 @@ class GroupHead:
 
     def _state_of(self, agent: _Agent) -> str | None:
         whose = (agent.hello.boot_id, agent.hello.network_id)
-        return proc.state_beside(agent.hello.pid, whose, self._own_ids)
+        return proc.state_beside(agent.hello.pid, whose, self.own_ids)
 
     def _say_waits(self) -> None:
         waits = self._gang.waits_for()
@@ -259,7 +210,7 @@ class GroupHead:
             left = ""
             if limit_s is not None and self._running_since is not None:
                 left = f"; {limit_s - (time.monotonic() - self._running_since):.0f} s left"
-            self._event("group_waits", group=self._group.name, text=f"waiting for {what}{left}")
+            self.event("group_waits", group=self._group.name, text=f"waiting for {what}{left}")
 
     def _later(self, after_s: float, action: Callable[[], None]) -> None:
         if after_s <= 0:
@@ -270,42 +221,42 @@ class GroupHead:
 
     # What comes in.
 
-    def _take(self, source: _Agent | Channel | None, message: Any) -> None:
-        if source is None:
-            self._stop(State.FAILED_CANCELED, f"stopped by {message.who}")
-        elif isinstance(source, Channel):
-            self._take_from_client(source, message)
-        elif isinstance(source, _Agent):
-            if isinstance(message, messages.TaskHello):
-                self._take_hello(source, message)
-            elif self._agents.get(source.task) is source:
-                self._take_from_agent(source, message)
-
-    def _take_hello(self, agent: _Agent, hello: messages.TaskHello) -> None:
+    def take_call(self, hello: messages.Message, channel: Channel) -> _Agent | None:
+        """Take an agent in, or let it leave: one of an earlier attempt, or of a task that is over."""
+        if not isinstance(hello, messages.TaskHello):
+            return None
         known = {task.name for task in self._group.tasks}
         if (
-            agent.task not in known
-            or agent.task in self._agents
-            or hello.attempt != self._gang.attempt(agent.task)
-            or self._gang.phase(agent.task) is TaskPhase.OVER
+            hello.task not in known
+            or hello.task in self._agents
+            or hello.attempt != self._gang.attempt(hello.task)
+            or self._gang.phase(hello.task) is TaskPhase.OVER
         ):
-            agent.channel.send_nowait(messages.TaskLeave())
-            return
-        boot_id, network_id = self._own_ids
-        agent.channel.send_nowait(
+            channel.send_nowait(messages.TaskLeave())
+            return None
+        agent = _Agent(channel, self.clock(), hello)
+        boot_id, network_id = self.own_ids
+        channel.send_nowait(
             messages.TaskWelcome(head_pid=os.getpid(), boot_id=boot_id, network_id=network_id)
         )
         self._agents[agent.task] = agent
-        self._hosts[agent.task] = agent.host
-        self._addresses[agent.task] = agent.address
-        self._started.pop((agent.task, agent.started_for), None)
+        self._hosts[agent.task] = hello.host
+        self._addresses[agent.task] = hello.address
+        self._started.pop((agent.task, hello.attempt), None)
         self._obey(self._gang.joined(agent.task))
+        return agent
 
-    def _take_from_agent(self, agent: _Agent, message: Any) -> None:
+    def take_loss(self, agent: _Agent, channel: Channel, why: str) -> None:
+        """Take the end of an agent's connection."""
+        if self._agents.get(agent.task) is agent:
+            self._lose(agent.task, why)
+
+    def take_word(self, agent: _Agent, message: messages.Message) -> None:
+        """Take what an agent says; what it said before it was lost counts no more."""
         task = agent.task
+        if self._agents.get(task) is not agent:
+            return
         match message:
-            case str():
-                self._lose(task, message)
             case messages.TaskDoing(text=text):
                 self._gang.doing(task, text)
             case messages.TaskPrepared(attempt=attempt, free_ports=free):
@@ -317,9 +268,11 @@ class GroupHead:
                 self._port_users.discard(task)
                 self._obey(self._gang.could_not_prepare(task, State(state), why, code))
             case messages.TaskStarted(attempt=attempt, pid=pid):
-                self._event("task_started", task=task, attempt=attempt, pid=pid, host=agent.host)
+                self.event(
+                    "task_started", task=task, attempt=attempt, pid=pid, host=agent.hello.host
+                )
             case messages.TaskEnded(attempt=attempt, code=code, signum=signum):
-                self._event(
+                self.event(
                     "task_ended", task=task, attempt=attempt, code=code, elapsed_s=message.elapsed_s
                 )
                 self._ends[task] = message
@@ -327,14 +280,14 @@ class GroupHead:
                 self._obey(self._gang.ended(task, code=code, signum=signum))
             case messages.TaskUploaded(error=error, notes=notes, versions=versions):
                 for note in notes:
-                    self._event("notice", text=f"{task}: {note}")
+                    self.event("notice", text=f"{task}: {note}")
                 for version in versions:
-                    self._event("dataset_version", task=task, version=version)
+                    self.event("dataset_version", task=task, version=version)
                 self._obey(self._gang.uploaded(task, error))
             case messages.TaskOutput():
-                self._pass_output(message)
+                self.show(message)
             case messages.Notice(text=text):
-                self._event("notice", text=text)
+                self.event("notice", text=text)
             case messages.BarrierCall():
                 self._take_barrier_call(task, message)
             case messages.BarrierLeave(caller_id=caller_id):
@@ -343,19 +296,21 @@ class GroupHead:
             case _ if isinstance(message, messages.FromExecTask):
                 self._execs.from_task(task, message)
 
-    def _take_from_client(self, channel: Channel, message: Any) -> None:
+    def client_gone(self, client: HeadClient) -> None:
+        """Take the end of a client's connection."""
+        super().client_gone(client)
+        self._execs.client_gone(client.channel)
+
+    def take_request(self, client: HeadClient, message: messages.Message) -> None:
+        """Take what a client asks for."""
         match message:
-            case None:
-                self._execs.client_gone(channel)
-                if channel in self._clients:
-                    self._clients.remove(channel)
-            case messages.Watch():
-                self._clients.append(channel)
+            case messages.Watch(owner=owner):
+                self.watch(client, owner=owner)
             case messages.Stop(who=who, cause=cause, at_once=at_once):
                 grace_s = 0.0 if at_once else None
                 self._stop(State.FAILED_CANCELED, f"stopped by {who or cause.value}", grace_s)
             case _ if isinstance(message, messages.FromExecClient):
-                self._execs.from_client(channel, message)
+                self._execs.from_client(client.channel, message)
 
     def _send_exec(self, task: str, message: messages.Message) -> bool:
         self._send(task, message)
@@ -389,7 +344,7 @@ class GroupHead:
             self._callers.pop(caller_id)
             self._barriers.leave(caller_id)
         self._starter.kill(task)
-        self._event("agent_lost", task=task, why=why)
+        self.event("agent_lost", task=task, why=why)
         self._obey(self._gang.lost(task, why))
 
     # What has to be done.
@@ -424,13 +379,13 @@ class GroupHead:
     def _start_agent(self, task: str, attempt: int) -> None:
         if self._gang.phase(task) is TaskPhase.OVER or self._gang.attempt(task) != attempt:
             return
-        self._started[task, attempt] = self._clock()
+        self._started[task, attempt] = self.clock()
         self._starter.start(task, attempt)
 
     def _release(self, task: str) -> None:
         agent = self._agents.pop(task, None)
         if agent is not None:
-            self._leaving.add((task, agent.started_for))
+            self._leaving.add((task, agent.hello.attempt))
             agent.channel.send_nowait(messages.TaskLeave())
             self._execs.task_gone(task, "the task has ended")
         if self._gang.phase(task) is TaskPhase.OVER:
@@ -463,7 +418,7 @@ class GroupHead:
             why=order.why,
             code=order.code,
         )
-        self._event("task_state", **fields)
+        self.event("task_state", **fields)
 
     def _note_state(self) -> None:
         state = self._gang.state
@@ -472,7 +427,7 @@ class GroupHead:
         self._state = state
         if state is State.RUNNING and self._running_since is None:
             self._running_since = time.monotonic() - self._options.ran_s
-        self._event("group_state", group=self._group.name, state=state.value)
+        self.event("group_state", group=self._group.name, state=state.value)
 
     def _begin_message(self, task: str, attempt: int) -> messages.TaskBegin:
         if not self._port_users:  # who begins beside others must get the ports that they have
@@ -516,19 +471,7 @@ class GroupHead:
             if task is not None:
                 self._send(task, answer)
 
-    # What goes out.
-
-    def _event(self, name: str, **fields: Any) -> None:
-        now = utc_now()
-        text = event_line(now, name, fields)
-        self._disk.append(self._options.run_dir.group(self._group.name).events, text.encode())
-        for client in self._clients:
-            client.send_nowait(messages.Event(name=name, time=now, fields=fields))
-
-    def _pass_output(self, message: messages.TaskOutput) -> None:
-        for client in self._clients:
-            if client.unsent_bytes < _MAX_UNSENT_OUTPUT_BYTES:
-                client.send_nowait(message)
+    # The end.
 
     def _conclude(self) -> GroupOutcome:
         state = self._gang.state
@@ -551,13 +494,13 @@ class GroupHead:
             report=report,
         )
         path = self._options.run_dir.group(self._group.name).result
-        self._disk.flush(5.0)
+        self.disk.flush(5.0)
         try:
             atomic.write_json(path, codec.to_plain(outcome))
         except OSError as error:  # the owner hears it in the event below
             text = f"the result of group {self._group.name} could not be written: {error.strerror}"
-            self._event("notice", text=text)
-        self._event("group_ended", outcome=codec.to_plain(outcome))
+            self.event("notice", text=text)
+        self.event("group_ended", outcome=codec.to_plain(outcome))
         return outcome
 
     def _report(self) -> Report:
@@ -619,7 +562,7 @@ class GroupHead:
                 self._leaving.discard((task, attempt))
             await asyncio.sleep(0.01)
         for client in self._clients:
-            await client.close()
+            await client.channel.close()
 
 
 def port_names(group: GroupPlan) -> list[str]:

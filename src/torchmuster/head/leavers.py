@@ -1,4 +1,4 @@
-"""Nodes of an elastic run that were asked to end, such as a spot machine that is called back. Rules only.
+"""What was asked to end: the run, or nodes of an elastic run, such as a spot machine that is called back. Rules only.
 
 A node's SIGTERM stops the run where the run needs that node; where a range leaves enough others only that node goes: its
 workers get the signal and their grace, then the attempt ends, no restart is spent, and the next one goes on without it.
@@ -9,8 +9,37 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torchmuster.head.membership import Member
+from torchmuster.model import contract
 from torchmuster.model.failure import EndKind, WorkerEnd
 from torchmuster.model.plan import RunPlan
+from torchmuster.model.stop import StopCause, better_cause
+
+
+@dataclass(slots=True)
+class StopRequest:
+    """A stop of the whole run.
+
+    Attributes:
+        sent: The workers have been sent the signal.
+        killed: Their grace is over.
+    """
+
+    signum: int
+    cause: StopCause
+    kill_at: float
+    sent: bool = False
+    killed: bool = False
+
+    def told(self, grace_s: float) -> dict[str, str]:
+        """Return the event that says who stops the run, and how."""
+        name, who = contract.signal_name(self.signum), self.cause.value
+        text = f"{who} asked to stop: {name} goes to every worker, SIGKILL after {grace_s:.0f} s"
+        return {"signal": name, "who": who, "text": text}
+
+    def is_known_better(self, cause: StopCause) -> bool:
+        """Take a second word on who asked for this stop; say whether it was news."""
+        before, self.cause = self.cause, better_cause(self.cause, cause)
+        return self.cause is not before
 
 
 @dataclass(slots=True)

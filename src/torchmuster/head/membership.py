@@ -48,6 +48,8 @@ class Membership:
     own_boot_id: str = field(default_factory=proc.boot_id)
     own_network_id: str = field(default_factory=proc.network_id)
     jobs: tuple[str, ...] = ()  # of the head
+    is_running: Callable[[int], bool] = proc.is_running
+    state_of: Callable[[int, tuple[str, str], tuple[str, str]], str | None] = proc.state_beside
     members: list[Member] = field(default_factory=list)
     _by_incarnation: dict[str, Member] = field(default_factory=dict)
     _holders: dict[int, Member] = field(default_factory=dict)
@@ -56,6 +58,12 @@ class Membership:
     def present(self) -> list[Member]:
         """Return the members that an attempt could be started with."""
         return [m for m in self.members if m.is_present and m.refused_why is None]
+
+    def name(self, member: Member) -> str:
+        """Return what a member's node is called."""
+        if member.place is not None and member.place < len(self.plan.node_names):
+            return self.plan.node_names[member.place]
+        return member.hello.host
 
     def at_place(self, place: int) -> Member | None:
         """Return who holds a place now."""
@@ -159,7 +167,7 @@ class Membership:
         """Return the state of an agent of this machine, whose silence no network explains."""
         hello = member.hello
         own = (self.own_boot_id, self.own_network_id)
-        return proc.state_beside(hello.pid, (hello.boot_id, hello.network_id), own)
+        return self.state_of(hello.pid, (hello.boot_id, hello.network_id), own)
 
     def dangerous(self) -> list[Member]:
         """Return lost members whose workers may still live; forget the others."""
@@ -187,4 +195,4 @@ class Membership:
         pids = {member.hello.pid, *member.worker_pids}
         if member.spawner_pid is not None:
             pids.add(member.spawner_pid)
-        return not any(proc.is_running(pid) for pid in pids)
+        return not any(self.is_running(pid) for pid in pids)

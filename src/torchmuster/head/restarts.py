@@ -1,11 +1,23 @@
 """What follows a failed attempt: again, or the end. Pure values, no clock, no I/O."""
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
-from torchmuster.model.failure import EndKind, WorkerEnd
-from torchmuster.model.plan import RestartPolicy
+from torchmuster.head.attempt import Attempt
+from torchmuster.model import codec, contract
+from torchmuster.model.failure import EndKind, WorkerEnd, describe, last_step
+from torchmuster.model.plan import RestartPolicy, RunPlan
 from torchmuster.model.recurrence import Mark, Prospect, mark, prospect
+from torchmuster.model.states import RunState
+from torchmuster.model.verdict import (
+    Circumstances,
+    Report,
+    explain_failure,
+    explain_preemption,
+    final_exit_code,
+)
 
 
 class Next(enum.Enum):
@@ -84,3 +96,93 @@ class RestartBook:
         if step is not None:
             self.furthest = max(step, self.furthest or 0)
         return same
+
+
+@dataclass(frozen=True, slots=True)
+class TryAgain:
+    """Another attempt follows; `why` ends the sentence `attempt 2 starts ...`."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndRun:
+    """The run ends so."""
+
+    state: RunState
+    exit_code: int
+    report: Report | None = None
+    cause: WorkerEnd | None = None
+    notes: tuple[str, ...] = ()
+
+
+def after_failure(
+    attempt: Attempt,
+    cause: WorkerEnd,
+    book: RestartBook,
+    plan: RunPlan,
+    log_path: Callable[[int, int], str],
+) -> tuple[dict[str, Any], TryAgain | EndRun]:
+    """Return the event on a failed attempt, and what follows; spends a restart if that is another attempt.
+
+    Args:
+        attempt: The attempt that has ended.
+        cause: Its first failure that no other explains.
+        book: The run's.
+        plan: The run's.
+        log_path: Returns where the output of a rank of an attempt is.
+    """
+    follows = book.after_failure(cause, last_step(attempt.ends))
+    again = follows is Next.AGAIN
+    told = {
+        "attempt": attempt.number,
+        "what": _what_failed(cause),
+        "cause": codec.to_plain(cause),
+        "restarts_left": book.max_restarts - book.spent if again else None,
+    }
+    if again:
+        return told, TryAgain(f"after {describe(cause)}")
+    circumstances = Circumstances(
+        world_size=attempt.world_size,
+        attempt=attempt.number,
+        restarts_spent=book.spent,
+        max_restarts=book.max_restarts,
+        same_as=book.same_as if follows is Next.FAIL_SAME_BUG else None,
+        is_final=follows is Next.FAIL_FINAL,
+        early_ranks=tuple(attempt.early_ranks),
+        restart_hint=plan.restart_hint,
+        log_path=log_path(attempt.number, cause.rank) if cause.rank >= 0 else None,
+    )
+    report = explain_failure(cause, attempt.ends, circumstances)
+    code = final_exit_code(cause, first_cause_code=plan.first_cause_code)
+    return told, EndRun(RunState.FAILED, code, report, cause)
+
+
+def _what_failed(cause: WorkerEnd) -> str:
+    if cause.kind is EndKind.NODE_LOST:
+        return f"{cause.node}: {describe(cause)}"
+    if cause.kind is EndKind.HANG:
+        return describe(cause)
+    return f"{describe(cause)} in rank {cause.rank} on {cause.node}"
+
+
+def after_preemption(
+    attempt: Attempt, end: WorkerEnd, book: RestartBook, run_id: str, last_stop: str
+) -> TryAgain | EndRun:
+    """Return what follows an attempt that a worker left with exit code 75.
+
+    Args:
+        attempt: The attempt that has ended.
+        end: Of that worker.
+        book: The run's.
+        run_id: For the hint.
+        last_stop: Why the training library has stopped to be resumed later; empty if it has not said so.
+    """
+    state, code = RunState.PREEMPTED, contract.EX_TEMPFAIL
+    if last_stop:
+        error, hint = "the run has stopped and can be resumed", f"muster restart {run_id}"
+        return EndRun(state, code, Report(error=error, because=(last_stop,), hint=hint))
+    if book.after_preemption(end, last_step(attempt.ends)) is Next.AGAIN:
+        return TryAgain("after a preemption")
+    report = explain_preemption(end, book.same_as or 0, attempt.world_size)
+    return EndRun(state, code, report, end)

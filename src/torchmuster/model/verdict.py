@@ -206,6 +206,29 @@ def _hint(cause: WorkerEnd, circumstances: Circumstances) -> str | None:
     return "; ".join(hints) or None
 
 
+def explain_preemption(end: WorkerEnd, same_as: int, world_size: int) -> Report:
+    """Return the report on a run that only ever leaves to be resumed."""
+    both = both_attempts(same_as, end.attempt)
+    return Report(
+        error=f"rank {end.rank} left with exit code 75 in {both} in the same way",
+        at=f"rank {end.rank} of {world_size} on {end.node}, attempt {end.attempt}",
+        because=("code 75 asks to be resumed, but resuming leads straight back to it",),
+    )
+
+
+def explain_refused_start(
+    node: str, what: str | None, where: str | None, why: str, hint: str | None
+) -> Report:
+    """Return the report on a run whose workers could not be started on a node; None: the usual words."""
+    usual = "`--python PATH` names the interpreter that has the job's packages"
+    return Report(
+        error=what or "the workers could not be started",
+        at=where or node,
+        because=tuple(why.splitlines()),
+        hint=hint if what else usual,
+    )
+
+
 def both_attempts(first: int, second: int) -> str:
     """Return the name of two attempts that ended alike: there may have been others, before or between."""
     return f"attempts {first} and {second}"

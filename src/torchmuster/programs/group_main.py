@@ -20,7 +20,7 @@ from torchmuster.errors import MusterError, RunDirectoryError
 from torchmuster.files import atomic
 from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
-from torchmuster.head.group_head import GroupHead, HeadOptions, port_candidates
+from torchmuster.head.group_head import GroupHead, GroupHeadOptions, port_candidates
 from torchmuster.model import codec
 from torchmuster.model.display.text import render_report, report_of_error
 from torchmuster.model.workflow import GroupPlan, WorkflowPlan
@@ -216,7 +216,7 @@ async def conduct_group(
     start = atomic.read_json(run_dir.group(group).start) or {}
     disk = DiskWriter(root=run_dir.path)
     disk.start()
-    options = HeadOptions(
+    options = GroupHeadOptions(
         plan=plan,
         group=plan.group(group),
         run_dir=run_dir,

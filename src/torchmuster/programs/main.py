@@ -71,7 +71,7 @@ class StoreDesk:
 class Spread(Protocol):
     """Who starts agents on other hosts for the head of `muster torchrun`: `owner/jobs/spread.py`."""
 
-    def begin(self, event: Callable[..., None]) -> None:
+    def begin(self, event: Callable[..., object]) -> None:
         """Begin; `event` notes what is done."""
 
     def need(self, places: Sequence[int]) -> None:
@@ -93,7 +93,7 @@ class AgentLaunch:
 
     Attributes:
         run_dir: The run directory that the run's owner has made; None under `muster torchrun`.
-        listening: The coordinator's socket; only the head has one.
+        listening: The head's socket; None on other nodes.
         relays_store: The line names the head's port, and a script may call torch's store there.
         open_secret: The public key, for nodes that have no key in common; None forbids it.
         local_addr: This node's own address, when the user knows better.
@@ -294,7 +294,7 @@ async def _run(
     conduct = None
     if launch.listening is not None:
         conduct = asyncio.create_task(_conduct(launch, desk, disk, voice))
-        conduct.add_done_callback(lambda task: _end_with_coordinator(task, agent))
+        conduct.add_done_callback(lambda task: _end_with_head(task, agent))
     try:
         code = await agent.run()
     except MusterError as error:
@@ -370,15 +370,15 @@ async def _conduct(
 ) -> "Result":
     import asyncio
 
-    from torchmuster.head.coordinator import Coordinator, CoordinatorOptions
+    from torchmuster.head.training_head import TrainingHead, TrainingHeadOptions
     from torchmuster.net.listener import Listener
     from torchmuster.net.store_relay import StoreRelay
 
     listening = launch.listening
     if listening is None:
-        raise ValueError("only the head has a coordinator")
+        raise ValueError("only the head conducts a run")
     relay_port = int(listening.getsockname()[1]) if launch.relays_store else 0
-    options = CoordinatorOptions(
+    options = TrainingHeadOptions(
         plan=launch.plan,
         run_dir=launch.run_directory(launch.plan.run_id),
         open_store=desk.open,
@@ -392,19 +392,19 @@ async def _conduct(
         relay_port=relay_port,
         jobs=launch.jobs,
     )
-    coordinator = Coordinator(options, disk)
+    head = TrainingHead(options, disk)
     if launch.spread is not None:
-        launch.spread.begin(coordinator.event)
+        launch.spread.begin(head.event)
     listener = Listener(
         listening,
         (launch.secret, launch.open_secret),
-        coordinator.serve,
-        coordinator.refuse_stranger,
-        StoreRelay(coordinator.store_address, coordinator.notice) if relay_port else None,
+        head.serve,
+        head.refuse_stranger,
+        StoreRelay(head.store_address, head.notice) if relay_port else None,
     )
     serving = asyncio.create_task(listener.serve())
     try:
-        return await coordinator.conduct()
+        return await head.conduct()
     finally:
         serving.cancel()
 
@@ -443,8 +443,8 @@ def _teller(voice: "TerminalVoice", run_dir: RunDir) -> Any:
     return tell
 
 
-def _end_with_coordinator(task: "asyncio.Task[Result]", agent: "Agent") -> None:
-    """A coordinator that ends, or breaks, must not leave its agent waiting."""
+def _end_with_head(task: "asyncio.Task[Result]", agent: "Agent") -> None:
+    """A head that ends, or breaks, must not leave its agent waiting."""
     if task.cancelled():
         return
     if task.exception() is None:
@@ -453,7 +453,9 @@ def _end_with_coordinator(task: "asyncio.Task[Result]", agent: "Agent") -> None:
     import traceback
 
     why = "".join(traceback.format_exception(task.exception()))
-    error = MusterError("the coordinator met a bug in muster", why=why, fix="please report this")
+    error = MusterError(
+        "the head of the run met a bug in muster", why=why, fix="please report this"
+    )
     error.exit_code = EX_SOFTWARE
     agent.fail(error)
 

@@ -13,7 +13,7 @@ from torchmuster.files.layout import RunDir
 from torchmuster.head.group_head import (
     SAY_EVERY_S,
     GroupHead,
-    HeadOptions,
+    GroupHeadOptions,
     port_candidates,
     port_names,
 )
@@ -207,7 +207,7 @@ class Stage:
         self.disk = DiskWriter()
         self.disk.start()
         self.head = GroupHead(
-            HeadOptions(
+            GroupHeadOptions(
                 plan=plan,
                 group=plan_group,
                 run_dir=self.run_dir,

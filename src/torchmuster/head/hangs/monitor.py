@@ -5,7 +5,7 @@ watch or for a client of `muster stacks`, a file for the answers, and an event f
 """
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -33,12 +33,12 @@ _MAX_SHOWN_FRAMES = 12
 
 
 class Surroundings(Protocol):
-    """What the desk needs of the coordinator."""
+    """What the monitor needs of the head."""
 
     def send_to_nodes(self, message: messages.Message) -> set[int]:
         """Send to all agents of the attempt; return their places."""
 
-    def event(self, name: str, **fields: Any) -> None:
+    def event(self, name: str, **fields: Any) -> object:
         """Write an event."""
 
     def write_file(self, path: str, text: str) -> None:
@@ -94,6 +94,7 @@ class HangMonitor:
         self._question: _Question | None = None
         self._number = 0
         self._num_files = 0
+        self._num_ends = 0
 
     # What comes in.
 
@@ -116,10 +117,12 @@ class HangMonitor:
         if said.is_last:
             question.missing.discard(place)
 
-    def note_end(self, end: WorkerEnd) -> None:
-        """Note that a worker has ended."""
-        if self._watch is not None and end.rank >= 0:
-            self._watch.note_end(end.rank, describe(end))
+    def note_ends(self, ends: Sequence[WorkerEnd]) -> None:
+        """Note which workers have ended: all that the attempt knows, in the order of their ends."""
+        for end in ends[self._num_ends :]:
+            if self._watch is not None and end.rank >= 0:
+                self._watch.note_end(end.rank, describe(end))
+        self._num_ends = len(ends)
 
     def lose(self, place: int) -> None:
         """Wait no more for the agent of a place."""

@@ -164,14 +164,14 @@ class Spreader:
     environment: str
     after_s: float = SPREAD_AFTER_S
     hint: str = ""
-    _event: Callable[..., None] | None = None
+    _event: Callable[..., object] | None = None
     _starts: dict[int, _Start] = field(default_factory=dict)
     _wanted: set[int] = field(default_factory=set)
     _here: set[str] = field(default_factory=set)
     _is_spread: bool = False
     _task: "asyncio.Task[None] | None" = None
 
-    def begin(self, event: Callable[..., None]) -> None:
+    def begin(self, event: Callable[..., object]) -> None:
         """Wait for agents that others have started, and then start what is missing; `event` notes what is done."""
         self._event = event
         self._task = asyncio.get_running_loop().create_task(self._serve())

@@ -10,14 +10,15 @@ import torchmuster
 from torchmuster.errors import MusterError
 from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
-from torchmuster.head.coordinator import Coordinator, CoordinatorOptions
+from torchmuster.head.head import HeadClient
+from torchmuster.head.training_head import TrainingHead, TrainingHeadOptions
 from torchmuster.model.plan import Limits
 from torchmuster.model.states import RunState
 from torchmuster.model.stop import StopCause
 from torchmuster.model.verdict import Result
 from torchmuster.net.channel import ChannelClosedError, Role
 from torchmuster.net.messages import AskStacks, Goodbye, SpawnerRefused, StartFailed, Stop, Welcome
-from torchmuster.programs.main import _end_with_coordinator
+from torchmuster.programs.main import _end_with_head
 from unit.head import test_membership as test_roll
 from unit.head.test_membership import make_roll
 
@@ -28,6 +29,8 @@ class Line:
     role = Role.AGENT
     is_open = False
     own_address = "127.0.0.1"
+
+    unsent_bytes = 0
 
     def __init__(self, *says):
         self.heard = []
@@ -49,6 +52,9 @@ class Line:
     async def close(self):
         """Nothing is open."""
 
+    def abort(self):
+        """Nothing is open."""
+
 
 def hello(host, **given):
     return test_roll.hello(host, version=torchmuster.__version__, **given)
@@ -63,29 +69,29 @@ def disk():
 
 
 @pytest.fixture
-def make_coordinator(tmp_path, disk):
+def make_head(tmp_path, disk):
     def make(num_nodes):
         plan = replace(make_roll(None, max_nodes=num_nodes).plan, limits=Limits(join_timeout_s=60))
-        options = CoordinatorOptions(
+        options = TrainingHeadOptions(
             plan=plan,
             run_dir=RunDir(str(tmp_path)),
             open_store=lambda number, address: 1,
             own_address="127.0.0.1",
         )
-        return Coordinator(options, disk)
+        return TrainingHead(options, disk)
 
     return make
 
 
-def test_an_agent_that_calls_after_the_failure_is_told_so(make_coordinator):
+def test_an_agent_that_calls_after_the_failure_is_told_so(make_head):
     async def go():
-        coordinator = make_coordinator(2)
-        conduct = asyncio.create_task(coordinator.conduct())
+        head = make_head(2)
+        conduct = asyncio.create_task(head.conduct())
         first = Line(hello("n2", place=1), SpawnerRefused(why="bad luck"))
-        await coordinator.serve(first)
+        await head.serve(first)
         assert not conduct.done(), "another node is missing"
         late = Line(hello("n1", wants_place_0=True))
-        await coordinator.serve(late)
+        await head.serve(late)
         return first, late, await asyncio.wait_for(conduct, 10)
 
     first, late, result = asyncio.run(go())
@@ -97,22 +103,22 @@ def test_an_agent_that_calls_after_the_failure_is_told_so(make_coordinator):
 
 
 @pytest.mark.parametrize("is_open", [True, False])
-def test_a_client_that_has_not_proved_who_it_is_gets_no_ear(make_coordinator, is_open):
+def test_a_client_that_has_not_proved_who_it_is_gets_no_ear(make_head, is_open):
     async def go():
-        coordinator = make_coordinator(1)
+        head = make_head(1)
         client = Line(AskStacks(ask_id="a"), None)
         client.role, client.is_open = Role.CLIENT, is_open
-        await asyncio.wait_for(coordinator.serve(client), 10)
-        return coordinator.inbox.qsize()
+        await asyncio.wait_for(head.serve(client), 10)
+        return head.inbox.qsize()
 
     assert asyncio.run(go()) == (0 if is_open else 2)
 
 
-def test_nobody_is_waited_for_when_all_have_called(make_coordinator):
+def test_nobody_is_waited_for_when_all_have_called(make_head):
     async def go():
-        coordinator = make_coordinator(1)
-        conduct = asyncio.create_task(coordinator.conduct())
-        await coordinator.serve(Line(hello("n1", place=0), SpawnerRefused(why="bad luck")))
+        head = make_head(1)
+        conduct = asyncio.create_task(head.conduct())
+        await head.serve(Line(hello("n1", place=0), SpawnerRefused(why="bad luck")))
         return await asyncio.wait_for(conduct, 1)
 
     assert asyncio.run(go()).exit_code == 1
@@ -122,7 +128,7 @@ COUNTS = {"attempts": 0, "restarts_spent": 0, "elapsed_s": 0.1}
 
 
 class Head:
-    """The agent beside a coordinator."""
+    """The agent beside a head."""
 
     def __init__(self):
         self.left = []
@@ -139,34 +145,34 @@ def ended(result=None, error=None):
     return SimpleNamespace(cancelled=lambda: False, exception=lambda: error, result=lambda: result)
 
 
-def test_the_head_s_own_agent_ends_with_its_coordinator():
+def test_the_head_s_own_agent_ends_with_its_head():
     head, result = Head(), Result(run_id="r", state=RunState.FAILED, exit_code=1, **COUNTS)
 
-    _end_with_coordinator(ended(result), head)
+    _end_with_head(ended(result), head)
 
     assert head.left == [1]
     assert head.failure is None
 
 
-def test_a_coordinator_that_breaks_is_a_bug_of_muster():
+def test_a_head_that_breaks_is_a_bug_of_muster():
     head = Head()
 
-    _end_with_coordinator(ended(error=ValueError("x")), head)
+    _end_with_head(ended(error=ValueError("x")), head)
 
     assert isinstance(head.failure, MusterError)
     assert head.failure.exit_code == 70
     assert head.left == []
 
 
-def test_a_stop_while_a_node_is_missing_is_the_node_s_loss(make_coordinator):
+def test_a_stop_while_a_node_is_missing_is_the_node_s_loss(make_head):
     async def go():
-        coordinator = make_coordinator(2)
-        conduct = asyncio.create_task(coordinator.conduct())
+        head = make_head(2)
+        conduct = asyncio.create_task(head.conduct())
         lost = Line(hello("n2", place=1), None)
-        await coordinator.serve(lost)
+        await head.serve(lost)
         owner = Line(Stop(signum=15, cause=StopCause.OUTSIDE), None)
         owner.role = Role.CLIENT
-        await coordinator.serve(owner)
+        await head.serve(owner)
         return await asyncio.wait_for(conduct, 10)
 
     result = asyncio.run(go())
@@ -174,18 +180,20 @@ def test_a_stop_while_a_node_is_missing_is_the_node_s_loss(make_coordinator):
     assert result.report.error.startswith("n2 was lost, and the job was stopped with SIGTERM")
 
 
-def test_who_asked_for_a_stop_is_said_when_it_is_known_after_the_signal(make_coordinator):
+def test_who_asked_for_a_stop_is_said_when_it_is_known_after_the_signal(make_head):
     """An agent hears of the signal first; the owner knows that the time is over."""
 
     async def go():
-        coordinator = make_coordinator(2)
+        head = make_head(2)
         said = []
-        coordinator.event = lambda name, **fields: said.append(fields.get("text"))
-        conduct = asyncio.create_task(coordinator.conduct())
+        head.options = replace(
+            head.options, on_event=lambda event: said.append(event.fields.get("text"))
+        )
+        conduct = asyncio.create_task(head.conduct())
         words = [Stop(signum=15, cause=c) for c in (StopCause.OUTSIDE, StopCause.TIME)]
         owner = Line(*words, None)
         owner.role = Role.CLIENT
-        await coordinator.serve(owner)
+        await head.serve(owner)
         return await asyncio.wait_for(conduct, 10), [text for text in said if text]
 
     result, said = asyncio.run(go())
@@ -194,21 +202,13 @@ def test_who_asked_for_a_stop_is_said_when_it_is_known_after_the_signal(make_coo
     assert "the end of the job's time asked for this stop" in said
 
 
-def test_a_last_call_longer_than_the_time_for_joining_ends_with_it(make_coordinator):
-    """Enough nodes are here: `only 1 of 1 nodes came` can't be true."""
-    coordinator = make_coordinator(2)
-    limits = replace(coordinator.plan.limits, join_timeout_s=5.0, last_call_s=30.0)
-    coordinator.plan = replace(coordinator.plan, min_nodes=1, limits=limits)
-    head = coordinator.roll.admit(hello("n1", wants_place_0=True), Line())
-    begun = coordinator._gathering_since
-
-    assert not coordinator._is_complete([head], begun + 4.0)
-    assert coordinator._is_complete([head], begun + 5.0)
-
-
-def test_a_node_that_never_called_is_told_with_the_words_of_what_was_to_start_it(make_coordinator):
-    coordinator = make_coordinator(2)
-    owner = Line()
-    owner.owner = True
-    coordinator._take_client(owner, StartFailed(place=1, why="mpiexec said no"))
-    assert coordinator._missing(1)["why"] == "no agent has called: mpiexec said no"
+def test_a_node_that_never_called_is_told_with_the_words_of_what_was_to_start_it(make_head):
+    head = make_head(2)
+    said = []
+    head.options = replace(head.options, on_event=said.append)
+    head.take_request(HeadClient(Line()), StartFailed(place=1, why="mpiexec said no"))
+    head.policy.advance(head.clock() + 5.0)
+    head.advance()
+    (waiting,) = [event for event in said if event.name == "waiting"]
+    whys = {one["node"]: one["why"] for one in waiting.fields["missing"]}
+    assert whys["n2"] == "no agent has called: mpiexec said no"

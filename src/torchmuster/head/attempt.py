@@ -1,0 +1,188 @@
+"""One attempt of a training run as its head sees it: who takes part, which workers have ended, and how."""
+
+import enum
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchmuster.head.membership import Member
+from torchmuster.model.failure import EndKind, WorkerEnd
+from torchmuster.model.nodelist import compress_counts
+from torchmuster.model.ranks import NodeRanks, compress_ranks
+from torchmuster.net.messages import StartAttempt
+
+_MAX_LISTED = 256  # nodes in one event
+
+
+class AttemptPhase(enum.Enum):
+    """The state of a training run."""
+
+    GATHERING = "gathering"
+    RUNNING = "running"
+    ENDING = "ending"
+    OVER = "over"
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One life of the process group.
+
+    Attributes:
+        members: By place.
+        places_up: The places whose workers have all been started.
+        ends: In the order of their arrival.
+        reaped: The places where no worker is left.
+        store: Address and port of torch's store.
+        early_said: How many early ends have been reported.
+        ended_after_stop: A worker ended after a stop had been asked for.
+    """
+
+    number: int
+    started_at: float
+    members: dict[int, Member]
+    ranks: dict[int, NodeRanks]
+    workers_up_at: float | None = None
+    places_up: set[int] = field(default_factory=set)
+    ends: list[WorkerEnd] = field(default_factory=list)
+    reaped: set[int] = field(default_factory=set)
+    store: str = ""
+    early_said: int = 0
+    early_at: float | None = None
+    preempted_at: float | None = None
+    ended_after_stop: bool = False
+
+    @property
+    def world_size(self) -> int:
+        """Return the number of workers."""
+        return sum(ranks.num_workers for ranks in self.ranks.values())
+
+    @property
+    def present(self) -> list[Member]:
+        """Return the members whose agents are connected."""
+        return [member for member in self.members.values() if member.is_present]
+
+    @property
+    def has_ended(self) -> bool:
+        """Say whether the end of every rank is known."""
+        return len({end.rank for end in self.ends}) >= self.world_size
+
+    @property
+    def is_done(self) -> bool:
+        """Say whether all workers have ended with 0, unasked."""
+        well = all(end.kind is EndKind.SUCCESS and not end.asked for end in self.ends)
+        return self.has_ended and well and not self.ended_after_stop
+
+    @property
+    def failures(self) -> list[WorkerEnd]:
+        """Return the ends that end the attempt."""
+        return [end for end in self.ends if end.is_failure]
+
+    @property
+    def early_ranks(self) -> list[int]:
+        """Return the ranks that ended with 0 while others ran on."""
+        return [end.rank for end in self.ends if end.kind is EndKind.SUCCESS]
+
+    def member_of(self, rank: int) -> Member | None:
+        """Return the agent of a rank; None when there is no such rank."""
+        for place, ranks in self.ranks.items():
+            if 0 <= rank - ranks.first_rank < ranks.num_workers:
+                return self.members[place]
+        return None
+
+    def rank_nodes(self, names: dict[int, str]) -> dict[int, str]:
+        """Return the node of every rank, from the nodes' names by place."""
+        return {
+            ranks.first_rank + index: names[place]
+            for place, ranks in self.ranks.items()
+            for index in range(ranks.num_workers)
+        }
+
+    def orders(
+        self,
+        budget: tuple[int, int],
+        stdin_rank: int | None,
+        interface_of: Callable[[Member], str | None],
+        name_of: Callable[[Member], str],
+    ) -> Iterator[tuple[Member, StartAttempt]]:
+        """Yield what each agent is told to start.
+
+        Args:
+            budget: The restarts that are spent, and how many there are.
+            stdin_rank: The rank that reads the terminal; None: no rank does.
+            interface_of: Returns the interface that a node's workers use.
+            name_of: Returns a node's name.
+        """
+        address, _, port = self.store.rpartition(":")
+        tasks_per_node = compress_counts(
+            self.ranks[place].num_workers for place in sorted(self.ranks)
+        )
+        world_size = self.world_size
+        for place, member in self.members.items():
+            yield (
+                member,
+                StartAttempt(
+                    attempt=self.number,
+                    ranks=self.ranks[place],
+                    world_size=world_size,
+                    num_nodes=len(self.members),
+                    master_addr=address,
+                    master_port=int(port),
+                    restarts_spent=budget[0],
+                    max_restarts=budget[1],
+                    node=name_of(member),
+                    stdin_rank=stdin_rank,
+                    interface=interface_of(member),
+                    tasks_per_node=tasks_per_node,
+                ),
+            )
+
+    def told(self, why: str, name_of: Callable[[Member], str]) -> dict[str, Any]:
+        """Return the event on the start; `why` says what it follows."""
+        nodes = [
+            {"node": name_of(m), "host": m.hello.host, "ranks": _name_span(self.ranks[place])}
+            for place, m in sorted(self.members.items())[:_MAX_LISTED]
+        ]
+        return {
+            "attempt": self.number,
+            "world_size": self.world_size,
+            "num_nodes": len(self.members),
+            "why": why,
+            "master": self.store,
+            "nodes": nodes,
+        }
+
+    def take(self, end: WorkerEnd, now: float) -> bool:
+        """Note the end of a worker; say whether it is news, not told again after a broken connection."""
+        if any(e.rank == end.rank and e.kind is not EndKind.NODE_LOST for e in self.ends):
+            return False
+        self.ends.append(end)
+        if end.kind is EndKind.SUCCESS and self.early_at is None:
+            self.early_at = now
+        if end.kind is EndKind.PREEMPTED and self.preempted_at is None:
+            self.preempted_at = now
+        return True
+
+    def take_loss(self, member: Member, name: str, why: str, now: float) -> None:
+        """Note that a node, or what the attempt needs of it, is lost."""
+        ranks = self.ranks.get(-1 if member.place is None else member.place)
+        self.ends.append(
+            WorkerEnd(
+                attempt=self.number,
+                rank=ranks.first_rank if ranks else -1,
+                local_rank=0,
+                node=name,
+                kind=EndKind.NODE_LOST,
+                asked=False,
+                elapsed_s=round(now - self.started_at, 3),
+                signum=9,
+                detail=why,
+            )
+        )
+
+
+def _name_span(ranks: NodeRanks) -> str:
+    """Return the ranks of a node in short: `0`, `0,1`, `0-7`."""
+    last = ranks.first_rank + ranks.num_workers - 1
+    if ranks.num_workers > 2:
+        return f"{ranks.first_rank}-{last}"
+    return compress_ranks([ranks.first_rank, last] if last > ranks.first_rank else [last])

@@ -1,0 +1,117 @@
+"""The wait for the nodes of an attempt: when enough have joined, which are missing and why. Rules only."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchmuster.head.membership import Member, Membership
+from torchmuster.model.plan import RunPlan
+from torchmuster.model.verdict import Report
+
+_MAX_LISTED = 256  # nodes in one event
+_MAX_NAMED = 8  # in a sentence
+
+
+@dataclass(slots=True)
+class Gathering:
+    """Which nodes an attempt waits for.
+
+    Attributes:
+        since: When the wait began.
+        enough_since: Since when the least number of nodes has been here; None while it is not.
+        asked_for: The places of lost nodes, whose replacements have been asked for.
+        start_failures: Why each place's last start brought no agent.
+    """
+
+    plan: RunPlan
+    members: Membership
+    since: float
+    enough_since: float | None = None
+    asked_for: set[int] = field(default_factory=set)
+    start_failures: dict[int, str] = field(default_factory=dict)
+
+    def begin(self, now: float) -> None:
+        """Wait from now on."""
+        self.since, self.enough_since = now, None
+
+    @property
+    def due(self) -> float | None:
+        """Return when the last call for more nodes ends."""
+        return (
+            None if self.enough_since is None else self.enough_since + self.plan.limits.last_call_s
+        )
+
+    def left_s(self, now: float) -> float:
+        """Return for how long nodes may still join."""
+        return self.since + self.plan.limits.join_timeout_s - now
+
+    def is_complete(self, here: Sequence[Member], now: float, *, shrinking: bool) -> bool:
+        """Say whether an attempt may start with these members.
+
+        Args:
+            here: Who is present.
+            now: The time.
+            shrinking: An attempt has run before: nobody is given time to come.
+        """
+        if len(here) >= self.plan.max_nodes:
+            return True
+        if not self.plan.is_elastic or len(here) < self.plan.min_nodes:
+            self.enough_since = None
+            return False
+        if not any(member.hello.wants_place_0 for member in here):
+            return False  # the head's own agent always takes part
+        if self.enough_since is None:
+            self.enough_since = now
+        limits = self.plan.limits
+        is_late = now - self.since >= limits.join_timeout_s  # a longer last call ends too
+        return shrinking or is_late or now - self.enough_since >= limits.last_call_s
+
+    def lacks(self) -> list[int]:
+        """Return the places for which agents have to be started before the next attempt."""
+        missing = self.members.missing_places()
+        if not self.plan.is_elastic:
+            return [place for place in missing if place not in self.asked_for]
+        return missing if len(self.members.present()) < self.plan.min_nodes else []
+
+    def missing(self, place: int) -> dict[str, str]:
+        """Return the node of a place, and why it is missing."""
+        why = "no agent has called"
+        if place in self.asked_for:
+            why = "lost; a replacement has not called"
+        if place in self.start_failures:
+            why = f"{why}: {self.start_failures[place]}"
+        return {"node": self.plan.node_name(place), "why": why}
+
+    def wait(self, num_here: int, now: float, hint: str) -> dict[str, Any]:
+        """Return the event that names the nodes that are missing."""
+        missing = [self.missing(place) for place in self.members.missing_places()]
+        wanted = self.plan.max_nodes
+        if self.plan.is_elastic:
+            missing, wanted = missing[: self.plan.min_nodes - num_here], self.plan.min_nodes
+        return {
+            "missing": missing[:_MAX_LISTED],
+            "num_missing": len(missing),
+            "wanted": wanted,
+            "left_s": round(self.left_s(now), 1),
+            **({"hint": hint} if hint else {}),
+        }
+
+    def report(self, num_here: int) -> Report:
+        """Return the report on a run whose nodes did not come within the limit."""
+        limit_s = self.plan.limits.join_timeout_s
+        if num_here >= self.plan.min_nodes:
+            busy = [m for m in self.members.members if m.running_attempt is not None]
+            return Report(
+                error=f"all nodes are here, but the next attempt could not start within {limit_s:.0f} s",
+                because=tuple(
+                    f"{self.members.name(m)}: its last workers may still run"
+                    for m in busy[:_MAX_NAMED]
+                ),
+            )
+        missing = [self.missing(place) for place in self.members.missing_places()][:_MAX_NAMED]
+        return Report(
+            error=f"only {num_here} of {self.plan.min_nodes} nodes came within {limit_s:.0f} s",
+            at=", ".join(one["node"] for one in missing),
+            because=tuple(f"{one['node']}: {one['why']}" for one in missing),
+            hint=f"start the missing nodes, or wait longer: {self.plan.longer_wait}",
+        )

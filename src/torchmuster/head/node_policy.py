@@ -1,0 +1,244 @@
+"""Which nodes take part in a training run: who joins, is refused, is lost, or leaves. Decisions only, no I/O.
+
+The base of `TrainingPolicy`, which says what follows for the attempt that runs.
+"""
+
+import signal
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torchmuster.head.attempt import Attempt, AttemptPhase
+from torchmuster.head.gathering import Gathering
+from torchmuster.head.leavers import Leavers, StopRequest
+from torchmuster.head.membership import Member, Membership
+from torchmuster.head.start_checks import StartChecks
+from torchmuster.head.training_actions import (
+    AskForNodes,
+    CutOff,
+    HeadFacts,
+    Record,
+    Send,
+    TrainingAction,
+)
+from torchmuster.model import contract
+from torchmuster.model.plan import RunPlan
+from torchmuster.model.verdict import Result
+from torchmuster.net import messages
+from torchmuster.net.channel import Channel
+
+LOOK_EVERY_S = 1.0
+_MAX_REFUSALS = 1024
+
+
+class NodePolicy:
+    """The nodes of one training run.
+
+    Args:
+        plan: The run's.
+        head: What its head is.
+        members: The run's agents.
+        now: The time; every method takes it.
+        checks: Makes the checks before an attempt, from what they need of this policy.
+
+    Attributes:
+        result: How the run has ended, once it has; the times in it are the head's to fill in.
+    """
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        head: HeadFacts,
+        members: Membership,
+        now: float,
+        checks: "Callable[[NodePolicy], StartChecks]",
+    ) -> None:
+        self.plan, self.members, self.now = plan, members, now
+        self.phase = AttemptPhase.GATHERING
+        self.attempt: Attempt | None = None
+        self.next_attempt = head.first_attempt
+        self.result: Result | None = None
+        self._head = head
+        self._actions: list[TrainingAction] = []
+        self._gathering = Gathering(plan, members, now)
+        self._leavers = Leavers(plan)
+        self._stop: StopRequest | None = None
+        self._lost: dict[str, str] = {}  # nodes that are missing now, and why
+        self._refusals: dict[str, float] = {}
+        self._look_at = 0.0
+        self._why_next = "start"
+        self._checks = checks(self)
+
+    def _begin_ending(self) -> None:
+        """End the attempt that runs."""
+        raise NotImplementedError
+
+    @property
+    def running(self) -> Attempt | None:
+        """Return the attempt that runs."""
+        return self.attempt if self.phase is AttemptPhase.RUNNING else None
+
+    @property
+    def asked_for(self) -> tuple[int, ...]:
+        """Return the places for which agents have been asked for."""
+        return tuple(sorted(self._gathering.asked_for))
+
+    # What goes out.
+
+    def take_actions(self) -> list[TrainingAction]:
+        """Return what has to be done, in this order."""
+        actions, self._actions = self._actions, []
+        return actions
+
+    def tell(self, name: str, **fields: Any) -> None:
+        """Write an event."""
+        self._actions.append(Record(name, fields))
+
+    def send(self, member: Member, message: messages.Message) -> None:
+        """Send to an agent, if it is connected."""
+        if member.channel is not None:
+            self._actions.append(Send(member.channel, message))
+
+    def _send_all(self, message: messages.Message) -> None:
+        for member in self.attempt.present if self.attempt is not None else ():
+            self.send(member, message)
+
+    # Agents join and are lost.
+
+    def called(
+        self, now: float, hello: messages.Hello, channel: Channel, version: str
+    ) -> Member | None:
+        """Take an agent in, or send it away: None."""
+        self.now = now
+        known = self.members.by_incarnation(hello.incarnation)
+        if known is not None:  # it calls again; what it was is settled by what it says now
+            if known.lost_why is None and known.channel is not None:
+                self.gone(now, known, known.channel, "its agent called a second time")
+            self.members.forget(known)
+        why_not = self.members.why_not(hello, version)
+        if why_not is not None:
+            self._turn_away(hello, channel, why_not)
+            return None
+        member = self.members.admit(hello, channel)
+        member.running_attempt = hello.attempt
+        if member.place is None and self.next_attempt > self._head.first_attempt:
+            self.members.number_places()
+        self._welcome(member, channel)
+        return member
+
+    def _welcome(self, member: Member, channel: Channel) -> None:
+        name, hello = self.members.name(member), member.hello
+        welcome = messages.Welcome(
+            run_id=self.plan.run_id,
+            node=name,
+            tee=self.plan.tee.value,
+            head_pid=self._head.pid,
+            boot_id=self.members.own_boot_id,
+            network_id=self.members.own_network_id,
+        )
+        self.send(member, welcome)
+        self._lost.pop(name, None)
+        self.tell("agent_joined", node=name, host=hello.host, pid=hello.pid)
+        if self.result is not None:
+            self._dismiss(member, self.result)
+            return
+        self._checks.greet(member)
+        if channel.is_open:
+            text = f"{name} has no key in common with the head: its channel is not authenticated"
+            self.tell("notice", node=name, text=text)
+        if self.phase is not AttemptPhase.GATHERING:
+            self.tell("newcomer", node=name)
+            if self.plan.grow and self.running is not None:
+                self._why_next = f"{name} has come"
+                self._begin_ending()
+
+    def _turn_away(self, hello: messages.Hello, channel: Channel, why_not: str) -> None:
+        if self._head.is_ours is not None and self._head.is_ours(hello.host):
+            # The job's script was slower than the head to start this host; nothing is wrong.
+            text = f"the head has started an agent for {hello.host} already: this one is not needed"
+            self._actions.append(Send(channel, messages.Goodbye(exit_code=0, sentence=text)))
+            return
+        sentence = f"this agent is not wanted: {why_not}"
+        self._actions.append(Send(channel, messages.Refused(sentence=sentence)))
+        self.note_refusal(self.now, hello.host, why_not)
+
+    def note_refusal(self, now: float, host: str, why: str) -> None:
+        """Write that an agent was refused, once a minute for the same reason."""
+        if len(self._refusals) < _MAX_REFUSALS and now - self._refusals.get(why, -60.0) >= 60.0:
+            self._refusals[why] = now
+            self.tell("agent_refused", host=host, why=why)
+
+    def gone(self, now: float, member: Member, channel: Channel, why: str) -> None:
+        """Take the loss of an agent's connection."""
+        self.now = now
+        if member.channel is not channel:  # it has called again since
+            return
+        self._actions.append(CutOff(member, channel, why))
+        self.members.lose(member, why)
+        if self.phase is AttemptPhase.OVER:
+            return
+        name = self.members.name(member)
+        self._lost[name] = why
+        self.tell("node_lost", node=name, why=why)
+        attempt = self.running
+        if attempt is not None and member in attempt.members.values():
+            attempt.take_loss(member, name, why, now)
+        if member.place is not None and not self.plan.is_elastic:
+            self._ask_for([member.place])
+
+    def _lose_silent(self) -> None:
+        if self.now < self._look_at:
+            return
+        self._look_at = self.now + LOOK_EVERY_S
+        for member in self.members.silent():
+            if member.channel is not None:
+                silent_s = self.now - member.heard_at
+                why = f"its agent has been silent for {silent_s:.0f} s"
+                self.gone(self.now, member, member.channel, why)
+
+    # Nodes that leave.
+
+    def _lets_go(self, member: Member, signum: int) -> bool:
+        """Say whether only this node ends, and begin with it."""
+        if member in self._leavers.members:
+            return True
+        is_late = self.phase in (AttemptPhase.ENDING, AttemptPhase.OVER)
+        if self._stop is not None or is_late:
+            return False
+        if not self._leavers.may_leave(member, signum, self.members.present()):
+            return False
+        name, word = self.members.name(member), contract.signal_name(signum)
+        text = f"{name} was asked to end ({word}): the job goes on without it"
+        self.tell("notice", node=name, text=text)
+        self._leavers.add(member, self.now)
+        if self.phase is AttemptPhase.GATHERING:
+            self._dismiss_leavers()
+        else:
+            self.send(member, messages.SignalWorkers(signum=signum, asks_to_stop=True))
+        return True
+
+    def _dismiss_leavers(self) -> list[str]:
+        """Let those go who leave; return their names."""
+        names = []
+        for member in self._leavers.take_all():
+            names.append(self.members.name(member))
+            sentence = "this node was asked to end; the job goes on without it"
+            goodbye = messages.Goodbye(exit_code=128 + signal.SIGTERM, sentence=sentence)
+            self.send(member, goodbye)
+            self.members.lose(member, "it has left")
+        return names
+
+    def dismiss_all(self) -> None:
+        """Tell every agent that the run has ended."""
+        if self.result is not None:
+            for member in [m for m in self.members.members if m.is_present]:
+                self._dismiss(member, self.result)
+
+    def _dismiss(self, member: Member, result: Result) -> None:
+        sentence = None
+        if result.report is not None and not member.hello.wants_place_0:
+            sentence = f"the run has ended: {result.report.error}"
+        self.send(member, messages.Goodbye(exit_code=result.exit_code, sentence=sentence))
+
+    def _ask_for(self, places: Sequence[int]) -> None:
+        self._gathering.asked_for.update(places)
+        self._actions.append(AskForNodes(tuple(places)))

@@ -1,0 +1,370 @@
+"""The head of a training run: hears its agents and clients, lets `TrainingPolicy` decide, carries out what follows."""
+
+import json
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torchmuster
+from torchmuster.files.disk import DiskWriter
+from torchmuster.files.layout import RunDir
+from torchmuster.head.attempt import Attempt
+from torchmuster.head.head import Head, HeadClient
+from torchmuster.head.membership import Member, Membership
+from torchmuster.head.node_policy import NodePolicy
+from torchmuster.head.start_checks import StartChecks, preflight_form
+from torchmuster.head.training_actions import (
+    AskForNodes,
+    CutOff,
+    HeadFacts,
+    OpenStore,
+    Record,
+    Send,
+    TrainingAction,
+)
+from torchmuster.head.training_policy import MAX_LISTED, TrainingPolicy
+from torchmuster.model import codec
+from torchmuster.model.plan import RunPlan
+from torchmuster.model.verdict import Result
+from torchmuster.net import messages
+from torchmuster.net.channel import Channel
+from torchmuster.net.handshake import HandshakeError, Reason
+
+if TYPE_CHECKING:
+    from torchmuster.head.hangs.monitor import HangMonitor
+    from torchmuster.head.rank_relay import RankRelay
+
+_GOODBYE_S = 2.0
+_WHY_REFUSED = {
+    Reason.WRONG_SECRET: "it has another secret",
+    Reason.OTHER_VERSION: "it speaks another version of muster's protocol",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingHeadOptions:
+    """What the head of a training run is given beside its plan.
+
+    Attributes:
+        open_store: Binds the store's port on an address and returns the port.
+        first_attempt: Not 0 when the head was lost and the engine started the run again.
+        on_event: Called with every event, e.g. to print it where the head has a terminal.
+        on_need: Called with places that lack an agent, where the head itself can start some.
+        is_ours: Says whether the head has started an agent for this host: a second one is not needed.
+        hint: What to add while nodes are missing.
+        jobs: The schedulers' jobs of the head, where agents of other jobs have to be refused.
+        relay_port: The head's own port, where callers of torch's store are passed on; 0: nowhere.
+    """
+
+    plan: RunPlan
+    run_dir: RunDir
+    open_store: Callable[[int, str], int]
+    own_address: str
+    first_attempt: int = 0
+    restarts_spent: int = 0
+    on_event: Callable[[messages.Event], None] | None = None
+    on_need: Callable[[Sequence[int]], None] | None = None
+    is_ours: Callable[[str], bool] | None = None
+    hint: str = ""
+    relay_port: int = 0
+    jobs: tuple[str, ...] = ()
+
+
+class TrainingHead(Head[Member]):
+    """Conducts one training run."""
+
+    def __init__(self, options: TrainingHeadOptions, disk: DiskWriter) -> None:
+        super().__init__(disk, options.run_dir.events)
+        self.plan, self.options = options.plan, options
+        self.result: Result | None = None
+        self._started_at = time.monotonic()
+        self._logs_lost = 0
+        self._owner_came = False
+        self._unheard: deque[messages.Event] = deque(maxlen=MAX_LISTED)
+        self._hangs: HangMonitor | None = (
+            None  # of the attempt that runs, from its first progress on
+        )
+        self._execs: RankRelay | None = None
+        facts = HeadFacts(
+            pid=os.getpid(),
+            log_path=options.run_dir.rank_log,
+            first_attempt=options.first_attempt,
+            restarts_spent=options.restarts_spent,
+            hint=options.hint,
+            is_ours=options.is_ours,
+        )
+        members = Membership(options.plan, clock=self.clock, jobs=options.jobs)
+        self.policy = TrainingPolicy(options.plan, facts, members, self.clock(), self._checks)
+
+    def _checks(self, policy: NodePolicy) -> StartChecks:
+        return StartChecks(
+            self.plan,
+            preflight_form(self.plan, os.environ),
+            send=policy.send,
+            name_of=policy.members.name,
+            tell=policy.tell,
+            clock=lambda: policy.now,
+            own_address=self.options.own_address,
+            own_network_id=self.own_ids[1],
+        )
+
+    # What others in this process ask.
+
+    def store_address(self) -> tuple[str, int] | None:
+        """Return where the store of the attempt that runs listens."""
+        attempt = self.policy.running
+        if attempt is None or not attempt.store:
+            return None
+        host, _, port = attempt.store.rpartition(":")
+        return host, int(port)
+
+    def refuse_stranger(self, peer: str, error: HandshakeError) -> None:
+        """Note a caller that failed the handshake; garbage is not worth a line."""
+        if error.reason in _WHY_REFUSED:
+            self.policy.note_refusal(self.clock(), peer, _WHY_REFUSED[error.reason])
+            self._carry_out()
+
+    # The record.
+
+    def event(self, name: str, **fields: Any) -> messages.Event:
+        """Write one event to the record and to everyone who watches; an owner who comes later hears it, too."""
+        message = super().event(name, **fields)
+        if self.options.on_event is not None:
+            self.options.on_event(message)
+        if not self._owner_came:
+            self._unheard.append(message)
+        return message
+
+    def notice(self, text: str) -> None:
+        """Say a sentence about the whole run."""
+        self.event("notice", node=self.plan.node_name(0), text=text)
+
+    # The one loop.
+
+    async def conduct(self) -> Result:
+        """Conduct the run to its end and return its result."""
+        first = self.options.first_attempt
+        self.event("run_started", run_id=self.plan.run_id, first_attempt=first)
+        await self.run()
+        return await self._say_goodbye()
+
+    @property
+    def is_over(self) -> bool:
+        """Say whether the run has its result."""
+        return self.policy.result is not None
+
+    def patience_s(self) -> float:
+        """Return when the policy has something to do."""
+        now = self.clock()
+        return self.policy.due(now) - now
+
+    def advance(self) -> None:
+        """Do what is due."""
+        now = self.clock()
+        attempt, hangs = self.policy.running, self._hangs
+        if attempt is not None and hangs is not None and hangs.attempt == attempt.number:
+            hangs.note_ends(attempt.ends)
+            end = hangs.advance(now, held=self.policy.is_held)
+            if end is not None:
+                self.policy.hung(now, end)
+        self.policy.advance(now)
+        self._carry_out()
+
+    def _carry_out(self) -> None:
+        """Do what the policy asks for; it may ask for more on the way."""
+        actions = deque(self.policy.take_actions())
+        while actions:
+            self._do(actions.popleft())
+            actions.extend(self.policy.take_actions())
+
+    def _do(self, action: TrainingAction) -> None:
+        match action:
+            case Record(name=name, fields=fields):
+                self.event(name, **fields)
+            case Send(channel=channel, message=message):
+                channel.send_nowait(message)
+            case AskForNodes(places=places, again=again):
+                self._need(places, again=again)
+            case OpenStore(attempt=attempt, address=address):
+                port = self.options.open_store(attempt.number, address)
+                self.policy.store_is_open(attempt, address, port)
+            case CutOff(member=member, channel=channel, why=why):
+                self._cut_off(member, channel, why)
+
+    def _need(self, places: Sequence[int], *, again: bool) -> None:
+        if self.options.on_need is not None:
+            self.options.on_need(places)
+        need = messages.NeedNodes(places=tuple(places), again=again)
+        for client in self._clients:
+            if client.owner:
+                client.channel.send_nowait(need)
+
+    def _cut_off(self, member: Member, channel: Channel, why: str) -> None:
+        channel.abort()
+        if member.place is not None and self._hangs is not None:
+            self._hangs.lose(member.place)
+        if self._execs is not None:
+            name = self.policy.members.name(member)
+            self._execs.node_gone(member, f"{name} was lost: {why}")
+
+    # What agents say.
+
+    def take_call(self, hello: messages.Message, channel: Channel) -> Member | None:
+        """Take an agent in, or tell it why not."""
+        if not isinstance(hello, messages.Hello):
+            return None
+        member = self.policy.called(self.clock(), hello, channel, torchmuster.__version__)
+        self._carry_out()
+        return member
+
+    def take_word(self, agent: Member, message: messages.Message) -> None:
+        """Take what an agent says: what the policy has nothing to do with is passed on."""
+        match message:
+            case messages.Output():
+                self.show(message)
+            case messages.Notice(text=text):
+                self._logs_lost += message.logs_lost_lines
+                if text:
+                    self.event("notice", node=self.policy.members.name(agent), text=text)
+            case messages.Progress() | messages.Stacks():
+                self._take_progress(agent, message)
+            case _ if isinstance(message, messages.FromExecTask):
+                if self._execs is not None:
+                    self._execs.from_node(agent, message)
+            case _:
+                self.policy.said(self.clock(), agent, message)
+                self._carry_out()
+
+    def take_loss(self, agent: Member, channel: Channel, why: str) -> None:
+        """Take the end of an agent's connection."""
+        self.policy.gone(self.clock(), agent, channel, why)
+        self._carry_out()
+
+    # What clients ask for.
+
+    def client_gone(self, client: HeadClient) -> None:
+        """Take the end of a client's connection."""
+        super().client_gone(client)
+        if self._execs is not None:
+            self._execs.client_gone(client.channel)
+            self._carry_out()
+
+    def take_request(self, client: HeadClient, message: messages.Message) -> None:
+        """Take what a client asks for."""
+        match message:
+            case messages.Watch(owner=owner):
+                self._watch(client, owner=owner)
+            case messages.Stop(signum=signum, cause=cause, at_once=at_once, time_is_up=is_up):
+                now = self.clock()
+                self.policy.stop(now, signum, cause, at_once=at_once, time_is_up=is_up)
+            case messages.StartFailed(place=place, why=why):
+                self.policy.start_failed(place, why)
+            case messages.Forward(signum=signum, last=last):
+                self.policy.forward(signum, last)
+            case messages.Input(rank=rank):
+                attempt = self.policy.attempt
+                member = attempt.member_of(rank) if attempt is not None else None
+                if member is not None:
+                    self.policy.send(member, message)
+            case messages.TerminalSize():
+                self.send_to_nodes(message)
+            case messages.AskStacks(ask_id=ask_id):
+                self._ask_stacks(client, ask_id)
+            case _ if isinstance(message, messages.FromExecClient):
+                self._exec_relay().from_client(client.channel, message)
+        self._carry_out()
+
+    def _watch(self, client: HeadClient, *, owner: bool) -> None:
+        self.watch(client, owner=owner)
+        if not owner:
+            return
+        self._owner_came = True
+        while self._unheard:  # what was said before anyone listened
+            client.channel.send_nowait(self._unheard.popleft())
+        places = self.policy.asked_for
+        if places:
+            client.channel.send_nowait(messages.NeedNodes(places=places))
+
+    def _exec_relay(self) -> "RankRelay":
+        if self._execs is None:
+            from torchmuster.head.rank_relay import RankRelay
+
+            name = self.policy.members.name
+            self._execs = RankRelay(lambda: self.policy.attempt, name, self.policy.send)
+        return self._execs
+
+    # Ranks that stand still.
+
+    def _take_progress(self, member: Member, message: messages.Progress | messages.Stacks) -> None:
+        attempt = self.policy.running
+        if attempt is None or member.place is None:
+            return
+        if isinstance(message, messages.Stacks):
+            if self._hangs is not None:
+                self._hangs.take_stacks(member.place, message)
+        elif message.attempt == attempt.number:
+            self._hang_monitor(attempt).take_progress(self.clock(), message)
+
+    def _hang_monitor(self, attempt: Attempt) -> "HangMonitor":
+        if self._hangs is None or self._hangs.attempt != attempt.number:
+            from torchmuster.head.hangs.monitor import HangMonitor, watch_limits
+
+            name = self.policy.members.name
+            nodes = {place: name(member) for place, member in attempt.members.items()}
+            self._hangs = HangMonitor(
+                attempt.number,
+                attempt.rank_nodes(nodes),
+                watch_limits(self.plan.limits),
+                self.options.run_dir.attempt_logs(attempt.number),
+                self,
+                self.clock(),
+                attempt.store,
+                self.options.relay_port,
+            )
+            self._hangs.note_ends(attempt.ends)
+        return self._hangs
+
+    def _ask_stacks(self, client: HeadClient, ask_id: str) -> None:
+        attempt, send = self.policy.running, client.channel.send_nowait
+        if attempt is None:
+            send(messages.StacksTold(ask_id=ask_id, sentence="no worker runs now", lines=()))
+            return
+        self._hang_monitor(attempt).ask_for(self.clock(), ask_id, send)
+
+    def send_to_nodes(self, message: messages.Message) -> set[int]:
+        """Send to all agents of the attempt; return their places."""
+        attempt = self.policy.attempt
+        members = attempt.present if attempt is not None else []
+        for member in members:
+            self.policy.send(member, message)
+        return {member.place for member in members if member.place is not None}
+
+    def write_file(self, path: str, text: str) -> None:
+        """Write a file of the run directory, by the writer thread."""
+        self.disk.append(path, text.encode(errors="replace"))  # it makes the folder
+        self.disk.close_file(path)
+
+    # The end.
+
+    async def _say_goodbye(self) -> Result:
+        if self.policy.result is None:
+            raise RuntimeError("the run has not ended")
+        self.result = result = replace(
+            self.policy.result,
+            elapsed_s=round(time.monotonic() - self._started_at, 3),
+            logs_lost_lines=self._logs_lost,
+        )
+        plain = codec.to_plain(result)
+        text = json.dumps(plain, indent=1) + "\n"
+        self.disk.replace(self.options.run_dir.result, text.encode())
+        self.event("run_ended", **plain)
+        self.policy.dismiss_all()
+        self._carry_out()
+        deadline = time.monotonic() + _GOODBYE_S
+        while self.policy.members.present() or self.policy.more_may_come:
+            if not await self.take_next(deadline - time.monotonic()):
+                break
+        return result

@@ -1,0 +1,472 @@
+"""What happens to a training run when nodes join or are lost, workers end, or a stop is asked for: decisions only, no I/O.
+
+The head calls a method for what it hears, `advance` when something may be due, and carries out the actions that it
+then takes. Ends count in the order of their arrival (`docs/design.md`, rule 3).
+
+    GATHERING --all here--> RUNNING --failure, loss, growth, stop--> ENDING --all reaped--> GATHERING
+                               |                                        |
+                               +--all ended well--> OVER <--no more-----+
+"""
+
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from torchmuster.head.attempt import Attempt, AttemptPhase
+from torchmuster.head.leavers import StopRequest
+from torchmuster.head.membership import Member, Membership
+from torchmuster.head.node_policy import LOOK_EVERY_S, NodePolicy
+from torchmuster.head.restarts import EndRun, RestartBook, TryAgain, after_failure, after_preemption
+from torchmuster.head.start_checks import StartChecks
+from torchmuster.head.training_actions import AskForNodes, HeadFacts, OpenStore
+from torchmuster.model import codec, contract
+from torchmuster.model.failure import EndKind, WorkerEnd, describe, first_cause
+from torchmuster.model.plan import RunPlan
+from torchmuster.model.ranks import assign_ranks, compress_ranks
+from torchmuster.model.states import RunState
+from torchmuster.model.stop import StopCause, better_cause, cause_of_stop, end_by_stop
+from torchmuster.model.verdict import (
+    Result,
+    explain_refused_start,
+    notes_on_success,
+)
+from torchmuster.net import messages
+
+SAY_EVERY_S = 5.0
+FIRST_SAY_S = 4.0
+EARLY_END_SAY_S = 3.0
+PROOF_EVERY_S = 0.02
+PREEMPTION_GRACE_S = 30.0
+MAX_LISTED = 256  # nodes in one event
+
+
+@dataclass(slots=True)
+class _Known:
+    """What agents and clients have said beside the ends of workers."""
+
+    last_stop: str = ""  # why the training library stops, to be resumed
+    trained_step: int | None = None
+    saved_step: int | None = None
+    is_time_up: bool = False
+    no_store_said: bool = False
+    held_failure_said: bool = False
+    debugging: set[int] = field(default_factory=set)  # ranks
+
+
+class TrainingPolicy(NodePolicy):
+    """The decisions of one training run; see `NodePolicy` for what it is made of."""
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        head: HeadFacts,
+        members: Membership,
+        now: float,
+        checks: Callable[[NodePolicy], StartChecks],
+    ) -> None:
+        super().__init__(plan, head, members, now, checks)
+        limits = plan.limits
+        self.book = RestartBook(limits.max_restarts, head.restarts_spent, plan.restart_policy)
+        self.lost_s = 0.0  # between a failure and the workers of the next attempt
+        self._known = _Known()
+        self._say_at = now + FIRST_SAY_S
+        self._failed_at: float | None = None
+
+    # What the head asks.
+
+    @property
+    def is_held(self) -> bool:
+        """Say whether a rank that stands still is no hang now: a debugger, a stop, a preemption."""
+        preempted = self.attempt is not None and self.attempt.preempted_at is not None
+        return bool(self._known.debugging) or self._stop is not None or preempted
+
+    def due(self, now: float) -> float:
+        """Return when `advance` has to be called even if nothing happens."""
+        due = now + LOOK_EVERY_S
+        if self.phase is AttemptPhase.GATHERING and self._gathering.due is not None:
+            due = min(due, self._gathering.due)
+        if self.phase in (AttemptPhase.GATHERING, AttemptPhase.ENDING) and self.members.dangerous():
+            due = min(due, now + PROOF_EVERY_S)
+        if self._stop is not None and not self._stop.killed:
+            due = min(due, self._stop.kill_at)
+        checks = self._checks.due
+        return due if checks is None else min(due, checks)
+
+    # What agents say.
+
+    def said(self, now: float, member: Member, message: messages.Message) -> None:
+        """Take what an agent says."""
+        self.now, attempt = now, self.attempt
+        match message:
+            case messages.SpawnerReady():
+                self._take_ready(member, message)
+            case messages.SpawnerRefused(why=why):
+                member.refused_why = why
+                report = explain_refused_start(
+                    self.members.name(member), message.what, message.where, why, message.hint
+                )
+                self._finish(EndRun(RunState.FAILED, 1, report))
+            case messages.WorkersStarted(attempt=number) if attempt and number == attempt.number:
+                member.worker_pids, member.spawner_pid = message.pids, message.spawner_pid
+                self._note_up(attempt, member)
+            case messages.WorkerEnded(end=end) if attempt and end.attempt == attempt.number:
+                self._take_end(attempt, end)
+            case messages.StoreLost(attempt=number, detail=detail):
+                if self.running is not None and number == self.running.number:
+                    why = f"the store of the attempt ended ({detail})"
+                    self.running.take_loss(member, self.members.name(member), why, now)
+            case messages.AllReaped(attempt=number, left=left):
+                if number == member.running_attempt:
+                    member.running_attempt = None
+                if left:
+                    processes = [codec.to_plain(process) for process in left[:MAX_LISTED]]
+                    self.tell("left_running", node=self.members.name(member), processes=processes)
+                if attempt and number == attempt.number and member.place is not None:
+                    attempt.reaped.add(member.place)
+            case messages.NetworkFacts() | messages.ProbeResults() | messages.NodeFacts():
+                self._checks.take(member, message)
+            case messages.Debugger(rank=rank, active=active):
+                debugging = self._known.debugging
+                debugging.add(rank) if active else debugging.discard(rank)
+            case messages.LastStop(reason=reason):
+                self._known.last_stop = reason
+            case messages.TrainingEnded(step=step, saved_step=saved_step):
+                self._known.trained_step, self._known.saved_step = step, saved_step
+            case messages.SignalReceived(signum=signum):
+                self._take_signal(member, signum)
+
+    def _take_ready(self, member: Member, ready: messages.SpawnerReady) -> None:
+        again, member.ready = member.ready is not None, ready
+        if again:
+            return
+        if ready.why:
+            self.tell("notice", node=self.members.name(member), text=ready.why)
+        no_torch = ready.torch is None and ready.why is None and ready.forks
+        if no_torch and not self._known.no_store_said:
+            self._known.no_store_said = True
+            text = "torch is not installed in the job's interpreter, so no rendezvous store can be offered"
+            self.tell("notice", node=self.members.name(member), text=text)
+
+    def _note_up(self, attempt: Attempt, member: Member) -> None:
+        if member.place is None or member.place in attempt.places_up:
+            return
+        attempt.places_up.add(member.place)
+        if len(attempt.places_up) < len(attempt.members):
+            return
+        attempt.workers_up_at = self.now
+        lost_s = 0.0
+        if self._failed_at is not None:
+            lost_s, self._failed_at = self.now - self._failed_at, None
+            self.lost_s += lost_s
+        self.tell("workers_started", attempt=attempt.number, restart_s=round(lost_s, 3))
+
+    def _take_end(self, attempt: Attempt, end: WorkerEnd) -> None:
+        end = self.book.take(end, wants_to_resume=bool(self._known.last_stop))
+        if not attempt.take(end, self.now):
+            return
+        attempt.ended_after_stop |= self._stop is not None
+        self._known.debugging.discard(end.rank)
+        fields = {"attempt": end.attempt, "rank": end.rank, "node": end.node, "asked": end.asked}
+        self.tell("worker_ended", what=describe(end), elapsed_s=end.elapsed_s, **fields)
+
+    def _take_signal(self, member: Member, signum: int) -> None:
+        if self._lets_go(member, signum):
+            return
+        # Schedulers send SIGTERM to every agent, some twice; Ctrl-C twice means at once.
+        repeat = signum == signal.SIGINT and member.interrupted
+        member.interrupted = signum == signal.SIGINT
+        self.stop(self.now, signum, cause_of_stop(signum), at_once=repeat)
+
+    def hung(self, now: float, end: WorkerEnd) -> None:
+        """Take a rank that the watch has found to stand still for good."""
+        self.now = now
+        if self.attempt is not None:
+            self.attempt.ends.append(end)
+
+    # What clients say.
+
+    def start_failed(self, place: int, why: str) -> None:
+        """Note why no agent could be started at a place."""
+        self._gathering.start_failures[place] = why
+
+    def forward(self, signum: int, last: str) -> None:
+        """Pass a signal on to the workers that catch it; `last` says why the run stops soon."""
+        self._known.last_stop = last or self._known.last_stop
+        self._send_all(messages.SignalWorkers(signum=signum, if_caught=True))
+
+    def stop(
+        self,
+        now: float,
+        signum: int,
+        cause: StopCause,
+        *,
+        at_once: bool = False,
+        time_is_up: bool = False,
+    ) -> None:
+        """Stop the run: the signal to all workers, SIGKILL when their grace is over, or at once."""
+        self.now = now
+        self._known.is_time_up |= time_is_up
+        cause = better_cause(cause, cause_of_stop(signum, node_is_lost=bool(self._lost)))
+        if self._stop is None:
+            grace_s = self.plan.limits.grace_s
+            self._stop = StopRequest(signum, cause, now if at_once else now + grace_s)
+            self.tell("stopping", **self._stop.told(grace_s))
+            return
+        if self._stop.is_known_better(cause):  # an agent was first, and only saw a signal
+            who = self._stop.cause.value
+            self.tell("stopping", who=who, text=f"{who} asked for this stop")
+        if at_once:
+            self._stop.kill_at = now
+
+    # What is due.
+
+    def advance(self, now: float) -> None:
+        """Do what is due."""
+        self.now = now
+        if self.result is not None:
+            return
+        self._lose_silent()
+        if self.phase is AttemptPhase.GATHERING:
+            self._advance_gathering()
+        elif self.phase is AttemptPhase.RUNNING and self.attempt is not None:
+            self._advance_running(self.attempt)
+        elif self.phase is AttemptPhase.ENDING and self.attempt is not None:
+            self._advance_ending(self.attempt)
+
+    def _may_say(self) -> bool:
+        if self.now < self._say_at:
+            return False
+        self._say_at = self.now + SAY_EVERY_S
+        return True
+
+    def _advance_gathering(self) -> None:
+        if self._stop is not None:
+            self._finish(self._end_by_stop(self._stop))
+            return
+        left_s = self._gathering.left_s(self.now)
+        too_few = len(self.members.members) < self.plan.min_nodes
+        if too_few and self.now < self._say_at and left_s > 0:
+            return  # thousands are calling: not all of them are counted for each call
+        here, dangerous = self.members.present(), self.members.dangerous()
+        shrinking = self.next_attempt > self._head.first_attempt
+        is_free = not dangerous and all(member.running_attempt is None for member in here)
+        if is_free and self._gathering.is_complete(here, self.now, shrinking=shrinking):
+            self._start_or_fail(here)
+        elif left_s <= 0:
+            self._finish(EndRun(RunState.FAILED, 6, self._gathering.report(len(here))))
+        elif self._may_say():
+            self._say_wait(len(here), dangerous)
+
+    def _say_wait(self, num_here: int, dangerous: Sequence[Member]) -> None:
+        if dangerous:
+            name = self.members.name(dangerous[0])
+            text = (
+                f"waiting until the lease of {name} has ended, so that its workers are surely gone"
+            )
+            self.tell("waiting_for_end", text=text)
+        elif num_here < self.plan.min_nodes or not self.plan.is_elastic:
+            self.tell("waiting", **self._gathering.wait(num_here, self.now, self._head.hint))
+            places = tuple(self.members.missing_places())
+            self._actions.append(AskForNodes(places, again=True))
+
+    # Starting.
+
+    def _start_or_fail(self, here: Sequence[Member]) -> None:
+        if self._checks.settle(here):
+            self._start_attempt(here)
+        elif self._checks.end is not None:
+            end = self._checks.end
+            state = RunState.SUCCEEDED if end.exit_code == 0 else RunState.FAILED
+            self._finish(EndRun(state, end.exit_code, end.report))
+
+    def _start_attempt(self, here: Sequence[Member]) -> None:
+        self.members.number_places()
+        members = {m.place: m for m in here if m.place is not None}
+        ranks = assign_ranks({p: m.hello.num_workers for p, m in members.items()})
+        number, self.next_attempt = self.next_attempt, self.next_attempt + 1
+        self.attempt = Attempt(number, self.now, members, ranks)
+        self.phase = AttemptPhase.RUNNING
+        self._gathering.asked_for.clear()
+        # The end of an earlier attempt is not this one's.
+        self._known.trained_step = self._known.saved_step = None
+        if self.plan.is_elastic and len(members) < self.plan.max_nodes and number:
+            self.tell("shrunk", num_nodes=len(members), wanted=self.plan.max_nodes)
+        for member in members.values():
+            member.running_attempt, member.worker_pids = number, ()
+        address = self._checks.master_address(here)
+        self._actions.append(OpenStore(self.attempt, address))
+
+    def store_is_open(self, attempt: Attempt, address: str, port: int) -> None:
+        """Start the workers of an attempt, whose store listens now."""
+        attempt.store = f"{address}:{port}"
+        budget = (self.book.spent, self.plan.limits.max_restarts)
+        interface_of, name_of = self._checks.interface_of, self.members.name
+        for member, start in attempt.orders(budget, self.plan.stdin_rank, interface_of, name_of):
+            self.send(member, start)
+        self.tell("attempt_started", **attempt.told(self._why_next, name_of))
+
+    # Running.
+
+    def _advance_running(self, attempt: Attempt) -> None:
+        if self._stop is not None:
+            self._advance_stop(self._stop, attempt)
+        failures = attempt.failures
+        leaving = [self.members.name(member) for member in self._leavers.members]
+        preempted, early = attempt.preempted_at, attempt.early_at
+        if self._leavers.is_time(self.now, attempt.ends, leaving):
+            self._begin_ending()
+        elif failures and not self._is_held_by_debugger(failures):
+            self._failed_at = self.now
+            self._begin_ending()
+        elif attempt.has_ended or (preempted and self.now - preempted > PREEMPTION_GRACE_S):
+            self._begin_ending()  # a worker was preempted, and the others did not follow
+        elif early and self.now - early > EARLY_END_SAY_S:
+            self._say_early_end(attempt)
+
+    def _is_held_by_debugger(self, failures: Sequence[WorkerEnd]) -> bool:
+        """Say whether someone sits in a debugger that a restart would end."""
+        if not self._known.debugging or self._stop is not None:
+            return False
+        if not self._known.held_failure_said:
+            self._known.held_failure_said = True
+            text = (
+                f"rank {failures[0].rank} failed ({describe(failures[0])}) while rank"
+                f" {min(self._known.debugging)} is in the debugger; the restart waits for it"
+            )
+            self.tell("notice", node=failures[0].node, text=text)
+        return True
+
+    def _say_early_end(self, attempt: Attempt) -> None:
+        early = attempt.early_ranks
+        if len(early) > attempt.early_said:
+            num_running = attempt.world_size - len({end.rank for end in attempt.ends})
+            self.tell("early_end", ranks=compress_ranks(early), num_running=num_running)
+            attempt.early_said = len(early)
+
+    def _advance_stop(self, stop: StopRequest, attempt: Attempt) -> None:
+        if not stop.sent and attempt.workers_up_at is None:
+            # A signal would not reach workers that are being started, and nothing is trained yet.
+            stop.kill_at = self.now
+        elif not stop.sent:
+            stop.sent = True
+            self._send_all(messages.SignalWorkers(signum=stop.signum, asks_to_stop=True))
+        if self.now >= stop.kill_at and not stop.killed:
+            stop.killed = True
+            self._begin_ending()
+
+    # Ending.
+
+    def _begin_ending(self) -> None:
+        attempt = self.running
+        if attempt is None:
+            return
+        self.phase = AttemptPhase.ENDING
+        self._say_at = self.now + FIRST_SAY_S
+        ended_well = self._stop is None and attempt.is_done
+        self._send_all(messages.KillAttempt(attempt=attempt.number, ended_well=ended_well))
+
+    def _advance_ending(self, attempt: Attempt) -> None:
+        waiting = [m for m in attempt.members.values() if m.lost_why is None]
+        unreaped = [m for m in waiting if m.place not in attempt.reaped]
+        if unreaped:
+            if self._may_say():
+                text = (
+                    f"waiting until the killed workers of {self.members.name(unreaped[0])} are gone"
+                )
+                self.tell("waiting_for_end", text=text)
+            return
+        dangerous = self.members.dangerous()
+        could_finish = not attempt.failures and self._stop is None
+        if dangerous and not (self.plan.is_elastic and could_finish):
+            if self._may_say():
+                self._say_wait(0, dangerous)
+            return
+        self._conclude(attempt)
+
+    def _conclude(self, attempt: Attempt) -> None:
+        """Go on after an attempt of which nothing is left."""
+        self._known.held_failure_said = False
+        self._known.debugging.clear()
+        follows = self._what_follows(attempt)
+        if isinstance(follows, EndRun):
+            self._finish(follows)
+        else:
+            self._gather_again(follows.why)
+
+    def _what_follows(self, attempt: Attempt) -> TryAgain | EndRun:
+        if attempt.is_done:
+            notes = notes_on_success(attempt.ends, attempt.world_size)
+            for note in notes:
+                self.tell("notice", text=note)
+            return EndRun(RunState.SUCCEEDED, 0, notes=notes)
+        if self._stop is not None:
+            return self._end_by_stop(self._stop)
+        left = self._dismiss_leavers()
+        if left:
+            return TryAgain(f"{left[0]} has left")
+        cause = first_cause(attempt.ends)
+        preempted = [end for end in attempt.ends if end.kind is EndKind.PREEMPTED]
+        if cause is not None and not (preempted and cause.looks_like_echo):
+            told, follows = after_failure(attempt, cause, self.book, self.plan, self._head.log_path)
+            self.tell("attempt_failed", **told)
+            return follows
+        if preempted:
+            end, last_stop = preempted[0], self._known.last_stop
+            follows = after_preemption(attempt, end, self.book, self.plan.run_id, last_stop)
+            if isinstance(follows, TryAgain):
+                text = f"rank {end.rank} was preempted (exit code 75): the run goes on, no restart spent"
+                self.tell("notice", node=end.node, text=text)
+            return follows
+        return TryAgain(self._why_next)  # growth
+
+    def _gather_again(self, why: str) -> None:
+        self._why_next = why
+        self.phase = AttemptPhase.GATHERING
+        self._gathering.begin(self.now)
+        self._say_at = self.now + FIRST_SAY_S
+        lacks = self._gathering.lacks()
+        if lacks:
+            self._ask_for(lacks)
+        self._advance_gathering()
+
+    # The end of the run.
+
+    def _end_by_stop(self, stop: StopRequest) -> EndRun:
+        ends = self.attempt.ends if self.attempt is not None else []
+        saved = any(end.exit_code == contract.EX_TEMPFAIL for end in ends)
+        state, code, report = end_by_stop(
+            stop.cause,
+            stop.signum,
+            self.plan.run_id,
+            saved=saved or self._known.is_time_up,
+            lost=self._lost,
+        )
+        return EndRun(state, code, report)
+
+    def _finish(self, end: EndRun) -> None:
+        if self.result is not None:
+            return
+        self.phase = AttemptPhase.OVER
+        self.result = Result(
+            run_id=self.plan.run_id,
+            state=end.state,
+            exit_code=end.exit_code,
+            attempts=self.next_attempt,
+            restarts_spent=self.book.spent,
+            elapsed_s=0.0,
+            report=end.report,
+            cause=end.cause,
+            lost_s=round(self.lost_s, 3),
+            notes=end.notes,
+            node_was_lost=self._stop is not None and bool(self._lost),
+            trained_step=self._known.trained_step,
+            saved_step=self._known.saved_step,
+        )
+
+    @property
+    def more_may_come(self) -> bool:
+        """Say whether nodes that have not called yet would wait in vain for a head that has gone."""
+        before_all = self.next_attempt == self._head.first_attempt
+        missing = len(self.members.members) < self.plan.max_nodes
+        failed = self.result is not None and self.result.state is RunState.FAILED
+        return failed and before_all and missing
