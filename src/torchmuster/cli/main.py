@@ -3,7 +3,6 @@
 Commands are imported when they are called, so that `muster --help` stays quick.
 """
 
-import difflib
 import importlib
 import os
 import shlex
@@ -101,8 +100,10 @@ class _LazyGroup(click.Group):
             if name == "help":  # `muster help run`
                 known = [word for word in args[1:2] if word in COMMANDS]
                 return super().resolve_command(ctx, [*known, "--help"]) if known else _help(ctx)
-            near = difflib.get_close_matches(name, COMMANDS, n=1)
-            fix = f"did you mean `muster {near[0]}`?" if near else "muster --help"
+            from torchmuster.model.display.text import nearest
+
+            near = nearest(name, COMMANDS)
+            fix = f"did you mean `muster {near}`?" if near else "muster --help"
             if os.path.isfile(name) or name.endswith((".py", ".sh")):
                 fix = f"muster run {shlex.join(args)}"
             if name.endswith((".yaml", ".yml")):

@@ -1,6 +1,5 @@
 """What somebody meant who typed an option that does not exist."""
 
-import difflib
 from collections.abc import Collection, Sequence
 
 import click
@@ -95,8 +94,10 @@ def hint_for_option(given: str, known: Sequence[str]) -> str | None:
             )
         return f"{theirs}: here it is `{ours}`, or use `muster torchrun` with torchrun's own line"
     # Without the dashes: they are all that `--on` and `--foo` have in common.
-    near = difflib.get_close_matches(dashed[2:], [name[2:] for name in known], n=1)
-    return f"did you mean `--{near[0]}`?" if near else None
+    from torchmuster.model.display.text import nearest
+
+    near = nearest(dashed[2:], [name[2:] for name in known])
+    return f"did you mean `--{near}`?" if near else None
 
 
 def option_names(command: click.Command) -> set[str]:

@@ -1,6 +1,5 @@
 """What `muster data` and `muster dataset` share: near misses of commands, and progress on a terminal."""
 
-import difflib
 import sys
 import threading
 import time
@@ -31,9 +30,11 @@ class NearMissGroup(click.Group):
         """Name the nearest command for one that does not exist."""
         name = args[0] if args else ""
         if name and name not in self.commands and not name.startswith("-"):
-            near = difflib.get_close_matches(name, self.commands, n=1)
+            from torchmuster.model.display.text import nearest
+
+            near = nearest(name, self.commands)
             path = ctx.command_path
-            fix = f"did you mean `{path} {near[0]}`?" if near else f"{path} --help"
+            fix = f"did you mean `{path} {near}`?" if near else f"{path} --help"
             raise UsageError(f"`{path}` has no command `{name}`", fix=fix)
         return super().resolve_command(ctx, args)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torchmuster.data.faults import DataError
 from torchmuster.errors import UsageError
 from torchmuster.files.layout import muster_home
-from torchmuster.model.display.text import printable
+from torchmuster.model.display.text import nearest, printable
 from torchmuster.plainfile import open_plain
 from torchmuster.spec.sites.files import is_new, why_not_used
 
@@ -119,13 +119,11 @@ def _url_of(path: str) -> str | None:
 
 def unknown(kind: str, name: str, known: list[str], where: str) -> DataError:
     """Return the error for a name that is not there, with the nearest that is."""
-    import difflib
-
-    near = difflib.get_close_matches(name, known, n=1)
+    near = nearest(name, known)
     shown = ", ".join(known[-8:]) or "none"
     return DataError(
         f"there is no {kind} `{name}`",
         where=where,
         why=f"there: {shown}",
-        fix=f"did you mean `{near[0]}`?" if near else None,
+        fix=f"did you mean `{near}`?" if near else None,
     )

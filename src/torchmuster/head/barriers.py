@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from torchmuster.errors import BarrierError
-from torchmuster.model.display.waiting import MAX_NAMES, name_missing, say_missing
+from torchmuster.model.display.text import MAX_NAMES, name_missing, say_missing
 from torchmuster.net.messages import BarrierAnswer, BarrierState
 
 # What the head decides is what travels.

@@ -3,12 +3,12 @@
 What a client names is a word: `rank 3`, or `node n2`. The rest is that of workflows (`head/exec_relay.py`).
 """
 
-import difflib
 from collections.abc import Callable
 from typing import Protocol
 
 from torchmuster.head.exec_relay import Client, ExecRelay
 from torchmuster.head.membership import Member
+from torchmuster.model.display.text import nearest
 from torchmuster.model.ranks import NodeRanks
 from torchmuster.net import messages
 
@@ -92,8 +92,8 @@ class RankRelay:
             return "no worker of the run has started yet", None
         if kind == "node":
             names = [self._name(member) for member in attempt.members.values()]
-            near = difflib.get_close_matches(name, names, n=1)
-            known = f"did you mean {near[0]}?" if near else f"its nodes: {', '.join(names[:12])}"
+            near = nearest(name, names)
+            known = f"did you mean {near}?" if near else f"its nodes: {', '.join(names[:12])}"
             return f"the run has no node `{name}` now", known
         total = sum(ranks.num_workers for ranks in attempt.ranks.values())
         return f"the run has no rank {name} now", f"it has ranks 0 to {total - 1}"

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from torchmuster.model.display.text import few_of
 from torchmuster.model.network import (
     ALL_PAIRS_UP_TO,
     MAX_CANDIDATES,
@@ -255,7 +256,7 @@ def _names(members: Members) -> list[str]:
 def describe(members: Members) -> tuple[str, str]:
     """Return the name of a network (`eth0`, or `eth0, ens5`) and its subnet, or how many it has."""
     names = _names(members)
-    name = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    name = few_of(names, 3)
     subnets = list(dict.fromkeys(network_of(member) for member in members))
     return name, subnets[0] if len(subnets) == 1 else f"{len(subnets)} subnets"
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from torchmuster.errors import BarrierError, BarrierTimeoutError, UsageError
-from torchmuster.model.display.waiting import MAX_NAMES, name_missing, say_missing
+from torchmuster.model.display.text import MAX_NAMES, name_missing, say_missing
 from torchmuster.net import listener
 from torchmuster.net.channel import Channel, ChannelClosedError, connect
 from torchmuster.net.handshake import HandshakeError, Reason, Role

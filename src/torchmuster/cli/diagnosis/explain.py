@@ -1,6 +1,5 @@
 """`muster explain`: the root cause of a failed run, or of any job by its logs."""
 
-import difflib
 import json
 import os
 import sys
@@ -171,14 +170,9 @@ def _refuse_zstd(paths: list[str]) -> None:
 
 
 def _near(word: str) -> str:
-    folder, name = os.path.split(word)
-    try:
-        near = difflib.get_close_matches(name, os.listdir(folder or "."), n=1)
-    except OSError:
-        near = []
-    if near:
-        return f"did you mean `{os.path.join(folder, near[0])}`?"
-    return "`muster ps` lists the runs; give logs by their path"
+    from torchmuster.spec.problems import near_file
+
+    return near_file(word) or "`muster ps` lists the runs; give logs by their path"
 
 
 def _logs_of_run(view: "RunView") -> list[str]:

@@ -1,6 +1,5 @@
 """The command line of `muster plan`, read and checked: all that is wrong with it is said at once."""
 
-import difflib
 import os
 import re
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from typing import Any
 from torchmuster.diagnose.plan.networks import BETWEEN, INSIDE, parse_link
 from torchmuster.diagnose.plan.scaling import NetworkLink
 from torchmuster.errors import ManyErrors, UsageError
+from torchmuster.model.display.text import nearest
 from torchmuster.spec.units import parse_timeout
 
 SIZES = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
@@ -166,8 +166,8 @@ def _read_link(option: str, text: str | None, found: list[UsageError]) -> Networ
         return known[names[text.lower()]].link
     link = parse_link(text)
     if link is None:
-        near = difflib.get_close_matches(text.lower(), names, n=1)
-        fix = f"did you mean `{names[near[0]]}`?" if near else f"{option} 25Gbit/s,50us"
+        near = nearest(text.lower(), names)
+        fix = f"did you mean `{names[near]}`?" if near else f"{option} 25Gbit/s,50us"
         why = "it is no RATE,LATENCY and none of the names of `muster plan --list`"
         found.append(UsageError(f"`{text}` is not a known link", where=option, why=why, fix=fix))
     return link

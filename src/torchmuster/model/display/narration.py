@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from torchmuster.model.display.text import few_of
 from torchmuster.model.network import significant
 
 if TYPE_CHECKING:
@@ -43,17 +44,12 @@ def narrate_wait(events: Sequence[Mapping[str, Any]], now: datetime) -> str | No
 
 
 def _waiting(f: Mapping[str, Any]) -> str:
-    missing = f["missing"]
-    what = ", ".join(f"{m['node']} ({m['why']})" for m in missing[:8])
-    num_missing = f["num_missing"]
-    more = f" and {num_missing - 8} more" if num_missing > 8 else ""
+    missing, num_missing, left = f["missing"], f["num_missing"], f"{f['left_s']:.0f} s left"
     if f.get("hint"):
-        names = ", ".join(m["node"] for m in missing[:8])
-        why = missing[0]["why"] if missing else ""
-        return f"waiting for {names}{more}: {why}; {f['hint']}; {f['left_s']:.0f} s left"
-    return (
-        f"waiting for {num_missing} of {f['wanted']} nodes: {what}{more}; {f['left_s']:.0f} s left"
-    )
+        names = few_of([m["node"] for m in missing], 8, num_missing)
+        return f"waiting for {names}: {missing[0]['why'] if missing else ''}; {f['hint']}; {left}"
+    what = few_of([f"{m['node']} ({m['why']})" for m in missing], 8, num_missing)
+    return f"waiting for {num_missing} of {f['wanted']} nodes: {what}; {left}"
 
 
 def _attempt_started(f: Mapping[str, Any]) -> str | None:
@@ -125,8 +121,7 @@ def _finding(finding: Mapping[str, Any]) -> str:
 
 def _left_running(f: Mapping[str, Any]) -> str:
     names = [f"{process['name']} (pid {process['pid']})" for process in f["processes"]]
-    more = f" and {len(names) - 8} more" if len(names) > 8 else ""
-    return f"left running on {f['node']}, in sessions of their own: {', '.join(names[:8])}{more}"
+    return f"left running on {f['node']}, in sessions of their own: {few_of(names, 8)}"
 
 
 _TELLERS: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
@@ -137,9 +132,7 @@ _TELLERS: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "early_end": _early_end,
     "network": _network,
     "preflight": _preflight,
-    "node_silent": lambda f: f"{f['node']} has been silent for {f['silent_s']:.0f} s",
     "node_lost": lambda f: f"{f['node']} was lost: {f['why']}",
-    "node_back": lambda f: f"{f['node']} is back",
     "newcomer": lambda f: f"{f['node']} has come; it is taken in at the next attempt",
     "notice": lambda f: f["text"] or None,
     "stopping": lambda f: f["text"],

@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from torchmuster.errors import MusterError
 from torchmuster.model.verdict import Report
@@ -11,6 +11,7 @@ from torchmuster.model.verdict import Report
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _COLOUR = re.compile("\x1b\\[[0-9;]*m")
 _MAX_WORD, _MAX_NAMES = 200, 200  # of a search for a near miss
+MAX_NAMES = 8
 
 
 def printable(text: str) -> str:
@@ -33,11 +34,30 @@ def in_one_line(text: str) -> str:
     return printable(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
-def few_of(names: Iterable[str], most: int) -> str:
-    """Return `a, b, c and 3 more`."""
+def few_of(names: Iterable[str], most: int, num_names: int | None = None) -> str:
+    """Return `a, b, c and 3 more`; of `num_names` there are more than are named."""
     listed = [in_one_line(name) for name in names]
-    more = len(listed) - most
+    more = (num_names or len(listed)) - len(listed[:most])
     return ", ".join(listed[:most]) + (f" and {more} more" if more > 0 else "")
+
+
+def name_missing(names: Sequence[str], num_missing: int) -> str:
+    """Return `b, c`, or `2 of b, c, d` when any two of these are enough, or `5 more`.
+
+    Args:
+        names: Who may be meant; the first few are enough when all of them are.
+        num_missing: How many have to come still.
+    """
+    if not names:
+        return f"{num_missing} more"
+    if len(names) > num_missing:
+        return f"{num_missing} of {few_of(names, MAX_NAMES)}"
+    return few_of(names, MAX_NAMES, num_missing)
+
+
+def say_missing(num_here: int, num_needed: int, who: str) -> str:
+    """Return the sentence of a progress line."""
+    return f"{num_here} of {num_needed} {'is' if num_here == 1 else 'are'} here, missing: {who}"
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from torchmuster.errors import MusterError
 from torchmuster.files.layout import WorkingFolder, muster_home
 from torchmuster.model import contract
+from torchmuster.model.display.text import did_you_mean
 from torchmuster.model.tokens import Token, resolve
 from torchmuster.model.workflow import GroupPlan, TaskFile, TaskPlan, WorkflowPlan
 
@@ -135,12 +136,10 @@ def read_credentials(task: TaskPlan) -> dict[str, dict[str, str]]:
 
 
 def _credential(name: str, known: Mapping[str, object], path: str) -> dict[str, str]:
-    import difflib
 
     found = known.get(name)
     if not isinstance(found, dict):
-        near = difflib.get_close_matches(name, known, n=1)
-        fix = f"did you mean `{near[0]}`?" if near else f"add a section [{name}]"
+        fix = did_you_mean(name, known, f"add a section [{name}]")
         raise MusterError(f"there is no credential `{name}`", where=path, fix=fix)
     return {str(key): str(value) for key, value in found.items()}
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import difflib
 import os
 import signal
 import time
@@ -16,6 +15,7 @@ from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.files.tail import offset_of_last_lines
 from torchmuster.model import codec
+from torchmuster.model.display.text import did_you_mean
 from torchmuster.model.ranks import name_ranks
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Report, Result
@@ -136,8 +136,7 @@ def task_log_files(view: RunView, task: str | None, attempt: int | None) -> list
         raise NotFoundError(f"the run {view.run_id} has no tasks", where=view.run_dir.path)
     names = [task.name for group in view.workflow.plan.groups for task in group.tasks]
     if task is not None and task not in names:
-        near = difflib.get_close_matches(task, names, n=1)
-        fix = f"did you mean `{near[0]}`?" if near else f"its tasks: {', '.join(names[:12])}"
+        fix = did_you_mean(task, names, f"its tasks: {', '.join(names[:12])}")
         raise NotFoundError(f"the run {view.run_id} has no task `{task}`", fix=fix)
     found: list[tuple[str, str]] = []
     for name, logs in task_logs(view.workflow, view.run_dir):

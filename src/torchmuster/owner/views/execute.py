@@ -7,7 +7,6 @@ directions keep to the window of `net.messages`: what is not read here is not se
 import asyncio
 import base64
 import contextlib
-import difflib
 import os
 import secrets
 import signal
@@ -17,6 +16,7 @@ from typing import Any
 
 from torchmuster.errors import ChannelError, HeadLostError, MusterError, NotFoundError, UsageError
 from torchmuster.files import atomic
+from torchmuster.model.display.text import did_you_mean
 from torchmuster.model.states import State
 from torchmuster.net import messages
 from torchmuster.net.channel import Channel, ChannelClosedError, connect
@@ -113,8 +113,7 @@ def _workflow(view: RunView) -> WorkflowView:
 
 
 def _no_such(kind: str, name: str, names: Sequence[str], view: RunView) -> NotFoundError:
-    near = difflib.get_close_matches(name, names, n=1)
-    fix = f"did you mean `{near[0]}`?" if near else f"its {kind}s: {', '.join(names[:12])}"
+    fix = did_you_mean(name, names, f"its {kind}s: {', '.join(names[:12])}")
     return NotFoundError(f"the run {view.run_id} has no {kind} `{name}`", fix=fix)
 
 

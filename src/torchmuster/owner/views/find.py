@@ -1,7 +1,6 @@
 """Find runs, and whether they still live."""
 
 import contextlib
-import difflib
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from torchmuster import proc
 from torchmuster.errors import NotFoundError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir, runs_dir, short_id
-from torchmuster.model.display.text import few_of
+from torchmuster.model.display.text import did_you_mean, few_of
 from torchmuster.model.job import JobView
 from torchmuster.model.plan import RunPlan
 from torchmuster.model.states import RunState
@@ -174,9 +173,8 @@ def find_run(word: str) -> RunView:
     if matching:
         fix = f"one of: {few_of(reversed(_as_typed(matching)), _MOST_CANDIDATES)}"
         raise NotFoundError(f"`{word}` names {len(matching)} runs", where=runs_dir(), fix=fix)
-    near = difflib.get_close_matches(word, names, n=1)
-    fix = f"did you mean `{near[0]}`?" if near else "`muster ps` lists the runs"
-    raise NotFoundError(f"there is no run `{word}`", where=runs_dir(), fix=fix)
+    near = did_you_mean(word, names, "`muster ps` lists the runs")
+    raise NotFoundError(f"there is no run `{word}`", where=runs_dir(), fix=near)
 
 
 def _as_typed(names: list[str]) -> list[str]:

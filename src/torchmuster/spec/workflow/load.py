@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchmuster.errors import ManyErrors, MusterError, UsageError
+from torchmuster.model import codec
 from torchmuster.model.display.text import report_of_error
 from torchmuster.model.workflow import GroupPlan, WorkflowPlan
 from torchmuster.plainfile import open_plain
@@ -82,14 +83,8 @@ class LoadedWorkflow:
         }
 
 
-def _plain(error: MusterError) -> dict[str, Any]:
-    report = report_of_error(error)
-    return {
-        "error": report.error,
-        "at": report.at,
-        "because": list(report.because),
-        "hint": report.hint,
-    }
+def _plain(error: MusterError) -> Any:
+    return codec.to_plain(report_of_error(error))
 
 
 def read_source(path: str) -> Source:

@@ -84,8 +84,6 @@ SENTENCES = [
         "ranks 0-1 ended with exit code 0 while 2 others run",
     ),
     ("node_lost", {"node": "n2", "why": "its agent has gone"}, "n2 was lost: its agent has gone"),
-    ("node_back", {"node": "n2"}, "n2 is back"),
-    ("node_silent", {"node": "n2", "silent_s": 5.2}, "n2 has been silent for 5 s"),
     ("newcomer", {"node": "n3"}, "n3 has come; it is taken in at the next attempt"),
     ("shrunk", {"num_nodes": 1, "wanted": 2}, "the world shrinks to 1 of 2 nodes"),
     ("notice", {"text": "logs are being lost"}, "logs are being lost"),
