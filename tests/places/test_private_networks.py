@@ -5,10 +5,11 @@ import json
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
+
+from kit.waiting import wait_until
 
 PORT = 29400
 DEADLINE_S = 30.0
@@ -132,10 +133,7 @@ def wait_for_end(pid):
     ready, _, _ = select.select([fd], [], [], DEADLINE_S)
     os.close(fd)
     assert ready, f"process {pid} still runs"
-    end_s = time.monotonic() + DEADLINE_S
-    while Path(f"/proc/{pid}").exists() and "State:\tZ" not in status(pid):
-        assert time.monotonic() < end_s
-        os.sched_yield()
+    wait_until(lambda: not Path(f"/proc/{pid}").exists() or "State:\tZ" in status(pid), "its end")
 
 
 def status(pid):

@@ -6,9 +6,10 @@ import os
 import shutil
 import socket
 import threading
-import time
 
 import pytest
+
+from kit.waiting import wait_until
 
 DEADLINE_S = 30.0
 
@@ -137,10 +138,7 @@ def test_kill_9_of_the_one_who_started_them_takes_the_stack_away(stage, program)
         assert stack
         child.kill()
         child.wait(DEADLINE_S)
-        end_s = time.monotonic() + DEADLINE_S
-        while any(os.path.exists(f"/proc/{pid}") for pid in stack):
-            assert time.monotonic() < end_s
-            os.sched_yield()
+        wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in stack), "its end")
         for pid in told["pids"]:
             os.kill(pid, 9)
 
@@ -153,10 +151,7 @@ def test_kill_9_of_the_holder_takes_the_stack_away(stage, program):
         stack = stacks(told["holder"], program)
         assert stack
         os.kill(told["holder"], 9)
-        end_s = time.monotonic() + DEADLINE_S
-        while any(os.path.exists(f"/proc/{pid}") for pid in stack):
-            assert time.monotonic() < end_s
-            os.sched_yield()
+        wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in stack), "its end")
         os.kill(told["pids"][0], 9)
         child.communicate(timeout=DEADLINE_S)
 

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from kit.waiting import wait_until
 from torchmuster.data.checkpoint import CheckpointUploader
 from torchmuster.data.dataset import DatasetStore
 from torchmuster.data.faults import DataError
@@ -123,10 +124,12 @@ def test_a_download_that_was_killed_goes_on_where_it_was(bucket, tmp_path, pytho
     part = back / ".1-large.muster.part"
 
     child = python(*words, "--parallel", "1", stdout=subprocess.DEVNULL)
-    deadline_s = time.monotonic() + 30
-    while not (part.exists() and part.stat().st_size >= 8 * MIB):
-        assert time.monotonic() < deadline_s
+
+    def far_enough():
         assert child.poll() is None, "it ended before it could be killed"
+        return part.exists() and part.stat().st_size >= 8 * MIB
+
+    wait_until(far_enough, "8 MiB")
     child.send_signal(signal.SIGKILL)
     child.wait(10)
     kept = part.stat().st_size

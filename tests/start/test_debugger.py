@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from kit.waiting import wait_until
 from start.ways import FORKED, FRESH, LIMIT_S, MUSTER, Workers, hear_report, job_env
 from torchmuster.net.ipc_messages import DebuggerHeld
 
@@ -118,10 +119,7 @@ def test_the_rank_that_is_named_gets_standard_input_and_no_other(place):
     )
     options = ("--nproc-per-node", "2", "--stdin", "1", "--python", " ".join(PYTHON))
     with place.open_muster("prog.py", options=options) as client:
-        deadline = time.monotonic() + LIMIT_S
-        while not (place.cwd / "ready-1").exists():
-            assert time.monotonic() < deadline, "the worker does not start"
-            time.sleep(0.01)
+        wait_until((place.cwd / "ready-1").exists, "the worker", LIMIT_S)
         _, stderr = client.communicate(b"hello\nworld\n", timeout=LIMIT_S)
     assert client.returncode == 0, stderr
     assert place.log(0, 0) == "[False, True, '']\n"

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from kit.command import MUSTER, muster_env
+from kit.waiting import wait_until
 from launching import PYTHON, muster, weights
 from torchmuster.files.layout import short_id
 
@@ -42,11 +43,12 @@ class Interrupted:
     def workers(self):
         """Return the pids of the workers, once all have come to the place."""
         marks = [self.out / f"at-{rank}" for rank in range(self.world_size)]
-        deadline = time.monotonic() + TIMEOUT_S
-        while not all(mark.exists() for mark in marks):
-            assert time.monotonic() < deadline, "the workers did not come to the place"
+
+        def all_came():
             assert self.process.poll() is None, self.process.communicate()[1]
-            threading.Event().wait(0.005)
+            return all(mark.exists() for mark in marks)
+
+        wait_until(all_came, "the workers at the place", TIMEOUT_S)
         return [int(mark.read_text()) for mark in marks]
 
     def end(self):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kit.waiting import wait_until
 from torchmuster.files.disk import MAX_WAITING_BYTES, DiskWriter
 
 DEADLINE_S = 30.0
@@ -295,9 +296,7 @@ def test_a_root_that_is_removed_is_said_at_once_and_not_made_again(rooted, losse
     rooted.append(str(tmp_path / "run" / "logs" / "a"), b"1\n")
     assert rooted.flush(10)
     shutil.rmtree(tmp_path / "run")
-    deadline = time.monotonic() + 10
-    while not losses.said and time.monotonic() < deadline:  # nobody writes anything
-        time.sleep(0.01)
+    wait_until(lambda: losses.said, "the loss, though nothing is written")
     assert losses.said[0] == (0, f"{tmp_path}/run has been removed")
     rooted.append(str(tmp_path / "run" / "logs" / "a"), b"2\n")
     rooted.append(str(tmp_path / "run" / "logs" / "b"), b"3\n")

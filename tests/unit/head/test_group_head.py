@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from kit.waiting import wait_until_async
 from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
 from torchmuster.head.group_head import (
@@ -243,9 +244,7 @@ class Stage:
 
     async def event(self, name):
         """Wait for the first event of this name."""
-        while not self.events(name):
-            await asyncio.sleep(0.01)
-        return self.events(name)[0]
+        return (await wait_until_async(lambda: self.events(name), f"an event {name}"))[0]
 
 
 @pytest.fixture

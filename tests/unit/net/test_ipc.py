@@ -12,6 +12,7 @@ import sys
 
 import pytest
 
+from kit.waiting import wait_until_async
 from torchmuster.errors import MusterError
 from torchmuster.model.message import TypedMessage, encode
 from torchmuster.net import ipc
@@ -53,8 +54,7 @@ async def echo(call):
 
 async def settle():
     """Let the connections that were closed end before the loop does."""
-    while asyncio.all_tasks() != {asyncio.current_task()}:
-        await asyncio.sleep(0.001)
+    await wait_until_async(lambda: asyncio.all_tasks() == {asyncio.current_task()})
     for _ in range(3):
         await asyncio.sleep(0)
 
@@ -274,8 +274,7 @@ def test_the_conversation_stays_open_and_the_end_of_the_process_is_seen():
         data = await reader.readexactly(len(sent))
         assert ended == []
         writer.transport.abort()
-        while not ended:
-            await asyncio.sleep(0.001)
+        await wait_until_async(lambda: ended)
         return data == sent
 
     assert conversation(check, handler=talk)
@@ -295,8 +294,7 @@ def test_at_most_256_calls_are_open_at_once():
             _, writer = await asyncio.open_unix_connection(path)
             writer.write(ASK)
             writers.append(writer)
-        while len(started) < MAX_CALLS:
-            await asyncio.sleep(0.001)
+        await wait_until_async(lambda: len(started) == MAX_CALLS)
         (refused,) = await say(path, ASK)
         writers.pop().transport.abort()
         while len(started) == MAX_CALLS:  # until the agent has seen that one has gone
@@ -323,8 +321,7 @@ def test_closing_the_socket_ends_the_calls_at_once():
         await agent.open()
         reader, writer = await asyncio.open_unix_connection(path)
         writer.write(ASK)
-        while not agent._writers:
-            await asyncio.sleep(0.001)
+        await wait_until_async(lambda: agent._writers)
         agent.close()
         async with asyncio.timeout(DEADLINE_S):
             assert await reader.read() == b""

@@ -9,6 +9,7 @@ from collections import deque
 
 import pytest
 
+from kit.waiting import wait_until_async
 from torchmuster.net.channel import connect
 from torchmuster.net.handshake import Reason, Role
 from torchmuster.net.listener import MAX_SILENT, MAX_STRANGERS, bind
@@ -103,8 +104,9 @@ def test_a_flood_of_silent_connections_keeps_no_honest_agent_out(flood_from):
             )
             flood.start()
             try:
-                while not counts or counts[-1] < 2 * MAX_SILENT:  # all seats have been taken
-                    await asyncio.sleep(0.01)
+                await wait_until_async(
+                    lambda: counts and counts[-1] >= 2 * MAX_SILENT, "all seats to be taken"
+                )
                 calls = [await time_of_an_honest_call(listener) for _ in range(5)]
             finally:
                 over.set()

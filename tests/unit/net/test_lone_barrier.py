@@ -2,11 +2,11 @@ import asyncio
 import contextlib
 import os
 import socket
-import time
 
 import pytest
 
 from kit.ports import reserve_port
+from kit.waiting import wait_until_async
 from torchmuster.errors import BarrierError, BarrierTimeoutError, UsageError
 from torchmuster.net import lone_barrier
 from torchmuster.net.channel import connect
@@ -299,8 +299,7 @@ def test_when_rank_0_dies_the_others_find_the_next_one(monkeypatch):
         async with Nodes(4) as nodes:
             first = nodes.start(0)
             others = [nodes.start(1), nodes.start(2)]
-            while not any("3 of 4 are here" in line for line in nodes.said):
-                await asyncio.sleep(0.005)
+            await wait_until_async(lambda: any("3 of 4 are here" in line for line in nodes.said))
             first.cancel()
             await asyncio.gather(first, return_exceptions=True)
             await asyncio.gather(nodes.start(0), nodes.start(3), *others)
@@ -340,10 +339,7 @@ def test_a_silent_rank_is_missing_again(monkeypatch):
             host = nodes.start(0)
             await nodes.call(1, incarnation="silent")
             nodes.said.clear()  # before it came, rank 0 was alone too
-            begun_s = time.monotonic()
-            while not any("1 of 3 is here" in line for line in nodes.said):
-                assert time.monotonic() < begun_s + 10
-                await asyncio.sleep(0.01)
+            await wait_until_async(lambda: any("1 of 3 is here" in line for line in nodes.said))
             await asyncio.gather(host, nodes.start(1), nodes.start(2))
 
     run(check())

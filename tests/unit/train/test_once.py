@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from kit.waiting import wait_until
 from torchmuster.errors import UsageError
 from torchmuster.train.once import OnceError, OncePlace, once
 
@@ -56,11 +57,8 @@ def work_done(folder):
     return Counter(line.split()[0] for line in (folder / "work").read_text().splitlines())
 
 
-def wait_for_file(path, timeout_s=30.0):
-    deadline = time.monotonic() + timeout_s
-    while not path.exists():
-        assert time.monotonic() < deadline, f"no {path.name} within {timeout_s} s"
-        threading.Event().wait(0.01)
+def wait_for_file(path):
+    wait_until(path.exists, path.name)
     return path.read_text()
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kit.waiting import wait_until_async
 from torchmuster.model.message import decode
 from torchmuster.model.plan import Program, ScriptKind
 from torchmuster.node.leftovers import make_socket_folder
@@ -108,9 +109,7 @@ def test_a_wrappers_python_calls_and_is_told_what_to_run(folder, tmp_path):
         assert isinstance(found, TorchFound)  # what its interpreter has, before it imports
         pid, wrapper = link.pid, link._child.pid
         link.close()
-        async with asyncio.timeout(60.0):
-            while link.exit_status() is None:
-                await asyncio.sleep(0.01)
+        await wait_until_async(lambda: link.exit_status() is not None, "the wrapper's end")
         return event, pid, wrapper
 
     event, pid, wrapper = asyncio.run(scene())

@@ -5,6 +5,7 @@ import os
 import sys
 import time
 
+from kit.waiting import wait_until_async
 from torchmuster import proc
 from torchmuster.files import atomic
 from torchmuster.files.disk import DiskWriter
@@ -64,8 +65,7 @@ class Head:
         finally:
             serving.cancel()
             await asyncio.gather(serving, return_exceptions=True)
-            while self.child.poll() is None:
-                await asyncio.sleep(0.01)
+            await wait_until_async(lambda: self.child.poll() is not None, "the agent's end")
 
     async def hear(self, kind):
         while not isinstance(message := await self.channel.receive(), kind):

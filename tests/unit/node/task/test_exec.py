@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from kit.waiting import wait_until_async
 from torchmuster import proc
 from torchmuster.net import messages
 from torchmuster.node.task.exec import KILLED, Execs, launch_words
@@ -61,10 +62,7 @@ class Stage:
         return b"".join(base64.b64decode(m.data) for m in self.of(messages.ExecOutput))
 
     async def until(self, condition):
-        async with asyncio.timeout(LIMIT_S):
-            while not (value := condition()):
-                await asyncio.sleep(0.01)
-        return value
+        return await wait_until_async(condition, limit_s=LIMIT_S)
 
     async def end(self):
         ends = messages.ExecEnded | messages.ExecRefused
