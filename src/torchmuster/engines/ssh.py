@@ -23,15 +23,8 @@ from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
 from torchmuster.model.plan import RunPlan
 from torchmuster.model.verdict import Result
+from torchmuster.net import remote_messages as messages
 from torchmuster.net.relay import Relay, RelayPort
-from torchmuster.net.remote_messages import (
-    CutLifeline,
-    FilePiece,
-    FrameError,
-    RemoteMessage,
-    SetUpRun,
-    StartNode,
-)
 from torchmuster.net.secret import read_secret
 
 _DEAF_S = 6.0
@@ -124,7 +117,6 @@ class SshEngine:
         try:
             if not self._hosts:
                 self._connect_all()
-            self._open_missing_head()
             self._start_head(first_attempt, restarts_spent)
             in_parallel(self._start_other, [p for p in sorted(self._hosts) if p != HEAD])
         except BaseException:
@@ -191,44 +183,48 @@ class SshEngine:
             host.abandon()
         return host
 
-    def _open_missing_head(self) -> None:
-        if not self._hosts[HEAD].is_lost:
-            return
-        before = self._places.names[HEAD]
+    def _reopen(self, place: int) -> list[HostProblem]:
+        """Connect to the host of a place again, else to a spare one; return the problems of those that can't be used."""
         problems: list[HostProblem] = []
-        for candidate in self._places.candidates(HEAD):
+        for candidate in self._places.candidates(place):
             opened = self._open(candidate)
             if isinstance(opened, HostProblem):
                 problems.append(opened)
                 continue
-            if self._places.take(HEAD, candidate):
-                self._move_head(candidate, before)
-            self._adopt(HEAD, opened)
-            return
-        raise bad_hosts(problems, 1, self._wishes.where)
+            before = self._places.names[place : place + 1]
+            if self._places.take(place, candidate):
+                self._note_spare(place, candidate.name, *before)
+            problem = self._try_set_up(opened) if place != HEAD else None
+            if problem is None:
+                opened.place = place
+                with self._lock:
+                    self._hosts[place] = opened
+                break
+            problems.append(problem)
+        return problems
 
-    def _move_head(self, host: SshHost, before: str) -> None:
-        """A spare host becomes the head; what shared the run directory of the old one gets its own."""
-        self._say(
-            f"the spare host {host.name} takes the place 0; snapshots that only {before} has are not there"
-        )
+    def _note_spare(self, place: int, name: str, before: str) -> None:
+        """Note a spare host; when it becomes the head, what shared the run directory of the old one gets its own."""
+        lost = f"; snapshots that only {before} has are not there" if place == HEAD else ""
+        self._say(f"the spare host {name} takes the place {place}{lost}")
         self._write_plan(self.plan)
-        self._files.append_from(host.name)
-        for other in self._hosts.values():
-            if other.placed is not None and other.placed.with_head:
-                other.placed = None
-
-    def _adopt(self, place: int, host: RemoteHost) -> None:
-        host.place = place
-        with self._lock:
-            self._hosts[place] = host
+        if place == HEAD:
+            self._files.append_from(name)
+            for other in self._hosts.values():
+                if other.placed is not None and other.placed.with_head:
+                    other.placed = None
 
     # Starting.
 
     def _start_head(self, first_attempt: int, restarts_spent: int) -> None:
+        problems = self._reopen(HEAD) if self._hosts[HEAD].is_lost else []
         head = self._hosts[HEAD]
+        if head.is_lost:
+            raise bad_hosts(problems, 1, self._wishes.where)
         others = [host for place, host in self._hosts.items() if place != HEAD]
-        message = StartNode(place=HEAD, first_attempt=first_attempt, restarts_spent=restarts_spent)
+        message = messages.StartNode(
+            place=HEAD, first_attempt=first_attempt, restarts_spent=restarts_spent
+        )
         is_first = not self._heads
         with ThreadPoolExecutor(1, "ssh") as pool:
             try:
@@ -255,7 +251,7 @@ class SshEngine:
         head = self._hosts[HEAD]
         of_head = head.placed if host is not head else None
         script = code_copy.script_of(self.plan.program)
-        message = SetUpRun(
+        message = messages.SetUpRun(
             plan=self.plan,
             run_dir=self.run_dir.path,
             token=self._token,
@@ -285,7 +281,7 @@ class SshEngine:
         if not host.is_usable:
             return
         try:
-            message = StartNode(place=place, heads=self._heads)
+            message = messages.StartNode(place=place, heads=self._heads)
             host.start(message, lambda *end: self._note_end(host, *end))
         except HostError as error:
             self._say_bad(error.problem)
@@ -307,30 +303,13 @@ class SshEngine:
         try:
             host = self._hosts.get(place)
             if host is None or not host.is_usable:
-                host = self._reopen(place)
-            if host is not None and not host.num_agents:
+                for problem in self._reopen(place):
+                    self._say_bad(problem)
+            if place in self._hosts and not self._hosts[place].num_agents:
                 self._start_other(place)
         finally:
             with self._lock:
                 self._coming.discard(place)
-
-    def _reopen(self, place: int) -> RemoteHost | None:
-        """Connect to the host of a place again, else to a spare one."""
-        for candidate in self._places.candidates(place):
-            opened = self._open(candidate)
-            if isinstance(opened, HostProblem):
-                self._say_bad(opened)
-                continue
-            if self._places.take(place, candidate):
-                self._say(f"the spare host {candidate.name} takes the place {place}")
-                self._write_plan(self.plan)
-            problem = self._try_set_up(opened)
-            if problem is not None:
-                self._say_bad(problem)
-                continue
-            self._adopt(place, opened)
-            return opened
-        return None
 
     def holds(self, place: int) -> bool:
         """Say whether an agent of this place runs, or is on its way."""
@@ -341,9 +320,9 @@ class SshEngine:
 
     # What hosts say.
 
-    def _take(self, host: RemoteHost, message: RemoteMessage) -> None:
-        if not isinstance(message, FilePiece):
-            raise FrameError(f"{type(message).__name__} is not for a run")
+    def _take(self, host: RemoteHost, message: messages.RemoteMessage) -> None:
+        if not isinstance(message, messages.FilePiece):
+            raise messages.FrameError(f"{type(message).__name__} is not for a run")
         self._files.take(message, host.host.name)
 
     def _note_end(self, host: RemoteHost, status: int, why: str | None) -> None:
@@ -384,7 +363,7 @@ class SshEngine:
     def cut_lifeline(self) -> None:
         """Let the agents end themselves; the sessions stay."""
         for host in self._alive():
-            host.send(CutLifeline())
+            host.send(messages.CutLifeline())
 
     def finish(self) -> None:
         """Take back what the run has made on hosts that share nothing, and leave them."""

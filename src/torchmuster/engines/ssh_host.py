@@ -25,35 +25,9 @@ from torchmuster.engines.ssh_command import (
 )
 from torchmuster.errors import MusterError
 from torchmuster.files.layout import RunDir
+from torchmuster.net import remote_messages as messages
 from torchmuster.net.frames import FrameReader, FrameWriter
 from torchmuster.net.relay import Relay
-from torchmuster.net.remote_messages import (
-    CODE_FILE,
-    GONE,
-    LENGTH,
-    PROTOCOL,
-    AgentEnded,
-    AgentStarted,
-    CodeSent,
-    Collected,
-    FrameError,
-    KillAgent,
-    LeaveHost,
-    Placed,
-    RelayClose,
-    RelayData,
-    RelayOpen,
-    RemoteFacts,
-    RemoteFailed,
-    RemoteMessage,
-    RemotePong,
-    RemoteReady,
-    SetUpDone,
-    SetUpRun,
-    SetUpTasks,
-    StartNode,
-    StartTask,
-)
 from torchmuster.node.remote.files import TOKEN_FILE, send_pieces
 
 _PING_EVERY_S = 4.0
@@ -65,7 +39,7 @@ _MAX_STDERR_BYTES = 16 << 10
 
 _MAX_THREADS = 256
 
-Answer = TypeVar("Answer", bound=RemoteMessage)
+Answer = TypeVar("Answer", bound=messages.RemoteMessage)
 Item = TypeVar("Item")
 Made = TypeVar("Made")
 
@@ -97,7 +71,7 @@ def in_parallel(action: Callable[[Item], Made], items: Collection[Item]) -> list
 @dataclass(slots=True)
 class _Agent:
     ended: Callable[[int, str | None], None]
-    started: AgentStarted | None = None
+    started: messages.AgentStarted | None = None
     why: str | None = None
 
 
@@ -114,17 +88,17 @@ class RemoteHost:
     def __init__(self, host: SshHost, bundle: Bundle, run_dir: RunDir) -> None:
         self.host = host
         self.place: int | None = None
-        self.facts = RemoteFacts(has_package=False, num_cpus=1, num_gpus=0, memory_bytes=0)
-        self.placed: Placed | None = None
+        self.facts = messages.RemoteFacts(has_package=False, num_cpus=1, num_gpus=0, memory_bytes=0)
+        self.placed: messages.Placed | None = None
         self.is_lost = False
         self.last_heard = time.monotonic()
-        self.on_message: Callable[[RemoteHost, RemoteMessage], None] = lambda *_: None
+        self.on_message: Callable[[RemoteHost, messages.RemoteMessage], None] = lambda *_: None
         self.on_lost: Callable[[RemoteHost], None] = lambda _: None
         self.relay = Relay(self, first_id=1)
         self._bundle = bundle
         self._stderr_path = os.path.join(run_dir.path, "logs", "ssh", f"{host.name}.log")
         self._child: proc.Child | None = None
-        self._answers: dict[type[RemoteMessage], RemoteMessage] = {}
+        self._answers: dict[type[messages.RemoteMessage], messages.RemoteMessage] = {}
         self._agents: dict[int, _Agent] = {}
         self._num_agents = 0
         self._problem: HostProblem | None = None
@@ -199,19 +173,19 @@ class RemoteHost:
             self.facts = self._read_facts(reader)
         except TimeoutError as error:
             raise HostError(self._why("no answer for 10 s")) from error
-        except FrameError as error:
+        except messages.FrameError as error:
             raise HostError(self._why(f"what its shell says can't be read: {error}")) from error
         if not self.facts.has_package:
             package = self._bundle.package()
-            writer.send_raw(LENGTH.pack(len(package)) + package)
+            writer.send_raw(messages.LENGTH.pack(len(package)) + package)
         writer.ping_every(_PING_EVERY_S)
 
-    def _read_facts(self, reader: FrameReader) -> RemoteFacts:
+    def _read_facts(self, reader: FrameReader) -> messages.RemoteFacts:
         try:
             facts = reader.read(_FACTS_LIMIT_S)
-        except FrameError:
+        except messages.FrameError:
             facts = None
-        if isinstance(facts, RemoteFacts):
+        if isinstance(facts, messages.RemoteFacts):
             return facts
         if b"no-python" in reader.rest:
             raise HostError(no_python(self.host.name, self._stderr()))
@@ -219,13 +193,13 @@ class RemoteHost:
 
     # What is said.
 
-    def send(self, message: RemoteMessage, *, bulk: bool = False) -> bool:
+    def send(self, message: messages.RemoteMessage, *, bulk: bool = False) -> bool:
         """Send a message; bulk waits for room. Say whether there is anybody to get it."""
         if self._writer is None:
             raise ValueError("open comes first")
         return self._writer.send(message, bulk=bulk)
 
-    def ask(self, message: RemoteMessage, kind: type[Answer]) -> Answer:
+    def ask(self, message: messages.RemoteMessage, kind: type[Answer]) -> Answer:
         """Send a question and wait for its answer.
 
         Raises:
@@ -249,7 +223,9 @@ class RemoteHost:
         return self._problem or self._why("the connection ended")
 
     def set_up(
-        self, message: SetUpRun | SetUpTasks, code: Callable[[], str] | None = None
+        self,
+        message: messages.SetUpRun | messages.SetUpTasks,
+        code: Callable[[], str] | None = None,
     ) -> str | None:
         """Give a host the run, and the code where it lacks it; return a note for the user.
 
@@ -262,12 +238,12 @@ class RemoteHost:
             UsageError: The code can't be copied.
         """
         with self._changed:
-            self._answers.pop(SetUpDone, None)
-        placed = self.ask(message, Placed)
+            self._answers.pop(messages.SetUpDone, None)
+        placed = self.ask(message, messages.Placed)
         if placed.wants_code and code is not None:
-            send_pieces(self, code(), CODE_FILE)
-            self.send(CodeSent())
-        note = self._expect(SetUpDone).note
+            send_pieces(self, code(), messages.CODE_FILE)
+            self.send(messages.CodeSent())
+        note = self._expect(messages.SetUpDone).note
         self.placed = placed
         return note
 
@@ -279,7 +255,7 @@ class RemoteHost:
                 self._take(message)
         except TimeoutError:
             reason = f"no sign of life for {_SILENCE_S:.0f} s"
-        except (FrameError, OSError) as error:
+        except (messages.FrameError, OSError) as error:
             reason = f"what came is no message: {error}"
         self.is_lost = True
         self._end_ssh(1.0)
@@ -287,33 +263,33 @@ class RemoteHost:
         self.relay.close()
         self.on_lost(self)
         for agent_id in list(self._agents):
-            self._end_agent(agent_id, GONE, f"the connection to {self.host.name} is lost")
+            self._end_agent(agent_id, messages.GONE, f"the connection to {self.host.name} is lost")
 
-    def _take(self, message: RemoteMessage) -> None:
+    def _take(self, message: messages.RemoteMessage) -> None:
         match message:
-            case RemotePong():
+            case messages.RemotePong():
                 pass
-            case RemoteReady(protocol=protocol):
-                if protocol != PROTOCOL:
-                    words = f"its torchmuster speaks version {protocol} of the protocol, this one {PROTOCOL}"
+            case messages.RemoteReady(protocol=protocol):
+                if protocol != messages.PROTOCOL:
+                    words = f"its torchmuster speaks version {protocol} of the protocol, this one {messages.PROTOCOL}"
                     fix = "remove ~/.cache/torchmuster there"
                     self._fail(HostProblem(host=self.host.name, words=words, fix=fix))
-            case Placed() | SetUpDone() | Collected():
+            case messages.Placed() | messages.SetUpDone() | messages.Collected():
                 with self._changed:
                     self._answers[type(message)] = message
                     self._changed.notify_all()
-            case RemoteFailed():
+            case messages.RemoteFailed():
                 parts = (message.what, message.where, message.why)
                 words = ": ".join(part for part in parts if part)
                 self._fail(HostProblem(host=self.host.name, words=words, fix=message.fix or ""))
-            case AgentStarted(agent_id=agent_id):
+            case messages.AgentStarted(agent_id=agent_id):
                 with self._changed:
                     if agent_id in self._agents:
                         self._agents[agent_id].started = message
                     self._changed.notify_all()
-            case AgentEnded(agent_id=agent_id, status=status, why=why):
+            case messages.AgentEnded(agent_id=agent_id, status=status, why=why):
                 self._end_agent(agent_id, status, why)
-            case RelayOpen() | RelayData() | RelayClose():
+            case messages.RelayOpen() | messages.RelayData() | messages.RelayClose():
                 self.relay.take(message)
             case _:
                 self.on_message(self, message)
@@ -326,8 +302,10 @@ class RemoteHost:
     # Agents.
 
     def start(
-        self, message: StartNode | StartTask, ended: Callable[[int, str | None], None]
-    ) -> AgentStarted:
+        self,
+        message: messages.StartNode | messages.StartTask,
+        ended: Callable[[int, str | None], None],
+    ) -> messages.AgentStarted:
         """Start an agent and wait until it runs; `ended` gets its status, and why when that is not its own.
 
         Raises:
@@ -363,12 +341,12 @@ class RemoteHost:
         """SIGKILL an agent and what it started, whose end is not told."""
         with self._changed:
             self._agents.pop(agent_id, None)
-        self.send(KillAgent(agent_id=agent_id))
+        self.send(messages.KillAgent(agent_id=agent_id))
 
     def kill_all(self) -> None:
         """SIGKILL all agents and what they started."""
         for agent_id in list(self._agents):
-            self.send(KillAgent(agent_id=agent_id))
+            self.send(messages.KillAgent(agent_id=agent_id))
 
     # The end.
 
@@ -379,7 +357,7 @@ class RemoteHost:
     def close(self) -> None:
         """Let the remote end leave, then make sure that ssh has ended."""
         if self._writer is not None:
-            self._writer.send(LeaveHost())
+            self._writer.send(messages.LeaveHost())
             self._writer.close()
         self._end_ssh(_LEAVE_S)
 

@@ -13,14 +13,8 @@ import time
 from collections.abc import Callable
 
 from torchmuster.model.codec import CodecError
-from torchmuster.net import ipc, remote_messages
-from torchmuster.net.remote_messages import (
-    GONE,
-    AgentEnded,
-    RemoteMessage,
-    StartNode,
-    StartTask,
-)
+from torchmuster.net import ipc
+from torchmuster.net import remote_messages as messages
 
 MAX_REQUESTS = 4096
 _READ_LIMIT_S = 5.0
@@ -29,7 +23,7 @@ _READ_LIMIT_S = 5.0
 class AgentRequest:
     """One request of one caller."""
 
-    def __init__(self, start: StartNode | StartTask, call: socket.socket) -> None:
+    def __init__(self, start: messages.StartNode | messages.StartTask, call: socket.socket) -> None:
         self.start = start
         self._call = call
         self._lock = threading.Lock()
@@ -42,7 +36,7 @@ class AgentRequest:
                 return
             self.has_ended = True
         with contextlib.suppress(OSError):
-            ended = AgentEnded(agent_id=0, status=status, why=why)
+            ended = messages.AgentEnded(agent_id=0, status=status, why=why)
             self._call.sendall(ipc.pack(ended))
             self._call.shutdown(socket.SHUT_RDWR)
 
@@ -88,7 +82,7 @@ class AgentBroker:
         try:
             with call:
                 start = _next_word(call, time.monotonic() + _READ_LIMIT_S)
-                if not isinstance(start, StartNode | StartTask):
+                if not isinstance(start, messages.StartNode | messages.StartTask):
                     return
                 call.settimeout(None)
                 request = AgentRequest(start, call)
@@ -111,20 +105,20 @@ def request_agent(name: str, start: str) -> tuple[int, str | None]:
     try:
         with ipc.connect(f"\0{name}") as call:
             if ipc.caller_of(call) is None:
-                return GONE, "another user listens there"
-            call.sendall(ipc.pack(remote_messages.decode(start.encode())))
+                return messages.GONE, "another user listens there"
+            call.sendall(ipc.pack(messages.decode(start.encode())))
             answer = _next_word(call, None)
     except OSError as error:
         why = f"the process that starts agents on other hosts can't be called: {error.strerror}"
-        return GONE, why
-    if not isinstance(answer, AgentEnded):
-        return GONE, "the process that starts agents on other hosts has ended"
+        return messages.GONE, why
+    if not isinstance(answer, messages.AgentEnded):
+        return messages.GONE, "the process that starts agents on other hosts has ended"
     return answer.status, answer.why
 
 
-def _next_word(call: socket.socket, deadline_s: float | None) -> RemoteMessage | None:
+def _next_word(call: socket.socket, deadline_s: float | None) -> messages.RemoteMessage | None:
     """Return what the other side says; None when it says nothing, or something else."""
     try:
-        return ipc.receive(call, RemoteMessage, deadline_s)
+        return ipc.receive(call, messages.RemoteMessage, deadline_s)
     except (OSError, EOFError, CodecError):
         return None

@@ -6,15 +6,7 @@ import threading
 import time
 from collections import deque
 
-from torchmuster.net.remote_messages import (
-    LENGTH,
-    MAX_FRAME_BYTES,
-    FrameError,
-    RemoteMessage,
-    RemotePing,
-    decode,
-    pack,
-)
+from torchmuster.net import remote_messages as messages
 
 # Behind so much that waits to be sent, bulk data waits too.
 _BUSY_BYTES = 2 << 20
@@ -27,23 +19,23 @@ class FrameReader:
         self._fd = fd
         self._buffer = bytearray()
 
-    def read(self, timeout_s: float) -> RemoteMessage | None:
+    def read(self, timeout_s: float) -> messages.RemoteMessage | None:
         """Return the next message; None at the end of file.
 
         Raises:
             TimeoutError: Nothing came for `timeout_s`.
-            FrameError: What came is no message.
+            messages.FrameError: What came is no message.
         """
         while True:
-            if len(self._buffer) >= LENGTH.size:
-                (length,) = LENGTH.unpack_from(self._buffer)
-                if length > MAX_FRAME_BYTES:
-                    raise FrameError(f"a frame of {length} bytes")
-                end = LENGTH.size + length
+            if len(self._buffer) >= messages.LENGTH.size:
+                (length,) = messages.LENGTH.unpack_from(self._buffer)
+                if length > messages.MAX_FRAME_BYTES:
+                    raise messages.FrameError(f"a frame of {length} bytes")
+                end = messages.LENGTH.size + length
                 if len(self._buffer) >= end:
-                    payload = bytes(self._buffer[LENGTH.size : end])
+                    payload = bytes(self._buffer[messages.LENGTH.size : end])
                     del self._buffer[:end]
-                    return decode(payload)
+                    return messages.decode(payload)
             if not self._fill(timeout_s):
                 return None
 
@@ -52,12 +44,14 @@ class FrameReader:
 
         Raises:
             TimeoutError: The marker did not come within `timeout_s`.
-            FrameError: More than `limit_bytes` came before it.
+            messages.FrameError: More than `limit_bytes` came before it.
         """
         deadline = time.monotonic() + timeout_s
         while (at := self._buffer.find(marker + b"\n")) < 0:
             if len(self._buffer) > limit_bytes:
-                raise FrameError(f"more than {limit_bytes} bytes before the session begins")
+                raise messages.FrameError(
+                    f"more than {limit_bytes} bytes before the session begins"
+                )
             if not self._fill(max(0.0, deadline - time.monotonic())):
                 return None
         before = bytes(self._buffer[:at])
@@ -98,9 +92,9 @@ class FrameWriter:
             self._ping_every_s = interval_s
             self._changed.notify_all()
 
-    def send(self, message: RemoteMessage, *, bulk: bool = False) -> bool:
+    def send(self, message: messages.RemoteMessage, *, bulk: bool = False) -> bool:
         """Queue a message, bulk once little else waits; return False when the other side is gone."""
-        frame = pack(message)
+        frame = messages.pack(message)
         with self._changed:
             while bulk and self._waiting_bytes > _BUSY_BYTES and not self._is_over:
                 self._changed.wait(1.0)
@@ -152,6 +146,6 @@ class FrameWriter:
             while not self._queue and not self._closing:
                 interval = self._ping_every_s
                 if not self._changed.wait(interval) and interval is not None:
-                    self._queue.append(ping := pack(RemotePing()))
+                    self._queue.append(ping := messages.pack(messages.RemotePing()))
                     self._waiting_bytes += len(ping)
             return self._queue.popleft() if self._queue else None

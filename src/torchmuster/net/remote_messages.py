@@ -24,6 +24,7 @@ CODE_FILE = "code.tar.gz"
 OUTPUT_FILE = "output.tar.gz"
 GONE = 255  # the status of an agent that can't be started or watched any more, as ssh's of a broken connection
 _MAX_PATH_BYTES = 4096
+encode = message.encode
 
 
 class FrameError(Exception):
@@ -31,7 +32,7 @@ class FrameError(Exception):
 
 
 class RemoteMessage(TypedMessage):
-    """What all of them are."""
+    """What both ends of an ssh session say."""
 
 
 # Before the run. The first two may come from the loader.
@@ -84,11 +85,14 @@ class SetUpRun(RemoteMessage):
     run_dir: str
     token: str
     may_share: bool
-    secret: str = field(repr=False)
+    secret: str
     script: dict[str, Any] | None
     code_root: str
     head_run_dir: str | None = None
     head_mark: str = ""
+
+    def __repr__(self) -> str:
+        return f"SetUpRun({self.plan.run_id})"
 
 
 class SetUpTasks(RemoteMessage):
@@ -270,9 +274,6 @@ class RelayClose(RemoteMessage):
     call_id: int
 
 
-encode = message.encode
-
-
 def decode(payload: bytes) -> RemoteMessage:
     """Return the message in a payload.
 
@@ -285,9 +286,9 @@ def decode(payload: bytes) -> RemoteMessage:
         raise FrameError(str(error)[:300]) from None
 
 
-def pack(said: RemoteMessage) -> bytes:
+def pack(value: RemoteMessage) -> bytes:
     """Return a message as a frame; ValueError for one that is too long."""
-    payload = encode(said)
+    payload = encode(value)
     if len(payload) > MAX_FRAME_BYTES:
-        raise ValueError(f"{type(said).__name__} has {len(payload)} bytes")
+        raise ValueError(f"{type(value).__name__} has {len(payload)} bytes")
     return LENGTH.pack(len(payload)) + payload

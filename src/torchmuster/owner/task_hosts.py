@@ -18,17 +18,8 @@ from torchmuster.engines.ssh_host import HostError, RemoteHost, in_parallel, sha
 from torchmuster.engines.ssh_places import SshWishes, bad_hosts
 from torchmuster.errors import UsageError
 from torchmuster.files.layout import RunDir
+from torchmuster.net import remote_messages as messages
 from torchmuster.net.broker import AgentBroker, AgentRequest
-from torchmuster.net.remote_messages import (
-    GONE,
-    AgentEnded,
-    FrameError,
-    KillAgent,
-    RemoteMessage,
-    SetUpTasks,
-    StartNode,
-    StartTask,
-)
 from torchmuster.node.remote.files import TOKEN_FILE
 from torchmuster.owner.host_capacity import HostFacts
 
@@ -146,7 +137,7 @@ class TaskHosts:
         host.on_lost = self._lose
         host.relay.ports = self._ports  # a host may call the heads of this workflow
         needs = self._needs
-        message = SetUpTasks(
+        message = messages.SetUpTasks(
             run_dir=self._run_dir.path,
             token=self._token,
             may_share=self._wishes.may_share,
@@ -208,12 +199,12 @@ class TaskHosts:
 
     def _take_request(self, request: AgentRequest) -> None:
         """Start what a process here asks for; this thread is the request's own."""
-        if isinstance(request.start, StartTask):
+        if isinstance(request.start, messages.StartTask):
             self._ports.add(request.start.port)
         self._agents[request] = None
         self._start(request, request.start, request.end)
 
-    def _start(self, key: _Key, start: StartNode | StartTask, end: Ended) -> None:
+    def _start(self, key: _Key, start: messages.StartNode | messages.StartTask, end: Ended) -> None:
         """Start an agent that has been noted under its key; `end` gets its end, also where it can't be started."""
 
         def ended(status: int, why: str | None) -> None:
@@ -222,14 +213,14 @@ class TaskHosts:
             end(status, why)
 
         if self._closing or start.host not in self._opening:
-            ended(GONE, f"`{start.host[:80]}` is no host of this workflow")
+            ended(messages.GONE, f"`{start.host[:80]}` is no host of this workflow")
             return
-        may_move = isinstance(start, StartTask) and start.may_move
+        may_move = isinstance(start, messages.StartTask) and start.may_move
         try:
             host = self._host_or_other(start.host, may_move=may_move)
             agent_id = host.start(start, ended).agent_id
         except HostError as error:
-            ended(GONE, error.problem.line())
+            ended(messages.GONE, error.problem.line())
             return
         with self._lock:
             is_wanted = key in self._agents
@@ -246,21 +237,21 @@ class TaskHosts:
 
     # What hosts say.
 
-    def _take(self, host: RemoteHost, message: RemoteMessage) -> None:
+    def _take(self, host: RemoteHost, message: messages.RemoteMessage) -> None:
         match message:
-            case StartNode():  # hosts may ask for nodes of a training task only
+            case messages.StartNode():  # hosts may ask for nodes of a training task only
                 self._agents[host, message.agent_id] = None
                 # It may have to connect to the other host again: the reader of this one can't wait.
                 args = (host, message)
                 threading.Thread(target=self._start_for, args=args, daemon=True).start()
-            case KillAgent(agent_id=agent_id):
+            case messages.KillAgent(agent_id=agent_id):
                 self._withdraw((host, agent_id))
             case _:
-                raise FrameError(f"{type(message).__name__} is not for a workflow")
+                raise messages.FrameError(f"{type(message).__name__} is not for a workflow")
 
-    def _start_for(self, host: RemoteHost, start: StartNode) -> None:
+    def _start_for(self, host: RemoteHost, start: messages.StartNode) -> None:
         def end(status: int, why: str | None) -> None:
-            host.send(AgentEnded(agent_id=start.agent_id, status=status, why=why))
+            host.send(messages.AgentEnded(agent_id=start.agent_id, status=status, why=why))
 
         key = (host, start.agent_id)
         self._start(key, start, end)

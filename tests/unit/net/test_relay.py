@@ -1,5 +1,6 @@
 """Connections inside of a session: the same at both ends, and only to ports that are open to the other end."""
 
+import contextlib
 import socket
 
 import pytest
@@ -44,6 +45,20 @@ def dial(end, port):
     return socket.create_connection(("127.0.0.1", door.port), timeout=LIMIT_S), door
 
 
+@contextlib.contextmanager
+def connected(ends, server):
+    """Yield both ends of a connection through which a byte has come."""
+    port = server.getsockname()[1]
+    ends[1].relay.ports = {port}
+    call, door = dial(ends[0], port)
+    with call, server.accept()[0] as served:
+        served.settimeout(LIMIT_S)
+        call.sendall(b"1")
+        assert served.recv(1) == b"1"
+        yield call, served
+    door.close()
+
+
 @pytest.mark.parametrize("begins", [0, 1])
 def test_both_ends_can_begin_a_connection(ends, server, begins):
     port = server.getsockname()[1]
@@ -72,14 +87,9 @@ def test_port_that_is_not_open_to_the_other_end_is_not_called(ends, server):
 
 
 def test_connections_end_with_the_session(ends, server):
-    port = server.getsockname()[1]
-    ends[1].relay.ports = {port}
-    call, door = dial(ends[0], port)
-    with call, server.accept()[0] as served:
-        served.settimeout(LIMIT_S)
+    with connected(ends, server) as (_, served):
         ends[1].relay.close()
         assert served.recv(100) == b""
-    door.close()
 
 
 def test_connection_that_cannot_go_on_now_is_ended():
@@ -90,12 +100,8 @@ def test_connection_that_cannot_go_on_now_is_ended():
 
 
 def test_number_that_is_taken_is_not_given_to_another_connection(ends, server):
-    port = server.getsockname()[1]
-    ends[1].relay.ports = {port}
-    call, door = dial(ends[0], port)
-    with call, server.accept()[0]:
-        ends[1].relay.take(RelayOpen(call_id=1, port=port))
+    with connected(ends, server):
+        ends[1].relay.take(RelayOpen(call_id=1, port=server.getsockname()[1]))
         server.settimeout(0.05)
         with pytest.raises(TimeoutError):
             server.accept()
-    door.close()

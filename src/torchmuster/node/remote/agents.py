@@ -16,17 +16,10 @@ from torchmuster import proc
 from torchmuster.errors import MusterError
 from torchmuster.files.layout import RunDir
 from torchmuster.net import listener
+from torchmuster.net import remote_messages as messages
 from torchmuster.net.address import own_addresses
 from torchmuster.net.broker import AgentBroker, AgentRequest
 from torchmuster.net.relay import Relay, RelayPort, SendsMessages
-from torchmuster.net.remote_messages import (
-    GONE,
-    AgentEnded,
-    AgentStarted,
-    KillAgent,
-    StartNode,
-    StartTask,
-)
 
 _GENTLE_S = 5.0
 _KILL_S = 5.0
@@ -60,21 +53,25 @@ class RemoteAgents:
         self._requests: dict[int, AgentRequest] = {}
         self._num_requests = 0
 
-    def start(self, message: StartNode | StartTask) -> None:
+    def start(self, message: messages.StartNode | messages.StartTask) -> None:
         """Start an agent; its end is told, also where it can't be started."""
         try:
             with self._lock:
                 started, child = self._start(message)
                 self._agents[message.agent_id] = child
         except (MusterError, OSError, ValueError) as error:
-            self._tell_end(message.agent_id, GONE, f"an agent can't be started there: {error}")
+            self._tell_end(
+                message.agent_id, messages.GONE, f"an agent can't be started there: {error}"
+            )
             return
         self._session.send(started)
         threading.Thread(target=self._watch, args=(message.agent_id, child), daemon=True).start()
 
-    def _start(self, message: StartNode | StartTask) -> tuple[AgentStarted, proc.Child]:
-        started = AgentStarted(agent_id=message.agent_id)
-        if isinstance(message, StartTask):
+    def _start(
+        self, message: messages.StartNode | messages.StartTask
+    ) -> tuple[messages.AgentStarted, proc.Child]:
+        started = messages.AgentStarted(agent_id=message.agent_id)
+        if isinstance(message, messages.StartTask):
             return started, self._launch(self._task_argv(message), self.environment)
         environment = self.environment
         if message.gpus is not None:
@@ -98,7 +95,7 @@ class RemoteAgents:
         argv.append(f"--lifeline-fd={lifeline}")
         return proc.start(argv, env=environment, pass_fds=[lifeline, *fds])
 
-    def _node_argv(self, message: StartNode) -> list[str]:
+    def _node_argv(self, message: messages.StartNode) -> list[str]:
         run_dir, inside = message.run_dir, os.path.realpath(self._path())
         if not all(_HEAD.fullmatch(head) for head in message.heads):
             raise ValueError("these are not addresses")
@@ -110,7 +107,7 @@ class RemoteAgents:
             raise ValueError(f"{run_dir} is not of this workflow")
         return [*argv, f"--run-dir={run_dir}", f"--environment={RunDir(run_dir).environment}"]
 
-    def _task_argv(self, message: StartTask) -> list[str]:
+    def _task_argv(self, message: messages.StartTask) -> list[str]:
         for name in (message.group, message.task):
             if not _NAME.fullmatch(name):
                 raise ValueError(f"`{name}` is no name")
@@ -148,7 +145,7 @@ class RemoteAgents:
             return proc.end_children(frozenset(child.pid for child in self._agents.values()))
 
     def _tell_end(self, agent_id: int, status: int, why: str | None) -> None:
-        self._session.send(AgentEnded(agent_id=agent_id, status=status, why=why))
+        self._session.send(messages.AgentEnded(agent_id=agent_id, status=status, why=why))
 
     def kill(self, agent_id: int) -> None:
         """SIGKILL an agent; its watcher ends what it started."""
@@ -184,9 +181,9 @@ class RemoteAgents:
             number = next((n for n, one in self._requests.items() if one is request), None)
             self._requests.pop(number or 0, None)
         if number is not None:
-            self._session.send(KillAgent(agent_id=number))
+            self._session.send(messages.KillAgent(agent_id=number))
 
-    def answer(self, message: AgentEnded) -> None:
+    def answer(self, message: messages.AgentEnded) -> None:
         """Tell the process that asked for an agent elsewhere how it ended."""
         with self._lock:
             request = self._requests.pop(message.agent_id, None)

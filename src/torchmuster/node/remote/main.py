@@ -18,35 +18,9 @@ from collections.abc import Callable
 from torchmuster import proc
 from torchmuster.errors import MusterError
 from torchmuster.files.layout import RunDir
+from torchmuster.net import remote_messages as messages
 from torchmuster.net.frames import FrameReader, FrameWriter
 from torchmuster.net.relay import Relay
-from torchmuster.net.remote_messages import (
-    CODE_FILE,
-    PROTOCOL,
-    AgentEnded,
-    CodeSent,
-    Collect,
-    Collected,
-    CutLifeline,
-    FilePiece,
-    FrameError,
-    KillAgent,
-    LeaveHost,
-    Placed,
-    RelayClose,
-    RelayData,
-    RelayOpen,
-    RemoteFailed,
-    RemoteMessage,
-    RemotePing,
-    RemotePong,
-    RemoteReady,
-    SetUpDone,
-    SetUpRun,
-    SetUpTasks,
-    StartNode,
-    StartTask,
-)
 from torchmuster.node.remote.agents import RemoteAgents
 from torchmuster.node.remote.files import RecordStream, write_piece
 from torchmuster.node.remote.proxy import BROKER_VARIABLE, HOST_VARIABLE
@@ -69,38 +43,38 @@ class RemoteEnd:
 
     def serve(self, reader: FrameReader) -> None:
         """Do what the client says until it is gone."""
-        self._session.send(RemoteReady(protocol=PROTOCOL))
-        with contextlib.suppress(TimeoutError, FrameError, OSError):
+        self._session.send(messages.RemoteReady(protocol=messages.PROTOCOL))
+        with contextlib.suppress(TimeoutError, messages.FrameError, OSError):
             while (message := reader.read(SILENCE_S)) is not None:
-                if isinstance(message, LeaveHost):
+                if isinstance(message, messages.LeaveHost):
                     return
                 self.take(message)
 
-    def take(self, message: RemoteMessage) -> None:
+    def take(self, message: messages.RemoteMessage) -> None:
         """Do one thing; what may take longer goes on in a thread, since pings must be answered."""
         match message:
-            case RemotePing():
-                self._session.send(RemotePong())
-            case SetUpRun():
+            case messages.RemotePing():
+                self._session.send(messages.RemotePong())
+            case messages.SetUpRun():
                 self._in_background(lambda: self._set_up_run(message))
-            case SetUpTasks():
+            case messages.SetUpTasks():
                 self._in_background(lambda: self._set_up_tasks(message))
-            case FilePiece(path=path, offset=offset, data=data):
-                if path == CODE_FILE and self._place is not None:
+            case messages.FilePiece(path=path, offset=offset, data=data):
+                if path == messages.CODE_FILE and self._place is not None:
                     write_piece(self._place.run_dir.path, path, offset, data)
-            case CodeSent():
+            case messages.CodeSent():
                 self._in_background(self._unpack_code)
-            case StartNode() | StartTask():
+            case messages.StartNode() | messages.StartTask():
                 self.agents.start(message)
-            case AgentEnded():
+            case messages.AgentEnded():
                 self.agents.answer(message)
-            case KillAgent(agent_id=agent_id):
+            case messages.KillAgent(agent_id=agent_id):
                 self.agents.kill(agent_id)
-            case CutLifeline():
+            case messages.CutLifeline():
                 self.agents.cut_lifeline()
-            case Collect():
+            case messages.Collect():
                 self._in_background(self._collect)
-            case RelayOpen() | RelayData() | RelayClose():
+            case messages.RelayOpen() | messages.RelayData() | messages.RelayClose():
                 self._relay.take(message)
 
     def _in_background(self, action: Callable[[], None]) -> None:
@@ -110,15 +84,17 @@ class RemoteEnd:
         try:
             action()
         except MusterError as error:
-            failed = RemoteFailed(what=error.what, where=error.where, why=error.why, fix=error.fix)
+            failed = messages.RemoteFailed(
+                what=error.what, where=error.where, why=error.why, fix=error.fix
+            )
             self._session.send(failed)
         except (OSError, ValueError, KeyError, TypeError) as error:
             why = f"{type(error).__name__}: {error}"
-            self._session.send(RemoteFailed(what="the run can't be set up there", why=why))
+            self._session.send(messages.RemoteFailed(what="the run can't be set up there", why=why))
 
     # What runs here.
 
-    def _set_up_run(self, message: SetUpRun) -> None:
+    def _set_up_run(self, message: messages.SetUpRun) -> None:
         place = self._place = RemotePlace(message)
         self.agents.run_dir = place.run_dir
         placed = place.answer()
@@ -140,9 +116,9 @@ class RemoteEnd:
                 note = place.write_run()
             self._record = RecordStream(place.run_dir, self._session)
             self._record.start()
-        self._session.send(SetUpDone(note=note))
+        self._session.send(messages.SetUpDone(note=note))
 
-    def _set_up_tasks(self, message: SetUpTasks) -> None:
+    def _set_up_tasks(self, message: messages.SetUpTasks) -> None:
         lacks = lacking_folders(message)
         if not lacks:
             agents = self.agents
@@ -150,8 +126,8 @@ class RemoteEnd:
             setting_up = do_setup_lines(message, {**agents.environment, **names})
             agents.environment = asyncio.run(setting_up)
             agents.run_dir = RunDir(message.run_dir)
-        self._session.send(Placed(run_dir=message.run_dir, lacks=lacks))
-        self._session.send(SetUpDone())
+        self._session.send(messages.Placed(run_dir=message.run_dir, lacks=lacks))
+        self._session.send(messages.SetUpDone())
 
     # What goes back.
 
@@ -170,7 +146,9 @@ class RemoteEnd:
         if self._place is not None and self._place.is_own:
             folder = self._place.run_dir.snapshots
             snapshots = folder if os.path.isdir(folder) else ""
-        said = Collected(num_stay=len(stay), stay=tuple(stay[:20]), root=root, snapshots=snapshots)
+        said = messages.Collected(
+            num_stay=len(stay), stay=tuple(stay[:20]), root=root, snapshots=snapshots
+        )
         self._session.send(said)
 
     def leave(self) -> None:
