@@ -3,6 +3,8 @@
 import os
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,7 +14,7 @@ from torchmuster.cli.completion import complete_runs
 from torchmuster.cli.echo import echo
 from torchmuster.errors import MusterError, NotFoundError
 from torchmuster.files.layout import short_id
-from torchmuster.model.display.text import in_one_line
+from torchmuster.model.display.text import few_of, in_one_line
 from torchmuster.model.plan import GRACE_S
 
 if TYPE_CHECKING:
@@ -166,9 +168,8 @@ def _print_attempts(view: "RunView") -> None:
         failure: Any = failures.get(start["attempt"])
         end = failure["what"] if failure else ""
         nodes: Any = start["nodes"]
-        places = ", ".join(f"{n['node']}: {n['ranks']}" for n in nodes[:8])
-        more = f", {len(nodes) - 8} more" if len(nodes) > 8 else ""
-        rows.append([str(start["attempt"]), str(start["world_size"]), places + more, end])
+        places = few_of((f"{n['node']}: {n['ranks']}" for n in nodes), 8)
+        rows.append([str(start["attempt"]), str(start["world_size"]), places, end])
     if rows:
         echo("\n" + render_table(["ATTEMPT", "WORKERS", "RANKS", "ENDED BY"], rows), nl=False)
 
@@ -224,19 +225,23 @@ def logs(
     import asyncio
 
     from torchmuster.model.display.lines import LineJoiner
-    from torchmuster.owner.views.control import follow_logs, log_files
+    from torchmuster.owner.views.control import LogChoice, follow_logs, log_files, task_names
     from torchmuster.owner.views.find import find_run
 
     view = find_run(run)
     if view.is_workflow:
-        from torchmuster.cli.workflow_views import print_logs
+        from torchmuster.cli.workflow_views import workflow_of
 
-        return print_logs(view, task, attempt, follow=follow, tail=tail)
-    if task is not None:
+        workflow_of(view)
+    elif task is not None:
         raise NotFoundError(
             f"the run {short_id(view.run_id)} has no tasks", fix=f"muster logs {run} --rank 0"
         )
-    joiner = LineJoiner(prefix_always=rank is None and _num_ranks(view) > 1)
+    choice = LogChoice(task=task, attempt=attempt, rank=rank)
+    names = task_names(view)
+    several = len(names) > 1 if view.is_workflow else _num_ranks(view) > 1
+    joiner = LineJoiner(prefix_always=several and task is None and rank is None)
+    joiner.names.update(enumerate(names))
 
     def write(number: int, text: str) -> None:
         pieces = joiner.add(number, 1, text)
@@ -247,10 +252,10 @@ def logs(
 
     try:
         if follow:
-            asyncio.run(follow_logs(view, attempt, rank, write, tail))
+            asyncio.run(follow_logs(view, choice, write, tail))
         else:
-            for path in log_files(view, attempt, rank):
-                _print_file(path, write, tail)
+            for number, path in log_files(view, choice):
+                _print_file(path, partial(write, number), tail)
     except KeyboardInterrupt:
         return 130
     for _, part in joiner.rest():
@@ -263,15 +268,14 @@ def _num_ranks(view: "RunView") -> int:
     return int(str(attempts[-1]["world_size"])) if attempts else 1
 
 
-def _print_file(path: str, write: Any, tail: int | None) -> None:
+def _print_file(path: str, write: "Callable[[str], None]", tail: int | None) -> None:
     from torchmuster.files.tail import offset_of_last_lines
 
-    number = int(os.path.basename(path).removeprefix("rank-").removesuffix(".log"))
     try:
         with open(path, errors="replace") as log:
             log.seek(offset_of_last_lines(path, tail) if tail is not None else 0)
             while text := log.read(1 << 20):
-                write(number, text)
+                write(text)
     except OSError as error:
         raise NotFoundError("the log can't be read", where=path, why=error.strerror) from error
 

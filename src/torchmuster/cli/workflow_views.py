@@ -1,7 +1,6 @@
-"""What `muster ps`, `status`, `logs` and `restart` show and do of a workflow."""
+"""What `muster ps`, `status` and `restart` show and do of a workflow."""
 
 import json
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -96,52 +95,6 @@ def _plain(view: "RunView", workflow: "WorkflowView") -> dict[str, Any]:
         "groups": [codec.to_plain(group) for group in workflow.groups],
         "result": codec.to_plain(workflow.result) if workflow.result else None,
     }
-
-
-def print_logs(
-    view: "RunView",
-    task: str | None,
-    attempt: int | None,
-    *,
-    follow: bool,
-    tail: int | None = None,
-) -> int:
-    """Print what the commands of tasks wrote, each line with its task when there are several."""
-    import asyncio
-
-    from torchmuster.files.tail import offset_of_last_lines
-    from torchmuster.model.display.lines import LineJoiner
-    from torchmuster.owner.views.control import follow_task_logs, task_log_files
-
-    names = [t.name for group in workflow_of(view).groups for t in group.tasks]
-    joiner = LineJoiner(prefix_always=task is None and len(names) > 1)
-    joiner.names.update(enumerate(names))
-
-    def write(name: str, text: str) -> None:
-        pieces = joiner.add(names.index(name), 1, text)
-        if follow:  # a progress bar has no end of line for a long time
-            pieces += joiner.show_halves()
-        sys.stdout.write("".join(part for _, part in pieces))
-        sys.stdout.flush()
-
-    try:
-        if follow:
-            asyncio.run(follow_task_logs(view, task, attempt, write, tail))
-        else:
-            for name, path in task_log_files(view, task, attempt):
-                with open(path, errors="replace") as log:
-                    log.seek(offset_of_last_lines(path, tail) if tail is not None else 0)
-                    while text := log.read(1 << 20):
-                        write(name, text)
-    except KeyboardInterrupt:
-        return 130
-    except OSError as error:
-        raise NotFoundError(
-            "the log can't be read", where=error.filename, why=error.strerror
-        ) from error
-    for _, part in joiner.rest():
-        sys.stdout.write(part)
-    return 0
 
 
 def restart_workflow(view: "RunView", *, detach: bool) -> int:

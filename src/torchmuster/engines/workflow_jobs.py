@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from torchmuster.engines.base import PYTHON, Dialect
 from torchmuster.errors import UsageError
 from torchmuster.files.layout import RunDir
+from torchmuster.model.display.text import few_of
 from torchmuster.model.job import JobDependency, JobRequest, NodeChunk
 from torchmuster.model.workflow import GroupPlan, TaskPlan, WorkflowPlan
 from torchmuster.proc import NODE_DOOR
@@ -180,7 +181,7 @@ def _warnings(plan: WorkflowPlan, group: GroupPlan, job: JobRequest, engine: str
         found.append("exec_timeout: none given: the time limit is the default of the queue")
     images = dict.fromkeys(task.image for task in group.tasks if task.image)
     if images and plan.container == "none":
-        named = ", ".join(list(images)[:3])
+        named = few_of(images, 3)
         found.append(f"image: {named} is not used: tasks run in the job's environment")
     if plan.pool:
         found.append(f"pool: `{plan.pool}` is not asked for; name a queue or partition")

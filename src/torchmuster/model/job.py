@@ -7,6 +7,7 @@ import enum
 from dataclasses import dataclass, field
 from typing import Literal
 
+from torchmuster.model.display.text import few_of
 from torchmuster.model.states import JobState
 
 
@@ -150,8 +151,7 @@ def describe_job(view: JobView) -> str:
     if view.start_estimate is not None:
         text += f", expected to start {view.start_estimate}"
     if view.nodes:
-        names = ", ".join(view.nodes[:8]) + (", ..." if len(view.nodes) > 8 else "")
-        text += f" on {names}"
+        text += f" on {few_of(view.nodes, 8)}"
     if view.wait is not None and view.wait.hint is not None:
         text += f"; {view.wait.hint}"
     return text

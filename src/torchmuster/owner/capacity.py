@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from torchmuster.model.display.text import few_of
 from torchmuster.model.workflow import GroupPlan, TaskPlan, WorkflowPlan
 
 
@@ -83,8 +84,7 @@ class Capacity:
             asked.append(f"{_gib(need_bytes)} of memory")
             free.append(f"{_gib(self._free_bytes())} of {_gib(self.machine.memory_bytes)}")
         names = list(self._held)
-        more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-        runs = f"{', '.join(names[:4])}{more} {'runs' if len(names) == 1 else 'run'}"
+        runs = f"{few_of(names, 4)} {'runs' if len(names) == 1 else 'run'}"
         return f"waits for {' and '.join(asked)}; {' and '.join(free)} are free, {runs}"
 
     def _free_cpus(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torchmuster.errors import MusterError
 from torchmuster.files.layout import RunDir
 from torchmuster.model.display.repeats import Shown, shortened
-from torchmuster.model.display.text import printable, render_report, report_of_error
+from torchmuster.model.display.text import few_of, printable, render_report, report_of_error
 from torchmuster.model.outcome import WorkflowResult
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Report, Result
@@ -61,8 +61,7 @@ def workflow_summary(result: WorkflowResult) -> str:
     """Return the last line of a workflow."""
     text = f"{result.state.value} after {result.elapsed_s:.1f} s"
     failed = [f"{name} {state}" for name, state in result.groups.items() if state != "COMPLETED"]
-    more = f", {len(failed) - 6} more" if len(failed) > 6 else ""
-    return f"{text} ({', '.join(failed[:6])}{more})" if failed else text
+    return f"{text} ({few_of(failed, 6)})" if failed else text
 
 
 def summary(result: Result, how_to_go_on: str | None = None) -> str:

@@ -208,8 +208,8 @@ def _check_hosts(site: "Site") -> dict[str, Any]:
     except ManyErrors as many:
         lines = [": ".join(filter(None, (error.where, error.what))) for error in many.errors]
         return _entry("hosts", ok=False, found="; ".join(lines[:5]))
-    slots = ", ".join(f"{host.name} ({host.slots or '?'} slots)" for host in hosts[:8])
-    return _entry("hosts", ok=True, found=slots + (", ..." if len(hosts) > 8 else ""))
+    slots = [f"{host.name} ({host.slots or '?'} slots)" for host in hosts]
+    return _entry("hosts", ok=True, found=few_of(slots, 8))
 
 
 def _reach(site: "Site") -> list[dict[str, Any]]:

@@ -126,7 +126,7 @@ def _run(size: list[str], program: list[str]) -> tuple[str, str, int]:
     """Do what `muster run` does; return what rank 0 wrote, the run's name and its exit code."""
     from torchmuster.cli.runs.run import run
     from torchmuster.owner.create import new_run_id
-    from torchmuster.owner.views.control import log_files
+    from torchmuster.owner.views.control import LogChoice, log_files
     from torchmuster.owner.views.find import find_run
 
     run_id = new_run_id("plan")
@@ -134,7 +134,7 @@ def _run(size: list[str], program: list[str]) -> tuple[str, str, int]:
     words = [*size, "--max-restarts", "0", "--tee", "none", "--run-id", run_id, *program]
     code = run.main(args=words, prog_name="muster run", standalone_mode=False)
     try:
-        (path,) = log_files(find_run(run_id), None, 0)
+        ((_, path),) = log_files(find_run(run_id), LogChoice(rank=0))
         with open(path, errors="replace") as file:
             return file.read(), run_id, int(code or 0)
     except (NotFoundError, OSError):  # rank 0 wrote nothing, or never started

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from torchmuster.cli.runs.job import find_allocation, own_node
 from torchmuster.engines.ways import choose_way
 from torchmuster.errors import MusterError, UsageError
+from torchmuster.model.display.text import few_of
 from torchmuster.owner.jobs.spread import Party, is_one_of_many
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def _named(line: "TorchrunLine", nodes: "tuple[AllocatedNode, ...]") -> "tuple[A
 
 def _compare(line: "TorchrunLine", nodes: "tuple[AllocatedNode, ...]", job: str) -> tuple[str, ...]:
     """Return a sentence where `--nnodes` and the job differ."""
-    names = ", ".join(node.name for node in nodes[:8]) + (", ..." if len(nodes) > 8 else "")
+    names = few_of((node.name for node in nodes), 8)
     if line.min_nodes > len(nodes):
         raise UsageError(
             f"--nnodes asks for {line.min_nodes} nodes, the job has {len(nodes)}",
@@ -68,7 +69,6 @@ def _compare(line: "TorchrunLine", nodes: "tuple[AllocatedNode, ...]", job: str)
     if line.max_nodes > len(nodes):
         return (f"--nnodes allows {line.max_nodes} nodes, {job} has {len(nodes)}: {names}",)
     if line.max_nodes < len(nodes):
-        idle = [node.name for node in nodes[line.max_nodes :]]
-        rest = ", ".join(idle[:8]) + (", ..." if len(idle) > 8 else "")
+        rest = few_of((node.name for node in nodes[line.max_nodes :]), 8)
         return (f"--nnodes is {line.max_nodes}, {job} has {len(nodes)} hosts: unused: {rest}",)
     return ()

@@ -13,6 +13,7 @@ from torchmuster.cli.runs.job_scripts import ALL, can_show, show_jobs
 from torchmuster.cli.sets import SetCommand, value_options
 from torchmuster.errors import NotFoundError, UsageError
 from torchmuster.files.layout import short_id
+from torchmuster.model.display.text import few_of
 from torchmuster.model.plan import GRACE_S
 
 if TYPE_CHECKING:
@@ -316,7 +317,7 @@ def _plan(
         raise ManyErrors(problems.found)
     images = {task.image for group in plan.groups for task in group.tasks if task.image}
     if images and plan.container == "none":
-        named = ", ".join(sorted(images)[:3]) + (", ..." if len(images) > 3 else "")
+        named = few_of(sorted(images), 3)
         short.append(f"image: {named} not used: tasks run in this environment (--container none)")
     print_notes(short)
     return plan, machine

@@ -4,7 +4,9 @@ import asyncio
 import contextlib
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from torchmuster.engines.base import Dialect
 from torchmuster.errors import MusterError
@@ -24,6 +26,46 @@ _SECOND_CTRL_C_S = 3.0
 
 
 @dataclass(slots=True)
+class TwiceCancels:
+    """Ctrl-C while jobs are followed: once leaves them alone, again within 3 s cancels them.
+
+    Attributes:
+        goes_on: What is said at the first.
+        cancelling: What is said at the second.
+        cancel: Cancels the jobs.
+    """
+
+    voice: TerminalVoice
+    goes_on: Callable[[], str]
+    cancelling: Callable[[], str]
+    cancel: Callable[[], object]
+    _since: float | None = None
+    _leaves: bool = False
+
+    def listen(self) -> None:
+        """Take the signal from now on."""
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._take)
+
+    def leaves(self) -> bool:
+        """Say whether the jobs go on without us: nobody asked again, or they can't be cancelled."""
+        since = self._since
+        return self._leaves or (since is not None and time.monotonic() - since > _SECOND_CTRL_C_S)
+
+    def _take(self) -> None:
+        if self._since is None:
+            self._since = time.monotonic()
+            self.voice.say(self.goes_on())
+            return
+        self._since = None
+        self.voice.say(self.cancelling())
+        try:
+            self.cancel()
+        except MusterError as error:
+            self.voice.say(f"{error.what}: {error.why}")
+            self._leaves = True
+
+
+@dataclass(slots=True)
 class JobFollower:
     """Shows what a job does, from its run directory and its scheduler, until it has a result."""
 
@@ -36,14 +78,17 @@ class JobFollower:
     _link: str | None = None
     _num_events: int = 0
     _positions: dict[str, int] = field(default_factory=dict)
-    _interrupted_at: float | None = None
-    _leaves: bool = False
     _never: NeverWatch = field(default_factory=NeverWatch)
 
     async def follow(self) -> Result | None:
         """Return the result; None when the job goes on without us, or ended without one."""
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGINT, self._take_interrupt)
+        interrupts = TwiceCancels(
+            self.voice,
+            lambda: f"job {self.job_id} goes on; again within 3 s cancels it",
+            lambda: f"cancelling job {self.job_id}",
+            partial(cancel_jobs, self.run_dir),
+        )
+        interrupts.listen()
         poll_at, ended_at = 0.0, None
         while True:
             self._show_news()
@@ -52,10 +97,8 @@ class JobFollower:
                 self._show_news()
                 return result
             now = time.monotonic()
-            if self._leaves or (ended_at is not None and now > ended_at + _SETTLE_S):
+            if interrupts.leaves() or (ended_at is not None and now > ended_at + _SETTLE_S):
                 return None
-            if self._interrupted_at and now - self._interrupted_at > _SECOND_CTRL_C_S:
-                self._leaves = True
             if now >= poll_at:
                 await asyncio.to_thread(self._ask_scheduler)  # the desk asks ever less often
                 poll_at = time.monotonic() + _POLL_S
@@ -67,19 +110,6 @@ class JobFollower:
     def view(self) -> JobView | None:
         """Return what the scheduler said last."""
         return self._view
-
-    def _take_interrupt(self) -> None:
-        if self._interrupted_at is None:
-            self._interrupted_at = time.monotonic()
-            self.voice.say(f"job {self.job_id} goes on; again within 3 s cancels it")
-            return
-        self._interrupted_at = None
-        self.voice.say(f"cancelling job {self.job_id}")
-        try:
-            cancel_jobs(self.run_dir)
-        except MusterError as error:
-            self.voice.say(f"{error.what}: {error.why}")
-            self._leaves = True
 
     def _ask_scheduler(self) -> None:
         self._tell_where_it_stands()

@@ -22,6 +22,7 @@ from torchmuster.engines.starter import Starter, describe_end
 from torchmuster.engines.ways import Way
 from torchmuster.errors import MusterError
 from torchmuster.files import atomic
+from torchmuster.model.display.text import few_of
 from torchmuster.model.job import AllocatedNode, StartWay
 from torchmuster.net.address import own_addresses
 from torchmuster.net.messages import Event
@@ -219,7 +220,7 @@ class Spreader:
         names = self.party.names
         kind = self.party.way.kind
         way = "" if kind in (None, StartWay.PBSDSH) else f" by {kind.value}"
-        others = ", ".join(names[1:9]) + (f" and {len(names) - 9} more" if len(names) > 9 else "")
+        others = few_of(names[1:], 8)
         done = f"started here for {others} too{way} (--no-spread leaves that to you)"
         return f"torchrun was started on {names[0]} only: {done}"
 

@@ -2,8 +2,6 @@
 
 import asyncio
 import os
-import signal
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -20,6 +18,7 @@ from torchmuster.model.display.text import report_of_error
 from torchmuster.model.outcome import WorkflowResult
 from torchmuster.model.states import State
 from torchmuster.model.workflow import WorkflowPlan
+from torchmuster.owner.jobs.batch import TwiceCancels
 from torchmuster.owner.jobs.jobs import cancel_job, submit_script, view_jobs
 from torchmuster.owner.jobs.never import NeverWatch, note_group
 from torchmuster.owner.reuse import link_reused
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from torchmuster.spec.sites.site import Site
 
 _POLL_S = 1.0
-_SECOND_CTRL_C_S = 3.0
 
 
 def submit_groups(
@@ -96,13 +94,18 @@ class WorkflowFollower:
     voice: TerminalVoice
     _said: dict[str, str] = field(default_factory=dict)
     _positions: dict[str, int] = field(default_factory=dict)
-    _interrupted_at: float | None = None
     _numbers: dict[str, int] = field(default_factory=dict)
     _never: NeverWatch = field(default_factory=NeverWatch)
 
     async def follow(self) -> WorkflowView | None:
         """Return the workflow at its end; None when it goes on without us."""
-        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._take_interrupt)
+        interrupts = TwiceCancels(
+            self.voice,
+            lambda: "the jobs go on; again within 3 s cancels them",
+            lambda: "cancelling the jobs",
+            lambda: _cancel_all(self.dialect, self.job_ids),
+        )
+        interrupts.listen()
         while True:
             run = await asyncio.to_thread(view_run, self.run_dir)
             if run.workflow is not None:
@@ -110,8 +113,7 @@ class WorkflowFollower:
                 await asyncio.to_thread(self._end_what_can_not_start, run.workflow)
                 if all(group.state.is_final for group in run.workflow.groups):
                     return run.workflow
-            since = self._interrupted_at
-            if since is not None and time.monotonic() - since > _SECOND_CTRL_C_S:
+            if interrupts.leaves():
                 return None
             await asyncio.sleep(_POLL_S)
 
@@ -142,12 +144,3 @@ class WorkflowFollower:
             number = self._numbers.setdefault(task, len(self._numbers))
             self.voice.name_rank(number, task)
             self.voice.show(number, 1, text, 0)
-
-    def _take_interrupt(self) -> None:
-        if self._interrupted_at is None:
-            self._interrupted_at = time.monotonic()
-            self.voice.say("the jobs go on; again within 3 s cancels them")
-            return
-        self._interrupted_at = None
-        self.voice.say("cancelling the jobs")
-        _cancel_all(self.dialect, self.job_ids)

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from dataclasses import dataclass
 
 from torchmuster import proc
 from torchmuster.engines.base import EngineError
@@ -37,8 +37,6 @@ from torchmuster.owner.views.find import (
 from torchmuster.owner.views.ranks import connect_to_head
 from torchmuster.owner.views.record import read_new
 from torchmuster.owner.views.workflow_view import task_logs
-
-T = TypeVar("T")
 
 _POLL_S = 0.1
 _SETTLE_S = 2.0  # from a job's end to its result: a shared file system may show it late
@@ -126,23 +124,40 @@ def _signal_owner(view: RunView, signum: int, *, times: int) -> None:
         proc.kill_quietly(int(owner["pid"]), signum)
 
 
-def task_log_files(view: RunView, task: str | None, attempt: int | None) -> list[tuple[str, str]]:
-    """Return (task, path) of the logs of a workflow that were asked for.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogChoice:
+    """Which logs are asked for; None for all tasks, the last attempt, all ranks."""
+
+    task: str | None = None
+    attempt: int | None = None
+    rank: int | None = None
+
+
+def log_files(view: RunView, choice: LogChoice) -> list[tuple[int, str]]:
+    """Return (rank, path) of the logs that were asked for; of a workflow (number of the task, path).
 
     Raises:
-        NotFoundError: There is no such task or attempt, or nobody has written yet.
+        NotFoundError: There is no such task, attempt or rank, or nobody has written yet.
     """
-    if view.workflow is None:
-        raise NotFoundError(f"the run {view.run_id} has no tasks", where=view.run_dir.path)
-    names = [task.name for group in view.workflow.plan.groups for task in group.tasks]
+    return _rank_logs(view, choice) if view.workflow is None else _task_logs(view, choice)
+
+
+def task_names(view: RunView) -> list[str]:
+    """Return the tasks of a workflow, in the order of its file."""
+    groups = view.workflow.plan.groups if view.workflow is not None else ()
+    return [task.name for group in groups for task in group.tasks]
+
+
+def _task_logs(view: RunView, choice: LogChoice) -> list[tuple[int, str]]:
+    names, task, attempt = task_names(view), choice.task, choice.attempt
     if task is not None and task not in names:
         fix = did_you_mean(task, names, f"its tasks: {', '.join(names[:12])}")
         raise NotFoundError(f"the run {view.run_id} has no task `{task}`", fix=fix)
-    found: list[tuple[str, str]] = []
-    for name, logs in task_logs(view.workflow, view.run_dir):
+    found: list[tuple[int, str]] = []
+    for name, logs in task_logs(view.workflow, view.run_dir) if view.workflow is not None else ():
         chosen = logs[-1:] if attempt is None else [log for log in logs if log[0] == attempt]
         if task is None or name == task:
-            found += [(name, path) for _, path in chosen]
+            found += [(names.index(name), path) for _, path in chosen]
     if not found:
         which = f" of attempt {attempt}" if attempt is not None else ""
         whose = f"the task {task}" if task else f"the run {view.run_id}"
@@ -151,29 +166,24 @@ def task_log_files(view: RunView, task: str | None, attempt: int | None) -> list
     return found
 
 
-def log_files(view: RunView, attempt: int | None, rank: int | None) -> list[str]:
-    """Return the log files that were asked for, in the order of the ranks.
-
-    Raises:
-        NotFoundError: There is no such attempt or rank.
-    """
+def _rank_logs(view: RunView, choice: LogChoice) -> list[tuple[int, str]]:
     numbers = _numbers(view.run_dir.logs, "attempt-", "")
     if not numbers:
         yet = "" if view.state.is_final else " yet"
         raise NotFoundError(f"the run {view.run_id} has no logs{yet}", where=view.run_dir.logs)
-    chosen = numbers[-1] if attempt is None else attempt
+    chosen = numbers[-1] if choice.attempt is None else choice.attempt
     if chosen not in numbers:
         known = f"it has {name_ranks(numbers).replace('rank', 'attempt')}"
         raise NotFoundError(
             f"the run {view.run_id} has no attempt {chosen}", where=view.run_dir.logs, why=known
         )
-    folder = view.run_dir.attempt_logs(chosen)
+    folder, rank = view.run_dir.attempt_logs(chosen), choice.rank
     ranks = _numbers(folder, "rank-", ".log")
     if rank is not None and rank not in ranks:
         known = f"it has logs of {name_ranks(ranks)}" if ranks else "nobody wrote anything"
         raise NotFoundError(f"attempt {chosen} has no log of rank {rank}", where=folder, why=known)
     wanted = ranks if rank is None else [rank]
-    return [view.run_dir.rank_log(chosen, number) for number in wanted]
+    return [(number, view.run_dir.rank_log(chosen, number)) for number in wanted]
 
 
 def _numbers(folder: str, before: str, after: str) -> list[int]:
@@ -186,69 +196,22 @@ def _numbers(folder: str, before: str, after: str) -> list[int]:
 
 
 async def follow_logs(
-    view: RunView,
-    attempt: int | None,
-    rank: int | None,
-    write: Callable[[int, str], None],
-    tail: int | None = None,
+    view: RunView, choice: LogChoice, write: Callable[[int, str], None], tail: int | None = None
 ) -> None:
-    """Write what the ranks write, as they write it, until the run has ended; at first the last `tail` lines."""
+    """Write what ranks or tasks write, as they write it, until the run has ended; at first the last `tail` lines."""
     positions: dict[str, int] = {}
     if tail is not None:
         with contextlib.suppress(NotFoundError):
-            positions = _from_the_last(log_files(view, attempt, rank), tail)
+            positions = {p: offset_of_last_lines(p, tail) for _, p in log_files(view, choice)}
     while True:
         over = any_result(view.run_dir) is not None or not owner_lives(view.run_dir)
-        try:
-            paths = log_files(view_run(view.run_dir), attempt, rank)
-        except NotFoundError:
-            paths = []
-        for path in paths:
-            _write_new(path, _rank_of(path), positions, write)
-        if over:
-            return
-        await asyncio.sleep(_POLL_S)
-
-
-async def follow_task_logs(
-    view: RunView,
-    task: str | None,
-    attempt: int | None,
-    write: Callable[[str, str], None],
-    tail: int | None = None,
-) -> None:
-    """Write what the tasks of a workflow write, as they write it, until it has ended; at first the last `tail` lines."""
-    positions: dict[str, int] = {}
-    if tail is not None:
         with contextlib.suppress(NotFoundError):
-            found = task_log_files(view, task, attempt)
-            positions = _from_the_last([path for _, path in found], tail)
-    while True:
-        over = any_result(view.run_dir) is not None or not owner_lives(view.run_dir)
-        try:
-            found = task_log_files(view_run(view.run_dir), task, attempt)
-        except NotFoundError:
-            found = []
-        for name, path in found:
-            _write_new(path, name, positions, write)
+            for number, path in log_files(view_run(view.run_dir), choice):
+                for text in read_new(path, positions):
+                    write(number, text)
         if over:
             return
         await asyncio.sleep(_POLL_S)
-
-
-def _from_the_last(paths: list[str], num_lines: int) -> dict[str, int]:
-    return {path: offset_of_last_lines(path, num_lines) for path in paths}
-
-
-def _rank_of(path: str) -> int:
-    return int(os.path.basename(path).removeprefix("rank-").removesuffix(".log"))
-
-
-def _write_new(
-    path: str, whose: T, positions: dict[str, int], write: Callable[[T, str], None]
-) -> None:
-    for text in read_new(path, positions):
-        write(whose, text)
 
 
 def stop_and_wait(view: RunView, *, at_once: bool, timeout_s: float) -> Result | None:

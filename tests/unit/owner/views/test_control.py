@@ -13,7 +13,7 @@ from torchmuster.files.layout import RunDir
 from torchmuster.model.states import RunState
 from torchmuster.model.stop import StopCause
 from torchmuster.net.listener import bind
-from torchmuster.owner.views.control import log_files, send_stop
+from torchmuster.owner.views.control import LogChoice, log_files, send_stop
 from torchmuster.owner.views.find import view_run
 
 
@@ -29,22 +29,24 @@ def view(tmp_path):
 
 
 def test_the_last_attempt_is_meant_unless_another_is_named(view):
-    assert log_files(view, None, 10) == [view.run_dir.rank_log(10, 10)]
+    assert log_files(view, LogChoice(rank=10)) == [(10, view.run_dir.rank_log(10, 10))]
 
 
 def test_ranks_come_in_the_order_of_their_numbers(view):
-    assert log_files(view, 10, None) == [view.run_dir.rank_log(10, rank) for rank in range(11)]
+    assert log_files(view, LogChoice(attempt=10)) == [
+        (rank, view.run_dir.rank_log(10, rank)) for rank in range(11)
+    ]
 
 
 def test_an_attempt_that_never_was_is_refused_with_those_that_were(view):
     with pytest.raises(NotFoundError, match="no attempt 1") as caught:
-        log_files(view, 1, None)
+        log_files(view, LogChoice(attempt=1))
     assert caught.value.why == "it has attempts 0,2,10"
 
 
 def test_a_rank_without_a_log_is_refused_with_those_that_have_one(view):
     with pytest.raises(NotFoundError, match="no log of rank 3") as caught:
-        log_files(view, 2, 3)
+        log_files(view, LogChoice(attempt=2, rank=3))
     assert caught.value.why == "it has logs of ranks 0-2"
 
 
@@ -54,7 +56,7 @@ def test_logs_are_not_promised_of_a_run_that_has_ended(tmp_path, ended, words):
     os.makedirs(folder.path)
     state = RunState.FAILED if ended else RunState.RUNNING
     with pytest.raises(NotFoundError) as caught:
-        log_files(replace(view_run(folder), state=state), None, None)
+        log_files(replace(view_run(folder), state=state), LogChoice())
     assert caught.value.what.endswith(words)
 
 
