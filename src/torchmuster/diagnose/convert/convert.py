@@ -22,6 +22,7 @@ from torchmuster.diagnose.convert.edits import (
     first_round,
     list_lines,
     used_names,
+    without_unused_values,
 )
 from torchmuster.diagnose.convert.read import (
     Reader,
@@ -34,7 +35,6 @@ from torchmuster.diagnose.convert.read import (
     task_at,
 )
 from torchmuster.diagnose.convert.shell import CantConvertError, ScriptLaunch
-from torchmuster.diagnose.convert.values import without_unused_values
 from torchmuster.errors import ManyErrors, UsageError
 from torchmuster.spec.problems import FileProblems, KeyPath, Problems
 from torchmuster.spec.source import Document, Source, parse_yaml

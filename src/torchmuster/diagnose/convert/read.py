@@ -111,9 +111,6 @@ class Reader:
         try:
             origin, number, text = _script_of(task)
             launch = read_words(_words(task)) if text is None else read_script(text)
-        except _NoScriptError as error:
-            self.refuse((*path, "command"), error.what, fix=error.fix)
-            return None
         except CantConvertError as error:
             self.refuse((*path, *origin), error.what, why=error.why, fix=error.fix, line=error.line)
             return None
@@ -212,12 +209,6 @@ class Reader:
                 self.refuse(path, what, why=why, fix=fix, line=line)
 
 
-class _NoScriptError(Exception):
-    def __init__(self, what: str, fix: str | None = None) -> None:
-        super().__init__(what)
-        self.what, self.fix = what, fix
-
-
 def mentions_torchrun(task: Task) -> bool:
     """Say whether the command of a task, or a file of it, names torchrun."""
     texts = [*_words(task)]
@@ -287,26 +278,26 @@ def _script_of(task: Task) -> tuple[KeyPath, int | None, str | None]:
             continue
         if not flags or not set(flags) <= set("eucx"):
             what = f"`{words[0]} {words[index]}` is not a plain way to run a script"
-            raise _NoScriptError(what, "command: [bash], with the script in `args`")
+            raise CantConvertError(what, fix="command: [bash], with the script in `args`")
         index += 1
         if "c" in flags:
             return _inline(task, words, index)
     if len(words) != index + 1:
         what = "the shell gets something else than one script"
-        raise _NoScriptError(what, "write the arguments into the script")
+        raise CantConvertError(what, fix="write the arguments into the script")
     for number, entry in enumerate(_entries(task)):
         if entry.get("path") == words[index]:
             if entry.get("contents") is None or entry.get("base64"):
                 what = f"the text of `{words[index]}` does not stand in this file"
-                raise _NoScriptError(what, "put it into `contents`")
+                raise CantConvertError(what, fix="put it into `contents`")
             return ("files", number, "contents"), number, str(entry["contents"])
-    raise _NoScriptError(f"the script `{words[index]}` is none of the task's `files`")
+    raise CantConvertError(f"the script `{words[index]}` is none of the task's `files`")
 
 
 def _inline(task: Task, words: Sequence[str], index: int) -> tuple[KeyPath, None, str]:
     if len(words) != index + 1:
         what = "the shell gets something else than one text behind `-c`"
-        raise _NoScriptError(what, "write everything into the text")
+        raise CantConvertError(what, fix="write everything into the text")
     count = len(task.get("command") or [])
     origin: KeyPath = ("command", index) if index < count else ("args", index - count)
     return origin, None, words[index]

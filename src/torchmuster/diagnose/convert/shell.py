@@ -178,8 +178,7 @@ class _Reader:
     def __init__(self, restore: Callable[[str], str]) -> None:
         self._restore = restore
         self._launch: tuple[int, list[str], bool, bool] | None = None
-        self._environment: dict[str, tuple[int, str]] = {}
-        self._variables: dict[str, int] = {}
+        self._environment: dict[str, str] = {}
         self._folders: list[tuple[int, str]] = []
         self._barriers: list[tuple[int, str]] = []
         self._dropped: list[tuple[int, str]] = []
@@ -192,8 +191,7 @@ class _Reader:
             return
         match = _ASSIGNMENT.fullmatch(text)
         if match is not None and match[2].startswith("$(") and match[2].endswith(")"):
-            self._variables[match[1]] = number
-            return
+            return  # what it holds is refused where it is used
         for words in self._commands(number, text):
             self.command(number, words, text)
 
@@ -225,8 +223,6 @@ class _Reader:
             given.append((match[1], match[2]))
             words = words[1:]
         if not words:
-            for name, _ in given:
-                self._variables[name] = number
             return
         if (launcher := _launcher(words)) is not None:
             if self._launch is not None:
@@ -261,7 +257,7 @@ class _Reader:
     def _set(self, number: int, pairs: Sequence[tuple[str, str]], text: str) -> None:
         for name, value in pairs:
             if name not in SET_BY_LAUNCHER:
-                self._environment[name] = (number, self._plain(number, value, text))
+                self._environment[name] = self._plain(number, value, text)
 
     def _plain(self, number: int, word: str, text: str) -> str:
         """Return a word that the shell leaves as it is."""
@@ -303,7 +299,7 @@ class _Reader:
             script=plain(given.training_script),
             args=tuple(plain(word) for word in given.training_script_args),
             max_restarts=None if restarts is None else plain(restarts),
-            environment={name: value for name, (_, value) in self._environment.items()},
+            environment=dict(self._environment),
             folders=tuple(self._folders),
             barriers=tuple(self._barriers),
             folder=self._folder,
