@@ -17,7 +17,7 @@ MACHINES = attrgetter("has_machines")
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class NodePart:
     """One part of a node's facts."""
 
     situation: Situation
@@ -25,17 +25,17 @@ class Seen:
     facts: Any
 
 
-def look(situation: Situation, part: str) -> list[Seen]:
+def look(situation: Situation, part: str) -> list[NodePart]:
     """Return a part of the facts of all nodes that have told it."""
     found = [(node, getattr(node.facts, part, None)) for node in situation.known]
-    return [Seen(situation, node, facts) for node, facts in found if facts is not None]
+    return [NodePart(situation, node, facts) for node, facts in found if facts is not None]
 
 
 def _always(_: Situation) -> bool:
     return True
 
 
-def _nothing(_: Seen) -> Mapping[str, Any]:
+def _nothing(_: NodePart) -> Mapping[str, Any]:
     return {}
 
 
@@ -93,15 +93,15 @@ class Check(_Row):
         each: Every node has a finding of its own.
     """
 
-    level: Level | Callable[[Seen], Level | None]
-    bad: Callable[[Seen], bool] | None = None
-    words: Callable[[Seen], Mapping[str, Any]] = _nothing
-    worst: Callable[[Seen], float] | None = None
+    level: Level | Callable[[NodePart], Level | None]
+    bad: Callable[[NodePart], bool] | None = None
+    words: Callable[[NodePart], Mapping[str, Any]] = _nothing
+    worst: Callable[[NodePart], float] | None = None
     each: bool = False
 
     def __call__(self, situation: Situation) -> Iterator[Finding]:
         """Yield what is wrong."""
-        groups: dict[tuple[Level, str], list[Seen]] = {}
+        groups: dict[tuple[Level, str], list[NodePart]] = {}
         for seen in look(situation, self.of) if self.when(situation) else ():
             if self.bad is not None and not self.bad(seen):
                 continue
@@ -125,7 +125,7 @@ class Equal(_Row):
     """
 
     level: Level
-    value: Callable[[Seen], Hashable | None]
+    value: Callable[[NodePart], Hashable | None]
     what: str = ""
     show: Callable[[Any], str] = str
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from torchmuster.diagnose.doctor.checks import LONG, Check, Seen, look
+from torchmuster.diagnose.doctor.checks import LONG, Check, NodePart, look
 from torchmuster.diagnose.doctor.grammar import meant, problem_of
 from torchmuster.diagnose.doctor.situation import (
     Rule,
@@ -119,40 +119,40 @@ def missing(situation: Situation) -> Iterator[Finding]:
             )
 
 
-def _time_is_short(seen: Seen) -> bool:
+def _time_is_short(seen: NodePart) -> bool:
     left_s, total_s = seen.facts.left_s, seen.facts.total_s
     # A job that was made for a few minutes has what was asked for.
     is_used_up = total_s is None or (left_s or 0.0) < total_s / 2
     return left_s is not None and left_s < _LITTLE_S and is_used_up
 
 
-def _time(seen: Seen) -> dict[str, Any]:
+def _time(seen: NodePart) -> dict[str, Any]:
     total_s = seen.facts.total_s
     of = f" of {total_s:.0f} s" if total_s is not None else ""
     return {"left_s": max(seen.facts.left_s, 0.0), "of": of}
 
 
-def _is_head(seen: Seen) -> bool:
+def _is_head(seen: NodePart) -> bool:
     return look(seen.situation, "environment")[0].node is seen.node
 
 
-def _nodefile(seen: Seen) -> dict[str, Any]:
+def _nodefile(seen: NodePart) -> dict[str, Any]:
     lines, hosts = seen.facts.nodefile or (0, 0)
     return {"lines": lines, "hosts": hosts, "used": len(seen.situation.nodes)}
 
 
-def _tasks(seen: Seen) -> dict[str, Any]:
+def _tasks(seen: NodePart) -> dict[str, Any]:
     words = [seen.facts.scheduler.get(name, "") for name in ("SLURM_NTASKS", "SLURM_NNODES")]
     tasks, num_nodes = (int(word) if word.isdecimal() else 0 for word in words)
     return {"tasks": tasks, "num_nodes": num_nodes}
 
 
-def _starts_several(seen: Seen) -> bool:
+def _starts_several(seen: NodePart) -> bool:
     found = _tasks(seen)
     return _is_head(seen) and 0 < found["num_nodes"] < found["tasks"]
 
 
-def _has_open_proxy(seen: Seen) -> bool:
+def _has_open_proxy(seen: NodePart) -> bool:
     return bool(set(seen.facts.proxies) - {"no_proxy"}) and "no_proxy" not in seen.facts.proxies
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from torchmuster.diagnose.doctor.checks import Check, Equal, Seen, look
+from torchmuster.diagnose.doctor.checks import Check, Equal, NodePart, look
 from torchmuster.diagnose.doctor.situation import Rule, Situation, names_of, show_bytes
 from torchmuster.diagnose.facts.collect import CollectedFacts
 from torchmuster.diagnose.finding import Finding, Level
@@ -11,31 +11,31 @@ from torchmuster.diagnose.finding import Finding, Level
 BUILT_IN_NETWORKS = ("IB", "SOCKET")
 
 
-def _variable(seen: Seen, name: str) -> str:
+def _variable(seen: NodePart, name: str) -> str:
     facts = seen.node.facts
     return facts.environment.variables.get(name, "") if facts and facts.environment else ""
 
 
-def _has_gpus(seen: Seen) -> bool:
+def _has_gpus(seen: NodePart) -> bool:
     gpu = seen.node.facts.gpu if seen.node.facts else None
     return bool(gpu and gpu.num_devices)
 
 
-def _plugins(seen: Seen) -> Sequence[str]:
+def _plugins(seen: NodePart) -> Sequence[str]:
     """Return NCCL's network plugins; something where nothing is known of them."""
     facts = seen.node.facts
     return facts.environment.plugins if facts and facts.environment else ("?",)
 
 
-def _active(seen: Seen, kind: str = "") -> list[Any]:
+def _active(seen: NodePart, kind: str = "") -> list[Any]:
     return [p for p in seen.facts.rdma if p.state == "ACTIVE" and kind in ("", p.kind)]
 
 
-def _num_active(seen: Seen) -> int:
+def _num_active(seen: NodePart) -> int:
     return sum(port.name not in seen.facts.efa for port in _active(seen))
 
 
-def _is_down(seen: Seen) -> bool:
+def _is_down(seen: NodePart) -> bool:
     net = seen.facts
     return _has_gpus(seen) and bool(net.rdma) and not _num_active(seen) and not net.efa
 
@@ -44,13 +44,13 @@ def _ports_differ(situation: Situation) -> bool:
     return not any(_is_down(seen) for seen in look(situation, "network"))
 
 
-def _bare(seen: Seen) -> list[str]:
+def _bare(seen: NodePart) -> list[str]:
     """Return the RoCE ports without an address."""
     bare = [port.name for port in _active(seen, "Ethernet") if not port.num_gids]
     return bare if _has_gpus(seen) and not seen.facts.efa else []
 
 
-def _wrong_provider(seen: Seen) -> dict[str, str] | None:
+def _wrong_provider(seen: NodePart) -> dict[str, str] | None:
     """Return why FI_PROVIDER does not fit, and what helps: it is often from a recipe for another machine."""
     wanted = _variable(seen, "FI_PROVIDER").lower()
     named = {word.strip().lstrip("^") for word in wanted.split(",") if word.strip()}
@@ -66,7 +66,7 @@ def _wrong_provider(seen: Seen) -> dict[str, str] | None:
     return {"wanted": wanted, "why": why, "fix": fix} if why else None
 
 
-def _missing_plugin(seen: Seen) -> tuple[Level, str, str] | None:
+def _missing_plugin(seen: NodePart) -> tuple[Level, str, str] | None:
     """Return how bad it is, what asks for a plugin that is not there, and its file."""
     facts = seen.node.facts
     if not _has_gpus(seen) or not facts or not facts.environment:
@@ -81,17 +81,17 @@ def _missing_plugin(seen: Seen) -> tuple[Level, str, str] | None:
     return None
 
 
-def _plugin_level(seen: Seen) -> Level | None:
+def _plugin_level(seen: NodePart) -> Level | None:
     missing = _missing_plugin(seen)
     return missing[0] if missing is not None else None
 
 
-def _plugin_words(seen: Seen) -> dict[str, Any]:
+def _plugin_words(seen: NodePart) -> dict[str, Any]:
     _, asked, file = _missing_plugin(seen) or (None, "", "")
     return {"asked": asked, "file": file}
 
 
-def _uses_tcp(seen: Seen, kind: str) -> bool:
+def _uses_tcp(seen: NodePart, kind: str) -> bool:
     """Say whether a fabric is there that NCCL can't use for want of a plugin."""
     is_wanted = _variable(seen, "NCCL_NET").upper() != "SOCKET"
     return _has_gpus(seen) and bool(getattr(seen.facts, kind)) and not _plugins(seen) and is_wanted
@@ -110,7 +110,7 @@ def _without_plugin(kind: str, fabric: str) -> Check:
     )
 
 
-def _memlock(seen: Seen) -> int:
+def _memlock(seen: NodePart) -> int:
     """Return how much memory may be locked where RDMA is used; -1 for any amount."""
     system = seen.node.facts.system if seen.node.facts else None
     if system is None or not _has_gpus(seen) or not _active(seen):
@@ -118,7 +118,7 @@ def _memlock(seen: Seen) -> int:
     return system.limits.get("memlock", -1)
 
 
-def _lacks_verbs(seen: Seen) -> bool:
+def _lacks_verbs(seen: NodePart) -> bool:
     environment = seen.node.facts.environment if seen.node.facts else None
     has_ports = _has_gpus(seen) and bool(_active(seen, "InfiniBand"))
     return environment is not None and has_ports and not environment.verbs

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from torchmuster.diagnose.doctor.checks import LONG, Check, Equal, Seen, look
+from torchmuster.diagnose.doctor.checks import LONG, Check, Equal, NodePart, look
 from torchmuster.diagnose.doctor.situation import (
     NodeView,
     Rule,
@@ -47,14 +47,14 @@ def _why_none(node: NodeView, gpu: GpuFacts) -> str:
     return f"{node.name}: neither /proc/driver/nvidia nor /dev/nvidia* shows one"
 
 
-def _is_silent(seen: Seen) -> Level | None:
+def _is_silent(seen: NodePart) -> Level | None:
     """GPUs that the kernel shows and nvidia-smi doesn't."""
     if not seen.facts.num_devices or seen.facts.gpus or not seen.facts.why_not:
         return None
     return Level.NOTE if _lacks_smi(seen) else Level.WARNING
 
 
-def _lacks_smi(seen: Seen) -> bool:
+def _lacks_smi(seen: NodePart) -> bool:
     return "No such file" in seen.facts.why_not
 
 
@@ -93,18 +93,18 @@ def health(situation: Situation) -> Iterator[Finding]:
                 )
 
 
-def _xids(seen: Seen) -> list[str]:
+def _xids(seen: NodePart) -> list[str]:
     return [xid for xid in seen.facts.xids if int(xid.split()[-1]) in _BAD_XIDS]
 
 
-def _xid_level(seen: Seen) -> Level | None:
+def _xid_level(seen: NodePart) -> Level | None:
     numbers = {int(xid.split()[-1]) for xid in _xids(seen)}
     if not numbers:
         return None
     return Level.FAILURE if _LOST_XID in numbers else Level.WARNING
 
 
-def _xid_words(seen: Seen) -> dict[str, Any]:
+def _xid_words(seen: NodePart) -> dict[str, Any]:
     pairs = [xid.split() for xid in _xids(seen)[:6]]
     return {
         "numbers": ", ".join(pair[-1] for pair in pairs),
@@ -179,11 +179,11 @@ def narrow(situation: Situation) -> Iterator[Finding]:
         )
 
 
-def _copies_over_pcie(seen: Seen) -> bool:
+def _copies_over_pcie(seen: NodePart) -> bool:
     return len(seen.facts.visible) > 1 and not seen.facts.links.is_all_nvlink
 
 
-def _numbers_to_reset(seen: Seen) -> str:
+def _numbers_to_reset(seen: NodePart) -> str:
     return ", ".join(str(gpu.index) for gpu in seen.facts.gpus if gpu.must_be_reset)
 
 

@@ -3,7 +3,7 @@
 import ipaddress
 from collections.abc import Iterator, Sequence
 
-from torchmuster.diagnose.doctor.checks import LONG, MACHINES, Check, Equal, Seen, look
+from torchmuster.diagnose.doctor.checks import LONG, MACHINES, Check, Equal, NodePart, look
 from torchmuster.diagnose.doctor.situation import (
     NodeView,
     Rule,
@@ -18,7 +18,7 @@ CLOCK_WARNING_S, CLOCK_FAILURE_S = 2.0, 10.0
 _SLOW_NAME_S = 2.0
 
 
-def _level(seen: Seen) -> Level:
+def _level(seen: NodePart) -> Level:
     """Workers of muster are told addresses, so names are not worth a line at every start."""
     return Level.WARNING if seen.situation.is_long else Level.NOTE
 
@@ -44,12 +44,12 @@ def clocks(situation: Situation) -> Iterator[Finding]:
         )
 
 
-def _means_itself(seen: Seen) -> bool:
+def _means_itself(seen: NodePart) -> bool:
     own = seen.facts.own_addresses
     return bool(own) and all(_is_loopback(address) for address in own)
 
 
-def _outside(seen: Seen) -> list[str]:
+def _outside(seen: NodePart) -> list[str]:
     """Return the addresses that a node's name has, if no interface of it has one of them."""
     outside = [a for a in seen.facts.own_addresses if not _is_loopback(a)]
     mine = {i.address for i in seen.facts.interfaces}
@@ -76,7 +76,7 @@ def shared_addresses(situation: Situation) -> Iterator[Finding]:
         )
 
 
-def _shared_addresses(networks: Sequence[Seen]) -> list[tuple[str, str, list[NodeView]]]:
+def _shared_addresses(networks: Sequence[NodePart]) -> list[tuple[str, str, list[NodeView]]]:
     owners: dict[str, list[tuple[NodeView, str]]] = {}
     for seen in networks:
         for interface in seen.facts.interfaces:
@@ -113,7 +113,7 @@ def other_names(situation: Situation) -> Iterator[Finding]:
         yield from _views_of(subject, others)
 
 
-def _views_of(subject: NodeView, others: Sequence[Seen]) -> Iterator[Finding]:
+def _views_of(subject: NodeView, others: Sequence[NodePart]) -> Iterator[Finding]:
     seen = {
         s.node.name: tuple(sorted(s.facts.names[subject.name]))
         for s in others

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from torchmuster.diagnose.doctor.checks import LONG, Check, Equal, Seen
+from torchmuster.diagnose.doctor.checks import LONG, Check, Equal, NodePart
 from torchmuster.diagnose.doctor.situation import Rule, show_bytes
 from torchmuster.diagnose.facts.system import SHARED_MEMORY
 from torchmuster.diagnose.finding import Level
@@ -16,7 +16,7 @@ _LOW_PROCESSES = 1024
 _WORKER_BYTES = _GIB
 
 
-def _shm_level(seen: Seen) -> Level | None:
+def _shm_level(seen: NodePart) -> Level | None:
     gpu = seen.node.facts.gpu if seen.node.facts else None
     has_gpus = bool(gpu and gpu.num_devices)
     return shm_level(seen.facts.shm_bytes, gpus=has_gpus, several=seen.node.num_workers > 1)
@@ -35,37 +35,37 @@ def shm_level(size: int | None, *, gpus: bool, several: bool) -> Level | None:
     return Level.NOTE
 
 
-def _shm_size(seen: Seen) -> dict[str, Any]:
+def _shm_size(seen: NodePart) -> dict[str, Any]:
     size = seen.facts.shm_bytes
     return {"size": f"is only {show_bytes(size)}" if size is not None else "is missing"}
 
 
-def _is_shm_full(seen: Seen) -> bool:
+def _is_shm_full(seen: NodePart) -> bool:
     size, free = seen.facts.shm_bytes, seen.facts.shm_free_bytes
     return None not in (size, free) and free < DEFAULT_SHM_BYTES < size
 
 
-def _files_level(seen: Seen) -> Level | None:
+def _files_level(seen: NodePart) -> Level | None:
     limit = seen.facts.limits.get("nofile", -1)
     if not 0 <= limit < _USUAL_FILES:
         return None
     return Level.WARNING if limit < _LOW_FILES else Level.NOTE
 
 
-def _memory_level(seen: Seen) -> Level | None:
+def _memory_level(seen: NodePart) -> Level | None:
     limit = seen.facts.memory_limit_bytes
     if limit is None or limit >= seen.facts.memory_bytes // 4:
         return None
     return Level.WARNING if limit < _WORKER_BYTES * seen.node.num_workers else Level.NOTE
 
 
-def _asked_cpus(seen: Seen) -> int | None:
+def _asked_cpus(seen: NodePart) -> int | None:
     environment = seen.node.facts.environment if seen.node.facts else None
     word = environment.scheduler.get("SLURM_CPUS_PER_TASK", "") if environment else ""
     return int(word) if word.isdecimal() else None
 
 
-def _has_few_cpus(seen: Seen) -> bool:
+def _has_few_cpus(seen: NodePart) -> bool:
     usable, there = seen.facts.num_usable_cpus, seen.facts.num_cpus
     if usable == there:  # a small machine, not a wrong mask
         return False
@@ -73,7 +73,7 @@ def _has_few_cpus(seen: Seen) -> bool:
     return usable < seen.node.num_workers or alone or usable < (_asked_cpus(seen) or 0)
 
 
-def _cpus(seen: Seen) -> dict[str, Any]:
+def _cpus(seen: NodePart) -> dict[str, Any]:
     system, asked = seen.facts, _asked_cpus(seen)
     why = f"it may use CPU {system.cpus} of {system.num_cpus}"
     if asked is not None and system.num_usable_cpus < asked:

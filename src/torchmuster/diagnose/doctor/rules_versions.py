@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from torchmuster.diagnose.doctor.checks import Check, Equal, Seen, look
+from torchmuster.diagnose.doctor.checks import Check, Equal, NodePart, look
 from torchmuster.diagnose.doctor.situation import Rule, Situation, names_of
 from torchmuster.diagnose.facts.collect import TorchFacts
 from torchmuster.diagnose.finding import Finding, Level
@@ -81,17 +81,17 @@ def _cpu_only(situation: Situation) -> Iterator[Finding]:
     )
 
 
-def _cuda(seen: Seen) -> str:
+def _cuda(seen: NodePart) -> str:
     torch = seen.node.facts.torch if seen.node.facts else None
     return (torch.cuda or "") if torch is not None and torch.is_known else ""
 
 
-def _is_driver_too_old(seen: Seen) -> bool:
+def _is_driver_too_old(seen: NodePart) -> bool:
     needed = _FIRST_DRIVER.get(_numbers(_cuda(seen))[0])
     return bool(seen.facts.driver) and needed is not None and _numbers(seen.facts.driver) < needed
 
 
-def _of_driver(seen: Seen) -> dict[str, Any]:
+def _of_driver(seen: NodePart) -> dict[str, Any]:
     cuda = _cuda(seen)
     major, minor = _FIRST_DRIVER[_numbers(cuda)[0]]
     fit = [k for k, first in _FIRST_DRIVER.items() if _numbers(seen.facts.driver) >= first]
@@ -100,7 +100,7 @@ def _of_driver(seen: Seen) -> dict[str, Any]:
     return {"cuda": cuda, "major": cuda.partition(".")[0], "needed": needed, "fits": fits}
 
 
-def _is_emulated(seen: Seen) -> bool:
+def _is_emulated(seen: NodePart) -> bool:
     system = seen.node.facts.system if seen.node.facts else None
     return system is not None and seen.facts.is_known and seen.facts.machine != system.machine
 
