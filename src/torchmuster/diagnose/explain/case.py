@@ -1,11 +1,11 @@
 """What is known of a job from its logs: who should have spoken and did, sizes, addresses, how far each rank got."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from torchmuster.diagnose.explain.events import LineRole, LogEvent, LogLine, Who
+from torchmuster.diagnose.explain.events import LogEvent, LogLine, Who
 from torchmuster.diagnose.explain.scan import LogRecord
 from torchmuster.model.nodelist import expand_hostlist
 
@@ -67,12 +67,6 @@ class Case:
         """Return the first of these by time where they have one, else by order."""
         found = self.of(*kinds)
         return self.earliest(found) if found else None
-
-    def where(
-        self, role: LineRole, keep: Callable[[LogEvent], bool] = lambda event: True
-    ) -> list[LogEvent]:
-        """Return the events of one role."""
-        return [event for event in self.events if event.role is role and keep(event)]
 
     def earliest(self, events: Iterable[LogEvent]) -> LogEvent:
         """Return the one that came first: by time if all have one, else as they were read."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from torchmuster.diagnose.explain.case import Case
 from torchmuster.diagnose.explain.events import LineRole, LogEvent, LogFinding
 from torchmuster.diagnose.explain.rows import HIGH, LOW, MEDIUM, Row, Weight, at, found_by, words_of
-from torchmuster.diagnose.explain.rules_signals import signal_of
+from torchmuster.diagnose.explain.rules_signals import ended_process, signal_of
 from torchmuster.diagnose.explain.tracebacks import FETCHES
 from torchmuster.diagnose.finding import Confidence
 
@@ -321,11 +321,14 @@ def exit_codes(case: Case) -> Iterator[LogFinding]:
         return
     event = case.earliest(failed)
     code = _code(event)
+    ended = ended_process(event)
+    if not ended and event.get("tasks"):
+        ended = f"task {event.get('tasks')} on {event.get('host')}"
     yield found_by(
         case,
         _EXIT_CODE,
         [event],
-        {"ended": _who_ended(event), "how": f"exit code {code}" if code else "a failure"},
+        {"ended": ended or "a process", "how": f"exit code {code}" if code else "a failure"},
         # Python ends with 1 after an exception: it stood somewhere that is not here.
         confidence=MEDIUM if event.kind == "child_failed" and code != 1 else LOW,
         because=_last_words(case, event),
@@ -336,16 +339,6 @@ def exit_codes(case: Case) -> Iterator[LogFinding]:
 def _code(event: LogEvent) -> int:
     word = event.get("code") or event.get("other")
     return int(word) if re.fullmatch(r"-?\d{1,9}", word) else 0
-
-
-def _who_ended(event: LogEvent) -> str:
-    local_rank = event.get("local_rank")
-    who = str(event.who)
-    if local_rank:
-        return f"local rank {local_rank}{f' on {event.who.host}' if event.who.host else ''}"
-    return who or (
-        f"task {event.get('tasks')} on {event.get('host')}" if event.get("tasks") else "a process"
-    )
 
 
 def _last_words(case: Case, event: LogEvent) -> tuple[str, ...]:

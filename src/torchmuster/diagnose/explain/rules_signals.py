@@ -212,14 +212,17 @@ def _ended(case: Case, number: int, found: list[LogEvent]) -> LogFinding:
     row = _ROWS.get(number, _OTHER)
     if number == 7 and any(e.kind == "loader_killed" for e in found):
         row = _LOADER_HIT_SIGBUS
-    return found_by(case, row, found, {"who": _who(case.earliest(found)), "name": name})
+    return found_by(
+        case, row, found, {"who": ended_process(case.earliest(found)) or "a worker", "name": name}
+    )
 
 
-def _who(event: LogEvent) -> str:
+def ended_process(event: LogEvent) -> str:
+    """Return which process an event says has ended; empty where it says none."""
     local_rank = event.get("local_rank")
     if local_rank:
         return f"local rank {local_rank}{f' on {event.who.host}' if event.who.host else ''}"
-    return str(event.who) or "a worker"
+    return str(event.who)
 
 
 def ended_from_outside(case: Case) -> Iterator[LogFinding]:

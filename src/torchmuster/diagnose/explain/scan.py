@@ -69,7 +69,6 @@ class LogRecord:
     logs: list[Log] = field(default_factory=list)
     notes: Notes = field(default_factory=Notes)
     num_lines: int = 0
-    was_cut: bool = False
 
 
 def read_logs(
@@ -255,8 +254,6 @@ class _Scanner:
     def _add(self, event: LogEvent) -> None:
         if len(self.record.events) < MAX_EVENTS:
             self.record.events.append(event)
-        else:
-            self.record.was_cut = True
 
     def _close_tracebacks(self) -> None:
         for event in self.tracebacks.close():

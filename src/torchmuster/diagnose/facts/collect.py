@@ -49,7 +49,6 @@ class TorchFacts:
 class CollectedFacts:
     """One node; a part that is None could not be told, and `unknown` says why."""
 
-    took_s: float = 0.0
     torch: TorchFacts | None = None
     system: SystemFacts | None = None
     network: InterfaceFacts | None = None
@@ -80,7 +79,6 @@ class FactsOrder:
 
 def collect(order: FactsOrder, ask: Ask | None = None) -> CollectedFacts:
     """Return what can be found out about this node within 1 s, or 3.5 s in the long form."""
-    began = time.monotonic()
     names = order.names if order.is_long else ()
     names_s = NAMES_LONG_S if order.is_long else NAMES_SHORT_S
     asking = ask or ask_beside
@@ -94,7 +92,7 @@ def collect(order: FactsOrder, ask: Ask | None = None) -> CollectedFacts:
         "environment": lambda: collect_environment(order.environment),
     }
     found, unknown = run_probes(parts, LONG_S if order.is_long else SHORT_S)
-    return CollectedFacts(took_s=round(time.monotonic() - began, 4), unknown=unknown, **found)
+    return CollectedFacts(unknown=unknown, **found)
 
 
 def run_probes(

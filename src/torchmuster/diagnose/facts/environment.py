@@ -73,7 +73,6 @@ class EnvironmentFacts:
     total_s: float | None = None
     plugins: tuple[str, ...] = ()
     verbs: bool = False
-    temp: str = ""
 
 
 def collect_environment(
@@ -96,7 +95,6 @@ def collect_environment(
         total_s=_total(environment),
         plugins=plugins,
         verbs=verbs,
-        temp=environment.get("TMPDIR", "/tmp"),
     )
 
 

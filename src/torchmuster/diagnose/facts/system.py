@@ -26,10 +26,8 @@ class SystemFacts:
     Attributes:
         cpus: The CPUs that this process may use, as `0-3,8`.
         limits: Soft limits by name; -1 for none.
-        hard_limits: The same, as far as a process may raise them.
         memory_limit_bytes: The smallest of the control groups above us; None without one.
         shm_bytes: Size of /dev/shm; None when there is none.
-        is_container: Whether this looks like the inside of a container.
     """
 
     host: str
@@ -41,12 +39,9 @@ class SystemFacts:
     cpus: str
     memory_bytes: int
     limits: dict[str, int]
-    hard_limits: dict[str, int]
-    cgroup: int = 0
     memory_limit_bytes: int | None = None
     shm_bytes: int | None = None
     shm_free_bytes: int | None = None
-    is_container: bool = False
     uid: int = 0
 
 
@@ -54,9 +49,7 @@ def collect_system(root: str = "/") -> SystemFacts:
     """Return what this node's kernel says; `root` is where its files are looked for."""
     name = os.uname()
     usable = sorted(os.sched_getaffinity(0))
-    limits = {word: resource.getrlimit(number) for word, number in _LIMITS.items()}
     shm = _room(os.path.join(root, SHARED_MEMORY.lstrip("/")))
-    version, limit = memory_limit()
     return SystemFacts(
         host=name.nodename,
         kernel=name.release,
@@ -66,29 +59,24 @@ def collect_system(root: str = "/") -> SystemFacts:
         num_usable_cpus=len(usable),
         cpus=compress_ranks(usable),
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        limits={word: _plain(soft) for word, (soft, _) in limits.items()},
-        hard_limits={word: _plain(hard) for word, (_, hard) in limits.items()},
-        cgroup=version,
-        memory_limit_bytes=limit,
+        limits={word: _plain(resource.getrlimit(which)[0]) for word, which in _LIMITS.items()},
+        memory_limit_bytes=memory_limit(),
         shm_bytes=shm[0] if shm else None,
         shm_free_bytes=shm[1] if shm else None,
-        is_container=_is_container(root),
         uid=os.getuid(),
     )
 
 
-def memory_limit() -> tuple[int, int | None]:
-    """Return the version of control groups (0: none) and the smallest memory limit above us, in bytes."""
+def memory_limit() -> int | None:
+    """Return the smallest memory limit of the control groups above us, in bytes; None without one."""
     found: list[int] = []
-    version = 0
     for path in memory.counter_files():
         is_second = path.endswith("memory.events")
-        version = 2 if is_second else max(version, 1)
         name = "memory.max" if is_second else "memory.limit_in_bytes"
         text = read_text(os.path.join(os.path.dirname(path), name)).strip()
         if text.isdecimal() and int(text) < _NO_LIMIT:
             found.append(int(text))
-    return version, min(found) if found else None
+    return min(found, default=None)
 
 
 def _plain(limit: int) -> int:
@@ -101,10 +89,3 @@ def _room(path: str) -> tuple[int, int] | None:
     except OSError:
         return None
     return disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
-
-
-def _is_container(root: str) -> bool:
-    marks = (".dockerenv", "run/.containerenv", ".singularity.d")
-    if any(os.path.exists(os.path.join(root, mark)) for mark in marks):
-        return True
-    return "KUBERNETES_SERVICE_HOST" in os.environ or "APPTAINER_CONTAINER" in os.environ

@@ -78,8 +78,9 @@ def read_options(line: str, number: int, *, late: bool) -> tuple[Scheduler, list
         return None
     slurm = match[1] == "SBATCH"
     words = _words(match[2] or "")
-    pairs = _slurm_pairs(words) if slurm else _pbs_pairs(words)
-    found = [Option(name=n, value=v, line=number, late=late) for n, v in pairs]
+    pairs = option_pairs(words) if slurm else _pbs_pairs(words)
+    long = _SHORT if slurm else {}
+    found = [Option(name=long.get(n, n), value=v, line=number, late=late) for n, v in pairs]
     return Scheduler.SLURM if slurm else Scheduler.PBS, found
 
 
@@ -90,15 +91,18 @@ def _words(text: str) -> list[str]:
         return text.split()
 
 
-def _slurm_pairs(words: Sequence[str]) -> Iterable[tuple[str, str]]:
+def option_pairs(
+    words: Sequence[str], *, long_by_one_dash: bool = False
+) -> Iterable[tuple[str, str]]:
+    """Yield name and value of `--nodes=2`, `--nodes 2`, `-N2` and `-N 2`; a value that is not there is empty."""
     for index, word in enumerate(words):
         behind = words[index + 1] if index + 1 < len(words) else ""
         behind = "" if behind.startswith("-") else behind
-        if word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
+        if word.startswith("--") or (long_by_one_dash and re.match(r"-[a-z]{2}", word)):
+            name, equals, value = word.lstrip("-").partition("=")
             yield name, value if equals else behind
         elif re.match(r"-[A-Za-z]", word):
-            yield _SHORT.get(word[1], word[1]), word[2:].lstrip("=") or behind
+            yield word[1], word[2:].lstrip("=") or behind
 
 
 def _pbs_pairs(words: Sequence[str]) -> Iterable[tuple[str, str]]:

@@ -22,7 +22,6 @@ class Assignment:
         value: Without quotes; of an array, its words.
         raw: As written.
         exported: The line itself exports it, or stands before a command.
-        before_command: It holds for one command only.
     """
 
     name: str
@@ -30,7 +29,6 @@ class Assignment:
     raw: str
     line: int
     exported: bool = False
-    before_command: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,7 +239,6 @@ class _Reader:
             raw=raw,
             line=token.line,
             exported=exported or before_command,
-            before_command=before_command,
         )
         self.script.assignments.append(found)
         if not before_command:

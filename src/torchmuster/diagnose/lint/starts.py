@@ -4,8 +4,9 @@ import argparse
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
-from torchmuster.diagnose.lint.allocation import whole
+from torchmuster.diagnose.lint.allocation import option_pairs, whole
 from torchmuster.diagnose.lint.jobscript import JobScript
 from torchmuster.diagnose.lint.numbers import number
 from torchmuster.diagnose.lint.shell_lex import DEFERRED, FIXED, shown
@@ -81,7 +82,7 @@ class ScriptStart:
         on_nodes: A shell on each node fills in its variables.
         muster: It is `muster torchrun`.
         words: Of the program, behind its name.
-        options: Of the wrapper; short ones by their letter.
+        options: Of the wrapper, `{"nodes": "2", "n": "4"}`; the first of a name counts.
     """
 
     kind: str
@@ -254,23 +255,11 @@ def _wrapper(
     if not places:
         return (outer.wrapper, outer.options) if outer is not None else (None, {})
     name = words[places[-1]].rsplit("/", 1)[-1]
-    return name, _options(words[places[-1] + 1 :], long_by_one_dash=name in _MPI)
-
-
-def _options(words: Sequence[str], *, long_by_one_dash: bool) -> dict[str, str]:
-    """Return `{"nodes": "2", "n": "4"}`; an option without a value has an empty one."""
-    found: dict[str, str] = {}
-    for index, word in enumerate(words):
-        if word == "--":
-            break
-        behind = words[index + 1] if index + 1 < len(words) else ""
-        behind = "" if behind.startswith("-") else behind
-        if word.startswith("--") or (long_by_one_dash and re.match(r"-[a-z]{2}", word)):
-            name, equals, value = word.lstrip("-").partition("=")
-            found.setdefault(name, value if equals else behind)
-        elif re.match(r"-[A-Za-z]", word):
-            found.setdefault(word[1], word[2:].lstrip("=") or behind)
-    return found
+    own = list(takewhile(lambda word: word != "--", words[places[-1] + 1 :]))
+    options: dict[str, str] = {}
+    for key, value in option_pairs(own, long_by_one_dash=name in _MPI):
+        options.setdefault(key, value)
+    return name, options
 
 
 def _make(

@@ -45,7 +45,7 @@ HEALTHY = {
     "64 nodes": [node(k, network={"names": {}}) for k in range(1, 65)],
     "simulated nodes of one machine": [node(k, machine="m") for k in (1, 2, 3)],
     "a container with 64 MiB of shared memory": [
-        node(1, system={"shm_bytes": 64 * MIB, "shm_free_bytes": 64 * MIB, "is_container": True})
+        node(1, system={"shm_bytes": 64 * MIB, "shm_free_bytes": 64 * MIB})
     ],
     "a laptop with few open files": [node(1, system={"limits": {"nofile": 1024, "nproc": 15000}})],
     "a small virtual machine": [
