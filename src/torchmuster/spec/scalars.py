@@ -5,17 +5,19 @@ import json
 import math
 import re
 import shlex
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Discriminator, Tag
 from pydantic_core import PydanticCustomError
 
 from torchmuster.model.display.text import did_you_mean
+from torchmuster.spec.launch import parse_nodes, parse_workers
+from torchmuster.spec.problems import Problems
 from torchmuster.spec.units import near_duration, parse_size, parse_timeout
 
 NAME = re.compile(r"[a-zA-Z]([a-zA-Z0-9_-]*[a-zA-Z0-9])?")
 MAX_NAME = 64
-MAX_NODES = 65_536
 _MAX_NUMBER = 1_000_000_000
 _MAX_SIZE_BYTES = 1 << 62
 _MAX_SECONDS = 10 * 366 * 86400.0
@@ -320,30 +322,24 @@ def split_ranges(word: str) -> list[tuple[str, int, int]]:
     return [(part, int(low), int(high or low)) for part, low, high in parts]
 
 
-def _nodes(value: Any) -> Any:
-    word = _text(value).strip()
-    match = re.fullmatch(r"([0-9]{1,9})(?::([0-9]{1,9}))?", word)
-    low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
-    if match is None or low < 1:
-        raise wrong(f"{shown(word)} is not a valid number of nodes", "4, or 2:4")
-    if low > high:
-        raise wrong(f"`{word}` asks for at least {low} and at most {high} nodes", f"{high}:{low}")
-    if high > MAX_NODES:
-        raise wrong(f"{high} nodes are more than {MAX_NODES}")
+def _as_option(value: Any, parse: Callable[[str, Problems], Any], option: str) -> Any:
+    """Check a value as the option of `muster run` with the same meaning is checked."""
+    word, problems = _text(value).strip(), Problems()
+    parse(word, problems)
+    for problem in problems.found:
+        raise wrong(problem.what, (problem.fix or "").replace(f"{option} ", "") or None)
     return word
 
 
+def _nodes(value: Any) -> Any:
+    option = "--nodes"
+    return _as_option(value, lambda word, found: parse_nodes(word, option, found), option)
+
+
 def _workers(value: Any) -> Any:
-    text = _text(value).strip()
-    for word in text.split(","):
-        if word in ("gpu", "cpu", "auto"):
-            continue
-        if not re.fullmatch(r"[0-9]{1,9}", word):
-            near = did_you_mean(word, ("gpu", "cpu", "auto"), "4, or gpu")
-            raise wrong(f"{shown(word)} is not a valid number of workers", near)
-        if int(word) < 1:
-            raise wrong("a node needs at least 1 worker", "1")
-    return text
+    anything = ("gpu",)  # the machine that checks the file need not have one
+    option = "--nproc-per-node"
+    return _as_option(value, lambda word, found: parse_workers(word, anything, found), option)
 
 
 def _folder_of_credential(value: Any) -> Any:

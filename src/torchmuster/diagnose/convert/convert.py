@@ -122,10 +122,7 @@ def _view(source: Source, values: Mapping[str, Any]) -> _View:
     raw = document.value.get("workflow") if isinstance(document.value, dict) else None
     findings = FileProblems()
     check_workflow(raw, findings)
-    errors = [
-        UsageError(f.what, where=document.where(f.path, at_key=f.at_key), why=f.why, fix=f.fix)
-        for f in findings.errors
-    ]
+    errors = [f.as_error(document.where(f.path, at_key=f.at_key)) for f in findings.errors]
     try:
         schema.Workflow.model_validate(raw)
     except ValidationError as error:
