@@ -187,7 +187,7 @@ def test_an_unchanged_file_is_stored_once(bucket, folder):
 def test_a_damaged_object_is_found_and_never_delivered(bucket, folder, tmp_path):
     store = DatasetStore(f"{bucket}/sets")
     store.upload("d", str(folder))
-    file = next(file for file in store.info("d").files if file.path == "a.txt")
+    file = store.info("d").files["a.txt"]
     place = open_store(f"{bucket}/sets")
     place.write(f"objects/{file.sha256[:2]}/{file.sha256}", b"X")
 

@@ -160,8 +160,6 @@ def _tags(tags: tuple[str, ...]) -> list[str]:
 @click.pass_context
 def info(ctx: click.Context, name: str, *, with_files: bool, as_json: bool) -> int:
     """Show a version of NAME."""
-    from dataclasses import asdict
-
     from torchmuster.model.display.text import show_size
 
     store = _open(ctx)
@@ -170,7 +168,7 @@ def info(ctx: click.Context, name: str, *, with_files: bool, as_json: bool) -> i
     tags, labels = list(store.tags_of(reference)), store.labels(found.name)
     if as_json:
         facts = {"checksum": found.checksum, "size_bytes": found.size_bytes}
-        plain = {**asdict(found), **facts, "tags": tags, "labels": labels}
+        plain = {**found.plain(), **facts, "tags": tags, "labels": labels}
         echo(json.dumps(plain, indent=1))
         return 0
     echo(f"dataset   {reference}")
@@ -181,8 +179,8 @@ def info(ctx: click.Context, name: str, *, with_files: bool, as_json: bool) -> i
     for title, values in (("metadata", found.metadata), ("label", labels)):
         for key, value in values.items():
             echo(f"{title:<10}{key} = {value}")
-    for file in found.files if with_files else ():
-        echo(f"  {show_size(file.size_bytes):>10}  {file.path}")
+    for path, file in found.files.items() if with_files else ():
+        echo(f"  {show_size(file.size_bytes):>10}  {path}")
     return 0
 
 

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from torchmuster.data import copying, pointer
 from torchmuster.data.claim import claim_next
 from torchmuster.data.faults import DataError, explain
+from torchmuster.data.manifest import stored_file
 from torchmuster.data.names import compile_regex, local_files
 from torchmuster.data.pointer import Checkpoint
 from torchmuster.data.progress import NoteCallback
@@ -169,7 +170,7 @@ class CheckpointUploader:
                 return None
         except (FileNotFoundError, FileChangedError):
             return None  # also replaced by a rename between two looks, or removed
-        return pointer.stored_file(object_name, digests.size_bytes, digests.sha256, file.mode)
+        return stored_file(object_name, digests.size_bytes, digests.sha256, file.mode)
 
     def _claim(self, stored: dict[str, Entry]) -> int:
         created = datetime.now(UTC).isoformat(timespec="microseconds")

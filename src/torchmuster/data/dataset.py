@@ -21,7 +21,7 @@ from torchmuster.data import manifest as manifests
 from torchmuster.data.claim import claim_next
 from torchmuster.data.faults import DataError
 from torchmuster.data.fetch import fetch_all
-from torchmuster.data.manifest import DatasetFile, DatasetManifest
+from torchmuster.data.manifest import DatasetManifest
 from torchmuster.data.names import check_names, compile_regex, local_files
 from torchmuster.data.objects import ObjectStore
 from torchmuster.data.progress import Moved, NoteCallback, ProgressCallback, run_all
@@ -80,10 +80,8 @@ class DatasetStore:
         with self._objects.upload_begun() as begun:
             stored = begun.add(files, progress)
             if keep and self._find(parse_reference(name).name).versions:
-                both = {file.path: file for file in self.info(name).files}
-                both.update((file.path, file) for file in stored)
-                stored = list(both.values())
-                begun.count_on(file.sha256 for file in stored)
+                stored = {**self.info(name).files, **stored}
+                begun.count_on(file.sha256 for file in stored.values())
             return self._publish(name, stored, tags, metadata, labels, run_id, begun.check)
 
     def update(
@@ -112,26 +110,25 @@ class DatasetStore:
         """
         old = self.info(name)
         removes = compile_regex(remove) if remove is not None else lambda path: False
-        kept = {file.path: file for file in old.files if not removes(file.path)}
+        kept = {path: file for path, file in old.files.items() if not removes(path)}
         with self._objects.upload_begun() as begun:
             for local, below in add:
                 files, sentences = local_files(local)
                 self._say(sentences)
                 prefix = f"{below.strip('/')}/" if below.strip("/") else ""
-                for file in begun.add(files, progress, prefix):
-                    kept[file.path] = file
+                kept |= begun.add(files, progress, prefix)
             if not kept:
                 raise DataError("the new version would be empty", where=name)
             begun.count_on(file.sha256 for file in kept.values())
             both = {**old.metadata, **(metadata or {})}
             return self._publish(
-                parse_reference(name).name, list(kept.values()), tags, both, None, None, begun.check
+                parse_reference(name).name, kept, tags, both, None, None, begun.check
             )
 
     def _publish(
         self,
         name: str,
-        files: Sequence[DatasetFile],
+        files: Mapping[str, Entry],
         tags: Sequence[str],
         metadata: Mapping[str, Any] | None,
         labels: Mapping[str, Any] | None,
@@ -144,8 +141,7 @@ class DatasetStore:
         all_tags = [*tags, *([reference.tag] if reference.tag else [])]
         for tag in all_tags:
             check_tag(tag)
-        ordered = tuple(sorted(files, key=lambda file: file.path))
-        check_names([file.path for file in ordered], name)
+        check_names(files, name)
         writer = secrets.token_hex(8)
         created = datetime.now(UTC).isoformat(timespec="seconds")
 
@@ -157,7 +153,7 @@ class DatasetStore:
                     created=created,
                     run_id=run_id,
                     writer=writer,
-                    files=ordered,
+                    files=dict(sorted(files.items())),
                     metadata=metadata or {},
                 )
             )
@@ -189,17 +185,8 @@ class DatasetStore:
             DataError: No such dataset, or an object is missing or damaged.
         """
         matches = compile_regex(regex)
-        files = {
-            file.path: Entry(
-                name=self._objects.name_of(file.sha256),
-                size_bytes=file.size_bytes,
-                tag=file.sha256,
-                sha256=file.sha256,
-                mode=file.mode,
-            )
-            for file in self.info(reference).files
-            if matches(file.path)
-        }
+        found = self.info(reference).files
+        files = {path: file for path, file in found.items() if matches(path)}
         if not files:
             raise DataError(f"no file of `{reference}` matches `{regex}`", where=self.url)
         return fetch_all(self._store, files, folder, progress=progress, note=self._note)
@@ -346,7 +333,7 @@ class DatasetStore:
             f"{summary.name}:{number}" for summary in self.list() for number in summary.versions
         ]
         found: list[DatasetManifest] = run_all(self._read, names, _NUM_PARALLEL, threading.Event())
-        return {file.sha256 for manifest in found for file in manifest.files}
+        return {file.sha256 or "" for one in found for file in one.files.values()}
 
     def _read(self, reference: str) -> DatasetManifest:
         wanted = parse_reference(reference)

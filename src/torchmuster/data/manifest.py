@@ -4,24 +4,39 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from torchmuster.data.faults import DataError
 from torchmuster.data.names import unsafe_reason
+from torchmuster.data.store import Entry
 
 FORMAT = "muster-dataset-1"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DatasetFile:
-    """A file of a version; its bytes are in the object that its SHA-256 names."""
+def object_name(sha256: str) -> str:
+    """Return where a dataset's store has a content."""
+    return f"objects/{sha256[:2]}/{sha256}"
 
-    path: str
-    sha256: str
-    size_bytes: int
-    mode: int
+
+def stored_file(source: str, size_bytes: int, sha256: str, mode: int) -> Entry:
+    """Return a file whose content is the object `source`."""
+    return Entry(name=source, size_bytes=size_bytes, tag=sha256, sha256=sha256, mode=mode)
+
+
+def listed_file(name: str, source: str, size_bytes: Any, sha256: Any, mode: Any) -> Entry:
+    """Return a file as some list names it.
+
+    Raises:
+        ValueError: The name or the object is unsafe, or a number is none.
+    """
+    is_whole = type(size_bytes) is int and size_bytes >= 0 and type(mode) is int
+    if not is_whole or not _SHA256.fullmatch(sha256):
+        raise ValueError(f"`{name}` has no checksum, size or mode")
+    if reason := unsafe_reason(name) or unsafe_reason(source):
+        raise ValueError(f"`{name}`: {reason}")
+    return stored_file(source, size_bytes, sha256, mode)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +49,7 @@ class DatasetManifest:
         created: UTC, ISO 8601.
         run_id: The run that made it, if one did.
         writer: Random: tells the manifests of two writers apart that are equal otherwise.
-        files: Sorted by path.
+        files: By path, sorted; each with the object that has its content.
         metadata: What the user noted about this version.
     """
 
@@ -43,26 +58,36 @@ class DatasetManifest:
     created: str
     run_id: str | None = None
     writer: str
-    files: tuple[DatasetFile, ...]
+    files: Mapping[str, Entry]
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def size_bytes(self) -> int:
         """The size of all files."""
-        return sum(file.size_bytes for file in self.files)
+        return sum(file.size_bytes for file in self.files.values())
 
     @property
     def checksum(self) -> str:
         """SHA-256 of all paths, modes and contents: equal for equal files, whatever the version."""
         digest = hashlib.sha256()
-        for file in self.files:
-            digest.update(f"{file.sha256} {file.mode:o} {file.path}\0".encode())
+        for path, file in self.files.items():
+            digest.update(f"{file.sha256} {file.mode or 0:o} {path}\0".encode())
         return digest.hexdigest()
+
+    def plain(self) -> dict[str, Any]:
+        """Return the manifest as JSON values."""
+        files = [
+            {"path": path, "sha256": f.sha256, "size_bytes": f.size_bytes, "mode": f.mode}
+            for path, f in self.files.items()
+        ]
+        names = ("name", "version", "created", "run_id", "writer")
+        first = {name: getattr(self, name) for name in names}
+        return {**first, "files": files, "metadata": dict(self.metadata)}
 
 
 def encode(manifest: DatasetManifest) -> bytes:
     """Return a manifest's bytes; they end in a checksum of their own."""
-    body = {"format": FORMAT, **asdict(manifest), "checksum": manifest.checksum}
+    body = {"format": FORMAT, **manifest.plain(), "checksum": manifest.checksum}
     return json.dumps(body, indent=1, sort_keys=True).encode()
 
 
@@ -82,7 +107,7 @@ def decode(data: bytes, where: str) -> DatasetManifest:
             created=str(value["created"]),
             run_id=value["run_id"],
             writer=str(value["writer"]),
-            files=tuple(_file(one) for one in value["files"]),
+            files=dict(map(_file, value["files"])),
             metadata=dict(value["metadata"]),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -92,18 +117,9 @@ def decode(data: bytes, where: str) -> DatasetManifest:
     return manifest
 
 
-def _file(value: Any) -> DatasetFile:
-    file = DatasetFile(
-        path=value["path"],
-        sha256=value["sha256"],
-        size_bytes=int(value["size_bytes"]),
-        mode=int(value["mode"]),
-    )
-    if not _SHA256.fullmatch(file.sha256) or file.size_bytes < 0:
-        raise ValueError(f"`{file.path}` has no checksum or size")
-    if reason := unsafe_reason(file.path):
-        raise ValueError(f"`{file.path}`: {reason}")
-    return file
+def _file(row: Any) -> tuple[str, Entry]:
+    path, sha256 = row["path"], row["sha256"]
+    return path, listed_file(path, object_name(sha256), row["size_bytes"], sha256, row["mode"])
 
 
 def _damaged(where: str, why: str) -> DataError:

@@ -4,14 +4,14 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from torchmuster.data import copying
 from torchmuster.data.faults import DataError, retrying
-from torchmuster.data.manifest import DatasetFile
+from torchmuster.data.manifest import object_name, stored_file
 from torchmuster.data.progress import ProgressCallback, TransferMeter, run_all
-from torchmuster.data.store import FileChangedError, Store
+from torchmuster.data.store import Entry, FileChangedError, Store
 from torchmuster.files.tree import LocalFile
 
 _NUM_PARALLEL = 8
@@ -26,41 +26,36 @@ class ObjectStore:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def name_of(self, sha256: str) -> str:
-        """Return where a content lies."""
-        return f"objects/{sha256[:2]}/{sha256}"
-
     @contextmanager
     def upload_begun(self) -> "Iterator[ObjectUpload]":
         """Begin an upload; what it counts on is kept from the sweep until it ends."""
-        upload = ObjectUpload(self._store, self)
+        upload = ObjectUpload(self._store)
         try:
             yield upload
         finally:
             upload.end()
 
     def verify(
-        self, files: Sequence[DatasetFile], progress: ProgressCallback | None = None
+        self, files: Mapping[str, Entry], progress: ProgressCallback | None = None
     ) -> list[str]:
         """Read every object again; return a sentence for each that is missing or damaged."""
-        meter = TransferMeter(len(files), sum(file.size_bytes for file in files), progress)
+        meter = TransferMeter(len(files), sum(file.size_bytes for file in files.values()), progress)
 
-        def check(file: DatasetFile) -> str | None:
-            problem = self._problem(file, meter)
+        def check(path: str) -> str | None:
+            problem = self._problem(files[path], meter)
             meter.add(files=1)
-            return f"`{file.path}`: {problem}" if problem else None
+            return f"`{path}`: {problem}" if problem else None
 
         found: list[str | None] = run_all(check, files, _NUM_PARALLEL, threading.Event())
         return [sentence for sentence in found if sentence]
 
-    def _problem(self, file: DatasetFile, meter: TransferMeter) -> str | None:
-        name = self.name_of(file.sha256)
-        entry = self._store.stat(name)
+    def _problem(self, file: Entry, meter: TransferMeter) -> str | None:
+        entry = self._store.stat(file.name)
         if entry is None:
             return "its object is missing"
         if entry.size_bytes != file.size_bytes:
             return f"its object has {entry.size_bytes} bytes, not {file.size_bytes}"
-        digest = self._store.sha256_of(name, file.size_bytes, meter.add)
+        digest = self._store.sha256_of(file.name, file.size_bytes, meter.add)
         return None if digest == file.sha256 else "its object is damaged"
 
     def sweep(self, referenced: Callable[[], set[str]], older_than_s: float) -> tuple[int, int]:
@@ -95,9 +90,8 @@ class ObjectStore:
 class ObjectUpload:
     """What one upload sends and counts on."""
 
-    def __init__(self, store: Store, objects: ObjectStore) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self._objects = objects
         self._note = f"uploads/{secrets.token_hex(8)}.json"
         self._needed: set[str] = set()
         self._sources: dict[str, LocalFile] = {}
@@ -105,8 +99,8 @@ class ObjectUpload:
 
     def add(
         self, files: Sequence[LocalFile], progress: ProgressCallback | None, prefix: str = ""
-    ) -> list[DatasetFile]:
-        """Send the contents that the store lacks; return the files as a manifest lists them.
+    ) -> dict[str, Entry]:
+        """Send the contents that the store lacks; return the files as a manifest lists them, by path.
 
         Raises:
             DataError: A file can't be read or keeps changing, or the store can't be written to.
@@ -117,31 +111,28 @@ class ObjectUpload:
         first = {digests.sha256: file for file, digests in zip(files, hashes, strict=True)}
         there = self._there(first) if len(first) > _NUM_PARALLEL else None
 
-        def send(pair: tuple[LocalFile, copying.Digests]) -> DatasetFile:
+        def send(pair: tuple[LocalFile, copying.Digests]) -> tuple[str, Entry]:
             file, digests = pair
             sent = digests
             if first[digests.sha256] is file:
                 sent = self._send(file, digests, there)
             meter.add(digests.size_bytes, files=1)
-            return DatasetFile(
-                path=prefix + file.name,
-                sha256=sent.sha256,
-                size_bytes=sent.size_bytes,
-                mode=file.mode,
-            )
+            source = object_name(sent.sha256)
+            return prefix + file.name, stored_file(source, sent.size_bytes, sent.sha256, file.mode)
 
-        return run_all(send, list(zip(files, hashes, strict=True)), _NUM_PARALLEL, self._stop)
+        pairs = list(zip(files, hashes, strict=True))
+        return dict(run_all(send, pairs, _NUM_PARALLEL, self._stop))
 
-    def count_on(self, hashes: Iterable[str]) -> None:
+    def count_on(self, hashes: Iterable[str | None]) -> None:
         """Keep these contents from a sweep."""
-        self._needed.update(hashes)
+        self._needed.update(sha256 for sha256 in hashes if sha256)
         data = json.dumps(sorted(self._needed)).encode()
         self._store.write(self._note, data)
 
     def check(self) -> None:
         """Send again what a sweep that began before us has removed after we had seen it."""
         for sha256, file in self._sources.items():
-            if self._store.stat(self._objects.name_of(sha256)) is None:
+            if self._store.stat(object_name(sha256)) is None:
                 self._send(file, copying.hash_file(file.path), None)
 
     def end(self) -> None:
@@ -161,7 +152,7 @@ class ObjectUpload:
         self, file: LocalFile, digests: copying.Digests, there: set[str] | None
     ) -> copying.Digests:
         for _ in range(_MAX_SENDS):
-            name = self._objects.name_of(digests.sha256)
+            name = object_name(digests.sha256)
             is_there = digests.sha256 in there if there is not None else False
             if is_there or self._store.stat(name):
                 self._sources[digests.sha256] = file

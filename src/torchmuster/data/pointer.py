@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchmuster.data.faults import DataError
-from torchmuster.data.names import unsafe_reason
+from torchmuster.data.manifest import listed_file
 from torchmuster.data.store import Entry, Store
 
 POINTER = "CHECKPOINT.json"
 FORMAT = "muster-checkpoint-1"
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 _NUMBERED = re.compile(r"checkpoint-(\d{1,12})\.json")
 _FOLDER = re.compile(r"checkpoint-(\d{1,12})-[0-9a-f]{8}/.+", re.DOTALL)
 
@@ -28,11 +27,6 @@ class Checkpoint:
     number: int
     created: str
     files: dict[str, Entry]
-
-
-def stored_file(source: str, size_bytes: int, sha256: str, mode: int) -> Entry:
-    """Return a file of a checkpoint, whose content is the object `source`."""
-    return Entry(name=source, size_bytes=size_bytes, tag=sha256, sha256=sha256, mode=mode)
 
 
 def manifest_name(number: int) -> str:
@@ -97,19 +91,15 @@ def read_checkpoint(store: Store, number: int) -> Checkpoint:
     name = manifest_name(number)
     value = _read(store, name)
     try:
-        files = dict(_file(**row) for row in value["files"])
+        files = dict(map(_file, value["files"]))
         return Checkpoint(number=number, created=str(value["created"]), files=files)
-    except ValueError as error:
-        raise _damaged(store, name, str(error)) from error
-    except (KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _damaged(store, name, f"{type(error).__name__}: {error}") from error
 
 
-def _file(*, name: str, object: str, size_bytes: int, sha256: str, mode: int) -> tuple[str, Entry]:  # noqa: A002 (a key of the format)
-    is_good = isinstance(size_bytes, int) and isinstance(mode, int) and _SHA256.fullmatch(sha256)
-    if not is_good or unsafe_reason(object) or unsafe_reason(name):
-        raise ValueError("a name, a size or a checksum in it is none")
-    return name, stored_file(object, size_bytes, sha256, mode)
+def _file(row: Any) -> tuple[str, Entry]:
+    name = row["name"]
+    return name, listed_file(name, row["object"], row["size_bytes"], row["sha256"], row["mode"])
 
 
 def _read(store: Store, name: str) -> dict[str, Any]:

@@ -45,22 +45,22 @@ def test_an_update_adds_and_removes_and_keeps_the_rest(store, folder, tmp_path):
 
     store.update("d", add=[(str(tmp_path / "new.txt"), "more")], remove="deep/")
 
-    assert [file.path for file in store.info("d").files] == ["a.txt", "empty", "more/new.txt"]
+    assert list(store.info("d").files) == ["a.txt", "empty", "more/new.txt"]
 
 
 def test_an_upload_that_keeps_adds_to_the_newest_version(store, folder):
     assert store.upload("d", str(folder), paths=["deep"], keep=True) == 1
     assert store.upload("d", str(folder), regex=".*txt", keep=True) == 2
 
-    assert [file.path for file in store.info("d").files] == ["a.txt", "deep/run.sh"]
+    assert list(store.info("d").files) == ["a.txt", "deep/run.sh"]
 
 
 def test_only_the_paths_and_names_asked_for_are_taken(store, folder):
     store.upload("d", str(folder), paths=["deep"])
     store.upload("d", str(folder), regex=".*txt")
 
-    assert [file.path for file in store.info("d:1").files] == ["deep/run.sh"]
-    assert [file.path for file in store.info("d:2").files] == ["a.txt"]
+    assert list(store.info("d:1").files) == ["deep/run.sh"]
+    assert list(store.info("d:2").files) == ["a.txt"]
 
 
 @pytest.mark.parametrize("kind", ["create", "put"])
@@ -146,7 +146,7 @@ def test_several_versions_are_not_deleted_by_accident(store, folder):
 
 def test_damage_is_named_by_verify(store, store_url, folder):
     store.upload("d", str(folder))
-    by_path = {file.path: file.sha256 for file in store.info("d").files}
+    by_path = {path: file.sha256 for path, file in store.info("d").files.items()}
     place = open_store(store_url)
     place.write(f"objects/{by_path['a.txt'][:2]}/{by_path['a.txt']}", b"X")
     place.delete(f"objects/{by_path['empty'][:2]}/{by_path['empty']}")
