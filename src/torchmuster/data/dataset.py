@@ -11,9 +11,11 @@ What an upload that is cut short leaves is objects without a manifest: `gc` remo
 """
 
 import json
+import re
 import secrets
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -34,11 +36,54 @@ from torchmuster.data.reference import (
     unknown,
 )
 from torchmuster.data.remote import open_store
-from torchmuster.data.scan import Found, Summary, scan, version_name
 from torchmuster.data.store import Entry, Store
 from torchmuster.errors import UsageError
 
 _NUM_PARALLEL = 8
+_VERSION = re.compile(r"sets/(.+)/versions/(\d{1,12})\.json")
+_DELETED = re.compile(r"sets/(.+)/versions/(\d{1,12})\.deleted")
+_TAG = re.compile(r"sets/(.+)/tags/([A-Za-z0-9_-]+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """A dataset in the list: its versions, the oldest first, and when the newest was written."""
+
+    name: str
+    versions: tuple[int, ...]
+    tags: tuple[str, ...]
+    modified_s: float
+
+
+@dataclass(slots=True)
+class Found:
+    """The versions that a dataset has, with their times; the highest that it ever had; its tags."""
+
+    versions: dict[int, float] = field(default_factory=dict)
+    highest: int = 0
+    tags: list[str] = field(default_factory=list)
+
+
+def version_name(name: str, number: int) -> str:
+    """Return where a version's manifest lies."""
+    return f"sets/{name}/versions/{number}.json"
+
+
+def scan(store: Store, below: str) -> dict[str, Found]:
+    """Return the datasets below a folder of the store, by name."""
+    by_name: dict[str, Found] = {}
+    for entry in store.entries(below):
+        if match := _VERSION.fullmatch(entry.name):
+            found = by_name.setdefault(match[1], Found())
+            # A version that is being deleted has both files for a moment.
+            found.versions[int(match[2])] = entry.modified_s
+            found.highest = max(found.highest, int(match[2]))
+        elif match := _DELETED.fullmatch(entry.name):
+            found = by_name.setdefault(match[1], Found())
+            found.highest = max(found.highest, int(match[2]))
+        elif match := _TAG.fullmatch(entry.name):
+            by_name.setdefault(match[1], Found()).tags.append(match[2])
+    return by_name
 
 
 class DatasetStore:

@@ -10,7 +10,8 @@ from torchmuster.plainfile import open_plain, write_all
 
 def replace_file(path: str, data: bytes, *, mode: int = 0o644) -> None:
     """Write, fsync and rename: a reader sees the old file or the new one."""
-    temporary = f"{path}.{os.getpid()}.tmp"
+    # A folder may be shared with hosts that have a process of the same number.
+    temporary = f"{path}.{os.getpid()}-{os.urandom(4).hex()}.tmp"
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
         try:

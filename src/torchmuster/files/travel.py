@@ -7,10 +7,10 @@ import contextlib
 import hashlib
 import io
 import os
-import secrets
 import zipfile
 from collections.abc import Iterable
 
+from torchmuster.files import atomic
 from torchmuster.files.layout import muster_home
 
 _THE_SAME_DATE = (1980, 1, 1, 0, 0, 0)  # the least that a zip can hold: the content alone names it
@@ -87,10 +87,7 @@ def travelling_package(cache: str, files: list[tuple[str, bytes]], sha: str) -> 
     data = make_archive(files)
     with contextlib.suppress(OSError):  # without a cache it is made again next time
         os.makedirs(cache, mode=0o700, exist_ok=True)
-        temporary = f"{path}.{os.getpid()}-{secrets.token_hex(4)}"
-        with open(temporary, "wb") as file:
-            file.write(data)
-        os.replace(temporary, path)
+        atomic.replace_file(path, data)
     return data
 
 

@@ -1,4 +1,3 @@
-import json
 import os
 
 import pytest
@@ -20,22 +19,15 @@ def test_the_mode_is_as_asked(tmp_path):
     assert os.stat(path).st_mode & 0o777 == 0o600
 
 
-class _Disk:
-    """A path whose temporary file lies on a full disk."""
-
-    def __init__(self, folder):
-        self.path = str(folder / "a.json")
-        os.symlink("/dev/full", f"{self.path}.{os.getpid()}.tmp")
-
-
-def test_on_a_full_disk_the_old_file_stays(tmp_path):
-    full = _Disk(tmp_path)
-    with open(full.path, "w") as file:
-        json.dump("old", file)
+def test_on_a_full_disk_the_old_file_stays(tmp_path, monkeypatch):
+    path = str(tmp_path / "a.json")
+    write_json(path, "old")
+    monkeypatch.setattr(os, "urandom", bytes)
+    os.symlink("/dev/full", f"{path}.{os.getpid()}-00000000.tmp")
 
     with pytest.raises(OSError, match="No space left"):
-        write_json(full.path, "new")
-    assert read_json(full.path) == "old"
+        write_json(path, "new")
+    assert read_json(path) == "old"
     assert os.listdir(tmp_path) == ["a.json"]
 
 

@@ -11,7 +11,7 @@ import math
 import re
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -85,30 +85,25 @@ class SnapshotManifest:
     ranks: dict[int, Any]
 
 
+def plain_tensors(tensors: dict[str, TensorEntry]) -> dict[str, Any]:
+    """Return where tensors lie as JSON values: `[dtype, shape, [[offsets, sizes, file, begin], ...]]` each."""
+    return {
+        path: [
+            entry.dtype,
+            list(entry.shape),
+            [[list(c.offsets), list(c.sizes), c.file, c.begin] for c in entry.chunks],
+        ]
+        for path, entry in tensors.items()
+    }
+
+
 def encode_manifest(manifest: SnapshotManifest) -> bytes:
     """Return the bytes of `manifest.json`."""
-    body = json.dumps(
-        {
-            "step": manifest.step,
-            "epoch": manifest.epoch,
-            "generation": manifest.generation,
-            "world_size": manifest.world_size,
-            "kind": manifest.kind,
-            "created": manifest.created,
-            "files": {name: [f.num_bytes, f.crc32] for name, f in manifest.files.items()},
-            "tensors": {
-                path: [
-                    entry.dtype,
-                    list(entry.shape),
-                    [[list(c.offsets), list(c.sizes), c.file, c.begin] for c in entry.chunks],
-                ]
-                for path, entry in manifest.tensors.items()
-            },
-            "state": manifest.state,
-            "ranks": {str(rank): piece for rank, piece in manifest.ranks.items()},
-        },
-        allow_nan=False,
-    ).encode()
+    plain = {field.name: getattr(manifest, field.name) for field in fields(manifest)}
+    plain["files"] = {name: [f.num_bytes, f.crc32] for name, f in manifest.files.items()}
+    plain["tensors"] = plain_tensors(manifest.tensors)
+    plain["ranks"] = {str(rank): piece for rank, piece in manifest.ranks.items()}
+    body = json.dumps(plain, allow_nan=False).encode()
     crc = zlib.crc32(body)
     return b"torchmuster-snapshot %d crc32=%08x bytes=%d\n" % (_FORMAT, crc, len(body)) + body
 

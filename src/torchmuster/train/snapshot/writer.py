@@ -25,6 +25,7 @@ from torchmuster.train.snapshot.layout import (
     SnapshotManifest,
     TensorEntry,
     encode_manifest,
+    plain_tensors,
 )
 from torchmuster.train.snapshot.staging import Staged
 from torchmuster.train.snapshot.state import SnapshotError, vanished
@@ -183,7 +184,7 @@ def _write(crew: Crew, order: WriteOrder) -> None:
     if file is not None and order.staged is not None and order.kind == "sharded":
         piece |= {
             "file": [order.staged.file, file.num_bytes, file.crc32],
-            "tensors": _plain_tensors(order.staged.tensors),
+            "tensors": plain_tensors(order.staged.tensors),
         }
     _post(crew, order, piece)
     if commits:
@@ -350,13 +351,6 @@ def _post(crew: Crew, order: WriteOrder, piece: dict[str, Any]) -> None:
 
 def _key(order: WriteOrder, name: str) -> str:
     return f"muster/save/{order.number}/{name}"
-
-
-def _plain_tensors(tensors: dict[str, TensorEntry]) -> dict[str, Any]:
-    return {
-        path: [e.dtype, e.shape, [[c.offsets, c.sizes, c.file, c.begin] for c in e.chunks]]
-        for path, e in tensors.items()
-    }
 
 
 def _merge(tensors: dict[str, TensorEntry], plain: dict[str, Any]) -> dict[str, TensorEntry]:
