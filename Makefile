@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 export MUSTER_ON ?= local
 STAMP  := $(VENV)/.installed
 
-.PHONY: help demo test test-all check format unit bench chaos lab frameworks system-packages clean
+.PHONY: help demo test test-all check format unit bench chaos lab frameworks test-versions system-packages clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
@@ -55,6 +55,10 @@ lab: $(STAMP) system-packages ## the long proofs on real Slurm, sshd and network
 frameworks: $(STAMP) ## Lightning, Accelerate and Transformers under muster and torchrun
 	@scripts/install-frameworks $(VENV)
 	@$(BIN)/python -m pytest tests/frameworks
+
+# TORCH="2.6 2.13" make test-versions   tries these versions of torch alone.
+test-versions: ## a smoke on every Python from 3.11 and torch from 2.6 that this machine can get
+	@$(PYTHON) scripts/test-versions $(TORCH)
 
 system-packages:
 	@scripts/system-packages
