@@ -1,4 +1,4 @@
-"""How long many nodes take to find each other: muster's coordinator beside torchrun's c10d rendezvous.
+"""How long many nodes take to find each other: muster's head beside torchrun's c10d rendezvous.
 
     python benchmarks/rendezvous.py [--repeats 3] [--quick] [--torchrun PATH] [--json FILE] [--limit SECONDS]
 
@@ -57,12 +57,12 @@ class Reading:
 
     Attributes:
         seconds: From the release of the callers to the last one's ranks; None when it was lost.
-        coordinator_mib: Peak resident memory of the coordinator's process; None for torchrun.
-        messages_per_node: Frames that the coordinator sent and received, per node.
+        head_mib: Peak resident memory of the head's process; None for torchrun.
+        messages_per_node: Frames that the head sent and received, per node.
     """
 
     seconds: float | None = None
-    coordinator_mib: float | None = None
+    head_mib: float | None = None
     messages_per_node: float | None = None
     lost: str = ""
 
@@ -82,7 +82,7 @@ Start = Callable[[int, list[Any], list[Any]], None]
 
 
 def measure_muster(num_callers: int, num_nodes: int, launch: Callable[..., None]) -> Reading:
-    """Measure one rendezvous on muster's coordinator; `launch` starts the callers."""
+    """Measure one rendezvous on muster's head; `launch` starts the callers."""
     with tempfile.TemporaryDirectory() as folder:
         listening = listener.bind("127.0.0.1", 0)
         port = int(listening.getsockname()[1])
@@ -101,14 +101,14 @@ def measure_muster(num_callers: int, num_nodes: int, launch: Callable[..., None]
             processes.kill_descendants()
         return Reading(
             seconds=seconds,
-            coordinator_mib=round(memory, 1),
+            head_mib=round(memory, 1),
             messages_per_node=round(per_node, 2),
         )
 
 
 def _answer_of(head: Any) -> tuple[float, float]:
     if not head.poll(10.0):
-        raise LostError("the coordinator does not answer")
+        raise LostError("the head does not answer")
     answer = head.recv()
     if isinstance(answer, str):
         raise LostError(answer)
@@ -226,14 +226,14 @@ def measure_all(running: Stage, cases: Sequence[Case], repeats: int) -> list[dic
 def summarize(case: Case, readings: Sequence[Reading]) -> dict[str, Any]:
     """Return the medians of one case."""
     seconds = [r.seconds for r in readings if r.seconds is not None]
-    memory = [r.coordinator_mib for r in readings if r.coordinator_mib is not None]
+    memory = [r.head_mib for r in readings if r.head_mib is not None]
     counts = [r.messages_per_node for r in readings if r.messages_per_node is not None]
     return {
         "case": case.callers,
         "nodes": case.num_nodes,
         "seconds": round(statistics.median(seconds), 3) if seconds else None,
         "all_seconds": [round(value, 3) for value in seconds],
-        "coordinator_mib": max(memory) if memory else None,
+        "head_mib": max(memory) if memory else None,
         "messages_per_node": statistics.median(counts) if counts else None,
         "lost": [r.lost for r in readings if r.lost],
     }
@@ -242,7 +242,7 @@ def summarize(case: Case, readings: Sequence[Reading]) -> dict[str, Any]:
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Return the rows as Markdown."""
     lines = [
-        "| callers | nodes | seconds (median) | ms a node | coordinator MiB | messages a node |",
+        "| callers | nodes | seconds (median) | ms a node | head MiB | messages a node |",
         "|---|---|---|---|---|---|",
     ]
     for row in rows:
@@ -250,7 +250,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         if row["seconds"] is not None:
             seconds = f"{row['seconds']:.2f}"
             each = f"{1000 * row['seconds'] / row['nodes']:.2f}"
-        memory, count = row["coordinator_mib"] or "-", row["messages_per_node"] or "-"
+        memory, count = row["head_mib"] or "-", row["messages_per_node"] or "-"
         lines.append(
             f"| {row['case']} | {row['nodes']} | {seconds} | {each} | {memory} | {count} |"
         )

@@ -1,6 +1,6 @@
 """Muster's agents up to their ranks: the product's own class, with only the workers' part replaced.
 
-Whatever the coordinator comes to ask for is answered by the product's code, so no new message can be forgotten here.
+Whatever the head comes to ask for is answered by the product's code, so no new message can be forgotten here.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from torchmuster.node.leftovers import make_socket_folder
 from torchmuster.node.spawner.messages import InterpreterReady
 from torchmuster.node.voice import LogVoice
 
-# Thousands of nodes have thousands of processors; light agents share one, so that each would keep the coordinator
+# Thousands of nodes have thousands of processors; light agents share one, so that each would keep the head
 # waiting for its half of the handshake. A few at a time answer as promptly as a node.
 MOST_HANDSHAKES = 24
 READY = InterpreterReady(python="3.11", torch="2.13", forks=True, why=None)

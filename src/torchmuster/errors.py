@@ -96,7 +96,7 @@ class JoinTimeoutError(MusterError):
 
 
 class HeadLostError(MusterError):
-    """The head's agent, and the coordinator with it, ended before the run did."""
+    """The agent of the head's node ended before the run did, and the head with it."""
 
     exit_code = 7
 

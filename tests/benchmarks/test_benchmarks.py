@@ -88,7 +88,7 @@ import rendezvous
 from meeting import agents
 
 class Mute(agents.AgentWithoutWorkers):
-    def _announce_spawner(self):
+    def _announce_spawner(self, ready):
         pass
     def _take_ask(self, ask):
         pass

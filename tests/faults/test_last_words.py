@@ -1,4 +1,4 @@
-"""What the logs add to the last words of a failed run: the reason, its line, the cure; what the coordinator saw stays first."""
+"""What the logs add to the last words of a failed run: the reason, its line, the cure; what the head saw stays first."""
 
 import pytest
 

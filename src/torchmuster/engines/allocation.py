@@ -69,7 +69,7 @@ class AllocationEngine(AgentProcesses):
     def start_place(self, place: int) -> None:
         """Start an agent on one place, first or replacement."""
         if place >= len(self.allocation.nodes):
-            return  # the job has no more nodes; the coordinator goes on without, or waits
+            return  # the job has no more nodes; the head goes on without, or waits
         port = self.address[1]
         heads = [(address, port) for address in own_addresses()] or [self.address]
         node = self.allocation.nodes[place]

@@ -63,7 +63,7 @@ class SshEngine:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Return where the coordinator can be called from here."""
+        """Return where the head can be called from here."""
         return ("127.0.0.1", self._port.port)
 
     @property

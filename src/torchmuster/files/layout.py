@@ -57,10 +57,10 @@ class RunDir:
     plan = PathBelow("plan.json")  # client: what will be started
     secret = PathBelow("secret")  # client: the key of the channel, 0600
     owner = PathBelow("owner.json")  # client: who owns the run: pid, boot, host
-    head = PathBelow("head.json")  # agent 0: where the coordinator listens, 0600
-    # Coordinator, one line per event, UTC, append only: all views are made from it. Of a workflow, client.
+    head = PathBelow("head.json")  # agent 0: where the head listens, 0600
+    # Head, one line per event, UTC, append only: all views are made from it. Of a workflow, client.
     events = PathBelow("events.jsonl")
-    # Coordinator (client, when the head was lost; of a workflow, client): the verdict.
+    # Head (client, when the head was lost; of a workflow, client): the verdict.
     result = PathBelow("result.json")
     logs = PathBelow(os.path.join("logs", GROUP, TASK))  # agents: a folder for each attempt
     supervisor_log = PathBelow("supervisor.log")  # a detached supervisor: what it says

@@ -1,6 +1,6 @@
 """The roll: which agents are here, which place each holds, who is missing and why.
 
-Values and rules only; the coordinator does the talking. A member that has gone stays in the roll until it
+Values and rules only; the head does the talking. A member that has gone stays in the roll until it
 is certain that none of its workers lives: by proof, or because its lease has ended.
 """
 

@@ -1,9 +1,9 @@
-"""The coordinator's side of the survey of networks: ask all agents, let them call each other, choose.
+"""The head's side of the survey of networks: ask all agents, let them call each other, choose.
 
     settle() --members are new--> ASKING --all have said what they have--> PROBING --chosen--> settled
                                      +-------- the time is up --------> settled, without a choice
 
-Nothing here waits: the coordinator calls `settle` until it says True, passes messages on to `take`, and wakes up
+Nothing here waits: the head calls `settle` until it says True, passes messages on to `take`, and wakes up
 at `due`. The survey runs while the nodes' spawners import torch.
 """
 
@@ -96,7 +96,7 @@ class NetworkSurvey:
         self._interfaces: dict[str, Interface] = {}  # by incarnation
         self._head: Interface | None = None
 
-    # What the coordinator asks.
+    # What the head asks.
 
     @property
     def due(self) -> float | None:

@@ -1,8 +1,8 @@
-"""The coordinator's side of the look before the start: facts of all nodes, in the long form a matrix, one event.
+"""The head's side of the preflight: facts of all nodes, in the long form a matrix, one event.
 
     greet() --AskFacts--> the nodes collect --NodeFacts--> settle() --all here, or the time is up--> findings
 
-Nothing here waits: the coordinator calls `settle` until it says True, passes messages on to `take`, and wakes up at
+Nothing here waits: the head calls `settle` until it says True, passes messages on to `take`, and wakes up at
 `due`. Before every start (short) it happens while the spawners import torch, and holds nothing up for more than
 0.2 s after that. In the long form (`muster doctor`) the pairs call each other first, over connections of their own:
 a path that swallows large packets would swallow the facts, and the agent's lease with them.

@@ -1,4 +1,4 @@
-"""The coordinator's part in `muster exec` and a training run: which agent has the rank or the node that is named.
+"""The head's part in `muster exec` and a training run: which agent has the rank or the node that is named.
 
 What a client names is a word: `rank 3`, or `node n2`. The rest is that of workflows (`head/exec_relay.py`).
 """

@@ -1,6 +1,6 @@
 """What is known about the end of a worker, and which of many ends is the cause of the others.
 
-One dead rank makes all others fail louder. The coordinator collects every end of an attempt, and the
+One dead rank makes all others fail louder. The head collects every end of an attempt, and the
 functions here pick the one that came first and was nobody's echo.
 """
 

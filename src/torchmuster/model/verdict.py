@@ -44,7 +44,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Circumstances:
-    """What the coordinator knows beside the ends themselves."""
+    """What the head knows beside the ends themselves."""
 
     world_size: int
     attempt: int

@@ -1,1 +1,1 @@
-"""The authenticated channel between agents, coordinator and client."""
+"""The authenticated channel between agents, head and client."""

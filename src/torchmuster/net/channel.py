@@ -194,11 +194,11 @@ def _how_it_ended(error: Exception) -> str:
 async def connect(
     host: str, port: int, role: Role, secret: bytes, *, is_open: bool = False
 ) -> Channel:
-    """Return a channel to the coordinator.
+    """Return a channel to the head.
 
     Raises:
         OSError: Nobody listens there, or it can't be reached in time.
-        HandshakeError: Who listens there is not our coordinator.
+        HandshakeError: Who listens there is not our head.
     """
     async with asyncio.timeout(CONNECT_TIMEOUT_S):
         reader, writer = await asyncio.open_connection(

@@ -188,7 +188,7 @@ class StartNode(RemoteMessage):
 
     Attributes:
         agent_id: Who asks numbers its agents.
-        heads: Where the coordinator listens, `host:port`; none for the agent that has it.
+        heads: Where the head listens, `host:port`; none for the agent that has it.
         run_dir: Of a training task's run, inside of the workflow; None for the run itself.
         host: Where, in a request of a host to the client.
         gpus: What it may use; None leaves it to the host.
@@ -222,7 +222,7 @@ class StartTask(RemoteMessage):
 
 
 class AgentStarted(RemoteMessage):
-    """It runs. The agent with the coordinator listens at `port` of these addresses."""
+    """It runs. The agent with the head listens at `port` of these addresses."""
 
     agent_id: int
     port: int = 0

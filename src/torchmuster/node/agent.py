@@ -1,4 +1,4 @@
-"""The agent of one node: keeps a spawner, obeys the coordinator, and never lets workers outlive it.
+"""The agent of one node: keeps a spawner, obeys the head, and never lets workers outlive it.
 
 Its lease: an echo of its own ping prolongs it, counted from the moment that the ping was sent. So a link
 that is cut in either direction ends it, and without it the workers are killed (`docs/design.md`,
@@ -76,7 +76,7 @@ _MAX_UNSAID = 64
 
 
 class AgentRefusedError(MusterError):
-    """The coordinator does not want this agent."""
+    """The head does not want this agent."""
 
     exit_code = 8
 
@@ -86,9 +86,9 @@ class AgentOptions:
     """What an agent is told when it is started.
 
     Attributes:
-        addresses: Where the coordinator may listen; the first that answers in a race is taken.
+        addresses: Where the head may listen; the first that answers in a race is taken.
         take_store: Returns the listening socket of an attempt's store, on the head only.
-        local_show: Show this node's output here instead of sending it to the coordinator.
+        local_show: Show this node's output here instead of sending it to the head.
         terminal: What shows it is a terminal: the ranks that are shown get one, too.
     """
 
@@ -233,7 +233,7 @@ class Agent:
         self._ended.set()
 
     def leave(self, code: int) -> None:
-        """End the agent with the run's exit code, unless the coordinator's goodbye came before."""
+        """End the agent with the run's exit code, unless the head's goodbye came before."""
         self._goodbye = self._goodbye or messages.Goodbye(exit_code=code)
         self._ended.set()
 
@@ -260,7 +260,7 @@ class Agent:
         if not task.cancelled() and task.exception() is not None:
             self.fail(_as_muster_error(task.exception()))
 
-    # The coordinator.
+    # The head.
 
     async def _stay_connected(self) -> None:
         started = time.monotonic()
@@ -412,7 +412,7 @@ class Agent:
         if self._channel is not None:
             self._channel.send_nowait(message)
 
-    # Orders of the coordinator.
+    # Orders of the head.
 
     def _obey(self, message: messages.Message) -> None:
         match message:

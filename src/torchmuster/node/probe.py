@@ -1,7 +1,7 @@
 """A node's side of the survey of networks: a port that answers, and calls to other nodes' ports.
 
 Every connection is authenticated with the run's secret before anything is read. The answering side takes at most
-4 MiB and 3 s of a caller; the port is open until the coordinator says that the survey is over, for 10 s at most.
+4 MiB and 3 s of a caller; the port is open until the head says that the survey is over, for 10 s at most.
 """
 
 import asyncio

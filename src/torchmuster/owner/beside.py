@@ -43,7 +43,7 @@ class BesideEngine(LocalEngine):
     def start_place(self, place: int) -> None:
         """Start an agent on another host, through a proxy here that ends with it."""
         if place >= len(self.hosts):
-            return  # the task has no more hosts; the coordinator goes on without, or waits
+            return  # the task has no more hosts; the head goes on without, or waits
         host, port = self.hosts[place], self.address[1]
         request = StartNode(
             place=place,

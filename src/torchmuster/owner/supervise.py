@@ -1,4 +1,4 @@
-"""The owner of a run on this machine: starts the agents, follows the coordinator, mends what it can.
+"""The owner of a run on this machine: starts the agents, follows the head, mends what it can.
 
 `muster run` is this process; with `--detach` a process in the background takes its place. When it dies the
 run ends: the agents see the end of their lifeline.
@@ -69,7 +69,7 @@ class Engine(Protocol):
 
     @property
     def address(self) -> tuple[str, int]:
-        """Return where the coordinator listens, for us."""
+        """Return where the head listens, for us."""
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -178,7 +178,7 @@ class Supervisor:
     # One head's life.
 
     async def _live_with_head(self) -> None:
-        """Follow the coordinator until it has a result or its agent has ended."""
+        """Follow the head until it has a result or its agent has ended."""
         self._head_end, self._given_up = None, None
         self._watch.begin()
         following = asyncio.create_task(self._follow())
@@ -261,7 +261,7 @@ class Supervisor:
             if place != HEAD:
                 self.engine.start_place(place)
 
-    # What the coordinator says.
+    # What the head says.
 
     def _take(self, message: messages.Message) -> None:
         self._watch.hear()
@@ -293,7 +293,7 @@ class Supervisor:
     # The head's loss.
 
     async def _replace_head(self) -> None:
-        """The coordinator has gone: end everything, then begin again where the record stops."""
+        """The head has gone: end everything, then begin again where the record stops."""
         ended = self._given_up or _describe(self._head_end)
         self.engine.cut_lifeline()
         await self._reap_all(kill_after_s=3.0)
@@ -357,7 +357,7 @@ class Supervisor:
     def _head_lost(self, ended: str) -> Result:
         log = self.run_dir.agent_log(self.plan.node_name(HEAD))
         report = Report(
-            error=f"the head's agent ended ({ended}), and the coordinator with it",
+            error=f"the head's agent ended ({ended}), and the head with it",
             at=self.plan.node_name(HEAD),
             because=tuple(last_lines(log, 20)) or ("it said nothing",),
             hint=f"its log is {log}",
@@ -435,7 +435,7 @@ class Supervisor:
         self._say_of_time(message)
 
     def _say_of_time(self, message: messages.Message) -> None:
-        """Tell the coordinator, and each one that takes its place."""
+        """Tell the head, and each one that takes its place."""
         self._said_of_time.append(message)
         if self._channel is not None:
             self._channel.send_nowait(message)
@@ -510,7 +510,7 @@ class Supervisor:
         )
 
     def _write_head(self) -> None:
-        """Tell other clients where the coordinator listens."""
+        """Tell other clients where the head listens."""
         host, port = self.engine.address
         try:
             # A client on another machine, such as a login node, tries all of them.

@@ -1,4 +1,4 @@
-"""The coordinator's side of the survey, with agents that are only messages."""
+"""The head's side of the survey, with agents that are only messages."""
 
 from torchmuster.head.membership import Member
 from torchmuster.head.network_survey import CONNECT_S, LIMIT_S, PATIENT_CONNECT_S, NetworkSurvey

@@ -1,4 +1,4 @@
-"""The coordinator's side of the look before the start, with agents that are only messages."""
+"""The head's side of the preflight, with agents that are only messages."""
 
 from dataclasses import replace
 

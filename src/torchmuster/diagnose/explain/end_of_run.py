@@ -1,6 +1,6 @@
-"""What the logs add to the coordinator's own report when a run has failed: bounded in time, and never in the way.
+"""What the logs add to the head's own report when a run has failed: bounded in time, and never in the way.
 
-The coordinator saw every end in its order, so its first failing rank, signal or memory counter stays in the first line. Where
+The head saw every end in its order, so its first failing rank, signal or memory counter stays in the first line. Where
 it knows only that a rank ended, or that one lost another, the heads and the ends of the ranks' logs are read for why.
 """
 
@@ -80,7 +80,7 @@ def explained(result: Result, run_dir: RunDir, *, limit_s: float = LIMIT_S) -> R
 
 
 def _may_say_more(cause: WorkerEnd) -> bool:
-    """Say whether the logs could know more than the coordinator: not where it saw the exception itself."""
+    """Say whether the logs could know more than the head: not where it saw the exception itself."""
     if cause.memory_evidence or cause.kind in (EndKind.NODE_LOST, EndKind.HANG):
         return False
     if cause.kind is EndKind.EXCEPTION:
@@ -170,7 +170,7 @@ def _joined(report: Report, finding: LogFinding, reading: _Reading, run_id: str)
 
 
 def _is_said(line: LogLine, report: Report) -> bool:
-    """Say whether the coordinator's own report shows this line, e.g. the end of the traceback that it has."""
+    """Say whether the head's own report shows this line, e.g. the end of the traceback that it has."""
     text = line.text.strip()
     return any(text.endswith(said.strip()) for said in report.because if said.strip())
 

@@ -1,4 +1,4 @@
-"""A run of muster's own: its coordinator saw every end, so its first cause is stronger than any guess from logs."""
+"""A run of muster's own: its head saw every end, so its first cause is stronger than any guess from logs."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +26,7 @@ _BY_STATE = {
     ),
     RunState.TIMED_OUT: ("time-limit", "the time limit of the job was reached"),
     RunState.CANCELLED: ("cancelled", "the run was cancelled"),
-    RunState.LOST: ("node-failed", "the run's coordinator is gone and left no result"),
+    RunState.LOST: ("node-failed", "the run's head is gone and left no result"),
 }
 
 
@@ -37,7 +37,7 @@ def with_own_result(
     *,
     state: RunState | None = None,
 ) -> LogVerdict:
-    """Return a verdict on logs, corrected by what the run's own coordinator wrote.
+    """Return a verdict on logs, corrected by what the run's own head wrote.
 
     Args:
         verdict: From the logs.
@@ -69,12 +69,12 @@ def with_own_result(
 
 
 def own_finding(result: Result) -> LogFinding | None:
-    """Return what the coordinator says of a run that has ended, as a finding."""
+    """Return what the head says of a run that has ended, as a finding."""
     return finding_of(result, result.state)
 
 
 def finding_of(result: Result | None, state: RunState) -> LogFinding | None:
-    """Return what the coordinator says, as a finding; None when it says nothing."""
+    """Return what the head says, as a finding; None when it says nothing."""
     report = result.report if result is not None else None
     if result is not None and result.cause is not None and report is not None:
         return LogFinding(
@@ -84,7 +84,7 @@ def finding_of(result: Result | None, state: RunState) -> LogFinding | None:
             weight=2 * Weight.SCHEDULER,
             at=report.at,
             because=report.because,
-            ruled_out=("the other ranks' errors: the coordinator saw this end first",),
+            ruled_out=("the other ranks' errors: the head saw this end first",),
             hint=report.hint,
         )
     if state not in _BY_STATE and report is None:
@@ -134,7 +134,7 @@ def foreign_store(
 
 
 def word_of(end: WorkerEnd) -> str:
-    """Return the word for a cause that a coordinator saw."""
+    """Return the word for a cause that a head saw."""
     if end.memory_evidence:
         return "out-of-memory"
     if end.kind is EndKind.NODE_LOST:
@@ -168,7 +168,7 @@ def _joined(own: LogFinding, verdict: LogVerdict) -> LogFinding:
 
 
 def is_same(found: LogFinding, own: LogFinding) -> bool:
-    """Say whether a finding from the logs is of the end that the coordinator names."""
+    """Say whether a finding from the logs is of the end that the head names."""
     if found.cause == own.cause:
         return True
     told = " ".join((own.error, *own.because))

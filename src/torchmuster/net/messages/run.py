@@ -1,4 +1,4 @@
-"""A training run: its agents, its owner and its clients talk with its coordinator."""
+"""A training run: its agents, its owner and its clients talk with its head."""
 
 from dataclasses import field
 from typing import Any
@@ -10,7 +10,7 @@ from torchmuster.model.ranks import NodeRanks
 from torchmuster.model.stop import StopCause
 from torchmuster.net.messages.base import Message
 
-# Agent to coordinator.
+# Agent to head.
 
 
 class Hello(Message):
@@ -18,8 +18,8 @@ class Hello(Message):
 
     Attributes:
         incarnation: Random, one for the life of the agent process.
-        place: The place that it was started for; None when the coordinator shall number it.
-        boot_id: Names kernel and process namespace: on the coordinator's own, pids can be checked.
+        place: The place that it was started for; None when the head chooses one.
+        boot_id: Names kernel and process namespace: on the head's own, pids can be checked.
         attempt: The attempt whose workers it still runs; None without workers.
         network_id: Names kernel and network namespace: agents with the same one share all interfaces.
         jobs: `VARIABLE=ID` of the schedulers' jobs that it is in, where the run has no name of its own.
@@ -92,7 +92,7 @@ class AllReaped(Message):
 
 
 class Output(Message):
-    """What a worker wrote, for the terminal. Goes on from the coordinator to the clients."""
+    """What a worker wrote, for the terminal. Goes on from the head to the clients."""
 
     rank: int
     attempt: int
@@ -137,7 +137,7 @@ class SignalReceived(Message):
     signum: int
 
 
-# Coordinator to agent.
+# Head to agent.
 
 
 class Welcome(Message):
@@ -225,7 +225,7 @@ class Goodbye(Message):
     sentence: str | None = None
 
 
-# Client to coordinator, and back.
+# Client to head, and back.
 
 
 class Watch(Message):
@@ -277,7 +277,7 @@ class NeedNodes(Message):
     again: bool = False
 
 
-# Progress and stacks of the ranks: agent to coordinator, asked by it or by a client.
+# Progress and stacks of the ranks: agent to head, asked by it or by a client.
 
 
 class Progress(Message):
@@ -288,7 +288,7 @@ class Progress(Message):
 
 
 class TakeStacks(Message):
-    """Coordinator: say where your ranks stand, now."""
+    """Head: say where your ranks stand, now."""
 
     number: int
     attempt: int
@@ -309,7 +309,7 @@ class AskStacks(Message):
 
 
 class StacksTold(Message):
-    """The coordinator's answer to a client.
+    """The head's answer to a client.
 
     Attributes:
         sentence: Who waits and who doesn't, in one sentence.

@@ -1,4 +1,4 @@
-"""Which network the workers use, and what each node is like: the coordinator asks, agents look and call each other."""
+"""Which network the workers use, and what each node is like: the head asks, agents look and call each other."""
 
 from dataclasses import field
 from typing import Any
@@ -10,7 +10,7 @@ from torchmuster.net.messages.base import Message
 
 
 class AskNetwork(Message):
-    """Coordinator: open a port for probes and say which interfaces there are."""
+    """Head: open a port for probes and say which interfaces there are."""
 
     survey: int
 
@@ -32,7 +32,7 @@ class NetworkFacts(Message):
 
 
 class AskFacts(Message):
-    """Coordinator: look around on your node (`doctor.facts`) and say what you find.
+    """Head: look around on your node (`doctor.facts`) and say what you find.
 
     Attributes:
         names: Names to be resolved there.
@@ -63,7 +63,7 @@ class ProbeTarget(Message):
 
 
 class ProbeNetwork(Message):
-    """Coordinator: call these; `node` is what the receiver is called among them.
+    """Head: call these; `node` is what the receiver is called among them.
 
     Attributes:
         bulk_bytes: How much to send to each that is measured, and take it for stalled when it does not arrive; None
@@ -86,7 +86,7 @@ class ProbeResults(Message):
 
 
 class EndProbe(Message):
-    """Coordinator: close the port, end the calls."""
+    """Head: close the port, end the calls."""
 
     survey: int
 

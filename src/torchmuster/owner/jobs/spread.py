@@ -152,7 +152,7 @@ class _Start:
 
 @dataclass
 class Spreader:
-    """Starts the agents of other hosts for a coordinator in this process, and ends them with it.
+    """Starts the agents of other hosts for a head in this process, and ends them with it.
 
     Attributes:
         command: The same command as this process, for the other hosts.
@@ -178,7 +178,7 @@ class Spreader:
         self._task = asyncio.get_running_loop().create_task(self._serve())
 
     def need(self, places: Sequence[int]) -> None:
-        """Note places that the coordinator lacks."""
+        """Note places that the head lacks."""
         self._wanted.update(places)
 
     def hear(self, event: Event) -> None:

@@ -56,7 +56,7 @@ async def wait_for_result(run_dir: RunDir) -> Result | None:
 
 
 async def send_stop(view: RunView, signum: int, *, at_once: bool) -> None:
-    """Ask the coordinator to stop the run.
+    """Ask the head to stop the run.
 
     Raises:
         ChannelError: It can't be reached.
@@ -80,7 +80,7 @@ async def send_stop(view: RunView, signum: int, *, at_once: bool) -> None:
     where = atomic.read_json(view.run_dir.head)
     if not isinstance(where, dict):
         raise ChannelError(
-            "the run has no coordinator yet", where=view.run_dir.head, fix="try again in a second"
+            "the run has no head yet", where=view.run_dir.head, fix="try again in a second"
         )
     try:
         channel = await connect(
@@ -92,7 +92,7 @@ async def send_stop(view: RunView, signum: int, *, at_once: bool) -> None:
             _signal_owner(view, signum, times=2 if at_once else 1)  # it ends a head that is silent
             return
         raise ChannelError(
-            "the coordinator of the run can't be reached",
+            "the head of the run can't be reached",
             where=f"{where['host']}:{where['port']}",
             why=str(error),
         ) from error

@@ -1,6 +1,6 @@
-"""The client's side of `muster stacks` and of `muster exec` in a training run: it speaks to the run's coordinator.
+"""The client's side of `muster stacks` and of `muster exec` in a training run: it speaks to the run's head.
 
-The agents carry it out; no ssh to the nodes is needed. The coordinator's addresses and key are in the run directory.
+The agents carry it out; no ssh to the nodes is needed. The head's addresses and key are in the run directory.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ async def ask_stacks(view: RunView, limit_s: float = ANSWER_LIMIT_S) -> StacksFo
 
     Raises:
         UsageError: It does not run.
-        ChannelError: Its coordinator can't be reached, or does not answer within `limit_s`.
+        ChannelError: Its head can't be reached, or does not answer within `limit_s`.
     """
     channel = await connect_to_run(view)
     ask_id = secrets.token_hex(8)
@@ -51,7 +51,7 @@ async def ask_stacks(view: RunView, limit_s: float = ANSWER_LIMIT_S) -> StacksFo
                     return StacksFound(sentence=told.sentence, lines=tuple(lines))
     except TimeoutError as error:
         raise ChannelError(
-            f"the coordinator of the run {view.run_id} did not answer within {limit_s:g} s",
+            f"the head of the run {view.run_id} did not answer within {limit_s:g} s",
             fix="try again",
         ) from error
     except ChannelClosedError as error:
@@ -71,7 +71,7 @@ async def execute_beside(view: RunView, word: str, order: ExecOrder, write: Writ
 
     Raises:
         UsageError: The run does not run, or has no such rank or node.
-        ChannelError: Its coordinator can't be reached.
+        ChannelError: Its head can't be reached.
         HeadLostError: It went away meanwhile.
     """
     channel = await connect_to_run(view)
@@ -82,18 +82,18 @@ async def execute_beside(view: RunView, word: str, order: ExecOrder, write: Writ
 
 
 async def connect_to_run(view: RunView) -> Channel:
-    """Return a connection to the coordinator of a running run.
+    """Return a connection to the head of a running run.
 
     Raises:
         UsageError: It does not run.
-        ChannelError: The coordinator can't be reached.
+        ChannelError: The head can't be reached.
     """
     check_running(view)
     return await connect_to_head(view)
 
 
 async def connect_to_head(view: RunView) -> Channel:
-    """Return a connection to the coordinator of a run, by any of its addresses.
+    """Return a connection to the head of a run, by any of its addresses.
 
     Raises:
         ChannelError: It can't be reached.
@@ -101,7 +101,7 @@ async def connect_to_head(view: RunView) -> Channel:
     where = atomic.read_json(view.run_dir.head)
     if not isinstance(where, dict):
         raise ChannelError(
-            "the run has no coordinator yet", where=view.run_dir.head, fix="try again in a second"
+            "the run has no head yet", where=view.run_dir.head, fix="try again in a second"
         )
     port = int(where["port"])
     hosts = [*map(str, where.get("addresses", ())), str(where["host"])]
@@ -123,7 +123,7 @@ def _unreachable(view: RunView, where: str, error: Exception, node: str) -> Chan
         why = f"something else answers there: {error}"
     fix = f"on {node}: the same command" if node else f"muster status {view.run_id}"
     return ChannelError(
-        f"the coordinator of the run {view.run_id} can't be reached from here",
+        f"the head of the run {view.run_id} can't be reached from here",
         where=where,
         why=why,
         fix=fix,

@@ -49,7 +49,7 @@ def read_result(run_dir: RunDir) -> Result | None:
 
 
 def keep_result(run_dir: RunDir, result: Result) -> str | None:
-    """Write a result that its coordinator could not; return why that is not possible now either."""
+    """Write a result that its head could not; return why that is not possible now either."""
     if os.path.isfile(run_dir.result):
         return None
     try:

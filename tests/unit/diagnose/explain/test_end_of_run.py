@@ -1,4 +1,4 @@
-"""What the logs add to the coordinator's report: a reason where it has none, soon, or nothing."""
+"""What the logs add to the head's report: a reason where it has none, soon, or nothing."""
 
 import json
 import os
@@ -70,7 +70,7 @@ def run_dir(tmp_path):
     return make
 
 
-def test_first_line_stays_the_coordinator_s_and_the_reason_comes_next(run_dir):
+def test_first_line_stays_the_head_s_and_the_reason_comes_next(run_dir):
     report = explained(result_of(end(exit_code=3)), run_dir("step 1\n", "step 1\n" + DISK))
     assert report.error == "rank 1 ended with exit code 3"
     assert "disk is full" in report.because[0]
@@ -138,7 +138,7 @@ def test_bug_of_ours_leaves_the_report_and_one_line(run_dir, monkeypatch):
         None,
     ],
 )
-def test_what_the_coordinator_knows_better_is_left_as_it_is(run_dir, cause):
+def test_what_the_head_knows_better_is_left_as_it_is(run_dir, cause):
     result = result_of(cause)
     assert explained(result, run_dir("", DISK)) is result.report
 

@@ -1,4 +1,4 @@
-"""What the coordinator of a run saw is stronger than what its logs look like."""
+"""What the head of a run saw is stronger than what its logs look like."""
 
 from dataclasses import replace
 
@@ -42,7 +42,7 @@ VALUE_ERROR = PythonError(
 )
 
 
-def test_coordinator_s_first_cause_comes_before_that_of_the_logs(tmp_path):
+def test_head_s_first_cause_comes_before_that_of_the_logs(tmp_path):
     verdict = explain(tmp_path, n1=traceback_of("KeyError: 'a later one'", rank=0))
     own = with_own_result(verdict, result(cause=end(error=VALUE_ERROR)))
     assert own.first.error == "rank 1 raised ValueError: bad label"
@@ -95,7 +95,7 @@ def test_slow_rank_is_said_beside_a_healthy_run(tmp_path):
     assert own.notes == ("rank 1 on n2 is 40 % slower",)
 
 
-def test_head_that_ended_with_its_coordinator_is_a_failed_node():
+def test_head_that_ended_is_a_failed_node():
     ended = replace(result(error="the head's agent ended"), exit_code=HeadLostError.exit_code)
     assert finding_of(ended, RunState.FAILED).cause == "node-failed"
 

@@ -22,7 +22,7 @@ REDUCE = (
 
 
 class Head:
-    """Stands for the coordinator: keeps what the desk gives it."""
+    """Stands for the head: keeps what the desk gives it."""
 
     def __init__(self, places=(0, 1)):
         self.places, self.sent, self.events, self.files = set(places), [], [], {}

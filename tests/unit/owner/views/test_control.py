@@ -60,8 +60,8 @@ def test_logs_are_not_promised_of_a_run_that_has_ended(tmp_path, ended, words):
     assert caught.value.what.endswith(words)
 
 
-def test_cancel_turns_to_the_owner_when_the_coordinator_is_not_to_be_reached(view, monkeypatch):
-    """The owner ends a head that stands still: its coordinator never would."""
+def test_cancel_turns_to_the_owner_when_the_head_is_not_to_be_reached(view, monkeypatch):
+    """The owner ends a head that stands still, which never answers."""
     run_dir = view.run_dir
     facts = proc.read_process(os.getpid())
     owner = {"pid": os.getpid(), "start_ticks": facts.start_ticks, "boot_id": proc.boot_id()}
