@@ -4,7 +4,7 @@
 
 Simulated nodes of this machine, so all of them share its cores; on a cluster each has its own.
 
-* long: `muster doctor --nodes 2`, with its tiny job. Beside it, in the same round, `python -c "import torch"` twice at
+* long: `muster doctor --nodes 2`, with its test job. Beside it, in the same round, `python -c "import torch"` twice at
   the same time: what the job's two interpreters can't do without.
 * many: `muster doctor --nodes 64 --no-job`; 4 nodes with `--quick`.
 * short: `muster run --nodes 2` of a script that imports torch, with the look before the start and without it, by turns.

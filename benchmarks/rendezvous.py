@@ -131,7 +131,7 @@ def _receive(pipe: Any, deadline: float, head: Any) -> float:
     try:
         said = pipe.recv() if pipe.poll(max(0.0, deadline - time.monotonic())) else None
     except EOFError:
-        raise LostError("a caller ended without a word") from None
+        raise LostError("a caller ended without a message") from None
     if said is None:
         _answer_of(head)  # which has the same limit, and knows more
         raise LostError(f"a caller has no ranks after {ONE_LIMIT_S:g} s")

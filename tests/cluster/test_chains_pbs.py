@@ -98,11 +98,11 @@ def test_where_no_way_is_allowed_the_run_ends_preempted(muster, pbs, tmp_path):
     warn(pbs, jobs(tmp_path)[-1])
 
     assert muster("wait", "r").returncode == 75
-    assert links(tmp_path)["ended"] == "no way to go on"
+    assert links(tmp_path)["ended"] == "no way to continue"
     (job,) = jobs(tmp_path)
     pbs.wait(job, "F")
-    assert "can't go on by submit: qsub: Bad UID for job execution" in said(tmp_path)
-    assert "can't go on by requeue: qrerun: Unauthorized Request" in said(tmp_path)
+    assert "can't continue by submit: qsub: Bad UID for job execution" in said(tmp_path)
+    assert "can't continue by requeue: qrerun: Unauthorized Request" in said(tmp_path)
 
 
 @pytest.mark.lab

@@ -161,9 +161,9 @@ def test_a_refused_requeue_is_followed_by_a_submission_and_one_line_says_why(sit
 
     assert muster(environment, tmp_path, "wait", "r").returncode == 0
     assert ways(tmp_path) == [None, "submit"]
-    refused = "can't go on by requeue: slurm: error: requeue: Access/permission denied"
+    refused = "can't continue by requeue: slurm: error: requeue: Access/permission denied"
     assert refused in said(tmp_path)
-    assert "the run goes on: link 2 of 3 is job 2, by submit" in said(tmp_path)
+    assert "the run continues: link 2 of 3 is job 2, by submit" in said(tmp_path)
 
 
 @pytest.mark.lab
@@ -172,7 +172,7 @@ def test_where_no_way_is_allowed_the_run_ends_preempted(site, tmp_path):
     leave(environment, tmp_path)
 
     assert muster(environment, tmp_path, "wait", "r").returncode == 75
-    assert links(tmp_path)["ended"] == "no way to go on"
+    assert links(tmp_path)["ended"] == "no way to continue"
     status = muster(environment, tmp_path, "status", "r", "--json").stdout
     assert json.loads(status)["state"] == "preempted"
 

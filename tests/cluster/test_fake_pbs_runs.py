@@ -318,7 +318,7 @@ def test_a_job_that_pbs_ends_for_a_lost_host_goes_on_in_another(pbs, muster, tmp
     assert (first["state"], first["exit_code"]) == ("preempted", 75)
     assert first["report"]["error"] == "n2 was lost, and the job was stopped with SIGTERM then"
     said = (tmp_path / "home/runs/r/job.log").read_text()
-    assert "the run goes on: link 2 of 2 is job 1.ctl" in said
+    assert "the run continues: link 2 of 2 is job 1.ctl" in said
 
 
 def test_cancel_tells_the_head_where_the_server_is_down(pbs, muster, tmp_path):

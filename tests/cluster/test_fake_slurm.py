@@ -173,7 +173,7 @@ def test_a_job_that_can_never_start_is_cancelled_and_told_with_what_there_is(clu
     done = muster(cluster, tmp_path, *words)
 
     assert done.returncode == 14
-    assert "can't give what the job asks for (PartitionConfig)" in done.stderr
+    assert "configuration can't satisfy the job (PartitionConfig)" in done.stderr
     assert "error: job 1 can never start: it asks for more nodes than" in done.stderr
     assert "because: partition main has 3 nodes of 8 CPUs; the job asks for 9 nodes" in done.stderr
     assert json.loads((tmp_path / "queue/1.json").read_text())["state"] == "CANCELLED"
@@ -210,7 +210,7 @@ def test_ctrl_c_leaves_the_job_and_a_second_one_cancels_it(cluster, tmp_path):
     out, _ = client.communicate(timeout=30)
 
     assert client.returncode == 130
-    assert "job 1 goes on" in out
+    assert "job 1 continues" in out
     assert (
         json.loads(muster(cluster, tmp_path, "status", "r", "--json").stdout)["state"] == "running"
     )

@@ -113,7 +113,7 @@ def test_inside_salloc_the_nodes_of_the_job_are_used(login, slurm_lab):
     )
     # salloc runs its command on the login node, where nothing may train.
     assert done.returncode == 0, done.stderr
-    assert "this is no node of job" in done.stderr
+    assert "this is not a node of job" in done.stderr
     assert sorted(line[-13:] for line in done.stdout.splitlines() if "sum 2" in line) == [
         "n1 attempt 0\n".strip().rjust(13),
         "n2 attempt 0\n".strip().rjust(13),

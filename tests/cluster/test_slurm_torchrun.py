@@ -88,7 +88,7 @@ def test_agent_that_the_script_starts_too_late_is_sent_away_without_harm(batch):
 @pytest.mark.lab
 def test_no_spread_names_the_node(batch, slurm_lab):
     job = batch(f"exec {LINE.format(endpoint='$(hostname)')} --no-spread train.py")
-    wanted = "waiting for n2: no agent has called; torchrun was started on n1 only?"
+    wanted = "waiting for n2: no agent has connected; torchrun was started on n1 only?"
     wait_until(lambda: wanted in _output(slurm_lab, job), "the line")
     slurm_lab.run(["scancel", "--full", job])
 

@@ -153,7 +153,9 @@ def test_a_static_line_gets_its_ranks(site):
 def test_no_spread_names_the_missing_host_within_5_s(site):
     started = time.monotonic()
     job = site(line(site, "--no-spread"), wait=False)
-    wait_until(lambda: "waiting for n2: no agent has called" in _text(site, job), "the name", 20.0)
+    wait_until(
+        lambda: "waiting for n2: no agent has connected" in _text(site, job), "the name", 20.0
+    )
     waited_s = time.monotonic() - started
     text = _text(site, job)
 

@@ -109,7 +109,7 @@ def test_a_node_that_is_cut_off_is_dead_before_the_next_attempt_and_rejoins(job,
     head.stop_workers()
     assert head.wait() == 0
     assert other.wait() == 0
-    assert "no word from the head" in other.stderr
+    assert "no message from the head" in other.stderr
 
 
 def test_a_path_that_swallows_large_packets_is_named(job, hosts):

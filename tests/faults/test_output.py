@@ -133,7 +133,7 @@ def test_a_full_disk_loses_logs_is_said_and_the_job_goes_on(job, tmp_path):
         pytest.skip("a private mount needs root")
     run.start()
     assert run.wait() == 0, run.stderr
-    assert "logs are being lost on n1: No space left on device; the job goes on" in run.stderr
+    assert "logs are being lost on n1: No space left on device; the job continues" in run.stderr
     assert "log lines lost" in run.stderr
 
 

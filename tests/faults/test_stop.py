@@ -48,7 +48,7 @@ def test_ctrl_c_reaches_every_worker_once_and_ends_the_run(job, tmp_path):
     assert not list(run.folder.glob("caught-*-2"))
     assert not list(run.folder.glob("child-*"))  # a loader worker does not get it
     assert run.result()["state"] == "cancelled"
-    assert "goes on from what was saved" in run.result()["report"]["hint"]
+    assert "continues from the last save" in run.result()["report"]["hint"]
 
 
 def test_a_stop_while_workers_are_being_started_ends_the_run_at_once(job, tmp_path):

@@ -1,4 +1,4 @@
-"""Who has not proved that he may gets nothing: also where nodes have no key in common, whose channel anybody can open."""
+"""Who has not proved that he may gets nothing: also where nodes have no common key, whose channel anybody can open."""
 
 import asyncio
 import hashlib
@@ -19,7 +19,7 @@ WAITS = "import os, signal; os.write(1, b'began\\n'); signal.pause()\n"
 
 @pytest.fixture
 def head(tmp_path):
-    """Start the head of a `muster torchrun` whose nodes have no key in common; return its port."""
+    """Start the head of a `muster torchrun` whose nodes have no common key; return its port."""
     port = reserve_port()
     (tmp_path / "train.py").write_text(WAITS)
     argv = [

@@ -120,7 +120,7 @@ def test_a_kill_for_want_of_memory_is_told_with_the_kernels_evidence(job, tmp_pa
     run.env["OPENBLAS_NUM_THREADS"] = "1"
     memory_cgroup(run)
     assert run.wait(120) == 137
-    assert "rank 1 was ended by SIGKILL for want of memory" in run.stderr
+    assert "rank 1 was ended by SIGKILL because memory ran out" in run.stderr
     assert "hint: lower the batch size" in run.stderr
 
 

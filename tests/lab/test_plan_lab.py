@@ -1,6 +1,6 @@
 """What `muster plan` predicts of a step on two nodes, against what it takes on a network of that bandwidth.
 
-Everything that the prediction is made of is measured: the network by the tiny job, a step by the probe, alone. No
+Everything that the prediction is made of is measured: the network by the test job, a step by the probe, alone. No
 number is adjusted. The two hosts have one core each of two; they run at the highest weight of the scheduler, for
 what else this machine does would be measured too.
 """
@@ -32,7 +32,7 @@ LIMIT_S = 150.0
 
 @pytest.fixture(scope="module", params=list(BURSTS) if LONG else ["100mbit"])
 def network(request, allowed):
-    """Return a lab whose network has this bandwidth, and what the tiny job sees of it."""
+    """Return a lab whose network has this bandwidth, and what the test job sees of it."""
     net = Network(name="hsn0", subnet="10.10.0")
     hosts = [Host("n1", ssh="none"), Host("n2", ssh="none")]
     options = {"networks": (net,), "controller_on": ("hsn0",), "ssh_over": "hsn0"}

@@ -134,7 +134,7 @@ def test_spare_host_stands_in_for_one_that_does_not_answer(hosts):
     code, out, err = hosts.run("--hosts", "gone,spare", "--nodes", "1", script(hosts, QUICK))
     assert code == 0, err
     assert "gone: " in err
-    assert "spare hosts take the place: spare" in err
+    assert "spare hosts replace them: spare" in err
     assert "rank 0 of 1" in out
 
 
@@ -193,7 +193,7 @@ def train_and_lose(hosts, lost):
 @pytest.mark.lab
 def test_spare_host_takes_the_place_of_one_that_is_lost(hosts):
     out, err = train_and_lose(hosts, "b")
-    assert "the spare host spare takes the place 1" in err
+    assert "the spare host spare takes place 1" in err
     assert "attempt 1 rank 1" in out
 
 
@@ -283,7 +283,7 @@ def test_master_of_a_persistent_connection_lives_on(hosts):
 @pytest.mark.lab
 def test_spare_host_takes_the_place_of_a_head_that_is_lost(hosts):
     out, err = train_and_lose(hosts, "a")
-    assert "the spare host spare takes the place 0; snapshots that only a has are not there" in err
+    assert "the spare host spare takes place 0; snapshots that only a has are missing there" in err
     assert "attempt 1 rank 0" in out
     events = (only_run(hosts.home) / "events.jsonl").read_text().splitlines()
     begun = [e["attempt"] for e in map(json.loads, events) if e["event"] == "attempt_started"]

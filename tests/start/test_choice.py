@@ -72,7 +72,7 @@ def test_a_module_beside_the_script_hides_pythons_own_as_under_plain_python(plac
     with Workers(place, "prog.py", python=PYTHON, way=way) as workers:
         assert workers.run().stdout == plain.stdout == f"{place.cwd}/{name}.py\n"
     if way == AUTO:
-        why = f"{name} beside the script hides Python's own module of this name"
+        why = f"{name} in the script's folder hides Python's own module of this name"
         assert (workers.ready.forks, workers.ready.why) == (False, why)
 
 
@@ -90,7 +90,7 @@ def test_a_write_that_can_t_be_read_makes_workers_fresh(place):
     place.write("prog.py", "import os, sys\n\nos.environ[sys.argv[0]] = '1'\n")
     with Workers(place, "prog.py", python=PYTHON, way=AUTO) as workers:
         assert workers.ready.why == (
-            "the script changes an environment variable in line 3 whose name its source doesn't tell,"
+            "the script changes an environment variable in line 3 whose name its source doesn't show,"
             " and torch reads some while it is imported"
         )
 

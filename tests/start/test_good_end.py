@@ -36,7 +36,7 @@ def test_a_rank_that_dies_leaving_after_its_script_ended_well_is_not_started_aga
     assert done.code == 0, done.stderr
     assert result["attempts"] == 1
     (note,) = result["notes"]
-    assert note.startswith("rank 1 on n1 died of SIGABRT while its interpreter was leaving")
+    assert note.startswith("rank 1 on n1 died of SIGABRT while its interpreter was exiting")
     assert f"muster: {note}\n" in done.stderr
 
 

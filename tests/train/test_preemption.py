@@ -141,7 +141,7 @@ def test_a_signal_at_any_moment_saves_one_step_and_leaves_no_trace(seed, tmp_pat
     code, said = run.end()
     stopped = check_stop(run, said)
     assert code == 0, said  # muster goes on by itself
-    assert "the run goes on, no restart spent" in said
+    assert "the run continues, no restart spent" in said
     resumed = [e["step"] for e in run.records("training.jsonl") if e["event"] == "resumed"]
     assert resumed == [0, stopped], said
     if place == "evaluation" and not averaged:  # it takes seconds: all ranks were in it
@@ -183,7 +183,7 @@ def test_ctrl_c_and_a_closed_terminal_save_and_the_last_line_says_how_to_go_on(
     last = said.rstrip().splitlines()[-1]
     assert last.startswith("muster: cancelled after ")
     assert last.endswith(
-        f"; saved at step {step}; go on with: muster restart {short_id(run_dir.name)}"
+        f"; saved at step {step}; continue with: muster restart {short_id(run_dir.name)}"
     )
     assert "KeyboardInterrupt" not in said
 

@@ -479,7 +479,7 @@ def test_mistakes_are_told_with_a_way_on(rooted):
         ("--group", "gg", "--", "true"): (4, "did you mean `g`?"),
         ("after", "--", "true"): (2, "the task after does not run yet"),
         ("--", "true"): (2, "needs a task"),
-        ("t", "x", "--", "true"): (2, "`x` stands before `--`"),
+        ("t", "x", "--", "true"): (2, "`x` comes before `--`"),
         ("--group", "g"): (2, "--group needs a command"),
         ("t", "--timeout", "soon", "--", "true"): (2, "not a time above 0"),
     }

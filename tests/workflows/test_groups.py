@@ -123,7 +123,7 @@ def test_a_group_succeeds_with_its_lead_though_a_worker_has_failed(run_workflow)
         )
     )
     assert run.code == 0, run.out
-    assert "w is FAILED: exit code 4; the group goes on" in run.out
+    assert "w is FAILED: exit code 4; the group continues" in run.out
 
 
 def test_a_failing_lead_is_named_with_the_worker_that_had_failed_before_it(run_workflow):

@@ -10,13 +10,13 @@ import click
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--name", default="default", metavar="NAME", help="Name of the barrier.")
-@click.option("--count", metavar="N", help="How many have to come; default every task once.")
+@click.option("--count", metavar="N", help="Number of callers to wait for; default each task once.")
 @click.option("--rank", metavar="R", help="This caller's number, from 0.")
 @click.option("--timeout", default="10m", metavar="TIME", help="Limit of the wait; default 10m.")
 @click.option(
     "--num-nodes", "--num_nodes", "num_nodes", metavar="N", help="Number of ranks, with --connect."
 )
-@click.option("--connect", metavar="HOST", help="Where rank 0 is; needed outside of a workflow.")
+@click.option("--connect", metavar="HOST", help="Host of rank 0; needed outside of a workflow.")
 @click.option("--port", metavar="PORT", help="Port of rank 0; default 12344.")
 @click.option(
     "--secret-file",
@@ -24,14 +24,14 @@ import click
     help="Key that all ranks share; default the file `key` in MUSTER_HOME.",
 )
 def barrier(**given: Any) -> int:
-    """Wait until everybody has come to the same barrier.
+    """Wait until all callers have reached the same barrier.
 
     \b
     muster barrier                     in a task: wait for all tasks of its group
     muster barrier --name data         another one
     muster barrier --num-nodes 2 --rank 1 --connect HOST      without a workflow
 
-    Exits with 0 when all have come, 6 at the time limit, 12 when it can't be passed.
+    Exits with 0 when all have reached it, 6 at the time limit, 12 if it can't be passed.
     """  # noqa: D301 - \b is click's mark
     from torchmuster.net.task_call import agent_socket, wait_at_barrier
 
@@ -47,7 +47,9 @@ def barrier(**given: Any) -> int:
         _wait_alone(given, numbers)
     else:
         raise _outside()
-    click.echo(f"barrier `{given['name']}`: all are here after {time.monotonic() - begun_s:.1f} s")
+    click.echo(
+        f"barrier `{given['name']}`: all have reached it after {time.monotonic() - begun_s:.1f} s"
+    )
     return 0
 
 

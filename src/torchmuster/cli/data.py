@@ -19,7 +19,7 @@ def data() -> None:
 @click.option("--regex", help="Only files whose relative path matches (re.match).")
 @click.option("--parallel", type=click.IntRange(1, 256), default=8, help="Files at a time.")
 def download(url: str, folder: str, *, regex: str | None, parallel: int) -> int:
-    """Bring what is at URL into FOLDER; what is there already is kept."""
+    """Download the files at URL into FOLDER; files that are already there are kept."""
     from torchmuster.data import transfer
 
     with Bar() as bar:
@@ -36,7 +36,7 @@ def download(url: str, folder: str, *, regex: str | None, parallel: int) -> int:
 @click.option("--regex", help="Only files whose relative path matches (re.match).")
 @click.option("--parallel", type=click.IntRange(1, 256), default=8, help="Files at a time.")
 def upload(folder: str, url: str, *, regex: str | None, parallel: int) -> int:
-    """Send FOLDER (or a file) to URL; what is there already is not sent again."""
+    """Upload FOLDER (or a file) to URL; files that are already there are not sent again."""
     from torchmuster.data import transfer
 
     if "://" in folder and "://" not in url:
@@ -55,7 +55,7 @@ def upload(folder: str, url: str, *, regex: str | None, parallel: int) -> int:
 @click.option("--regex", help="Only files whose relative path matches (re.match).")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def list_files(url: str, *, regex: str | None, as_json: bool) -> int:
-    """List the files that a download of URL brings."""
+    """List the files that a download of URL would fetch."""
     from torchmuster.data import transfer
     from torchmuster.data.names import compile_regex
     from torchmuster.data.remote import open_store
@@ -105,7 +105,7 @@ def delete(url: str, *, regex: str | None, yes: bool) -> int:
     help="WRITE and DELETE write a small file and remove it.",
 )
 def check(url: str, *, access_type: str) -> int:
-    """Try whether URL can be read, written to or deleted from."""
+    """Check whether URL can be read, written to or deleted from."""
     from torchmuster.data.transfer import check_access
 
     check_access(url, access_type.upper())

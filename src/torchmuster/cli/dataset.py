@@ -107,7 +107,7 @@ def update(
 @click.option("--regex", help="Only files whose relative path matches (re.match).")
 @click.pass_context
 def download(ctx: click.Context, name: str, folder: str, *, regex: str | None) -> int:
-    """Bring the files of NAME into FOLDER; what is there already is kept."""
+    """Download the files of NAME into FOLDER; files that are already there are kept."""
     with Bar() as bar:
         moved = _open(ctx).download(name, folder, regex=regex, progress=bar.update)
     echo(describe(moved, "downloaded"))
@@ -213,7 +213,7 @@ def delete(ctx: click.Context, name: str, *, everything: bool, yes: bool) -> int
         click.confirm(f"remove {which} from {store.url}?", abort=True, err=True)
     numbers = store.delete(name, all_versions=everything)
     echo("removed: " + ", ".join(f"{wanted.name}:{number}" for number in numbers))
-    say("the contents that no version needs go with `muster dataset gc`")
+    say("`muster dataset gc` removes the contents that no version needs")
     return 0
 
 

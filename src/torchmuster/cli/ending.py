@@ -27,7 +27,7 @@ def follow_run(
 ) -> int:
     """Follow a run on the terminal, say how it has ended, and return its exit code.
 
-    `follow` returns None where the run goes on without this process, and has said how to see it again.
+    `follow` returns None where the run continues without this process, and has said how to see it again.
     """
     from torchmuster.files.terminal import TerminalVoice
     from torchmuster.model import codec

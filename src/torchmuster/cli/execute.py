@@ -1,4 +1,4 @@
-"""`muster exec`: a command, or a shell, inside of a running task or beside a rank."""
+"""`muster exec`: a command, or a shell, inside a running task or on the node of a rank."""
 
 import codecs
 import os
@@ -19,7 +19,7 @@ _COMMAND = "muster.exec.command"
 
 
 class _ExecCommand(click.Command):
-    """Keeps what stands behind `--` apart: it is nobody's option."""
+    """Keeps the words after `--` apart: they are not options of muster."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         at = args.index("--") if "--" in args else len(args)
@@ -36,7 +36,9 @@ class _ExecCommand(click.Command):
 @click.argument("run", shell_complete=complete_runs)
 @click.argument("words", nargs=-1, metavar="[TASK] [-- COMMAND...]")
 @click.option("--group", metavar="GROUP", help="In all tasks of this group at once.")
-@click.option("--rank", type=click.IntRange(min=0), metavar="R", help="Training: beside this rank.")
+@click.option(
+    "--rank", type=click.IntRange(min=0), metavar="R", help="Training: on the node of this rank."
+)
 @click.option("--node", metavar="K", help="Training: on this node, e.g. n2.")
 @click.option("--tty/--no-tty", default=None, help="With a terminal; default when we have one.")
 @click.option("--timeout", metavar="TIME", help="End the command after this time, e.g. 30s.")
@@ -54,7 +56,7 @@ def exec(  # noqa: A001 - the command's name
 ) -> int:
     """Run COMMAND inside of the running TASK of the workflow RUN: by default a shell.
 
-    In a training run it runs beside a rank, with its variables (RANK, CUDA_VISIBLE_DEVICES, ...); by default rank 0.
+    In a training run it runs on the node of a rank, with its variables (RANK, CUDA_VISIBLE_DEVICES, ...); by default rank 0.
 
     It has the task's view of files and network, its working directory and its variables, and ends with the task.
 
@@ -62,12 +64,13 @@ def exec(  # noqa: A001 - the command's name
     muster exec last train                       a shell
     muster exec last train -- nvidia-smi         one command; pipes work
     muster exec last --group workers -- hostname in all tasks of a group
-    muster exec last --rank 3 -- nvidia-smi      beside rank 3 of a training run
+    muster exec last --rank 3 -- nvidia-smi      on the node of rank 3
     muster exec last --node n2                   a shell on its node n2
 
-    The exit code is the command's, 128 + N after the signal N; with --group the highest. Our own: 124 at the time
-    limit, 125 when the task can't be entered, 126 and 127 when the command is no program or not there, 137 when the
-    task ended under it; 2, 4, 5 and 7 when there is no such task, it does not run, or its run can't be reached.
+    The exit code is the command's, 128 + N after the signal N; with --group the highest. Codes of muster
+    itself: 124 at the time limit, 125 if the task can't be entered, 126 if the command is not executable, 127 if it
+    does not exist, 137 if the task ended during the command; 2, 4, 5 and 7 if there is no such task, it does not
+    run, or its run can't be reached.
     """  # noqa: D301 - \b is click's mark
     import asyncio
 
@@ -102,13 +105,13 @@ def _command_of(
 ) -> tuple[str, ...]:
     """Return the command for a training run."""
     if rank is not None and node is not None:
-        what = "--rank and --node name two places"
+        what = "--rank and --node can't be combined"
         raise UsageError(what, where=f"--rank {rank} --node {node}", fix="leave one out")
     if group is not None:
         what = "--group is for workflows; a training run has ranks and nodes"
         raise UsageError(what, where=f"--group {group}", fix="--rank 0 or --node n1")
     if words:
-        what = f"`{words[0]}` stands before `--`: a training run has no tasks"
+        what = f"`{words[0]}` comes before `--`: a training run has no tasks"
         raise UsageError(what, fix=f"muster exec RUN [--rank R] -- {' '.join(words)}")
     return command
 
@@ -138,7 +141,7 @@ def _split(
     task = words[0] if group is None else None
     rest = words[1:] if group is None else words
     if rest and command:
-        what = f"`{rest[0]}` stands before `--`, where only a run and a task may be"
+        what = f"`{rest[0]}` comes before `--`, where only a run and a task may be"
         raise UsageError(what, fix="leave it out" if group is not None else None)
     return task, rest or command
 

@@ -23,29 +23,29 @@ SECTIONS = {
         "torchrun": ("torchmuster.cli.runs.torchrun", "Take torchrun's own command line."),
         "restart": (
             "torchmuster.cli.runs.restart",
-            "Start a run again; it goes on where it stopped.",
+            "Start a run again; it continues where it stopped.",
         ),
     },
     "Watch": {
         "ps": ("torchmuster.cli.views", "List the runs."),
-        "status": ("torchmuster.cli.views", "Show where a run stands."),
-        "logs": ("torchmuster.cli.views", "Print what the ranks wrote."),
-        "wait": ("torchmuster.cli.views", "Wait for the end of a run; exit as it did."),
+        "status": ("torchmuster.cli.views", "Show the state of a run."),
+        "logs": ("torchmuster.cli.views", "Print the output of the ranks."),
+        "wait": ("torchmuster.cli.views", "Wait for the end of a run; exit with its code."),
         "cancel": ("torchmuster.cli.views", "Stop a run."),
-        "exec": ("torchmuster.cli.execute", "Run a command inside a task, or beside a rank."),
-        "stacks": ("torchmuster.cli.stacks", "Show where the ranks of a run stand."),
+        "exec": ("torchmuster.cli.execute", "Run a command inside a task, or on a rank's node."),
+        "stacks": ("torchmuster.cli.stacks", "Show the Python stacks of all ranks."),
         "prune": ("torchmuster.cli.prune", "Remove old runs that have ended."),
     },
     "Diagnose": {
         "doctor": (
             "torchmuster.cli.diagnosis.doctor",
-            "Look for what will make a job fail, on every node.",
+            "Check every node for problems before a job.",
         ),
         "explain": (
             "torchmuster.cli.diagnosis.explain",
-            "Say why a run failed, or any job, by its logs.",
+            "Explain from its logs why a run or another job failed.",
         ),
-        "lint": ("torchmuster.cli.diagnosis.lint", "Say what will go wrong in a job script."),
+        "lint": ("torchmuster.cli.diagnosis.lint", "Find mistakes in a job script."),
         "plan": ("torchmuster.cli.diagnosis.plan", "Predict a training step on more nodes."),
     },
     "Workflows": {
@@ -61,7 +61,7 @@ SECTIONS = {
     "Clusters": {
         "engines": (
             "torchmuster.cli.diagnosis.engines",
-            "List where runs can go, and what was found here.",
+            "List the engines, and what was found on this machine.",
         ),
         "init": (
             "torchmuster.cli.diagnosis.init",

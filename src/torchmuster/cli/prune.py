@@ -28,10 +28,10 @@ _MAX_ROWS = 40
 )
 @click.option("--linked", is_flag=True, help="Also runs whose snapshots another run uses.")
 @click.option("--dry-run", is_flag=True, help="Show what would be removed, remove nothing.")
-@click.option("--yes", is_flag=True, help="Ask nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON; implies --yes.")
 def prune(**given: Any) -> int:
-    """Remove old runs that have ended, and cached zipapps; running ones and what others use stay.
+    """Remove old runs that have ended, and cached zipapps; keep what is running or in use.
 
     \b
     muster prune --dry-run

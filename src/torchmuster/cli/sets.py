@@ -26,7 +26,7 @@ def spread(words: list[str]) -> list[str]:
         if word in MANY:
             option = word
             if i + 1 < len(words) and _is_file(words[i + 1]):
-                what = f"`{word}` needs a value, and a file stands behind it"
+                what = f"`{word}` needs a value, but a file follows it"
                 raise UsageError(what, where=words[i + 1], fix=f"{word} NAME=VALUE {words[i + 1]}")
             # Without a value click complains; with one the loop below adds the option again.
             if i + 1 == len(words) or not _is_pair(words[i + 1]):

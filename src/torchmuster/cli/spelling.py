@@ -71,7 +71,7 @@ _OTHER_WORDS = {
 _OTHER_WORDS_OF_VIEWS = {
     "--lines": ("--tail", "here it is `--tail N`"),
     "--watch": ("--json", "the shell's `watch` runs a command again and again: `watch muster ...`"),
-    "--running": ("--all", "what waits or runs is always listed, without an option"),
+    "--running": ("--all", "waiting and running runs are always listed, without an option"),
 }
 
 
@@ -121,5 +121,5 @@ def option_behind(script: str, args: Sequence[str], ours: Collection[str]) -> st
             return None  # a module: nobody has read it
         if name[2:] in source.replace("_", "-"):
             continue
-        return f"`{name}` stands behind {script}, so {script} gets it; options of muster stand before the script"
+        return f"`{name}` comes after {script}, so {script} gets it; options of muster go before the script"
     return None

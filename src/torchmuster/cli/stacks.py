@@ -12,9 +12,9 @@ from torchmuster.cli.echo import echo
 def stacks(run: str, *, as_json: bool) -> int:
     """Show the Python stacks of all ranks of the running RUN, equal ones together.
 
-    The first line says who waits in which collective and who does something else. The workers go on: their stacks
-    are written by a signal handler, also while C code holds the interpreter's lock. py-spy, where it is installed on
-    the node, is asked for processes that can't answer.
+    The first line says which ranks wait in which collective and which do something else. The workers keep running:
+    a signal handler writes their stacks, also while C code holds the interpreter's lock. For processes that can't
+    answer, py-spy is used if it is installed on the node.
     """
     import asyncio
     import json

@@ -98,7 +98,7 @@ def _size_and_command(view: "RunView") -> tuple[str, str]:
 @click.argument("run", shell_complete=complete_runs)
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def status(run: str, *, as_json: bool) -> int:
-    """Show where RUN stands: its nodes, its attempts, its training and its verdict."""
+    """Show the state of RUN: its nodes, attempts, training and verdict."""
     from datetime import UTC, datetime
 
     from torchmuster.cli.ending import last_line
@@ -206,7 +206,7 @@ def _words(values: dict[str, float]) -> str:
 @click.command(context_settings=_CONTEXT)
 @click.argument("run", shell_complete=complete_runs)
 @click.argument("task", required=False)
-@click.option("-f", "--follow", is_flag=True, help="Go on until the run ends.")
+@click.option("-f", "--follow", is_flag=True, help="Follow until the run ends.")
 @click.option(
     "-n", "--tail", type=click.IntRange(min=0), metavar="N", help="Only the last N lines of each."
 )
@@ -221,7 +221,7 @@ def logs(
     rank: int | None,
     attempt: int | None,
 ) -> int:
-    """Print what the ranks of RUN wrote; of a workflow what its tasks, or one TASK, wrote."""
+    """Print the output of RUN's ranks; for a workflow, of its tasks or of one TASK."""
     import asyncio
 
     from torchmuster.model.display.lines import LineJoiner

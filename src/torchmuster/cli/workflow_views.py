@@ -58,7 +58,7 @@ def print_status(view: "RunView", *, as_json: bool) -> int:
             err=True,
         )
         echo(
-            f"hint: muster restart {short_id(view.run_id)} goes on with what had not finished",
+            f"hint: muster restart {short_id(view.run_id)} continues with what had not finished",
             err=True,
         )
     if workflow.result is not None:

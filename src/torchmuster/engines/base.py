@@ -142,7 +142,7 @@ def assemble(prefix: str, ours: Sequence[str], site: Sequence[str]) -> list[str]
 def _site_line(prefix: str, line: str) -> str:
     bare = check_text(line, "directives").strip().removeprefix(f"#{prefix}").strip()
     if not bare.startswith("-"):
-        fix = f"write it as behind #{prefix}: `--option=value` or `-x value`"
+        fix = f"write it as after #{prefix}: `--option=value` or `-x value`"
         raise UsageError(f"the directive `{line}` is not an option", where="directives", fix=fix)
     return bare
 
@@ -186,7 +186,7 @@ def _with_copy(head: Sequence[str], copy: str) -> tuple[list[str], str]:
         f"MUSTER={shlex.quote(check_text(package, 'package'))}",
         f'if [ ! -r "$MUSTER{_DOOR}" ]; then',
         f"  COPY={shlex.quote(check_text(copy, 'package_copy'))}",
-        '  echo "muster: $MUSTER is not on $(uname -n): the copy in $COPY is taken" >&2',
+        '  echo "muster: $MUSTER is not on $(uname -n): the copy in $COPY is used" >&2',
         '  [ -d "$COPY" ] || { "$PYTHON" -I -m zipfile -e "$COPY.zip" "$COPY.$$/torchmuster" && mv -T "$COPY.$$" "$COPY"; }',
         "  MUSTER=$COPY/torchmuster",
         "fi",
@@ -204,7 +204,7 @@ def _fallback(node_lines: Sequence[str]) -> list[str]:
     return [
         *([about] if node_lines else []),
         f"if ! {runs}; then",
-        f'  echo "muster: $PYTHON does not run on $(uname -n) ($(uname -m)): python3 {whose} is taken" >&2',
+        f'  echo "muster: $PYTHON does not run on $(uname -n) ($(uname -m)): python3 {whose} is used" >&2',
         # `eval`: a line that is no shell must not keep the script from being read where it is not needed.
         *(f"  eval {shlex.quote(check_text(line, 'setup'))}" for line in node_lines),
         "  PYTHON=$(command -v python3)",
@@ -244,7 +244,7 @@ def check_text(text: str, where: str) -> str:
 def check_value(text: str, where: str) -> str:
     """Return a directive's value; UsageError for space, quote, backslash or #, which end or change it."""
     if not text or _BROKEN_VALUE.search(text):
-        what = f"{text!a} can't stand in a job script"
+        what = f"{text!a} can't be used in a job script"
         fix = "leave out spaces, quotes, backslashes and #"
         raise UsageError(what, where=where, fix=fix)
     return text

@@ -219,7 +219,7 @@ class PbsDialect:
         if way is StartWay.SSH:
             # ssh joins words with spaces and gives them to a shell; no question may wait for an answer.
             return ["ssh", "-o", "BatchMode=yes", node, shlex.join(command)]
-        raise ValueError(f"PBS starts nothing by {way}")
+        raise ValueError(f"PBS can't start agents by {way}")
 
     def allocation(
         self, environment: Mapping[str, str], read: Callable[[str], str]
@@ -258,7 +258,7 @@ class PbsDialect:
             found.append(f"nodes: PBS takes one number, not {asked}: waits for all {job.num_nodes}")
         if job.warn_s is not None and job.time_limit_s is None:
             # With one, the script tells the head when the end is.
-            what = "PBS sends no signal before the end, and without exec_timeout nobody knows it"
+            what = "PBS sends no signal before the end, and without exec_timeout the end is unknown"
             found.append(f"warn_s: {what}: TERM comes at the queue's limit, KILL seconds later")
         return found
 
@@ -269,7 +269,7 @@ class PbsDialect:
 
 def _log_path(job: JobRequest) -> str:
     if ":" in base.check_log_path(job.log_path):
-        what = f"qsub can't write to `{job.log_path}`: it takes what stands before the colon for a host"
+        what = f"qsub can't write to `{job.log_path}`: it takes the part before the colon as a host"
         raise UsageError(what, where="log_path")
     return job.log_path
 

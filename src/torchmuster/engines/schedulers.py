@@ -130,6 +130,6 @@ def guard(
     return UsageError(
         "refusing to start on what looks like a login node",
         where=", ".join(found.values()),
-        why=f"{' and '.join(found)} on PATH, and no job around this shell",
+        why=f"{' and '.join(found)} on PATH, and this shell is not in a job",
         fix=f"{offers} submits a job; use --here to run on this machine anyway",
     )

@@ -165,7 +165,7 @@ class SlurmDialect:
         """Return an srun command that starts one process beside whatever else runs there."""
         command = base.check_command(start)
         if start.way not in (None, StartWay.SRUN):
-            raise ValueError(f"Slurm starts nothing by {start.way}")
+            raise ValueError(f"Slurm can't start agents by {start.way}")
         argv = ["srun", *_STEP_OPTIONS, f"--nodelist={base.check_node(start.node)}"]
         if start.cpus is not None:
             # srun does not take it from sbatch in 22.05 and later.

@@ -135,7 +135,7 @@ class SshEngine:
                 for problem in bad:
                     self._say_bad(problem)
                 names = ", ".join(host.name for host in wave)
-                self._say(f"spare hosts take the place: {names}")
+                self._say(f"spare hosts replace them: {names}")
             for outcome in in_parallel(self._open, wave):
                 if isinstance(outcome, RemoteHost):
                     good.append(outcome)
@@ -206,7 +206,7 @@ class SshEngine:
     def _note_spare(self, place: int, name: str, before: str) -> None:
         """Note a spare host; when it becomes the head, what shared the run directory of the old one gets its own."""
         lost = f"; snapshots that only {before} has are not there" if place == HEAD else ""
-        self._say(f"the spare host {name} takes the place {place}{lost}")
+        self._say(f"the spare host {name} takes place {place}{lost}")
         self._write_plan(self.plan)
         if place == HEAD:
             self._files.append_from(name)

@@ -100,7 +100,7 @@ _HINTS = (
     (r"host key verification failed|no \S+ host key is known", "`ssh {0}` once, to accept its key"),
     (r"remote host identification has changed", "if the change is right: ssh-keygen -R {0}"),
     (r"permission denied|too many authentication failures", "ssh-copy-id {0}, or ssh-add your key"),
-    (r"could not resolve hostname", "is the name right? it may stand in ~/.ssh/config or DNS"),
+    (r"could not resolve hostname", "is the name right? look in ~/.ssh/config and DNS"),
     (r"connection refused", "does sshd run there, on this port?"),
     (r"timed out|no route to host|network is unreachable", "is the host up? try `ssh {0} true`"),
     (r"bad configuration option|bad owner or permissions", "mend your ~/.ssh/config"),
@@ -113,7 +113,7 @@ def hint_for(host: str, words: str) -> str:
     for pattern, hint in _HINTS:
         if re.search(pattern, words, re.IGNORECASE):
             return hint.format(host)
-    return f"try `ssh -o BatchMode=yes {host} true`: it must say nothing"
+    return f"try `ssh -o BatchMode=yes {host} true`: it must print nothing"
 
 
 def problem_of(host: str, stderr: str, otherwise: str) -> HostProblem:

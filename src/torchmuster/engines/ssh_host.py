@@ -174,7 +174,7 @@ class RemoteHost:
         except TimeoutError as error:
             raise HostError(self._why("no answer for 10 s")) from error
         except messages.FrameError as error:
-            raise HostError(self._why(f"what its shell says can't be read: {error}")) from error
+            raise HostError(self._why(f"the output of its shell can't be read: {error}")) from error
         if not self.facts.has_package:
             package = self._bundle.package()
             writer.send_raw(messages.LENGTH.pack(len(package)) + package)

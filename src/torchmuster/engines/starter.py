@@ -1,4 +1,4 @@
-"""What starts an agent on another host: a command whose words are kept, for when it ends and no agent has called.
+"""What starts an agent on another host: a command whose words are kept, for when it ends and no agent has connected.
 
 What it writes to standard error goes on to ours at once.
 """

@@ -47,7 +47,7 @@ def parse_ways(text: str | None) -> tuple[StartWay, ...]:
             found.append(StartWay(word))
         except ValueError:
             known = ", ".join(way.value for way in StartWay)
-            raise UsageError(f"there is no way `{word}` to a host", fix=f"one of {known}") from None
+            raise UsageError(f"`{word}` is not a launcher", fix=f"one of {known}") from None
     return tuple(found)
 
 
@@ -86,7 +86,7 @@ def choose_way(
 def _no_way(ways: Sequence[StartWay], folders: Sequence[str], wrapper: str | None) -> EngineError:
     why = f"{wrapper} is OpenPBS's own, which only calls another MPI's" if wrapper else ""
     missing = [way.value for way in ways if not (wrapper and way is StartWay.MPIEXEC)]
-    none = f"none of these is there: {', '.join(missing)}" if missing else ""
+    none = f"none of these exists: {', '.join(missing)}" if missing else ""
     return EngineError(
         "there is no way to start agents on the job's other hosts",
         where=f"PATH, {', '.join(folders)}" if folders else "PATH",

@@ -112,8 +112,8 @@ def _request(
         chunks=chunks,
         head=(*head, "--group", group.name, "--engine", engine),
         about=(
-            f"The head of group {group.name}: it starts an agent on each node of this job, calls the roll, "
-            "conducts the tasks, stores outputs; its exit code is the group's."
+            f"The head of group {group.name}: it starts an agent on each node of this job, waits for all, "
+            "runs the tasks, stores outputs; its exit code is the group's."
         ),
         python=plan.python[0] if plan.python else site_job.python,
         log_path=run_dir.group(group.name).job_log,
@@ -173,7 +173,9 @@ def _warnings(plan: WorkflowPlan, group: GroupPlan, job: JobRequest, engine: str
         named = ", ".join(f"`{name}`" for name in platforms)
         found.append(f"platform: {named} is not asked for; name a queue, partition or constraint")
     if any(entry.topology for entry in resources):
-        found.append(f"topology: not asked for; {engine} places the nodes as its site has set up")
+        found.append(
+            f"topology: not asked for; {engine} places the nodes as its site has configured"
+        )
     if group.queue_timeout_s is not None:
         limit = f"{group.queue_timeout_s:g} s"
         found.append(f"queue_timeout: {engine} does not end a job that waits longer than {limit}")

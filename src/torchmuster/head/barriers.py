@@ -326,7 +326,7 @@ def _check_double(barrier: _Barrier, arrival: _Arrival) -> None:
 def _disagreement(barrier: _Barrier, arrival: _Arrival) -> BarrierError:
     other = _first(barrier.arrivals.values())
     return BarrierError(
-        f"the callers of the barrier `{barrier.name}` disagree about how many have to come",
+        f"the callers of the barrier `{barrier.name}` disagree about the number of callers",
         why=f"{_counted(other)}, {_counted(arrival)}",
         fix="give all of them the same count",
     )

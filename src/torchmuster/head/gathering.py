@@ -75,9 +75,9 @@ class Gathering:
 
     def missing(self, place: int) -> dict[str, str]:
         """Return the node of a place, and why it is missing."""
-        why = "no agent has called"
+        why = "no agent has connected"
         if place in self.asked_for:
-            why = "lost; a replacement has not called"
+            why = "lost; a replacement has not connected"
         if place in self.start_failures:
             why = f"{why}: {self.start_failures[place]}"
         return {"node": self.plan.node_name(place), "why": why}
@@ -102,7 +102,7 @@ class Gathering:
         if num_here >= self.plan.min_nodes:
             busy = [m for m in self.members.members if m.running_attempt is not None]
             return Report(
-                error=f"all nodes are here, but the next attempt could not start within {limit_s:.0f} s",
+                error=f"all nodes have joined, but the next attempt could not start within {limit_s:.0f} s",
                 because=tuple(
                     f"{self.members.name(m)}: its last workers may still run"
                     for m in busy[:_MAX_NAMED]

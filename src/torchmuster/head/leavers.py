@@ -1,7 +1,7 @@
 """What was asked to end: the run, or nodes of an elastic run, such as a spot machine that is called back. Rules only.
 
 A node's SIGTERM stops the run where the run needs that node; where a range leaves enough others only that node goes: its
-workers get the signal and their grace, then the attempt ends, no restart is spent, and the next one goes on without it.
+workers get the signal and their grace, then the attempt ends, no restart is spent, and the next one continues without it.
 """
 
 import signal

@@ -191,7 +191,7 @@ class NetworkSurvey:
             self._conclude(survey)
         elif is_over:
             silent = [survey.names[n] for n in range(len(survey.names)) if n not in survey.facts]
-            self._give_up(survey, f"{silent[0]} has not said which interfaces it has")
+            self._give_up(survey, f"{silent[0]} has not reported its interfaces")
 
     def _is_enough(self, survey: _Survey) -> bool:
         """Workers could start, and only calls on other networks are waited for: the likely black holes."""
@@ -265,7 +265,7 @@ class NetworkSurvey:
             if not any(known == node for _, known in survey.findings.complete)
         ]
         if unheard and survey.candidates:
-            self._give_up(survey, f"{unheard[0]} has not said whom it reaches")
+            self._give_up(survey, f"{unheard[0]} has not reported which nodes it reaches")
             return
         self._close()
         self.error = Report(

@@ -112,7 +112,7 @@ class NodePolicy:
         known = self.members.by_incarnation(hello.incarnation)
         if known is not None:  # it calls again; what it was is settled by what it says now
             if known.lost_why is None and known.channel is not None:
-                self.gone(now, known, known.channel, "its agent called a second time")
+                self.gone(now, known, known.channel, "its agent connected a second time")
             self.members.forget(known)
         why_not = self.members.why_not(hello, version)
         if why_not is not None:
@@ -143,7 +143,7 @@ class NodePolicy:
             return
         self._checks.greet(member)
         if channel.is_open:
-            text = f"{name} has no key in common with the head: its channel is not authenticated"
+            text = f"{name} has no common key with the head: its channel is not authenticated"
             self.tell("notice", node=name, text=text)
         if self.phase is not AttemptPhase.GATHERING:
             self.tell("newcomer", node=name)
@@ -157,7 +157,7 @@ class NodePolicy:
             text = f"the head has started an agent for {hello.host} already: this one is not needed"
             self._actions.append(Send(channel, messages.Goodbye(exit_code=0, sentence=text)))
             return
-        sentence = f"this agent is not wanted: {why_not}"
+        sentence = f"this agent is not needed: {why_not}"
         self._actions.append(Send(channel, messages.Refused(sentence=sentence)))
         self.note_refusal(self.now, hello.host, why_not)
 
@@ -207,7 +207,7 @@ class NodePolicy:
         if not self._leavers.may_leave(member, signum, self.members.present()):
             return False
         name, word = self.members.name(member), contract.signal_name(signum)
-        text = f"{name} was asked to end ({word}): the job goes on without it"
+        text = f"{name} was asked to end ({word}): the job continues without it"
         self.tell("notice", node=name, text=text)
         self._leavers.add(member, self.now)
         if self.phase is AttemptPhase.GATHERING:
@@ -221,7 +221,7 @@ class NodePolicy:
         names = []
         for member in self._leavers.take_all():
             names.append(self.members.name(member))
-            sentence = "this node was asked to end; the job goes on without it"
+            sentence = "this node was asked to end; the job continues without it"
             goodbye = messages.Goodbye(exit_code=128 + signal.SIGTERM, sentence=sentence)
             self.send(member, goodbye)
             self.members.lose(member, "it has left")

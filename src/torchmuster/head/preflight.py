@@ -109,7 +109,7 @@ class Preflight:
             self._matrix.take(member, message)
 
     def take_failure(self, report: Report) -> bool:
-        """Take over that no network connects the nodes; say whether the run goes on to say more of it."""
+        """Take over that no network connects the nodes; say whether the run continues to say more of it."""
         if self.is_long and not self._no_network:
             self._no_network = (report.error, *report.because)
         return self.is_long
@@ -213,7 +213,7 @@ class Preflight:
         from torchmuster.diagnose.facts.collect import CollectedFacts
 
         said = self._said.get(member.hello.incarnation)
-        facts, why_not = None, "large messages do not come through from there"
+        facts, why_not = None, "large messages from there do not arrive"
         if said is not None:
             why_not = "it did not answer in time"
         clock_s, error_s = None, 0.0
@@ -222,7 +222,7 @@ class Preflight:
             try:
                 facts = codec.from_plain(CollectedFacts, said.facts.facts)
             except codec.CodecError as error:
-                why_not = f"its answer makes no sense: {error}"
+                why_not = f"its answer is invalid: {error}"
         return NodeView(
             name=self.name_of(member),
             facts=facts,

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _GOODBYE_S = 2.0
 _WHY_REFUSED = {
     Reason.WRONG_SECRET: "it has another secret",
-    Reason.OTHER_VERSION: "it speaks another version of muster's protocol",
+    Reason.OTHER_VERSION: "it uses another version of muster's protocol",
 }
 
 

@@ -260,9 +260,7 @@ class TrainingPolicy(NodePolicy):
     def _say_wait(self, num_here: int, dangerous: Sequence[Member]) -> None:
         if dangerous:
             name = self.members.name(dangerous[0])
-            text = (
-                f"waiting until the lease of {name} has ended, so that its workers are surely gone"
-            )
+            text = f"waiting until the lease of {name} has expired, so that its workers are certainly gone"
             self.tell("waiting_for_end", text=text)
         elif num_here < self.plan.min_nodes or not self.plan.is_elastic:
             self.tell("waiting", **self._gathering.wait(num_here, self.now, self._head.hint))
@@ -414,7 +412,7 @@ class TrainingPolicy(NodePolicy):
             end, last_stop = preempted[0], self._known.last_stop
             follows = after_preemption(attempt, end, self.book, self.plan.run_id, last_stop)
             if isinstance(follows, TryAgain):
-                text = f"rank {end.rank} was preempted (exit code 75): the run goes on, no restart spent"
+                text = f"rank {end.rank} was preempted (exit code 75): the run continues, no restart spent"
                 self.tell("notice", node=end.node, text=text)
             return follows
         return TryAgain(self._why_next)  # growth

@@ -56,5 +56,5 @@ def decode(payload: bytes, vocabulary: type[M]) -> M:
         plain = json.loads(payload)
         cls: type[M] = vocabulary.words[plain.pop("type")]
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        raise codec.CodecError(f"no message of ours: {error!r}") from None
+        raise codec.CodecError(f"not a message of muster: {error!r}") from None
     return codec.from_plain(cls, plain)

@@ -85,10 +85,10 @@ def end_by_stop(
         return RunState.PREEMPTED, contract.EX_TEMPFAIL, report
     if cause is StopCause.TIME:
         error = f"the time limit of the job was reached: the run was stopped with {name}"
-        hint = f"more --time, or --resubmit to go on in another job; {resume} begins where it saved"
+        hint = f"more --time, or --resubmit to continue in another job; {resume} resumes from the last save"
         return RunState.TIMED_OUT, 128 + signum, Report(error=error, hint=hint)
     asked = _WHY_CANCELLED.get(cause, f"{cause.value} asked for it")
-    hints = [f"{resume} goes on from what was saved"] * saved
+    hints = [f"{resume} continues from the last save"] * saved
     hints += [_STAY] * (cause is StopCause.TERMINAL)
     error = f"the run was stopped with {name}"
     report = Report(error=error, because=(asked,), hint="; ".join(hints) or None)

@@ -72,11 +72,11 @@ def _died_leaving(ends: Sequence[WorkerEnd]) -> str:
     signals = "/".join(dict.fromkeys(contract.signal_name(end.signum or 0) for end in ends))
     if len(ends) == 1:
         who = f"rank {ends[0].rank} on {ends[0].node} died of {signals} while its interpreter was"
-        return f"{who} leaving; its script had ended well, so this is no failure"
+        return f"{who} exiting; its script had ended well, so this is no failure"
     who = (
         f"{name_ranks([end.rank for end in ends])} died of {signals} while their interpreters were"
     )
-    return f"{who} leaving; their scripts had ended well, so this is no failure"
+    return f"{who} exiting; their scripts had ended well, so this is no failure"
 
 
 def _never_met(largest: int, world_size: int) -> str:
@@ -124,7 +124,7 @@ def _headline(cause: WorkerEnd, ends: Sequence[WorkerEnd], circumstances: Circum
     if cause.kind is EndKind.EXCEPTION:
         return f"{name_ranks(alike(cause, ends))} raised {describe(cause)}"
     if cause.kind is EndKind.SIGNAL:
-        killed = " for want of memory" if cause.memory_evidence else ""
+        killed = " because memory ran out" if cause.memory_evidence else ""
         return f"rank {cause.rank} was ended by {describe(cause)}{killed}"
     return f"rank {cause.rank} ended with {describe(cause)}"
 
@@ -149,7 +149,7 @@ def _evidence(cause: WorkerEnd, circumstances: Circumstances) -> list[str]:
     if cause.memory_evidence:
         lines.append(cause.memory_evidence)
     elif cause.kind is EndKind.SIGNAL and cause.signum == 9:
-        lines.append("nobody here sent it, and no memory counter of the kernel moved")
+        lines.append("muster did not send it, and no memory counter of the kernel changed")
     if circumstances.early_ranks and cause.looks_like_echo:
         lines.append("that is the likely cause of the error above: its peer was gone")
     if cause.tail and cause.error is None:
@@ -189,7 +189,7 @@ def _hint(cause: WorkerEnd, circumstances: Circumstances) -> str | None:
     elif circumstances.same_as is not None:
         hints.append(
             f"{both_attempts(circumstances.same_as, circumstances.attempt)} failed in the same place without"
-            " progress between, so it was not tried again; `--restart-policy count` tries again all the same"
+            " progress between, so it was not retried; `--restart-policy count` retries it anyway"
         )
     elif circumstances.restart_hint and circumstances.max_restarts == 0:
         hints.append("`--max-restarts 3` would have started all workers again")
@@ -212,7 +212,7 @@ def explain_preemption(end: WorkerEnd, same_as: int, world_size: int) -> Report:
     return Report(
         error=f"rank {end.rank} left with exit code 75 in {both} in the same way",
         at=f"rank {end.rank} of {world_size} on {end.node}, attempt {end.attempt}",
-        because=("code 75 asks to be resumed, but resuming leads straight back to it",),
+        because=("code 75 asks to be resumed, but a resumed attempt ended in the same way",),
     )
 
 

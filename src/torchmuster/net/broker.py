@@ -109,7 +109,7 @@ def request_agent(name: str, start: str) -> tuple[int, str | None]:
             call.sendall(ipc.pack(messages.decode(start.encode())))
             answer = _next_word(call, None)
     except OSError as error:
-        why = f"the process that starts agents on other hosts can't be called: {error.strerror}"
+        why = f"the process that starts agents on other hosts can't be reached: {error.strerror}"
         return messages.GONE, why
     if not isinstance(answer, messages.AgentEnded):
         return messages.GONE, "the process that starts agents on other hosts has ended"

@@ -44,7 +44,7 @@ class Reason(enum.IntEnum):
 
 
 SENTENCES = {
-    Reason.OTHER_VERSION: "the other side speaks another version of muster's protocol",
+    Reason.OTHER_VERSION: "the other side uses another version of muster's protocol",
     Reason.WRONG_SECRET: "the other side has another secret",
     Reason.NOT_MUSTER: "what listens there is not muster",
     Reason.CLOSED: "the other side closed the connection during the handshake",

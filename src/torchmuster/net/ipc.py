@@ -115,7 +115,7 @@ def receive(
         EOFError: The other side has closed.
         TimeoutError: The deadline has passed.
         OSError: The connection is broken.
-        CodecError: What came is no message of ours.
+        CodecError: What came is not a message of muster.
     """
     (length,) = _LENGTH.unpack(_exactly(call, _LENGTH.size, deadline_s, on_silence))
     if length > MAX_FRAME_BYTES:

@@ -134,7 +134,7 @@ class _Host:
                 return
         lost = sorted(set(range(1, self._barrier.num_nodes)) - self._heard)
         names = name_missing([f"rank {rank}" for rank in lost], len(lost))
-        self._say(f"all ranks came, but {names} left before it could be told")
+        self._say(f"all ranks came, but {names} left before they could be answered")
 
     async def serve(self, channel: Channel) -> None:
         """Have the conversation with one authenticated caller."""
@@ -164,7 +164,7 @@ class _Host:
     def _problem(self, join: BarrierJoin) -> str | None:
         ours = self._barrier
         if join.name != ours.name:
-            return f"it comes to the barrier `{join.name[:64]}`, rank 0 waits at `{ours.name}`"
+            return f"it calls the barrier `{join.name[:64]}`, rank 0 waits at `{ours.name}`"
         if join.num_nodes != ours.num_nodes:
             return (
                 f"rank {join.rank} waits for {join.num_nodes} nodes, rank 0 for {ours.num_nodes}:"
@@ -174,7 +174,7 @@ class _Host:
             return f"rank {join.rank} is not among the ranks 1 to {ours.num_nodes - 1} that rank 0 waits for"
         seat = self._seats.get(join.rank)
         if seat is not None and seat.incarnation != join.incarnation:
-            return f"rank {join.rank} is here already, at {seat.channel.peer_address}"
+            return f"rank {join.rank} has joined already, from {seat.channel.peer_address}"
         return None
 
     async def _keep(self, channel: Channel, join: BarrierJoin) -> None:
@@ -285,7 +285,7 @@ class _Guest:
                 self._barrier.host, self._barrier.port, Role.CLIENT, self._barrier.key
             )
         except HandshakeError as error:
-            self._state = f"{there} does not answer as one of ours: {error}"
+            self._state = f"{there} does not answer like muster: {error}"
             if error.reason in (Reason.WRONG_SECRET, Reason.OTHER_VERSION):
                 raise _refused_key(there, error) from error
             return False
@@ -343,7 +343,7 @@ async def _next_answer(channel: Channel) -> BarrierAnswer:
         async with asyncio.timeout(_SILENCE_S):
             message = await channel.receive()
     except TimeoutError:
-        raise ChannelClosedError(f"no word from it for {_SILENCE_S:.0f} s") from None
+        raise ChannelClosedError(f"no message from it for {_SILENCE_S:.0f} s") from None
     if not isinstance(message, BarrierAnswer):
         raise ChannelClosedError(f"it sent a {type(message).__name__}")
     return message
@@ -357,7 +357,7 @@ def _refused_key(there: str, error: HandshakeError) -> BarrierError:
     if error.reason is Reason.OTHER_VERSION:
         return BarrierError(f"{there} can't be understood", why=str(error))
     return BarrierError(
-        f"{there} and this rank have no key in common",
+        f"{there} and this rank have no common key",
         why=str(error),
         fix="give all ranks a copy of the same file: --secret-file FILE",
     )

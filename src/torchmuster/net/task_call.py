@@ -56,7 +56,7 @@ def wait_at_barrier(
 
     def on_silence(left_s: float) -> None:
         left_s = max(0.0, left_s - _PATIENCE_S)
-        tell(f"{head}: no word from the head of the group; {left_s:.0f} s left")
+        tell(f"{head}: no message from the head of the group; {left_s:.0f} s left")
 
     deadline_s = time.monotonic() + timeout_s + _PATIENCE_S
     frame = ipc.pack(AskBarrier(name=name, count=count, rank=rank, timeout_s=timeout_s))
@@ -94,7 +94,7 @@ def _next_answer(
 
 def _no_answer_of_ours(path: str) -> ChannelError:
     fix = "do this process and the agent have the same version of torchmuster?"
-    return ChannelError("the agent of this task gave no answer of ours", where=path, fix=fix)
+    return ChannelError("the agent of this task gave an invalid answer", where=path, fix=fix)
 
 
 def _connect(path: str) -> socket.socket:

@@ -316,7 +316,7 @@ class Agent:
                 raise
             channel = await connect(host, port, Role.AGENT, options.open_secret, is_open=True)
             self.voice.say(
-                "this node has no key in common with the head: the channel is not authenticated;"
+                "this node has no common key with the head: the channel is not authenticated;"
                 " `--rdzv_conf secret_file=FILE` names one"
             )
             return channel
@@ -356,7 +356,7 @@ class Agent:
                 self._obey(await channel.receive())
         except ChannelClosedError as error:
             if self._goodbye is None and self._welcome is not None:
-                self.voice.say(f"the connection to the head ended: {error}; calling again")
+                self.voice.say(f"the connection to the head ended: {error}; connecting again")
         finally:
             pings.cancel()
             self._channel = None
@@ -387,16 +387,16 @@ class Agent:
             answers = name == "spawner" and self._ready is not None
             if self._still[name].is_lost(facts.state, answers=answers):
                 self._still[name].begin()
-                self.tell(f"the {name} has stood still for {LEASE_S:.0f} s: it is killed")
+                self.tell(f"the {name} has not responded for {LEASE_S:.0f} s: it is killed")
                 spawner.kill() if name == "spawner" else proc.kill_quietly(facts.pid)
 
     def _end_lease(self, silent_s: float) -> None:
         attempt = self._attempt
         if attempt and not attempt.killed and not attempt.reaped:
             self.voice.say(
-                f"no word from the head for {silent_s:.0f} s: this node's workers are killed"
+                f"no message from the head for {silent_s:.0f} s: this node's workers are killed"
             )
-            attempt.note_lost("its agent had no word from the head and ended its workers")
+            attempt.note_lost("its agent had no message from the head and ended its workers")
             self._kill_workers()
         if self._channel is not None and self._clock() - self._called_at > LEASE_S:
             self._stuck_bytes, self._stuck_at = self._channel.unacknowledged_bytes, self._clock()
@@ -592,9 +592,9 @@ class Agent:
             case orders.FellBack():
                 self._send(messages.Notice(text=_fell_back(event.why)))
             case orders.LeaseEnded():
-                self.voice.say("the spawner had no word from this agent and ended its workers")
+                self.voice.say("the spawner had no message from this agent and ended its workers")
                 if self._attempt is not None and not self._attempt.reaped:
-                    self._attempt.note_lost("its agent stood still, so its workers were ended")
+                    self._attempt.note_lost("its agent did not respond, so its workers were ended")
                     self._attempt.killed = True
             case orders.ChildStarted(kind="worker") if self._attempt is not None:
                 self._attempt.note_started(event.rank, event.pid)
@@ -772,7 +772,9 @@ class Agent:
         if self._attempt is attempt and not attempt.reaped and self._spawner is not None:
             facts = proc.read_process(self._spawner.pid)
             if facts is not None and facts.state in ("T", "t"):
-                self.voice.say("the spawner stands still: it is killed, and its workers with it")
+                self.voice.say(
+                    "the spawner does not respond: it is killed, and its workers with it"
+                )
                 self._spawner.kill()
 
     async def _finish_attempt(self, left: tuple[proc.LeftProcess, ...] = ()) -> None:
@@ -894,7 +896,7 @@ class Agent:
         first = why not in self._lost_lines
         self._lost_lines[why] = self._lost_lines.get(why, 0) + lines
         if first:
-            text = f"logs are being lost on {self.options.host}: {why}; the job goes on"
+            text = f"logs are being lost on {self.options.host}: {why}; the job continues"
             self._send(messages.Notice(text=text, level="warning", logs_lost_lines=lines))
         else:
             self._send(messages.Notice(text="", logs_lost_lines=lines))

@@ -60,7 +60,7 @@ def refuse_unproved(start: messages.ExecStart) -> messages.ExecRefused:
     """Return the answer to a head that has not proved who it is: it gets no command run."""
     return messages.ExecRefused(
         exec_id=start.exec_id,
-        what="this node has no key in common with the head, so it runs no commands for it",
+        what="this node has no common key with the head, so it runs no commands for it",
         fix="give all nodes the same key: `--rdzv_conf secret_file=FILE`",
     )
 

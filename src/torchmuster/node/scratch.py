@@ -49,7 +49,7 @@ def make_scratch(parent: str, name: str) -> str:
     status = os.lstat(path)
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         kind = "a link" if stat.S_ISLNK(status.st_mode) else f"owned by user {status.st_uid}"
-        what = "the scratch folder is not ours"
+        what = "the scratch folder belongs to another user"
         raise ScratchError(what, where=path, why=f"it is {kind}", fix="choose another --run-id")
     if status.st_mode & 0o077:
         os.chmod(path, 0o700)

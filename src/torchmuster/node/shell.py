@@ -341,5 +341,5 @@ def _advice(line: str) -> str | None:
     if word in ("source", ".") and "/activate" in line:
         return "is the environment's folder on a file system that this node has?"
     if word in ("conda", "mamba", "micromamba"):
-        return 'say first: eval "$(conda shell.bash hook)", or `python = ["conda", "run", "-n", NAME, "python"]`'
+        return 'write first: eval "$(conda shell.bash hook)", or `python = ["conda", "run", "-n", NAME, "python"]`'
     return None

@@ -202,11 +202,13 @@ def _spy(pid: int, find: Callable[[int], str | None] | None = None) -> tuple[str
     if not state or state in ("Z", "X"):
         return "", "the process has ended"
     reason = {"T": "it is stopped", "t": "a debugger holds it", "D": "it sleeps in the kernel"}
-    why = reason.get(state, "it writes no stacks: it is no Python script, or has closed their file")
+    why = reason.get(
+        state, "it writes no stacks: it is not a Python script, or has closed the file"
+    )
     if state == "t":
         return "", why
     if waits_for_signal(pid):
-        why = "it waits for a signal, and the one that asks for stacks would wake it"
+        why = "it waits for a signal, and the signal for stacks would wake it"
     program = (find or find_spy)(pid)
     if program is None:
         return "", f"{why}; py-spy would show more and is not installed here (pip install py-spy)"

@@ -140,7 +140,7 @@ def _explain(error: OSError, scratch: str, stage: Stage) -> StagingError:
         return StagingError(
             f"`{stage.source}` does not exist", where=stage.source, why=reason, fix=fix
         )
-    what = f"`{stage.source}` can't be brought to {scratch}"
+    what = f"`{stage.source}` can't be staged to {scratch}"
     return StagingError(what, where=error.filename or stage.source, why=reason)
 
 
@@ -148,10 +148,10 @@ def _no_room(scratch: str, source: str, need_bytes: int | None, why: str) -> Sta
     free = show_size(_room_bytes(scratch))
     need = f"it needs {show_size(need_bytes)}" if need_bytes is not None else why
     return StagingError(
-        f"there is no room for `{source}`",
+        f"there is not enough space for `{source}`",
         where=scratch,
         why=f"{need}, and {free} are free there",
-        fix="`scratch` of the site, or SLURM_TMPDIR or TMPDIR, names a folder with more room",
+        fix="`scratch` of the site, or SLURM_TMPDIR or TMPDIR, names a folder with more space",
     )
 
 

@@ -49,7 +49,9 @@ class Deadline:
             return
         if self.ends_at is None:
             if self.goes_on:
-                say("nobody knows when this job ends: it goes on elsewhere only after SIGUSR1")
+                say(
+                    "the end of this job is unknown: the run continues in another job only after SIGUSR1"
+                )
             return
         warn_s = self._shorten(self.ends_at - time.time(), say)
         if warn_s > 0:

@@ -1,4 +1,4 @@
-"""`muster doctor`: the tiny job's place, and what a run of it has left to read."""
+"""`muster doctor`: the test job's place, and what a run of it has left to read."""
 
 import glob
 import itertools
@@ -54,7 +54,7 @@ class Outcome:
         findings: Worst first.
         nodes: A row for each node (`show.node_row`).
         pairs: Source, target, why not, microseconds, MB/s.
-        job: What the tiny job printed; None when it was not run or did not end well.
+        job: What the test job printed; None when it was not run or did not end well.
         could_tell: Whether all that was to be looked at has been.
         seconds: How long each part took (`phases`), in the order in which they happened.
     """
@@ -73,7 +73,7 @@ class Outcome:
 
 
 def prepare_job() -> str:
-    """Put the tiny job into a folder of its own below MUSTER_HOME and return the folder.
+    """Put the test job into a folder of its own below MUSTER_HOME and return the folder.
 
     Hosts that do not share it get a copy of the folder, as of any code.
 
@@ -146,7 +146,7 @@ def read_outcome(run_dir: RunDir, *, has_job: bool) -> Outcome:
 
 
 def phases(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return how long the parts of a look took, in seconds: agents, facts and pairs, start of workers, tiny job.
+    """Return how long the parts of a look took, in seconds: agents, facts and pairs, start of workers, test job.
 
     What the client does before and after is not in it.
     """
@@ -249,7 +249,7 @@ def _judge_job(job: dict[str, Any] | None, result: Result | None) -> list[Findin
     if result is not None and result.report is not None and not _ended_well(result):
         return [_from_report(result.report, "tiny-job-failed")]
     if job is None:
-        what = "the tiny job said nothing"
+        what = "the test job said nothing"
         return [Finding(level=Level.WARNING, cause="unknown", error=what)]
     found = []
     if not job.get("right", False):
@@ -284,7 +284,7 @@ def _judge_job(job: dict[str, Any] | None, result: Result | None) -> list[Findin
 
 
 def fit_of(job: Mapping[str, Any]) -> RingFit | None:
-    """Return latency and bandwidth of the tiny job's sums; None with one rank or too few sizes."""
+    """Return latency and bandwidth of the test job's sums; None with one rank or too few sizes."""
     world_size = job.get("world_size", 1)
     try:
         timings = read_timings(job.get("between") or ())

@@ -82,8 +82,8 @@ class HeadWatch:
 
     def _what_follows(self, state: str | None, limit_s: float) -> str:
         if state is not None and not is_given_up(limit_s + 1.0, limit_s, state):
-            return "its process runs, so it is waited for"
-        return f"after {limit_s:.0f} s it is given up for lost"
+            return "its process runs, so muster waits for it"
+        return f"after {limit_s:.0f} s it counts as lost"
 
     def _stop_takes_too_long(self, now: float) -> bool:
         if len(self._stops) > 1:

@@ -116,10 +116,10 @@ class Chain:
             if why is None:
                 newest = self.links.newest
                 job_id = newest.job_id if newest is not None else self.job_id
-                say(f"the run goes on: {self.links.label} is job {job_id}, by {way.value}")
+                say(f"the run continues: {self.links.label} is job {job_id}, by {way.value}")
                 return self._unless_cancelled(say)
-            say(f"the run can't go on by {way.value}: {why}")
-        self._note(replace(self.links, ended="no way to go on"))
+            say(f"the run can't continue by {way.value}: {why}")
+        self._note(replace(self.links, ended="no way to continue"))
         return False
 
     def _ways(self) -> Iterator[ResubmitWay]:
@@ -131,7 +131,7 @@ class Chain:
         """Make the next link; return why it was refused, or None."""
         before = self.links
         if way is not ResubmitWay.CHAIN and way not in self.dialect.resubmit_ways:
-            return f"{self.dialect.name} has no such way"
+            return f"{self.dialect.name} does not support it"
         try:
             if way is ResubmitWay.REQUEUE:
                 # Noted first: the job may be ended while the command still runs.
@@ -217,7 +217,7 @@ def parse_way(text: str | None) -> ResubmitWay | None:
     """
     words = [way.value for way in ResubmitWay]
     if text is not None and text not in words:
-        raise UsageError(f"there is no way `{text}` to go on", fix=f"one of {', '.join(words)}")
+        raise UsageError(f"`{text}` is not a way to continue", fix=f"one of {', '.join(words)}")
     return ResubmitWay(text) if text is not None else None
 
 

@@ -443,7 +443,7 @@ class Supervisor:
     def _take_user_signal(self, signum: signal.Signals) -> None:
         if signum == signal.SIGUSR1 and self.deadline is not None and self.deadline.goes_on:
             self.deadline.was_up = True  # the site's own `--signal=B:USR1@...`
-            self.display.say("SIGUSR1 came from outside: workers get it, to save and leave")
+            self.display.say("received SIGUSR1: workers get it, to save and exit")
             self._warn_of_the_end()
         elif self._channel is not None:
             self._channel.send_nowait(messages.Forward(signum=int(signum)))

@@ -129,7 +129,7 @@ class TaskHosts:
         fix = "MUSTER_HOME=/shared/folder" if is_run else "start in a folder that all hosts see"
         if not self._wishes.may_share:
             fix = f"{fix}, and MUSTER_SSH_SHARED unset"
-        return UsageError(what, where=folder, why=why, fix=f"{fix}, as user of the same number")
+        return UsageError(what, where=folder, why=why, fix=f"{fix}, with the same numeric user id")
 
     def _connect(self, ssh_host: SshHost) -> RemoteHost | HostProblem:
         host = RemoteHost(ssh_host, self._bundle, self._run_dir)

@@ -1,7 +1,7 @@
 """The owner of a workflow on this machine: starts groups when their inputs are there and there is room.
 
 `muster submit` is this process, also of tasks on hosts of ssh (`owner/task_hosts.py`); with `--detach` one in the background takes its place. When it dies the workflow ends:
-the heads of the groups see the end of their lifeline. `muster restart` goes on with what had not finished.
+the heads of the groups see the end of their lifeline. `muster restart` continues with what had not finished.
 """
 
 import asyncio
@@ -280,7 +280,7 @@ class WorkflowOwner:
             note = ""
             counts = group.plan.lead.name == task or not group.plan.ignore_nonlead
             if not counts and state is State.FAILED and not group.lead_is_over:
-                note = f"; the group goes on until its lead {group.plan.lead.name} ends"
+                note = f"; the group continues until its lead {group.plan.lead.name} ends"
             self._display.say(f"{task} is {state.value}: {why}{note}")
 
     def _enter(self, group: _Group, state: State, why: str | None) -> None:

@@ -95,7 +95,7 @@ class AgentLaunch:
         run_dir: The run directory that the run's owner has made; None under `muster torchrun`.
         listening: The head's socket; None on other nodes.
         relays_store: The line names the head's port, and a script may call torch's store there.
-        open_secret: The public key, for nodes that have no key in common; None forbids it.
+        open_secret: The public key, for nodes that have no common key; None forbids it.
         local_addr: This node's own address, when the user knows better.
         terminal: What shows output is a terminal; None where it is not.
         console: For a local rank, the streams shown here; None follows the run's --tee.

@@ -84,7 +84,7 @@ def how_to_go_on() -> str:
     """Say how a run goes on that has stopped with a snapshot."""
     run_dir = os.environ.get(contract.RUN_DIR_VARIABLE)
     if run_dir and may_be_followed(atomic.read_json(RunDir(run_dir).links)):
-        return "the next job of the run goes on from it, if its time was up"
+        return "the next job of the run continues from it, if its time was up"
     if run_dir:  # its record says where it has saved
         return f"`muster restart {os.path.basename(run_dir)}` goes on from it"
     return "start it again to go on"

@@ -98,7 +98,7 @@ def layout_sentences(found: Sequence[Layout]) -> list[str]:
             f"{_nodes(many.num_nodes)} are {1 / times:.3g} times as fast as {_nodes(few.num_nodes)}"
         )
     else:
-        verdict = "no difference: the sums hide behind the backward pass either way"
+        verdict = "no difference: the all-reduces overlap with the backward pass either way"
     workers = few.per_node * few.num_nodes
     return [f"the same {workers} workers: {verdict}", *lines]
 

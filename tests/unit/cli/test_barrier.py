@@ -101,7 +101,7 @@ def unix(path):
 def assert_all_passed(*ended):
     for code, out, err in ended:
         assert (code, err) == (0, "")
-        assert out.startswith("barrier `default`: all are here after ")
+        assert out.startswith("barrier `default`: all have reached it after ")
         assert out.count("\n") == 1
 
 
@@ -271,7 +271,7 @@ def test_ranks_without_a_workflow_wait_through_garbage_and_a_kill(tmp_path):
 
     for code, out, err in ended:
         assert code == 0, err
-        assert out.startswith("barrier `default`: all are here after ")
+        assert out.startswith("barrier `default`: all have reached it after ")
     assert killed.popen.returncode == -signal.SIGKILL
 
 
@@ -294,7 +294,7 @@ def test_ranks_with_other_keys_don_t_meet_and_are_told_so(tmp_path):
 
         assert last.end()[0] == first.end()[0] == 0
     assert code == 12
-    assert "have no key in common" in err
+    assert "have no common key" in err
     assert "--secret-file FILE" in err
 
 

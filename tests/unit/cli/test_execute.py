@@ -41,7 +41,7 @@ def test_a_line_without_a_task_or_with_a_word_too_many_is_refused(line):
 
 
 def test_a_task_beside_a_group_is_refused():
-    with pytest.raises(UsageError, match="`t` stands before `--`"):
+    with pytest.raises(UsageError, match="`t` comes before `--`"):
         parse("r", "t", "--group", "g", "--", "ls")
 
 

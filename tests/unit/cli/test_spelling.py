@@ -49,7 +49,7 @@ def test_an_option_of_ours_behind_a_script_that_does_not_know_it_is_pointed_out(
 
     said = option_behind(str(script), ["--lr", "1", "--nproc_per_node=2"], ours)
 
-    assert said.startswith("`--nproc-per-node` stands behind")
+    assert said.startswith("`--nproc-per-node` comes after")
     assert option_behind(str(script), ["--max-restarts", "2", "--help"], ours) is None
     assert option_behind("package.module", ["--nproc-per-node", "2"], ours) is None
 

@@ -92,7 +92,7 @@ def test_odd_log_path_is_an_argument():
 
 
 def test_colon_in_the_log_path_is_refused():
-    with pytest.raises(UsageError, match="for a host"):
+    with pytest.raises(UsageError, match="as a host"):
         DIALECT.script(request(log_path="/runs/a:b"))
 
 
@@ -198,7 +198,7 @@ def test_agent_is_started_on_another_host(way, argv):
 
 
 def test_pbs_starts_nothing_by_srun():
-    with pytest.raises(ValueError, match="PBS starts nothing"):
+    with pytest.raises(ValueError, match="PBS can't start agents"):
         DIALECT.node_argv(NodeStart(node="n2", command=("/x",), way=StartWay.SRUN))
 
 

@@ -191,7 +191,7 @@ def test_agent_is_started_beside_other_steps_on_all_cpus():
 
 
 def test_slurm_starts_nothing_by_pbsdsh():
-    with pytest.raises(ValueError, match="Slurm starts nothing"):
+    with pytest.raises(ValueError, match="Slurm can't start agents"):
         DIALECT.node_argv(NodeStart(node="n2", command=("/x",), way=StartWay.PBSDSH))
 
 

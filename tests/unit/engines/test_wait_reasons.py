@@ -65,7 +65,7 @@ def test_an_unknown_reason_and_a_job_that_runs_stay_as_they_are():
 def test_a_wait_is_told_with_its_meaning_the_schedulers_word_and_a_hint():
     view = slurm_reasons.REASONS.explained(waiting("JobHeldUser", JobState.HELD))
 
-    said = "job 5 is held: you have held it (JobHeldUser); `scontrol release JOB` lets it go"
+    said = "job 5 is held: you have held it (JobHeldUser); `scontrol release JOB` releases it"
     assert describe_job(view) == said
 
 

@@ -61,7 +61,7 @@ def test_list_of_the_site_is_obeyed_in_its_order():
 def test_nothing_there_is_an_error_that_names_all():
     with pytest.raises(EngineError) as caught:
         choose(PBS, set())
-    assert caught.value.why == "none of these is there: pbsdsh, mpiexec, pbs_tmrsh, ssh"
+    assert caught.value.why == "none of these exists: pbsdsh, mpiexec, pbs_tmrsh, ssh"
     assert "/opt/pbs/bin" in caught.value.where
 
 
@@ -69,7 +69,7 @@ def test_nothing_there_is_an_error_that_names_all():
     ("wanted", "end"),
     [
         ((StartWay.MPIEXEC,), "another MPI's"),
-        ((), "; none of these is there: pbsdsh, pbs_tmrsh, ssh"),
+        ((), "; none of these exists: pbsdsh, pbs_tmrsh, ssh"),
     ],
 )
 def test_openpbs_s_own_mpiexec_is_not_called_missing(wanted, end):
@@ -86,7 +86,7 @@ def test_slurm_has_one_way():
 def test_words_of_the_command_line_are_ways():
     assert parse_ways("pbs_tmrsh,ssh") == (StartWay.TMRSH, StartWay.SSH)
     assert parse_ways(None) == ()
-    with pytest.raises(UsageError, match="no way `rsh`"):
+    with pytest.raises(UsageError, match="`rsh` is not a launcher"):
         parse_ways("pbsdsh,rsh")
 
 

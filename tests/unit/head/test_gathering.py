@@ -65,8 +65,8 @@ def test_nodes_that_did_not_come_are_named_with_what_is_known_of_each():
 
     assert report.error == "only 1 of 3 nodes came within 60 s"
     assert report.because == (
-        "n2: lost; a replacement has not called",
-        "n3: no agent has called: mpiexec said no",
+        "n2: lost; a replacement has not connected",
+        "n3: no agent has connected: mpiexec said no",
     )
 
 
@@ -77,5 +77,5 @@ def test_workers_that_may_still_run_are_the_reason_when_all_nodes_are_here():
 
     report = wait.report(num_here=2)
 
-    assert report.error.startswith("all nodes are here, but the next attempt could not start")
+    assert report.error.startswith("all nodes have joined, but the next attempt could not start")
     assert report.because == ("n2: its last workers may still run",)

@@ -204,7 +204,7 @@ def test_an_agent_that_says_nothing_costs_the_limit_and_the_run_goes_on():
     assert house.settle()
     assert house.survey.master_address is None
     assert house.survey.interface_of(house.members[0]) is None
-    assert "the network was not measured: n1 has not said" in house.event("notice")["text"]
+    assert "the network was not measured: n1 has not reported" in house.event("notice")["text"]
 
 
 def test_before_a_run_is_ended_everything_is_tried_once_more_with_patience():

@@ -211,4 +211,4 @@ def test_a_node_that_never_called_is_told_with_the_words_of_what_was_to_start_it
     head.advance()
     (waiting,) = [event for event in said if event.name == "waiting"]
     whys = {one["node"]: one["why"] for one in waiting.fields["missing"]}
-    assert whys["n2"] == "no agent has called: mpiexec said no"
+    assert whys["n2"] == "no agent has connected: mpiexec said no"

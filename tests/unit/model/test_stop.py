@@ -67,5 +67,5 @@ def test_ctrl_c_and_a_closed_terminal_cancel_also_what_was_saved(signum, code, w
     cause = cause_of_stop(signum)
     state, exit_code, report = end_by_stop(cause, signum, "r", saved=True, lost={})
     assert (state, exit_code, report.because) == (RunState.CANCELLED, code, (why,))
-    assert report.hint.startswith("muster restart r goes on from what was saved")
+    assert report.hint.startswith("muster restart r continues from the last save")
     assert ("--detach" in report.hint) == (signum == signal.SIGHUP)

@@ -18,7 +18,7 @@ from unit.model.ends import end_of, exited, killed, lost, preempted, raised, suc
 
 LOG = "/runs/r/logs/main/train/attempt-1/rank-3.log"
 GLOO = "[/pytorch/gloo/transport/tcp/pair.cc:538] Connection closed by peer [127.0.0.1]:42467"
-OOM = "the kernel killed 1 process for want of memory in this control group since the attempt began"
+OOM = "the kernel killed 1 process because memory ran out in this control group since the attempt began"
 
 
 def circumstances(**given):
@@ -223,8 +223,8 @@ def test_deaths_after_a_good_end_are_named():
     (one,) = notes_on_success([succeeded(0), died[0]], 2)
     (both,) = notes_on_success([succeeded(0), *died], 3)
     assert one.startswith("rank 1 on n")
-    assert " died of SIGABRT while its interpreter was leaving" in one
-    assert both.startswith("ranks 1-2 died of SIGABRT while their interpreters were leaving")
+    assert " died of SIGABRT while its interpreter was exiting" in one
+    assert both.startswith("ranks 1-2 died of SIGABRT while their interpreters were exiting")
 
 
 @pytest.mark.parametrize("end", [exited(3, 3), killed(3, signal.SIGKILL)])

@@ -77,7 +77,7 @@ def test_a_broker_that_is_gone_is_said(make_broker):
     broker.broker.close()
     status, why = request_agent(broker.broker.name, REQUEST)
     assert status == GONE
-    assert "can't be called" in why
+    assert "can't be reached" in why
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def test_a_port_scan_a_probe_and_another_key_disturb_nobody():
                 with socket.create_connection(("127.0.0.1", nodes.port)) as stranger:
                     stranger.sendall(data)
                     await asyncio.sleep(0)
-            with pytest.raises(BarrierError, match="have no key in common"):
+            with pytest.raises(BarrierError, match="have no common key"):
                 await nodes.start(1, key=b"o" * 32)
             assert not first.done()
             await asyncio.gather(first, nodes.start(1))
@@ -116,7 +116,7 @@ def test_a_port_scan_a_probe_and_another_key_disturb_nobody():
         (0, 3, "rank 0 is not among the ranks 1 to 2 that rank 0 waits for"),
         (-1, 3, "rank -1 is not among"),
         (1, 4, "rank 1 waits for 4 nodes, rank 0 for 3"),
-        (2, 3, "rank 2 is here already, at "),
+        (2, 3, "rank 2 has joined already, from "),
     ],
 )
 def test_a_caller_that_can_t_be_right_is_refused_alone(rank, num_nodes, sentence):
@@ -156,7 +156,7 @@ def test_a_barrier_of_another_name_is_refused():
         async with Nodes(2) as nodes:
             host = nodes.start(0)
             with pytest.raises(
-                BarrierError, match="comes to the barrier `y`, rank 0 waits at `default`"
+                BarrierError, match="calls the barrier `y`, rank 0 waits at `default`"
             ):
                 await nodes.start(1, name="y")
             await asyncio.gather(host, nodes.start(1))
@@ -216,7 +216,7 @@ def test_rank_0_does_not_stay_for_a_rank_that_is_gone(monkeypatch):
             lost, _ = await nodes.call(1)
             lost.abort()
             await host
-            assert nodes.said[-1] == "all ranks came, but rank 1 left before it could be told"
+            assert nodes.said[-1] == "all ranks came, but rank 1 left before they could be answered"
 
     run(check())
 

@@ -117,7 +117,7 @@ def test_what_is_no_answer_of_ours_ends_the_call(monkeypatch, answer):
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             connection.sendall(answer)
 
-    with agent(monkeypatch, serve), pytest.raises(ChannelError, match="no answer of ours"):
+    with agent(monkeypatch, serve), pytest.raises(ChannelError, match="gave an invalid answer"):
         torchmuster.barrier()
 
 
@@ -132,7 +132,7 @@ def test_an_agent_that_never_answers_is_left_at_the_limit_and_its_silence_is_tol
             wait_at_barrier("x", timeout_s=0.1, say=told.append)
         over.set()
     assert len(told) >= 2
-    assert set(told) == {"barrier `x`: no word from the head of the group; 0 s left"}
+    assert set(told) == {"barrier `x`: no message from the head of the group; 0 s left"}
 
 
 def test_a_refusal_before_the_request_is_read_reaches_the_caller(monkeypatch):

@@ -35,5 +35,5 @@ def test_a_process_that_has_ended_is_no_target():
 def test_a_head_that_has_not_proved_who_it_is_gets_no_command_run():
     refused = rank_exec.refuse_unproved(start("rank 0"))
     assert refused.exec_id == "e"
-    assert "no key in common" in refused.what
+    assert "no common key" in refused.what
     assert "secret_file" in refused.fix

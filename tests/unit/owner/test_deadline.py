@@ -48,7 +48,7 @@ def test_an_end_is_asked_for_where_it_is_unknown():
 
 def test_an_end_that_nobody_knows_is_said_where_the_run_goes_on():
     ((_, text),) = watch(Deadline(9.0, goes_on=True))
-    assert "nobody knows when this job ends" in text
+    assert "the end of this job is unknown" in text
 
 
 def test_the_time_is_up_from_the_warning_on():

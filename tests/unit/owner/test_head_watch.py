@@ -44,14 +44,12 @@ def test_a_head_that_stands_still_is_named_after_5_s_and_given_up_after_15(world
     second, why = world.pass_time(60, state)
     assert SILENT_S < second <= SILENT_S + 1
     assert why == "it was silent for 16 s and was killed"
-    assert world.said[0] == (
-        "the head of n1 has been silent for 5 s; after 15 s it is given up for lost"
-    )
+    assert world.said[0] == ("the head of n1 has been silent for 5 s; after 15 s it counts as lost")
 
 
 def test_a_head_that_waits_for_a_processor_is_waited_for(world):
     assert world.pass_time(SLOW_S) is None
-    assert "its process runs, so it is waited for" in world.said[0]
+    assert "its process runs, so muster waits for it" in world.said[0]
     assert world.pass_time(2) is not None
 
 

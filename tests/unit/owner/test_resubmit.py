@@ -60,7 +60,7 @@ def test_slurm_requeues_first(chain):
     ask = Scheduler(scontrol=(0, ""))
     made = chain(ask=ask)
     goes_on, said = go_on(made)
-    assert (goes_on, said) == (True, ["the run goes on: link 2 of 3 is job 7, by requeue"])
+    assert (goes_on, said) == (True, ["the run continues: link 2 of 3 is job 7, by requeue"])
     assert ask.asked == [["scontrol", "requeue", "7"]]
     newest = read_links(made.run_dir).newest
     assert newest == Link(job_id="7", way=ResubmitWay.REQUEUE, first_attempt=4)
@@ -81,15 +81,15 @@ def test_a_refused_way_is_followed_by_the_next_with_its_reason(chain):
     ask = Scheduler(scontrol=(1, "no permission\n"), sbatch=(0, "8\n"))
     goes_on, said = go_on(chain(ask=ask))
     assert goes_on
-    assert said[0] == "the run can't go on by requeue: no permission"
-    assert said[1] == "the run goes on: link 2 of 3 is job 8, by submit"
+    assert said[0] == "the run can't continue by requeue: no permission"
+    assert said[1] == "the run continues: link 2 of 3 is job 8, by submit"
 
 
 def test_a_refused_requeue_leaves_no_link(chain):
     made = chain(ask=Scheduler(scontrol=(1, "no"), sbatch=(1, "no")))
     assert not go_on(made)[0]
     links = read_links(made.run_dir)
-    assert (len(links.links), links.ended) == (1, "no way to go on")
+    assert (len(links.links), links.ended) == (1, "no way to continue")
 
 
 def test_the_next_job_of_a_chain_is_taken_without_a_command(chain):
@@ -153,7 +153,7 @@ def test_the_end_comes_from_the_first_command_that_tells_it():
 
 
 def test_an_unknown_way_is_a_mistake_with_its_mend():
-    with pytest.raises(UsageError, match="no way `again`") as caught:
+    with pytest.raises(UsageError, match="`again` is not a way") as caught:
         parse_way("again")
     assert "requeue, submit, chain" in caught.value.fix
 

@@ -25,7 +25,7 @@ _CONTEXT = {"help_option_names": ["-h", "--help"]}
 def convert(**given: Any) -> int:
     """Turn the torchrun boilerplate of the workflow in FILE into the short form.
 
-    The new text goes to standard output, the difference to standard error; FILE stays as it is.
+    The new text goes to standard output, the difference to standard error; FILE is not changed.
 
     \b
     muster convert train.yaml --diff

@@ -40,28 +40,28 @@ _WORDS = {"engine": "--on", "time_limit": "--time"}
 @click.option(
     "--nodes", metavar="N", help="Number of nodes; inside a job default all of its nodes."
 )
-@click.option("--nproc-per-node", metavar="N", help="Workers of the tiny job on each node.")
-@click.option("--script", metavar="FILE", help="Look whether all nodes see this script.")
-@click.option("--here", is_flag=True, help="On this machine, even inside of a job.")
-@click.option("--no-job", is_flag=True, help="Only look at the nodes, run no tiny job.")
-@click.option("--seconds", default=0.5, metavar="S", help="Length of the tiny job; default 0.5.")
+@click.option("--nproc-per-node", metavar="N", help="Workers of the test job on each node.")
+@click.option("--script", metavar="FILE", help="Check that all nodes see this script.")
+@click.option("--here", is_flag=True, help="Run on this machine, even inside a job.")
+@click.option("--no-job", is_flag=True, help="Only check the nodes, run no test job.")
+@click.option("--seconds", default=0.5, metavar="S", help="Length of the test job; default 0.5.")
 @click.option("--python", metavar="PATH", help="The job's interpreter, with flags if quoted.")
 @click.option("--hosts", metavar="A,B:N", help="Hosts for --on ssh, with their workers.")
 @click.option("--hostfile", metavar="FILE", help="A file of hosts for --on ssh.")
 @click.option("--time", "time_limit", metavar="TIME", help="Time limit of the job, e.g. 5m.")
 @click.option("--queue", "--partition", "queue", metavar="NAME", help="Queue or partition.")
-@click.option("--account", metavar="NAME", help="Account or project that pays.")
+@click.option("--account", metavar="NAME", help="Account or project to charge.")
 @click.option("--gpus-per-node", type=click.IntRange(min=0), metavar="N", help="GPUs of each node.")
 @click.option("--cpus-per-node", type=click.IntRange(min=1), metavar="N", help="CPUs of each node.")
 @click.option("--join-timeout", default="1m", metavar="TIME", help="Wait for nodes; default 1m.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything in JSON.")
 def doctor(**given: Any) -> int:
-    """Look for what will make a job fail, on every node, before it does.
+    """Check every node for problems that would make a job fail.
 
-    Alone it looks at this machine. With --nodes or --on it runs on those nodes, as `muster run` would: names,
-    networks, clocks, versions, limits, folders, GPUs; all pairs of nodes call each other; then a tiny job sums
-    vectors on all ranks. The exit code is 0 when all is well, 1 with warnings, 2 with failures, 3 when it could
-    not be told.
+    Without options it checks this machine. With --nodes or --on it runs on those nodes, as `muster run` would: names,
+    networks, clocks, versions, limits, folders, GPUs; all pairs of nodes connect to each other; then a test job
+    runs an all-reduce on all ranks. The exit code is 0 if all is well, 1 with warnings, 2 with failures, 3 if not
+    all could be checked.
 
     \b
     muster doctor
@@ -122,7 +122,7 @@ def _look_with_a_run(given: dict[str, Any], script: str | None) -> "Outcome":
     try:
         folder = prepare_job()
     except OSError as error:
-        raise RunDirectoryError("the tiny job can't be written", why=str(error)) from error
+        raise RunDirectoryError("the test job can't be written", why=str(error)) from error
     has_job = not given["no_job"] and not _are_many_here(given)
     run_id = new_run_id("doctor")
     words = _words(given, run_id)
@@ -147,7 +147,7 @@ def _are_many_here(given: dict[str, Any]) -> bool:
     if not here or not number.isdecimal() or int(number) <= _JOB_UP_TO or given["hosts"]:
         return False
     click.echo(
-        f"muster: {number} simulated nodes: no tiny job, it would import torch {number} times",
+        f"muster: {number} simulated nodes: no test job, it would import torch {number} times",
         err=True,
     )
     return True
@@ -173,7 +173,7 @@ def _run(words: list[str], folder: str, script: str | None, form: str) -> None:
 
 def _say_where(run_dir: "RunDir") -> None:
     if os.path.isdir(run_dir.path):
-        click.echo(f"muster: what was written is kept in {run_dir.path}", err=True)
+        click.echo(f"muster: its files are kept in {run_dir.path}", err=True)
 
 
 def _print(outcome: "Outcome", *, as_json: bool) -> None:
@@ -214,5 +214,5 @@ def _summary(outcome: "Outcome") -> str:
     found = [f"{n} {word}{'s' if n != 1 else ''}" for word, n in counts.items() if n]
     text = ", ".join(found) or "nothing is wrong"
     if not outcome.could_tell:
-        return f"{text}; not all could be looked at"
+        return f"{text}; not all could be checked"
     return text

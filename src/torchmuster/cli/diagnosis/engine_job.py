@@ -86,7 +86,11 @@ def job_rows(check: "JobCheck", here: str, timeout_s: float) -> list[dict[str, A
         rows.append(row("torch", ok=False, found=str(found.get("torch_error"))))
     rows.append(row("run directory", ok=True, found="read and written there"))
     cwd = os.getcwd()
-    seen = "is there too" if found["sees_cwd"] else "is not there: put the code on a shared disk"
+    seen = (
+        "is there too"
+        if found["sees_cwd"]
+        else "does not exist there: put the code on a shared disk"
+    )
     rows.append(row("working directory", ok=bool(found["sees_cwd"]), found=f"{cwd} {seen}"))
     return rows
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torchmuster.spec.sites.site import Site, Sites
 
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
-_NOT_TRIED = "nothing was submitted and no host was called"
+_NOT_TRIED = "nothing was submitted and no host was contacted"
 _REFUSED = 14
 
 
@@ -23,7 +23,7 @@ _REFUSED = 14
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @click.pass_context
 def engines(context: click.Context, *, as_json: bool) -> int | None:
-    """List the engines that `--on` can name, and what of them was found on this machine.
+    """List the engines for `--on`, and which of them were found on this machine.
 
     \b
     muster engines                 all of them
@@ -41,7 +41,7 @@ def engines(context: click.Context, *, as_json: bool) -> int | None:
 @click.option(
     "--job/--no-job",
     default=True,
-    help="Submit a one-node test job, call the hosts of ssh; default yes.",
+    help="Submit a one-node test job, contact the hosts of ssh; default yes.",
 )
 @click.option(
     "--timeout", default="10m", metavar="TIME", help="Cancel a test job after this; default 10m."
@@ -110,7 +110,7 @@ def show_check(site: "Site", which: "Which", job_timeout_s: float | None, *, as_
         note = "the test job's files stay: muster prune removes them"
     elif job_timeout_s is not None and site.kind == "ssh":
         checks += _reach(site)
-        note = "each host was called, nothing was started there"
+        note = "each host was contacted, nothing was started there"
     bad = [entry for entry in checks if entry["ok"] is False]
     if as_json:
         plain = {"name": site.name, "kind": site.kind, "checks": checks, "note": note}

@@ -33,10 +33,10 @@ _CONTEXT = {"help_option_names": ["-h", "--help"]}
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict in JSON.")
 def explain(what: tuple[str, ...], as_json: bool) -> int:
-    """Say why a run failed: of muster, or of anything else by its logs.
+    """Explain why a run of muster, or any other job, failed, from its logs.
 
-    LOG is a file, a folder, a gzip, xz, bz2 or tar archive: what torchrun, srun, PBS or Kubernetes wrote, one file or
-    one for each node; - is standard input. The exit code is 0 when the cause was found or there is no failure, 3 when it can't be told.
+    LOG is a file, a folder, a gzip, xz, bz2 or tar archive: the output of torchrun, srun, PBS or Kubernetes, one file
+    or one for each node; - is standard input. The exit code is 0 if the cause was found or there is no failure, 3 if the cause is unknown.
 
     \b
     muster explain RUN

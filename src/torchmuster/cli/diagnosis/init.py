@@ -40,8 +40,8 @@ _DEFAULTS = """
 def init() -> int:
     """Write a first muster.toml into this folder, from what is found here, and print it.
 
-    Partitions and queues are asked for; accounts and modules are not guessed. A file that is
-    there already stays as it is.
+    The scheduler is asked for its partitions or queues; accounts and modules are not guessed. A file that
+    exists already is not changed.
     """
     path = os.path.abspath("muster.toml")
     if os.path.lexists(path):
@@ -113,4 +113,4 @@ def _comment(text: str) -> str:
 
 def _refusal(path: str) -> UsageError:
     fix = "edit it; muster engines shows what it says"
-    return UsageError("there is a muster.toml already: it stays as it is", where=path, fix=fix)
+    return UsageError("there is a muster.toml already: it was not changed", where=path, fix=fix)

@@ -24,7 +24,7 @@ _EXIT_CODES = {"error": 2, "warning": 1, "note": 0}
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as a list in JSON.")
 def lint(files: tuple[str, ...], as_json: bool) -> int:
-    """Say what will go wrong in a job script: sbatch, qsub, or a torchrun line.
+    """Find mistakes in a job script: sbatch, qsub, or a torchrun line.
 
     Nothing is run. `-` reads standard input. The exit code is 0 without errors and warnings, 1 with warnings, 2 with
     errors.

@@ -49,14 +49,16 @@ def _apart(word: str) -> list[str]:
     help="Its parts: forward, backward, optimizer; default 1:2.",
 )
 @click.option("--dtype", type=click.Choice(_GRADIENTS), help="Of the gradients; default fp32.")
-@click.option("--script", is_flag=True, help="Measure steps of SCRIPT ARGS, which stand behind it.")
+@click.option(
+    "--script", is_flag=True, help="Measure steps of SCRIPT ARGS, given after the options."
+)
 @click.option("--network", metavar="NAME|RATE,LATENCY", help="E.g. 25GbE, or 25Gbit/s,50us.")
-@click.option("--on", "engine", metavar="NAME", help="Measure the network there, with a tiny job.")
+@click.option("--on", "engine", metavar="NAME", help="Measure the network there, with a test job.")
 @click.option(
     "--nodes",
     type=click.IntRange(1, 100_000),
     metavar="N",
-    help="Largest number of nodes; default 16. With --on so many are measured.",
+    help="Largest number of nodes; default 16. With --on: nodes to measure.",
 )
 @click.option(
     "--gpus-per-node",
@@ -83,7 +85,7 @@ def _apart(word: str) -> list[str]:
 )
 @click.option("--fsdp", is_flag=True, help="Full sharding instead of DDP.")
 @click.option("--list", "list_links", is_flag=True, help="List the links that have names.")
-@click.option("--svg", metavar="FILE", help="Write the plot there too.")
+@click.option("--svg", metavar="FILE", help="Also write the plot to this file.")
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 @click.argument(
     "command",

@@ -1,4 +1,4 @@
-"""What `muster plan` measures: the network by the tiny job, a script's step by the probe; both are ordinary runs."""
+"""What `muster plan` measures: the network by the test job, a script's step by the probe; both are ordinary runs."""
 
 import json
 import os
@@ -72,7 +72,7 @@ def _read_measured(found: dict[str, Any]) -> Measured:
 
 
 def measure_network(engine: str, num_nodes: int, per_node: int) -> tuple[Cluster, list[str]]:
-    """Run the tiny job and return the cluster that it saw, and what it saw in words.
+    """Run the test job and return the cluster that it saw, and what it saw in words.
 
     Raises:
         MusterError: It failed, or a sum was wrong.
@@ -82,7 +82,7 @@ def measure_network(engine: str, num_nodes: int, per_node: int) -> tuple[Cluster
     lines = [line for line in log.splitlines() if line.startswith('{"backend"')]
     if not lines:
         why = _last_words(log)
-        raise MusterError("the tiny job failed", where=f"muster logs {run_id}", why=why)
+        raise MusterError("the test job failed", where=f"muster logs {run_id}", why=why)
     found = json.loads(lines[-1])
     if code or not found["right"]:
         wrong = [str(one["bytes"]) for one in found["between"] if not one["right"]]
@@ -92,7 +92,7 @@ def measure_network(engine: str, num_nodes: int, per_node: int) -> tuple[Cluster
 
 
 def read_cluster(found: dict[str, Any]) -> tuple[Cluster, list[str]]:
-    """Return the cluster that a tiny job saw, and what it saw in words; every node has as many workers."""
+    """Return the cluster that a test job saw, and what it saw in words; every node has as many workers."""
     per_node, backend = found["nodes"][0], found["backend"]
     between = fit_ring(read_timings(found["between"]), found["world_size"])
     words = [_say_fit(f"all {found['world_size']} workers", backend, between)]

@@ -79,7 +79,7 @@ def _check_work(given: dict[str, Any], found: list[UsageError]) -> None:
             found.append(UsageError(f"--script measures what {option} gives", where=option))
         if not given["command"]:
             fix = "muster plan --network 25GbE --script train.py ARGS"
-            found.append(UsageError("--script needs a script behind it", fix=fix))
+            found.append(UsageError("--script needs a script after it", fix=fix))
         elif not os.path.isfile(given["command"][0]):
             what = f"there is no script `{given['command'][0]}`"
             found.append(UsageError(what, where="--script"))
@@ -87,7 +87,7 @@ def _check_work(given: dict[str, Any], found: list[UsageError]) -> None:
     if given["command"]:
         words = " ".join(given["command"])
         fix = f"to measure a script: muster plan ... --script {words}"
-        found.append(UsageError(f"nothing is known to do with `{words}`", fix=fix))
+        found.append(UsageError(f"unexpected argument: `{words}`", fix=fix))
     missing = [
         option
         for option, name in (("--params", "params"), ("--step-time", "step_time"))
@@ -168,6 +168,6 @@ def _read_link(option: str, text: str | None, found: list[UsageError]) -> Networ
     if link is None:
         near = nearest(text.lower(), names)
         fix = f"did you mean `{names[near]}`?" if near else f"{option} 25Gbit/s,50us"
-        why = "it is no RATE,LATENCY and none of the names of `muster plan --list`"
+        why = "it is neither RATE,LATENCY nor a name of `muster plan --list`"
         found.append(UsageError(f"`{text}` is not a known link", where=option, why=why, fix=fix))
     return link

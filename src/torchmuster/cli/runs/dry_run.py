@@ -27,7 +27,7 @@ def show_everywhere(request: "RunRequest", show: "Callable[[RunRequest], int]") 
     from torchmuster.owner.create import new_run_id
 
     if not request.dry_run:
-        what = "`--on all` is for looking: a run goes to one engine"
+        what = "`--on all` works with --dry-run only: a run uses one engine"
         raise UsageError(what, where="--on all", fix="--dry-run, or one of `muster engines`")
     run_id = request.run_id or new_run_id(request.script, request.name)
     request = replace(request, run_id=run_id, name=None)  # the name is part of the id now

@@ -185,11 +185,11 @@ def _submit_more(job: "JobRequest", run_dir: "RunDir", dialect: "Dialect", num_m
     taken, refusal = submit_chain(job, run_dir, dialect, num_more)
     if taken:
         click.echo(
-            f"muster: the run may go on in {', '.join(taken)}, one after the other", err=True
+            f"muster: the run may continue in {', '.join(taken)}, one after the other", err=True
         )
     if refusal is not None:
         what = f"only {len(taken)} of {num_more} further jobs were taken: {refusal.what}"
-        click.echo(f"muster: {what}; behind them the run's own job tries to go on", err=True)
+        click.echo(f"muster: {what}; after them the run's own job tries to continue", err=True)
 
 
 def _say_room(path: str) -> None:
@@ -222,7 +222,7 @@ def _follow(
             fix=how_to_go_on(run_dir) or f"muster logs {name}",
         )
     if result is None:
-        voice.say(f"the job goes on: muster wait {name}")
+        voice.say(f"the job continues: muster wait {name}")
     return result
 
 
@@ -327,7 +327,9 @@ def _run_on_first_node(dialect: "Dialect", allocation: "Allocation") -> int:
     from torchmuster.engines.base import NodeStart
 
     node = allocation.nodes[0]
-    click.echo(f"muster: this is no node of job {allocation.job_id}: run on {node.name}", err=True)
+    click.echo(
+        f"muster: this is not a node of job {allocation.job_id}: run on {node.name}", err=True
+    )
     command = (sys.executable, "-m", "torchmuster", *sys.argv[1:])
     start = NodeStart(
         node=node.name, command=command, slot=node.slot, cpus=node.cpus, het_group=node.het_group

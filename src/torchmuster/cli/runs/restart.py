@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("run", shell_complete=complete_runs)
-@click.option("--detach", is_flag=True, help="Return at once; the run goes on in the background.")
+@click.option("--detach", is_flag=True, help="Return at once; the run continues in the background.")
 def restart(run: str, *, detach: bool) -> int:
-    """Start RUN again with what it was started with, where it ran: a new run on the same snapshots.
+    """Start RUN again with its options in the same place: a new run on the same snapshots.
 
-    A run that was a job is submitted again, one on hosts of ssh is started on them.
+    A run that was a job is submitted again; a run on ssh hosts is started on them.
 
     Of a workflow, the groups that have completed are not run again.
     """
@@ -116,7 +116,7 @@ def _run_in_job_again(plan: "RunPlan", view: "RunView") -> int:
     if inside is None:
         job_id = view.plan.job_id if view.plan is not None else None
         raise UsageError(
-            f"the run {short_id(view.run_id)} used the nodes of job {job_id}, and there is no job around this shell",
+            f"the run {short_id(view.run_id)} used the nodes of job {job_id}, and this shell is not in a job",
             fix=f"in a new job: muster restart {short_id(view.run_id)}",
         )
     return run_in_allocation(plan, *inside, WARN_S, view.run_dir.snapshots)

@@ -70,20 +70,20 @@ _OF_A_JOB = {
 @click.option(
     "--restart-policy",
     type=click.Choice(["evidence", "count"]),
-    help="Try again unless it would fail the same way, or always.",
+    help="Retry unless it would fail in the same way, or always.",
 )
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as with `python -m`.")
 @on_option
 @click.option(
-    "--name", metavar="WORD", help="Begins the run's id and its job's name; default SCRIPT's."
+    "--name", metavar="WORD", help="Start of the run's id and its job's name; default SCRIPT's."
 )
 @click.option("--run-id", metavar="NAME", help="The whole id of the run, and its folder's name.")
 @click.option(
     "--tee",
     type=click.Choice(["0", "all", "none"]),
-    help="Whose output the terminal shows; default rank 0.",
+    help="Ranks that the terminal shows; default rank 0.",
 )
-@click.option("--detach", is_flag=True, help="Return at once; the run goes on in the background.")
+@click.option("--detach", is_flag=True, help="Return at once; the run continues in the background.")
 @click.option("--grow", is_flag=True, help="Restart the attempt when a new node joins, to use it.")
 @click.option(
     "--start",
@@ -96,15 +96,20 @@ _OF_A_JOB = {
     "set_env",
     multiple=True,
     metavar="NAME=VALUE",
-    help="A variable of every worker; may be given again.",
+    help="Set a variable in every worker; repeatable.",
 )
 @click.option("--preload", multiple=True, metavar="MODULE", help="Import this before forking too.")
 @click.option("--python", metavar="PATH", help="The job's interpreter, with flags if quoted.")
 @click.option(
-    "--stage", multiple=True, metavar="SRC[:DST]", help="Bring this to every node's MUSTER_SCRATCH."
+    "--stage",
+    multiple=True,
+    metavar="SRC[:DST]",
+    help="Copy or unpack this into every node's MUSTER_SCRATCH.",
 )
 @click.option("--before", multiple=True, metavar="CMD", help="Run this once on every node first.")
-@click.option("--stdin", "stdin_rank", type=int, metavar="RANK", help="Who gets standard input.")
+@click.option(
+    "--stdin", "stdin_rank", type=int, metavar="RANK", help="Rank that gets standard input."
+)
 @click.option("--grace", metavar="TIME", help=f"From a stop to SIGKILL; default {GRACE_S:g}s.")
 @click.option("--join-timeout", metavar="TIME", help="Wait for nodes; default 10m.")
 @click.option(
@@ -114,7 +119,7 @@ _OF_A_JOB = {
 )
 @click.option("--time", "time_limit", metavar="TIME", help="Time limit of the job: 2h, 1:30:00.")
 @click.option("--queue", "--partition", "queue", metavar="NAME", help="Queue or partition.")
-@click.option("--account", metavar="NAME", help="Account or project that pays.")
+@click.option("--account", metavar="NAME", help="Account or project to charge.")
 @click.option("--cpus-per-node", type=click.IntRange(min=1), metavar="N", help="CPUs of each node.")
 @click.option("--gpus-per-node", type=click.IntRange(min=0), metavar="N", help="GPUs of each node.")
 @click.option("--mem", metavar="SIZE", help="Memory of each node, e.g. 64Gi.")
@@ -131,14 +136,14 @@ _OF_A_JOB = {
 @click.option(
     "--hang-timeout",
     metavar="MIN[:MAX]|off",
-    help="How long a rank may stand still while others wait; default 60s:30m.",
+    help="How long a rank may hang while others wait; default 60s:30m.",
 )
 @click.option(
     "--debug",
     is_flag=True,
-    help="More output of NCCL and torch, and a file of NCCL's for each rank.",
+    help="More output of NCCL and torch; an NCCL log for each rank.",
 )
-@click.option("--here", is_flag=True, help="On this machine, even inside of a job.")
+@click.option("--here", is_flag=True, help="Run on this machine, even inside a job.")
 @click.option("--dry-run", is_flag=True, help="Show the job script and command, submit nothing.")
 @click.argument("script", shell_complete=complete_files)
 @click.argument("args", shell_complete=complete_files, nargs=-1, type=click.UNPROCESSED)
@@ -146,7 +151,7 @@ def run(**given: Any) -> int:
     """Run SCRIPT with ARGS on one or many nodes.
 
     It starts in about a second, survives the loss of any worker or node, and says what was wrong.
-    Options of muster stand before SCRIPT, the script's own behind it.
+    Options of muster go before SCRIPT, the script's own options after it.
     """
     return launch(request_of(given))
 
@@ -241,7 +246,7 @@ def _say_ignored(request: "RunRequest", *, on_hosts: bool, in_job: bool) -> None
     if not words:
         return
     here = "plain hosts have no scheduler" if on_hosts else "this run is not a scheduler's job"
-    why = "the job is there already" if in_job else here
+    why = "the job exists already" if in_job else here
     click.echo(f"muster: ignored: {', '.join(words)}: {why}", err=True)
 
 

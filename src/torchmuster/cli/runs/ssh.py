@@ -51,7 +51,7 @@ def find_ssh_site(name: str, hosts: str | None, hostfile: str | None) -> "Site |
         site = site.model_copy(update={"hosts": _hosts_of(hosts, hostfile), "hostfile": None})
     if not site.hosts and site.hostfile is None:
         fix = '--hosts node1,node2:4, --hostfile FILE, or [engines.NAME] with kind = "ssh"'
-        raise UsageError("nobody says which hosts", where=f"--on {name}", fix=fix)
+        raise UsageError("no hosts are given", where=f"--on {name}", fix=fix)
     return site
 
 
@@ -66,7 +66,7 @@ def _hosts_of(hosts: str | None, hostfile: str | None) -> Any:
     from torchmuster.spec.sites.hostfile import join_hosts, parse_host, read_hostfile
 
     if hosts and hostfile:
-        raise UsageError("`--hosts` and `--hostfile` say the same: one of them is enough")
+        raise UsageError("`--hosts` and `--hostfile` are both given: use one of them")
     if hostfile:
         return read_hostfile(hostfile)
     found, errors = [], []
@@ -100,7 +100,7 @@ def run_on_hosts(request: "RunRequest", run_id: str, site: "Site", problems: "Pr
     if request.detach:
         fix = f"tmux new -d '{shlex.join(['muster', *_without_detach(sys.argv[1:])])}'"
         why = "a run on plain hosts ends with its client: nothing else would watch it"
-        problems.add("`--detach` does not go with ssh", "--detach", why, fix)
+        problems.add("`--detach` can't be used with ssh", "--detach", why, fix)
     wishes = make_wishes(site, by_slots=request.nproc_per_node is None)
     plan = problems.checked(plan_for_hosts(request, run_id, site, wishes, problems))
     bundle = make_bundle_for((sys.executable, plan.program.python[0]), wishes)
@@ -121,7 +121,7 @@ def run_again_on_hosts(plan: "RunPlan", view: "RunView", *, detach: bool) -> int
     old, name = view.run_dir, short_id(view.run_id)
     if detach:
         raise UsageError(
-            "`--detach` does not go with ssh",
+            "`--detach` can't be used with ssh",
             why="a run on plain hosts ends with its client",
             fix=f"tmux new -d 'muster restart {name}'",
         )
@@ -197,7 +197,7 @@ def _show(plan: "RunPlan", wishes: "SshWishes", bundle: "Bundle") -> None:
         click.echo(f"$ {shlex.join(bundle.argv(host))}{spare}")
     code = find_code(plan.program.cwd)
     click.echo(f"\n# on hosts that don't share this file system: a copy of {code.describe()}")
-    click.echo("no host was called (--dry-run)", err=True)
+    click.echo("no host was contacted (--dry-run)", err=True)
 
 
 def _follow(

@@ -37,7 +37,7 @@ def refuse_what_hosts_can_not(plan: "WorkflowPlan", site: "Site", *, detach: boo
         words = [word for word in sys.argv[1:] if word != "--detach"]
         fix = f"tmux new -d '{shlex.join(['muster', *words])}'"
         why = "a workflow on plain hosts ends with its client: nothing else would watch it"
-        what = "`--detach` does not go with ssh"
+        what = "`--detach` can't be used with ssh"
         found.append(UsageError(what, where="--detach", why=why, fix=fix))
     if plan.network is TaskNetwork.PRIVATE:
         what = "`--task-network private` is for one machine: tasks on hosts use their network"
@@ -138,7 +138,7 @@ def show_hosts(plan: "WorkflowPlan", site: "Site", *, as_json: bool) -> None:
     if sentence is not None:
         click.echo(f"# {sentence}")
     click.echo("# all hosts must see $MUSTER_HOME: tasks pass data on through the run directory")
-    click.echo("no host was called (--dry-run)", err=True)
+    click.echo("no host was contacted (--dry-run)", err=True)
 
 
 def _first_places(plan: "WorkflowPlan", names: list[str]) -> dict[str, list[str]]:

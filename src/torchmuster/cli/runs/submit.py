@@ -44,13 +44,15 @@ _CONTEXT = {"help_option_names": ["-h", "--help"]}
     "--label", "labels", multiple=True, metavar="KEY=VALUE ...", help="Labels of the run."
 )
 @on_option
-@click.option("--here", is_flag=True, help="On this machine, even if it looks like a login node.")
+@click.option(
+    "--here", is_flag=True, help="Run on this machine, even if it looks like a login node."
+)
 @click.option("--run-id", metavar="NAME", help="Name of the run and of its folder.")
 @click.option("--dry-run", is_flag=True, help="Check the file, show the plan, start nothing.")
 @click.option("--help-values", is_flag=True, help="Show the values that the file takes.")
-@click.option("--detach", is_flag=True, help="Return at once; the run goes on in the background.")
+@click.option("--detach", is_flag=True, help="Return at once; the run continues in the background.")
 @click.option(
-    "--strict-resources", is_flag=True, help="Refuse what asks for more than the machine has."
+    "--strict-resources", is_flag=True, help="Refuse tasks that ask for more than the machine has."
 )
 @click.option(
     "--task-network",
@@ -148,7 +150,7 @@ def _follow_jobs(
     voice.say(f"run {name}: {jobs} of {dialect.name}; files in {run_dir.path}")
     view = asyncio.run(WorkflowFollower(run_dir, dialect, job_ids, voice).follow())
     if view is None or view.result is None:
-        voice.say(f"the jobs go on: muster status {name}")
+        voice.say(f"the jobs continue: muster status {name}")
         return None
     return view.result
 
@@ -158,7 +160,7 @@ def _follow_jobs(
 @value_options
 @click.option("--json", "as_json", is_flag=True, help="As JSON.")
 def validate(**given: Any) -> int:
-    """Check the workflow in FILE: every problem, each with its place; nothing is started."""
+    """Check the workflow in FILE: report every problem with its line; start nothing."""
     from torchmuster.ui.messages import print_errors, print_warnings
 
     loaded = _load_quietly(given)

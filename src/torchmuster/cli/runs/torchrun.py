@@ -293,7 +293,7 @@ def _is_answered(host: str, port: int) -> bool:
 
 
 def _keys(line: "TorchrunLine") -> tuple[bytes, bytes | None]:
-    """Return the key of this job, and the public one for nodes that have no key in common.
+    """Return the key of this job, and the public one for nodes that have no common key.
 
     The name of the job is part of both, so that two jobs at one endpoint don't mix.
     """

@@ -189,7 +189,7 @@ RULES: Sequence[Rule] = (
         error="the job has {left_s:.0f} s{of} left",
         words=_time,
         because=("its scheduler ends it then",),
-        hint="muster run --time 8h, --resubmit 3 to go on in another job",
+        hint="muster run --time 8h, --resubmit 3 to continue in another job",
         weight=29,
     ),
     Check(

@@ -45,7 +45,7 @@ SCHEDULER: tuple[Row, ...] = (
         "node_failed",
         "node-failed",
         "the scheduler lost a node of the job",
-        "exclude the node and start again; `muster run --nodes MIN:MAX` goes on without it",
+        "exclude the node and start again; `muster run --nodes MIN:MAX` continues without it",
         at="{host}{node}",
     ),
     _ends(

@@ -1,4 +1,4 @@
-"""Ends by signals, and for want of memory."""
+"""Ends by signals, and because memory ran out."""
 
 import re
 import signal
@@ -110,7 +110,7 @@ _INTERRUPTED = Row(
 
 
 def out_of_memory(case: Case) -> Iterator[LogFinding]:
-    """The kernel or the scheduler says that it killed for want of memory."""
+    """The kernel or the scheduler says that it killed because memory ran out."""
     proof = case.first("oom_proof")
     if proof is None:
         return

@@ -46,7 +46,7 @@ def explain_kill(before: MemoryCounters, pid: int) -> str | None:
         if new > 0:
             limit = _limit_of(path)
             return (
-                f"the kernel killed {new} process{'es' if new > 1 else ''} for want of memory in"
+                f"the kernel killed {new} process{'es' if new > 1 else ''} because memory ran out in"
                 f" this control group since the attempt began: {path}{limit}"
             )
     return None

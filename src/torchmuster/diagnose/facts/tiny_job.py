@@ -1,4 +1,4 @@
-"""A tiny job for all ranks: do they reach each other, do they sum right, and how fast?
+"""A test job for all ranks: do they reach each other, do they sum right, and how fast?
 
     python tiny_job.py [--seconds 2] [--bytes 67108864]
 

@@ -49,7 +49,7 @@ class RingFit:
 
 
 def read_timings(found: Iterable[Mapping[str, Any]]) -> list[Timing]:
-    """Return the timings of the tiny job's `between` or `inside`."""
+    """Return the timings of the test job's `between` or `inside`."""
     return [
         Timing(
             size_bytes=int(one["bytes"]),

@@ -80,7 +80,7 @@ def _attempt_failed(f: Mapping[str, Any], shown: "Shown | None") -> str:
 
 
 def _refused(f: Mapping[str, Any]) -> str:
-    return f"refused an agent from {f['host']}: {f['why']}; the run goes on"
+    return f"refused an agent from {f['host']}: {f['why']}; the run continues"
 
 
 def _early_end(f: Mapping[str, Any]) -> str:
@@ -133,7 +133,7 @@ _TELLERS: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "network": _network,
     "preflight": _preflight,
     "node_lost": lambda f: f"{f['node']} was lost: {f['why']}",
-    "newcomer": lambda f: f"{f['node']} has come; it is taken in at the next attempt",
+    "newcomer": lambda f: f"{f['node']} has joined; it takes part from the next attempt on",
     "notice": lambda f: f["text"] or None,
     "stopping": lambda f: f["text"],
     "hang": lambda f: f["text"],

@@ -126,7 +126,7 @@ def unpack(files: list[tuple[str, bytes]], sha: str) -> tuple[str, bool]:
             return final, False
         except OSError as error:
             reason = error
-    send("RemoteFailed", what="there is no room for torchmuster", why=str(reason))
+    send("RemoteFailed", what="there is not enough space for torchmuster", why=str(reason))
     raise SystemExit(1)
 
 

@@ -70,7 +70,7 @@ class RemotePlace:
             if found is None:
                 what = f"there is no {program.python[0]} and no python3 for the script"
                 raise MusterError(what, fix="python = [...] in the engine's section, or --python")
-            note = f"{program.python[0]} is not there: the script runs with {found}"
+            note = f"{program.python[0]} does not exist: the script runs with {found}"
             program = replace(program, python=(found, *program.python[1:]))
         atomic.write_json(self.run_dir.plan, codec.to_plain(replace(plan, program=program)))
         write_private(self.run_dir.secret, self._message.secret)

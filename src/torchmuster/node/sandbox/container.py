@@ -255,7 +255,7 @@ def read_failure(
         return None
     why = "\n".join(words[-8:]) or f"{spec.kind} ended with {status} and said nothing"
     if not _DAEMON_WORDS.search(why) and _PULL_WORDS.search(why):
-        what = f"the image `{spec.image}` can't be had"
+        what = f"the image `{spec.image}` can't be fetched"
         return EngineFailure(
             state=State.FAILED_IMAGE_PULL, code=CODE_IMAGE_PULL, what=what, why=why
         )

@@ -266,7 +266,7 @@ def _answer(fd: int) -> dict[str, Any]:
         if not chunk:
             break
         text += chunk
-    answer = json.loads(text) if text else {"error": "its process ended without a word"}
+    answer = json.loads(text) if text else {"error": "its process ended without a message"}
     if "error" in answer:
         raise MusterError(
             "the private network can't be made",

@@ -158,7 +158,7 @@ def _reason(answer: bytes) -> str:
         said = json.loads(answer)
         return f"`{said['step']}` is refused here: {said['why']}{_seccomp()}"
     except (ValueError, KeyError, TypeError):
-        return "the process that tried it ended without a word"
+        return "the process that tried it ended without a message"
 
 
 def _seccomp() -> str:

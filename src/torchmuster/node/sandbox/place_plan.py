@@ -152,7 +152,7 @@ def problem_of_path(path: str) -> str | None:
     if not path.startswith("/"):
         return "is not absolute"
     if "\0" in path or len(os.fsencode(path)) > 4000:
-        return "is no path that the kernel takes"
+        return "is not a path that the kernel accepts"
     if ".." in path.split("/"):
         return "contains `..`"
     if os.path.normpath(path).strip("/") == "":

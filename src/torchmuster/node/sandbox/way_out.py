@@ -212,7 +212,7 @@ def _last_words(kind: str, said: int) -> str:
     except OSError:
         text = ""
     lines = [line for line in text.splitlines() if line.strip() and "to syslog" not in line]
-    why = "; ".join(lines[-2:] or ["it ended without a word"])
+    why = "; ".join(lines[-2:] or ["it ended without a message"])
     if not os.access("/dev/net/tun", os.R_OK | os.W_OK):
         why += " (/dev/net/tun is not open to this user)"
     return f"{kind}: {why}"[:_MAX_SAID]
@@ -251,7 +251,7 @@ def note_of(answer: Mapping[str, object], found: str | None) -> str:
     if answer.get("way_out"):
         return (
             f"tasks in a private network reach each other, and the outside through"
-            f" {os.path.basename(found or '')}; nobody reaches them from outside"
+            f" {os.path.basename(found or '')}; they can't be reached from outside"
         )
     why = answer.get("way_out_error")
     missing = f"neither {' nor '.join(PROGRAMS)} is installed"

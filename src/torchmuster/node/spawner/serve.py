@@ -170,12 +170,12 @@ def _reason_for_fresh(
     if writes.unread_line is not None:
         where = f"the script changes an environment variable in line {writes.unread_line}"
         return (
-            f"{where} whose name its source doesn't tell, and torch reads some while it is imported"
+            f"{where} whose name its source doesn't show, and torch reads some while it is imported"
         )
     folder = mainmodule.first_path(config.kind, config.target)
     hidden = surroundings.hidden_modules(folder, at_start)
     if hidden:
-        return f"{hidden[0]} beside the script hides Python's own module of this name"
+        return f"{hidden[0]} in the script's folder hides Python's own module of this name"
     start_code = surroundings.start_code_with_rank()
     if start_code is not None:
         return f"{start_code} runs when Python starts, and reads what only a worker has"

@@ -131,7 +131,7 @@ class WrappedLink(SpawnerLink):
             return {}
         return {
             "what": f"`{self._desk.command}` ended before its Python had started",
-            "hint": "try it by hand on that node, with `-c 'import torch'` behind it",
+            "hint": "try it by hand on that node, with `-c 'import torch'` after it",
         }
 
     @property

@@ -152,7 +152,7 @@ class TaskAgent:
                 self._send(messages.Ping(number=self._lease.ping()))
             silent_s = self._lease.age_s()
             if silent_s > LEASE_S and is_given_up(silent_s, LEASE_S, self._head_state()):
-                self._why_gone = f"no word from the head of the group for {silent_s:.0f} s"
+                self._why_gone = f"no message from the head of the group for {silent_s:.0f} s"
                 if self._channel is not None:
                     self._channel.abort()
 
@@ -234,7 +234,7 @@ class TaskAgent:
             return
         except OSError as error:
             wrapped = MusterError(
-                "the working place can't be made", where=error.filename, why=error.strerror
+                "the working directory can't be made", where=error.filename, why=error.strerror
             )
             self._not_prepared(wrapped, State.FAILED_START_ERROR, CODE_START)
             return

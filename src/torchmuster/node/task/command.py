@@ -148,7 +148,7 @@ class TaskCommand:
             CommandFailedError: The command itself never began.
         """
         if self._view is not None and (why := self._view.why_not_begun()) is not None:
-            raise CommandFailedError("the command's surroundings can't be made", why=why)
+            raise CommandFailedError("the command's environment can't be set up", why=why)
         self._refuse_engine_failure(status)
         return (128 - status, -status) if status < 0 else (status, None)
 

@@ -29,7 +29,7 @@ async def fetch_inputs(
     """Bring every input to its folder.
 
     Raises:
-        MusterError: One can't be had.
+        MusterError: One can't be fetched.
     """
     for number, entry in enumerate(task.inputs):
         folder = place.input(number)

@@ -92,6 +92,6 @@ class Transfer:
 
 def _as_error(plain: dict[str, Any] | None, code: int) -> MusterError:
     if plain is None:
-        return MusterError("moving data failed without a word", why=f"exit code {code}")
+        return MusterError("moving data failed without a message", why=f"exit code {code}")
     parts = {name: str(plain[name]) for name in ("where", "why", "fix") if plain.get(name)}
     return MusterError(str(plain.get("what", "moving data failed")), **parts)

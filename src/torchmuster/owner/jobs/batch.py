@@ -47,7 +47,7 @@ class TwiceCancels:
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._take)
 
     def leaves(self) -> bool:
-        """Say whether the jobs go on without us: nobody asked again, or they can't be cancelled."""
+        """Say whether the jobs continue without us: nobody asked again, or they can't be cancelled."""
         since = self._since
         return self._leaves or (since is not None and time.monotonic() - since > _SECOND_CTRL_C_S)
 
@@ -81,10 +81,10 @@ class JobFollower:
     _never: NeverWatch = field(default_factory=NeverWatch)
 
     async def follow(self) -> Result | None:
-        """Return the result; None when the job goes on without us, or ended without one."""
+        """Return the result; None when the job continues without us, or ended without one."""
         interrupts = TwiceCancels(
             self.voice,
-            lambda: f"job {self.job_id} goes on; again within 3 s cancels it",
+            lambda: f"job {self.job_id} continues; again within 3 s cancels it",
             lambda: f"cancelling job {self.job_id}",
             partial(cancel_jobs, self.run_dir),
         )

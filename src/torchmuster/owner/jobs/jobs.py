@@ -63,7 +63,7 @@ def make_job(
         name=short_id(plan.run_id),  # `squeue` and `qstat` show its first letters
         chunks=(node,),
         head=tuple(head),
-        about="The head of the run: it starts an agent on every node, restarts what dies, leaves the result.",
+        about="The head of the run: it starts an agent on every node, restarts processes that die, writes the result.",
         log_path=run_dir.job_log,
         python=sys.executable,
         min_nodes=plan.min_nodes if plan.is_elastic else None,
@@ -133,7 +133,7 @@ def read_request(old: RunDir) -> JobAgain:
         request = codec.from_plain(JobRequest, noted.get("request"))
     except codec.CodecError as error:
         raise MusterError(
-            "what the run asked of its scheduler is not in its record",
+            "the run's record does not contain its scheduler options",
             where=old.job,
             why=str(error),
             fix=f"type its command again; its snapshots are in {old.snapshots}",

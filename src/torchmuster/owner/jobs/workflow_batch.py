@@ -101,7 +101,7 @@ class WorkflowFollower:
         """Return the workflow at its end; None when it goes on without us."""
         interrupts = TwiceCancels(
             self.voice,
-            lambda: "the jobs go on; again within 3 s cancels them",
+            lambda: "the jobs continue; again within 3 s cancels them",
             lambda: "cancelling the jobs",
             lambda: _cancel_all(self.dialect, self.job_ids),
         )

@@ -112,7 +112,7 @@ def _ended_by(view: RunView) -> str | None:
     job = view_job(view.run_dir) if os.path.isfile(view.run_dir.job) else None
     if job is not None:
         return f"job {job.job_id} left no result: it is {job.state.value.replace('_', ' ')}"
-    return "the process that owned it has gone, and left no result"
+    return "its owner process has ended without a result"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +174,7 @@ def _sentence(saved: Saved | None, stopped_at: int | None, again: str | None) ->
         what = f"stopped at step {stopped_at}, the last snapshot is of step {saved.step}"
     if not saved.is_seen:
         return f"{what}; its snapshots can't be seen from here: {saved.folder}"
-    return what + (f"; go on with: {again}" if again else "")
+    return what + (f"; continue with: {again}" if again else "")
 
 
 def _restart_command(run_dir: RunDir) -> str | None:
@@ -191,7 +191,7 @@ def what_is_left(run_dir: RunDir) -> str:
     saved = find_saved(run_dir)
     if saved is not None and saved.step is not None:
         place = saved.folder if "://" in saved.folder else near(saved.folder)
-        unseen = "" if saved.is_seen else " (not to be seen from here)"
+        unseen = "" if saved.is_seen else " (not visible from here)"
         parts.append(f"snapshots in {place}{unseen}, the last at step {saved.step}")
     parts.append(f"logs in {near(run_dir.logs)}")
     return "; ".join(parts)

@@ -95,7 +95,7 @@ def _names() -> list[str]:
             "the folder of all runs can't be read",
             where=runs_dir(),
             why=error.strerror,
-            fix="is MUSTER_HOME your own? another user's runs are his alone",
+            fix="is MUSTER_HOME your own? other users' runs are private",
         ) from error
 
 

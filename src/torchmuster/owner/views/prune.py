@@ -92,13 +92,13 @@ def plan_prune(
 def why_not(view: RunView) -> str | None:
     """Return why a run must stay; None when it has ended for sure."""
     if view.plan is None and not view.is_workflow and not os.path.isfile(view.run_dir.result):
-        return "it is no run that we can read"
+        return "it is not a readable run"
     if view.state is RunState.UNKNOWN:
-        return "nobody can tell whether its job has ended"
+        return "it is unknown whether its job has ended"
     if not view.state.is_final:
         return f"it is {view.state.value}"
     if view.result is None and owner_lives(view.run_dir):
-        return "its owner may still live"
+        return "its owner may still run"
     return None
 
 

@@ -68,7 +68,9 @@ def _word(value: Any) -> str:
     """A value of a directive; each scheduler reads quotes and spaces there in its own way."""
     text = _line(value)
     if _BROKEN_VALUE.search(text):
-        raise wrong(f"{shown(text)} can't stand in a job script", "no space, quote, backslash or #")
+        raise wrong(
+            f"{shown(text)} can't be used in a job script", "no space, quote, backslash or #"
+        )
     if text.startswith("-"):
         raise wrong(f"{shown(text)} looks like an option", "options go to `directives`")
     return text

@@ -159,7 +159,7 @@ def test_init_where_nothing_is_found(here):
 
 def test_init_overwrites_nothing(here):
     Path("muster.toml").write_text("mine\n")
-    with pytest.raises(UsageError, match="stays as it is"):
+    with pytest.raises(UsageError, match="was not changed"):
         call(init)
     assert Path("muster.toml").read_text() == "mine\n"
 

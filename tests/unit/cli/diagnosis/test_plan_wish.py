@@ -32,8 +32,8 @@ def test_a_near_miss_of_a_network_is_suggested():
     [
         ((), "the model is not known: --params and --step-time missing"),
         (GIVEN, "the network is not known"),
-        ((*SLOW, "train.py"), "nothing is known to do with `train.py`"),
-        (("--network", "10GbE", "--script"), "--script needs a script behind it"),
+        ((*SLOW, "train.py"), "unexpected argument: `train.py`"),
+        (("--network", "10GbE", "--script"), "--script needs a script after it"),
         (("--network", "10GbE", "--script", "no.py"), "there is no script `no.py`"),
         ((*SLOW, "--script", "no.py"), "--script measures what --params gives"),
         ((*GIVEN, "--on", "local"), "a network is measured between two nodes or more"),

@@ -126,7 +126,7 @@ def test_an_engine_that_can_not_take_the_run_is_no_end_for_the_others(dry_run):
 
 def test_all_is_for_looking_only(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match="for looking"):
+    with pytest.raises(UsageError, match="works with --dry-run only"):
         run.main(["--on", "all", "train.py"], standalone_mode=False)
 
 

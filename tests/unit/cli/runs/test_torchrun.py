@@ -43,5 +43,5 @@ def test_an_option_of_the_launcher_behind_the_script_is_told(tmp_path, capsys):
     _warn_of_option_behind(SimpleNamespace(program=program))
 
     said = capsys.readouterr().err
-    assert said.startswith(f"muster: `--nproc-per-node` stands behind {script}")
+    assert said.startswith(f"muster: `--nproc-per-node` comes after {script}")
     assert said.count("\n") == 1

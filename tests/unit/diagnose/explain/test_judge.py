@@ -118,8 +118,8 @@ def test_a_second_launcher_of_a_node_that_was_sent_away_is_no_failure_of_a_run_t
 ):
     sent_away = (
         "muster: joined run 20261122-162144-loop-a48d as n2\n"
-        "muster: refused an agent from n1: the run has all its 2 nodes; the run goes on\n"
-        "error: this agent is not wanted: the run has all its 2 nodes\n"
+        "muster: refused an agent from n1: the run has all its 2 nodes; the run continues\n"
+        "error: this agent is not needed: the run has all its 2 nodes\n"
         "/opt/pbs/bin/pbsdsh: task 0x00000001 exit status 8\n"
         "[rank 0] rank 0 of 4\n"
     )

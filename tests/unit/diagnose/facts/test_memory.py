@@ -56,5 +56,5 @@ def test_a_counter_that_moved_since_the_start_is_the_evidence():
 
     said = explain_kill(before, pid=2**22 + 1)
 
-    assert said.startswith("the kernel killed 2 processes for want of memory")
+    assert said.startswith("the kernel killed 2 processes because memory ran out")
     assert path in said

@@ -4,12 +4,12 @@ import pytest
 
 from torchmuster.model.display.narration import narrate, narrate_wait
 
-MISSING = [{"node": f"n{i}", "why": "no agent has called"} for i in range(1, 11)]
+MISSING = [{"node": f"n{i}", "why": "no agent has connected"} for i in range(1, 11)]
 SENTENCES = [
     (
         "waiting",
         {"missing": MISSING[1:2], "num_missing": 1, "wanted": 2, "left_s": 595.4},
-        "waiting for 1 of 2 nodes: n2 (no agent has called); 595 s left",
+        "waiting for 1 of 2 nodes: n2 (no agent has connected); 595 s left",
     ),
     (
         "network",
@@ -71,7 +71,7 @@ SENTENCES = [
     (
         "agent_refused",
         {"host": "n9", "why": "it has another secret"},
-        "refused an agent from n9: it has another secret; the run goes on",
+        "refused an agent from n9: it has another secret; the run continues",
     ),
     (
         "early_end",
@@ -84,7 +84,7 @@ SENTENCES = [
         "ranks 0-1 ended with exit code 0 while 2 others run",
     ),
     ("node_lost", {"node": "n2", "why": "its agent has gone"}, "n2 was lost: its agent has gone"),
-    ("newcomer", {"node": "n3"}, "n3 has come; it is taken in at the next attempt"),
+    ("newcomer", {"node": "n3"}, "n3 has joined; it takes part from the next attempt on"),
     ("shrunk", {"num_nodes": 1, "wanted": 2}, "the world shrinks to 1 of 2 nodes"),
     ("notice", {"text": "logs are being lost"}, "logs are being lost"),
     ("stopping", {"text": "the user asked to stop"}, "the user asked to stop"),
@@ -101,8 +101,8 @@ def test_of_many_missing_nodes_eight_are_named():
         "waiting", {"missing": MISSING, "num_missing": 10, "wanted": 10, "left_s": 1.0}
     )
 
-    assert sentence.count("no agent has called") == 8
-    assert sentence.endswith("n8 (no agent has called) and 2 more; 1 s left")
+    assert sentence.count("no agent has connected") == 8
+    assert sentence.endswith("n8 (no agent has connected) and 2 more; 1 s left")
 
 
 def test_the_first_attempt_of_a_run_is_not_worth_a_sentence():
@@ -131,7 +131,7 @@ def test_a_preflight_says_failures_and_warnings_and_no_notes():
     assert narrate("preflight", {"form": "long", "findings": findings}) is None
 
 
-LOST = [{"node": "n2", "why": "lost; a replacement has not called"}]
+LOST = [{"node": "n2", "why": "lost; a replacement has not connected"}]
 WAIT = {"event": "waiting", "time": "2026-01-01T00:00:00.000Z", "missing": LOST}
 WAIT |= {"num_missing": 1, "wanted": 2, "left_s": 410.0}
 
@@ -140,7 +140,7 @@ def test_a_wait_at_the_end_of_the_record_is_told_with_what_is_left_now():
     now = datetime.fromisoformat("2026-01-01T00:00:10.000Z")
     failed = {"event": "attempt_failed", "attempt": 0}
     assert narrate_wait([failed, WAIT], now) == (
-        "waiting for 1 of 2 nodes: n2 (lost; a replacement has not called); 400 s left"
+        "waiting for 1 of 2 nodes: n2 (lost; a replacement has not connected); 400 s left"
     )
     assert narrate_wait([WAIT, {"event": "attempt_started"}], now) is None
     assert narrate_wait([], now) is None

@@ -100,7 +100,7 @@ def test_a_run_that_went_well_was_ended_by_nothing(run_dir):
 def test_a_run_whose_owner_was_killed_says_so(run_dir):
     account = account_of(view_run(run_dir), 0.0)
 
-    assert account.ended_by == "the process that owned it has gone, and left no result"
+    assert account.ended_by == "its owner process has ended without a result"
 
 
 def test_a_refused_submission_has_failed_with_the_schedulers_reason(run_dir):
@@ -199,18 +199,18 @@ def test_an_end_without_a_last_save_says_what_is_saved_and_how_to_go_on(run_dir,
     assert how_to_go_on(run_dir, result) == gone
 
     os.makedirs(os.path.join(mine, "step-000000060"))
-    found = "saved at step 60; go on with: muster restart train-ab12"
+    found = "saved at step 60; continue with: muster restart train-ab12"
     assert how_to_go_on(run_dir, result) == found
 
 
 @pytest.mark.parametrize(
     ("trained", "saved", "text"),
     [
-        (125, 125, "saved at step 125; go on with: muster restart train-ab12"),
+        (125, 125, "saved at step 125; continue with: muster restart train-ab12"),
         (
             9,
             7,
-            "stopped at step 9, the last snapshot is of step 7; go on with: muster restart train-ab12",
+            "stopped at step 9, the last snapshot is of step 7; continue with: muster restart train-ab12",
         ),
         (
             9,
@@ -239,7 +239,7 @@ def test_the_status_of_a_lost_run_says_how_to_go_on(run_dir):
     os.makedirs(os.path.join(run_dir.snapshots, "step-000000010"))
 
     shown = CliRunner().invoke(status, [RUN_ID]).output
-    assert shown.endswith("saved at step 10; go on with: muster restart train-ab12\n")
+    assert shown.endswith("saved at step 10; continue with: muster restart train-ab12\n")
 
 
 def test_the_last_lines_of_a_workflow_name_the_versions_that_it_made(run_dir, monkeypatch):

@@ -136,7 +136,7 @@ def test_a_run_whose_job_nobody_knows_stays(make, monkeypatch, tmp_path):
     age(run_dir.path, 40)
 
     assert names(plan()) == []
-    assert "nobody can tell" in plan().kept[0]
+    assert "it is unknown" in plan().kept[0]
 
 
 def test_a_folder_that_is_no_run_stays(home):

@@ -124,7 +124,7 @@ on = "gup"
         ("kind = 'pbs'\nqos = 'p'", "means nothing", "queue"),
         ("kind = 'ssh'\nhosts = ['a']\npartition = 'p'", "means nothing", "a key of slurm"),
         ("kind = 'slurm'\npartition = 'p'\nqueue = 'q'", "say the same", None),
-        ("kind = 'slurm'\npartition = 'a b'", "can't stand in a job script", None),
+        ("kind = 'slurm'\npartition = 'a b'", "can't be used in a job script", None),
         ("kind = 'slurm'\npartition = '-a'", "looks like an option", "directives"),
         ("kind = 'slurm'\ntime = 'soon'", "`soon` is not a valid time", "90m"),
         ("kind = 'slurm'\nsetup = 'module load x'", "expected a list", '["module load x"]'),
