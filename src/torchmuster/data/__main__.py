@@ -79,22 +79,10 @@ def _fail(error: MusterError, lines: Lines) -> int:
     return MAY_PASS if isinstance(error, DataError) and error.may_pass else WILL_NOT_PASS
 
 
-def _download(options: argparse.Namespace, lines: Lines) -> dict[str, Any]:
-    moved = transfer.download(
-        options.url,
-        options.to,
-        regex=options.regex,
-        progress=lines.progress,
-        note=lines.note,
-        num_parallel=options.parallel,
-    )
-    return asdict(moved)
-
-
-def _upload(options: argparse.Namespace, lines: Lines) -> dict[str, Any]:
-    moved = transfer.upload(
+def _move(options: argparse.Namespace, lines: Lines) -> dict[str, Any]:
+    moved = options.move(
         options.source,
-        options.url,
+        options.to,
         regex=options.regex,
         progress=lines.progress,
         note=lines.note,
@@ -159,14 +147,16 @@ def _wait_for_end(stop: threading.Event) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="python -m torchmuster.data", description=__doc__, allow_abbrev=False)
     commands = parser.add_subparsers(required=True, parser_class=_Parser)
-    one = _command(commands, "download", _download)
-    one.add_argument("url")
+    one = _command(commands, "download", _move)
+    one.add_argument("source", metavar="url")
     one.add_argument("--to", required=True)
     one.add_argument("--parallel", type=int, default=8)
-    one = _command(commands, "upload", _upload)
+    one.set_defaults(move=transfer.download)
+    one = _command(commands, "upload", _move)
     one.add_argument("source")
-    one.add_argument("url")
+    one.add_argument("to", metavar="url")
     one.add_argument("--parallel", type=int, default=8)
+    one.set_defaults(move=transfer.upload)
     one = _command(commands, "dataset-download", _dataset_download)
     one.add_argument("--name", required=True)
     one.add_argument("--to", required=True)
