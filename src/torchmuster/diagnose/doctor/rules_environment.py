@@ -48,7 +48,7 @@ def grammars(situation: Situation) -> Iterator[Finding]:
             error=f"{name}={value} can't be understood by its reader",
             at=names_of(nodes),
             because=(problem,),
-            hint=f"unset {name}, or mend it",
+            hint=f"unset {name}, or correct it",
             weight=34,
         )
 

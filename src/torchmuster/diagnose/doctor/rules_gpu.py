@@ -309,7 +309,7 @@ RULES: Sequence[Rule] = (
         because=(
             "copies between GPUs over PCIe may hang then: NCCL hangs right after `Init COMPLETE`",
         ),
-        hint="only if it hangs: NCCL_P2P_DISABLE=1 to confirm, `iommu=pt` on the kernel's command line to mend",
+        hint="only if it hangs: NCCL_P2P_DISABLE=1 to confirm, `iommu=pt` on the kernel's command line to fix it",
     ),
     Check(
         of="gpu",

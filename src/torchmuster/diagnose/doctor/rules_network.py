@@ -126,7 +126,7 @@ def _views_of(subject: NodeView, others: Sequence[NodePart]) -> Iterator[Finding
             cause="loopback-address",
             error=f"on {names_of(wrong)} the name {subject.name} means the node itself: {seen[wrong[0]][0]}",
             at=names_of(wrong),
-            hint=f"mend the line of {subject.name} in /etc/hosts there",
+            hint=f"correct the line of {subject.name} in /etc/hosts there",
             weight=26,
         )
     views = differ({k: v for k, v in seen.items() if k not in wrong}, "", ", ".join)
@@ -190,7 +190,7 @@ RULES: Sequence[Rule] = (
             "mine": ", ".join(sorted({i.address for i in s.facts.interfaces})),
         },
         because=("it has {mine}",),
-        hint="mend the entry of {facts.own_name} in /etc/hosts or the name server",
+        hint="correct the entry of {facts.own_name} in /etc/hosts or the name server",
         weight=23,
     ),
     shared_addresses,

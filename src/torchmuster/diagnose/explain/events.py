@@ -115,7 +115,7 @@ class LogVerdict:
     Attributes:
         found: The causes, the first is the one; none when the logs do not say.
         healthy: The logs show a run that ended well.
-        next_to_fail: What would fail next, once the first is mended.
+        next_to_fail: What would fail next, once the first is fixed.
         collect: What to collect when it could not be told.
     """
 

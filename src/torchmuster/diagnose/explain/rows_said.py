@@ -126,7 +126,7 @@ _MISSING: tuple[Row, ...] = (
         "bad_arguments",
         "bad-arguments",
         "the command line was refused{named}",
-        "mend the argument that the line names",
+        "correct the argument that the line names",
     ),
     _lacks(
         "pbsdsh_usage",

@@ -163,7 +163,7 @@ _EXCEPTIONS: tuple[Row, ...] = (
     _raised(
         "",
         "exception",
-        "mend the line that is named; the other ranks' errors follow from it",
+        "fix the line that is named; the other ranks' errors follow from it",
     ),
 )
 _OWN_CONNECTION = replace(
