@@ -1,0 +1,45 @@
+"""What a run has written, read while it is still being written."""
+
+from torchmuster.files.layout import RunDir
+from torchmuster.owner.views.record import (
+    read_events,
+    read_new,
+    read_outcome,
+    read_plan,
+    read_result,
+)
+
+
+def test_a_line_that_is_still_being_written_is_left_out(tmp_path):
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"event": "a"}\n[1]\n{"event": "b"}\n{"event": "c')
+
+    assert [event["event"] for event in read_events(str(path))] == ["a", "b"]
+
+
+def test_a_run_without_records_has_none(tmp_path):
+    run_dir = RunDir(str(tmp_path))
+
+    assert list(read_events(str(tmp_path / "none"))) == []
+    assert read_plan(run_dir) is None
+    assert read_result(run_dir) is None
+    assert read_outcome(run_dir, "g") is None
+
+
+def test_a_result_of_another_shape_is_none(tmp_path):
+    run_dir = RunDir(str(tmp_path))
+    (tmp_path / "result.json").write_text('{"state": 7}')
+
+    assert read_result(run_dir) is None
+
+
+def test_a_growing_log_is_read_on_from_where_the_last_look_ended(tmp_path):
+    path, positions = tmp_path / "log", {}
+    path.write_bytes(b"one\n")
+    assert "".join(read_new(str(path), positions)) == "one\n"
+
+    with path.open("ab") as log:
+        log.write(b"two \xff\n")
+    assert "".join(read_new(str(path), positions)) == "two \ufffd\n"
+    assert list(read_new(str(path), positions)) == []
+    assert list(read_new(str(tmp_path / "none"), positions)) == []
