@@ -140,14 +140,14 @@ def test_spare_host_stands_in_for_one_that_does_not_answer(hosts):
 
 def test_killed_client_leaves_nothing_on_hosts(hosts):
     left = _start_waiting(hosts, lambda process: process.kill())
-    wait_until(lambda: not left(), "the end of agents and couriers, and of the secrets", 30)
+    wait_until(lambda: not left(), "the end of agents and remote ends, and of the secrets", 30)
 
 
 @pytest.mark.slow
 @pytest.mark.lab
 def test_client_that_says_nothing_for_twenty_seconds_leaves_nothing_on_hosts(hosts):
     left = _start_waiting(hosts, lambda process: process.send_signal(signal.SIGSTOP))
-    wait_until(lambda: not left(), "the end of agents and couriers, and of the secrets", 35)
+    wait_until(lambda: not left(), "the end of agents and remote ends, and of the secrets", 35)
 
 
 def _start_waiting(hosts, end):
@@ -163,7 +163,7 @@ def _start_waiting(hosts, end):
     try:
         wait_until((hosts.home / "runs").exists, what="a run directory")
         wait_until(started(only_run(hosts.home), 2), "the first attempt", 60)
-        assert len(left()) >= 6  # an agent, a courier and a secret on each
+        assert len(left()) >= 6  # an agent, a remote end and a secret on each
         end(process)
         if process.poll() is None:
             wait_until(lambda: not left(), "the end on the hosts", 35)

@@ -105,9 +105,9 @@ class SetUpTasks(RemoteMessage):
     """
 
     run_dir: str
-    token: str
     may_share: bool
-    host: str
+    token: str = ""
+    host: str = ""
     folders: tuple[str, ...] = ()
     lines: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)

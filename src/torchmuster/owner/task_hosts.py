@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 
 from torchmuster.engines.ssh_bundle import Bundle
 from torchmuster.engines.ssh_command import HostProblem, SshHost
@@ -30,38 +30,28 @@ Ended = Callable[[int, str | None], None]
 _Key = AgentRequest | tuple[RemoteHost, int]  # of a process here, or of a host under its number
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskNeeds:
-    """What every host of a workflow must have and do.
-
-    Attributes:
-        folders: Folders that it must see beside the run directory.
-        min_hosts: With fewer the workflow does not begin.
-        lines: The site's setup lines; `environment` its variables, `origin` where they are written.
-    """
-
-    folders: tuple[str, ...] = ()
-    min_hosts: int = 1
-    lines: tuple[str, ...] = ()
-    environment: tuple[tuple[str, str], ...] = ()
-    origin: str = ""
-
-
 class TaskHosts:
-    """The hosts of one workflow."""
+    """The hosts of one workflow.
+
+    Args:
+        set_up: What every host must have and do.
+        min_hosts: With fewer the workflow does not begin.
+    """
 
     def __init__(
         self,
         run_dir: RunDir,
         wishes: SshWishes,
         bundle: Bundle,
-        needs: TaskNeeds,
+        set_up: messages.SetUpTasks,
+        min_hosts: int,
         say: Callable[[str], None],
     ) -> None:
         self._run_dir = run_dir
         self._wishes = wishes
         self._bundle = bundle
-        self._needs = needs
+        self._set_up = set_up
+        self._min_hosts = min_hosts
         self._say = say
         self._token = share_token(run_dir)
         self._hosts: dict[str, RemoteHost] = {}
@@ -113,8 +103,8 @@ class TaskHosts:
         }
         if lacking:
             raise self._not_shared(lacking)
-        if len(self._hosts) < self._needs.min_hosts:
-            raise bad_hosts(bad, self._needs.min_hosts, self._wishes.where)
+        if len(self._hosts) < self._min_hosts:
+            raise bad_hosts(bad, self._min_hosts, self._wishes.where)
         for problem in bad:
             self._say(f"{problem.line()}: the workflow begins without it ({problem.fix})")
 
@@ -136,17 +126,7 @@ class TaskHosts:
         host.on_message = self._take
         host.on_lost = self._lose
         host.relay.ports = self._ports  # a host may call the heads of this workflow
-        needs = self._needs
-        message = messages.SetUpTasks(
-            run_dir=self._run_dir.path,
-            token=self._token,
-            may_share=self._wishes.may_share,
-            host=ssh_host.name,
-            folders=needs.folders,
-            lines=needs.lines,
-            environment=dict(needs.environment),
-            origin=needs.origin,
-        )
+        message = replace(self._set_up, token=self._token, host=ssh_host.name)
         try:
             host.open()
             host.set_up(message)

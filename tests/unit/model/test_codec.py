@@ -10,6 +10,7 @@ from torchmuster.model.failure import EndKind, WorkerEnd
 from torchmuster.model.plan import Program, RunPlan, ScriptKind
 from torchmuster.model.verdict import Result
 from torchmuster.net import messages
+from torchmuster.net.remote_messages import FilePiece
 from unit.strategies import JSON_VALUES, instances
 
 MESSAGE_CLASSES = [
@@ -133,3 +134,12 @@ def test_enums_travel_as_their_words():
     )
 
     assert to_plain(end)["kind"] == "node_lost"
+
+
+def test_bytes_travel_as_base64():
+    piece = FilePiece(path="a", offset=0, data=b"\0\xff")
+    plain = to_plain(piece)
+    assert plain["data"] == "AP8="
+    assert from_plain(FilePiece, plain) == piece
+    with pytest.raises(CodecError, match="data: expected base64"):
+        from_plain(FilePiece, {**plain, "data": "A"})

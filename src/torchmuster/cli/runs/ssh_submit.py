@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torchmuster.files.terminal import TerminalVoice
     from torchmuster.model.outcome import WorkflowResult
     from torchmuster.model.workflow import WorkflowPlan
-    from torchmuster.owner.task_hosts import TaskHosts, TaskNeeds
+    from torchmuster.owner.task_hosts import TaskHosts
     from torchmuster.spec.sites.site import Site
 
 
@@ -70,26 +70,23 @@ def submit_to_hosts(run_dir: "RunDir", plan: "WorkflowPlan", site: "Site", *, as
 def _task_hosts(
     run_dir: "RunDir", plan: "WorkflowPlan", site: "Site", voice: "TerminalVoice"
 ) -> "TaskHosts":
+    from torchmuster.engines.sites import setup_origin
+    from torchmuster.net.remote_messages import SetUpTasks
+    from torchmuster.owner.host_capacity import most_hosts
     from torchmuster.owner.task_hosts import TaskHosts
 
     wishes = make_wishes(site, by_slots=True)
-    bundle = make_bundle_for((sys.executable,), wishes)
-    return TaskHosts(run_dir, wishes, bundle, _needs(plan, site), voice.say)
-
-
-def _needs(plan: "WorkflowPlan", site: "Site") -> "TaskNeeds":
-    from torchmuster.engines.sites import setup_origin
-    from torchmuster.owner.host_capacity import most_hosts
-    from torchmuster.owner.task_hosts import TaskNeeds
-
     trains = any(task.training is not None for group in plan.groups for task in group.tasks)
-    return TaskNeeds(
+    set_up = SetUpTasks(
+        run_dir=run_dir.path,
+        may_share=wishes.may_share,
         folders=(plan.cwd,) if trains else (),
-        min_hosts=most_hosts(plan)[1],
         lines=tuple(site.setup),
-        environment=tuple(site.environment),
+        environment=dict(site.environment),
         origin=setup_origin(site),
     )
+    bundle = make_bundle_for((sys.executable,), wishes)
+    return TaskHosts(run_dir, wishes, bundle, set_up, most_hosts(plan)[1], voice.say)
 
 
 def _follow(

@@ -98,18 +98,13 @@ class RecordStream:
         return [p for p in found if p not in (self._run_dir.events, self._run_dir.training)]
 
 
-def sees(token_path: str, token: str) -> bool:
-    """Say whether this host sees the client's (or the head's) file of this path and content."""
+def sees_run(run_dir: str, token: str) -> bool:
+    """Say whether this host sees the run directory of the client, or of the head, with this token."""
     try:
-        with open(token_path) as file:
+        with open(os.path.join(run_dir, TOKEN_FILE)) as file:
             return secrets.compare_digest(file.read(256).strip(), token)
     except (OSError, ValueError):
         return False
-
-
-def sees_run(run_dir: str, token: str) -> bool:
-    """Say whether this host sees the run directory with this token."""
-    return sees(os.path.join(run_dir, TOKEN_FILE), token)
 
 
 def make_own_run_dir(run_id: str, token: str) -> str:

@@ -70,11 +70,11 @@ def test_run_directory_is_private_and_found_again_by_its_token(tmp_path, monkeyp
 
 
 def test_same_file_system_is_seen_by_the_token_only(tmp_path):
-    path = tmp_path / "token"
-    assert not remote_files.sees(str(path), "t1")
+    path = tmp_path / remote_files.TOKEN_FILE
+    assert not remote_files.sees_run(str(tmp_path), "t1")
     path.write_text("t1\n")
-    assert remote_files.sees(str(path), "t1")
-    assert not remote_files.sees(str(path), "t2")
+    assert remote_files.sees_run(str(tmp_path), "t1")
+    assert not remote_files.sees_run(str(tmp_path), "t2")
 
 
 def test_private_file_can_be_read_by_its_owner_only(tmp_path):
