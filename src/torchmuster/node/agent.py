@@ -61,7 +61,7 @@ from torchmuster.node.workers import NodeAttempt, WorkerSettings
 if TYPE_CHECKING:
     from torchmuster.node.probe import NetworkProbe
     from torchmuster.node.progress import NodeProgress
-    from torchmuster.node.rank_exec import RankExecs
+    from torchmuster.node.task.exec import Execs
 
 PROGRESS_EVERY_S = 2.0
 SAY_EVERY_S = 5.0
@@ -157,7 +157,7 @@ class Agent:
         self._terminal = options.terminal
         self._probe: NetworkProbe | None = None
         self._facts = FactsDesk(self._send)
-        self._execs: RankExecs | None = None
+        self._execs: Execs | None = None
         self._ended = asyncio.Event()
         self._failure: MusterError | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -819,13 +819,14 @@ class Agent:
 
     def _take_exec(self, message: messages.FromExecClient) -> None:
         from torchmuster.node import rank_exec
+        from torchmuster.node.task.exec import Execs
 
         if self._channel is not None and self._channel.is_open:
             if isinstance(message, messages.ExecStart):
                 self._send(rank_exec.refuse_unproved(message))
             return
         if self._execs is None:
-            self._execs = rank_exec.RankExecs(self.options.host, self._send)
+            self._execs = Execs(self.options.host, self._send)
         attempt, target = self._attempt, None
         if attempt is not None and not attempt.reaped and isinstance(message, messages.ExecStart):
             ranks = attempt.order.ranks

@@ -4,26 +4,20 @@ A forked worker's /proc/PID/environ is its spawner's, so the launcher gets the v
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torchmuster import proc
 from torchmuster.net import messages
 from torchmuster.node.launcher_ranks import VariableChange
-from torchmuster.node.task.exec import Exec, Execs, ExecTarget, Send
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankTarget:
-    """A worker to be entered.
-
-    Attributes:
-        start_ticks: When it started, so that no other process with its number is taken for it.
-        environment: For the command.
-    """
+    """A worker to be entered; its launcher knows when it started, so that no other process is taken for it."""
 
     pid: int
-    start_ticks: int
+    launcher_options: Sequence[str]
     environment: Mapping[str, str]
 
     def has_begun(self) -> bool:
@@ -35,25 +29,13 @@ class RankTarget:
         return None if proc.is_running(self.pid) else -1
 
 
-class RankExecs(Execs):
-    """The commands beside the ranks of one node."""
-
-    def __init__(self, node: str, send: Send) -> None:
-        super().__init__(node, send)
-
-    def begin(self, one: Exec, target: ExecTarget) -> None:
-        """Start a command; see `Execs`."""
-        if isinstance(target, RankTarget):
-            ticks = [f"--worker-ticks={target.start_ticks}"]
-            one.start(target.pid, more=ticks, environment=target.environment)
-
-
 def rank_target(pid: int, environment: Mapping[str, str]) -> RankTarget | None:
     """Return the worker of this number; None when it has ended."""
     facts = proc.read_process(pid)
     if facts is None or facts.state in ("Z", "X"):
         return None
-    return RankTarget(pid=pid, start_ticks=facts.start_ticks, environment=environment)
+    ticks = [f"--worker-ticks={facts.start_ticks}"]
+    return RankTarget(pid=pid, launcher_options=ticks, environment=environment)
 
 
 def refuse_unproved(start: messages.ExecStart) -> messages.ExecRefused:

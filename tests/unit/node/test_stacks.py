@@ -19,7 +19,7 @@ SCRIPT = """
 import os, sys, threading
 sys.path.insert(0, {source!r})
 os.environ.update(RANK="{rank}", TORCHMUSTER_ATTEMPT="0")
-from torchmuster.node.spawner.stackfile import write_stacks_on_signal
+from torchmuster.node.spawner.last_words import write_stacks_on_signal
 write_stacks_on_signal({socket!r})
 def read():
     print("up", flush=True)

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from torchmuster import proc
 from torchmuster.errors import MusterError
@@ -11,25 +10,21 @@ from torchmuster.node.sandbox import container
 from torchmuster.node.sandbox.container import Container, ContainerSpec, EngineFailure, Mount
 from torchmuster.node.sandbox.place import PlacedFile, write_new
 from torchmuster.node.sandbox.place_plan import problem_of_path, refuse
+from torchmuster.node.sandbox.view import CommandView
+from torchmuster.node.task.options import NetworkShare, TaskOptions
 from torchmuster.node.task.setup import TaskFacts
-
-if TYPE_CHECKING:
-    from torchmuster.node.sandbox.view import CommandView
-    from torchmuster.node.task.options import NetworkShare, TaskOptions
 
 _MAX_EARLIER = 8
 
 
-class ContainerView:
+class ContainerView(CommandView):
     """One start in a container; nothing of it is left on the machine.
 
     Raises:
         MusterError: The engine is not here, or a file can't be placed.
     """
 
-    def __init__(
-        self, files: Sequence[PlacedFile], facts: TaskFacts, options: "TaskOptions"
-    ) -> None:
+    def __init__(self, files: Sequence[PlacedFile], facts: TaskFacts, options: TaskOptions) -> None:
         self._facts = facts
         self._options = options
         self._kind = options.plan.container
@@ -64,7 +59,7 @@ class ContainerView:
             raise MusterError(what, where=error.filename, why=error.strerror) from error
         return mounts
 
-    def _network(self) -> "NetworkShare | None":
+    def _network(self) -> NetworkShare | None:
         return None if self._facts.task.host_network else self._options.network
 
     def start(
@@ -148,13 +143,6 @@ class ContainerView:
             if path == target or path.startswith(target.rstrip("/") + "/"):
                 return os.path.normpath(source + "/" + os.path.relpath(path, target))
         return path
-
-    def take_over(self, earlier: "CommandView") -> None:
-        """What an earlier container wrote outside of its mounts went with it."""
-
-    def why_not_begun(self) -> str | None:
-        """See `engine_failure`."""
-        return None
 
     def engine_failure(self, status: int, tail: Sequence[str]) -> EngineFailure | None:
         """Return why the container itself never began."""

@@ -4,9 +4,6 @@ The same code serves a forked worker and a fresh one. What differs from `python 
 list in `docs/start.md`; everything else is a defect.
 """
 
-import contextlib
-import functools
-import importlib
 import io
 import json
 import os
@@ -15,17 +12,14 @@ import re
 import runpy
 import sys
 import time
-import traceback
 import types
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 from typing import Any
 
-from torchmuster.errors import UsageError
-from torchmuster.net import ipc
-from torchmuster.net.ipc_messages import DebuggerHeld, WorkerFailed
-from torchmuster.node.spawner import good_end, stackfile
+from torchmuster.node.spawner import last_words
+from torchmuster.node.spawner.last_words import strip_own_frames
 from torchmuster.node.spawner.surroundings import hidden_modules
 
 TASK_VARIABLE = "TORCHMUSTER_TASK"
@@ -35,7 +29,6 @@ _BLAS_VARIABLES = tuple(
     f"{prefix}_NUM_THREADS" for prefix in ("OPENBLAS", "OPENBLAS_DEFAULT", "GOTO", "OMP")
 )
 _MISSING = object()
-_FOLDER = os.path.dirname(__file__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +68,9 @@ def run(task: WorkerTask, at_start: Collection[str]) -> None:
         _reseed()
         _restore_blas_threads()
     _line_buffer_stdout()
-    _notice_the_debugger(task)
-    stackfile.write_stacks_on_signal(task.socket_path)
-    watch = good_end.GroupWatch(forked=task.forked, imports_torch=task.imports_torch)
+    last_words.notice_the_debugger(task.socket_path)
+    last_words.write_stacks_on_signal(task.socket_path)
+    watch = last_words.GroupWatch(forked=task.forked, imports_torch=task.imports_torch)
     pid = os.getpid()
     try:
         if task.kind == "module":
@@ -87,22 +80,17 @@ def run(task: WorkerTask, at_start: Collection[str]) -> None:
     except SystemExit as error:
         if os.getpid() == pid:
             if error.code in (None, 0):
-                _note_good_end(task, watch)
+                last_words.tell_at_exit(task.socket_path, watch)
             else:
-                _report(task, error)
+                last_words.report(task.socket_path, error)
         raise
     except BaseException as error:
         if os.getpid() == pid:  # what the script has forked is not the worker
-            _report(task, error)
+            last_words.report(task.socket_path, error)
         _hide_own_frames()
         raise  # the interpreter prints it, and ends by SIGINT after a KeyboardInterrupt
     if os.getpid() == pid:
-        _note_good_end(task, watch)
-
-
-def _note_good_end(task: WorkerTask, watch: good_end.GroupWatch) -> None:
-    if task.socket_path:
-        good_end.tell_at_exit(functools.partial(ipc.tell, task.socket_path), watch)
+        last_words.tell_at_exit(task.socket_path, watch)
 
 
 def first_path(kind: str, target: str) -> str | None:
@@ -323,133 +311,3 @@ def _hide_own_frames() -> None:
             sys.__excepthook__(kind, error, trace)
 
     sys.excepthook = once
-
-
-def strip_own_frames(error: BaseException) -> types.TracebackType | None:
-    """Return the traceback from the user's first frame on; None for an error of our own."""
-    trace = error.__traceback__
-    while trace is not None and _is_ours(trace.tb_frame):
-        trace = trace.tb_next
-    return trace
-
-
-def _is_ours(frame: types.FrameType) -> bool:
-    return os.path.dirname(frame.f_code.co_filename) == _FOLDER
-
-
-def _report(task: WorkerTask, error: BaseException) -> None:
-    """Tell the agent what ended this worker; a worker never fails because this fails."""
-    told = _told_by(error)
-    trace = strip_own_frames(error) if told is error else told.__traceback__
-    try:
-        lines = traceback.format_exception(type(told), told, trace)
-        message = str(error)
-        is_final = getattr(error, "muster_final", False) is True
-    except Exception as broken:  # noqa: BLE001 - a user's __str__ may do anything
-        lines, message = [f"{type(error).__name__} (can't be shown: {broken!r})\n"], ""
-        is_final = False
-    name = type(error).__qualname__
-    module = type(error).__module__
-    full_name = name if module in ("builtins", "__main__") else f"{module}.{name}"
-    text = "".join(lines)
-    explain, own = getattr(error, "explain_to_user", None), None
-    if callable(explain):  # our library's own errors say more than their traceback
-        full_name, text, own = name, str(explain()), _own_words(error)
-    report = WorkerFailed(
-        type_name=full_name,
-        message=message[:8192],
-        where=user_line(told, trace),
-        traceback=text if len(text) <= 65536 else f"{text[:16384]}\n...\n{text[-49152:]}",
-        is_final=is_final,
-        bases=tuple(base.__name__ for base in type(error).__mro__)[:32],
-        handled=_last_line(told) if told is not error else None,
-        own=own,
-    )
-    try:
-        ipc.tell(task.socket_path, report)
-    except UsageError:  # characters of many bytes: half a report is none
-        ipc.tell(task.socket_path, replace(report, traceback=report.traceback[-12_000:]))
-
-
-def _own_words(error: BaseException) -> dict[str, str]:
-    """Return the parts of an error of our own; its class is not imported here, the script's may be another version."""
-    parts = {"at": "where", "because": "why", "hint": "fix"}
-    found = {part: getattr(error, name, None) for part, name in parts.items()}
-    return {part: str(value)[:8192] for part, value in found.items() if value}
-
-
-def _told_by(error: BaseException) -> BaseException:
-    """Return the error that says where it went wrong: that which a script was handling when it called sys.exit.
-
-    So do frameworks in their own last `except`.
-    """
-    handled = error.__context__
-    is_exit = isinstance(error, SystemExit) and isinstance(handled, Exception)
-    return handled if is_exit and handled is not None else error
-
-
-def _last_line(error: BaseException) -> str:
-    with contextlib.suppress(Exception):  # a user's __str__ may do anything
-        return traceback.format_exception_only(type(error), error)[0].strip().splitlines()[0]
-    return type(error).__name__
-
-
-def user_line(error: BaseException, trace: types.TracebackType | None) -> str | None:
-    """Return `file:line` of the innermost frame in the user's own code."""
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{error.filename}:{error.lineno}"
-    library = os.path.dirname(os.__file__)  # sysconfig may be a file of the script's
-    frames = [(f.f_code.co_filename, line) for f, line in traceback.walk_tb(trace)]
-    ours = os.path.dirname(os.path.dirname(_FOLDER))
-    own = [
-        (name, line)
-        for name, line in frames
-        if not name.startswith(("<frozen", ours, library))
-        and "/site-packages/" not in name
-        and "/dist-packages/" not in name
-    ]
-    chosen = own or frames
-    return f"{chosen[-1][0]}:{chosen[-1][1]}" if chosen else None
-
-
-# The debugger.
-
-
-def _import_debugger() -> Any:
-    """Import pdb without readline, which would catch SIGWINCH (from Python 3.13 on)."""
-    absent = "readline" not in sys.modules
-    if absent:
-        sys.modules["readline"] = None  # type: ignore[assignment]  # importing it fails
-    try:
-        return importlib.import_module("pdb")
-    finally:
-        if absent:
-            for name in ("readline", "rlcompleter"):
-                sys.modules.pop(name, None)
-
-
-_pdb = _import_debugger()  # before the script, so that its sessions can be noticed
-
-
-def _notice_the_debugger(task: WorkerTask) -> None:
-    """Tell the agent while a debugger holds this worker, so that no restart ends the session."""
-    if not task.socket_path:
-        return
-    interaction = _pdb.Pdb.interaction
-    stop_here = _pdb.Pdb.stop_here
-
-    @functools.wraps(interaction)
-    def noticed(self: Any, *rest: Any) -> None:
-        ipc.tell(task.socket_path, DebuggerHeld(active=True))
-        try:
-            interaction(self, *rest)
-        finally:
-            ipc.tell(task.socket_path, DebuggerHeld(active=False))
-
-    @functools.wraps(stop_here)
-    def never_in_ours(self: Any, frame: types.FrameType) -> bool:
-        """Who steps out of the script has left it."""
-        return not _is_ours(frame) and stop_here(self, frame)
-
-    _pdb.Pdb.interaction = noticed
-    _pdb.Pdb.stop_here = never_in_ours

@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from torchmuster import proc
 from torchmuster.errors import MusterError
@@ -17,14 +16,11 @@ from torchmuster.node.sandbox.container import CODE_START
 from torchmuster.node.sandbox.view import CommandView
 from torchmuster.node.task import setup as task_setup
 from torchmuster.node.task.data import start_checkpoint
+from torchmuster.node.task.options import TaskOptions
 from torchmuster.node.task.setup import TaskFacts
 from torchmuster.node.task.transfer import Transfer
 from torchmuster.node.task.view import open_view
 from torchmuster.node.voice import Voice
-
-if TYPE_CHECKING:
-    from torchmuster.node.task.options import TaskOptions
-
 
 Say = Callable[[str], None]
 
@@ -39,7 +35,7 @@ class CommandFailedError(MusterError):
 class TaskCommand:
     """One start of a task's command."""
 
-    def __init__(self, facts: TaskFacts, options: "TaskOptions", voice: Voice) -> None:
+    def __init__(self, facts: TaskFacts, options: TaskOptions, voice: Voice) -> None:
         self._facts = facts
         self._options = options
         self._voice = voice
@@ -52,6 +48,9 @@ class TaskCommand:
     def pid(self) -> int:
         """Return the process, which is the leader of its session; 0 before the start."""
         return self._child.pid if self._child is not None else 0
+
+    launcher_options: Sequence[str] = ()  # for `muster exec`: its process says all
+    environment = None
 
     @property
     def view(self) -> CommandView | None:
@@ -182,7 +181,7 @@ class TaskCommand:
             self._view.close()
 
 
-def training_words(facts: TaskFacts, options: "TaskOptions") -> list[str]:
+def training_words(facts: TaskFacts, options: TaskOptions) -> list[str]:
     """Return the command that conducts a training task as `muster run` does."""
     training = facts.task.training
     if training is None:

@@ -32,11 +32,19 @@ Send = Callable[[messages.Message], None]
 
 
 class ExecTarget(Protocol):
-    """The task's command."""
+    """The task's command, or a worker."""
 
     @property
     def pid(self) -> int:
         """Return its process."""
+
+    @property
+    def launcher_options(self) -> Sequence[str]:
+        """Return what the launcher must know of it beside its process."""
+
+    @property
+    def environment(self) -> Mapping[str, str] | None:
+        """Return the variables for a command beside it; None for those that it was started with."""
 
     def has_begun(self) -> bool:
         """Say whether it is in its own view by now."""
@@ -92,7 +100,7 @@ class Execs:
         last: messages.Message
         try:
             await _wait_for_begin(target)
-            self.begin(one, target)
+            one.start(target)
             self._sessions.add(one.pid)
             last = messages.ExecEnded(exec_id=one.exec_id, code=await one.wait())
         except MusterError as error:
@@ -106,10 +114,6 @@ class Execs:
         one.close()
         if self._execs.pop(one.exec_id, None) is not None and not one.is_left:
             self._send(last)
-
-    def begin(self, one: "Exec", target: ExecTarget) -> None:
-        """Start a command beside its target."""
-        one.start(target.pid)
 
     def end_all(self, why: str) -> None:
         """SIGKILL all of them, and what earlier ones have left behind; their clients hear why."""
@@ -164,29 +168,18 @@ class Exec:
 
     # The process.
 
-    def start(
-        self,
-        task_pid: int,
-        *,
-        more: Sequence[str] = (),
-        environment: Mapping[str, str] | None = None,
-    ) -> None:
-        """Start it beside the task's process.
-
-        Args:
-            task_pid: The process whose view it enters.
-            more: Options of the launcher.
-            environment: For the command; None: that of the process.
+    def start(self, target: ExecTarget) -> None:
+        """Start it in the view of its target.
 
         Raises:
             MusterError: It can't be started.
         """
-        argv = launch_words(self._order, task_pid, more)
+        argv = launch_words(self._order, target.pid, target.launcher_options)
         theirs = self._open_terminal() if self._order.tty else self._open_pipes()
         try:
             self._child = proc.start(
                 argv,
-                env=environment,
+                env=target.environment,
                 stdin=theirs[0],
                 stdout=theirs[1],
                 stderr=theirs[2],

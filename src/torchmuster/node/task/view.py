@@ -9,11 +9,9 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from torchmuster import proc
 from torchmuster.errors import MusterError
-from torchmuster.node.sandbox.container import EngineFailure
 from torchmuster.node.sandbox.container_view import ContainerView
 from torchmuster.node.sandbox.place import (
     PlacedFile,
@@ -26,10 +24,8 @@ from torchmuster.node.sandbox.place import (
 from torchmuster.node.sandbox.place_real import RealPlace
 from torchmuster.node.sandbox.view import CommandView
 from torchmuster.node.task import setup as task_setup
+from torchmuster.node.task.options import TaskOptions
 from torchmuster.node.task.setup import TaskFacts
-
-if TYPE_CHECKING:
-    from torchmuster.node.task.options import TaskOptions
 
 Say = Callable[[str], None]
 
@@ -40,7 +36,7 @@ _RESOLVER = "/etc/resolv.conf"
 
 def open_view(
     facts: TaskFacts,
-    options: "TaskOptions",
+    options: TaskOptions,
     secrets: Mapping[str, Mapping[str, str]],
     notice: Say,
 ) -> CommandView:
@@ -109,8 +105,8 @@ def _write_inside(file: PlacedFile, work: str) -> None:
 
 
 def _private_view(
-    files: Sequence[PlacedFile], facts: TaskFacts, options: "TaskOptions", notice: Say
-) -> "_PrivateView":
+    files: Sequence[PlacedFile], facts: TaskFacts, options: TaskOptions, notice: Say
+) -> CommandView:
     folder = f"{facts.place.view}-{facts.attempt}"
     os.makedirs(folder, mode=0o700, exist_ok=True)
     network = options.network
@@ -137,21 +133,8 @@ def _source() -> str:
     )
 
 
-class _NoContainer:
-    """What a view without a container has to say of one."""
-
-    def engine_failure(self, status: int, tail: Sequence[str]) -> EngineFailure | None:
-        return None
-
-    def pids(self) -> set[int]:
-        return set()
-
-    def kill(self) -> None:
-        """Everything descends from the started process."""
-
-
-class _PrivateView(_NoContainer):
-    def __init__(self, plan: PlacePlan, options: "TaskOptions") -> None:
+class _PrivateView(CommandView):
+    def __init__(self, plan: PlacePlan, options: TaskOptions) -> None:
         self._report, end = os.pipe2(os.O_CLOEXEC)
         self._report_end: int | None = end
         os.set_blocking(self._report, False)
@@ -239,10 +222,8 @@ def _move_entries(source: str, target: str, machine: set[str]) -> None:
             _move_entries(old, new, set())
 
 
-class _RealView(_NoContainer):
-    def __init__(
-        self, files: Sequence[PlacedFile], facts: TaskFacts, options: "TaskOptions"
-    ) -> None:
+class _RealView(CommandView):
+    def __init__(self, files: Sequence[PlacedFile], facts: TaskFacts, options: TaskOptions) -> None:
         claims = os.path.join(options.run_dir.path, "claims")
         os.makedirs(claims, mode=0o700, exist_ok=True)
         self._place = RealPlace(facts.task.name, claims) if files else None
@@ -254,15 +235,6 @@ class _RealView(_NoContainer):
         self, words: Sequence[str], variables: Mapping[str, str], stdout: int, stderr: int
     ) -> proc.Child:
         return proc.start(words, env=variables, cwd=self._work, stdout=stdout, stderr=stderr)
-
-    def host_path(self, path: str) -> str:
-        return path
-
-    def take_over(self, earlier: CommandView) -> None:
-        """Everything is where it was."""
-
-    def why_not_begun(self) -> str | None:
-        return None
 
     def close(self) -> None:
         if self._place is not None:

@@ -19,6 +19,9 @@ LIMIT_S = 20.0
 class Target:
     """A command of a task that has begun: a process of the test."""
 
+    launcher_options = ()
+    environment = None
+
     def __init__(self, pid):
         self.pid = pid
 

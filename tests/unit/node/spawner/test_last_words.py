@@ -9,7 +9,7 @@ from torchmuster.model.message import encode
 from torchmuster.net.ipc import MAX_FRAME_BYTES, IpcServer
 from torchmuster.net.ipc_messages import CallTaken, WorkerReport
 from torchmuster.node.leftovers import make_socket_folder
-from torchmuster.node.spawner import mainmodule
+from torchmuster.node.spawner import last_words
 
 DEADLINE_S = 30.0
 
@@ -35,10 +35,6 @@ def heard_while(call):
     return report
 
 
-def task(path):
-    return mainmodule.WorkerTask(kind="file", target="t.py", args=[], socket_path=path, forked=True)
-
-
 def report_of(error):
     def fail():
         raise error
@@ -47,7 +43,7 @@ def report_of(error):
         try:
             fail()
         except type(error) as raised:
-            mainmodule._report(task(path), raised)
+            last_words.report(path, raised)
 
     return heard_while(call)
 

@@ -1,0 +1,249 @@
+"""What a worker tells its agent of itself: a debugger, where it stands, and how its script has ended.
+
+Imported in the job's interpreter. A worker never fails because telling fails.
+"""
+
+import atexit
+import contextlib
+import fcntl
+import functools
+import importlib
+import os
+import sys
+import traceback
+import types
+from dataclasses import replace
+from typing import Any
+
+from torchmuster.errors import UsageError
+from torchmuster.model import beats, contract
+from torchmuster.net import ipc
+from torchmuster.net.ipc_messages import DebuggerHeld, WorkerEndedWell, WorkerFailed
+
+_FOLDER = os.path.dirname(__file__)
+_kept: list[object] = []
+
+
+# A good end: that it is one, and how large the world was. It is told when the threads of the script have ended and before
+# its own exit handlers run: what kills the process later, such as a C++ thread that nobody has joined, is not the script's
+# failure. The size is noted where torch itself notes it, because a script may have destroyed its groups by then.
+
+
+class GroupWatch:
+    """Notes the largest process group that this worker was ever in."""
+
+    def __init__(self, *, forked: bool, imports_torch: bool) -> None:
+        self._largest = 0
+        self._imports_torch = imports_torch
+        self._known = frozenset(sys.modules) if forked else frozenset[str]()
+        self._sees = forked and self._wrap()
+
+    def largest_group(self) -> int | None:
+        """Return its size, 0 for none; None when that can't be told, or when the script does without torch."""
+        if not self._sees or not (self._largest or self._uses_torch()):
+            return None
+        return self._largest
+
+    def _wrap(self) -> bool:
+        """Watch the function by which every way to make the default group ends; torch calls it by its name."""
+        distributed: Any = sys.modules.get("torch.distributed.distributed_c10d")
+        update = getattr(distributed, "_update_default_pg", None)
+        if update is None:
+            return False
+
+        @functools.wraps(update)
+        def noted(group: Any) -> None:
+            update(group)
+            size = getattr(group, "size", None)  # None at the end of a group
+            if callable(size):
+                self._largest = max(self._largest, int(size()))
+
+        distributed._update_default_pg = noted
+        return True
+
+    def _uses_torch(self) -> bool:
+        """Say whether the script, or a module that it has imported, imports torch: it was there before them."""
+        new = [
+            (name, module) for name, module in list(sys.modules.items()) if name not in self._known
+        ]
+        return self._imports_torch or any(
+            name.startswith("torch.") or getattr(module, "__dict__", {}).get("torch") is not None
+            for name, module in new
+        )
+
+
+def tell_at_exit(socket_path: str, watch: GroupWatch) -> None:
+    """Tell the agent as soon as the interpreter begins to leave."""
+    pid = os.getpid()
+
+    def tell() -> None:
+        if os.getpid() == pid:  # not what the script's own exit handlers may have forked
+            ipc.tell(socket_path, WorkerEndedWell(largest_group=watch.largest_group()))
+
+    if socket_path:
+        atexit.register(tell)
+
+
+# A bad end.
+
+
+def strip_own_frames(error: BaseException) -> types.TracebackType | None:
+    """Return the traceback from the user's first frame on; None for an error of our own."""
+    trace = error.__traceback__
+    while trace is not None and _is_ours(trace.tb_frame):
+        trace = trace.tb_next
+    return trace
+
+
+def _is_ours(frame: types.FrameType) -> bool:
+    return os.path.dirname(frame.f_code.co_filename) == _FOLDER
+
+
+def report(socket_path: str, error: BaseException) -> None:
+    """Tell the agent what ended this worker; a worker never fails because this fails."""
+    told = _told_by(error)
+    trace = strip_own_frames(error) if told is error else told.__traceback__
+    try:
+        lines = traceback.format_exception(type(told), told, trace)
+        message = str(error)
+        is_final = getattr(error, "muster_final", False) is True
+    except Exception as broken:  # noqa: BLE001 - a user's __str__ may do anything
+        lines, message = [f"{type(error).__name__} (can't be shown: {broken!r})\n"], ""
+        is_final = False
+    name = type(error).__qualname__
+    module = type(error).__module__
+    full_name = name if module in ("builtins", "__main__") else f"{module}.{name}"
+    text = "".join(lines)
+    explain, own = getattr(error, "explain_to_user", None), None
+    if callable(explain):  # our library's own errors say more than their traceback
+        full_name, text, own = name, str(explain()), _own_words(error)
+    told_of = WorkerFailed(
+        type_name=full_name,
+        message=message[:8192],
+        where=user_line(told, trace),
+        traceback=text if len(text) <= 65536 else f"{text[:16384]}\n...\n{text[-49152:]}",
+        is_final=is_final,
+        bases=tuple(base.__name__ for base in type(error).__mro__)[:32],
+        handled=_last_line(told) if told is not error else None,
+        own=own,
+    )
+    try:
+        ipc.tell(socket_path, told_of)
+    except UsageError:  # characters of many bytes: half a report is none
+        ipc.tell(socket_path, replace(told_of, traceback=told_of.traceback[-12_000:]))
+
+
+def _own_words(error: BaseException) -> dict[str, str]:
+    """Return the parts of an error of our own; its class is not imported here, the script's may be another version."""
+    parts = {"at": "where", "because": "why", "hint": "fix"}
+    found = {part: getattr(error, name, None) for part, name in parts.items()}
+    return {part: str(value)[:8192] for part, value in found.items() if value}
+
+
+def _told_by(error: BaseException) -> BaseException:
+    """Return the error that says where it went wrong: that which a script was handling when it called sys.exit.
+
+    So do frameworks in their own last `except`.
+    """
+    handled = error.__context__
+    is_exit = isinstance(error, SystemExit) and isinstance(handled, Exception)
+    return handled if is_exit and handled is not None else error
+
+
+def _last_line(error: BaseException) -> str:
+    with contextlib.suppress(Exception):  # a user's __str__ may do anything
+        return traceback.format_exception_only(type(error), error)[0].strip().splitlines()[0]
+    return type(error).__name__
+
+
+def user_line(error: BaseException, trace: types.TracebackType | None) -> str | None:
+    """Return `file:line` of the innermost frame in the user's own code."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    library = os.path.dirname(os.__file__)  # sysconfig may be a file of the script's
+    frames = [(f.f_code.co_filename, line) for f, line in traceback.walk_tb(trace)]
+    ours = os.path.dirname(os.path.dirname(_FOLDER))
+    own = [
+        (name, line)
+        for name, line in frames
+        if not name.startswith(("<frozen", ours, library))
+        and "/site-packages/" not in name
+        and "/dist-packages/" not in name
+    ]
+    chosen = own or frames
+    return f"{chosen[-1][0]}:{chosen[-1][1]}" if chosen else None
+
+
+# The debugger.
+
+
+def _import_debugger() -> Any:
+    """Import pdb without readline, which would catch SIGWINCH (from Python 3.13 on)."""
+    absent = "readline" not in sys.modules
+    if absent:
+        sys.modules["readline"] = None  # type: ignore[assignment]  # importing it fails
+    try:
+        return importlib.import_module("pdb")
+    finally:
+        if absent:
+            for name in ("readline", "rlcompleter"):
+                sys.modules.pop(name, None)
+
+
+_pdb = _import_debugger()  # before the script, so that its sessions can be noticed
+
+
+def notice_the_debugger(socket_path: str) -> None:
+    """Tell the agent while a debugger holds this worker, so that no restart ends the session."""
+    if not socket_path:
+        return
+    interaction = _pdb.Pdb.interaction
+    stop_here = _pdb.Pdb.stop_here
+
+    @functools.wraps(interaction)
+    def noticed(self: Any, *rest: Any) -> None:
+        ipc.tell(socket_path, DebuggerHeld(active=True))
+        try:
+            interaction(self, *rest)
+        finally:
+            ipc.tell(socket_path, DebuggerHeld(active=False))
+
+    @functools.wraps(stop_here)
+    def never_in_ours(self: Any, frame: types.FrameType) -> bool:
+        """Who steps out of the script has left it."""
+        return not _is_ours(frame) and stop_here(self, frame)
+
+    _pdb.Pdb.interaction = noticed
+    _pdb.Pdb.stop_here = never_in_ours
+
+
+# Stacks: also while C code holds the GIL. A descriptor far above those of a script, and a signal that nobody sends by chance.
+# The script's own handlers, and what it does with `faulthandler` itself, are not touched: one that takes this signal keeps it.
+
+
+def write_stacks_on_signal(socket_path: str) -> None:
+    """Register; a worker never fails because this fails."""
+    rank, attempt = os.environ.get("RANK"), os.environ.get(contract.ATTEMPT_VARIABLE)
+    if not socket_path or rank is None or attempt is None:
+        return
+    path = beats.stacks_path(os.path.dirname(socket_path), attempt, rank)
+    with contextlib.suppress(Exception):
+        _register(path)
+
+
+def _register(path: str) -> None:
+    absent = "faulthandler" not in sys.modules
+    import faulthandler
+
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+    low = os.open(path, flags, 0o600)
+    try:
+        fd = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, beats.STACK_FD)
+    finally:
+        os.close(low)
+    if fd != beats.STACK_FD:  # the agent looks there and nowhere else
+        os.close(fd)
+        return
+    faulthandler.register(beats.STACK_SIGNAL, file=fd, all_threads=True, chain=False)
+    if absent:  # the script imports it when it wants it
+        _kept.append(sys.modules.pop("faulthandler"))

@@ -1,0 +1,182 @@
+"""Import torch in the spawner, unless fresh interpreters are wanted or needed, and say why a fork would not be right."""
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import os
+import sys
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from torchmuster.model.installed import look_for_torch
+from torchmuster.node.spawner import mainmodule, messages, source, surroundings
+
+_BLAS_THREADS = "OPENBLAS_NUM_THREADS"  # stronger than OMP_NUM_THREADS
+# Not torch._dynamo, though every optimizer imports it: with it torch.distributed.nn would come before
+# the process group exists, and torch 2.13 then deadlocks when a script ends with its DDP model alive
+# (the Gloo group's destructor joins a thread that waits for the GIL). Seen in the DDP tutorial.
+_TORCH_MODULES = (
+    "torch",
+    "torch.distributed",
+    "torch.nn.parallel",
+    "torch.utils.data",
+    "torch.utils.data.distributed",
+)
+
+
+def prepare(
+    config: messages.BeginSpawner,
+    at_start: Collection[str],
+    send: Callable[[messages.SpawnerEvent], None],
+) -> tuple[bool, bool]:
+    """Tell the agent what this interpreter has and can; return whether it forks, and whether the script imports torch."""
+    # A second before torch is there: the nodes are compared while it is imported.
+    found = look_for_torch() if config.kind != "command" else {}
+    send(messages.TorchFound(facts=found))
+    text = _read_source(config)
+    imports_torch = source.imports_torch(text)
+    why = _reason_for_fresh(config, text, at_start)
+    torch_version: str | None = None
+    if why is None:
+        torch_version, problem = _preload(config)
+        if problem is not None:
+            send(messages.InterpreterRefused(why=problem))
+            return False, imports_torch
+        why = reason_not_to_fork()
+    elif config.kind != "command":
+        # The package's metadata would say the same and take longer than all else here.
+        torch_version = found.get("torch") or _installed_version("torch")
+    is_news = config.start != "fresh" and config.kind != "command"
+    python = sys.version.split()[0]
+    ready = messages.InterpreterReady(
+        python=python, torch=torch_version, forks=why is None, why=why if is_news else None
+    )
+    send(ready)
+    return ready.forks, imports_torch
+
+
+def _read_source(config: messages.BeginSpawner) -> bytes:
+    """Return the script's text; nothing where there is none to be read."""
+    path = source.script_path(config.kind, config.target)
+    try:
+        return Path(path).read_bytes() if path is not None else b""
+    except OSError:
+        return b""
+
+
+def _reason_for_fresh(
+    config: messages.BeginSpawner, text: bytes, at_start: Collection[str]
+) -> str | None:
+    if config.kind == "command" or config.start == "fresh":
+        return "asked for"
+    if config.start == "fork":
+        return None
+    writes = source.environment_writes(text)
+    if writes.names:
+        names = ", ".join(writes.names)
+        return f"the script changes {names}, which is read while torch is imported"
+    if writes.unread_line is not None:
+        where = f"the script changes an environment variable in line {writes.unread_line}"
+        return (
+            f"{where} whose name its source doesn't show, and torch reads some while it is imported"
+        )
+    folder = mainmodule.first_path(config.kind, config.target)
+    hidden = surroundings.hidden_modules(folder, at_start)
+    if hidden:
+        return f"{hidden[0]} in the script's folder hides Python's own module of this name"
+    start_code = surroundings.start_code_with_rank()
+    if start_code is not None:
+        return f"{start_code} runs when Python starts, and reads what only a worker has"
+    return None
+
+
+def _preload(config: messages.BeginSpawner) -> tuple[str | None, str | None]:
+    """Import torch and what the user named; return torch's version and what went wrong."""
+    own_threads = os.environ.get(_BLAS_THREADS)
+    os.environ[_BLAS_THREADS] = "1"  # numpy would start its threads at import
+    gc.disable()
+    # What lies beside the script may hide a module, for torch as for the script.
+    folder = mainmodule.first_path(config.kind, config.target)
+    sys.path[:0] = [folder] if folder is not None else []
+    try:
+        problem = _import_torch() or _import_named(config.preload)
+    finally:
+        if folder in sys.path:
+            sys.path.remove(folder)
+        _flush_everything()
+    if problem is not None:
+        return None, problem
+    del os.environ[_BLAS_THREADS]
+    if own_threads is not None:
+        os.environ[_BLAS_THREADS] = own_threads
+    gc.enable()
+    gc.freeze()  # a collection in a worker must not touch, and so copy, what all share
+    torch = sys.modules.get("torch")
+    version = getattr(torch, "__version__", None)
+    if version is not None and _version_tuple(version) < (2, 6):
+        return version, f"the job's interpreter has torch {version}; muster needs 2.6 or newer"
+    return version, None
+
+
+def _import_torch() -> str | None:
+    """Import torch; return what went wrong. A job without torch is allowed."""
+    try:
+        for name in _TORCH_MODULES:
+            importlib.import_module(name)
+    except Exception as error:  # noqa: BLE001 - a broken installation may raise anything
+        if isinstance(error, ImportError) and error.name == "torch":
+            return None
+        kind = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "
+        return f"`import torch` failed: {kind}{error}"
+    return None
+
+
+def _import_named(names: tuple[str, ...]) -> str | None:
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # noqa: BLE001 - a module may raise anything
+            return f"--preload {name}: {type(error).__name__}: {error}"
+    return None
+
+
+def _flush_everything() -> None:
+    """Write out what the imports printed, else every worker would print it again."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    ctypes.CDLL(None).fflush(None)
+
+
+def _version_tuple(version: str) -> tuple[int, int]:
+    major, minor = version.split(".")[:2]
+    return int(major), int("".join(c for c in minor if c.isdigit()) or 0)
+
+
+def _installed_version(name: str) -> str | None:
+    import importlib.metadata
+
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def reason_not_to_fork() -> str | None:
+    """Return why a fork of this process would not be right; None if it is."""
+    num_threads = len(os.listdir("/proc/self/task"))
+    if num_threads > 1:
+        more = "a second thread" if num_threads == 2 else f"{num_threads - 1} more threads"
+        return f"the imports started {more} in the spawner"
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is not None and cuda.is_initialized():
+        return "the imports initialised CUDA in the spawner"
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:
+            continue
+        if target.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri/")):
+            return f"the imports opened {target} in the spawner"
+    return None
