@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from torchmuster.cli.completion import complete_files, on_option
-from torchmuster.cli.runs.sections import sectioned
 from torchmuster.model.plan import GRACE_S, MAX_RESTARTS
 
 if TYPE_CHECKING:
@@ -44,8 +43,26 @@ _OF_A_JOB = {
 }
 
 
+class _RunCommand(click.Command):
+    """Shows its options in sections: thirty in one list are read by nobody. One that stands in none is listed last."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        records = {
+            str(param.name): record
+            for param in self.get_params(ctx)
+            if isinstance(param, click.Option)
+            if (record := param.get_help_record(ctx)) is not None
+        }
+        for title, names in _SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl([records.pop(name) for name in names])
+        if records:
+            with formatter.section("Other"):
+                formatter.write_dl(list(records.values()))
+
+
 @click.command(
-    cls=sectioned(_SECTIONS),
+    cls=_RunCommand,
     context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
     options_metavar="[OPTIONS]",
 )
