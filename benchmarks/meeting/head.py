@@ -13,7 +13,7 @@ from torchmuster.head.training_actions import Send
 from torchmuster.head.training_head import TrainingHead, TrainingHeadOptions
 from torchmuster.model.plan import Limits, Program, RunPlan, ScriptKind
 from torchmuster.net import listener
-from torchmuster.programs.main import StoreDesk
+from torchmuster.programs.main import StorePorts
 
 SECRET = b"benchmark benchmark benchmark 32"
 JOIN_TIMEOUT_S = 3600.0  # the benchmark has a limit of its own, and says more
@@ -65,7 +65,7 @@ def coordinate(num_nodes: int, limit_s: float, folder: str, listening: Any, answ
     options = TrainingHeadOptions(
         plan=make_plan(num_nodes),
         run_dir=RunDir(folder),
-        open_store=StoreDesk().open,
+        open_store=StorePorts().open,
         own_address="127.0.0.1",
         on_event=lambda event: told.append(f"{event.name} {str(event.fields)[:200]}"),
     )

@@ -238,7 +238,7 @@ def dd(folder: Path, words: list[str], num_blocks: int) -> float:
 def write_once(world: tm.World, folder: Path, staged: Any, number: int) -> float:
     """Write and commit one snapshot in a folder of its own; return the seconds that it took."""
     place = open_folder(str(folder / f"written-{number}"))
-    crew = writer.Crew(
+    crew = writer.Writers(
         folder=place,
         store=dist.HashStore(),
         rank=0,

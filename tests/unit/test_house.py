@@ -11,6 +11,7 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src"
 PACKAGE = SOURCE / "torchmuster"
 UNIT = Path(__file__).parent
+PAGES = sorted(p for p in (SOURCE.parent / "docs").glob("*.md") if p.stem != "glossary")
 MAX_MODULES = 25
 
 
@@ -118,3 +119,58 @@ def test_no_scheduler_has_its_name_in_code_outside_the_engines():
         if SCHEDULER.search(word)
     }
     assert sorted(named) == []
+
+
+# Words of an older vocabulary, and what the field says (docs/glossary.md): no module and no class may be named so.
+OLD_WORDS = {
+    "beats": "heartbeat",
+    "card": "info",
+    "courier": "remote",
+    "crew": "writers",
+    "desk": "broker or server",
+    "gang": "group policy",
+    "luggage": "bundle",
+    "mend": "fix",
+    "pace": "step state",
+    "party": "spread",
+    "roll": "membership",
+    "standing": "topology",
+    "way": "launcher",
+    "ways": "launchers",
+}
+# Names that still have such a word: this set only ever gets smaller.
+STILL_OLD = {
+    "Beats",
+    "Pace",
+    "ResubmitWay",
+    "StartWay",
+    "Way",
+    "WayOut",
+    "beats",
+    "way_out",
+    "ways",
+}
+
+
+def words_of(name):
+    return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
+
+
+def test_no_module_and_no_class_is_named_in_the_old_words():
+    names = {
+        name
+        for path in PACKAGE.rglob("*.py")
+        for name in (
+            path.stem,
+            *(n.name for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.ClassDef)),
+        )
+    }
+
+    assert {name for name in names if set(words_of(name)) & set(OLD_WORDS)} <= STILL_OLD
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_no_page_says_what_the_glossary_replaced(page):
+    found = re.findall(r"\b(?:courier|luggage|gang|mend(?:s|ed)?|crew)\b", page.read_text())
+
+    assert found == []

@@ -50,7 +50,7 @@ from torchmuster.net.ipc_messages import (
 )
 from torchmuster.net.race import RaceError, race, worst_failure
 from torchmuster.node.error_file import root_cause
-from torchmuster.node.facts import FactsDesk
+from torchmuster.node.facts import FactsServer
 from torchmuster.node.setup import NodeWork, other_interpreter, refusal_of
 from torchmuster.node.spawner import messages as orders
 from torchmuster.node.spawner.link import SpawnerLink
@@ -156,7 +156,7 @@ class Agent:
         self._not_shown: dict[int, int] = {}  # lines of a rank that the channel had no room for
         self._terminal = options.terminal
         self._probe: NetworkProbe | None = None
-        self._facts = FactsDesk(self._send)
+        self._facts = FactsServer(self._send)
         self._execs: Execs | None = None
         self._ended = asyncio.Event()
         self._failure: MusterError | None = None

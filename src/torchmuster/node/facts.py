@@ -19,7 +19,7 @@ from torchmuster.net import messages
 MAX_FACTS_BYTES = 128 << 10
 
 
-class FactsDesk:
+class FactsServer:
     """Answers `AskFacts` on one node.
 
     Facts are sent when they are collected and the spawner has said which torch it will import.

@@ -41,7 +41,7 @@ _FLUSH_S = 5.0
 EX_SOFTWARE = 70
 
 
-class StoreDesk:
+class StorePorts:
     """Binds the port of every attempt's store before anyone needs it.
 
     The port is known, and callers queue in the kernel, before the store's process has begun.
@@ -282,7 +282,7 @@ async def _run(
     from torchmuster.node.agent import Agent
 
     voice = _make_voice(launch, disk)
-    desk = StoreDesk()
+    desk = StorePorts()
     agent = Agent(_agent_options(launch, desk), spawner, socket_path, disk, voice, work)
     for note in launch.notes:
         voice.say(note)
@@ -325,7 +325,7 @@ def _make_voice(launch: AgentLaunch, disk: DiskWriter) -> "Voice":
     return voice
 
 
-def _agent_options(launch: AgentLaunch, desk: StoreDesk) -> Any:
+def _agent_options(launch: AgentLaunch, desk: StorePorts) -> Any:
     from torchmuster.node.agent import AgentOptions
 
     return AgentOptions(
@@ -366,7 +366,7 @@ def _watch_lifeline(fd: int, agent: "Agent") -> None:
 
 
 async def _conduct(
-    launch: AgentLaunch, desk: StoreDesk, disk: DiskWriter, voice: "Voice"
+    launch: AgentLaunch, desk: StorePorts, disk: DiskWriter, voice: "Voice"
 ) -> "Result":
     import asyncio
 

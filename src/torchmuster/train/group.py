@@ -36,7 +36,7 @@ class WorldError(MusterError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Card:
+class RankFacts:
     """What one rank tells all others."""
 
     rank: int
@@ -264,7 +264,7 @@ def _open_group(launch: Launch, kind: str, timeout_s: float) -> Callable[[], Any
     )
 
 
-def _call_roll(launch: Launch, device: torch.device) -> list[Card]:
+def _call_roll(launch: Launch, device: torch.device) -> list[RankFacts]:
     gpu = None
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
@@ -277,7 +277,7 @@ def _call_roll(launch: Launch, device: torch.device) -> list[Card]:
     cards = []
     for rank, one in enumerate(everyone):
         host, local_rank, uuid, pid = json.loads(bytes(one.tolist()))
-        cards.append(Card(rank=rank, host=host, local_rank=local_rank, gpu=uuid, pid=pid))
+        cards.append(RankFacts(rank=rank, host=host, local_rank=local_rank, gpu=uuid, pid=pid))
     return cards
 
 
@@ -287,7 +287,7 @@ def _host_id() -> str:
     return f"{socket.gethostname()}/{node}"[:120]
 
 
-def _check_roll(launch: Launch, cards: list[Card], on_my_node: list[int]) -> None:
+def _check_roll(launch: Launch, cards: list[RankFacts], on_my_node: list[int]) -> None:
     promised = launch.local_world_size
     if promised is not None and promised != len(on_my_node):
         raise WorldError(

@@ -77,7 +77,7 @@ class Saves:
     def __init__(
         self,
         objects: Objects,
-        crew: writer.Crew,
+        crew: writer.Writers,
         record: MetricsRecord,
         *,
         warn: Callable[[str], None] | None,
@@ -254,7 +254,7 @@ def record_path(folder: Folder) -> str:
 
 def find_crew(
     world: Any, url: str, *, keep: int, timeout_s: float, is_sharded: bool
-) -> writer.Crew:
+) -> writer.Writers:
     """Find out which ranks write: agree on a generation, and see whether all nodes see one folder.
 
     Raises:
@@ -288,7 +288,7 @@ def find_crew(
         world.say(f"the nodes don't share {folder.url}: each keeps a whole copy of every snapshot")
         if leads and not sees:
             folder.claim_generation(at_least=generation)
-    return writer.Crew(
+    return writer.Writers(
         folder=folder,
         store=world.connect(),
         rank=world.rank,

@@ -9,7 +9,7 @@ from kit.waiting import wait_until_async
 from torchmuster.files.layout import RunDir
 from torchmuster.model.plan import Program, ScriptKind
 from torchmuster.net import messages
-from torchmuster.node.facts import FactsDesk, script_path
+from torchmuster.node.facts import FactsServer, script_path
 
 PROGRAM = Program(
     kind=ScriptKind.FILE, target="train.py", args=(), python=("python3",), cwd="/home/u"
@@ -21,7 +21,7 @@ LIMIT_S = 20.0
 def test_facts_are_sent_once_with_the_torch_of_the_spawner(tmp_path, torch_first):
     async def main():
         sent = []
-        desk = FactsDesk(sent.append)
+        desk = FactsServer(sent.append)
         if torch_first:
             desk.take_torch({"torch": "2.13.0", "is_known": True})
         desk.take(messages.AskFacts(), PROGRAM, {}, RunDir(str(tmp_path)))
@@ -43,7 +43,7 @@ def test_facts_are_sent_once_with_the_torch_of_the_spawner(tmp_path, torch_first
 def test_an_agent_that_is_asked_again_answers_again(tmp_path):
     async def main():
         sent = []
-        desk = FactsDesk(sent.append)
+        desk = FactsServer(sent.append)
         desk.take_torch({})
         for number in (1, 2):
             desk.take(messages.AskFacts(), PROGRAM, {}, RunDir(str(tmp_path)))

@@ -2,11 +2,11 @@ import socket
 
 import pytest
 
-from torchmuster.programs.main import StoreDesk, job_environment
+from torchmuster.programs.main import StorePorts, job_environment
 
 
 def test_the_port_of_a_store_takes_callers_before_the_store_has_begun():
-    desk = StoreDesk()
+    desk = StorePorts()
     port = desk.open(3, "127.0.0.1")
 
     with socket.create_connection(("127.0.0.1", port)) as caller, desk.take(3) as listening:
@@ -16,7 +16,7 @@ def test_the_port_of_a_store_takes_callers_before_the_store_has_begun():
 
 
 def test_the_socket_of_an_attempt_is_given_once():
-    desk = StoreDesk()
+    desk = StorePorts()
     desk.open(0, "127.0.0.1")
 
     desk.take(0).close()
@@ -25,7 +25,7 @@ def test_the_socket_of_an_attempt_is_given_once():
 
 
 def test_two_attempts_never_share_a_port():
-    desk = StoreDesk()
+    desk = StorePorts()
     ports = {desk.open(attempt, "127.0.0.1") for attempt in range(8)}
 
     assert len(ports) == 8
@@ -35,7 +35,7 @@ def test_two_attempts_never_share_a_port():
 
 def test_an_address_that_is_not_ours_is_an_error():
     with pytest.raises(OSError, match="assign"):
-        StoreDesk().open(0, "192.0.2.1")
+        StorePorts().open(0, "192.0.2.1")
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,14 @@ from torchmuster.cli.runs.job import find_allocation, own_node
 from torchmuster.engines.ways import choose_way
 from torchmuster.errors import MusterError, UsageError
 from torchmuster.model.display.text import few_of
-from torchmuster.owner.jobs.spread import Party, is_one_of_many
+from torchmuster.owner.jobs.spread import SpreadHosts, is_one_of_many
 
 if TYPE_CHECKING:
     from torchmuster.model.job import AllocatedNode
     from torchmuster.spec.torchrun import TorchrunLine
 
 
-def find_party(line: "TorchrunLine", environment: Mapping[str, str]) -> Party | None:
+def find_party(line: "TorchrunLine", environment: Mapping[str, str]) -> SpreadHosts | None:
     """Return the hosts, this one first; None where the job has one only or this host is none of them.
 
     Raises:
@@ -34,13 +34,13 @@ def find_party(line: "TorchrunLine", environment: Mapping[str, str]) -> Party | 
     is_first = own == allocation.nodes[0].name
     job = f"job {allocation.job_id} of {dialect.name}"
     if is_one_of_many(environment):
-        return Party(dialect=dialect, nodes=_named(line, nodes), spreads=False)
+        return SpreadHosts(dialect=dialect, nodes=_named(line, nodes), spreads=False)
     if line.no_spread:
         hint = (
             f"torchrun was started on {own} only? Without --no-spread it starts the others itself"
         )
-        return Party(dialect=dialect, nodes=_named(line, nodes), spreads=False, hint=hint)
-    return Party(
+        return SpreadHosts(dialect=dialect, nodes=_named(line, nodes), spreads=False, hint=hint)
+    return SpreadHosts(
         dialect=dialect,
         nodes=nodes[: line.max_nodes],
         # At `localhost` every host is a head; only the first may then be one for the others.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
     from torchmuster.model.plan import RunPlan
-    from torchmuster.owner.jobs.spread import Party, Spreader, SpreadOrder
+    from torchmuster.owner.jobs.spread import Spreader, SpreadHosts, SpreadOrder
     from torchmuster.programs.main import AgentLaunch
     from torchmuster.spec.torchrun import TorchrunLine
 
@@ -148,7 +148,7 @@ def make_launch(line: "TorchrunLine") -> "AgentLaunch":
     )
 
 
-def _make_plan(line: "TorchrunLine", run_id: str, party: "Party | None") -> "RunPlan":
+def _make_plan(line: "TorchrunLine", run_id: str, party: "SpreadHosts | None") -> "RunPlan":
     from torchmuster.model.plan import RunPlan, Tee
 
     sits_here = sys.stdin is not None and sys.stdin.isatty() and line.max_nodes == 1
@@ -193,7 +193,7 @@ def _take_order() -> "SpreadOrder | None":
     return take_order()
 
 
-def _find_party(line: "TorchrunLine") -> "Party | None":
+def _find_party(line: "TorchrunLine") -> "SpreadHosts | None":
     """Return the hosts of the job that we are in, where this line is for several; None elsewhere."""
     # Who gave a rank to this node gives one to each.
     is_other = line.meeting.static and line.node_rank != 0
@@ -209,7 +209,7 @@ def _find_party(line: "TorchrunLine") -> "Party | None":
 
 
 def _fitted(
-    line: "TorchrunLine", party: "Party | None", order: "SpreadOrder | None"
+    line: "TorchrunLine", party: "SpreadHosts | None", order: "SpreadOrder | None"
 ) -> "TorchrunLine":
     """Return the line with what is known of its hosts."""
     from dataclasses import replace
@@ -224,7 +224,7 @@ def _fitted(
 
 
 def _make_spreader(
-    line: "TorchrunLine", party: "Party | None", plan: Any, port: int
+    line: "TorchrunLine", party: "SpreadHosts | None", plan: Any, port: int
 ) -> "Spreader | None":
     if party is None or not party.spreads:
         return None
@@ -246,7 +246,7 @@ def own_command() -> list[str]:
     return [sys.executable, *(["-m", "torchmuster"] if by_module else [program]), *sys.argv[1:]]
 
 
-def _bind_if_head(line: "TorchrunLine", party: "Party | None") -> socket.socket | None:
+def _bind_if_head(line: "TorchrunLine", party: "SpreadHosts | None") -> socket.socket | None:
     """Return a socket at the head's address; None where the head is, or will be, another agent."""
     from torchmuster.net.address import is_own_address
     from torchmuster.owner.head_port import claim, claim_or_find_head

@@ -12,7 +12,7 @@ from torchmuster.model.message import encode
 from torchmuster.model.plan import Program
 from torchmuster.node.spawner.link import BUFFER_BYTES, SpawnerLink
 from torchmuster.node.spawner.messages import BeginSpawner, SpawnerEvent
-from torchmuster.node.spawner.wrapped import Desk, WrappedLink
+from torchmuster.node.spawner.wrapped import SpawnerServer, WrappedLink
 
 
 def start_spawner(
@@ -20,14 +20,16 @@ def start_spawner(
 ) -> tuple[proc.Child, Any]:
     """Start the job's interpreter at once; it imports torch while the agent gets ready.
 
-    Returns the process, and the socket or the desk (`wrapped.Desk`) that `make_link` takes.
+    Returns the process, and the socket or the desk (`wrapped.SpawnerServer`) that `make_link` takes.
 
     Raises:
         MusterError: The interpreter can't be executed.
     """
     entry = os.path.join(os.path.dirname(os.path.abspath(__file__)), "entry.py")
     if not is_interpreter(program.python[0]):
-        desk = Desk(os.path.dirname(socket_path), _config(program, socket_path, wrapped=True))
+        desk = SpawnerServer(
+            os.path.dirname(socket_path), _config(program, socket_path, wrapped=True)
+        )
         words = [*program.python, entry, "spawner", desk.path, "--", *program.display()]
         return desk.start(words, env, program.cwd), desk
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -24,7 +24,7 @@ _LOOK_EVERY_S = 0.05
 _TAIL_LINES = 12
 
 
-class Desk:
+class SpawnerServer:
     """Where the spawner of a wrapper calls."""
 
     def __init__(self, folder: str, config: bytes) -> None:
@@ -79,7 +79,7 @@ class WrappedLink(SpawnerLink):
     def __init__(
         self,
         child: proc.Child,
-        desk: Desk,
+        desk: SpawnerServer,
         on_event: Callable[[SpawnerEvent], None],
         on_end: Callable[[], None],
     ) -> None:

@@ -44,7 +44,7 @@ def ask_scheduler(argv: Sequence[str]) -> proc.Answered:
     return proc.ask(argv, b"", _COMMAND_TIMEOUT_S)
 
 
-class JobDesk:
+class JobStatusCache:
     """Answers where jobs stand, from its memory while that is fresh."""
 
     def __init__(self, ask: Ask = ask_scheduler, clock: Callable[[], float] = time.monotonic):

@@ -21,14 +21,14 @@ from torchmuster.model.job import AfterKind, JobDependency, JobRequest, JobView
 from torchmuster.model.plan import RunPlan
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Report, Result
-from torchmuster.owner.jobs.answers import JobDesk
+from torchmuster.owner.jobs.answers import JobStatusCache
 
 if TYPE_CHECKING:
     from torchmuster.spec.launch import JobLimits, RunRequest
     from torchmuster.spec.sites.site import Site
 
 COMMAND_TIMEOUT_S = 30.0
-_DESK = JobDesk()  # waits look at files ten times a second; a scheduler is everybody's
+_DESK = JobStatusCache()  # waits look at files ten times a second; a scheduler is everybody's
 
 
 class JobRefusedError(MusterError):

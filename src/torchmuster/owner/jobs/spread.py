@@ -104,7 +104,7 @@ def take_order() -> SpreadOrder | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Party:
+class SpreadHosts:
     """The hosts that a torchrun line is to run on, this one first.
 
     Attributes:
@@ -159,7 +159,7 @@ class Spreader:
         environment: Where to leave this process's variables for them, 0600.
     """
 
-    party: Party
+    party: SpreadHosts
     heads: tuple[tuple[str, int], ...]
     command: list[str]
     environment: str

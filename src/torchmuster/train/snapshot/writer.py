@@ -55,7 +55,7 @@ class WriteOrder:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Crew:
+class Writers:
     """Who writes.
 
     Attributes:
@@ -82,7 +82,7 @@ class Saver:
         written_step: The step of the last order that was carried out here: on rank 0, committed.
     """
 
-    def __init__(self, crew: Crew) -> None:
+    def __init__(self, crew: Writers) -> None:
         self.crew = crew
         self.last_s = 0.0
         self.last_step: int | None = None
@@ -142,7 +142,7 @@ class Saver:
             self.last_s = time.monotonic() - began
 
 
-def write(crew: Crew, order: WriteOrder) -> None:
+def write(crew: Writers, order: WriteOrder) -> None:
     """Write this rank's part of a snapshot; on rank 0 and on copying ranks, commit it.
 
     Raises:
@@ -158,7 +158,7 @@ def write(crew: Crew, order: WriteOrder) -> None:
         raise
 
 
-def _give_up(crew: Crew, order: WriteOrder, why: str) -> None:
+def _give_up(crew: Writers, order: WriteOrder, why: str) -> None:
     """Free the space, and tell the ranks that wait for us."""
     if crew.rank == 0 or crew.copies:
         with contextlib.suppress(OSError, SnapshotError):
@@ -170,7 +170,7 @@ def _give_up(crew: Crew, order: WriteOrder, why: str) -> None:
             crew.store.set(_key(order, "outcome"), why.encode())
 
 
-def _write(crew: Crew, order: WriteOrder) -> None:
+def _write(crew: Writers, order: WriteOrder) -> None:
     commits = crew.rank == 0 or crew.copies
     file: FileEntry | None = None
     if commits:
@@ -193,12 +193,12 @@ def _write(crew: Crew, order: WriteOrder) -> None:
         crew.store.set(_key(order, "outcome"), _OK)
 
 
-def _announce(crew: Crew, order: WriteOrder) -> None:
+def _announce(crew: Writers, order: WriteOrder) -> None:
     if crew.rank == 0:
         crew.store.set(_key(order, "begun"), _OK)
 
 
-def _write_file(crew: Crew, order: WriteOrder) -> FileEntry:
+def _write_file(crew: Writers, order: WriteOrder) -> FileEntry:
     staged = order.staged
     assert staged is not None
     sink = crew.folder.create(order.step, crew.generation, staged.file)
@@ -238,7 +238,7 @@ class _Checksum:
             self._crc = zlib.crc32(block, self._crc)
 
 
-def _commit(crew: Crew, order: WriteOrder, file: FileEntry | None) -> None:
+def _commit(crew: Writers, order: WriteOrder, file: FileEntry | None) -> None:
     pieces = {rank: _take_piece(crew, order, rank) for rank in range(crew.world_size)}
     files: dict[str, FileEntry] = {}
     tensors: dict[str, TensorEntry] = {}
@@ -274,7 +274,7 @@ def keep_newest(folder: Folder, keep: int) -> None:
         folder.delete(step)
 
 
-def wait_for_outcome(crew: Crew, number: int) -> None:
+def wait_for_outcome(crew: Writers, number: int) -> None:
     """Return when rank 0 has committed save `number`.
 
     Raises:
@@ -296,13 +296,13 @@ def wait_for_outcome(crew: Crew, number: int) -> None:
         )
 
 
-def _forget(crew: Crew, number: int) -> None:
+def _forget(crew: Writers, number: int) -> None:
     """Remove a save's keys: all ranks have posted for the next one, so they are done with it."""
     for name in (*range(crew.world_size), "begun", "outcome"):
         crew.store.delete_key(f"muster/save/{number}/{name}")
 
 
-def _wait_for_rank_0(crew: Crew, order: WriteOrder, name: str) -> None:
+def _wait_for_rank_0(crew: Writers, order: WriteOrder, name: str) -> None:
     _wait(crew, _key(order, name), order)
     word = crew.store.get(_key(order, name))
     if word != _OK:
@@ -313,7 +313,7 @@ def _wait_for_rank_0(crew: Crew, order: WriteOrder, name: str) -> None:
         )
 
 
-def _take_piece(crew: Crew, order: WriteOrder, rank: int) -> dict[str, Any]:
+def _take_piece(crew: Writers, order: WriteOrder, rank: int) -> dict[str, Any]:
     key = _key(order, str(rank))
     _wait(crew, key, order)
     piece = json.loads(crew.store.get(key))
@@ -326,7 +326,7 @@ def _take_piece(crew: Crew, order: WriteOrder, rank: int) -> dict[str, Any]:
     return dict(piece)
 
 
-def _wait(crew: Crew, key: str, order: WriteOrder) -> None:
+def _wait(crew: Writers, key: str, order: WriteOrder) -> None:
     deadline = time.monotonic() + crew.timeout_s
     while not crew.store.check([key]):
         # Short waits: a store that has gone with rank 0 is then noticed at once.
@@ -341,7 +341,7 @@ def _wait(crew: Crew, key: str, order: WriteOrder) -> None:
                 ) from error
 
 
-def _post(crew: Crew, order: WriteOrder, piece: dict[str, Any]) -> None:
+def _post(crew: Writers, order: WriteOrder, piece: dict[str, Any]) -> None:
     try:
         crew.store.set(_key(order, str(crew.rank)), json.dumps(piece))
     except RuntimeError:
@@ -365,7 +365,7 @@ def _merge(tensors: dict[str, TensorEntry], plain: dict[str, Any]) -> dict[str, 
     return merged
 
 
-def _explain(crew: Crew, order: WriteOrder, error: OSError) -> SnapshotError:
+def _explain(crew: Writers, order: WriteOrder, error: OSError) -> SnapshotError:
     import errno
 
     here = isinstance(crew.folder, LocalFolder)

@@ -15,7 +15,7 @@ from torchmuster.node.leftovers import make_socket_folder
 from torchmuster.node.spawner.link import SpawnerLink
 from torchmuster.node.spawner.messages import InterpreterReady, SpawnerEvent, TorchFound
 from torchmuster.node.spawner.start import is_interpreter, make_link, start_spawner
-from torchmuster.node.spawner.wrapped import Desk, WrappedLink
+from torchmuster.node.spawner.wrapped import SpawnerServer, WrappedLink
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_only_python_itself_inherits_the_socket(word, is_python):
 
 
 def test_a_caller_is_taken_once_and_its_pid_is_the_kernels_word(folder):
-    desk = Desk(folder, b"{}")
+    desk = SpawnerServer(folder, b"{}")
     assert desk.accept() is None
     caller = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with caller:
@@ -61,7 +61,7 @@ def test_a_caller_is_taken_once_and_its_pid_is_the_kernels_word(folder):
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to call as another user")
 def test_another_users_call_is_closed_unread(folder):
-    desk = Desk(folder, b"{}")
+    desk = SpawnerServer(folder, b"{}")
     os.chmod(folder, 0o755)
     os.chmod(desk.path, 0o777)
     pid = os.fork()

@@ -10,7 +10,7 @@ from torchmuster.errors import MusterError
 from torchmuster.files.atomic import write_json
 from torchmuster.files.layout import RunDir
 from torchmuster.model.states import JobState, RunState
-from torchmuster.owner.jobs.answers import JobDesk, ask_views
+from torchmuster.owner.jobs.answers import JobStatusCache, ask_views
 from torchmuster.owner.views.find import all_runs, view_run
 
 SLURM = load_dialect("slurm")
@@ -41,7 +41,7 @@ def squeue(ids, state="RUNNING"):
 def test_a_hundred_jobs_cost_one_command_in_an_interval():
     ids = [str(i) for i in range(1, 101)]
     scheduler, now = Scheduler(squeue=squeue(ids)), [0.0]
-    desk = JobDesk(scheduler, lambda: now[0])
+    desk = JobStatusCache(scheduler, lambda: now[0])
 
     for _ in range(20):
         assert len(desk.views(SLURM, ids)) == 100
@@ -55,7 +55,7 @@ def test_a_hundred_jobs_cost_one_command_in_an_interval():
 def test_who_looks_at_one_job_after_the_other_still_asks_for_all_at_once():
     ids = [str(i) for i in range(1, 101)]
     scheduler, now = Scheduler(squeue=squeue(ids)), [0.0]
-    desk = JobDesk(scheduler, lambda: now[0])
+    desk = JobStatusCache(scheduler, lambda: now[0])
     desk.views(SLURM, ids)
     for job_id in ids:  # a slow look: 5 s for all
         now[0] += 0.05
@@ -65,7 +65,7 @@ def test_who_looks_at_one_job_after_the_other_still_asks_for_all_at_once():
 
 def test_who_waits_for_long_asks_every_30_s():
     scheduler, now, asked_at = Scheduler(squeue=squeue(["1"], "PENDING")), [0.0], []
-    desk = JobDesk(scheduler, lambda: now[0])
+    desk = JobStatusCache(scheduler, lambda: now[0])
     while now[0] < 300:
         before = len(scheduler.calls)
         desk.views(SLURM, ["1"])
@@ -80,7 +80,7 @@ def test_who_waits_for_long_asks_every_30_s():
 
 def test_news_are_looked_at_closely_again():
     scheduler, now = Scheduler(squeue=squeue(["1"], "PENDING")), [0.0]
-    desk = JobDesk(scheduler, lambda: now[0])
+    desk = JobStatusCache(scheduler, lambda: now[0])
     for _ in range(40):
         desk.views(SLURM, ["1"])
         now[0] += 10
@@ -95,7 +95,7 @@ def test_news_are_looked_at_closely_again():
 
 def test_what_was_done_to_a_job_is_looked_for_at_once():
     scheduler = Scheduler(squeue=squeue(["1"]))
-    desk = JobDesk(scheduler, lambda: 0.0)
+    desk = JobStatusCache(scheduler, lambda: 0.0)
     desk.views(SLURM, ["1"])
     desk.forget()
     desk.views(SLURM, ["1"])
@@ -105,7 +105,7 @@ def test_what_was_done_to_a_job_is_looked_for_at_once():
 def test_more_ids_than_a_command_line_should_hold_make_more_commands():
     ids = [str(i) for i in range(1, 1202)]
     scheduler = Scheduler(squeue=squeue(ids))
-    assert len(JobDesk(scheduler, lambda: 0.0).views(SLURM, ids)) == 1201
+    assert len(JobStatusCache(scheduler, lambda: 0.0).views(SLURM, ids)) == 1201
     assert len(scheduler.calls) == 3
 
 
@@ -159,7 +159,7 @@ def cluster(tmp_path, monkeypatch):
     """Return a function that makes runs that are jobs, with a squeue on PATH that notes its calls."""
     monkeypatch.setenv("MUSTER_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    monkeypatch.setattr("torchmuster.owner.jobs.jobs._DESK", JobDesk(clock=lambda: 0.0))
+    monkeypatch.setattr("torchmuster.owner.jobs.jobs._DESK", JobStatusCache(clock=lambda: 0.0))
     (tmp_path / "bin").mkdir()
     (tmp_path / "answer").write_text("")
 

@@ -15,8 +15,8 @@ from torchmuster.model.job import AllocatedNode
 from torchmuster.net.messages import Event
 from torchmuster.owner.jobs.spread import (
     ORDER,
-    Party,
     Spreader,
+    SpreadHosts,
     SpreadOrder,
     head_addresses,
     is_one_of_many,
@@ -97,7 +97,7 @@ def spreader(tmp_path):
 
     def make(*command, after_s=0.0):
         dialect = Local(tmp_path, command)
-        party = Party(dialect=dialect, nodes=NODES, spreads=True, way=Way())
+        party = SpreadHosts(dialect=dialect, nodes=NODES, spreads=True, way=Way())
         made = Spreader(
             party=party,
             heads=(("10.0.0.1", 1),),

@@ -15,7 +15,7 @@ from torchmuster.model.plan import Program, RunPlan, ScriptKind
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Result
 from torchmuster.owner.create import write_owner
-from torchmuster.owner.jobs.answers import JobDesk
+from torchmuster.owner.jobs.answers import JobStatusCache
 from torchmuster.owner.views.prune import is_good_snapshot, measure, plan_prune, remove
 
 DAY_S = 86400.0
@@ -130,7 +130,7 @@ def test_a_run_whose_owner_was_killed_goes(make):
 
 def test_a_run_whose_job_nobody_knows_stays(make, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr("torchmuster.owner.jobs.jobs._DESK", JobDesk())
+    monkeypatch.setattr("torchmuster.owner.jobs.jobs._DESK", JobStatusCache())
     run_dir = make("r", ended=False)
     write_json(run_dir.job, {"engine": "slurm", "job_id": "7"})
     age(run_dir.path, 40)

@@ -19,7 +19,7 @@ _numbers = itertools.count()
 
 def crew_of(folder, *, generation=1, keep=3, **more):
     options = {"rank": 0, "world_size": 1, "timeout_s": 20.0, "store": dist.HashStore(), **more}
-    return writer.Crew(folder=folder, generation=generation, keep=keep, **options)
+    return writer.Writers(folder=folder, generation=generation, keep=keep, **options)
 
 
 def order_of(step, state, *, kind="whole", file=DATA, number=None):
