@@ -15,6 +15,7 @@ from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
 from torchmuster.net.channel import Channel
 from torchmuster.node.agent import Agent, AgentOptions
+from torchmuster.node.head_link import HeadLink, HeadPlace
 from torchmuster.node.leftovers import make_socket_folder
 from torchmuster.node.spawner.messages import InterpreterReady
 from torchmuster.node.voice import LogVoice
@@ -37,10 +38,10 @@ class AgentWithoutWorkers(Agent):
             program=make_plan(1).program,
             num_workers=1,
             host=f"n{number}",
-            addresses=(("127.0.0.1", port),),
-            secret=SECRET,
+            head=HeadPlace(
+                addresses=(("127.0.0.1", port),), secret=SECRET, join_timeout_s=JOIN_TIMEOUT_S
+            ),
             run_dir=lambda _: RunDir(folder),
-            join_timeout_s=JOIN_TIMEOUT_S,
             place=number,
             is_head=number == 0,
             environment=dict(os.environ) if number == 0 else {},
@@ -56,6 +57,16 @@ class AgentWithoutWorkers(Agent):
             self.reached_at.set_result(time.monotonic())
 
 
+class GatedLink(HeadLink):
+    """Calls the head only as one of a few at a time."""
+
+    gate: asyncio.Semaphore
+
+    async def _connect(self, host: str, port: int) -> Channel:
+        async with self.gate:
+            return await super()._connect(host, port)
+
+
 class LightAgent(AgentWithoutWorkers):
     """Many of these share a process: its connection and its answers, without what belongs to a process."""
 
@@ -63,11 +74,8 @@ class LightAgent(AgentWithoutWorkers):
         self, number: int, port: int, folder: str, disk: DiskWriter, gate: asyncio.Semaphore
     ) -> None:
         super().__init__(number, port, folder, disk)
-        self._gate = gate
-
-    async def _call(self, host: str, port: int) -> Channel:
-        async with self._gate:
-            return await super()._call(host, port)
+        self.link = GatedLink(self.options.head, self.voice.say)
+        self.link.gate = gate
 
     async def live(self) -> None:
         """Stay connected and answer until cancelled."""

@@ -1,8 +1,6 @@
 """The agent of one node: keeps a spawner, obeys the head, and never lets workers outlive it.
 
-Its lease: an echo of its own ping prolongs it, counted from the moment that the ping was sent. So a link
-that is cut in either direction ends it, and without it the workers are killed (`docs/design.md`,
-"lease"): a node that nobody hears can't train beside its successors.
+Without its lease (`head_link`) the workers are killed: a node that nobody hears can't train beside its successors.
 """
 
 import asyncio
@@ -19,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torchmuster
 from torchmuster import proc
 from torchmuster.diagnose.facts.gpus import visible_gpus
-from torchmuster.errors import HeadLostError, JoinTimeoutError, MusterError
+from torchmuster.errors import MusterError
 from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
 from torchmuster.model import contract
@@ -28,18 +26,12 @@ from torchmuster.model.failure import WorkerEnd
 from torchmuster.model.lease import (
     LEASE_S,
     PING_EVERY_S,
-    Lease,
-    OwnClock,
     Stillness,
-    is_given_up,
-    large_packets_lost,
 )
 from torchmuster.model.plan import Program
 from torchmuster.model.ranks import NodeRanks
 from torchmuster.net import messages
 from torchmuster.net.address import interface_of
-from torchmuster.net.channel import Channel, ChannelClosedError, connect
-from torchmuster.net.handshake import HandshakeError, Reason, Role
 from torchmuster.net.ipc import IpcCall, IpcServer
 from torchmuster.net.ipc_messages import (
     CallTaken,
@@ -48,9 +40,9 @@ from torchmuster.net.ipc_messages import (
     TrainingOver,
     WorkerReport,
 )
-from torchmuster.net.race import RaceError, race, worst_failure
 from torchmuster.node.error_file import root_cause
 from torchmuster.node.facts import FactsServer
+from torchmuster.node.head_link import AgentRefusedError, HeadLink, HeadPlace
 from torchmuster.node.setup import NodeWork, other_interpreter, refusal_of
 from torchmuster.node.spawner import messages as orders
 from torchmuster.node.spawner.link import SpawnerLink
@@ -64,9 +56,6 @@ if TYPE_CHECKING:
     from torchmuster.node.task.exec import Execs
 
 PROGRESS_EVERY_S = 2.0
-SAY_EVERY_S = 5.0
-_RETRY_S = 0.1
-_HEAD_GONE_S = 2.0
 _MAX_UNSENT_SHOW_BYTES = 1 << 20
 _REAP_EVERY_S = 0.01
 _STOPPED_S = 3.0
@@ -75,18 +64,12 @@ _MAX_EARLY_DEATHS = 3
 _MAX_UNSAID = 64
 
 
-class AgentRefusedError(MusterError):
-    """The head does not want this agent."""
-
-    exit_code = 8
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentOptions:
     """What an agent is told when it is started.
 
     Attributes:
-        addresses: Where the head may listen; the first that answers in a race is taken.
+        head: Where the head is.
         take_store: Returns the listening socket of an attempt's store, on the head only.
         local_show: Show this node's output here instead of sending it to the head.
         terminal: What shows it is a terminal: the ranks that are shown get one, too.
@@ -95,10 +78,8 @@ class AgentOptions:
     program: Program
     num_workers: int
     host: str
-    addresses: tuple[tuple[str, int], ...]
-    secret: bytes
+    head: HeadPlace
     run_dir: Callable[[str], RunDir]
-    join_timeout_s: float
     place: int | None = None
     role: str = "default"
     is_head: bool = False
@@ -107,7 +88,6 @@ class AgentOptions:
     terminal: Terminal | None = None
     virtual_local_rank: bool = False
     rdzv_id: str | None = None
-    open_secret: bytes | None = None
     local_addr: str | None = None
     console: Callable[[int], frozenset[int]] | None = None
     saved: Callable[[int, int, int], str | None] | None = None
@@ -143,14 +123,11 @@ class Agent:
         self._num_early_deaths = 0  # of spawners, while they imported
         self._waiting_order: messages.StartAttempt | None = None
         self._attempt: NodeAttempt | None = None
-        self._channel: Channel | None = None
         self._welcome: messages.Welcome | None = None
-        self._clock = OwnClock()
-        self._lease = Lease(self._clock)
-        self._called_at = self._clock()
-        self._still = {"spawner": Stillness(self._clock), "store": Stillness(self._clock)}
+        self.link = HeadLink(options.head, voice.say)
+        clock = self.link.clock
+        self._still = {"spawner": Stillness(clock), "store": Stillness(clock)}
         self._store_pid: int | None = None
-        self._stuck_bytes, self._stuck_at = 0, 0.0  # of the connection that ended with the lease
         self._goodbye: messages.Goodbye | None = None
         self._lost_lines: dict[str, int] = {}
         self._not_shown: dict[int, int] = {}  # lines of a rank that the channel had no room for
@@ -215,8 +192,8 @@ class Agent:
             await self._end_all_processes()
             worker_socket.close()
             self._close_probe()
-            if self._channel is not None:
-                await self._channel.close()
+            if self.link.channel is not None:
+                await self.link.channel.close()
         if self._failure is not None:
             raise self._failure
         return self._goodbye.exit_code if self._goodbye is not None else 1
@@ -263,109 +240,28 @@ class Agent:
     # The head.
 
     async def _stay_connected(self) -> None:
-        started = time.monotonic()
-        gone_since: float | None = None
-        say_at = started + SAY_EVERY_S - 1.0
-        addresses, known = self.options.addresses, None
         while True:
-            try:
-                channel, known = await race(addresses, self._call, decisive=known)
-            except RaceError as lost:
-                (host, port), error = worst_failure(lost, known)
-                if isinstance(error, HandshakeError):
-                    self._judge_handshake(error, host, port)
-                problem = _describe_failure(error)
-                refused = isinstance(error, ConnectionRefusedError)
-                gone_since = (gone_since or time.monotonic()) if refused else None
-            else:
-                gone_since = None
-                # The address that has answered goes first from now on.
-                addresses = (known, *(a for a in addresses if a != known))
-                await self._converse(channel)
-                started, say_at = time.monotonic(), time.monotonic() + SAY_EVERY_S - 1.0
-                continue
-            now = time.monotonic()
-            if self._welcome and gone_since is not None and now - gone_since > _HEAD_GONE_S:
-                raise HeadLostError(
-                    "the head of this run has ended, so this node's workers were ended too",
-                    where=f"{host}:{port}",
-                    why=f"{problem} for {now - gone_since:.0f} s",
-                )
-            if now - started > self.options.join_timeout_s:
-                raise JoinTimeoutError(
-                    f"the head at {host}:{port} could not be reached within"
-                    f" {self.options.join_timeout_s:.0f} s",
-                    why=problem,
-                    fix="start the same command on the head, or check the endpoint's address",
-                )
-            if now >= say_at:
-                left = self.options.join_timeout_s - (now - started)
-                self.voice.say(
-                    f"waiting for the head at {host}:{port} ({problem}); {left:.0f} s left"
-                )
-                say_at = now + SAY_EVERY_S
-            await asyncio.sleep(_RETRY_S if now - started < 5 else 4 * _RETRY_S)
-
-    async def _call(self, host: str, port: int) -> Channel:
-        """Call the head with our key, else with the public one where that is allowed."""
-        options = self.options
-        try:
-            return await connect(host, port, Role.AGENT, options.secret)
-        except HandshakeError as error:
-            if error.reason is not Reason.WRONG_SECRET or options.open_secret is None:
-                raise
-            channel = await connect(host, port, Role.AGENT, options.open_secret, is_open=True)
-            self.voice.say(
-                "this node has no common key with the head: the channel is not authenticated;"
-                " `--rdzv_conf secret_file=FILE` names one"
-            )
-            return channel
-
-    def _judge_handshake(self, error: HandshakeError, host: str, port: int) -> None:
-        if error.reason in (Reason.WRONG_SECRET, Reason.OTHER_VERSION):
-            raise AgentRefusedError(
-                f"the head at {host}:{port} refused this agent",
-                why=str(error),
-                fix="give all nodes the same `--rdzv-id` and the same key: `--rdzv_conf secret_file=FILE`"
-                if error.reason is Reason.WRONG_SECRET
-                else "install the same version of torchmuster on all nodes",
-            )
-
-    async def _converse(self, channel: Channel) -> None:
-        self._channel, self._called_at = channel, self._clock()
-        running = self._attempt is not None and not self._attempt.reaped
-        channel.send_nowait(
-            messages.Hello(
-                incarnation=self._incarnation,
-                version=torchmuster.__version__,
-                host=self.options.host,
-                pid=os.getpid(),
-                boot_id=proc.boot_id(),
-                num_workers=self.options.num_workers,
-                place=self.options.place,
-                spawner_pid=self._spawner.pid if self._spawner else None,
-                attempt=self._attempt.attempt if running and self._attempt else None,
-                wants_place_0=self.options.is_head,
-                network_id=proc.network_id(),
-                jobs=self.options.jobs,
-            )
-        )
-        pings = asyncio.get_running_loop().create_task(self._ping(channel))
-        try:
-            while True:
-                self._obey(await channel.receive())
-        except ChannelClosedError as error:
+            channel = await self.link.call()
+            why = await self.link.converse(channel, self._hello(), self._obey)
             if self._goodbye is None and self._welcome is not None:
-                self.voice.say(f"the connection to the head ended: {error}; connecting again")
-        finally:
-            pings.cancel()
-            self._channel = None
-            channel.abort()
+                self.voice.say(f"the connection to the head ended: {why}; calling again")
 
-    async def _ping(self, channel: Channel) -> None:
-        while True:
-            channel.send_nowait(messages.Ping(number=self._lease.ping()))
-            await asyncio.sleep(PING_EVERY_S)
+    def _hello(self) -> messages.Hello:
+        running = self._attempt is not None and not self._attempt.reaped
+        return messages.Hello(
+            incarnation=self._incarnation,
+            version=torchmuster.__version__,
+            host=self.options.host,
+            pid=os.getpid(),
+            boot_id=proc.boot_id(),
+            num_workers=self.options.num_workers,
+            place=self.options.place,
+            spawner_pid=self._spawner.pid if self._spawner else None,
+            attempt=self._attempt.attempt if running and self._attempt else None,
+            wants_place_0=self.options.is_head,
+            network_id=proc.network_id(),
+            jobs=self.options.jobs,
+        )
 
     async def _watch_lease(self) -> None:
         """Keep the spawner's lease alive while ours is; kill the workers when ours has ended."""
@@ -374,8 +270,8 @@ class Agent:
             if self._spawner is not None:
                 self._spawner.order(orders.PingSpawner())
                 self._end_who_stands_still(self._spawner)
-            silent_s = self._lease.age_s()
-            if is_given_up(silent_s, LEASE_S, self._head_state() if silent_s > LEASE_S else None):
+            silent_s = self.link.silent_s()
+            if silent_s is not None:
                 self._end_lease(silent_s)
 
     def _end_who_stands_still(self, spawner: SpawnerLink) -> None:
@@ -398,26 +294,16 @@ class Agent:
             )
             attempt.note_lost("its agent had no message from the head and ended its workers")
             self._kill_workers()
-        if self._channel is not None and self._clock() - self._called_at > LEASE_S:
-            self._stuck_bytes, self._stuck_at = self._channel.unacknowledged_bytes, self._clock()
-            self._channel.abort()  # who stands still closes nothing; calling again has a limit
-
-    def _head_state(self) -> str | None:
-        welcome = self._welcome
-        if welcome is None:
-            return None
-        return proc.state_here(welcome.head_pid, (welcome.boot_id, welcome.network_id))
+        self.link.end_silent()
 
     def _send(self, message: messages.Message) -> None:
-        if self._channel is not None:
-            self._channel.send_nowait(message)
+        self.link.send(message)
 
     # Orders of the head.
 
-    def _obey(self, message: messages.Message) -> None:
+    async def _obey(self, message: messages.Message) -> bool:
+        """Do what the head orders; its goodbye ends the agent, and the conversation with it."""
         match message:
-            case messages.Pong(number=number):
-                self._lease.renew(number)
             case messages.Welcome():
                 self._take_welcome(message)
             case messages.Refused(sentence=sentence):
@@ -464,6 +350,7 @@ class Agent:
                 if message.sentence:
                     self.voice.say(message.sentence)
                 self._ended.set()
+        return True
 
     def _resize(self, columns: int, rows: int) -> None:
         """Take the size of the terminal that shows ranks: for those that run, and for later ones."""
@@ -481,7 +368,7 @@ class Agent:
         options = self.options
         if isinstance(message, messages.AskNetwork):
             self._close_probe()
-            secrets = (options.secret, options.open_secret)
+            secrets = (options.head.secret, options.head.open_secret)
             self._probe = NetworkProbe(message.survey, secrets, self._send)
             ports = self._probe.open()
             self._send(
@@ -508,10 +395,9 @@ class Agent:
         first = self._welcome is None
         self._welcome = welcome
         self.disk.settle_in(self.options.run_dir(welcome.run_id).path)
-        stuck = large_packets_lost(self._stuck_bytes, self._clock() - self._stuck_at)
+        stuck = self.link.welcome(welcome)
         if stuck is not None:
             self._send(messages.Notice(text=f"between {welcome.node} and the head {stuck}"))
-        self._stuck_bytes = 0
         if first and not self.options.is_head:
             self.voice.say(f"joined run {welcome.run_id} as {welcome.node}")
         if self._ready is not None:
@@ -547,7 +433,7 @@ class Agent:
     def tell(self, text: str) -> None:
         """Say a sentence to the user: now, or as soon as the head is there."""
         text = f"{self.options.host}: {text}"
-        if self._welcome is not None and self._channel is not None:
+        if self._welcome is not None and self.link.channel is not None:
             self._send(messages.Notice(text=text))
         elif len(self._unsaid) < _MAX_UNSAID:
             self._unsaid.append(text)
@@ -754,7 +640,7 @@ class Agent:
     def _own_address(self) -> str | None:
         if self.options.local_addr is not None:
             return self.options.local_addr
-        return self._channel.own_address if self._channel is not None else None
+        return self.link.channel.own_address if self.link.channel is not None else None
 
     def _report_end(self, end: WorkerEnd) -> None:
         self._send(messages.WorkerEnded(end=end))
@@ -796,7 +682,12 @@ class Agent:
         while True:
             await asyncio.sleep(PROGRESS_EVERY_S)
             attempt = self._attempt
-            if attempt is None or attempt.reaped or not attempt.running or self._channel is None:
+            if (
+                attempt is None
+                or attempt.reaped
+                or not attempt.running
+                or self.link.channel is None
+            ):
                 continue
             if reader is None or reader.attempt != attempt.attempt:
                 from torchmuster.node import progress
@@ -821,7 +712,7 @@ class Agent:
         from torchmuster.node import rank_exec
         from torchmuster.node.task.exec import Execs
 
-        if self._channel is not None and self._channel.is_open:
+        if self.link.channel is not None and self.link.channel.is_open:
             if isinstance(message, messages.ExecStart):
                 self._send(rank_exec.refuse_unproved(message))
             return
@@ -866,7 +757,7 @@ class Agent:
         if self.options.local_show:
             self.voice.show(rank, stream, text, left_out)
             return
-        channel, attempt = self._channel, self._attempt
+        channel, attempt = self.link.channel, self._attempt
         if channel is None or attempt is None or channel.unsent_bytes > _MAX_UNSENT_SHOW_BYTES:
             self._not_shown[rank] = self._not_shown.get(rank, 0) + left_out + text.count("\n")
             return
@@ -907,7 +798,7 @@ class Agent:
             if self._attempt is not None and not self._attempt.reaped:
                 self._attempt.signal(signum, if_caught=True)
             return
-        if self._channel is None:
+        if self.link.channel is None:
             self.fail(MusterError(f"this agent received {signum.name} before it had joined"))
             return
         self._send(messages.SignalReceived(signum=int(signum)))
@@ -934,14 +825,6 @@ def _wants_nccl_files(environment: Mapping[str, str]) -> bool:
 
 def _fell_back(why: str) -> str:
     return f"workers are started as fresh interpreters, not forked: {why}"
-
-
-def _describe_failure(error: Exception) -> str:
-    if isinstance(error, TimeoutError):
-        return "it does not answer"
-    if isinstance(error, OSError) and error.errno:
-        return os.strerror(error.errno)
-    return str(error)
 
 
 def _describe_status(status: int) -> str:

@@ -327,15 +327,19 @@ def _make_voice(launch: AgentLaunch, disk: DiskWriter) -> "Voice":
 
 def _agent_options(launch: AgentLaunch, desk: StorePorts) -> Any:
     from torchmuster.node.agent import AgentOptions
+    from torchmuster.node.head_link import HeadPlace
 
     return AgentOptions(
         program=launch.plan.program,
         num_workers=launch.num_workers,
         host=launch.host,
-        addresses=launch.addresses,
-        secret=launch.secret,
+        head=HeadPlace(
+            addresses=launch.addresses,
+            secret=launch.secret,
+            open_secret=launch.open_secret,
+            join_timeout_s=launch.plan.limits.join_timeout_s,
+        ),
         run_dir=launch.run_directory,
-        join_timeout_s=launch.plan.limits.join_timeout_s,
         place=launch.place,
         role=launch.plan.role,
         is_head=launch.listening is not None,
@@ -344,7 +348,6 @@ def _agent_options(launch: AgentLaunch, desk: StorePorts) -> Any:
         terminal=launch.terminal,
         virtual_local_rank=launch.plan.virtual_local_rank,
         rdzv_id=launch.plan.rdzv_id,
-        open_secret=launch.open_secret,
         local_addr=launch.local_addr,
         console=launch.console,
         saved=launch.saved,

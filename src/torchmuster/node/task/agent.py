@@ -6,7 +6,6 @@ outlives the head for long: what it started is killed when the connection is gon
 
 import asyncio
 import contextlib
-import itertools
 import os
 import signal
 import socket
@@ -20,11 +19,9 @@ from torchmuster.diagnose.facts.memory import explain_kill, read_counters
 from torchmuster.errors import MusterError
 from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import WorkingFolder
-from torchmuster.model.lease import LEASE_S, PING_EVERY_S, Lease, OwnClock, is_given_up
 from torchmuster.model.states import State
 from torchmuster.net import messages
-from torchmuster.net.channel import Channel, ChannelClosedError, connect
-from torchmuster.net.handshake import HandshakeError, Role
+from torchmuster.net.channel import Channel
 from torchmuster.net.ipc import IpcCall, IpcServer
 from torchmuster.net.ipc_messages import (
     AgentAnswer,
@@ -33,6 +30,7 @@ from torchmuster.net.ipc_messages import (
     CallFailed,
     TaskRequest,
 )
+from torchmuster.node.head_link import HeadLink, HeadPlace
 from torchmuster.node.output import RankOutput
 from torchmuster.node.sandbox.view import CommandView
 from torchmuster.node.shell import NodeShell, SetupError
@@ -62,13 +60,11 @@ class TaskAgent:
         self._attempt = options.attempt
         folder = options.run_dir.task_folder(options.task.name)
         self._place = WorkingFolder(os.path.join(folder, f"place-{options.attempt}"))
-        self._channel: Channel | None = None
         self._activity: asyncio.Task[None] | None = None
         self._command: TaskCommand | None = None
         self._stop_at: float | None = None  # when SIGKILL follows
-        self._clock = OwnClock()
-        self._lease = Lease(self._clock)
-        self._welcome: messages.TaskWelcome | None = None
+        heads = HeadPlace(addresses=options.heads, secret=options.secret, join_timeout_s=_JOIN_S)
+        self._link = HeadLink(heads, voice.say)
         self._why_gone = ""
         self._calls: dict[str, IpcCall[TaskRequest]] = {}
         self._num_calls = 0
@@ -82,47 +78,27 @@ class TaskAgent:
         path = self._options.socket_path
         serving = IpcServer(path, self._command_pids, TaskRequest, self._answer_call)
         await serving.open()
-        channel = await self._connect()
-        self._channel = channel
-        self._lease.begin()  # however long the call took
-        channel.send_nowait(self._hello())
-        pinging = asyncio.create_task(self._ping())
+        channel = await self._link.call()
+        self._link.lease.begin()  # however long the call took
+        watching = asyncio.create_task(self._watch_lease())
         self._begin(self._prepare())
         try:
-            while True:
-                message = await channel.receive()
-                if isinstance(message, messages.TaskLeave):
-                    return 0
-                await self._take(message)
-        except ChannelClosedError as error:
-            why = self._why_gone or f"the head of the group has gone ({error})"
+            why = await self._link.converse(channel, self._hello(channel), self._take)
+            if why is None:
+                return 0
+            why = self._why_gone or f"the head of the group has gone ({why})"
             self._voice.say(f"{why}: the command is ended")
             return 7
         finally:
-            pinging.cancel()
+            watching.cancel()
             await self._end_everything()
             serving.close()
             await channel.close()
 
     # The head.
 
-    async def _connect(self) -> Channel:
-        deadline = time.monotonic() + _JOIN_S
-        for host, port in itertools.cycle(self._options.heads):
-            try:
-                return await connect(host, port, Role.AGENT, self._options.secret)
-            except (OSError, TimeoutError, HandshakeError) as error:
-                if time.monotonic() > deadline:
-                    raise MusterError(
-                        "the head of the group can't be reached",
-                        where=f"{host}:{port}",
-                        why=str(error),
-                    ) from error
-                await asyncio.sleep(_RETRY_S)
-        raise ValueError("an agent needs the address of its head")
-
-    def _hello(self) -> messages.TaskHello:
-        address = "127.0.0.1" if self._channel is None else self._channel.own_address
+    def _hello(self, channel: Channel) -> messages.TaskHello:
+        address = channel.own_address
         host = socket.gethostname()
         network = self._options.network
         if self._options.address is not None:  # a name of this host may mean nothing elsewhere
@@ -142,36 +118,25 @@ class TaskAgent:
             network_id=proc.network_id(),
         )
 
-    async def _ping(self) -> None:
-        """Keep the lease: without an echo for 10 s the command ends, for somebody may have replaced us."""
-        ping_at = 0.0
+    async def _watch_lease(self) -> None:
+        """Without an echo for 10 s the command ends, for somebody may have replaced us."""
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
-            if self._clock() >= ping_at:
-                ping_at = self._clock() + PING_EVERY_S
-                self._send(messages.Ping(number=self._lease.ping()))
-            silent_s = self._lease.age_s()
-            if silent_s > LEASE_S and is_given_up(silent_s, LEASE_S, self._head_state()):
-                self._why_gone = f"no message from the head of the group for {silent_s:.0f} s"
-                if self._channel is not None:
-                    self._channel.abort()
-
-    def _head_state(self) -> str | None:
-        welcome = self._welcome
-        if welcome is None:
-            return None
-        return proc.state_here(welcome.head_pid, (welcome.boot_id, welcome.network_id))
+            silent_s = self._link.silent_s()
+            if silent_s is not None and self._link.channel is not None:
+                self._why_gone = f"no word from the head of the group for {silent_s:.0f} s"
+                self._link.channel.abort()
 
     def _send(self, message: messages.Message) -> None:
-        if self._channel is not None:
-            self._channel.send_nowait(message)
+        self._link.send(message)
 
-    async def _take(self, message: messages.Message) -> None:
+    async def _take(self, message: messages.Message) -> bool:
+        """Do what the head orders; say whether the agent stays."""
         match message:
-            case messages.Pong(number=number):
-                self._lease.renew(number)
+            case messages.TaskLeave():
+                return False
             case messages.TaskWelcome():
-                self._welcome = message
+                self._link.welcome(message)
             case messages.TaskBegin():
                 self._begin(self._run_command(message))
             case messages.TaskAgain(attempt=attempt):
@@ -190,6 +155,7 @@ class TaskAgent:
                 await self._pass_answer(message)
             case _ if isinstance(message, messages.FromExecClient):
                 self._execs.take(message, self._command if self._has_process() else None)
+        return True
 
     def _begin(self, activity: Coroutine[Any, Any, None]) -> None:
         self._activity = asyncio.create_task(activity)
@@ -363,11 +329,11 @@ class TaskAgent:
 
     def _show(self, rank: int, stream: int, text: str, left_out: int) -> None:
         del rank
-        if self._channel is None or self._channel.unsent_bytes > _MAX_UNSENT_SHOW_BYTES:
+        if self._link.channel is None or self._link.channel.unsent_bytes > _MAX_UNSENT_SHOW_BYTES:
             return
         name = self._options.task.name
         message = messages.TaskOutput(task=name, stream=stream, text=text, dropped_lines=left_out)
-        self._channel.send_nowait(message)
+        self._link.channel.send_nowait(message)
 
     # After it.
 

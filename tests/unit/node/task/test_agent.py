@@ -14,6 +14,7 @@ from torchmuster.model.workflow import GroupPlan, TaskPlan, WorkflowPlan
 from torchmuster.net import messages
 from torchmuster.net.listener import Listener, bind
 from torchmuster.net.secret import read_secret
+from torchmuster.node import head_link
 from torchmuster.node.task import agent as task_agent
 from torchmuster.node.task.agent import TaskAgent
 from torchmuster.node.task.options import TaskOptions
@@ -140,8 +141,8 @@ def test_what_a_command_leaves_behind_is_ended_with_it(tmp_path, monkeypatch):
 
 def test_the_lease_of_an_agent_begins_when_its_call_is_answered(tmp_path, monkeypatch):
     """The head of a large group may answer late: that is no silence."""
-    monkeypatch.setattr(task_agent, "LEASE_S", 1.0)
-    monkeypatch.setattr(task_agent, "PING_EVERY_S", 0.01)
+    monkeypatch.setattr(head_link, "LEASE_S", 1.0)
+    monkeypatch.setattr(head_link, "PING_EVERY_S", 0.01)
     monkeypatch.setattr(task_agent, "_LOOK_EVERY_S", 0.01)
     head = Head(tmp_path, monkeypatch, ("true",))
 

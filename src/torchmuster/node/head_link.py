@@ -1,0 +1,239 @@
+"""The connection of an agent to its head: calls it, greets it, pings it, and holds the lease that comes with it.
+
+The lease: an echo of an own ping prolongs it, counted from the moment that the ping was sent. So a link that is cut in
+either direction ends it (`docs/design.md`, rule 13).
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from torchmuster import proc
+from torchmuster.errors import HeadLostError, JoinTimeoutError, MusterError
+from torchmuster.model.lease import (
+    LEASE_S,
+    PING_EVERY_S,
+    Lease,
+    OwnClock,
+    is_given_up,
+    large_packets_lost,
+)
+from torchmuster.net import messages
+from torchmuster.net.channel import Channel, ChannelClosedError, connect
+from torchmuster.net.handshake import HandshakeError, Reason, Role
+from torchmuster.net.race import RaceError, race, worst_failure
+
+SAY_EVERY_S = 5.0
+_RETRY_S = 0.1
+_HEAD_GONE_S = 2.0
+_SECRET_FILE = "`--rdzv_conf secret_file=FILE`"
+
+
+class AgentRefusedError(MusterError):
+    """The head does not want this agent."""
+
+    exit_code = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadPlace:
+    """Where a head is, and how it knows its agents.
+
+    Attributes:
+        addresses: Where it may listen; the first that answers in a race is taken.
+        open_secret: The public key, where no key in common is needed; None forbids it.
+        join_timeout_s: How long the head may be out of reach.
+    """
+
+    addresses: tuple[tuple[str, int], ...]
+    secret: bytes
+    open_secret: bytes | None = None
+    join_timeout_s: float
+
+
+class HeadLink:
+    """One agent's connection to its head; it may end, and stand again.
+
+    Args:
+        place: Where the head is.
+        say: Tells the user of this node.
+
+    Attributes:
+        channel: The connection; None while there is none.
+    """
+
+    def __init__(self, place: HeadPlace, say: Callable[[str], None]) -> None:
+        self.clock = OwnClock()
+        self.lease = Lease(self.clock)
+        self.channel: Channel | None = None
+        self._place, self._say = place, say
+        self._addresses = place.addresses
+        self._known: tuple[str, int] | None = None  # the address that has answered
+        self._head: tuple[int, str, str] | None = None  # its process, kernel and network
+        self._called_at = self.clock()
+        self._stuck_bytes, self._stuck_at = 0, 0.0  # of the connection that ended with the lease
+
+    # Calling.
+
+    async def call(self) -> Channel:
+        """Return a connection to the head, however often it has to be called.
+
+        Raises:
+            AgentRefusedError: It has another key, or another version.
+            HeadLostError: It had welcomed this agent, and nothing listens there any more.
+            JoinTimeoutError: It can't be reached within the limit.
+        """
+        started = time.monotonic()
+        gone_since: float | None = None
+        say_at = started + SAY_EVERY_S - 1.0
+        while True:
+            try:
+                channel, self._known = await race(
+                    self._addresses, self._connect, decisive=self._known
+                )
+            except RaceError as lost:
+                (host, port), error = worst_failure(lost, self._known)
+            else:
+                # The address that has answered goes first from now on.
+                rest = (one for one in self._addresses if one != self._known)
+                self._addresses = (self._known, *rest)
+                return channel
+            if isinstance(error, HandshakeError):
+                _judge_handshake(error, host, port)
+            now, problem = time.monotonic(), _describe_failure(error)
+            refused = isinstance(error, ConnectionRefusedError)
+            gone_since = (gone_since or now) if refused else None
+            self._judge_wait(f"{host}:{port}", problem, now - started, now - (gone_since or now))
+            if now >= say_at:
+                left_s = self._place.join_timeout_s - (now - started)
+                self._say(f"waiting for the head at {host}:{port} ({problem}); {left_s:.0f} s left")
+                say_at = now + SAY_EVERY_S
+            await asyncio.sleep(_RETRY_S if now - started < 5 else 4 * _RETRY_S)
+
+    async def _connect(self, host: str, port: int) -> Channel:
+        """Call the head with our key, else with the public one where that is allowed."""
+        place = self._place
+        try:
+            return await connect(host, port, Role.AGENT, place.secret)
+        except HandshakeError as error:
+            if error.reason is not Reason.WRONG_SECRET or place.open_secret is None:
+                raise
+            channel = await connect(host, port, Role.AGENT, place.open_secret, is_open=True)
+            self._say(
+                "this node has no key in common with the head: the channel is not authenticated;"
+                f" {_SECRET_FILE} names one"
+            )
+            return channel
+
+    def _judge_wait(self, where: str, problem: str, waited_s: float, gone_s: float) -> None:
+        if self._head is not None and gone_s > _HEAD_GONE_S:
+            raise HeadLostError(
+                "the head of this run has ended, so this node's workers were ended too",
+                where=where,
+                why=f"{problem} for {gone_s:.0f} s",
+            )
+        if waited_s > self._place.join_timeout_s:
+            raise JoinTimeoutError(
+                f"the head at {where} could not be reached within {self._place.join_timeout_s:.0f} s",
+                why=problem,
+                fix="start the same command on the head, or check the endpoint's address",
+            )
+
+    # Talking.
+
+    async def converse(
+        self,
+        channel: Channel,
+        hello: messages.Message,
+        take: Callable[[messages.Message], Awaitable[bool]],
+    ) -> str | None:
+        """Greet the head and take what it says.
+
+        Args:
+            channel: The connection, not used yet.
+            hello: The first message.
+            take: Takes a message; says whether the conversation goes on.
+
+        Returns:
+            Why the connection has ended; None when `take` has ended it.
+        """
+        self.channel, self._called_at = channel, self.clock()
+        channel.send_nowait(hello)
+        pings = asyncio.create_task(self._ping(channel))
+        try:
+            while True:
+                message = await channel.receive()
+                if isinstance(message, messages.Pong):
+                    self.lease.renew(message.number)
+                elif not await take(message):
+                    return None
+        except ChannelClosedError as error:
+            self._drop(channel)
+            return str(error)
+        except BaseException:
+            self._drop(channel)
+            raise
+        finally:
+            pings.cancel()
+
+    def _drop(self, channel: Channel) -> None:
+        self.channel = None
+        channel.abort()
+
+    async def _ping(self, channel: Channel) -> None:
+        while True:
+            channel.send_nowait(messages.Ping(number=self.lease.ping()))
+            await asyncio.sleep(PING_EVERY_S)
+
+    def send(self, message: messages.Message) -> None:
+        """Send, if the connection stands."""
+        if self.channel is not None:
+            self.channel.send_nowait(message)
+
+    def welcome(self, welcome: messages.Welcome | messages.TaskWelcome) -> str | None:
+        """Note who the head is; return what the last connection's end says of the path there, if anything."""
+        self._head = (welcome.head_pid, welcome.boot_id, welcome.network_id)
+        stuck = large_packets_lost(self._stuck_bytes, self.clock() - self._stuck_at)
+        self._stuck_bytes = 0
+        return stuck
+
+    # The lease.
+
+    def silent_s(self) -> float | None:
+        """Return for how long the head has been silent, once that ends the lease; ask once a second."""
+        age_s = self.lease.age_s()
+        state = self._head_state() if age_s > LEASE_S else None
+        return age_s if is_given_up(age_s, LEASE_S, state) else None
+
+    def _head_state(self) -> str | None:
+        if self._head is None:
+            return None
+        pid, boot_id, network_id = self._head
+        return proc.state_here(pid, (boot_id, network_id))
+
+    def end_silent(self) -> None:
+        """End a connection that has been silent for a lease: who stands still closes nothing, and calling has a limit."""
+        if self.channel is not None and self.clock() - self._called_at > LEASE_S:
+            self._stuck_bytes, self._stuck_at = self.channel.unacknowledged_bytes, self.clock()
+            self.channel.abort()
+
+
+def _judge_handshake(error: HandshakeError, host: str, port: int) -> None:
+    if error.reason in (Reason.WRONG_SECRET, Reason.OTHER_VERSION):
+        raise AgentRefusedError(
+            f"the head at {host}:{port} refused this agent",
+            why=str(error),
+            fix=f"give all nodes the same `--rdzv-id` and the same key: {_SECRET_FILE}"
+            if error.reason is Reason.WRONG_SECRET
+            else "install the same version of torchmuster on all nodes",
+        )
+
+
+def _describe_failure(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return "it does not answer"
+    if isinstance(error, OSError) and error.errno:
+        return os.strerror(error.errno)
+    return str(error)

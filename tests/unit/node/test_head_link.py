@@ -1,0 +1,181 @@
+"""The connection of an agent to its head: who is called, what ends it, and what a lease is worth."""
+
+import asyncio
+import os
+
+import pytest
+
+from kit.ports import reserve_port
+from torchmuster import proc
+from torchmuster.errors import JoinTimeoutError
+from torchmuster.net import messages
+from torchmuster.net.handshake import Role
+from torchmuster.net.listener import Listener, bind
+from torchmuster.node import head_link
+from torchmuster.node.head_link import AgentRefusedError, HeadLink, HeadPlace
+from unit.net.loopback import SECRET
+
+HELLO = messages.Notice(text="hello")
+
+
+class Doorman:
+    """A head that answers every ping, unless it is told to be deaf."""
+
+    def __init__(self, secret=SECRET):
+        self.listener = Listener(bind("127.0.0.1", 0), (secret, None), self.serve, self.refuse)
+        self.heard = []
+        self.deaf = False
+        self.channels = asyncio.Queue()
+
+    def refuse(self, peer, error):
+        """Nothing is noted."""
+
+    async def serve(self, channel):
+        assert channel.role is Role.AGENT
+        self.channels.put_nowait(channel)
+        while True:
+            message = await channel.receive()
+            self.heard.append(message)
+            if isinstance(message, messages.Ping) and not self.deaf:
+                channel.send_nowait(messages.Pong(number=message.number))
+
+    def link(self, *, secret=SECRET, say=lambda text: None, **given):
+        place = HeadPlace(
+            addresses=(("127.0.0.1", self.listener.port),),
+            secret=secret,
+            **{"join_timeout_s": 5.0, **given},
+        )
+        return HeadLink(place, say)
+
+
+def meet(conversation, **given):
+    async def go():
+        doorman = Doorman(**given)
+        serving = asyncio.create_task(doorman.listener.serve())
+        try:
+            return await asyncio.wait_for(conversation(doorman), 20)
+        finally:
+            serving.cancel()
+
+    return asyncio.run(go())
+
+
+async def take_all(message):
+    return not isinstance(message, messages.TaskLeave)
+
+
+def test_the_hello_comes_first_and_pings_follow(monkeypatch):
+    monkeypatch.setattr(head_link, "PING_EVERY_S", 0.01)
+
+    async def conversation(doorman):
+        link = doorman.link()
+        channel = await link.call()
+        talking = asyncio.create_task(link.converse(channel, HELLO, take_all))
+        head = await doorman.channels.get()
+        while len(doorman.heard) < 3:
+            await asyncio.sleep(0.01)
+        head.send_nowait(messages.TaskLeave())
+        assert await talking is None
+        await channel.close()
+        return doorman.heard
+
+    first, *rest = meet(conversation)
+    assert first == HELLO
+    assert [message.number for message in rest] == list(range(1, len(rest) + 1))
+
+
+def test_the_end_of_the_connection_is_told_with_its_reason_and_it_can_stand_again():
+    async def conversation(doorman):
+        link = doorman.link()
+        talking = asyncio.create_task(link.converse(await link.call(), HELLO, take_all))
+        (await doorman.channels.get()).abort()
+        why = await talking
+        assert link.channel is None
+        link.send(HELLO)  # nobody hears it, and nothing breaks
+        again = await link.call()
+        again.abort()
+        return why
+
+    assert meet(conversation)
+
+
+def test_a_head_with_another_key_refuses_at_once():
+    async def conversation(doorman):
+        with pytest.raises(AgentRefusedError) as refused:
+            await doorman.link(secret=b"x" * 32).call()
+        return refused.value
+
+    error = meet(conversation)
+    assert "refused this agent" in error.what
+    assert "secret_file" in error.fix
+
+
+def test_a_head_that_never_listens_is_called_until_the_limit_and_said(monkeypatch):
+    monkeypatch.setattr(head_link, "SAY_EVERY_S", 1.05)  # the first sentence comes a second earlier
+    said = []
+    place = HeadPlace(addresses=(("127.0.0.1", reserve_port()),), secret=SECRET, join_timeout_s=0.7)
+    with pytest.raises(JoinTimeoutError) as late:
+        asyncio.run(HeadLink(place, said.append).call())
+    assert "could not be reached within 1 s" in late.value.what
+    assert said[0].startswith("waiting for the head at 127.0.0.1:")
+
+
+def test_silence_ends_the_lease_and_the_connection_but_not_before_a_lease_has_passed(monkeypatch):
+    monkeypatch.setattr(head_link, "PING_EVERY_S", 0.01)
+    now = [100.0]
+
+    async def conversation(doorman):
+        doorman.deaf = True
+        link = doorman.link()
+        link.clock = lambda: now[0]
+        link.lease = FakeLease(now)
+        link._called_at = now[0]
+        talking = asyncio.create_task(link.converse(await link.call(), HELLO, take_all))
+        while not doorman.heard:
+            await asyncio.sleep(0.01)
+        now[0] += head_link.LEASE_S - 1
+        assert link.silent_s() is None
+        link.end_silent()
+        assert link.channel is not None
+        now[0] += 2
+        assert link.silent_s() == head_link.LEASE_S + 1
+        link.end_silent()
+        return await talking
+
+    assert meet(conversation)
+
+
+def test_a_head_that_runs_on_this_machine_is_slow_not_gone():
+    async def conversation(doorman):
+        link = doorman.link()
+        now = [head_link.LEASE_S + 1]
+        link.lease = FakeLease(now, since=0.0)
+        link.clock = lambda: now[0]
+        assert link.silent_s() is not None
+        link.welcome(
+            messages.TaskWelcome(
+                head_pid=os.getpid(), boot_id=proc.boot_id(), network_id=proc.network_id()
+            )
+        )
+        return link.silent_s()
+
+    assert meet(conversation) is None
+
+
+class FakeLease:
+    """A lease by a clock that the test sets."""
+
+    def __init__(self, now, since=None):
+        self._now = now
+        self._since = now[0] if since is None else since
+        self._number = 0
+
+    def ping(self):
+        self._number += 1
+        return self._number
+
+    def renew(self, number):
+        self._since = self._now[0]
+
+    def age_s(self):
+        return self._now[0] - self._since
