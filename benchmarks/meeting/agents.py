@@ -14,9 +14,10 @@ from meeting.head import JOIN_TIMEOUT_S, SECRET, make_plan, raise_descriptor_lim
 from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
 from torchmuster.net.channel import Channel
-from torchmuster.node.agent import Agent, AgentOptions
+from torchmuster.node.agent import Agent
 from torchmuster.node.head_link import HeadLink, HeadPlace
 from torchmuster.node.leftovers import make_socket_folder
+from torchmuster.node.options import AgentOptions
 from torchmuster.node.spawner.messages import InterpreterReady
 from torchmuster.node.voice import LogVoice
 
@@ -48,8 +49,8 @@ class AgentWithoutWorkers(Agent):
         )
         voice = LogVoice(os.path.join(folder, "log"), disk)
         super().__init__(options, None, os.path.join(folder, "agent.sock"), disk, voice)
-        self._ready = READY
-        self._facts.take_torch({})
+        self.spawners.ready = READY
+        self.inquiries.facts.take_torch({})
         self.reached_at: asyncio.Future[float] = asyncio.get_running_loop().create_future()
 
     def _start_if_ready(self) -> None:
@@ -73,9 +74,14 @@ class LightAgent(AgentWithoutWorkers):
     def __init__(
         self, number: int, port: int, folder: str, disk: DiskWriter, gate: asyncio.Semaphore
     ) -> None:
+        self._gate = gate
         super().__init__(number, port, folder, disk)
-        self.link = GatedLink(self.options.head, self.voice.say)
-        self.link.gate = gate
+
+    def make_link(self) -> HeadLink:
+        """Return a connection that waits for its turn."""
+        link = GatedLink(self.options.head, self.voice.say)
+        link.gate = self._gate
+        return link
 
     async def live(self) -> None:
         """Stay connected and answer until cancelled."""

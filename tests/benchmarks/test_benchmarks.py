@@ -88,10 +88,10 @@ import rendezvous
 from meeting import agents
 
 class Mute(agents.AgentWithoutWorkers):
-    def _announce_spawner(self, ready):
-        pass
-    def _take_ask(self, ask):
-        pass
+    def __init__(self, *given):
+        super().__init__(*given)
+        self.spawners.announce = lambda: None
+        self.inquiries.take_ask = lambda ask, run_dir: None
 
 agents.AgentWithoutWorkers = Mute
 rendezvous.ONE_LIMIT_S = 2.0

@@ -326,8 +326,8 @@ def _make_voice(launch: AgentLaunch, disk: DiskWriter) -> "Voice":
 
 
 def _agent_options(launch: AgentLaunch, desk: StorePorts) -> Any:
-    from torchmuster.node.agent import AgentOptions
     from torchmuster.node.head_link import HeadPlace
+    from torchmuster.node.options import AgentOptions
 
     return AgentOptions(
         program=launch.plan.program,

@@ -41,7 +41,7 @@ def test_only_the_owner_enters_and_a_second_agent_finds_what_is_there(tmp_path):
 def test_a_link_in_its_place_is_refused(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "x").symlink_to("elsewhere")
-    with pytest.raises(ScratchError, match="not ours") as caught:
+    with pytest.raises(ScratchError, match="belongs to another user") as caught:
         make_scratch(str(tmp_path), "x")
     assert caught.value.why == "it is a link"
 
@@ -50,7 +50,7 @@ def test_a_link_in_its_place_is_refused(tmp_path):
 def test_another_users_folder_is_refused(tmp_path):
     (tmp_path / "x").mkdir()
     os.chown(tmp_path / "x", 65534, 65534)
-    with pytest.raises(ScratchError, match="not ours"):
+    with pytest.raises(ScratchError, match="belongs to another user"):
         make_scratch(str(tmp_path), "x")
 
 

@@ -86,7 +86,7 @@ def test_a_symlinked_directory_is_resolved_first(tmp_path):
         ("/proc/x", "lies below /proc"),
         ("//sys/x", "lies below /sys"),
         ("/dev/shm/x", "lies below /dev"),
-        ("/a\0b", "is no path"),
+        ("/a\0b", "is not a path"),
         ("/etc", "is a directory on this machine"),
         ("/etc/passwd/x", "is not a directory on this machine"),
     ],

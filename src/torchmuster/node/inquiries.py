@@ -1,0 +1,139 @@
+"""What a node is asked beside its workers' start: networks, facts, progress, stacks, commands of `muster exec`."""
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from torchmuster.files.layout import RunDir
+from torchmuster.net import messages
+from torchmuster.node.facts import FactsServer
+from torchmuster.node.head_link import HeadLink
+from torchmuster.node.options import AgentOptions
+from torchmuster.node.spawner.keeper import SpawnerKeeper
+from torchmuster.node.workers import NodeAttempt
+
+if TYPE_CHECKING:
+    from torchmuster.node.probe import NetworkProbe
+    from torchmuster.node.progress import NodeProgress
+    from torchmuster.node.task.exec import Execs
+
+PROGRESS_EVERY_S = 2.0
+
+
+class Inquiries:
+    """Answers the head, and clients through it.
+
+    Args:
+        options: The agent's.
+        link: Its connection to the head.
+        spawners: They know the job's interpreter and variables.
+        folder: Where workers leave what they are asked for.
+        living: Returns the attempt of which something is left on this node.
+    """
+
+    def __init__(
+        self,
+        options: AgentOptions,
+        link: HeadLink,
+        spawners: SpawnerKeeper,
+        folder: str,
+        living: Callable[[], NodeAttempt | None],
+    ) -> None:
+        self.facts = FactsServer(link.send)
+        self._options, self._link, self._spawners = options, link, spawners
+        self._folder, self._living = folder, living
+        self._probe: NetworkProbe | None = None
+        self._execs: Execs | None = None
+
+    # Before the start.
+
+    def take_survey(
+        self, message: messages.AskNetwork | messages.ProbeNetwork | messages.EndProbe
+    ) -> None:
+        """Say which networks there are, call other nodes, or end that."""
+        from torchmuster.node.network_settings import network_facts
+        from torchmuster.node.probe import NetworkProbe
+
+        if isinstance(message, messages.AskNetwork):
+            self.close()
+            head = self._options.head
+            secrets = (head.secret, head.open_secret)
+            self._probe = NetworkProbe(message.survey, secrets, self._link.send)
+            ports = self._probe.open()
+            environment, own = self._spawners.environment, self._options.local_addr
+            self._link.send(network_facts(message.survey, ports, environment, own))
+        elif self._probe is None or self._probe.survey != message.survey:
+            return
+        elif isinstance(message, messages.ProbeNetwork):
+            self._probe.begin(message)
+        else:
+            self.close()
+
+    def take_ask(self, ask: messages.AskFacts, run_dir: RunDir) -> None:
+        """Collect the facts of this node."""
+        self.facts.take(ask, self._spawners.program, self._spawners.environment, run_dir)
+
+    def close(self) -> None:
+        """End the probe of networks."""
+        if self._probe is not None:
+            self._probe.close()
+            self._probe = None
+
+    # While workers run.
+
+    async def tell_progress(self) -> None:
+        """Tell every two seconds how far the workers are."""
+        reader: NodeProgress | None = None
+        while True:
+            await asyncio.sleep(PROGRESS_EVERY_S)
+            attempt = self._living()
+            if attempt is None or not attempt.running or self._link.channel is None:
+                continue
+            if reader is None or reader.attempt != attempt.attempt:
+                from torchmuster.node import progress
+
+                reader = progress.NodeProgress(self._folder, attempt.attempt)
+            ranks = await asyncio.to_thread(reader.read, attempt.running)
+            if attempt is self._living():
+                self._link.send(messages.Progress(attempt=attempt.attempt, ranks=ranks))
+
+    async def take_stacks(self, order: messages.TakeStacks) -> None:
+        """Say where the ranks of this node are."""
+        from torchmuster.node.stacks import pieces, take_stacks
+
+        attempt = self._living()
+        running = attempt.running if attempt is not None else []
+        logs = {rank: attempt.log_of(rank) for rank, _ in running} if attempt is not None else {}
+        stacks = await asyncio.to_thread(
+            take_stacks, self._folder, order.attempt, running, logs=logs
+        )
+        for piece, is_last in pieces(stacks):
+            self._link.send(messages.Stacks(number=order.number, stacks=piece, is_last=is_last))
+
+    def take_exec(self, message: messages.FromExecClient) -> None:
+        """Start a command beside a rank, or pass on what belongs to one."""
+        from torchmuster.node import rank_exec
+        from torchmuster.node.task.exec import Execs
+
+        if self._link.channel is not None and self._link.channel.is_open:
+            if isinstance(message, messages.ExecStart):
+                self._link.send(rank_exec.refuse_unproved(message))
+            return
+        if self._execs is None:
+            self._execs = Execs(self._options.host, self._link.send)
+        attempt, target = self._living(), None
+        if attempt is not None and isinstance(message, messages.ExecStart):
+            ranks = attempt.order.ranks
+            rank = rank_exec.wanted_rank(message, ranks.first_rank, ranks.num_workers)
+            pid = dict(attempt.running).get(rank)
+            if pid is not None:
+                worker = attempt.environment_of(rank)
+                every = rank_exec.whole_environment(self._spawners.environment, worker)
+                of_rank = message.task.startswith("rank ")
+                target = rank_exec.rank_target(pid, rank_exec.node_environment(every, of_rank))
+        self._execs.take(message, target)
+
+    def end_execs(self) -> None:
+        """End the commands beside the ranks: the attempt has ended."""
+        if self._execs is not None:
+            self._execs.end_all("the attempt has ended")
