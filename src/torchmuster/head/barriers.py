@@ -7,12 +7,12 @@ ended, counts that disagree) fails all of them at once.
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from torchmuster.errors import BarrierError
 from torchmuster.model.display.text import MAX_NAMES, name_missing, say_missing
-from torchmuster.net.messages import BarrierAnswer, BarrierState
+from torchmuster.net.messages import BarrierAnswer, BarrierCall, BarrierState
 
 # What the head decides is what travels.
 Answer = BarrierAnswer
@@ -340,3 +340,55 @@ def _counted(arrival: _Arrival) -> str:
 
 def _first(arrivals: Iterable[_Arrival]) -> _Arrival:
     return next(iter(arrivals))
+
+
+class TaskBarriers:
+    """The barriers of a group, called by processes of its tasks through their agents.
+
+    Args:
+        tasks: The group's.
+        send: Sends to the agent of a task.
+    """
+
+    def __init__(self, tasks: tuple[str, ...], send: Callable[[str, BarrierAnswer], None]) -> None:
+        self._barriers = Barriers(tasks)
+        self._send = send
+        self._callers: dict[str, str] = {}  # caller -> task
+
+    def call(self, task: str, call: BarrierCall, now_s: float) -> None:
+        """Take a process's call."""
+        self._callers[call.caller_id] = task
+        answers = self._barriers.arrive(
+            call.caller_id,
+            task,
+            call.name,
+            count=call.count,
+            rank=call.rank,
+            now_s=now_s,
+            timeout_s=call.timeout_s,
+        )
+        self._answer(answers)
+
+    def leave(self, caller_id: str) -> None:
+        """Withdraw a caller that has gone."""
+        self._callers.pop(caller_id, None)
+        self._barriers.leave(caller_id)
+
+    def task_lost(self, task: str) -> None:
+        """Withdraw all callers of a task that may come again."""
+        for caller_id in [c for c, owner in self._callers.items() if owner == task]:
+            self.leave(caller_id)
+
+    def task_over(self, task: str, how: str) -> None:
+        """A task comes no more; who waits for it hears why."""
+        self._answer(self._barriers.member_gone(task, f"it is {how}"))
+
+    def tick(self, now_s: float) -> None:
+        """Do what is due."""
+        self._answer(self._barriers.tick(now_s))
+
+    def _answer(self, answers: Iterable[Answer]) -> None:
+        for answer in answers:
+            task = self._callers.get(answer.caller_id)
+            if task is not None:
+                self._send(task, answer)

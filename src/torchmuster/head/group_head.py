@@ -1,17 +1,11 @@
 """The head of a workflow's group: hears its tasks' agents, lets `GroupPolicy` decide, carries out what follows."""
 
 import asyncio
-import glob
-import heapq
-import itertools
-import json
 import os
-import random
 import signal
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torchmuster import proc
@@ -19,28 +13,26 @@ from torchmuster.files import atomic
 from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
 from torchmuster.head import group_policy as gang
-from torchmuster.head.barriers import Barriers
+from torchmuster.head.barriers import TaskBarriers
 from torchmuster.head.exec_relay import ExecRelay
+from torchmuster.head.group_outcome import Conclusion
 from torchmuster.head.group_policy import GroupPolicy, TaskPhase
-from torchmuster.head.head import SAY_EVERY_S, Head, HeadClient
+from torchmuster.head.group_ports import choose_ports
+from torchmuster.head.head import SAY_EVERY_S, Head, HeadClient, Timers
 from torchmuster.model import codec
+from torchmuster.model.display.text import few_of
 from torchmuster.model.lease import SILENT_S, is_given_up
 from torchmuster.model.outcome import (
-    FailureFacts,
     GroupOutcome,
     TaskOutcome,
-    explain_task_failure,
 )
 from torchmuster.model.states import State
-from torchmuster.model.tokens import find_tokens
-from torchmuster.model.verdict import Report
-from torchmuster.model.workflow import GroupPlan, TaskNetwork, WorkflowPlan
+from torchmuster.model.workflow import GroupPlan, WorkflowPlan
 from torchmuster.net import messages
 from torchmuster.net.channel import Channel
 from torchmuster.net.handshake import HandshakeError
 
 TICK_S = 0.25
-_NUM_PORT_CANDIDATES = 256
 _START_LIMIT_S = 120.0
 _START_SLICE_S = 0.05  # starting hundreds of agents in one go would leave the first ones unheard
 
@@ -98,14 +90,12 @@ class GroupHead(Head[_Agent]):
         self._group = options.group
         self._starter = starter
         self._gang = GroupPolicy(options.group, options.plan.grace_s, options.plan.backoff_s)
-        self._barriers = Barriers(tuple(task.name for task in options.group.tasks))
+        self._barriers = TaskBarriers(tuple(task.name for task in options.group.tasks), self._send)
         self._execs = ExecRelay(self._send_exec, self._why_no_exec)
         self._agents: dict[str, _Agent] = {}
-        self._timers: list[tuple[float, int, Callable[[], None]]] = []
-        self._timer_ids = itertools.count()
+        self._timers = Timers()
         self._outcomes: dict[str, TaskOutcome] = {}
         self._ends: dict[str, messages.TaskEnded | messages.TaskNotPrepared] = {}
-        self._callers: dict[str, str] = {}
         self._started_at = time.monotonic()
         self._running_since: float | None = None
         self._say_at = self._started_at + SAY_EVERY_S
@@ -157,11 +147,7 @@ class GroupHead(Head[_Agent]):
 
     def patience_s(self) -> float:
         """Return when the next timer ends, or an agent has to be started."""
-        if self._to_start:
-            return 0.0
-        if not self._timers:
-            return TICK_S
-        return max(0.0, min(TICK_S, self._timers[0][0] - time.monotonic()))
+        return 0.0 if self._to_start else self._timers.next_s(TICK_S)
 
     def advance(self) -> None:
         """Do what is due."""
@@ -169,9 +155,7 @@ class GroupHead(Head[_Agent]):
         if self._stop_asked_by is not None:
             self._stop(State.FAILED_CANCELED, f"stopped by {self._stop_asked_by}")
             self._stop_asked_by = None
-        while self._timers and self._timers[0][0] <= now:
-            _, _, action = heapq.heappop(self._timers)
-            action()
+        self._timers.run(now)
         while self._to_start and time.monotonic() - now < _START_SLICE_S:
             self._start_agent(*self._to_start.popleft())
         for task, attempt, how in self._starter.poll():
@@ -181,7 +165,7 @@ class GroupHead(Head[_Agent]):
         for (task, _), since in list(self._started.items()):
             if own_now - since > _START_LIMIT_S:
                 self._starter.kill(task)
-        self._answer_barriers(self._barriers.tick(now))
+        self._barriers.tick(now)
         limit_s = self._group.exec_timeout_s
         ran_s = now - self._running_since if self._running_since is not None else 0.0
         if limit_s is not None and ran_s > limit_s and not self._gang.is_stopping:
@@ -205,19 +189,12 @@ class GroupHead(Head[_Agent]):
     def _say_waits(self) -> None:
         waits = self._gang.waits_for()
         if waits and self._gang.state in (State.RUNNING, State.INITIALIZING, State.SCHEDULING):
-            what = ", ".join(waits[:8]) + (f" and {len(waits) - 8} more" if len(waits) > 8 else "")
+            what = few_of(waits, 8)
             limit_s = self._group.exec_timeout_s
             left = ""
             if limit_s is not None and self._running_since is not None:
                 left = f"; {limit_s - (time.monotonic() - self._running_since):.0f} s left"
             self.event("group_waits", group=self._group.name, text=f"waiting for {what}{left}")
-
-    def _later(self, after_s: float, action: Callable[[], None]) -> None:
-        if after_s <= 0:
-            action()
-            return
-        entry = (time.monotonic() + after_s, next(self._timer_ids), action)
-        heapq.heappush(self._timers, entry)
 
     # What comes in.
 
@@ -289,9 +266,8 @@ class GroupHead(Head[_Agent]):
             case messages.Notice(text=text):
                 self.event("notice", text=text)
             case messages.BarrierCall():
-                self._take_barrier_call(task, message)
+                self._barriers.call(task, message, time.monotonic())
             case messages.BarrierLeave(caller_id=caller_id):
-                self._callers.pop(caller_id, None)
                 self._barriers.leave(caller_id)
             case _ if isinstance(message, messages.FromExecTask):
                 self._execs.from_task(task, message)
@@ -340,9 +316,7 @@ class GroupHead(Head[_Agent]):
         self._execs.task_gone(task, why)
         if self._gang.phase(task) is TaskPhase.OVER:
             return
-        for caller_id in [c for c, owner in self._callers.items() if owner == task]:
-            self._callers.pop(caller_id)
-            self._barriers.leave(caller_id)
+        self._barriers.task_lost(task)
         self._starter.kill(task)
         self.event("agent_lost", task=task, why=why)
         self._obey(self._gang.lost(task, why))
@@ -361,14 +335,16 @@ class GroupHead(Head[_Agent]):
             case gang.Tell():
                 self._tell(order)
             case gang.StartAgent(attempt=number, after_s=after_s):
-                self._later(after_s, lambda: self._to_start.append((task, number)))
+                self._timers.later(after_s, lambda: self._to_start.append((task, number)))
             case gang.Begin():
                 self._send(task, self._begin_message(task, attempt))
             case gang.Again(attempt=number, after_s=after_s):
-                self._later(after_s, lambda: self._send(task, messages.TaskAgain(attempt=number)))
+                self._timers.later(
+                    after_s, lambda: self._send(task, messages.TaskAgain(attempt=number))
+                )
             case gang.StopCommand(grace_s=grace_s, after_s=after_s):
                 stop = messages.TaskStop(attempt=attempt, grace_s=grace_s)
-                self._later(after_s, lambda: self._send(task, stop))
+                self._timers.later(after_s, lambda: self._send(task, stop))
             case gang.UploadState():
                 succeeded = self._gang.is_succeeding(task)
                 upload = messages.TaskUpload(attempt=attempt, succeeded=succeeded)
@@ -389,12 +365,9 @@ class GroupHead(Head[_Agent]):
             agent.channel.send_nowait(messages.TaskLeave())
             self._execs.task_gone(task, "the task has ended")
         if self._gang.phase(task) is TaskPhase.OVER:
-            self._barriers_without(task)
-
-    def _barriers_without(self, task: str) -> None:
-        outcome = self._outcomes.get(task)
-        how = outcome.state.value if outcome is not None else "ended"
-        self._answer_barriers(self._barriers.member_gone(task, f"it is {how}"))
+            outcome = self._outcomes.get(task)
+            how = outcome.state.value if outcome is not None else "ended"
+            self._barriers.task_over(task, how)
 
     def _send(self, task: str, message: messages.Message) -> None:
         agent = self._agents.get(task)
@@ -431,7 +404,8 @@ class GroupHead(Head[_Agent]):
 
     def _begin_message(self, task: str, attempt: int) -> messages.TaskBegin:
         if not self._port_users:  # who begins beside others must get the ports that they have
-            self._chosen_ports = self._choose_ports()
+            free = [agent.free_ports for agent in self._agents.values() if agent.free_ports]
+            self._chosen_ports = choose_ports(self._options.plan, self._group, free)
         self._port_users.add(task)
         return messages.TaskBegin(
             attempt=attempt,
@@ -440,59 +414,19 @@ class GroupHead(Head[_Agent]):
             ports=self._chosen_ports,
         )
 
-    def _choose_ports(self) -> dict[str, int]:
-        names = port_names(self._group)
-        if not names:
-            return {}
-        common = [set(agent.free_ports) for agent in self._agents.values() if agent.free_ports]
-        free = set.intersection(*common) if common else set()
-        candidates = port_candidates(self._options.plan, self._group)
-        chosen = [port for port in candidates if port in free] or list(candidates)
-        return dict(zip(names, chosen, strict=False))
-
-    # Barriers of the tasks' own.
-
-    def _take_barrier_call(self, task: str, call: messages.BarrierCall) -> None:
-        self._callers[call.caller_id] = task
-        answers = self._barriers.arrive(
-            call.caller_id,
-            task,
-            call.name,
-            count=call.count,
-            rank=call.rank,
-            now_s=time.monotonic(),
-            timeout_s=call.timeout_s,
-        )
-        self._answer_barriers(answers)
-
-    def _answer_barriers(self, answers: tuple[messages.BarrierAnswer, ...]) -> None:
-        for answer in answers:
-            task = self._callers.get(answer.caller_id)
-            if task is not None:
-                self._send(task, answer)
-
     # The end.
 
     def _conclude(self) -> GroupOutcome:
-        state = self._gang.state
-        is_worth_it = state.is_failed and state is not State.FAILED_CANCELED
-        report = self._report() if is_worth_it else None
-        lead = self._outcomes.get(self._group.lead.name)
-        code = 0
-        if state.is_failed:
-            failure = self._gang.first_failure
-            found = failure.code if failure is not None else lead.code if lead else 1
-            code = found if found is not None and 0 < found < 256 else 1
-            if state is State.FAILED_CANCELED:
-                code = 128 + signal.SIGTERM
-        outcome = GroupOutcome(
-            group=self._group.name,
-            state=state,
-            exit_code=code,
-            elapsed_s=time.monotonic() - self._started_at,
-            tasks=tuple(self._outcomes.values()),
-            report=report,
+        conclusion = Conclusion(
+            plan=self._options.plan,
+            group=self._group,
+            run_dir=self._options.run_dir,
+            policy=self._gang,
+            outcomes=self._outcomes,
+            ends=self._ends,
+            stop_why=self._stop_why,
         )
+        outcome = conclusion.outcome(time.monotonic() - self._started_at)
         path = self._options.run_dir.group(self._group.name).result
         self.disk.flush(5.0)
         try:
@@ -503,57 +437,6 @@ class GroupHead(Head[_Agent]):
         self.event("group_ended", outcome=codec.to_plain(outcome))
         return outcome
 
-    def _report(self) -> Report:
-        failure = self._gang.first_failure
-        name = self._group.name
-        if failure is None:
-            why = self._stop_why or "it was stopped"
-            error = f"group {name} ended as {self._gang.state.value}: {why}"
-            return Report(error=error, because=self._earlier_failures())
-        verdict = self._training_verdict(failure)
-        if verdict is not None:
-            return replace(verdict, error=f"task {failure.task} failed: {verdict.error}")
-        end = self._ends.get(failure.task)
-        tail = end.tail if isinstance(end, messages.TaskEnded) else end.detail if end else ()
-        shared = self._options.plan.network is TaskNetwork.SHARED
-        others = [t.name for t in self._group.tasks if t.name != failure.task] if shared else []
-        report = explain_task_failure(
-            FailureFacts(
-                group=name,
-                task=failure.task,
-                attempt=failure.attempt,
-                why=failure.why,
-                code=failure.code,
-                tail=tail,
-                memory_evidence=end.memory_evidence
-                if isinstance(end, messages.TaskEnded)
-                else None,
-                hint=end.hint if isinstance(end, messages.TaskNotPrepared) else None,
-                others=others,
-                log=self._options.run_dir.task_log(name, failure.task, failure.attempt),
-            )
-        )
-        return replace(report, because=(*report.because, *self._earlier_failures()))
-
-    def _earlier_failures(self) -> tuple[str, ...]:
-        """What did not count may still be the cause: a peer that is gone makes the lead fail."""
-        shown = self._gang.ignored[:4]
-        return tuple(f"{failure.task} had failed before: {failure.why}" for failure in shown)
-
-    def _training_verdict(self, failure: gang.Failure) -> Report | None:
-        """Return the verdict of the run that a training task was: it names the rank and the line."""
-        if self._group.task(failure.task).training is None or self._stop_why is not None:
-            return None
-        folder = self._options.run_dir.training_folder(failure.task, failure.attempt)
-        for path in glob.glob(os.path.join(glob.escape(folder), "*", "result.json")):
-            plain = atomic.read_json(path)
-            try:
-                report = codec.from_plain(Report, (plain or {}).get("report"))
-            except codec.CodecError:
-                continue
-            return report
-        return None
-
     async def _say_goodbye(self) -> None:
         """Let agents leave by themselves for a moment, and clients hear the last event."""
         deadline = time.monotonic() + 5.0
@@ -563,32 +446,3 @@ class GroupHead(Head[_Agent]):
             await asyncio.sleep(0.01)
         for client in self._clients:
             await client.channel.close()
-
-
-def port_names(group: GroupPlan) -> list[str]:
-    """Return the names in `{{port:NAME}}` of a group's texts; the empty one for `{{port}}`."""
-    names: dict[str, None] = {}
-    for token in find_tokens(json.dumps(codec.to_plain(group), ensure_ascii=False)):
-        if token.kind == "port":
-            names[token.argument or ""] = None
-    return list(names)
-
-
-def port_candidates(plan: WorkflowPlan, group: GroupPlan) -> tuple[int, ...]:
-    """Return ports that all tasks of a group try, in the same order: not those that the kernel gives to callers."""
-    if not port_names(group):
-        return ()
-    low, high = _ephemeral_range()
-    usable = [port for port in range(10240, 65536) if not low <= port <= high]
-    # Not for secrets: all tasks must come to the same list.
-    chooser = random.Random(f"{plan.uuid}/{group.name}")
-    return tuple(chooser.sample(usable, min(_NUM_PORT_CANDIDATES, len(usable))))
-
-
-def _ephemeral_range() -> tuple[int, int]:
-    try:
-        with open("/proc/sys/net/ipv4/ip_local_port_range") as file:
-            low, high = file.read().split()
-            return int(low), int(high)
-    except (OSError, ValueError):
-        return 32768, 60999

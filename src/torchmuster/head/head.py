@@ -5,7 +5,11 @@ Connections only fill the inbox, so its order is the order of events (`docs/desi
 """
 
 import asyncio
+import heapq
+import itertools
+import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -71,6 +75,32 @@ class Asked:
 
     client: HeadClient
     message: messages.Message | None
+
+
+class Timers:
+    """What has to be done later, by the clock that never stops."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = itertools.count()
+
+    def later(self, after_s: float, action: Callable[[], None]) -> None:
+        """Do something after so many seconds; at once when there are none."""
+        if after_s <= 0:
+            action()
+        else:
+            entry = (time.monotonic() + after_s, next(self._numbers), action)
+            heapq.heappush(self._waiting, entry)
+
+    def next_s(self, most_s: float) -> float:
+        """Return for how long nothing is due, at most."""
+        due = self._waiting[0][0] - time.monotonic() if self._waiting else most_s
+        return max(0.0, min(due, most_s))
+
+    def run(self, now: float) -> None:
+        """Do what is due."""
+        while self._waiting and self._waiting[0][0] <= now:
+            heapq.heappop(self._waiting)[2]()
 
 
 class Head(ABC, Generic[AgentT]):

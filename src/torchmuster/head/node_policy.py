@@ -22,6 +22,7 @@ from torchmuster.head.training_actions import (
 )
 from torchmuster.model import contract
 from torchmuster.model.plan import RunPlan
+from torchmuster.model.stop import StopCause, cause_of_stop
 from torchmuster.model.verdict import Result
 from torchmuster.net import messages
 from torchmuster.net.channel import Channel
@@ -65,11 +66,24 @@ class NodePolicy:
         self._lost: dict[str, str] = {}  # nodes that are missing now, and why
         self._refusals: dict[str, float] = {}
         self._look_at = 0.0
+        self._no_store_said = False
         self._why_next = "start"
         self._checks = checks(self)
 
     def _begin_ending(self) -> None:
         """End the attempt that runs."""
+        raise NotImplementedError
+
+    def stop(
+        self,
+        now: float,
+        signum: int,
+        cause: StopCause,
+        *,
+        at_once: bool = False,
+        time_is_up: bool = False,
+    ) -> None:
+        """Stop the run."""
         raise NotImplementedError
 
     @property
@@ -195,7 +209,29 @@ class NodePolicy:
                 why = f"its agent has been silent for {silent_s:.0f} s"
                 self.gone(self.now, member, member.channel, why)
 
+    # What they say of themselves.
+
+    def _take_ready(self, member: Member, ready: messages.SpawnerReady) -> None:
+        again, member.ready = member.ready is not None, ready
+        if again:
+            return
+        if ready.why:
+            self.tell("notice", node=self.members.name(member), text=ready.why)
+        no_torch = ready.torch is None and ready.why is None and ready.forks
+        if no_torch and not self._no_store_said:
+            self._no_store_said = True
+            text = "torch is not installed in the job's interpreter, so no rendezvous store can be offered"
+            self.tell("notice", node=self.members.name(member), text=text)
+
     # Nodes that leave.
+
+    def _take_signal(self, member: Member, signum: int) -> None:
+        if self._lets_go(member, signum):
+            return
+        # Schedulers send SIGTERM to every agent, some twice; Ctrl-C twice means at once.
+        repeat = signum == signal.SIGINT and member.interrupted
+        member.interrupted = signum == signal.SIGINT
+        self.stop(self.now, signum, cause_of_stop(signum), at_once=repeat)
 
     def _lets_go(self, member: Member, signum: int) -> bool:
         """Say whether only this node ends, and begin with it."""

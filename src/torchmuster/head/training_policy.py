@@ -8,7 +8,6 @@ then takes. Ends count in the order of their arrival (`docs/design.md`, rule 3).
                                +--all ended well--> OVER <--no more-----+
 """
 
-import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -48,7 +47,6 @@ class _Known:
     trained_step: int | None = None
     saved_step: int | None = None
     is_time_up: bool = False
-    no_store_said: bool = False
     held_failure_said: bool = False
     debugging: set[int] = field(default_factory=set)  # ranks
 
@@ -135,18 +133,6 @@ class TrainingPolicy(NodePolicy):
             case messages.SignalReceived(signum=signum):
                 self._take_signal(member, signum)
 
-    def _take_ready(self, member: Member, ready: messages.SpawnerReady) -> None:
-        again, member.ready = member.ready is not None, ready
-        if again:
-            return
-        if ready.why:
-            self.tell("notice", node=self.members.name(member), text=ready.why)
-        no_torch = ready.torch is None and ready.why is None and ready.forks
-        if no_torch and not self._known.no_store_said:
-            self._known.no_store_said = True
-            text = "torch is not installed in the job's interpreter, so no rendezvous store can be offered"
-            self.tell("notice", node=self.members.name(member), text=text)
-
     def _note_up(self, attempt: Attempt, member: Member) -> None:
         if member.place is None or member.place in attempt.places_up:
             return
@@ -168,14 +154,6 @@ class TrainingPolicy(NodePolicy):
         self._known.debugging.discard(end.rank)
         fields = {"attempt": end.attempt, "rank": end.rank, "node": end.node, "asked": end.asked}
         self.tell("worker_ended", what=describe(end), elapsed_s=end.elapsed_s, **fields)
-
-    def _take_signal(self, member: Member, signum: int) -> None:
-        if self._lets_go(member, signum):
-            return
-        # Schedulers send SIGTERM to every agent, some twice; Ctrl-C twice means at once.
-        repeat = signum == signal.SIGINT and member.interrupted
-        member.interrupted = signum == signal.SIGINT
-        self.stop(self.now, signum, cause_of_stop(signum), at_once=repeat)
 
     def hung(self, now: float, end: WorkerEnd) -> None:
         """Take a rank that the watch has found to stand still for good."""

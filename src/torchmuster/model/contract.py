@@ -120,6 +120,11 @@ def signal_name(signum: int) -> str:
         return f"signal {signum}"
 
 
+def describe_exit(status: int) -> str:
+    """Return a status as `subprocess` has it in words: a negative one is a signal."""
+    return signal_name(-status) if status < 0 else f"exit code {status}"
+
+
 def may_be_read_at_import(begin: str) -> bool:
     """Say whether torch may read a variable of which only the begin is known while it is imported."""
     if begin.startswith(READ_LATER_PREFIXES):

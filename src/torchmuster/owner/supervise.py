@@ -7,14 +7,12 @@ run ends: the agents see the end of their lifeline.
 import asyncio
 import os
 import signal
-import sys
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from torchmuster import proc
-from torchmuster.engines.local import HEAD, AgentEnd
+from torchmuster.engines.local import HEAD
 from torchmuster.engines.starter import describe_end
 from torchmuster.errors import MusterError
 from torchmuster.files import atomic
@@ -22,6 +20,7 @@ from torchmuster.files.layout import RunDir
 from torchmuster.files.tail import last_lines
 from torchmuster.files.terminal import own_terminal
 from torchmuster.model import codec
+from torchmuster.model.contract import describe_exit
 from torchmuster.model.display.text import report_of_error
 from torchmuster.model.lease import OwnClock
 from torchmuster.model.plan import RunPlan
@@ -35,6 +34,7 @@ from torchmuster.net.secret import read_secret
 from torchmuster.node.leftovers import sweep_beside
 from torchmuster.owner.deadline import LAST_STOP, Deadline
 from torchmuster.owner.head_watch import HeadWatch
+from torchmuster.owner.parts import Engine, RunDisplay, StandardInput
 from torchmuster.owner.session import hangup_ignored
 from torchmuster.owner.views.record import read_events, read_result
 
@@ -46,63 +46,6 @@ _END_LIMIT_S = 12.0  # from the kill
 _LEAVE_S = 1.0
 _STOP_LOOK_S = 0.3
 _REMOVE_LIMIT_S = 120.0
-
-
-class RunDisplay(Protocol):
-    """What the supervisor shows."""
-
-    def say(self, sentence: str) -> None:
-        """Show a sentence of muster's own."""
-
-    def tell(self, event: str, fields: Mapping[str, Any]) -> None:
-        """Show what an event of the run means."""
-
-    def show(self, rank: int, stream: int, text: str, left_out: int) -> None:
-        """Show what a rank wrote."""
-
-    def flush(self, timeout_s: float) -> None:
-        """Wait until it is shown."""
-
-
-class Engine(Protocol):
-    """What starts agents on the places of a run: this machine, or the nodes of a job."""
-
-    @property
-    def address(self) -> tuple[str, int]:
-        """Return where the head listens, for us."""
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """Return the head's addresses for other machines; none where only this one can call."""
-
-    @property
-    def pids(self) -> list[int]:
-        """Return the processes that it has started."""
-
-    @property
-    def head_state(self) -> str | None:
-        """Return the state of the head's process (/proc/PID/stat); None where it is on another machine."""
-
-    def start_all(self, *, first_attempt: int = 0, restarts_spent: int = 0) -> None:
-        """Start an agent on every place, the head first."""
-
-    def start_place(self, place: int) -> None:
-        """Start an agent on one place."""
-
-    def holds(self, place: int) -> bool:
-        """Say whether an agent of this place runs."""
-
-    def poll(self) -> list[AgentEnd]:
-        """Return the agents that have ended."""
-
-    def has_orphans(self) -> bool:
-        """End what ended agents left; say whether any of it is left."""
-
-    def kill_all(self) -> None:
-        """End every agent at once."""
-
-    def cut_lifeline(self) -> None:
-        """Let the agents end themselves."""
 
 
 @dataclass(slots=True)
@@ -136,7 +79,7 @@ class Supervisor:
     _is_deaf_to_sigint: bool = False
     _head_end: int | None = None
     _given_up: str | None = None
-    _input_ended: bool = False
+    _input: StandardInput | None = None
     _said_of_time: list[messages.Message] = field(default_factory=list)
     _wanted: set[int] = field(default_factory=set)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -172,7 +115,8 @@ class Supervisor:
             if watching is not None:
                 watching.cancel()
             await self._end_agents()
-            await _remove_leftovers()
+            # What killed agents of this machine have left: there may be no other run to remove it.
+            await asyncio.to_thread(sweep_beside(None).join, _SWEEP_LIMIT_S)
         return self.result
 
     # One head's life.
@@ -275,7 +219,7 @@ class Supervisor:
                 if name == "workers_started":
                     self._send_size()  # it may have changed while there was nobody to tell
                 if name == "workers_started" and self.forward_stdin:
-                    self._read_stdin()  # not before: there is nobody yet to get it
+                    self._begin_input()  # not before: there is nobody yet to get it
                 self.display.tell(name, fields)
             case messages.Output():
                 self.display.show(message.rank, message.stream, message.text, message.dropped_lines)
@@ -294,7 +238,8 @@ class Supervisor:
 
     async def _replace_head(self) -> None:
         """The head has gone: end everything, then begin again where the record stops."""
-        ended = self._given_up or _describe(self._head_end)
+        end = self._head_end
+        ended = self._given_up or ("it never answered" if end is None else describe_exit(end))
         self.engine.cut_lifeline()
         await self._reap_all(kill_after_s=3.0)
         self.result = read_result(self.run_dir)
@@ -448,38 +393,17 @@ class Supervisor:
         elif self._channel is not None:
             self._channel.send_nowait(messages.Forward(signum=int(signum)))
 
-    def _read_stdin(self) -> None:
-        loop = asyncio.get_running_loop()
-        if self._input_ended:
-            self._pass_input(b"")
-            return
+    def _begin_input(self) -> None:
+        if self._input is None:
+            unsent = lambda: self._channel.unsent_bytes if self._channel is not None else 0  # noqa: E731
+            self._input = StandardInput(self._send_input, unsent)
+        self._input.begin()
 
-        def read() -> None:
-            if sys.stdin.isatty() and os.tcgetpgrp(0) != os.getpgrp():
-                return  # in the background: reading would stop us
-            if not self._pass_input(os.read(0, 4096)):
-                loop.remove_reader(0)
-
-        async def read_file() -> None:
-            while self._pass_input(await asyncio.to_thread(os.read, 0, 1 << 16)):
-                while self._channel is not None and self._channel.unsent_bytes > 1 << 20:
-                    await asyncio.sleep(_POLL_S)
-
-        try:
-            loop.add_reader(0, read)
-        except (OSError, ValueError):  # a plain file can't be waited for
-            task = loop.create_task(read_file())
-            self._notes.add(task)
-            task.add_done_callback(self._notes.discard)
-
-    def _pass_input(self, data: bytes) -> bool:
-        """Send input on, byte for byte; an end is sent to each attempt. Say whether more follows."""
-        self._input_ended = not data
+    def _send_input(self, data: bytes) -> None:
         if self._channel is not None and self.plan.stdin_rank is not None:
             text = data.decode(errors="surrogateescape")
             message = messages.Input(rank=self.plan.stdin_rank, text=text, end=not data)
             self._channel.send_nowait(message)
-        return bool(data)
 
     # The end.
 
@@ -521,20 +445,3 @@ class Supervisor:
             self.display.say(
                 f"`muster cancel` will not find this run: {self.run_dir.head}: {error.strerror}"
             )
-
-
-async def _remove_leftovers() -> None:
-    """Remove what agents of this machine that were killed have left: there may be no other run to do it."""
-    began, sweeping = time.monotonic(), sweep_beside(None)
-    while sweeping.is_alive() and time.monotonic() - began < _SWEEP_LIMIT_S:
-        await asyncio.sleep(_POLL_S)
-
-
-def _describe(status: int | None) -> str:
-    if status is None:
-        return "it never answered"
-    if status < 0:
-        return (
-            signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
-        )
-    return f"exit code {status}"

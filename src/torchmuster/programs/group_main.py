@@ -20,7 +20,8 @@ from torchmuster.errors import MusterError, RunDirectoryError
 from torchmuster.files import atomic
 from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
-from torchmuster.head.group_head import GroupHead, GroupHeadOptions, port_candidates
+from torchmuster.head.group_head import GroupHead, GroupHeadOptions
+from torchmuster.head.group_ports import port_candidates
 from torchmuster.model import codec
 from torchmuster.model.display.text import render_report, report_of_error
 from torchmuster.model.workflow import GroupPlan, WorkflowPlan

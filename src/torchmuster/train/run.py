@@ -260,7 +260,6 @@ class Run:
         """Save at this step on all ranks, and leave."""
         clock, world, reason = self._clock, self._world, self._watch.reason
         self._save_last()
-        self._tell_where_it_ended()
         what = self._saves.what_is_saved(clock.steps_done)
         if world.rank == 0:
             self._metrics.record.event("preempted", step=clock.steps_done, reason=reason)
@@ -432,23 +431,19 @@ class Run:
             record = self._metrics.record
             record.event("save", step=clock.steps_done, blocked_s=round(blocked_s, 6))
 
-    def _tell_where_it_ended(self) -> None:
-        """Let the last line of `muster run` say what can be resumed."""
+    def _save_last(self) -> None:
+        """Save where the run ends, wait until that is whole, and let the last line of `muster run` say it."""
+        with self._world.pace.beats.during(RankPhase.SAVE):
+            if self._saves.step != self._clock.steps_done:
+                self._save(may_skip=False)
+            self._saves.check(self.steps_done, by_all=True)
         if self._world.rank == 0:
             saved = self._saves.newest_step
             over = TrainingOver(step=self._clock.steps_done, saved_step=saved)
             tell(os.environ.get(contract.SOCKET_VARIABLE, ""), over)
 
-    def _save_last(self) -> None:
-        """Save where the run ends, and wait until that is whole."""
-        with self._world.pace.beats.during(RankPhase.SAVE):
-            if self._saves.step != self._clock.steps_done:
-                self._save(may_skip=False)
-            self._saves.check(self.steps_done, by_all=True)
-
     def _finish(self) -> None:
         self._save_last()
-        self._tell_where_it_ended()
         if self._world.rank == 0:
             self._metrics.record.event("finished", step=self._clock.steps_done)
         self.close()

@@ -15,9 +15,8 @@ from torchmuster.head.group_head import (
     SAY_EVERY_S,
     GroupHead,
     GroupHeadOptions,
-    port_candidates,
-    port_names,
 )
+from torchmuster.head.group_ports import port_candidates, port_names
 from torchmuster.model.states import State
 from torchmuster.model.workflow import ExitAction, ExitRule, GroupPlan, TaskPlan, WorkflowPlan
 from torchmuster.net import messages

@@ -208,7 +208,9 @@ class SpawnerKeeper:
         killed = status is not None and status < 0
         self._num_early_deaths += self.ready is None
         if self.ready is None and not (killed and self._num_early_deaths < _MAX_EARLY_DEATHS):
-            why = "it ended before it was ready" if status is None else _describe_exit(status)
+            why = (
+                "it ended before it was ready" if status is None else contract.describe_exit(status)
+            )
             ended = f"the job's interpreter ended: {why}"
             because = "\n".join(text for text in (link.said, ended) if text)
             self.refuse(because, **link.last_words())
@@ -220,7 +222,7 @@ class SpawnerKeeper:
             start_spawner, self.program, self.environment, self._socket_path
         )
         self.adopt(*new)
-        ended = _describe_exit(status if status is not None else -int(signal.SIGKILL))
+        ended = contract.describe_exit(status if status is not None else -int(signal.SIGKILL))
         await self._user.take_spawner_loss(f"its spawner ended ({ended})")
 
     async def end(self) -> None:
@@ -258,7 +260,3 @@ def describe_status(status: int) -> str:
     if os.WIFSIGNALED(status):
         return contract.signal_name(os.WTERMSIG(status))
     return f"exit code {os.WEXITSTATUS(status)}"
-
-
-def _describe_exit(status: int) -> str:
-    return contract.signal_name(-status) if status < 0 else f"exit code {status}"

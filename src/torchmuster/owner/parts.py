@@ -1,0 +1,112 @@
+"""What an owner is given: an engine that starts agents, a display, and what is typed for the workers."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from torchmuster.engines.local import AgentEnd
+
+_WAIT_S = 0.01
+_MAX_UNSENT_BYTES = 1 << 20
+
+
+class RunDisplay(Protocol):
+    """What the supervisor shows."""
+
+    def say(self, sentence: str) -> None:
+        """Show a sentence of muster's own."""
+
+    def tell(self, event: str, fields: Mapping[str, Any]) -> None:
+        """Show what an event of the run means."""
+
+    def show(self, rank: int, stream: int, text: str, left_out: int) -> None:
+        """Show what a rank wrote."""
+
+    def flush(self, timeout_s: float) -> None:
+        """Wait until it is shown."""
+
+
+class Engine(Protocol):
+    """What starts agents on the places of a run: this machine, or the nodes of a job."""
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Return where the head listens, for us."""
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Return the head's addresses for other machines; none where only this one can call."""
+
+    @property
+    def pids(self) -> list[int]:
+        """Return the processes that it has started."""
+
+    @property
+    def head_state(self) -> str | None:
+        """Return the state of the head's process (/proc/PID/stat); None where it is on another machine."""
+
+    def start_all(self, *, first_attempt: int = 0, restarts_spent: int = 0) -> None:
+        """Start an agent on every place, the head first."""
+
+    def start_place(self, place: int) -> None:
+        """Start an agent on one place."""
+
+    def holds(self, place: int) -> bool:
+        """Say whether an agent of this place runs."""
+
+    def poll(self) -> list[AgentEnd]:
+        """Return the agents that have ended."""
+
+    def has_orphans(self) -> bool:
+        """End what ended agents left; say whether any of it is left."""
+
+    def kill_all(self) -> None:
+        """End every agent at once."""
+
+    def cut_lifeline(self) -> None:
+        """Let the agents end themselves."""
+
+
+class StandardInput:
+    """What is typed, or comes from a file, for the workers.
+
+    Args:
+        send: Sends it on; empty at its end.
+        unsent_bytes: Returns how much has not been taken yet: a file waits for that.
+    """
+
+    def __init__(self, send: Callable[[bytes], None], unsent_bytes: Callable[[], int]) -> None:
+        self._send, self._unsent_bytes = send, unsent_bytes
+        self._has_ended = False
+        self._reading: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Read from now on; an end that has come is said again to a new head."""
+        loop = asyncio.get_running_loop()
+        if self._has_ended:
+            self._pass(b"")
+            return
+        try:
+            loop.add_reader(0, self._read)
+        except (OSError, ValueError):  # a plain file can't be waited for
+            if self._reading is None:
+                self._reading = loop.create_task(self._read_file())
+
+    def _read(self) -> None:
+        if sys.stdin.isatty() and os.tcgetpgrp(0) != os.getpgrp():
+            return  # in the background: reading would stop us
+        if not self._pass(os.read(0, 4096)):
+            asyncio.get_running_loop().remove_reader(0)
+
+    async def _read_file(self) -> None:
+        while self._pass(await asyncio.to_thread(os.read, 0, 1 << 16)):
+            while self._unsent_bytes() > _MAX_UNSENT_BYTES:
+                await asyncio.sleep(_WAIT_S)
+
+    def _pass(self, data: bytes) -> bool:
+        """Send input on, byte for byte; say whether more follows."""
+        self._has_ended = not data
+        self._send(data)
+        return bool(data)
