@@ -8,22 +8,20 @@ import contextlib
 import os
 import secrets
 import signal
-import string
 from collections.abc import Coroutine, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torchmuster
 from torchmuster import proc
 from torchmuster.errors import MusterError
 from torchmuster.files.disk import DiskWriter
-from torchmuster.model import contract
 from torchmuster.model.failure import WorkerEnd
 from torchmuster.model.lease import (
     PING_EVERY_S,
 )
 from torchmuster.model.plan import Program
-from torchmuster.model.ranks import NodeRanks
 from torchmuster.net import messages
 from torchmuster.net.ipc import IpcCall, IpcServer
 from torchmuster.net.ipc_messages import (
@@ -38,12 +36,12 @@ from torchmuster.node.head_link import AgentRefusedError, HeadLink
 from torchmuster.node.inquiries import Inquiries
 from torchmuster.node.options import AgentOptions, worker_settings
 from torchmuster.node.setup import NodeWork, refusal_of
+from torchmuster.node.showing import Showing
 from torchmuster.node.spawner import messages as orders
 from torchmuster.node.spawner.keeper import REAP_EVERY_S, SpawnerKeeper, describe_status
 from torchmuster.node.voice import Voice
 from torchmuster.node.workers import NodeAttempt, WorkerSettings
 
-_MAX_UNSENT_SHOW_BYTES = 1 << 20
 _UNKNOWN_S = 1.0  # a worker may call before its spawner has come to say that it has started
 _MAX_UNSAID = 64
 
@@ -76,8 +74,7 @@ class Agent:
             options.program, options.environment, socket_path, self.link.clock, self
         )
         self._goodbye: messages.Goodbye | None = None
-        self._lost_lines: dict[str, int] = {}
-        self._not_shown: dict[int, int] = {}  # lines of a rank that the channel had no room for
+        self._showing = Showing(options, self.link, voice)
         self._terminal = options.terminal
         folder = os.path.dirname(socket_path)
         self.inquiries = Inquiries(options, self.link, self.spawners, folder, self._living)
@@ -101,7 +98,7 @@ class Agent:
         loop = asyncio.get_running_loop()
 
         def lose(lines: int, why: str) -> None:
-            loop.call_soon_threadsafe(self._lose, lines, why)
+            loop.call_soon_threadsafe(self._showing.lose, lines, why)
 
         self.disk.on_loss = lose
         worker_socket = IpcServer(
@@ -193,7 +190,7 @@ class Agent:
                 self.voice.say(f"the connection to the head ended: {why}; calling again")
 
     def _hello(self) -> messages.Hello:
-        running = self._attempt is not None and not self._attempt.reaped
+        living = self._living()
         return messages.Hello(
             incarnation=self._incarnation,
             version=torchmuster.__version__,
@@ -203,7 +200,7 @@ class Agent:
             num_workers=self.options.num_workers,
             place=self.options.place,
             spawner_pid=self.spawners.pid,
-            attempt=self._attempt.attempt if running and self._attempt else None,
+            attempt=living.attempt if living is not None else None,
             wants_place_0=self.options.is_head,
             network_id=proc.network_id(),
             jobs=self.options.jobs,
@@ -246,21 +243,18 @@ class Agent:
                 self._start_if_ready()
             case messages.KillAttempt(attempt=attempt, ended_well=ended_well):
                 self._waiting_order = None
-                if (
-                    self._attempt is None
-                    or self._attempt.attempt != attempt
-                    or self._attempt.reaped
-                ):
+                living = self._living()
+                if living is None or living.attempt != attempt:
                     self.send(messages.AllReaped(attempt=attempt))
                 else:
                     self._kill_workers(ended_well=ended_well)
             case messages.SignalWorkers(signum=signum, if_caught=if_caught):
-                if self._attempt is not None and not self._attempt.reaped:
-                    self._attempt.asked = self._attempt.asked or message.asks_to_stop
-                    self._attempt.signal(signum, if_caught=if_caught)
+                if (living := self._living()) is not None:
+                    living.asked = living.asked or message.asks_to_stop
+                    living.signal(signum, if_caught=if_caught)
             case messages.Input(rank=rank, text=text, end=end):
-                if self._attempt is not None and not self._attempt.reaped:
-                    self._attempt.write_input(rank, text, end=end)
+                if (living := self._living()) is not None:
+                    living.write_input(rank, text, end=end)
             case messages.TerminalSize(columns=columns, rows=rows):
                 self._resize(columns, rows)
             case messages.AskFacts():
@@ -382,8 +376,8 @@ class Agent:
 
     async def take_spawner_loss(self, why: str) -> None:
         """Take that all workers have died with their spawner."""
-        if self._attempt is not None and not self._attempt.reaped:
-            self._attempt.note_lost(why)
+        if (living := self._living()) is not None:
+            living.note_lost(why)
             await self._finish_attempt()
 
     # Attempts.
@@ -392,14 +386,14 @@ class Agent:
         order, welcome, spawner = self._waiting_order, self._welcome, self.spawners.link
         if order is None or welcome is None or self.spawners.ready is None or spawner is None:
             return
-        if self._attempt is not None and not self._attempt.reaped:
+        if self._living() is not None:
             return
         if self._work is not None and not self._work.is_done:
             return
         self._waiting_order = None
         attempt = NodeAttempt(order, self._settings(welcome, order), spawner, self._report_end)
         self._attempt = attempt
-        self._prefix_lines(order.ranks)
+        self._showing.prefix_lines(order.ranks, self.spawners.environment)
         store = self.options.take_store(order.attempt) if self.options.take_store else None
         if store is not None and self.spawners.has_torch:
             host, port = order.master_addr, order.master_port
@@ -407,19 +401,9 @@ class Agent:
             spawner.order(orders.StartStore(host=host, port=port), [fd])
         if store is not None:
             store.close()
-        attempt.start(self.disk, self._show)
+        attempt.start(self.disk, partial(self._showing.show, order.attempt))
         for problem in attempt.problems:
             self.tell(problem)
-
-    def _prefix_lines(self, ranks: NodeRanks) -> None:
-        """Let the lines shown here begin as torchrun's template says, if there is one."""
-        template = self.spawners.environment.get(contract.PREFIX_VARIABLE)
-        if not template or not self.options.local_show:
-            return
-        for local_rank in range(ranks.num_workers):
-            rank, role = ranks.first_rank + local_rank, self.options.role
-            words = {"role_name": role, "rank": rank, "local_rank": local_rank}
-            self.voice.prefix_rank(rank, string.Template(template).safe_substitute(words))
 
     def _settings(self, welcome: messages.Welcome, order: messages.StartAttempt) -> WorkerSettings:
         return worker_settings(
@@ -443,14 +427,14 @@ class Agent:
         self.send(messages.WorkerEnded(end=end))
 
     def _kill_workers(self, *, ended_well: bool = False) -> None:
-        if self._attempt is not None and not self._attempt.reaped:
-            attempt = self._attempt
+        attempt = self._living()
+        if attempt is not None:
             attempt.killed = True
             self.spawners.kill_children(lambda: attempt.reaped, ended_well=ended_well)
 
     async def _finish_attempt(self, left: tuple[proc.LeftProcess, ...] = ()) -> None:
-        attempt = self._attempt
-        if attempt is None or attempt.reaped:
+        attempt = self._living()
+        if attempt is None:
             return
         await attempt.finish()
         self.inquiries.end_execs()
@@ -480,26 +464,6 @@ class Agent:
             f"a worker told its agent what it does not understand ({why}): another torchmuster?"
         )
 
-    def _show(self, rank: int, stream: int, text: str, left_out: int) -> None:
-        if self.options.local_show:
-            self.voice.show(rank, stream, text, left_out)
-            return
-        channel, attempt = self.link.channel, self._attempt
-        if channel is None or attempt is None or channel.unsent_bytes > _MAX_UNSENT_SHOW_BYTES:
-            self._not_shown[rank] = self._not_shown.get(rank, 0) + left_out + text.count("\n")
-            return
-        left_out += self._not_shown.pop(rank, 0)
-        for start in range(0, len(text) or 1, 1 << 16):
-            channel.send_nowait(
-                messages.Output(
-                    rank=rank,
-                    attempt=attempt.attempt,
-                    stream=stream,
-                    text=text[start : start + (1 << 16)],
-                    dropped_lines=left_out if start == 0 else 0,
-                )
-            )
-
     def _read_stdin(self, fd: int) -> None:
         """Give what is typed here to the first rank of this node."""
         if os.tcgetpgrp(fd) != os.getpgrp():
@@ -507,23 +471,14 @@ class Agent:
         data = os.read(fd, 4096)
         if not data:
             asyncio.get_running_loop().remove_reader(fd)
-        if self._attempt is not None and not self._attempt.reaped:
-            rank = self._attempt.order.ranks.first_rank
-            self._attempt.write_input(rank, data.decode(errors="replace"), end=not data)
-
-    def _lose(self, lines: int, why: str) -> None:
-        first = why not in self._lost_lines
-        self._lost_lines[why] = self._lost_lines.get(why, 0) + lines
-        if first:
-            text = f"logs are being lost on {self.options.host}: {why}; the job continues"
-            self.send(messages.Notice(text=text, level="warning", logs_lost_lines=lines))
-        else:
-            self.send(messages.Notice(text="", logs_lost_lines=lines))
+        if (living := self._living()) is not None:
+            rank = living.order.ranks.first_rank
+            living.write_input(rank, data.decode(errors="replace"), end=not data)
 
     def _take_signal(self, signum: signal.Signals) -> None:
         if signum in (signal.SIGUSR1, signal.SIGUSR2):
-            if self._attempt is not None and not self._attempt.reaped:
-                self._attempt.signal(signum, if_caught=True)
+            if (living := self._living()) is not None:
+                living.signal(signum, if_caught=True)
             return
         if self.link.channel is None:
             self.fail(MusterError(f"this agent received {signum.name} before it had joined"))
