@@ -187,7 +187,7 @@ class Agent:
             channel = await self.link.call()
             why = await self.link.converse(channel, self._hello(), self._obey)
             if self._goodbye is None and self._welcome is not None:
-                self.voice.say(f"the connection to the head ended: {why}; calling again")
+                self.voice.say(f"the connection to the head ended: {why}; connecting again")
 
     def _hello(self) -> messages.Hello:
         living = self._living()

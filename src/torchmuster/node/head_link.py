@@ -122,7 +122,7 @@ class HeadLink:
                 raise
             channel = await connect(host, port, Role.AGENT, place.open_secret, is_open=True)
             self._say(
-                "this node has no key in common with the head: the channel is not authenticated;"
+                "this node has no common key with the head: the channel is not authenticated;"
                 f" {_SECRET_FILE} names one"
             )
             return channel

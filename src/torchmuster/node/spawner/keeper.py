@@ -179,7 +179,7 @@ class SpawnerKeeper:
             answers = name == "spawner" and self.ready is not None
             if self._still[name].is_lost(facts.state, answers=answers):
                 self._still[name].begin()
-                self._user.tell(f"the {name} has stood still for {LEASE_S:.0f} s: it is killed")
+                self._user.tell(f"the {name} has not responded for {LEASE_S:.0f} s: it is killed")
                 self.link.kill() if name == "spawner" else proc.kill_quietly(facts.pid)
 
     def kill_children(self, is_done: Callable[[], bool], *, ended_well: bool) -> None:
@@ -193,7 +193,9 @@ class SpawnerKeeper:
             return
         facts = proc.read_process(self.link.pid)
         if facts is not None and facts.state in ("T", "t"):
-            self._user.voice.say("the spawner stands still: it is killed, and its workers with it")
+            self._user.voice.say(
+                "the spawner does not respond: it is killed, and its workers with it"
+            )
             self.link.kill()
 
     def _lose(self) -> None:

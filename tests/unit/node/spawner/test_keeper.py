@@ -186,7 +186,7 @@ def test_a_spawner_that_stands_still_for_a_lease_is_killed(world, monkeypatch):
         clock.now += 2
         spawners.look()
         assert links[0].status == KILLED
-        assert agent.told == ["the spawner has stood still for 10 s: it is killed"]
+        assert agent.told == ["the spawner has not responded for 10 s: it is killed"]
         assert all(isinstance(order, orders.PingSpawner) for order in links[0].heard)
 
     world(story)
