@@ -111,3 +111,15 @@ class BarrierTimeoutError(BarrierError):
     """A barrier was not full within its limit; the sentence names who is missing."""
 
     exit_code = 6
+
+
+def found_bug(whose: str, error: BaseException | None) -> MusterError:
+    """Return the error that reports a bug of ours, with the traceback of what was not expected."""
+    what = f"{whose} met a bug in muster"
+    try:
+        import traceback
+
+        why = "".join(traceback.format_exception(error)) if error else ""
+    except Exception:  # noqa: BLE001 - an exception that cannot be shown is reported all the same
+        return MusterError(what)
+    return MusterError(what, why=why, fix="please report this")

@@ -5,13 +5,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchmuster.head.membership import Member
+from torchmuster.head.membership import MAX_LISTED, Member
 from torchmuster.model.failure import EndKind, WorkerEnd
 from torchmuster.model.nodelist import compress_counts
 from torchmuster.model.ranks import NodeRanks, compress_ranks
 from torchmuster.net.messages import StartAttempt
-
-_MAX_LISTED = 256  # nodes in one event
 
 
 class AttemptPhase(enum.Enum):
@@ -140,7 +138,7 @@ class Attempt:
         """Return the event on the start; `why` says what it follows."""
         nodes = [
             {"node": name_of(m), "host": m.hello.host, "ranks": _name_span(self.ranks[place])}
-            for place, m in sorted(self.members.items())[:_MAX_LISTED]
+            for place, m in sorted(self.members.items())[:MAX_LISTED]
         ]
         return {
             "attempt": self.number,

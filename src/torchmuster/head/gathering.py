@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchmuster.head.membership import Member, Membership
+from torchmuster.head.membership import MAX_LISTED, Member, Membership
 from torchmuster.model.plan import RunPlan
 from torchmuster.model.verdict import Report
 
-_MAX_LISTED = 256  # nodes in one event
 _MAX_NAMED = 8  # in a sentence
 
 
@@ -89,7 +88,7 @@ class Gathering:
         if self.plan.is_elastic:
             missing, wanted = missing[: self.plan.min_nodes - num_here], self.plan.min_nodes
         return {
-            "missing": missing[:_MAX_LISTED],
+            "missing": missing[:MAX_LISTED],
             "num_missing": len(missing),
             "wanted": wanted,
             "left_s": round(self.left_s(now), 1),

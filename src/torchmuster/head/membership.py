@@ -16,6 +16,8 @@ from torchmuster.model.ranks import free_places, natural_key
 from torchmuster.net.channel import Channel
 from torchmuster.net.messages import Hello, SpawnerReady
 
+MAX_LISTED = 256  # nodes in one event
+
 
 @dataclass(slots=True)
 class Member:

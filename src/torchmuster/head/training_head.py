@@ -13,7 +13,7 @@ from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
 from torchmuster.head.attempt import Attempt
 from torchmuster.head.head import Head, HeadClient
-from torchmuster.head.membership import Member, Membership
+from torchmuster.head.membership import MAX_LISTED, Member, Membership
 from torchmuster.head.node_policy import NodePolicy
 from torchmuster.head.start_checks import StartChecks, preflight_form
 from torchmuster.head.training_actions import (
@@ -25,7 +25,7 @@ from torchmuster.head.training_actions import (
     Send,
     TrainingAction,
 )
-from torchmuster.head.training_policy import MAX_LISTED, TrainingPolicy
+from torchmuster.head.training_policy import TrainingPolicy
 from torchmuster.model import codec
 from torchmuster.model.plan import RunPlan
 from torchmuster.model.verdict import Result

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from torchmuster.head.attempt import Attempt, AttemptPhase
 from torchmuster.head.leavers import StopRequest
-from torchmuster.head.membership import Member, Membership
+from torchmuster.head.membership import MAX_LISTED, Member, Membership
 from torchmuster.head.node_policy import LOOK_EVERY_S, NodePolicy
 from torchmuster.head.restarts import EndRun, RestartBook, TryAgain, after_failure, after_preemption
 from torchmuster.head.start_checks import StartChecks
@@ -36,7 +36,6 @@ FIRST_SAY_S = 4.0
 EARLY_END_SAY_S = 3.0
 PROOF_EVERY_S = 0.02
 PREEMPTION_GRACE_S = 30.0
-MAX_LISTED = 256  # nodes in one event
 
 
 @dataclass(slots=True)

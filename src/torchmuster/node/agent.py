@@ -4,7 +4,6 @@ Without its lease (`head_link`) the workers are killed: a node that nobody hears
 """
 
 import asyncio
-import contextlib
 import os
 import secrets
 import signal
@@ -15,7 +14,7 @@ from typing import Any
 
 import torchmuster
 from torchmuster import proc
-from torchmuster.errors import MusterError
+from torchmuster.errors import MusterError, found_bug
 from torchmuster.files.disk import DiskWriter
 from torchmuster.model.failure import WorkerEnd
 from torchmuster.model.lease import (
@@ -166,8 +165,8 @@ class Agent:
         await self.spawners.end()
         while proc.end_children():
             await asyncio.sleep(REAP_EVERY_S)
-        if self._attempt is not None and not self._attempt.reaped:
-            await self._attempt.finish()
+        if (living := self._living()) is not None:
+            await living.finish()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Do something beside all else, until the agent ends."""
@@ -278,8 +277,8 @@ class Agent:
         """Take the size of the terminal that shows ranks: for those that run, and for later ones."""
         if self._terminal is not None:
             self._terminal = replace(self._terminal, columns=columns, rows=rows)
-            if self._attempt is not None and not self._attempt.reaped:
-                self._attempt.resize(self._terminal)
+            if (living := self._living()) is not None:
+                living.resize(self._terminal)
 
     def _take_welcome(self, welcome: messages.Welcome) -> None:
         first = self._welcome is None
@@ -344,9 +343,9 @@ class Agent:
                 self._start_if_ready()
             case orders.LeaseEnded():
                 self.voice.say("the spawner had no message from this agent and ended its workers")
-                if self._attempt is not None and not self._attempt.reaped:
-                    self._attempt.note_lost("its agent did not respond, so its workers were ended")
-                    self._attempt.killed = True
+                if (living := self._living()) is not None:
+                    living.note_lost("its agent did not respond, so its workers were ended")
+                    living.killed = True
             case orders.ChildStarted(kind="worker") if self._attempt is not None:
                 self._attempt.note_started(event.rank, event.pid)
                 self._announce_start()
@@ -487,11 +486,4 @@ class Agent:
 
 
 def _as_muster_error(error: BaseException | None) -> MusterError:
-    if isinstance(error, MusterError):
-        return error
-    with contextlib.suppress(Exception):
-        import traceback
-
-        why = "".join(traceback.format_exception(error)) if error else ""
-        return MusterError("the agent met a bug in muster", why=why, fix="please report this")
-    return MusterError("the agent met a bug in muster")
+    return error if isinstance(error, MusterError) else found_bug("the agent", error)

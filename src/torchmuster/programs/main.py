@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torchmuster import proc
-from torchmuster.errors import MusterError
+from torchmuster.errors import MusterError, found_bug
 from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec, contract
@@ -313,12 +313,7 @@ def _end_with_head(task: "asyncio.Task[Result]", agent: "Agent") -> None:
     if task.exception() is None:
         agent.leave(task.result().exit_code)
         return
-    import traceback
-
-    why = "".join(traceback.format_exception(task.exception()))
-    error = MusterError(
-        "the head of the run met a bug in muster", why=why, fix="please report this"
-    )
+    error = found_bug("the head of the run", task.exception())
     error.exit_code = EX_SOFTWARE
     agent.fail(error)
 

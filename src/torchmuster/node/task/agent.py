@@ -16,7 +16,7 @@ from typing import Any
 import torchmuster
 from torchmuster import proc
 from torchmuster.diagnose.facts.memory import explain_kill, read_counters
-from torchmuster.errors import MusterError
+from torchmuster.errors import MusterError, found_bug
 from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import WorkingFolder
 from torchmuster.model.states import State
@@ -165,15 +165,9 @@ class TaskAgent:
         """An activity that breaks must not leave the head waiting."""
         if task.cancelled() or task.exception() is None:
             return
-        import traceback
-
-        why = "".join(traceback.format_exception(task.exception()))
-        self._voice.print(why)
-        self._not_prepared(
-            MusterError("the agent met a bug in muster", why=why, fix="please report this"),
-            State.FAILED_SERVER_ERROR,
-            CODE_START,
-        )
+        error = found_bug("the agent", task.exception())
+        self._voice.print(error.why or error.what)
+        self._not_prepared(error, State.FAILED_SERVER_ERROR, CODE_START)
 
     # Before the command.
 
