@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from torchmuster.engines import base
 from torchmuster.engines.base import EngineError, NodeStart, Refusal
 from torchmuster.model.job import AllocatedNode, Allocation, JobRequest, JobView
-from torchmuster.model.links import ResubmitWay
+from torchmuster.model.links import ResubmitMethod
 from torchmuster.model.states import JobState
 from torchmuster.model.verdict import Report
 
@@ -33,9 +33,10 @@ class ToyDialect:
     """What torchmuster has to know of the toy scheduler."""
 
     name = "toy"
-    resubmit_ways: tuple[ResubmitWay, ...] = (ResubmitWay.SUBMIT,)
+    resubmit_methods: tuple[ResubmitMethod, ...] = (ResubmitMethod.SUBMIT,)
     tools = ("toy_submit", "toy_stat", "toy_cancel")  # for `muster engines check`
     variables = ("TOY_JOB_ID", "TOY_NODE")  # what a job has from it, by how the names begin
+    own_keys = ("priority",)  # of a section in muster.toml, for this scheduler alone
 
     def script(self, job: JobRequest) -> str:
         """Return the job script: directives, then what all schedulers' scripts share."""
@@ -47,7 +48,8 @@ class ToyDialect:
             options.append(f"--log={job.log_path}")
         if job.time_limit_s is not None:
             options.append(f"--time={base.minutes_up(job.time_limit_s)}")  # minutes
-        for option, value in (("queue", job.queue), ("account", job.account)):
+        of_site = (("queue", job.queue), ("account", job.account), *job.own_keys)
+        for option, value in of_site:
             if value:
                 options.append(f"--{option}={base.check_value(value, option)}")
         lines = ["#!/bin/bash", *base.assemble("TOY", options, job.directives)]
@@ -98,7 +100,7 @@ class ToyDialect:
         return ["toy_cancel", job_id]
 
     def requeue_argv(self, job_id: str) -> list[str]:
-        """There is no such command here; `resubmit_ways` says so, and nobody calls this."""
+        """There is no such command here; `resubmit_methods` says so, so it is never called."""
         raise EngineError("the toy scheduler starts no job again", where=f"job {job_id}")
 
     def end_argv(self, job_id: str) -> list[list[str]]:

@@ -1,6 +1,6 @@
 """`muster convert`: groups of torchrun tasks become one task with `nodes`, `nproc_per_node` and `script`.
 
-Text in, text out. The old and the new text are both rendered and compared: nothing is guessed.
+From text to text. Both texts are rendered and compared: nothing is guessed.
 """
 
 import os
@@ -53,7 +53,7 @@ class Conversion:
     Attributes:
         text: The new text; the old one where nothing was converted.
         converted: The names of the groups that became one task.
-        notes: What the user should know, one sentence each.
+        notes: Notes for the user, one sentence each.
         refusals: Why other groups stay as they are.
     """
 
@@ -65,8 +65,6 @@ class Conversion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _View:
-    """A rendered file."""
-
     document: Document
     text: str
     raw: dict[str, Any]
@@ -136,8 +134,6 @@ def _view(source: Source, values: Mapping[str, Any]) -> _View:
 
 @dataclass(slots=True, kw_only=True)
 class _Change:
-    """The conversion of one group."""
-
     source: Source
     view: _View
     name: str
@@ -219,7 +215,7 @@ class _Change:
                 raise CantConvertError(what, loop.start + 1)
         lead = group.members[group.lead][0]
         if lead in inside and inside[0] != lead:
-            what = "the lead does not come from the first round of this loop"
+            what = "the lead does not come from the first iteration of this loop"
             raise CantConvertError(what, loop.start + 1)
         if lead in inside and loop.first is None:
             what = "this loop does not count with `range`"
@@ -228,7 +224,7 @@ class _Change:
     def _short_form(
         self, draft: Draft, path: KeyPath, group: TorchrunGroup, start: TorchrunStart
     ) -> tuple[list[TextLine], str]:
-        """Return the lines with the short form in them, and the text of its `nodes`."""
+        """Return the lines with the short form, and the text of its `nodes`."""
         task = _restored(draft.value(path), draft)
         number = draft.lines[draft.index(path)].number
         reader = Reader(document=draft.document, text="\n".join(li.text for li in draft.lines))
@@ -258,7 +254,7 @@ class _Change:
         return edit.apply("command"), launch.nodes
 
     def _settle_variables(self, edit: TaskEdit, group: TorchrunGroup) -> None:
-        """The loop is gone: its variable has the value of the first round, or must not be there."""
+        """Replace the variable of the removed loop by its first value, or refuse its use."""
         draft = edit.draft
         name_row = draft.index((*edit.path, "name"))
         for index in draft.item(edit.path):
@@ -295,14 +291,14 @@ class _Change:
         if launch.max_restarts is None:
             say("a failed worker is restarted up to 3 times; torchrun did not: max_restarts: 0")
         if launch.barriers:
-            say("the barrier is gone: a training task waits for all its nodes by itself")
+            say("the barrier is removed: a training task waits for all its nodes by itself")
         say("training runs in the folder of the workflow file: relative paths start there")
         shown = [text for _, text in launch.dropped if not text.startswith(("set ", "cd "))]
         if shown:
-            say(f"lines that only print are gone: {'; '.join(shown[:4])}")
+            say(f"lines that only print are removed: {'; '.join(shown[:4])}")
         for key in ("outputs", "checkpoint"):
             if sum(key in member for _, member in group.members) > 1:
-                say(f"`{key}` stood in every task and now happens once")
+                say(f"`{key}` was in every task and now happens once")
 
     def _verify(
         self,
@@ -312,7 +308,7 @@ class _Change:
         values: Mapping[str, Any],
         nodes: str,
     ) -> None:
-        """Compare what the old and the new text render to."""
+        """Compare the rendered old and new text."""
         line = self._line_of(group.members[group.lead][0])
         try:
             after = _view(new, values)
@@ -322,7 +318,7 @@ class _Change:
             raise self._refusal(what, line, found.what, found.fix) from error
         problem = difference(self.view.raw, after.raw, group, start)
         if problem is not None:
-            what = f"the short form of `{group.name}` would not be the same"
+            what = f"the short form of `{group.name}` would not be equivalent"
             raise self._refusal(what, line, problem)
         for name in sorted(self._counted | set(used_names([TextLine(number=0, text=nodes)]))):
             if type(self.view.values.get(name)) is int:
@@ -331,9 +327,9 @@ class _Change:
     def _verify_count(
         self, new: Source, group: TorchrunGroup, values: Mapping[str, Any], name: str
     ) -> None:
-        """Compare the number of nodes with that of tasks when a value is one more."""
+        """Compare the number of nodes with that of tasks after increasing a value by one."""
         line = self._line_of(group.members[group.lead][0])
-        what = f"the nodes of `{group.name}` would not always be as many as its tasks"
+        what = f"the number of nodes of `{group.name}` would not always be its number of tasks"
         shown = f"{name}={values[name]}"
         try:
             old_tasks = at(_view(self.source, values).raw, group.path)["tasks"]
@@ -381,7 +377,7 @@ def _script_key(
     written: TorchrunStart,
     number: int,
 ) -> tuple[str, list[int]]:
-    """Return the value of `script`, and the entries of `files` that nothing needs any more."""
+    """Return the value of `script`, and the entries of `files` that are no longer needed."""
     entries = task.get("files") or []
     dropped = [] if written.script_file is None else [written.script_file]
     barriers = [path for _, path in launch.barriers]
@@ -391,7 +387,7 @@ def _script_key(
     rest = [entry for i, entry in enumerate(entries) if i not in {*dropped, *found}]
     for entry in rest:
         if not str(entry.get("path", "")).startswith(("/", "{{")):
-            what = f"the file `{entry.get('path')}` lies in the working directory of its task"
+            what = f"the file `{entry.get('path')}` is in the working directory of its task"
             why = "a training task runs in the folder of the workflow file"
             raise CantConvertError(what, number, "give it an absolute path, e.g. in /tmp", why)
     if found:
@@ -401,5 +397,5 @@ def _script_key(
             return str(local), [*dropped, *found]
     if script.startswith(("/", "{{")):
         return script, dropped
-    what = f"the file does not say where the script `{script}` lies"
+    what = f"the file does not say where the script `{script}` is"
     raise CantConvertError(what, number, "give its absolute path, or add it to `files`")

@@ -1,6 +1,6 @@
-"""Edits of a workflow file by lines, for `muster convert`: what is not touched stays as it was written.
+"""Edits a workflow file by lines, for `muster convert`: other lines remain unchanged.
 
-Loops of the template are taken apart for their first round; keys of a task are found by their place in the YAML.
+Loops of the template are expanded for their first iteration; keys of a task are found by their position in the YAML.
 """
 
 import re
@@ -37,7 +37,7 @@ class Loop:
     Attributes:
         start: Index of its first line.
         end: Index of its last line.
-        first: The value of the first round; None when it is no plain `range`.
+        first: The value in the first iteration; None without a plain `range`.
     """
 
     start: int
@@ -67,7 +67,7 @@ def find_loops(lines: Sequence[TextLine]) -> list[Loop]:
 
 
 def first_round(lines: Sequence[TextLine], loop: Loop) -> list[TextLine]:
-    """Return the lines of a loop's body as its first round has them.
+    """Return the lines of a loop's body in its first iteration.
 
     Raises:
         CantConvertError: A condition can't be decided; its `line` is that of the file.
@@ -91,7 +91,7 @@ def first_round(lines: Sequence[TextLine], loop: Loop) -> list[TextLine]:
 
 
 class _Branches:
-    """Decides the conditions that depend on a loop's variable; the others stay."""
+    """Evaluates the conditions that depend on a loop's variable; others remain."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
@@ -99,11 +99,11 @@ class _Branches:
 
     @property
     def active(self) -> bool:
-        """Say whether the text here is part of the first round."""
+        """Return whether the current text is part of the first iteration."""
         return all(frame is None or frame[0] for frame in self._opened)
 
     def keep(self, statement: str, number: int) -> bool:
-        """Take a statement; say whether it stays in the text."""
+        """Process a statement; return whether it remains in the text."""
         match = _STATEMENT.fullmatch(statement)
         kind, rest = (match[1], match[2]) if match else ("", statement)
         was_active = self.active
@@ -148,7 +148,7 @@ class _Branches:
 
 
 class Draft:
-    """A workflow file while it is changed: lines, and the YAML that they make with the template hidden."""
+    """A workflow file during the edit: its lines, and their YAML with the template hidden."""
 
     def __init__(self, name: str, lines: Sequence[TextLine]) -> None:
         self.lines = list(lines)
@@ -197,7 +197,7 @@ class Draft:
         return range(start, self._end(start, column, may_list=True))
 
     def _end(self, start: int, depth: int, *, may_list: bool = False) -> int:
-        """Return the index behind the last line that is deeper than `depth`."""
+        """Return the index after the last line that is deeper than `depth`."""
         end = start + 1
         for index in range(start + 1, len(self.lines)):
             text = self.lines[index].text
@@ -233,12 +233,12 @@ class TaskEdit:
     renamed: dict[int, str] = field(default_factory=dict)
 
     def drop_key(self, key: str) -> None:
-        """Leave out a key of the task, when it is there."""
+        """Remove a key of the task, if it exists."""
         if (*self.path, key) in self.draft.document.keys:
             self.gone |= set(self.draft.key((*self.path, key)))
 
     def drop_files(self, indices: Sequence[int]) -> None:
-        """Leave out entries of `files`; with the last one the key goes too."""
+        """Remove entries of `files`, and the key with the last one."""
         entries = self.draft.value((*self.path, "files"))
         if isinstance(entries, list) and len(set(indices)) == len(entries):
             self.drop_key("files")
@@ -250,7 +250,7 @@ class TaskEdit:
         """Add variables to the task's `environment`.
 
         Raises:
-            CantConvertError: They do not fit to what is there.
+            CantConvertError: They conflict with existing ones.
         """
         draft, key = self.draft, (*self.path, "environment")
         lines = [f"{name}: {as_scalar(value)}" for name, value in variables.items()]
@@ -272,7 +272,7 @@ class TaskEdit:
         self.renamed[last] = "\n".join([draft.lines[last].text, *more])
 
     def apply(self, at_key: str) -> list[TextLine]:
-        """Return the lines of the whole file; the added ones stand where `at_key` stood."""
+        """Return the lines of the whole file, with the added ones at the position of `at_key`."""
         rows = self.draft.item(self.path)
         place = self.draft.index((*self.path, at_key))
         lines = self.draft.lines
@@ -302,7 +302,7 @@ def _is_blank(text: str) -> bool:
 
 
 def as_scalar(text: str) -> str:
-    """Return a text as YAML: plain where that is safe, else in quotes; `{{...}}` stays as it is."""
+    """Return a text as YAML: plain if that is safe, else in quotes; `{{...}}` is unchanged."""
     masked, restore = mask(text)
     plain = _SAFE.fullmatch(masked) and isinstance(yaml.safe_load(masked), str)
     if plain:
@@ -326,7 +326,7 @@ def as_number(text: str) -> str:
 
 
 def list_lines(key: str, words: Sequence[str]) -> list[str]:
-    """Return `key: [a, b]`, broken in front of options when it is long."""
+    """Return `key: [a, b]`, with line breaks before options when it is long."""
     parts = [as_scalar(word) for word in words]
     lead = f"{key}: ["
     lines, here = [], lead
@@ -352,7 +352,7 @@ def used_names(lines: Sequence[TextLine]) -> Iterator[str]:
 
 
 def without_unused_values(old: Source, new: Source) -> tuple[Source, list[str]]:
-    """Leave out the default values that nothing uses any more; return the file and a note for each."""
+    """Remove unused default values; return the file and a note for each."""
     notes: list[str] = []
     section = split_sections(new, Problems()).get("default-values")
     if section is None or re.search(r"^\s*(- )?templated:", new.text, re.MULTILINE):
@@ -363,7 +363,7 @@ def without_unused_values(old: Source, new: Source) -> tuple[Source, list[str]]:
     lines = to_lines(new.text)
     gone: set[int] = set()
     for default in unused:
-        notes.append(f"the default value `{default.name}` is gone: nothing uses it any more")
+        notes.append(f"the default value `{default.name}` is removed: nothing uses it any more")
         gone |= _rows_of_value(lines, default.line - 1)
     if unused and len(unused) == len(defaults):
         end = section.line - 1 + len(to_lines(section.text))
@@ -374,7 +374,7 @@ def without_unused_values(old: Source, new: Source) -> tuple[Source, list[str]]:
 
 
 def _rows_of_value(lines: list[str], start: int) -> set[int]:
-    """Return the rows of one value, with the comment above that speaks of it alone."""
+    """Return the rows of one value, with the comment above it."""
     depth = len(lines[start]) - len(lines[start].lstrip())
     end = start + 1
     while end < len(lines) and lines[end].strip():

@@ -1,6 +1,6 @@
-"""What a group of torchrun tasks asks for as a whole, or why it is no training task, for `muster convert`.
+"""The request of a group of torchrun tasks as a whole, or why it can't be a training task, for `muster convert`.
 
-Reads the rendered file: the tasks may differ by their rank and in what only the lead has.
+Reads the rendered file: the tasks may differ in their rank and in what only the lead does.
 """
 
 import os
@@ -39,7 +39,7 @@ _FIELDS = {
 
 
 class RefusedError(Exception):
-    """Why a group stays as it is."""
+    """Why a group is not converted."""
 
     def __init__(self, errors: Sequence[UsageError]) -> None:
         super().__init__(errors[0].what)
@@ -51,8 +51,8 @@ class TorchrunStart:
     """How a task starts torchrun.
 
     Attributes:
-        origin: Where its text stands, below the task.
-        script_file: Index of the shell script in `files`; None when it stands in the command.
+        origin: The path of its text, below the task.
+        script_file: Index of the shell script in `files`; None when it is in the command.
     """
 
     launch: ScriptLaunch
@@ -76,7 +76,7 @@ class TorchrunGroup:
 
 @dataclass(slots=True, kw_only=True)
 class Reader:
-    """Finds what speaks against a conversion; all of it is in `errors`."""
+    """Collects the reasons against a conversion in `errors`."""
 
     document: Document
     text: str
@@ -91,7 +91,7 @@ class Reader:
         fix: str | None = None,
         line: int = 0,
     ) -> None:
-        """Note one reason; `line` counts from 0 in the text that stands at the path."""
+        """Note one reason; `line` counts from 0 in the text at the path."""
         self.errors.append(UsageError(what, where=self.where(path, line), why=why, fix=fix))
 
     def where(self, path: KeyPath, line: int = 0) -> str:
@@ -106,7 +106,7 @@ class Reader:
         return show_place(self.document.name, (row, None))
 
     def start(self, path: KeyPath, task: Task) -> TorchrunStart | None:
-        """Return how a task starts torchrun; None when that can't be told."""
+        """Return how a task starts torchrun; None when that is unknown."""
         origin: KeyPath = ("command",)
         try:
             origin, number, text = _script_of(task)
@@ -117,7 +117,7 @@ class Reader:
         return TorchrunStart(launch=launch, origin=origin, script_file=number)
 
     def agree(self, group: TorchrunGroup) -> TorchrunStart | None:
-        """Return what all tasks of the group ask for; None when there are reasons against it."""
+        """Return the common request of all tasks of the group; None when there are reasons against it."""
         starts: list[TorchrunStart] = []
         for path, task in group.members:
             if not mentions_torchrun(task):
@@ -153,7 +153,7 @@ class Reader:
         elif int(match[1]) != num_tasks:
             tasks = f"{num_tasks} task{'s' if num_tasks != 1 else ''}"
             what = f"torchrun asks for {match[1]} nodes, and the group `{group.name}` has {tasks}"
-            self._at_torchrun(group, group.lead, lead, what, fix="let both be the same")
+            self._at_torchrun(group, group.lead, lead, what, fix="make both numbers the same")
 
     def _check_ranks(self, group: TorchrunGroup, starts: Sequence[TorchrunStart]) -> None:
         ranks = [start.launch.node_rank for start in starts]
@@ -203,14 +203,16 @@ class Reader:
         path = (*group.members[group.lead][0], *lead.origin)
         for line, folder in lead.launch.folders:
             if not is_made(folder, lead.launch.args):
-                what = f"nothing would make the folder `{folder}`"
-                why = "muster makes {{output}}, and the folders of files there that arguments name"
-                fix = "let the training script make it, and leave the line out here"
+                what = f"nothing would create the folder `{folder}`"
+                why = (
+                    "muster creates {{output}}, and the folders of files there that arguments name"
+                )
+                fix = "let the training script create it, and remove the line here"
                 self.refuse(path, what, why=why, fix=fix, line=line)
 
 
 def mentions_torchrun(task: Task) -> bool:
-    """Say whether the command of a task, or a file of it, names torchrun."""
+    """Return whether the command of a task, or a file of it, names torchrun."""
     texts = [*_words(task)]
     texts += [str(entry.get("contents", "")) for entry in _entries(task)]
     lines = [line for text in texts for line in text.split("\n")]
@@ -238,7 +240,7 @@ def find_groups(raw: Mapping[str, Any]) -> list[TorchrunGroup]:
 
 
 def is_made(folder: str, args: Iterable[str]) -> bool:
-    """Say whether a training task makes a folder: its output, or one of a file that `args` name there."""
+    """Return whether a training task creates a folder: its output, or the folder of a file in `args`."""
     wanted = _tidy(folder)
     if wanted == "{{output}}":
         return True
@@ -263,7 +265,7 @@ def _other_files(task: Task, start: TorchrunStart) -> list[Any]:
 
 
 def _script_of(task: Task) -> tuple[KeyPath, int | None, str | None]:
-    """Return where the text stands that starts torchrun, its index in `files`, and the text.
+    """Return the path of the text that starts torchrun, its index in `files`, and the text.
 
     The text is None for a command without a shell.
     """
@@ -277,18 +279,18 @@ def _script_of(task: Task) -> tuple[KeyPath, int | None, str | None]:
             index += 2
             continue
         if not flags or not set(flags) <= set("eucx"):
-            what = f"`{words[0]} {words[index]}` is not a plain way to run a script"
+            what = f"`{words[0]} {words[index]}` is not a simple call of a script"
             raise CantConvertError(what, fix="command: [bash], with the script in `args`")
         index += 1
         if "c" in flags:
             return _inline(task, words, index)
     if len(words) != index + 1:
-        what = "the shell gets something else than one script"
+        what = "the shell is not called with exactly one script"
         raise CantConvertError(what, fix="write the arguments into the script")
     for number, entry in enumerate(_entries(task)):
         if entry.get("path") == words[index]:
             if entry.get("contents") is None or entry.get("base64"):
-                what = f"the text of `{words[index]}` does not stand in this file"
+                what = f"the text of `{words[index]}` is not in this file"
                 raise CantConvertError(what, fix="put it into `contents`")
             return ("files", number, "contents"), number, str(entry["contents"])
     raise CantConvertError(f"the script `{words[index]}` is none of the task's `files`")
@@ -296,7 +298,7 @@ def _script_of(task: Task) -> tuple[KeyPath, int | None, str | None]:
 
 def _inline(task: Task, words: Sequence[str], index: int) -> tuple[KeyPath, None, str]:
     if len(words) != index + 1:
-        what = "the shell gets something else than one text behind `-c`"
+        what = "the shell is not called with exactly one text after `-c`"
         raise CantConvertError(what, fix="write everything into the text")
     count = len(task.get("command") or [])
     origin: KeyPath = ("command", index) if index < count else ("args", index - count)
@@ -328,7 +330,7 @@ def task_at(raw: Mapping[str, Any], group: TorchrunGroup) -> dict[str, Any]:
 def difference(
     old: Mapping[str, Any], new: Mapping[str, Any], group: TorchrunGroup, start: TorchrunStart
 ) -> str | None:
-    """Return how the new file differs from what was to become of the old one."""
+    """Return how the new file differs from the intended result."""
     kind, index = str(group.path[1]), group.path[2]
     for key in {*old, *new} - {kind}:
         if old.get(key) != new.get(key):

@@ -1,6 +1,6 @@
-"""A shell script that starts torchrun, read for `muster convert`: what it asks for, or why it can't be told.
+"""Parses a shell script that starts torchrun, for `muster convert`: its request, or why it is not supported.
 
-Only what is understood is taken. Everything that a training task would not do in its place is a reason to refuse.
+Only known commands are accepted. Everything that a training task would not do is a reason to refuse.
 """
 
 import argparse
@@ -47,11 +47,11 @@ _TAKEN = frozenset(
     }
 )
 _NOT_TAKEN = {
-    "module": "a training task starts a file, no module",
+    "module": "a training task starts a file, not a module",
     "no_python": "a training task starts a Python script",
-    "log_dir": "muster keeps one log for each rank by itself",
-    "redirects": "muster keeps one log for each rank by itself",
-    "tee": "muster keeps one log for each rank by itself",
+    "log_dir": "muster always keeps one log for each rank",
+    "redirects": "muster always keeps one log for each rank",
+    "tee": "muster always keeps one log for each rank",
 }
 
 
@@ -71,16 +71,16 @@ class CantConvertError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptLaunch:
-    """What a script with one torchrun line asks for; texts may hold `{{...}}`.
+    """The request of a script with one torchrun line; texts may contain `{{...}}`.
 
     Attributes:
-        node_rank: None when the line does not say it.
-        max_restarts: None when the line does not say it.
+        node_rank: None if not given.
+        max_restarts: None if not given.
         environment: Assignments before the command, and exports.
         folders: What `mkdir -p` makes: `(line, path)`.
         barriers: Files of a barrier that waits for the other tasks: `(line, path)`.
-        folder: Where `cd` went last, None without one.
-        dropped: Lines without a meaning for a training task: `(line, text)`.
+        folder: The folder of the last `cd`, None without one.
+        dropped: Lines without an effect for a training task: `(line, text)`.
         line: The line of torchrun in the script, from 0.
     """
 
@@ -99,7 +99,7 @@ class ScriptLaunch:
 
 
 def read_script(text: str) -> ScriptLaunch:
-    """Return what a shell script asks for.
+    """Return the request of a shell script.
 
     Raises:
         CantConvertError: It does something that a training task does not do.
@@ -116,7 +116,7 @@ def read_script(text: str) -> ScriptLaunch:
 
 
 def read_words(words: Sequence[str]) -> ScriptLaunch:
-    """Return what a command without a shell asks for.
+    """Return the request of a command without a shell.
 
     Raises:
         CantConvertError: It is no torchrun line, or one that a training task can't follow.
@@ -127,7 +127,7 @@ def read_words(words: Sequence[str]) -> ScriptLaunch:
 
 
 def mask(text: str) -> tuple[str, Callable[[str], str]]:
-    """Return the text with one word for each `{{...}}` and `{%...%}`, and what brings them back."""
+    """Return the text with one word for each `{{...}}` and `{%...%}`, and the mapping that restores them."""
     hidden: list[str] = []
 
     def hide(match: re.Match[str]) -> str:
@@ -146,7 +146,7 @@ def _short(text: str) -> str:
 
 
 def _without_comment(text: str) -> str:
-    """Cut a comment off: a `#` at the beginning of a word, outside of quotes."""
+    """Remove a comment: a `#` at the beginning of a word, outside quotes."""
     quote = ""
     for index, character in enumerate(text):
         if quote:
@@ -260,9 +260,9 @@ class _Reader:
                 self._environment[name] = self._plain(number, value, text)
 
     def _plain(self, number: int, word: str, text: str) -> str:
-        """Return a word that the shell leaves as it is."""
+        """Return a word that the shell does not change."""
         if re.search(r"[$`]|^~|(?<!\\)[*?]", word):
-            raise self._cannot(number, text, f"the shell fills in `{self._restore(word)}`")
+            raise self._cannot(number, text, f"the shell expands `{self._restore(word)}`")
         return self._restore(word)
 
     def _cannot(self, number: int, text: str, why: str) -> CantConvertError:
@@ -270,12 +270,10 @@ class _Reader:
         if "torchrun" in text or "torch.distributed" in text:
             fix = "write the torchrun line plainly"
         shown = _short(self._restore(text))
-        return CantConvertError(
-            f"`{shown}` can't become a part of a training task", number, fix, why
-        )
+        return CantConvertError(f"`{shown}` can't be part of a training task", number, fix, why)
 
     def finish(self) -> ScriptLaunch:
-        """Return everything.
+        """Return the complete request.
 
         Raises:
             CantConvertError: There is no torchrun line, or one with options that can't be kept.
@@ -328,15 +326,15 @@ class _Reader:
         for spelling in ("--use-env", "--use_env"):
             if spelling in words:
                 return [word for word in words if word != spelling]
-        why = "it gives the script the argument `--local-rank`, and muster does not"
+        why = "it passes the argument `--local-rank` to the script, muster does not"
         fix = "let the script read LOCAL_RANK from its environment, and add --use-env"
         raise CantConvertError(
-            "torch.distributed.launch stands without --use-env", number, fix, why
+            "torch.distributed.launch is used without --use-env", number, fix, why
         )
 
 
 def _launcher(words: Sequence[str]) -> tuple[list[str], bool] | None:
-    """Return what stands behind the launcher, and whether it is torch.distributed.launch."""
+    """Return the words after the launcher, and whether it is torch.distributed.launch."""
     name = os.path.basename(words[0])
     if name == "torchrun":
         return list(words[1:]), False

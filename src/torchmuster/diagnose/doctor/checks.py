@@ -1,7 +1,7 @@
-"""The form of a check: which facts it looks at, what is wrong with them, and what is said then.
+"""The form of a check: the facts that it examines, the problem, and the message.
 
 Most checks are rows of tables: something is wrong with a node (`Check`), or nodes differ in what should be equal
-(`Equal`). A row is called like a rule that is a function.
+(`Equal`). A row is called like a rule function.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ class NodePart:
 
 
 def look(situation: Situation, part: str) -> list[NodePart]:
-    """Return a part of the facts of all nodes that have told it."""
+    """Return a part of the facts, of all nodes that have reported it."""
     found = [(node, getattr(node.facts, part, None)) for node in situation.known]
     return [NodePart(situation, node, facts) for node, facts in found if facts is not None]
 
@@ -41,14 +41,14 @@ def _nothing(_: NodePart) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
-    """What both forms have.
+    """The common part of both forms.
 
     In `error`, `because` and `hint`, braces hold `{nodes}`, `{has}` (or have), `{node.name}` and `{facts...}` of the
     first node, and what `words` returns for it.
 
     Attributes:
         of: The part of the facts.
-        when: Situations in which it is worth a look.
+        when: Situations in which the check applies.
     """
 
     of: str
@@ -61,7 +61,6 @@ class _Row:
     when: Callable[[Situation], bool] = _always
 
     def finding(self, level: Level, nodes: Sequence[str], words: Mapping[str, Any]) -> Finding:
-        """Return what is said of these nodes."""
         names = {"nodes": names_of(nodes), "has": has(nodes), **words}
         return Finding(
             level=level,
@@ -76,21 +75,21 @@ class _Row:
 
 
 def _lines_of(text: str, names: Mapping[str, Any]) -> list[str]:
-    """Return the lines of one text of evidence: a word that is a list stands for several."""
+    """Return the lines of one text of evidence: a list gives one line for each entry."""
     listed = names.get(text.strip("{}"))
     return listed if isinstance(listed, list) else [text.format_map(names)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check(_Row):
-    """Something that may be wrong with a node: one finding for all nodes of which it is so in the same degree.
+    """A possible problem of a node: one finding for all nodes that have it at the same level.
 
     Attributes:
-        level: How bad it is, or what tells it of a node; None is not bad.
-        bad: Whether it is so; without it the level tells.
+        level: The level, or a function that returns it for a node; None: no problem.
+        bad: Whether a node has the problem; without it the level decides.
         words: More words for the braces.
-        worst: The node with the least of it is the one that the words are about; else the first.
-        each: Every node has a finding of its own.
+        worst: The words are about the node with the lowest value; by default about the first.
+        each: Each node gets its own finding.
     """
 
     level: Level | Callable[[NodePart], Level | None]
@@ -100,7 +99,7 @@ class Check(_Row):
     each: bool = False
 
     def __call__(self, situation: Situation) -> Iterator[Finding]:
-        """Yield what is wrong."""
+        """Yield the findings."""
         groups: dict[tuple[Level, str], list[NodePart]] = {}
         for seen in look(situation, self.of) if self.when(situation) else ():
             if self.bad is not None and not self.bad(seen):
@@ -116,11 +115,11 @@ class Check(_Row):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Equal(_Row):
-    """Something that should be equal on all nodes; `{text}` says who has what.
+    """A value that should be equal on all nodes; `{text}` lists the values by node.
 
     Attributes:
-        value: Of a node; None when it has none.
-        what: What it is, as in `n3 has torch 2.6.0`; may be empty.
+        value: The value of a node; None when it has none.
+        what: Its name, as in `n3 has torch 2.6.0`; may be empty.
         show: Turns a value into words.
     """
 

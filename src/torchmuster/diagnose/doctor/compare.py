@@ -36,14 +36,14 @@ def compare(situation: Situation) -> list[Finding]:
 
 
 def untold(situation: Situation) -> Iterator[Finding]:
-    """What could not be told is said: no answer is not a good one."""
+    """Report facts that could not be collected: no answer is not a good one."""
     silent = [node for node in situation.nodes if node.facts is None]
     level = Level.WARNING if situation.is_long and situation.has_machines else Level.NOTE
     if silent:
         yield Finding(
             level=level,
             cause="unknown",
-            error=f"{names_of([n.name for n in silent])} could not be looked at",
+            error=f"{names_of([n.name for n in silent])} could not be checked",
             because=tuple(dict.fromkeys(n.why_not for n in silent if n.why_not))[:4],
         )
     for part, words in _PARTS.items():
@@ -57,10 +57,10 @@ def untold(situation: Situation) -> Iterator[Finding]:
             yield Finding(
                 level=Level.WARNING if part == "files" else level,
                 cause="file-system-hangs" if part == "files" and slow else "unknown",
-                error=f"{names_of(list(why))} could not tell about {words}",
+                error=f"{names_of(list(why))} could not report on {words}",
                 at=names_of(list(why)),
                 because=tuple(dict.fromkeys(why.values()))[:4],
-                hint="a file system that does not answer looks like this: try `ls` on the folders of the run"
+                hint="a file system that does not answer can be the reason: try `ls` on the folders of the run"
                 if part == "files" and slow
                 else None,
             )
@@ -80,7 +80,7 @@ RULES: Sequence[Rule] = (
 
 
 def exit_code(findings: Sequence[Finding], *, could_tell: bool = True) -> int:
-    """Return 0 when all is well, 1 for warnings, 2 for failures, 3 when it could not be told."""
+    """Return 0 without problems, 1 for warnings, 2 for failures, 3 when not everything could be checked."""
     levels = {finding.level for finding in findings}
     if Level.FAILURE in levels:
         return 2

@@ -1,7 +1,7 @@
 """The grammars of the variables that users set for NCCL, Gloo, libfabric and torch.
 
 Sources: NCCL's user guide, "Environment Variables"; torch/csrc/distributed (socket names of Gloo, TORCH_* of
-ProcessGroupNCCL); libfabric's fi_provider(7). A value that its reader ignores in silence is what is looked for.
+ProcessGroupNCCL); libfabric's fi_provider(7). The checks find values that the reading program ignores without a message.
 """
 
 import difflib
@@ -35,7 +35,7 @@ def _interfaces_of_nccl(text: str) -> str | None:
     if not all(names) or not body:
         return "it takes names or their beginnings, separated by commas, after `^` (not these) or `=` (exactly)"
     if any(name[0] in "^=" for name in names):
-        return "`^` or `=` stands once, before the whole list"
+        return "`^` or `=` is written once, before the whole list"
     if text.startswith("^") and not any("lo".startswith(name) for name in names):
         return "a list of exclusions replaces NCCL's own: `lo` is allowed now, write ^lo,..."
     return None
@@ -57,11 +57,11 @@ def _devices(text: str) -> str | None:
     words = text.split(",")
     bad = [w for w in words if not re.fullmatch(r"\s*(\d+|GPU-[0-9a-fA-F-]+|MIG-[\w/-]+)\s*", w)]
     if bad:
-        return f"`{bad[0]}` is not a GPU: it hides itself and all that follow"
+        return f"`{bad[0]}` is not a GPU: it and all GPUs after it are hidden"
     return (
         None
         if len({w.strip() for w in words}) == len(words)
-        else "a GPU is named twice: then none is seen"
+        else "a GPU is listed twice: then none is visible"
     )
 
 
@@ -204,17 +204,17 @@ _OLD = {
 
 
 def problem_of(name: str, value: str) -> str | None:
-    """Return what is wrong with a variable's value; None when it is fine or unknown."""
+    """Return the problem of a variable's value; None when it is valid or unknown."""
     check = GRAMMAR.get(name)
     if check is None:
         return None
     if not value:
-        return None if name == "CUDA_VISIBLE_DEVICES" else "it is set to nothing: unset it"
+        return None if name == "CUDA_VISIBLE_DEVICES" else "it is empty: unset it"
     return check(value)
 
 
 def meant(name: str) -> str | None:
-    """Return the variable that a name nobody reads was probably meant to be."""
+    """Return the variable that was probably meant by an unknown name."""
     if (
         name in GRAMMAR
         or name in _FREE

@@ -1,5 +1,7 @@
 """Variables that users and schedulers set: their grammar, and whether all nodes have them."""
 
+import ipaddress
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -34,7 +36,7 @@ _LITTLE_S = 600.0
 
 
 def grammars(situation: Situation) -> Iterator[Finding]:
-    """A value that its reader does not understand is ignored, mostly in silence."""
+    """An invalid value is ignored by the program that reads it, mostly without a message."""
     seen: dict[tuple[str, str, str], list[str]] = {}
     for one in look(situation, "environment"):
         for name, value in one.facts.variables.items():
@@ -45,7 +47,7 @@ def grammars(situation: Situation) -> Iterator[Finding]:
         yield Finding(
             level=Level.WARNING,
             cause="bad-variable",
-            error=f"{name}={value} can't be understood by its reader",
+            error=f"{name}={value} is not a valid value",
             at=names_of(nodes),
             because=(problem,),
             hint=f"unset {name}, or correct it",
@@ -54,7 +56,7 @@ def grammars(situation: Situation) -> Iterator[Finding]:
 
 
 def misspelt(situation: Situation) -> Iterator[Finding]:
-    """A variable that nobody reads."""
+    """A variable that no program reads."""
     seen: dict[tuple[str, str], list[str]] = {}
     for one in look(situation, "environment"):
         for name in one.facts.variables:
@@ -65,13 +67,13 @@ def misspelt(situation: Situation) -> Iterator[Finding]:
         yield Finding(
             level=Level.NOTE,
             cause="bad-variable",
-            error=f"nobody reads {name}: {likely} was probably meant",
+            error=f"no program reads {name}: {likely} was probably meant",
             at=names_of(nodes),
         )
 
 
 def interfaces(situation: Situation) -> Iterator[Finding]:
-    """A variable that names no interface of its node; before every start the survey of networks says it."""
+    """A variable that names no interface of its node; before a start the network survey reports it."""
     if not situation.is_long:
         return
     for seen in look(situation, "environment"):
@@ -99,7 +101,7 @@ def interfaces(situation: Situation) -> Iterator[Finding]:
 
 
 def missing(situation: Situation) -> Iterator[Finding]:
-    """Variables that some nodes have and others don't, or with other values."""
+    """Variables that differ between nodes or exist on some only."""
     rows = {seen.node.name: seen.facts.variables for seen in look(situation, "environment")}
     names = {name for variables in rows.values() for name in variables if name not in _OWN}
     for name in sorted(names):
@@ -111,9 +113,7 @@ def missing(situation: Situation) -> Iterator[Finding]:
                 cause="environment-differs",
                 error=f"{name} is not the same on all nodes: {found.text}",
                 at=names_of(found.odd),
-                because=(
-                    "nodes that decide differently about algorithm or network wait for each other",
-                ),
+                because=("nodes that choose different algorithms or networks wait for each other",),
                 hint="set it where all nodes get it: the job script, or `environment` of the engine in muster.toml",
                 weight=28,
             )
@@ -152,8 +152,53 @@ def _starts_several(seen: NodePart) -> bool:
     return _is_head(seen) and 0 < found["num_nodes"] < found["tasks"]
 
 
-def _has_open_proxy(seen: NodePart) -> bool:
-    return bool(set(seen.facts.proxies) - {"no_proxy"}) and "no_proxy" not in seen.facts.proxies
+def _is_exempt(host: str, no_proxy: str) -> bool:
+    """Say whether a host is among those that are called without a proxy.
+
+    Source: curl(1), "NO_PROXY": names and their endings, networks; Python's urllib.request and requests read it alike.
+    """
+    return any(_matches_entry(host, entry.strip().lower()) for entry in no_proxy.split(","))
+
+
+def _matches_entry(host: str, entry: str) -> bool:
+    name = re.sub(r":\d+$", "", entry).removeprefix("*").lstrip(".")
+    try:
+        return ipaddress.ip_address(host) in ipaddress.ip_network(name, strict=False)
+    except ValueError:
+        ends = bool(name) and (host == name or host.endswith(f".{name}"))
+        return entry == "*" or ends
+
+
+def _caught(seen: NodePart) -> list[str]:
+    """Return what a proxy of this node would get: this machine's own services, and nodes by name and address."""
+    proxies = seen.facts.proxies
+    if not set(proxies) - {"no_proxy"}:
+        return []
+    exempt = proxies.get("no_proxy", "")
+    caught = [] if _is_exempt("localhost", exempt) else ["localhost"]
+    for node in seen.situation.known if seen.situation.has_machines else ():
+        network = node.facts.network if node.facts else None
+        addresses = (
+            [i.address for i in network.interfaces if i.name == node.interface] if network else []
+        )
+        names = [network.own_name.lower(), *addresses] if network else []
+        if names and not any(_is_exempt(name, exempt) for name in names):
+            caught.append(names[-1])
+    return caught
+
+
+def _proxy(seen: NodePart) -> dict[str, Any]:
+    caught = _caught(seen)
+    exempt = seen.facts.proxies.get("no_proxy")
+    return {
+        "caught": names_of(caught),
+        "why": f"no_proxy is {exempt[:80]}" if exempt else "no_proxy is not set",
+        "fix": ",".join(
+            dict.fromkeys(
+                [exempt] * bool(exempt and len(exempt) <= 80) + ["localhost", "127.0.0.1", *caught]
+            )
+        ),
+    }
 
 
 RULES: Sequence[Rule] = (
@@ -169,7 +214,7 @@ RULES: Sequence[Rule] = (
         when=LONG,
         bad=lambda s: bool({"RANK", "WORLD_SIZE", "LOCAL_RANK"} & set(s.facts.variables)),
         error="RANK, WORLD_SIZE or LOCAL_RANK are set on {nodes} before any launcher",
-        because=("a script that is started without a launcher takes them for true",),
+        because=("a script that is started without a launcher uses them",),
         hint="unset RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT",
     ),
     Check(
@@ -188,7 +233,7 @@ RULES: Sequence[Rule] = (
         bad=lambda s: _is_head(s) and _time_is_short(s),
         error="the job has {left_s:.0f} s{of} left",
         words=_time,
-        because=("its scheduler ends it then",),
+        because=("then the scheduler ends it",),
         hint="muster run --time 8h, --resubmit 3 to continue in another job",
         weight=29,
     ),
@@ -224,7 +269,7 @@ RULES: Sequence[Rule] = (
         error="the job has {tasks} tasks on {num_nodes} nodes: `srun` starts what follows it {tasks} times",
         words=_tasks,
         because=(
-            "a launcher is wanted once on each node, a script with srun alone once for each worker",
+            "a launcher has to start once per node, a script without a launcher once per worker",
         ),
         hint="#SBATCH --ntasks-per-node=1 for torchrun and muster torchrun",
     ),
@@ -232,12 +277,14 @@ RULES: Sequence[Rule] = (
         of="environment",
         cause="proxy",
         level=Level.NOTE,
-        when=lambda situation: situation.is_long and situation.has_machines,
-        bad=_has_open_proxy,
-        error="a proxy is set on {nodes}, and no_proxy is not",
+        when=LONG,
+        bad=lambda s: bool(_caught(s)),
+        error="a proxy on {nodes} gets what is meant for {caught}",
+        words=_proxy,
         because=(
+            "{why}",
             "HTTP calls between the nodes (etcd, TensorBoard, storage inside of the cluster) go to the proxy",
         ),
-        hint="export no_proxy=localhost,127.0.0.1,.cluster,10.0.0.0/8",
+        hint="export no_proxy={fix}, or the network of the nodes (10.0.0.0/8)",
     ),
 )

@@ -1,4 +1,4 @@
-"""InfiniBand, RoCE, Slingshot and EFA: what is there, and what NCCL would use of it."""
+"""InfiniBand, RoCE, Slingshot and EFA: what exists, and what NCCL would use."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -22,7 +22,7 @@ def _has_gpus(seen: NodePart) -> bool:
 
 
 def _plugins(seen: NodePart) -> Sequence[str]:
-    """Return NCCL's network plugins; something where nothing is known of them."""
+    """Return NCCL's network plugins; not empty if nothing is known about them."""
     facts = seen.node.facts
     return facts.environment.plugins if facts and facts.environment else ("?",)
 
@@ -51,7 +51,7 @@ def _bare(seen: NodePart) -> list[str]:
 
 
 def _wrong_provider(seen: NodePart) -> dict[str, str] | None:
-    """Return why FI_PROVIDER does not fit, and what helps: it is often from a recipe for another machine."""
+    """Return why FI_PROVIDER does not fit, and the fix: it is often copied from instructions for another machine."""
     wanted = _variable(seen, "FI_PROVIDER").lower()
     named = {word.strip().lstrip("^") for word in wanted.split(",") if word.strip()}
     if not named or wanted.startswith("^"):
@@ -60,14 +60,14 @@ def _wrong_provider(seen: NodePart) -> dict[str, str] | None:
     if seen.facts.cxi and "cxi" not in named:
         why, fix = "this node's fabric is Slingshot", "unset FI_PROVIDER, or FI_PROVIDER=cxi"
     elif "efa" in named and not seen.facts.efa:
-        why = "there is no EFA device: it is of AWS only"
+        why = "there is no EFA device: only AWS has them"
     elif "cxi" in named and not seen.facts.cxi:
         why = "there is no Slingshot device (/sys/class/cxi)"
     return {"wanted": wanted, "why": why, "fix": fix} if why else None
 
 
 def _missing_plugin(seen: NodePart) -> tuple[Level, str, str] | None:
-    """Return how bad it is, what asks for a plugin that is not there, and its file."""
+    """Return the level, the variable that requires a missing plugin, and the plugin's file."""
     facts = seen.node.facts
     if not _has_gpus(seen) or not facts or not facts.environment:
         return None
@@ -92,7 +92,7 @@ def _plugin_words(seen: NodePart) -> dict[str, Any]:
 
 
 def _uses_tcp(seen: NodePart, kind: str) -> bool:
-    """Say whether a fabric is there that NCCL can't use for want of a plugin."""
+    """Return whether there is a fabric that NCCL can't use without a plugin."""
     is_wanted = _variable(seen, "NCCL_NET").upper() != "SOCKET"
     return _has_gpus(seen) and bool(getattr(seen.facts, kind)) and not _plugins(seen) and is_wanted
 
@@ -103,7 +103,7 @@ def _without_plugin(kind: str, fabric: str) -> Check:
         cause="network-plugin",
         level=Level.WARNING,
         bad=lambda s: _uses_tcp(s, kind),
-        error=f"{{nodes}} {{has}} {fabric}, but not the plugin with which NCCL uses it",
+        error=f"{{nodes}} {{has}} {fabric}, but not NCCL's plugin for it",
         because=("no libnccl-net*.so was found: NCCL uses TCP, 2 to 10 times slower",),
         hint="module load aws-ofi-nccl, or build it; NCCL_DEBUG=INFO shows `Using network ...`",
         weight=32,
@@ -125,7 +125,7 @@ def _lacks_verbs(seen: NodePart) -> bool:
 
 
 def would_use(situation: Situation) -> Iterator[Finding]:
-    """What NCCL would use, for those who ask."""
+    """A note on the network that NCCL will use."""
     seen = look(situation, "network") if situation.is_long else []
     chosen = {
         s.node.name: network_of(s.node.facts)
@@ -142,7 +142,7 @@ def would_use(situation: Situation) -> Iterator[Finding]:
 
 
 def network_of(facts: CollectedFacts) -> str:
-    """Return the network that NCCL would use between nodes, as far as it can be told without starting it."""
+    """Return the network that NCCL would use between nodes, as far as known without starting it."""
     network, environment = facts.network, facts.environment
     if network is None or environment is None:
         return "an unknown network"
@@ -181,7 +181,7 @@ RULES: Sequence[Rule] = (
         error="{asked} asks for a plugin that {nodes} does not have",
         words=_plugin_words,
         because=("no {file} on LD_LIBRARY_PATH or in the system's folders",),
-        hint="load the module of the site that has it (aws-ofi-nccl), or unset the variable",
+        hint="load the site's module that has it (aws-ofi-nccl), or unset the variable",
         weight=57,
     ),
     _without_plugin("cxi", "Slingshot"),
@@ -250,7 +250,7 @@ RULES: Sequence[Rule] = (
         level=Level.WARNING,
         bad=_lacks_verbs,
         error="{nodes} {has} InfiniBand, but no libibverbs",
-        because=("NCCL then uses TCP without a word",),
+        because=("NCCL then uses TCP without a message",),
         hint="apt-get install libibverbs1 ibverbs-providers in the image",
         weight=31,
     ),

@@ -1,4 +1,4 @@
-"""Folders and script: there, writable, with room, and the same for all nodes."""
+"""Folders and script: existing, writable, with free space, and the same on all nodes."""
 
 from collections.abc import Iterator, Sequence
 
@@ -28,7 +28,7 @@ def _folders(situation: Situation, role: str) -> list[tuple[NodeView, FolderFact
 
 
 def script(situation: Situation) -> Iterator[Finding]:
-    """A script that is not there, or not the same everywhere."""
+    """A script that is missing or differs between nodes."""
     seen = look(situation, "files")
     rows = [(s.node, s.facts.script) for s in seen if s.facts.script is not None]
     missing = [(n, s) for n, s in rows if not s.is_there]
@@ -38,7 +38,7 @@ def script(situation: Situation) -> Iterator[Finding]:
         yield Finding(
             level=Level.FAILURE,
             cause="script-missing",
-            error=f"the script is not there on {nodes}: {missing[0][1].path}",
+            error=f"the script does not exist on {nodes}: {missing[0][1].path}",
             at=nodes,
             because=(missing[0][1].why, *(("the other nodes see it",) if some else ())),
             hint="put it on a file system that all nodes see, or copy it to the same path on each",
@@ -71,7 +71,7 @@ def script(situation: Situation) -> Iterator[Finding]:
 
 
 def writable(situation: Situation) -> Iterator[Finding]:
-    """A folder that can't be written, or in which nothing can be renamed."""
+    """A folder that can't be written or does not allow renaming."""
     for role, words in _WORDS.items():
         rows = [(n, f) for n, f in _folders(situation, role) if f.is_there or role != "snapshots"]
         gone = [(n, f) for n, f in rows if not f.is_there]
@@ -79,9 +79,9 @@ def writable(situation: Situation) -> Iterator[Finding]:
         stiff = [(n, f) for n, f in rows if f.is_writable and not f.can_rename]
         level = Level.WARNING if role == "temp" else Level.FAILURE
         for bad, what in (
-            (gone, "is not there"),
+            (gone, "does not exist"),
             (closed, "can't be written"),
-            (stiff, "lets no file be renamed"),
+            (stiff, "does not allow renaming files"),
         ):
             if bad:
                 full = "space" in bad[0][1].why
@@ -97,7 +97,7 @@ def writable(situation: Situation) -> Iterator[Finding]:
 
 
 def room(situation: Situation) -> Iterator[Finding]:
-    """Too little room for logs and snapshots."""
+    """Too little free space for logs and snapshots."""
     for role, words in _WORDS.items():
         rows = [(n, f) for n, f in _folders(situation, role) if f.is_writable]
         full = [(n, f) for n, f in rows if f.free_bytes < _FULL_BYTES]
@@ -134,7 +134,7 @@ def room(situation: Situation) -> Iterator[Finding]:
 
 
 def shared(situation: Situation) -> Iterator[Finding]:
-    """Whether all nodes write into the same folder: ranks can't read each other's snapshots otherwise."""
+    """Whether all nodes write into the same folder: otherwise ranks can't read each other's snapshots."""
     rows = {n.name: f.identity for n, f in _folders(situation, "run") if f.identity}
     seconds = {name: stamp[:1] for name, stamp in rows.items()}
     coarse = any(stamp[1:] == (0,) for stamp in rows.values())  # sftp knows whole seconds only
@@ -146,7 +146,7 @@ def shared(situation: Situation) -> Iterator[Finding]:
             error="the nodes do not share the folder of the run: each has its own",
             at=_folders(situation, "run")[0][1].path,
             because=(
-                "sharded snapshots, and files that rank 0 writes for others, are not seen by all",
+                "sharded snapshots, and files that rank 0 writes for others, are not visible on all nodes",
             ),
             hint="set MUSTER_HOME to a folder that all nodes see",
         )

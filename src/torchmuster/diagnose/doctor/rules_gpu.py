@@ -59,7 +59,7 @@ def _lacks_smi(seen: NodePart) -> bool:
 
 
 def health(situation: Situation) -> Iterator[Finding]:
-    """Uncorrected memory errors, and what the kernel said of GPUs."""
+    """Uncorrected memory errors, and the kernel's messages about GPUs."""
     for seen in look(situation, "gpu"):
         node, facts = seen.node, seen.facts
         for gpu in facts.gpus:
@@ -71,14 +71,14 @@ def health(situation: Situation) -> Iterator[Finding]:
                     error=f"{where} has {gpu.num_ecc_errors} uncorrected memory errors",
                     at=node.name,
                     because=("counted since the driver was loaded",),
-                    hint="leave the node out and tell the site's staff: the GPU needs a reset or is broken",
+                    hint="leave the node out and report it to the site's staff: the GPU needs a reset or is broken",
                     weight=62,
                 )
             if gpu.compute_mode == "Prohibited":
                 yield Finding(
                     level=Level.FAILURE,
                     cause="gpu-hardware",
-                    error=f"{where} takes no work: its compute mode is Prohibited",
+                    error=f"{where} accepts no work: its compute mode is Prohibited",
                     at=node.name,
                     hint="nvidia-smi -c DEFAULT, by root",
                 )
@@ -89,7 +89,7 @@ def health(situation: Situation) -> Iterator[Finding]:
                     error=f"{where} is slowed down by its hardware: {', '.join(gpu.throttled)}",
                     at=node.name,
                     because=("the slowest GPU decides for all",),
-                    hint="tell the site's staff: cooling or power; leave the node out",
+                    hint="report it to the site's staff: cooling or power; leave the node out",
                 )
 
 
@@ -113,7 +113,7 @@ def _xid_words(seen: NodePart) -> dict[str, Any]:
 
 
 def in_use(situation: Situation) -> Iterator[Finding]:
-    """Memory that somebody else holds is missing in the middle of the training."""
+    """GPU memory used by another process, which is missing later in the training."""
     for seen in look(situation, "gpu"):
         node, facts = seen.node, seen.facts
         chosen = set(facts.visible)
@@ -124,17 +124,17 @@ def in_use(situation: Situation) -> Iterator[Finding]:
                 yield Finding(
                     level=Level.WARNING,
                     cause="gpu-in-use",
-                    error=f"GPU {gpu.index} of {node.name} is used by somebody else:"
+                    error=f"GPU {gpu.index} of {node.name} is used by another process:"
                     f" {show_bytes(gpu.used_bytes)} of {show_bytes(gpu.memory_bytes)}",
                     at=node.name,
-                    because=("a process of another job, or one that a dead job left",),
+                    because=("it belongs to another job, or a dead job left it behind",),
                     hint="nvidia-smi names the processes; end yours, or choose another node",
                     weight=33,
                 )
 
 
 def nvlinks(situation: Situation) -> Iterator[Finding]:
-    """A GPU with fewer links than its likes: the slowest way decides."""
+    """A GPU with fewer links than the others: the slowest link decides."""
     rows = [
         (seen.node.name, index, gpu.name, up, number)
         for seen in look(situation, "gpu")
@@ -157,13 +157,13 @@ def nvlinks(situation: Situation) -> Iterator[Finding]:
             error=f"GPU {odd[0][1]} of {odd[0][0]} has {odd[0][3]} of {odd[0][4]} NVLinks up, others {most}",
             at=names_of(names),
             because=tuple(f"{n}: GPU {i}: {up} of {all_}" for n, i, _, up, all_ in odd[:6]),
-            hint="nvidia-smi nvlink -s; dmesg | grep -i xid (74 is NVLink); tell the site's staff",
+            hint="nvidia-smi nvlink -s; dmesg | grep -i xid (74 is NVLink); report it to the site's staff",
             weight=36,
         )
 
 
 def narrow(situation: Situation) -> Iterator[Finding]:
-    """A GPU with fewer PCIe lanes than it and its slot have, while others use all of theirs."""
+    """A GPU that uses fewer PCIe lanes than it has, while others use all of theirs."""
     seen = look(situation, "gpu")
     rows = [(s.node.name, gpu) for s in seen for gpu in s.facts.gpus if gpu.pcie_max_width]
     odd = [(name, gpu) for name, gpu in rows if (gpu.pcie_width or 0) < (gpu.pcie_max_width or 0)]
@@ -175,7 +175,7 @@ def narrow(situation: Situation) -> Iterator[Finding]:
             error=f"GPU {gpu.index} of {name} uses {gpu.pcie_width} of {gpu.pcie_max_width} PCIe lanes",
             at=names_of(list(dict.fromkeys(name for name, _ in odd))),
             because=("the others use all of theirs",),
-            hint="look again under load: nvidia-smi --query-gpu=pcie.link.width.current --format=csv",
+            hint="check again under load: nvidia-smi --query-gpu=pcie.link.width.current --format=csv",
         )
 
 
@@ -214,7 +214,7 @@ RULES: Sequence[Rule] = (
         level=_is_silent,
         bad=_lacks_smi,
         each=True,
-        error="the GPUs of {nodes} could not be looked at",
+        error="the GPUs of {nodes} could not be checked",
         because=("{facts.why_not}",),
         weight=40,
     ),
@@ -224,7 +224,7 @@ RULES: Sequence[Rule] = (
         level=_is_silent,
         bad=lambda s: not _lacks_smi(s),
         each=True,
-        error="the GPUs of {nodes} could not be looked at",
+        error="the GPUs of {nodes} could not be checked",
         because=("{facts.why_not}",),
         hint="run nvidia-smi there: a GPU that has fallen off the bus makes it hang or fail",
         weight=40,
@@ -237,7 +237,7 @@ RULES: Sequence[Rule] = (
         each=True,
         error="nvidia-smi names {number} of {facts.num_devices} GPUs of {nodes}",
         words=lambda s: {"number": len(s.facts.gpus)},
-        hint="tell the site's staff; leave the node out",
+        hint="report it to the site's staff; leave the node out",
         weight=40,
     ),
     health,
@@ -249,7 +249,7 @@ RULES: Sequence[Rule] = (
         error="the kernel of {nodes} has reported errors of GPUs: Xid {numbers}",
         words=_xid_words,
         because=("{devices}",),
-        hint="dmesg | grep -i xid; leave the node out when it is of today",
+        hint="dmesg | grep -i xid; leave the node out if the message is from today",
         weight=61,
     ),
     # Bad rows of a GPU's memory are replaced by a reset only.
@@ -259,10 +259,10 @@ RULES: Sequence[Rule] = (
         level=Level.WARNING,
         bad=lambda s: bool(_numbers_to_reset(s)),
         each=True,
-        error="bad rows of memory wait to be replaced on GPU {numbers} of {nodes}",
+        error="faulty memory rows wait to be replaced on GPU {numbers} of {nodes}",
         words=lambda s: {"numbers": _numbers_to_reset(s)},
-        because=("errors were found there, and only a reset of the GPU puts spare rows in",),
-        hint="nvidia-smi -q -d ROW_REMAPPER; tell the site's staff; leave the node out",
+        because=("errors were found there, and only a reset of the GPU activates spare rows",),
+        hint="nvidia-smi -q -d ROW_REMAPPER; report it to the site's staff; leave the node out",
         weight=38,
     ),
     in_use,
@@ -282,7 +282,7 @@ RULES: Sequence[Rule] = (
         cause="gpu-links",
         level=Level.NOTE,
         value=lambda s: ", ".join(s.facts.links.kinds) or None,
-        error="GPUs are joined differently: {text}",
+        error="GPUs are connected differently: {text}",
         because=("NV is NVLink, PIX and PXB a PCIe switch, NODE and SYS the processor",),
     ),
     Check(
@@ -317,7 +317,7 @@ RULES: Sequence[Rule] = (
         level=Level.NOTE,
         when=LONG,
         bad=lambda s: _copies_over_pcie(s) and bool(s.facts.links.num_redirecting),
-        error="PCI bridges of {nodes} send what GPUs copy to each other through the processor",
+        error="PCI bridges of {nodes} route copies between GPUs through the processor",
         because=(
             "ACS redirects on {facts.links.num_redirecting} bridges: copies are slow, and may hang",
         ),

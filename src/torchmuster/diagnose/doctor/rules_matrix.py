@@ -1,4 +1,4 @@
-"""Who reaches whom: a bad row is a node's way out, a bad column its way in, a single cell a path."""
+"""Connections between nodes: a bad row means a node's outgoing connections, a bad column its incoming ones."""
 
 import statistics
 from collections.abc import Iterator, Sequence
@@ -39,7 +39,7 @@ def unreachable(situation: Situation) -> Iterator[Finding]:
         yield Finding(
             level=Level.FAILURE,
             cause=cause_of_call(whys),
-            error=f"{words} can't be reached on a random port: {whys[0]}",
+            error=f"{words} fail on a random port: {whys[0]}",
             at=_where(situation, group),
             because=(_mechanism(whys[0]), *whys[1:4]),
             hint="open all TCP ports between the nodes (torch picks random ones): `nft list ruleset` or `iptables -S`"
@@ -56,14 +56,14 @@ def black_holes(situation: Situation) -> Iterator[Finding]:
         yield Finding(
             level=Level.FAILURE,
             cause="mtu-black-hole",
-            error=f"{words} take connections, but large packets do not arrive",
+            error=f"{words} are established, but large packets do not arrive",
             at=_where(situation, group),
             because=(
-                group[0].why or "the transfer stood still",
-                "a hop on the way takes smaller packets than the nodes send (MTU), and says nothing",
+                group[0].why or "the transfer stalled",
+                "a hop on the path drops packets as large as the nodes send them (MTU), without an error",
                 *_mtus(situation, group),
             ),
-            hint="set one MTU along the whole way: `ip link set IFACE mtu 1500` on the nodes,"
+            hint="set one MTU along the whole path: `ip link set IFACE mtu 1500` on the nodes,"
             " or jumbo frames on every switch port",
             is_certain=True,
             weight=99,
@@ -71,16 +71,16 @@ def black_holes(situation: Situation) -> Iterator[Finding]:
 
 
 def busy(situation: Situation) -> Iterator[Finding]:
-    """Simulated nodes share one machine: what they don't answer in time is for want of processors."""
+    """Simulated nodes share one machine: missing answers are due to a lack of processors."""
     beyond = _between(situation)
     late = [pair for pair in situation.pairs if pair.why is not None and pair not in beyond]
     if late:
         yield Finding(
             level=Level.NOTE,
             cause="machine-busy",
-            error=f"{len(late)} of {len(situation.pairs)} calls between nodes of one machine were not answered in time",
+            error=f"{len(late)} of {len(situation.pairs)} connections between nodes of one machine were not answered in time",
             because=tuple(dict.fromkeys(pair.why for pair in late if pair.why))[:3],
-            hint="the machine has too much to do: fewer simulated nodes tell more",
+            hint="the machine is overloaded: use fewer simulated nodes",
         )
 
 
@@ -91,7 +91,7 @@ def _between(situation: Situation) -> list[Pair]:
 
 
 def slow_pairs(situation: Situation) -> Iterator[Finding]:
-    """One slow pair makes every step of all slow."""
+    """A slow pair slows down every step."""
     if situation.bulk_bytes < _MIN_BULK_BYTES or not situation.has_machines:
         return
     rates = [pair.bytes_per_s for pair in situation.pairs if pair.bytes_per_s]
@@ -113,12 +113,12 @@ def slow_pairs(situation: Situation) -> Iterator[Finding]:
 
 
 def _groups(situation: Situation, bad: Sequence[Pair]) -> Iterator[tuple[list[Pair], str]]:
-    """Return pairs with a common end together, and a name for them: the subject of a sentence."""
+    """Return groups of pairs with a common end, and a name for each: the subject of a sentence."""
     names = [node.name for node in situation.nodes]
     left = list(bad)
     num_others = len(names) - 1
     if len(left) == len(names) * num_others and len(names) > 2:
-        yield left, f"all {len(names)} nodes"
+        yield left, f"connections between all {len(names)} nodes"
         return
     if len(names) > 2:
         for node, name in enumerate(names):
@@ -126,23 +126,23 @@ def _groups(situation: Situation, bad: Sequence[Pair]) -> Iterator[tuple[list[Pa
             if len(into) == num_others:
                 yield (
                     into,
-                    f"calls to {name} from all other nodes: its address or firewall, or they",
+                    f"connections to {name} from all other nodes",
                 )
                 left = [p for p in left if p not in into]
             out = [p for p in left if p.source == node]
             if len(out) >= num_others - 1 and len(out) > 1:
                 targets = names_of([names[p.target] for p in out])
-                yield out, f"calls of {name} to {targets}: they"
+                yield out, f"connections from {name} to {targets}"
                 left = [p for p in left if p not in out]
     both = [p for p in left if any(q.source == p.target and q.target == p.source for q in left)]
     if both and len(both) == len(left) and len(both) == 2:
-        yield both, f"{names[both[0].source]} and {names[both[0].target]}"
+        yield both, f"connections between {names[both[0].source]} and {names[both[0].target]}"
         return
     if len(left) > _MANY:
-        yield left, f"{len(left)} of {len(names) * num_others} pairs of nodes"
+        yield left, f"connections of {len(left)} of {len(names) * num_others} pairs of nodes"
         return
     for pair in left:
-        yield [pair], f"calls of {names[pair.source]} to {names[pair.target]}: they"
+        yield [pair], f"connections from {names[pair.source]} to {names[pair.target]}"
 
 
 def _where(situation: Situation, group: Sequence[Pair]) -> str:
@@ -155,7 +155,7 @@ def _where(situation: Situation, group: Sequence[Pair]) -> str:
 
 
 def cause_of_call(whys: Sequence[str]) -> str:
-    """Return the word for calls that failed for these reasons."""
+    """Return the cause of connections that failed for these reasons."""
     return (
         "port-blocked"
         if any("answer" in w or "refused" in w for w in whys)
@@ -165,12 +165,12 @@ def cause_of_call(whys: Sequence[str]) -> str:
 
 def _mechanism(why: str) -> str:
     if "answer" in why:
-        return "no answer at all: a firewall drops the packets, or nothing has that address"
+        return "no answer at all: a firewall drops the packets, or no host has that address"
     if "refused" in why:
         return "the port was open: a firewall rejects the packets"
     if "no route" in why or "unreachable" in why:
-        return "no way leads there: another network, or a link that is down"
-    return "the call ended before the nodes had greeted each other"
+        return "there is no route: another network, or a link that is down"
+    return "the connection ended during the handshake"
 
 
 def _mtus(situation: Situation, group: Sequence[Pair]) -> list[str]:

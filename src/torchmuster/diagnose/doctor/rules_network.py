@@ -1,4 +1,4 @@
-"""Names, addresses, interfaces and clocks: what is wrong with them only across several machines."""
+"""Names, addresses, interfaces and clocks: problems that show only across several machines."""
 
 import ipaddress
 from collections.abc import Iterator, Sequence
@@ -19,8 +19,17 @@ _SLOW_NAME_S = 2.0
 
 
 def _level(seen: NodePart) -> Level:
-    """Workers of muster are told addresses, so names are not worth a line at every start."""
+    """Workers of muster get addresses, so names are no warning at every start."""
     return Level.WARNING if seen.situation.is_long else Level.NOTE
+
+
+def _name_level(seen: NodePart) -> Level:
+    """On one machine nobody else is told its name: until it has a part in a job of several."""
+    return _level(seen) if seen.situation.has_machines else Level.NOTE
+
+
+def _is_told(situation: Situation) -> bool:
+    return situation.is_long or situation.has_machines
 
 
 def clocks(situation: Situation) -> Iterator[Finding]:
@@ -37,9 +46,9 @@ def clocks(situation: Situation) -> Iterator[Finding]:
             at=node.name,
             because=(
                 f"measured to {max(node.clock_error_s, 0.001):.3f} s",
-                "torchrun's c10d rendezvous takes a node for dead from 15 s on; time stamps of logs mislead",
+                "torchrun's c10d rendezvous considers a node dead from 15 s on; time stamps in logs are misleading",
             ),
-            hint="`chronyc tracking` or `timedatectl` on the node; ask who runs it to set the clock",
+            hint="`chronyc tracking` or `timedatectl` on the node; ask its administrator to set the clock",
             weight=45,
         )
 
@@ -50,7 +59,7 @@ def _means_itself(seen: NodePart) -> bool:
 
 
 def _outside(seen: NodePart) -> list[str]:
-    """Return the addresses that a node's name has, if no interface of it has one of them."""
+    """Return the addresses of a node's name, if none of its interfaces has one of them."""
     outside = [a for a in seen.facts.own_addresses if not _is_loopback(a)]
     mine = {i.address for i in seen.facts.interfaces}
     return outside if mine and not mine & set(outside) else []
@@ -70,7 +79,7 @@ def shared_addresses(situation: Situation) -> Iterator[Finding]:
             error=f"{name} has the same address {address} on {len(nodes)} nodes"
             + (meant if named else ": it can't connect them"),
             at=names_of([n.name for n in nodes]),
-            because=("a bridge of containers; who is told that address calls itself",),
+            because=("a bridge of containers; a node that gets this address connects to itself",),
             hint=f"GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME must not name {name}; muster never chooses it",
             weight=22 if named else 0,
         )
@@ -89,7 +98,7 @@ def _shared_addresses(networks: Sequence[NodePart]) -> list[tuple[str, str, list
 
 
 def other_names(situation: Situation) -> Iterator[Finding]:
-    """What the nodes think of each other's names."""
+    """How the nodes resolve each other's names."""
     if not situation.is_long or not situation.has_machines:
         return
     networks = look(situation, "network")
@@ -104,10 +113,10 @@ def other_names(situation: Situation) -> Iterator[Finding]:
             yield Finding(
                 level=Level.WARNING,
                 cause="name-not-resolved",
-                error=f"{names_of(list(deaf))} can't find the address of {subject.name}",
+                error=f"{names_of(list(deaf))} can't resolve {subject.name}",
                 at=names_of(list(deaf)),
                 because=tuple(dict.fromkeys(deaf.values()))[:3],
-                hint=f"a line for {subject.name} in /etc/hosts or the name server; muster itself uses addresses",
+                hint=f"add {subject.name} to /etc/hosts or the name server; muster itself uses addresses",
                 weight=21,
             )
         yield from _views_of(subject, others)
@@ -136,7 +145,7 @@ def _views_of(subject: NodeView, others: Sequence[NodePart]) -> Iterator[Finding
             cause="names-differ",
             error=f"the nodes have different addresses for {subject.name}: {views.text}",
             at=names_of(views.odd),
-            hint="one /etc/hosts or one name server for all nodes",
+            hint="use one /etc/hosts or one name server for all nodes",
             weight=20,
         )
 
@@ -154,12 +163,12 @@ RULES: Sequence[Rule] = (
     Check(
         of="network",
         cause="loopback-address",
-        level=_level,
-        when=MACHINES,
+        level=_name_level,
+        when=_is_told,
         bad=_means_itself,
         error="the own name of {nodes} means the node itself: {facts.own_name} is {facts.own_addresses[0]} there",
         because=(
-            "torchrun and Gloo tell it to the other nodes, which then call themselves; muster tells addresses",
+            "other nodes get a loopback address from torchrun and Gloo, and connect to themselves; muster passes real ones",
         ),
         hint="in /etc/hosts give {facts.own_name} the address of the interface between the nodes,"
         " or start with `muster run` or `muster torchrun`",
@@ -168,13 +177,16 @@ RULES: Sequence[Rule] = (
     Check(
         of="network",
         cause="name-not-resolved",
-        level=_level,
-        when=MACHINES,
+        level=_name_level,
+        when=_is_told,
         bad=lambda s: not s.facts.own_addresses,
         error="the own name of {nodes} has no address: {facts.own_name}",
         words=lambda s: {"why": s.facts.unresolved.get(s.facts.own_name, "no answer")},
-        because=("{why}",),
-        hint="a line for {facts.own_name} in /etc/hosts of {node.name}, or set GLOO_SOCKET_IFNAME",
+        because=(
+            "{why}",
+            "Gloo looks it up before it connects, and other nodes can't find it by this name; muster passes addresses",
+        ),
+        hint="add {facts.own_name} to /etc/hosts of {node.name}, or set GLOO_SOCKET_IFNAME",
         weight=24,
     ),
     Check(
@@ -230,6 +242,6 @@ RULES: Sequence[Rule] = (
         bad=lambda s: s.facts.outside is None,
         error="{nodes} {has} no route to the outside",
         because=("downloads of weights and data will fail inside of the job",),
-        hint="fetch them before, on the login node; HF_HUB_OFFLINE=1 makes libraries fail at once",
+        hint="download them before, on the login node; HF_HUB_OFFLINE=1 makes libraries fail at once",
     ),
 )

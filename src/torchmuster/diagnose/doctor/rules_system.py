@@ -23,7 +23,7 @@ def _shm_level(seen: NodePart) -> Level | None:
 
 
 def shm_level(size: int | None, *, gpus: bool, several: bool) -> Level | None:
-    """Return how bad a size of /dev/shm is; None when it is large enough."""
+    """Return the level for a size of /dev/shm; None when it is large enough."""
     if size is None:
         return Level.WARNING
     if size < DEFAULT_SHM_BYTES:
@@ -43,6 +43,20 @@ def _shm_size(seen: NodePart) -> dict[str, Any]:
 def _is_shm_full(seen: NodePart) -> bool:
     size, free = seen.facts.shm_bytes, seen.facts.shm_free_bytes
     return None not in (size, free) and free < DEFAULT_SHM_BYTES < size
+
+
+def _left_level(seen: NodePart) -> Level | None:
+    """A quarter of /dev/shm is what the next job misses."""
+    if not seen.facts.left_shm_files:
+        return None
+    is_much = seen.facts.left_shm_bytes >= (seen.facts.shm_bytes or 0) / 4
+    return Level.WARNING if is_much else Level.NOTE
+
+
+def _left(seen: NodePart) -> dict[str, Any]:
+    count = seen.facts.left_shm_files
+    files = "1 file lies" if count == 1 else f"{count} files lie"
+    return {"files": files, "size": show_bytes(seen.facts.left_shm_bytes)}
 
 
 def _files_level(seen: NodePart) -> Level | None:
@@ -111,6 +125,21 @@ RULES: Sequence[Rule] = (
         hint=f"ls -l {SHARED_MEMORY}; remove what belongs to no running process (fuser -v {SHARED_MEMORY}/*)",
         weight=47,
     ),
+    # Nobody else removes them before the machine is started again.
+    Check(
+        of="system",
+        cause="left-shared-memory",
+        level=_left_level,
+        when=LONG,
+        worst=lambda s: -s.facts.left_shm_bytes,
+        error=f"{{files}} in {SHARED_MEMORY} that no process of yours has open on {{nodes}}: {{size}}",
+        words=_left,
+        because=(
+            "torch, NCCL and semaphores of programs that were killed: they take memory until somebody removes them",
+        ),
+        hint=f"when no job of yours runs there: find {SHARED_MEMORY} -user $USER -type f"
+        r" \( -name 'torch_*' -o -name 'nccl-*' -o -name 'sem.*' \) -mmin +10 -delete",
+    ),
     # Every connection and every loader process takes descriptors.
     Check(
         of="system",
@@ -118,7 +147,7 @@ RULES: Sequence[Rule] = (
         level=_files_level,
         worst=lambda s: s.facts.limits["nofile"],
         error="a process may open only {facts.limits[nofile]} files on {nodes}",
-        because=("`Too many open files` comes with many ranks or loader processes",),
+        because=("`Too many open files` is typical with many ranks or loader processes",),
         hint="ulimit -n 65536 in the job script",
     ),
     # Threads count as processes of the user.

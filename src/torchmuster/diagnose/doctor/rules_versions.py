@@ -1,4 +1,4 @@
-"""Python, torch, CUDA, NCCL, driver and processor: the same everywhere, and fit for each other."""
+"""Python, torch, CUDA, NCCL, driver and processor: equal on all nodes, and compatible."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ def missing_torch(situation: Situation) -> Iterator[Finding]:
     yield Finding(
         level=Level.FAILURE,
         cause="package-missing",
-        error=f"torch is not installed on {names_of(without)}, on the other nodes it is",
+        error=f"torch is not installed on {names_of(without)}, but on the other nodes it is",
         at=names_of(without),
         because=(f"looked for by {torch[without[0]].executable or 'the interpreter of the job'}",),
         hint="use one environment that all nodes see, or `--python PATH` for one that is everywhere",
@@ -49,7 +49,7 @@ _VERSIONS_DIFFER = Equal(
     value=lambda s: s.facts.torch if s.facts.is_known else None,
     what="torch",
     error="the nodes have different versions of torch: {text}",
-    because=("what the ranks send each other changes with the version: they hang or train wrong",),
+    because=("messages between ranks differ between versions: they hang or train incorrectly",),
     hint="use one environment on all nodes: a shared file system, one image, or one lock file",
     is_certain=True,
     weight=89,
@@ -57,7 +57,7 @@ _VERSIONS_DIFFER = Equal(
 
 
 def _cpu_only(situation: Situation) -> Iterator[Finding]:
-    """A wheel without CUDA on a node with GPUs trains on the CPU, silently."""
+    """A wheel without CUDA on a node with GPUs trains on the CPU without a message."""
     torch = _torch(situation)
     gpus = look(situation, "gpu")
     with_gpus = [s.node.name for s in gpus if s.facts.visible and s.facts.num_devices]
@@ -106,7 +106,7 @@ def _is_emulated(seen: NodePart) -> bool:
 
 
 def minor_of(version: str | None) -> str | None:
-    """Return `2.13` of `2.13.0+cpu`; None of what is no version."""
+    """Return `2.13` for `2.13.0+cpu`; None for an invalid version."""
     found = re.match(r"\d+\.\d+", version or "")
     return found.group() if found else None
 
@@ -195,6 +195,6 @@ RULES: Sequence[Rule] = (
         value=lambda s: s.facts.driver or None,
         what="driver",
         error="the nodes have different GPU drivers: {text}",
-        hint="tell the site's staff; until then leave these nodes out",
+        hint="report it to the site's staff; until then leave these nodes out",
     ),
 )

@@ -1,4 +1,4 @@
-"""What the checks have found, for people: a row for each node, a matrix, one sentence for each finding."""
+"""Shows the results of the checks: a row for each node, a matrix, a sentence for each finding."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,7 +25,7 @@ _MAX_WHY = 40
 
 
 def node_row(node: NodeView) -> dict[str, Any]:
-    """Return what the table says of a node, as plain values; the keys are part of `--json`."""
+    """Return a node's row of the table as plain values; the keys are part of `--json`."""
     facts = node.facts or CollectedFacts()
     system, network, gpu = facts.system, facts.network, facts.gpu
     run = [f for f in facts.files.folders if f.role in ("run", "temp")] if facts.files else []

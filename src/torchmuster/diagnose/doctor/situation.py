@@ -1,4 +1,4 @@
-"""What doctor looks at: the facts of all nodes and the calls between them; and the words of rules that compare nodes."""
+"""The input of doctor: the facts of all nodes and the connections between them; and words for rules that compare nodes."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -17,11 +17,11 @@ class NodeView:
     """One node as the head knows it.
 
     Attributes:
-        facts: None when the node has said nothing; `why_not` says why.
+        facts: None when the node has not reported any; `why_not` says why.
         machine: The same for nodes that share a kernel and its network.
         interface: Of the network that workers will use; None when none was chosen.
-        clock_s: How far its clock is ahead of the head's; None when it was not measured.
-        clock_error_s: How far that may be wrong.
+        clock_s: How far its clock is ahead of the head's, in seconds; None when it was not measured.
+        clock_error_s: The uncertainty of that.
     """
 
     name: str
@@ -36,7 +36,7 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """What one node found when it called another; `why` is None when all was well.
+    """The result of a connection from one node to another; `why` is None on success.
 
     Attributes:
         source, target: Positions in the list of nodes.
@@ -53,14 +53,14 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """Everything that is judged; the head is the first of the nodes.
+    """All input of the rules; the head is the first of the nodes.
 
     Attributes:
-        is_long: Somebody asks (`muster doctor`), in contrast to a look before every start.
-        pairs: Of the long form only.
-        bulk_bytes: How much each pair was asked to move.
+        is_long: The long form (`muster doctor`), in contrast to the preflight.
+        pairs: In the long form only.
+        bulk_bytes: How many bytes each pair had to transfer.
         no_network: The report's sentence and evidence when no network connects all nodes.
-        script_is_program: The script that was looked at is what will be run.
+        script_is_program: The examined script is the program of the run.
     """
 
     nodes: tuple[NodeView, ...]
@@ -72,12 +72,12 @@ class Situation:
 
     @property
     def known(self) -> tuple[NodeView, ...]:
-        """The nodes that have said something."""
+        """The nodes that have reported facts."""
         return tuple(node for node in self.nodes if node.facts is not None)
 
     @property
     def has_machines(self) -> bool:
-        """Say whether the nodes are on several machines."""
+        """Return whether the nodes are on several machines."""
         return len({node.machine for node in self.nodes}) > 1
 
 
@@ -99,7 +99,7 @@ class Difference:
 
 
 def differ(values: Mapping[str, V], what: str, show: Callable[[V], str] = str) -> Difference | None:
-    """Return who differs from whom; None when all are equal.
+    """Return the difference between nodes; None when all are equal.
 
     Args:
         values: By the node's name, in the order of the nodes.

@@ -1,12 +1,12 @@
 """What is known of a job from its logs: who should have spoken and did, sizes, addresses, how far each rank got."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from torchmuster.diagnose.explain.events import LogEvent, LogLine, Who
-from torchmuster.diagnose.explain.scan import LogRecord
+from torchmuster.diagnose.explain.reading.scan import LogRecord
 from torchmuster.model.nodelist import expand_hostlist
 
 _HOST_TOKEN = re.compile(r"[A-Za-z][A-Za-z0-9-]*\d[A-Za-z0-9-]*(?:\.[A-Za-z0-9-]+)*")
@@ -37,6 +37,36 @@ _HERE = re.compile(r"current|this|running on|hostname of|local ?host", re.IGNORE
 _ADDRESS_LABEL = re.compile(
     r"\b(?:ip|address|addr|port|version|path|log|file|id|name)\b", re.IGNORECASE
 )
+
+
+_SHOWS = {
+    "kubernetes": re.compile(
+        r"\bpod/|kubelet|kubectl|OOMKilled|/var/run/secrets/kubernetes|\bPyTorchJob\b"
+    ),
+    "container": re.compile(
+        r"/\.dockerenv|\bdocker\b|nvcr\.io|NVIDIA Release|containerd|apptainer|singularity|enroot|/workspace/",
+        re.IGNORECASE,
+    ),
+    "slurm": re.compile(r"\bSLURM_|\bsrun\b|slurmstepd|\bsbatch\b"),
+    "pbs": re.compile(r"\bPBS_|\bqsub\b|=>> PBS|pbsdsh|pbs_mom"),
+    "deepspeed": re.compile(r"\bdeepspeed\b|DeepSpeed"),
+    "accelerate": re.compile(r"\baccelerate\b"),
+    "lightning": re.compile(r"(?:pytorch_)?lightning"),
+    "nccl-info": re.compile(r"NCCL INFO"),
+    "xpu": re.compile(r"\bxpu\b|intel_extension_for_pytorch|oneccl|\bAurora\b"),
+    "notebook": re.compile(r"<ipython-input|ipykernel|\.ipynb|<cell line"),
+    "windows": re.compile(r"[A-Z]:\\\\?Users|\bWinError\b"),
+}
+_SCHEDULERS = {"slurm": "sacct", "pbs": "qstat", "kubernetes": "kubectl"}
+_SHOWN_BY: dict[str, tuple[str, ...]] = {
+    "evicted": ("kubernetes",),
+    "image": ("container",),
+    "srun_launch": ("slurm",),
+    "task_exit": ("slurm",),
+    "pbs_killed": ("pbs",),
+    "root_cause_table": ("torchrun",),
+    "launch_config": ("torchrun",),
+}
 
 
 def short(host: str) -> str:
@@ -192,6 +222,49 @@ class Case:
             return len(hosts) < self.num_nodes
         ranks = {event.who.rank for event in self.events if event.who.rank is not None}
         return len(hosts) == 1 and len(ranks) < (self.told_size or 0)
+
+    # Where it ran.
+
+    @cached_property
+    def surroundings(self) -> frozenset[str]:
+        """What the logs show of where the job ran: `container`, `kubernetes`, `slurm`, `pbs`, launchers by name."""
+        found = {name for event in self.events for name in _SHOWN_BY.get(event.kind, ())}
+        lines = {line.text for line in self._frames()} | {event.line.text for event in self.events}
+        return frozenset(
+            found | {name for name, regex in _SHOWS.items() if any(map(regex.search, lines))}
+        )
+
+    def advice(self, general: str, special: Mapping[str, str]) -> str:
+        """Return the advice for where this job ran."""
+        for name, words in special.items():
+            if name in self.surroundings:
+                return words
+        return general
+
+    def confirm(self, commands: str) -> str:
+        """Return the commands that exist where this job ran: those of other schedulers are left out."""
+        here = self.surroundings & _SCHEDULERS.keys()
+        parts = re.split(r"; | {2,}(?=\()", commands)
+        kept = [
+            part
+            for part in parts
+            if not here
+            or not any(word in part for name, word in _SCHEDULERS.items() if name not in here)
+        ]
+        kept += (
+            ["kubectl describe pod POD"] if "kubernetes" in here and len(kept) < len(parts) else []
+        )
+        return "; ".join(kept)
+
+    @cached_property
+    def last_good(self) -> dict[str, int]:
+        """The place of the last sign of life, a step or a success, of each log that has one."""
+        found: dict[str, int] = {}
+        signs = [step for log in self.record.logs for step in log.last_progress.values()]
+        for event in (*signs, *self.of("success")):
+            path = event.line.path
+            found[path] = max(found.get(path, 0), event.line.order)
+        return found
 
     # Values that the user set.
 

@@ -18,8 +18,8 @@ from torchmuster.diagnose.explain.case import Case
 from torchmuster.diagnose.explain.events import LogFinding, LogLine, LogVerdict
 from torchmuster.diagnose.explain.judge import judge
 from torchmuster.diagnose.explain.own_run import GENERAL, foreign_store, is_same, own_finding
-from torchmuster.diagnose.explain.scan import read_sources
-from torchmuster.diagnose.explain.sources import LogSource, first_and_last
+from torchmuster.diagnose.explain.reading.scan import read_sources
+from torchmuster.diagnose.explain.reading.sources import LogSource, first_and_last
 from torchmuster.diagnose.explain.words import evidence_of
 from torchmuster.diagnose.finding import Confidence
 from torchmuster.files.layout import RunDir
@@ -155,7 +155,8 @@ def _reason(verdict: LogVerdict, own: LogFinding | None, cause: WorkerEnd) -> Lo
 
 def _joined(report: Report, finding: LogFinding, reading: _Reading, run_id: str) -> Report:
     lines = _telling(finding.evidence)
-    sure = finding.confidence is Confidence.HIGH
+    # The head saw the exception itself: what is not certain is only what led to it.
+    sure = finding.confidence is Confidence.HIGH or finding.cause == "exception"
     because: list[str] = []
     if sure or not all(_is_said(line, report) for line in lines):  # no guess about what is shown
         because = [finding.error if sure else f"perhaps {finding.error}"]

@@ -50,6 +50,7 @@ class LogLine:
         text: Without colours, prefix and time, at most 2,000 characters.
         order: Its place among all lines that were read.
         when: Seconds since 1970 as the line itself says (its zone is taken as UTC); None without a time.
+        level: What its logger calls it: `info`, `warning` or `error`; empty when it does not say.
     """
 
     path: str
@@ -58,6 +59,7 @@ class LogLine:
     order: int
     who: Who = Who()
     when: float | None = None
+    level: str = ""
 
     @property
     def place(self) -> str:
@@ -99,13 +101,24 @@ class LogFinding(Finding):
         began: The line that it began with.
         ruled_out: What else it could have been, and why it wasn't.
         confirm: The one command that would prove it.
+        rivals: Causes that the evidence does not rule out.
     """
 
     confidence: Confidence
     evidence: tuple[LogLine, ...] = ()
     ruled_out: tuple[str, ...] = ()
     confirm: str | None = None
+    rivals: tuple[str, ...] = ()
     began: LogLine | None = None
+
+
+class JobOutcome(enum.Enum):
+    """How the job stands, as far as its logs prove it."""
+
+    FAILED = "failed"
+    ENDED_WELL = "ended well"
+    RUNNING = "running"
+    UNKNOWN = "unknown"  # neither an end nor a failure is in these lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,18 +127,23 @@ class LogVerdict:
 
     Attributes:
         found: The causes, the first is the one; none when the logs do not say.
-        healthy: The logs show a run that ended well.
+        outcome: Whether it failed, ended or runs; a run is never taken for healthy without proof.
         next_to_fail: What would fail next, once the first is fixed.
         collect: What to collect when it could not be told.
     """
 
     found: tuple[LogFinding, ...]
-    healthy: bool = False
+    outcome: JobOutcome = JobOutcome.FAILED
     next_to_fail: tuple[LogFinding, ...] = ()
     collect: tuple[str, ...] = ()
     num_lines: int = 0
     num_files: int = 0
     notes: tuple[str, ...] = ()
+
+    @property
+    def healthy(self) -> bool:
+        """Say whether the logs prove that nothing failed, at least so far."""
+        return self.outcome in (JobOutcome.ENDED_WELL, JobOutcome.RUNNING)
 
     @property
     def first(self) -> LogFinding | None:

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from torchmuster.diagnose.explain.case import Case
-from torchmuster.diagnose.explain.events import LogFinding, LogLine, LogVerdict
-from torchmuster.diagnose.explain.patterns import match
-from torchmuster.diagnose.explain.rows import HIGH, MEDIUM, Weight
-from torchmuster.diagnose.explain.rules_signals import meaning_of
+from torchmuster.diagnose.explain.events import JobOutcome, LogFinding, LogLine, LogVerdict
+from torchmuster.diagnose.explain.reading.patterns import match
+from torchmuster.diagnose.explain.rules.rows import HIGH, MEDIUM, Weight
+from torchmuster.diagnose.explain.rules.signals import meaning_of
 from torchmuster.errors import HeadLostError
 from torchmuster.model.failure import EndKind, WorkerEnd
 from torchmuster.model.states import RunState
@@ -49,7 +49,13 @@ def with_own_result(
     if stands is None or stands is RunState.UNKNOWN:
         return verdict
     if stands is RunState.SUCCEEDED:
-        return replace(verdict, found=(), healthy=True, collect=(), notes=_notes(verdict, events))
+        return replace(
+            verdict,
+            found=(),
+            outcome=JobOutcome.ENDED_WELL,
+            collect=(),
+            notes=_notes(verdict, events),
+        )
     if not stands.is_final:
         note = f"the run has not ended: it is {stands.value}"
         return replace(verdict, notes=(*verdict.notes, note))
@@ -61,7 +67,7 @@ def with_own_result(
     return replace(
         verdict,
         found=(first, *rest),
-        healthy=False,
+        outcome=JobOutcome.FAILED,
         collect=(),
         notes=_notes(verdict, events),
         num_files=max(verdict.num_files, 1),

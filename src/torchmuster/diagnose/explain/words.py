@@ -3,13 +3,18 @@
 from dataclasses import replace
 from typing import Any
 
-from torchmuster.diagnose.explain.events import LogFinding, LogLine, LogVerdict
+from torchmuster.diagnose.explain.causes import CAUSES
+from torchmuster.diagnose.explain.events import JobOutcome, LogFinding, LogLine, LogVerdict
 from torchmuster.model.display.text import render_report
 from torchmuster.model.verdict import Report
 
+_SLOW = "slow: "
 _EVIDENCE = 6
 _SHOWN = 160
-_UNKNOWN_END = "the job ended well or is still running"
+_ENDS = {
+    JobOutcome.ENDED_WELL: "the job ended well",
+    JobOutcome.RUNNING: "its steps go on to the last line",
+}
 
 
 def render_verdict(verdict: LogVerdict, own_run: str | None = None) -> str:
@@ -18,18 +23,26 @@ def render_verdict(verdict: LogVerdict, own_run: str | None = None) -> str:
     `own_run` says how a run of ours stands: then nobody has to guess.
     """
     size = f"{_count(verdict.num_lines, 'line')} in {_count(verdict.num_files, 'file')}"
-    lines = [f"note: {note}" for note in verdict.notes]
+    lines = [f"note: {note}" for note in verdict.notes if not note.startswith(_SLOW)]
+    slow = [note for note in verdict.notes if note.startswith(_SLOW)]
     if verdict.healthy:
-        return "\n".join([*lines, f"no failure was found in {size}: {own_run or _UNKNOWN_END}", ""])
+        return "\n".join(
+            [*lines, f"no failure was found in {size}: {own_run or _ENDS[verdict.outcome]}", ""]
+        )
     first = verdict.first
+    if first is None and verdict.outcome is JobOutcome.UNKNOWN:
+        lines.append(f"neither a failure nor an end is in {size}")
+        return "\n".join([*lines, *_collect(verdict), ""])
     if first is None:
-        lines.append(f"the cause can't be told from {size}")
+        lines.append(f"it failed, and the cause is not in {size}")
         return "\n".join([*lines, *_collect(verdict), ""])
     text = render_report(report_of(first))
     parts = [f"confidence: {first.confidence.value}"]
+    parts += [f"could also be: {CAUSES[rival]} ({rival})" for rival in first.rivals[:3]]
     parts += [f"ruled out: {text}" for text in first.ruled_out]
     parts += [f"confirm: {first.confirm}"] if first.confirm else []
     parts += [f"next to fail: {other.error}; {other.hint}" for other in verdict.next_to_fail]
+    parts += slow
     rest = verdict.found[1:4]
     parts += [f"also seen: {other.error} ({_place(other)})" for other in rest]
     head = "".join(f"{line}\n" for line in lines)
@@ -46,6 +59,7 @@ def as_values(verdict: LogVerdict) -> dict[str, Any]:
     """Return a verdict as plain values; the keys are part of the command's interface."""
     return {
         "healthy": verdict.healthy,
+        "outcome": verdict.outcome.value,
         "found": [_finding(finding) for finding in verdict.found],
         "next_to_fail": [_finding(finding) for finding in verdict.next_to_fail],
         "collect": list(verdict.collect),
@@ -65,6 +79,7 @@ def _finding(finding: LogFinding) -> dict[str, Any]:
         "evidence": [
             {"file": line.path, "line": line.number, "text": line.text} for line in finding.evidence
         ],
+        "rivals": list(finding.rivals),
         "ruled_out": list(finding.ruled_out),
         "cure": finding.hint,
         "confirm": finding.confirm,
@@ -74,7 +89,7 @@ def _finding(finding: LogFinding) -> dict[str, Any]:
 def _collect(verdict: LogVerdict) -> list[str]:
     if not verdict.collect:
         return []
-    return ["to be sure, collect:", *(f"  {what}" for what in verdict.collect)]
+    return ["to find it, look at:", *(f"  {what}" for what in verdict.collect)]
 
 
 def evidence_of(line: LogLine) -> str:

@@ -1,1 +1,1 @@
-"""What a node can say of itself; runs on nodes. Standard library only."""
+"""Collects facts about a node; runs on nodes. Standard library only."""

@@ -1,7 +1,7 @@
-"""Everything that a node can say of itself before its workers start, as plain values.
+"""Collects the facts about a node before its workers start, as plain values.
 
-Each part is found in a thread of its own with a limit of time: a file system that hangs, or a name server that
-does not answer, costs its own part and not the others'. What could not be told says why.
+Each part is collected in a thread of its own with a time limit: a file system that hangs, or a name server that
+does not answer, affects its own part only. For a missing part the reason is given.
 """
 
 import os
@@ -26,13 +26,13 @@ NVIDIA_SMI_S = 3.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchFacts:
-    """What the job's interpreter would import, found without importing it.
+    """The versions that the job's interpreter would import, found without importing them.
 
     Attributes:
         torch: Version, as `2.13.0+cu126`; None when there is none.
         cuda: The CUDA that torch was built for; None for a build without. `hip` for AMD's.
-        nccl: Version of the wheel with NCCL, where there is one.
-        is_known: Whether anyone has looked; not for a program that is no Python.
+        nccl: Version of the wheel with NCCL, if there is one.
+        is_known: Whether the versions were looked up; not for a program without Python.
     """
 
     python: str = ""
@@ -47,7 +47,7 @@ class TorchFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectedFacts:
-    """One node; a part that is None could not be told, and `unknown` says why."""
+    """The facts about a node; a part is None if it is missing, and `unknown` says why."""
 
     torch: TorchFacts | None = None
     system: SystemFacts | None = None
@@ -60,7 +60,7 @@ class CollectedFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FactsOrder:
-    """What is looked at.
+    """What to collect.
 
     Attributes:
         names: Other nodes' names, to be resolved here; the long form only.
@@ -78,12 +78,12 @@ class FactsOrder:
 
 
 def collect(order: FactsOrder, ask: Ask | None = None) -> CollectedFacts:
-    """Return what can be found out about this node within 1 s, or 3.5 s in the long form."""
+    """Return the facts about this node that can be collected within 1 s, or 3.5 s in the long form."""
     names = order.names if order.is_long else ()
     names_s = NAMES_LONG_S if order.is_long else NAMES_SHORT_S
     asking = ask or ask_beside
     parts: dict[str, Callable[[], Any]] = {
-        "system": collect_system,
+        "system": lambda: collect_system(is_long=order.is_long),
         "network": lambda: collect_network(names, names_s),
         "files": lambda: collect_files(
             order.run_dir, order.once_written, order.script, order.environment, order.folders
@@ -98,7 +98,7 @@ def collect(order: FactsOrder, ask: Ask | None = None) -> CollectedFacts:
 def run_probes(
     parts: Mapping[str, Callable[[], Any]], limit_s: float
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Run all at once; return what they found, and for the others why not."""
+    """Run all in parallel; return their results, and the reasons for missing ones."""
     found: dict[str, Any] = {}
     unknown: dict[str, str] = {}
 
@@ -125,19 +125,19 @@ def run_probes(
 
 
 def ask_beside(argv: Sequence[str], limit_s: float) -> proc.Answered:
-    """Ask a program of this node; nothing that ends this process's children ends it."""
+    """Run a program on this node, protected from what ends this process's children."""
     return proc.ask_beside(argv, limit_s)
 
 
 def own_torch() -> TorchFacts:
-    """Return what this very interpreter would import."""
+    """Return the versions that this interpreter would import."""
     from torchmuster.model.installed import look_for_torch
 
     return torch_facts(look_for_torch())
 
 
 def torch_facts(found: Mapping[str, Any]) -> TorchFacts:
-    """Return facts from what a spawner says before it imports torch; what is no text is left out."""
+    """Return facts from what a spawner reports before it imports torch, without values that are not text."""
 
     def text(name: str) -> str | None:
         value = found.get(name)

@@ -1,4 +1,4 @@
-"""What a user, a site and a scheduler have set on a node, and the plugins that NCCL would find there."""
+"""The variables that a user, a site and a scheduler have set on a node, and the plugins that NCCL would find there."""
 
 import os
 import re
@@ -38,6 +38,7 @@ _SCHEDULER = (
     "PBS_NODEFILE",
 )
 _MAX_VALUE = 200
+_MAX_NO_PROXY = 4000  # a list of hosts
 _MAX_VARIABLES = 128
 _PLUGIN = re.compile(r"libnccl-(net|tuner)(-[\w-]+)?\.so(\.\d+)*$")
 _LIBRARY_FOLDERS = (
@@ -52,15 +53,15 @@ _MAX_NODEFILE_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentFacts:
-    """Variables and what they lead to.
+    """Variables, and facts that depend on them.
 
     Attributes:
         variables: Those that torch, NCCL, Gloo and libfabric read; values cut to 200 characters.
         scheduler: The scheduler's own.
         nodefile: Lines and different hosts in PBS's list of nodes; empty without one.
-        left_s: Seconds to the end of the job's time; None where nobody says.
-        total_s: Seconds of the whole job; None where nobody says.
-        plugins: Files that NCCL would look for networks in.
+        left_s: Seconds to the end of the job's time limit; None if unknown.
+        total_s: The whole time limit in seconds; None if unknown.
+        plugins: Files of network plugins that NCCL would load.
         verbs: Whether libibverbs, which NCCL needs for InfiniBand, is found.
         umask: Of the process.
     """
@@ -78,7 +79,7 @@ class EnvironmentFacts:
 def collect_environment(
     environment: Mapping[str, str], now: float | None = None
 ) -> EnvironmentFacts:
-    """Return what is set in the job's environment on this node; secrets are left out."""
+    """Return the job's environment on this node, without secrets."""
     chosen = {
         name: value[:_MAX_VALUE]
         for name, value in sorted(environment.items())
@@ -103,7 +104,8 @@ def _proxies(environment: Mapping[str, str]) -> dict[str, str]:
     for name in _PROXIES:
         value = environment.get(name) or environment.get(name.upper())
         if value:  # a proxy's address may have a password in it
-            found[name] = re.sub(r"//[^@/]*@", "//", value)[:_MAX_VALUE]
+            most = _MAX_NO_PROXY if name == "no_proxy" else _MAX_VALUE
+            found[name] = re.sub(r"//[^@/]*@", "//", value)[:most]
     return found
 
 
@@ -129,7 +131,7 @@ def _left(environment: Mapping[str, str], now: float) -> float | None:
 
 
 def _total(environment: Mapping[str, str]) -> float | None:
-    """Return the length of a job of Slurm, which says when it began; Torque says the length itself."""
+    """Return the length of a job: Slurm reports its start, Torque the length itself."""
     words = [environment.get(f"SLURM_JOB_{name}_TIME", "") for name in ("START", "END")]
     if all(re.fullmatch(r"\d{1,12}", word) for word in words) and int(words[1]):
         return float(int(words[1]) - int(words[0]))

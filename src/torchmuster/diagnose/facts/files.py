@@ -1,4 +1,4 @@
-"""What a node sees of the folders that a run needs: the same as the others? writable? room?"""
+"""The folders of a run as a node sees them: shared with other nodes, writable, free space."""
 
 import errno
 import hashlib
@@ -17,10 +17,10 @@ class FolderFacts:
 
     Attributes:
         role: `run`, `snapshots` or `temp`.
-        identity: Seconds and nanoseconds of the last change of a file in it that is written once; the same on two
-            nodes when both see the same file. Empty when there is no such file.
+        identity: Seconds and nanoseconds of the last change of a file in it that is written once; equal on two
+            nodes that see the same file. Empty when there is no such file.
         why: Why it can't be written, or a file in it not renamed.
-        free_files: How many files it can take more; -1 where the file system doesn't count.
+        free_files: How many more files it can have; -1 if the file system doesn't count them.
     """
 
     role: str
@@ -41,7 +41,6 @@ class ScriptFacts:
     path: str
     is_there: bool
     why: str = ""
-    size_bytes: int = 0
     sha256: str = ""
 
 
@@ -51,7 +50,6 @@ class FileFacts:
 
     folders: tuple[FolderFacts, ...] = ()
     script: ScriptFacts | None = None
-    socket_folder: str = ""
 
 
 def collect_files(
@@ -61,7 +59,7 @@ def collect_files(
     environment: Mapping[str, str],
     more: Sequence[tuple[str, str]] = (),
 ) -> FileFacts:
-    """Return what this node sees; nothing stays behind of what is written to try.
+    """Return the facts; test files are removed.
 
     Args:
         run_dir: The run's folder; None where there is no run.
@@ -79,12 +77,11 @@ def collect_files(
     return FileFacts(
         folders=tuple(folders),
         script=look_at_script(script) if script else None,
-        socket_folder=temporary,
     )
 
 
 def look_at(role: str, path: str, once_written: str | None) -> FolderFacts:
-    """Return what is to say of a folder; a file is made in it, renamed and removed."""
+    """Return the facts about a folder; a test file is created in it, renamed and removed."""
     try:
         disk = os.statvfs(path)
     except OSError as error:
@@ -104,7 +101,7 @@ def look_at(role: str, path: str, once_written: str | None) -> FolderFacts:
 
 
 def _identity(path: str | None) -> tuple[int, ...]:
-    """Return when a file was last changed: a copy can take over all else, not its ctime."""
+    """Return the ctime of a file: a copy can have every other attribute of it."""
     if path is None:
         return ()
     try:
@@ -148,7 +145,7 @@ def look_at_script(path: str) -> ScriptFacts:
         is_missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
         return ScriptFacts(path=path, is_there=not is_missing, why=_why(error))
     checksum = digest.hexdigest() if size <= _MAX_HASHED_BYTES else ""
-    return ScriptFacts(path=path, is_there=True, size_bytes=size, sha256=checksum)
+    return ScriptFacts(path=path, is_there=True, sha256=checksum)
 
 
 def _why(error: OSError) -> str:

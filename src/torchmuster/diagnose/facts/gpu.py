@@ -1,4 +1,4 @@
-"""The GPUs of a node by nvidia-smi, and the kernel's words about them; nothing here starts CUDA."""
+"""The GPUs of a node from nvidia-smi, and the kernel's messages about them; nothing here initialises CUDA."""
 
 import os
 import re
@@ -56,9 +56,9 @@ class Gpu:
     """One GPU.
 
     Attributes:
-        num_ecc_errors: Uncorrected errors since the driver was loaded; None where it does not count.
+        num_ecc_errors: Uncorrected errors since the driver was loaded; None if it does not count them.
         throttled: Why its clocks are lowered by the hardware, in words.
-        must_be_reset: Bad rows of its memory wait to be replaced, or could not be.
+        must_be_reset: Faulty rows of its memory wait to be replaced, or could not be.
     """
 
     index: int
@@ -79,12 +79,12 @@ class GpuFacts:
     """All GPUs of a node.
 
     Attributes:
-        visible: What CUDA_VISIBLE_DEVICES leaves to a process, or all.
-        num_devices: What /proc and /dev show.
-        cuda: The newest CUDA that the driver runs, as `12.4`; empty when it can't be told.
+        visible: The GPUs in CUDA_VISIBLE_DEVICES, or all.
+        num_devices: The number of GPUs in /proc and /dev.
+        cuda: The newest CUDA that the driver supports, as `12.4`; empty if unknown.
         xids: The kernel's messages about GPUs: device and number.
-        links: What joins them; the long form only.
-        why_not: Why nvidia-smi could not say more.
+        links: The links between them; the long form only.
+        why_not: Why nvidia-smi gave no more facts.
     """
 
     gpus: tuple[Gpu, ...] = ()
@@ -106,7 +106,7 @@ def collect_gpus(
     is_long: bool = False,
     root: str = "/",
 ) -> GpuFacts:
-    """Return the GPUs of this node; where the kernel shows none, nothing is asked."""
+    """Return the GPUs of this node; without devices in /proc and /dev, nvidia-smi is not run."""
     num_devices = count_devices(root)
     visible = tuple(visible_gpus(environment, root)[:_MAX_GPUS])
     if not num_devices:
@@ -143,7 +143,7 @@ def _links(said: Mapping[str, str], root: str) -> GpuLinks:
 
 
 def _ask_all(ask: Ask, questions: Mapping[str, Sequence[str]], limit_s: float) -> dict[str, str]:
-    """Ask several things at once: each wakes the driver up, which takes up to a second. What is late is empty."""
+    """Run several queries in parallel: each wakes up the driver, which takes up to a second. Late answers are empty."""
     answers: dict[str, str] = {}
 
     def run(name: str, argv: Sequence[str]) -> None:
@@ -174,7 +174,7 @@ def _query(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _ask(ask: Ask, argv: Sequence[str], limit_s: float) -> tuple[str, str]:
-    """Return what a command printed, or why it printed nothing."""
+    """Return the output of a command, or why there is none."""
     try:
         answer = ask(argv, limit_s)
     except MusterError as error:
@@ -188,7 +188,7 @@ def _ask(ask: Ask, argv: Sequence[str], limit_s: float) -> tuple[str, str]:
 
 
 def read_gpus(text: str) -> tuple[tuple[Gpu, ...], str]:
-    """Return GPUs and driver from the answer to the query; rows that make no sense are left out."""
+    """Return GPUs and driver from the answer to the query; skip invalid rows."""
     gpus, driver = [], ""
     for row in text.splitlines()[:_MAX_GPUS]:
         cells = [cell.strip() for cell in row.split(",")]
@@ -210,7 +210,7 @@ def read_gpus(text: str) -> tuple[tuple[Gpu, ...], str]:
 
 
 def add_health(gpus: Sequence[Gpu], text: str) -> tuple[Gpu, ...]:
-    """Return the GPUs with what the second query says of them."""
+    """Return the GPUs with the facts of the second query."""
     rows = {}
     for row in text.splitlines()[:_MAX_GPUS]:
         cells = [cell.strip() for cell in row.split(",")]
@@ -220,7 +220,7 @@ def add_health(gpus: Sequence[Gpu], text: str) -> tuple[Gpu, ...]:
 
 
 def add_rows(gpus: Sequence[Gpu], text: str) -> tuple[Gpu, ...]:
-    """Return the GPUs with whether bad rows of their memory wait for a reset; older ones don't say."""
+    """Return the GPUs with whether faulty rows of their memory wait for a reset; older GPUs don't report it."""
     bad = set()
     for row in text.splitlines()[:_MAX_GPUS]:
         cells = [cell.strip() for cell in row.split(",")]
@@ -252,7 +252,7 @@ def read_xids(log: bytes) -> tuple[str, ...]:
 
 
 def _log_of_driver(root: str) -> bytes:
-    """Return what the driver has said in the kernel's log, where we may read it."""
+    """Return the driver's messages in the kernel's log, if it is readable."""
     parts, size = [], 0
     for record in log_records(root):
         if size > _MAX_KERNEL_BYTES:
@@ -264,7 +264,7 @@ def _log_of_driver(root: str) -> bytes:
 
 
 def _has_iommu(root: str) -> bool:
-    """Say whether the kernel translates devices' addresses, which makes GPUs' direct copies fail or crawl."""
+    """Return whether the kernel translates devices' addresses, which makes direct copies between GPUs fail or slow."""
     words = read_text(os.path.join(root, "proc/cmdline")).split()
     passes = any("iommu" in word and word.endswith(("=pt", "=off")) for word in words)
     return bool(words and list_folder(os.path.join(root, "sys/class/iommu"))) and not passes

@@ -1,4 +1,4 @@
-"""How the GPUs of a node are joined: NVLink, PCIe, and what stands between them. Texts in, values out.
+"""How the GPUs of a node are connected: NVLink, PCIe and bridges. From text to values.
 
 Sources: `nvidia-smi topo -m` and its legend, `nvidia-smi nvlink -s`, `nvidia-smi topo -p2p r`, the PCI Express base
 specification (extended capability 0x0D is ACS).
@@ -27,10 +27,10 @@ _BRIDGE_CLASS = "0x0604"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuLinks:
-    """What joins the GPUs of a node.
+    """The links between the GPUs of a node.
 
     Attributes:
-        kinds: The ways between all pairs, each once: `NV18`, `PIX`, `SYS`; empty with one GPU.
+        kinds: The kinds of links between pairs, each once: `NV18`, `PIX`, `SYS`; empty with one GPU.
         nvlinks: For each GPU by index, how many of its NVLinks are up, and how many it has.
         no_p2p: Pairs that can't read each other's memory, and the tool's word for why: `0-1 CNS`.
         num_redirecting: PCI bridges that send traffic between devices up to the processor (ACS); None: not readable.
@@ -43,12 +43,12 @@ class GpuLinks:
 
     @property
     def is_all_nvlink(self) -> bool:
-        """Say whether no pair has to use PCIe."""
+        """Return whether all pairs are connected by NVLink."""
         return bool(self.kinds) and all(kind.startswith("NV") for kind in self.kinds)
 
 
 def read_topology(text: str) -> tuple[str, ...]:
-    """Return the kinds of ways between GPUs that `nvidia-smi topo -m` shows, each once."""
+    """Return the kinds of links between GPUs in `nvidia-smi topo -m`, each once."""
     return tuple(sorted({word for _, _, word in _matrix(text, _KIND)}))
 
 
@@ -59,7 +59,7 @@ def read_p2p(text: str) -> tuple[str, ...]:
 
 
 def read_nvlinks(text: str) -> tuple[tuple[int, int], ...]:
-    """Return how many links of each GPU are up, and how many it has, from `nvidia-smi nvlink -s`."""
+    """Return the number of links of each GPU that are up, and of all its links, from `nvidia-smi nvlink -s`."""
     found: dict[int, list[int]] = {}
     current: list[int] | None = None
     for line in text.splitlines()[:_MAX_LINES]:
@@ -73,7 +73,7 @@ def read_nvlinks(text: str) -> tuple[tuple[int, int], ...]:
 
 
 def _matrix(text: str, cell: re.Pattern[str]) -> Iterator[tuple[int, int, str]]:
-    """Yield row, column and word of a table of GPUs; other devices and columns are left out."""
+    """Yield row, column and word of a table of GPUs, without other devices and columns."""
     columns: list[int | None] = []
     for line in _ANSI.sub("", text).splitlines()[:_MAX_LINES]:
         words = line.split()
@@ -92,7 +92,7 @@ def _matrix(text: str, cell: re.Pattern[str]) -> Iterator[tuple[int, int, str]]:
 
 
 def redirects(config: bytes) -> bool | None:
-    """Say whether a bridge sends what devices below it say to each other up to the processor.
+    """Return whether a bridge redirects traffic between devices below it to the processor.
 
     Args:
         config: Its configuration space; without root the kernel gives the first 64 bytes only.

@@ -1,4 +1,4 @@
-"""Count GPUs without initialising CUDA: a process that has done that can't fork workers."""
+"""Counts GPUs without initialising CUDA, since a process that has done that can't fork workers."""
 
 import os
 import re
@@ -11,8 +11,8 @@ def visible_gpus(environment: Mapping[str, str] | None = None, root: str = "/") 
     """Return the ids that `CUDA_VISIBLE_DEVICES` may name, in order; empty without a GPU.
 
     Args:
-        environment: Where the variable is; this process's own by default.
-        root: Where the kernel's files are.
+        environment: Of the variable; this process's own by default.
+        root: The folder of the kernel's files.
     """
     chosen = (os.environ if environment is None else environment).get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
@@ -29,7 +29,7 @@ def visible_gpus(environment: Mapping[str, str] | None = None, root: str = "/") 
 
 
 def count_devices(root: str = "/") -> int:
-    """Return how many NVIDIA GPUs the kernel shows to this process."""
+    """Return the number of NVIDIA GPUs that are visible to this process."""
     shown = list_folder(os.path.join(root, "proc/driver/nvidia/gpus"))
     files = list_folder(os.path.join(root, "dev"))
     return len(shown) or sum(re.fullmatch(r"nvidia\d+", name) is not None for name in files)

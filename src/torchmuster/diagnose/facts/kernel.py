@@ -1,4 +1,4 @@
-"""What the kernel shows as files, and its log: what can't be read is empty, and a log is never waited for."""
+"""Reads files of the kernel, and its log: unreadable ones are empty, and reading the log never blocks."""
 
 import os
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ def list_folder(path: str) -> list[str]:
 
 
 def log_records(root: str = "/") -> Iterator[bytes]:
-    """Yield the records of the kernel's log, where we may read it."""
+    """Yield the records of the kernel's log, if it is readable."""
     try:
         fd = os.open(os.path.join(root, "dev/kmsg"), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

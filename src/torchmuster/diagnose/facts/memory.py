@@ -1,6 +1,6 @@
-"""Evidence of out-of-memory kills: the kernel's own counters, and its log where we may read it.
+"""Evidence of out-of-memory kills: the kernel's own counters, and its log if it is readable.
 
-Every readable ancestor of our control group is asked, because the limit that kills is often the job's or
+Every readable ancestor of our control group is checked, because the limit that kills is often the job's or
 the pod's, not our own. Version 2 counts `oom_kill` in `memory.events`, version 1 in
 `memory.oom_control`.
 
@@ -36,7 +36,7 @@ def read_counters() -> MemoryCounters:
 
 
 def explain_kill(before: MemoryCounters, pid: int) -> str | None:
-    """Return what shows that memory was the reason for a SIGKILL; None when nothing does."""
+    """Return the evidence that memory was the reason for a SIGKILL; None without any."""
     from_log = kernel_log_line(pid)
     if from_log is not None:
         return from_log
@@ -104,7 +104,7 @@ def _limit_of(counter_path: str) -> str:
 
 
 def kernel_log_line(pid: int) -> str | None:
-    """Return the kernel's own line about the kill of `pid`, where its log may be read."""
+    """Return the kernel's own line about the kill of `pid`, if its log is readable."""
     found = None
     for record in log_records():
         match = _KERNEL_LINE.search(record.decode(errors="replace"))

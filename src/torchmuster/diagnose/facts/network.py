@@ -1,4 +1,4 @@
-"""What a node sees of its names, addresses and interfaces. Nothing is sent to find it out, but for names."""
+"""Names, addresses and interfaces as a node sees them. Only looking up names sends packets."""
 
 import fcntl
 import os
@@ -44,12 +44,12 @@ class InterfaceFacts:
     """Names, addresses and devices of one node.
 
     Attributes:
-        own_name: What gethostname() says; `own_addresses` what it resolves to here.
-        names: Other nodes' names with what they resolve to here.
+        own_name: The result of gethostname(); `own_addresses` its addresses here.
+        names: Other nodes' names with their addresses here.
         unresolved: Names without an answer, and why.
         mtu: By interface.
         links: All interfaces, with an address or without.
-        outside: The address that packets to the outside would come from; None without a default route.
+        outside: The source address of packets to the outside; None without a default route.
         name_s: How long the slowest look-up took.
         cxi: Devices of Slingshot; `efa` those of AWS.
     """
@@ -70,7 +70,7 @@ class InterfaceFacts:
 
 
 def collect_network(names: Sequence[str], limit_s: float, root: str = "/") -> InterfaceFacts:
-    """Return what this node sees; names that take longer than `limit_s` count as unresolved."""
+    """Return the facts; names that take longer than `limit_s` count as unresolved."""
     own = socket.gethostname()
     wanted = list(dict.fromkeys([own, *names]))[:_MAX_NAMES]
     began = time.monotonic()
@@ -99,7 +99,7 @@ def collect_network(names: Sequence[str], limit_s: float, root: str = "/") -> In
 def resolve(
     names: Sequence[str], limit_s: float
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
-    """Return the addresses of names, and why others have none; all are asked at once."""
+    """Return the addresses of names, and why others have none; looked up in parallel."""
     found: dict[str, tuple[str, ...]] = {}
     failed: dict[str, str] = {}
 

@@ -1,6 +1,6 @@
-"""Read stacks: what a rank does, judged by the frames of its main thread.
+"""Reads stacks: what a rank does, from the frames of its main thread.
 
-The text is faulthandler's (most recent call first) or py-spy's. Nothing here knows a clock.
+The text is that of faulthandler (most recent call first) or of py-spy. Nothing here uses a clock.
 """
 
 import enum
@@ -17,7 +17,7 @@ _OURS = "/torchmuster/node/spawner/"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """One call."""
+    """A frame of a stack."""
 
     file: str
     line: int
@@ -30,7 +30,7 @@ class Frame:
 
 
 class Doing(enum.Enum):
-    """What a rank does, as far as its stack tells."""
+    """The kind of activity of a rank, as far as its stack shows."""
 
     WAITS = "waits"  # for other ranks
     COMPILES = "compiles"
@@ -45,13 +45,13 @@ class Doing(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackReading:
-    """Where one rank stands.
+    """The activity of a rank.
 
     Attributes:
         what: `all_reduce`, `read()`.
         frame: The script's own innermost frame; the innermost of all where none is the script's.
         by: The loader's process that it waits for; empty otherwise.
-        is_sure: For a wait: the frames say so, also when the processor is busy.
+        is_sure: For a wait: the frames prove it, even if the processor is busy.
     """
 
     doing: Doing
@@ -62,7 +62,7 @@ class StackReading:
 
     @property
     def place(self) -> str:
-        """Return `train.py:41`; empty where nothing is known."""
+        """Return `train.py:41`; empty if unknown."""
         return self.frame.place if self.frame is not None else ""
 
 
@@ -70,7 +70,7 @@ class StackReading:
 
 
 def sections(text: str) -> list[tuple[str, list[Frame]]]:
-    """Return the threads of a text: the head line and the frames, the innermost first."""
+    """Return the threads of a text: the first line and the frames, the innermost first."""
     heads = list(_SECTION.finditer(text))
     ends = [*(head.start() for head in heads), len(text)][1:]
     return [
@@ -90,7 +90,7 @@ def _frames(text: str) -> list[Frame]:
 
 
 def main_first(text: str) -> str:
-    """Return the text with the main thread in front: it is the last that faulthandler writes."""
+    """Return the text with the main thread first: faulthandler writes it last."""
     heads = list(_SECTION.finditer(text))
     if not heads:
         return text
@@ -102,7 +102,7 @@ def main_first(text: str) -> str:
 
 
 def _main_index(parts: Sequence[str]) -> int:
-    """Return which section is the main thread's: the one that our own frames have started."""
+    """Return the index of the main thread's section: the one that our own frames have started."""
     for index, part in enumerate(parts):
         if _OURS in part or "MainThread" in part.partition("\n")[0]:
             return index
@@ -131,7 +131,7 @@ _SYNTHETIC = re.compile(r"^<|/torchinductor_|^/tmp/tmp[^/]*/[a-z0-9]{52}")
 
 
 def is_library(file: str) -> bool:
-    """Say whether a file is not the user's: an installed package's, Python's own or generated."""
+    """Return whether a file is not the user's: of an installed package, of Python, or generated."""
     return bool(_LIBRARY.search(file) or _SYNTHETIC.search(file))
 
 
@@ -194,7 +194,7 @@ def judge(
     children: Sequence[str] = (),
     uses_gpu: bool = False,
 ) -> StackReading:
-    """Return what a rank does.
+    """Return the activity of a rank.
 
     Args:
         text: Of all its threads.
@@ -221,7 +221,7 @@ def judge(
 
 
 def _aside(frames: Sequence[Frame], frame: Frame | None) -> StackReading | None:
-    """Return the standing of a rank that compiles, saves or evaluates: that may take its time."""
+    """Return the activity of a rank that compiles, saves or evaluates, which may take long."""
     what = _called(frames, frame)
     for one in frames:
         if one.name == "<module>":  # it is imported
@@ -257,7 +257,7 @@ def _waiting(
 
 
 def _waiting_in_c(frame: Frame, source: str, *, uses_gpu: bool) -> StackReading | None:
-    """Return the wait that stands in a line of the script: Python has no frame for it."""
+    """Return the wait that a line of the script calls in C: Python has no frame for it."""
     what = source if len(source) <= 40 else f"{source[:37]}..."
     if _STORE_WAIT.search(source):
         return StackReading(doing=Doing.WAITS, what="TCPStore", frame=frame, is_sure=False)
@@ -269,7 +269,7 @@ def _waiting_in_c(frame: Frame, source: str, *, uses_gpu: bool) -> StackReading 
 
 
 def _operation(frames: Sequence[Frame]) -> str | None:
-    """Return the collective in which the innermost frames are; Python's own frames don't count."""
+    """Return the collective of the innermost frames, ignoring those of Python itself."""
     inner = [f for f in frames if not _is_standard(f.file)]
     if not inner or not _WAITING.search(inner[0].file):
         return None
@@ -292,7 +292,7 @@ def _is_standard(file: str) -> bool:
 
 
 def makes_store(text: str, source: str = "") -> bool:
-    """Say whether the main thread is in the making of a torch.distributed store.
+    """Return whether the main thread is creating a torch.distributed store.
 
     Args:
         text: Of all its threads.
@@ -307,7 +307,7 @@ def makes_store(text: str, source: str = "") -> bool:
 
 
 def imports(text: str) -> bool:
-    """Say whether the main thread imports a library: Python's import machinery is above the script's last frame."""
+    """Return whether the main thread imports a library: the import machinery is above the script's last frame."""
     for frame in main_frames(text):
         if frame.file.startswith("<frozen importlib"):
             return True
@@ -317,7 +317,7 @@ def imports(text: str) -> bool:
 
 
 def waits_for_loader(text: str) -> bool:
-    """Say whether the main thread waits for the processes of a DataLoader."""
+    """Return whether the main thread waits for the processes of a DataLoader."""
     return _is_at_loader(main_frames(text))
 
 
@@ -327,7 +327,7 @@ def _is_at_loader(frames: Sequence[Frame]) -> bool:
 
 
 def _loading(frame: Frame | None, children: Sequence[str]) -> StackReading:
-    """Return the standing of a rank whose loader has processes: theirs is the code that stands."""
+    """Return the activity of a rank that waits for its loader's processes, from their stacks."""
     for text in children:
         if text.startswith("stopped"):
             return StackReading(doing=Doing.STOPPED, frame=frame, by="a process of its loader")
@@ -346,7 +346,7 @@ def _is_idle_loader(frames: Sequence[Frame]) -> bool:
 
 
 def _called(frames: Sequence[Frame], frame: Frame | None) -> str:
-    """Return the innermost call as `read()`; of the script's own function where C code was called."""
+    """Return the innermost call, as `read()`; if C code was called, the script's own function."""
     if not frames:
         return ""
     name = (frame or frames[0]).name

@@ -1,4 +1,4 @@
-"""Runs somebody's training script for a few steps and prints what a step is made of.
+"""Runs a training script for a few steps and prints the parts of a step.
 
     python step_probe.py NUM_STEPS LIMIT_S SCRIPT ARGS...
 
@@ -34,7 +34,7 @@ MARK = "muster step: "
 
 
 class StepProbe:
-    """What is seen of the steps.
+    """The measured steps.
 
     Attributes:
         steps: Of each: the seconds of the whole, of all backward passes and of the update, and how many passes.
@@ -54,7 +54,7 @@ class StepProbe:
         self._marks: dict[int, Any] = {}
 
     def install(self) -> None:
-        """See all backward passes and all steps of optimizers from now on."""
+        """Install the hooks on backward passes and optimizer steps."""
         optimizers = importlib.import_module("torch.optim.optimizer")
         optimizers.register_optimizer_step_pre_hook(self._before_update)
         optimizers.register_optimizer_step_post_hook(self._after_update)
@@ -76,7 +76,7 @@ class StepProbe:
         return time.perf_counter()
 
     def _mark(self) -> Any:
-        """Return this moment: of the GPU's stream where there is one, it is not reached yet."""
+        """Return this moment: on a GPU an event in its stream, which may not be reached yet."""
         if not self._torch.cuda.is_initialized():
             return time.perf_counter()
         event = self._torch.cuda.Event(enable_timing=True)
@@ -127,7 +127,7 @@ class StepProbe:
         return float(self._pass_begun.elapsed_time(mark)) / 1000
 
     def write(self) -> None:
-        """Print what was seen, once; nothing when that is too little."""
+        """Print the result, once; nothing with too few steps."""
         steps, gradients = self.steps[WARM_STEPS:], self.gradients[WARM_STEPS:]
         if len(steps) < FEW_STEPS or self._written:
             return

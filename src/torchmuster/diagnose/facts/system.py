@@ -1,4 +1,4 @@
-"""What the kernel says of a node: processor, memory, limits, shared memory, control groups."""
+"""Facts from a node's kernel: processor, memory, limits, shared memory, control groups."""
 
 import os
 import resource
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torchmuster.diagnose.facts import memory
 from torchmuster.diagnose.facts.kernel import read_text
+from torchmuster.diagnose.facts.shared_memory import left_files
 from torchmuster.model.ranks import compress_ranks
 
 # What a limit is when there is none: RLIM_INFINITY, and cgroup v1's largest multiple of a page.
@@ -21,13 +22,14 @@ SHARED_MEMORY = "/dev/shm"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SystemFacts:
-    """One node as its kernel sees it.
+    """The kernel's facts about a node.
 
     Attributes:
         cpus: The CPUs that this process may use, as `0-3,8`.
         limits: Soft limits by name; -1 for none.
         memory_limit_bytes: The smallest of the control groups above us; None without one.
         shm_bytes: Size of /dev/shm; None when there is none.
+        left_shm_files: Files of this user there that no process has open; `left_shm_bytes` is what they take.
     """
 
     host: str
@@ -42,14 +44,21 @@ class SystemFacts:
     memory_limit_bytes: int | None = None
     shm_bytes: int | None = None
     shm_free_bytes: int | None = None
+    left_shm_files: int = 0
+    left_shm_bytes: int = 0
     uid: int = 0
 
 
-def collect_system(root: str = "/") -> SystemFacts:
-    """Return what this node's kernel says; `root` is where its files are looked for."""
+def collect_system(root: str = "/", *, is_long: bool = False) -> SystemFacts:
+    """Return the kernel's facts about this node; `root` is the folder of its files.
+
+    The long form also looks through the open files of this user's processes.
+    """
     name = os.uname()
     usable = sorted(os.sched_getaffinity(0))
-    shm = _room(os.path.join(root, SHARED_MEMORY.lstrip("/")))
+    shared = os.path.join(root, SHARED_MEMORY.lstrip("/"))
+    shm = _room(shared)
+    left = left_files(shared, root) if is_long else (0, 0)
     return SystemFacts(
         host=name.nodename,
         kernel=name.release,
@@ -63,6 +72,8 @@ def collect_system(root: str = "/") -> SystemFacts:
         memory_limit_bytes=memory_limit(),
         shm_bytes=shm[0] if shm else None,
         shm_free_bytes=shm[1] if shm else None,
+        left_shm_files=left[0],
+        left_shm_bytes=left[1],
         uid=os.getuid(),
     )
 

@@ -1,4 +1,4 @@
-"""A test job for all ranks: do they reach each other, do they sum right, and how fast?
+"""A test job for all ranks: whether they reach each other, sum correctly, and how fast.
 
     python tiny_job.py [--seconds 2] [--bytes 67108864]
 
@@ -57,7 +57,7 @@ class Ranks:
         return time.perf_counter() - begun_s, time.process_time() - cpu_begun_s
 
     def largest(self, *values: float) -> list[float]:
-        """Return the largest that any rank has of each value."""
+        """Return the maximum of each value over all ranks."""
         vector = self._torch.tensor(values, dtype=self._torch.float64, device=self._device)
         self._dist.all_reduce(vector, self._dist.ReduceOp.MAX, group=self._group)
         return [float(value) for value in vector.tolist()]
@@ -72,7 +72,7 @@ class Ranks:
         return bool(self._torch.equal(vector, expected)), seconds
 
     def measure(self, size_bytes: int, share_s: float) -> dict[str, Any]:
-        """Return what a sum of this size takes, with repeats for about `share_s`."""
+        """Return the time of a sum of this size, repeated for about `share_s`."""
         right, first_s = self.check(size_bytes)
         wrong, slowest_s = self.largest(float(not right), first_s)
         repeats = int(min(MAX_REPEATS, max(MIN_REPEATS, share_s / max(slowest_s, 1e-6))))
@@ -85,7 +85,7 @@ class Ranks:
         return {**found, "cpu_seconds": cpu_s, "right": not wrong}
 
     def measure_all(self, limit_s: float, limit_bytes: int) -> list[dict[str, Any]]:
-        """Return what sums of growing size take; the next is not begun when it would go beyond the limit."""
+        """Return the times of sums of growing size; stop before one that would exceed the limit."""
         begun_s = time.perf_counter()
         self.check(4)  # connections and buffers are made by the first
         found: list[dict[str, Any]] = []
@@ -121,7 +121,7 @@ def gather_text(torch: Any, text: str) -> list[str]:
 
 
 def members_by(words: list[str]) -> dict[str, list[int]]:
-    """Return the ranks that said the same word."""
+    """Return the ranks with the same text."""
     members: dict[str, list[int]] = {}
     for rank, word in enumerate(words):
         members.setdefault(word, []).append(rank)
@@ -129,7 +129,7 @@ def members_by(words: list[str]) -> dict[str, list[int]]:
 
 
 def run(torch: Any, limit_s: float, limit_bytes: int) -> tuple[dict[str, Any], bool]:
-    """Return what was found, and whether this is rank 0; the process group is made."""
+    """Run the measurements in a process group; return the result and whether this is rank 0."""
     dist = torch.distributed
     dist.init_process_group("gloo", timeout=timedelta(seconds=LIMIT_S))
     dist.monitored_barrier(timeout=timedelta(seconds=LIMIT_S))
@@ -159,7 +159,7 @@ def run(torch: Any, limit_s: float, limit_bytes: int) -> tuple[dict[str, Any], b
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run it and print what was found; return the exit code."""
+    """Run the job and print the result; return the exit code."""
     parser = argparse.ArgumentParser(description="Sum vectors on all ranks and say how it went.")
     parser.add_argument("--seconds", type=float, default=2.0, help="about so long; default 2")
     parser.add_argument("--bytes", type=int, default=SIZES[-1], help="largest; default 64 MiB")

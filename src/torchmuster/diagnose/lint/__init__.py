@@ -1,1 +1,1 @@
-"""What will go wrong in a job script: read as a shell would, never run."""
+"""Finds mistakes in job scripts: parsed like a shell does, never run."""

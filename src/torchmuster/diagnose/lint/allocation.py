@@ -1,4 +1,4 @@
-"""What the directives of a job script ask a scheduler for: `#SBATCH`, `#PBS` of OpenPBS and of Torque.
+"""The request in the directives of a job script: `#SBATCH`, `#PBS` of OpenPBS and of Torque.
 
 Sources: https://slurm.schedmd.com/sbatch.html; PBS Professional Reference Guide, qsub and "Resources".
 """
@@ -25,7 +25,7 @@ MAX_NODES = 65536
 
 
 class Scheduler(StrEnum):
-    """Whose directives a script has."""
+    """The scheduler of a script's directives."""
 
     SLURM = "slurm"
     PBS = "pbs"
@@ -34,7 +34,7 @@ class Scheduler(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One option of a directive; `late` when the scheduler no longer reads it."""
+    """An option of a directive; `late` when it is after the first command, so that the scheduler ignores it."""
 
     name: str
     value: str
@@ -44,15 +44,15 @@ class Option:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedNodes:
-    """What a job gets, as far as its directives say it; None: they don't.
+    """The resources of a job according to its directives; None: not given.
 
     Attributes:
-        nodes: At least so many.
+        nodes: The minimum number.
         tasks_per_node: Slots for processes on each node (`mpiprocs` of PBS, `ppn` of Torque).
         gpus_per_node: GPUs of each node.
-        gpus_line: The line that says so.
-        nodes_line: The line that says how many nodes.
-        counts_cpus: The nodes are described by number of CPUs.
+        gpus_line: The line with that number.
+        nodes_line: The line with the number of nodes.
+        counts_cpus: The number of CPUs per node is given.
         is_shared: The line that allows other jobs on the same nodes, or makes many of this job.
         torque: `nodes=2:ppn=4`.
     """
@@ -72,7 +72,7 @@ class AskedNodes:
 
 
 def read_options(line: str, number: int, *, late: bool) -> tuple[Scheduler, list[Option]] | None:
-    """Return the options of one directive; None when the line is none."""
+    """Return the options of one directive; None for another line."""
     match = re.match(r"#(SBATCH|PBS)(?:[ \t]+(.*))?$", line.rstrip("\r\n"))
     if match is None:
         return None
@@ -94,7 +94,7 @@ def _words(text: str) -> list[str]:
 def option_pairs(
     words: Sequence[str], *, long_by_one_dash: bool = False
 ) -> Iterable[tuple[str, str]]:
-    """Yield name and value of `--nodes=2`, `--nodes 2`, `-N2` and `-N 2`; a value that is not there is empty."""
+    """Yield name and value of `--nodes=2`, `--nodes 2`, `-N2` and `-N 2`; a missing value is empty."""
     for index, word in enumerate(words):
         behind = words[index + 1] if index + 1 < len(words) else ""
         behind = "" if behind.startswith("-") else behind
@@ -120,7 +120,7 @@ def _pbs_pairs(words: Sequence[str]) -> Iterable[tuple[str, str]]:
 
 
 def read_allocation(scheduler: Scheduler, options: Sequence[Option]) -> AskedNodes:
-    """Return what the options ask for."""
+    """Return the resources that the options request."""
     options = [option for option in options if not option.late]
     if scheduler is Scheduler.SLURM:
         return _slurm(options)
@@ -130,7 +130,7 @@ def read_allocation(scheduler: Scheduler, options: Sequence[Option]) -> AskedNod
 
 
 def whole(text: str | None) -> int | None:
-    """Return a number of nodes, tasks or GPUs; None when the text is none, or out of all reason."""
+    """Return a number of nodes, tasks or GPUs; None for an invalid or unreasonable one."""
     if text is None or not re.fullmatch(r"[0-9]{1,6}", text.strip()):
         return None
     return int(text)
@@ -149,7 +149,7 @@ def count_gres(text: str) -> int | None:
 
 
 def count_typed(text: str) -> int | None:
-    """Return the GPUs of `4` or `a100:4`, as --gpus-per-node takes it."""
+    """Return the GPUs of `4` or `a100:4`, the forms of --gpus-per-node."""
     counts = [whole(part.rpartition(":")[2]) for part in text.split(",")]
     known = [count for count in counts if count is not None]
     return sum(known) if known and len(known) == len(counts) else None
@@ -193,7 +193,7 @@ def _slurm(options: Sequence[Option]) -> AskedNodes:
 def _slurm_gpus(
     given: dict[str, Option], nodes: int | None, per_node: int | None
 ) -> tuple[int | None, int]:
-    """Return the GPUs of a node and the line that says it."""
+    """Return the GPUs of a node and the line with that number."""
     for name, factor in (("gpus-per-node", 1), ("gres", 1), ("gpus-per-task", per_node)):
         if name in given and factor:
             option = given[name]
@@ -228,7 +228,7 @@ def _pbs(options: Sequence[Option]) -> AskedNodes:
 
 
 def _pbs_resources(options: Sequence[Option]) -> Iterable[tuple[str, tuple[str, int]]]:
-    """Return every `key=value` of `-l`; a comma parts them."""
+    """Return every `key=value` of `-l`, separated by commas."""
     for option in options:
         if option.name == "l":
             for part in option.value.split(","):
@@ -237,7 +237,7 @@ def _pbs_resources(options: Sequence[Option]) -> Iterable[tuple[str, tuple[str, 
 
 
 def _from_chunks(text: str, line: int, base: dict[str, object]) -> AskedNodes:
-    """Return the allocation of `2:ncpus=8:ngpus=4+1:ncpus=8`; chunks that differ give what is certain."""
+    """Return the allocation of `2:ncpus=8:ngpus=4+1:ncpus=8`; of different chunks only common values are kept."""
     chunks = [_chunk(part) for part in text.split("+")]
     nodes = sum(count for count, _ in chunks)
     gpu_counts = {_gpus_of(keys) for _, keys in chunks}

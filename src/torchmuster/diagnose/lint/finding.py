@@ -1,4 +1,4 @@
-"""What lint has to say about one line of a job script."""
+"""A finding of lint about one line of a job script."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -22,24 +22,24 @@ class LintFinding(Finding):
 
     @property
     def word(self) -> str:
-        """What its level is called here: a line that breaks the job is an error."""
+        """The name of its level in lint: a line that breaks the job is an error."""
         return "error" if self.level is Level.FAILURE else self.level.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptView:
-    """A script and its starts, as every rule sees them."""
+    """A script and its starts: the input of every rule."""
 
     job: JobScript
     starts: tuple[ScriptStart, ...]
 
     @property
     def nodes(self) -> int | None:
-        """How many nodes the directives ask for."""
+        """The number of nodes in the directives."""
         return self.job.allocation.nodes
 
     def is_wide(self, start: ScriptStart) -> bool:
-        """Say whether a start is meant for several nodes: the job has them, or its own --nnodes says so."""
+        """Return whether a start is for several nodes, by the job or by its own --nnodes."""
         if self.nodes is not None:
             return self.nodes > 1
         if start.given is None:

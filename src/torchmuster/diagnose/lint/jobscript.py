@@ -1,4 +1,4 @@
-"""A job script as it is written: the directives for a scheduler, and the shell script behind them."""
+"""A job script: the directives for a scheduler, and the shell script after them."""
 
 from dataclasses import dataclass
 
@@ -14,11 +14,11 @@ from torchmuster.diagnose.lint.shell_script import ShellScript, read_shell
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobScript:
-    """A job script; nothing in it was run.
+    """A parsed job script; nothing in it was run.
 
     Attributes:
         options: Those of all directives, in their order.
-        allocation: What the directives ask for.
+        allocation: The resources that the directives request.
         shell: Commands and assignments.
         lines: The text, line by line.
     """
@@ -33,7 +33,7 @@ class JobScript:
 
 
 def parse(text: str, name: str) -> JobScript:
-    """Return what a script says; what it does not understand is left out, it never fails.
+    """Parse a script; skip what is not understood; never fail.
 
     Args:
         text: The script: with `#SBATCH` or `#PBS` lines, or only commands.
@@ -53,7 +53,7 @@ def parse(text: str, name: str) -> JobScript:
 
 
 def _read_directives(lines: list[str]) -> tuple[Scheduler, list[Option]]:
-    """Return whose directives there are, and their options; a scheduler reads none after a command."""
+    """Return the scheduler and the options of the directives; those after the first command have no effect."""
     scheduler, options, late = Scheduler.NONE, list[Option](), False
     for number, line in enumerate(lines, 1):
         late = late or bool(line.strip() and not line.lstrip().startswith("#"))

@@ -1,27 +1,51 @@
-"""What will go wrong in a job script, with the line and the mend. The rules are in `lint_*.py`; nothing is run."""
+"""Finds mistakes in a job script, with line and fix. The rules are in `rules_*.py`; nothing is run."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from torchmuster.diagnose.finding import Level
+from torchmuster.diagnose.lint import rules_launchers as lint_launchers
 from torchmuster.diagnose.lint import rules_meeting as lint_meeting
 from torchmuster.diagnose.lint import rules_shell as lint_shell
 from torchmuster.diagnose.lint import rules_starts as lint_starts
+from torchmuster.diagnose.lint import rules_variables as lint_variables
 from torchmuster.diagnose.lint.finding import LintFinding, ScriptView
 from torchmuster.diagnose.lint.jobscript import JobScript
 from torchmuster.diagnose.lint.starts import find_starts
 
-RULES = (*lint_starts.RULES, *lint_meeting.RULES, *lint_shell.RULES)
+RULES = (
+    *lint_starts.RULES,
+    *lint_launchers.RULES,
+    *lint_meeting.RULES,
+    *lint_shell.RULES,
+    *lint_variables.RULES,
+)
 _ORDER = list(Level)
 
 
 def lint(job: JobScript) -> tuple[LintFinding, ...]:
-    """Return everything that is wrong with a script, by line.
+    """Return all findings for a script, by line.
 
-    A rule speaks only of what the script itself shows: what comes from outside is not guessed.
+    A rule uses only what the script itself contains: values from outside are not guessed.
     """
     view = ScriptView(job=job, starts=find_starts(job))
     found = {finding for rule in RULES for finding in rule(view)}
-    return tuple(sorted(found, key=lambda f: (f.line, _ORDER.index(f.level), f.cause, f.error)))
+    in_order = sorted(found, key=lambda f: (f.line, _ORDER.index(f.level), f.cause, f.error))
+    return tuple(_once(in_order))
+
+
+def _once(found: Iterable[LintFinding]) -> Iterator[LintFinding]:
+    """Yield what is said of several lines in the same words only for the first of them."""
+    groups: dict[LintFinding, list[int]] = {}
+    for finding in found:
+        groups.setdefault(replace(finding, line=0), []).append(finding.line)
+    for finding, lines in groups.items():
+        more = sorted(set(lines[1:]) - {lines[0]})
+        named = ", ".join(str(line) for line in more[:8]) + (", ..." if len(more) > 8 else "")
+        also = (f"so it is in line{'s' * (len(more) > 1)} {named}",) if more else ()
+        yield replace(finding, line=lines[0], because=(*finding.because, *also))
 
 
 def starts_training(job: JobScript) -> bool:
-    """Say whether any line of a script is known to start training."""
+    """Return whether any line of a script is recognised as a start of training."""
     return bool(find_starts(job))

@@ -8,10 +8,10 @@ from torchmuster.diagnose.lint.finding import LintFinding, Rule, ScriptView, err
 from torchmuster.diagnose.lint.numbers import is_node_count, number
 from torchmuster.diagnose.lint.shell_lex import shown
 from torchmuster.diagnose.lint.shell_script import variables_of
-from torchmuster.diagnose.lint.starts import ScriptStart, option, tasks_per_node
+from torchmuster.diagnose.lint.starts import ScriptStart, takes_part, tasks_per_node
 from torchmuster.spec.rendezvous import DEFAULT_C10D_PORT, DEFAULT_STATIC_PORT
 
-_LOOPBACK = re.compile(r"(?:localhost|127(?:\.\d+){3}|\[?::1\]?|0\.0\.0\.0)(?::.*)?", re.IGNORECASE)
+LOOPBACK = re.compile(r"(?:localhost|127(?:\.\d+){3}|\[?::1\]?|0\.0\.0\.0)(?::.*)?", re.IGNORECASE)
 _OWN_VALUE = re.compile(
     r"\$\{?RANDOM|\$\(\s*(?:date|uuidgen|mktemp|shuf|hostname)\b|\$\$|\$\{?(?:SLURM_PROCID|SLURM_NODEID|HOSTNAME)\b"
 )
@@ -21,7 +21,7 @@ _ONE_ADDRESS = re.compile(r"hostname\s+(?:-i|--ip-address)\b")
 _FALLS_BACK = re.compile(r"\|\|\s*echo\s+[\"']?(?:localhost|127\.)")
 _RANKS = frozenset({"SLURM_PROCID", "SLURM_NODEID", "SLURM_LOCALID", "PBS_NODENUM", "PMI_RANK"})
 _RANKS |= {"OMPI_COMM_WORLD_RANK"}
-_SPREAD = frozenset({"srun", "mpiexec", "mpirun", "pdsh", "clush", "aprun", "jsrun", "ibrun"})
+SPREAD = frozenset({"srun", "mpiexec", "mpirun", "pdsh", "clush", "aprun", "jsrun", "ibrun"})
 _HEAD = {
     Scheduler.SLURM: "$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)",
     Scheduler.PBS: "$(head -n 1 $PBS_NODEFILE)",
@@ -35,20 +35,26 @@ _FREE_PORT = {
 
 
 def _each_node_evaluates(view: ScriptView, start: ScriptStart) -> bool:
-    """Say whether every node has a shell of its own that fills in the line's variables."""
+    """Return whether a shell on every node expands the line's variables."""
     by_hand = view.job.scheduler is Scheduler.NONE and start.wrapper is None
     return start.on_nodes or (by_hand and view.is_wide(start))
 
 
 def _text_on_nodes(view: ScriptView, start: ScriptStart, text: str) -> str:
-    """Return the part of a text that each node fills in for itself; empty when none does."""
-    if start.on_nodes or (start.wrapper is not None and start.command.looped):
+    """Return the part of a text that each node expands itself; empty when none does."""
+    if start.on_nodes:
         return text
     return view.job.shell.expand(text, start.line) if _each_node_evaluates(view, start) else ""
 
 
+def _has_a_turn_for_each_node(view: ScriptView, start: ScriptStart) -> bool:
+    """Say whether the line stands in a loop over nodes; one over settings starts all nodes in each of its turns."""
+    to_one = start.wrapper in ("ssh", "pbsdsh") or takes_part(start, view.job)
+    return start.command.looped and start.wrapper is not None and to_one
+
+
 def _endpoint(view: ScriptView, start: ScriptStart) -> str | None:
-    """Return the text of the address where the nodes meet; None when it can't be told."""
+    """Return the text of the rendezvous address; None when it is unknown."""
     if start.given is None:
         found = view.job.shell.value_of("MASTER_ADDR", start.line)
         return found.value if found is not None and start.kind == "python" else None
@@ -60,18 +66,20 @@ def _endpoint(view: ScriptView, start: ScriptStart) -> str | None:
 
 
 def rdzv_id(view: ScriptView) -> Iterator[LintFinding]:
-    """`--rdzv_id` is another one on every node: `$RANDOM` in a shell that each node runs.
+    """`--rdzv_id` is different on every node: `$RANDOM` in a shell that each node runs.
 
-    Filled in by the job script itself it is one value for all, and fine.
+    If the job script itself expands it, it is one value for all, which is fine.
 
     Source: failures R04.
     """
     for start in view.starts:
         if start.given is None or start.given.standalone or not view.is_wide(start):
             continue
-        match = _OWN_VALUE.search(_text_on_nodes(view, start, start.given.rdzv_id))
+        by_turns = _has_a_turn_for_each_node(view, start)
+        text = start.given.rdzv_id if by_turns else _text_on_nodes(view, start, start.given.rdzv_id)
+        match = _OWN_VALUE.search(text)
         if match is not None:
-            what = f"--rdzv_id={shown(start.given.rdzv_id)} is another one on every node"
+            what = f"--rdzv_id={shown(start.given.rdzv_id)} is different on every node"
             why = "all nodes reach the store, and each waits in a rendezvous of its own"
             job_id = "$PBS_JOBID" if view.job.scheduler is Scheduler.PBS else "$SLURM_JOB_ID"
             fix = "--rdzv_id=1, the same on all nodes"
@@ -81,7 +89,7 @@ def rdzv_id(view: ScriptView) -> Iterator[LintFinding]:
 
 
 def own_endpoint(view: ScriptView) -> Iterator[LintFinding]:
-    """The endpoint is the name or address of the node that evaluates it, and every node does.
+    """The endpoint is the name or address of the node that evaluates it, and every node evaluates it.
 
     Source: failures R05.
     """
@@ -90,19 +98,19 @@ def own_endpoint(view: ScriptView) -> Iterator[LintFinding]:
         if text is None or not view.is_wide(start):
             continue
         if _OWN_NAME.search(_text_on_nodes(view, start, text)):
-            what = f"every node takes itself for the head: {shown(text)}"
-            why = "each one opens a store of its own, and waits there alone"
+            what = f"every node considers itself the head: {shown(text)}"
+            why = "each one opens its own store and waits there alone"
             yield error(
                 "own-endpoint",
                 start.line,
                 what,
                 why,
-                f"fill in one name for all: {_HEAD[view.job.scheduler]}",
+                f"use the same name on all nodes: {_HEAD[view.job.scheduler]}",
             )
 
 
 def loopback(view: ScriptView) -> Iterator[LintFinding]:
-    """The nodes are to meet at localhost: each one meets itself.
+    """The rendezvous address is localhost: each node waits alone.
 
     Source: failures R06, R20; a lost default of --rdzv-endpoint and --master-addr is localhost.
     """
@@ -118,18 +126,18 @@ def loopback(view: ScriptView) -> Iterator[LintFinding]:
                 yield _without_endpoint(start)
             continue
         text = _endpoint(view, start)
-        if text is None or not _LOOPBACK.fullmatch(
+        if text is None or not LOOPBACK.fullmatch(
             shown(view.job.shell.expand(text, start.line)).strip()
         ):
             continue
         said = start.given is None or start.given.rdzv_endpoint or "master" in " ".join(start.words)
         what = (
-            "the nodes are to meet at localhost"
+            "the nodes use localhost as the rendezvous address"
             if said
-            else "the line does not say where the nodes meet"
+            else "the line gives no rendezvous address"
         )
         why = (
-            "localhost is another machine on every node"
+            "localhost is a different machine on every node"
             if said
             else "without an address torchrun takes 127.0.0.1"
         )
@@ -138,16 +146,16 @@ def loopback(view: ScriptView) -> Iterator[LintFinding]:
 
 
 def _is_set_by_pet(view: ScriptView) -> bool:
-    """Say whether variables of torchrun's own give the options."""
+    """Return whether torchrun's PET_* variables give the options."""
     return any(a.name.startswith("PET_") for a in view.job.shell.assignments)
 
 
 def _without_endpoint(start: ScriptStart) -> LintFinding:
-    what = "c10d stands there without --rdzv_endpoint"
-    why = "without one each node meets itself at localhost"
+    what = "c10d is used without --rdzv_endpoint"
+    why = "without it each node waits alone at localhost"
     if any("master" in word for word in start.words):
         what = "--master_addr has no effect with the c10d backend"
-        why = "it is for the static backend; without --rdzv_endpoint each node meets itself at localhost"
+        why = "it is for the static backend; without --rdzv_endpoint each node waits alone at localhost"
     return error("loopback", start.line, what, why, "--rdzv_endpoint=$MASTER_ADDR:$MASTER_PORT")
 
 
@@ -181,35 +189,32 @@ def _guess(line: int, value: str) -> LintFinding | None:
         return warning("first-address", line, what, why, name)
     if _ONE_ADDRESS.search(value):
         what = "the endpoint comes from `hostname -i`"
-        why = "it is what the node's own name resolves to, on some systems 127.0.1.1: the other nodes then meet themselves"
+        why = "it is what the node's own name resolves to, on some systems 127.0.1.1: then each node waits alone"
         return warning("own-address", line, what, why, name)
     if _FALLS_BACK.search(value):
         what = "the endpoint falls back to localhost"
-        why = "when the command before it fails, every node meets itself, and nothing says why"
-        return warning("falls-back", line, what, why, "let the script end there: ${HEAD:?no head}")
+        why = "when the command before it fails, every node waits alone, without a message"
+        return warning(
+            "falls-back", line, what, why, "end the script in this case: ${HEAD:?no head}"
+        )
     return None
 
 
 def node_rank(view: ScriptView) -> Iterator[LintFinding]:
-    """Every node gets the same `--node_rank`: a number, or a variable that the job script fills in too early.
+    """Every node gets the same `--node_rank`: a number, or a variable that the job script expands too early.
 
     With the c10d backend torchrun ignores it.
 
     Source: failures R18; torch/distributed/elastic/rendezvous/dynamic_rendezvous.py.
     """
     for start in view.starts:
-        if start.given is None or start.wrapper not in _SPREAD or start.given.standalone:
+        if start.given is None or start.wrapper not in SPREAD or start.given.standalone:
             continue
-        if (
-            start.partial
-            or start.command.looped
-            or not view.is_wide(start)
-            or _takes_part(start, view)
-        ):
+        if start.partial or not view.is_wide(start) or takes_part(start, view.job):
             continue
         text, static = start.given.node_rank, start.given.rdzv_backend == "static"
         said = any(re.match(r"--node[-_]rank", word) for word in start.words)
-        early = _too_early(view, start, text)
+        early = is_too_early(view, start, text)
         if not static and said:
             why = "c10d numbers the nodes by itself, by their names"
             yield note(
@@ -219,37 +224,29 @@ def node_rank(view: ScriptView) -> Iterator[LintFinding]:
             yield _same_rank(view, start, said=said, early=early)
 
 
-def _too_early(view: ScriptView, start: ScriptStart, text: str) -> bool:
-    """Say whether the job script itself fills in a variable that only a started process has."""
+def is_too_early(view: ScriptView, start: ScriptStart, text: str) -> bool:
+    """Return whether the job script itself expands a variable that only a started process has."""
     text = view.job.shell.expand(text, start.line)
     if start.on_nodes:
         text = text.replace("$", "")
     return bool(_RANKS & set(variables_of(text)))
 
 
-def _takes_part(start: ScriptStart, view: ScriptView) -> bool:
-    text = option(start, "nodes", "N")
-    part = text is not None and number(text, view.job, start.line) != view.nodes
-    return part or option(start, "w", "nodelist", "host", "H") is not None
-
-
 def _same_rank(view: ScriptView, start: ScriptStart, *, said: bool, early: bool) -> LintFinding:
     text = start.given.node_rank if start.given is not None else ""
-    what = (
-        f"every node gets --node_rank={shown(text)}" if said else "no node is told its --node_rank"
-    )
-    why = "the static backend takes the number as it is: all nodes are the head, and wait for the others"
+    what = f"every node gets --node_rank={shown(text)}" if said else "no node gets its --node_rank"
+    why = "the static backend uses the number unchanged: all nodes are the head, and wait for the others"
     if early:
-        why = "the job script fills the variable in before srun starts, where it is 0 or empty"
+        why = "the job script expands the variable before srun starts, where it is 0 or empty"
     head = _HEAD[view.job.scheduler]
     fix = f"--rdzv_backend=c10d --rdzv_endpoint={head}: it needs no rank"
     return error("node-rank", start.line, what, why, fix)
 
 
 def world_size(view: ScriptView) -> Iterator[LintFinding]:
-    """WORLD_SIZE holds the number of nodes; it is the number of workers.
+    """WORLD_SIZE is set to the number of nodes, but it is the number of workers.
 
-    A script that srun starts once for each GPU then ends with ranks beyond the world; torchrun sets it itself.
+    A script that srun starts once for each GPU then has ranks that exceed the world size; torchrun sets it itself.
 
     Source: torch.distributed, "Environment variable initialization"; the seed of a published tutorial.
     """
@@ -259,19 +256,17 @@ def world_size(view: ScriptView) -> Iterator[LintFinding]:
             continue
         what = "WORLD_SIZE holds the number of nodes, not of workers"
         if many and (given.exported or given.name in view.job.shell.exports):
-            why = f"line {many[0].line} starts several workers on each node: their ranks go beyond the world"
+            why = f"line {many[0].line} starts several workers on each node: their ranks exceed the world size"
             yield error(
                 "world-size-of-nodes", given.line, what, why, "export WORLD_SIZE=$SLURM_NTASKS"
             )
         elif any(start.by_torchrun for start in view.starts):
-            why = (
-                "torchrun sets it for its workers, so only this script reads it: the name misleads"
-            )
+            why = "torchrun sets it for its workers, so only this script reads it: the name is misleading"
             yield note("world-size-of-nodes", given.line, what, why, "call it NNODES")
 
 
 def fixed_port(view: ScriptView) -> Iterator[LintFinding]:
-    """The port is a fixed number where several jobs may share a node, or two lines of one script take the same.
+    """The port is a fixed number and several jobs may share a node, or two lines of one script use the same port.
 
     Source: failures R15, R16.
     """
@@ -282,21 +277,21 @@ def fixed_port(view: ScriptView) -> Iterator[LintFinding]:
             continue
         if view.job.allocation.is_shared is not None:
             what = f"port {port} is fixed, and several of these jobs may share a node (line {view.job.allocation.is_shared})"
-            why = "the second one ends with `address already in use`, or talks to the first"
+            why = "the second one ends with `address already in use`, or connects to the first"
             fix = _FREE_PORT[view.job.scheduler]
             if not view.is_wide(start) and start.given is not None:
                 fix = "--standalone takes a free port"
             yield warning("fixed-port", start.line, what, why, fix)
         elif start.wrapper is None and start.command.background:
             if port in taken:
-                what = f"port {port} is taken already by the torchrun of line {taken[port]}"
+                what = f"port {port} is used already by the torchrun of line {taken[port]}"
                 why = "both run at the same time on one node"
                 yield error("fixed-port", start.line, what, why, "--standalone takes a free port")
             taken.setdefault(port, start.line)
 
 
 def _port(view: ScriptView, start: ScriptStart) -> int | None:
-    """Return the port of a start when it is a fixed number; 0 and None when not."""
+    """Return the port of a start; 0 or None when it is not a fixed number."""
     if start.given is None:
         found = view.job.shell.value_of("MASTER_PORT", start.line)
         fixed = found is not None and start.kind == "python"
@@ -319,7 +314,7 @@ def _port(view: ScriptView, start: ScriptStart) -> int | None:
 
 
 def _takes_a_free_port(view: ScriptView, start: ScriptStart) -> bool:
-    """Say whether `muster torchrun` meets where nobody has named a place: one node, no endpoint, no port."""
+    """Return whether `muster torchrun` takes a free port: one node, no endpoint, no port."""
     if start.given is None or start.given.rdzv_endpoint:
         return False
     nodes = number(start.given.nnodes.rpartition(":")[2], view.job, start.line)

@@ -16,6 +16,13 @@ _FOR_WORKERS = re.compile(
 _EFA_MACHINE = re.compile(r"/opt/amazon|FI_EFA_|\bp[45]d?n?\.|\baws\b[^-_]", re.IGNORECASE)
 _SLINGSHOT = re.compile(r"\bhsn\d*\b|\bcxi\b|cray|slingshot", re.IGNORECASE)
 _OWN_NCCL = re.compile(r"(?<!ofi-)(?<!ofi_)(?<![a-z])(?:lib)?r?nccl", re.IGNORECASE)
+_CONDAS = frozenset({"conda", "mamba", "micromamba"})
+_CONDA_HOOK = re.compile(
+    r"conda\.sh|mamba\.sh|shell\.bash|shell\s+(?:hook|activate)|\.bashrc|\.(?:bash_)?profile|micromamba\s+shell"
+)
+_LOGIN_SHELL = re.compile(r"#!.*\b(?:bash|sh|zsh)\b.*\s-(?:\w*[li]|-login)")
+_GOES = re.compile(r"^[^#\n]*\b(?:cd|pushd|chdir)\s+\S", re.MULTILINE)
+_CASE = re.compile(r"\s*\(?-[^\s|]*(?:\s*\|\s*-[^\s|]*)*\)(?:\s|$)")  # a branch of `case`
 _HERE = re.compile(r"hostname|\[0\]|head -n ?1|head -1|SLURMD_NODENAME|localhost|127\.0")
 _SHELLS = frozenset({"bash", "sh", "zsh", "env", "python", "python3"})
 
@@ -48,19 +55,19 @@ def _joined(view: ScriptView, line: int) -> str:
 
 
 def blanks_behind_backslash(view: ScriptView) -> Iterator[LintFinding]:
-    """A backslash with blanks behind it continues nothing: the command ends there.
+    """A backslash with blanks after it does not continue the line: the command ends there.
 
     Source: the bash manual, "Escape Character".
     """
     for line in view.job.shell.slips.blanks_behind:
-        what = "there are blanks behind the backslash"
-        why = "the command ends here, and the next line is run as one of its own"
+        what = "there are blanks after the backslash"
+        why = "the command ends here, and the next line runs as a separate command"
         yield error(
             "blanks-behind-backslash",
             line,
             what,
             why,
-            "take the blanks at the end of the line away",
+            "remove the blanks at the end of the line",
         )
 
 
@@ -70,20 +77,21 @@ def lost_continuation(view: ScriptView) -> Iterator[LintFinding]:
     Source: the bash manual, "Lists of Commands"; seen in published job scripts.
     """
     for command in view.job.shell.commands:
-        if re.match(r"--[A-Za-z]", command.words[0].raw):
+        is_case = _CASE.match(view.job.lines[command.line - 1])
+        if re.match(r"--[A-Za-z]", command.words[0].raw) and not is_case:
             what = f"bash runs `{shown(command.words[0].text)[:60]}` as a command"
             why = "the line above has no backslash at its end: the command ended there"
             yield error("lost-continuation", command.line, what, why, "end the line above in ` \\`")
 
 
 def comment_inside(view: ScriptView) -> Iterator[LintFinding]:
-    """A comment between two lines of one command ends it; the options below are run as a command.
+    """A comment between two lines of a command ends it; the options below it run as a command.
 
     Source: the bash manual, "Comments".
     """
     for line in view.job.shell.slips.comments_inside:
         what = "this comment ends the command above"
-        why = "the options below it are run as a command of their own"
+        why = "the options below it run as a separate command"
         yield error("comment-inside", line, what, why, "move it above the command")
 
 
@@ -95,7 +103,7 @@ def windows_lines(view: ScriptView) -> Iterator[LintFinding]:
     for number, line in enumerate(view.job.lines, 1):
         if line.endswith("\r"):
             what = "the lines end as on Windows"
-            why = "sbatch refuses such a script, and bash takes the carriage return for a part of the last word"
+            why = "sbatch refuses such a script, and bash reads the carriage return as part of the last word"
             yield error("windows-lines", number, what, why, f"sed -i 's/\\r$//' {view.job.name}")
             return
 
@@ -137,16 +145,16 @@ def not_exported(view: ScriptView) -> Iterator[LintFinding]:
         if name not in used:
             told.add(name)
             what = f"{name} is set but not exported"
-            why = "it stays in this shell: no worker sees it"
+            why = "it exists in this shell only: no worker gets it"
             yield warning(
                 "not-exported", given.line, what, why, f"export {name}={shown(given.raw)}"
             )
 
 
 def own_nccl(view: ScriptView) -> Iterator[LintFinding]:
-    """LD_LIBRARY_PATH or LD_PRELOAD brings another NCCL than the one in torch's wheel.
+    """LD_LIBRARY_PATH or LD_PRELOAD adds another NCCL than the one in torch's wheel.
 
-    Which of the two is loaded depends on the node; two versions in one job end it.
+    Which of the two is loaded depends on the node; a job with two versions fails.
 
     Source: failures N18.
     """
@@ -157,14 +165,14 @@ def own_nccl(view: ScriptView) -> Iterator[LintFinding]:
         paths = [shown(view.job.shell.expand(part, given.line)) for part in parts]
         own = [path for path in paths if _OWN_NCCL.search(path) and "ofi" not in path.lower()]
         if own:
-            what = f"{given.name} brings an NCCL of its own: {own[0]}"
-            why = "torch's wheel has another one; versions that differ between nodes or libraries end the job"
+            what = f"{given.name} adds another NCCL: {own[0]}"
+            why = "torch's wheel has its own; versions that differ between nodes or libraries end the job"
             fix = "leave it out, and look at torch.cuda.nccl.version()"
             yield warning("own-nccl", given.line, what, why, fix)
 
 
 def efa_provider(view: ScriptView) -> Iterator[LintFinding]:
-    """`FI_PROVIDER=efa` away from EC2 instances with EFA: no provider is found, or TCP is used.
+    """`FI_PROVIDER=efa` on machines other than EC2 instances with EFA: no provider is found, or TCP is used.
 
     Source: failures N13, N15.
     """
@@ -184,7 +192,7 @@ def efa_provider(view: ScriptView) -> Iterator[LintFinding]:
                 given.line,
                 what,
                 why,
-                "on other machines leave it out; `fi_info -p efa` tells",
+                "on other machines leave it out; `fi_info -p efa` shows what there is",
             )
 
 
@@ -224,10 +232,60 @@ def not_carried(view: ScriptView) -> Iterator[LintFinding]:
         text = " ".join(word.raw for word in start.command.words)
         lost = [name for name in names if name not in text]
         if lost:
-            what = f"{start.wrapper} does not carry {', '.join(lost[:3])} to the other nodes"
+            what = f"{start.wrapper} does not pass {', '.join(lost[:3])} to the other nodes"
             why = "a variable that the job script exports reaches this node only"
             fix = f"{start.wrapper} ... env {lost[0]}=... torchrun ..."
             yield warning("not-carried", start.line, what, why, fix)
+
+
+def conda_activate(view: ScriptView) -> Iterator[LintFinding]:
+    """`conda activate` in a batch shell, which has not read the lines that `conda init` wrote.
+
+    A shell of PBS is a login shell and may have read them; a module, or a file that is sourced, may bring them.
+
+    Source: conda's "CommandNotFoundError: Your shell has not been properly configured"; conda issue 7980: functions
+    of a shell do not reach its children.
+    """
+    text, commands = view.job.text, view.job.shell.commands
+    found = [c for c in commands if c.name in _CONDAS and c.texts[1:2] in (["activate"], ["init"])]
+    others = {c.name for c in commands} & {"source", ".", "module", "ml"}
+    is_ready = _CONDA_HOOK.search(text) or _LOGIN_SHELL.match(text) or others
+    if not found or is_ready or view.job.scheduler is not Scheduler.SLURM:
+        return
+    first = found[0]
+    name = f"{first.name} {first.texts[1]}"
+    what = f"`{name}` does not work in a batch shell"
+    why = (
+        "it is a function that an interactive shell defines; the script goes on with another Python"
+    )
+    if first.texts[1] == "init":
+        why = "it writes lines into ~/.bashrc, for shells to come; this one has read them already, or never does"
+    fix = 'eval "$(conda shell.bash hook)" before conda activate'
+    if first.name == "micromamba":
+        fix = 'eval "$(micromamba shell hook --shell bash)" before micromamba activate'
+    yield warning("conda-activate", first.line, what, why, fix)
+
+
+def pbs_home(view: ScriptView) -> Iterator[LintFinding]:
+    """A PBS job begins in the home folder, and no line goes to where it was submitted.
+
+    Torque's `-d` and `-w` name another folder. `-koed` is about the files of output only.
+
+    Source: qsub(1B) of OpenPBS, "sandbox": "PBS uses the user's home directory for staging and execution".
+    """
+    if view.job.scheduler is not Scheduler.PBS or _GOES.search(view.job.text):
+        return
+    if any(o.name in ("d", "w") or "sandbox" in o.value for o in view.job.options if not o.late):
+        return
+    for start in view.starts:
+        script = next((word for word in start.words if re.search(r"\.py$", word)), "")
+        if re.match(r"[\w.]", script) and not start.muster:
+            what = f"the job begins in the home folder, and looks for {script} there"
+            why = "PBS does not begin where qsub was called"
+            yield warning(
+                "pbs-home", start.line, what, why, "cd $PBS_O_WORKDIR, before the first command"
+            )
+            return
 
 
 def bare_pbsdsh(view: ScriptView) -> Iterator[LintFinding]:
@@ -245,7 +303,7 @@ def bare_pbsdsh(view: ScriptView) -> Iterator[LintFinding]:
 
 
 def pbsdsh_dashes(view: ScriptView) -> Iterator[LintFinding]:
-    """Pbsdsh takes the program's options for its own, unless `--` stands before the program.
+    """Pbsdsh reads the program's options as its own, unless `--` precedes the program.
 
     Source: OpenPBS 23.06: `invalid option`, its usage, exit code 1.
     """
@@ -254,13 +312,13 @@ def pbsdsh_dashes(view: ScriptView) -> Iterator[LintFinding]:
     for command in view.job.shell.commands:
         rest = _behind_options(command.texts[1:]) if command.name == "pbsdsh" else ()
         if rest and rest[0] != "--" and any(word.startswith("-") for word in rest[1:]):
-            what = f"pbsdsh takes the options of `{shown(rest[0])}` for its own, and stops"
+            what = f"pbsdsh reads the options of `{shown(rest[0])}` as its own and stops"
             fix = "pbsdsh -- PROGRAM --option ..."
-            yield error("pbsdsh-dashes", command.line, what, "no `--` stands before it", fix)
+            yield error("pbsdsh-dashes", command.line, what, "there is no `--` before it", fix)
 
 
 def _behind_options(words: Sequence[str]) -> Sequence[str]:
-    """Return what stands behind pbsdsh's own options: `--`, or the program."""
+    """Return the words after pbsdsh's own options: `--`, or the program."""
     rest = list(words)
     while rest and rest[0].startswith("-") and rest[0] != "--":
         rest = rest[2:] if rest[0] in ("-n", "-c", "-h") else rest[1:]
@@ -277,7 +335,7 @@ def _first_of_pbsdsh(start: ScriptStart) -> str | None:
 
 
 def gpus_variable(view: ScriptView) -> Iterator[LintFinding]:
-    """`$SLURM_GPUS_PER_NODE` is set only by --gpus-per-node, and as it was written there.
+    """`$SLURM_GPUS_PER_NODE` is set only by --gpus-per-node, to the same text.
 
     Source: sbatch(1), "OUTPUT ENVIRONMENT VARIABLES".
     """
@@ -303,7 +361,7 @@ def gpus_variable(view: ScriptView) -> Iterator[LintFinding]:
             )
         elif asked is not None and ":" in asked.value:
             what = f"$SLURM_GPUS_PER_NODE is `{asked.value}`, which is not a number"
-            why = f"Slurm hands on what line {asked.line} says, with the type"
+            why = f"Slurm passes on the value from line {asked.line}, with the type"
             yield error("gpus-variable", start.line, what, why, fix)
 
 
@@ -319,6 +377,8 @@ RULES: tuple[Rule, ...] = (
     efa_provider,
     ping_to_itself,
     not_carried,
+    conda_activate,
+    pbs_home,
     bare_pbsdsh,
     pbsdsh_dashes,
     gpus_variable,

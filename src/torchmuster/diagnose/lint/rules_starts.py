@@ -4,9 +4,10 @@ from collections.abc import Iterator
 
 from torchmuster.diagnose.lint.allocation import Scheduler
 from torchmuster.diagnose.lint.finding import LintFinding, Rule, ScriptView, error, note, warning
+from torchmuster.diagnose.lint.launchers import workers_per_node
 from torchmuster.diagnose.lint.numbers import counts_slots, number
 from torchmuster.diagnose.lint.shell_lex import shown
-from torchmuster.diagnose.lint.starts import ScriptStart, option, tasks_per_node
+from torchmuster.diagnose.lint.starts import ScriptStart, option, takes_part, tasks_per_node
 
 # On PBS no other line works everywhere: OpenPBS's own mpiexec needs another MPI, and pbsdsh a full path behind `--`.
 _ONE_WORD = "write `muster torchrun ...`: it starts the other nodes too"
@@ -14,9 +15,9 @@ _NO_SPREAD = "--no-spread"
 
 
 def head_only(view: ScriptView) -> Iterator[LintFinding]:
-    """Torchrun stands there without srun, mpiexec, pbsdsh or ssh, and the job has several nodes.
+    """Torchrun without srun, mpiexec, pbsdsh or ssh in a job of several nodes.
 
-    Because a job script runs on its first node only: torchrun waits 10 to 15 minutes for the others. `muster torchrun`
+    A job script runs on its first node only, so torchrun waits 10 to 15 minutes for the others. `muster torchrun`
     starts them itself.
 
     Source: failures R02, P01; sbatch(1); seen in OpenPBS 23.06.
@@ -26,12 +27,22 @@ def head_only(view: ScriptView) -> Iterator[LintFinding]:
     for start in view.starts:
         alone = start.given is not None and start.given.standalone
         spreads = start.muster and _NO_SPREAD not in start.words
-        if start.by_torchrun and not start.command.conditional and not alone and not spreads:
-            what = f"torchrun starts on the first of {view.nodes} nodes only"
+        if _is_of_one_node(start) and not start.command.conditional and not alone and not spreads:
+            what = f"{start.name} starts on the first of {view.nodes} nodes only"
             caller = "qsub" if view.job.scheduler is Scheduler.PBS else "sbatch"
-            why = f"{caller} runs the script once, on the first node; the others never hear of it"
+            why = f"{caller} runs the script once, on the first node; nothing starts on the others"
             fix = f"leave {_NO_SPREAD} out" if start.muster else _ONE_WORD
             yield error("head-only", start.line, what, why, fix)
+
+
+def _is_of_one_node(start: ScriptStart) -> bool:
+    """Return whether a launcher starts workers where it runs itself, and nowhere else; DeepSpeed's may reach others."""
+    by_deepspeed = any("deepspeed" in word for word in start.words)
+    return (
+        start.by_torchrun
+        or start.kind == "fabric"
+        or (start.kind == "accelerate" and not by_deepspeed)
+    )
 
 
 def standalone(view: ScriptView) -> Iterator[LintFinding]:
@@ -52,7 +63,7 @@ def standalone(view: ScriptView) -> Iterator[LintFinding]:
 def nnodes(view: ScriptView) -> Iterator[LintFinding]:
     """`--nnodes` is not the number of nodes that the job has.
 
-    Too many: torchrun waits for nodes that don't exist. Too few: the rest idles, or trains alone.
+    Too many: torchrun waits for nodes that don't exist. Too few: the other nodes are idle or train alone.
 
     Source: failures R03, P02.
     """
@@ -90,7 +101,7 @@ def nnodes(view: ScriptView) -> Iterator[LintFinding]:
 
 
 def _is_part(start: ScriptStart, view: ScriptView) -> bool:
-    """Say whether a step takes a part of the nodes on purpose."""
+    """Return whether a step uses a part of the nodes on purpose."""
     text = option(start, "nodes", "N", "w", "nodelist")
     return text is not None and number(text, view.job, start.line) != view.nodes
 
@@ -103,20 +114,18 @@ def _counts_slots(start: ScriptStart) -> LintFinding:
 
 
 def several_per_node(view: ScriptView) -> Iterator[LintFinding]:
-    """The wrapper starts torchrun several times on each node, and each one starts all workers.
+    """The wrapper starts a launcher several times on each node, and each one starts all workers.
 
     Two agents of one node fill `--nnodes=2` and the other node idles.
 
     Source: failures S01, S02; OpenPBS 23.06: pbsdsh runs a command for every line of the node file.
     """
     for start in view.starts:
-        count = tasks_per_node(start, view.job) if start.by_torchrun else 1
+        count = tasks_per_node(start, view.job) if start.starts_workers else 1
         if count is None or count < 2:
             continue
-        what = f"{start.wrapper} starts torchrun {count} times on each node"
-        why = (
-            "each torchrun starts all workers of its node: the GPUs are shared, and ranks are wrong"
-        )
+        what = f"{start.wrapper} starts {start.name} {count} times on each node"
+        why = f"each {start.name} starts all workers of its node: the GPUs are shared, and ranks are wrong"
         fix = {
             "srun": "srun --ntasks-per-node=1 muster torchrun ...",
             "pbsdsh": "ask for mpiprocs=1: pbsdsh runs its command once for each of them",
@@ -135,10 +144,7 @@ def workers_and_gpus(view: ScriptView) -> Iterator[LintFinding]:
     if not gpus:
         return
     for start in view.starts:
-        if start.given is not None:
-            workers = number(start.given.nproc_per_node, view.job, start.line)
-        else:
-            workers = tasks_per_node(start, view.job) if start.kind == "python" else None
+        workers = workers_per_node(start, view.job)
         if workers is None or workers <= gpus or (start.kind == "python" and not _uses_gpus(view)):
             continue
         what = f"{workers} workers on each node, and {gpus} GPU{'s' * (gpus > 1)} (line {view.job.allocation.gpus_line})"
@@ -154,43 +160,78 @@ def _uses_gpus(view: ScriptView) -> bool:
 
 
 def idle_gpus(view: ScriptView) -> Iterator[LintFinding]:
-    """Torchrun starts one worker (its default) on nodes with several GPUs.
+    """A launcher starts fewer workers than the nodes have GPUs; torchrun's default is one.
 
-    Source: torch/distributed/run.py: --nproc-per-node defaults to 1.
+    Source: torch/distributed/run.py: --nproc-per-node defaults to 1; for the others see launchers.py.
     """
     gpus = view.job.allocation.gpus_per_node or 0
     for start in view.starts:
-        if start.given is None or start.partial or gpus < 2 or start.kind != "torchrun":
+        workers = workers_per_node(start, view.job) if not start.partial else None
+        if workers is None or workers >= gpus or _shares_a_node(view, start):
             continue
-        if not any("nproc" in word for word in start.words):
-            what = f"torchrun starts 1 worker on each node, and the job has {gpus} GPUs there"
+        if start.kind == "python" and (workers == 1 or start.wrapper != "srun"):
+            continue  # a script may use several GPUs itself; of MPI speaks `mpi_ranks`
+        by_default = start.kind == "torchrun" and not any("nproc" in word for word in start.words)
+        what = f"{start.name} starts {workers} worker{'s' * (workers != 1)} on each node, and the job has {gpus} GPUs there"
+        why = "the other GPUs idle"
+        fix = f"--nproc-per-node={gpus}"
+        if by_default:
             why = "1 is the default of --nproc-per-node: the other GPUs idle"
-            yield warning("idle-gpus", start.line, what, why, f"--nproc-per-node={gpus}")
+        elif start.kind == "accelerate":
+            total = gpus * (view.nodes or 1)
+            why = "--num_processes counts the workers of all nodes: the other GPUs idle"
+            fix = f"--num_processes={total}"
+        elif not start.by_torchrun:
+            fix = f"{gpus} workers on each node, or ask for {workers} GPU{'s' * (workers != 1)}"
+        yield warning("idle-gpus", start.line, what, why, fix)
+
+
+def _shares_a_node(view: ScriptView, start: ScriptStart) -> bool:
+    """Return whether other lines may use the rest of the GPUs, or the line was given some of them."""
+    given = {a.name for a in start.command.environment} | view.job.shell.exports
+    together = start.command.background or start.command.conditional
+    return together or "CUDA_VISIBLE_DEVICES" in given or takes_part(start, view.job)
 
 
 def no_gpus_requested(view: ScriptView) -> Iterator[LintFinding]:
-    """A PBS job counts its CPUs but no GPUs, and uses CUDA.
+    """A job asks for no GPUs, and uses CUDA: a PBS job that counts its CPUs, or any of Slurm.
 
-    Some sites give whole nodes, so this is a warning. Nodes that are not described by CPUs are left alone.
+    Some sites give whole nodes, so this is a warning. Nodes of PBS that are not described by CPUs are left alone.
 
-    Source: failures X13; OpenPBS hides GPUs that were not asked for where its cgroup hook is on.
+    Source: failures X13; OpenPBS hides GPUs that were not asked for where its cgroup hook is on; gres.conf(5).
     """
     allocation = view.job.allocation
-    if view.job.scheduler is not Scheduler.PBS or not allocation.counts_cpus or not view.starts:
+    if allocation.gpus_per_node is not None or not view.starts:
         return
-    if allocation.gpus_per_node is None and _uses_gpus(view):
-        what = "no GPUs are asked for, and the script uses them"
-        why = "unless the site gives whole nodes, torch sees no GPU, or those of another job"
+    if view.job.scheduler is Scheduler.PBS and allocation.counts_cpus and _uses_gpus(view):
         name = "gpus" if allocation.torque else "ngpus"
-        workers = [s.given.nproc_per_node for s in view.starts if s.given is not None]
-        count = workers[0] if workers and workers[0].isdecimal() else "4"
-        yield warning(
-            "no-gpus-requested",
-            allocation.nodes_line,
-            what,
-            why,
-            f"add `:{name}={count}` to the nodes",
-        )
+        fix, line = f"add `:{name}={_likely_gpus(view)}` to the nodes", allocation.nodes_line
+    elif view.job.scheduler is Scheduler.SLURM and _shows_gpus(view) and not _asks_otherwise(view):
+        fix, line = f"#SBATCH --gpus-per-node={_likely_gpus(view)}", view.starts[0].line
+    else:
+        return
+    what = "no GPUs are asked for, and the script uses them"
+    why = "unless the site gives whole nodes, torch sees no GPU, or those of another job"
+    yield warning("no-gpus-requested", line, what, why, fix)
+
+
+def _likely_gpus(view: ScriptView) -> str:
+    workers = [s.given.nproc_per_node for s in view.starts if s.given is not None]
+    return workers[0] if workers and workers[0].isdecimal() else "4"
+
+
+def _shows_gpus(view: ScriptView) -> bool:
+    """Return whether a command is of use with GPUs only: names of partitions and modules prove nothing."""
+    by_gpu = any(s.given is not None and s.given.nproc_per_node == "gpu" for s in view.starts)
+    return by_gpu or any(c.name in ("nvidia-smi", "rocm-smi") for c in view.job.shell.commands)
+
+
+def _asks_otherwise(view: ScriptView) -> bool:
+    """Return whether any option may bring GPUs: in a form that was not understood, or with the whole node."""
+    names = [option.name for option in view.job.options]
+    return any(
+        n.startswith(("gpu", "gres", "tres", "exclusive", "hetjob", "packjob")) for n in names
+    )
 
 
 def cpus_not_inherited(view: ScriptView) -> Iterator[LintFinding]:
@@ -208,7 +249,7 @@ def cpus_not_inherited(view: ScriptView) -> Iterator[LintFinding]:
         if start.wrapper != "srun" or inherits or option(start, "cpus-per-task", "c") is not None:
             continue
         what = f"srun does not inherit --cpus-per-task={cpus}"
-        why = "since Slurm 22.05 it has to be said again: without it each task may get one CPU"
+        why = "since Slurm 22.05 it has to be repeated: without it each task may get one CPU"
         yield warning(
             "cpus-not-inherited",
             start.line,
@@ -228,14 +269,14 @@ def gres_beside_gpus(view: ScriptView) -> Iterator[LintFinding]:
     if view.job.scheduler is not Scheduler.SLURM or gres is None or "gpus-per-node" not in given:
         return
     if "gpu" in gres.value:
-        what = "--gres=gpu stands beside --gpus-per-node"
+        what = "--gres=gpu is used together with --gpus-per-node"
         why = "both ask for the GPUs of a node: Slurm may refuse the job, or take either of them"
         fix = "keep --gpus-per-node, and leave --gres out"
         yield warning("gres-beside-gpus", gres.line, what, why, fix)
 
 
 def no_time_limit(view: ScriptView) -> Iterator[LintFinding]:
-    """Nothing says how long the job may take: the site's default ends it.
+    """The job has no time limit: the site's default applies.
 
     Source: sbatch(1), --time; failures P04.
     """
@@ -251,7 +292,7 @@ def no_time_limit(view: ScriptView) -> Iterator[LintFinding]:
 
 
 def late_directive(view: ScriptView) -> Iterator[LintFinding]:
-    """A directive stands below the first command, where no scheduler reads it.
+    """A directive after the first command, which no scheduler reads.
 
     Source: sbatch(1): "... once it reaches the first non-comment non-whitespace line".
     """
@@ -271,7 +312,7 @@ def deprecated_launch(view: ScriptView) -> Iterator[LintFinding]:
     for start in view.starts:
         if start.kind == "launch":
             what = "torch.distributed.launch is deprecated"
-            why = "it will be removed; the script gets --local-rank unless --use-env stands there"
+            why = "it will be removed; the script gets --local-rank without --use-env"
             fix = (
                 "torchrun ... (or `muster torchrun ...`), and read LOCAL_RANK from the environment"
             )
@@ -289,7 +330,7 @@ def refused_line(view: ScriptView) -> Iterator[LintFinding]:
             what = f"torchrun will refuse this line: {shown(start.refused.what)}"
             fix = shown(start.refused.fix or "torchrun --help")
             yield error(
-                "refused-line", start.line, what, "seen with the options of torch 2.13", fix
+                "refused-line", start.line, what, "checked against the options of torch 2.13", fix
             )
 
 

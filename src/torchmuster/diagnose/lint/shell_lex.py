@@ -1,7 +1,7 @@
 """A job script cut into words as bash would: quotes, continued lines, here-documents, nothing is run.
 
-It never fails: what bash would refuse is read as well as it can be, and the slips that change the meaning of a line
-are noted by their line number.
+It never fails: text that bash would refuse is parsed as well as possible, and mistakes that change the meaning of a
+line are noted with their line number.
 
 Source: https://www.gnu.org/software/bash/manual/bash.html, "Shell Operation" and "Quoting".
 """
@@ -14,7 +14,7 @@ FIXED = "\ue003"  # a `$` that an outer shell has filled in already
 _OPERATOR = re.compile(r";;&?|;&|;|&&|&>>?|&|\|\||\|&|\||<<<|<<-?|<>|>>|>\||[<>]&|[<>]|[()]")
 _PLACEHOLDER = re.compile(r"<[A-Za-z][\w-]*>")
 _BLANKS_AT_END = re.compile(r"\\[ \t]+(?:\r?\n)")
-_PLAIN = re.compile(r"[^\s\\'\"`$;&|<>()]+")
+_PLAIN = re.compile(rf"[^\s\\'\"`${FIXED};&|<>()]+")
 _ARRAY = re.compile(r"[A-Za-z_]\w*\+?=")
 _JOINS_BEFORE, _JOINS_AFTER = frozenset(",:=/|&;([{\"'"), frozenset(",:=/|&;)]}")
 
@@ -24,8 +24,8 @@ class ShellToken:
     """A word, an operator or the end of a line; `kind` says which.
 
     Attributes:
-        raw: As it is written.
-        text: Without quotes; a `$` that this shell does not fill in is `DEFERRED`.
+        raw: As written.
+        text: Without quotes; a `$` that this shell does not expand is `DEFERRED`.
         line: From 1, where it begins.
     """
 
@@ -38,12 +38,12 @@ class ShellToken:
 
 @dataclass(slots=True)
 class Slips:
-    """Lines with a slip that bash takes without a word, from 1.
+    """Lines with a mistake that bash accepts without a message, from 1.
 
     Attributes:
         glued: No blank before the backslash, and none at the start of the next line.
-        blanks_behind: Blanks behind the backslash, so that the command ends there.
-        comments_inside: A comment inside of a continued command, which ends it.
+        blanks_behind: Blanks after the backslash, so that the command ends there.
+        comments_inside: A comment inside a continued command, which ends it.
     """
 
     glued: list[int] = field(default_factory=list)
@@ -52,19 +52,19 @@ class Slips:
 
 
 def lex(text: str, first_line: int = 1) -> tuple[list[ShellToken], Slips]:
-    """Return the tokens of a script, and its slips."""
+    """Return the tokens of a script, and its mistakes."""
     lexer = _Lexer(text, first_line)
     lexer.run()
     return lexer.tokens, lexer.slips
 
 
 def shown(text: str) -> str:
-    """Return a text with its `$` as they were written."""
+    """Return a text with its `$` as written."""
     return text.replace(DEFERRED, "$").replace(FIXED, "$")
 
 
 def find_end(text: str, position: int, closer: str) -> int:
-    """Return the position behind the bracket that ends what began before `position`."""
+    """Return the position after the closing bracket of the one before `position`."""
     stack = [closer]
     while position < len(text) and stack:
         char, top = text[position], stack[-1]
@@ -73,7 +73,7 @@ def find_end(text: str, position: int, closer: str) -> int:
             step = 2
         elif char == top:
             stack.pop()
-        elif text.startswith(("$(", "${"), position):
+        elif text.startswith(("$(", "${", f"{FIXED}(", f"{FIXED}{{"), position):
             stack.append(")" if text[position + 1] == "(" else "}")
             step = 2
         elif top != '"':
@@ -119,7 +119,7 @@ class _Lexer:
             self.position = len(self.text) if end < 0 else end
         elif char == "\\":
             self._backslash()
-        elif char in "'\"`$":
+        elif char in f"'\"`${FIXED}":
             self._quote_or_expansion(char)
         elif char in ";&|<>()":
             self._operator(char)
@@ -129,7 +129,7 @@ class _Lexer:
             self._add(taken, taken)
 
     def _add(self, raw: str, text: str, *, quoted: bool = False) -> None:
-        """Take `raw` into the word as `text`."""
+        """Append `raw` to the word, as `text`."""
         if self._word is None:
             self._word = ShellToken("word", line=self.line)
         self._word.raw += raw
@@ -181,7 +181,7 @@ class _Lexer:
             self._add(f"\\{char}", DEFERRED if char == "$" else char, quoted=True)
 
     def _continue(self, length: int) -> None:
-        """Go on in the next line; a word that was glued to the next one by mistake is cut."""
+        """Continue in the next line; split a word that was joined to the next one by mistake."""
         line, before = self.line, self.text[self.position - 1 : self.position]
         self.position += length
         self.line += 1
@@ -199,7 +199,7 @@ class _Lexer:
         return after == "-" or word.startswith("-")
 
     def _look_for_comment(self) -> None:
-        """Note a comment between two lines of one command; what follows it is not read any more."""
+        """Note a comment between two lines of one command; the lines after it are not part of the command."""
         lines = self.text[self.position : self.position + 2000].split("\n", 2)
         if len(lines) < 2 or not lines[0].lstrip().startswith("#"):
             return
@@ -221,14 +221,14 @@ class _Lexer:
         elif char == "`":
             end = find_end(text, at + 1, "`")
             self._add(text[at:end], f"$({text[at + 1 : max(at + 1, end - 1)]})")
-        elif text[at + 1 : at + 2] == "'":  # $'...'
+        elif char == "$" and text[at + 1 : at + 2] == "'":  # $'...'
             self.position += 1
             self._quote_or_expansion("'")
         elif text[at + 1 : at + 2] in ("(", "{"):
             end = find_end(text, at + 2, ")" if text[at + 1] == "(" else "}")
             self._add(text[at:end], text[at:end])
         else:
-            self._add("$", "$")
+            self._add(char, char)
 
     def _operator(self, char: str) -> None:
         if (match := _PLACEHOLDER.match(self.text, self.position)) is not None:
@@ -252,6 +252,6 @@ class _Lexer:
 
 
 def _unquote(body: str) -> str:
-    """Return what stands between double quotes."""
+    """Return the text between double quotes."""
     body = body.replace("\\\n", "")
     return re.sub(r"\\([$`\"\\])", lambda m: DEFERRED if m[1] == "$" else m[1], body)

@@ -1,4 +1,4 @@
-"""The commands and assignments of a shell script, in order, with what they stand in: a loop, a condition."""
+"""The commands and assignments of a shell script, in order, with their context: a loop, a condition."""
 
 import re
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ class Assignment:
     Attributes:
         value: Without quotes; of an array, its words.
         raw: As written.
-        exported: The line itself exports it, or stands before a command.
+        exported: The line itself exports it, or it precedes a command.
     """
 
     name: str
@@ -43,13 +43,13 @@ class Word:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShellCommand:
-    """One simple command, assignments in front of it left out.
+    """One simple command, without assignments before it.
 
     Attributes:
         background: It ends in `&`.
-        conditional: It stands in an `if`, a `case` or a function.
-        looped: It stands in a loop.
-        environment: Assignments that hold for it only.
+        conditional: It is in an `if`, a `case` or a function.
+        looped: It is in a loop.
+        environment: Assignments for this command only.
     """
 
     words: tuple[Word, ...]
@@ -72,12 +72,12 @@ class ShellCommand:
 
 @dataclass(slots=True)
 class ShellScript:
-    """What a shell script says, in the order of its lines.
+    """A parsed shell script, in the order of its lines.
 
     Attributes:
         exports: Names that any line exports.
-        exports_all: `set -a` stands somewhere.
-        by_name: The assignments that hold for more than one command.
+        exports_all: The script has `set -a`.
+        by_name: The assignments for more than one command.
     """
 
     commands: list[ShellCommand] = field(default_factory=list)
@@ -96,7 +96,7 @@ class ShellScript:
         return (above or found)[-1]
 
     def expand(self, text: str, line: int | None = None) -> str:
-        """Return a text with the script's own variables filled in, as far as they are known."""
+        """Return a text with the script's own variables expanded, as far as they are known."""
         seen: set[str] = set()
 
         def fill(match: re.Match[str]) -> str:
@@ -117,7 +117,7 @@ class ShellScript:
         return text
 
     def sources(self, text: str, line: int | None = None) -> list[Assignment]:
-        """Return the assignments that a text is made of, the nearest first."""
+        """Return the assignments that a text depends on, the nearest first."""
         found: list[Assignment] = []
         names = variables_of(text)
         while names and len(found) < _MAX_EXPANSIONS:
@@ -130,13 +130,13 @@ class ShellScript:
 
 
 def variables_of(text: str) -> list[str]:
-    """Return the names of the variables that a text mentions, filled in here or later."""
+    """Return the names of the variables in a text, whether expanded here or later."""
     marks = re.escape(f"${DEFERRED}{FIXED}")
     return re.findall(rf"[{marks}]\{{?#?(\w+)", text)
 
 
 def read_shell(text: str, first_line: int = 1) -> ShellScript:
-    """Return what a script says; it never fails."""
+    """Parse a script; never fail."""
     tokens, slips = lex(text, first_line)
     reader = _Reader(ShellScript(slips=slips))
     for token in tokens:
@@ -153,7 +153,6 @@ class _Reader:
         self._skips_word = False
 
     def take(self, token: ShellToken) -> None:
-        """Take the next token."""
         if token.kind == "word":
             if not self._skips_word:
                 self._words.append(token)
@@ -180,7 +179,6 @@ class _Reader:
         return bool(re.fullmatch(r"[\w.:-]+", word)) and word not in {*_OPENERS, *_PASSED, "case"}
 
     def end(self, *, background: bool = False) -> None:
-        """End the command that was begun."""
         words, self._words = self._words, []
         words = self._after_keywords(words)
         given: list[ShellToken] = []
@@ -274,5 +272,5 @@ def _words_of_array(raw: str) -> str:
 
 
 def bind(text: str) -> str:
-    """Return the text of another shell's script: what this shell fills in is fixed, the rest is its own."""
+    """Return the script for another shell: variables that this shell expands are replaced, the others remain."""
     return text.replace("$", FIXED).replace(DEFERRED, "$")

@@ -62,11 +62,20 @@ _PREFIXES = WRAPPERS | {
     ),
 }
 _PYTHON = re.compile(r"python[\d.]*")
-_MODULES = ("torch.distributed.run", "torch.distributed.launch")
+_MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch")
+# Launchers by the words that they are started with.
+_LAUNCHERS = {
+    ("accelerate", "launch"): "accelerate",
+    ("accelerate-launch",): "accelerate",
+    ("deepspeed",): "deepspeed",
+    ("fabric", "run"): "fabric",
+    ("lightning", "run"): "fabric",
+    ("ray", "start"): "ray",
+}
 _NO_TRAINING = frozenset({"-c", "-V", "--version", "pip", "venv", "torch.utils.collect_env"})
 _MAX_STARTS, _MAX_DEPTH, _MAX_WORDS = 100, 3, 2000
 _BEHIND_OPTIONS = re.compile(r"\.py$|^-m$|^--(?:nnodes|nproc|rdzv|master|node|max)|^[$]")
-_MENTIONS = re.compile(r"torchrun|torch\.distributed|python")
+_MENTIONS = re.compile(r"torchrun|torch\.distributed|python|accelerate|deepspeed|fabric|ray start")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,14 +83,15 @@ class ScriptStart:
     """One line that starts training.
 
     Attributes:
-        kind: `torchrun`, `launch` (torch.distributed.launch), `python` or `script` (a file that is not seen).
+        kind: `torchrun`, `launch` (torch.distributed.launch), `accelerate`, `deepspeed`, `fabric`, `ray`, `python` or
+            `script` (a file that is not seen).
         wrapper: What starts it on other nodes or several times; None: only where the script runs.
         given: torchrun's options; None for other kinds, and for a line that it refuses.
-        refused: What torchrun's parser says.
-        partial: Options stand in variables that this script does not set.
-        on_nodes: A shell on each node fills in its variables.
+        refused: The error of torchrun's parser.
+        partial: Options are in variables that this script does not set.
+        on_nodes: A shell on each node expands its variables.
         muster: It is `muster torchrun`.
-        words: Of the program, behind its name.
+        words: Of the program, after its name.
         options: Of the wrapper, `{"nodes": "2", "n": "4"}`; the first of a name counts.
     """
 
@@ -103,6 +113,17 @@ class ScriptStart:
         """Whether it is torchrun in one of its spellings."""
         return self.kind in ("torchrun", "launch")
 
+    @property
+    def starts_workers(self) -> bool:
+        """Whether it starts all workers of its node: it is wanted once on each."""
+        return self.kind not in ("python", "script")
+
+    @property
+    def name(self) -> str:
+        """What the launcher is called in sentences."""
+        names = {"launch": "torchrun", "accelerate": "accelerate launch", "fabric": "fabric run"}
+        return "ray start" if self.kind == "ray" else names.get(self.kind, self.kind)
+
 
 def find_starts(job: JobScript) -> tuple[ScriptStart, ...]:
     """Return every start of training in a script, at most 100."""
@@ -115,7 +136,7 @@ def find_starts(job: JobScript) -> tuple[ScriptStart, ...]:
 
 
 def tasks_per_node(start: ScriptStart, job: JobScript) -> int | None:
-    """Return how often the wrapper starts the program on each node; None when it can't be told."""
+    """Return how often the wrapper starts the program on each node; None when unknown."""
     if start.wrapper is None or start.wrapper == "ssh":
         return 1
     if start.wrapper == "srun":
@@ -130,6 +151,13 @@ def tasks_per_node(start: ScriptStart, job: JobScript) -> int | None:
 def option(start: ScriptStart, *names: str) -> str | None:
     """Return the wrapper's option by any of its names."""
     return next((start.options[name] for name in names if name in start.options), None)
+
+
+def takes_part(start: ScriptStart, job: JobScript) -> bool:
+    """Return whether a step takes some of the job's nodes only."""
+    text = option(start, "nodes", "N")
+    part = text is not None and number(text, job, start.line) != job.allocation.nodes
+    return part or option(start, "w", "nodelist", "host", "H") is not None
 
 
 def _number_of(start: ScriptStart, job: JobScript, *names: str) -> int | None:
@@ -167,7 +195,7 @@ def _tasks_of_mpi(start: ScriptStart, job: JobScript) -> int | None:
 def _starts_of(
     command: ShellCommand, shell: ShellScript, outer: ScriptStart | None, depth: int
 ) -> Iterator[ScriptStart]:
-    """Return the starts of one command: its own, and those in the scripts that it hands to a shell."""
+    """Return the starts of one command: its own, and those in scripts that it passes to a shell."""
     words = _filled_in(command, shell)
     first = words[0].rsplit("/", 1)[-1] if words else ""
     if not words or not (first in _PREFIXES or first[:1] in "$" + FIXED or _program(words, 0)):
@@ -214,14 +242,15 @@ def _inside(
 
 
 def _filled_in(command: ShellCommand, shell: ShellScript) -> list[str]:
-    """Return the words; a bare variable that holds several words becomes these."""
+    """Return the words; an unquoted variable is split into its words."""
     found: list[str] = []
     for word in command.words:
         text = word.text
         if re.fullmatch(rf"[${FIXED}]\{{?\w+(?:\[[@*]\])?\}}?", text):
             value = shell.expand(text, command.line)
             if value != text and (" " in value or "torchrun" in value or not value):
-                found += value.split()
+                is_one = not word.bare and "[" not in text  # "$X" is one word, whatever it holds
+                found += [value] if is_one else value.split()
                 continue
         elif FIXED in text and re.search(r"\s", text):
             text = shell.expand(text, command.line)
@@ -236,14 +265,26 @@ def _program(words: Sequence[str], index: int, *, wrapped: bool = False) -> str 
     name = words[index].rsplit("/", 1)[-1]
     if name == "torchrun":
         return "torchrun"
+    launcher = _launcher(name, words, index)
+    if launcher is not None:
+        return launcher[0]
     if _PYTHON.fullmatch(name):
         rest = [word for word in words[index + 1 : index + 4] if word not in ("-u", "-O", "-s")]
         if len(rest) > 1 and rest[0] == "-m" and rest[1] in _MODULES:
-            return "launch" if rest[1].endswith("launch") else "torchrun"
+            return {_MODULES[0]: "torchrun", _MODULES[1]: "launch"}.get(rest[1], "accelerate")
         if wrapped and rest and not _NO_TRAINING & set(rest[:2]):
             return "python"
     if wrapped and re.search(r"\w\.(?:sh|bash)$", name):
         return "script"
+    return None
+
+
+def _launcher(name: str, words: Sequence[str], index: int) -> tuple[str, int] | None:
+    """Return the launcher that begins at a word, and how many words its name has; something must follow it."""
+    for spelling, kind in _LAUNCHERS.items():
+        if name == spelling[0] and tuple(words[index + 1 : index + len(spelling)]) == spelling[1:]:
+            is_used = len(words) > index + len(spelling) and "install" not in words[:index]
+            return (kind, len(spelling)) if is_used else None
     return None
 
 
@@ -271,8 +312,10 @@ def _make(
     outer: ScriptStart | None,
 ) -> ScriptStart:
     kind = _program(words, begin, wrapped=wrapper is not None) or "python"
-    rest = words[begin + 1 :]
-    if kind in ("torchrun", "launch") and words[begin].rsplit("/", 1)[-1] != "torchrun":
+    name = words[begin].rsplit("/", 1)[-1]
+    launcher = _launcher(name, words, begin)
+    rest = words[begin + (launcher[1] if launcher else 1) :]
+    if launcher is None and kind not in ("python", "script") and name != "torchrun":
         rest = rest[next(i for i, word in enumerate(rest) if word in _MODULES) + 1 :]
     given = refused = None
     partial = False
@@ -297,7 +340,7 @@ def _make(
 
 
 def _without_unknown(words: Sequence[str]) -> list[str]:
-    """Return the words without variables that hold options but are not set in this script."""
+    """Return the words without variables for options that this script does not set."""
     kept: list[str] = []
     for index, word in enumerate(words):
         behind = words[index + 1] if index + 1 < len(words) else ""

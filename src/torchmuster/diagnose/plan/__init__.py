@@ -1,1 +1,1 @@
-"""What a training step takes on more nodes, predicted from measurements. Standard library only."""
+"""Predicts the time of a training step on more nodes from measurements. Standard library only."""

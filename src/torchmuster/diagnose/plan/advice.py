@@ -15,11 +15,11 @@ class JobChange:
     """A change, and what it would bring.
 
     Attributes:
-        what: In words, as one would tell it.
-        gain: How much more work in the same time, 1.5 is half as much again; what one worker would gain by it as well
-            (fewer updates) does not count.
-        step_s: Of the step after the change.
-        note: How to do it or what it costs; empty when there is nothing to say.
+        what: The change in words.
+        gain: The factor of work per time, e.g. 1.5; gains that a single worker would have too (fewer updates) do not
+            count.
+        step_s: The step time after the change.
+        note: How to do it or what it costs; may be empty.
     """
 
     what: str
@@ -38,7 +38,7 @@ class Layout:
 
 
 def layouts(work: Work, cluster: Cluster, num_workers: int) -> list[Layout]:
-    """Return the ways to place so many workers on nodes that hold at most `per_node`, fewest nodes first."""
+    """Return the placements of this number of workers on nodes with at most `per_node`, fewest nodes first."""
     fitting = [n for n in range(cluster.per_node, 0, -1) if num_workers % n == 0]
     return [
         Layout(
@@ -77,7 +77,7 @@ def suggest(work: Work, cluster: Cluster, num_nodes: int, gradient_size: int) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Option:
-    """What could be done, not yet known to help."""
+    """A possible change, before its gain is known."""
 
     what: str
     work: Work

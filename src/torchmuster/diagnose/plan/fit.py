@@ -1,4 +1,4 @@
-"""What a network can do, from the times of sums: latency and bandwidth by least squares. Standard library only."""
+"""Latency and bandwidth of a network from the times of sums, by least squares. Standard library only."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class RingFit:
     """A ring all-reduce's latency and bandwidth.
 
     Attributes:
-        num_ranks: With how many it was measured.
+        num_ranks: The number of ranks in the measurement.
         latency_s: Of one hop: alpha.
         bytes_per_s: Of each rank and direction, what the sums themselves cost included: 1/beta.
         cpu_s_per_byte: What a rank's processor pays for each byte of the vector.

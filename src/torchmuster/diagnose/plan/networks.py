@@ -1,4 +1,4 @@
-"""Networks by name, and what one can expect of them. Standard library only.
+"""Networks by name, with their expected latency and bandwidth. Standard library only.
 
 The bandwidths are what large transfers reach, not what is printed on the box: 88 % of the line for RDMA and for TCP
 up to 25 Gbit/s; NCCL over TCP sockets reaches about half of 100 Gbit/s. Latencies are NCCL's for a hop between nodes
@@ -58,7 +58,7 @@ _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 def parse_link(text: str) -> NetworkLink | None:
-    """Return the link of `25Gbit/s,50us` or `3GB/s,20us`; None when the text is none. The rate counts as reached."""
+    """Return the link of `25Gbit/s,50us` or `3GB/s,20us`; None when the text is invalid. The rate is taken as the one that is reached."""
     rate_text, _, latency_text = text.partition(",")
     rate = _RATE.fullmatch(rate_text.strip())
     latency = _LATENCY.fullmatch(latency_text.strip())

@@ -1,4 +1,4 @@
-"""What a training step will take on more nodes, by the known models of collectives. Pure; standard library only.
+"""The time of a training step on more nodes, by the known models of collectives. Pure; standard library only.
 
 Sizes are bytes, times seconds, bandwidths bytes/s of one direction. Models and their sources:
 
@@ -23,7 +23,7 @@ SizeTime = Callable[[float], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkLink:
-    """What carries data between two ranks.
+    """A connection between two ranks.
 
     Attributes:
         latency_s: Of one hop: alpha.
@@ -45,7 +45,7 @@ class NetworkLink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """Nodes and what is between their workers.
+    """Nodes, and the links between their workers.
 
     Attributes:
         per_node: Workers on each node.
@@ -100,7 +100,7 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What one worker does in one step, alone.
+    """The work of one worker in one step, without communication.
 
     Attributes:
         gradient_bytes: What is summed: parameters times the size of a gradient.
@@ -134,10 +134,10 @@ class Prediction:
 
     Attributes:
         step_s: From one update to the next.
-        communication_s: What all sums take, hidden or not.
-        exposed_s: What of it the step waits for.
-        cost_s: What the sums slow the backward pass down by: they take a processor.
-        skew_s: What all wait for the slowest of them.
+        communication_s: Time of all sums, hidden or not.
+        exposed_s: The part of it that the step waits for.
+        cost_s: How much the sums slow down the backward pass, by using a processor.
+        skew_s: The time that all wait for the slowest worker.
         efficiency: Of weak scaling: the step of one worker / this step.
     """
 
@@ -152,12 +152,12 @@ class Prediction:
 
     @property
     def speed_up(self) -> float:
-        """How many lone workers do the same work in the same time."""
+        """The number of single workers that do the same work in the same time."""
         return self.num_workers * self.efficiency
 
 
 def predict(work: Work, cluster: Cluster, num_nodes: int) -> Prediction:
-    """Return what a step takes; DDP sums after the last micro-step only (`no_sync`), FSDP moves in each."""
+    """Return the time of a step; DDP reduces after the last micro-step only (`no_sync`), FSDP communicates in each."""
     num_workers = num_nodes * cluster.per_node
     all_s = exposed_s = cost_s = 0.0
     if num_workers > 1 and work.is_sharded:
@@ -229,7 +229,7 @@ def _even_buckets(work: Work) -> list[Arrival]:
 def ddp_waits(
     buckets: Sequence[Arrival], sums_s: Sequence[float], backward_s: float, cpu_s_per_byte: float
 ) -> tuple[float, float]:
-    """Return what a backward pass waits for its sums, and what they slow it down by.
+    """Return how long a backward pass waits for its sums, and how much they slow it down.
 
     end_i = max(ready_i, end_(i-1)) + T(b_i); exposed = max(0, end_k - T_b). On a processor each sum also takes time
     from the computation beside it, in proportion to the part of the sum that is beside it: later gradients come later.
@@ -245,7 +245,7 @@ def ddp_waits(
 
 
 def sharded_exposed_s(work: Work, half_s: SizeTime, num_blocks: int = NUM_BLOCKS) -> float:
-    """Return what one micro-step of FSDP waits for its transfers.
+    """Return how long one micro-step of FSDP waits for its transfers.
 
     A block's parameters are gathered while the one before it computes, forward and again backward, and its gradients
     are scattered while the next ones compute. Transfers share the network, one after the other.

@@ -204,8 +204,8 @@ def test_a_loop_with_branches_becomes_one_task_and_its_port_leaves_the_default_v
     assert done.text == TEMPLATE_SHORT
     assert done.converted == ("fit",)
     assert done.refusals == ()
-    assert any("`port_number` is gone" in note for note in done.notes)
-    assert any("the barrier is gone" in note for note in done.notes)
+    assert any("`port_number` is removed" in note for note in done.notes)
+    assert any("the barrier is removed" in note for note in done.notes)
     assert any("{{output}}/models: muster makes it" in note for note in done.notes)
 
 
@@ -314,21 +314,25 @@ def test_a_range_of_nodes_stays_a_text():
 @pytest.mark.parametrize(
     ("lines", "what", "line"),
     [
-        ("pip install einops\ntorchrun /tmp/fit.py", "`pip install einops` can't become", 9),
-        ("torchrun /tmp/fit.py\ncp a b", "`cp a b` can't become", 10),
+        ("pip install einops\ntorchrun /tmp/fit.py", "`pip install einops` can't be part", 9),
+        ("torchrun /tmp/fit.py\ncp a b", "`cp a b` can't be part", 10),
         ("torchrun /tmp/fit.py | tee log", "`torchrun /tmp/fit.py | tee log` can't", 9),
-        ("torchrun /tmp/fit.py --at $N", "can't become a part", 9),
-        ("torchrun /tmp/fit.py\ntorchrun /tmp/fit.py", "can't become a part", 10),
+        ("torchrun /tmp/fit.py --at $N", "can't be part", 9),
+        ("torchrun /tmp/fit.py\ntorchrun /tmp/fit.py", "can't be part", 10),
         ("torchrun -m pkg.fit", "`--module` can't be kept", 9),
         ("torchrun --role x /tmp/fit.py", "`--role` can't be kept", 9),
         ("torchrun --nope 1 /tmp/fit.py", "torchrun has no option `--nope`", 9),
-        ("python -m torch.distributed.launch /tmp/fit.py", "stands without --use-env", 9),
-        ("mkdir -p {{output}}/logs\ntorchrun /tmp/fit.py", "make the folder `{{output}}/logs`", 9),
-        ("mkdir -p /data\ntorchrun /tmp/fit.py", "nothing would make the folder `/data`", 9),
+        ("python -m torch.distributed.launch /tmp/fit.py", "used without --use-env", 9),
+        (
+            "mkdir -p {{output}}/logs\ntorchrun /tmp/fit.py",
+            "create the folder `{{output}}/logs`",
+            9,
+        ),
+        ("mkdir -p /data\ntorchrun /tmp/fit.py", "nothing would create the folder `/data`", 9),
         ("torchrun --nnodes 2 /tmp/fit.py", "asks for 2 nodes, and the group `fit` has 1 task", 9),
-        ("torchrun fit.py", "does not say where the script `fit.py` lies", 4),
+        ("torchrun fit.py", "does not say where the script `fit.py` is", 4),
         ("torchrun /tmp/fit.py --at {{host:fit}}", "`{{host:fit}}` has another meaning", 9),
-        ("if true; then torchrun /tmp/fit.py; fi", "can't become", 9),
+        ("if true; then torchrun /tmp/fit.py; fi", "can't be part", 9),
     ],
 )
 def test_what_a_training_task_would_not_do_is_refused_at_its_line(lines, what, line):
@@ -352,12 +356,12 @@ def edited(old, new):
             edited("range(n_nodes)", "range(n_nodes + 1)"),
             "asks for 2 nodes, and the group `fit` has 3",
         ),
-        (edited("--nnodes {{n_nodes}}", "--nnodes 2"), "would not always be as many"),
+        (edited("--nnodes {{n_nodes}}", "--nnodes 2"), "would not always be its number"),
         (edited("--node_rank {{item}}", "--node_rank 0"), "the node ranks of the group are 0, 0"),
         (edited("--lr 0.10", "--lr 0.1{{item}}"), "differ in the script's arguments"),
         (edited("OMP_NUM_THREADS: 1", "SEED: '{{item}}'"), "differ in `environment`"),
         (edited("{% if item == 0 %}", "{% if loop.first and item == 0 %}"), "can't be decided"),
-        (edited("command: [bash]", "command: [bash, --login]"), "not a plain way to run a script"),
+        (edited("command: [bash]", "command: [bash, --login]"), "not a simple call of a script"),
         (edited("    {% else %}\n", "    {% else %}\n# {{ item }}\n"), None),
         (
             edited("          # Go.\n", "          {% if n_nodes > 9 %}\n          {% endif %}\n"),
@@ -442,4 +446,4 @@ def test_a_file_in_the_working_directory_of_its_task_is_refused():
 
     (error,) = convert(text).refusals
 
-    assert error.what == "the file `net.py` lies in the working directory of its task"
+    assert error.what == "the file `net.py` is in the working directory of its task"

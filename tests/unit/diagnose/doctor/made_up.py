@@ -86,10 +86,7 @@ def facts(k=1):
         ),
         files=FileFacts(
             folders=(run, replace(run, role="temp", path="/tmp", identity=())),
-            script=ScriptFacts(
-                path="/home/u/train.py", is_there=True, size_bytes=9, sha256="ab" * 32
-            ),
-            socket_folder="/tmp",
+            script=ScriptFacts(path="/home/u/train.py", is_there=True, sha256="ab" * 32),
         ),
         gpu=GpuFacts(),
         environment=EnvironmentFacts(variables={"OMP_NUM_THREADS": "8"}),

@@ -143,20 +143,20 @@ FAULTS = {
     "few processes": ({"system": {"limits": {"nproc": 100}}}, "too-few-processes", W, "100 processes"),
     "little memory": ({"system": {"memory_limit_bytes": GIB}}, "out-of-memory", W, "only 1 GiB of 128 GiB"),
     "one CPU": ({"system": {"num_usable_cpus": 1, "cpus": "7"}}, "too-few-cpus", W, "only 1 CPU"),
-    "script missing": ({"files": {"script": replace(facts().files.script, is_there=False, why="No such file or directory")}}, "script-missing", F, "not there on n3"),
+    "script missing": ({"files": {"script": replace(facts().files.script, is_there=False, why="No such file or directory")}}, "script-missing", F, "does not exist on n3"),
     "other script": ({"files": {"script": replace(facts().files.script, sha256="cd" * 32)}}, "scripts-differ", F, "n3 differs"),
     "run folder closed": ({"files": {"folders": folder(3, "run", is_writable=False, why="Permission denied")}}, "folder-not-writable", F, "can't be written on n3"),
     "disk full": ({"files": {"folders": folder(3, "run", free_bytes=MIB)}}, "disk-full", F, "1 MiB free on n3"),
     "little room": ({"files": {"folders": folder(3, "run", free_bytes=200 * MIB)}}, "disk-full", W, "200 MiB free"),
     "no inodes": ({"files": {"folders": folder(3, "run", free_files=7)}}, "disk-full", W, "only 7 more files"),
-    "no rename": ({"files": {"folders": folder(3, "run", can_rename=False, why="Invalid cross-device link")}}, "folder-not-writable", F, "lets no file be renamed"),
-    "no TMPDIR": ({"files": {"folders": folder(3, "temp", is_there=False, is_writable=False, why="No such file")}}, "folder-not-writable", W, "TMPDIR is not there on n3"),
+    "no rename": ({"files": {"folders": folder(3, "run", can_rename=False, why="Invalid cross-device link")}}, "folder-not-writable", F, "does not allow renaming files"),
+    "no TMPDIR": ({"files": {"folders": folder(3, "temp", is_there=False, is_writable=False, why="No such file")}}, "folder-not-writable", W, "TMPDIR does not exist on n3"),
     "long TMPDIR": ({"files": {"folders": folder(3, "temp", path="/" + "x" * 95)}}, "long-tmpdir", W, "96 characters"),
     "wrong provider": ({"environment": {"variables": {"FI_PROVIDER": "efa"}}}, "wrong-provider", F, "FI_PROVIDER=efa"),
     "bad grammar": ({"environment": {"variables": {"GLOO_SOCKET_IFNAME": "=eth0"}}}, "bad-variable", W, "GLOO_SOCKET_IFNAME==eth0"),
     "no such interface": ({"environment": {"variables": {"NCCL_SOCKET_IFNAME": "ib0"}}}, "no-such-interface", F, "ib0 names no interface of n3"),
     "variable on one node": ({"environment": {"variables": {"NCCL_ALGO": "Ring"}}}, "environment-differs", W, "NCCL_ALGO is not the same"),
-    "a file system that hangs": ({"files": None, "unknown": {"files": "no answer within 3.5 s"}}, "file-system-hangs", W, "n3 could not tell about folders"),
+    "a file system that hangs": ({"files": None, "unknown": {"files": "no answer within 3.5 s"}}, "file-system-hangs", W, "n3 could not report on folders"),
 }  # fmt: skip
 
 
@@ -177,10 +177,10 @@ GPU_FAULTS = {
     "no GPU": ({"gpu": GpuFacts()}, "no-gpu", F, "n2 has 0 GPUs"),
     "hidden GPUs": ({"gpu": gpus(visible=())}, "no-gpu", F, "0 GPUs"),
     "fewer GPUs than workers": ({"num_workers": 8, "gpu": gpus()}, "gpu-ordinal", W, "8 workers of n2 see 4 GPUs"),
-    "nvidia-smi hangs": ({"gpu": gpus(gpus=(), why_not="nvidia-smi did not answer within 3 s")}, "gpu-hardware", W, "could not be looked at"),
+    "nvidia-smi hangs": ({"gpu": gpus(gpus=(), why_not="nvidia-smi did not answer within 3 s")}, "gpu-hardware", W, "could not be checked"),
     "memory errors": ({"gpu": gpus(gpus=(gpu(num_ecc_errors=3),), num_devices=1)}, "gpu-hardware", F, "3 uncorrected"),
     "fallen off the bus": ({"gpu": gpus(xids=("0000:01:00 79",))}, "gpu-hardware", F, "Xid 79"),
-    "in use": ({"gpu": gpus(gpus=tuple(gpu(k, used_bytes=30 * GIB) for k in range(4)))}, "gpu-in-use", W, "used by somebody else"),
+    "in use": ({"gpu": gpus(gpus=tuple(gpu(k, used_bytes=30 * GIB) for k in range(4)))}, "gpu-in-use", W, "used by another process"),
     "throttled": ({"gpu": gpus(gpus=tuple(gpu(k, throttled=("thermal slowdown",)) for k in range(4)))}, "gpu-throttled", W, "slowed down"),
     "rows to be replaced": ({"gpu": gpus(gpus=tuple(gpu(k, must_be_reset=k == 2) for k in range(4)))}, "gpu-hardware", W, "GPU 2 of n2"),
     "an NVLink down": ({"gpu": gpus(links=GpuLinks(nvlinks=((18, 18), (17, 18), (18, 18), (18, 18))))}, "gpu-links", W, "GPU 1 of n2 has 17 of 18"),
@@ -268,7 +268,7 @@ def test_a_whole_bad_column_is_the_nodes_way_in():
     pairs = all_pairs(4, p0_2=refused, p1_2=refused, p3_2=refused)
     found = compare(situation(*[node(k) for k in range(1, 5)], pairs=pairs))
     assert [f.cause for f in found] == ["port-blocked"]
-    assert "calls to n3 from all other nodes" in found[0].error
+    assert "connections to n3 from all other nodes" in found[0].error
     assert found[0].is_certain
 
 
@@ -276,7 +276,7 @@ def test_a_single_bad_cell_is_a_path():
     silent = {"why": "no answer within 3 s", "latency_s": None, "bytes_per_s": None}
     found = compare(situation(*[node(k) for k in range(1, 5)], pairs=all_pairs(4, p1_3=silent)))
     assert [f.error for f in found] == [
-        "calls of n2 to n4: they can't be reached on a random port: no answer within 3 s"
+        "connections from n2 to n4 fail on a random port: no answer within 3 s"
     ]
 
 
@@ -304,7 +304,7 @@ def test_simulated_nodes_that_are_too_slow_are_no_broken_network():
 def test_a_node_without_an_answer_is_named():
     silent = NodeView(name="n2", why_not="it did not answer in time", machine="m2")
     (found,) = compare(situation(node(1), silent))
-    assert (found.cause, found.error) == ("unknown", "n2 could not be looked at")
+    assert (found.cause, found.error) == ("unknown", "n2 could not be checked")
 
 
 def test_only_certain_failures_end_a_run():
@@ -358,3 +358,48 @@ def test_core_files_without_a_limit_are_told(core, is_told):
     limits = {"nofile": 65536, "nproc": -1, "memlock": -1, "core": core}
     found = compare(situation(node(1, system={"limits": limits})))
     assert [(f.cause, f.level) for f in found] == ([("core-files", N)] if is_told else [])
+
+
+@pytest.mark.parametrize(
+    ("own", "cause"), [(("127.0.1.1",), "loopback-address"), ((), "name-not-resolved")]
+)
+def test_a_single_machine_whose_name_no_other_node_could_use_gets_a_note(own, cause):
+    alone = node(1, network={"own_addresses": own})
+    found = by_cause(compare(situation(alone)))[cause]
+
+    assert found.level is Level.NOTE
+    assert "other nodes" in " ".join(found.because)
+    assert cause not in by_cause(compare(situation(alone, is_long=False)))
+
+
+@pytest.mark.parametrize(("size", "level"), [(9 * MIB, Level.NOTE), (20 * GIB, Level.WARNING)])
+def test_files_that_killed_programs_left_are_told_with_their_size(size, level):
+    left = node(1, system={"left_shm_files": 3, "left_shm_bytes": size})
+    found = by_cause(compare(situation(left, node(2))))["left-shared-memory"]
+
+    assert (found.level, found.at) == (level, "n1")
+    assert "3 files" in found.error
+    assert "-name 'torch_*'" in (found.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("proxies", "caught"),
+    [
+        ({}, None),
+        ({"no_proxy": "10.0.0.0/8"}, None),
+        ({"http_proxy": "http://p:3128"}, "localhost, 10.0.0.1 and 10.0.0.2"),
+        ({"http_proxy": "http://p:3128", "no_proxy": "localhost"}, "10.0.0.1 and 10.0.0.2"),
+        ({"http_proxy": "http://p:3128", "no_proxy": "localhost,10.0.0.1,.cluster"}, "10.0.0.2"),
+        ({"https_proxy": "http://p:3128", "no_proxy": "localhost, 10.0.0.0/8"}, None),
+        ({"http_proxy": "http://p:3128", "no_proxy": "localhost,n1,n2"}, None),
+        ({"http_proxy": "http://p:3128", "no_proxy": "*"}, None),
+    ],
+)
+def test_a_proxy_that_catches_local_addresses_is_told(proxies, caught):
+    nodes = [node(k, environment={"proxies": proxies}) for k in (1, 2)]
+    found = by_cause(compare(situation(*nodes))).get("proxy")
+
+    assert (found is None) == (caught is None)
+    if found is not None:
+        assert found.error == f"a proxy on n1 and n2 gets what is meant for {caught}"
+        assert found.level is Level.NOTE

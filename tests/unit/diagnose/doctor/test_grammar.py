@@ -38,7 +38,7 @@ def test_a_good_value_has_no_problem(name, value):
     ("name", "value", "words"),
     [
         ("NCCL_SOCKET_IFNAME", "^docker0", "`lo` is allowed now"),
-        ("NCCL_SOCKET_IFNAME", "eth0,^lo", "stands once"),
+        ("NCCL_SOCKET_IFNAME", "eth0,^lo", "written once"),
         ("NCCL_SOCKET_IFNAME", "eth0,", "separated by commas"),
         ("GLOO_SOCKET_IFNAME", "^lo", "NCCL's grammar"),
         ("NCCL_DEBUG", "VERBOSE", "INFO"),
@@ -47,11 +47,11 @@ def test_a_good_value_has_no_problem(name, value):
         ("NCCL_BUFFSIZE", "4M", "whole number"),
         ("FI_PROVIDER", "verb", "did you mean verbs?"),
         ("OMP_NUM_THREADS", "0", "from 1 on"),
-        ("CUDA_VISIBLE_DEVICES", "0,gpu1", "hides itself"),
-        ("CUDA_VISIBLE_DEVICES", "0,0", "named twice"),
+        ("CUDA_VISIBLE_DEVICES", "0,gpu1", "are hidden"),
+        ("CUDA_VISIBLE_DEVICES", "0,0", "listed twice"),
         ("TORCH_DISTRIBUTED_DEBUG", "1", "DETAIL"),
         ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments=True", "name:value"),
-        ("NCCL_DEBUG", "", "set to nothing"),
+        ("NCCL_DEBUG", "", "it is empty"),
     ],
 )
 def test_a_bad_value_is_explained(name, value, words):

@@ -90,7 +90,7 @@ def test_docs_say_the_score_that_the_rules_have():
     for half in FIRST:
         wrong, total = wrong_ones(half), len(incidents(half))
         sure = [one for one in wrong if one[3] == "high"]
-        assert f"| {half} | {total - len(wrong)} of {total} | {len(sure)} |" in text
+        assert f"| {half} | {total} | {total - len(wrong)} of {total} | {len(sure)} |" in text
 
 
 def test_every_cause_of_the_corpus_has_a_cure():

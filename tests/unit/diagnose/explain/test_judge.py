@@ -31,7 +31,7 @@ def test_frightening_word_before_further_steps_is_no_failure(tmp_path):
     assert (
         cause_of(tmp_path, job="ERROR tracker failed, will try again\n" + steps(0, 5)) == "healthy"
     )
-    assert cause_of(tmp_path, job=steps(0, 5) + "ERROR tracker failed\n") == "unknown"
+    assert cause_of(tmp_path, job=steps(0, 5) + "ERROR tracker failed\n") == "reported"
 
 
 def test_launcher_at_its_exit_barrier_shows_that_its_ranks_ended_first(tmp_path):
@@ -83,7 +83,8 @@ def test_frightening_words_of_nothing_are_no_failure(tmp_path, word):
 
 
 def test_exception_of_one_node_s_log_alone_is_not_certain(tmp_path):
-    text = "world size 4\n" + traceback_of("ValueError: x", rank=1)
+    error = "RuntimeError: Expected all tensors to be on the same device, but found cpu and cuda:0"
+    text = "world size 4\n" + traceback_of(error, rank=1)
     assert explain(tmp_path, n1=text).first.confidence.value == "medium"
     whole = explain(tmp_path, job=text)
     assert whole.first.confidence.value == "high"

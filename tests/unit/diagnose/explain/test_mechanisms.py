@@ -7,7 +7,8 @@ import signal
 import pytest
 
 from torchmuster.diagnose.explain.case import Case
-from torchmuster.diagnose.explain.scan import read_logs
+from torchmuster.diagnose.explain.events import JobOutcome
+from torchmuster.diagnose.explain.reading.scan import read_logs
 from unit.diagnose.explain.logs import cause_of, explain, traceback_of
 
 FAILED = "E0314 09:00:00.000000 9 torch/distributed/elastic/multiprocessing/api.py:1] failed (exitcode: {code}) local_rank: 0 (pid: 9) of binary: python\n"
@@ -173,11 +174,20 @@ def test_exception_that_ended_the_process_is_one_though_buffered_lines_follow(tm
     assert cause_of(tmp_path, job=text) == "exception"
 
 
-def test_nothing_known_is_said_so_with_what_to_collect(tmp_path):
-    verdict = explain(tmp_path, job="starting\nfrobnicator failed badly\n")
-    assert verdict.first is None
-    assert not verdict.healthy
+def test_a_message_that_no_rule_knows_is_shown_as_a_guess_with_where_to_look(tmp_path):
+    verdict = explain(tmp_path, job="starting\nfrobnicator: error: no such widget\n")
+    assert verdict.first.cause == "reported"
+    assert verdict.first.confidence.value == "low"
+    assert "no such widget" in verdict.first.error
+    assert verdict.outcome is JobOutcome.FAILED
     assert verdict.collect
+
+
+def test_lines_without_an_end_and_without_a_failure_are_not_called_healthy(tmp_path):
+    verdict = explain(tmp_path, job="loading the data\nusing 4 workers\n")
+    assert verdict.outcome is JobOutcome.UNKNOWN
+    assert not verdict.healthy
+    assert verdict.first is None
 
 
 def test_a_job_that_pbs_ends_for_a_lost_host_names_the_host(tmp_path):

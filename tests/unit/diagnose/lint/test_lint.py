@@ -25,6 +25,7 @@ cd $PBS_O_WORKDIR
 HEAD=$(head -n 1 $PBS_NODEFILE)
 """
 MEET = "--nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d --rdzv_endpoint=$HEAD:29500"
+ACCELERATE = "--num_machines 2 --num_processes 8 --main_process_ip n1"
 RUN = f"torchrun {MEET} --rdzv_id=$SLURM_JOB_ID train.py"
 PBS_RUN = f"torchrun {MEET} --rdzv_id=$PBS_JOBID train.py"
 
@@ -83,6 +84,51 @@ GOOD = {
     "part of the nodes": SLURM
     + f'srun -N1 -n1 -w "$HEAD" redis-server &\nsrun {RUN} 2>&1 | tee log.txt\n',
     "torchrun of a function": SLURM + f"go() {{\n  {RUN}\n}}\nsrun bash -c go\n",
+    "accelerate that each node tells its rank": SLURM
+    + f"srun bash -c 'accelerate launch {ACCELERATE} --machine_rank $SLURM_NODEID t.py --num_machines 9'\n",
+    "accelerate by c10d": SLURM
+    + f'N=$SLURM_NNODES\nLAUNCH="accelerate launch {ACCELERATE} --rdzv_backend c10d"\nsrun $LAUNCH t.py\n'.replace(
+        "num_processes 8", "num_processes $((N * 4))"
+    ),
+    "accelerate with a file": SLURM
+    + "srun bash -c 'accelerate launch --config_file a.yaml --machine_rank $SLURM_NODEID t.py'\n",
+    "accelerate in quoted pieces": SLURM
+    + 'HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n'
+    + 'LAUNCHER="accelerate launch --num_processes 8 --num_machines 2 --main_process_ip $HEAD --machine_rank \\$SLURM_PROCID"\n'
+    + 'CMD="$LAUNCHER t.py"\nsrun bash -c "$CMD"\n',
+    "deepspeed that starts the nodes by Slurm": SLURM
+    + "for n in $(scontrol show hostnames); do echo $n slots=4 >> hosts; done\ndeepspeed --hostfile hosts --launcher slurm t.py\n",
+    "deepspeed on one node": "#SBATCH -N1 --gpus-per-node=2 -t 9\ndeepspeed --num_gpus 2 t.py\npip install deepspeed\n",
+    "Lightning": SLURM.replace("node=1", "node=4")
+    + "srun python fit.py --trainer.devices=4 --trainer.num_nodes=2\n",
+    "MPI, a rank for each GPU": PBS.replace("mpiprocs=1", "mpiprocs=4")
+    + "mpirun -np 8 python train.py\nmpirun -np 1 python look.py\n",
+    "Ray": SLURM
+    + "srun -N1 -n1 -w $HEAD ray start --head --port=6379 --block &\n"
+    + "srun -N1 -n1 -x $HEAD ray start --address=$HEAD:6379 --block &\npython tune.py\n",
+    "python between other lines": SLURM + f"python prepare.py\nsrun {RUN}\n",
+    "a loop over settings": SLURM
+    + f"for lr in 1 2; do srun {RUN}; done\n".replace("$SLURM_JOB_ID", "$RANDOM"),
+    "options in a case": SLURM
+    + f"case $1 in\n  -q|--quick) Q=1;;\n  --full) Q=0;;\nesac\nsrun {RUN}\n",
+    "variables that a line sets in any way": SLURM
+    + "read -r A B <<< hosts\nmapfile -t HOSTS < hosts\nfor ((i = 0; i < 2; i++)); do echo $i $A ${B} ${HOSTS[0]}; done\n"
+    + 'while getopts "x:" opt; do echo $opt; done\nprintf -v C "%s" x\n(( n = 2 ))\nlet "m=3"\necho $C $n $m ${LR:-0.1} ${STEPS:?}\n'
+    + "awk '{ print $NF }' hosts\nif [ -z \"$FOLD\" ]; then FOLD=1; fi\nsrun "
+    + RUN
+    + " --fold $FOLD\n",
+    "variables of a site": SLURM
+    + f"export OUT=$SCRATCH/out HF_HOME=$WORK/hf TMP=$SLURM_TMPDIR\nsource env.sh\nsrun {RUN} --lr $LR\n",
+    "conda with its hook": SLURM
+    + f'eval "$(conda shell.bash hook)"\nconda activate x\nsrun {RUN}\n',
+    "conda of a login shell": f"#!/bin/bash -l\n#SBATCH -N2 -t 9\nconda activate x\nmuster {RUN}\n",
+    "conda of a module": SLURM + f"module load anaconda3\nconda activate x\nsrun {RUN}\n",
+    "srun that exports all": SLURM + f"srun --export=ALL,A=1 {RUN}\n",
+    "GPUs that lines divide": "#SBATCH -N1 --gpus-per-node=2 -t 9\n"
+    "CUDA_VISIBLE_DEVICES=0 torchrun --master-port=1 a.py &\nCUDA_VISIBLE_DEVICES=1 torchrun --master-port=2 b.py &\nwait\n",
+    "PBS with a full path": PBS.replace("cd $PBS_O_WORKDIR\n", "")
+    + f"mpiexec -n 2 --ppn 1 {PBS_RUN}\n".replace("train.py", "$PBS_O_WORKDIR/train.py"),
+    "PBS with a folder of Torque": "#PBS -l nodes=1:ppn=4:gpus=1,walltime=9\n#PBS -d .\ntorchrun t.py\n",
     "own arguments": SLURM + "srun torchrun $DISTRIBUTED_ARGS train.py\n",
 }
 
@@ -131,6 +177,27 @@ BAD = {
         "warning",
     ),
     "refused-line": ("torchrun --nproc_per_nodes=2 --nnode=x --rdzv-thing t.py", 1, "error"),
+    "misspelt-variable": (SLURM + f"echo $SLURM_NNODE\nsrun {RUN}", 7, "error"),
+    "unset-variable": (SLURM + f"srun {RUN} --lr $LR", 7, "note"),
+    "launch-address": (
+        SLURM + f"export MASTER_ADDR=$SLURM_LAUNCH_NODE_IPADDR\nsrun {RUN}",
+        7,
+        "error",
+    ),
+    "srun-export": (SLURM + f"srun --export=NCCL_DEBUG=INFO {RUN}", 7, "warning"),
+    "visible-devices": (SLURM + f"export CUDA_VISIBLE_DEVICES=0,1\nsrun {RUN}", 7, "warning"),
+    "conda-activate": (SLURM + f"conda activate x\nsrun {RUN}", 7, "warning"),
+    "pbs-home": (
+        PBS.replace("cd $PBS_O_WORKDIR\n", "") + f"mpiexec -n 2 --ppn 1 {PBS_RUN}",
+        6,
+        "warning",
+    ),
+    "launcher-nodes": (SLURM + "srun accelerate launch --multi_gpu t.py", 7, "error"),
+    "deepspeed-hosts": (SLURM + "deepspeed --num_gpus=4 t.py", 7, "error"),
+    "deepspeed-ssh": (SLURM + "deepspeed --hostfile hosts t.py", 7, "note"),
+    "lightning": (SLURM + "srun python fit.py --trainer.devices=4", 7, "error"),
+    "ray-nodes": (SLURM + "ray start --head\npython tune.py", 7, "error"),
+    "idle-nodes": (SLURM + "python train.py --epochs 3", 7, "warning"),
     "rdzv-id": (
         SLURM + f"srun bash -c 'torchrun {MEET} --rdzv_id=$RANDOM t.py'".replace("$HEAD", "n1"),
         7,
@@ -261,6 +328,162 @@ def test_every_rule_has_a_bad_script():
 )
 def test_the_hint_is_the_line_that_works(text, rule, words):
     assert words in one(text, rule).hint
+
+
+@pytest.mark.parametrize(
+    ("line", "rule", "words"),
+    [
+        ("accelerate launch --num_processes 8 t.py", "head-only", "accelerate launch starts on"),
+        ("fabric run --devices=4 t.py", "head-only", "fabric run starts on"),
+        ("srun fabric run --devices=4 t.py", "launcher-nodes", "--num_nodes is missing"),
+        (f"srun accelerate launch {ACCELERATE} t.py", "node-rank", "no node is told its --machine"),
+        (
+            f"srun accelerate launch {ACCELERATE} --machine_rank $SLURM_NODEID t.py",
+            "node-rank",
+            "every node gets --machine_rank=$SLURM_NODEID",
+        ),
+        (
+            f"srun accelerate launch {ACCELERATE} --rdzv_backend c10d t.py".replace(
+                "n1", "localhost"
+            ),
+            "loopback",
+            "at localhost",
+        ),
+        (
+            f"srun accelerate launch {ACCELERATE} --rdzv_backend c10d t.py".replace(
+                "machines 2", "machines 4"
+            ),
+            "launcher-nodes",
+            "--num_machines is 4, and the job has 2 nodes",
+        ),
+        (
+            f"srun accelerate launch {ACCELERATE} --rdzv_backend c10d t.py".replace(" 8", " 4"),
+            "idle-gpus",
+            "2 workers on each node",
+        ),
+        (
+            "srun accelerate launch --num_machines 2 --main_process_ip n1 --rdzv_backend c10d t.py",
+            "idle-gpus",
+            "4 workers on all 2 nodes",
+        ),
+        (
+            f"srun accelerate launch {ACCELERATE} --rdzv_backend c10d t.py".replace(" 8", " 16"),
+            "workers-without-gpu",
+            "8 workers on each node",
+        ),
+        ("srun deepspeed t.py", "deepspeed-hosts", "--hostfile is missing"),
+        ("srun deepspeed --hostfile h t.py", "deepspeed-hosts", "each one starts all nodes"),
+        ("deepspeed --hostfile h --num_nodes 3 t.py", "deepspeed-hosts", "--num_nodes is 3"),
+        ("srun ray start --head --block &", "ray-nodes", "a head of Ray on every node"),
+        (
+            "srun -N1 -w n1 ray start --head\nray start --address=n1:1",
+            "ray-nodes",
+            "without --block",
+        ),
+        (
+            "ray start --head\nsrun -w n2 ray start --address=localhost:1 --block",
+            "loopback",
+            "at localhost",
+        ),
+        (
+            "srun torchrun " + MEET.replace("node=4", "node=2") + " t.py",
+            "idle-gpus",
+            "starts 2 workers",
+        ),
+        ("mpirun -np 4 python t.py", "idle-gpus", "starts 4 ranks, and the job has 8 GPUs"),
+        ("srun python fit.py --trainer.num_nodes=4", "lightning", "num_nodes is 4"),
+    ],
+)
+def test_a_launcher_is_held_to_the_numbers_of_the_job(line, rule, words):
+    assert words in one(SLURM + line, rule).error
+
+
+@pytest.mark.parametrize(
+    ("name", "likely"),
+    [
+        ("SLURM_NNODE", "SLURM_NNODES"),
+        ("SLURM_NODE_ID", "SLURM_NODEID"),
+        ("SLURM_GPU_PER_NODE", "SLURM_GPUS_PER_NODE"),
+        ("SLURM_NUM_NODES", "SLURM_NNODES"),
+        ("PBS_NODE_FILE", "PBS_NODEFILE"),
+        ("PBS_O_WORK_DIR", "PBS_O_WORKDIR"),
+    ],
+)
+def test_a_misspelt_variable_of_a_scheduler_is_named_with_its_likely_name(name, likely):
+    for use in (
+        f"echo ${name}",
+        f"srun bash -c 'echo ${{{name}}}'",
+        f"export N=${name}",
+        f"srun --export=ALL echo ${name}",
+    ):
+        finding = one(f"{use}\n", "misspelt-variable")
+        assert (finding.hint, finding.word) == (f"${likely}", "error")
+
+
+@pytest.mark.parametrize(
+    "line", ["SLURM_NNODE=2; echo $SLURM_NNODE", "echo $SLURM_SITE_THING $PBS_X"]
+)
+def test_a_variable_that_is_set_or_like_none_is_left_alone(line):
+    assert found(line) == []
+
+
+def test_a_slip_in_a_name_of_the_script_is_a_warning():
+    text = "export MASTER_ADDR=n1\ntorchrun --nproc_per_node=2 --master_addr=$MASTER_ADR t.py\n"
+    finding = one(text, "unset-variable")
+
+    assert (finding.line, finding.word, finding.hint) == (2, "warning", "$MASTER_ADDR")
+
+
+def test_the_address_of_srun_is_another_under_salloc():
+    line = "srun bash -c 'torchrun --nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d --rdzv_endpoint=$SLURM_LAUNCH_NODE_IPADDR:1 t.py'"
+    finding = one(SLURM + line, "launch-address")
+
+    assert "login node" in finding.because[0]
+
+
+def test_a_directive_that_exports_nothing_is_said_once():
+    text = SLURM.replace("#SBATCH --time", "#SBATCH --export=NONE\n#SBATCH --time")
+    line = f"srun {RUN}\n"
+
+    assert "(line 5)" in one(text + line * 2, "srun-export").because[0]
+    assert found(text + "export SLURM_EXPORT_ENV=ALL\n" + line) == []
+
+
+def test_a_job_of_slurm_that_asks_for_no_gpus_and_shows_them():
+    text = SLURM.replace("#SBATCH --gpus-per-node=4\n", "") + f"nvidia-smi\nsrun {RUN}"
+
+    assert one(text, "no-gpus-requested").hint == "#SBATCH --gpus-per-node=4"
+    assert found(text.replace("--nodes=2", "--nodes=2 --exclusive")) == []
+
+
+def test_conda_init_and_activate_are_one_finding():
+    finding = one(SLURM + f"conda init bash\nconda activate x\nsrun {RUN}", "conda-activate")
+
+    assert "`conda init`" in finding.error
+
+
+def test_what_holds_for_several_lines_is_said_once():
+    finding = one(SLURM + f"srun {RUN}\n" + "#SBATCH --mem=4G\n" * 3, "late-directive")
+
+    assert (finding.line, finding.because[-1]) == (8, "so it is in lines 9, 10")
+
+
+def test_lightning_refuses_tasks_that_are_not_counted_by_node():
+    text = SLURM.replace("ntasks-per-node=1", "ntasks=8") + "srun python fit.py --trainer.devices=4"
+
+    assert "--ntasks-per-node=4" in (one(text, "lightning").hint or "")
+
+
+def test_the_file_of_pbs_is_no_host_file_of_deepspeed():
+    text = PBS + "deepspeed --hostfile=$PBS_NODEFILE t.py"
+
+    assert "PBS_NODEFILE" in one(text, "deepspeed-hosts").error
+
+
+def test_a_loop_over_srun_is_a_loop_over_nodes_only_with_a_node_for_each_turn():
+    line = f"for i in 0 1; do srun -N1 -w n$i torchrun {MEET} --rdzv_id=$RANDOM t.py & done"
+
+    assert rules(SLURM + line) == {"rdzv-id"}
 
 
 @pytest.mark.parametrize(
@@ -445,6 +668,8 @@ def test_no_text_crashes_it(text):
         "$(" * 50_000,
         "'" * 50_001,
         "X=$X" * 20_000,
+        "".join(f"echo $SLURM_X{i}NODES\n" for i in range(8_000)),
+        "#SBATCH -N2\n" + "".join(f"A{i}BCDEFG=1; torchrun $A{i}BCDEF\n" for i in range(5_000)),
         "a=(" * 20_000,
         'bash -c "torchrun ' * 5_000,
         "\\\n" * 50_000,

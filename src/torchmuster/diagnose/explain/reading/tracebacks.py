@@ -1,0 +1,440 @@
+"""Python tracebacks in logs, also of ranks that write in between each other."""
+
+import errno
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from torchmuster.diagnose.explain.events import LineRole, LogEvent, LogLine, Who
+from torchmuster.diagnose.explain.reading.patterns import TOLD, Meaning, match
+from torchmuster.diagnose.explain.reading.sentences import of_a_file
+from torchmuster.model.failure import ECHOES
+
+_MAX_LINES = 300
+_MAX_KEPT = 60
+_MAX_OPEN = 1024
+_MAX_APART = 2000
+_MAX_MESSAGE_LINES = 12
+_MAX_ODD_LINES = 8  # of others, within a traceback
+# Types in which torch, Gloo and NCCL tell of other ranks, and the socket's own.
+_SPEAKS_FOR_TORCH = re.compile(
+    r"(?:torch\.|RuntimeError$|Dist|Rendezvous|Connection\w*Error$|BrokenPipeError$|TimeoutError$|OSError$|EOFError$"
+    r"|(?:ValueError|ImportError|ModuleNotFoundError)$|socket\.|c10|std::|gloo::|SignalException|ChildFailed|KeyboardInterrupt)"
+)
+_START = "Traceback (most recent call last):"
+_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?')
+# A frame that a terminal or a mail program has broken in two: the rest stands at the start of the next line.
+_BROKEN_FRAME = re.compile(r'^\s*File "[^"]*(?:"(?:,(?: l(?:i(?:n(?:e(?: \d*)?)?)?)?)?)?)?$')
+_ENDING = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$")
+_BETWEEN = re.compile(r"^(During handling of the above|The above exception was the direct cause)")
+_IGNORED = ("Exception ignored ", "--- Logging error ---")
+_DIRECT = "The above exception was the direct cause"
+# Libraries that fetch: their own last word says more than the socket's error beneath it.
+FETCHES = re.compile(
+    r"^(?:requests|urllib3|urllib|httpx|aiohttp|httpcore|huggingface_hub|botocore|boto3|google|azure|gcsfs|s3fs)\."
+    r"|^(?:URLError|HTTPError|SSLError|MaxRetryError|ConnectTimeout|LocalEntryNotFoundError)(?=:|$)"
+)
+_LIBRARY = re.compile(
+    r"/(?:site-packages|dist-packages|lib/python\d[\w.]*)/|^<frozen|torchmuster/(?:agent|head|node|programs)/|/bin/(?:torchrun|accelerate|deepspeed|lightning)$"
+)
+# What a program says in its own words is no word of the scheduler, and no state of the launcher.
+_NO_MEANING_IN_A_MESSAGE = frozenset(
+    {
+        *("time_limit", "preempted", "node_failed", "cancelled", "oom_proof", "evicted", "image"),
+        "pbs_killed",
+        *("task_exit", "teardown", "not_finite", "killed_line", "signal_received", "exit_code"),
+        *("root_cause_table", "table_row", "launch_config", "launch_line", "variable", "world"),
+        *("progress", "success", "no_command", "launch_failed", "bad_arguments", "module_load"),
+        *("last_work", "nccl_using", "hosts_store", "rdzv_complete", "child_failed", "set_by_user"),
+        *("raised_line", "error_line"),
+    }
+)
+# Nobody caught it when the outermost frame is the module itself: a caught one begins where it was caught.
+_OUTERMOST = ("<module>", "_run_module_as_main", "_run_code", "_bootstrap", "_wrap")
+_SOUNDS_LIKE_ONE = re.compile(
+    r"(?:^|\.)[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Failure|Timeout)$"
+)
+_ENDED_BY_OTHERS = frozenset({"SignalException", "ChildFailedError", "KeyboardInterrupt"})
+# The traceback of what it was follows.
+_ENDED_BY_OTHERS |= {"ProcessRaisedException", "ExceptionGroup", "BaseExceptionGroup"}
+_DIED = re.compile(r"died with <Signals\.(SIG\w+)")
+_ENDED = re.compile(r"terminated with (?:signal (?P<other>SIG\w+)|exit code (?P<code>\d+))")
+# What fails when it is closed after a failure: the failure before it is the cause.
+_CLEANS_UP = frozenset(
+    {"__exit__", "__aexit__", "__del__", "close", "cleanup", "destroy_process_group"}
+)
+_GOT_SIGNAL = re.compile(r"got signal: (\d+)")
+_WHAT = re.compile(r"^\s*what\(\):\s+(?P<message>\S.*)$")
+_LAUNCHERS = frozenset({"accelerate", "deepspeed", "torch", "lightning"})
+_PACKAGE = re.compile(r"/(?:site|dist)-packages/(\w+)")
+STANDARD_LIBRARY = "Python"
+_OF_SOCKETS = re.compile(
+    r"(?:Connection\w*|BrokenPipe|Timeout|OS|EOF)Error$|socket\.|TimeoutError$"
+)
+_NUMBERED_TYPES = {"FileNotFoundError": errno.ENOENT, "PermissionError": errno.EACCES}
+_OF_NETWORKS = (
+    *(errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ETIMEDOUT, errno.ECONNREFUSED),
+    *(errno.ECONNRESET, errno.EPIPE),
+)
+_NOT_AN_EXCEPTION = frozenset({"File", "Traceback", "During", "The"})
+
+
+@dataclass(slots=True)
+class _Open:
+    first: LogLine
+    has_start: bool = True
+    is_ignored: bool = False  # an end of nothing: Python or logging only tells of it
+    lines: list[LogLine] = field(default_factory=list)
+    num_lines: int = 0
+    indent: int = 0  # of all its lines, where another program has moved them to the right
+    num_odd: int = 0  # lines that are no part of it: somebody else's, without a label
+    outermost: str | None = None  # the function of the first frame
+    beneath: "_Ended | None" = (
+        None  # the exception in whose handling, or from which, this one was raised
+    )
+
+
+@dataclass(slots=True)
+class _Ended:
+    """A traceback that has ended: another may be raised from it.
+
+    Attributes:
+        caught_in: The function that caught it, where another is raised: that of the first frame.
+        between: The sentence that joins it to the next.
+        num_after: Lines of its writer since then: messages may have several.
+    """
+
+    event: LogEvent
+    caught_in: str
+    between: str = ""
+    num_after: int = 0
+
+
+class TracebackReader:
+    """Collects tracebacks by who writes them; an exception becomes an event."""
+
+    def __init__(self) -> None:
+        self._open: dict[Who, _Open] = {}
+        self._last: dict[Who, _Ended] = {}  # what each writer's last traceback said
+        self.superseded: list[LogEvent] = []
+        self._ignored: LogLine | None = (
+            None  # says that the next traceback of its writer ends nothing
+        )
+
+    @property
+    def is_open(self) -> bool:
+        """Say whether lines are waited for."""
+        return bool(self._open or self._last)
+
+    def forget(self, number: int) -> None:
+        """Give up what has waited for its end for 2,000 lines: its writer has gone in the middle of it."""
+        self._open = {
+            who: known
+            for who, known in self._open.items()
+            if number - known.first.number <= _MAX_APART
+        }
+        self._last.clear()
+
+    def announces(self, line: LogLine) -> bool:
+        """Say whether a line tells that a traceback follows which ends nothing: of a destructor, or of a log's own error."""
+        if not line.text.startswith(_IGNORED):
+            return False
+        self._ignored = line
+        return True
+
+    def opens(self, line: LogLine) -> bool:
+        """Begin a traceback if this line does; say whether it did. A second one of the same writer is a part of it."""
+        is_frame = (
+            _FRAME.match(line.text) is not None
+        )  # of a log that begins within it, or of a SyntaxError
+        if _START not in line.text and not is_frame:
+            return False
+        known = self._open.get(line.who)
+        if known is None and len(self._open) < _MAX_OPEN:
+            ended = self._last.pop(line.who, None)
+            known = _Open(
+                first=line, has_start=not is_frame, indent=_indent_of(line.text, is_frame=is_frame)
+            )
+            if is_frame:
+                known.lines.append(line)
+            known.beneath = ended if ended is not None and ended.between else None
+            known.is_ignored = self._is_ignored(line)
+            if line.level == "info":
+                known.outermost = (
+                    "logged"  # what a program logs as less than an error, it has caught
+                )
+            self._open[line.who] = known
+        return True
+
+    def _is_ignored(self, line: LogLine) -> bool:
+        before, self._ignored = self._ignored, None
+        return before is not None and before.who == line.who and line.number - before.number < 3
+
+    def holds(self, line: LogLine) -> bool:
+        """Say whether a line can only be a part of the open traceback of its writer: a frame or its code."""
+        known = self._open.get(line.who)
+        return known is not None and line.text[known.indent :].startswith((" ", "\t"))
+
+    def take(self, line: LogLine) -> Iterator[LogEvent]:
+        """Give one more line; yields the event of a traceback that it ends."""
+        known = self._open.get(line.who)
+        if known is None:
+            self._follow(line)
+            return
+        known.num_lines += 1
+        if known.indent and line.text[: known.indent].isspace():
+            line = replace(line, text=line.text[known.indent :])
+        text = line.text
+        if known.lines and _BROKEN_FRAME.match(known.lines[-1].text):
+            known.lines[-1] = replace(known.lines[-1], text=_rejoined(known.lines[-1].text, text))
+            self._note_outermost(known, known.lines[-1].text)
+            return
+        if _is_part(known, text):
+            known.lines.append(line)
+            self._note_outermost(known, text)
+            del known.lines[: -_MAX_KEPT or None]
+            if known.num_lines > _MAX_LINES:
+                del self._open[line.who]
+            return
+        ending = _ENDING.match(text)
+        if ending is None and known.num_odd < _MAX_ODD_LINES and not known.is_ignored:
+            known.num_odd += 1
+            return
+        del self._open[line.who]
+        if known.is_ignored:
+            fields = {"since": str(known.first.order - 1)}  # the line that says so
+            yield LogEvent(kind="ignored", role=LineRole.CONTEXT, line=line, fields=fields)
+            return
+        if ending is not None and _is_exception(ending["type"], known):
+            event = self._joined(
+                known, _exception(known, line, ending["type"], ending["message"] or "")
+            )
+            if len(self._last) < _MAX_OPEN:
+                self._last[line.who] = _Ended(event, known.outermost or "")
+            yield event
+
+    def _note_outermost(self, known: _Open, text: str) -> None:
+        is_first = known.outermost is None and known.has_start
+        if is_first and (frame := _FRAME.match(text)) is not None:
+            known.outermost = frame["function"] or "<module>"
+        elif _BETWEEN.match(text):
+            known.outermost = None
+
+    def _follow(self, line: LogLine) -> None:
+        """Note whether an exception is not the last of its chain."""
+        ended = self._last.get(line.who)
+        if ended is None or not line.text.strip() or _START in line.text:
+            return
+        ended.num_after += 1
+        if ended.between or ended.num_after > _MAX_MESSAGE_LINES:
+            del self._last[line.who]
+        elif _BETWEEN.match(line.text):
+            ended.between = line.text
+        elif line.text.startswith((" ", "\t")) or ended.num_after == 1:
+            more = ended.event.fields
+            if isinstance(more, dict):  # what belongs to the message is known only now
+                more["more"] = f"{more.get('more', '')}\n{line.text.strip()}"[:1000]
+
+    def _joined(self, known: _Open, event: LogEvent) -> LogEvent:
+        """Return an exception together with that beneath it: what only wraps another means what that one does."""
+        if known.beneath is None:
+            return event
+        beneath = known.beneath.event
+        if _wraps(known, event):
+            self.superseded.append(beneath)
+            return _as_wrapped(beneath, event)
+        if beneath.kind == "exception" or FETCHES.match(event.get("type")):
+            self.superseded.append(beneath)
+        return event
+
+    def take_what(self, line: LogLine, thrown: str) -> LogEvent | None:
+        """Return the exception of C++ that `what():` ends; None when a line is no such end.
+
+        Args:
+            line: Any line.
+            thrown: The type that `terminate called` has named before; empty if it has not.
+        """
+        what = _WHAT.match(line.text)
+        if what is None:
+            return None
+        kind, role, more = _meaning(thrown or "std::exception", what["message"])
+        fields = {
+            "type": thrown or "std::exception",
+            "message": what["message"][:500],
+            "uncaught": "1",
+        }
+        event = LogEvent(kind=kind, role=role, line=line, fields={**more, **fields})
+        self._last[line.who] = _Ended(event, "")
+        return event
+
+    def close(self) -> Iterator[LogEvent]:
+        """Yield what is still open at the end of a log: it was cut there."""
+        for known in self._open.values():
+            if known.lines and not known.is_ignored:
+                yield _cut(known)
+        self._open.clear()
+
+
+def _indent_of(text: str, *, is_frame: bool) -> int:
+    """Return by how much a traceback that begins with this line was moved to the right."""
+    spaces = len(text) - len(text.lstrip(" "))
+    return max(0, spaces - 2) if is_frame else spaces if text.lstrip().startswith(_START) else 0
+
+
+def _cut(known: _Open) -> LogEvent:
+    """Return that a log ends within a traceback: what was raised stands in the lines that are missing."""
+    last = known.lines[-1]
+    detail = tuple(line.text for line in known.lines[-12:])
+    fields = {"type": "", "message": "the log ends within a traceback", **_where(known.lines)}
+    kind = "exception" if known.has_start else "cut_traceback"
+    return LogEvent(kind=kind, role=LineRole.CONTEXT, line=last, fields=fields, detail=detail)
+
+
+def _is_part(known: _Open, text: str) -> bool:
+    """Say whether a line belongs to an open traceback: also where a web page has taken the spaces before its lines."""
+    if text.startswith((" ", "\t")) or not text.strip() or _START in text:
+        return True
+    if _BETWEEN.match(text) or _FRAME.match(text):
+        return True
+    last = known.lines[-1].text if known.lines else ""
+    is_flat = _FRAME.match(last) is not None and not last.startswith((" ", "\t"))
+    ending = _ENDING.match(text)
+    return is_flat and (ending is None or not _SOUNDS_LIKE_ONE.search(ending["type"]))
+
+
+def _rejoined(first: str, second: str) -> str:
+    """Return a frame that was broken in two: a space at the break is gone from `line 82`."""
+    gap = " " if re.search(r"(?:,|line)$", first) and not second.startswith(" ") else ""
+    return first + gap + second
+
+
+def _is_exception(type_name: str, known: _Open) -> bool:
+    """Say whether a word is an exception's; where no traceback had begun, or others wrote, only what sounds like one."""
+    if known.has_start and not known.num_odd:
+        return type_name not in _NOT_AN_EXCEPTION and (type_name[:1].isupper() or "." in type_name)
+    return _SOUNDS_LIKE_ONE.search(type_name) is not None
+
+
+def _exception(known: _Open, last: LogLine, type_name: str, message: str) -> LogEvent:
+    """Return the event of an exception; a message that means more than its type keeps that meaning."""
+    fields = {"type": type_name, "message": message[:500], **_where(known.lines)}
+    if known.outermost in (None, *_OUTERMOST):
+        fields["uncaught"] = "1"
+    detail = tuple(line.text for line in (*known.lines[-12:], last))
+    kind, role, more = _meaning(type_name, message)
+    if type_name.endswith("CalledProcessError") and fields.get("library") in _LAUNCHERS:
+        role = LineRole.ECHO  # a launcher's word on its child
+    return LogEvent(kind=kind, role=role, line=last, fields={**more, **fields}, detail=detail)
+
+
+def _meaning(type_name: str, message: str) -> tuple[str, LineRole, Mapping[str, str]]:
+    """Return what an exception is: its kind, its role and what it names."""
+    if type_name.endswith("SignalException") and (got := _GOT_SIGNAL.search(message)) is not None:
+        return "signal_received", LineRole.CONTEXT, {"signum": got[1]}
+    if type_name.endswith("CalledProcessError") and (died := _DIED.search(message)) is not None:
+        return "signal_received", LineRole.CONTEXT, {"other": died[1]}
+    words = f"{type_name}: {message}" if message else type_name
+    found = match(words, is_raised=True)
+    role = LineRole.ECHO if ECHOES.search(words) else LineRole.CAUSE
+    if not _SPEAKS_FOR_TORCH.match(type_name):
+        role = LineRole.CAUSE  # a client of something else: its lost connections are its own
+        if found is not None and found.role is LineRole.ECHO:
+            found = None
+    if found is not None and FETCHES.match(type_name) and _is_of_network(found):
+        found = None  # what fetches says more than the socket beneath it
+    if found is not None and found.kind.startswith(TOLD):
+        return "exception", found.role, {**found.fields, "told": found.kind}
+    if found is not None and found.kind not in _NO_MEANING_IN_A_MESSAGE:
+        return found.kind, found.role, found.fields
+    if type_name.endswith("ProcessExitedException") and (end := _ENDED.search(message)) is not None:
+        kind = "signal_received" if end["other"] else "exit_code"
+        return (
+            kind,
+            LineRole.CONTEXT,
+            {name: word for name, word in end.groupdict().items() if word},
+        )
+    if type_name.rpartition(".")[2] in _ENDED_BY_OTHERS:
+        return "exception", LineRole.ECHO, {}
+    more = _as_errno(type_name, message)
+    if more:
+        return "errno", LineRole.CAUSE, more
+    return "exception", role if type_name else LineRole.CONTEXT, {}
+
+
+def _is_of_network(found: Meaning) -> bool:
+    number = found.fields.get("errno", "0")
+    return found.kind == "no_name" or (
+        found.kind == "errno" and number.isdigit() and int(number) in _OF_NETWORKS
+    )
+
+
+def _as_errno(type_name: str, message: str) -> dict[str, str]:
+    """Return the error number of the kernel that a message ends with or a type stands for."""
+    number = of_a_file(message)
+    if not number and not message.startswith("Caught "):
+        number = _NUMBERED_TYPES.get(type_name, 0)
+    return {"errno": str(number)} if number else {}
+
+
+def _wraps(known: _Open, event: LogEvent) -> bool:
+    """Say whether an exception only hands on the one beneath it: raised from it, or by the lines that caught it."""
+    beneath = known.beneath
+    if beneath is None or event.kind != "exception" or FETCHES.match(event.get("type")):
+        return False
+    if beneath.event.role is LineRole.ECHO and not _is_of_torch(beneath.event):
+        return False
+    if _explains(event, beneath.event):
+        return False
+    if beneath.between.startswith(_DIRECT):
+        return True
+    if event.get("raised_in") in _CLEANS_UP:
+        return True
+    frames = [n for n, line in enumerate(known.lines) if _FRAME.match(line.text)]
+    code = known.lines[frames[-1] + 1 :] if frames else []
+    function = event.get("raised_in") == beneath.caught_in
+    return function and bool(code) and code[0].text.strip().startswith("raise")
+
+
+def _explains(event: LogEvent, beneath: LogEvent) -> bool:
+    """Say whether an exception says more than the look-up beneath it that failed: it names the same word in a sentence."""
+    word = beneath.get("message").strip("'\"")
+    if beneath.get("type") == "KeyError":
+        return (
+            bool(word)
+            and word in event.get("message")
+            and len(event.get("message")) > len(word) + 12
+        )
+    return "invalid literal for int()" in beneath.get("message")
+
+
+def _is_of_torch(event: LogEvent) -> bool:
+    """Say whether a lost connection is one between ranks: a client's of something else is raised in its library."""
+    return event.get("library") in ("", "torch", STANDARD_LIBRARY) or not _OF_SOCKETS.match(
+        event.get("type")
+    )
+
+
+def _as_wrapped(beneath: LogEvent, event: LogEvent) -> LogEvent:
+    """Return the exception beneath, which ended its process as the one around it did."""
+    around = f"{event.get('type')}: {event.get('message')}"[:300]
+    fields = {**beneath.fields, "around": around, "uncaught": event.get("uncaught")}
+    return replace(beneath, fields=fields)
+
+
+def _where(lines: list[LogLine]) -> dict[str, str]:
+    """Return the innermost frame of the user's own code, else the innermost."""
+    frames = [found for line in lines if (found := _FRAME.match(line.text)) is not None]
+    own = [frame for frame in frames if not _LIBRARY.search(frame["file"])]
+    chosen = (own or frames)[-1] if frames else None
+    if chosen is None:
+        return {}
+    package = _PACKAGE.search(frames[-1]["file"])
+    is_standard = package is None and _LIBRARY.search(frames[-1]["file"]) is not None
+    library = package[1] if package is not None else STANDARD_LIBRARY if is_standard else ""
+    return {
+        "raised_in": frames[-1]["function"] or "",
+        "library": library,
+        "where": f"{chosen['file']}:{chosen['line']}",
+        "function": chosen["function"] or "",
+        "own": "1" if own else "",
+    }

@@ -1,0 +1,278 @@
+"""Collectives that never ended, and connections lost because of somebody else."""
+
+import re
+from collections.abc import Iterator
+
+from torchmuster.diagnose.explain.case import Case
+from torchmuster.diagnose.explain.events import LogEvent, LogFinding, LogLine
+from torchmuster.diagnose.explain.reading.scan import Log
+from torchmuster.diagnose.explain.rules.rows import (
+    HIGH,
+    LOW,
+    MEDIUM,
+    Row,
+    Weight,
+    found_by,
+    words_of,
+)
+
+_DEFAULTS_MS = {
+    600_000: "NCCL's default of 10 minutes",
+    1_800_000: "the default of 30 minutes",
+    300_000: "the default of 5 minutes",
+}
+
+
+_CALL_BOTH = "TORCH_DISTRIBUTED_DEBUG=DETAIL for 20 steps names both calls"
+_SAME_STEPS = "let every rank make the same number of steps, or train inside `with model.join():`"
+_WAIT_ELSEWHERE = Row(
+    cause="collectives-differ",
+    error="all ranks waited until the timeout, but not in the same call: {places}",
+    hint="make the call that only some ranks reach on all of them; see the branch around each line",
+    confirm=_CALL_BOTH,
+    ruled_out=("a rank that hangs or is gone: each of them came to a collective",),
+    confidence=MEDIUM,
+    weight=Weight.COLLECTIVE + 2,
+    num_lines=4,
+)
+_ALL_WAITED = Row(
+    cause="peer-lost",
+    error="all {size} ranks waited in the same call until the timeout: what they sent did not arrive",
+    hint="look at the network between the nodes: a link that went down, a firewall that dropped what had begun",
+    confirm="ip -s link   on every node: errors and drops; then `muster doctor`",
+    ruled_out=("a rank that hangs or is gone: each of them came to the collective",),
+    confidence=LOW,
+    weight=Weight.COLLECTIVE,
+    num_lines=4,
+)
+_DIFFER = Row(
+    cause="collectives-differ",
+    error="the ranks wait in different collectives: {calls}",
+    hint="a branch that depends on the rank (saving, evaluation, logging) makes or skips a collective:"
+    " make it on all ranks",
+    confirm=_CALL_BOTH,
+    ruled_out=("a slow network: then all would wait in the same one",),
+    weight=Weight.COLLECTIVE + 2,
+    num_lines=4,
+)
+_MISSING = Row(
+    cause="rank-missing-in-collective",
+    error="a collective waited for {missing} until its timeout",
+    hint="see what the missing rank did: data, saving, another branch, a dead node;"
+    " a longer timeout only waits longer",
+    confirm="muster stacks RUN, or py-spy dump --pid PID of the missing rank, while it hangs",
+    because=("the ranks that print the timeout are those that did come",),
+    weight=Weight.COLLECTIVE,
+)
+WATCHDOG_STUCK = Row(
+    cause="watchdog-stuck",
+    error="a call into CUDA or NCCL has not come back for {s} s on {who}",
+    hint="call destroy_process_group before heavy work at the end; see what that rank did",
+    evidence=("watchdog_stuck",),
+    confirm="py-spy dump --native --pid PID   of that rank, while it hangs",
+    because=(
+        "often at the end: saving or evaluation after the last collective, with the GIL held",
+    ),
+    confidence=MEDIUM,
+    weight=Weight.COLLECTIVE + 1,
+    num_lines=1,
+)
+_ENDED_EARLY = Row(
+    cause="rank-ended-early",
+    error="the ranks of {early} ended without an error while others needed them",
+    hint=_SAME_STEPS,
+    because=("the connection was closed, not reset: its process ended by itself",),
+    weight=Weight.ENVELOPE + 3,
+)
+_ENDED_BESIDE = Row(
+    cause="rank-ended-early",
+    error="rank {early} ended without an error while others needed it",
+    hint=_SAME_STEPS,
+    because=("its launcher neither calls it failed nor had to end it",),
+    confidence=MEDIUM,
+    weight=Weight.ENVELOPE + 4,
+)
+_AT_THE_STORE = re.compile(r"DistStoreError|DistNetworkError|Socket Timeout|wait timeout after")
+_NAMES_WHY = re.compile(r"errno|No route|unreachable|refused|reset by peer|not known")
+_STORE_WAITED = Row(
+    cause="ranks-never-joined",
+    error="{who} waited at the store until its timeout: another node or rank did not get this far ({words:.160})",
+    hint="see that every node was started, with a node rank of its own, the same number of nodes and the same torch;"
+    " then read the log of the one that is missing",
+    confidence=LOW,
+    weight=Weight.ENVELOPE,
+)
+_LOST = Row(
+    cause="peer-lost",
+    error="ranks lost the connection to {lost}; why it went is not in these logs",
+    hint="read the last lines of the ranks on {at_peer}: the cause stands there",
+    confidence=LOW,
+    weight=Weight.ENVELOPE,
+)
+
+
+def stuck_collective(case: Case) -> Iterator[LogFinding]:
+    """Ranks waited in a collective: who did not come is the one to look at."""
+    waits = case.of("watchdog", "gloo_timeout")
+    waits += [e for e in case.of("store_get") if "imeout" in e.get("why") + e.get("other")]
+    if not waits:
+        return
+    calls = {
+        e.who.rank: (e.get("seq"), e.get("op"))
+        for e in waits
+        if e.get("seq") and e.who.rank is not None
+    }
+    if len(set(calls.values())) > 1:
+        shown = sorted((rank, op, seq) for rank, (seq, op) in calls.items())
+        words = ", ".join(f"rank {rank}: {op} number {seq}" for rank, op, seq in shown[:4])
+        # Groups count for themselves: the same call at another number may be another group's.
+        sure = HIGH if len({op for _, op in calls.values()}) > 1 else MEDIUM
+        yield found_by(case, _DIFFER, waits, {"calls": words}, confidence=sure)
+        return
+    places = _places(case, waits)
+    if len(set(places.values())) > 1:
+        words = ", ".join(f"{who} at {place}" for who, place in list(places.items())[:4])
+        yield found_by(case, _WAIT_ELSEWHERE, waits, {"places": words})
+    elif len(places) == case.told_size:
+        yield found_by(case, _ALL_WAITED, waits, {"size": str(len(places))})
+    else:
+        yield _missing(case, waits)
+
+
+def _places(case: Case, waits: list[LogEvent]) -> dict[str, str]:
+    """Return the user's own line in which each rank waited, if all ranks of the job waited."""
+    found = {
+        str(e.who) or e.line.path: e.get("where") for e in waits if e.get("own") and e.get("where")
+    }
+    return found if len(found) >= max(2, case.world_size or 2) else {}
+
+
+def _missing(case: Case, waits: list[LogEvent]) -> LogFinding:
+    waiting = {e.who.rank for e in waits if e.who.rank is not None}
+    size = case.world_size
+    missing = sorted(set(range(size)) - waiting) if size and len(waiting) < size and waiting else []
+    spoke = {e.who.rank for e in case.of("peer_lost", "exception")}
+    missing = [rank for rank in missing if rank not in spoke]  # these came to a collective as well
+    named = ", ".join(map(str, missing[:8])) or _behind(case)
+    limit = case.earliest(waits).get("ms")
+    default = _DEFAULTS_MS.get(int(limit)) if limit.isdigit() else None
+    expired = (f"what expired is {default}",) if default else ()
+    return found_by(
+        case,
+        _MISSING,
+        waits,
+        {"missing": f"rank {named}" if named else "a rank"},
+        confidence=MEDIUM if named else LOW,
+        because=(*_MISSING.because, *expired),
+    )
+
+
+def _behind(case: Case) -> str:
+    """Return the one writer that got less far than all others."""
+    progress = case.progress
+    if len(progress) < 2:
+        return ""
+    least = min(progress.values())
+    slow = [who for who, number in progress.items() if number == least]
+    return str(slow[0]) if len(slow) == 1 and least < max(progress.values()) else ""
+
+
+def ended_early(case: Case) -> Iterator[LogFinding]:
+    """A rank left without an error while others still needed it."""
+    lost = case.of("peer_lost", "gloo_timeout")
+    failed = case.of("child_failed")
+    if not lost or len(failed) != 1 or failed[0].get("code") != "1":
+        return
+    raisers = {(e.line.path, e.who.rank) for e in lost if e.get("type")}
+    others = [log for log in case.record.logs if log.path != failed[0].line.path]
+    # A launcher comes to its last barrier when its own ranks have ended well.
+    ended = {e.line.path for e in case.of("exit_barrier")}
+    quiet = [
+        log
+        for log in others
+        if log.path in ended or not any(e.line.path == log.path for e in case.of("peer_lost"))
+    ]
+    # A launcher that tells its steps would tell its end; a reset is a kernel's word for a process that was killed.
+    tell = {e.line.path for e in case.config("min_nodes")}
+    if any("reset" in e.get("how") for e in lost):
+        tell |= {log.path for log in quiet}
+    quiet = [log for log in quiet if log.path in ended or log.path not in tell]
+    # Without a word of an end it may as well have been killed.
+    said = {e.line.path for e in case.of("success")}
+    quiet = [log for log in quiet if log.path in ended or log.path in said]
+    if not raisers or not quiet or case.of("rdzv_timeout", "signal_received"):
+        return
+    quiet.sort(key=lambda log: log.path not in ended)
+    event = case.earliest([e for e in lost if e.line.path == failed[0].line.path] or lost)
+    yield found_by(
+        case,
+        _ENDED_EARLY,
+        [event],
+        {"early": quiet[0].who.host or quiet[0].path},
+        confidence=MEDIUM if quiet[0].path in ended else LOW,
+        evidence=(event.line, *_last_words(case, quiet[0])),
+    )
+
+
+def ended_beside(case: Case) -> Iterator[LogFinding]:
+    """A rank that its launcher neither calls failed nor had to end, while another one beside it lost its peer."""
+    for failed in case.of("child_failed"):
+        lost = [e for e in case.of("peer_lost") if e.line.path == failed.line.path]
+        if any(e.who.rank is None for e in lost):
+            continue  # who lost whom can't be told
+        quiet = _ended_well_beside(case, failed) if failed.get("code") == "1" and lost else []
+        if quiet:
+            shown = (case.earliest(lost).line, failed.line)
+            names = {"early": ", ".join(map(str, quiet))}
+            # A reset is a kernel's word for a process that was killed, perhaps on another node.
+            sure = LOW if any("reset" in e.get("how") for e in lost) else MEDIUM
+            yield found_by(case, _ENDED_BESIDE, lost, names, evidence=shown, confidence=sure)
+
+
+def _ended_well_beside(case: Case, failed: LogEvent) -> list[int]:
+    """Return the ranks of a launcher that spoke and had ended by themselves when another one of it failed."""
+    same = (failed.line.path, failed.who.host, failed.who.task)
+    all_of_it = [e for e in case.events if (e.line.path, e.who.host, e.who.task) == same]
+
+    def of_launcher(*kinds: str) -> list[LogEvent]:
+        return [e for e in all_of_it if e.kind in kinds]
+
+    tables = of_launcher("root_cause_table")
+    if len(tables) != 1 or len(of_launcher("child_failed")) != 1:
+        return []
+    rows = [e for e in of_launcher("table_row") if e.get("key") == "rank"]
+    told = {int(m[0]) for e in rows if (m := re.match(r"\d+", e.get("value"))) is not None}
+    ended = sum("Sending process" in e.line.text for e in of_launcher("teardown"))
+    spoke = {int(e.get("rank")) for e in of_launcher("world") if e.get("rank")}
+    spoke |= {e.who.rank for e in all_of_it if e.who.rank is not None}
+    raised = {e.who.rank for e in of_launcher("peer_lost", "exception")}
+    quiet = sorted(spoke - told - raised)
+    return quiet if len(quiet) > ended else []
+
+
+def _last_words(case: Case, log: Log) -> tuple[LogLine, ...]:
+    """Return what shows that the ranks of a log had ended."""
+    came = [e.line for e in case.of("exit_barrier") if e.line.path == log.path]
+    return tuple(came[:1] or log.last[-1:])
+
+
+def only_echoes(case: Case) -> Iterator[LogFinding]:
+    """Connections were lost, and who went first did not leave a word."""
+    waited = [e for e in case.of("exception", "store_wait") if _AT_THE_STORE.search(words_of(e))]
+    waited = [e for e in waited if not _NAMES_WHY.search(words_of(e))]
+    if waited and not case.of("peer_lost", "nccl_remote", "store_connect", "store_validate"):
+        yield found_by(case, _STORE_WAITED, waited)
+        return
+    lost = case.of("peer_lost", "nccl_remote", "store_get")
+    lost += (
+        []
+        if case.of("store_connect", "store_validate", "rdzv_timeout")
+        else case.of("rdzv_connection")
+    )
+    lost += case.of("gloo_connect") if not lost else []
+    if not lost:
+        return
+    named = [e.get("host") for e in lost if e.get("host")]
+    peer = max(dict.fromkeys(named), key=named.count) if named else ""
+    names = {"lost": peer or "another one", "at_peer": peer or "the node that went"}
+    yield found_by(case, _LOST, lost, names)

@@ -1,0 +1,254 @@
+"""Launch and rendezvous: who was started, with which numbers and names."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+from torchmuster.diagnose.explain.case import Case, short
+from torchmuster.diagnose.explain.events import LineRole, LogEvent, LogFinding
+from torchmuster.diagnose.explain.rules.rows import HIGH, LOW, MEDIUM, Row, Weight, at, found_by
+from torchmuster.diagnose.finding import Confidence
+
+_ROLE_KEY = re.compile(r"torchelastic/(?P<what>role_info|assigned_ranks)/(?P<index>\d+)")
+_STATIC_RANK = re.compile(r"'rank': (?P<rank>\d+)")
+_GROUP_KEY = re.compile(r"default_pg/\S*?/(?P<rank>\d+)\s*$")
+
+
+_TOO_FEW_NODES = Row(
+    cause="launcher-on-too-few-nodes",
+    error=("the launcher ran on {spoke} only, {of}: the others were waited for and never called"),
+    hint=(
+        "a job script runs on its first node only: write `muster torchrun ...`, which starts the other nodes too"
+        " (or one launcher on each node: `srun --ntasks-per-node=1 torchrun ...`, PBS: `pbsdsh -- /full/path/torchrun ...`)"
+    ),
+    confirm="pgrep -af torchrun   on every node of the job",
+    ruled_out=(
+        "a firewall or a wrong address: then a node that called would have logged a failed connection",
+        "a crash in training: no rank was ever started",
+    ),
+    weight=Weight.ABSENCE,
+)
+_WRONG_RANK = Row(
+    cause="wrong-node-rank",
+    error="{wrong}",
+    hint="let each node expand its own number: `bash -c 'torchrun --node-rank $SLURM_NODEID ...'`, or use c10d",
+    confirm="srun bash -c 'echo $(hostname) $SLURM_NODEID'",
+    ruled_out=("a firewall: each node found a store, its own",),
+    weight=Weight.LAUNCH + 3,
+    num_lines=4,
+)
+_NEVER_JOINED = Row(
+    cause="ranks-never-joined",
+    error="rank {ranks} never joined the process group",
+    hint="read the first error of rank {ranks}: it failed, was never started, or can't reach the head",
+    confirm="the log of the node that has this rank",
+    confidence=LOW,
+    weight=Weight.COLLECTIVE,
+)
+_TOO_FEW_RANKS = Row(
+    cause="ranks-never-joined",
+    error="only {joined} of {wanted} ranks came to the store of rank 0",
+    hint="start as many processes as WORLD_SIZE says; read the first error of those that are missing",
+    confirm="pgrep -af python   on every node, while rank 0 waits",
+    confidence=MEDIUM,
+    weight=Weight.ABSENCE,
+)
+ENDPOINT_IGNORED = Row(
+    cause="endpoint-ignored",
+    error=(
+        "no --rdzv-endpoint was given, and --master_addr does not count with --rdzv-backend=c10d:"
+        " each node waits at its own localhost"
+    ),
+    hint="give `--rdzv-endpoint=HEAD:PORT`",
+    evidence=("endpoint_ignored",),
+    beside=("rdzv_timeout", "rdzv_connection"),
+    confidence=MEDIUM,
+    weight=Weight.LAUNCH + 2,
+    num_lines=1,
+)
+RENDEZVOUS_CLOSED = Row(
+    cause="rendezvous-closed",
+    error="{here} came to a rendezvous that had been closed",
+    hint="start all nodes together, with a new rdzv id for each attempt",
+    evidence=("rdzv_closed",),
+    because=("the others had ended or failed before; their logs say why",),
+    confidence=MEDIUM,
+    weight=Weight.ENVELOPE + 2,
+    num_lines=1,
+)
+
+
+def _differs(key: str, cause: str, words: str, hint: str, weight: int) -> tuple[str, Row]:
+    return key, Row(
+        cause=cause,
+        error=f"the nodes use different {words}: {{values}}",
+        hint=hint,
+        confirm=f"grep -h {key} LOGS | sort | uniq -c",
+        weight=weight,
+        num_lines=4,
+    )
+
+
+# What all launchers have to be told alike.
+_MUST_BE_EQUAL = (
+    _differs(
+        "run_id",
+        "different-ids",
+        "rdzv ids",
+        "one id for all nodes: the scheduler's job id",
+        Weight.LAUNCH + 1,
+    ),
+    _differs(
+        "min_nodes",
+        "different-sizes",
+        "node counts",
+        "take it from the allocation: $SLURM_NNODES",
+        Weight.LAUNCH + 1,
+    ),
+    _differs(
+        "rdzv_endpoint",
+        "different-endpoints",
+        "endpoints",
+        "one endpoint for all: the head's",
+        Weight.LAUNCH,
+    ),
+)
+
+
+def launcher_on_too_few_nodes(case: Case) -> Iterator[LogFinding]:
+    """Rendezvous waited for nodes on which nobody had started the launcher."""
+    timeouts = case.of("rdzv_timeout")
+    # A script that made the store itself waited for ranks, not for launchers.
+    clients = [e for e in case.of("store_clients") if not e.get("own")]
+    waits = timeouts or clients or _role_waits(case) or _ended_while_waiting(case)
+    if not waits:
+        return
+    # Who waited with the head loses the connection when the head gives up first.
+    lost = [] if timeouts else case.of("rdzv_connection")
+    if lost or case.of("store_connect", "store_validate"):
+        return  # somebody did call, and did not get through: that is the network's rule
+    wanted = case.num_nodes if (case.num_nodes or 0) > 1 else None
+    speakers = {short(event.who.host) for event in waits if event.who.host} | set(case.spoke)
+    silent = [host for host in case.allocated if host not in speakers] if speakers else case.silent
+    if wanted is not None and len(speakers) >= wanted and not silent:
+        return
+    begin = case.earliest(waits)
+    less = wanted is not None and len(speakers) < wanted
+    names = {
+        "spoke": ", ".join(sorted(speakers)) or "one node",
+        "of": f"of {wanted} nodes" if wanted else "not on all nodes",
+    }
+    yield found_by(
+        case,
+        _TOO_FEW_NODES,
+        [begin],
+        names,
+        confidence=_how_sure(case, silent=bool(silent), wanted=wanted, less=less),
+        evidence=(begin.line, *(case.allocated[h] for h in silent[:3] if h in case.allocated)),
+        at=", ".join(silent[:8]) or None,
+        because=tuple(f"{host} was allocated, and there is no line of it" for host in silent[:8]),
+    )
+
+
+def _how_sure(case: Case, *, silent: bool, wanted: int | None, less: bool) -> Confidence:
+    """An allocated node without a word is proof, if its log is not only missing."""
+    if silent and wanted and not case.may_lack_logs:
+        return HIGH
+    return MEDIUM if silent or less else LOW
+
+
+def _role_waits(case: Case) -> list[LogEvent]:
+    """Return what a static launcher says when another node's launcher never came."""
+    found = [e for e in case.of("store_wait") if _ROLE_KEY.search(e.get("keys"))]
+    return found if len({e.line.path for e in found}) <= 1 else []
+
+
+def _ended_while_waiting(case: Case) -> list[LogEvent]:
+    """Return what the only launcher that spoke was told, if it was ended before any rendezvous."""
+    told = [e for e in case.config("min_nodes") if e.get("value").isdigit()]
+    writers = {(e.line.path, e.who.host, e.who.task) for e in told}
+    ended = case.of("signal_received", "final")
+    met = case.of("rdzv_complete", "world") or any(log.last_progress for log in case.record.logs)
+    failed = case.of("child_failed", "rdzv_connection", "rdzv_closed", "exception", "errno")
+    if len(writers) != 1 or not ended or met or any(e.kind != "exception" for e in failed):
+        return []
+    if any(e.role is LineRole.CAUSE for e in failed):
+        return []
+    return [e for e in told if int(e.get("value")) > 1]
+
+
+def rendezvous_differs(case: Case) -> Iterator[LogFinding]:
+    """Nodes waited for each other under different names or sizes."""
+    for key, row in _MUST_BE_EQUAL:
+        events = case.config(key)
+        values = list(dict.fromkeys(event.get("value").strip() for event in events))
+        # A node that waits for fewer may go on alone, so one completed rendezvous does not clear the counts.
+        went_on = case.of("progress") or (key != "min_nodes" and case.of("rdzv_complete"))
+        if len(values) < 2 or went_on or _only_a_port(key, values):
+            continue
+        yield found_by(
+            case,
+            row,
+            events,
+            {"values": ", ".join(values[:4])},
+            confidence=MEDIUM if case.of("rdzv_complete") else HIGH,
+            at=None,
+            began=events[0].line,
+        )
+
+
+def _only_a_port(key: str, values: list[str]) -> bool:
+    """Say whether a second value is only what the launcher itself made of `:0` or of no port."""
+    return key == "rdzv_endpoint" and any(value.endswith(":0") for value in values)
+
+
+def node_ranks(case: Case) -> Iterator[LogFinding]:
+    """Two nodes with the same rank, or one beyond the count."""
+    given = [e for e in case.config("node_rank") if e.get("value").isdigit()]
+    given += _static_ranks(case)
+    lines = {(e.line.path, e.who.host, e.who.task): e for e in given}
+    numbers = [e.get("value") for e in lines.values()]
+    waits = [e for e in case.of("store_wait") if _ROLE_KEY.search(e.get("keys"))]
+    same = len(numbers) > len(set(numbers)) and (case.num_nodes or 0) > 1
+    high = [e for e in given if case.num_nodes and int(e.get("value")) >= case.num_nodes]
+    if same or high:
+        event = high[0] if high else given[0]
+        wrong = (
+            f"node rank {event.get('value')} is beyond the {case.num_nodes} nodes"
+            if high
+            else f"several nodes have the node rank {max(dict.fromkeys(numbers), key=numbers.count)}"
+        )
+        shown = tuple(e.line for e in given[:4])
+        yield found_by(case, _WRONG_RANK, [event], {"wrong": wrong}, evidence=shown)
+    elif len({(e.line.path, e.who.host) for e in waits}) > 1:
+        wrong = "more than one node waits as the head: they have the same node rank"
+        shown = tuple(e.line for e in waits[:4])
+        yield found_by(
+            case, _WRONG_RANK, waits[:1], {"wrong": wrong}, evidence=shown, confidence=MEDIUM
+        )
+
+
+def _static_ranks(case: Case) -> list[LogEvent]:
+    """Return the node ranks of static launchers, which torchrun prints among its rendezvous' settings."""
+    found = []
+    for event in case.config("rdzv_configs"):
+        match = _STATIC_RANK.search(event.get("value"))
+        if match is not None:
+            found.append(replace(event, fields={"key": "node_rank", "value": match["rank"]}))
+    return found
+
+
+def never_joined(case: Case) -> Iterator[LogFinding]:
+    """A rank waited for others in the group's store, and nobody says why they did not come."""
+    clients = [e for e in case.of("store_clients") if e.get("own")]
+    if clients:
+        last = clients[-1]
+        shown = tuple(e.line for e in clients[:3])
+        where = last.get("where") or at(last)
+        yield found_by(case, _TOO_FEW_RANKS, [last], evidence=shown, at=where)
+        return
+    waits = [e for e in case.of("store_wait") if _GROUP_KEY.search(e.get("keys"))]
+    ranks = sorted({int(m["rank"]) for e in waits if (m := _GROUP_KEY.search(e.get("keys")))})
+    if waits:
+        names = {"ranks": ", ".join(map(str, ranks[:8]))}
+        yield found_by(case, _NEVER_JOINED, waits, names)

@@ -1,0 +1,213 @@
+"""Addresses, names and ports: what was published, and what belongs to somebody else."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+from torchmuster.diagnose.explain.case import Case, short
+from torchmuster.diagnose.explain.events import LogEvent, LogFinding
+from torchmuster.diagnose.explain.rules.rows import HIGH, LOW, MEDIUM, Row, Weight, found_by
+
+LOOPBACK = re.compile(r"^(?:127\.|localhost$|::1$)")
+_PRIVATE_BRIDGE = re.compile(r"^172\.(?:1[7-9]|2\d|3[01])\.0\.1$")
+_LINK_LOCAL = re.compile(r"^(?:fe80:|169\.254\.)", re.IGNORECASE)
+_QUOTED_NAME = re.compile(r"[\(\[ '](?P<host>[A-Za-z][\w-]*[\w.-]*)[,\]:' ]")
+
+
+_PORT_TAKEN = Row(
+    cause="port-taken",
+    error="the port {taken} is taken by another process",
+    hint="end what holds it, or choose another port: `--rdzv-endpoint=HOST:0` or --master-port for the job's store"
+    " (`muster run` chooses one), --port for a server",
+    confirm="ss -ltnp{filter}",
+)
+_LOOPBACK_ENDPOINT = Row(
+    cause="loopback-address",
+    error="the endpoint is this machine's own loopback address: another node that calls it calls itself",
+    hint="give the head's address as other nodes see it (`--rdzv-endpoint=HEAD:PORT`, --master-addr)",
+    confirm="getent hosts $(hostname)   on every node",
+    ruled_out=("a firewall: nothing left the node",),
+    weight=Weight.LAUNCH,
+)
+_LOOPBACK_OF_GLOO = replace(
+    _LOOPBACK_ENDPOINT,
+    error="Gloo published a loopback address as a node's: another node that calls it calls itself",
+    hint=(
+        "the node's name resolves to 127.0.x.1 in /etc/hosts: set GLOO_SOCKET_IFNAME to the interface"
+        " between the nodes (`muster run` measures and sets it)"
+    ),
+    weight=Weight.LAUNCH + 2,
+)
+_BRIDGE = Row(
+    cause="bridge-address",
+    error="a node published {host}, the address of a container bridge that every node has",
+    hint="name the real interface: GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME (`muster run` measures and sets them)",
+    confirm="ip -br addr; getent hosts $(hostname)   on every node",
+    ruled_out=("a crashed peer: the call never left the node",),
+    weight=Weight.LAUNCH + 2,
+)
+_LINK_LOCAL_ADDRESS = Row(
+    cause="link-local-address",
+    error="{host} is an address of one link only: other nodes can't call it",
+    hint="give an address that is routed between the nodes",
+    confirm="ip -br addr   on the head",
+    weight=Weight.LAUNCH + 1,
+)
+_MISSPELLED = Row(
+    cause="name-not-resolved",
+    error="{host} did not answer, and its name looks wrong: the hosts are written like {like}",
+    hint="correct the name in the job script, or take it from the allocation (scontrol show hostnames)",
+    confirm="getent hosts {host}   on every node",
+    confidence=LOW,
+    weight=Weight.NETWORK + 1,
+)
+_UNKNOWN_NAME = Row(
+    cause="name-not-resolved",
+    error="the name {name} can't be resolved on {here}",
+    hint="use the head's address instead of its name, or a name that all nodes know",
+    confirm="getent hosts {asked}   on every node",
+    ruled_out=("a firewall: there was no address to call",),
+    confidence=MEDIUM,
+    weight=Weight.NETWORK + 1,
+)
+_NO_NAMES = ("", "host", "hostname", "name", "address")
+# A service of the open internet: of no node of the job.
+_PUBLIC_NAME = re.compile(
+    r"(?:^|\.)(?:huggingface|hf|github|githubusercontent|pytorch|amazonaws|googleapis|wandb|swanlab|openai|modelscope|pypi)\b"
+    r"|\.(?:com|org|ai|co|io|cn|dev)$"
+)
+_NO_WAY_OUT = Row(
+    cause="download-failed",
+    error="{name} could not be reached: its name can't be resolved on {here}, which probably has no way to the internet",
+    hint="compute nodes often have no way out: fetch it before the job on the login node, set the proxy,"
+    " or use the offline mode (HF_HUB_OFFLINE=1, WANDB_MODE=offline)",
+    confirm="curl -sSI https://{asked}   on that node",
+    confidence=MEDIUM,
+    weight=Weight.NETWORK + 1,
+)
+
+
+def port_taken(case: Case) -> Iterator[LogFinding]:
+    """A port that the job needs belongs to somebody else."""
+    found = case.of("port_taken")
+    if not found:
+        return
+    port = next((e.get("port") for e in found if e.get("port")), "")
+    names = {"taken": port or "of the store", "filter": f" 'sport = :{port}'" if port else ""}
+    several = len({(e.who.host, e.who.rank, e.who.task) for e in found}) > 1
+    tried = ("several processes tried it: more than one may think that it is rank 0",)
+    waited = bool(
+        case.of("store_clients")
+    )  # somebody hosts a store there for others who don't come
+    yield found_by(
+        case,
+        _PORT_TAKEN,
+        found,
+        names,
+        because=tried if several or waited else (),
+        rivals=("duplicate-rank",) if several or waited else (),
+    )
+
+
+def loopback_endpoint(case: Case) -> Iterator[LogFinding]:
+    """Other nodes were told an address that means the node itself."""
+    found = [
+        e
+        for e in case.of("store_connect", "store_validate", "gloo_connect", "peer_lost")
+        if LOOPBACK.match(e.get("host"))
+    ]
+    configured = [
+        e
+        for e in (*case.config("rdzv_endpoint"), *case.config("master_addr"))
+        if LOOPBACK.match(e.get("value").partition(":")[0])
+    ]
+    several = (case.num_nodes or 1) > 1 or len(case.spoke) > 1
+    meshed = [e for e in found if e.kind == "gloo_connect"]
+    called = [e for e in found if e.kind.startswith("store")]
+    if case.of("progress") and not case.of("rdzv_timeout", "store_clients") and not meshed:
+        return
+    chosen = meshed or called or (configured if several else [])
+    if chosen and (several or meshed or called):
+        row = _LOOPBACK_OF_GLOO if meshed else _LOOPBACK_ENDPOINT
+        yield found_by(case, row, chosen, confidence=HIGH if several or meshed else MEDIUM)
+
+
+def bridge_address(case: Case) -> Iterator[LogFinding]:
+    """The address of a container bridge, the same on every node, was published."""
+    kinds = ("gloo_connect", "store_connect", "peer_lost")
+    found = [e for e in case.of(*kinds) if _PRIVATE_BRIDGE.match(e.get("host"))]
+    if found:
+        by_gloo = case.earliest(found).kind == "gloo_connect"
+        yield found_by(case, _BRIDGE, found, confidence=HIGH if by_gloo else MEDIUM)
+
+
+def link_local(case: Case) -> Iterator[LogFinding]:
+    """An address that is valid on one link only, and not without the interface's name."""
+    calls = case.of("store_connect", "gloo_connect")
+    found = [e for e in calls if _LINK_LOCAL.match(e.get("host"))]
+    if found:
+        yield found_by(case, _LINK_LOCAL_ADDRESS, found)
+
+
+def _asked_in_vain(case: Case) -> list[LogEvent]:
+    """Return what looks like torch's harmless word on IPv6, of names that were then called in vain."""
+    called = {
+        e.get("host") for e in case.of("store_connect", "store_validate") if not e.get("errno")
+    }
+    answered = {e.get("host") for e in case.of("store_connect", "store_validate") if e.get("errno")}
+    return [
+        e
+        for e in case.of("no_ipv6")
+        if e.get("host") in called - answered and any(c.isalpha() for c in e.get("host"))
+    ]
+
+
+def _misspelled(case: Case) -> tuple[LogEvent, str] | None:
+    """Return a call in vain to a name that is written almost like a known host's, and that host."""
+    known = {**case.allocated, **case.spoke}
+    for event in case.of("store_connect", "store_validate"):
+        called = short(event.get("host"))
+        if called in known or event.get("errno") or not called[:1].isalpha():
+            continue
+        like = next((host for host in known if is_misspelled(called, host)), "")
+        if like:
+            return event, like
+    return None
+
+
+def is_misspelled(name: str, known: str) -> bool:
+    """Say whether two names differ in a way in which names of one cluster don't: a letter less, or a zero more."""
+    letters, others = (re.sub(r"\d+", "0", word) for word in (name, known))
+    if letters == others:
+        pairs = zip(re.findall(r"\d+", name), re.findall(r"\d+", known), strict=True)
+        return any("0" in (a[0], b[0]) and len(a) != len(b) for a, b in pairs)
+    if sorted(letters) == sorted(others):
+        return True  # two letters in the wrong order
+    short_one, long_one = sorted((letters, others), key=len)
+    one_more = len(long_one) == len(short_one) + 1
+    return one_more and any(
+        long_one[:n] + long_one[n + 1 :] == short_one for n in range(len(long_one))
+    )
+
+
+def misspelled_name(case: Case) -> Iterator[LogFinding]:
+    """A name was called that looks like a known host's, written wrongly."""
+    found = _misspelled(case) if not case.of("no_name", "rdzv_complete") else None
+    if found is not None:
+        event, like = found
+        yield found_by(case, _MISSPELLED, [event], {"like": like})
+
+
+def unknown_name(case: Case) -> Iterator[LogFinding]:
+    """A name that a node can't resolve."""
+    found = [*case.of("no_name"), *_asked_in_vain(case)]
+    if not found:
+        return
+    host = next((e.get("host") for e in found if e.get("host") not in _NO_NAMES), "")
+    if not host:
+        quoted = (_QUOTED_NAME.search(e.line.text) for e in found)
+        host = next((match["host"] for match in quoted if match is not None), "")
+        host = "" if host in _NO_NAMES else host
+    names = {"name": host or "of the head", "asked": host or "NAME"}
+    is_public = _PUBLIC_NAME.search(host) is not None
+    yield found_by(case, _NO_WAY_OUT if is_public else _UNKNOWN_NAME, found, names)

@@ -1,0 +1,285 @@
+"""The program: exceptions, exit codes, and what could not be fetched."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+from torchmuster.diagnose.explain.case import Case
+from torchmuster.diagnose.explain.events import LineRole, LogEvent, LogFinding
+from torchmuster.diagnose.explain.rules.raised import EXCEPTIONS, general_advice, row_of
+from torchmuster.diagnose.explain.rules.rows import (
+    HIGH,
+    LOW,
+    MEDIUM,
+    Row,
+    Weight,
+    at,
+    found_by,
+    words_of,
+)
+from torchmuster.diagnose.explain.rules.signals import ended_process, signal_of
+from torchmuster.diagnose.explain.rules.told import row_of_exception
+from torchmuster.diagnose.finding import Confidence
+
+_LOST = ("peer_lost", "gloo_timeout", "watchdog", "nccl_remote", "store_wait", "gloo_connect")
+_RAISED = ("exception", "cuda_oom", "cuda_error", "fatal_python")
+# What is raised for want of something outside of the program is seldom said so.
+_OF_ITS_SURROUNDINGS = re.compile(
+    r"cuda|gpu\b|nccl|driver|out of memory|alloc|\bdisk|no space|quota|permission|denied|socket|address"
+    r"|connect|resolve|network|time(?:d )?-?out|refused|\bmount|file ?system|shared memory|signal|/dev/|too many|rendezvous",
+    re.IGNORECASE,
+)
+# They tell that another process, thread or worker has failed: its own words say more, also if they come later.
+_FEW_AFTER = 12  # lines: what others still write, and the shell's prompt
+_WRAPS = re.compile(
+    r"Caught \w+ in (?:DataLoader worker|replica|pin memory)|[Ss]ee (?:the )?(?:stack trace|root cause|above|inner|logs?)\b"
+    r"|(?:[Ee]ngine|[Ww]orker|[Pp]rocess|[Ss]erver|[Aa]ctor)\b.{0,30}\b(?:failed to start|initialization failed|died|exited unexpectedly|has died)"
+    r"|ActorDiedError|ActorUnavailable|RayTaskError|WorkerCrashed|ProcessRaisedException|Trials did not complete|terminated with the following error"
+)
+# Of any cause: an exception that names one says more, also if it comes later.
+_NAMES_NOTHING = re.compile(
+    r"NCCL error: |unhandled (?:cuda|system) error|internal error - please report"
+)
+_GUESSED = frozenset({"package-missing", "open-files", "system-error", "download-failed"})
+
+
+_OWN_CONNECTION = replace(
+    EXCEPTIONS[-1],
+    error="{who} failed: {words:.300}",
+    hint="see what should listen there, and whether it had ended",
+    confidence=LOW,
+    weight=Weight.ENVELOPE + 1,
+)
+_CUT = Row(
+    cause="exception",
+    error="an exception was raised at {where}; the log ends before its message",
+    hint="read on: the last line of that traceback names the error",
+    confidence=LOW,
+    weight=Weight.ENVELOPE - 3,
+    num_lines=1,
+)
+_EXIT_CODE = Row(
+    cause="exit-code",
+    error="{ended} ended with {how}; its own last words are not in this log",
+    hint="find what calls sys.exit or os._exit with this number; argparse uses 2, a shell what its last command gave",
+    weight=Weight.SIGNAL,
+    num_lines=1,
+)
+
+
+_AFTER_AN_EXCEPTION = (
+    "Python ends with 1 after an exception: its traceback is above, or in that rank's own output"
+    " (torchrun --log-dir LOGS --redirects 3 --tee 3 keeps it)"
+)
+
+
+def exceptions(case: Case) -> Iterator[LogFinding]:
+    """The first exception that is nobody's echo."""
+    found = [e for e in case.of(*_RAISED) if e.role is LineRole.CAUSE and not signal_of(e)]
+    raised = [e for e in found if e.get("type") or e.kind != "exception"]
+    raised = [e for e in raised if not _is_of_a_pipe(case, e)]
+    if not raised:
+        yield from _last_lines(case)
+        yield from _own_connection(case)
+        return
+    event = _first_of(case, raised)
+    others = len({(e.who, e.line.path) for e in raised}) - 1
+    later = (f"{others} other ranks raised too, later or at the same time",) if others > 0 else ()
+    yield found_by(
+        case,
+        row_of(event),
+        [event],
+        {"advice": general_advice(event)},
+        confidence=_confidence(case, event, raised),
+        at=event.get("where") or at(event),
+        because=(*event.detail[-6:-1], *later),
+        ruled_out=_echoes_ruled_out(case),
+    )
+
+
+def _is_of_a_pipe(case: Case, event: LogEvent) -> bool:
+    """Say whether a parent only lost the pipe to a child that had crashed: that crash is the cause."""
+    if event.get("type") not in ("EOFError", "BrokenPipeError", "ConnectionResetError"):
+        return False
+    crashed = case.of("fatal_python", "signal_received", "killed_line", "loader_killed")
+    return any(signal_of(e) and e.line.order < event.line.order for e in crashed)
+
+
+def _first_of(case: Case, raised: list[LogEvent]) -> LogEvent:
+    """Return the one that began: an uncaught one ends a rank, a caught one need not."""
+    uncaught = [e for e in raised if e.get("uncaught") or e.kind != "exception"]
+    own_words = [e for e in uncaught if not _WRAPS.search(words_of(e))]
+    own_words = own_words or [e for e in raised if not _WRAPS.search(words_of(e))]
+    first = case.earliest(own_words or uncaught or raised)
+    if _NAMES_NOTHING.search(words_of(first)):
+        telling = [
+            e for e in raised if (row := row_of_exception(e)) is not None and row.confidence is HIGH
+        ]
+        first = case.earliest(telling) if telling else first
+    if first.kind == "fatal_python" or not first.get("type"):
+        # The interpreter's last words and the watchdog's are less than an exception of the same moment.
+        named = [
+            e for e in raised if e.get("type") and e.kind != "fatal_python" and e.who == first.who
+        ]
+        return case.earliest(named) if named else first
+    return first
+
+
+def _confidence(case: Case, event: LogEvent, raised: list[LogEvent]) -> Confidence:
+    """Several files without times can't be ordered: then the first is a guess, unless all say the same.
+
+    So it is where other nodes' logs are missing, or where the same writer had lost a peer before.
+    """
+    if case.may_lack_logs or _had_lost_a_peer(case, event) or event.kind == "cuda_error":
+        return MEDIUM
+    if any(e.kind == "exception" and not e.get("type") for e in case.events):
+        return MEDIUM  # a log was cut in the middle of another traceback
+    row = row_of(event)
+    cause = row.cause
+    if event.get("told") and row.confidence is not HIGH and cause != "exception":
+        return MEDIUM  # a message with more than one reading
+    if cause in _GUESSED:
+        return MEDIUM  # a module of the program's own that is not on the path looks the same
+    if cause == "exception" and _OF_ITS_SURROUNDINGS.search(words_of(event)):
+        return MEDIUM  # what is around it may be what is wrong
+    if cause == "exception":
+        return MEDIUM  # what was raised is certain; what led to it is not
+    timed = all(e.line.when is not None for e in raised)
+    same = len({(e.get("type"), e.get("message")[:60]) for e in raised}) == 1
+    ordered = timed or same or len({e.line.path for e in raised}) == 1
+    if not ordered or event.kind == "fatal_python":
+        return MEDIUM
+    return (
+        HIGH if event.get("own") or event.get("uncaught") or event.kind != "exception" else MEDIUM
+    )
+
+
+def _ended_a_process(case: Case, event: LogEvent) -> bool:
+    """Say whether the log shows that an exception was an end: its launcher counts it, or its writer says nothing more."""
+    if case.of("child_failed", "task_exit", "exit_code", "final"):
+        return True
+    return any(
+        line.order - _FEW_AFTER <= event.line.order
+        for log in case.record.logs
+        for line in log.last[-1:]
+        if log.path == event.line.path
+    )
+
+
+def _had_lost_a_peer(case: Case, event: LogEvent) -> bool:
+    return any(
+        lost.line.path == event.line.path
+        and lost.line.order < event.line.order
+        and (lost.who == event.who or lost.who.rank is None)
+        for lost in case.of(*_LOST)
+    )
+
+
+def _last_lines(case: Case) -> Iterator[LogFinding]:
+    """An exception of which only the last line is there: its log was cut, or something else drew the frames."""
+    failed = {e.line.path: e.line.order for e in case.of("child_failed", "task_exit", "final")}
+    ends = {line.order for log in case.record.logs for line in log.last[-3:]}
+    found = [
+        e
+        for e in case.of("raised_line")
+        if e.line.order in ends or e.line.order < failed.get(e.line.path, 0)
+    ]
+    if not found:
+        return
+    event = case.earliest(found)
+    had_lost = _had_lost_a_peer(case, event)
+    yield found_by(
+        case,
+        replace(row_of(event), error=_OWN_CONNECTION.error),
+        [event],
+        {"advice": general_advice(event)},
+        confidence=LOW if had_lost else MEDIUM,
+        weight=Weight.ENVELOPE - 1 if had_lost else Weight.SIGNAL + 2,
+    )
+
+
+def cut_traceback(case: Case) -> Iterator[LogFinding]:
+    """A log that ends within a traceback: where is known, what is not."""
+    found = [e for e in case.of("exception", "cut_traceback") if not e.get("type")]
+    found = [e for e in found if e.get("where") and not case.of("success")]
+    if found:
+        event = case.earliest(found)
+        yield found_by(case, _CUT, [event], at=event.get("where"), because=event.detail[-4:-1])
+
+
+def _own_connection(case: Case) -> Iterator[LogFinding]:
+    """An exception that reads like an echo, of code that is not torch's: a server of the program's own."""
+    found = [
+        e
+        for e in case.of("exception", "errno", "peer_lost")
+        if e.role is LineRole.ECHO
+        and re.match(r"(?:Connection|BrokenPipe|Timeout|EOF)\w*Error$", e.get("type"))
+    ]
+    if not found:
+        return
+    event = case.earliest(found)
+    yield found_by(
+        case,
+        _OWN_CONNECTION,
+        [event],
+        cause="connection-refused" if "efused" in event.get("message") else "exception",
+        at=event.get("where") or at(event),
+        because=event.detail[-6:-1],
+    )
+
+
+def _echoes_ruled_out(case: Case) -> tuple[str, ...]:
+    lost = case.of("peer_lost", "nccl_remote", "watchdog", "gloo_timeout")
+    if not lost:
+        return ()
+    return (
+        f"the network: {len(lost)} lines of lost connections came from ranks that had lost their peer",
+    )
+
+
+def exit_codes(case: Case) -> Iterator[LogFinding]:
+    """A rank ended with a number and without a word."""
+    # 126 and 127 are the shell's, 128 and more are signals.
+    raised = {e.line.path for e in case.events if e.get("uncaught")}
+    failed = [e for e in case.of("child_failed", "exit_code") if 0 < _code(e) < 126]
+    # Python ends with 1 after an exception: one that told of a lost peer is no silent end, also where a log is cut.
+    raised |= {e.line.path for e in case.events if e.role is LineRole.ECHO and e.get("type")}
+    raised |= {e.line.path for e in case.of(*_LOST)}
+    failed = [e for e in failed if _code(e) != 1 or e.line.path not in raised]
+    failed += [
+        e for e in case.of("task_exit") if re.search(r"exit code (?!0\b|1[3-9]\d)\d+", e.get("how"))
+    ]
+    if not failed:
+        return
+    event = case.earliest(failed)
+    code = _code(event)
+    ended = ended_process(event)
+    if not ended and event.get("tasks"):
+        ended = f"task {event.get('tasks')} on {event.get('host')}"
+    yield found_by(
+        case,
+        _EXIT_CODE,
+        [event],
+        {"ended": ended or "a process", "how": f"exit code {code}" if code else "a failure"},
+        hint=_AFTER_AN_EXCEPTION if code == 1 else _EXIT_CODE.hint,
+        weight=_EXIT_CODE.weight if code not in (0, 1) else Weight.ENVELOPE + 5,
+        # Python ends with 1 after an exception: it stood somewhere that is not here.
+        confidence=MEDIUM if event.kind == "child_failed" and code != 1 else LOW,
+        because=_last_words(case, event),
+        ruled_out=_echoes_ruled_out(case),
+    )
+
+
+def _code(event: LogEvent) -> int:
+    word = event.get("code") or event.get("other")
+    return int(word) if re.fullmatch(r"-?\d{1,9}", word) else 0
+
+
+def _last_words(case: Case, event: LogEvent) -> tuple[str, ...]:
+    """Return what stood just before it."""
+    for log in case.record.logs:
+        if log.path == event.line.path:
+            before = [line for line in (*log.header, *log.last) if line.number < event.line.number]
+            found = [line.text.strip() for line in before[-3:] if line.text.strip()]
+            return tuple(f"before it: {text[:160]}" for text in found)
+    return ()

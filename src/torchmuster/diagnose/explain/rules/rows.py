@@ -1,0 +1,294 @@
+"""The form of a rule: the evidence that a cause needs, the cause, the advice, and when they apply.
+
+Most rules are rows of tables, and a row is called like a rule that is a function. Rules that compare lines
+with each other are functions (`rules_*.py`); they too take the cause and the advice from a row. A cause that rests on a line is worth more than one that
+rests on an absence; what others only echo is never a cause.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torchmuster.diagnose.explain.case import Case
+from torchmuster.diagnose.explain.events import LineRole, LogEvent, LogFinding
+from torchmuster.diagnose.finding import Confidence
+
+Rule = Callable[[Case], Iterator[LogFinding]]
+HIGH, MEDIUM, LOW = Confidence.HIGH, Confidence.MEDIUM, Confidence.LOW
+
+
+class Weight:
+    """What comes first when several causes are argued; all in one place, so that they can be compared."""
+
+    SCHEDULER = 100
+    START = 90
+    PROVED = 85
+    SPECIFIC = 80
+    LAUNCH = 70
+    NETWORK = 65
+    PROGRAM = 60
+    ABSENCE = 50
+    SIGNAL = 40
+    COLLECTIVE = 35
+    ENVELOPE = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One cause, the evidence that it needs, and what helps.
+
+    In `error`, `at`, `hint` and `confirm`, words in braces are fields of the event that began it.
+
+    Attributes:
+        evidence: Kinds of events of which there must be one; empty where a rule chooses the row.
+        hint_in: What helps in surroundings that the logs show: container, kubernetes, slurm, ...
+        words: What such an event has to say, as a regular expression.
+        beside: Kinds of events of which there must be one as well.
+        unless: Kinds of events that speak against it.
+        proof: Words with which it is certain.
+        at: Where it happened, if the event says so itself.
+        rivals: Causes that look the same in this evidence.
+        num_lines: How many lines are shown as evidence; one is the first of all.
+    """
+
+    cause: str
+    error: str
+    hint: str
+    hint_in: Mapping[str, str] = field(default_factory=dict)
+    evidence: tuple[str, ...] = ()
+    words: str = ""
+    beside: tuple[str, ...] = ()
+    unless: tuple[str, ...] = ()
+    proof: str = ""
+    confirm: str | None = None
+    because: tuple[str, ...] = ()
+    ruled_out: tuple[str, ...] = ()
+    at: str = ""
+    confidence: Confidence = HIGH
+    weight: int = Weight.SPECIFIC
+    num_lines: int = 3
+    rivals: tuple[str, ...] = ()
+
+    def fits(self, event: LogEvent) -> bool:
+        """Say whether an event is of the evidence."""
+        is_of_kind = not self.evidence or event.kind in self.evidence
+        return is_of_kind and re.search(self.words, words_of(event)) is not None
+
+    def rests_on(self, case: Case) -> list[LogEvent]:
+        """Return the events that are its evidence."""
+        return [
+            e
+            for e in case.of(*self.evidence)
+            if self.fits(e) and not is_notice(e) and not _was_typed(case, e)
+        ]
+
+    def __call__(self, case: Case) -> Iterator[LogFinding]:
+        """Yield the finding, if its evidence is there and nothing speaks against it."""
+        found = self.rests_on(case)
+        if not found or case.of(*self.unless) or (self.beside and not case.of(*self.beside)):
+            return
+        finding = found_by(case, self, found)
+        if all(was_survived(case, e) for e in found):
+            finding = replace(finding, confidence=LOW, weight=Weight.ENVELOPE - 2)
+        elif self.proof and any(re.search(self.proof, e.line.text) for e in found):
+            finding = replace(finding, confidence=HIGH)
+        yield finding
+
+
+_TWO_CAUSES = re.compile(r"[,:][^,:]*\bor\b (?:a|an|the|its|of|no|other|another|several)\b")
+
+
+def found_by(
+    case: Case,
+    row: Row,
+    events: Sequence[LogEvent],
+    names: Mapping[str, str] | None = None,
+    **changes: Any,
+) -> LogFinding:
+    """Return the finding of a row that rests on these events.
+
+    Args:
+        case: What is known of the job.
+        row: Cause and advice.
+        events: At least one; the finding began with the earliest.
+        names: More words for the braces of the row.
+        **changes: Fields of the finding that the rule knows better.
+    """
+    event = case.earliest(events)
+    fields = _Fields(event, names or {})
+    shown = events[: row.num_lines] if row.num_lines > 1 else (event,)
+    error = row.error.format_map(fields)
+    # A sentence with two causes in it is no proof of one.
+    sure = MEDIUM if row.confidence is HIGH and _TWO_CAUSES.search(row.error) else row.confidence
+    finding = LogFinding(
+        cause=row.cause,
+        error=error,
+        confidence=sure,
+        weight=row.weight,
+        evidence=tuple(e.line for e in shown),
+        at=row.at.format_map(fields) or at(event),
+        because=row.because,
+        ruled_out=row.ruled_out,
+        rivals=row.rivals,
+        hint=case.advice(row.hint, row.hint_in).format_map(fields),
+        confirm=case.confirm(row.confirm.format_map(fields)) if row.confirm is not None else None,
+        began=event.line,
+    )
+    return replace(finding, **changes)
+
+
+class _Fields(dict[str, str]):
+    """The words for a row's braces; what an event does not name is empty."""
+
+    # The first of these that an event has is the name of what was missing.
+    _NAMES = (
+        *("path", "command", "other", "module", "name", "variable", "library", "symbol"),
+        *("version", "host", "why"),
+    )
+
+    def __init__(self, event: LogEvent, names: Mapping[str, str]) -> None:
+        named = next((event.get(name) for name in self._NAMES if event.get(name)), "")
+        pair = f" (ranks {event.get('rank_a')} and {event.get('rank_b')})"
+        super().__init__(
+            {
+                "who": str(event.who) or "a process",
+                "here": event.who.host or "a node",
+                "named": f": {named}" if named else "",
+                "pair": pair if event.get("rank_a") else "",
+                "words": words_of(event),
+                **event.fields,
+                **names,
+            }
+        )
+
+    def __missing__(self, name: str) -> str:
+        return ""
+
+
+def at(event: LogEvent) -> str:
+    """Return where an event was: who wrote it, file and line."""
+    who = str(event.who)
+    return f"{who}, {event.line.place}" if who else event.line.place
+
+
+def words_of(event: LogEvent) -> str:
+    """Return what an event says: an exception with its type, else its line."""
+    if not event.get("type"):
+        return event.line.text
+    message = event.get("message")
+    if message.endswith(":"):  # what it is stands in the next line
+        message = f"{message} {event.get('more').strip().partition(chr(10))[0]}".strip()
+    return f"{event.get('type')}: {message}" if message else event.get("type")
+
+
+# What a line may say only in passing: a library that is tried and not needed, a probe of a job script.
+_SAID_IN_PASSING = frozenset(
+    {
+        *("library", "no_module_main", "module_load", "no_command", "not_permitted"),
+        *("no_gpu", "cuda_ordinal", "nccl_lo", "xid", "nccl_plugin", "shm"),
+    }
+)
+# Libraries try these and go on without them.
+_OPTIONAL = frozenset(
+    {
+        "triton",
+        "apex",
+        "flash_attn",
+        "xformers",
+        "pynvml",
+        "bitsandbytes",
+        "tensorboard",
+        "deepspeed",
+        "wandb",
+    }
+)
+_MAY_LACK = frozenset({"library", "no_module_main", "no_command"})
+_PROBES = frozenset(
+    {
+        *("nvidia-smi", "rocm-smi", "nvcc", "lspci", "ibstat", "tput", "module", "git", "which"),
+        *("ls", "rm", "cat", "cp", "mkdir", "deactivate"),
+    }
+)
+_FEW_LINES = 3
+_NOTICE = re.compile(r"NCCL INFO|\bWARNING\b|[Ww]arning: |^W | dynamic library ")
+# Without one of these nothing starts; any other command may be missing in a script that goes on.
+_STARTS_TRAINING = re.compile(r"python|torchrun|accelerate|deepspeed|mpi|srun|pbsdsh|muster|sh$")
+_LAUNCHER_SPEAKS = (
+    *("launch_config", "rdzv_timeout", "rdzv_connection", "rdzv_closed", "rdzv_complete"),
+)
+_NEEDS_WHAT_WAS_MISSING = re.compile(r"ImportError|ModuleNotFoundError")
+
+
+def is_notice(event: LogEvent) -> bool:
+    """Say whether a line only warns of what a program may do without, or a script only looked for something."""
+    command = event.get("command") or event.get("other")
+    if command.rpartition("/")[2] in _PROBES or command.startswith("-"):
+        return True  # the latter: a line of a script that lost its beginning
+    if (
+        event.kind == "no_module_main"
+        and not event.get("type")
+        and _named_module(event) in _OPTIONAL
+    ):
+        return True
+    passing = event.kind in _SAID_IN_PASSING and event.kind != "nccl_lo"
+    return passing and not event.get("type") and _NOTICE.search(event.line.text) is not None
+
+
+def _named_module(event: LogEvent) -> str:
+    return (event.get("module") or event.get("name")).partition(".")[0]
+
+
+def was_survived(case: Case, event: LogEvent) -> bool:
+    """Say whether a line was no end: its writer made steps after it, or raised something that has its own reason."""
+    if event.kind not in _SAID_IN_PASSING or event.get("type"):
+        return False
+    line = event.line
+    if _script_went_on(case, event):
+        return True
+    for log in case.record.logs:
+        if log.path == line.path and any(
+            step.line.order > line.order and _is_same(step, event)
+            for step in log.last_progress.values()
+        ):
+            return True
+    return any(
+        later.line.path == line.path
+        and later.line.order > line.order
+        and later.role is LineRole.CAUSE
+        and later.get("uncaught")
+        and _is_same(later, event)
+        and not _NEEDS_WHAT_WAS_MISSING.search(later.get("type"))
+        for later in case.events
+        if later.get("type") and (later.kind in ("exception", "errno") or event.kind in _MAY_LACK)
+    )
+
+
+def _was_typed(case: Case, event: LogEvent) -> bool:
+    """Say whether somebody typed a command in the terminal of which the log is a copy, after what it is about."""
+    command = event.get("command") or event.get("other") or event.get("name")
+    if event.kind != "no_command" or _STARTS_TRAINING.search(command):
+        return False
+    return any(
+        prompt.line.path == event.line.path
+        and 0 < event.line.order - prompt.line.order <= _FEW_LINES
+        for prompt in case.of("prompt")
+    )
+
+
+def _script_went_on(case: Case, event: LogEvent) -> bool:
+    """Say whether a script lacked a command, e.g. ping, and started the launcher all the same."""
+    command = event.get("command") or event.get("other") or event.get("name")
+    if event.kind != "no_command" or not command or _STARTS_TRAINING.search(command):
+        return False
+    line = event.line
+    return any(
+        later.line.path == line.path and later.line.order > line.order
+        for later in case.of(*_LAUNCHER_SPEAKS)
+    )
+
+
+def _is_same(one: LogEvent, other: LogEvent) -> bool:
+    """Say whether two lines may be of one writer: an exception often bears no host where NCCL's lines do."""
+    hosts = {one.who.host, other.who.host} - {None}
+    return len(hosts) < 2 and one.who.task == other.who.task

@@ -1,0 +1,274 @@
+"""Ends by signals, and because memory ran out."""
+
+import re
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+from torchmuster.diagnose.explain.case import Case
+from torchmuster.diagnose.explain.events import LogEvent, LogFinding
+from torchmuster.diagnose.explain.rules.rows import HIGH, LOW, MEDIUM, Row, Weight, found_by
+from torchmuster.diagnose.explain.rules.system import SMALL_SHM_HINT
+
+_WORDS = {
+    "Killed": 9,
+    "Segmentation fault": 11,
+    "Bus error": 7,
+    "Aborted": 6,
+    "Illegal instruction": 4,
+    "Floating point exception": 8,
+    "Terminated": 15,
+    "Hangup": 1,
+}
+# Sent by those who tear down: launchers, schedulers, users. They say who was ended, not why.
+_OF_KERNEL = re.compile(r"Killed process|cgroup out of memory|oom-killer")
+_IN_A_TABLE = re.compile(r"\btraceback\s*: Signal")
+_RANK_ROW = re.compile(r"(?P<rank>\d{1,6}) \(local_rank: (?P<local>\d+)\)")
+_SENT_FROM_OUTSIDE = (1, 2, 3, 15)
+
+
+def _ended_by(cause: str, what: str, hint: str, **more: Any) -> Row:
+    more = {"confidence": LOW, "weight": Weight.SIGNAL + 1, **more}
+    return Row(cause=cause, error=f"{{who}} {what}", hint=hint, **more)
+
+
+_NO_EXCEPTION = ("a Python exception: there is none of this rank",)
+_ROWS = {
+    11: _ended_by(
+        "segfault",
+        "crashed in native code (SIGSEGV)",
+        "PYTHONFAULTHANDLER=1 shows where; a wrong build of an extension is the usual reason",
+        confidence=MEDIUM,
+        ruled_out=_NO_EXCEPTION,
+    ),
+    7: _ended_by(
+        "bus-error",
+        "was ended by SIGBUS: shared memory is full, or a mapped file shrank",
+        "a larger /dev/shm; copy mapped data to the node",
+        confidence=MEDIUM,
+        ruled_out=_NO_EXCEPTION,
+    ),
+    4: _ended_by(
+        "illegal-instruction",
+        "met an instruction that this processor lacks",
+        "install a build for this processor",
+        confidence=MEDIUM,
+    ),
+    9: _ended_by(
+        "killed",
+        "was killed (SIGKILL), and nothing here says by whom",
+        "most often memory: look for an out-of-memory line of the kernel or the scheduler, else ask who kills",
+        confirm="dmesg -T | grep -i 'killed process'; sacct -j JOB -o State,MaxRSS",
+        ruled_out=_NO_EXCEPTION,
+    ),
+    6: _ended_by(
+        "aborted",
+        "aborted (SIGABRT)",
+        "read its last lines: an assertion or a terminate of C++ stands there",
+        weight=Weight.COLLECTIVE,
+    ),
+}
+_OTHER = _ended_by("signal", "was ended by {name}", "find who sends {name}: `man 7 signal`")
+_LOADER_HIT_SIGBUS = _ended_by(
+    "small-dev-shm",
+    "was ended by SIGBUS: a loader worker, which passes its batches through /dev/shm; it is likely full",
+    SMALL_SHM_HINT,
+    confidence=MEDIUM,
+    ruled_out=_NO_EXCEPTION,
+)
+_OUT_OF_MEMORY = Row(
+    cause="out-of-memory",
+    error="the memory of {here} (or of the job's limit) ran out, and a process was killed for it",
+    hint="ask for more memory (--mem), use fewer loader workers, smaller batches",
+    confirm="sacct -j JOB -o MaxRSS,ReqMem,State   (PBS: qstat -xf JOB | grep resources_used.mem)",
+    ruled_out=("a GPU out of memory: that raises an exception and kills nobody",),
+    weight=Weight.PROVED,
+)
+_HANGUP = Row(
+    cause="hangup",
+    error="the terminal went away (SIGHUP) and took the job with it",
+    hint="start it with `muster run --detach`, tmux or a scheduler",
+    confidence=MEDIUM,
+    weight=Weight.SIGNAL,
+)
+_FROM_OUTSIDE = Row(
+    cause="cancelled",
+    error="the job was ended from outside: its launcher got {name}",
+    hint="ask who ended it: the scheduler at its limit, a colleague, Ctrl-C",
+    confirm="sacct -j JOB -o State%30,Elapsed,Timelimit",
+    confidence=MEDIUM,
+    weight=Weight.SIGNAL,
+)
+_INTERRUPTED = Row(
+    cause="cancelled",
+    error="{who} was interrupted (SIGINT, Ctrl-C)",
+    hint="ask who ended it: Ctrl-C in its terminal, or a launcher that ends its ranks so",
+    confidence=MEDIUM,
+    weight=Weight.ENVELOPE + 2,
+    num_lines=1,
+)
+
+
+def out_of_memory(case: Case) -> Iterator[LogFinding]:
+    """The kernel or the scheduler says that it killed because memory ran out."""
+    proof = case.first("oom_proof")
+    if proof is None:
+        return
+    killed = _killed(case).get(9, [])
+    # A scheduler speaks of this job; the kernel may speak of any process, also of an earlier one.
+    is_of_job = killed or not _OF_KERNEL.search(proof.line.text)
+    yield found_by(
+        case,
+        _OUT_OF_MEMORY,
+        [proof],
+        confidence=HIGH if is_of_job else MEDIUM,
+        evidence=(proof.line, *(e.line for e in killed[:2])),
+    )
+
+
+def _killed(case: Case) -> dict[int, list[LogEvent]]:
+    """Return what was ended by a signal, by its number."""
+    found: dict[int, list[LogEvent]] = {}
+    kinds = (
+        *("child_failed", "signal_received", "killed_line", "task_exit", "loader_killed"),
+        *("exit_code", "table_row", "fatal_python"),
+    )
+    for event in case.of(*kinds):
+        number = signal_of(event)
+        if number:
+            found.setdefault(number, []).append(event)
+    return found
+
+
+def signal_of(event: LogEvent) -> int:
+    """Return the number of the signal that an event speaks of; 0 if of none."""
+    if event.kind == "fatal_python":  # what faulthandler writes
+        words = event.get("what").replace("-", " ")
+        return next((number for word, number in _WORDS.items() if words.startswith(word)), 0)
+    if event.kind == "table_row":
+        match = (
+            re.match(r"(-?\d+) ", event.get("value")) if event.get("key") == "exitcode" else None
+        )
+        return _of_code(int(match[1])) if match is not None else 0
+    if event.kind in ("child_failed", "exit_code"):
+        word = event.get("code") or event.get("other")
+        return _of_code(int(word)) if re.fullmatch(r"-?\d{1,4}", word) else 0
+    if event.kind == "signal_received":
+        word = event.get("signum") or event.get("number") or event.get("other")
+        digits = re.match(r"\d+", word)
+        if digits is not None:
+            return _of_code(-int(digits[0]))
+        return int(signal.Signals[word]) if word in signal.Signals.__members__ else 0
+    code = re.search(r"exit code (\d+)", event.line.text)
+    if code is not None:
+        return _of_code(int(code[1]))
+    return next((number for word, number in _WORDS.items() if word in event.line.text), 0)
+
+
+def _of_code(code: int) -> int:
+    """Return the signal that an exit code stands for: -9 of Python, 137 of a shell."""
+    number = -code if code < 0 else code - 128
+    return number if 0 < number <= signal.NSIG else 0
+
+
+def signals(case: Case) -> Iterator[LogFinding]:
+    """A process was ended by a signal that nobody explains."""
+    for number, found in _killed(case).items():
+        if number in _SENT_FROM_OUTSIDE:
+            continue
+        if number == 9 and case.of("oom_proof"):
+            continue
+        begun = [event for event in found if number != 6 or not _had_lost_its_peer(case, event)]
+        if begun:
+            yield _ended(case, number, begun)
+
+
+def _had_lost_its_peer(case: Case, event: LogEvent) -> bool:
+    """Say whether the same writer had said before its end that others were gone.
+
+    NCCL's watchdog, and an exception that nobody caught, abort the process: such an end is an echo.
+    """
+    rank = event.who.rank if event.who.rank is not None else _global_rank(case, event)
+    return any(
+        lost.line.path == event.line.path
+        and lost.line.order < event.line.order
+        and (rank is None or lost.who.rank in (None, rank))
+        for lost in case.of("watchdog", "peer_lost", "watchdog_abort")
+    )
+
+
+def _global_rank(case: Case, event: LogEvent) -> int | None:
+    """Return the rank that a local one is, as the launcher's table of failures says; None if it doesn't."""
+    for row in case.of("table_row"):
+        match = _RANK_ROW.match(row.get("value")) if row.get("key") == "rank" else None
+        same = row.line.path == event.line.path and row.who == event.who
+        if match is not None and same and match["local"] == event.get("local_rank"):
+            return int(match["rank"])
+    return None
+
+
+def _ended(case: Case, number: int, found: list[LogEvent]) -> LogFinding:
+    name = signal.Signals(number).name if number in list(signal.Signals) else f"signal {number}"
+    row = _ROWS.get(number, _OTHER)
+    if number == 7 and any(e.kind == "loader_killed" for e in found):
+        row = _LOADER_HIT_SIGBUS
+    return found_by(
+        case, row, found, {"who": ended_process(case.earliest(found)) or "a worker", "name": name}
+    )
+
+
+def ended_process(event: LogEvent) -> str:
+    """Return which process an event says has ended; empty where it says none."""
+    local_rank = event.get("local_rank")
+    if local_rank:
+        return f"local rank {local_rank}{f' on {event.who.host}' if event.who.host else ''}"
+    return str(event.who)
+
+
+def ended_from_outside(case: Case) -> Iterator[LogFinding]:
+    """SIGTERM, SIGHUP or SIGINT reached a launcher: somebody ended the job."""
+    for number, found in _killed(case).items():
+        told = [e for e in found if e.kind in ("signal_received", "killed_line", "loader_killed")]
+        told = [e for e in told if not _was_ended_by_its_launcher(case, e)]
+        if number not in _SENT_FROM_OUTSIDE or not told:
+            continue
+        row = _HANGUP if number == signal.SIGHUP else _FROM_OUTSIDE
+        yield found_by(case, row, told, {"name": signal.Signals(number).name})
+
+
+def interrupted(case: Case) -> Iterator[LogFinding]:
+    """Ctrl-C reached a script that no launcher watched."""
+    found = [e for e in case.of("exception") if e.get("type") == "KeyboardInterrupt"]
+    found = [e for e in found if e.get("uncaught")]
+    if found:
+        first = case.earliest(found)
+        who = str(first.who) or "the script"
+        if "terminated" in first.get("message"):  # a server's handler of SIGTERM raises it
+            yield found_by(case, _FROM_OUTSIDE, found, {"name": "SIGTERM"}, confidence=LOW)
+            return
+        yield found_by(case, _INTERRUPTED, found, {"who": who})
+
+
+def _was_ended_by_its_launcher(case: Case, event: LogEvent) -> bool:
+    """Say whether a launcher tells of a rank that it ended itself, after another one had failed.
+
+    It does so in the table of its failures, and it had said before that it sends the signal.
+    """
+    if not _IN_A_TABLE.search(event.line.text):
+        return False
+    same = [
+        e
+        for e in case.of("child_failed", "signal_received", "killed_line")
+        if e.line.path == event.line.path
+    ]
+    return any(
+        signal_of(e) not in _SENT_FROM_OUTSIDE and (signal_of(e) or e.kind == "child_failed")
+        for e in same
+    )
+
+
+def meaning_of(number: int) -> str:
+    """Return the word for an end by this signal."""
+    if number in _SENT_FROM_OUTSIDE:
+        return "hangup" if number == signal.SIGHUP else "cancelled"
+    return _ROWS.get(number, _OTHER).cause

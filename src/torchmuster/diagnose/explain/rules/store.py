@@ -1,0 +1,269 @@
+"""The store: callers did not get through to it. Nobody listens, a firewall, no route, another service."""
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from torchmuster.diagnose.explain.case import Case, short
+from torchmuster.diagnose.explain.events import LogEvent, LogFinding
+from torchmuster.diagnose.explain.rules.network import LOOPBACK
+from torchmuster.diagnose.explain.rules.rows import (
+    HIGH,
+    LOW,
+    MEDIUM,
+    Row,
+    Weight,
+    found_by,
+    words_of,
+)
+from torchmuster.diagnose.finding import Confidence
+
+_NO_WAY = (str(errno.ENETUNREACH), str(errno.EHOSTUNREACH))
+_NO_HANDSHAKE = re.compile(
+    r"recv|likely closed|unexpected|magic|[Pp]rotocol|Ping failed|invalid value|[Bb]roken pipe|reset by"
+)
+_WAITED = re.compile(r"timed out after (?P<ms>\d+)ms")
+_JOIN_LIMIT = re.compile(r"'join_timeout': '?(?P<s>\d+)")
+_USUAL_JOIN_LIMIT_S = 600.0
+_OPEN_ALL = "open all TCP ports between the nodes (a site's staff can); another interface may be open already"
+
+
+def _store(cause: str, error: str, hint: str, confidence: Confidence = MEDIUM) -> Row:
+    return Row(
+        cause=cause,
+        error=error,
+        hint=hint,
+        confirm="nc -vz {host} {port}   from every other node, while the head runs",
+        ruled_out=("training code: no collective had begun",),
+        confidence=confidence,
+        weight=Weight.NETWORK,
+        num_lines=4,
+    )
+
+
+_NO_ROUTE = _store(
+    "no-route",
+    "there is no route to {target} from {callers}",
+    "give an address on a network that all nodes share",
+    HIGH,
+)
+_OTHER_SERVICE = _store(
+    "other-service-on-port",
+    "something else than torch's store answers on {target}, or the store of another version",
+    "choose another port, or let it be chosen; use the same torch on all nodes",
+)
+_SECOND_STORE = _store(
+    "second-store-unreachable",
+    "the workers' store at {target} could not be reached, after the rendezvous had worked",
+    "torchrun opens a second, random port under the head's own name: open all TCP ports between the nodes,"
+    " and give `--local-addr ADDRESS` on each",
+)
+_REFUSED = _store(
+    "store-refused",
+    "nothing listens on {target}: the head has not started, has ended, or rejects the call",
+    "look at the head's own first lines; start it first, on the same port",
+)
+_HEAD_HAD_ENDED = _store(
+    "store-refused",
+    "the head had given up its wait before {callers} called {target}",
+    "start all nodes together, or let the first wait longer: `--rdzv-conf join_timeout=900`",
+)
+_OWNER_CALLED = _store(
+    "nobody-hosts-the-store",
+    "nobody hosts the store: also the owner of {target} called it and got no answer",
+    "the head does not recognise the endpoint as its own: add `--rdzv-conf is_host=1` there, or use its name",
+)
+_ALL_CALLED = _store(
+    "nobody-hosts-the-store",
+    "nobody hosts the store: {callers} all called {target}, and none took it for its own",
+    "the endpoint has to be a node that runs the launcher, by its own name; else add"
+    " `--rdzv-conf is_host=1` there",
+)
+_FIREWALL = _store(
+    "firewall",
+    "the head waits, and others get no answer from {target}: a firewall does not let them through",
+    _OPEN_ALL,
+    HIGH,
+)
+_UNREACHED = _store(
+    "store-unreachable",
+    "the store at {target} could not be reached",
+    "see whether a node really hosts it (node_rank 0, or the node whose own name or address this is, started in time);"
+    " then whether a firewall is between: nc -vz from the others",
+    LOW,
+)
+
+
+# torch's socket.cpp, 1.11 to 2.9; the address stands beside it or in the line that follows.
+_REASON = re.compile(r"errno: (?P<number>101|111|113) - (?P<words>[A-Z][\w ]+)")
+_PAIR = re.compile(r"\(?(?P<host>[\w.-]*[\w]), (?P<port>\d{2,5})\)")
+_UNREACHABLE = _store(
+    "no-route",
+    "{target} can't be reached: {reason}",
+    "the address is wrong, its host is down, or it is of a network that this node has no way to: ip route get ADDRESS",
+)
+_NOBODY_THERE = _store(
+    "store-refused",
+    "nothing listens on {target}: {reason}",
+    "look at the head's own first lines; start it first, on the same port",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Calls:
+    """What is known of the calls.
+
+    Attributes:
+        target: `host:port` of the first.
+        refused: An answer came: nothing listens there, or a firewall rejects.
+        shook_hands: Somebody took the call and did not speak as torch's store does.
+        second: It is another port than that of the rendezvous.
+        by_owner: The owner of the address called it too.
+        head_had_ended: The head had given up before the first call; None when the times don't tell.
+    """
+
+    target: str
+    callers: tuple[str, ...]
+    unreachable: bool
+    refused: bool
+    shook_hands: bool
+    second: bool
+    by_owner: bool
+    head_waits: bool
+    began_to_train: bool
+    head_had_ended: bool | None
+
+
+def cannot_reach_store(case: Case) -> Iterator[LogFinding]:
+    """Callers did not get through to the store."""
+    calls = [
+        e
+        for e in case.of("store_connect", "store_validate")
+        if e.get("host") and e.get("port") and not LOOPBACK.match(e.get("host"))
+    ]
+    if not calls or case.of("port_taken"):
+        return
+    known = _known(case, calls)
+    if known.began_to_train:
+        return  # the store was there, and went with its node: that is an echo
+    names = {"target": known.target, "callers": ", ".join(known.callers) or "a node"}
+    yield found_by(case, _row_of(known), calls, names)
+
+
+def named_reason(case: Case) -> Iterator[LogFinding]:
+    """The kernel's own reason for a call that failed, wherever a line names it without an address of its own."""
+    if case.of("store_connect", "store_validate") and any(
+        e.get("errno") for e in case.of("store_connect")
+    ):
+        return
+    found = [
+        e
+        for e in case.of("store_connect", "exception", "rdzv_connection", "error_line")
+        if _REASON.search(words_of(e))
+    ]
+    if not found:
+        return
+    reason = _REASON.search(words_of(found[0]))
+    address = next((a for e in found if (a := _PAIR.search(words_of(e))) is not None), None)
+    if reason is not None and address is not None:
+        row = _UNREACHABLE if reason["number"] in ("101", "113") else _NOBODY_THERE
+        names = {"target": f"{address['host']}:{address['port']}", "reason": reason["words"]}
+        yield found_by(case, row, found, names)
+
+
+def _known(case: Case, calls: list[LogEvent]) -> _Calls:
+    event = case.earliest(calls)
+    port = event.get("port")
+    callers = {host for e in calls if (host := _caller(e, event.get("host")))}
+    endpoints = [e.get("value") for e in case.config("rdzv_endpoint")]
+    told = {value.rpartition(":")[2] for value in endpoints if ":" in value}
+    codes = {e.get("errno") for e in calls}
+    joined = case.of("rdzv_complete") or any(
+        "default_pg" in e.get("keys") for e in case.of("store_wait")
+    )
+    joined = joined or _workers_called(case, calls)
+    handshake = [e for e in case.of("store_validate") if _NO_HANDSHAKE.search(e.get("rest"))]
+    return _Calls(
+        target=f"{event.get('host')}:{port}",
+        callers=tuple(sorted(callers)),
+        unreachable=bool(codes & set(_NO_WAY)),
+        refused=str(errno.ECONNREFUSED) in codes or any("refused" in e.line.text for e in calls),
+        shook_hands=bool(handshake),
+        second=bool(joined) or (bool(told) and port not in told),
+        by_owner=short(event.get("host")) in callers,
+        head_waits=bool(case.of("rdzv_timeout")),
+        began_to_train=_before_calls(case, calls),
+        head_had_ended=_head_had_ended(case, calls),
+    )
+
+
+def _caller(event: LogEvent, called: str) -> str:
+    """Return who called: its host, or the called one itself where the log bears its name, as in `worker-0.log`."""
+    if event.who.host:
+        return short(event.who.host)
+    stem = os.path.basename(event.line.path).partition(".")[0].lower()
+    return short(called) if stem.endswith(short(called)) else ""
+
+
+def _workers_called(case: Case, calls: list[LogEvent]) -> bool:
+    """Say whether a launcher tells of the end of ranks whose own code called: it had started them, so they had met."""
+    failed = {e.line.path for e in case.of("child_failed")}
+    return any(e.get("own") and e.line.path in failed for e in calls)
+
+
+def _head_had_ended(case: Case, calls: list[LogEvent]) -> bool | None:
+    """Say whether the head's wait was over before the first call began; None when the times don't tell."""
+    ends = [_end_of_wait(case, event) for event in case.of("rdzv_timeout")]
+    known = [end for end in ends if end is not None]
+    began = [e.line.when - _waited_s(e) for e in calls if e.line.when is not None]
+    return min(began) > max(known) + 1.0 if known and began else None
+
+
+def _waited_s(event: LogEvent) -> float:
+    match = _WAITED.search(event.line.text)
+    return int(match["ms"]) / 1e3 if match is not None else 0.0
+
+
+def _end_of_wait(case: Case, event: LogEvent) -> float | None:
+    """Return when a node gave up, by its own clock: as the line says, or as long after its start as it was to wait."""
+    if event.line.when is not None:
+        return event.line.when
+    path = event.line.path
+    header = [line for log in case.record.logs if log.path == path for line in log.header]
+    before = [line.when for line in header if line.order < event.line.order and line.when]
+    told = [e.get("value") for e in case.config("rdzv_configs") if e.line.path == path]
+    match = _JOIN_LIMIT.search(told[-1]) if told else None
+    limit_s = float(match["s"]) if match is not None else _USUAL_JOIN_LIMIT_S
+    return max(before) + limit_s if before else None
+
+
+def _before_calls(case: Case, calls: list[LogEvent]) -> bool:
+    """Say whether training had begun before the first call that failed."""
+    first = case.earliest(calls).line
+    steps = [e.line for log in case.record.logs for e in log.last_progress.values()]
+    return any(line.path == first.path and line.order < first.order for line in steps)
+
+
+def _row_of(known: _Calls) -> Row:
+    """Return what explains the calls; the first that does."""
+    if known.unreachable:
+        return _NO_ROUTE
+    if known.shook_hands:
+        return _OTHER_SERVICE
+    if known.second:
+        return _SECOND_STORE
+    if known.refused and not known.by_owner:
+        return _HEAD_HAD_ENDED if known.head_had_ended else _REFUSED
+    if known.by_owner:
+        return _OWNER_CALLED
+    if not known.head_waits and len(known.callers) > 1:
+        return _ALL_CALLED
+    if known.head_had_ended:
+        return _HEAD_HAD_ENDED
+    if known.head_waits:
+        # Times that can't be compared leave it open whether the head still waited.
+        unsure = known.head_had_ended is None
+        return replace(_FIREWALL, confidence=MEDIUM) if unsure else _FIREWALL
+    return _UNREACHED

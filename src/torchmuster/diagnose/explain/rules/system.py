@@ -1,0 +1,182 @@
+"""Error numbers of the kernel: they say what, the path says where."""
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from torchmuster.diagnose.explain.case import Case
+from torchmuster.diagnose.explain.events import LineRole, LogEvent, LogFinding
+from torchmuster.diagnose.explain.reading.sentences import SENTENCES
+from torchmuster.diagnose.explain.rules.rows import HIGH, LOW, MEDIUM, Row, Weight, at, found_by
+
+SMALL_SHM_HINT = "--shm-size=8g or --ipc=host for the container, or fewer loader workers"
+
+
+def _row(cause: str, error: str, hint: str, confirm: str | None = None, **more: Any) -> Row:
+    more = {"confidence": MEDIUM, "weight": Weight.PROGRAM + 2, "num_lines": 1, **more}
+    return Row(cause=cause, error=error + "{of_path}", hint=hint, confirm=confirm, **more)
+
+
+_ROWS = {
+    errno.ENOSPC: _row(
+        "disk-full",
+        "the disk is full",
+        "make room, or write elsewhere",
+        "df -h {folder}; df -i {folder}",
+        confidence=HIGH,
+        weight=Weight.PROVED,
+    ),
+    errno.EDQUOT: _row(
+        "quota",
+        "the quota of the user or project is used up",
+        "delete what is not needed, or write to scratch",
+        "quota -s; lfs quota -h -u $USER {folder}",
+        confidence=HIGH,
+        weight=Weight.PROVED,
+    ),
+    errno.ESTALE: _row(
+        "stale-file",
+        "a file on a network file system was replaced by another client",
+        "write to a new name and rename; keep caches of each node local",
+        "stat {folder}   on every node",
+        confidence=HIGH,
+    ),
+    errno.EMFILE: _row(
+        "open-files",
+        "the limit of open files is reached",
+        "ulimit -n 65536 in the job, or torch.multiprocessing.set_sharing_strategy('file_system')",
+        "ulimit -n",
+        confidence=HIGH,
+    ),
+    errno.EIO: _row(
+        "disk-error",
+        "the storage gave an input/output error",
+        "the site has to look at the file system; copy the data to the node first",
+        "dmesg | tail",
+    ),
+    errno.EROFS: _row(
+        "read-only",
+        "the file system is read-only",
+        "write to a folder that may be written",
+        "findmnt -T {folder}",
+    ),
+    errno.EACCES: _row(
+        "permission",
+        "a file may not be read or written",
+        "chmod, or another path; check the user in the container",
+        "ls -ld {folder}; id",
+    ),
+    errno.ENOENT: _row(
+        "file-missing",
+        "a file is not there",
+        "check the path on the node that failed: not all file systems are shared",
+        "ls -l {folder}   on every node",
+    ),
+    errno.ENOMEM: _row(
+        "memory",
+        "memory could not be allocated",
+        "ask for more memory, or use fewer loader workers",
+        "free -g; cat /sys/fs/cgroup/memory.max",
+    ),
+    errno.EEXIST: _row(
+        "race",
+        "a file or folder exists already: several ranks make it at once, or an earlier run did",
+        "os.makedirs(path, exist_ok=True), or let only rank 0 make it and the others wait at a barrier",
+        "ls -l {folder}",
+    ),
+    errno.EAGAIN: _row(
+        "system-error",
+        "no more processes or threads may be started",
+        "OMP_NUM_THREADS=1 and fewer loader workers; a higher `ulimit -u`, or pids limit of the container",
+        "ulimit -u; cat /sys/fs/cgroup/pids.max",
+    ),
+    errno.ENOTCONN: _row(
+        "mount-lost",
+        "a mounted file system has lost its server",
+        "the site has to mount it again; leave the node out until then",
+        "findmnt -T {folder}",
+    ),
+    errno.ECONNREFUSED: _row(
+        "connection-refused",
+        "a connection was refused",
+        "see what should listen there",
+    ),
+    errno.ENAMETOOLONG: _row(
+        "name-too-long",
+        "a path is too long",
+        "set TMPDIR to a shorter folder",
+        "echo ${{#TMPDIR}}",
+    ),
+}
+_ROWS[errno.EPERM] = _ROWS[errno.EACCES]
+_ROWS[errno.ENFILE] = _ROWS[errno.EMFILE]
+_ROWS[errno.ESHUTDOWN] = _ROWS[errno.EHOSTDOWN] = _ROWS[errno.ENOTCONN]
+_OTHER = _row(
+    "system-error",
+    "the kernel answered {name}: {meaning}",
+    "see what the path is, who else uses it, and on which file system it is",
+)
+_SHM_FULL = replace(
+    _ROWS[errno.ENOSPC],
+    cause="small-dev-shm",
+    error="/dev/shm is full{of_path}",
+    hint=SMALL_SHM_HINT,
+)
+_IN_SHM = re.compile(r"/dev/shm|</?torch_\d|shared memory")
+_PATH = re.compile(r"'(/[^']+)'")
+
+
+def system_errors(case: Case) -> Iterator[LogFinding]:
+    """The first line of each error number; what ended a process says more than what it logged before."""
+    seen: set[int] = set()
+    for event in sorted(case.of("errno"), key=lambda event: not event.get("uncaught")):
+        number = number_of(event)
+        if number and number not in seen and event.role is LineRole.CAUSE:
+            seen.add(number)
+            yield _finding(case, event, number)
+
+
+_FAILED_TO_READ = re.compile(r"(\S+): Input/output error")
+
+
+def broken_disk(case: Case) -> Iterator[LogFinding]:
+    """Several programs of a node can't read or write: then all else that fails there is a consequence."""
+    found = [e for e in case.of("errno") if number_of(e) == errno.EIO]
+    programs = {name for e in found for name in _FAILED_TO_READ.findall(e.line.text)}
+    if len(programs) > 1:
+        names = {"of_path": f", for {len(programs)} programs"}
+        yield found_by(case, _ROWS[errno.EIO], found, names, weight=Weight.SCHEDULER - 1)
+
+
+def _finding(case: Case, event: LogEvent, number: int) -> LogFinding:
+    path = event.get("path") or next(iter(_PATH.findall(event.line.text)), "")
+    row = _ROWS.get(number, _OTHER)
+    if number == errno.ENOSPC and (_IN_SHM.search(event.line.text) or "torch_" in path):
+        row = _SHM_FULL
+    names = {
+        "of_path": f": {path}" if path else "",
+        "folder": os.path.dirname(path) or "PATH",
+        "name": errno.errorcode.get(number, str(number)),
+        "meaning": os.strerror(number).lower(),
+    }
+    raised = bool(event.get("type"))
+    return found_by(
+        case,
+        row,
+        [event],
+        names,
+        confidence=row.confidence if raised or row.confidence is HIGH else LOW,
+        weight=row.weight if raised or row.weight == Weight.PROVED else Weight.COLLECTIVE - 1,
+        at=event.get("where") or at(event),
+        because=event.detail[-4:],
+    )
+
+
+def number_of(event: LogEvent) -> int:
+    """Return the error number that an event names, by number or by its sentence; 0 if it names none."""
+    if event.get("errno").isdigit():
+        return int(event.get("errno"))
+    return SENTENCES.get(event.get("text").strip().lower(), 0)

@@ -1,0 +1,70 @@
+"""The job's own script as evidence: what `muster lint` finds in it is held against what the logs show."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torchmuster.diagnose.explain.events import JobOutcome, LogFinding, LogVerdict
+from torchmuster.diagnose.explain.rules.rows import Weight
+from torchmuster.diagnose.finding import Confidence, Finding, Level
+
+# What a job dies of when its script has this mistake, as a rule of lint calls it.
+_LEADS_TO: dict[str, tuple[str, ...]] = {
+    "head-only": ("launcher-on-too-few-nodes", "ranks-never-joined", "rank-missing-in-collective"),
+    "node-rank": ("wrong-node-rank", "ranks-never-joined"),
+    "several-per-node": ("port-taken", "duplicate-gpu", "different-sizes"),
+    "rdzv-id": ("different-ids", "rendezvous-closed"),
+    "fixed-port": ("port-taken",),
+    "own-endpoint": ("different-endpoints", "launcher-on-too-few-nodes"),
+    "own-address": ("loopback-address", "different-endpoints", "store-refused"),
+    "first-address": ("loopback-address", "store-unreachable", "firewall"),
+    "efa-provider": ("wrong-provider", "network-plugin"),
+    "gpus-per-task": ("gpu-ordinal", "duplicate-gpu"),
+    "gpus-variable": ("gpu-ordinal", "no-gpu", "duplicate-gpu"),
+    "no-gpus-requested": ("no-gpu",),
+    "workers-without-gpu": ("gpu-ordinal", "duplicate-gpu"),
+    "world-size-of-nodes": ("different-sizes", "ranks-never-joined"),
+    "pbsdsh-dashes": ("bad-arguments",),
+    "bare-pbsdsh": ("command-missing", "package-missing", "launcher-on-too-few-nodes"),
+    "windows-lines": ("command-missing", "bad-arguments"),
+    "not-exported": ("no-launcher", "command-missing"),
+    "not-carried": ("no-launcher", "command-missing"),
+    "no-time-limit": ("time-limit",),
+    "own-nccl": ("nccl-versions-differ", "wrong-library"),
+    "ping-to-itself": ("loopback-address",),
+}
+
+
+def with_script(verdict: LogVerdict, found: Sequence[tuple[str, int, Finding]]) -> LogVerdict:
+    """Return a verdict with what the job's script says for it.
+
+    Args:
+        verdict: On the logs.
+        found: What lint has found: the script's name, the line, the finding.
+    """
+    if verdict.outcome in (JobOutcome.ENDED_WELL, JobOutcome.RUNNING):
+        return verdict
+    first = verdict.first
+    for name, line, finding in found:
+        if first is not None and first.cause in _LEADS_TO.get(finding.cause, ()):
+            return replace(verdict, found=(_joined(first, name, line, finding), *verdict.found[1:]))
+    errors = [one for one in found if one[2].level is Level.FAILURE]
+    if not errors or (first is not None and first.confidence is not Confidence.LOW):
+        return verdict
+    name, line, finding = errors[0]
+    own = LogFinding(
+        cause=_LEADS_TO.get(finding.cause, ("bad-arguments",))[0],
+        error=finding.error,
+        confidence=Confidence.MEDIUM,
+        weight=Weight.LAUNCH,
+        at=f"{name}:{line}",
+        because=(*finding.because, "the logs name no other cause"),
+        hint=finding.hint,
+    )
+    return replace(verdict, found=(own, *verdict.found), outcome=JobOutcome.FAILED)
+
+
+def _joined(first: LogFinding, name: str, line: int, finding: Finding) -> LogFinding:
+    """Return a cause that logs and script agree on: the script's line is where to mend it."""
+    sure = Confidence.MEDIUM if first.confidence is Confidence.LOW else first.confidence
+    because = (*first.because, f"{name}:{line}: {finding.error}")
+    return replace(first, because=because, confidence=sure, hint=finding.hint or first.hint)

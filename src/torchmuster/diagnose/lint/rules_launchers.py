@@ -1,0 +1,314 @@
+"""Rules about launchers other than torchrun: accelerate, fabric, DeepSpeed, MPI, Lightning, Ray."""
+
+import re
+from collections.abc import Iterator
+
+from torchmuster.diagnose.lint.allocation import Scheduler
+from torchmuster.diagnose.lint.finding import LintFinding, Rule, ScriptView, error, note, warning
+from torchmuster.diagnose.lint.launchers import LAUNCHERS, GivenOptions, LaunchOptions, options_of
+from torchmuster.diagnose.lint.numbers import number
+from torchmuster.diagnose.lint.rules_meeting import LOOPBACK, SPREAD, is_too_early
+from torchmuster.diagnose.lint.shell_lex import shown
+from torchmuster.diagnose.lint.starts import WRAPPERS, ScriptStart, option, takes_part
+
+_INSTEAD = (
+    "`muster torchrun ... train.py` in its place: it starts all nodes and tells them everything"
+)
+_NODE_RANK = {Scheduler.SLURM: "$SLURM_NODEID", Scheduler.PBS: "$PMI_RANK"}
+
+
+def launcher_nodes(view: ScriptView) -> Iterator[LintFinding]:
+    """`accelerate launch` or `fabric run` is not told how many nodes there are, which this one is, or where they meet.
+
+    Source: the table in launchers.py.
+    """
+    for start in view.starts:
+        launcher, given = LAUNCHERS.get(start.kind), options_of(start)
+        if launcher is None or given.partial or start.command.conditional:
+            continue
+        if takes_part(start, view.job) or _is_by_deepspeed(given):
+            continue
+        nodes = given.number(launcher.nodes, view.job, start.line)
+        if view.nodes is None and (nodes or 1) > 1:
+            yield from _without_address(start, launcher, given)
+        elif (view.nodes or 1) > 1 and start.wrapper is not None:
+            yield from _told_wrong(view, start, launcher, given, nodes)
+
+
+def _told_wrong(
+    view: ScriptView,
+    start: ScriptStart,
+    launcher: LaunchOptions,
+    given: GivenOptions,
+    nodes: int | None,
+) -> Iterator[LintFinding]:
+    in_file = launcher.file is not None and launcher.file in given.values
+    if launcher.nodes not in given.values and not in_file:
+        what = f"{start.name} is not told of the job's {view.nodes} nodes: --{launcher.nodes} is missing"
+        why = "its default is 1: each node trains alone"
+        yield error("launcher-nodes", start.line, what, why, _all_options(view, launcher))
+        return
+    if nodes is not None and nodes != view.nodes:
+        what = f"--{launcher.nodes} is {nodes}, and the job has {view.nodes} nodes"
+        why = f"{start.name} waits for nodes that never come, or leaves some out"
+        fix = f"--{launcher.nodes}={view.nodes}"
+        yield error("launcher-nodes", start.line, what, why, fix)
+        return
+    yield from _without_address(start, launcher, given)
+    is_free = launcher.free is not None and given.values.get(launcher.free[0]) == launcher.free[1]
+    if start.wrapper in SPREAD and not is_free:
+        yield from _same_rank(view, start, launcher, given)
+    yield from _without_workers(view, start, launcher, given)
+
+
+def _same_rank(
+    view: ScriptView, start: ScriptStart, launcher: LaunchOptions, given: GivenOptions
+) -> Iterator[LintFinding]:
+    text = given.values.get(launcher.rank)
+    early = text is not None and is_too_early(view, start, text)
+    if text is not None and not early and number(text, view.job, start.line) is None:
+        return
+    what = f"no node is told its --{launcher.rank}"
+    why = "without it every node is the first one, and waits for the others"
+    if text is not None:
+        what = f"every node gets --{launcher.rank}={shown(text)}"
+        why = "every node is the same one then, and waits for the others"
+    if early:
+        why = f"the job script expands the variable before {start.wrapper} starts, where it is 0 or empty"
+    yield error("node-rank", start.line, what, why, _all_options(view, launcher))
+
+
+def _without_address(
+    start: ScriptStart, launcher: LaunchOptions, given: GivenOptions
+) -> Iterator[LintFinding]:
+    if launcher.file is not None and launcher.file in given.values:
+        return
+    text = given.values.get(launcher.address)
+    if text is None:
+        what = f"the line does not say where the nodes meet: --{launcher.address} is missing"
+        why = f"{start.name} needs the address of the first node when there are several"
+    elif LOOPBACK.fullmatch(shown(text)):
+        what = "the nodes are to meet at localhost"
+        why = "localhost is another machine on every node"
+    else:
+        return
+    fix = f"--{launcher.address}=NAME_OF_THE_FIRST_NODE"
+    yield error("loopback", start.line, what, why, fix)
+
+
+def _without_workers(
+    view: ScriptView, start: ScriptStart, launcher: LaunchOptions, given: GivenOptions
+) -> Iterator[LintFinding]:
+    """Accelerate without a number of processes takes the GPUs of one node for all nodes."""
+    gpus = view.job.allocation.gpus_per_node
+    in_file = launcher.file is not None and launcher.file in given.values
+    if launcher.is_total and not in_file and launcher.workers not in given.values and gpus:
+        what = f"{start.name} starts {gpus} workers on all {view.nodes} nodes together"
+        why = f"without --{launcher.workers} it takes the number of GPUs of one node, for all nodes"
+        fix = f"--{launcher.workers}={gpus * (view.nodes or 1)}: it counts the workers of all nodes"
+        yield error("idle-gpus", start.line, what, why, fix)
+
+
+def _all_options(view: ScriptView, launcher: LaunchOptions) -> str:
+    rank = _NODE_RANK.get(view.job.scheduler, "N")
+    line = f"--{launcher.nodes}={view.nodes} --{launcher.rank}={rank} --{launcher.address}=..."
+    return f"{line} in a shell on each node (srun bash -c '...'); or {_INSTEAD}"
+
+
+def _is_by_deepspeed(given: GivenOptions) -> bool:
+    """Return whether accelerate hands the start on to DeepSpeed, which has a launcher of its own for several nodes."""
+    launcher = given.values.get("deepspeed_multinode_launcher")
+    return "use_deepspeed" in given.values and launcher not in ("standard", "nossh")
+
+
+def deepspeed_hosts(view: ScriptView) -> Iterator[LintFinding]:
+    """DeepSpeed's launcher starts the nodes of a host file, by ssh; without one it starts this node only.
+
+    Under srun, where every node runs it, it wants --no_ssh and a rank.
+
+    Source: deepspeedai/DeepSpeed, deepspeed/launcher/runner.py: --hostfile is /job/hostfile; a line of it is
+    `host slots=N`; --launcher is pdsh.
+    """
+    for start in view.starts:
+        given = options_of(start)
+        nodes = given.number("num_nodes", view.job, start.line)
+        is_wide = (view.nodes or nodes or 1) > 1 and view.job.scheduler is not Scheduler.NONE
+        if start.kind != "deepspeed" or given.partial or start.command.conditional or not is_wide:
+            continue
+        found = _of_deepspeed(view, start, given, nodes)
+        if found is not None:
+            yield found
+
+
+def _of_deepspeed(
+    view: ScriptView, start: ScriptStart, given: GivenOptions, nodes: int | None
+) -> LintFinding | None:
+    hosts = given.values.get("hostfile")
+    fix = f"write a file with `HOST slots={view.job.allocation.gpus_per_node or 'N'}` for each node, --hostfile FILE"
+    if hosts is None and "/job/hostfile" not in view.job.text:
+        alone = "each node trains alone" if start.wrapper else "only the first node trains"
+        what = (
+            f"deepspeed is not told of the job's {view.nodes or nodes} nodes: --hostfile is missing"
+        )
+        why = f"without one (/job/hostfile by default) it starts the workers of one node: {alone}"
+        return error("deepspeed-hosts", start.line, what, why, f"{fix}; or {_INSTEAD}")
+    if hosts is not None and "PBS_NODEFILE" in view.job.shell.expand(hosts, start.line):
+        what = "deepspeed can't read $PBS_NODEFILE"
+        why = "it wants lines `HOST slots=N`; the scheduler's file has names only"
+        return error("deepspeed-hosts", start.line, what, why, fix)
+    if nodes is not None and view.nodes is not None and nodes > view.nodes:
+        what = f"--num_nodes is {nodes}, and the job has {view.nodes} nodes"
+        why = "deepspeed takes as many hosts of its file: some are not of this job"
+        return error("deepspeed-hosts", start.line, what, why, f"--num_nodes={view.nodes}")
+    if start.wrapper in SPREAD and "no_ssh" not in given.values and not takes_part(start, view.job):
+        what = f"{start.wrapper} starts deepspeed on every node, and each one starts all nodes"
+        why = "deepspeed reaches the nodes of its host file by itself"
+        fix = f"leave {start.wrapper} out, or add --no_ssh --node_rank=... --master_addr=..."
+        return error("deepspeed-hosts", start.line, what, why, fix)
+    if start.wrapper is None and "launcher" not in given.values and "no_ssh" not in given.values:
+        what = "deepspeed starts the other nodes by pdsh and ssh"
+        why = "pdsh is its default launcher; where nodes allow no ssh to each other it ends at once"
+        by_slurm = "--launcher slurm, or " if view.job.scheduler is Scheduler.SLURM else ""
+        return note("deepspeed-ssh", start.line, what, why, f"{by_slurm}{_INSTEAD}")
+    return None
+
+
+_LIGHTNING = re.compile(r"lightning|\bpl_|litgpt|\btrainer\.", re.IGNORECASE)
+_DEVICES = re.compile(r"(?:--)?(?:[\w.]*trainer\.)?(devices|num_nodes)")
+
+
+def lightning(view: ScriptView) -> Iterator[LintFinding]:
+    """Lightning under srun: `devices` is --ntasks-per-node and `num_nodes` is --nodes, or it refuses to begin.
+
+    Source: Lightning-AI/pytorch-lightning, fabric/plugins/environments/slurm.py: validate_settings and
+    _validate_srun_variables.
+    """
+    given = {o.name: o for o in view.job.options if not o.late}
+    for start in view.starts:
+        if start.kind != "python" or start.wrapper != "srun":
+            continue
+        if not _LIGHTNING.search(" ".join([*start.words, view.job.text])) or start.options:
+            continue
+        told = _told_lightning(view, start)
+        tasks, nodes = view.job.allocation.tasks_per_node, view.nodes
+        if "ntasks-per-node" not in given and (view.job.allocation.ntasks or 1) > 1:
+            what = "Lightning refuses --ntasks without --ntasks-per-node"
+            why = "it looks for SLURM_NTASKS_PER_NODE, which Slurm sets for that option only"
+            fix = f"#SBATCH --ntasks-per-node={tasks or 'N'}"
+            yield error("lightning", start.line, what, why, fix)
+        elif "devices" in told and "ntasks-per-node" in given and told["devices"] != tasks:
+            what = f"devices is {told['devices']}, and --ntasks-per-node is {tasks}"
+            why = "Lightning under srun has one task for each device, and ends when the two differ"
+            fix = f"#SBATCH --ntasks-per-node={told['devices']}"
+            yield error("lightning", start.line, what, why, fix)
+        elif "num_nodes" in told and nodes is not None and told["num_nodes"] != nodes:
+            what = f"num_nodes is {told['num_nodes']}, and the job has {nodes} nodes"
+            why = "Lightning compares it with SLURM_NNODES, and ends when the two differ"
+            yield error("lightning", start.line, what, why, f"num_nodes={nodes}")
+
+
+def _told_lightning(view: ScriptView, start: ScriptStart) -> dict[str, int]:
+    """Return the numbers for Lightning's Trainer among the script's arguments."""
+    found: dict[str, int] = {}
+    for index, word in enumerate(start.words):
+        name, equals, value = word.partition("=")
+        match = _DEVICES.fullmatch(name)
+        if match is None or not (equals or name.startswith("--")):
+            continue
+        behind = start.words[index + 1] if index + 1 < len(start.words) else ""
+        count = number(value if equals else behind, view.job, start.line)
+        if count is not None:
+            found[match[1]] = count
+    return found
+
+
+def mpi_ranks(view: ScriptView) -> Iterator[LintFinding]:
+    """`mpirun -np` starts other than one rank for each GPU of the job.
+
+    Fewer leave GPUs without work. One rank, or one for each node, may start workers of its own.
+
+    Source: mpirun(1) of Open MPI: -np is the number of processes on all nodes.
+    """
+    nodes, gpus = view.nodes, view.job.allocation.gpus_per_node
+    for start in view.starts:
+        if start.kind != "python" or start.wrapper not in ("mpirun", "mpiexec"):
+            continue
+        text = option(start, "np", "n")
+        ranks = number(text, view.job, start.line) if text is not None else None
+        if ranks is None or not nodes or not gpus or takes_part(start, view.job):
+            continue
+        if ranks not in (1, nodes) and ranks < nodes * gpus:
+            what = f"{start.wrapper} starts {ranks} ranks, and the job has {nodes * gpus} GPUs"
+            why = f"-n counts the ranks of all nodes: {nodes} with {gpus} GPUs each"
+            yield warning("idle-gpus", start.line, what, why, f"-n {nodes * gpus}")
+
+
+def ray_nodes(view: ScriptView) -> Iterator[LintFinding]:
+    """Ray in a job of several nodes: one head, and `ray start --address` on all others.
+
+    Under srun, `ray start` has to stay (--block): a step ends with its command, and Slurm ends what it left.
+
+    Source: docs.ray.io, "Deploying on Slurm".
+    """
+    starts = [(s, options_of(s).values) for s in view.starts if s.kind == "ray"]
+    wide = (view.nodes or 1) > 1
+    heads = [s for s, given in starts if "head" in given]
+    joins = [s for s, given in starts if "address" in given]
+    for start, given in starts:
+        if "head" in given and wide and _reaches_all(view, start):
+            what = f"{start.wrapper} starts a head of Ray on every node"
+            why = "each one is a cluster of its own"
+            fix = "srun --nodes=1 --ntasks=1 -w HEAD ray start --head --block"
+            yield error("ray-nodes", start.line, what, why, fix)
+        elif start.wrapper == "srun" and "block" not in given:
+            what = "srun starts Ray without --block"
+            why = "ray start returns at once; the step ends, and Slurm ends the processes that it left"
+            yield error(
+                "ray-nodes", start.line, what, why, "add --block to ray start, and & behind srun"
+            )
+        elif "address" in given and wide and LOOPBACK.fullmatch(shown(given["address"])):
+            what = "the nodes are to meet at localhost"
+            why = "localhost is another machine on every node"
+            yield error("loopback", start.line, what, why, "ray start --address=HEAD:6379")
+    if wide and heads and not joins and not any(_reaches_all(view, s) for s in heads):
+        what = f"Ray has a head, and nothing joins it from the other {(view.nodes or 1) - 1} nodes"
+        why = "ray start --head makes a cluster of one node"
+        fix = "on each other node: ray start --address=HEAD:6379 --block"
+        yield error("ray-nodes", heads[0].line, what, why, fix)
+
+
+def _reaches_all(view: ScriptView, start: ScriptStart) -> bool:
+    return (
+        start.wrapper in SPREAD
+        and not takes_part(start, view.job)
+        and option(start, "n", "ntasks") != "1"
+    )
+
+
+def idle_nodes(view: ScriptView) -> Iterator[LintFinding]:
+    """Several nodes, and `python train.py` without anything that starts it on the others.
+
+    Source: sbatch(1): the script runs on the first node of the allocation only.
+    """
+    names = {command.name for command in view.job.shell.commands}
+    text = view.job.text
+    if (view.nodes or 1) < 2 or view.starts or names & WRAPPERS or "srun" in text or "mpi" in text:
+        return
+    for command in view.job.shell.commands:
+        by_python = re.fullmatch(r"python[\d.]*", command.name) and not command.conditional
+        if by_python and any(re.search(r"\.py$", word) for word in command.texts):
+            what = f"python starts on the first of {view.nodes} nodes only"
+            why = "nothing in this script starts anything on the other nodes"
+            fix = "write `muster torchrun train.py` for `python train.py`: it starts the other nodes too"
+            yield warning("idle-nodes", command.line, what, why, fix)
+            return
+
+
+RULES: tuple[Rule, ...] = (
+    launcher_nodes,
+    deepspeed_hosts,
+    lightning,
+    mpi_ranks,
+    ray_nodes,
+    idle_nodes,
+)

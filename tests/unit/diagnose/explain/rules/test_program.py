@@ -1,0 +1,177 @@
+"""Exceptions of any library: what each means, how surely, and what only stood beside it."""
+
+import pytest
+
+from unit.diagnose.explain.logs import cause_of, explain, traceback_of
+
+STEPS = "".join(f"step {number} loss 0.5\n" for number in range(30))
+PLUGIN = "NCCL INFO NET/Plugin: dlerror=libnccl-net.so: cannot open shared object file: No such file or directory\n"
+DRIVER = "libibverbs: Warning: couldn't load driver 'libefa.so': libefa.so: cannot open shared object file: No such file\n"
+AUTOCAST = "a.py:1: UserWarning: User provided device_type of 'cuda', but CUDA is not available. Disabling\n"
+LOOPBACK = "n1:123:124 [0] NCCL INFO NET/Socket : Using [0]lo:127.0.0.1<0>\n"
+COMPILED = "The installed version of bitsandbytes was compiled without GPU support.\n"
+CONDA = "/var/spool/slurmd/job1/slurm_script: line 5: conda: command not found\n"
+REMAPPED = "NVRM: Xid (PCI:0000:01:00): 63, Row Remapper: New row marked for remapping\n"
+
+
+def loader_error(type_name, message):
+    return (
+        traceback_of(f"{type_name}: Caught {type_name} in DataLoader worker process 0.")
+        + "Original Traceback (most recent call last):\n"
+        + '  File "/v/lib/python3.11/site-packages/torch/utils/data/_utils/worker.py", line 1, in _worker_loop\n'
+        + "    data = fetcher.fetch(index)\n"
+        + '  File "/home/u/data.py", line 88, in __getitem__\n    return read(path)\n'
+        + f"{type_name}: {message}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        ("json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)", "data-broken"),
+        ("_pickle.UnpicklingError: pickle data was truncated", "checkpoint-broken"),
+        (
+            "RuntimeError: mat1 and mat2 shapes cannot be multiplied (32x10 and 20x5)",
+            "shapes-differ",
+        ),
+        ("ValueError: time limit exceeded in config", "exception"),
+        ("MemoryError", "memory"),
+        ("AttributeError: module 'torch._C' has no attribute '_cuda_setDevice'", "no-gpu"),
+        ("RuntimeError: operator torchvision::nms does not exist", "builds-differ"),
+        (
+            "ValueError: Default process group has not been initialized, please make sure to call init_process_group.",
+            "no-process-group",
+        ),
+        ("KeyError: 'SLURM_PROCID'", "no-launcher"),
+        ("KeyError: 'OMPI_COMM_WORLD_RANK'", "no-launcher"),
+        ("KeyError: 'model'", "exception"),
+        (
+            "RuntimeError: unable to mmap 1024 bytes from file </torch_1_2>: Cannot allocate memory (12)",
+            "memory",
+        ),
+        (
+            "RuntimeError: unable to open shared memory object </torch_1_2> in read-write mode: Too many open files (24)",
+            "open-files",
+        ),
+        (
+            "RuntimeError: unable to write to file </torch_1_2>: No space left on device (28)",
+            "small-dev-shm",
+        ),
+        ("RuntimeError: received 0 items of ancdata", "open-files"),
+        ("BlockingIOError: [Errno 11] Resource temporarily unavailable", "system-error"),
+        ("RuntimeError: can't start new thread", "system-error"),
+        ("sqlite3.OperationalError: database or disk is full", "disk-full"),
+        ("sqlite3.OperationalError: attempt to write a readonly database", "read-only"),
+        (
+            "pyarrow.lib.ArrowInvalid: Error writing bytes. Detail: [errno 28] No space left on device",
+            "disk-full",
+        ),
+        ("some.Error: the project quota has been exceeded", "quota"),
+        (
+            "urllib.error.URLError: <urlopen error [Errno -2] Name or service not known>",
+            "download-failed",
+        ),
+        (
+            "requests.exceptions.ConnectionError: Max retries exceeded with url: /x ([Errno 101] Network is unreachable)",
+            "download-failed",
+        ),
+        (
+            "OSError: We couldn't connect to 'https://huggingface.co' to load this file",
+            "download-failed",
+        ),
+        ("RuntimeError: CUDA error: out of memory", "cuda-out-of-memory"),
+        ("RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED", "cuda-out-of-memory"),
+        ("RuntimeError: Distributed package doesn't have NCCL built in", "no-gpu"),
+        (
+            "RuntimeError: Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False.",
+            "no-gpu",
+        ),
+        (
+            "RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 803: system has unsupported display driver",
+            "no-gpu",
+        ),
+        ("KeyError: 'LOCAL_RANK'", "no-launcher"),
+        ("KeyError: 'RANKING'", "exception"),
+    ],
+)
+def test_exception_of_any_library_is_named_by_what_it_means(tmp_path, error, cause):
+    assert cause_of(tmp_path, job=traceback_of(error)) == cause
+
+
+@pytest.mark.parametrize(
+    ("type_name", "message", "cause"),
+    [
+        ("KeyError", "'cat'", "exception"),
+        ("OSError", "[Errno 5] Input/output error: '/data/x.jpg'", "disk-error"),
+        ("OSError", "[Errno 24] Too many open files: '/data/x.jpg'", "open-files"),
+    ],
+)
+def test_exception_of_a_loader_worker_means_what_it_meant_there(
+    tmp_path, type_name, message, cause
+):
+    assert cause_of(tmp_path, job=loader_error(type_name, message)) == cause
+
+
+def test_exception_group_means_what_is_in_it(tmp_path):
+    verdict = explain(
+        tmp_path,
+        job="""
+          + Exception Group Traceback (most recent call last):
+          |   File "/home/u/train.py", line 9, in <module>
+          |     main()
+          | ExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception)
+          +-+---------------- 1 ----------------
+            | Traceback (most recent call last):
+            |   File "/home/u/train.py", line 5, in read
+            |     parse()
+            | ValueError: bad label
+            +------------------------------------
+        """.replace("\n        ", "\n"),
+    )
+    assert "ValueError: bad label" in verdict.first.error
+
+
+@pytest.mark.parametrize("before", [PLUGIN, DRIVER, AUTOCAST, LOOPBACK, COMPILED, CONDA, REMAPPED])
+@pytest.mark.parametrize("steps", ["", STEPS], ids=["at-once", "after-steps"])
+def test_what_was_said_in_passing_is_beaten_by_the_exception_after_it(tmp_path, before, steps):
+    raised = traceback_of("ValueError: bad label 7", rank=1)
+    assert cause_of(tmp_path, job=before + steps + raised) == "exception"
+
+
+@pytest.mark.parametrize("line", [CONDA, "ERROR: Unable to locate a modulefile for 'cuda/99'\n"])
+def test_what_was_missing_is_the_cause_where_an_import_fails_after_it(tmp_path, line):
+    raised = traceback_of("ModuleNotFoundError: No module named 'torch'")
+    cause = "command-missing" if line == CONDA else "module-load"
+    assert cause_of(tmp_path, job=line + raised) == cause
+
+
+@pytest.mark.parametrize(
+    ("error", "sure"),
+    [
+        ("ValueError: bad label 7", "medium"),
+        ("RuntimeError: Expected all tensors to be on the same device, but found cpu", "high"),
+        ("RuntimeError: the driver answered in a strange way", "medium"),
+        ("app.StoreError: could not connect to 10.0.0.4:6379", "medium"),
+    ],
+)
+def test_exception_that_speaks_of_its_surroundings_is_not_surely_the_programs(
+    tmp_path, error, sure
+):
+    assert explain(tmp_path, job=traceback_of(error)).first.confidence.value == sure
+
+
+def test_exception_of_a_loader_s_worker_is_told_by_its_own_traceback(tmp_path):
+    text = """Traceback (most recent call last):
+  File "/home/u/train.py", line 41, in <module>
+    for batch in loader:
+  File "/v/lib/python3.11/site-packages/torch/utils/data/dataloader.py", line 630, in __next__
+    data = self._next_data()
+RuntimeError: Caught RuntimeError in DataLoader worker process 2.
+Original Traceback (most recent call last):
+  File "/v/lib/python3.11/site-packages/torch/utils/data/_utils/worker.py", line 308, in _worker_loop
+    data = fetcher.fetch(index)
+  File "/home/u/data.py", line 9, in __getitem__
+    return self.rows[i].cuda()
+RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, you must use the 'spawn' start method
+"""
+    assert cause_of(tmp_path, job=text) == "cuda-after-fork"

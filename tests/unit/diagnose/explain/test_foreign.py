@@ -1,0 +1,197 @@
+"""Logs as other people's programs write them: made anew after each class of miss that blind rounds have shown.
+
+Nothing here is copied: names, times, order and noise are ours, the forms are those that were misread.
+"""
+
+import pytest
+
+from unit.diagnose.explain.logs import explain
+
+WRAPPED = """\
+Traceback (most recent call last):
+  File "/data/projects/vision/tools/fit_detector.py", line 114, in <module>
+    main()
+  File "/data/projects/vision/tools/../detect/engine/runner.py", line
+57, in main
+    model = build(cfg)
+  File "/data/projects/vision/tools/../detect/modeling/heads/roi_align
+.py", line 31, in build
+    path = os.fspath(cfg.weights)
+TypeError: expected str, bytes or os.PathLike object, not NoneType
+"""
+FLAT = """\
+Traceback (most recent call last):
+File "fit.py", line 12, in <module>
+main()
+File "fit.py", line 9, in main
+labels = labels.view(8, -1)
+RuntimeError: shape '[8, -1]' is invalid for input of size 30
+"""
+MOVED = """\
+(Actor pid=811) starting
+    Traceback (most recent call last):
+      File "serve.py", line 40, in start
+        torch.cuda.init()
+      File "/opt/env/lib/python3.11/site-packages/torch/cuda/__init__.py", line 319, in _lazy_init
+        torch._C._cuda_init()
+    RuntimeError: No CUDA GPUs are available
+"""
+THROWN = """\
+terminate called after throwing an instance of 'std::runtime_error'
+  what():  CUDA error: an illegal memory access was encountered
+"""
+INTERRUPTED = """\
+  File "/opt/env/lib/python3.10/site-packages/torch/distributed/elastic/multiprocessing/api.py", line 62, in _terminate
+    raise SignalException(f"Process {os.getpid()} got signal: {sigval}", sigval=sigval)
+torch.distributed.elastic.multiprocessing.api.SignalException: Process 4410 got signal: 2
+"""
+CUT = """\
+epoch 0 step 3 loss 2.1
+Traceback (most recent call last):
+  File "/home/u/fit.py", line 88, in <module>
+    loss.backward()
+"""
+BUS_ERROR = """\
+Fatal Python error: Bus error
+
+Thread 0x00007f11 (most recent call first):
+  File "/opt/env/lib/python3.11/site-packages/safetensors/torch.py", line 311 in load_file
+Traceback (most recent call last):
+  File "/home/u/serve.py", line 20, in <module>
+    answer = pipe.recv()
+  File "/opt/env/lib/python3.11/multiprocessing/connection.py", line 250, in recv
+    buf = self._recv_bytes()
+EOFError
+"""
+UNREACHABLE = """\
+[W socket.cpp:558] [c10d] The client socket has failed to connect to ?UNKNOWN? (errno: 101 - Network is unreachable).
+[E socket.cpp:610] [c10d] The client socket has failed to connect to any network address of (10.77.3.4, 29511).
+Traceback (most recent call last):
+  File "/opt/env/lib/python3.10/site-packages/torch/distributed/elastic/rendezvous/c10d_rendezvous_backend.py", line 155, in _create_tcp_store
+    store = TCPStore(
+RuntimeError: The client socket has failed to connect to any network address of (10.77.3.4, 29511). The client socket has failed to connect to ?UNKNOWN? (errno: 101 - Network is unreachable).
+"""
+LOST_LINE = """\
+Traceback (most recent call last):
+  File "/home/u/pretrain.py", line 31, in <module>
+    left = total - args.warmup
+TypeError: unsupported operand type(s) for -: 'int' and 'NoneType'
+./pretrain.sh: 9: --weight_decay: not found
+"""
+BROKEN_NODE = """\
+slurmstepd: error: Munge encode failed: Failed to access "/var/run/munge/munge.socket.2": Input/output error
+/scratch/u/copy.sh: line 12: /bin/mv: Input/output error
+/scratch/u/copy.sh: line 19: /bin/rm: Input/output error
+"""
+KILLED_CHILD = """\
+step 10 loss 1.9
+step 11 loss 1.8
+Traceback (most recent call last):
+  File "/opt/env/lib/python3.8/site-packages/torch/distributed/launch.py", line 263, in <module>
+    main()
+  File "/opt/env/lib/python3.8/site-packages/torch/distributed/launch.py", line 256, in main
+    raise subprocess.CalledProcessError(returncode=process.returncode, cmd=cmd)
+subprocess.CalledProcessError: Command '['python', '-u', 'fit.py']' died with <Signals.SIGKILL: 9>.
+"""
+NUMPY_2 = """\
+Traceback (most recent call last):
+  File "/home/u/read.py", line 7, in <module>
+    index = pickle.load(file)
+ModuleNotFoundError: No module named 'numpy._core.numeric'
+"""
+NO_DRIVER = """\
+Traceback (most recent call last):
+  File "/home/u/render.py", line 3, in <module>
+    import somecuda.driver
+ImportError: libcuda.so.1: cannot open shared object file: No such file or directory
+"""
+ENGINE = """\
+Traceback (most recent call last):
+  File "/opt/env/lib/python3.12/site-packages/engine/ipc.py", line 71, in bind
+    socket.bind(path)
+OSError: [Errno 95] Operation not supported: 'ipc:///tmp/9f'
+Traceback (most recent call last):
+  File "/home/u/serve.py", line 8, in <module>
+    start()
+RuntimeError: Engine process failed to start. See stack trace for the root cause.
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "cause", "words"),
+    [
+        (WRAPPED, "exception", "expected str, bytes or os.PathLike"),
+        (FLAT, "shapes-differ", "shape '[8, -1]'"),
+        (MOVED, "no-gpu", "GPU"),
+        (THROWN, "cuda-error", "illegal memory access"),
+        (INTERRUPTED, "cancelled", "SIGINT"),
+        (CUT, "exception", "the log ends before its message"),
+        (BUS_ERROR, "bus-error", "SIGBUS"),
+        (UNREACHABLE, "no-route", "10.77.3.4:29511"),
+        (LOST_LINE, "exception", "unsupported operand"),
+        (BROKEN_NODE, "disk-error", "2 programs"),
+        (KILLED_CHILD, "killed", "SIGKILL"),
+        (NUMPY_2, "versions-differ", "numpy 2"),
+        (NO_DRIVER, "no-gpu", "driver"),
+    ],
+)
+def test_the_cause_is_found_in_the_form_in_which_it_was_misread(tmp_path, log, cause, words):
+    first = explain(tmp_path, job=log).first
+    assert first is not None
+    assert first.cause == cause
+    assert words in first.error
+
+
+def test_an_exception_that_points_at_another_one_is_not_the_cause(tmp_path):
+    assert "Operation not supported" in explain(tmp_path, job=ENGINE).first.evidence[0].text
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        # A command that somebody typed at the prompt of the terminal, after the run.
+        "AP 0.41\nresults written\n(env) u@box:~/work$ capture-pane -S -9000\n-bash: capture-pane: command not found\n",
+        # A store that is closed in good order says so at the level of information.
+        "[I1121 19:59:29.91 TCPStoreLibUvBackend.cpp:1354] [c10d] uv_loop_close failed with:-16 errn:EBUSY desc:resource busy or locked\ntraining finished\n",
+        # Tried again, and then it worked.
+        (
+            "2026-01-02 10:00:00,000 - tracker - INFO - Traceback (most recent call last):\n"
+            '2026-01-02 10:00:00,000 - tracker - INFO -   File "/v/tracker.py", line 3, in send\n'
+            "2026-01-02 10:00:00,000 - tracker - INFO -     post()\n"
+            "2026-01-02 10:00:00,000 - tracker - INFO - OSError: timed out\n"
+            "step 1 loss 2.0\nstep 2 loss 1.9\nstep 3 loss 1.8\nstep 4 loss 1.7\ntraining finished\n"
+        ),
+        # Pods that wait until they are admitted.
+        (
+            "Normal  Pending   kueue-admission  couldn't assign flavors to pod set main: insufficient unused quota for cpu\n"
+            "Normal  Admitted  kueue-admission  Admitted by ClusterQueue main, wait time since reservation was 0s\n"
+        ),
+    ],
+)
+def test_what_frightens_but_ends_nothing_accuses_nobody(tmp_path, log):
+    verdict = explain(tmp_path, job=log)
+    assert verdict.first is None or verdict.first.confidence.value == "low"
+
+
+@pytest.mark.parametrize(
+    "log", [CUT, KILLED_CHILD, INTERRUPTED, "Process 0 exit with status code 137.\n"]
+)
+def test_a_failed_run_is_not_called_healthy(tmp_path, log):
+    assert not explain(tmp_path, job=log).healthy
+
+
+def test_a_port_that_is_taken_while_others_are_waited_for_may_be_a_second_rank_0(tmp_path):
+    text = (
+        "[W socket.cpp:464] [c10d] The server socket has failed to bind to [::]:29500 (errno: 98 - Address already in use).\n"
+        "torch.distributed.DistStoreError: Timed out after 61 seconds waiting for clients. 1/2 clients joined.\n"
+    )
+    first = explain(tmp_path, job=text).first
+    assert first.cause == "port-taken"
+    assert first.confidence.value == "medium"
+    assert "duplicate-rank" in first.rivals
+
+
+def test_a_file_s_name_is_no_host(tmp_path):
+    name = "run-017-my-first-try"
+    (tmp_path / f"{name}.log").write_text(KILLED_CHILD)
+    assert name not in explain(tmp_path, **{name: KILLED_CHILD}).first.error
