@@ -12,12 +12,11 @@ from typing import Any
 
 from meeting.head import JOIN_TIMEOUT_S, SECRET, make_plan, raise_descriptor_limit
 from torchmuster.files.disk import DiskWriter
-from torchmuster.files.layout import RunDir
 from torchmuster.net.channel import Channel
 from torchmuster.node.agent import Agent
-from torchmuster.node.head_link import HeadLink, HeadPlace
+from torchmuster.node.head_link import HeadLink
 from torchmuster.node.leftovers import make_socket_folder
-from torchmuster.node.options import AgentOptions
+from torchmuster.node.options import AgentOptions, HeadPlace
 from torchmuster.node.spawner.messages import InterpreterReady
 from torchmuster.node.voice import LogVoice
 
@@ -36,13 +35,13 @@ class AgentWithoutWorkers(Agent):
 
     def __init__(self, number: int, port: int, folder: str, disk: DiskWriter) -> None:
         options = AgentOptions(
-            program=make_plan(1).program,
+            plan=make_plan(1),
             num_workers=1,
             host=f"n{number}",
             head=HeadPlace(
                 addresses=(("127.0.0.1", port),), secret=SECRET, join_timeout_s=JOIN_TIMEOUT_S
             ),
-            run_dir=lambda _: RunDir(folder),
+            run_dir=folder,
             place=number,
             is_head=number == 0,
             environment=dict(os.environ) if number == 0 else {},

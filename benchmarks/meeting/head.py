@@ -9,8 +9,9 @@ from typing import Any
 
 from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
+from torchmuster.head.options import TrainingHeadOptions
 from torchmuster.head.training_actions import Send
-from torchmuster.head.training_head import TrainingHead, TrainingHeadOptions
+from torchmuster.head.training_head import TrainingHead
 from torchmuster.model.plan import Limits, Program, RunPlan, ScriptKind
 from torchmuster.net import listener
 from torchmuster.programs.main import StorePorts
@@ -65,11 +66,12 @@ def coordinate(num_nodes: int, limit_s: float, folder: str, listening: Any, answ
     options = TrainingHeadOptions(
         plan=make_plan(num_nodes),
         run_dir=RunDir(folder),
-        open_store=StorePorts().open,
-        own_address="127.0.0.1",
-        on_event=lambda event: told.append(f"{event.name} {str(event.fields)[:200]}"),
     )
-    head = CountingHead(options, disk)
+
+    def show(event: Any) -> None:
+        told.append(f"{event.name} {str(event.fields)[:200]}")
+
+    head = CountingHead(options, disk, StorePorts().open, show)
     asyncio.run(_serve(head, limit_s, listening, answer, told))
     os._exit(0)
 

@@ -7,8 +7,8 @@ import os
 import sys
 
 from torchmuster.engines.local import agent_argv
-from torchmuster.files.layout import RunDir
 from torchmuster.net import listener
+from torchmuster.node.options import AgentOrder
 
 address_file, run_dir, lifeline_fd = sys.argv[1:]
 listening = listener.bind("0.0.0.0", 0)
@@ -17,6 +17,12 @@ port = listening.getsockname()[1]
 with open(f"{address_file}.new", "w") as file:
     file.write(str(port))
 os.rename(f"{address_file}.new", address_file)
-argv = agent_argv(RunDir(run_dir), 0, [("127.0.0.1", port)])
-argv += [f"--listen-fd={listening.fileno()}", f"--lifeline-fd={lifeline_fd}"]
+order = AgentOrder(
+    run_dir=run_dir,
+    place=0,
+    head=(f"127.0.0.1:{port}",),
+    listen_fd=listening.fileno(),
+    lifeline_fd=int(lifeline_fd),
+)
+argv = agent_argv(order)
 os.execv(argv[0], argv)

@@ -16,12 +16,14 @@ from cluster.netns import Nodes, why_not
 from kit.command import MUSTER, SOURCE
 from kit.waiting import wait_until
 from torchmuster import proc
+from torchmuster.engines.local import agent_argv
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
 from torchmuster.model.display.narration import narrate
 from torchmuster.model.plan import Limits, Program, RunPlan, ScriptKind, Tee
 from torchmuster.net.secret import new_secret, write_secret
+from torchmuster.node.options import AgentOrder
 
 HERE = Path(__file__).parent
 # Answers nobody: an address of the fast network's subnet that no node has.
@@ -167,9 +169,13 @@ def start_and_wait(nodes, run_dir, folder, env, heads, limit_s):
             wait_until(where.exists, "the head's address")
             port = where.read_text()
             for node in range(2, nodes.num_nodes + 1):
-                argv = proc.node_program("agent", f"--run-dir={run_dir.path}")
-                argv += [f"--place={node - 1}", f"--lifeline-fd={lifeline}"]
-                start(node, [*argv, f"--head={','.join(f'{host}:{port}' for host in heads)}"])
+                order = AgentOrder(
+                    run_dir=run_dir.path,
+                    place=node - 1,
+                    head=tuple(f"{host}:{port}" for host in heads),
+                    lifeline_fd=lifeline,
+                )
+                start(node, agent_argv(order))
             deadline = time.monotonic() + limit_s
             return [agent.wait(max(deadline - time.monotonic(), 0.1)) for agent in agents]
     finally:

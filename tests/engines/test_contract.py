@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torchmuster.engines.base import EngineError, NodeStart
 from torchmuster.errors import UsageError
 from torchmuster.model.job import AfterKind, JobDependency, JobRequest, NodeChunk
-from torchmuster.model.links import ResubmitWay
+from torchmuster.model.links import ResubmitMethod
 from torchmuster.model.states import JobState
 
 JOB = JobRequest(
@@ -163,12 +163,12 @@ def test_no_table_makes_a_success_of_an_unknown_word(dialect, contract):
 
 
 def test_every_engine_has_a_way_to_go_on(dialect):
-    assert dialect.resubmit_ways
-    assert ResubmitWay.CHAIN not in dialect.resubmit_ways, "that is the client's"
+    assert dialect.resubmit_methods
+    assert ResubmitMethod.CHAIN not in dialect.resubmit_methods, "that is the client's"
 
 
 def test_a_job_is_started_again_by_its_own_id(dialect):
-    if ResubmitWay.REQUEUE in dialect.resubmit_ways:
+    if ResubmitMethod.REQUEUE in dialect.resubmit_methods:
         assert dialect.requeue_argv("41")[-1] == "41"
 
 

@@ -120,7 +120,7 @@ def test_wrong_stages_are_refused_together_before_anything_starts(stage):
     done = muster(stage, "--stage", "a:../b", "--stage", "c:/d", "train.py")
 
     assert done.returncode == 2
-    assert "leads out" in done.stderr
+    assert "is outside the scratch folder" in done.stderr
     assert "absolute" in done.stderr
     assert not (stage / "home" / "runs").exists()
 

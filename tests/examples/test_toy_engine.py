@@ -97,6 +97,29 @@ def test_a_run_trains_on_two_nodes_of_it(toy):
     assert "job 1 is running on toy1, toy2" in done.stderr
 
 
+def test_what_it_says_of_one_node_does_not_reach_another(toy, tmp_path):
+    words = ("--nodes", "2", "--nproc-per-node", "1", "--run-id", "r")
+    done = toy("run", "--on", "toy", *words, "train.py")
+
+    assert done.returncode == 0, done.stderr
+    left = json.loads((tmp_path / "home/runs/r/environment.json").read_text())
+    assert "TOY_QUEUE" in left
+    assert not {"TOY_JOB_ID", "TOY_NODE", "TOY_NODES"} & left.keys()
+
+
+def test_its_own_key_of_a_site_is_for_it_alone(toy, tmp_path):
+    site = tmp_path / "muster.toml"
+    site.write_text("[engines.toy]\npriority = 'low'\n")
+    done = toy("run", "--on", "toy", "--dry-run", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert "#TOY --priority=low\n" in done.stdout
+
+    site.write_text("[engines.toy]\npriorty = 'low'\n")
+    assert "did you mean `priority`" in toy("run", "--on", "toy", "--dry-run", "train.py").stderr
+    site.write_text("[engines.slurm]\npriority = 'low'\n")
+    assert "`priority`" in toy("run", "--on", "slurm", "--dry-run", "train.py").stderr
+
+
 def test_a_run_inside_a_job_of_it_uses_the_nodes_of_the_job(toy, tmp_path):
     muster = f"{sys.executable} -m torchmuster"
     run = f"{muster} run --nproc-per-node 1 --run-id r --tee all train.py"

@@ -10,7 +10,9 @@ from harness import LOOP
 from kit.command import muster_env
 from kit.waiting import wait_until
 from torchmuster import proc
+from torchmuster.engines.local import agent_argv
 from torchmuster.model.lease import SILENT_S
+from torchmuster.node.options import AgentOrder
 
 pytest.importorskip("torch", reason="the workers need torch (extra `train`)")
 
@@ -230,9 +232,8 @@ def call_in(run, *, place, secret=None):
     if secret is not None:
         (stranger / "secret").write_text(secret)
     head = json.loads((run.run_dir / "head.json").read_text())
-    words = [f"--run-dir={stranger}", f"--place={place}", f"--head={head['host']}:{head['port']}"]
-    argv = proc.node_program("agent", *words)
-    done = subprocess.run(argv, env=muster_env(run.home), timeout=30, check=False)
+    order = AgentOrder(run_dir=str(stranger), place=place, head=(f"{head['host']}:{head['port']}",))
+    done = subprocess.run(agent_argv(order), env=muster_env(run.home), timeout=30, check=False)
     return done.returncode, (stranger / "logs" / "agents" / "n2.log").read_text()
 
 

@@ -61,7 +61,7 @@ def test_a_firewall_in_front_of_one_node_is_named(pair, verdict, word):
     assert code == 2
     first = said["findings"][0]
     assert first["cause"] == "port-blocked"
-    assert "calls of n1 to n2" in first["error"]
+    assert "connections from n1 to n2" in first["error"]
     assert word in first["error"]
     assert causes(said, "failure") == ["port-blocked"]
 

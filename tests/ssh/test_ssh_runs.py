@@ -283,7 +283,7 @@ def test_master_of_a_persistent_connection_lives_on(hosts):
 @pytest.mark.lab
 def test_spare_host_takes_the_place_of_a_head_that_is_lost(hosts):
     out, err = train_and_lose(hosts, "a")
-    assert "the spare host spare takes place 0; snapshots that only a has are missing there" in err
+    assert "the spare host spare takes place 0; snapshots that only a has are not there" in err
     assert "attempt 1 rank 0" in out
     events = (only_run(hosts.home) / "events.jsonl").read_text().splitlines()
     begun = [e["attempt"] for e in map(json.loads, events) if e["event"] == "attempt_started"]

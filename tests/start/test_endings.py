@@ -248,11 +248,14 @@ def test_muster_run_ends_with_the_scripts_code_and_shows_its_traceback(place):
 
 
 @pytest.mark.short
-def test_a_failure_of_all_ranks_in_two_attempts_shows_its_traceback_once(place):
+def test_a_failure_of_all_ranks_in_two_attempts_shows_its_traceback_in_the_first_only(place):
     place.write("prog.py", "def main():\n    raise ValueError('boom')\n\n\nmain()\n")
     options = ("--nproc-per-node", "2", "--tee", "all", "--max-restarts", "1")
     done = place.muster("prog.py", options=(*options, "--python", f"{sys.executable} -S"))
 
     assert done.code == 1, done.stderr
-    assert (done.stdout + done.stderr).count("Traceback (most recent call last):") == 1
+    first, _, second = (done.stdout + done.stderr).partition("muster: attempt 1: ")
+    # Both ranks may write it at the same time: then neither repeats the other.
+    assert first.count("Traceback (most recent call last):") in (1, 2)
+    assert "Traceback (most recent call last):" not in second
     assert "the traceback above, which ends:" in done.stderr

@@ -16,7 +16,7 @@ def test_a_collective_that_only_one_rank_makes_is_found_in_the_first_steps(
     ended = muster(tmp_path / "home", 3, SCRIPT, rank, step, size, check=False)
     assert ended.returncode != 0
     assert (
-        f"the ranks make different numbers of collectives in step {step + 1} of this attempt"
+        f"the ranks call different numbers of collectives in step {step + 1} of this attempt"
         in ended.stderr
     )
     assert f"rank {rank}: " in ended.stderr

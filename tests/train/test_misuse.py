@@ -98,7 +98,7 @@ def test_a_metric_that_is_not_a_scalar_is_named(world):
     [
         ({"batch": 0}, "global_batch_size is 0, below one"),
         ({"accumulate": 0}, "accumulate is 0, below one"),
-        ({"batch": 11, "drop_last": True}, "drop_last leaves nothing of 10 samples"),
+        ({"batch": 11, "drop_last": True}, "drop_last leaves no batch: 10 samples"),
         ({"samples": 0}, "the dataset is empty"),
         ({"every_steps": 0}, "every_steps is 0, below one"),
         ({"keep": 0}, "keep is 0, below one"),

@@ -183,7 +183,7 @@ def test_skip_leaves_saves_out_while_one_still_runs(world, tmp_path, monkeypatch
     train(world, tmp_path / "s", when_busy="skip", at_step=at_step)
     world.close()
     assert saved_steps(tmp_path / "s") == [0, 1, 2, 5, 6]
-    assert "step 3: a save is still running, this one is left out" in capsys.readouterr().err
+    assert "step 3: a save is still running, this one is skipped" in capsys.readouterr().err
 
 
 def test_wait_leaves_no_save_out(world, tmp_path, monkeypatch):

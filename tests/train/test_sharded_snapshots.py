@@ -134,7 +134,7 @@ def test_a_sharded_model_without_a_shared_folder_is_refused_before_step_0(tmp_pa
 def test_without_a_shared_folder_the_copy_of_the_other_node_is_enough(tmp_path, undisturbed):
     line = [SCRIPT, tmp_path, "--apart"]
     ended = muster(tmp_path / "home", 1, *line, "--stop-after", STOP, nodes=2)
-    assert "each keeps a whole copy of every snapshot" in ended.stderr
+    assert "each keeps a complete copy of every snapshot" in ended.stderr
     for node in range(2):
         assert (tmp_path / f"snapshots-{node}" / f"step-{STOP:09d}").is_dir()
     shutil.rmtree(tmp_path / "snapshots-0")  # that of rank 0

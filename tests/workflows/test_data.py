@@ -202,5 +202,5 @@ workflow:
 """)
 
     assert workflow.code != 0
-    assert "leads out of the folder" in workflow.out
+    assert "points outside the folder" in workflow.out
     assert "root:" not in workflow.out

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command()
 @click.option("--name", default="default", metavar="NAME", help="Name of the barrier.")
 @click.option("--count", metavar="N", help="Number of callers to wait for; default each task once.")
 @click.option("--rank", metavar="R", help="This caller's number, from 0.")

@@ -30,10 +30,10 @@ def complete_files(
 
 def complete_engines(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Return the kinds of engines and the names of the user's own that begin so."""
-    from torchmuster.engines.schedulers import SCHEDULERS
+    from torchmuster.engines.registry import engine_entries
     from torchmuster.spec.sites.files import project_file, user_file
 
-    names = ["local", "ssh", *SCHEDULERS]
+    names = ["local", "ssh", *engine_entries()]
     for path in (user_file(os.environ), project_file(os.getcwd())):
         names += _engines_of(path) if path is not None else []
     return sorted({name for name in names if name.startswith(incomplete)})
@@ -48,12 +48,3 @@ def _engines_of(path: str) -> list[str]:
     except (OSError, ValueError):
         return []
     return list(engines) if isinstance(engines, dict) else []
-
-
-on_option = click.option(
-    "--on",
-    "engine",
-    metavar="NAME",
-    help="Engine or site; default this machine.",
-    shell_complete=complete_engines,
-)

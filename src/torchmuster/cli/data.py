@@ -4,20 +4,21 @@ import json
 
 import click
 
-from torchmuster.cli.transfers import CONTEXT, Bar, NearMissGroup, describe, say
+from torchmuster.cli import options
+from torchmuster.cli.transfers import Bar, NearMissGroup, describe, say
 from torchmuster.errors import UsageError
 
 
-@click.group(cls=NearMissGroup, context_settings=CONTEXT)
+@click.group(cls=NearMissGroup)
 def data() -> None:
     """Move files to and from s3://, gs://, azure:// and folders."""
 
 
-@data.command(context_settings=CONTEXT)
+@data.command()
 @click.argument("url")
 @click.argument("folder", default=".")
-@click.option("--regex", help="Only files whose relative path matches (re.match).")
-@click.option("--parallel", type=click.IntRange(1, 256), default=8, help="Files at a time.")
+@options.regex
+@options.parallel
 def download(url: str, folder: str, *, regex: str | None, parallel: int) -> int:
     """Download the files at URL into FOLDER; files that are already there are kept."""
     from torchmuster.data import transfer
@@ -30,11 +31,11 @@ def download(url: str, folder: str, *, regex: str | None, parallel: int) -> int:
     return 0
 
 
-@data.command(context_settings=CONTEXT)
+@data.command()
 @click.argument("folder")
 @click.argument("url")
-@click.option("--regex", help="Only files whose relative path matches (re.match).")
-@click.option("--parallel", type=click.IntRange(1, 256), default=8, help="Files at a time.")
+@options.regex
+@options.parallel
 def upload(folder: str, url: str, *, regex: str | None, parallel: int) -> int:
     """Upload FOLDER (or a file) to URL; files that are already there are not sent again."""
     from torchmuster.data import transfer
@@ -50,10 +51,10 @@ def upload(folder: str, url: str, *, regex: str | None, parallel: int) -> int:
     return 0
 
 
-@data.command("list", context_settings=CONTEXT)
+@data.command("list")
 @click.argument("url")
-@click.option("--regex", help="Only files whose relative path matches (re.match).")
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@options.regex
+@options.json()
 def list_files(url: str, *, regex: str | None, as_json: bool) -> int:
     """List the files that a download of URL would fetch."""
     from torchmuster.data import transfer
@@ -77,10 +78,10 @@ def list_files(url: str, *, regex: str | None, as_json: bool) -> int:
     return 0
 
 
-@data.command(context_settings=CONTEXT)
+@data.command()
 @click.argument("url")
-@click.option("--regex", help="Only files whose relative path matches (re.match).")
-@click.option("-y", "--yes", is_flag=True, help="Without asking.")
+@options.regex
+@options.yes
 def delete(url: str, *, regex: str | None, yes: bool) -> int:
     """Remove the files at URL."""
     from torchmuster.data.transfer import delete_files, find_files
@@ -96,7 +97,7 @@ def delete(url: str, *, regex: str | None, yes: bool) -> int:
     return 0
 
 
-@data.command(context_settings=CONTEXT)
+@data.command()
 @click.argument("url")
 @click.option(
     "--access-type",

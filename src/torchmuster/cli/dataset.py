@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING
 
 import click
 
+from torchmuster.cli import options
 from torchmuster.cli.echo import echo
-from torchmuster.cli.transfers import CONTEXT, Bar, NearMissGroup, describe, say
+from torchmuster.cli.transfers import Bar, NearMissGroup, describe, say
 from torchmuster.errors import MusterError, UsageError
 
 if TYPE_CHECKING:
     from torchmuster.data.dataset import DatasetStore
 
 
-@click.group(cls=NearMissGroup, context_settings=CONTEXT)
+@click.group(cls=NearMissGroup)
 @click.option("--store", metavar="URL", help="Where datasets are; default: MUSTER_DATASETS.")
 @click.pass_context
 def dataset(ctx: click.Context, store: str | None) -> None:
@@ -28,13 +29,13 @@ def _open(ctx: click.Context) -> "DatasetStore":
     return DatasetStore(ctx.obj, note=say)
 
 
-@dataset.command(context_settings=CONTEXT)
+@dataset.command()
 @click.argument("name")
 @click.argument("folder")
 @click.option("--path", "paths", multiple=True, help="Only this part of FOLDER; may be repeated.")
-@click.option("--regex", help="Only files whose relative path matches (re.match).")
+@options.regex
 @click.option("--tag", "tags", multiple=True, help="A tag for the new version; may be repeated.")
-@click.option("--metadata", multiple=True, help="key=value, or a YAML or JSON file.")
+@options.metadata
 @click.option("--label", "labels", multiple=True, help="key=value, of the dataset.")
 @click.pass_context
 def upload(
@@ -66,12 +67,12 @@ def upload(
     return 0
 
 
-@dataset.command(context_settings=CONTEXT)
+@dataset.command()
 @click.argument("name")
 @click.option("--add", multiple=True, metavar="LOCAL[:FOLDER]", help="Add files; may be repeated.")
 @click.option("--remove", metavar="REGEX", help="Leave out files whose path matches.")
 @click.option("--tag", "tags", multiple=True, help="A tag for the new version.")
-@click.option("--metadata", multiple=True, help="key=value, or a YAML or JSON file.")
+@options.metadata
 @click.pass_context
 def update(
     ctx: click.Context,
@@ -101,10 +102,10 @@ def update(
     return 0
 
 
-@dataset.command(context_settings=CONTEXT)
+@dataset.command()
 @click.argument("name")
 @click.argument("folder", default=".")
-@click.option("--regex", help="Only files whose relative path matches (re.match).")
+@options.regex
 @click.pass_context
 def download(ctx: click.Context, name: str, folder: str, *, regex: str | None) -> int:
     """Download the files of NAME into FOLDER; files that are already there are kept."""
@@ -114,8 +115,8 @@ def download(ctx: click.Context, name: str, folder: str, *, regex: str | None) -
     return 0
 
 
-@dataset.command("list", context_settings=CONTEXT)
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@dataset.command("list")
+@options.json()
 @click.pass_context
 def list_datasets(ctx: click.Context, *, as_json: bool) -> int:
     """List the datasets."""
@@ -153,10 +154,10 @@ def _tags(tags: tuple[str, ...]) -> list[str]:
     return [", ".join(tags) or "-"]
 
 
-@dataset.command(context_settings=CONTEXT)
+@dataset.command()
 @click.argument("name")
 @click.option("--files", "with_files", is_flag=True, help="Each file too.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON, with the files.")
+@options.json("As JSON, with the files.")
 @click.pass_context
 def info(ctx: click.Context, name: str, *, with_files: bool, as_json: bool) -> int:
     """Show a version of NAME."""
@@ -184,7 +185,7 @@ def info(ctx: click.Context, name: str, *, with_files: bool, as_json: bool) -> i
     return 0
 
 
-@dataset.command(context_settings=CONTEXT)
+@dataset.command()
 @click.argument("name")
 @click.argument("tag")
 @click.option("--remove", is_flag=True, help="Remove the tag instead.")
@@ -199,10 +200,10 @@ def tag(ctx: click.Context, name: str, tag: str, *, remove: bool) -> int:
     return 0
 
 
-@dataset.command(context_settings=CONTEXT)
+@dataset.command()
 @click.argument("name")
 @click.option("-a", "--all", "everything", is_flag=True, help="All versions of NAME.")
-@click.option("-y", "--yes", is_flag=True, help="Without asking.")
+@options.yes
 @click.pass_context
 def delete(ctx: click.Context, name: str, *, everything: bool, yes: bool) -> int:
     """Remove a version of NAME, or all with --all."""
@@ -217,7 +218,7 @@ def delete(ctx: click.Context, name: str, *, everything: bool, yes: bool) -> int
     return 0
 
 
-@dataset.command(context_settings=CONTEXT)
+@dataset.command()
 @click.argument("name")
 @click.pass_context
 def checksum(ctx: click.Context, name: str) -> int:
@@ -226,7 +227,7 @@ def checksum(ctx: click.Context, name: str) -> int:
     return 0
 
 
-@dataset.command(context_settings=CONTEXT)
+@dataset.command()
 @click.argument("name")
 @click.pass_context
 def verify(ctx: click.Context, name: str) -> int:
@@ -245,9 +246,9 @@ def verify(ctx: click.Context, name: str) -> int:
     return 0
 
 
-@dataset.command(context_settings=CONTEXT)
+@dataset.command()
 @click.option("--older-than", default="1d", help="Only what is older; default 1d.")
-@click.option("-y", "--yes", is_flag=True, help="Without asking.")
+@options.yes
 @click.pass_context
 def gc(ctx: click.Context, *, older_than: str, yes: bool) -> int:
     """Remove contents that no version needs."""

@@ -36,12 +36,21 @@ def follow_run(
     voice.start()
     try:
         result = follow(voice)
-        code = GOES_ON if result is None else say_end(voice, result, run_dir)
+        code = GOES_ON
+        if result is not None:
+            code = say_end(voice, result, run_dir, is_read=_is_read_by_doctor(plan))
     finally:
         voice.flush(5.0)
     if as_json and result is not None:
         click.echo(json.dumps(codec.to_plain(result), indent=1))
     return code
+
+
+def _is_read_by_doctor(plan: "RunPlan | WorkflowPlan") -> bool:
+    """Say whether `muster doctor` has made the run: it says itself how the run ended, behind what it has found."""
+    from torchmuster.model.plan import RunPlan
+
+    return isinstance(plan, RunPlan) and plan.preflight in ("long", "only")
 
 
 def _shows_several(plan: "RunPlan | WorkflowPlan") -> bool:
@@ -77,13 +86,19 @@ def last_line(result: "Result", run_dir: "RunDir") -> str:
     return summary(whole(result, run_dir), None if went_well else how_to_go_on(run_dir, result))
 
 
-def say_end(voice: "TerminalVoice", result: "Result | WorkflowResult", run_dir: "RunDir") -> int:
-    """Say how a run or a workflow has ended; return its exit code."""
+def say_end(
+    voice: "TerminalVoice",
+    result: "Result | WorkflowResult",
+    run_dir: "RunDir",
+    *,
+    is_read: bool = False,
+) -> int:
+    """Say how a run or a workflow has ended, unless its caller reads and says it; return its exit code."""
     from torchmuster.model.outcome import WorkflowResult
     from torchmuster.ui.messages import paint_report, uses_colour, workflow_summary
 
     if not isinstance(result, WorkflowResult):
-        return _say_end_of_run(voice, result, run_dir)
+        return _say_end_of_run(voice, result, run_dir, is_read=is_read)
     for report in result.reports:
         voice.print(paint_report(report, colour=uses_colour()))
     voice.say(workflow_summary(result))
@@ -94,20 +109,23 @@ def say_end(voice: "TerminalVoice", result: "Result | WorkflowResult", run_dir: 
     return result.exit_code
 
 
-def _say_end_of_run(voice: "TerminalVoice", result: "Result", run_dir: "RunDir") -> int:
+def _say_end_of_run(
+    voice: "TerminalVoice", result: "Result", run_dir: "RunDir", *, is_read: bool
+) -> int:
     from torchmuster.model.states import RunState
     from torchmuster.owner.views.record import keep_result
     from torchmuster.ui.messages import last_report, paint_report, uses_colour
 
-    report = last_report(result, run_dir, voice.shown)
+    report = last_report(result, run_dir, voice.shown) if not is_read else None
     if report is not None:
         voice.print(paint_report(report, colour=uses_colour()))
-    voice.say(last_line(result, run_dir))
+    if not is_read:
+        voice.say(last_line(result, run_dir))
     if (why := keep_result(run_dir, result)) is not None:
         voice.say(
             f"this end can't be recorded in {run_dir.path} ({why}): `muster status` won't know of it"
         )
-    if result.state is RunState.SUCCEEDED and os.path.isdir(run_dir.path):
+    if not is_read and result.state is RunState.SUCCEEDED and os.path.isdir(run_dir.path):
         from torchmuster.owner.views.account import what_is_left
 
         voice.say(what_is_left(run_dir))

@@ -30,7 +30,6 @@ class _ExecCommand(click.Command):
 @click.command(
     cls=_ExecCommand,
     name="exec",
-    context_settings={"help_option_names": ["-h", "--help"]},
     options_metavar="[OPTIONS]",
 )
 @click.argument("run", shell_complete=complete_runs)

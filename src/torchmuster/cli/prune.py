@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from torchmuster.cli import options
+
 if TYPE_CHECKING:
     from torchmuster.owner.views.prune import PrunePlan, Removal
 
@@ -14,7 +16,7 @@ _DAY_S = 86400.0
 _MAX_ROWS = 40
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command()
 @click.option(
     "--older",
     default="30d",
@@ -29,7 +31,7 @@ _MAX_ROWS = 40
 @click.option("--linked", is_flag=True, help="Also runs whose snapshots another run uses.")
 @click.option("--dry-run", is_flag=True, help="Show what would be removed, remove nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON; implies --yes.")
+@options.json("As JSON; implies --yes.")
 def prune(**given: Any) -> int:
     """Remove old runs that have ended, and cached zipapps; keep what is running or in use.
 

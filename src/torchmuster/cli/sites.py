@@ -13,11 +13,11 @@ def my_sites() -> "Sites":
     Raises:
         ManyErrors: Everything that is wrong with the files.
     """
-    from torchmuster.engines.registry import engine_entries
+    from torchmuster.engines.registry import schedulers
     from torchmuster.spec.sites.files import is_new
     from torchmuster.spec.sites.site import load_sites
     from torchmuster.ui.messages import print_notes
 
-    sites = load_sites(os.getcwd(), os.environ, engine_entries())
+    sites = load_sites(os.getcwd(), os.environ, schedulers())
     print_notes([note for note in sites.notes if is_new(note)])
     return sites

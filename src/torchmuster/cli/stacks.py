@@ -2,13 +2,14 @@
 
 import click
 
+from torchmuster.cli import options
 from torchmuster.cli.completion import complete_runs
 from torchmuster.cli.echo import echo
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command()
 @click.argument("run", shell_complete=complete_runs)
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@options.json()
 def stacks(run: str, *, as_json: bool) -> int:
     """Show the Python stacks of all ranks of the running RUN, equal ones together.
 

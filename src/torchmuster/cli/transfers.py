@@ -12,7 +12,6 @@ from torchmuster.errors import UsageError
 if TYPE_CHECKING:
     from torchmuster.data.progress import Moved, TransferProgress
 
-CONTEXT = {"help_option_names": ["-h", "--help"]}
 _REDRAW_S = 0.2
 _BAR_WIDTH = 30
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from torchmuster.cli import options
 from torchmuster.cli.account import clock, print_account, span
 from torchmuster.cli.completion import complete_runs
 from torchmuster.cli.echo import echo
@@ -22,16 +23,15 @@ if TYPE_CHECKING:
     from torchmuster.owner.views.find import RunView
     from torchmuster.owner.views.training import EpochView, TrainingView
 
-_CONTEXT = {"help_option_names": ["-h", "--help"]}
 _MOST_ROWS = 20
 _COLUMNS = ("RUN", "STATE", "SUBMITTED", "TIME", "ON", "WORKERS", "COMMAND", "ENDED BY")
 
 
-@click.command(context_settings=_CONTEXT)
+@click.command()
 @click.option(
     "-a", "--all", "everything", is_flag=True, help="All runs, not only the open and the last 20."
 )
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@options.json()
 def ps(*, everything: bool, as_json: bool) -> int:
     """List the runs, the one submitted last at the end."""
     from torchmuster.owner.views.account import account_of
@@ -94,9 +94,9 @@ def _size_and_command(view: "RunView") -> tuple[str, str]:
     return workers, " ".join(view.plan.program.display()) if view.plan else "-"
 
 
-@click.command(context_settings=_CONTEXT)
+@click.command()
 @click.argument("run", shell_complete=complete_runs)
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@options.json()
 def status(run: str, *, as_json: bool) -> int:
     """Show the state of RUN: its nodes, attempts, training and verdict."""
     from datetime import UTC, datetime
@@ -203,7 +203,7 @@ def _words(values: dict[str, float]) -> str:
     return "".join(f", {name} {value:.4g}" for name, value in values.items())
 
 
-@click.command(context_settings=_CONTEXT)
+@click.command()
 @click.argument("run", shell_complete=complete_runs)
 @click.argument("task", required=False)
 @click.option("-f", "--follow", is_flag=True, help="Follow until the run ends.")
@@ -280,7 +280,7 @@ def _print_file(path: str, write: "Callable[[str], None]", tail: int | None) -> 
         raise NotFoundError("the log can't be read", where=path, why=error.strerror) from error
 
 
-@click.command(context_settings=_CONTEXT)
+@click.command()
 @click.argument("run", shell_complete=complete_runs)
 def wait(run: str) -> int:
     """Wait for the end of RUN and exit with its exit code."""
@@ -321,7 +321,7 @@ def identity(view: "RunView") -> str:
     return f"{short_id(view.run_id)} ({what}, {view.state.value}{job})"
 
 
-@click.command(context_settings=_CONTEXT)
+@click.command()
 @click.argument("run", shell_complete=complete_runs)
 @click.option("--now", is_flag=True, help="SIGKILL at once, without the grace.")
 def cancel(run: str, *, now: bool) -> int:

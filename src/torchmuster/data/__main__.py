@@ -1,7 +1,7 @@
-"""`python -m torchmuster.data ...`: what the agents of nodes start to move files.
+"""`python -m torchmuster.data ...`: the program that agents start to move files.
 
 Standard output is JSON lines: {"progress": {...}}, {"note": "..."}, {"done": {...}} or {"error": {...}}.
-The exit code is 0, 10 for a failure that may pass by itself, 11 for one that will not.
+The exit code is 0, 10 for a failure that may pass, 11 for a permanent one.
 """
 
 import argparse
@@ -28,7 +28,7 @@ _PROGRESS_EVERY_S = 0.5
 
 
 class Lines:
-    """Writes JSON lines from any thread; progress at most twice a second, and the last of it."""
+    """Writes JSON lines from any thread; progress at most twice a second, and the last value always."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -45,7 +45,7 @@ class Lines:
         self.write("note", sentence)
 
     def progress(self, state: TransferProgress) -> None:
-        """Write how far it is, now and then."""
+        """Write the progress, at limited intervals."""
         now_s = time.monotonic()
         if now_s >= self._next_s or state.files_done == state.num_files:
             self._next_s = now_s + _PROGRESS_EVERY_S
@@ -138,7 +138,7 @@ def _checkpoint(options: argparse.Namespace, lines: Lines) -> dict[str, Any]:
 
 
 def _wait_for_end(stop: threading.Event) -> None:
-    """Set `stop` at the end of standard input: whoever started us has ended, or asks for the end."""
+    """Set `stop` at the end of standard input: the parent process has ended or requests the end."""
     while os.read(0, 4096):
         pass
     stop.set()

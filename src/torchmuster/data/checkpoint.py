@@ -1,7 +1,7 @@
-"""Checkpoints of a task: uploaded while it runs, whole or not there, and the last three kept.
+"""Checkpoints of a task: uploaded while it runs, complete or absent; the last three are kept.
 
-A file that was written to while it was read is never part of a checkpoint: its stamp (size, time of change,
-inode) is equal before the first reading and after the second, and both readings have one SHA-256.
+A file that changes while it is read is never part of a checkpoint: its stamp (size, time of change, inode) has to be
+equal before the first reading and after the second, and both readings have to have the same SHA-256.
 """
 
 import os
@@ -39,15 +39,15 @@ class Round:
 
 
 class CheckpointUploader:
-    """Uploads what is under a path, again and again.
+    """Uploads the files under a path, repeatedly.
 
     Args:
         path: A folder or a file; it need not exist yet.
         url: The folder of the checkpoints.
-        frequency_s: Pause between the end of an upload and the begin of the next, in seconds.
+        frequency_s: Pause between two uploads, in seconds.
         regex: `re.match` on the relative path.
-        note: Called with sentences that a user should see.
-        settle_s: How long a round waits for files that are being written to, in seconds.
+        note: Called with messages for the user.
+        settle_s: How long a round waits for files that are being written, in seconds.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class CheckpointUploader:
     def run(self, stop: threading.Event, done: Callable[[Round], None] | None = None) -> Round:
         """Upload until `stop` is set, then once more; return the last round.
 
-        An error of a round is told in one sentence, and the next round tries again.
+        The error of a round is reported, and the next round tries again.
 
         Raises:
             DataError: The last round failed.
@@ -82,14 +82,14 @@ class CheckpointUploader:
                 result = self.upload_once()
             except DataError as error:
                 why = f" ({error.why})" if error.why else ""
-                self._note(f"the checkpoint was not uploaded: {error.what}{why}; it is tried again")
+                self._note(f"the checkpoint was not uploaded: {error.what}{why}; retrying")
                 continue
             if done is not None:
                 done(result)
         return self.upload_once()
 
     def upload_once(self) -> Round:
-        """Upload one checkpoint, unless the last one has the same files.
+        """Upload a checkpoint, unless the last one has the same files.
 
         Raises:
             DataError: The store can't be written to, or a file keeps changing.
@@ -127,7 +127,7 @@ class CheckpointUploader:
     def _send_all(
         self, files: list[LocalFile], known: dict[str, Entry], folder: str, sent: list[str]
     ) -> dict[str, Entry]:
-        """Send all files; those that are being written to are tried again, until the time is up."""
+        """Send all files; retry those that are being written, until the time limit."""
         deadline_s = time.monotonic() + self._settle_s
         stored: dict[str, Entry] = {}
         waiting = files
@@ -140,8 +140,8 @@ class CheckpointUploader:
                 else:
                     stored[file.name] = done
             if busy and time.monotonic() >= deadline_s:
-                what = f"`{busy[0].name}` keeps changing, so this checkpoint was left out"
-                fix = "write to another name and rename it, as os.replace does"
+                what = f"`{busy[0].name}` keeps changing, so this checkpoint was skipped"
+                fix = "write to another name, then rename it (os.replace)"
                 raise FileChangedError(what, where=self._path, fix=fix, may_pass=True)
             if busy:
                 self._hold.wait(_SETTLED_S)
@@ -152,7 +152,7 @@ class CheckpointUploader:
     def _send(
         self, file: LocalFile, known: Entry | None, folder: str, sent: list[str]
     ) -> Entry | None:
-        """Send one file; None when it is being written to."""
+        """Send one file; None when it is being written."""
         try:
             before = copying.stamp(file.path)
             if 0 <= time.time() - before.mtime_ns / 1e9 < _SETTLED_S:
@@ -220,5 +220,5 @@ class CheckpointUploader:
             try:
                 self._store.delete(name)
             except OSError as error:
-                self._note(f"a file of a checkpoint that was left out was not removed: {error}")
+                self._note(f"a file of a skipped checkpoint was not removed: {error}")
                 return

@@ -1,9 +1,9 @@
-"""Taking the next number and writing a file under it, when several writers want the same one.
+"""Writes a file under the next free number, while several writers may want the same one.
 
-A local disk links a finished file to the name, a store takes `If-None-Match: *`; both give a number to one
-writer only. Where a store can do neither, claims are files of their own: a writer writes its claim,
-then looks. Who sees nobody else's claim owns the number; who sees another withdraws and tries again
-later. Of two writers the later one always sees both claims, so two never own one number.
+A local disk links a finished file to the name, a store accepts `If-None-Match: *`; both give a number to one
+writer only. If a store can do neither, claims are separate files: a writer writes its claim and then lists
+the claims. A writer that sees no other claim owns the number; one that sees another withdraws and tries again
+later. Of two writers the later one always sees both claims, so two never own the same number.
 """
 
 import random
@@ -26,7 +26,7 @@ def claim_next(
     """Write `encode(n)` to `name_of(n)` for the first free n above `newest()`; return n.
 
     Raises:
-        DataError: The store can't be written to, or others take every number.
+        DataError: The store can't be written, or other writers take every number.
     """
     number = newest() + 1
     waiter = threading.Event()
@@ -47,7 +47,7 @@ def claim_next(
 
 
 def _create_by_claim(store: Store, name: str, data: bytes, number: int) -> bool | None:
-    """Return True when written, False when the number is taken, None when others want it."""
+    """Return True when written, False when the number is taken, None when other writers claim it."""
     folder = f"claims/{name}"
     ours = f"{folder}/{secrets.token_hex(8)}"
     store.write(ours, str(number).encode())

@@ -1,4 +1,4 @@
-"""Reading, hashing and copying local files, and noticing that one was changed meanwhile."""
+"""Reading, hashing and copying local files, and detecting changes meanwhile."""
 
 import contextlib
 import errno
@@ -17,7 +17,7 @@ _NO_COPY = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Digests:
-    """What was read of a file: its size in bytes, SHA-256 and MD5, in hexadecimal."""
+    """The size in bytes of a file that was read, and its SHA-256 and MD5 in hexadecimal."""
 
     size_bytes: int
     sha256: str
@@ -26,7 +26,7 @@ class Digests:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stamp:
-    """What changes when a file is written to or replaced."""
+    """The attributes that change when a file is written or replaced."""
 
     size_bytes: int
     mtime_ns: int
@@ -34,13 +34,13 @@ class Stamp:
 
 
 def stamp(path: str) -> Stamp:
-    """Return the stamp of a file now."""
+    """Return the present stamp of a file."""
     facts = os.stat(path)
     return Stamp(size_bytes=facts.st_size, mtime_ns=facts.st_mtime_ns, inode=facts.st_ino)
 
 
 def feed_hashed(path: str, write: Callable[[bytes], object]) -> Digests:
-    """Give a file in chunks to `write`; return what was given."""
+    """Pass a file in chunks to `write`; return the digests."""
     sha256, md5, size_bytes = hashlib.sha256(), _md5(), 0
     with open_plain(path) as file:
         while chunk := file.read(CHUNK_BYTES):
@@ -73,7 +73,7 @@ def copy_hashed(source: str, target: str) -> Digests:
 
 
 def copy_in_kernel(source: str, target: str) -> None:
-    """Copy by the kernel, which may share blocks until one of the files is written to."""
+    """Copy in the kernel, which may share blocks until one of the files is written."""
     with open(source, "rb", buffering=0) as reader, open(target, "wb", buffering=0) as writer:
         try:
             while os.copy_file_range(reader.fileno(), writer.fileno(), 1 << 30):
@@ -92,7 +92,7 @@ def copy_in_kernel(source: str, target: str) -> None:
 
 
 def sync_folder(path: str) -> None:
-    """Bring a folder's names to the disk, where the file system can do that."""
+    """Flush a folder's entries to the disk, if the file system supports that."""
     with contextlib.suppress(OSError):
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:

@@ -1,13 +1,13 @@
 """Versioned datasets in a folder or an object store.
 
     objects/<2 digits>/<sha256>             each content once
-    uploads/<random>.json                   which contents an upload that is under way counts on
+    uploads/<random>.json                   the contents that a running upload needs
     sets/<name>/versions/<n>.json           the manifest: written last, exclusively; it makes the version
     sets/<name>/versions/<n>.deleted        so that a number never comes back
     sets/<name>/tags/<tag>                  a version's number
     sets/<name>/labels.json                 of the dataset, not of a version
 
-What an upload that is cut short leaves is objects without a manifest: `gc` removes them when they are old.
+An interrupted upload leaves objects without a manifest: `gc` removes them when they are old.
 """
 
 import json
@@ -87,7 +87,7 @@ def scan(store: Store, below: str) -> dict[str, Found]:
 
 
 class DatasetStore:
-    """All datasets of one store; without a URL, of the one that the settings name."""
+    """All datasets of a store; without a URL, of the store in the settings."""
 
     def __init__(self, url: str | Store | None = None, *, note: NoteCallback | None = None) -> None:
         where = datasets_url() if url is None else url
@@ -115,8 +115,8 @@ class DatasetStore:
         With `keep`, files of the newest version that are not in the folder stay.
 
         Raises:
-            UsageError: The name or a tag is none.
-            DataError: A file can't be read, or the store can't be written to.
+            UsageError: The name or a tag is invalid.
+            DataError: A file can't be read, or the store can't be written.
         """
         files, sentences = local_files(folder, regex, paths)
         self._say(sentences)
@@ -146,12 +146,12 @@ class DatasetStore:
             add: Pairs of a local path and the folder in the dataset, `` for its top.
             remove: Files whose path matches (`re.match`) are left out.
             tags: Given to the new version.
-            metadata: Put over the older version's.
-            progress: Called as by `upload`.
+            metadata: Updates that of the older version.
+            progress: Called as in `upload`.
 
         Raises:
-            UsageError: The name or a tag is none.
-            DataError: No such dataset, nothing would be left, a file can't be read.
+            UsageError: The name or a tag is invalid.
+            DataError: There is no such dataset, the new version would be empty, or a file can't be read.
         """
         old = self.info(name)
         removes = compile_regex(remove) if remove is not None else lambda path: False
@@ -182,7 +182,7 @@ class DatasetStore:
     ) -> int:
         reference = parse_reference(name)
         if reference.version is not None:
-            raise UsageError("a version's number is given by the store", where=name)
+            raise UsageError("the store assigns version numbers", where=name)
         all_tags = [*tags, *([reference.tag] if reference.tag else [])]
         for tag in all_tags:
             check_tag(tag)
@@ -224,7 +224,7 @@ class DatasetStore:
         regex: str | None = None,
         progress: ProgressCallback | None = None,
     ) -> Moved:
-        """Bring a version's files into a folder; those that are there are kept.
+        """Download a version's files into a folder; other files there are kept.
 
         Raises:
             DataError: No such dataset, or an object is missing or damaged.
@@ -248,14 +248,14 @@ class DatasetStore:
         manifest = manifests.decode(self._store.read(name), where)
         if (manifest.name, manifest.version) != (wanted.name, wanted.version):
             why = f"it says that it is {manifest.name}:{manifest.version}"
-            raise DataError("a manifest lies under the wrong name", where=where, why=why)
+            raise DataError("a manifest has the wrong name", where=where, why=why)
         return manifest
 
     def resolve(self, reference: str) -> Reference:
         """Return the reference with its version's number.
 
         Raises:
-            DataError: No such dataset, tag or version; it names the nearest.
+            DataError: There is no such dataset, tag or version; the error names the nearest.
         """
         wanted = parse_reference(reference)
         found = self._find(wanted.name)
@@ -291,10 +291,10 @@ class DatasetStore:
         ]
 
     def tag(self, reference: str, tag: str, *, remove: bool = False) -> None:
-        """Let a tag point to a version, or remove it.
+        """Set a tag to a version, or remove it.
 
         Raises:
-            UsageError: The tag is none.
+            UsageError: The tag is invalid.
             DataError: No such version.
         """
         check_tag(tag)
@@ -325,7 +325,7 @@ class DatasetStore:
         return dict(value)
 
     def set_labels(self, name: str, labels: Mapping[str, Any]) -> None:
-        """Put labels over those that a dataset has; None removes one."""
+        """Update the labels of a dataset; None removes one."""
         both = {**self.labels(name), **labels}
         left = {key: value for key, value in both.items() if value is not None}
         path = f"sets/{parse_reference(name).name}/labels.json"
@@ -335,7 +335,7 @@ class DatasetStore:
         """Remove a version, or all of them; return their numbers. `gc` removes the contents later.
 
         Raises:
-            UsageError: Neither a version nor `all_versions` was given, and there are several.
+            UsageError: There are several versions, and neither a version nor `all_versions` was given.
             DataError: No such version.
         """
         wanted = parse_reference(reference)
@@ -345,7 +345,7 @@ class DatasetStore:
         is_bare = wanted.version is None and wanted.tag is None
         if is_bare and not all_versions and len(found.versions) > 1:
             what = f"`{wanted.name}` has {len(found.versions)} versions"
-            fix = f"name one, `{wanted.name}:{version}`, or ask for all of them"
+            fix = f"name one, `{wanted.name}:{version}`, or choose all of them"
             raise UsageError(what, where=self.url, fix=fix)
         pointing = {tag: self._tagged(wanted.name, tag) for tag in found.tags}
         for number in doomed:
@@ -366,10 +366,10 @@ class DatasetStore:
         return self._objects.verify(self.info(reference).files, progress)
 
     def gc(self, *, older_than_s: float = 86400.0) -> tuple[int, int]:
-        """Remove contents that no version has; return their number and their size in bytes.
+        """Remove contents that belong to no version; return their number and their size in bytes.
 
         Raises:
-            DataError: A manifest is damaged: nothing is removed then.
+            DataError: A manifest is damaged: then nothing is removed.
         """
         return self._objects.sweep(self._referenced, older_than_s)
 
@@ -404,7 +404,7 @@ class DatasetStore:
 
 
 def default_store(note: NoteCallback | None = None) -> DatasetStore:
-    """Return the store that the settings name: MUSTER_DATASETS, a config file or `$MUSTER_HOME`."""
+    """Return the store from the settings: MUSTER_DATASETS, a config file or `$MUSTER_HOME`."""
     return DatasetStore(note=note)
 
 

@@ -1,4 +1,4 @@
-"""What went wrong with a file or a store: which failures may pass, and trying those again."""
+"""Errors of files and stores: which of them may pass, and retrying those."""
 
 import errno
 import random
@@ -47,7 +47,7 @@ class DataError(MusterError):
     """Files, a store or a dataset can't be read or written.
 
     Attributes:
-        may_pass: Whether a later try can end better, with nothing changed by the user.
+        may_pass: Whether a later try may succeed without a change by the user.
     """
 
     exit_code = 13
@@ -66,7 +66,7 @@ class DataError(MusterError):
 
 
 def explain(error: BaseException, url: str) -> DataError:
-    """Return what a user should read about an error of a file system or of a store's library."""
+    """Return an error of a file system or of a store's library as a message for the user."""
     if isinstance(error, DataError):
         return error
     if isinstance(error, MusterError):
@@ -75,30 +75,28 @@ def explain(error: BaseException, url: str) -> DataError:
     if isinstance(error, (FileNotFoundError, NotADirectoryError)):
         return DataError("there is no such file, folder or bucket", where=url, why=why)
     if isinstance(error, PermissionError):
-        fix = "check the credentials, and what they may read and write"
+        fix = "check the credentials and their permissions"
         return DataError("access was denied", where=url, why=why, fix=fix)
     name = type(error).__name__.lower()
     if "credential" in name or "profilenotfound" in name:
-        fix = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or what the store's library reads"
+        fix = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the variables that the store's library reads"
         return DataError("there are no credentials for this store", where=url, why=why, fix=fix)
     if isinstance(error, OSError) and error.errno in _LASTING:
         return DataError("the file can't be read or written", where=url, why=why)
     lasts = any(word in name for word in _LASTING_WORDS)
-    return DataError(
-        "the store did not answer as it should", where=url, why=why, may_pass=not lasts
-    )
+    return DataError("the store gave an unexpected answer", where=url, why=why, may_pass=not lasts)
 
 
 def retrying(
     work: Callable[[], _T], url: str, *, stop: threading.Event | None = None, tries: int = NUM_TRIES
 ) -> _T:
-    """Return what `work` returns; try again, later and later, after failures that may pass.
+    """Return what `work` returns; retry with growing pauses after failures that may pass.
 
     Args:
-        work: What is done; it must be safe to do twice.
-        url: What is named when it fails.
-        stop: Set by others to end the waiting.
-        tries: How often it is tried in all.
+        work: The function to call; it must be safe to call twice.
+        url: Named in the error.
+        stop: Set by other threads to end the waiting.
+        tries: The maximum number of calls.
 
     Raises:
         DataError: The last failure, or the first that will not pass.
@@ -114,7 +112,7 @@ def retrying(
             if not fault.may_pass or left == 0:
                 raise fault from error
         if waiter.wait(pause_s * random.uniform(0.5, 1.0)):
-            raise DataError("the transfer was ended", where=url, may_pass=True)
+            raise DataError("the transfer was stopped", where=url, may_pass=True)
         pause_s *= 2
     raise AssertionError("unreachable: the last try returns or raises")
 

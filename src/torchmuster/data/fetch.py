@@ -1,4 +1,4 @@
-"""Bringing single files from a store to a folder: in ranges, resumed, verified, whole or not there."""
+"""Downloads single files from a store to a folder: in ranges, resumed, verified, complete or absent."""
 
 import contextlib
 import os
@@ -24,15 +24,15 @@ def fetch_all(
     note: NoteCallback | None = None,
     num_parallel: int = 8,
 ) -> Moved:
-    """Bring files of a store into a folder; those that are there and whole are skipped.
+    """Download files of a store into a folder; complete ones are skipped.
 
     Args:
-        store: Where they lie.
-        files: By the name that each gets in the folder.
-        folder: It is made when it is missing.
+        store: Their store.
+        files: By the name in the folder.
+        folder: Created if it is missing.
         progress: Called after every piece, from several threads, one at a time.
-        note: Called with sentences that a user should see.
-        num_parallel: Files at the same time.
+        note: Called with messages for the user.
+        num_parallel: Number of simultaneous downloads.
 
     Raises:
         DataError: A name is unsafe, a file can't be read or written, or is damaged in the store.
@@ -45,7 +45,7 @@ def fetch_all(
     record = DownloadRecord(folder)
     record.open()
     if record.problem and note:
-        note(f"{record.problem}: a download that is cut short starts from its last whole file")
+        note(f"{record.problem}: an interrupted download continues after its last complete file")
     meter = TransferMeter(len(files), sum(file.size_bytes for file in files.values()), progress)
     fetcher = _Fetcher(store, folder, record, meter, note)
     try:
@@ -72,7 +72,7 @@ class _Fetcher:
         self._note = note
 
     def fetch(self, pair: tuple[str, Entry]) -> None:
-        """Bring one file, unless it is there."""
+        """Download one file, unless it is complete."""
         name, file = pair
         url = self._store.where(file.name)
         try:
@@ -105,7 +105,7 @@ class _Fetcher:
         return digests.sha256 == file.sha256 or digests.md5 == file.md5
 
     def _bring(self, name: str, file: Entry, part: str, url: str) -> str | None:
-        """Fill the `.part` file; return the SHA-256 of what it holds, None for a plain local copy."""
+        """Fill the `.part` file; return the SHA-256 of its content, None for a plain local copy."""
         if isinstance(self._store, LocalStore):
             return self._copy(self._store.local(file.name), file, part)
         before: str | None = None
@@ -154,7 +154,7 @@ class _Fetcher:
     def _read_ranges(
         self, name: str, file: Entry, part: str, url: str, *, from_start: bool
     ) -> None:
-        """Fetch what the `.part` file lacks; one of another version begins anew."""
+        """Fetch the missing part of the `.part` file; start again if it is of another version."""
         version = (url, file.tag)
         keep = self._record.parts.get(name) == version and not from_start and os.path.isfile(part)
         begin = os.path.getsize(part) if keep else 0
@@ -165,14 +165,14 @@ class _Fetcher:
         with open(part, "ab" if begin else "wb", buffering=0) as target:
             while begin < file.size_bytes:
                 if self.stop.is_set():
-                    raise DataError("the transfer was ended", where=url, may_pass=True)
+                    raise DataError("the transfer was stopped", where=url, may_pass=True)
                 data = self._store.read_piece(file.name, begin, file.size_bytes)
                 target.write(data)
                 begin += len(data)
                 self._meter.add(len(data))
 
     def _has_changed(self, file: Entry) -> bool:
-        """Look again, where ranges of two versions could have been put together."""
+        """Check again whether ranges of two versions could have been combined."""
         if file.sha256 is not None or file.size_bytes <= copying.CHUNK_BYTES:
             return False
         entry = self._store.stat(file.name)

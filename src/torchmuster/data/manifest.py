@@ -1,4 +1,4 @@
-"""The list of a dataset version's files: one JSON file, the last that an upload writes."""
+"""The list of files of a dataset version: one JSON file, which an upload writes last."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def object_name(sha256: str) -> str:
-    """Return where a dataset's store has a content."""
+    """Return the name of a content in a dataset's store."""
     return f"objects/{sha256[:2]}/{sha256}"
 
 
@@ -26,10 +26,10 @@ def stored_file(source: str, size_bytes: int, sha256: str, mode: int) -> Entry:
 
 
 def listed_file(name: str, source: str, size_bytes: Any, sha256: Any, mode: Any) -> Entry:
-    """Return a file as some list names it.
+    """Return a file from its entry in a list.
 
     Raises:
-        ValueError: The name or the object is unsafe, or a number is none.
+        ValueError: The name or the object is unsafe, or a number is invalid.
     """
     is_whole = type(size_bytes) is int and size_bytes >= 0 and type(mode) is int
     if not is_whole or not _SHA256.fullmatch(sha256):
@@ -47,10 +47,10 @@ class DatasetManifest:
         name: `[bucket/]NAME`.
         version: Counted from 1.
         created: UTC, ISO 8601.
-        run_id: The run that made it, if one did.
-        writer: Random: tells the manifests of two writers apart that are equal otherwise.
+        run_id: The run that made it, if any.
+        writer: Random: distinguishes otherwise equal manifests of two writers.
         files: By path, sorted; each with the object that has its content.
-        metadata: What the user noted about this version.
+        metadata: The user's metadata of this version.
     """
 
     name: str
@@ -86,16 +86,16 @@ class DatasetManifest:
 
 
 def encode(manifest: DatasetManifest) -> bytes:
-    """Return a manifest's bytes; they end in a checksum of their own."""
+    """Return a manifest's bytes, which end with their checksum."""
     body = {"format": FORMAT, **manifest.plain(), "checksum": manifest.checksum}
     return json.dumps(body, indent=1, sort_keys=True).encode()
 
 
 def decode(data: bytes, where: str) -> DatasetManifest:
-    """Return the manifest in some bytes.
+    """Return the manifest from its bytes.
 
     Raises:
-        DataError: The bytes are damaged; it says how.
+        DataError: The bytes are damaged.
     """
     try:
         value = json.loads(data)
@@ -113,7 +113,7 @@ def decode(data: bytes, where: str) -> DatasetManifest:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _damaged(where, f"{type(error).__name__}: {error}") from error
     if value.get("checksum") != manifest.checksum:
-        raise _damaged(where, "its checksum does not fit what it lists")
+        raise _damaged(where, "its checksum does not match its contents")
     return manifest
 
 
@@ -123,5 +123,5 @@ def _file(row: Any) -> tuple[str, Entry]:
 
 
 def _damaged(where: str, why: str) -> DataError:
-    fix = "take another version; upload this one again"
+    fix = "use another version, or upload this one again"
     return DataError("the list of a dataset's files is damaged", where=where, why=why, fix=fix)

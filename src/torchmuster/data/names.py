@@ -1,4 +1,4 @@
-"""Which files a transfer takes, and which names are safe to write."""
+"""Selects the files of a transfer, and checks that names are safe to write."""
 
 import os
 import re
@@ -14,7 +14,7 @@ def compile_regex(regex: str | None) -> Callable[[str], bool]:
     """Return the test of a relative path; `re.match`, as in the workflow format.
 
     Raises:
-        DataError: The expression is none.
+        DataError: The expression is invalid.
     """
     if regex is None:
         return lambda name: True
@@ -27,14 +27,14 @@ def compile_regex(regex: str | None) -> Callable[[str], bool]:
 
 
 def unsafe_reason(name: str) -> str | None:
-    """Return why a name from a store can't become a file here; None when it can."""
+    """Return why a name from a store can't be a file here; None when it can."""
     if name.startswith("/"):
         return "it is absolute"
     if "\0" in name:
-        return "it holds a zero byte"
+        return "it contains a zero byte"
     parts = name.split("/")
     if ".." in parts or "." in parts:
-        return "it leads out of the folder" if ".." in parts else "it holds `.` as a folder"
+        return "it is outside the folder" if ".." in parts else "it contains `.` as a folder"
     if "" in parts:
         return "a part of it is empty"
     if any(len(part.encode(errors="surrogateescape")) > 255 for part in parts):
@@ -46,7 +46,7 @@ def check_names(names: Iterable[str], where: str) -> None:
     """Refuse names that could write elsewhere, or that can't all be files of one folder.
 
     Raises:
-        DataError: It names the first few of them.
+        DataError: With the first few of them.
     """
     known = set(names)
     bad = [f"`{name}`: {why}" for name in sorted(known) if (why := unsafe_reason(name))]
@@ -63,17 +63,17 @@ def check_names(names: Iterable[str], where: str) -> None:
 
 
 def target_path(folder: str, name: str) -> str:
-    """Return where a checked name is written; its parent folders exist then.
+    """Return the path for a checked name and create its parent folders.
 
     Raises:
-        DataError: A symlink in the folder leads out of it.
+        DataError: A symlink in the folder points outside it.
     """
     root = os.path.realpath(folder)
     path = os.path.join(root, name)
     parent = os.path.realpath(os.path.dirname(path))
     if not is_inside(parent, root):
-        what = f"`{name}` would be written out of the folder"
-        raise DataError(what, where=folder, why=f"a symlink in it leads to {parent}")
+        what = f"`{name}` would be written outside the folder"
+        raise DataError(what, where=folder, why=f"a symlink in it points to {parent}")
     os.makedirs(parent, exist_ok=True)
     return path
 
@@ -81,7 +81,7 @@ def target_path(folder: str, name: str) -> str:
 def local_files(
     folder: str, regex: str | None = None, paths: Sequence[str] | None = None
 ) -> tuple[list[LocalFile], list[str]]:
-    """Return the files below a folder that are taken, and sentences about what is left out.
+    """Return the selected files below a folder, and messages about skipped ones.
 
     Symlinks are followed inside the folder.
 
@@ -91,7 +91,7 @@ def local_files(
         paths: Only these files and folders, relative to `folder`.
 
     Raises:
-        DataError: No such folder, or symlinks that lead out of it.
+        DataError: There is no such folder, or symlinks point outside it.
     """
     matches = compile_regex(regex)
     if os.path.isfile(folder):
@@ -109,9 +109,9 @@ def local_files(
     leaving = [name for name in sorted(tree.leaving) if matches(name)]
     if leaving:
         shown = ", ".join(f"`{name}`" for name in leaving[:_SHOWN])
-        what = f"symlinks lead out of the folder: {shown}"
-        fix = "copy what they point to, or leave them out by regex"
+        what = f"symlinks point outside the folder: {shown}"
+        fix = "copy their targets, or exclude them with a regex"
         raise DataError(what, where=folder, fix=fix)
-    notes = [f"`{name}` leads back to a folder above it: left out" for name in tree.circles]
-    notes += [f"`{name}` {why}: left out" for name, why in tree.left_out.items() if matches(name)]
+    notes = [f"`{name}` links to a folder above it: skipped" for name in tree.circles]
+    notes += [f"`{name}` {why}: skipped" for name, why in tree.left_out.items() if matches(name)]
     return [tree.files[name] for name in sorted(tree.files) if matches(name)], sorted(notes)

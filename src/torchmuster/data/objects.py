@@ -1,4 +1,4 @@
-"""The contents of all datasets, each once, named by its SHA-256; and removing those that nobody needs."""
+"""The contents of all datasets, each stored once under its SHA-256; and removal of unused ones."""
 
 import json
 import secrets
@@ -28,7 +28,7 @@ class ObjectStore:
 
     @contextmanager
     def upload_begun(self) -> "Iterator[ObjectUpload]":
-        """Begin an upload; what it counts on is kept from the sweep until it ends."""
+        """Begin an upload; the sweep keeps the contents that it needs until it ends."""
         upload = ObjectUpload(self._store)
         try:
             yield upload
@@ -59,7 +59,7 @@ class ObjectStore:
         return None if digest == file.sha256 else "its object is damaged"
 
     def sweep(self, referenced: Callable[[], set[str]], older_than_s: float) -> tuple[int, int]:
-        """Remove old objects that neither a version nor an upload under way counts on."""
+        """Remove old objects that neither a version nor a running upload needs."""
         limit_s = time.time() - older_than_s
         # First the objects, then who needs them: what is uploaded in between is never a candidate.
         old = [entry for entry in self._store.entries("objects") if entry.modified_s <= limit_s]
@@ -88,7 +88,7 @@ class ObjectStore:
 
 
 class ObjectUpload:
-    """What one upload sends and counts on."""
+    """The contents that one upload sends and needs."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -103,7 +103,7 @@ class ObjectUpload:
         """Send the contents that the store lacks; return the files as a manifest lists them, by path.
 
         Raises:
-            DataError: A file can't be read or keeps changing, or the store can't be written to.
+            DataError: A file can't be read or keeps changing, or the store can't be written.
         """
         meter = TransferMeter(len(files), sum(file.size_bytes for file in files), progress)
         hashes = run_all(self._hash, files, _NUM_PARALLEL, self._stop)
@@ -124,26 +124,26 @@ class ObjectUpload:
         return dict(run_all(send, pairs, _NUM_PARALLEL, self._stop))
 
     def count_on(self, hashes: Iterable[str | None]) -> None:
-        """Keep these contents from a sweep."""
+        """Protect these contents from a sweep."""
         self._needed.update(sha256 for sha256 in hashes if sha256)
         data = json.dumps(sorted(self._needed)).encode()
         self._store.write(self._note, data)
 
     def check(self) -> None:
-        """Send again what a sweep that began before us has removed after we had seen it."""
+        """Send contents again that a concurrent sweep has removed after we saw them."""
         for sha256, file in self._sources.items():
             if self._store.stat(object_name(sha256)) is None:
                 self._send(file, copying.hash_file(file.path), None)
 
     def end(self) -> None:
-        """Let the sweep take what no version has."""
+        """End the protection: the sweep may remove contents without a version."""
         self._store.delete(self._note)
 
     def _hash(self, file: LocalFile) -> copying.Digests:
         return retrying(lambda: copying.hash_file(file.path), file.path, stop=self._stop)
 
     def _there(self, hashes: Iterable[str]) -> set[str]:
-        """Return which contents the store has, from a listing: one request for 1,000 objects."""
+        """Return the contents in the store, from a listing: one request for 1,000 objects."""
         wanted = set(hashes)
         listed = self._store.entries("objects")
         return wanted & {entry.name.rsplit("/", 1)[-1] for entry in listed}

@@ -1,4 +1,4 @@
-"""How a folder of checkpoints says which files are its last whole checkpoint.
+"""How a folder of checkpoints names the files of its last complete checkpoint.
 
 CHECKPOINT.json                    written last: the number and the name of the manifest
 checkpoint-<n>.json                the manifest: every file's name, object, size and SHA-256
@@ -22,7 +22,7 @@ _FOLDER = re.compile(r"checkpoint-(\d{1,12})-[0-9a-f]{8}/.+", re.DOTALL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """One whole checkpoint: its files by name, each with the object that holds it."""
+    """A complete checkpoint: its files by name, each with its object."""
 
     number: int
     created: str
@@ -35,19 +35,19 @@ def manifest_name(number: int) -> str:
 
 
 def number_of(name: str) -> int | None:
-    """Return the number of a manifest's name; None when it is none."""
+    """Return the number in a manifest's name; None for another name."""
     match = _NUMBERED.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def folder_number(name: str) -> int | None:
-    """Return the number in the folder of a checkpoint's object; None when it is none."""
+    """Return the number in the folder of a checkpoint's object; None for another folder."""
     match = _FOLDER.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def encode_pointer(number: int) -> bytes:
-    """Return the bytes that make a checkpoint the last whole one."""
+    """Return the content of the pointer to the last complete checkpoint."""
     value = {"format": FORMAT, "number": number, "manifest": manifest_name(number)}
     return json.dumps(value).encode()
 
@@ -69,7 +69,7 @@ def encode(checkpoint: Checkpoint) -> bytes:
 
 
 def read_pointer(store: Store) -> int | None:
-    """Return the number of the last whole checkpoint; None when there is none.
+    """Return the number of the last complete checkpoint; None when there is none.
 
     Raises:
         DataError: The pointer is damaged.

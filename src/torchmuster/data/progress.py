@@ -1,4 +1,4 @@
-"""Counting what many threads have moved, and running work in threads until the first error."""
+"""Counts what several threads have transferred, and runs work in threads until the first error."""
 
 import threading
 from collections.abc import Callable, Iterable
@@ -11,7 +11,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferProgress:
-    """How far a transfer is."""
+    """The progress of a transfer."""
 
     files_done: int
     num_files: int
@@ -24,9 +24,9 @@ class Moved:
     """The result of a transfer.
 
     Attributes:
-        num_files: Files that are there now.
-        total_bytes: Their size.
-        num_skipped: Those among them that were there already.
+        num_files: Number of files that exist now.
+        total_bytes: Their total size.
+        num_skipped: Number of those that existed before.
     """
 
     num_files: int
@@ -39,7 +39,7 @@ NoteCallback = Callable[[str], None]
 
 
 class TransferMeter:
-    """Adds up what the threads of one transfer have done and tells the callback."""
+    """Sums the work of the threads of a transfer and calls the callback."""
 
     def __init__(self, num_files: int, total_bytes: int, callback: ProgressCallback | None) -> None:
         self._lock = threading.Lock()
@@ -49,7 +49,7 @@ class TransferMeter:
         self._files = self._bytes = self._skipped = 0
 
     def add(self, size_bytes: int = 0, *, files: int = 0, skipped: int = 0) -> None:
-        """Count bytes (negative when they have to be moved again) and whole files."""
+        """Count bytes (negative when they have to be transferred again) and complete files."""
         with self._lock:
             self._bytes += size_bytes
             self._files += files
@@ -65,7 +65,7 @@ class TransferMeter:
                 )
 
     def result(self) -> Moved:
-        """Return what was moved."""
+        """Return the result of the transfer."""
         return Moved(
             num_files=self._files, total_bytes=self._total_bytes, num_skipped=self._skipped
         )
@@ -74,9 +74,9 @@ class TransferMeter:
 def run_all(
     work: Callable[[_T], Any], items: Iterable[_T], num_parallel: int, stop: threading.Event
 ) -> list[Any]:
-    """Do `work` on all items in threads; return the results in the items' order.
+    """Call `work` for all items in threads; return the results in the order of the items.
 
-    After the first error no further item is begun, `stop` is set, and the error is raised.
+    After the first error no further item is started, `stop` is set, and the error is raised.
     """
     pool = ThreadPoolExecutor(max(1, num_parallel), thread_name_prefix="muster-data")
     try:

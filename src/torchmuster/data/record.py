@@ -1,7 +1,7 @@
-"""What a download has finished, in one file beside its folder: `.NAME.muster.jsonl`.
+"""The finished files of a download, in one file next to its folder: `.NAME.muster.jsonl`.
 
-Each line says that a file is whole, or which version of a file a `.part` belongs to. Lines are only
-appended, so a killed download leaves at most one torn line, which is passed over.
+Each line says that a file is complete, or to which version of a file a `.part` belongs. Lines are only
+appended, so a killed download leaves at most one incomplete line, which is ignored.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ _MAX_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """A file that is whole: what it was in the store, and what it is on the disk."""
+    """A complete file: its version in the store, and its stamp on the disk."""
 
     source: str
     tag: str
@@ -29,7 +29,7 @@ class Finished:
 
 
 class DownloadRecord:
-    """The file beside a download; one download at a time works in a folder."""
+    """The record of a download; only one download at a time works in a folder."""
 
     def __init__(self, folder: str) -> None:
         parent, base = os.path.split(os.path.realpath(folder))
@@ -75,12 +75,12 @@ class DownloadRecord:
         )
 
     def begin(self, name: str, source: str, tag: str) -> None:
-        """Note which version the `.part` of a file will belong to."""
+        """Note the version to which the `.part` of a file belongs."""
         self.parts[name] = (source, tag)
         self._append({"part": name, "source": source, "tag": tag})
 
     def finish(self, name: str, done: Finished) -> None:
-        """Note that a file is whole."""
+        """Note that a file is complete."""
         self._append({"name": name, **asdict(done)})
 
     def _append(self, line: dict[str, Any]) -> None:
@@ -92,7 +92,7 @@ class DownloadRecord:
             os.write(self._fd, data if os.fstat(self._fd).st_size == 0 else b"\n" + data)
 
     def close(self) -> None:
-        """Let the next download in."""
+        """Unlock and close the record."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

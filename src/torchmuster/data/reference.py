@@ -1,4 +1,4 @@
-"""How a dataset is named, `[bucket/]NAME[:tag|version]`, and where datasets are kept."""
+"""Names of datasets, `[bucket/]NAME[:tag|version]`, and where datasets are stored."""
 
 import os
 import re
@@ -31,10 +31,10 @@ class Reference:
 
 
 def parse_reference(text: str) -> Reference:
-    """Return what `[bucket/]NAME[:tag|version]` names.
+    """Parse `[bucket/]NAME[:tag|version]`.
 
     Raises:
-        UsageError: The text is no such name.
+        UsageError: The text is not such a name.
     """
     name, colon, selector = text.partition(":")
     parts = name.split("/")
@@ -50,16 +50,18 @@ def parse_reference(text: str) -> Reference:
 
 
 def check_tag(tag: str) -> None:
-    """Refuse a tag that could be taken for a version, for `latest` or for a path.
+    """Refuse a tag that looks like a version, `latest` or a path.
 
     Raises:
-        UsageError: It says why.
+        UsageError: The tag is invalid.
     """
     if tag == LATEST:
         raise UsageError("the tag `latest` is always the newest version", where="--tag latest")
     if tag.isdecimal() or not _PART.fullmatch(tag):
         why = (
-            "a number names a version" if tag.isdecimal() else "allowed: letters, digits, `_`, `-`"
+            "numbers are reserved for versions"
+            if tag.isdecimal()
+            else "allowed: letters, digits, `_`, `-`"
         )
         raise UsageError(f"`{tag}` can't be a tag", where="--tag", why=why)
 
@@ -74,7 +76,7 @@ def _bad(text: str, part: str) -> UsageError:
 
 
 def datasets_url() -> str:
-    """Return where datasets are kept: MUSTER_DATASETS, a config file, or `$MUSTER_HOME/datasets`.
+    """Return the URL or path where datasets are stored: MUSTER_DATASETS, a config file, or `$MUSTER_HOME/datasets`.
 
     Raises:
         UsageError: A config file is damaged.
@@ -118,12 +120,12 @@ def _url_of(path: str) -> str | None:
 
 
 def unknown(kind: str, name: str, known: list[str], where: str) -> DataError:
-    """Return the error for a name that is not there, with the nearest that is."""
+    """Return the error for a name that does not exist, with the nearest one that does."""
     near = nearest(name, known)
     shown = ", ".join(known[-8:]) or "none"
     return DataError(
         f"there is no {kind} `{name}`",
         where=where,
-        why=f"there: {shown}",
+        why=f"available: {shown}",
         fix=f"did you mean `{near}`?" if near else None,
     )

@@ -1,6 +1,6 @@
-"""Stores that fsspec reaches, and which store a URL means.
+"""Stores that fsspec supports, and the mapping from URLs to stores.
 
-Credentials are the business of the stores' own libraries: their environment variables and files.
+The stores' own libraries handle credentials, with their environment variables and files.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
 
 
 class RemoteStore(Store):
-    """A prefix of what fsspec can reach."""
+    """A prefix in a file system of fsspec."""
 
     def __init__(self, url: str, filesystem: Any, root: str) -> None:
         super().__init__(url)
@@ -44,7 +44,7 @@ class RemoteStore(Store):
     # What snapshots need besides.
 
     def names(self, below: str = "") -> list[str]:
-        """Return the names of files and folders right below; none when there is no such folder."""
+        """Return the names of files and folders directly below; none when there is no such folder."""
         self._fs.invalidate_cache()
         try:
             found = self._fs.ls(self._path(below), detail=False)
@@ -57,11 +57,11 @@ class RemoteStore(Store):
         return int(self._fs.size(self._path(name)))
 
     def open_new(self, name: str) -> Any:
-        """Open a file for writing; it is there once it was closed."""
+        """Open a file for writing; it exists after closing."""
         return self._fs.open(self._path(name), "wb")
 
     def make_folder(self, name: str = "") -> None:
-        """Make a folder, where the store has them."""
+        """Make a folder, if the store has folders."""
         self._fs.makedirs(self._path(name), exist_ok=True)
 
     def move_folder(self, name: str, to: str, first: str) -> None:
@@ -122,11 +122,10 @@ class RemoteStore(Store):
         return data
 
     def _write(self, name: str, data: bytes) -> None:
-        """Write in one request."""
         self._fs.pipe_file(self._path(name), data)
 
     def _create(self, name: str, data: bytes) -> bool | None:
-        """Write with `If-None-Match: *`, where the store keeps to it; None where it does not."""
+        """Write with `If-None-Match: *` if the store respects it, else return None."""
         return self._create_exclusively(name, data) if self._is_exclusive() else None
 
     def _create_exclusively(self, name: str, data: bytes) -> bool:
@@ -142,7 +141,7 @@ class RemoteStore(Store):
         return True
 
     def _is_exclusive(self) -> bool:
-        """Measure it: some stores take the header and overwrite all the same."""
+        """Test it: some stores accept the header and overwrite nevertheless."""
         probe = f".probe-{secrets.token_hex(8)}"
         create = self._create_exclusively
         try:
@@ -206,22 +205,20 @@ def _seconds(moment: object) -> float:
 
 
 def open_store(url: str) -> Store:
-    """Return the store at a URL or a plain path; nothing is made or read there yet.
+    """Return the store at a URL or a plain path, without accessing it.
 
     Raises:
-        DataError: No such scheme, or the package for it is not installed.
+        DataError: The scheme is unknown, or its package is not installed.
     """
     if not url or "\0" in url:
-        raise DataError("a URL or a path is needed, and this is empty", where=repr(url))
+        raise DataError("a URL or a path is needed, but the text is empty", where=repr(url))
     match = _SCHEME.fullmatch(url)
     if match is None:
         return LocalStore(os.path.expanduser(url))
     scheme, rest = match[1].lower(), match[2]
     if scheme == "file":
         if not rest.startswith("/"):
-            raise DataError(
-                "a file:// URL holds an absolute path", where=url, fix=f"file:///{rest}"
-            )
+            raise DataError("a file:// URL has an absolute path", where=url, fix=f"file:///{rest}")
         return LocalStore(rest)
     if scheme not in _STORES:
         raise _unknown(scheme, url)
@@ -229,7 +226,7 @@ def open_store(url: str) -> Store:
 
 
 def open_any(url: str) -> RemoteStore:
-    """Return the store at a URL of any scheme that fsspec knows, also of one whose files datasets don't go to.
+    """Return the store at a URL of any scheme that fsspec knows, including those not supported for datasets.
 
     Raises:
         ValueError: fsspec knows no such scheme.
@@ -250,7 +247,7 @@ def _unknown(scheme: str, url: str) -> DataError:
         )
     near = difflib.get_close_matches(scheme, [*_STORES, "file"], n=1, cutoff=0.5)
     known = "s3://, gs://, azure://, abfs://, file:// and plain paths are known"
-    what = f"`{scheme}://` is not a kind of URL that can be reached"
+    what = f"`{scheme}://` is not a supported kind of URL"
     return DataError(
         what, where=url, why=known, fix=f"did you mean `{near[0]}://`?" if near else None
     )

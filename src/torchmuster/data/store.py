@@ -1,7 +1,7 @@
-"""A folder on a disk or a prefix of an object store: one way to list, read and write files of either.
+"""A folder on a disk or a prefix of an object store: one interface to list, read and write files of both.
 
-Names are relative, with `/`. What is written appears whole or not at all. Requests are tried again after failures
-that may pass (`faults.retrying`). `data/remote.py` has the stores that fsspec reaches, and opens both by their URL.
+Names are relative, with `/`. Files appear complete or not at all. Requests are retried after failures that may pass
+(`faults.retrying`). `data/remote.py` has the stores of fsspec, and opens both kinds by URL.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ _NUM_TRIES = 100
 
 
 class FileChangedError(DataError):
-    """A file was written to while it was read."""
+    """A file has changed while it was read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +39,9 @@ class Entry:
         name: Relative to the store.
         size_bytes: Its size.
         tag: Differs when the content differs: ETag, or size and time of change.
-        modified_s: Unix time of the last change; 0 when the store does not say.
-        mode: Permission bits; None where there are none.
-        sha256: Of its content, where a manifest tells it.
+        modified_s: Unix time of the last change; 0 when the store does not report it.
+        mode: Permission bits; None if there are none.
+        sha256: Of its content, if known from a manifest.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Entry:
 
     @property
     def md5(self) -> str | None:
-        """The MD5 of the content, where the tag is one (S3: a single part)."""
+        """The MD5 of the content, if the tag is one (S3: a single part)."""
         return self.tag if re.fullmatch(r"[0-9a-f]{32}", self.tag) else None
 
 
@@ -67,23 +67,23 @@ class Store(ABC):
         self._is_bare = False
 
     def trying(self, tries: int = NUM_TRIES, *, stop: threading.Event | None = None) -> Self:
-        """Return the same store with other limits: so many tries, and none once `stop` is set."""
+        """Return the same store with this number of tries, and none once `stop` is set."""
         other = copy.copy(self)
         other._tries, other._stop = tries, stop
         return other
 
     def bare(self) -> Self:
-        """Return the same store, asked once and with its own errors, for callers with a patience of their own."""
+        """Return the same store without retries and with its own errors, for callers that retry themselves."""
         other = copy.copy(self)
         other._is_bare = True
         return other
 
     def check(self) -> None:
-        """Raise when the store can't be read; a missing folder of an object store is an empty one."""
+        """Raise an error if the store can't be read; a missing folder of an object store is an empty one."""
         self._again("", self._check)
 
     def stat(self, name: str = "") -> Entry | None:
-        """Return a file, or None when there is none of that name."""
+        """Return the file of this name, or None."""
         return self._again(name, lambda: self._stat(name))
 
     def entries(self, below: str = "") -> list[Entry]:
@@ -100,10 +100,10 @@ class Store(ABC):
         self._again(name, lambda: self._write(name, data))
 
     def create(self, name: str, data: bytes) -> bool | None:
-        """Write a small file if none is there; `data` must be unlike what others write.
+        """Write a small file if it does not exist; `data` must differ from what other writers write.
 
         Returns:
-            False when one is there, None if the store can't tell.
+            False when it exists, None if the store can't tell.
         """
 
         def work() -> bool | None:
@@ -116,11 +116,11 @@ class Store(ABC):
         return self._again(name, work)
 
     def put(self, source: str, name: str, *, sha256: str | None = None) -> copying.Digests:
-        """Send a local file; with `sha256`, only if that is what was read.
+        """Send a local file; with `sha256`, only if its content has that checksum.
 
         Raises:
-            OSError: The local file can't be read: that is not tried again.
-            FileChangedError: It was changed meanwhile: nor is that.
+            OSError: The local file can't be read; this is not retried.
+            FileChangedError: It has changed meanwhile; this is not retried.
         """
 
         def work() -> copying.Digests | OSError | FileChangedError:
@@ -140,17 +140,17 @@ class Store(ABC):
         return done
 
     def delete(self, name: str) -> None:
-        """Remove a file, if it is there."""
+        """Remove a file, if it exists."""
         self._again(name, lambda: self._delete(name))
 
     def read_piece(self, name: str, begin: int, size_bytes: int) -> bytes:
-        """Return bytes of a file from `begin` on, a piece of them at most, of a file of this size."""
+        """Return bytes of a file of this size from `begin` on, at most one piece."""
         end = min(begin + copying.CHUNK_BYTES, size_bytes)
 
         def work() -> bytes:
             data = self._read(name, begin, end)
             if not 0 < len(data) <= end - begin:
-                raise ConnectionError(f"{len(data)} bytes came of {end - begin}")
+                raise ConnectionError(f"{len(data)} bytes were received of {end - begin}")
             return data
 
         return self._again(name, work)
@@ -248,12 +248,11 @@ class LocalStore(Store):
             return file.read(-1 if end is None else end - begin)
 
     def _write(self, name: str, data: bytes) -> None:
-        """Write, fsync and rename."""
         os.replace(self._write_aside(name, data), self.local(name))
         copying.sync_folder(os.path.dirname(self.local(name)))
 
     def _create(self, name: str, data: bytes) -> bool | None:
-        """Write aside, then link: the name appears with its content, and to one writer only."""
+        """Write a temporary file, then link it: the name appears with its content, for one writer only."""
         temporary = self._write_aside(name, data)
         try:
             os.link(temporary, self.local(name))
@@ -288,7 +287,7 @@ class LocalStore(Store):
                 os.rmdir(self.local(name))
 
     def _aside(self, name: str) -> str:
-        """Return a new, empty file beside the one of this name."""
+        """Return a new, empty file in the folder of this name."""
         folder, base = os.path.split(self.local(name))
         # Short, so that a name of 255 bytes has a temporary file too.
         path = os.path.join(folder, f".{base[:40]}.{secrets.token_hex(4)}.part")
@@ -312,7 +311,7 @@ class LocalStore(Store):
 
 
 def check_digest(source: str, digests: copying.Digests, sha256: str | None) -> None:
-    """Raise FileChangedError when another content was sent than was to be."""
+    """Raise FileChangedError when the sent content differs from the expected one."""
     if sha256 is not None and digests.sha256 != sha256:
         what = "the file was changed while it was sent"
         raise FileChangedError(what, where=source, may_pass=True)

@@ -1,4 +1,4 @@
-"""Downloads and uploads of whole folders, and what else is done with the files at a URL."""
+"""Downloads and uploads of folders, and other operations on the files at a URL."""
 
 import os
 import secrets
@@ -27,18 +27,18 @@ def download(
     note: NoteCallback | None = None,
     num_parallel: int = 8,
 ) -> Moved:
-    """Bring what is at a URL into a folder; a folder of checkpoints gives its last whole one.
+    """Download a URL into a folder; for a folder of checkpoints, the last complete one.
 
     Args:
         url: A prefix, a folder or one file.
-        folder: It is made when it is missing.
+        folder: Created if it is missing.
         regex: `re.match` on the relative path.
         progress: Called after every piece, from several threads, one at a time.
-        note: Called with sentences that a user should see.
-        num_parallel: Files at the same time.
+        note: Called with messages for the user.
+        num_parallel: Number of simultaneous downloads.
 
     Raises:
-        DataError: Nothing is there, access is denied, a name is unsafe, a file is damaged.
+        DataError: There is nothing, access is denied, a name is unsafe, or a file is damaged.
     """
     store = open_store(url) if isinstance(url, str) else url
     matches = compile_regex(regex)
@@ -53,7 +53,7 @@ def download(
 
 
 def list_files(store: Store) -> dict[str, Entry]:
-    """Return the files that a download of this store brings, by the name that each gets.
+    """Return the files that a download of this store consists of, by their local name.
 
     Raises:
         DataError: Access is denied or the store does not answer.
@@ -76,10 +76,10 @@ def upload(
     note: NoteCallback | None = None,
     num_parallel: int = 8,
 ) -> Moved:
-    """Send a folder (or one file) to a URL; files that are there already are skipped.
+    """Upload a folder (or one file) to a URL; files that exist there are skipped.
 
     Raises:
-        DataError: A symlink leads out of the folder, access is denied, a file keeps changing.
+        DataError: A symlink points outside the folder, access is denied, or a file keeps changing.
     """
     store = open_store(url) if isinstance(url, str) else url
     files, sentences = local_files(folder, regex)
@@ -95,7 +95,7 @@ def upload(
     steady = store.trying(stop=stop)
 
     def send(file: LocalFile) -> copying.Digests | None:
-        """Send one file; return what was sent, None when it was there."""
+        """Send one file; return its digests, None when it existed."""
         try:
             digests = None if _is_there(store, there.get(file.name), file) else _send(steady, file)
         except OSError as error:
@@ -122,12 +122,12 @@ def _send(store: Store, file: LocalFile) -> copying.Digests:
         digests = store.put(file.path, file.name)
         if copying.stamp(file.path) == before and digests.size_bytes == before.size_bytes:
             return digests
-    why = f"it was written to during {_MAX_SENDS} attempts to read it"
+    why = f"it was changed during {_MAX_SENDS} attempts to read it"
     raise FileChangedError("the file keeps changing", where=file.path, why=why)
 
 
 def _verify(store: Store, sent: dict[str, copying.Digests]) -> None:
-    """Compare with the store's own listing what was sent."""
+    """Compare the sent files with the store's own listing."""
     if not sent:
         return
     there = {entry.name: entry for entry in store.entries()}
@@ -163,7 +163,7 @@ def find_files(url: str, regex: str | None = None) -> list[str]:
 
 
 def delete_files(url: str, names: list[str]) -> None:
-    """Remove files; those that are gone already are no error.
+    """Remove files; missing ones are no error.
 
     Raises:
         DataError: Access is denied or the store does not answer.
@@ -175,7 +175,7 @@ def check_access(url: str, access: str = "READ") -> None:
     """Try what `access` says: READ, WRITE or DELETE (the last two write a small file of their own).
 
     Raises:
-        DataError: It can't be done; it says why.
+        DataError: It failed, with the reason.
     """
     store = open_store(url).trying(2)  # somebody waits for the answer
     if access == "READ":

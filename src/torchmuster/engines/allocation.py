@@ -4,23 +4,19 @@ The head's agent is a process of ours, as on one machine; the others are started
 They end when the head is gone (their lease), or with the step that they are.
 """
 
-import os
 import signal
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torchmuster import proc
 from torchmuster.engines import starter
-from torchmuster.engines.base import Dialect, NodeStart
 from torchmuster.engines.local import HEAD, AgentProcesses, agent_argv
+from torchmuster.engines.own_job import OwnJob
 from torchmuster.engines.starter import Starter
-from torchmuster.engines.ways import Way
-from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
-from torchmuster.model.job import AllocatedNode, Allocation
 from torchmuster.model.plan import RunPlan
-from torchmuster.net import listener
-from torchmuster.net.address import own_addresses
+from torchmuster.net.address import own_addresses, own_endpoints
+from torchmuster.node.options import AgentOrder
 
 
 @dataclass
@@ -28,15 +24,12 @@ class AllocationEngine(AgentProcesses):
     """The agents of one run on the nodes of one job.
 
     Attributes:
-        way: How agents come to other nodes.
+        job: Whose nodes they are, with the way to the others.
     """
 
     plan: RunPlan
     run_dir: RunDir
-    dialect: Dialect
-    allocation: Allocation
-    way: Way = field(default_factory=Way)
-    address: tuple[str, int] = ("127.0.0.1", 0)
+    job: OwnJob
 
     def __post_init__(self) -> None:
         super().__init__()
@@ -50,32 +43,24 @@ class AllocationEngine(AgentProcesses):
 
     def start_all(self, *, first_attempt: int = 0, restarts_spent: int = 0) -> None:
         """Start one agent on every place, the head first."""
-        proc.become_subreaper()
-        self._lifeline = os.pipe2(os.O_CLOEXEC)
-        # Every address: which of them the others reach is measured by their calls.
-        listening = listener.bind("0.0.0.0", 0)
-        self.address = ("127.0.0.1", int(listening.getsockname()[1]))
-        with listening:
-            argv = agent_argv(self.run_dir, HEAD, [self.address])
-            argv += [f"--lifeline-fd={self._lifeline[0]}", f"--listen-fd={listening.fileno()}"]
-            argv += [f"--first-attempt={first_attempt}", f"--restarts-spent={restarts_spent}"]
-            child = proc.start(argv, pass_fds=[self._lifeline[0], listening.fileno()])
-            self._agents.append((HEAD, child))
+        self._start_head(first_attempt, restarts_spent)
         # pbsdsh brings no variable of the job's script, nor what `module load` has set there.
-        atomic.write_json(self.run_dir.environment, dict(os.environ), mode=0o600)
-        for place in range(1, min(self.plan.max_nodes, len(self.allocation.nodes))):
+        self.job.leave_environment(self.run_dir.environment)
+        for place in range(1, min(self.plan.max_nodes, len(self.job.nodes))):
             self.start_place(place)
 
     def start_place(self, place: int) -> None:
         """Start an agent on one place, first or replacement."""
-        if place >= len(self.allocation.nodes):
+        if place >= len(self.job.nodes):
             return  # the job has no more nodes; the head goes on without, or waits
-        port = self.address[1]
-        heads = [(address, port) for address in own_addresses()] or [self.address]
-        node = self.allocation.nodes[place]
-        command = agent_argv(self.run_dir, place, heads)
-        command.append(f"--environment={self.run_dir.environment}")
-        argv = self.way.argv(self.dialect, self._start_on(node, command))
+        node = self.job.nodes[place]
+        order = AgentOrder(
+            run_dir=self.run_dir.path,
+            place=place,
+            head=own_endpoints(self.address[1]),
+            environment=self.run_dir.environment,
+        )
+        argv = self.job.argv(node, agent_argv(order))
         self._end_late(place)
         start = starter.start(argv)
         self._starters[start.child.pid] = start
@@ -101,16 +86,6 @@ class AllocationEngine(AgentProcesses):
     def _words_of(self, child: proc.Child) -> tuple[str, ...]:
         start = self._starters.pop(child.pid, None)
         return start.said() if start is not None else ()
-
-    def _start_on(self, node: AllocatedNode, argv: list[str]) -> NodeStart:
-        return NodeStart(
-            node=node.name,
-            command=tuple(argv),
-            slot=node.slot,
-            cpus=node.cpus,
-            het_group=node.het_group,
-            way=self.way.kind,
-        )
 
     def kill_all(self) -> None:
         """End every agent: at the second call without asking what started it."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from torchmuster.errors import MusterError, UsageError
-from torchmuster.model.job import Allocation, JobRequest, JobView, StartWay
-from torchmuster.model.links import ResubmitWay
+from torchmuster.model.job import Allocation, JobRequest, JobView, NodeLauncher
+from torchmuster.model.links import ResubmitMethod
 from torchmuster.model.verdict import Report
 
 PYTHON = "$PYTHON"  # as a head's first word: the interpreter that the script names
@@ -36,10 +36,10 @@ class NodeStart:
     """One command to start on one node of the allocation.
 
     Attributes:
-        command: Its words; the first is an absolute path, since some ways bring no PATH.
+        command: Its words; the first is an absolute path, since some launchers pass no PATH.
         slot: The node's first line in PBS's node file, from 0.
         cpus: All CPUs of the job on that node; None leaves it to the scheduler.
-        way: How; None for the dialect's own.
+        launcher: The launcher to use; None for the dialect's own.
     """
 
     node: str
@@ -47,7 +47,48 @@ class NodeStart:
     slot: int = 0
     cpus: int | None = None
     het_group: int | None = None
-    way: StartWay | None = None
+    launcher: NodeLauncher | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queue:
+    """A partition of Slurm or a queue of PBS.
+
+    Attributes:
+        starts: It starts jobs; one that is stopped takes them all the same.
+        about: What the scheduler says of it, for people.
+    """
+
+    name: str
+    is_default: bool = False
+    is_open: bool = True
+    starts: bool = True
+    about: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueQuestion:
+    """How a scheduler's queues are listed.
+
+    Attributes:
+        default_argv: A second command, where the first does not tell which queue is the default.
+        mark_default: What it says.
+    """
+
+    argv: tuple[str, ...]
+    parse: Callable[[str], tuple[Queue, ...]]
+    default_argv: tuple[str, ...] | None = None
+    mark_default: Callable[[Sequence[Queue], str], tuple[Queue, ...]] = lambda queues, _: tuple(
+        queues
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccountQuestion:
+    """How the accounts are listed that a user may name."""
+
+    argv_for: Callable[[str], list[str]]
+    parse: Callable[[str], tuple[str, ...]]
 
 
 class Dialect(Protocol):
@@ -58,8 +99,8 @@ class Dialect(Protocol):
     """
 
     name: str
-    resubmit_ways: tuple[
-        ResubmitWay, ...
+    resubmit_methods: tuple[
+        ResubmitMethod, ...
     ]  # how the head of a job continues its run, the best first
 
     def script(self, job: JobRequest) -> str:
@@ -309,12 +350,6 @@ def clock_seconds(text: str) -> float | None:
     for part in parts:
         seconds = seconds * 60 + part
     return float(int(match.group(1) or 0) * 86400 + seconds)
-
-
-def own_scratch(environment: Mapping[str, str], job_id: str) -> str | None:
-    """Return TMPDIR where its name has the job's id; others come from the submitting shell."""
-    folder = environment.get("TMPDIR", "")
-    return folder if job_id in folder else None
 
 
 def check_command(start: NodeStart) -> tuple[str, ...]:

@@ -5,15 +5,16 @@ before a replacement is started; when we die, the agents see the end of their li
 """
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torchmuster import proc
 from torchmuster.files.layout import RunDir
+from torchmuster.model.codec import to_words
 from torchmuster.model.display.terminal import Terminal
 from torchmuster.model.plan import RunPlan
 from torchmuster.net import listener
+from torchmuster.node.options import AgentOrder
 
 HEAD = 0
 
@@ -27,20 +28,72 @@ class AgentEnd:
     said: tuple[str, ...] = ()
 
 
-def agent_argv(run_dir: RunDir, place: int, heads: Sequence[tuple[str, int]]) -> list[str]:
-    """Return the command of a place's agent; it tries the addresses of the head in turn."""
-    head = ",".join(f"{host}:{port}" for host, port in heads)
-    words = (f"--run-dir={run_dir.path}", f"--place={place}", f"--head={head}")
-    return proc.node_program("agent", *words)
+def agent_argv(order: AgentOrder) -> list[str]:
+    """Return the command of an agent."""
+    return proc.node_program("agent", *to_words(order))
 
 
 class AgentProcesses:
-    """The agents that an engine has started, as processes of ours; `_lifeline` ends those on this machine."""
+    """The agents that an engine has started, as processes of ours; `_lifeline` ends those on this machine.
+
+    Attributes:
+        address: Where the head listens, for this machine.
+        bind_to: The addresses on which it listens: all, where it is measured which of them the others reach.
+        terminal: What shows the run's output, if that is one.
+    """
+
+    run_dir: RunDir
+    bind_to: ClassVar[str] = "0.0.0.0"
+    terminal: Terminal | None = None
 
     def __init__(self) -> None:
+        self.address = ("127.0.0.1", 0)
         self._agents: list[tuple[int, proc.Child]] = []
         self._lifeline: tuple[int, int] | None = None
         self._any_failed = False
+
+    def _start_head(self, first_attempt: int, restarts_spent: int) -> None:
+        """Start the agent with the head, on this machine."""
+        proc.become_subreaper()
+        self._lifeline = os.pipe2(os.O_CLOEXEC)
+        listening = listener.bind(self.bind_to, 0)
+        self.address = ("127.0.0.1", int(listening.getsockname()[1]))
+        with listening:
+            # Our copy is closed at once: when the head dies, callers shall be refused.
+            self._start_here(
+                HEAD,
+                listen_fd=listening.fileno(),
+                first_attempt=first_attempt,
+                restarts_spent=restarts_spent,
+            )
+
+    def _start_here(
+        self,
+        place: int,
+        *,
+        listen_fd: int | None = None,
+        first_attempt: int = 0,
+        restarts_spent: int = 0,
+    ) -> None:
+        if self._lifeline is None:
+            raise ValueError("the head comes first")
+        order = AgentOrder(
+            run_dir=self.run_dir.path,
+            place=place,
+            head=(f"127.0.0.1:{self.address[1]}",),
+            lifeline_fd=self._lifeline[0],
+            terminal=self.terminal.to_word() if self.terminal is not None else None,
+            listen_fd=listen_fd,
+            first_attempt=first_attempt,
+            restarts_spent=restarts_spent,
+        )
+        fds = [self._lifeline[0], *([listen_fd] if listen_fd is not None else [])]
+        child = proc.start(agent_argv(order), env=self._environment(place), pass_fds=fds)
+        self._agents.append((place, child))
+
+    def _environment(self, place: int) -> dict[str, str] | None:
+        """Return the variables of an agent on this machine; None for ours."""
+        return None
 
     def holds(self, place: int) -> bool:
         """Say whether an agent of this place runs."""
@@ -93,16 +146,11 @@ class AgentProcesses:
 
 @dataclass
 class LocalEngine(AgentProcesses):
-    """The agents of one run on this machine.
-
-    Attributes:
-        terminal: What shows the run's output, if that is one.
-    """
+    """The agents of one run on this machine."""
 
     plan: RunPlan
     run_dir: RunDir
     gpus: tuple[str, ...] = ()
-    address: tuple[str, int] = ("127.0.0.1", 0)
     terminal: Terminal | None = None
     bind_to: ClassVar[str] = "127.0.0.1"
 
@@ -111,30 +159,13 @@ class LocalEngine(AgentProcesses):
 
     def start_all(self, *, first_attempt: int = 0, restarts_spent: int = 0) -> None:
         """Start one agent on every place, the head first."""
-        proc.become_subreaper()
-        self._lifeline = os.pipe2(os.O_CLOEXEC)
-        listening = listener.bind(self.bind_to, 0)
-        self.address = ("127.0.0.1", int(listening.getsockname()[1]))
-        with listening:
-            # Our copy is closed at once: when the head dies, callers shall be refused.
-            extra = [f"--listen-fd={listening.fileno()}"]
-            extra += [f"--first-attempt={first_attempt}", f"--restarts-spent={restarts_spent}"]
-            self._start(HEAD, extra, [listening.fileno()])
+        self._start_head(first_attempt, restarts_spent)
         for place in range(1, self.plan.max_nodes):
             self.start_place(place)
 
     def start_place(self, place: int) -> None:
         """Start an agent on one place, first or replacement."""
-        self._start(place, [], [])
-
-    def _start(self, place: int, extra: list[str], fds: list[int]) -> None:
-        if self._lifeline is None:
-            raise ValueError("start_all comes first")
-        argv = agent_argv(self.run_dir, place, [self.address])
-        argv += [f"--lifeline-fd={self._lifeline[0]}", *extra]
-        argv += [f"--terminal={self.terminal.to_word()}"] if self.terminal is not None else []
-        child = proc.start(argv, env=self._environment(place), pass_fds=[self._lifeline[0], *fds])
-        self._agents.append((place, child))
+        self._start_here(place)
 
     def _environment(self, place: int) -> dict[str, str] | None:
         """Give each simulated node GPUs of its own."""

@@ -13,8 +13,7 @@ from typing import Any
 from torchmuster.engines import base
 from torchmuster.engines.base import EngineError, NodeStart, Refusal
 from torchmuster.engines.pbs_reasons import REASONS
-from torchmuster.engines.qstat import read_jobs
-from torchmuster.engines.queues import QUEUES_OF_PBS
+from torchmuster.engines.qstat import QUEUES_OF_PBS, read_jobs
 from torchmuster.errors import UsageError
 from torchmuster.model.job import (
     AllocatedNode,
@@ -22,9 +21,9 @@ from torchmuster.model.job import (
     JobRequest,
     JobView,
     NodeChunk,
-    StartWay,
+    NodeLauncher,
 )
-from torchmuster.model.links import ResubmitWay
+from torchmuster.model.links import ResubmitMethod
 from torchmuster.model.states import JobState
 from torchmuster.model.verdict import Report
 
@@ -107,12 +106,10 @@ class PbsDialect:
 
     name = "pbs"
     wait_reasons = REASONS
-    variables = ("PBS_",)
-    variables_of_users = ("PBS_CONF_FILE", "PBS_SERVER")
     queues = QUEUES_OF_PBS
     # qrerun needs an operator's rights at most sites.
-    resubmit_ways: tuple[ResubmitWay, ...] = (ResubmitWay.SUBMIT, ResubmitWay.REQUEUE)
-    start_ways = (StartWay.PBSDSH, StartWay.MPIEXEC, StartWay.TMRSH, StartWay.SSH)
+    resubmit_methods: tuple[ResubmitMethod, ...] = (ResubmitMethod.SUBMIT, ResubmitMethod.REQUEUE)
+    launchers = (NodeLauncher.PBSDSH, NodeLauncher.MPIEXEC, NodeLauncher.TMRSH, NodeLauncher.SSH)
     name_limit = 63  # 230 since PBS 13; more than this reads badly in qstat
     refusals: Sequence[Refusal] = _REFUSALS
     # Written in place, so that the log is live; recorded: else it lies in the host's spool until the job's end.
@@ -202,24 +199,24 @@ class PbsDialect:
         return _end(_fields_of_one(stdout), now)
 
     def node_argv(self, start: NodeStart) -> list[str]:
-        """Return a command for another host; pbsdsh unless the site needs another way.
+        """Return a command for another host; pbsdsh unless the site needs another launcher.
 
         pbsdsh brings neither the job's PATH nor its exported variables, and itself exits 0 whatever the
         command does: the agent has to report by its own connection.
         """
         command = base.check_command(start)
         node = base.check_node(start.node)
-        way = start.way or StartWay.PBSDSH
-        if way is StartWay.PBSDSH:
+        launcher = start.launcher or NodeLauncher.PBSDSH
+        if launcher is NodeLauncher.PBSDSH:
             return ["pbsdsh", "-n", str(start.slot), "--", *command]  # recorded: there is no -u
-        if way is StartWay.TMRSH:
+        if launcher is NodeLauncher.TMRSH:
             return ["pbs_tmrsh", node, *command]
-        if way is StartWay.MPIEXEC:
+        if launcher is NodeLauncher.MPIEXEC:
             return ["mpiexec", "-n", "1", "-host", node, *command]
-        if way is StartWay.SSH:
+        if launcher is NodeLauncher.SSH:
             # ssh joins words with spaces and gives them to a shell; no question may wait for an answer.
             return ["ssh", "-o", "BatchMode=yes", node, shlex.join(command)]
-        raise ValueError(f"PBS can't start agents by {way}")
+        raise ValueError(f"PBS can't start agents by {launcher}")
 
     def allocation(
         self, environment: Mapping[str, str], read: Callable[[str], str]
@@ -237,7 +234,6 @@ class PbsDialect:
             nodes=nodes,
             own_node=nodes[int(index)].name if is_known else None,
             ends_at=base.ends_at(environment),
-            scratch=base.own_scratch(environment, job_id),
         )
 
     def unmapped(self, job: JobRequest) -> list[str]:
@@ -405,10 +401,7 @@ def _nodes(
     # NCPUS is that of this host's chunk: with equal hosts only it is known of all.
     hosts = list(dict.fromkeys(lines))
     known = num_cpus if len(hosts) == 1 else None
-    return tuple(
-        AllocatedNode(name=host, cpus=known, num_tasks=lines.count(host), slot=lines.index(host))
-        for host in hosts
-    )
+    return tuple(AllocatedNode(name=host, cpus=known, slot=lines.index(host)) for host in hosts)
 
 
 DIALECT: base.Dialect = PbsDialect()

@@ -1,4 +1,4 @@
-"""What `qstat -f` prints, in any of its forms: JSON, text with wrapped lines, Torque's XML. One dictionary for each job.
+"""What `qstat` prints. `-f` in any of its forms: JSON, text with wrapped lines, Torque's XML; a dictionary for each job.
 
 PBS writes JSON with a printer of its own, so what is not JSON in it is mended first: `007` and `1.` without quotes,
 lone backslashes, tabs and newlines in values, a key twice, a line behind the end.
@@ -7,7 +7,11 @@ lone backslashes, tabs and newlines in values, a key twice, a line behind the en
 import json
 import re
 import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
+
+from torchmuster.engines.base import Queue, QueueQuestion
 
 _MAX_DEPTH = 32
 _BARE = re.compile(r'("(?:[^"\\]|\\.)*")|(?<=[:\s])([-+]?[0-9.][^\s,{}\[\]":]*)(?=\s*[,}\]])')
@@ -100,3 +104,37 @@ def _from_xml(text: str) -> dict[str, dict[str, Any]]:
     except ET.ParseError as error:
         raise ValueError(str(error)) from error
     return jobs
+
+
+def parse_qstat(text: str) -> tuple[Queue, ...]:
+    """Return the queues of `qstat -Q`: name, limit, total, enabled, started, ..., type; routes too."""
+    found: list[Queue] = []
+    for line in text.splitlines():
+        cells = line.split()
+        if len(cells) < 6 or cells[3] not in ("yes", "no") or cells[4] not in ("yes", "no"):
+            continue
+        running = f"{cells[2]} jobs"
+        found.append(
+            Queue(
+                name=cells[0],
+                is_open=cells[3] == "yes",
+                starts=cells[4] == "yes",
+                about=running,
+            )
+        )
+    return tuple(found)
+
+
+def mark_default(queues: Sequence[Queue], text: str) -> tuple[Queue, ...]:
+    """Return the queues with the one marked that `qstat -B -f` names: `default_queue = workq`."""
+    match = re.search(r"^\s*default_queue = (\S+)", text, re.MULTILINE)
+    name = match[1] if match else None
+    return tuple(replace(queue, is_default=queue.name == name) for queue in queues)
+
+
+QUEUES_OF_PBS = QueueQuestion(
+    argv=("qstat", "-Q"),
+    parse=parse_qstat,
+    default_argv=("qstat", "-B", "-f"),  # the default queue stands with the server only
+    mark_default=mark_default,
+)

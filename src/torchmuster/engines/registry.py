@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from torchmuster.engines.base import Dialect
-from torchmuster.engines.schedulers import SCHEDULERS, known_jobs, may_be_in_job
+from torchmuster.engines.schedulers import SCHEDULERS, facts_of, known_jobs, may_be_in_job
 from torchmuster.errors import UsageError
 from torchmuster.model.display.text import nearest
 from torchmuster.model.job import Allocation
@@ -48,6 +48,36 @@ def engine_entries(found: "Iterable[EntryPoint] | None" = None) -> dict[str, Sch
             name=point.name, module=point.value, install=f"what {source} needs", source=source
         )
     return entries
+
+
+class Schedulers(Mapping[str, SchedulerFacts]):
+    """The schedulers by name; a dialect of another package is loaded when somebody asks what is fixed of it."""
+
+    def __init__(self, entries: dict[str, SchedulerFacts]) -> None:
+        self._entries = entries
+
+    def __getitem__(self, name: str) -> SchedulerFacts:
+        entry = self._entries[name]
+        if name in SCHEDULERS:
+            return entry
+        try:
+            return facts_of(load_dialect(name, self._entries), entry)
+        except UsageError:
+            return entry  # it is told when a job is to be written
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+def schedulers() -> Schedulers:
+    """Return all schedulers by what is fixed of them."""
+    return Schedulers(engine_entries())
 
 
 def load_dialect(name: str, entries: dict[str, SchedulerFacts] | None = None) -> Dialect:

@@ -1,11 +1,14 @@
 """The schedulers of torchmuster, by what is fixed of them: loading no dialect, so that it costs a start nothing."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
 
 from torchmuster.errors import UsageError
 from torchmuster.model.scheduler import SchedulerFacts
 
 _PBS_TOOLS = ("qsub", "qstat", "qdel")
+_OF_ENTRY = ("name", "module", "install", "source")  # what a package's entry point says
 SCHEDULERS = {
     entry.name: entry
     for entry in (
@@ -16,6 +19,8 @@ SCHEDULERS = {
             client="sbatch",
             tools=("sbatch", "squeue", "scancel"),
             job_variables=("SLURM_JOB_ID", "SLURM_JOBID"),
+            variables=("SLURM_", "SLURMD_"),
+            variables_of_users=("SLURM_CONF", "SLURM_CONF_SERVER"),
             directive="#SBATCH",
             example="--reservation=NAME",
             queue_word="partition",
@@ -32,6 +37,8 @@ SCHEDULERS = {
             client="qsub",
             tools=_PBS_TOOLS,
             job_variables=("PBS_JOBID",),
+            variables=("PBS_",),
+            variables_of_users=("PBS_CONF_FILE", "PBS_SERVER"),
             directive="#PBS",
             example="-l place=scatter:excl",
             keys=frozenset({"project", "start_with"}),
@@ -47,6 +54,8 @@ SCHEDULERS = {
             client="qsub",
             tools=_PBS_TOOLS,
             job_variables=("PBS_JOBID",),
+            variables=("PBS_",),
+            variables_of_users=("PBS_CONF_FILE", "PBS_SERVER"),
             directive="#PBS",
             example="-l place=scatter:excl",
             keys=frozenset({"start_with"}),
@@ -84,6 +93,22 @@ def kind_of_client(client: str, version: str | None) -> str:
 def may_be_in_job(environment: Mapping[str, str]) -> bool:
     """Say whether it is worth looking for a job around this process: all schedulers name it by a variable with `JOB`."""
     return any("JOB" in name for name in environment)
+
+
+def facts_of(dialect: Any, entry: SchedulerFacts | None = None) -> SchedulerFacts:
+    """Return what is fixed of a scheduler: a row of ours, or what the dialect of another package says of itself."""
+    known = SCHEDULERS.get(dialect.name)
+    if known is not None:
+        return known
+    found = entry or SchedulerFacts(name=dialect.name, module="", install="")
+    names = (field.name for field in fields(SchedulerFacts) if field.name not in _OF_ENTRY)
+    return replace(found, **{n: getattr(dialect, n) for n in names if hasattr(dialect, n)})
+
+
+def set_by_schedulers(dialect: Any = None) -> tuple[str, ...]:
+    """Return how the names of variables begin that schedulers set: all of ours, and that of a job."""
+    every = (*SCHEDULERS.values(), *([facts_of(dialect)] if dialect is not None else []))
+    return tuple(dict.fromkeys(begin for one in every for begin in one.variables))
 
 
 def known_jobs(environment: Mapping[str, str]) -> list[tuple[str, str]]:

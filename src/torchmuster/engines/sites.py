@@ -31,6 +31,7 @@ def job_of_site(site: "Site") -> JobRequest:
         qos=site.qos,
         constraint=site.constraint,
         directives=(*project, *site.directives),
+        own_keys=site.own_keys,
         node_lines=(*exports, *site.setup),
         warn_s=WARN_S if site.warn is None else site.warn,
     )

@@ -4,8 +4,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from torchmuster.engines import base
-from torchmuster.engines.base import EngineError, NodeStart
-from torchmuster.engines.queues import ACCOUNTS_OF_SLURM, QUEUES_OF_SLURM
+from torchmuster.engines.base import AccountQuestion, EngineError, NodeStart, Queue, QueueQuestion
 from torchmuster.engines.slurm_reasons import REASONS, REFUSALS
 from torchmuster.errors import UsageError
 from torchmuster.model.job import (
@@ -14,9 +13,9 @@ from torchmuster.model.job import (
     JobRequest,
     JobView,
     NodeChunk,
-    StartWay,
+    NodeLauncher,
 )
-from torchmuster.model.links import ResubmitWay
+from torchmuster.model.links import ResubmitMethod
 from torchmuster.model.nodelist import expand_counts, expand_hostlist
 from torchmuster.model.states import JobState
 from torchmuster.model.verdict import Report
@@ -71,16 +70,48 @@ _HOLDS = frozenset({"JobHeldUser", "JobHeldAdmin", "JobHoldMaxRequeue"})
 _NO_WORDS = frozenset({"", "None", "(null)", "N/A", "Unknown", "None assigned", "NONE"})
 
 
+def parse_accounts(text: str) -> tuple[str, ...]:
+    """Return the accounts from `sacctmgr -nP show associations format=account`, each once."""
+    words = (line.strip() for line in text.splitlines())
+    return tuple(dict.fromkeys(w for w in words if re.fullmatch(r"[A-Za-z0-9_][\w.@-]*", w)))
+
+
+def parse_sinfo(text: str) -> tuple[Queue, ...]:
+    """Return the partitions, each once; nodes of several kinds make several lines of one."""
+    found: dict[str, Queue] = {}
+    for line in text.splitlines():
+        cells = line.strip().split("|")
+        if len(cells) != 7 or not cells[0].strip("*"):
+            continue
+        name, state, limit, nodes, cpus, memory, gres = (cell.strip() for cell in cells)
+        about = f"{nodes} nodes of {cpus} CPUs and {memory} MB, at most {limit}"
+        about += "" if gres in ("(null)", "") else f", {gres}"
+        known = found.get(name.rstrip("*"))
+        found[name.rstrip("*")] = Queue(
+            name=name.rstrip("*"),
+            is_default=name.endswith("*"),
+            is_open=state == "up",
+            about=f"{known.about}; {about}" if known is not None else about,
+        )
+    return tuple(found.values())
+
+
+def _argv_of_accounts(user: str) -> list[str]:
+    return ["sacctmgr", "-nP", "show", "associations", f"user={user}", "format=account"]
+
+
+_QUEUES = QueueQuestion(argv=("sinfo", "-h", "-o", "%P|%a|%l|%D|%c|%m|%G"), parse=parse_sinfo)
+_ACCOUNTS = AccountQuestion(argv_for=_argv_of_accounts, parse=parse_accounts)
+
+
 class SlurmDialect:
     """Slurm 20.11 and later."""
 
     name = "slurm"
     wait_reasons = REASONS
-    variables = ("SLURM_",)
-    variables_of_users = ("SLURM_CONF", "SLURM_CONF_SERVER")
-    queues = QUEUES_OF_SLURM
-    accounts = ACCOUNTS_OF_SLURM
-    resubmit_ways: tuple[ResubmitWay, ...] = (ResubmitWay.REQUEUE, ResubmitWay.SUBMIT)
+    queues = _QUEUES
+    accounts = _ACCOUNTS
+    resubmit_methods: tuple[ResubmitMethod, ...] = (ResubmitMethod.REQUEUE, ResubmitMethod.SUBMIT)
 
     def script(self, job: JobRequest) -> str:
         """Return the whole job script; unequal nodes make a heterogeneous job."""
@@ -164,8 +195,8 @@ class SlurmDialect:
     def node_argv(self, start: NodeStart) -> list[str]:
         """Return an srun command that starts one process beside whatever else runs there."""
         command = base.check_command(start)
-        if start.way not in (None, StartWay.SRUN):
-            raise ValueError(f"Slurm can't start agents by {start.way}")
+        if start.launcher not in (None, NodeLauncher.SRUN):
+            raise ValueError(f"Slurm can't start agents by {start.launcher}")
         argv = ["srun", *_STEP_OPTIONS, f"--nodelist={base.check_node(start.node)}"]
         if start.cpus is not None:
             # srun does not take it from sbatch in 22.05 and later.
@@ -183,13 +214,10 @@ class SlurmDialect:
         job_id = next((environment[name] for name in names if environment.get(name)), None)
         if job_id is None:
             return None
-        restarts = environment.get("SLURM_RESTART_COUNT", "0")  # absent at the first start
         return Allocation(
             job_id=job_id,
             nodes=_nodes(environment),
             ends_at=base.ends_at(environment, "SLURM_JOB_END_TIME"),
-            scratch=environment.get("SLURM_TMPDIR") or base.own_scratch(environment, job_id),
-            restart_count=int(restarts) if restarts.isdecimal() else None,
             own_node=environment.get("SLURMD_NODENAME"),
         )
 
@@ -375,7 +403,6 @@ def _component(
     try:
         names = expand_hostlist(listed)
         cpus = expand_counts(environment.get(f"SLURM_JOB_CPUS_PER_NODE{suffix}", "") or "0")
-        tasks = expand_counts(environment.get(f"SLURM_TASKS_PER_NODE{suffix}", "") or "1")
     except ValueError as error:
         raise EngineError(
             "Slurm's list of nodes can't be read",
@@ -386,7 +413,6 @@ def _component(
         AllocatedNode(
             name=name,
             cpus=cpus[min(index, len(cpus) - 1)] or None,
-            num_tasks=tasks[min(index, len(tasks) - 1)],
             slot=first + index,
             het_group=het_group,
         )

@@ -7,7 +7,7 @@ from typing import Any
 from torchmuster.engines import base
 from torchmuster.engines.base import NodeStart
 from torchmuster.engines.pbs import PbsDialect, check_key, exit_code, hosts_of
-from torchmuster.model.job import JobRequest, JobView, NodeChunk, StartWay
+from torchmuster.model.job import JobRequest, JobView, NodeChunk, NodeLauncher
 from torchmuster.model.states import JobState
 
 # Source: Torque Administrator Guide, "qstat", job states.
@@ -62,7 +62,7 @@ class TorqueDialect(PbsDialect):
 
     def node_argv(self, start: NodeStart) -> list[str]:
         """Return a command for another host; pbsdsh takes its name."""
-        if start.way in (None, StartWay.PBSDSH):
+        if start.launcher in (None, NodeLauncher.PBSDSH):
             command = base.check_command(start)
             return ["pbsdsh", "-h", base.check_node(start.node), *command]
         return super().node_argv(start)

@@ -21,13 +21,11 @@ class GroupJob:
     """The job of one group, and what its scheduler can't be told.
 
     Attributes:
-        waits_for: The groups whose jobs have to end well first.
         node_tasks: The task of each node, in the order of the job's chunks.
     """
 
     group: str
     job: JobRequest
-    waits_for: tuple[str, ...]
     node_tasks: tuple[str, ...]
     warnings: tuple[str, ...]
 
@@ -50,7 +48,7 @@ def plan_jobs(
     """
     jobs: list[GroupJob] = []
     for group in _in_order(plan):
-        waits_for = tuple(name for name in group.after if name not in plan.reused)
+        waits_for = (name for name in group.after if name not in plan.reused)
         after = tuple(JobDependency(job_id=job_ids[name]) for name in waits_for)
         job = replace(_request(plan, group, dialect.name, run_dir, site_job), after=after)
         warnings = (*_warnings(plan, group, job, dialect.name), *dialect.unmapped(job))
@@ -58,7 +56,6 @@ def plan_jobs(
             GroupJob(
                 group=group.name,
                 job=job,
-                waits_for=waits_for,
                 node_tasks=node_tasks(group),
                 warnings=warnings,
             )
@@ -101,7 +98,7 @@ def _request(
     chunks = _chunks(group, site_job.chunks[0].extra)
     excluded = dict.fromkeys(name for task in group.tasks for name in task.resources.nodes_excluded)
     num_nodes = sum(chunk.num_nodes for chunk in chunks)
-    min_nodes = sum(_min_nodes(task) for task in group.tasks)
+    min_nodes = sum(task.min_nodes for task in group.tasks)
     head = (PYTHON, NODE_DOOR, "conduct-group", "--run-dir", run_dir.path)
     limit_s = site_job.time_limit_s
     if group.exec_timeout_s is not None:
@@ -122,10 +119,6 @@ def _request(
         nodes_excluded=tuple(excluded),
         package_copy=run_dir.package_copy,
     )
-
-
-def _min_nodes(task: TaskPlan) -> int:
-    return 1 if task.training is None else int(task.training.nodes.partition(":")[0])
 
 
 def _kind(task: TaskPlan, extra: tuple[tuple[str, str], ...]) -> NodeChunk:

@@ -1,1 +1,1 @@
-"""Files: the run directory's names, atomic writes, and a writer that never blocks its caller."""
+"""Files: the names in the run directory, atomic writes, and a writer that never blocks its caller."""

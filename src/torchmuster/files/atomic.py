@@ -1,4 +1,4 @@
-"""Small files, written whole or not at all; most of them are JSON."""
+"""Atomic writes of small files, mostly JSON."""
 
 import contextlib
 import json
@@ -9,7 +9,7 @@ from torchmuster.plainfile import open_plain, write_all
 
 
 def replace_file(path: str, data: bytes, *, mode: int = 0o644) -> None:
-    """Write, fsync and rename: a reader sees the old file or the new one."""
+    """Write, fsync and rename: a reader gets the old file or the new one."""
     # A folder may be shared with hosts that have a process of the same number.
     temporary = f"{path}.{os.getpid()}-{os.urandom(4).hex()}.tmp"
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
@@ -27,12 +27,12 @@ def replace_file(path: str, data: bytes, *, mode: int = 0o644) -> None:
 
 
 def write_json(path: str, value: Any, *, mode: int = 0o644) -> None:
-    """Write a value, on several lines, whole or not at all."""
+    """Write a value as indented JSON, atomically."""
     replace_file(path, json.dumps(value, indent=1).encode() + b"\n", mode=mode)
 
 
 def read_json(path: str) -> Any:
-    """Return the value in a file, or None when there is no whole one."""
+    """Return the value in a file, or None when it is missing or incomplete."""
     try:
         with open_plain(path) as file:
             return json.load(file)

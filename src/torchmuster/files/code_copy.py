@@ -1,6 +1,6 @@
-"""The code folder on its way to hosts that don't share it, and its outputs on the way back.
+"""Copies the code folder to hosts that don't share it, and its outputs back.
 
-What git ignores stays here. Archives are read with suspicion: nothing lands outside of its folder.
+Files that git ignores are not copied. Archives are untrusted: nothing is written outside their folder.
 """
 
 import gzip
@@ -28,11 +28,11 @@ _LEFT_OUT = frozenset({".git", "__pycache__", ".hg", ".svn", ".mypy_cache", ".ru
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeFolder:
-    """What is copied.
+    """The files to copy.
 
     Attributes:
         names: Files and links, relative to the root.
-        by_git: The names are those that git knows or would take.
+        by_git: The names are those that git tracks or would add.
     """
 
     root: str
@@ -41,7 +41,7 @@ class CodeFolder:
     by_git: bool
 
     def describe(self) -> str:
-        """Return the words of the one line that says what is copied."""
+        """Return the text of the line that says what is copied."""
         how = "what git doesn't ignore" if self.by_git else "without .git and virtual environments"
         return f"{self.root} ({len(self.names)} files, {show_size(self.size_bytes)}, {how})"
 
@@ -76,7 +76,7 @@ def find_code(cwd: str) -> CodeFolder:
 
 
 def _without_own(root: str, names: Iterable[str]) -> Iterator[str]:
-    """Leave out $MUSTER_HOME where it lies in the code folder: runs, secrets, and the copies of earlier runs."""
+    """Leave out $MUSTER_HOME if it is in the code folder: runs, secrets, and copies of earlier runs."""
     home = os.path.relpath(os.path.realpath(muster_home()), os.path.realpath(root))
     own = [home] if home != "." else ["runs", "cache", "credentials.toml"]
     for name in names:
@@ -118,7 +118,7 @@ def _walk(root: str) -> Iterator[str]:
 
 
 def _size(root: str, name: str) -> int | None:
-    """Return the size of a file that can travel; None for sockets, pipes and what is gone."""
+    """Return the size of a file that can be copied; None for sockets, pipes and missing files."""
     path = os.path.join(root, name)
     try:
         status = os.lstat(path)
@@ -152,7 +152,7 @@ def _too_large(root: str, sizes: dict[str, int], total: int) -> UsageError:
 
 
 def write_archive(root: str, names: Iterable[str], target: IO[bytes]) -> None:
-    """Write a tar.gz of files below a root; owners, and what is gone by now, are left out."""
+    """Write a tar.gz of files below a root, without owners and without files that have vanished."""
     with (
         gzip.GzipFile(filename="", mode="wb", compresslevel=1, fileobj=target, mtime=0) as packed,
         tarfile.open(fileobj=packed, mode="w|") as archive,
@@ -177,7 +177,7 @@ def write_archive(root: str, names: Iterable[str], target: IO[bytes]) -> None:
 
 
 def read_archive(source: Any, root: str, limit_bytes: int) -> int:
-    """Unpack a tar.gz that comes as a stream; return the number of files.
+    """Unpack a tar.gz from a stream; return the number of files.
 
     Raises:
         ValueError: It is damaged, holds a name or a link that leaves `root`, or more than `limit_bytes`.
@@ -198,7 +198,7 @@ def read_archive(source: Any, root: str, limit_bytes: int) -> int:
 
 
 def check_member(member: tarfile.TarInfo) -> None:
-    """Refuse (ValueError) what is no file and no link, and what leaves its folder."""
+    """Refuse (ValueError) entries that are neither files nor links, and those outside the folder."""
     if member.name.startswith("/") or ".." in member.name.split("/"):
         raise ValueError(f"{member.name!r} leaves its folder")
     if member.issym():
@@ -215,7 +215,7 @@ def _unpack(archive: tarfile.TarFile, member: tarfile.TarInfo, root: str) -> Non
     os.makedirs(folder, exist_ok=True)
     inside = os.path.realpath(root)
     if os.path.commonpath([os.path.realpath(folder), inside]) != inside:
-        raise ValueError(f"{member.name!r} leaves its folder by a link")
+        raise ValueError(f"{member.name!r} leaves its folder through a link")
     if os.path.lexists(path):
         os.unlink(path)
     if member.issym():
@@ -232,7 +232,7 @@ def _unpack(archive: tarfile.TarFile, member: tarfile.TarInfo, root: str) -> Non
 
 
 def script_of(program: Program) -> str | None:
-    """Return the file that the program is; None for one that is installed, not a file of the user's."""
+    """Return the file of the program; None for an installed one that is no file of the user."""
     if program.kind is ScriptKind.FILE:
         return os.path.normpath(os.path.join(program.cwd, program.target))
     if program.kind is ScriptKind.MODULE:
@@ -244,7 +244,7 @@ def script_of(program: Program) -> str | None:
 
 
 def identity(path: str) -> dict[str, Any] | None:
-    """Return what shows that two hosts see the same file; None when it can't be read."""
+    """Return an identifier that is equal on two hosts for the same file; None when it can't be read."""
     try:
         with open_plain(path) as file:
             status = os.fstat(file.fileno())
@@ -263,7 +263,7 @@ def check_inside(program: Program, root: str) -> None:
     """Refuse a script that is not in the folder that is copied.
 
     Raises:
-        UsageError: It is somewhere else.
+        UsageError: It is in another folder.
     """
     script = script_of(program)
     inside = f"{os.path.realpath(root)}/"
@@ -277,7 +277,7 @@ def check_inside(program: Program, root: str) -> None:
 
 
 def moved(program: Program, old_root: str, new_root: str) -> Program:
-    """Return the program for a host where the code folder is somewhere else."""
+    """Return the program for a host with another path of the code folder."""
     old = os.path.realpath(old_root)
     cwd = os.path.relpath(os.path.realpath(program.cwd), old)
     target = program.target
@@ -302,7 +302,7 @@ def stamps(root: str) -> dict[str, tuple[int, int]]:
 def outputs(
     root: str, before: dict[str, tuple[int, int]], limit_bytes: int
 ) -> tuple[list[str], list[str]]:
-    """Return the new and changed files that come back, the smallest first, and those for which there is no room."""
+    """Return the new and changed files to copy back, the smallest first, and those above the size limit."""
     changed = {name: at for name, at in stamps(root).items() if before.get(name) != at}
     come: list[str] = []
     stay: list[str] = []

@@ -1,9 +1,9 @@
 """A thread that writes files, so that no event loop ever waits for a disk.
 
 A hung file system must not stop heartbeats, and a full one must not stop training: blocks wait in a
-bounded queue, and what does not fit or can't be written is dropped, counted and marked in the file.
-A disk that works but is slower than its writers makes them wait; one that stands still for half a
-second does not. A folder that is removed meanwhile is said, and never made anew.
+bounded queue; those that do not fit or can't be written are dropped, counted and marked in the file.
+A disk that works but is slower than its writers makes them wait; one that makes no progress for half a
+second does not. If the folder is removed, this is reported, and the folder is not created again.
 """
 
 import contextlib
@@ -48,13 +48,13 @@ class _Work:
 
 @dataclass(slots=True)
 class _Root:
-    """The folder in which everything is written: made once, for its user alone."""
+    """The folder of all files: created once, accessible to its user only."""
 
     path: str
     _identity: tuple[int, int] | None = None
 
     def check(self) -> None:
-        """Make it if nobody has seen it yet.
+        """Create it at the first use.
 
         Raises:
             OSError: It has been removed, or can't be made.
@@ -79,7 +79,7 @@ class DiskWriter:
 
     Attributes:
         on_loss: Called with (lines, why) when output is lost, often in the writer's thread.
-        root: The run directory; None: folders are made wherever a file is written.
+        root: The run directory; None: folders are created as needed.
     """
 
     on_loss: Callable[[int, str], None] | None = None
@@ -92,7 +92,6 @@ class DiskWriter:
     _waiting_bytes: int = 0
     _progress_at: float = 0.0
     _busy: bool = False
-    _closed: bool = False
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _thread: threading.Thread | None = None
 
@@ -104,20 +103,20 @@ class DiskWriter:
         self._thread.start()
 
     def settle_in(self, root: str) -> None:
-        """Learn the run directory, where it was not known from the start."""
+        """Set the run directory if it was not known at the start."""
         if self._root is None:
             self._root = _Root(os.path.normpath(root))
 
     @property
     def is_congested(self) -> bool:
-        """Say whether the disk works, but more slowly than it is given: worth a short wait."""
+        """Return whether the disk works but is slower than its writers, so that a short wait helps."""
         return (
             self._waiting_bytes > _CONGESTED_BYTES
             and time.monotonic() - self._progress_at < _PATIENCE_S
         )
 
     def append(self, path: str, data: bytes) -> None:
-        """Queue bytes for the end of a file, which is made, even if there are none; never waits."""
+        """Queue bytes to append to a file, which is created even without bytes; never waits."""
         with self._changed:
             if self._waiting_bytes + len(data) > MAX_WAITING_BYTES:
                 lines = _num_lines(data)
@@ -134,13 +133,13 @@ class DiskWriter:
             self._put(_Work(path=path, data=data, replace=True, mode=mode))
 
     def close_file(self, path: str) -> None:
-        """Queue the end of a file that nothing more is appended to."""
+        """Queue the closing of a file."""
         with self._changed:
             self._put_overflow(path)
             self._put(_Work(path=path, close=True))
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until all that was queued has been tried; return whether it was in time."""
+        """Wait until everything queued was tried; return whether it was in time."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._queue and not self._busy, timeout_s)
 
@@ -171,7 +170,7 @@ class DiskWriter:
                 self._changed.notify_all()
 
     def _look(self) -> None:
-        """See once a second whether the open files are still in their folders: writing would not tell."""
+        """Check once a second whether the open files still exist in their folders: writing would not show it."""
         now = time.monotonic()
         if now - self._looked_at < _LOOK_EVERY_S:
             return

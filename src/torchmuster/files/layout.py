@@ -1,11 +1,11 @@
-"""Every path name of a run directory: what lies there, and its one writer.
+"""Every path name in a run directory, and its one writer.
 
 runs/<run_id>/
   logs/main/train/attempt-<k>/rank-<r>.log     the agent of that rank
   logs/agents/<node>.log          that agent, when it has no terminal
-  logs/agents/<node>.setup.log    that agent: what setup lines and --before said
+  logs/agents/<node>.setup.log    that agent: output of setup lines and --before
   groups/<group>/                 of a workflow: see `GroupDir`
-  tasks/<task>/place-<p>/         its agent: see `WorkingFolder`, and what the task's view of files needs
+  tasks/<task>/place-<p>/         its agent: see `WorkingFolder`, and the files of the task's view
   tasks/<task>/output             its agent: a link to the output of the attempt that counts
   logs/<group>/<task>/attempt-<k>/rank-0.log   its agent
 and what `RunDir` names below.
@@ -33,7 +33,7 @@ class PathBelow:
 
 
 def short_id(run_id: str) -> str:
-    """Return a run id without its time stamp: `train-3f2a`, which every command takes too."""
+    """Return a run id without its time stamp, `train-3f2a`, which every command accepts too."""
     return _STAMP.sub("", run_id, count=1) if _STAMP.match(run_id) else run_id
 
 
@@ -90,11 +90,11 @@ class RunDir:
     site = PathBelow("site.json")  # client: the site whose hosts the tasks go to, by ssh
 
     def group(self, group: str) -> "GroupDir":
-        """What one group of a workflow has."""
+        """The folder of a group of a workflow."""
         return GroupDir(os.path.join(self.path, "groups", group))
 
     def task_folder(self, task: str) -> str:
-        """Everything that one task of a workflow has."""
+        """The folder of a task of a workflow."""
         return os.path.join(self.path, "tasks", task)
 
     def task_output(self, task: str) -> str:
@@ -102,7 +102,7 @@ class RunDir:
         return os.path.join(self.task_folder(task), "output")
 
     def training_folder(self, task: str, attempt: int) -> str:
-        """Where the run directory is that a training task makes in one attempt."""
+        """The run directory of a training task in one attempt."""
         return os.path.join(self.task_folder(task), "training", f"attempt-{attempt}")
 
     def task_log(self, group: str, task: str, attempt: int) -> str:
@@ -119,17 +119,17 @@ class RunDir:
         return os.path.join(self.attempt_logs(attempt), f"rank-{rank}.log")
 
     def agent_log(self, node: str) -> str:
-        """What the agent of one node says."""
+        """The log of the agent of one node."""
         return os.path.join(self.path, "logs", "agents", f"{node}.log")
 
     def setup_log(self, node: str) -> str:
-        """What the setup lines and the commands before the workers said on one node."""
+        """The output of setup lines and of commands before the workers on one node."""
         return os.path.join(self.path, "logs", "agents", f"{node}.setup.log")
 
 
 @dataclass(frozen=True, slots=True)
 class GroupDir:
-    """The path names of one group of a workflow; its head writes what names no other writer."""
+    """The path names of one group of a workflow; without another note, its head is the writer."""
 
     path: str
 
@@ -147,7 +147,7 @@ class GroupDir:
 
 @dataclass(frozen=True, slots=True)
 class WorkingFolder:
-    """The working place of a task: one for each fresh start."""
+    """The working directory of a task: one for each fresh start."""
 
     path: str
 
@@ -156,5 +156,5 @@ class WorkingFolder:
     view = PathBelow("view")  # what the private view of the file system is made of
 
     def input(self, number: int) -> str:
-        """What `{{input:N}}` stands for."""
+        """The folder for `{{input:N}}`."""
         return os.path.join(self.path, "input", str(number))

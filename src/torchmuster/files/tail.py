@@ -1,4 +1,4 @@
-"""The end of a log, for a message: bounded, however long the log is."""
+"""The end of a log, for a message, without reading the whole log."""
 
 import os
 
@@ -8,7 +8,7 @@ _BLOCK_BYTES = 1 << 16
 
 
 def last_lines(path: str, num_lines: int, num_bytes: int = 4096) -> list[str]:
-    """Return the last lines of a text file, of its last bytes at most; none when it can't be read."""
+    """Return the last lines of a text file from its last bytes; none when it can't be read."""
     return last_bytes(path, num_bytes).decode(errors="replace").splitlines()[-num_lines:]
 
 
@@ -23,7 +23,7 @@ def last_bytes(path: str, num_bytes: int) -> bytes:
 
 
 def offset_of_last_lines(path: str, num_lines: int) -> int:
-    """Return where the last lines of a file begin, in bytes; 0 where it has no more, or can't be read."""
+    """Return the offset of the last lines of a file in bytes; 0 if it has fewer or can't be read."""
     try:
         with open_plain(path) as file:
             end = file.seek(0, os.SEEK_END)

@@ -1,6 +1,6 @@
-"""A thread that writes to the terminal, so that a slow one never holds an event loop.
+"""A thread that writes to the terminal, so that a slow one never blocks an event loop.
 
-Its queue is bounded: a terminal that does not keep up loses lines, and is told how many.
+Its queue is bounded: if the terminal is too slow, lines are dropped and their number is printed.
 """
 
 import os
@@ -23,7 +23,7 @@ _OWN_WORDS_BYTES = 1 << 20  # a verdict finds room behind any flood
 
 
 def own_terminal() -> Terminal | None:
-    """Return the terminal that this process's output goes to; None where it goes elsewhere."""
+    """Return the terminal of this process's output; None if there is none."""
     streams = frozenset(fd for fd in (1, 2) if os.isatty(fd))
     if not streams:
         return None
@@ -33,11 +33,11 @@ def own_terminal() -> Terminal | None:
 
 @dataclass(slots=True)
 class TerminalVoice:
-    """Speaks on this process's standard streams, through a thread.
+    """Prints on this process's standard streams, through a thread.
 
     Attributes:
-        prefix_always: More than one rank will print, so each line says whose it is.
-        shown: What stands on it already.
+        prefix_always: More than one rank will print, so each line has a prefix.
+        shown: The output that it has shown.
     """
 
     prefix_always: bool = False
@@ -56,11 +56,11 @@ class TerminalVoice:
         threading.Thread(target=self._work, name="terminal", daemon=True).start()
 
     def name_rank(self, rank: int, name: str) -> None:
-        """Let the lines of a rank begin with this name instead of its number."""
+        """Use this name instead of the number as the prefix of a rank."""
         self._joiner.names[rank] = name
 
     def prefix_rank(self, rank: int, prefix: str) -> None:
-        """Let the lines of a rank begin with this text instead of `[rank N] `."""
+        """Use this text instead of `[rank N] ` as the prefix of a rank."""
         self._joiner.prefixes[rank] = prefix
 
     def say(self, sentence: str) -> None:
@@ -68,7 +68,7 @@ class TerminalVoice:
         self.print("".join(f"muster: {line}\n" for line in printable(sentence).splitlines()))
 
     def tell(self, event: str, fields: Mapping[str, Any]) -> None:
-        """Say what an event of the run means to a person, if anything."""
+        """Print the sentence for an event of the run, if it has one."""
         with self._changed:
             if event == "attempt_started":
                 self.shown.begin_attempt()
@@ -77,7 +77,7 @@ class TerminalVoice:
             self.say(sentence)
 
     def show(self, rank: int, stream: int, text: str, left_out: int) -> None:
-        """Print output on the stream that it came from."""
+        """Print output of a rank on the same stream."""
         with self._changed:
             new = self.shown.filter(rank, stream, text)
             if new or left_out:
@@ -87,13 +87,13 @@ class TerminalVoice:
                 self._changed.notify_all()
 
     def print(self, text: str) -> None:
-        """Print text as it is on standard error."""
+        """Print text unchanged on standard error."""
         with self._changed:
             self._put_all(self._joiner.interject())
             self._put(2, text, _OWN_WORDS_BYTES)
 
     def flush(self, timeout_s: float) -> None:
-        """Print the last half lines and wait for the terminal."""
+        """Print the remaining unfinished lines and wait for the terminal."""
         with self._changed:
             for rank, number, text in self.shown.rest():
                 self._put_all(self._joiner.add(rank, number, text))
@@ -142,7 +142,7 @@ class TerminalVoice:
                 self._changed.notify_all()
 
     def _next(self) -> tuple[int, bytes]:
-        """Wait for what comes next; half lines that have waited long enough are shown meanwhile."""
+        """Wait for the next text; meanwhile show unfinished lines that have waited long enough."""
         while True:
             wait_s = None
             if self._halves_due is not None:

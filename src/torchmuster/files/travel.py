@@ -1,6 +1,6 @@
-"""torchmuster as one archive, for hosts that don't have it: named by its content, the same for every processor.
+"""torchmuster as one archive, for hosts without it: named by its content, the same for every processor.
 
-The package is pure Python, so there is nothing of this machine's processor in it; a test looks.
+The package is pure Python, so it does not depend on this machine's processor; a test checks that.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ _THE_SAME_DATE = (1980, 1, 1, 0, 0, 0)  # the least that a zip can hold: the con
 
 
 def package_folder() -> str:
-    """Return the folder of the torchmuster that runs."""
+    """Return the folder of the running torchmuster."""
     return os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
@@ -56,7 +56,7 @@ def make_archive(files: Iterable[tuple[str, bytes]]) -> bytes:
 
 
 def place_package(path: str) -> None:
-    """Put the archive of this very package at `path`: a second name of the one in the cache, or a copy.
+    """Write the archive of this package to `path`: a hard link to the one in the cache, or a copy.
 
     Raises:
         OSError: It can't be written.

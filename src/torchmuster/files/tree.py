@@ -1,4 +1,4 @@
-"""A tree of files on this machine, by links too, but nothing from outside of it: what is in it, and a copy of it."""
+"""Walks and copies a directory tree, following links inside it, but none that point outside."""
 
 import errno
 import os
@@ -15,7 +15,7 @@ _POINTS_TO_NOTHING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalFile:
-    """A regular file: its name relative to the tree, and the path that it is read from."""
+    """A regular file: its name relative to the tree, and its real path."""
 
     name: str
     path: str
@@ -25,15 +25,15 @@ class LocalFile:
 
 @dataclass(slots=True)
 class Tree:
-    """What a walk has found, by relative name.
+    """The result of a walk, by relative name.
 
     Attributes:
-        root: Where the tree really is.
-        files: Regular files, also those behind links that stay inside.
+        root: The real path of the tree.
+        files: Regular files, including targets of links inside the tree.
         folders: Without the root.
-        leaving: Links out of the tree, and where they lead.
-        circles: Links to a folder that holds them, and to which.
-        left_out: What is neither file nor folder, and why.
+        leaving: Links that point outside the tree, and their targets.
+        circles: Links to a folder that contains them, and that folder.
+        left_out: Entries that are neither file nor folder, and why.
     """
 
     root: str
@@ -45,7 +45,7 @@ class Tree:
 
 
 def walk_tree(folder: str, starts: Sequence[str] = ("",)) -> Tree:
-    """Return what is in a folder, or in these parts of it.
+    """Return the contents of a folder, or of these parts of it.
 
     Raises:
         OSError: It can't be read.
@@ -72,7 +72,7 @@ def walk_tree(folder: str, starts: Sequence[str] = ("",)) -> Tree:
 
 
 def _names_in(name: str, path: str, real: str) -> list[tuple[str, str]]:
-    """Return (name, real path) of what lies in a folder."""
+    """Return (name, real path) of the entries of a folder."""
     try:
         with os.scandir(path) as found:
             entries = [(one.name, one.is_symlink()) for one in found]
@@ -102,10 +102,10 @@ def _take_file(tree: Tree, name: str, path: str) -> None:
 
 
 def local_file(name: str, path: str) -> LocalFile:
-    """Return what a regular file is.
+    """Return the status of a regular file.
 
     Raises:
-        OSError: It is none (EINVAL), or can't be seen.
+        OSError: It is not one (EINVAL), or is not accessible.
     """
     facts = os.stat(path)
     if not stat.S_ISREG(facts.st_mode):
@@ -115,18 +115,18 @@ def local_file(name: str, path: str) -> LocalFile:
 
 
 def is_inside(path: str, root: str) -> bool:
-    """Say whether a real path is a real folder or below it."""
+    """Return whether a real path is a real folder or below it."""
     return path == root or path.startswith(root.rstrip("/") + "/")
 
 
 def copy_tree(source: str, target: str, regex: str | None = None) -> int:
-    """Copy the files whose relative path `regex` matches (from its start); return how many.
+    """Copy the files whose relative path `regex` matches (from its start); return their number.
 
-    Without a regex, empty folders too. What is behind a link is copied; sockets, pipes, devices and links to
-    nothing are left out.
+    Without a regex, copy empty folders too. Targets of links are copied; sockets, pipes, devices and broken links
+    are skipped.
 
     Raises:
-        MusterError: A link leaves the tree or leads round in a circle, or a file can't be read or written.
+        MusterError: A link points outside the tree or forms a cycle, or a file can't be read or written.
     """
     try:
         os.makedirs(target, exist_ok=True)
@@ -149,15 +149,15 @@ def copy_tree(source: str, target: str, regex: str | None = None) -> int:
 def _refuse_links(tree: Tree) -> None:
     for name, real in tree.leaving.items():
         raise MusterError(
-            "a symbolic link leads out of the folder",
+            "a symbolic link points outside the folder",
             where=os.path.join(tree.root, name),
             why=f"it points to {real}",
             fix="put the file itself there",
         )
     for name, real in tree.circles.items():
         raise MusterError(
-            "a symbolic link leads round in a circle",
+            "symbolic links form a cycle",
             where=os.path.join(tree.root, name),
-            why=f"it points to {real}, which holds it",
+            why=f"it points to {real}, which contains it",
             fix="remove the link",
         )

@@ -161,10 +161,6 @@ class Barriers:
             answers += self._fail_if_hopeless(barrier)
         return tuple(answers)
 
-    def member_back(self, member: str) -> None:
-        """Note that a task that had ended was started again."""
-        self._gone.pop(member, None)
-
     def tick(self, now_s: float) -> tuple[Answer, ...]:
         """Return what time brings: limits that have passed, and every 5 s who is missing."""
         answers: list[Answer] = []
@@ -203,10 +199,8 @@ class Barriers:
         return self._barriers.setdefault(name, _Barrier(name=name))
 
     def _release(self, barrier: _Barrier) -> tuple[Answer, ...]:
-        num = barrier.needed
         return tuple(
-            Answer(caller_id=caller, kind=BarrierState.RELEASED, num_here=num, num_needed=num)
-            for caller in self._empty(barrier)
+            Answer(caller_id=caller, kind=BarrierState.RELEASED) for caller in self._empty(barrier)
         )
 
     def _fail(self, barrier: _Barrier, error: BarrierError) -> tuple[Answer, ...]:
@@ -253,8 +247,6 @@ class Barriers:
                     what=f"{what}: missing {who}",
                     why=sentence,
                     missing=names,
-                    num_here=len(barrier.arrivals),
-                    num_needed=barrier.needed,
                     timed_out=True,
                 )
             )
@@ -276,8 +268,6 @@ class Barriers:
                 kind=BarrierState.WAITING,
                 what=sentence,
                 missing=names,
-                num_here=len(barrier.arrivals),
-                num_needed=barrier.needed,
                 left_s=barrier.arrivals[caller].deadline_s - now_s,
             )
             for caller in due

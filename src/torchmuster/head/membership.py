@@ -1,16 +1,15 @@
-"""The roll: which agents are here, which place each holds, who is missing and why.
+"""The membership: which agents are connected, which place each holds, which are missing and why.
 
-Values and rules only; the head does the talking. A member that has gone stays in the roll until it
+Values and rules only; the head communicates. A member that is gone remains in the membership until it
 is certain that none of its workers lives: by proof, or because its lease has ended.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from torchmuster import proc
 from torchmuster.model.lease import SILENT_S, is_given_up
-from torchmuster.model.own_jobs import other_job
 from torchmuster.model.plan import RunPlan
 from torchmuster.model.ranks import free_places, natural_key
 from torchmuster.net.channel import Channel
@@ -198,3 +197,12 @@ class Membership:
         if member.spawner_pid is not None:
             pids.add(member.spawner_pid)
         return not any(self.is_running(pid) for pid in pids)
+
+
+def other_job(jobs: Sequence[str], others: Sequence[str]) -> tuple[str, str] | None:
+    """Return the two ids if one scheduler gave two different ones, else None."""
+    known = dict(text.partition("=")[::2] for text in jobs)
+    for name, job in (text.partition("=")[::2] for text in others):
+        if known.get(name, job) != job:
+            return known[name], job
+    return None

@@ -11,17 +11,16 @@ from torchmuster.head.attempt import Attempt, AttemptPhase
 from torchmuster.head.gathering import Gathering
 from torchmuster.head.leavers import Leavers, StopRequest
 from torchmuster.head.membership import Member, Membership
+from torchmuster.head.options import TrainingHeadOptions
 from torchmuster.head.start_checks import StartChecks
 from torchmuster.head.training_actions import (
     AskForNodes,
     CutOff,
-    HeadFacts,
     Record,
     Send,
     TrainingAction,
 )
 from torchmuster.model import contract
-from torchmuster.model.plan import RunPlan
 from torchmuster.model.stop import StopCause, cause_of_stop
 from torchmuster.model.verdict import Result
 from torchmuster.net import messages
@@ -35,8 +34,7 @@ class NodePolicy:
     """The nodes of one training run.
 
     Args:
-        plan: The run's.
-        head: What its head is.
+        options: The head's.
         members: The run's agents.
         now: The time; every method takes it.
         checks: Makes the checks before an attempt, from what they need of this policy.
@@ -47,21 +45,20 @@ class NodePolicy:
 
     def __init__(
         self,
-        plan: RunPlan,
-        head: HeadFacts,
+        options: TrainingHeadOptions,
         members: Membership,
         now: float,
         checks: "Callable[[NodePolicy], StartChecks]",
     ) -> None:
-        self.plan, self.members, self.now = plan, members, now
+        self.plan, self.members, self.now = options.plan, members, now
         self.phase = AttemptPhase.GATHERING
         self.attempt: Attempt | None = None
-        self.next_attempt = head.first_attempt
+        self.next_attempt = options.first_attempt
         self.result: Result | None = None
-        self._head = head
+        self._options = options
         self._actions: list[TrainingAction] = []
-        self._gathering = Gathering(plan, members, now)
-        self._leavers = Leavers(plan)
+        self._gathering = Gathering(self.plan, members, now)
+        self._leavers = Leavers(self.plan)
         self._stop: StopRequest | None = None
         self._lost: dict[str, str] = {}  # nodes that are missing now, and why
         self._refusals: dict[str, float] = {}
@@ -134,7 +131,7 @@ class NodePolicy:
             return None
         member = self.members.admit(hello, channel)
         member.running_attempt = hello.attempt
-        if member.place is None and self.next_attempt > self._head.first_attempt:
+        if member.place is None and self.next_attempt > self._options.first_attempt:
             self.members.number_places()
         self._welcome(member, channel)
         return member
@@ -145,7 +142,7 @@ class NodePolicy:
             run_id=self.plan.run_id,
             node=name,
             tee=self.plan.tee.value,
-            head_pid=self._head.pid,
+            head_pid=self._options.pid,
             boot_id=self.members.own_boot_id,
             network_id=self.members.own_network_id,
         )
@@ -166,7 +163,7 @@ class NodePolicy:
                 self._begin_ending()
 
     def _turn_away(self, hello: messages.Hello, channel: Channel, why_not: str) -> None:
-        if self._head.is_ours is not None and self._head.is_ours(hello.host):
+        if self._options.spread is not None and self._options.spread.is_ours(hello.host):
             # The job's script was slower than the head to start this host; nothing is wrong.
             text = f"the head has started an agent for {hello.host} already: this one is not needed"
             self._actions.append(Send(channel, messages.Goodbye(exit_code=0, sentence=text)))

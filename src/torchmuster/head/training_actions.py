@@ -1,6 +1,5 @@
-"""What the policy of a training run is told of its head, and what it asks the head to do."""
+"""What the policy of a training run asks its head to do."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,23 +51,3 @@ class CutOff:
 
 
 TrainingAction = Record | Send | AskForNodes | OpenStore | CutOff
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeadFacts:
-    """What a policy is told of its head.
-
-    Attributes:
-        pid: Its process.
-        first_attempt: Not 0 when the head was lost and the run was started again.
-        hint: What to add while nodes are missing.
-        is_ours: Says whether the head has started an agent on this host itself: a second one is not needed.
-        log_path: Returns where the output of a rank of an attempt is.
-    """
-
-    pid: int
-    log_path: Callable[[int, int], str]
-    first_attempt: int = 0
-    restarts_spent: int = 0
-    hint: str = ""
-    is_ours: Callable[[str], bool] | None = None

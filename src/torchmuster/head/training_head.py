@@ -5,21 +5,20 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torchmuster
 from torchmuster.files.disk import DiskWriter
-from torchmuster.files.layout import RunDir
 from torchmuster.head.attempt import Attempt
 from torchmuster.head.head import Head, HeadClient
 from torchmuster.head.membership import MAX_LISTED, Member, Membership
 from torchmuster.head.node_policy import NodePolicy
+from torchmuster.head.options import TrainingHeadOptions
 from torchmuster.head.start_checks import StartChecks, preflight_form
 from torchmuster.head.training_actions import (
     AskForNodes,
     CutOff,
-    HeadFacts,
     OpenStore,
     Record,
     Send,
@@ -27,7 +26,6 @@ from torchmuster.head.training_actions import (
 )
 from torchmuster.head.training_policy import TrainingPolicy
 from torchmuster.model import codec
-from torchmuster.model.plan import RunPlan
 from torchmuster.model.verdict import Result
 from torchmuster.net import messages
 from torchmuster.net.channel import Channel
@@ -44,42 +42,27 @@ _WHY_REFUSED = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingHeadOptions:
-    """What the head of a training run is given beside its plan.
+class TrainingHead(Head[Member]):
+    """Conducts one training run.
 
-    Attributes:
-        open_store: Binds the store's port on an address and returns the port.
-        first_attempt: Not 0 when the head was lost and the engine started the run again.
-        on_event: Called with every event, e.g. to print it where the head has a terminal.
-        on_need: Called with places that lack an agent, where the head itself can start some.
-        is_ours: Says whether the head has started an agent for this host: a second one is not needed.
-        hint: What to add while nodes are missing.
-        jobs: The schedulers' jobs of the head, where agents of other jobs have to be refused.
-        relay_port: The head's own port, where callers of torch's store are passed on; 0: nowhere.
+    Args:
+        options: What it was told at its start.
+        disk: Writes the record.
+        open_store: Binds the port of an attempt's store on an address and returns the port.
+        on_event: Shows every event, where the head has a terminal.
     """
 
-    plan: RunPlan
-    run_dir: RunDir
-    open_store: Callable[[int, str], int]
-    own_address: str
-    first_attempt: int = 0
-    restarts_spent: int = 0
-    on_event: Callable[[messages.Event], None] | None = None
-    on_need: Callable[[Sequence[int]], None] | None = None
-    is_ours: Callable[[str], bool] | None = None
-    hint: str = ""
-    relay_port: int = 0
-    jobs: tuple[str, ...] = ()
-
-
-class TrainingHead(Head[Member]):
-    """Conducts one training run."""
-
-    def __init__(self, options: TrainingHeadOptions, disk: DiskWriter) -> None:
+    def __init__(
+        self,
+        options: TrainingHeadOptions,
+        disk: DiskWriter,
+        open_store: Callable[[int, str], int],
+        on_event: Callable[[messages.Event], None] | None = None,
+    ) -> None:
         super().__init__(disk, options.run_dir.events)
         self.plan, self.options = options.plan, options
         self.result: Result | None = None
+        self._open_store, self.on_event = open_store, on_event
         self._started_at = time.monotonic()
         self._logs_lost = 0
         self._owner_came = False
@@ -88,16 +71,8 @@ class TrainingHead(Head[Member]):
             None  # of the attempt that runs, from its first progress on
         )
         self._execs: RankRelay | None = None
-        facts = HeadFacts(
-            pid=os.getpid(),
-            log_path=options.run_dir.rank_log,
-            first_attempt=options.first_attempt,
-            restarts_spent=options.restarts_spent,
-            hint=options.hint,
-            is_ours=options.is_ours,
-        )
         members = Membership(options.plan, clock=self.clock, jobs=options.jobs)
-        self.policy = TrainingPolicy(options.plan, facts, members, self.clock(), self._checks)
+        self.policy = TrainingPolicy(options, members, self.clock(), self._checks)
 
     def _checks(self, policy: NodePolicy) -> StartChecks:
         return StartChecks(
@@ -132,8 +107,10 @@ class TrainingHead(Head[Member]):
     def event(self, name: str, **fields: Any) -> messages.Event:
         """Write one event to the record and to everyone who watches; an owner who comes later hears it, too."""
         message = super().event(name, **fields)
-        if self.options.on_event is not None:
-            self.options.on_event(message)
+        if self.options.spread is not None:
+            self.options.spread.hear(message)
+        if self.on_event is not None:
+            self.on_event(message)
         if not self._owner_came:
             self._unheard.append(message)
         return message
@@ -189,14 +166,14 @@ class TrainingHead(Head[Member]):
             case AskForNodes(places=places, again=again):
                 self._need(places, again=again)
             case OpenStore(attempt=attempt, address=address):
-                port = self.options.open_store(attempt.number, address)
+                port = self._open_store(attempt.number, address)
                 self.policy.store_is_open(attempt, address, port)
             case CutOff(member=member, channel=channel, why=why):
                 self._cut_off(member, channel, why)
 
     def _need(self, places: Sequence[int], *, again: bool) -> None:
-        if self.options.on_need is not None:
-            self.options.on_need(places)
+        if self.options.spread is not None:
+            self.options.spread.need(places)
         need = messages.NeedNodes(places=tuple(places), again=again)
         for client in self._clients:
             if client.owner:

@@ -15,12 +15,12 @@ from torchmuster.head.attempt import Attempt, AttemptPhase
 from torchmuster.head.leavers import StopRequest
 from torchmuster.head.membership import MAX_LISTED, Member, Membership
 from torchmuster.head.node_policy import LOOK_EVERY_S, NodePolicy
+from torchmuster.head.options import TrainingHeadOptions
 from torchmuster.head.restarts import EndRun, RestartBook, TryAgain, after_failure, after_preemption
 from torchmuster.head.start_checks import StartChecks
-from torchmuster.head.training_actions import AskForNodes, HeadFacts, OpenStore
+from torchmuster.head.training_actions import AskForNodes, OpenStore
 from torchmuster.model import codec, contract
 from torchmuster.model.failure import EndKind, WorkerEnd, describe, first_cause
-from torchmuster.model.plan import RunPlan
 from torchmuster.model.ranks import assign_ranks, compress_ranks
 from torchmuster.model.states import RunState
 from torchmuster.model.stop import StopCause, better_cause, cause_of_stop, end_by_stop
@@ -55,15 +55,16 @@ class TrainingPolicy(NodePolicy):
 
     def __init__(
         self,
-        plan: RunPlan,
-        head: HeadFacts,
+        options: TrainingHeadOptions,
         members: Membership,
         now: float,
         checks: Callable[[NodePolicy], StartChecks],
     ) -> None:
-        super().__init__(plan, head, members, now, checks)
-        limits = plan.limits
-        self.book = RestartBook(limits.max_restarts, head.restarts_spent, plan.restart_policy)
+        super().__init__(options, members, now, checks)
+        plan = options.plan
+        self.book = RestartBook(
+            plan.limits.max_restarts, options.restarts_spent, plan.restart_policy
+        )
         self.lost_s = 0.0  # between a failure and the workers of the next attempt
         self._known = _Known()
         self._say_at = now + FIRST_SAY_S
@@ -225,7 +226,7 @@ class TrainingPolicy(NodePolicy):
         if too_few and self.now < self._say_at and left_s > 0:
             return  # thousands are calling: not all of them are counted for each call
         here, dangerous = self.members.present(), self.members.dangerous()
-        shrinking = self.next_attempt > self._head.first_attempt
+        shrinking = self.next_attempt > self._options.first_attempt
         is_free = not dangerous and all(member.running_attempt is None for member in here)
         if is_free and self._gathering.is_complete(here, self.now, shrinking=shrinking):
             self._start_or_fail(here)
@@ -240,7 +241,7 @@ class TrainingPolicy(NodePolicy):
             text = f"waiting until the lease of {name} has expired, so that its workers are certainly gone"
             self.tell("waiting_for_end", text=text)
         elif num_here < self.plan.min_nodes or not self.plan.is_elastic:
-            self.tell("waiting", **self._gathering.wait(num_here, self.now, self._head.hint))
+            self.tell("waiting", **self._gathering.wait(num_here, self.now, self._options.hint))
             places = tuple(self.members.missing_places())
             self._actions.append(AskForNodes(places, again=True))
 
@@ -382,7 +383,9 @@ class TrainingPolicy(NodePolicy):
         cause = first_cause(attempt.ends)
         preempted = [end for end in attempt.ends if end.kind is EndKind.PREEMPTED]
         if cause is not None and not (preempted and cause.looks_like_echo):
-            told, follows = after_failure(attempt, cause, self.book, self.plan, self._head.log_path)
+            told, follows = after_failure(
+                attempt, cause, self.book, self.plan, self._options.run_dir.rank_log
+            )
             self.tell("attempt_failed", **told)
             return follows
         if preempted:
@@ -441,7 +444,7 @@ class TrainingPolicy(NodePolicy):
     @property
     def more_may_come(self) -> bool:
         """Say whether nodes that have not called yet would wait in vain for a head that has gone."""
-        before_all = self.next_attempt == self._head.first_attempt
+        before_all = self.next_attempt == self._options.first_attempt
         missing = len(self.members.members) < self.plan.max_nodes
         failed = self.result is not None and self.result.state is RunState.FAILED
         return failed and before_all and missing

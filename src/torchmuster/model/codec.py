@@ -1,7 +1,7 @@
-"""Turn frozen dataclasses into plain JSON values and back, strictly.
+"""Turn frozen dataclasses into plain JSON values, or words of a command line, and back, strictly.
 
 One codec serves `plan.json`, `events.jsonl` and the channel. It accepts exactly the declared fields
-with exactly the declared types: a peer or a file can't smuggle in anything else. Pickle is not used
+with exactly the declared types: a peer or a file can't add anything else. Pickle is not used
 anywhere (`docs/design.md`, rule 7).
 """
 
@@ -12,7 +12,10 @@ import enum
 import functools
 import types
 import typing
+from collections.abc import Sequence
 from typing import Any, TypeVar, Union
+
+from torchmuster.errors import UsageError
 
 T = TypeVar("T")
 
@@ -126,3 +129,48 @@ def _convert_scalar(annotation: Any, value: Any, where: str) -> Any:
         name = getattr(annotation, "__name__", str(annotation))
         raise CodecError(f"{where}: expected {name}, got {type(value).__name__}")
     return value
+
+
+def to_words(order: Any) -> list[str]:
+    """Return `--name=value` for each field that says something; a `command` stands behind `--`."""
+    words: list[str] = []
+    for field in dataclasses.fields(order):
+        value, option = getattr(order, field.name), f"--{field.name.replace('_', '-')}"
+        if field.name == "command":
+            words += ["--", *value]
+        elif isinstance(value, tuple):
+            words += [f"{option}={item}" for item in value]
+        elif value != field.default:
+            words.append(option if value is True else f"{option}={value}")
+    return words
+
+
+def from_words(cls: type[T], words: Sequence[str]) -> T:
+    """Return the value that `to_words` has written.
+
+    Raises:
+        UsageError: The words are not of this value, e.g. of another version of muster.
+    """
+    own, command = list(words), None
+    if "--" in own:
+        at = own.index("--")
+        own, command = own[:at], own[at + 1 :]
+    types = typing.get_type_hints(cls)
+    plain: dict[str, Any] = {} if command is None else {"command": command}
+    try:
+        for word in own:
+            option, has_value, text = word.partition("=")
+            name = option.removeprefix("--").replace("-", "_")
+            kinds = (types.get(name), *typing.get_args(types.get(name)))
+            if typing.get_origin(kinds[0]) is tuple:
+                plain.setdefault(name, []).append(text)
+            else:
+                plain[name] = (int(text) if int in kinds else text) if has_value else True
+        return from_plain(cls, plain)
+    except ValueError as error:
+        raise UsageError(
+            "a program of muster does not understand how it was started",
+            where=" ".join(words),
+            why=str(error),
+            fix="what starts it is of another version of muster: start the run or submit the job again",
+        ) from error

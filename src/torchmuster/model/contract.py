@@ -1,4 +1,4 @@
-"""The environment that workers get, and the exit codes that mean something.
+"""The environment of workers, and the exit codes with a meaning.
 
 The variables are torchrun's own, name for name, so that PyTorch, Lightning, Accelerate and DeepSpeed
 scripts run unchanged.
@@ -66,7 +66,7 @@ READ_LATER_PREFIXES = ("TORCH_NCCL_", "TORCHELASTIC_", "TORCHMUSTER_")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPlace:
-    """Where one worker stands in the world of one attempt."""
+    """The position of one worker in the world of one attempt."""
 
     rank: int
     local_rank: int
@@ -78,7 +78,7 @@ class WorkerPlace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptFacts:
-    """What all workers of one attempt share."""
+    """The values that all workers of one attempt share."""
 
     run_id: str
     attempt: int
@@ -126,14 +126,14 @@ def describe_exit(status: int) -> str:
 
 
 def may_be_read_at_import(begin: str) -> bool:
-    """Say whether torch may read a variable of which only the begin is known while it is imported."""
+    """Return whether torch may read a variable with this prefix while it is imported."""
     if begin.startswith(READ_LATER_PREFIXES):
         return False
     return any(begin.startswith(p) or p.startswith(begin) for p in READ_AT_IMPORT_PREFIXES)
 
 
 def is_read_at_import(variable: str) -> bool:
-    """Say whether torch may read `variable` while it is imported."""
+    """Return whether torch may read `variable` while it is imported."""
     return variable.startswith(READ_AT_IMPORT_PREFIXES) and not variable.startswith(
         READ_LATER_PREFIXES
     )

@@ -1,7 +1,7 @@
-"""What is known about the end of a worker, and which of many ends is the cause of the others.
+"""How workers ended, and which of many ends is the cause of the others.
 
-One dead rank makes all others fail louder. The head collects every end of an attempt, and the
-functions here pick the one that came first and was nobody's echo.
+One dead rank makes all others fail with more output. The head collects all ends of an attempt, and the
+functions here choose the first one that was no echo of another.
 """
 
 import enum
@@ -47,7 +47,7 @@ class EndKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnWords:
-    """What one of our own errors says beside its sentence: the parts of the message that the worker has printed."""
+    """The other parts of one of our own errors, besides its sentence, as the worker has printed them."""
 
     at: str | None
     because: tuple[str, ...]
@@ -79,7 +79,7 @@ class PythonError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerEnd:
-    """The end of one worker, with everything its agent could find out about it.
+    """The end of one worker, with all evidence that its agent found.
 
     Attributes:
         asked: muster itself had already sent this worker a signal when it ended.
@@ -108,7 +108,7 @@ class WorkerEnd:
 
     @property
     def is_failure(self) -> bool:
-        """Say whether this end, unasked for, ends the attempt."""
+        """Return whether this end was not requested and ends the attempt."""
         return not self.asked and self.kind not in (EndKind.SUCCESS, EndKind.PREEMPTED)
 
     @property
@@ -120,12 +120,12 @@ class WorkerEnd:
 
     @property
     def is_final(self) -> bool:
-        """Say whether the worker's exception said that another attempt would end in the same way."""
+        """Return whether the worker's exception said that another attempt would end in the same way."""
         return self.error is not None and self.error.is_final
 
     @property
     def looks_like_echo(self) -> bool:
-        """Say whether this end reads like the answer to another rank's death."""
+        """Return whether this end looks like an echo of another rank's death."""
         if self.kind is EndKind.EXCEPTION and self.error is not None:
             return is_echo(self.error)
         if self.kind is EndKind.SIGNAL and self.signum == 6:  # the NCCL watchdog aborts
@@ -134,7 +134,7 @@ class WorkerEnd:
 
 
 def is_echo(error: PythonError) -> bool:
-    """Say whether an exception reads like the answer to another rank's death."""
+    """Return whether an exception looks like an echo of another rank's death."""
     return bool(ECHOES.search(f"{error.type_name}: {error.message}"))
 
 
@@ -149,12 +149,12 @@ def first_cause(ends: Sequence[WorkerEnd]) -> WorkerEnd | None:
 
 
 def last_step(ends: Sequence[WorkerEnd]) -> int | None:
-    """Return the last step that any of these workers has done; None where no script says."""
+    """Return the last step that any of these workers has done; None if no script reports steps."""
     return max((end.step for end in ends if end.step is not None), default=None)
 
 
 def error_of_report(report: Mapping[str, Any]) -> PythonError:
-    """Return the exception that a worker has reported: any words, since the worker is the user's."""
+    """Return the exception that a worker has reported; its texts can be anything."""
     where, handled, own = report.get("where"), report.get("handled"), report.get("own")
     return PythonError(
         type_name=str(report.get("type_name", "")),
@@ -196,6 +196,6 @@ def describe(end: WorkerEnd) -> str:
 
 
 def _shorten(line: str) -> str:
-    """Return a line that fits a sentence; Gloo puts a source path of its own in front."""
+    """Return a line short enough for a sentence, without the source path that Gloo puts first."""
     bare = re.sub(r"^\[[^\]]*\.(?:cc|cpp|h):\d+\]\s*", "", line)
     return bare if len(bare) <= 100 else f"{bare[:97]}..."

@@ -1,4 +1,4 @@
-"""Which torch this interpreter would import, without importing it: the spawner says it a second earlier."""
+"""Which torch this interpreter would import, without importing it: so the spawner reports it a second earlier."""
 
 import os
 import re

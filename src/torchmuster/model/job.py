@@ -1,6 +1,6 @@
-"""A job: what a scheduler is asked for, what it says of it, and what a process finds inside it.
+"""A job: the request to a scheduler, the scheduler's view of it, and the environment inside it.
 
-No scheduler's word stands here: `engines` translates. Sizes are bytes, times seconds.
+No scheduler's own terms are used here: `engines` translates. Sizes are bytes, times seconds.
 """
 
 import enum
@@ -12,14 +12,14 @@ from torchmuster.model.states import JobState
 
 
 class AfterKind(enum.Enum):
-    """What another job's end has to be like; the words are the same in sbatch and qsub."""
+    """The condition on the end of another job; sbatch and qsub use the same words."""
 
     OK = "afterok"
     ANY = "afterany"
 
 
-class StartWay(enum.Enum):
-    """How a process comes to another node of the allocation."""
+class NodeLauncher(enum.Enum):
+    """The command that starts a process on another node of the allocation."""
 
     SRUN = "srun"
     PBSDSH = "pbsdsh"
@@ -41,7 +41,7 @@ class JobDependency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeChunk:
-    """Equal nodes of a job, each with this much; None or 0 where nothing is asked for.
+    """Equal nodes of a job, with the resources of each; None or 0 for no request.
 
     Attributes:
         workers: Processes that will train on each, so it needs as many CPUs where none are asked for.
@@ -70,6 +70,7 @@ class JobRequest:
         queue: Partition of Slurm, queue of PBS.
         constraint: Features that every node has, in Slurm's own syntax.
         directives: Lines of the site as the scheduler takes them: `--reservation=x`, `-l place=excl`.
+        own_keys: What the site says by keys that mean something to this scheduler alone.
         package_copy: A folder beside the runs for torchmuster on nodes that lack it; it is unpacked from `.zip`.
         setup: Shell lines before the head: `module load cuda/12.6`.
         node_lines: Lines that the agents run on every node; the script has them only for a first node that lacks
@@ -93,6 +94,7 @@ class JobRequest:
     constraint: str | None = None
     nodes_excluded: tuple[str, ...] = ()
     directives: tuple[str, ...] = ()
+    own_keys: tuple[tuple[str, str], ...] = ()
     package_copy: str | None = None
     setup: tuple[str, ...] = ()
     node_lines: tuple[str, ...] | None = None
@@ -101,7 +103,7 @@ class JobRequest:
 
     @property
     def num_nodes(self) -> int:
-        """Return on how many nodes the job runs at most."""
+        """Return the maximum number of nodes of the job."""
         return self.max_nodes or sum(chunk.num_nodes for chunk in self.chunks)
 
 
@@ -122,7 +124,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
-    """What a scheduler says of one job.
+    """A scheduler's view of one job.
 
     Attributes:
         reason: Why it waits or ended, in the scheduler's own words.
@@ -142,7 +144,7 @@ class JobView:
 
 
 def describe_job(view: JobView) -> str:
-    """Return a sentence on where a job stands, with what its reason means and the scheduler's own word."""
+    """Return a sentence on the state of a job, with the meaning of its reason and the scheduler's own word for it."""
     text = f"job {view.job_id} is {view.state.value.replace('_', ' ')}"
     if view.wait is not None:
         text += f": {view.wait.sentence}"
@@ -163,31 +165,25 @@ class AllocatedNode:
 
     Attributes:
         slot: Its first line in PBS's node file, from 0: what `pbsdsh -n` takes.
-        num_tasks: How many processes the scheduler would start on it.
         het_group: Its component of a heterogeneous Slurm job.
     """
 
     name: str
     cpus: int | None = None
-    num_tasks: int = 1
     slot: int = 0
     het_group: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """What a process finds inside a job.
+    """The job that a process runs in, from its environment.
 
     Attributes:
         ends_at: The end of the time limit, seconds since 1970.
-        scratch: A folder of this node that the scheduler empties after the job.
-        restart_count: How often the scheduler has started the job again; None where it doesn't say.
         own_node: The node of this process, where the scheduler names it.
     """
 
     job_id: str
     nodes: tuple[AllocatedNode, ...] = field(default=())
     ends_at: float | None = None
-    scratch: str | None = None
-    restart_count: int | None = None
     own_node: str | None = None

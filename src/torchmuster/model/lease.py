@@ -1,7 +1,7 @@
-"""Leases: who has been silent for how long, and what follows (`docs/design.md`, rules 13 and 14).
+"""Leases: how long a process has been silent, and what follows (`docs/design.md`, rules 13 and 14).
 
-A judge counts only time in which it ran itself. So a pause that everybody shares (a suspended job, a laptop's sleep) and
-the delay of an overloaded machine cost nobody his lease.
+A process that judges a lease counts only time in which it ran itself. So no lease ends because of a pause that all
+processes share (a suspended job, a laptop's sleep) or the delay of an overloaded machine.
 """
 
 import time
@@ -24,7 +24,7 @@ _STANDING = _STOPPED | frozenset("DZX")
 
 
 class OwnClock:
-    """Seconds in which this process ran, for who asks at least once a second."""
+    """A clock of the time in which this process ran, if it is read at least once a second."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -32,7 +32,7 @@ class OwnClock:
         self._paused_s = 0.0
 
     def __call__(self) -> float:
-        """Return the time; what passed since the last call counts as `MAX_TURN_S` at most."""
+        """Return the time; the time since the last call counts as `MAX_TURN_S` at most."""
         now = self._clock()
         self._paused_s += max(now - self._last - MAX_TURN_S, 0.0)
         self._last = now
@@ -40,12 +40,12 @@ class OwnClock:
 
     @property
     def paused_s(self) -> float:
-        """Return how long this process has stood still."""
+        """Return how long this process has been paused."""
         return self._paused_s
 
 
 class Lease:
-    """What an agent holds: prolonged by the echo of its own pings, counted from the moment that each was sent."""
+    """The lease of an agent: extended by echoes of its pings, from the moment at which each ping was sent."""
 
     def __init__(self, clock: OwnClock) -> None:
         self._clock = clock
@@ -62,22 +62,22 @@ class Lease:
         return self._number
 
     def renew(self, number: int) -> None:
-        """Take the echo of a ping."""
+        """Process the echo of a ping."""
         self._look()
         self._from = max(self._from, self._sent.pop(number, self._from))
 
     def begin(self) -> None:
-        """Count from now on."""
+        """Restart the lease now."""
         self._look()
         self._from = self._clock()
 
     def age_s(self) -> float:
-        """Return how old the last proof is that the head hears us; ask once a second."""
+        """Return the age of the last proof that the head receives our pings; call it once a second."""
         self._look()
         return self._clock() - self._from
 
     def _look(self) -> None:
-        """Behind a long pause only the echo of a new ping counts, and has to come soon."""
+        """After a long pause only the echo of a new ping counts, and it has to arrive soon."""
         now = self._clock()
         if self._clock.paused_s - self._paused_s > LEASE_S:
             self._sent.clear()
@@ -86,7 +86,7 @@ class Lease:
 
 
 def is_given_up(silent_s: float, limit_s: float, state: str | None) -> bool:
-    """Say whether who has been silent for so long is given up.
+    """Return whether a process that has been silent for this long is considered lost.
 
     Args:
         silent_s: Counted by a clock of the judge's own (`OwnClock`).
@@ -100,18 +100,18 @@ def is_given_up(silent_s: float, limit_s: float, state: str | None) -> bool:
 
 
 class Stillness:
-    """Whether a process of this machine stands still: one that answers pings, or one that is only seen."""
+    """Detects a process of this machine that hangs: one that answers pings, or one that is only visible."""
 
     def __init__(self, clock: OwnClock) -> None:
         self._clock = clock
         self.begin()
 
     def begin(self) -> None:
-        """Count from now on: it has been started, or has answered."""
+        """Restart: the process was started or has answered."""
         self._alive_at = self._clock()
 
     def is_lost(self, state: str, *, answers: bool) -> bool:
-        """Say whether it is given up; ask once a second.
+        """Return whether the process is considered lost; call it once a second.
 
         Args:
             state: From the process table.
@@ -124,7 +124,7 @@ class Stillness:
 
 
 def large_packets_lost(stuck_bytes: int, since_s: float) -> str | None:
-    """Return the half of a sentence that names a path for small packets only, when the end of a lease shows one.
+    """Return the end of a sentence about a path that drops large packets, if the end of a lease shows that.
 
     Args:
         stuck_bytes: What a connection whose lease has ended had not brought to the other machine.
@@ -134,5 +134,5 @@ def large_packets_lost(stuck_bytes: int, since_s: float) -> str | None:
         return None
     return (
         f"large packets seem not to pass: {stuck_bytes} bytes did not arrive in {LEASE_S:.0f} s, while a new connection"
-        " stands at once (an MTU too large for the path? `ip link` shows that of each interface)"
+        " is established at once (an MTU too large for the path? `ip link` shows that of each interface)"
     )

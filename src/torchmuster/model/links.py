@@ -1,4 +1,4 @@
-"""A run that is longer than its job: the links of its chain, each a job or a requeue of one. Pure values."""
+"""The links of a run that is longer than its job, each a job or a requeue of one. Pure values."""
 
 import enum
 from dataclasses import dataclass
@@ -7,8 +7,8 @@ from typing import Any
 from torchmuster.model import codec
 
 
-class ResubmitWay(enum.Enum):
-    """How the next link comes to be."""
+class ResubmitMethod(enum.Enum):
+    """How the next link is started."""
 
     REQUEUE = "requeue"  # the scheduler starts the same job again
     SUBMIT = "submit"  # the head submits the same script again
@@ -17,7 +17,7 @@ class ResubmitWay(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """One life of the run inside a job.
+    """The part of a run inside one job.
 
     Attributes:
         way: How it came to be; None for the first.
@@ -25,13 +25,13 @@ class Link:
     """
 
     job_id: str
-    way: ResubmitWay | None = None
+    way: ResubmitMethod | None = None
     first_attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Links:
-    """What the heads of a run have noted, each while it was the run's.
+    """The record of all links, written by the heads of the run.
 
     Attributes:
         most: How many links there may be, at least 1.
@@ -50,12 +50,12 @@ class Links:
 
     @property
     def newest(self) -> Link | None:
-        """Return the link that counts."""
+        """Return the current link."""
         return self.links[-1] if self.links else None
 
 
 def may_be_followed(plain: Any) -> bool:
-    """Say whether another link may follow by what `links.json` holds; None where there is none."""
+    """Return whether another link may follow according to `links.json`; None without that file."""
     try:
         links = codec.from_plain(Links, plain)
     except codec.CodecError:

@@ -1,6 +1,6 @@
-"""What processes say to each other: values that travel as one JSON object, whose `type` is the name of their class.
+"""Messages between processes: values that are sent as one JSON object, whose `type` is the name of the class.
 
-A vocabulary is a subclass of `TypedMessage`, its words are the subclasses of that. Only words of the vocabulary that is
+A vocabulary is a subclass of `TypedMessage`; its messages are subclasses of that. Only words of the vocabulary that is
 expected are decoded, with exactly the declared fields (`model.codec`).
 
 Subclasses become dataclasses by themselves. Equality and `repr` stand here once for all of them, because Python compiles
@@ -18,7 +18,7 @@ M = TypeVar("M", bound="TypedMessage")
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
 class TypedMessage:
-    """A value that travels; not to be changed, which mypy sees to."""
+    """A message; immutable, which mypy checks."""
 
     words: ClassVar[dict[str, type[Any]]] = {}
 

@@ -1,4 +1,4 @@
-"""Interfaces of nodes, the networks that they may form, and what probes said of them: values only.
+"""Interfaces of nodes, the networks that they may form, and results of probes: values only.
 
 What is chosen among them, and why, is `model/network_choice.py`.
 """
@@ -34,7 +34,7 @@ class Interface:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkNode:
-    """What is known of one node before the probes; the head is the first of a list of them.
+    """The facts about one node before the probes; in a list of nodes the head is the first.
 
     Attributes:
         used_address: The node's end of its agent's connection; on the head, the end that most others reached.
@@ -49,7 +49,7 @@ class NetworkNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One interface for each node, in the order of the nodes, that may be a network of all."""
+    """One interface for each node, in the order of the nodes: a candidate for the network of the run."""
 
     members: tuple[Interface, ...]
     is_used: bool = False  # by the agents' own connections
@@ -65,7 +65,7 @@ class Unused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairResult:
-    """What one probe found; `why` is None when the other node was reached.
+    """The result of one probe; `why` is None when the other node was reached.
 
     Attributes:
         candidate, source, target: Positions in the lists of candidates and nodes.

@@ -41,7 +41,7 @@ def network_of(interface: Interface) -> str:
 
 
 def find_candidates(nodes: Sequence[NetworkNode]) -> tuple[list[Candidate], list[Unused]]:
-    """Return what may be a network of all nodes, the likeliest first, and what can't be one."""
+    """Return the candidates for a network of all nodes, the likeliest first, and the interfaces that can't be one."""
     found: dict[tuple[str, ...], Candidate] = {}
     repeated: dict[str, str] = {}
     used = _used_members(nodes)
@@ -71,7 +71,7 @@ def find_candidates(nodes: Sequence[NetworkNode]) -> tuple[list[Candidate], list
 
 
 def _most_repeated(nodes: Sequence[NetworkNode], addresses: Sequence[str]) -> int:
-    """Return on how many machines one address is; two agents of one machine share all of theirs."""
+    """Return the number of machines that have the same address; agents on one machine share its addresses."""
     machines: dict[str, set[str | int]] = {}
     for number, (node, address) in enumerate(zip(nodes, addresses, strict=True)):
         machines.setdefault(address, set()).add(node.machine or number)
@@ -113,7 +113,7 @@ def _name_and_family(interface: Interface) -> tuple[str, bool]:
 
 
 def _missing(nodes: Sequence[NetworkNode]) -> dict[str, str]:
-    """Return for every name that some node lacks the first node that does."""
+    """Return, for every name that some node lacks, the first such node."""
     names = {i.name: None for node in nodes for i in node.interfaces}
     missing: dict[str, str] = {}
     for name in names:
@@ -125,9 +125,9 @@ def _missing(nodes: Sequence[NetworkNode]) -> dict[str, str]:
 
 
 def draw_peers(num_nodes: int, seed: int) -> list[list[int]]:
-    """Return whom each node calls: all others, or the head, its neighbours and about 8 random ones.
+    """Return the nodes that each node connects to: all others, or the head, its neighbours and about 8 random ones.
 
-    Whoever is called calls back, so each pair is tried in both directions.
+    The target connects back, so each pair is tried in both directions.
     """
     everyone = range(num_nodes)
     if num_nodes <= ALL_PAIRS_UP_TO:
@@ -144,7 +144,7 @@ def draw_peers(num_nodes: int, seed: int) -> list[list[int]]:
 
 
 def measured_peer(node: int, num_nodes: int) -> int | None:
-    """Return to whom a node measures: the next in the ring while that is cheap, else node 1 and the head."""
+    """Return the node to which a node measures the connection: the next one in a ring, or with many nodes only between node 1 and the head."""
     if num_nodes <= RING_UP_TO:
         return (node + 1) % num_nodes
     return {0: 1, 1: 0}.get(node)
@@ -152,7 +152,7 @@ def measured_peer(node: int, num_nodes: int) -> int | None:
 
 @dataclass(slots=True)
 class NetworkFindings:
-    """What the probes have said so far.
+    """The results of the probes so far.
 
     Attributes:
         complete: (candidate, node) for each node all of whose calls on this candidate have ended.
@@ -163,12 +163,12 @@ class NetworkFindings:
     results: dict[tuple[int, int, int], PairResult] = field(default_factory=dict)
 
     def add(self, results: Iterable[PairResult], complete: Iterable[tuple[int, int]]) -> None:
-        """Take in what one node has said."""
+        """Add the results of one node."""
         self.results.update({(r.candidate, r.source, r.target): r for r in results})
         self.complete.update(complete)
 
     def failure(self, candidate: int, num_nodes: int) -> PairResult | None:
-        """Return the first pair that did not reach each other, or has not said so; None when all did."""
+        """Return the first pair that did not reach each other or has not reported; None when all did."""
         mine = [r for key, r in self.results.items() if key[0] == candidate and r.why is not None]
         if mine:
             return min(mine, key=lambda r: (r.source, r.target))
@@ -179,12 +179,12 @@ class NetworkFindings:
         return None
 
     def bandwidth(self, candidate: int) -> float | None:
-        """Return the smallest in bytes/s that was measured."""
+        """Return the smallest measured bandwidth in bytes/s."""
         mine = (r.bytes_per_s for key, r in self.results.items() if key[0] == candidate)
         return min((rate for rate in mine if rate is not None), default=None)
 
     def latency(self, candidate: int) -> float | None:
-        """Return the largest in s that was measured."""
+        """Return the largest measured latency in seconds."""
         mine = (r.latency_s for key, r in self.results.items() if key[0] == candidate)
         return max((latency for latency in mine if latency is not None), default=None)
 
@@ -254,7 +254,7 @@ def _names(members: Members) -> list[str]:
 
 
 def describe(members: Members) -> tuple[str, str]:
-    """Return the name of a network (`eth0`, or `eth0, ens5`) and its subnet, or how many it has."""
+    """Return the name of a network (`eth0`, or `eth0, ens5`) and its subnet, or the number of its subnets."""
     names = _names(members)
     name = few_of(names, 3)
     subnets = list(dict.fromkeys(network_of(member) for member in members))
@@ -285,7 +285,7 @@ def _no_network(
 
 
 def matches(variable: str, value: str, names: Sequence[str]) -> list[str]:
-    """Return the interfaces that a user's value means: NCCL's grammar (`^`, `=`, prefixes), or plain names."""
+    """Return the interfaces that a user's value selects: NCCL's grammar (`^`, `=`, prefixes), or plain names."""
     if not variable.startswith("NCCL"):
         words = [word.strip() for word in value.split(",")]
         return [name for name in names if name in words]

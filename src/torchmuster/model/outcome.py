@@ -22,7 +22,7 @@ class TaskOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupOutcome:
-    """What `groups/<group>/result.json` holds."""
+    """The content of `groups/<group>/result.json`."""
 
     group: str
     state: State
@@ -34,7 +34,7 @@ class GroupOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkflowResult:
-    """What `result.json` of a workflow holds."""
+    """The content of `result.json` of a workflow."""
 
     run_id: str
     state: State
@@ -46,7 +46,7 @@ class WorkflowResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureFacts:
-    """What is known of the failure of a task.
+    """The facts about the failure of a task.
 
     Attributes:
         tail: The last lines of its command, or what its agent said.
@@ -66,7 +66,7 @@ class FailureFacts:
 
 
 def explain_task_failure(facts: FailureFacts) -> Report:
-    """Return the report on a group that this failure ended."""
+    """Return the report on a group that ended with this failure."""
     because = list(facts.tail)
     hint = facts.hint
     if facts.memory_evidence:

@@ -1,4 +1,4 @@
-"""What will be started: the values that `plan.json` holds and that agents read."""
+"""What will be started: the content of `plan.json`, which agents read."""
 
 import enum
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ WARN_S = 120.0  # from SIGUSR1 to the end of the job
 
 
 class ScriptKind(enum.Enum):
-    """How the user named the program."""
+    """How the program is given: script, module or command."""
 
     FILE = "file"
     MODULE = "module"
@@ -18,7 +18,7 @@ class ScriptKind(enum.Enum):
 
 
 class StartMethod(enum.Enum):
-    """How workers come to life; `AUTO` forks where that is right and says so where it isn't."""
+    """How workers are started; `AUTO` forks if that is safe and reports if it isn't."""
 
     AUTO = "auto"
     FORK = "fork"
@@ -26,14 +26,14 @@ class StartMethod(enum.Enum):
 
 
 class RestartPolicy(enum.Enum):
-    """When a failed attempt is followed by another one, while restarts are left."""
+    """Which failures are retried while restarts are left."""
 
     EVIDENCE = "evidence"  # unless what was seen says that it would end like the last
     COUNT = "count"  # always, as torchrun
 
 
 class Tee(enum.Enum):
-    """Whose output the terminal shows."""
+    """The ranks that the terminal shows."""
 
     RANK_0 = "0"
     ALL = "all"
@@ -61,14 +61,14 @@ class Program:
     macros: bool = False
 
     def display(self) -> tuple[str, ...]:
-        """Return the words that stand at the end of the spawner's command line."""
+        """Return the words at the end of the spawner's command line."""
         flag = ("-m",) if self.kind is ScriptKind.MODULE else ()
         return (*flag, self.target, *self.args)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Every limit that the run knows, in seconds or counts.
+    """All limits of the run, in seconds or counts.
 
     Attributes:
         hang_s: How long a rank may stand still while others wait for it, at least; 0: nobody watches.
@@ -91,7 +91,7 @@ ARCHIVE_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """Something that every node gets before its workers start.
+    """Data that is copied to every node before its workers start.
 
     Attributes:
         source: A path that the node can read, absolute.
@@ -104,7 +104,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSetup:
-    """What every node does once before its workers start.
+    """The set-up of every node, done once before its workers start.
 
     Attributes:
         environment: Variables, before all else.
@@ -127,13 +127,13 @@ class NodeSetup:
 
     @property
     def is_empty(self) -> bool:
-        """Say whether there is nothing to wait for."""
+        """Return whether there is nothing to wait for."""
         return not (self.environment or self.lines or self.stages or self.before)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """One run of one program, complete: nothing else decides what is started.
+    """The complete plan of a run: nothing else decides what is started.
 
     Attributes:
         workers_per_node: Workers on each place; a place beyond the end takes the last number.
@@ -182,7 +182,7 @@ class RunPlan:
 
     @property
     def longer_wait(self) -> str:
-        """Return the option that lets the run wait longer for its nodes, as the command that made it spells it."""
+        """Return the option that makes the run wait longer for its nodes, as spelled by the command that made it."""
         doubled = round(2 * self.limits.join_timeout_s)
         torchrun = self.engine == "torchrun"
         return (
@@ -191,5 +191,5 @@ class RunPlan:
 
     @property
     def is_elastic(self) -> bool:
-        """Say whether the number of nodes may change."""
+        """Return whether the number of nodes may change."""
         return self.min_nodes < self.max_nodes

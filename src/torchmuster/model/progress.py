@@ -1,8 +1,8 @@
-"""What an agent tells of its ranks while they train: how far they are, and where they stand when asked."""
+"""An agent's reports on its ranks while they train: their progress, and on request their stacks."""
 
 from dataclasses import dataclass
 
-from torchmuster.model.beats import RankPhase
+from torchmuster.model.heartbeat import RankPhase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class RankProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreCall:
-    """What a rank that stands in the making of a store is connected to, as the kernel and torch say.
+    """The connections of a rank that waits in the creation of a store, from the kernel and from torch's messages.
 
     Attributes:
         connected: `HOST:PORT` of its open TCP connections.
@@ -56,7 +56,7 @@ class StoreCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankStack:
-    """Where a rank stands.
+    """The stack of a rank.
 
     Attributes:
         state: The kernel's letter; empty: the process is gone.

@@ -1,6 +1,6 @@
-"""Places and ranks: who stands where, and why it does not change.
+"""Places and ranks.
 
-A place is what a node holds for the life of the run. The node rank is the index among the places that
+A node has its place for the life of the run. The node rank is the index among the places that
 are present, so a replacement gets the ranks of the node it replaces, and ranks move only when the
 world's size does.
 """
@@ -40,7 +40,7 @@ def natural_key(name: str) -> tuple[tuple[int, int, str], ...]:
 
 
 def free_places(taken: Iterable[int], max_nodes: int) -> list[int]:
-    """Return the places below `max_nodes` that nobody holds, lowest first."""
+    """Return the free places below `max_nodes`, lowest first."""
     held = set(taken)
     return [place for place in range(max_nodes) if place not in held]
 

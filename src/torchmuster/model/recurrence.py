@@ -1,7 +1,7 @@
-"""Can another attempt mend a failure, and is it the same one as the last? From what was seen, never from a clock.
+"""Whether another attempt can fix a failure, and whether it is the same as the last one: from evidence, never from a clock.
 
-`docs/faults.md` has the table. What a program does wrong stays wrong; what its surroundings do may pass: the kind of an
-error says which of the two it is, and where steps of training are known, they say whether anything moved on.
+`docs/faults.md` has the table. A program's mistake remains; a failure of its environment may pass. The kind of an error shows which of the two
+it is, and if steps of training are known, they show whether there was progress.
 """
 
 import enum
@@ -12,7 +12,7 @@ from torchmuster.model.failure import ECHOES, EndKind, WorkerEnd
 
 
 class Prospect(enum.Enum):
-    """What another attempt may bring."""
+    """The prospect of another attempt."""
 
     NONE = "none"  # the same end
     DOUBTFUL = "doubtful"  # if it ends like this again without progress, it would so for ever
@@ -21,7 +21,7 @@ class Prospect(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """What makes two failures the same; ends whose prospect is open have none.
+    """The identity of a failure; ends with an open prospect have none.
 
     Attributes:
         what: The exception's type, or the exit code.
@@ -64,7 +64,7 @@ _SHELLS_SIGNAL = 128
 
 
 def prospect(end: WorkerEnd) -> Prospect:
-    """Return what another attempt may bring after this end."""
+    """Return the prospect of another attempt after this end."""
     if end.is_final:
         return Prospect.NONE
     if end.kind in (EndKind.EXIT_CODE, EndKind.PREEMPTED):
@@ -87,7 +87,7 @@ def prospect(end: WorkerEnd) -> Prospect:
 
 
 def mark(end: WorkerEnd) -> Mark | None:
-    """Return what identifies a failure that may come again; None where its prospect is open."""
+    """Return the identity of a failure that may recur; None if its prospect is open."""
     if prospect(end) is Prospect.OPEN:
         return None
     if end.kind is EndKind.EXCEPTION and end.error is not None:

@@ -1,4 +1,4 @@
-"""All states: of runs, of tasks, groups and workflows, and of a scheduler's jobs; and what one says of another.
+"""All states: of runs, of tasks, groups and workflows, and of a scheduler's jobs; and conversions between them.
 
     runs         starting -> waiting -> running -> succeeded, failed, preempted, timed out, cancelled, lost
     tasks, ...   SUBMITTING -> WAITING -> PROCESSING -> SCHEDULING -> INITIALIZING -> RUNNING -> COMPLETED
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 
 
 class RunState(enum.Enum):
-    """Where a run or a whole workflow stands; the last six are final."""
+    """The state of a run or a whole workflow; the last six are final."""
 
     STARTING = "starting"
     WAITING = "waiting"
@@ -28,7 +28,7 @@ class RunState(enum.Enum):
 
     @property
     def is_final(self) -> bool:
-        """Say whether nothing can follow this state."""
+        """Return whether nothing can follow this state."""
         return self not in _RUN_GOES_ON
 
 
@@ -36,7 +36,7 @@ _RUN_GOES_ON = frozenset({RunState.STARTING, RunState.WAITING, RunState.RUNNING,
 
 
 class State(enum.Enum):
-    """Where a task or a group stands."""
+    """The state of a task or a group."""
 
     SUBMITTING = "SUBMITTING"
     WAITING = "WAITING"
@@ -61,17 +61,17 @@ class State(enum.Enum):
 
     @property
     def is_final(self) -> bool:
-        """Say whether nothing follows."""
+        """Return whether nothing follows."""
         return self not in _ORDER
 
     @property
     def is_failed(self) -> bool:
-        """Say whether this is one of the failures."""
+        """Return whether this is one of the failures."""
         return self.name.startswith("FAILED")
 
     @property
     def of_run(self) -> RunState:
-        """Return what this state of a workflow is called as that of a run."""
+        """Return this state of a workflow as the state of a run."""
         if not self.is_final:
             begun = self in (State.INITIALIZING, State.RUNNING)
             return RunState.RUNNING if begun else RunState.WAITING
@@ -80,7 +80,7 @@ class State(enum.Enum):
         return RunState.CANCELLED if self is State.FAILED_CANCELED else RunState.FAILED
 
     def may_become(self, later: "State") -> bool:
-        """Say whether `later` can follow: forward only, and nothing after an end."""
+        """Return whether `later` can follow: forward only, and nothing after an end."""
         if self.is_final:
             return False
         if later.is_final:
@@ -110,7 +110,7 @@ _STRONGEST = [
 
 
 class JobState(enum.Enum):
-    """Where a job stands, in the same words for every scheduler."""
+    """The state of a job, in the same words for every scheduler."""
 
     PENDING = "pending"
     HELD = "held"
@@ -128,17 +128,17 @@ class JobState(enum.Enum):
 
     @property
     def is_final(self) -> bool:
-        """Say whether the job is over; PREEMPTED and REQUEUED ones may come back."""
+        """Return whether the job is over; PREEMPTED and REQUEUED ones may come back."""
         return self not in _WITHOUT_RESULT or self in (JobState.CANCELLED, JobState.TIMED_OUT)
 
     @property
     def of_run(self) -> RunState:
-        """Return what it says of a run that has left no result: never a success."""
+        """Return the state of a run that has left no result: never a success."""
         return _WITHOUT_RESULT.get(self, _LEFT_NOTHING)[0]
 
     @property
     def of_group(self) -> State:
-        """Return what it says of a group of a workflow that has left no result."""
+        """Return the state of a workflow's group that has left no result."""
         return _WITHOUT_RESULT.get(self, _LEFT_NOTHING)[1]
 
 

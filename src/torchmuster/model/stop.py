@@ -1,4 +1,4 @@
-"""Who asked for a stop, and how a run ends by it: decided here once, from what the head knows at that moment."""
+"""The origin of a stop, and how the run ends: decided here once, from what the head knows at that moment."""
 
 import enum
 import signal
@@ -10,7 +10,7 @@ from torchmuster.model.verdict import Report
 
 
 class StopCause(enum.Enum):
-    """Who asked for a stop; the words of the sentence `... asked to stop`."""
+    """The origin of a stop; the words for the sentence `... asked to stop`."""
 
     USER = "you"
     TIME = "the end of the job's time"
@@ -36,7 +36,7 @@ _STAY = "in tmux or screen a run outlives its terminal; `muster run --detach` do
 def cause_of_stop(
     signum: int, *, cancelled: bool = False, time_is_over: bool = False, node_is_lost: bool = False
 ) -> StopCause:
-    """Return who asked for a stop.
+    """Return the origin of a stop.
 
     Args:
         signum: The signal that came.
@@ -54,7 +54,7 @@ def cause_of_stop(
 
 
 def better_cause(known: StopCause, new: StopCause) -> StopCause:
-    """Return what is known of one stop after a second word: agents only see a signal, the owner knows more."""
+    """Return the origin of a stop after a second report: agents see only a signal, the owner knows more."""
     return min(known, new, key=_BEST_KNOWN_FIRST.index)
 
 

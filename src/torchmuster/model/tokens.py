@@ -49,7 +49,7 @@ def find_tokens(text: str) -> list[Token]:
 
 
 def resolve(text: str, values: Callable[[Token], str | None]) -> str:
-    """Return the text with its tokens replaced; a token whose value is None stays as it is.
+    """Return the text with its tokens replaced; a token with the value None remains.
 
     A value is not searched for tokens again.
     """

@@ -1,4 +1,4 @@
-"""The one verdict on a run: what failed first, on which rank and node, with the evidence.
+"""The verdict on a run: what failed first, on which rank and node, with the evidence.
 
 Pure text and values: `result.json` keeps the verdict, `ui.errors` prints it.
 """
@@ -24,7 +24,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What `result.json` holds."""
+    """The content of `result.json`."""
 
     run_id: str
     state: RunState
@@ -44,7 +44,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Circumstances:
-    """What the head knows beside the ends themselves."""
+    """What the head knows in addition to the ends."""
 
     world_size: int
     attempt: int
@@ -58,7 +58,7 @@ class Circumstances:
 
 
 def notes_on_success(ends: Sequence[WorkerEnd], world_size: int) -> tuple[str, ...]:
-    """Return what has to be said of an attempt that ended well, one sentence each."""
+    """Return notes on an attempt that ended well, one sentence each."""
     died = [end for end in ends if end.signum is not None]
     notes = [_died_leaving(died)] if died else []
     sizes = [end.largest_group for end in ends]
@@ -80,7 +80,7 @@ def _died_leaving(ends: Sequence[WorkerEnd]) -> str:
 
 
 def _never_met(largest: int, world_size: int) -> str:
-    """Return what the absence of a group says, and no more: not every script with torch trains."""
+    """Return a note if workers never made a process group; carefully, because not every script with torch trains."""
     if largest < 2:
         return f"{world_size} workers never formed a process group: if this was training, each trained alone"
     return (
@@ -92,7 +92,7 @@ def _never_met(largest: int, world_size: int) -> str:
 def explain_failure(
     cause: WorkerEnd, ends: Sequence[WorkerEnd], circumstances: Circumstances
 ) -> Report:
-    """Return the report on a run that `cause` ended."""
+    """Return the report on a run that ended because of `cause`."""
     return Report(
         error=_headline(cause, ends, circumstances),
         at=_location(cause, circumstances),
@@ -102,7 +102,7 @@ def explain_failure(
 
 
 def alike(cause: WorkerEnd, ends: Sequence[WorkerEnd]) -> list[int]:
-    """Return the ranks that raised the same in the same line: one failure, however many say it."""
+    """Return the ranks that raised the same exception in the same line: they count as one failure."""
     ranks = {cause.rank}
     if cause.error is not None and cause.error.where:
         this = (cause.error.type_name, cause.error.where)
@@ -207,7 +207,7 @@ def _hint(cause: WorkerEnd, circumstances: Circumstances) -> str | None:
 
 
 def explain_preemption(end: WorkerEnd, same_as: int, world_size: int) -> Report:
-    """Return the report on a run that only ever leaves to be resumed."""
+    """Return the report on a run whose workers only exit to be resumed."""
     both = both_attempts(same_as, end.attempt)
     return Report(
         error=f"rank {end.rank} left with exit code 75 in {both} in the same way",
@@ -219,7 +219,7 @@ def explain_preemption(end: WorkerEnd, same_as: int, world_size: int) -> Report:
 def explain_refused_start(
     node: str, what: str | None, where: str | None, why: str, hint: str | None
 ) -> Report:
-    """Return the report on a run whose workers could not be started on a node; None: the usual words."""
+    """Return the report on a run whose workers could not be started on a node; None: use the default message."""
     usual = "`--python PATH` names the interpreter that has the job's packages"
     return Report(
         error=what or "the workers could not be started",
@@ -230,7 +230,7 @@ def explain_refused_start(
 
 
 def both_attempts(first: int, second: int) -> str:
-    """Return the name of two attempts that ended alike: there may have been others, before or between."""
+    """Return words for two attempts that ended in the same way; there may be others before or between them."""
     return f"attempts {first} and {second}"
 
 

@@ -7,11 +7,11 @@ the texts; the agent of a task resolves them just before its command starts.
 import enum
 from dataclasses import dataclass, field
 
-from torchmuster.model.plan import GRACE_S, MAX_RESTARTS
+from torchmuster.model.plan import GRACE_S, MAX_RESTARTS, NodeSetup
 
 
 class ExitAction(enum.Enum):
-    """What follows the end of a task's command."""
+    """The action after the end of a task's command."""
 
     COMPLETE = "COMPLETE"
     FAIL = "FAIL"
@@ -20,7 +20,7 @@ class ExitAction(enum.Enum):
 
 
 class InputKind(enum.Enum):
-    """Where an input comes from."""
+    """The source of an input."""
 
     TASK = "task"
     URL = "url"
@@ -28,7 +28,7 @@ class InputKind(enum.Enum):
 
 
 class OutputKind(enum.Enum):
-    """Where an output goes."""
+    """The destination of an output."""
 
     URL = "url"
     DATASET = "dataset"
@@ -36,7 +36,7 @@ class OutputKind(enum.Enum):
 
 
 class TaskNetwork(enum.Enum):
-    """Whether the tasks of one machine share its network."""
+    """Whether the tasks on one machine share its network."""
 
     SHARED = "shared"
     PRIVATE = "private"
@@ -105,13 +105,13 @@ class ExitRule:
     ranges: tuple[tuple[int, ...], ...]
 
     def matches(self, code: int) -> bool:
-        """Say whether the rule speaks of this code."""
+        """Return whether the rule covers this code."""
         return any(low <= code <= high for low, high in self.ranges)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What a task asks for; None where it says nothing."""
+    """The resources that a task requests; None for no request."""
 
     cpu: int | None = None
     gpu: int | None = None
@@ -124,7 +124,12 @@ class Resources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingPlan:
-    """A task that is a run of its own: `nodes`, `nproc_per_node`, `script`."""
+    """A training task, which is a run of its own.
+
+    Attributes:
+        nodes: `2`, or `1:3` for a range.
+        nproc_per_node: As in the file: the number that `gpu` means is known on the node only.
+    """
 
     nodes: str
     nproc_per_node: str | None
@@ -132,10 +137,20 @@ class TrainingPlan:
     args: tuple[str, ...] = ()
     max_restarts: int = MAX_RESTARTS
 
+    @property
+    def min_nodes(self) -> int:
+        """Return the minimum number of nodes."""
+        return int(self.nodes.partition(":")[0])
+
+    @property
+    def max_nodes(self) -> int:
+        """Return how many nodes it takes at most."""
+        return int(self.nodes.rpartition(":")[2])
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credential:
-    """A secret that a task gets, as variables or as files of a folder; its values stay where they are."""
+    """A secret of a task, as variables or as files in a folder; this contains no values."""
 
     name: str
     folder: str | None = None
@@ -167,10 +182,15 @@ class TaskPlan:
     @property
     def num_nodes(self) -> int:
         """Return on how many nodes the task runs at most."""
-        return 1 if self.training is None else int(self.training.nodes.rpartition(":")[2])
+        return 1 if self.training is None else self.training.max_nodes
+
+    @property
+    def min_nodes(self) -> int:
+        """Return how many nodes the task needs."""
+        return 1 if self.training is None else self.training.min_nodes
 
     def action(self, code: int) -> ExitAction:
-        """Return what follows an exit code: the first rule that speaks of it, else 0 is success."""
+        """Return the action for an exit code: that of the first rule that covers it; otherwise 0 is success."""
         for rule in self.exit_rules:
             if rule.matches(code):
                 return rule.action
@@ -208,7 +228,7 @@ class GroupPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkflowPlan:
-    """One run of a workflow file: nothing else decides what is started.
+    """The complete plan of a workflow: nothing else decides what is started.
 
     Attributes:
         spec_path: The file that the user submitted; relative script paths start at its folder.
@@ -242,9 +262,65 @@ class WorkflowPlan:
                 return group
         raise KeyError(name)
 
-    def group_of(self, task: str) -> GroupPlan:
-        """Return the group that a task belongs to; KeyError when there is no such task."""
-        for group in self.groups:
-            if any(member.name == task for member in group.tasks):
-                return group
-        raise KeyError(task)
+
+# What processes of one group tell each other by files.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskNode:
+    """A node that a task was given; `gpus` are those that it may use there, None leaves it to the node."""
+
+    name: str
+    gpus: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupNodes:
+    """The nodes of each task of a group, as its head notes them where they are not this machine alone."""
+
+    engine: str
+    tasks: dict[str, tuple[TaskNode, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingStart:
+    """One attempt of a training task, for the run inside of it.
+
+    Attributes:
+        task: Its name.
+        training: With the script and the arguments of this attempt: no token stands in them.
+        folder: Where the run makes its directory.
+        snapshots: The folder that all attempts of the task share.
+        cwd: Where relative paths begin.
+        grace_s: Of the workflow.
+        node_setup: What each of its nodes does first.
+        nodes: Those of its group; None where they are simulated ones of this machine.
+    """
+
+    task: str
+    training: TrainingPlan
+    folder: str
+    snapshots: str
+    cwd: str
+    grace_s: float
+    node_setup: NodeSetup
+    nodes: GroupNodes | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupStart:
+    """What the client tells the head of a group and the agents of its tasks.
+
+    Attributes:
+        gpus: What each task may see on its first node; one that is not named sees what is there.
+        first_attempts: Where a head goes on counting that takes the place of a lost one.
+        ran_s: For how long the group ran under that one.
+        broker: Where agents on hosts of ssh are asked for; None where the tasks are on this machine.
+        nodes: Those hosts.
+    """
+
+    gpus: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    first_attempts: dict[str, int] = field(default_factory=dict)
+    ran_s: float = 0.0
+    broker: str | None = None
+    nodes: GroupNodes | None = None

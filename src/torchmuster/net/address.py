@@ -1,4 +1,4 @@
-"""Which interface carries an address: measured from connections that worked, never guessed."""
+"""Which interface has an address: from connections that worked, never guessed."""
 
 import fcntl
 import socket
@@ -17,9 +17,20 @@ def interface_of(address: str) -> str | None:
 
 
 def own_addresses() -> list[str]:
-    """Return the IPv4 addresses of this machine that other machines may reach; loopback is not one."""
+    """Return the IPv4 addresses of this machine that other machines may reach, without loopback."""
     found = (address for _, address in _ipv4_addresses() if not address.startswith("127."))
     return list(dict.fromkeys(found))
+
+
+def own_endpoints(port: int) -> tuple[str, ...]:
+    """Return where a port of all addresses of this machine is called, as `address:port`; on loopback where it has no other."""
+    return tuple(f"{address}:{port}" for address in own_addresses() or ["127.0.0.1"])
+
+
+def split_endpoint(text: str) -> tuple[str, int]:
+    """Return the host and the port of `host:port`."""
+    host, _, port = text.rpartition(":")
+    return host, int(port)
 
 
 def _ipv4_addresses() -> list[tuple[str, str]]:
@@ -47,7 +58,7 @@ def _interface_of_ipv6(address: str) -> str | None:
 
 
 def is_own_address(host: str) -> bool:
-    """Say whether `host` names an address that we could bind, so that it is this machine."""
+    """Return whether `host` is an address of this machine, i.e. one that we can bind."""
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):  # no such name, or no name at all

@@ -1,8 +1,8 @@
 """Requests between processes of one user on one machine: "start this agent on another host", and how it ended.
 
-The broker listens on an abstract Unix socket: nothing lies on a disk, also after a SIGKILL, and a process in a view of files
-of its own finds it too. A caller sends one message (`net/ipc.py`) and gets one when the agent has ended; a caller that goes
-withdraws its request.
+The broker listens on an abstract Unix socket: no file is left behind, even after a SIGKILL, and a process with its own view of the file
+system can reach it too. A caller sends one message (`net/ipc.py`) and gets one when the agent has ended; a caller that
+disconnects withdraws its request.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ _READ_LIMIT_S = 5.0
 
 
 class AgentRequest:
-    """One request of one caller."""
+    """A request of a caller."""
 
     def __init__(self, start: messages.StartNode | messages.StartTask, call: socket.socket) -> None:
         self.start = start
@@ -42,11 +42,11 @@ class AgentRequest:
 
 
 class AgentBroker:
-    """Takes requests; each caller has a thread, in which `take` may wait.
+    """Accepts requests; each caller has a thread, in which `take` may wait.
 
     Args:
-        take: Gets each request.
-        withdraw: Gets a request that has not ended when its caller goes.
+        take: Called with each request.
+        withdraw: Called with an unfinished request whose caller has disconnected.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class AgentBroker:
         threading.Thread(target=self._accept, name="broker", daemon=True).start()
 
     def close(self) -> None:
-        """Take no more requests."""
+        """Accept no more requests."""
         with contextlib.suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
@@ -98,7 +98,7 @@ class AgentBroker:
 
 
 def request_agent(name: str, start: str) -> tuple[int, str | None]:
-    """Ask a broker for an agent, by an encoded message, and wait for its end; return its status and why.
+    """Request an agent from a broker with an encoded message and wait for its end; return its status and the reason.
 
     GONE when the broker is gone.
     """
@@ -117,7 +117,7 @@ def request_agent(name: str, start: str) -> tuple[int, str | None]:
 
 
 def _next_word(call: socket.socket, deadline_s: float | None) -> messages.RemoteMessage | None:
-    """Return what the other side says; None when it says nothing, or something else."""
+    """Return the next message; None at the end or for an unexpected one."""
     try:
         return ipc.receive(call, messages.RemoteMessage, deadline_s)
     except (OSError, EOFError, CodecError):

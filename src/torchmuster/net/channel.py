@@ -56,17 +56,17 @@ class Channel:
 
     @property
     def own_address(self) -> str:
-        """Return the address of this side: one that is proved to reach the other."""
+        """Return the address of this side, which the other side has reached."""
         return str(self._writer.get_extra_info("sockname")[0])
 
     @property
     def unsent_bytes(self) -> int:
-        """Return how much the other side has not taken yet."""
+        """Return the number of queued bytes that the kernel has not accepted yet."""
         return self._writer.transport.get_write_buffer_size()
 
     @property
     def unacknowledged_bytes(self) -> int:
-        """Return how much has been sent, or waits to be sent, of which the other machine has not said that it came."""
+        """Return the number of bytes that the other machine has not acknowledged, sent or waiting."""
         connection = self._writer.get_extra_info("socket")
         try:
             raw = fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4))
@@ -75,7 +75,7 @@ class Channel:
         return self.unsent_bytes + int(struct.unpack("i", raw)[0])
 
     def send_nowait(self, message: Message) -> None:
-        """Queue a message. A peer that takes nothing for too long loses the connection."""
+        """Queue a message. If a peer reads nothing for too long, the connection is closed."""
         if self._writer.is_closing():
             return
         payload = messages.encode(message)
@@ -91,7 +91,7 @@ class Channel:
         """Return the next message.
 
         Raises:
-            ChannelClosedError: The connection ended, or a frame was not the other side's.
+            ChannelClosedError: The connection ended, or the MAC of a frame was wrong.
         """
         try:
             (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
@@ -112,7 +112,7 @@ class Channel:
             raise ChannelClosedError(str(error)) from None
 
     async def send_raw(self, size_bytes: int) -> None:
-        """Write bytes that mean nothing, without frames: only where the other side awaits them."""
+        """Write padding bytes without frames, when the other side expects them."""
         chunk = bytes(min(size_bytes, _RAW_CHUNK_BYTES))
         left = size_bytes
         while left > 0 and not self._writer.is_closing():
@@ -121,9 +121,9 @@ class Channel:
             await self._writer.drain()
 
     def drop_raw(self, size_bytes: int) -> "asyncio.Future[None]":
-        """Take so many bytes off the wire unread; frames follow. Cancelled when the connection ends.
+        """Read and drop this many bytes; frames follow. Cancelled when the connection ends.
 
-        Nothing may have been sent yet of what is to be dropped.
+        Must be called before the other side sends these bytes.
         """
         transport = self._writer.transport
         sink = _Sink(transport, size_bytes, asyncio.get_running_loop().create_future())
@@ -131,7 +131,7 @@ class Channel:
         return sink.done
 
     async def close(self) -> None:
-        """Send what is queued, for at most a second, and close."""
+        """Send queued messages for at most a second, then close."""
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(1.0):
                 await self._writer.drain()
@@ -140,12 +140,12 @@ class Channel:
         self.abort()
 
     def abort(self) -> None:
-        """Close at once; what is queued is lost."""
+        """Close at once; queued messages are lost."""
         self._writer.transport.abort()
 
 
 class _Sink(asyncio.BufferedProtocol):
-    """Drops a counted number of bytes into one buffer, then gives the connection back."""
+    """Reads a given number of bytes into one buffer, then restores the connection's protocol."""
 
     def __init__(
         self, transport: asyncio.WriteTransport, size_bytes: int, done: "asyncio.Future[None]"
@@ -197,8 +197,8 @@ async def connect(
     """Return a channel to the head.
 
     Raises:
-        OSError: Nobody listens there, or it can't be reached in time.
-        HandshakeError: Who listens there is not our head.
+        OSError: No process listens there, or it can't be reached in time.
+        HandshakeError: The listener is not our head.
     """
     async with asyncio.timeout(CONNECT_TIMEOUT_S):
         reader, writer = await asyncio.open_connection(

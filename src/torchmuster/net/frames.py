@@ -1,4 +1,4 @@
-"""Messages on the standard streams of an ssh session: a reader with a limit to silence, and a writer that holds up only bulk data."""
+"""Messages on the standard streams of an ssh session: a reader with a time limit, and a writer that blocks only for bulk data."""
 
 import os
 import select
@@ -23,8 +23,8 @@ class FrameReader:
         """Return the next message; None at the end of file.
 
         Raises:
-            TimeoutError: Nothing came for `timeout_s`.
-            messages.FrameError: What came is no message.
+            TimeoutError: Nothing was received for `timeout_s`.
+            messages.FrameError: The received bytes are not a message.
         """
         while True:
             if len(self._buffer) >= messages.LENGTH.size:
@@ -40,11 +40,11 @@ class FrameReader:
                 return None
 
     def read_until(self, marker: bytes, limit_bytes: int, timeout_s: float) -> bytes | None:
-        """Return what comes before the line `marker`; None at the end of file (see `rest`).
+        """Return the bytes before the line `marker`; None at the end of file (see `rest`).
 
         Raises:
-            TimeoutError: The marker did not come within `timeout_s`.
-            messages.FrameError: More than `limit_bytes` came before it.
+            TimeoutError: The marker was not received within `timeout_s`.
+            messages.FrameError: More than `limit_bytes` were received before it.
         """
         deadline = time.monotonic() + timeout_s
         while (at := self._buffer.find(marker + b"\n")) < 0:
@@ -60,7 +60,7 @@ class FrameReader:
 
     @property
     def rest(self) -> bytes:
-        """Return what has come and is no message yet."""
+        """Return the received bytes that are not yet a complete message."""
         return bytes(self._buffer)
 
     def _fill(self, timeout_s: float) -> bool:
@@ -74,7 +74,7 @@ class FrameReader:
 
 
 class FrameWriter:
-    """A thread that writes to a descriptor, so that a stalled one blocks only senders of bulk data."""
+    """A thread that writes to a descriptor, so that a blocked one delays only senders of bulk data."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -87,13 +87,13 @@ class FrameWriter:
         threading.Thread(target=self._work, name="frames", daemon=True).start()
 
     def ping_every(self, interval_s: float) -> None:
-        """Send a ping whenever nothing else has been sent for so long."""
+        """Send a ping whenever nothing else was sent for this long."""
         with self._changed:
             self._ping_every_s = interval_s
             self._changed.notify_all()
 
     def send(self, message: messages.RemoteMessage, *, bulk: bool = False) -> bool:
-        """Queue a message, bulk once little else waits; return False when the other side is gone."""
+        """Queue a message; bulk messages wait until the queue is short. Return False when the other side is gone."""
         frame = messages.pack(message)
         with self._changed:
             while bulk and self._waiting_bytes > _BUSY_BYTES and not self._is_over:
@@ -102,7 +102,7 @@ class FrameWriter:
         return not self.is_broken
 
     def send_raw(self, data: bytes) -> None:
-        """Queue bytes that are no message; after the end they are dropped."""
+        """Queue bytes that are not a message; after the end they are dropped."""
         with self._changed:
             if not self._is_over:
                 self._queue.append(data)
@@ -114,13 +114,13 @@ class FrameWriter:
         return self.is_broken or self._closing
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait until everything is written; say whether it is."""
+        """Wait until everything is written; return whether it was in time."""
         with self._changed:
             self._changed.wait_for(lambda: not self._waiting_bytes or self.is_broken, timeout_s)
             return not self._waiting_bytes
 
     def close(self) -> None:
-        """Write what waits, then close the descriptor: the other side sees the end of file."""
+        """Write queued data, then close the descriptor: the other side gets the end of file."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""Who speaks to whom: a mutual handshake of fixed bytes, before anything is parsed.
+"""Mutual authentication: a handshake of fixed length, before anything is parsed.
 
     client -> server   MAGIC  version  role    key  client nonce         44 bytes
     server -> client   MAGIC  version  reason  key  server nonce  MAC    76 bytes
@@ -26,7 +26,7 @@ _HELLO = struct.Struct(f"!{len(MAGIC)}sHBB{NONCE_BYTES}s")
 
 
 class Role(enum.IntEnum):
-    """What the calling side is."""
+    """The role of the calling side."""
 
     AGENT = 1
     CLIENT = 2
@@ -34,7 +34,7 @@ class Role(enum.IntEnum):
 
 
 class Reason(enum.IntEnum):
-    """The one byte that says why a connection was closed, or that it was not."""
+    """The reason byte: why a connection was closed, or that it was accepted."""
 
     ACCEPTED = 0
     OTHER_VERSION = 1
@@ -77,7 +77,7 @@ async def call(
     *,
     is_open: bool = False,
 ) -> SessionKeys:
-    """Do the calling side's part.
+    """Run the handshake of the calling side.
 
     Raises:
         HandshakeError: The other side is not muster, or refused us.
@@ -109,7 +109,7 @@ async def call(
 
 
 def greeting() -> bytes:
-    """Return the first words of a caller that only wants to know who listens."""
+    """Return the first bytes of a caller that only wants to know whether muster listens."""
     return _HELLO.pack(MAGIC, VERSION, Role.AGENT, 0, os.urandom(NONCE_BYTES))
 
 
@@ -119,9 +119,9 @@ async def answer(
     secrets: tuple[bytes, bytes | None],
     first: bytes = b"",
 ) -> SessionKeys:
-    """Do the called side's part; `secrets` are the run's own and, where allowed, the public one.
+    """Run the handshake of the called side; `secrets` are the run's own and, if allowed, the public one.
 
-    `first` is what has been read of the caller's words already.
+    `first` are the bytes of the caller that were read already.
 
     Raises:
         HandshakeError: The caller is not muster, has another version or another secret.
@@ -159,10 +159,10 @@ def _mac(secret: bytes, label: bytes, transcript: bytes) -> bytes:
 
 
 async def read_first(reader: asyncio.StreamReader, num_bytes: int) -> bytes:
-    """Return the first bytes that a caller says.
+    """Return the first bytes of a caller.
 
     Raises:
-        HandshakeError: It said less and went.
+        HandshakeError: It sent fewer bytes and closed the connection.
     """
     return await _read(reader, num_bytes)
 

@@ -21,7 +21,7 @@ _TIMEOUT_S = 2.0
 def own_interfaces() -> tuple[Interface, ...]:
     """Return each interface with its first IPv4 and its first global IPv6 address, at most 32.
 
-    The first address of a family is what Gloo and NCCL take for an interface's name.
+    The first address of a family is the one that Gloo and NCCL use for an interface's name.
     """
     found: dict[tuple[str, int], Interface] = {}
     try:

@@ -50,7 +50,7 @@ def caller_of(connection: socket.socket) -> int | None:
 
 
 def root_of(pid: int, roots: set[int]) -> int | None:
-    """Return which of the roots started a process, by sessions, groups and ancestors; None for a stranger."""
+    """Return the root that started a process, by sessions, groups and ancestors; None for a foreign process."""
     for _ in range(_MAX_ANCESTORS):
         if pid in roots:
             return pid
@@ -80,10 +80,10 @@ def pack(message: TypedMessage) -> bytes:
 
 
 def connect(address: str) -> socket.socket:
-    """Call whoever listens at a path, or at an abstract name that begins with a zero byte.
+    """Connect to a socket path, or to an abstract name that begins with a zero byte.
 
     Raises:
-        OSError: Nobody listens there, or takes the call within 5 s.
+        OSError: No process listens there or accepts within 5 s.
     """
     call = socket.socket(socket.AF_UNIX)
     try:
@@ -107,15 +107,15 @@ def receive(
 
     Args:
         call: The connection.
-        vocabulary: Whose words are expected.
+        vocabulary: The base class of expected messages.
         deadline_s: When to give up, by the monotonic clock.
-        on_silence: Called with the time that is left when nothing has come for 7 s; needs a deadline.
+        on_silence: Called with the remaining time when nothing was received for 7 s; needs a deadline.
 
     Raises:
         EOFError: The other side has closed.
         TimeoutError: The deadline has passed.
         OSError: The connection is broken.
-        CodecError: What came is not a message of muster.
+        CodecError: The received bytes are not a message of muster.
     """
     (length,) = _LENGTH.unpack(_exactly(call, _LENGTH.size, deadline_s, on_silence))
     if length > MAX_FRAME_BYTES:
@@ -148,7 +148,7 @@ def _exactly(
 
 
 def tell(address: str, message: TypedMessage) -> None:
-    """Tell an agent something, and wait until it has it; without an agent, do nothing: a worker never fails by this."""
+    """Send a message to the agent and wait until it was received; without an agent, do nothing. Never raises in a worker."""
     if not address:
         return
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as agent:
@@ -166,9 +166,9 @@ class IpcCall(Generic[M]):
 
     Attributes:
         pid: The process.
-        root: Which of the agent's own processes started it.
-        request: What it asks.
-        closed: Set when its side has ended; a process that is killed closes too.
+        root: The agent's own process that started it.
+        request: The first message.
+        closed: Set when the caller has closed the connection, also by being killed.
     """
 
     def __init__(
@@ -184,21 +184,21 @@ class IpcCall(Generic[M]):
         self._writer = writer
 
     async def reply(self, answer: TypedMessage) -> None:
-        """Send an answer; who has gone, or takes nothing for 5 s, gets none and loses the call."""
+        """Send an answer; if the caller is gone or does not read for 5 s, the call is closed."""
         if not self.closed.is_set():
             await _send(self._writer, pack(answer))
 
 
 class IpcServer(Generic[M]):
-    """Listens for the processes that an agent has started, and for what they start.
+    """Listens for the processes that an agent has started, and for their descendants.
 
     Args:
         path: The socket, in a folder that only this user can enter and that is removed at the end.
         roots: Returns the processes that the agent has started.
-        vocabulary: Whose words callers may use.
-        handler: Has the conversation; the connection is closed when it returns.
-        unknown_s: How long a caller may be a stranger: the agent may not have heard yet of its start.
-        on_odd: Called once with the reason when a caller of ours says what is not understood.
+        vocabulary: The base class of messages that callers may send.
+        handler: Handles a call; the connection is closed when it returns.
+        unknown_s: How long a caller may be unknown: the agent may not have been told of its start yet.
+        on_odd: Called once with the reason when one of our callers sends an invalid message.
     """
 
     def __init__(
@@ -252,7 +252,7 @@ class IpcServer(Generic[M]):
         """Return the caller and its root.
 
         Raises:
-            MusterError: It is a stranger, or there are too many.
+            MusterError: It is a foreign process, or there are too many calls.
         """
         import asyncio
 
@@ -307,7 +307,7 @@ def failure(error: MusterError) -> CallFailed:
 
 
 async def _watch(reader: "asyncio.StreamReader", closed: "asyncio.Event") -> None:
-    """Set `closed` at the end of the caller's side; what it says beyond its request is nothing."""
+    """Set `closed` when the caller closes the connection; ignore other bytes from it."""
     with contextlib.suppress(OSError):
         while await reader.read(4096):
             pass
@@ -326,7 +326,7 @@ async def _send(writer: "asyncio.StreamWriter", data: bytes) -> None:
 
 
 async def _hang_up(writer: "asyncio.StreamWriter") -> None:
-    """Close, with a second for what is still to be sent."""
+    """Close, after at most a second for sending the rest."""
     import asyncio
 
     with contextlib.suppress(OSError):

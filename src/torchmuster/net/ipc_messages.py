@@ -1,4 +1,4 @@
-"""What the processes of one node say to each other over a Unix socket (`net/ipc.py`).
+"""Messages between the processes of one node over a Unix socket (`net/ipc.py`).
 
 Imported in the job's interpreter too, so it has to be quick.
 """
@@ -7,11 +7,11 @@ from torchmuster.model.message import TypedMessage
 
 
 class WorkerReport(TypedMessage):
-    """A worker of a training run to its agent."""
+    """From a worker of a training run to its agent."""
 
 
 class WorkerFailed(WorkerReport):
-    """An exception ends this worker; `model.failure.PythonError` tells the fields."""
+    """An exception ends this worker; `model.failure.PythonError` documents the fields."""
 
     type_name: str
     message: str
@@ -36,24 +36,24 @@ class DebuggerHeld(WorkerReport):
 
 
 class StopAhead(WorkerReport):
-    """The script saves and leaves for a reason that would stop the next attempt as well."""
+    """The script saves and exits for a reason that would stop the next attempt too."""
 
     reason: str
 
 
 class TrainingOver(WorkerReport):
-    """The training library has stopped or finished: at which step, and which one is saved."""
+    """The training library has stopped or finished: the last step, and the last saved one."""
 
     step: int
     saved_step: int | None
 
 
 class TaskRequest(TypedMessage):
-    """A process of a workflow's task to the task's agent."""
+    """From a process of a workflow's task to the task's agent."""
 
 
 class AskBarrier(TaskRequest):
-    """It has come to a barrier; `net.messages.BarrierCall` tells the fields."""
+    """It has reached a barrier; `net.messages.BarrierCall` documents the fields."""
 
     name: str = "default"
     count: int | None = None
@@ -62,7 +62,7 @@ class AskBarrier(TaskRequest):
 
 
 class AgentAnswer(TypedMessage):
-    """An agent to whoever called."""
+    """From an agent to a caller."""
 
 
 class CallTaken(AgentAnswer):
@@ -80,11 +80,11 @@ class CallFailed(AgentAnswer):
 
 
 class BarrierWaits(AgentAnswer):
-    """Still waiting, and for whom."""
+    """The barrier is not full; names the missing callers."""
 
     what: str
     left_s: float
 
 
 class BarrierReleased(AgentAnswer):
-    """All have come."""
+    """The barrier is full."""

@@ -1,11 +1,11 @@
-"""The listening side: strangers get little, and never for long.
+"""The listening side: limits the number of unauthenticated connections, and their time.
 
-A caller waits until he has said his first word, which an honest one does at once. `MAX_SILENT` may wait so; one more
-takes the seat of the oldest silent caller of the address that has the most, so that a flood of silent connections
-keeps nobody out. Who has spoken gets one of `MAX_STRANGERS` seats for the handshake, the address with the fewest callers
-first. When all are taken the oldest stranger of the greediest address gives up his once he has had a fair time for it;
-until then new callers wait, at last in the kernel's queue: a crowd of honest agents is served in order, and a flood
-of garbage can't hold the door. Who speaks torch's store protocol is passed on, where that is wanted
+A caller waits until it has sent its first bytes, which an honest one does at once. `MAX_SILENT` callers may wait; one
+more replaces the oldest silent caller of the address that has the most, so that a flood of silent connections blocks no
+other address. A caller that has sent bytes gets one of `MAX_STRANGERS` slots for the handshake, the address with the
+fewest callers first. When all slots are taken, the oldest caller of the address with the most is closed once it has had a
+fair time; until then new callers wait, finally in the kernel's queue. So a crowd of honest agents is served in order, and
+a flood of garbage can't block them. Connections that use torch's store protocol are forwarded if that is enabled
 (`net/store_relay.py`).
 """
 
@@ -36,7 +36,7 @@ def bind(host: str, port: int) -> socket.socket:
     """Return a listening socket; port 0 lets the kernel choose.
 
     Raises:
-        OSError: The address is not ours, or the port is taken.
+        OSError: The address is not one of this machine, or the port is taken.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
@@ -83,7 +83,7 @@ class Listener:
 
     @property
     def num_strangers(self) -> int:
-        """Return how many connections have not proved yet who they are."""
+        """Return the number of connections that are not yet authenticated."""
         return len(self._silent) + len(self._waiting) + len(self._strangers)
 
     async def serve(self) -> None:
@@ -106,7 +106,7 @@ class Listener:
             self._unopened.clear()
 
     def _accept(self) -> None:
-        """Accept a few callers: a flood must leave turns to those who are here."""
+        """Accept a few callers at a time, so that a flood does not block the ones that are connected."""
         for _ in range(_ACCEPTS_IN_A_ROW):
             if len(self._waiting) >= _MAX_WAITING:
                 self._pause()
@@ -141,7 +141,7 @@ class Listener:
             self._seat(connection, address)
 
     def _judge(self, connection: socket.socket, address: str) -> bool:
-        """Look at the first word, if it is there; what is none of ours costs no more than this look."""
+        """Check the first bytes of a caller, if there are any; reject other protocols here."""
         try:
             word = connection.recv(len(handshake.MAGIC), socket.MSG_PEEK)
         except BlockingIOError:
@@ -194,7 +194,7 @@ class Listener:
     # The handshake.
 
     def _admit(self) -> None:
-        """Give seats to those who wait; the next look is due when a fair time has passed."""
+        """Give slots to waiting callers; check again when a fair time has passed."""
         loop = asyncio.get_running_loop()
         while len(self._waiting):
             if len(self._strangers) >= MAX_STRANGERS and not self._free_a_seat():
@@ -208,7 +208,7 @@ class Listener:
             task.add_done_callback(self._forget)
 
     def _free_a_seat(self) -> bool:
-        """End the stranger who has had his fair time; else look again when he has."""
+        """Close the caller that has had its fair time; otherwise check again when it has."""
         loop = asyncio.get_running_loop()
         oldest, since = self._strangers.oldest_of_the_crowd()
         patience_s = since + _FAIR_TIME_S - loop.time()

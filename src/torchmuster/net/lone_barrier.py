@@ -1,9 +1,9 @@
 """A barrier that works without a workflow: rank 0 listens, the other ranks call it.
 
-Nobody is heard before the handshake has proved that he knows the key, so a port scan or an HTTP probe
-changes nothing. A rank whose connection ends is missing again and may come back; a caller that can't
-be right (its rank is taken or out of range, another number of nodes) is refused alone. When all are
-here, rank 0 tells them and stays until each has said that it heard, so that none is left behind.
+Messages are read only after the handshake has proved that the caller has the key, so a port scan or an HTTP
+probe changes nothing. A rank whose connection ends is missing again and may come back; a caller with
+wrong values (its rank is taken or out of range, another number of nodes) is refused without effect on others. When
+all have arrived, rank 0 tells them and waits until each has confirmed it, so that no rank is left waiting.
 """
 
 import asyncio
@@ -41,11 +41,11 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoneBarrier:
-    """What all ranks agree on, and which of them this is.
+    """The parameters of a barrier, and this rank.
 
     Attributes:
         host: Where rank 0 is; rank 0 itself needs none.
-        key: What all ranks have in common and nobody else.
+        key: The common key of all ranks.
     """
 
     num_nodes: int
@@ -58,7 +58,7 @@ class LoneBarrier:
 
 
 def wait_at_lone_barrier(barrier: LoneBarrier, say: Say) -> None:
-    """Wait until all ranks are here; `say` gets a line every 5 s.
+    """Wait until all ranks have arrived; `say` is called with a line every 5 s.
 
     Raises:
         BarrierTimeoutError: The limit has passed; the message names who is missing.
@@ -105,7 +105,7 @@ class _Seat:
 
 
 class _Host:
-    """Rank 0: who is here."""
+    """Rank 0: knows which ranks have arrived."""
 
     def __init__(self, barrier: LoneBarrier, say: Say) -> None:
         self._barrier = barrier
@@ -118,7 +118,6 @@ class _Host:
         self._deadline_s = time.monotonic() + barrier.timeout_s
 
     async def wait(self) -> None:
-        """Return when all ranks are here and know it."""
         while not self._full.is_set():
             left_s = self._deadline_s - time.monotonic()
             if left_s <= 0:
@@ -137,7 +136,6 @@ class _Host:
         self._say(f"all ranks came, but {names} left before they could be answered")
 
     async def serve(self, channel: Channel) -> None:
-        """Have the conversation with one authenticated caller."""
         try:
             async with asyncio.timeout(_FIRST_WORD_S):
                 join = await channel.receive()
@@ -154,7 +152,7 @@ class _Host:
             await self._keep(channel, join)
 
     def turn_away(self, peer: str, error: HandshakeError) -> None:
-        """Tell of callers that look like ours but are not; scans and probes are not worth a word."""
+        """Report callers of muster with another key or version; ignore scans and probes."""
         known = (peer, error.reason)
         worth = error.reason in (Reason.WRONG_SECRET, Reason.OTHER_VERSION)
         if worth and known not in self._turned_away and len(self._turned_away) < _MAX_REFUSALS_TOLD:
@@ -204,7 +202,7 @@ class _Host:
             self._all_heard.set()
 
     def _tell_change(self, newcomer: Channel) -> None:
-        """Tell the newcomer how things are, or everyone that all are here."""
+        """Tell a new caller the state, or all callers that the barrier is full."""
         if not self._full.is_set() and len(self._seats) == self._barrier.num_nodes - 1:
             self._full.set()
             self._send_all(_answer(BarrierState.RELEASED))
@@ -248,7 +246,7 @@ class _Host:
 
 
 class _Guest:
-    """Another rank: calls rank 0 until it is released."""
+    """Another rank: connects to rank 0 until it is released."""
 
     def __init__(self, barrier: LoneBarrier, say: Say) -> None:
         self._barrier = barrier
@@ -258,7 +256,6 @@ class _Guest:
         self._deadline_s = time.monotonic() + barrier.timeout_s
 
     async def wait(self) -> None:
-        """Return when all ranks are here."""
         telling = asyncio.create_task(self._tell())
         try:
             async with asyncio.timeout(self._barrier.timeout_s):
@@ -278,7 +275,7 @@ class _Guest:
             self._say(f"{self._state}; {left_s:.0f} s left")
 
     async def _try(self) -> bool:
-        """Call rank 0 once and wait with it; False when there was no connection, or no more."""
+        """Connect to rank 0 once and wait with it; False when there was no connection or it was lost."""
         there = f"rank 0 at {self._barrier.host}:{self._barrier.port}"
         try:
             channel = await connect(

@@ -1,4 +1,4 @@
-"""Who listens on a port of this machine: what the kernel's tables and the processes that we may look at tell."""
+"""Which process listens on a port of this machine, from the kernel's tables and the processes that are visible to us."""
 
 import os
 import pwd
@@ -10,10 +10,10 @@ _MAX_TABLE_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortOwner:
-    """Who listens.
+    """The process that listens.
 
     Attributes:
-        pid: None where its processes are not ours to look at.
+        pid: None if we may not inspect it.
     """
 
     uid: int
@@ -30,7 +30,7 @@ class PortOwner:
 
 
 def port_owner(port: int) -> PortOwner | None:
-    """Return who listens on a TCP port in this network namespace; None when nobody is seen."""
+    """Return the process that listens on a TCP port in this network namespace; None if none is visible."""
     found = _listening_sockets(port)
     if not found:
         return None

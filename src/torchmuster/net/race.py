@@ -1,4 +1,4 @@
-"""Call several addresses of one node at once, a little apart: the first that answers as it should wins."""
+"""Connects to several addresses of one node in parallel, slightly staggered: the first valid answer wins."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -12,7 +12,7 @@ Address = tuple[str, int]
 
 
 class RaceError(Exception):
-    """No address answered; `failures` has one error for each that was called, in the order of their ends."""
+    """No address answered; `failures` has one error for each address, in the order of their ends."""
 
     def __init__(self, failures: list[tuple[Address, Exception]]) -> None:
         super().__init__("no address answered")
@@ -20,7 +20,7 @@ class RaceError(Exception):
 
 
 def worst_failure(lost: RaceError, known: Address | None) -> tuple[Address, Exception]:
-    """Return the failure that says most.
+    """Return the most informative failure.
 
     That is the one of the address that has answered before, else of a muster that refused us, else the first.
     """
@@ -41,7 +41,7 @@ async def race(
     stagger_s: float = STAGGER_S,
     decisive: Address | None = None,
 ) -> tuple[Channel, Address]:
-    """Return the first channel and its address; all other calls are given up.
+    """Return the first channel and its address; all other attempts are closed.
 
     Each address is called `stagger_s` after the one before it, at once when all calls so far have failed. When
     `decisive` is refused, the others are not waited for.
@@ -77,7 +77,7 @@ def _sort_out(
     calls: dict["asyncio.Task[Channel]", Address],
     failures: list[tuple[Address, Exception]],
 ) -> tuple[Channel, Address] | None:
-    """Take ended calls out of `calls`: the winner is returned, a second one is closed."""
+    """Remove ended attempts from `calls`: return the winner, close a second one."""
     won: tuple[Channel, Address] | None = None
     for task in [task for task in calls if task in done]:
         address = calls.pop(task)

@@ -1,4 +1,4 @@
-"""TCP connections inside of an ssh session: the same class at both of its ends.
+"""TCP connections inside an ssh session: the same class on both sides.
 
 A connection that comes to a `RelayPort` at one end is continued at the other by a call to a port of that machine's loopback.
 What travels inside is authenticated by the run's secret from end to end.
@@ -18,17 +18,17 @@ _READ_BYTES = 1 << 16
 
 
 class SendsMessages(Protocol):
-    """A session, seen from one end."""
+    """One side of a session."""
 
     def send(self, message: RemoteMessage, *, bulk: bool = False) -> bool:
-        """Send a message, bulk once little else waits; return False when the other side is gone."""
+        """Send a message; bulk messages wait until the queue is short. Return False when the other side is gone."""
 
 
 class Relay:
     """The connections of one session.
 
     Attributes:
-        ports: Of this machine; the other end may call these, and nothing else that listens here.
+        ports: Of this machine; the other side may connect to these only.
     """
 
     def __init__(self, session: SendsMessages, first_id: int) -> None:
@@ -39,7 +39,7 @@ class Relay:
         self._lock = threading.Lock()
 
     def carry(self, call: socket.socket, port: int) -> None:
-        """Continue a connection that came here at a port of the other end's loopback."""
+        """Forward an accepted connection to a port of the other side's loopback."""
         call.settimeout(_CALL_S)
         with self._lock:
             call_id, self._next_id = self._next_id, self._next_id + 2
@@ -48,7 +48,7 @@ class Relay:
         self._begin(call_id, call)
 
     def take(self, message: RelayOpen | RelayData | RelayClose) -> None:
-        """Do what the other end says."""
+        """Handle a message of the other side."""
         call_id = message.call_id
         match message:
             case RelayOpen(port=port):
@@ -104,7 +104,7 @@ class Relay:
 
 
 def _receive(call: socket.socket) -> bytes | None:
-    """Return what came, nothing at the end, None when nothing has come for a while."""
+    """Return received bytes, none at the end, None when nothing was received for a while."""
     try:
         return call.recv(_READ_BYTES)
     except TimeoutError:
@@ -112,7 +112,7 @@ def _receive(call: socket.socket) -> bytes | None:
 
 
 class RelayPort:
-    """A port of the loopback here whose connections a relay carries.
+    """A port of this loopback whose connections a relay forwards.
 
     Args:
         pick: Returns the relay, and the port at its other end; None where there is none now.
@@ -126,7 +126,7 @@ class RelayPort:
         threading.Thread(target=self._accept, name="relay port", daemon=True).start()
 
     def close(self) -> None:
-        """Take no more connections."""
+        """Accept no more connections."""
         with contextlib.suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()

@@ -1,4 +1,4 @@
-"""Everything that the client and the remote end of an ssh session say to each other: read this file and you know the protocol.
+"""All messages between the client and the remote end of an ssh session: this file defines the protocol.
 
 It travels on the standard streams of the session: four bytes of length, then one JSON object as on the channel, whose `type`
 is the name of a class here and whose other fields are that class's fields (`model.message`; bytes are base64). There is no
@@ -28,18 +28,18 @@ encode = message.encode
 
 
 class FrameError(Exception):
-    """What came is no message of an ssh session."""
+    """The received bytes are not a message of an ssh session."""
 
 
 class RemoteMessage(TypedMessage):
-    """What both ends of an ssh session say."""
+    """Base class of messages of an ssh session."""
 
 
 # Before the run. The first two may come from the loader.
 
 
 class RemoteFacts(RemoteMessage):
-    """Host: what it is; without the package, it is sent next."""
+    """From the host: its properties; if it lacks the package, that is sent next."""
 
     has_package: bool
     num_cpus: int
@@ -48,7 +48,7 @@ class RemoteFacts(RemoteMessage):
 
 
 class RemoteFailed(RemoteMessage):
-    """Host: what was asked last can't be done; an error for the user."""
+    """From the host: the last request failed; an error for the user."""
 
     what: str
     where: str | None = None
@@ -57,21 +57,21 @@ class RemoteFailed(RemoteMessage):
 
 
 class RemoteReady(RemoteMessage):
-    """Host: torchmuster is there and speaks this version."""
+    """From the host: torchmuster is installed and uses this version."""
 
     protocol: int
 
 
 class RemotePing(RemoteMessage):
-    """Client: I am here; silence ends everything on the host."""
+    """From the client: a sign of life; without it everything on the host ends."""
 
 
 class RemotePong(RemoteMessage):
-    """Host: so am I."""
+    """From the host: a sign of life."""
 
 
 class SetUpRun(RemoteMessage):
-    """Client: the run whose agent will be started there.
+    """From the client: the run whose agent will be started there.
 
     Attributes:
         token: What stands in `shared-token` of the client's run directory, to see whether the host shares it.
@@ -96,7 +96,7 @@ class SetUpRun(RemoteMessage):
 
 
 class SetUpTasks(RemoteMessage):
-    """Client: the workflow whose tasks will be started there.
+    """From the client: the workflow whose tasks will be started there.
 
     Attributes:
         host: What the client calls the host.
@@ -115,7 +115,7 @@ class SetUpTasks(RemoteMessage):
 
 
 class Placed(RemoteMessage):
-    """Host, to both: where the run lives there; `SetUpDone` follows.
+    """From the host, to both: the run directory there; `SetUpDone` follows.
 
     Attributes:
         mark: Tells the folder from another host's of the same path; empty for the client's own.
@@ -135,11 +135,11 @@ class Placed(RemoteMessage):
 
 
 class CodeSent(RemoteMessage):
-    """Client: that was the whole archive."""
+    """From the client: the archive is complete."""
 
 
 class SetUpDone(RemoteMessage):
-    """Host: agents can be started; `note` is a sentence for the user."""
+    """From the host: agents can be started; `note` is a sentence for the user."""
 
     note: str | None = None
 
@@ -163,11 +163,11 @@ class FilePiece(RemoteMessage):
 
 
 class Collect(RemoteMessage):
-    """Client: send what the run has made in the copy of the code folder."""
+    """From the client: send the new files in the copy of the code folder."""
 
 
 class Collected(RemoteMessage):
-    """Host: the pieces of `OUTPUT_FILE` have been sent.
+    """From the host: all pieces of `OUTPUT_FILE` are sent.
 
     Attributes:
         stay: Some of the `num_stay` files for which there was no room; they stay in `root`.
@@ -222,7 +222,7 @@ class StartTask(RemoteMessage):
 
 
 class AgentStarted(RemoteMessage):
-    """It runs. The agent with the head listens at `port` of these addresses."""
+    """The agent runs. The one with the head listens at `port` of these addresses."""
 
     agent_id: int
     port: int = 0
@@ -230,7 +230,7 @@ class AgentStarted(RemoteMessage):
 
 
 class AgentEnded(RemoteMessage):
-    """It has ended, and nothing that it started is left; a negative status is a signal. `why`: it could not be started."""
+    """The agent has ended with all its child processes; a negative status is a signal. `why`: it could not be started."""
 
     agent_id: int
     status: int
@@ -238,38 +238,38 @@ class AgentEnded(RemoteMessage):
 
 
 class KillAgent(RemoteMessage):
-    """SIGKILL it and all that it started."""
+    """SIGKILL the agent and all its child processes."""
 
     agent_id: int
 
 
 class CutLifeline(RemoteMessage):
-    """Client: let the agents end themselves; the session stays."""
+    """From the client: let the agents end by themselves; the session remains."""
 
 
 class LeaveHost(RemoteMessage):
-    """Client: nothing more is wanted."""
+    """From the client: end the session."""
 
 
 # Connections that travel inside of the session (`net/relay.py`).
 
 
 class RelayOpen(RemoteMessage):
-    """Call this port of your loopback; the client's numbers are odd, a host's even."""
+    """Connect to this port of your loopback; the client's connection numbers are odd, a host's even."""
 
     call_id: int
     port: int
 
 
 class RelayData(RemoteMessage):
-    """What was said on it."""
+    """Bytes of a connection."""
 
     call_id: int
     data: bytes
 
 
 class RelayClose(RemoteMessage):
-    """It has ended."""
+    """A connection has ended."""
 
     call_id: int
 

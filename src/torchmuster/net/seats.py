@@ -1,4 +1,4 @@
-"""Who of many callers has to leave, and whose turn is next: a crowd at one address keeps nobody of another out. Pure."""
+"""Decides which of many callers is closed and which is served next, so that one address can't block others. Pure."""
 
 from collections import OrderedDict
 from collections.abc import Hashable, Iterator
@@ -8,7 +8,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 class Seats(Generic[T]):
-    """Callers in the order of their coming, by the address that they call from."""
+    """Callers in order of arrival, by address."""
 
     def __init__(self) -> None:
         self._by_address: dict[str, OrderedDict[T, float]] = {}
@@ -26,7 +26,7 @@ class Seats(Generic[T]):
         self._by_address.setdefault(address, OrderedDict())[caller] = now
 
     def leave(self, caller: T) -> str | None:
-        """Free the seat of a caller; return his address, None when he has none."""
+        """Free the seat of a caller; return its address, None if it has no seat."""
         address = self._addresses.pop(caller, None)
         if address is None:
             return None
@@ -37,10 +37,10 @@ class Seats(Generic[T]):
         return address
 
     def oldest_of_the_crowd(self) -> tuple[T, float]:
-        """Return who leaves first, and since when he sits: the oldest caller of the address with the most seats."""
+        """Return the caller to close first, and the time of its arrival: the oldest of the address with the most seats."""
         return next(iter(max(self._by_address.values(), key=len).items()))
 
     def next_in_turn(self) -> T:
-        """Return who is served next: the oldest caller of the address with the fewest seats."""
+        """Return the caller to serve next: the oldest of the address with the fewest seats."""
         address = min(self._by_address, key=lambda name: len(self._by_address[name]))
         return next(iter(self._by_address[address]))

@@ -14,7 +14,7 @@ def new_secret() -> bytes:
 
 
 def write_secret(path: str, secret: bytes) -> None:
-    """Write a secret to a new file that only its owner can read; who finds it finds it whole.
+    """Write a secret to a new file that only its owner can read; it appears complete.
 
     Raises:
         FileExistsError: Another process has made it first.
@@ -42,7 +42,7 @@ def read_secret(path: str) -> bytes:
 
     Raises:
         RunDirectoryError: The file can't be read.
-        UsageError: It is malformed or open to others.
+        UsageError: It is malformed or readable by others.
     """
     try:
         with open(path, errors="replace") as file:

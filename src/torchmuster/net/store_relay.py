@@ -1,4 +1,4 @@
-"""Callers of torch's store at the head's own port are passed on to the store of the attempt that runs.
+"""Forwards connections of torch's store clients at the head's port to the store of the running attempt.
 
 A script may name the port of its `muster torchrun` line itself (`init_method="tcp://HEAD:29500"`, `--dist-url`): under
 torchrun a store listens there, here the head does, and each attempt's store has a port of its own.
@@ -21,17 +21,17 @@ Where = Callable[[], tuple[str, int] | None]
 
 
 def most_relayed() -> int:
-    """Return how many connections may be passed on at a time; each takes two descriptors, and others need some."""
+    """Return the maximum number of forwarded connections; each takes two of the process's descriptors."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MOST_RELAYED if soft == resource.RLIM_INFINITY else min(MOST_RELAYED, soft // 4)
 
 
 class StoreRelay:
-    """Passes connections on, a bounded number of them, each with bounded buffers.
+    """Forwards a limited number of connections, each with limited buffers.
 
     Args:
-        where: Returns the address of the store of the attempt that runs; None while there is none.
-        on_full: Called with a sentence when a caller has to be sent away.
+        where: Returns the address of the running attempt's store; None while there is none.
+        on_full: Called with a sentence when a caller is refused.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class StoreRelay:
         self._is_full_said = False
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Pass one connection on until either side ends it; its first word has been read."""
+        """Forward one connection until either side closes it; its first bytes were read already."""
         address = self._where()
         if address is None:
             return
@@ -93,7 +93,7 @@ class StoreRelay:
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Copy until the end; what the other side does not take is not read from this one."""
+    """Copy until the end; read only as fast as the other side does."""
     with contextlib.suppress(OSError):
         while piece := await reader.read(_PIECE_BYTES):
             writer.write(piece)

@@ -1,4 +1,4 @@
-"""How a process of a task waits in a barrier of its group: blocking, from any thread.
+"""Waiting in a barrier of the group from a process of a task: blocking, from any thread.
 
 Each call has a connection of its own, so threads and forks don't disturb one another.
 """
@@ -30,7 +30,7 @@ _PATIENCE_S = 10.0
 
 
 def agent_socket() -> str | None:
-    """Return where the agent of this task listens; None outside of a workflow's task."""
+    """Return the socket of this task's agent; None outside of a workflow's task."""
     return os.environ.get(TASK_SOCKET_VARIABLE) or None
 
 
@@ -42,7 +42,7 @@ def wait_at_barrier(
     timeout_s: float = 600.0,
     say: Say | None = None,
 ) -> None:
-    """Wait in the group's barrier: `torchmuster.barrier` tells the arguments and the errors.
+    """Wait in the group's barrier; `torchmuster.barrier` documents the arguments and the errors.
 
     `say` gets a line every 5 s while it waits; by default standard error does.
     """
@@ -93,7 +93,7 @@ def _next_answer(
 
 
 def _no_answer_of_ours(path: str) -> ChannelError:
-    fix = "do this process and the agent have the same version of torchmuster?"
+    fix = "check that this process and the agent have the same version of torchmuster"
     return ChannelError("the agent of this task gave an invalid answer", where=path, fix=fix)
 
 

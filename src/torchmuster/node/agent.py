@@ -7,7 +7,7 @@ import asyncio
 import os
 import secrets
 import signal
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -33,12 +33,13 @@ from torchmuster.net.ipc_messages import (
 from torchmuster.node.error_file import root_cause
 from torchmuster.node.head_link import AgentRefusedError, HeadLink
 from torchmuster.node.inquiries import Inquiries
-from torchmuster.node.options import AgentOptions, worker_settings
+from torchmuster.node.options import AgentOptions
 from torchmuster.node.setup import NodeWork, refusal_of
 from torchmuster.node.showing import Showing
 from torchmuster.node.spawner import messages as orders
 from torchmuster.node.spawner.keeper import REAP_EVERY_S, SpawnerKeeper, describe_status
 from torchmuster.node.voice import Voice
+from torchmuster.node.worker_settings import worker_settings
 from torchmuster.node.workers import NodeAttempt, WorkerSettings
 
 _UNKNOWN_S = 1.0  # a worker may call before its spawner has come to say that it has started
@@ -46,7 +47,7 @@ _MAX_UNSAID = 64
 
 
 class Agent:
-    """One agent process."""
+    """One agent process; `take_store` returns the listening socket of an attempt's store, on the head only."""
 
     def __init__(
         self,
@@ -56,12 +57,14 @@ class Agent:
         disk: DiskWriter,
         voice: Voice,
         work: NodeWork | None = None,
+        take_store: Callable[[int], Any] | None = None,
     ) -> None:
         self.options = options
         self.disk = disk
         self.voice = voice
         self._first_spawner = spawner
         self._work = work
+        self._take_store = take_store
         self._unsaid: list[str] = []
         self._socket_path = socket_path
         self._incarnation = secrets.token_hex(8)
@@ -70,7 +73,7 @@ class Agent:
         self._welcome: messages.Welcome | None = None
         self.link = self.make_link()
         self.spawners = SpawnerKeeper(
-            options.program, options.environment, socket_path, self.link.clock, self
+            options.plan.program, options.environment, socket_path, self.link.clock, self
         )
         self._goodbye: messages.Goodbye | None = None
         self._showing = Showing(options, self.link, voice)
@@ -258,7 +261,7 @@ class Agent:
                 self._resize(columns, rows)
             case messages.AskFacts():
                 if self._welcome is not None:
-                    run_dir = self.options.run_dir(self._welcome.run_id)
+                    run_dir = self.options.run_directory(self._welcome.run_id)
                     self.inquiries.take_ask(message, run_dir)
             case messages.AskNetwork() | messages.ProbeNetwork() | messages.EndProbe():
                 self.inquiries.take_survey(message)
@@ -283,7 +286,7 @@ class Agent:
     def _take_welcome(self, welcome: messages.Welcome) -> None:
         first = self._welcome is None
         self._welcome = welcome
-        self.disk.settle_in(self.options.run_dir(welcome.run_id).path)
+        self.disk.settle_in(self.options.run_directory(welcome.run_id).path)
         stuck = self.link.welcome(welcome)
         if stuck is not None:
             self.send(messages.Notice(text=f"between {welcome.node} and the head {stuck}"))
@@ -393,7 +396,7 @@ class Agent:
         attempt = NodeAttempt(order, self._settings(welcome, order), spawner, self._report_end)
         self._attempt = attempt
         self._showing.prefix_lines(order.ranks, self.spawners.environment)
-        store = self.options.take_store(order.attempt) if self.options.take_store else None
+        store = self._take_store(order.attempt) if self._take_store is not None else None
         if store is not None and self.spawners.has_torch:
             host, port = order.master_addr, order.master_port
             fd = os.dup(store.fileno())

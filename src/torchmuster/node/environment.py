@@ -5,8 +5,33 @@ import os
 from collections.abc import Mapping
 
 from torchmuster.errors import RunDirectoryError
+from torchmuster.files import atomic
 
 THREADS = "OMP_NUM_THREADS"
+_OWN = frozenset(
+    {
+        *("TMPDIR", "HOSTNAME", "PWD", "OLDPWD", "SHLVL", "_", "NCPUS"),
+        *("HOME", "USER", "LOGNAME", "SHELL"),
+    }
+)
+_LAUNCHERS = ("PMI", "PALS_", "OMPI_COMM_", "MV2_COMM_", "MPI_LOCAL", "CUDA_VISIBLE")
+
+
+def leave_environment(path: str, of_schedulers: tuple[str, ...]) -> None:
+    """Leave our variables for other nodes, but for those that are true of this node only.
+
+    Args:
+        path: The file for `take_environment`.
+        of_schedulers: How the names of variables begin that schedulers set.
+    """
+    begins = (*of_schedulers, *_LAUNCHERS)
+    of_threads = THREADS if threads_of_scheduler(os.environ) is not None else None
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(begins) and name not in _OWN and name != of_threads
+    }
+    atomic.write_json(path, kept, mode=0o600)
 
 
 def take_environment(path: str) -> None:
@@ -17,43 +42,11 @@ def take_environment(path: str) -> None:
     """
     try:
         with open(path) as file:
-            variables = json.load(file)
+            os.environ.update(json.load(file))
     except (OSError, ValueError) as error:
         raise RunDirectoryError(
             "the job's variables can't be read", where=path, why=str(error)
         ) from error
-    of_scheduler = THREADS if threads_of_scheduler(variables) is not None else None
-    for name, value in variables.items():
-        if not is_of_one_node(name) and name != of_scheduler:
-            os.environ[name] = value
-
-
-def is_of_one_node(name: str) -> bool:
-    """Say whether a variable means something on its own node only."""
-    own = (
-        "TMPDIR",
-        "HOSTNAME",
-        "PWD",
-        "OLDPWD",
-        "SHLVL",
-        "_",
-        "HOME",
-        "USER",
-        "LOGNAME",
-        "SHELL",
-        "NCPUS",
-    )
-    launchers = (
-        "SLURM_",
-        "SLURMD_",
-        "PBS_",
-        "PMI",
-        "PALS_",
-        "OMPI_COMM_",
-        "MV2_COMM_",
-        "MPI_LOCAL",
-    )
-    return name in own or name.startswith((*launchers, "CUDA_VISIBLE"))
 
 
 def threads_of_scheduler(environment: Mapping[str, str]) -> int | None:

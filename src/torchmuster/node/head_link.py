@@ -8,7 +8,6 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 
 from torchmuster import proc
 from torchmuster.errors import HeadLostError, JoinTimeoutError, MusterError
@@ -24,6 +23,7 @@ from torchmuster.net import messages
 from torchmuster.net.channel import Channel, ChannelClosedError, connect
 from torchmuster.net.handshake import HandshakeError, Reason, Role
 from torchmuster.net.race import RaceError, race, worst_failure
+from torchmuster.node.options import HeadPlace
 
 SAY_EVERY_S = 5.0
 _RETRY_S = 0.1
@@ -35,22 +35,6 @@ class AgentRefusedError(MusterError):
     """The head does not want this agent."""
 
     exit_code = 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeadPlace:
-    """Where a head is, and how it knows its agents.
-
-    Attributes:
-        addresses: Where it may listen; the first that answers in a race is taken.
-        open_secret: The public key, where no key in common is needed; None forbids it.
-        join_timeout_s: How long the head may be out of reach.
-    """
-
-    addresses: tuple[tuple[str, int], ...]
-    secret: bytes
-    open_secret: bytes | None = None
-    join_timeout_s: float
 
 
 class HeadLink:

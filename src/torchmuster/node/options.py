@@ -1,19 +1,53 @@
-"""What an agent is told when it is started, and what follows from it for its workers."""
+"""What an agent is told when it is started."""
 
+import os
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-from torchmuster.diagnose.facts.gpus import visible_gpus
-from torchmuster.files.layout import RunDir
-from torchmuster.model import contract
+from torchmuster.files.layout import RunDir, runs_dir
 from torchmuster.model.display.terminal import Terminal
-from torchmuster.model.plan import Program
-from torchmuster.net.address import interface_of
-from torchmuster.net.messages import StartAttempt, Welcome
-from torchmuster.node.head_link import HeadPlace
-from torchmuster.node.workers import WorkerSettings
+from torchmuster.model.plan import RunPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentOrder:
+    """The command line of an agent.
+
+    Attributes:
+        head: Where the head may listen, `host:port`.
+        listen_fd: The head's socket, which the agent of place 0 inherits.
+        lifeline_fd: Its end of file means that the owner of the run has gone.
+        first_attempt: For the head; `restarts_spent` too.
+        environment: A file with the variables to take; None keeps those it was started with.
+        terminal: What shows the run's output, as `Terminal.to_word` writes it.
+    """
+
+    run_dir: str
+    place: int
+    head: tuple[str, ...]
+    lifeline_fd: int | None = None
+    listen_fd: int | None = None
+    first_attempt: int = 0
+    restarts_spent: int = 0
+    environment: str | None = None
+    terminal: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadPlace:
+    """Where a head is, and how it knows its agents.
+
+    Attributes:
+        addresses: Where it may listen; the first that answers in a race is taken.
+        open_secret: The public key, where no key in common is needed; None forbids it.
+        join_timeout_s: How long the head may be out of reach.
+    """
+
+    addresses: tuple[tuple[str, int], ...]
+    secret: bytes
+    open_secret: bytes | None = None
+    join_timeout_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,104 +56,38 @@ class AgentOptions:
 
     Attributes:
         head: Where the head is.
-        take_store: Returns the listening socket of an attempt's store, on the head only.
+        environment: For the job's interpreter.
+        run_dir: The run directory that the run's owner has made; None under `muster torchrun`.
+        is_head: The head is in this process.
+        local_addr: This node's own address, when the user knows better.
         local_show: Show this node's output here instead of sending it to the head.
         terminal: What shows it is a terminal: the ranks that are shown get one, too.
+        console: For a local rank, the streams shown here; None follows the run's --tee.
+        saved: For (attempt, local rank, stream), a second file that gets it; stream 0 is the failure in JSON.
+        jobs: The schedulers' jobs that it is in; empty where the line names the run.
     """
 
-    program: Program
+    plan: RunPlan
     num_workers: int
     host: str
     head: HeadPlace
-    run_dir: Callable[[str], RunDir]
+    environment: Mapping[str, str]
+    run_dir: str | None = None
     place: int | None = None
-    role: str = "default"
     is_head: bool = False
-    take_store: Callable[[int], Any] | None = None
+    local_addr: str | None = None
     local_show: bool = False
     terminal: Terminal | None = None
-    virtual_local_rank: bool = False
-    rdzv_id: str | None = None
-    local_addr: str | None = None
     console: Callable[[int], frozenset[int]] | None = None
     saved: Callable[[int, int, int], str | None] | None = None
-    stdin_fd: int | None = None
-    signals: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGINT)
-    environment: dict[str, str] = field(default_factory=dict)
+    signals: tuple[signal.Signals, ...] = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     jobs: tuple[str, ...] = ()
 
+    @property
+    def stdin_fd(self) -> int | None:
+        """What is typed here, where that is for a rank."""
+        return 0 if self.local_show and self.plan.stdin_rank is not None else None
 
-def worker_settings(
-    options: AgentOptions,
-    welcome: Welcome,
-    order: StartAttempt,
-    *,
-    environment: Mapping[str, str],
-    variables: Mapping[str, str],
-    socket_path: str,
-    own_address: str | None,
-    has_store: bool,
-    terminal: Terminal | None,
-) -> WorkerSettings:
-    """Return what is the same for all workers of an attempt on this node.
-
-    Args:
-        options: The agent's.
-        welcome: What the head has said of the run.
-        order: What it has said of the attempt.
-        environment: Of the job's interpreter.
-        variables: What the node's set-up has made, such as its scratch folder.
-        socket_path: Where workers call the agent.
-        own_address: Where the head is reached from; None without a connection.
-        has_store: A store is offered.
-        terminal: What shows the output is a terminal, of this size now.
-    """
-    run_dir = options.run_dir(welcome.run_id)
-    extra = {contract.SOCKET_VARIABLE: socket_path, contract.RUN_DIR_VARIABLE: run_dir.path}
-    extra |= variables
-    # Reverse DNS stalls every worker's start by 5 s when one answer is lost.
-    if "RES_OPTIONS" not in environment:
-        extra["RES_OPTIONS"] = "timeout:1 attempts:1"
-    if "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in environment:
-        extra["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "1"
-    address = order.master_addr if options.is_head else options.local_addr or own_address
-    extra |= _network_variables(order.interface, address, environment)
-    return WorkerSettings(
-        run_id=options.rdzv_id or welcome.run_id,
-        run_dir=run_dir,
-        role=options.role,
-        extra_env=extra,
-        base_env=environment,
-        shown=_shown(options, welcome.tee),
-        saved=options.saved,
-        gpus=tuple(visible_gpus()),
-        virtual_local_rank=options.virtual_local_rank,
-        has_store=has_store,
-        # `--debug` was given, and the user has not named a file himself.
-        nccl_files=contract.DEBUG_VARIABLE in environment and "NCCL_DEBUG_FILE" not in environment,
-        terminal=terminal,
-        prefixes=(welcome.tee == "all" and order.world_size > 1)
-        or (options.local_show and options.num_workers > 1),
-    )
-
-
-def _network_variables(
-    chosen: str | None, address: str | None, environment: Mapping[str, str]
-) -> dict[str, str]:
-    if chosen is not None:
-        from torchmuster.node.network_settings import network_variables
-
-        return network_variables(chosen, environment)
-    interface = interface_of(address) if address else None
-    if interface is None or "GLOO_SOCKET_IFNAME" in environment:
-        return {}
-    return {"GLOO_SOCKET_IFNAME": interface}
-
-
-def _shown(options: AgentOptions, tee: str) -> Callable[[int, int], frozenset[int]]:
-    """Return which streams of (rank, local rank) the terminal shows."""
-    console = options.console
-    if console is not None:
-        return lambda rank, local_rank: console(local_rank)
-    both, none = frozenset({1, 2}), frozenset[int]()
-    return lambda rank, local_rank: both if tee == "all" or (tee == "0" and not rank) else none
+    def run_directory(self, run_id: str) -> RunDir:
+        """Return where this agent writes."""
+        return RunDir(self.run_dir or os.path.join(runs_dir(), run_id))

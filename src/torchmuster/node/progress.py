@@ -1,4 +1,4 @@
-"""How far the ranks of this node are: their beats, and what /proc says of them.
+"""The progress of this node's ranks: their heartbeats, and facts from /proc.
 
 Read every two seconds, in a thread. The kernel's counters are the only word of a script that does not use the
 training library; its children are looked at only while the rank itself does nothing.
@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from torchmuster import proc
-from torchmuster.model import beats
-from torchmuster.model.beats import Beat
+from torchmuster.model import heartbeat
+from torchmuster.model.heartbeat import HeartbeatRecord
 from torchmuster.model.progress import RankProgress
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -35,7 +35,7 @@ class NodeProgress:
     """Reads the progress of the ranks of one attempt.
 
     Args:
-        folder: Where the workers' beats lie.
+        folder: Of the workers' heartbeat files.
     """
 
     def __init__(self, folder: str, attempt: int) -> None:
@@ -68,8 +68,8 @@ class NodeProgress:
             step_at=round(beat.step_at, 6),
             phase=beat.phase,
             seconds=tuple(round(value, 6) for value in beat.seconds),
-            median_s=round(beats.quantile(beat.durations, 0.5), 6),
-            p99_s=round(beats.quantile(beat.durations, 0.99), 6),
+            median_s=round(heartbeat.quantile(beat.durations, 0.5), 6),
+            p99_s=round(heartbeat.quantile(beat.durations, 0.99), 6),
         )
 
     def _read_usage(
@@ -111,15 +111,15 @@ def last_step(folder: str, attempt: int, rank: int) -> int | None:
     return beat.step if beat is not None and beat.steps_here else None
 
 
-def _read_beat(folder: str, attempt: int, rank: int) -> Beat | None:
-    path = beats.beats_path(folder, attempt, rank)
+def _read_beat(folder: str, attempt: int, rank: int) -> HeartbeatRecord | None:
+    path = heartbeat.heartbeat_path(folder, attempt, rank)
     for _ in range(3):  # it may be half written
         try:
             with open(path, "rb") as file:
-                page = file.read(beats.PAGE_BYTES)
+                page = file.read(heartbeat.PAGE_BYTES)
         except OSError:
             return None
-        beat = beats.unpack(page)
+        beat = heartbeat.unpack(page)
         if beat is not None:
             return beat
     return None

@@ -4,7 +4,7 @@ A forked worker's /proc/PID/environ is its spawner's, so the launcher gets the v
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torchmuster import proc
@@ -17,7 +17,7 @@ class RankTarget:
     """A worker to be entered; its launcher knows when it started, so that no other process is taken for it."""
 
     pid: int
-    launcher_options: Sequence[str]
+    worker_ticks: int
     environment: Mapping[str, str]
 
     def has_begun(self) -> bool:
@@ -34,8 +34,7 @@ def rank_target(pid: int, environment: Mapping[str, str]) -> RankTarget | None:
     facts = proc.read_process(pid)
     if facts is None or facts.state in ("Z", "X"):
         return None
-    ticks = [f"--worker-ticks={facts.start_ticks}"]
-    return RankTarget(pid=pid, launcher_options=ticks, environment=environment)
+    return RankTarget(pid=pid, worker_ticks=facts.start_ticks, environment=environment)
 
 
 def refuse_unproved(start: messages.ExecStart) -> messages.ExecRefused:

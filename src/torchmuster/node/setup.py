@@ -10,17 +10,17 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 from torchmuster import proc
 from torchmuster.errors import MusterError
 from torchmuster.files.disk import DiskWriter
-from torchmuster.files.layout import RunDir
 from torchmuster.model import contract
 from torchmuster.model.display.text import show_size
-from torchmuster.model.plan import NodeSetup, Program
+from torchmuster.model.plan import Program
 from torchmuster.node.leftovers import hold, note_owner
+from torchmuster.node.options import AgentOptions
 from torchmuster.node.scratch import folder_name, make_scratch, parent_folder
 from torchmuster.node.shell import CommandWatch, NodeShell, SetupError
 
@@ -37,30 +37,23 @@ class SetupHost(Protocol):
         """Take the job's interpreter and variables, and start the spawner unless one runs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SetupOrder:
-    """What one node has to do, and where it is.
+class NodeWork:
+    """The setup of one node, from the start of its agent to its end.
 
-    Attributes:
-        environment: What the agent was started with.
+    Args:
+        options: The agent's.
+        disk: Writes the log of the setup.
         socket_folder: Where the agent's record says what it has made.
     """
 
-    setup: NodeSetup
-    program: Program
-    environment: Mapping[str, str]
-    node: str
-    place: int
-    run_id: str
-    run_dir: RunDir
-    socket_folder: str | None = None
-
-
-class NodeWork:
-    """The setup of one node, from the start of its agent to its end."""
-
-    def __init__(self, order: SetupOrder, disk: DiskWriter) -> None:
-        self.order = order
+    def __init__(
+        self, options: AgentOptions, disk: DiskWriter, socket_folder: str | None = None
+    ) -> None:
+        self.plan, self.setup = options.plan, options.plan.node_setup
+        self.options = options
+        self.run_dir = options.run_directory(options.plan.run_id)
+        self.place = options.place or 0
+        self._socket_folder = socket_folder
         self.scratch: str | None = None
         self.is_done = False
         self._disk = disk
@@ -74,17 +67,19 @@ class NodeWork:
     @property
     def variables(self) -> dict[str, str]:
         """Return what workers and commands get beside the job's environment."""
-        order = self.order
-        named = {contract.PLACE_VARIABLE: str(order.place), contract.NODE_VARIABLE: order.node}
+        named = {
+            contract.PLACE_VARIABLE: str(self.place),
+            contract.NODE_VARIABLE: self.options.host,
+        }
         return named | ({contract.SCRATCH_VARIABLE: self.scratch} if self.scratch else {})
 
     def try_at_once(self) -> None:
         """Do it now if there is nothing to wait for, which takes less than a millisecond."""
-        setup = self.order.setup
+        setup = self.setup
         if not setup.is_empty or any(sign in (setup.scratch or "") for sign in "$`~"):
             return
         with contextlib.suppress(MusterError):  # `run` meets it again, where it can be told
-            self._make_scratch(parent_folder(self.order.environment, setup.scratch))
+            self._make_scratch(parent_folder(self.options.environment, setup.scratch))
             self.is_done = True
 
     async def run(self, host: SetupHost) -> None:
@@ -93,9 +88,8 @@ class NodeWork:
         Raises:
             MusterError: Something failed; the message names the node.
         """
-        order, setup = self.order, self.order.setup
-        self._shell = shell = NodeShell(order.node, host.tell, self._log)
-        program, environment = order.program, {**order.environment, **dict(setup.environment)}
+        setup, program, environment = self.setup, self.plan.program, self.options.environment
+        self._shell = shell = NodeShell(self.options.host, host.tell, self._log)
         if setup.lines:
             self._log(b"".join(f"+ {line}\n".encode() for line in setup.lines))
             own = dict(setup.environment)
@@ -103,7 +97,7 @@ class NodeWork:
             if setup.python_follows:
                 program = _follow(program, environment, shelled.path_before, shelled.environment)
             environment = shelled.environment
-        if program.python != order.program.python:
+        if program.python != self.plan.program.python:
             host.tell(f"the interpreter is {program.python[0]}: the setup lines put it on PATH")
         host.start_with(program, environment)
         parent = parent_folder(environment, setup.scratch)
@@ -112,26 +106,25 @@ class NodeWork:
             await self._stage(shell, environment)
         for command in setup.before:
             self._log(f"+ {command}\n".encode())
-            extra = {contract.RUN_DIR_VARIABLE: order.run_dir.path, **self.variables}
-            await shell.run_command(command, order.program.cwd, {**environment, **extra})
+            extra = {contract.RUN_DIR_VARIABLE: self.run_dir.path, **self.variables}
+            await shell.run_command(command, self.plan.program.cwd, {**environment, **extra})
         self.is_done = True
 
     def _make_scratch(self, parent: str) -> None:
-        order = self.order
-        name = folder_name(order.run_id, order.place, order.run_dir.path)
+        name = folder_name(self.plan.run_id, self.place, self.run_dir.path)
         for _ in range(_MAX_TAKES):
             self.scratch = make_scratch(parent, name)
             if hold(self.scratch):
                 break  # else somebody has just removed it, as what a killed agent had left
-        if order.socket_folder is not None:
-            note_owner(order.socket_folder, self.scratch)
+        if self._socket_folder is not None:
+            note_owner(self._socket_folder, self.scratch)
 
     def _log(self, data: bytes) -> None:
-        self._disk.append(self.order.run_dir.setup_log(self.order.node), data)
+        self._disk.append(self.run_dir.setup_log(self.options.host), data)
 
     async def _stage(self, shell: NodeShell, environment: Mapping[str, str]) -> None:
         """Stage in a process of its own, so that it can hang or be killed without the agent."""
-        stages = [{"source": s.source, "target": s.target} for s in self.order.setup.stages]
+        stages = [{"source": s.source, "target": s.target} for s in self.setup.stages]
         argv = proc.node_program("stage", str(self.scratch), json.dumps(stages))
         answer, errors = CommandWatch(), CommandWatch(log=self._log)
         reader, writer = os.pipe2(os.O_CLOEXEC)
@@ -152,7 +145,7 @@ class NodeWork:
             raise self._staging_error(said.get("error"), status, errors)
 
     def _staging_error(self, said: Any, status: int, errors: CommandWatch) -> SetupError:
-        what = f"staging failed on {self.order.node}"
+        what = f"staging failed on {self.options.host}"
         if not isinstance(said, dict):
             return SetupError(what, why=errors.last_lines() or f"it ended with {status}")
         what = f"{what}: {said['what']}"

@@ -33,7 +33,7 @@ class Showing:
         if not template or not self._options.local_show:
             return
         for local_rank in range(ranks.num_workers):
-            rank, role = ranks.first_rank + local_rank, self._options.role
+            rank, role = ranks.first_rank + local_rank, self._options.plan.role
             words = {"role_name": role, "rank": rank, "local_rank": local_rank}
             self._voice.prefix_rank(rank, string.Template(template).safe_substitute(words))
 

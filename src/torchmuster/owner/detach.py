@@ -48,11 +48,9 @@ def _own_workflow(run_dir: RunDir) -> int:
 
 
 def _supervise(run_dir: RunDir) -> int:
-    import asyncio
-
     from torchmuster.engines.local import LocalEngine
     from torchmuster.files.terminal import TerminalVoice
-    from torchmuster.owner.supervise import Supervisor
+    from torchmuster.owner.supervise import own_run
     from torchmuster.owner.views.record import read_plan
 
     plan = read_plan(run_dir)
@@ -62,7 +60,7 @@ def _supervise(run_dir: RunDir) -> int:
     engine.start_all()
     voice = TerminalVoice()
     voice.start()
-    result = asyncio.run(Supervisor(plan, run_dir, engine, voice).run())
+    result = own_run(engine, voice)
     voice.flush(5.0)
     return result.exit_code
 

@@ -57,6 +57,7 @@ class Outcome:
         job: What the test job printed; None when it was not run or did not end well.
         could_tell: Whether all that was to be looked at has been.
         seconds: How long each part took (`phases`), in the order in which they happened.
+        traceback: What a test job that failed has said last, line by line.
     """
 
     findings: tuple[Finding, ...]
@@ -65,6 +66,7 @@ class Outcome:
     job: dict[str, Any] | None = None
     could_tell: bool = True
     seconds: dict[str, float] = field(default_factory=dict)
+    traceback: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -142,6 +144,7 @@ def read_outcome(run_dir: RunDir, *, has_job: bool) -> Outcome:
         job=job,
         could_tell=ended_early or _ended_well(result),
         seconds={"looked": event["took_s"], **phases(events)},
+        traceback=_traceback(result) if has_job and not ended_early else (),
     )
 
 
@@ -224,15 +227,28 @@ def not_started(errors: Sequence[MusterError]) -> Outcome:
 
 
 def _from_report(report: Report, cause: str) -> Finding:
+    begins = _where_traceback_begins(report)
     return Finding(
         level=Level.FAILURE,
         cause=cause,
         error=report.error,
         at=report.at,
-        because=report.because[-8:],
+        because=report.because[:begins][-8:],
         hint=report.hint,
         weight=98,
     )
+
+
+def _where_traceback_begins(report: Report) -> int:
+    begins = (i for i, line in enumerate(report.because) if line.lstrip().startswith("Traceback ("))
+    return next(begins, len(report.because))
+
+
+def _traceback(result: Result | None) -> tuple[str, ...]:
+    """Return the traceback of a job that failed: it is long, and stands below everything that was found."""
+    if result is None or result.report is None or _ended_well(result):
+        return ()
+    return result.report.because[_where_traceback_begins(result.report) :]
 
 
 def _read_job(run_dir: RunDir) -> dict[str, Any] | None:
@@ -264,13 +280,20 @@ def _judge_job(job: dict[str, Any] | None, result: Result | None) -> list[Findin
             )
         )
     fit = fit_of(job)
-    # On one machine the ranks share processors, and a poor fit is no proof of anything.
-    if (
-        fit is not None
-        and fit.sags
-        and fit.r_squared >= _GOOD_FIT
-        and len(job.get("ranks_per_host", ())) > 1
-    ):
+    # On one machine the ranks share processors: times that scatter are no proof of anything.
+    if fit is None or len(job.get("ranks_per_host", ())) < 2:
+        return found
+    if fit.r_squared < _GOOD_FIT:
+        found.append(
+            Finding(
+                level=Level.NOTE,
+                cause="slow-path",
+                error="the times of the all-reduces scatter: the network is uneven, or busy",
+                because=(describe_fit(fit),),
+                hint="muster doctor --seconds 5, when nothing else runs on these nodes",
+            )
+        )
+    elif fit.sags:
         found.append(
             Finding(
                 level=Level.WARNING,
@@ -299,7 +322,7 @@ def describe_fit(fit: RingFit) -> str:
         f"all-reduce over {fit.num_ranks} ranks: alpha {fit.latency_s * 1e6:.0f} us,"
         f" beta {fit.bytes_per_s / 1e9:.2g} GB/s, R² {fit.r_squared:.3f}"
     )
-    return text if fit.r_squared >= _GOOD_FIT else f"{text} (a poor fit: the network is uneven)"
+    return text if fit.r_squared >= _GOOD_FIT else f"{text} (rough: the times scatter)"
 
 
 def as_values(outcome: Outcome) -> dict[str, Any]:

@@ -1,67 +1,79 @@
-"""The head of one group on this machine, as its owner sees it: a process, and a channel to it."""
+"""The head of one group on this machine, as its owner sees it: a process, and a connection to it."""
 
 import asyncio
 import os
 from collections.abc import Callable
-from typing import Any
 
 from torchmuster import proc
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
-from torchmuster.model.event import utc_now
+from torchmuster.model import codec
 from torchmuster.model.lease import OwnClock
 from torchmuster.model.outcome import GroupOutcome
+from torchmuster.model.workflow import GroupStart
 from torchmuster.net import listener, messages
-from torchmuster.net.channel import Channel, ChannelClosedError, connect
-from torchmuster.net.handshake import HandshakeError, Role
+from torchmuster.node.task.options import GroupOrder
+from torchmuster.owner.head_follower import HeadFollower
 from torchmuster.owner.head_watch import HeadWatch
+from torchmuster.owner.stops import Stops
 from torchmuster.owner.views.record import read_outcome
 
 _POLL_S = 0.02
-_LAST_WORDS_S = 2.0
-_LOOK_EVERY_S = 1.0
-
-Hear = Callable[[messages.Message], None]
 
 
 class GroupProcess:
     """Starts the head of a group and follows it to its end."""
 
-    def __init__(self, run_dir: RunDir, group: str, secret: bytes, hear: Hear) -> None:
+    def __init__(
+        self,
+        run_dir: RunDir,
+        group: str,
+        stops: Stops,
+        hear: Callable[[messages.Message], None],
+        say: Callable[[str], None],
+    ) -> None:
         self._run_dir = run_dir
         self._group = group
-        self._secret = secret
         self._hear = hear
         self._lifeline = os.pipe2(os.O_CLOEXEC)
-        self._channel: Channel | None = None
         self._child: proc.Child | None = None
-        self._stop: messages.Stop | None = None
-        # A cancelled group may bring its outputs away for long: only silence ends it.
-        self._watch = HeadWatch(OwnClock(), f"group {group}", None)
+        self._head = HeadFollower(
+            run_dir,
+            # A cancelled group may bring its outputs away for long: only silence ends it.
+            watch=HeadWatch(OwnClock(), f"group {group}", None),
+            stops=stops,
+            state=self._state,
+            kill=self.kill,
+            hear=self._take,
+            say=say,
+        )
 
     @property
     def pid(self) -> int:
         """Return the process of the head."""
         return self._child.pid if self._child is not None else 0
 
-    def start(self, start: dict[str, Any]) -> tuple[str, int]:
+    def start(self, start: GroupStart) -> tuple[str, int]:
         """Start the head; return where it listens."""
         folder = self._run_dir.group(self._group)
         os.makedirs(folder.path, exist_ok=True)
-        atomic.write_json(folder.start, start)
+        atomic.write_json(folder.start, codec.to_plain(start))
         listening = listener.bind("127.0.0.1", 0)
         host, port = listening.getsockname()[:2]
         with listening:
-            argv = proc.node_program("group", f"--run-dir={self._run_dir.path}")
-            argv += [f"--group={self._group}", f"--listen-fd={listening.fileno()}"]
-            argv += [f"--lifeline-fd={self._lifeline[0]}"]
+            order = GroupOrder(
+                run_dir=self._run_dir.path,
+                group=self._group,
+                listen_fd=listening.fileno(),
+                lifeline_fd=self._lifeline[0],
+            )
             log = self._open_log()
             try:
                 self._child = proc.start(
-                    argv,
+                    proc.node_program("group", *codec.to_words(order)),
                     stdout=log,
                     stderr=log,
-                    pass_fds=[listening.fileno(), self._lifeline[0]],
+                    pass_fds=[order.listen_fd, order.lifeline_fd],
                 )
             finally:
                 os.close(log)
@@ -74,66 +86,26 @@ class GroupProcess:
 
     async def follow(self, address: tuple[str, int]) -> GroupOutcome | None:
         """Pass on what the head says until it has ended; None when it left no result."""
-        self._watch.begin()
-        hearing = asyncio.create_task(self._listen(address))
-        looking = asyncio.create_task(self._look_at_head())
-        try:
-            while not self._has_ended():
-                await asyncio.sleep(_POLL_S)
-            await asyncio.wait({hearing}, timeout=_LAST_WORDS_S)
-        finally:
-            hearing.cancel()
-            looking.cancel()
-            await asyncio.gather(hearing, looking, return_exceptions=True)
+        await self._head.follow(address, self._wait_for_end)
+        await self._wait_for_end()  # one that was silent has been killed
         return read_outcome(self._run_dir, self._group)
 
-    async def _listen(self, address: tuple[str, int]) -> None:
-        while not self._has_ended():
-            try:
-                channel = await connect(address[0], address[1], Role.CLIENT, self._secret)
-            except (OSError, TimeoutError, HandshakeError):
-                await asyncio.sleep(_POLL_S)
-            else:
-                await self._converse(channel)
+    def _take(self, message: messages.Message) -> bool:
+        self._hear(message)
+        return True
 
-    async def _converse(self, channel: Channel) -> None:
-        self._channel = channel
-        channel.send_nowait(messages.Watch(owner=True))
-        if self._stop is not None:
-            channel.send_nowait(self._stop)
-        try:
-            while True:
-                message = await channel.receive()
-                self._watch.hear()
-                if not isinstance(message, messages.Pong):
-                    self._hear(message)
-        except ChannelClosedError:
-            pass
-        finally:
-            self._channel = None
-            channel.abort()
+    def _state(self) -> str:
+        facts = proc.read_process(self.pid)
+        return facts.state if facts is not None else "X"
 
-    async def _look_at_head(self) -> None:
-        """Ping the head; kill it when it stands still, its agents give up their leases as well."""
-        while True:
-            await asyncio.sleep(_LOOK_EVERY_S)
-            if self._channel is not None:
-                self._channel.send_nowait(messages.Ping(number=0))
-            facts = proc.read_process(self.pid)
-            look = self._watch.look(facts.state if facts is not None else "X")
-            if look.say is not None:
-                self._hear(messages.Event(name="notice", time=utc_now(), fields={"text": look.say}))
-            if look.given_up is not None:
-                self.kill()
+    async def _wait_for_end(self) -> str:
+        while self._child is not None and self._child.poll() is None:
+            await asyncio.sleep(_POLL_S)
+        return "it has ended"
 
-    def _has_ended(self) -> bool:
-        return self._child is None or self._child.poll() is not None
-
-    def stop(self, stop: messages.Stop) -> None:
+    def send_stop(self) -> None:
         """Ask the head to stop its group."""
-        self._stop = stop
-        if self._channel is not None:
-            self._channel.send_nowait(stop)
+        self._head.send_stop()
 
     def kill(self) -> None:
         """SIGKILL the head; what it started becomes ours and is ended by `end_rest`."""

@@ -6,9 +6,8 @@ is larger than all hosts together it runs when nothing else does, several tasks 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from torchmuster.model.workflow import GroupPlan, TaskPlan, WorkflowPlan
+from torchmuster.model.workflow import GroupNodes, GroupPlan, TaskNode, TaskPlan, WorkflowPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,21 +134,20 @@ class HostCapacity:
         runs = ", ".join(list(self._held)[:4])
         return f"waits for {room} on {len(self._uses)} hosts; {runs} run there"
 
-    def start_values(self, group: str) -> dict[str, Any]:
-        """Return what the head of a group is told of the hosts of its tasks."""
-        hosts: dict[str, list[str]] = {}
-        gpus: dict[str, list[list[str]]] = {}
+    def nodes_of(self, group: str) -> GroupNodes:
+        """Return the hosts of the tasks of a group."""
+        tasks: dict[str, tuple[TaskNode, ...]] = {}
         for given in self._held.get(group, []):
-            hosts.setdefault(given.task.name, []).append(given.host)
-            if self._uses[given.host].facts.num_gpus:
-                gpus.setdefault(given.task.name, []).append(list(given.gpus))
-        return {"broker": self.broker, "hosts": hosts, "host_gpus": gpus}
+            has_gpus = self._uses[given.host].facts.num_gpus > 0
+            node = TaskNode(name=given.host, gpus=given.gpus if has_gpus else None)
+            tasks[given.task.name] = (*tasks.get(given.task.name, ()), node)
+        return GroupNodes(engine="ssh", tasks=tasks)
 
 
 def most_hosts(plan: WorkflowPlan) -> tuple[str, int]:
     """Return the task that needs the most hosts at least, and how many."""
     needs = [
-        (task.name, 1 if task.training is None else int(task.training.nodes.partition(":")[0]))
+        (task.name, task.min_nodes)
         for group in plan.groups
         if group.name not in plan.reused
         for task in group.tasks

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from torchmuster.engines.local import AgentEnd
+from torchmuster.files.layout import RunDir
+from torchmuster.model.plan import RunPlan
 
 _WAIT_S = 0.01
 _MAX_UNSENT_BYTES = 1 << 20
@@ -30,6 +32,9 @@ class RunDisplay(Protocol):
 
 class Engine(Protocol):
     """What starts agents on the places of a run: this machine, or the nodes of a job."""
+
+    plan: RunPlan
+    run_dir: RunDir
 
     @property
     def address(self) -> tuple[str, int]:

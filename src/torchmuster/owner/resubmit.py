@@ -6,10 +6,11 @@ from dataclasses import dataclass, field, replace
 
 from torchmuster import proc
 from torchmuster.engines.base import Dialect, EngineError
+from torchmuster.engines.schedulers import facts_of
 from torchmuster.errors import MusterError, UsageError
 from torchmuster.files.layout import RunDir
 from torchmuster.model.job import AfterKind, JobDependency, JobRequest
-from torchmuster.model.links import Link, Links, ResubmitWay
+from torchmuster.model.links import Link, Links, ResubmitMethod
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Result
 from torchmuster.owner.jobs.jobs import cancel_job
@@ -70,7 +71,7 @@ class Chain:
     dialect: Dialect
     job_id: str
     num_resubmits: int = 0
-    way: ResubmitWay | None = None
+    way: ResubmitMethod | None = None
     ask: Ask = ask_command
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
     links: Links = field(default_factory=Links)
@@ -87,7 +88,7 @@ class Chain:
             return f"the run is complete ({result.state.value}): nothing is left to do"
         known = links.links
         if is_new:
-            way = ResubmitWay.CHAIN if known else None
+            way = ResubmitMethod.CHAIN if known else None
             known += (Link(job_id=self.job_id, way=way, first_attempt=first_attempt),)
         self._note(Links(most=self.num_resubmits + 1, links=known))
         return None
@@ -122,22 +123,22 @@ class Chain:
         self._note(replace(self.links, ended="no way to continue"))
         return False
 
-    def _ways(self) -> Iterator[ResubmitWay]:
+    def _ways(self) -> Iterator[ResubmitMethod]:
         if self.way is not None:
             yield self.way
-        yield from (way for way in self.dialect.resubmit_ways if way is not self.way)
+        yield from (way for way in self.dialect.resubmit_methods if way is not self.way)
 
-    def _try(self, way: ResubmitWay, first_attempt: int) -> str | None:
+    def _try(self, way: ResubmitMethod, first_attempt: int) -> str | None:
         """Make the next link; return why it was refused, or None."""
         before = self.links
-        if way is not ResubmitWay.CHAIN and way not in self.dialect.resubmit_ways:
+        if way is not ResubmitMethod.CHAIN and way not in self.dialect.resubmit_methods:
             return f"{self.dialect.name} does not support it"
         try:
-            if way is ResubmitWay.REQUEUE:
+            if way is ResubmitMethod.REQUEUE:
                 # Noted first: the job may be ended while the command still runs.
                 self._append(self.job_id, way, first_attempt)
                 self._command(self.dialect.requeue_argv(self.job_id))
-            elif way is ResubmitWay.SUBMIT:
+            elif way is ResubmitMethod.SUBMIT:
                 self._append(self._submit(), way, first_attempt)
             else:
                 self._append(self._next_of_chain(), way, first_attempt)
@@ -165,10 +166,13 @@ class Chain:
         return self.dialect.job_id(self._command([*self._outside(), *argv]))
 
     def _outside(self) -> list[str]:
-        begins = (*getattr(self.dialect, "variables", ()), *_OF_LAUNCHERS)
-        kept = getattr(self.dialect, "variables_of_users", ())
+        facts = facts_of(self.dialect)
+        begins = (*facts.variables, *_OF_LAUNCHERS)
         names = (name for name in self.environment if name.startswith(begins))
-        return ["env", *(f"--unset={name}" for name in sorted(names) if name not in kept)]
+        return [
+            "env",
+            *(f"--unset={name}" for name in sorted(names) if name not in facts.variables_of_users),
+        ]
 
     def _command(self, argv: list[str]) -> str:
         answer = self.ask(argv)
@@ -190,7 +194,7 @@ class Chain:
         self._note(replace(self.links, ended="cancelled"))
         return False
 
-    def _append(self, job_id: str, way: ResubmitWay, first_attempt: int) -> None:
+    def _append(self, job_id: str, way: ResubmitMethod, first_attempt: int) -> None:
         link = Link(job_id=job_id, way=way, first_attempt=first_attempt)
         self._note(replace(self.links, links=(*self.links.links, link)))
 
@@ -209,16 +213,16 @@ def restarts_spent(run_dir: RunDir, max_restarts: int) -> int:
     return min(max(spent, 0), max_restarts)
 
 
-def parse_way(text: str | None) -> ResubmitWay | None:
+def parse_method(text: str | None) -> ResubmitMethod | None:
     """Return the way that a word names.
 
     Raises:
         UsageError: There is none of that name.
     """
-    words = [way.value for way in ResubmitWay]
+    words = [way.value for way in ResubmitMethod]
     if text is not None and text not in words:
         raise UsageError(f"`{text}` is not a way to continue", fix=f"one of {', '.join(words)}")
-    return ResubmitWay(text) if text is not None else None
+    return ResubmitMethod(text) if text is not None else None
 
 
 def _is_complete(result: Result, links: Links) -> bool:

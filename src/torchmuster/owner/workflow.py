@@ -6,7 +6,6 @@ the heads of the groups see the end of their lifeline. `muster restart` continue
 
 import asyncio
 import os
-import signal
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,15 +18,13 @@ from torchmuster.model import codec
 from torchmuster.model.event import event_line, utc_now
 from torchmuster.model.outcome import GroupOutcome, WorkflowResult
 from torchmuster.model.states import State, workflow_state
-from torchmuster.model.stop import StopCause, cause_of_stop
 from torchmuster.model.verdict import Report
-from torchmuster.model.workflow import GroupPlan, WorkflowPlan
+from torchmuster.model.workflow import GroupPlan, GroupStart, WorkflowPlan
 from torchmuster.net import messages
-from torchmuster.net.secret import read_secret
 from torchmuster.owner.capacity import Capacity, Machine
 from torchmuster.owner.group_process import GroupProcess
 from torchmuster.owner.reuse import link_reused
-from torchmuster.owner.session import hangup_ignored
+from torchmuster.owner.stops import Stops
 from torchmuster.owner.views.record import read_events
 
 if TYPE_CHECKING:
@@ -85,19 +82,14 @@ class WorkflowOwner:
         self._display = display
         self._groups = {group.name: _Group(group) for group in plan.groups}
         self._changed = asyncio.Event()
-        self._stops = 0
-        self._stop_signum = 0
+        self._stops = Stops()
         self._started_at = time.monotonic()
 
     async def run(self) -> WorkflowResult:
         """Conduct the workflow to its end and return its result."""
         if self._hosts is None:
             proc.become_subreaper()
-        loop = asyncio.get_running_loop()
-        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signum == signal.SIGHUP and hangup_ignored():
-                continue
-            loop.add_signal_handler(signum, self._take_stop, signum)
+        self._stops.listen(self._take_stop)
         self._event("workflow_started", run_id=self._plan.run_id, groups=list(self._groups))
         self._take_reused()
         try:
@@ -123,6 +115,8 @@ class WorkflowOwner:
 
     def _advance(self) -> None:
         for group in self._groups.values():
+            if group.running is not None and group.running.done():
+                group.running.result()  # a bug of ours ends the workflow; nobody else would hear of it
             if group.state in (State.SUBMITTING, State.WAITING):
                 self._consider(group)
             if group.state is State.SCHEDULING and group.running is None:
@@ -131,7 +125,7 @@ class WorkflowOwner:
     def _consider(self, group: _Group) -> None:
         upstream = [self._groups[name] for name in group.plan.after]
         failed = [g for g in upstream if g.state.is_failed]
-        if self._stops:
+        if self._stops.count:
             self._enter(group, State.FAILED_CANCELED, "stopped before it began")
         elif failed:
             names = ", ".join(f"{g.plan.name} ({g.state.value})" for g in failed)
@@ -147,7 +141,7 @@ class WorkflowOwner:
         now = time.monotonic()
         waited_s = now - (group.scheduling_since or now)
         limit_s = group.plan.queue_timeout_s
-        if self._stops:
+        if self._stops.count:
             self._enter(group, State.FAILED_CANCELED, "stopped before it began")
             return
         if limit_s is not None and waited_s > limit_s:
@@ -177,11 +171,18 @@ class WorkflowOwner:
             while group.outcome is None:
                 attempts = self._next_attempts(group.plan) if group.heads_lost else {}
                 ran_s = time.monotonic() - (group.running_since or time.monotonic())
-                start = {"gpus": gpus, "first_attempts": attempts, "ran_s": ran_s}
-                if self._hosts is not None:
-                    start |= self._hosts.start_values(group.plan.name)
+                hosts = self._hosts
+                start = GroupStart(
+                    gpus={task: tuple(given) for task, given in gpus.items()},
+                    first_attempts=attempts,
+                    ran_s=ran_s,
+                    broker=hosts.broker if hosts is not None else None,
+                    nodes=hosts.nodes_of(group.plan.name) if hosts is not None else None,
+                )
                 await self._live_with_head(group, start)
-                if group.outcome is None and (self._stops or group.heads_lost >= MAX_HEADS_LOST):
+                if group.outcome is None and (
+                    self._stops.count or group.heads_lost >= MAX_HEADS_LOST
+                ):
                     break
                 if group.outcome is None:
                     group.heads_lost += 1
@@ -200,16 +201,17 @@ class WorkflowOwner:
             group.process = None
             self._changed.set()
 
-    async def _live_with_head(self, group: _Group, start: dict[str, Any]) -> None:
-        secret = read_secret(self._run_dir.secret)
+    async def _live_with_head(self, group: _Group, start: GroupStart) -> None:
         process = GroupProcess(
-            self._run_dir, group.plan.name, secret, lambda message: self._hear(group, message)
+            self._run_dir,
+            group.plan.name,
+            self._stops,
+            lambda message: self._hear(group, message),
+            self._display.say,
         )
         group.process = process
         try:
             address = process.start(start)
-            if self._stops:
-                process.stop(self._stop_message())
             group.outcome = await process.follow(address) or group.told
         finally:
             process.close()
@@ -238,9 +240,13 @@ class WorkflowOwner:
 
     def _end_group(self, group: _Group) -> None:
         if group.outcome is None:
-            state = State.FAILED_CANCELED if self._stops else State.FAILED_SERVER_ERROR
+            state = State.FAILED_CANCELED if self._stops.count else State.FAILED_SERVER_ERROR
             log = self._run_dir.agent_log(f"group-{group.plan.name}")
-            why = "the workflow was stopped" if self._stops else "the head of the group was lost"
+            why = (
+                "the workflow was stopped"
+                if self._stops.count
+                else "the head of the group was lost"
+            )
             self._enter(group, state, f"{why}; its log is {log}")
             return
         report = group.outcome.report
@@ -298,10 +304,8 @@ class WorkflowOwner:
 
     # Signals.
 
-    def _take_stop(self, signum: signal.Signals) -> None:
-        self._stops += 1
-        self._stop_signum = int(signum)
-        if self._stops == 1:
+    def _take_stop(self) -> None:
+        if self._stops.count == 1:
             grace_s = self._plan.grace_s
             self._display.say(
                 f"stopping: SIGTERM to all commands, SIGKILL after {grace_s:g} s"
@@ -309,18 +313,11 @@ class WorkflowOwner:
             )
         for group in self._groups.values():
             if group.process is not None:
-                if self._stops > 2:
+                if self._stops.count > 2:
                     group.process.kill()
                 else:
-                    group.process.stop(self._stop_message())
+                    group.process.send_stop()
         self._changed.set()
-
-    def _stop_message(self) -> messages.Stop:
-        cause = cause_of_stop(self._stop_signum)
-        who = "SIGTERM or `muster cancel`" if cause is StopCause.OUTSIDE else ""
-        return messages.Stop(
-            signum=self._stop_signum, at_once=self._stops > 1, cause=cause, who=who
-        )
 
     # The end.
 
@@ -331,8 +328,8 @@ class WorkflowOwner:
         code = 0
         if state.is_failed:
             code = next((o.exit_code for o in outcomes if o.state.is_failed), 1) or 1
-        if self._stops:
-            code = 128 + self._stop_signum
+        if self._stops.count:
+            code = 128 + self._stops.signum
         result = WorkflowResult(
             run_id=self._plan.run_id,
             state=state,

@@ -11,6 +11,7 @@ import sys
 PROGRAMS = {
     "agent": "programs.main",
     "group": "programs.group_main",
+    "task": "programs.task_main",
     "enter": "programs.enter",
     "view": "node.sandbox.place_launch",
     "container": "node.sandbox.container",
@@ -37,9 +38,26 @@ def run(words: list[str]) -> int | None:
             "hint: start the run or submit the job again\n"
         )
         return 2
+
     main = __import__(f"torchmuster.{module}", fromlist=["main"]).main
-    code: int | None = main(words[1:])
+    try:
+        code: int | None = main(words[1:])
+    except Exception as error:
+        code = report(error)
+        if code is None:
+            raise
     return code
+
+
+def report(error: Exception) -> int | None:
+    """Print an error that tells the user what is wrong, and return its exit code; None for any other."""
+    from torchmuster.errors import ManyErrors, MusterError
+    from torchmuster.model.display.text import render_report, report_of_error
+
+    errors = error.errors if isinstance(error, ManyErrors) else [error]
+    found = [one for one in errors if isinstance(one, MusterError)]
+    sys.stderr.write("\n".join(render_report(report_of_error(one)) for one in found))
+    return found[0].exit_code if found else None
 
 
 if __name__ == "__main__":

@@ -1,47 +1,43 @@
-"""The process of a group's head, and those of its tasks' agents on this machine.
-
-    group --run-dir DIR --group NAME --listen-fd N --lifeline-fd N
-    group --run-dir DIR --group NAME --task NAME --attempt K --head HOST:PORT --lifeline-fd N
+"""The process of a group's head: `group`, told by a `GroupOrder`. It starts its tasks' agents on this machine.
 
 On hosts of ssh the head is here too, and each agent elsewhere has a proxy here (`node/remote/proxy.py`).
 """
 
-import argparse
 import asyncio
 import os
 import signal
 import socket
-import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torchmuster import proc
-from torchmuster.errors import MusterError, RunDirectoryError
+from torchmuster.errors import RunDirectoryError
 from torchmuster.files import atomic
 from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
 from torchmuster.head.group_head import GroupHead, GroupHeadOptions
-from torchmuster.head.group_ports import port_candidates
 from torchmuster.model import codec
-from torchmuster.model.display.text import render_report, report_of_error
-from torchmuster.model.workflow import GroupPlan, WorkflowPlan
+from torchmuster.model.codec import from_words, to_words
+from torchmuster.model.workflow import GroupNodes, GroupPlan, GroupStart, WorkflowPlan
 from torchmuster.model.workflow import TaskNetwork as Sharing
 from torchmuster.net.listener import Listener
 from torchmuster.net.remote_messages import StartTask
 from torchmuster.net.secret import read_secret
-from torchmuster.node.environment import take_environment
-from torchmuster.node.leftovers import make_socket_folder
 from torchmuster.node.remote.proxy import proxy_argv
 from torchmuster.node.sandbox.container import remove_containers
 from torchmuster.node.sandbox.network import PrivateNetwork
-from torchmuster.node.task.agent import TaskAgent
-from torchmuster.node.task.options import NetworkShare, TaskOptions
-from torchmuster.node.voice import LogVoice
+from torchmuster.node.task.options import GroupOrder, TaskOrder
 
 _FLUSH_S = 5.0
 
 
-Wrap = Callable[[str, list[str]], list[str] | None]
+Wrap = Callable[[TaskOrder], list[str] | None]
+
+
+def task_argv(order: TaskOrder) -> list[str]:
+    """Return the command of a task's agent."""
+    return proc.node_program("task", *to_words(order))
 
 
 class ProcessStarter:
@@ -76,18 +72,20 @@ class ProcessStarter:
 
     def start(self, task: str, attempt: int) -> None:
         """Start an agent."""
-        argv = proc.node_program("group", f"--run-dir={self._run_dir.path}")
-        argv += [f"--group={self._group}", f"--task={task}"]
-        heads = ",".join(f"{host}:{port}" for host, port in self._heads)
-        argv += [f"--attempt={attempt}", f"--head={heads}"]
-        elsewhere = self._wrap(task, argv) if self._wrap is not None else None
-        if (
-            elsewhere is not None
-        ):  # it ends when it misses the head: a lifeline does not reach there
+        order = TaskOrder(
+            run_dir=self._run_dir.path,
+            group=self._group,
+            task=task,
+            attempt=attempt,
+            head=tuple(f"{host}:{port}" for host, port in self._heads),
+        )
+        elsewhere = self._wrap(order) if self._wrap is not None else None
+        # One elsewhere ends when it misses the head: a lifeline does not reach there.
+        if elsewhere is not None:
             child = proc.start(elsewhere)
         else:
             lifeline = self._lifeline[0]
-            child = proc.start([*argv, f"--lifeline-fd={lifeline}"], pass_fds=[lifeline])
+            child = proc.start(task_argv(replace(order, lifeline_fd=lifeline)), pass_fds=[lifeline])
         self._children.append((task, attempt, child))
 
     def poll(self) -> list[tuple[str, int, str]]:
@@ -115,27 +113,9 @@ class ProcessStarter:
 
 
 def main(arguments: list[str]) -> int:
-    """Be the head of a group, or the agent of a task."""
-    parser = argparse.ArgumentParser(prog="group")
-    parser.add_argument("--run-dir", required=True)
-    parser.add_argument("--group", required=True)
-    parser.add_argument("--task")
-    parser.add_argument("--attempt", type=int, default=0)
-    parser.add_argument("--head", default="")
-    parser.add_argument("--listen-fd", type=int)
-    parser.add_argument("--lifeline-fd", type=int)
-    parser.add_argument("--environment")
-    parser.add_argument("--address")
-    options = parser.parse_args(arguments)
-    if options.environment is not None:
-        take_environment(options.environment)
+    """Be the head of a group."""
     proc.become_subreaper()
-    try:
-        conduct = _conduct_here(options) if options.task is None else _serve_task(options)
-        return asyncio.run(conduct)
-    except MusterError as error:
-        sys.stderr.write(render_report(report_of_error(error)))
-        return error.exit_code
+    return asyncio.run(_conduct_here(from_words(GroupOrder, arguments)))
 
 
 def read_plan(run_dir: RunDir) -> WorkflowPlan:
@@ -152,52 +132,53 @@ def read_plan(run_dir: RunDir) -> WorkflowPlan:
         ) from error
 
 
-async def _conduct_here(options: argparse.Namespace) -> int:
+async def _conduct_here(order: GroupOrder) -> int:
     """Be the head of a group whose tasks are all on this machine."""
-    run_dir = RunDir(options.run_dir)
+    run_dir = RunDir(order.run_dir)
     plan = read_plan(run_dir)
-    listening = socket.socket(fileno=options.listen_fd)
+    listening = socket.socket(fileno=order.listen_fd)
     listening.setblocking(False)
     host, port = listening.getsockname()[:2]
-    network = _open_network(plan, run_dir, options.group)
+    network = _open_network(plan, run_dir, order.group)
     keep = frozenset([network.holder_pid]) if network is not None else frozenset()
-    start = atomic.read_json(run_dir.group(options.group).start) or {}
-    wrap = (
-        _wrap_elsewhere(run_dir, plan.group(options.group), start, port)
-        if start.get("broker")
-        else None
-    )
-    starter = ProcessStarter(run_dir, options.group, [(host, port)], keep, wrap)
+    start = read_start(run_dir, order.group)
+    wrap = None
+    if start.broker is not None and start.nodes is not None:
+        # Training tasks look there for their hosts.
+        atomic.write_json(run_dir.group(order.group).nodes, codec.to_plain(start.nodes))
+        wrap = _wrap_elsewhere(plan.group(order.group), start.broker, start.nodes, port)
+    starter = ProcessStarter(run_dir, order.group, [(host, port)], keep, wrap)
     notes = (network.note,) if network is not None else ()
     try:
         return await conduct_group(
-            plan, run_dir, options.group, listening, starter, options.lifeline_fd, notes=notes
+            plan, run_dir, order.group, listening, starter, order.lifeline_fd, notes=notes
         )
     finally:
-        remove_containers(plan.container, plan.run_id, options.group)
+        remove_containers(plan.container, plan.run_id, order.group)
         if network is not None:
             network.close()
 
 
-def _wrap_elsewhere(run_dir: RunDir, group: GroupPlan, start: dict[str, Any], port: int) -> Wrap:
-    """Return how the proxies of agents on hosts that the client reaches are started; tell training tasks their hosts."""
-    hosts = start["hosts"]
-    said = {"engine": "ssh", "tasks": hosts, "gpus": start.get("host_gpus", {})}
-    atomic.write_json(run_dir.group(group.name).nodes, said)
+def read_start(run_dir: RunDir, group: str) -> GroupStart:
+    """Return what the client tells; nothing where a job conducts the group."""
+    return codec.from_plain(GroupStart, atomic.read_json(run_dir.group(group).start) or {})
 
-    def wrap(task: str, argv: list[str]) -> list[str]:
-        attempt = next(word.partition("=")[2] for word in argv if word.startswith("--attempt="))
-        asked = group.task(task)
+
+def _wrap_elsewhere(group: GroupPlan, broker: str, nodes: GroupNodes, port: int) -> Wrap:
+    """Return how the proxies of agents on hosts that the client reaches are started."""
+
+    def wrap(order: TaskOrder) -> list[str]:
+        asked = group.task(order.task)
         request = StartTask(
-            host=hosts[task][0],
+            host=nodes.tasks[order.task][0].name,
             group=group.name,
-            task=task,
-            attempt=int(attempt),
+            task=order.task,
+            attempt=order.attempt,
             port=port,
             # GPUs and the other nodes of a training task were given to it on its own hosts.
             may_move=asked.training is None and not asked.resources.gpu,
         )
-        return proxy_argv(start["broker"], request)
+        return proxy_argv(broker, request)
 
     return wrap
 
@@ -214,15 +195,15 @@ async def conduct_group(
     obeys_signals: bool = False,
 ) -> int:
     """Conduct a group to its end and return its exit code; SIGTERM stops it when it `obeys_signals`."""
-    start = atomic.read_json(run_dir.group(group).start) or {}
+    start = read_start(run_dir, group)
     disk = DiskWriter(root=run_dir.path)
     disk.start()
     options = GroupHeadOptions(
         plan=plan,
         group=plan.group(group),
         run_dir=run_dir,
-        first_attempts=start.get("first_attempts", {}),
-        ran_s=float(start.get("ran_s", 0.0)),
+        first_attempts=start.first_attempts,
+        ran_s=start.ran_s,
         notes=notes,
     )
     head = GroupHead(options, starter, disk)
@@ -230,7 +211,7 @@ async def conduct_group(
     listener = Listener(listening, (secret, None), head.serve, head.refuse_stranger)
     serving = asyncio.create_task(listener.serve())
     conducting = asyncio.create_task(head.conduct())
-    _end_with_lifeline(lifeline_fd, conducting)
+    end_with_lifeline(lifeline_fd, conducting)
     if obeys_signals:
         loop = asyncio.get_running_loop()
         for signum in (signal.SIGTERM, signal.SIGINT):
@@ -280,7 +261,8 @@ async def _end_agents(starter: ProcessStarter) -> None:
         await asyncio.sleep(0.01)
 
 
-def _end_with_lifeline(fd: int | None, task: "asyncio.Task[Any]") -> None:
+def end_with_lifeline(fd: int | None, task: "asyncio.Task[Any]") -> None:
+    """Cancel a task at the end of file of a lifeline."""
     if fd is None:
         return
     loop = asyncio.get_running_loop()
@@ -290,54 +272,3 @@ def _end_with_lifeline(fd: int | None, task: "asyncio.Task[Any]") -> None:
         task.cancel()
 
     loop.add_reader(fd, end)
-
-
-async def _serve_task(options: argparse.Namespace) -> int:
-    run_dir = RunDir(options.run_dir)
-    plan = read_plan(run_dir)
-    group = plan.group(options.group)
-    start = atomic.read_json(run_dir.group(options.group).start) or {}
-    heads = [word.rpartition(":") for word in options.head.split(",")]
-    gpus = start.get("gpus", {}).get(options.task)
-    disk = DiskWriter(root=run_dir.path)
-    disk.start()
-    voice = LogVoice(run_dir.agent_log(options.task), disk)
-    agent = TaskAgent(
-        TaskOptions(
-            plan=plan,
-            group=group,
-            task=group.task(options.task),
-            attempt=options.attempt,
-            run_dir=run_dir,
-            heads=tuple((host, int(port)) for host, _, port in heads),
-            secret=read_secret(run_dir.secret),
-            gpus=None if gpus is None else tuple(gpus),
-            network=_read_network(plan, run_dir, options.group, options.task),
-            port_candidates=port_candidates(plan, group),
-            socket_path=os.path.join(make_socket_folder(), "task.sock"),
-            address=options.address,
-        ),
-        disk,
-        voice,
-    )
-    running = asyncio.create_task(agent.run())
-    _end_with_lifeline(options.lifeline_fd, running)
-    try:
-        return await running
-    except asyncio.CancelledError:
-        return 7
-    finally:
-        disk.flush(_FLUSH_S)
-
-
-def _read_network(
-    plan: WorkflowPlan, run_dir: RunDir, group: str, task: str
-) -> NetworkShare | None:
-    if plan.network is not Sharing.PRIVATE:
-        return None
-    part = atomic.read_json(run_dir.group(group).network)[task]
-    hosts = part.pop("hosts").encode("utf-8", "surrogateescape")
-    resolver = part.pop("resolver")
-    return NetworkShare(
-        hosts=hosts, resolver=None if resolver is None else resolver.encode(), **part
-    )

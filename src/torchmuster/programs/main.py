@@ -8,7 +8,6 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from torchmuster import proc
@@ -25,9 +24,12 @@ if TYPE_CHECKING:
     import asyncio
 
     from torchmuster.files.terminal import TerminalVoice
+    from torchmuster.head.options import TrainingHeadOptions
+    from torchmuster.head.training_head import TrainingHead
     from torchmuster.model.verdict import Result
     from torchmuster.net.messages import Event
     from torchmuster.node.agent import Agent
+    from torchmuster.node.options import AgentOptions, HeadPlace
     from torchmuster.node.setup import NodeWork
     from torchmuster.node.voice import Voice
 
@@ -64,38 +66,31 @@ class StorePorts:
 
 def main(arguments: list[str]) -> None:
     """Run the agent that a client or an engine has asked for on the command line."""
-    try:
-        launch = read_launch(arguments)
-    except MusterError as error:
-        sys.stderr.write(_plain(error))
-        os._exit(error.exit_code)
-    os._exit(run_agent(launch))
+    os._exit(run_agent(read_launch(arguments)))
 
 
 def run_agent(launch: AgentLaunch) -> int:
     """Run an agent to its end and return its exit code."""
+    options, plan = launch.agent, launch.agent.plan
     folder = make_socket_folder()
     socket_path = os.path.join(folder, "agent.sock")
-    setup = launch.plan.node_setup
-    environment = {**launch.environment, **dict(setup.environment)}
     spawner = None
-    if not setup.lines:  # they may change the interpreter and its variables
+    if not plan.node_setup.lines:  # they may change the interpreter and its variables
         try:
-            spawner = start_spawner(launch.plan.program, environment, socket_path)
+            spawner = start_spawner(plan.program, options.environment, socket_path)
         except MusterError as error:
-            if not launch.sets_node_up:
+            if options.run_dir is None:
                 shutil.rmtree(folder, ignore_errors=True)
                 sys.stderr.write(_plain(error))
                 return error.exit_code
             # The agent tries again, with what this node has.
     import asyncio  # after the spawner is on its way
 
-    is_known = launch.run_dir is not None or launch.listening is not None
-    run_dir = launch.run_directory(launch.plan.run_id).path
-    disk = DiskWriter(root=run_dir if is_known else None)
+    is_known = options.run_dir is not None or options.is_head
+    disk = DiskWriter(root=options.run_directory(plan.run_id).path if is_known else None)
     disk.start()
-    work = _node_work(launch, disk, folder, done=spawner is not None)
-    sweep_beside(launch.plan.run_id)
+    work = _node_work(options, disk, folder, done=spawner is not None)
+    sweep_beside(plan.run_id)
     try:
         return asyncio.run(_run(launch, spawner, socket_path, disk, work))
     finally:
@@ -106,25 +101,14 @@ def run_agent(launch: AgentLaunch) -> int:
 
 
 def _node_work(
-    launch: AgentLaunch, disk: DiskWriter, socket_folder: str, *, done: bool
+    options: "AgentOptions", disk: DiskWriter, socket_folder: str, *, done: bool
 ) -> "NodeWork | None":
-    """Return what this node does before its workers; None when that is nothing."""
-    from torchmuster.node.setup import NodeWork, SetupOrder
-
-    plan = launch.plan
-    if not launch.sets_node_up or launch.place is None:
+    """Return what this node does before its workers; None under `muster torchrun`, which has nothing of the kind."""
+    if options.run_dir is None:
         return None
-    order = SetupOrder(
-        setup=plan.node_setup,
-        program=plan.program,
-        environment=launch.environment,
-        node=launch.host,
-        place=launch.place,
-        run_id=plan.run_id,
-        run_dir=launch.run_directory(plan.run_id),
-        socket_folder=socket_folder,
-    )
-    work = NodeWork(order, disk)
+    from torchmuster.node.setup import NodeWork
+
+    work = NodeWork(options, disk, socket_folder)
     if done:
         work.try_at_once()
     return work
@@ -141,19 +125,22 @@ async def _run(
 
     from torchmuster.node.agent import Agent
 
+    options = launch.agent
     voice = _make_voice(launch, disk)
     desk = StorePorts()
-    agent = Agent(_agent_options(launch, desk), spawner, socket_path, disk, voice, work)
+    take_store = desk.take if options.is_head else None
+    agent = Agent(options, spawner, socket_path, disk, voice, work, take_store)
     for note in launch.notes:
         voice.say(note)
-    shared = share_threads(dict(os.environ), launch.num_workers)
-    if shared is not None and THREADS not in dict(launch.plan.node_setup.environment):
+    shared = share_threads(dict(os.environ), options.num_workers)
+    if shared is not None and THREADS not in dict(options.plan.node_setup.environment):
         agent.tell(shared)
     if launch.lifeline_fd is not None:
         _watch_lifeline(launch.lifeline_fd, agent)
     conduct = None
-    if launch.listening is not None:
-        conduct = asyncio.create_task(_conduct(launch, desk, disk, voice))
+    if launch.head is not None and launch.listening is not None:
+        head = _make_head(launch.head, desk, disk, voice)
+        conduct = asyncio.create_task(_conduct(head, launch.listening, options.head))
         conduct.add_done_callback(lambda task: _end_with_head(task, agent))
     try:
         code = await agent.run()
@@ -164,8 +151,8 @@ async def _run(
         if conduct is not None:
             await asyncio.wait({conduct}, timeout=3.0)
             conduct.cancel()
-        if launch.spread is not None:
-            await launch.spread.close()
+        if launch.head is not None and launch.head.spread is not None:
+            await launch.head.spread.close()
     if launch.error_file is not None and code and agent.error_text is not None:
         disk.replace(launch.error_file, agent.error_text.encode())
     voice.flush(_FLUSH_S)
@@ -179,43 +166,10 @@ def _make_voice(launch: AgentLaunch, disk: DiskWriter) -> "Voice":
 
     if launch.agent_log is not None:
         return LogVoice(launch.agent_log, disk)
-    has_template = bool(launch.environment.get(contract.PREFIX_VARIABLE))
-    voice = TerminalVoice(prefix_always=launch.num_workers > 1 or has_template)
+    has_template = bool(launch.agent.environment.get(contract.PREFIX_VARIABLE))
+    voice = TerminalVoice(prefix_always=launch.agent.num_workers > 1 or has_template)
     voice.start()
     return voice
-
-
-def _agent_options(launch: AgentLaunch, desk: StorePorts) -> Any:
-    from torchmuster.node.head_link import HeadPlace
-    from torchmuster.node.options import AgentOptions
-
-    return AgentOptions(
-        program=launch.plan.program,
-        num_workers=launch.num_workers,
-        host=launch.host,
-        head=HeadPlace(
-            addresses=launch.addresses,
-            secret=launch.secret,
-            open_secret=launch.open_secret,
-            join_timeout_s=launch.plan.limits.join_timeout_s,
-        ),
-        run_dir=launch.run_directory,
-        place=launch.place,
-        role=launch.plan.role,
-        is_head=launch.listening is not None,
-        take_store=desk.take if launch.listening is not None else None,
-        local_show=launch.local_show,
-        terminal=launch.terminal,
-        virtual_local_rank=launch.plan.virtual_local_rank,
-        rdzv_id=launch.plan.rdzv_id,
-        local_addr=launch.local_addr,
-        console=launch.console,
-        saved=launch.saved,
-        stdin_fd=0 if launch.local_show and launch.plan.stdin_rank is not None else None,
-        signals=launch.signals,
-        environment={**launch.environment, **dict(launch.plan.node_setup.environment)},
-        jobs=launch.jobs,
-    )
 
 
 def _watch_lifeline(fd: int, agent: "Agent") -> None:
@@ -228,65 +182,33 @@ def _watch_lifeline(fd: int, agent: "Agent") -> None:
     asyncio.get_running_loop().add_reader(fd, end)
 
 
-async def _conduct(
-    launch: AgentLaunch, desk: StorePorts, disk: DiskWriter, voice: "Voice"
-) -> "Result":
+def _make_head(
+    options: "TrainingHeadOptions", desk: StorePorts, disk: DiskWriter, voice: "Voice"
+) -> "TrainingHead":
+    from torchmuster.files.terminal import TerminalVoice
+    from torchmuster.head.training_head import TrainingHead
+
+    show = _teller(voice, options.run_dir) if isinstance(voice, TerminalVoice) else None
+    head = TrainingHead(options, disk, desk.open, show)
+    if options.spread is not None:
+        options.spread.begin(head.event)
+    return head
+
+
+async def _conduct(head: "TrainingHead", listening: socket.socket, place: "HeadPlace") -> "Result":
     import asyncio
 
-    from torchmuster.head.training_head import TrainingHead, TrainingHeadOptions
     from torchmuster.net.listener import Listener
     from torchmuster.net.store_relay import StoreRelay
 
-    listening = launch.listening
-    if listening is None:
-        raise ValueError("only the head conducts a run")
-    relay_port = int(listening.getsockname()[1]) if launch.relays_store else 0
-    options = TrainingHeadOptions(
-        plan=launch.plan,
-        run_dir=launch.run_directory(launch.plan.run_id),
-        open_store=desk.open,
-        own_address=launch.own_address,
-        first_attempt=launch.first_attempt,
-        restarts_spent=launch.restarts_spent,
-        on_event=_listener(launch, voice),
-        on_need=launch.spread.need if launch.spread is not None else None,
-        is_ours=launch.spread.is_ours if launch.spread is not None else None,
-        hint=launch.hint,
-        relay_port=relay_port,
-        jobs=launch.jobs,
-    )
-    head = TrainingHead(options, disk)
-    if launch.spread is not None:
-        launch.spread.begin(head.event)
-    listener = Listener(
-        listening,
-        (launch.secret, launch.open_secret),
-        head.serve,
-        head.refuse_stranger,
-        StoreRelay(head.store_address, head.notice) if relay_port else None,
-    )
+    relay = StoreRelay(head.store_address, head.notice) if head.options.relay_port else None
+    secrets = (place.secret, place.open_secret)
+    listener = Listener(listening, secrets, head.serve, head.refuse_stranger, relay)
     serving = asyncio.create_task(listener.serve())
     try:
         return await head.conduct()
     finally:
         serving.cancel()
-
-
-def _listener(launch: AgentLaunch, voice: "Voice") -> "Callable[[Event], None] | None":
-    from torchmuster.files.terminal import TerminalVoice
-
-    run_dir = launch.run_directory(launch.plan.run_id)
-    tell = _teller(voice, run_dir) if isinstance(voice, TerminalVoice) else None
-    spread = launch.spread
-    if spread is None:
-        return tell
-
-    def hear(event: "Event") -> None:
-        spread.hear(event)
-        if tell is not None:
-            tell(event)
-
-    return hear
 
 
 def _teller(voice: "TerminalVoice", run_dir: RunDir) -> Any:

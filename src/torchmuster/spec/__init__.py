@@ -1,1 +1,1 @@
-"""What a user wrote, parsed once at the edge and checked all at once."""
+"""User input, parsed at one place and checked completely: all problems are reported at once."""

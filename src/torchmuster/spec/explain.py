@@ -1,4 +1,4 @@
-"""What pydantic finds wrong with what a user wrote, in our words; its own never reach a user."""
+"""Turns pydantic's errors into our messages; its own never reach a user."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -20,8 +20,8 @@ class FileFormat:
 
     Attributes:
         missing: An entry for a key that is missing: `{}: ...`.
-        unknown: Returns the hint for a key that is not known at a path.
-        map: Returns the hint for what stands in the place of a map.
+        unknown: Returns the hint for an unknown key at a path.
+        map: Returns the hint for a value that should be a map.
     """
 
     missing: str
@@ -36,7 +36,7 @@ class FileFormat:
         findings: FileProblems,
         context: Any = None,
     ) -> _Keys | None:
-        """Return the checked values; None with the reasons in `findings`, at `top` and below."""
+        """Return the checked values; None if there are errors, which are added to `findings` at `top` and below."""
         try:
             return model.model_validate(raw, context=context)
         except ValidationError as error:
@@ -45,7 +45,7 @@ class FileFormat:
             return None
 
     def unknown_key(self, path: KeyPath, findings: FileProblems) -> None:
-        """Note a key that is not known, with what was meant."""
+        """Note an unknown key, with the probable one."""
         what = f"unknown key {shown(str(path[-1]))} in {show_path(path[:-1]) or 'this file'}"
         findings.add(path, what, self.unknown(path), at_key=True)
 
@@ -83,13 +83,13 @@ class FileFormat:
 def hint_for_key(
     key: str, known: Any, other_words: Mapping[str, str], otherwise: str | None
 ) -> str | None:
-    """Return a hint that names the known key which is meant: by another word, or by a near miss."""
+    """Return a hint with the known key that was probably meant: a synonym or a near miss."""
     other = other_words.get(key.lower())
     return f"did you mean `{other}`?" if other in known else did_you_mean(key, known, otherwise)
 
 
 def _real_path(location: tuple[Any, ...], raw: Any) -> tuple[Any, ...]:
-    """Leave out what pydantic adds to a path: the members of a union, `[key]`."""
+    """Remove pydantic's additions to a path: the members of a union, `[key]`."""
     path: list[Any] = []
     here = raw
     for part in location:

@@ -1,4 +1,4 @@
-"""The options of `muster run`, checked together: every problem is reported, not only the first."""
+"""Checks the options of `muster run` together: every problem is reported, not only the first."""
 
 import os
 import shlex
@@ -30,11 +30,11 @@ _MAX_WORKERS = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRequest:
-    """One run as it is asked for: text where a mistake is possible, None where nothing is said.
+    """The request for a run: text where a mistake is possible, None for an option that was not given.
 
     Attributes:
-        engine: What `--on` names; None until it is chosen.
-        warn: How long before the end of the job workers hear of it.
+        engine: The name after `--on`; None until it is chosen.
+        warn: How long before the end of the job the workers are warned.
     """
 
     script: str
@@ -81,7 +81,7 @@ class RunRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobLimits:
-    """The durations and sizes of a request's job; None where nothing is said."""
+    """The durations and sizes of a request's job; None for those not given."""
 
     time_limit_s: float | None = None
     warn_s: float | None = None
@@ -89,7 +89,7 @@ class JobLimits:
 
 
 def read_job_limits(request: RunRequest, problems: Problems) -> JobLimits:
-    """Return what the request asks of a job, as numbers; problems are collected."""
+    """Return the durations and sizes of the job as numbers; add problems to `problems`."""
     limit_s = warn_s = memory_bytes = None
     if request.time_limit is not None:
         limit_s = parse_timeout(request.time_limit)
@@ -109,11 +109,24 @@ def read_job_limits(request: RunRequest, problems: Problems) -> JobLimits:
 
 
 def plan_run(
-    options: RunRequest, run_id: str, gpus: Sequence[str], problems: Problems
+    options: RunRequest,
+    run_id: str,
+    gpus: Sequence[str],
+    problems: Problems,
+    *,
+    simulated: bool = True,
 ) -> RunPlan | None:
-    """Return the plan for a run on this machine; None when there were problems."""
+    """Return the plan for a run; None when there were problems.
+
+    Args:
+        options: What is asked for.
+        run_id: Its name.
+        gpus: Of this machine, whose simulated nodes share them; else those of each node.
+        problems: Collects what is wrong.
+        simulated: All nodes are on this machine.
+    """
     nodes = parse_nodes(options.nodes or "1", "--nodes", problems)
-    workers = _workers(options, nodes, gpus, problems)
+    workers = count_workers(options.nproc_per_node, nodes, gpus, problems, simulated=simulated)
     program = _program(options, problems)
     limits = _limits(options, problems)
     setup = _node_setup(options, problems)
@@ -159,7 +172,7 @@ def _node_setup(options: RunRequest, problems: Problems) -> NodeSetup:
 
 
 def debug_environment(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """Return what `--debug` sets: the words of NCCL and torch. What the user has set himself stays.
+    """Return the variables of NCCL and torch that `--debug` sets, except those that the user has set.
 
     Source: docs.nvidia.com, NCCL environment variables; pytorch.org, distributed, "Debugging" and torch_environment.
     """
@@ -202,12 +215,12 @@ def parse_workers(text: str, gpus: Sequence[str], problems: Problems) -> tuple[i
     counts: list[int] = []
     for word in text.split(","):
         if word == "gpu" and not gpus:
-            why = "neither /proc/driver/nvidia nor /dev/nvidia* shows one"
+            why = "neither /proc/driver/nvidia nor /dev/nvidia* lists a GPU"
             if "CUDA_VISIBLE_DEVICES" in os.environ:
                 shown = os.environ["CUDA_VISIBLE_DEVICES"]
                 why = f"CUDA_VISIBLE_DEVICES is {f'`{shown}`' if shown else 'empty'}"
             fix = "--nproc-per-node 1"
-            what = "`gpu` asks for one worker on each GPU, but this machine shows no GPU"
+            what = "`gpu` asks for one worker on each GPU, but this machine has no visible GPU"
             problems.add(what, where, why, fix)
             return None
         if word in ("gpu", "auto", "cpu"):
@@ -229,31 +242,35 @@ def parse_workers(text: str, gpus: Sequence[str], problems: Problems) -> tuple[i
     return tuple(counts)
 
 
-def _workers(
-    options: RunRequest,
+def count_workers(
+    text: str | None,
     nodes: tuple[int, int] | None,
     gpus: Sequence[str],
     problems: Problems,
+    *,
+    simulated: bool,
 ) -> tuple[int, ...] | None:
-    num_nodes = nodes[1] if nodes else 1
-    if options.nproc_per_node is None:
-        return (max(1, len(gpus) // num_nodes),)
-    workers = parse_workers(options.nproc_per_node, gpus, problems)
+    """Return the workers of each node, one for each of its GPUs where nothing is said; `plan_run` has the arguments."""
+    least, num_nodes = nodes or (1, 1)
+    if text is None:
+        return (max(1, len(gpus) // (num_nodes if simulated else 1)),)
+    workers = parse_workers(text, gpus, problems)
     if workers is None or nodes is None:
         return workers
     if len(workers) > 1 and len(workers) != num_nodes:
         problems.add(
             f"there are {len(workers)} numbers of workers for {num_nodes}"
             f" node{'s' if num_nodes > 1 else ''}",
-            f"--nproc-per-node {options.nproc_per_node}",
+            f"--nproc-per-node {text}",
             fix=f"--nodes {len(workers)}, or one number for all",
         )
         return None
     total = sum(workers) if len(workers) > 1 else workers[0] * num_nodes
-    if num_nodes > 1 and gpus and total > len(gpus):
+    if simulated and num_nodes > 1 and gpus and total > len(gpus):
+        asked = str(num_nodes) if least == num_nodes else f"{least}:{num_nodes}"
         problems.add(
             f"{num_nodes} simulated nodes ask for {total} GPUs, this machine has {len(gpus)}",
-            f"--nodes {options.nodes} --nproc-per-node {options.nproc_per_node}",
+            f"--nodes {asked} --nproc-per-node {text}",
             "each worker of a simulated node gets a GPU of its own",
             "lower --nproc-per-node, or hide the GPUs: CUDA_VISIBLE_DEVICES= muster run ...",
         )
@@ -301,7 +318,7 @@ def check_script(target: str, cwd: str, problems: Problems) -> None:
     """Refuse a script that is missing, unreadable or a folder; suggest a near miss."""
     path = os.path.join(cwd, target)
     if target == "-":
-        why = "every worker, on every node, reads the script by itself"
+        why = "every worker on every node reads the script itself"
         problems.add(
             "a script can't come from standard input", "-", why, "write it to a file first"
         )
@@ -341,7 +358,7 @@ def _limits(options: RunRequest, problems: Problems) -> Limits | None:
 
 
 def parse_hang_timeout(text: str | None, problems: Problems) -> dict[str, float] | None:
-    """Return the limits of the hang watch from `60s`, `60s:30m` or `off`; None when that is no limit."""
+    """Return the limits of the hang watch from `60s`, `60s:30m` or `off`; None when the text is invalid."""
     if text is None:
         return {}
     if text == "off":
@@ -355,7 +372,9 @@ def parse_hang_timeout(text: str | None, problems: Problems) -> dict[str, float]
         problems.add(f"`{text}` is not a time above 0", where, fix=fix)
         return None
     if known[-1] < known[0]:
-        problems.add(f"the most, {words[-1]}, is less than {words[0]}", where, fix=fix)
+        problems.add(
+            f"the maximum, {words[-1]}, is less than the minimum, {words[0]}", where, fix=fix
+        )
         return None
     most_s = known[1] if len(known) > 1 else max(known[0], Limits().hang_most_s)
     return {"hang_s": known[0], "hang_blind_s": known[0], "hang_most_s": most_s}

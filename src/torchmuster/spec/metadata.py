@@ -1,4 +1,4 @@
-"""Metadata and labels as people give them: `key=value`, or a YAML or JSON file of keys and values."""
+"""Parses metadata and labels: `key=value`, or a YAML or JSON file of keys and values."""
 
 import json
 import os
@@ -15,7 +15,7 @@ def parse_metadata(words: Sequence[str], option: str = "--metadata") -> dict[str
     """Return the values of `key=value` words and of files; later ones win.
 
     Raises:
-        UsageError: A word is neither, or a file holds no keys and values.
+        UsageError: A word is neither, or a file has no keys and values.
     """
     values: dict[str, Any] = {}
     for word in words:
@@ -31,7 +31,7 @@ def parse_metadata(words: Sequence[str], option: str = "--metadata") -> dict[str
 
 
 def _scalar(text: str) -> Any:
-    """Numbers and true/false become such, all other text stays text."""
+    """Return a number or boolean for text that is one, else the text."""
     try:
         value = json.loads(text)
     except ValueError:
@@ -53,5 +53,5 @@ def _read(path: str, option: str) -> dict[str, Any]:
         why = " ".join(str(error).split())
         raise UsageError("the metadata can't be read", where=f"{option} {path}", why=why) from error
     if not isinstance(plain, dict):
-        raise UsageError("the file holds no keys and values", where=f"{option} {path}")
+        raise UsageError("the file has no keys and values", where=f"{option} {path}")
     return plain

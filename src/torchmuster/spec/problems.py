@@ -1,4 +1,4 @@
-"""All that is wrong with what a user wrote, said at once: of options, and of files by the path of a key."""
+"""Collects all problems of user input: of options, and of files by the path of a key."""
 
 import os
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ Value = TypeVar("Value")
 
 @dataclass(slots=True)
 class Problems:
-    """Collects errors, so that a user sees all of them in one go."""
+    """Collects errors, so that a user sees all of them at once."""
 
     found: list[UsageError] = field(default_factory=list)
 
@@ -25,10 +25,10 @@ class Problems:
         self.found.append(UsageError(what, where=where, why=why, fix=fix))
 
     def checked(self, value: Value | None) -> Value:
-        """Return the value where nothing is wrong.
+        """Return the value if there are no problems.
 
         Raises:
-            ManyErrors: Everything that is.
+            ManyErrors: With all problems.
         """
         if self.found or value is None:
             raise ManyErrors(self.found)
@@ -40,8 +40,8 @@ class FileProblem:
     """One error or warning.
 
     Attributes:
-        path: Keys and indices from the top of the file; `workflow` stands first.
-        at_key: It speaks of the key itself, not of its value.
+        path: Keys and indices from the top of the file; `workflow` is the first.
+        at_key: It is about the key itself, not its value.
     """
 
     path: KeyPath
@@ -51,7 +51,7 @@ class FileProblem:
     at_key: bool = False
 
     def as_error(self, where: str | None) -> UsageError:
-        """Return it with its place."""
+        """Return the error with its place."""
         return UsageError(self.what, where=where, why=self.why, fix=self.fix)
 
 
@@ -97,7 +97,7 @@ def show_path(path: KeyPath) -> str:
 
 
 def near_file(path: str, folder: str = ".", suffixes: Sequence[str] = ("",)) -> str | None:
-    """Return a hint that names the file which a path that leads nowhere may mean."""
+    """Return a hint with the file that was probably meant by a path that does not exist."""
     above, name = os.path.split(path)
     try:
         names = os.listdir(os.path.join(folder, above))

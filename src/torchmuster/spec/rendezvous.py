@@ -1,4 +1,4 @@
-"""Where a torchrun line's nodes meet, and how long they wait: endpoint, backend, id and `--rdzv-conf`.
+"""The rendezvous of a torchrun command line: endpoint, backend, id, time limits and `--rdzv-conf`.
 
 Source: torch/distributed/run.py, `run`, and elastic/rendezvous/utils.py (2.13).
 """
@@ -35,11 +35,11 @@ _CONF_WITHOUT_EFFECT = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meeting:
-    """Where the nodes of a line meet.
+    """The rendezvous of the nodes of a command line.
 
     Attributes:
         port: 0 lets the kernel choose.
-        alone: One node that nobody else has to find: a free port, a key that nobody else has.
+        alone: A single node that no other has to find: a free port, a key of its own.
         static: Places are given by --node-rank.
     """
 
@@ -51,7 +51,7 @@ class Meeting:
 
 
 def find_meeting(given: argparse.Namespace, max_nodes: int, problems: Problems) -> Meeting | None:
-    """Return where the nodes meet; None when `problems` says why that can't be told."""
+    """Return the rendezvous; None if it is invalid, with the reasons in `problems`."""
     fresh_id = str(uuid.uuid4())
     if given.standalone or _is_plain(given, max_nodes):
         return Meeting(host="localhost", port=0, alone=True, static=False, rdzv_id=fresh_id)
@@ -66,7 +66,7 @@ def find_meeting(given: argparse.Namespace, max_nodes: int, problems: Problems) 
 
 
 def _is_plain(given: argparse.Namespace, max_nodes: int) -> bool:
-    """Say whether nothing on the line tells where to meet, and nobody has to be met."""
+    """Return whether the command line has no rendezvous and needs none."""
     unnamed = not given.rdzv_endpoint.strip() and given.master_port is None
     return given.rdzv_backend == "static" and unnamed and max_nodes == 1
 
@@ -104,7 +104,7 @@ def _is_host(text: str) -> bool:
 
 
 def parse_conf(text: str, problems: Problems) -> dict[str, str]:
-    """Return the keys and values of `--rdzv-conf`; a pair of quotes around all of it is taken off."""
+    """Return the keys and values of `--rdzv-conf`, without a pair of quotes around all of it."""
     text = text.strip()
     if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
         text = text[1:-1]
@@ -122,7 +122,7 @@ def parse_conf(text: str, problems: Problems) -> dict[str, str]:
 def parse_waits(
     conf: Mapping[str, str], static: bool, problems: Problems
 ) -> tuple[float, float] | None:
-    """Return how many seconds a node waits for the others, and for more than the least number of them.
+    """Return for how many seconds a node waits for the minimum number of nodes, and then for more.
 
     `timeout` is a key of the static rendezvous only, as in torchrun.
     """

@@ -35,13 +35,13 @@ _SIZES = "e.g. 64Gi, 500Mi"
 
 
 def wrong(what: str, fix: str | None = None) -> PydanticCustomError:
-    """Return an error whose sentence is ours; `fix` becomes the hint."""
+    """Return an error with our message; `fix` becomes the hint."""
     # pydantic formats the template with its context: braces of a token must survive it.
     return PydanticCustomError("muster", "{what}", {"what": what, "fix": fix})
 
 
 def shown(text: str) -> str:
-    """Return a text in backticks, cut to a length that fits a line."""
+    """Return a text in backticks, shortened to fit a line."""
     if not text.strip():
         return "an empty text"
     line = " ".join(text.split("\n"))
@@ -49,7 +49,7 @@ def shown(text: str) -> str:
 
 
 def kind_of(value: Any) -> str:
-    """Return what a person calls a YAML value."""
+    """Return the usual name of a YAML value's type."""
     if value is None:
         return "nothing"
     if isinstance(value, bool):
@@ -66,7 +66,7 @@ def kind_of(value: Any) -> str:
 
 
 def in_quotes(value: Any) -> str | None:
-    """Return how a value that YAML takes for something else is written as text."""
+    """Return how to write a value as text that YAML reads as something else."""
     if value is None:
         return 'an empty text is written ""'
     if isinstance(value, bool):
@@ -82,7 +82,7 @@ def _number(value: float) -> str:
 
 
 def _text(value: Any) -> Any:
-    """Numbers become text, as in the reference; truth values and the rest do not."""
+    """Accept text, and numbers as text, as in the reference; no booleans or other types."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         if isinstance(value, int) and abs(value) > 10**30:
             raise wrong(f"expected a text, found {kind_of(value)}", "put it in quotes")
@@ -90,7 +90,7 @@ def _text(value: Any) -> Any:
     if not isinstance(value, str):
         raise wrong(f"expected a text, found {kind_of(value)}", in_quotes(value))
     if "\0" in value:
-        raise wrong("the text has a null byte")
+        raise wrong("the text contains a null byte")
     return value
 
 
@@ -99,7 +99,7 @@ def _name(value: Any) -> Any:
     if not word:
         raise wrong("the name is empty")
     if token := _TOKEN.search(word):
-        raise wrong(f"a name can't hold the token `{token[0]}`: tokens get a value inside tasks")
+        raise wrong(f"a name can't contain the token `{token[0]}`: tokens get a value inside tasks")
     if not NAME.fullmatch(word):
         near = re.sub(r"[^a-zA-Z0-9_-]+", "-", word).strip("-_0123456789")
         raise wrong(
@@ -122,7 +122,7 @@ def _variable(value: Any) -> Any:
 
 
 def _environment_value(value: Any) -> Any:
-    """Scalars become text in Python's own way, as in the reference: `true` is "True"."""
+    """Accept scalars as text in Python's notation, as in the reference: `true` is "True"."""
     return str(value) if isinstance(value, bool) else _text(value)
 
 
@@ -135,7 +135,7 @@ def _whole_number(value: Any) -> Any:
     if number < 0:
         raise wrong(f"{_number(number)} is negative")
     if number > _MAX_NUMBER:
-        raise wrong(f"{_number(number)} is too large; at most {_MAX_NUMBER} are allowed")
+        raise wrong(f"{_number(number)} is too large; at most {_MAX_NUMBER} is allowed")
     return number
 
 
@@ -215,7 +215,7 @@ def _as_list(line: str) -> str:
 
 
 def truth_of(value: Any) -> bool | None:
-    """Return what a value of a flag means; None for none."""
+    """Return the boolean that a value means; None if it means none."""
     if isinstance(value, bool):
         return value
     words = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}
@@ -230,39 +230,39 @@ def _flag(value: Any) -> Any:
 
 
 def _file_path(value: Any) -> Any:
-    """A path of a file in its task: nothing that climbs, nothing that is the kernel's."""
+    """Check the path of a file in its task: no `..`, no folder of the kernel."""
     word = _text(value)
     if not word:
         raise wrong("the path is empty")
     if len(word) > 4096:
         raise wrong(f"the path has {len(word)} characters; at most 4096 are allowed")
     if ".." in word.split("/"):
-        raise wrong(f"{shown(word)} climbs with `..`", "write the path that you mean")
+        raise wrong(f"{shown(word)} contains `..`", "write the path without `..`")
     if word.endswith("/"):
         raise wrong(f"{shown(word)} is a folder, not a file")
     folded = re.sub(r"/(\.?/)+", "/", word)
     if re.match(r"/(proc|sys|dev)(/|$)", folded):
-        raise wrong(f"{shown(word)} is the kernel's")
+        raise wrong(f"{shown(word)} belongs to the kernel")
     if re.match(r"/osmo(/|$)", folded):
         raise wrong(f"{shown(word)} is reserved in this format", "another folder, e.g. /tmp")
     return word
 
 
 def _folder_path(value: Any) -> Any:
-    """Where a checkpoint lies: in the task's folder, or absolute."""
+    """Check the path of a checkpoint: in the task's folder, or absolute."""
     word = _text(value)
     if not word.strip():
         raise wrong("the path is empty")
     if ".." in word.split("/"):
-        raise wrong(f"{shown(word)} climbs with `..`", "write the path that you mean")
+        raise wrong(f"{shown(word)} contains `..`", "write the path without `..`")
     return word
 
 
 def _path_in_output(value: Any) -> Any:
-    """A path below `{{output}}`."""
+    """Check a path below `{{output}}`."""
     word = _text(value)
     if word.startswith("/") or ".." in word.split("/"):
-        kind = "is absolute" if word.startswith("/") else "climbs with `..`"
+        kind = "is absolute" if word.startswith("/") else "contains `..`"
         raise wrong(f"{shown(word)} {kind}; the path starts at `{{{{output}}}}`")
     return word
 
@@ -282,11 +282,11 @@ def _url(value: Any) -> Any:
     if match[1].lower() not in _SCHEMES:
         near = did_you_mean(match[1], _SCHEMES)
         fix = near.replace("`?", "://`?") if near else _SHOWN_SCHEMES
-        raise wrong(f"`{match[1]}://` is not a place for data", fix)
+        raise wrong(f"`{match[1]}://` is not supported for data", fix)
     if not match[2].strip("/") and match[1] != "memory":
-        raise wrong(f"{shown(word)} names no place", f"{match[1]}://BUCKET/FOLDER")
+        raise wrong(f"{shown(word)} has no bucket or path", f"{match[1]}://BUCKET/FOLDER")
     if ".." in word.split("/"):
-        raise wrong(f"{shown(word)} climbs with `..`", "write the URL that you mean")
+        raise wrong(f"{shown(word)} contains `..`", "write the URL without `..`")
     return word
 
 
@@ -323,7 +323,7 @@ def split_ranges(word: str) -> list[tuple[str, int, int]]:
 
 
 def _as_option(value: Any, parse: Callable[[str, Problems], Any], option: str) -> Any:
-    """Check a value as the option of `muster run` with the same meaning is checked."""
+    """Check a value in the same way as the corresponding option of `muster run`."""
     word, problems = _text(value).strip(), Problems()
     parse(word, problems)
     for problem in problems.found:

@@ -1,7 +1,7 @@
-"""YAML into plain values, with the place in the file of every key and value.
+"""Parses YAML into plain values, with the position in the file of every key and value.
 
-PyYAML's nodes know their places. Its constructor is not used for maps and lists: no tag constructs anything, the depth
-and the number of nodes are bounded, and a key that stands twice with two values is an error.
+PyYAML's nodes have positions. Its constructor is not used for maps and lists: no tag constructs anything, the depth
+and the number of nodes are limited, and a key that occurs twice with two values is an error.
 """
 
 import re
@@ -50,11 +50,11 @@ class Document:
 
     Attributes:
         value: Maps, lists and scalars; None for an empty text.
-        keys: (line, column) of each key, from 1, in the text that was parsed.
+        keys: (line, column) of each key, from 1, in the parsed text.
         values: The same for each value; list items have an entry here only.
         name: The file's name in messages.
-        locate: Turns a place in the text into one of the user's file.
-        twice: A warning for each key that stands twice and says the same.
+        locate: Turns a position in the text into one of the user's file.
+        twice: A warning for each key that occurs twice with the same value.
     """
 
     value: Any
@@ -86,7 +86,7 @@ def show_place(name: str, position: Position) -> str:
 
 
 def parse_yaml(text: str, name: str, locate: Locate | None = None) -> Document:
-    """Return the values of one YAML document and where they stand.
+    """Return the values of one YAML document and their positions.
 
     Args:
         text: YAML, at most 4 MiB.
@@ -94,8 +94,8 @@ def parse_yaml(text: str, name: str, locate: Locate | None = None) -> Document:
         locate: Turns (line, column) of `text` into the place in the user's file.
 
     Raises:
-        UsageError: It is too large, too deep, no YAML, or has a key twice with two values, a tag of its own, or
-            more than one document.
+        UsageError: It is too large, too deep or no YAML, or has a key with two values, a custom tag or more
+            than one document.
     """
     locate = locate or (lambda line, column: (line, column))
     if len(text) > MAX_BYTES or len(text.encode("utf-8", "replace")) > MAX_BYTES:
@@ -119,7 +119,7 @@ def parse_yaml(text: str, name: str, locate: Locate | None = None) -> Document:
 
 
 class _BoundError(yaml.MarkedYAMLError):
-    """A bound of ours, or an alias of nothing: a sentence in our own words, with its place."""
+    """A limit is exceeded, or an alias has no anchor: our message, with its position."""
 
     def __init__(self, place: Any, what: str, why: str | None = None, fix: str | None = None):
         super().__init__(problem=what, problem_mark=place)
@@ -127,7 +127,7 @@ class _BoundError(yaml.MarkedYAMLError):
 
 
 class _Loader(*_BASES):  # type: ignore[misc]
-    """Composes nodes, at most so many and so deep."""
+    """Composes nodes, with limits to their number and depth."""
 
     def __init__(self, text: str) -> None:
         _BASES[-1].__init__(self, text)
@@ -135,7 +135,7 @@ class _Loader(*_BASES):  # type: ignore[misc]
         self._depth = self._count = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        """Return the next node; an alias is the node that it names."""
+        """Return the next node; for an alias the node that it refers to."""
         event = self.peek_event()
         self._count += 1
         _check_size(event.start_mark, self._depth, self._count)
@@ -166,7 +166,7 @@ def _check_size(place: Any, depth: int, count: int) -> None:
 
 
 class _Builder:
-    """Turns nodes into plain values and notes where they stand; aliases are written out."""
+    """Turns nodes into plain values and notes their positions; aliases are expanded."""
 
     def __init__(self, name: str, locate: Locate, loader: Any) -> None:
         self._name, self._locate, self._loader = name, locate, loader
@@ -208,7 +208,7 @@ class _Builder:
         try:
             return self._loader.yaml_constructors[node.tag](self._loader, node)
         except (ValueError, KeyError, OverflowError, IndexError, AttributeError) as error:
-            what = f"`{node.value[:80]}` is no {node.tag.removeprefix(_PREFIX)}"
+            what = f"`{node.value[:80]}` is not a valid {node.tag.removeprefix(_PREFIX)}"
             raise self._fail(node, what, str(error)[:200], _QUOTE) from error
 
     def _map(self, node: Any, path: KeyPath, depth: int) -> dict[Any, Any]:
@@ -227,23 +227,23 @@ class _Builder:
         return found
 
     def _take_again(self, key: Any, value: Any, here: KeyPath, first: Any, depth: int) -> None:
-        """Note a key that stands twice and says the same; files of OSMO have such.
+        """Note a key that occurs twice and says the same; files of OSMO have such.
 
         Raises:
             UsageError: It says something else the second time.
         """
         why = f"the other one is in line {self._locate(self.keys[here][0], 1)[0]}"
-        what = f"the key `{here[-1]}` stands twice"
+        what = f"the key `{here[-1]}` occurs twice"
         kept, self.keys, self.values = (self.keys, self.values), {}, {}
         again = self._build(value, here, depth + 1)
         self.keys, self.values = kept
         if repr(again) != repr(first):  # as written: True and 1 are equal, and not the same
             raise self._fail(key, what, why)
-        why += " and says the same: one of them is enough"
+        why += " with the same value: remove one of them"
         self.twice.append(self._fail(key, what, why))
 
     def _merge(self, node: Any, found: dict[Any, Any], path: KeyPath, depth: int) -> None:
-        """Add the keys of `<<: *other` that are not there; of several maps the first wins."""
+        """Add the missing keys of `<<: *other`; of several maps the first wins."""
         self._count += 1
         _check_size(node.start_mark, depth, self._count)
         if isinstance(node, yaml.SequenceNode):
@@ -251,7 +251,7 @@ class _Builder:
                 self._merge(item, found, path, depth + 1)
             return
         if not isinstance(node, yaml.MappingNode):
-            raise self._fail(node, "`<<` merges maps, and this is none")
+            raise self._fail(node, "`<<` merges maps, and this is not a map")
         for key, value in node.value:
             if key.tag == _MERGE:
                 self._merge(value, found, path, depth + 1)
@@ -267,14 +267,14 @@ class _Builder:
         self._check_tag(node)
         value = self._scalar(node)
         if value is None or isinstance(value, bool):
-            why = "YAML takes `yes`, `no`, `on`, `off` and `null` for values, not for text"
+            why = "YAML reads `yes`, `no`, `on`, `off` and `null` as values, not as text"
             what = f"a key is read as {_READ_AS[value]} here"
             raise self._fail(node, what, why, _QUOTE_KEY)
         return value
 
 
 def _explain(error: yaml.YAMLError, text: str, name: str, locate: Locate) -> UsageError:
-    """Return PyYAML's complaint in our words, with the place in the user's file."""
+    """Return PyYAML's error as our message, with the position in the user's file."""
     place, problem = (1, 1), str(error)
     context: str | None = None
     if isinstance(error, yaml.MarkedYAMLError):
@@ -317,27 +317,30 @@ def _find_character(text: str, character: Any) -> tuple[int, int] | None:
 
 
 def _plain_words(problem: str, line: str, above: str, column: int) -> tuple[str, str | None]:
-    """Return what is wrong in plain words, and the commonest remedy."""
+    """Return the problem in plain words, and the most common fix."""
     rest = line[column - 1 :].lstrip()
     if "\t" in line[: len(line) - len(line.lstrip())] or rest.startswith("\t") or "\\t" in problem:
-        return "a tab stands where YAML wants spaces", "indent with spaces"
+        return "a tab is used where YAML requires spaces", "indent with spaces"
     if "end of stream" in problem:
-        return "a quotation mark has no second", None
+        return "a quotation mark is not closed", None
     if re.search(r"[:\-\[,]\s*\{\{", line) or re.search(r"[:\-\[,]\s*\{\{", above):
         return "`{{` without quotes begins a YAML map", 'write "{{...}}" in quotes'
     start = re.search(r"(?:^|[:\-\[,]\s+)([@%&*`!])", line)
     if start:
         return f"a value can't begin with `{start[1]}` unless it is in quotes", _QUOTE
     if re.match(r"\s*(-\s+)?[\w-]+:[^\s/:]", above) and "mapping values" not in problem:
-        return "a space is missing behind `:`", f"in `{above.strip()[:60]}`: write `key: value`"
+        return "a space is missing after `:`", f"in `{above.strip()[:60]}`: write `key: value`"
     for text in (line, above):
         if re.match(r"\s*(-\s+)?[\w-]+:[^\s/:]", text):
-            return "a space is missing behind `:`", f"in `{text.strip()[:60]}`: write `key: value`"
+            return "a space is missing after `:`", f"in `{text.strip()[:60]}`: write `key: value`"
     if "mapping values are not allowed" in problem:
         fix = f"{_QUOTE} when it holds `: `; otherwise look at the indentation"
-        return "a `key:` stands where none can be", fix
+        return "a `key:` is not allowed here", fix
     if "expected ':'" in problem:
         return "a line has no `key:`", "write `key: value`, or indent the text below its `|`"
     if "expected" in problem:
-        return "the indentation or a bracket does not fit", "compare with the lines above"
+        return (
+            "the indentation is wrong, or a bracket does not match",
+            "compare with the lines above",
+        )
     return "this is not YAML", None

@@ -1,4 +1,4 @@
-"""`--stage SRC[:DST]` and `--before CMD`: what every node does before its workers start."""
+"""`--stage SRC[:DST]` and `--before CMD`: the set-up of every node before its workers start."""
 
 import os
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ OWN_NAME = ".muster"
 
 
 def parse_stages(texts: Sequence[str], cwd: str, problems: Problems) -> tuple[Stage, ...]:
-    """Return what is brought into the scratch folder of every node.
+    """Return the data to stage into the scratch folder of every node.
 
-    Without DST an archive is unpacked into the scratch folder itself, as `tar xf` there would; a file or a folder
-    keeps its name. SRC is relative to `cwd`; it need not be there on this machine.
+    Without DST an archive is unpacked into the scratch folder itself, like `tar xf` there; a file or a folder
+    keeps its name. SRC is relative to `cwd`; it need not exist on this machine.
     """
     stages: list[Stage] = []
     for text in texts:
@@ -35,7 +35,7 @@ def parse_commands(texts: Sequence[str], problems: Problems) -> tuple[str, ...]:
         if not text.strip():
             problems.add("--before has no command", "--before ''", fix="--before 'nvidia-smi'")
         if "\0" in text:
-            problems.add("a command can't hold a NUL", "--before")
+            problems.add("a command can't contain a NUL", "--before")
     return tuple(texts)
 
 
@@ -49,7 +49,7 @@ def _parse(text: str, cwd: str, problems: Problems) -> Stage | None:
         problems.add("--stage has no source", where, fix="--stage data.tar or --stage data:train")
         return None
     if colon and not target:
-        problems.add("--stage has no target behind `:`", where, fix=f"--stage {source}")
+        problems.add("--stage has no target after `:`", where, fix=f"--stage {source}")
         return None
     path = os.path.normpath(os.path.join(cwd, source))
     archive = path.endswith(ARCHIVE_SUFFIXES) and not os.path.isdir(path)
@@ -71,9 +71,9 @@ def _wrong_target(target: str, archive: bool) -> str | None:
     if target.startswith(("/", "~")):
         return f"the target `{target}` is absolute"
     if ".." in parts:
-        return f"the target `{target}` leads out of the scratch folder"
+        return f"the target `{target}` is outside the scratch folder"
     if parts[0] == OWN_NAME:
-        return f"`{OWN_NAME}` is muster's own name in the scratch folder"
+        return f"`{OWN_NAME}` is reserved by muster in the scratch folder"
     if not archive and os.path.normpath(target) == ".":
         return "a file or folder can't take the place of the scratch folder itself"
     return None
@@ -85,7 +85,7 @@ def _mend(source: str, target: str) -> str:
 
 
 def _is_odd_archive(path: str, where: str, problems: Problems) -> bool:
-    """Refuse an archive that would only be copied: its name is almost one that is unpacked."""
+    """Refuse an archive that would only be copied because its name is not quite that of a supported one."""
     name = os.path.basename(path)
     if not name.endswith(_OTHER_ARCHIVES) or name.endswith(ARCHIVE_SUFFIXES):
         return False
@@ -93,7 +93,7 @@ def _is_odd_archive(path: str, where: str, problems: Problems) -> bool:
     if odd:
         near = nearest(os.path.splitext(name)[1], ARCHIVE_SUFFIXES)
         hint = f"; {near} is one" if near else ""
-        why = f"unpacked are {', '.join(ARCHIVE_SUFFIXES)}{hint}"
+        why = f"these are unpacked: {', '.join(ARCHIVE_SUFFIXES)}{hint}"
         fix = f"{where}:{name} copies it as it is"
         problems.add(f"`{name}` is not an archive that can be unpacked", where, why, fix)
     return odd

@@ -1,4 +1,4 @@
-"""torchrun's own command line, option by option: taken with its meaning, or refused in a sentence.
+"""torchrun's own command line, option by option: supported with its meaning, or refused with a message.
 
 `docs/torchrun.md` has the table; a test compares both with `torchrun --help` of torch 2.13.
 
@@ -36,7 +36,7 @@ _ALL_STREAMS = frozenset({1, 2})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchrunLine:
-    """What a torchrun command line asks for.
+    """The request in a torchrun command line.
 
     Attributes:
         is_host: `is_host` of --rdzv-conf; None when the address decides.
@@ -89,8 +89,8 @@ REFUSED = {
     "event_log_handler": "muster writes its events into events.jsonl of the run directory",
     "logs_specs": "muster's logs are one file for each rank and attempt",
     "numa_binding": "muster does not bind workers to CPUs; numactl can, in front of the interpreter",
-    "duplicate_stdout_filters": "muster's logs hold every line; `muster logs RUN --rank 0 | grep ...`",
-    "duplicate_stderr_filters": "muster's logs hold every line; `muster logs RUN --rank 0 | grep ...`",
+    "duplicate_stdout_filters": "muster's logs contain every line; `muster logs RUN --rank 0 | grep ...`",
+    "duplicate_stderr_filters": "muster's logs contain every line; `muster logs RUN --rank 0 | grep ...`",
 }
 
 
@@ -103,8 +103,8 @@ _FORMS = {
     "max_restarts": (r"\d+", "is not a valid number of restarts", "3"),
     "local_ranks_filter": (r"| *\d+ *(, *\d+ *)*", "is not a valid list of local ranks", "0,1"),
     "restart_policy": ("count|evidence", "is not a restart policy", "count, or evidence"),
-    "redirects": (r"[0-3]|\d+:[0-3](,\d+:[0-3])*", "names no streams", "3, or 0:1,1:2"),
-    "tee": (r"[0-3]|\d+:[0-3](,\d+:[0-3])*", "names no streams", "3, or 0:1,1:2"),
+    "redirects": (r"[0-3]|\d+:[0-3](,\d+:[0-3])*", "does not name streams", "3, or 0:1,1:2"),
+    "tee": (r"[0-3]|\d+:[0-3](,\d+:[0-3])*", "does not name streams", "3, or 0:1,1:2"),
 }
 # What is passed on as it is written.
 _AS_WRITTEN = (
@@ -208,7 +208,7 @@ def make_parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
 
 
 def _refuse_glued(arguments: Sequence[str], parser: argparse.ArgumentParser) -> None:
-    """Name a blank that is missing between two options: else the word is some odd value, or the script is missing."""
+    """Report a missing blank between two options: otherwise the word is an odd value, or the script is missing."""
     for word in arguments:
         glued = re.match(r"--?[\w-]+[= ].*?(--[a-z][a-z_-]*)(?:=|$)", word)
         if glued is not None and glued.group(1) in parser._option_string_actions:
@@ -226,10 +226,10 @@ def parse_torchrun(
     gpus: Sequence[str],
     problems: Problems,
 ) -> TorchrunLine | None:
-    """Return what the line asks for; None when `problems` says what is wrong with it.
+    """Return the request of the line; None if it is invalid, with the reasons in `problems`.
 
     Raises:
-        UsageError: It is not torchrun's line at all.
+        UsageError: It is not a command line of torchrun.
     """
     parser = make_parser(environment)
     _refuse_glued(arguments, parser)
@@ -292,13 +292,13 @@ def _refuse(given: argparse.Namespace, problems: Problems) -> None:
 
 def _parse_nproc(text: str, gpus: Sequence[str], problems: Problems) -> int | None:
     if text == "xpu":
-        why = "counting them needs torch, which the agent does without"
+        why = "counting them needs torch, which the agent does not import"
         problems.add("`xpu` is not supported", "--nproc-per-node xpu", why, "--nproc-per-node 4")
         return None
     if not text.isdecimal() and text not in _COUNTED:
         fix = f"--nproc-per-node {nearest(text, _COUNTED) or 4}"
         if "," in text:
-            fix = "give each node's own number in its own command"
+            fix = "on each node, give that node's own number"
         problems.add(
             f"`{text}` is not a valid number of workers", f"--nproc-per-node {text}", fix=fix
         )

@@ -1,4 +1,4 @@
-"""Durations and sizes as people write them: `30`, `10m`, `1.5h`, `1h30m`, `1:30:00`, `1-12`, `PT1H30M`, `64Gi`."""
+"""Parses durations and sizes: `30`, `10m`, `1.5h`, `1h30m`, `1:30:00`, `1-12`, `PT1H30M`, `64Gi`."""
 
 import re
 
@@ -31,13 +31,13 @@ _BYTES = {"T": 1 << 40, "G": 1 << 30, "M": 1 << 20, "K": 1 << 10, "B": 1, "": 1}
 
 
 def parse_seconds(text: str) -> float | None:
-    """Return a duration in seconds, or None when the text is none."""
+    """Return a duration in seconds, or None when the text is not a duration."""
     match = _PATTERN.fullmatch(text.strip())
     return float(match.group(1)) * _SECONDS[match.group(2)] if match else None
 
 
 def parse_timeout(text: str) -> float | None:
-    """Return a duration in seconds from any form that the workflow format or a scheduler knows, and `1h30m`.
+    """Return a duration in seconds from any form of the workflow format or of a scheduler, and `1h30m`.
 
     A bare number is seconds, `10:00` ten minutes.
     """
@@ -57,7 +57,7 @@ def parse_timeout(text: str) -> float | None:
 
 
 def near_duration(text: str) -> str | None:
-    """Return what somebody who wrote `2 hours`, `1h30` or `1:5:0` may have meant; None when nothing is near."""
+    """Return the valid form that was probably meant by `2 hours`, `1h30` or `1:5:0`; None without one."""
     word = "".join(text.lower().split())
     for spelled, unit in _UNIT_WORDS:
         word = re.sub(rf"(?<=\d){spelled}(?![a-z])", unit, word)
@@ -67,12 +67,12 @@ def near_duration(text: str) -> str | None:
 
 
 def duration_fix(option: str, text: str, examples: str) -> str:
-    """Return the hint for what is not a valid duration."""
+    """Return the hint for an invalid duration."""
     near = near_duration(text)
     return f"did you mean `{option} {near}`?" if near else f"{option} {examples}"
 
 
 def parse_size(text: str) -> int | None:
-    """Return a size in bytes from `64Gi`, `500M`, `1024`; None when the text is none."""
+    """Return a size in bytes from `64Gi`, `500M`, `1024`; None when the text is not a size."""
     match = _SIZE.fullmatch(text.strip())
     return int(match.group(1)) * _BYTES[match.group(2)[:1]] if match else None

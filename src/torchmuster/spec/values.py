@@ -1,7 +1,7 @@
 """Values for a workflow file: `--set`, `--set-string`, `--set-env` and the section `default-values:`.
 
 Numbers are read as the format reads them (`07` is 7, `1e3` is 1000.0); `true`, `false`, lists and
-maps are what they look like. Nothing is evaluated.
+maps are recognised. Nothing is evaluated.
 """
 
 import json
@@ -44,7 +44,7 @@ class Default:
     """One name of `default-values:`.
 
     Attributes:
-        help: The comment behind the value, or on the lines above it; empty without one.
+        help: The comment after the value, or on the lines above it; empty without one.
         line: Its line in the file, from 1.
     """
 
@@ -55,13 +55,13 @@ class Default:
 
 
 def parse_sets(words: Sequence[str], problems: Problems) -> dict[str, Any]:
-    """Return the values of `--set NAME=VALUE ...`; of one name given twice the last counts."""
+    """Return the values of `--set NAME=VALUE ...`; if a name is given twice, the last one counts."""
     found: dict[str, Any] = {}
     for name, text in _pairs(words, "--set", problems):
         try:
             found[name] = _value(text)
         except (ValueError, RecursionError) as error:
-            what = f"`{text[:80]}` begins like a JSON list or map but is none"
+            what = f"`{text[:80]}` begins like a JSON list or map but is not valid JSON"
             fix = f"--set-string {name}=... keeps it as text"
             problems.add(what, f"--set {name}=...", _short(error), fix)
     return found
@@ -83,10 +83,10 @@ def parse_set_env(
         if not equals:
             problems.add(f"`{name}` has no value", where, fix=f"{where}=VALUE")
         elif not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            why = "it takes letters, digits and `_`, and begins with no digit"
+            why = "names consist of letters, digits and `_` and don't begin with a digit"
             problems.add(f"`{name}` is not a valid name of an environment variable", where, why)
         elif "\0" in value:
-            problems.add(f"the value of `{name}` holds a NUL byte", where)
+            problems.add(f"the value of `{name}` contains a NUL byte", where)
         else:
             found[name] = value
     return found
@@ -99,7 +99,7 @@ def default_values(text: str, name: str, first_line: int, problems: Problems) ->
         text: The section, its key line included.
         name: The file's name for messages.
         first_line: The line of the file where the section begins, from 1.
-        problems: Takes what is wrong.
+        problems: Problems are added here.
     """
     try:
         document = parse_yaml(text, name, lambda line, column: (line + first_line - 1, column))
@@ -125,7 +125,7 @@ def default_values(text: str, name: str, first_line: int, problems: Problems) ->
         path = ("default-values", key)
         line = document.keys[path][0]
         if not isinstance(key, str):
-            problems.add(f"`{key}` is no name", document.where(path, at_key=True))
+            problems.add(f"`{key}` is not a name", document.where(path, at_key=True))
             continue
         comment = _comment(lines, line - 1)
         found.append(Default(name=key, value=value, help=comment, line=line + first_line - 1))
@@ -135,9 +135,9 @@ def default_values(text: str, name: str, first_line: int, problems: Problems) ->
 def check_name(name: str) -> str | None:
     """Return why a name can't be used in a template, None when it can."""
     if name in RESERVED:
-        return "the word has a meaning of its own in Jinja"
+        return "the word is reserved in Jinja"
     if not (name.isidentifier() and name.isascii()):
-        return "a name takes letters, digits and `_`, and begins with no digit"
+        return "names consist of letters, digits and `_` and don't begin with a digit"
     return None
 
 
@@ -185,11 +185,11 @@ def _value(text: str) -> Any:
 
 
 def _short(error: BaseException) -> str:
-    return "nested too deep" if isinstance(error, RecursionError) else str(error)[:200]
+    return "nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
 
 
 def _comment(lines: Sequence[str], index: int) -> str:
-    """Return the comment behind the value that begins in a line, or the lines above it."""
+    """Return the comment after the value that begins in a line, or on the lines above it."""
     behind = _behind(lines[index])
     if behind:
         return behind

@@ -1,6 +1,6 @@
-"""A barrier that names the ranks that did not come.
+"""A barrier that names the missing ranks.
 
-It runs over the store, not over a collective: a rank that is late is found by its missing key.
+It uses the store, not a collective: a late rank is identified by its missing key.
 """
 
 from datetime import timedelta
@@ -11,7 +11,7 @@ from torchmuster.train.group import WorldError, first_line
 
 
 class StoreBarrier:
-    """Barriers by name; each may be used any number of times."""
+    """Barriers by name; each can be used any number of times."""
 
     def __init__(self, store: Any, *, rank: int, world_size: int) -> None:
         self._store = store
@@ -20,7 +20,7 @@ class StoreBarrier:
         self._rounds: dict[str, int] = {}
 
     def wait(self, name: str, *, timeout_s: float) -> None:
-        """Return when all ranks have called `wait` with this name as often as we have.
+        """Return when all ranks have called `wait` with this name as often as this rank.
 
         Raises:
             WorldError: Some did not within `timeout_s`; the message names them.
@@ -43,7 +43,7 @@ class StoreBarrier:
                 f" within {timeout_s:g} s",
                 where=who,
                 why=f"rank {self._rank} waited for {who}",
-                fix="see what they do: muster logs RUN --rank N, or py-spy dump --pid PID",
+                fix="check what they do: muster logs RUN --rank N, or py-spy dump --pid PID",
             ) from error
 
     def _missing(self, prefix: str, error: RuntimeError) -> list[int]:
@@ -52,7 +52,7 @@ class StoreBarrier:
             return [rank for rank in ranks if not self._store.check([f"{prefix}/{rank}"])]
         except RuntimeError:
             raise WorldError(
-                "the store of the process group has gone",
+                "the store of the process group is gone",
                 where=f"rank {self._rank}, in a barrier",
                 why=first_line(error),
             ) from error

@@ -1,7 +1,7 @@
-"""Where a run stands: steps, epochs, and the boundaries between two steps.
+"""Position of a run: steps, epochs, and the boundaries between two steps.
 
-A boundary is where all of the user's code for a step has run. They are numbered along the run, one number each: the
-end of an epoch is one more than that of its last step.
+At a boundary all of the user's code for a step has run. Boundaries are numbered along the run: the end of a step and
+the end of an epoch are one each.
 """
 
 import math
@@ -10,7 +10,7 @@ from typing import Any
 
 from torchmuster.errors import UsageError
 from torchmuster.train.batches.loader import Loader
-from torchmuster.train.beats import Pace
+from torchmuster.train.heartbeat import StepState
 from torchmuster.train.objects import Objects
 
 
@@ -21,7 +21,7 @@ class Clock:
     Attributes:
         data: The loader whose position counts, if there is one.
         steps_done: Optimizer steps over all attempts.
-        is_due: A snapshot is to be made at the next boundary.
+        is_due: Whether a snapshot is due at the next boundary.
         boundary_step: `steps_done` at the last boundary.
         boundary_position: Epoch and position in the data there.
         optimizer_steps: Since the last boundary.
@@ -29,7 +29,7 @@ class Clock:
 
     data: Loader | None
     objects: Objects
-    pace: Pace
+    step_state: StepState
     steps_done: int = 0
     epoch: int = 0
     is_due: bool = False
@@ -46,7 +46,7 @@ class Clock:
 
     @property
     def boundary(self) -> int:
-        """The number of the boundary that comes next, or that the run stands at."""
+        """The number of the next boundary, or of the current one at a boundary."""
         return self.steps_done + self.epoch
 
     @property
@@ -57,8 +57,8 @@ class Clock:
 
     @property
     def is_at_boundary(self) -> bool:
-        """Whether no batch is in hand and nothing was counted since the last boundary."""
-        is_between = self.pace.count is None and self.steps_done == self.boundary_step
+        """Whether there is no current batch and nothing was counted since the last boundary."""
+        is_between = self.step_state.count is None and self.steps_done == self.boundary_step
         return is_between and self.position == self.boundary_position
 
     @property
@@ -68,13 +68,13 @@ class Clock:
         return data is not None and data.position > 0 and data.position == data.epoch_samples()
 
     def begin_boundaries(self) -> None:
-        """Stand at a boundary: where a snapshot stands, or at the start."""
+        """Move to a boundary: that of a snapshot, or the start."""
         self.boundary_step = self.steps_done
         if self.data is not None:
             self.boundary_position = self.position
 
     def steps_to_come(self, num_epochs: int) -> int | None:
-        """Return how many steps the whole run has; None when that isn't known."""
+        """Return the number of steps of the whole run; None when that isn't known."""
         samples = self.data.epoch_samples() if self.data is not None else None
         if self.data is None or samples is None:
             return None
@@ -83,14 +83,14 @@ class Clock:
         return self.steps_done + rest + whole
 
     def has_uncounted_step(self) -> bool:
-        """Say whether a batch was taken for which the script has not called `run.step()`."""
+        """Return whether the script has not called `run.step()` for the last batch."""
         return self.position != self.boundary_position and self.steps_done == self.boundary_step
 
     def pass_boundary(self) -> bool:
-        """Stand at the next boundary; return whether a step has ended here.
+        """Move to the next boundary; return whether a step has ended here.
 
         Raises:
-            UsageError: No optimizer has stepped.
+            UsageError: No optimizer has stepped since the last boundary.
         """
         counted = self.steps_done - self.boundary_step
         if counted and self._has_optimizer and not self.optimizer_steps:
@@ -111,7 +111,7 @@ class Clock:
 
     def _note_optimizer_step(self, *_: Any) -> None:
         self.optimizer_steps += 1
-        if not self.pace.ends_step:
+        if not self.step_state.ends_step:
             raise UsageError(
                 "the optimizer stepped in the middle of an accumulated step",
                 why="the gradients of the other micro-batches are still to come",

@@ -73,11 +73,11 @@ class Evaluation:
         self._batches = open_batches(fetch, self._ranges, num_workers, options)
 
     def __len__(self) -> int:
-        """Return how many batches this rank has; another rank may have one more or less."""
+        """Return the number of batches of this rank; another rank may have one more or less."""
         return self._num_batches
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield this rank's batches, with the metrics begun anew."""
+        """Reset the metrics and yield this rank's batches."""
         self._meter.clear()
         self._count = 0
         # The forward of a sharded model is a collective: then all ranks make as many.
@@ -107,10 +107,10 @@ class Evaluation:
                 self._size = 0
 
     def add(self, **values: Number | torch.Tensor) -> None:
-        """Add metrics of the batch in hand: a scalar is its mean, `(batch,)` is one a sample.
+        """Add metrics of the current batch: a scalar is its mean, `(batch,)` has one value per sample.
 
         Raises:
-            UsageError: No batch is in hand, or a tensor has another shape.
+            UsageError: There is no current batch, or a tensor has another shape.
         """
         if not self._size:
             raise UsageError(
@@ -134,7 +134,7 @@ class Evaluation:
         """Return the means over all samples, and `count`; the same on all ranks; a collective.
 
         Raises:
-            UsageError: The ranks together have not counted every sample once.
+            UsageError: The ranks together have not counted every sample exactly once.
         """
         self._watch().before_collective()
         self._meter.add({_COUNT: self._count}, 1.0)
@@ -144,7 +144,7 @@ class Evaluation:
             raise UsageError(
                 f"{count} of {self.num_samples} samples were evaluated",
                 where="Evaluation.result",
-                why="a rank left the loop early, or ran none",
+                why="a rank left the loop early or did not run it",
                 fix="run the loop to its end on every rank",
             )
         self._count = 0
@@ -157,23 +157,23 @@ class Evaluation:
 
 
 class EvaluationWatch:
-    """What a run wants to know of an evaluation; this one wants nothing."""
+    """Callbacks of a run around an evaluation; these do nothing."""
 
     def evaluating(self, generators: dict[str, Any]) -> Any:
-        """Return the context of the loop; `generators` is their state in front of it."""
+        """Return the context of the loop; `generators` is the state of the random generators before it."""
         from contextlib import nullcontext
 
         return nullcontext()
 
     def between_batches(self) -> None:
-        """Called in front of each batch."""
+        """Called before each batch."""
 
     def before_collective(self) -> None:
-        """Called in front of the reduction at the end."""
+        """Called before the reduction at the end."""
 
 
 class _Ranges(Sampler[Request]):
-    """This rank's batches; with `evens_out`, as many as any rank has, by repeating a sample."""
+    """Indices of this rank's batches; with `evens_out`, all ranks get the same number, by repeating a sample."""
 
     def __init__(self, ranges: list[tuple[int, int]], *, most: int) -> None:
         self.evens_out = False
@@ -191,9 +191,9 @@ class _Ranges(Sampler[Request]):
 
 
 def _share_buffers(model: nn.Module) -> None:
-    """Give all ranks rank 0's buffers, once.
+    """Copy rank 0's buffers to all ranks, once.
 
-    DDP would do it in every forward, and hang on a rank that has no batch left.
+    DDP would do so in every forward, and hang on a rank that has no batch left.
     """
     if dist.get_world_size() > 1:
         for buffer in model.buffers():

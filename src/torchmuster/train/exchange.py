@@ -1,4 +1,4 @@
-"""What ranks tell each other outside the training loop: small collectives on the CPU, no pickles."""
+"""Small collectives on the CPU for use outside the training loop, without pickles."""
 
 import json
 from typing import Any
@@ -10,7 +10,7 @@ _BLOCK_BYTES = 64 << 20
 
 
 def gather_ints(values: list[int]) -> list[list[int]]:
-    """Return every rank's `values`; all ranks give as many."""
+    """Return every rank's `values`; all ranks pass the same number of them."""
     mine = torch.tensor(values, dtype=torch.int64)
     everyone = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(everyone, mine)
@@ -44,7 +44,7 @@ def broadcast_bytes(data: bytes | None, source: int) -> bytes:
 
 
 def broadcast_buffer(buffer: torch.Tensor, source: int) -> torch.Tensor:
-    """Fill `buffer` (uint8, on the CPU, as long on all ranks) from the source's; return it."""
+    """Fill `buffer` (uint8, on the CPU, of the same length on all ranks) from the source's; return it."""
     for begin in range(0, buffer.numel(), _BLOCK_BYTES):
         dist.broadcast(buffer[begin : begin + _BLOCK_BYTES], source)
     return buffer

@@ -1,6 +1,6 @@
-"""The process group: made from whatever launcher is there, checked, and torn down on every way out.
+"""The process group: created under any launcher, checked, and destroyed however the script ends.
 
-The roll call is one all-gather of 512 bytes a rank: it proves that the group works, counts the ranks
+The check is one all-gather of 512 bytes per rank: it proves that the group works, counts the ranks
 on each node and finds two ranks on one GPU before the first step.
 """
 
@@ -30,14 +30,14 @@ DEFAULT_TIMEOUT_S = 600.0
 
 
 class WorldError(MusterError):
-    """The world is not what the launcher promised."""
+    """The world differs from what the launcher announced."""
 
     exit_code = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankFacts:
-    """What one rank tells all others."""
+    """What one rank reports to all others."""
 
     rank: int
     host: str
@@ -48,7 +48,7 @@ class RankFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankInfo:
-    """Where this rank stands in the world that was found.
+    """The position of this rank in the world.
 
     Attributes:
         connect: Opens one more connection to the group's store.
@@ -78,10 +78,10 @@ class RankInfo:
 
 
 def join(*, timeout_s: float = DEFAULT_TIMEOUT_S, device: str | None = None) -> RankInfo:
-    """Join the process group that the launcher promised, and check it.
+    """Join the process group that the launcher announced, and check it.
 
     Args:
-        timeout_s: How long a collective or the wait for a rank may take.
+        timeout_s: Limit for a collective and for the wait for a rank, in seconds.
         device: `cpu` or `cuda`; default: CUDA where torch sees a GPU.
 
     Raises:
@@ -132,9 +132,9 @@ def leave(*, is_clean: bool) -> None:
 
 
 def print_own_errors_in_words(on_failure: Callable[[], None]) -> None:
-    """Print our own errors without a traceback; call `on_failure` when any exception is on its way out.
+    """Print our own errors without a traceback; call `on_failure` when the script ends with any exception.
 
-    NCCL's group must then not be destroyed in order: it would wait for the other ranks.
+    Then NCCL's group must not be destroyed in the usual way: it would wait for the other ranks.
     """
     previous = sys.excepthook
 
@@ -234,7 +234,7 @@ def _open_group(launch: Launch, kind: str, timeout_s: float) -> Callable[[], Any
     if dist.is_initialized():
         raise UsageError(
             "the process group exists already",
-            fix="remove the script's own init_process_group: tm.init() makes it",
+            fix="remove the script's own init_process_group: tm.init() calls it",
         )
     if launch.launcher is Launcher.NONE:
         store = dist.HashStore()
@@ -253,7 +253,7 @@ def _open_group(launch: Launch, kind: str, timeout_s: float) -> Callable[[], Any
             f"the process group of {launch.world_size} workers could not be made",
             where=f"rank {launch.rank}, store at {launch.master_addr}:{launch.master_port}",
             why=first_line(error),
-            fix="see that all workers run and that MASTER_PORT is free on rank 0's host",
+            fix="check that all workers run and that MASTER_PORT is free on rank 0's host",
         ) from error
     return lambda: dist.TCPStore(
         os.environ["MASTER_ADDR"],
@@ -282,7 +282,7 @@ def _call_roll(launch: Launch, device: torch.device) -> list[RankFacts]:
 
 
 def _host_id() -> str:
-    """Return the node's identity: simulated nodes of one machine are told apart by their agent."""
+    """Return the node's identity: simulated nodes on one machine differ by their agent."""
     node = os.environ.get("GROUP_RANK", "")
     return f"{socket.gethostname()}/{node}"[:120]
 
@@ -294,7 +294,7 @@ def _check_roll(launch: Launch, cards: list[RankFacts], on_my_node: list[int]) -
             f"{launch.launcher.value} promised {promised} workers on this node,"
             f" {len(on_my_node)} came: ranks {on_my_node}",
             where=f"rank {launch.rank} on {socket.gethostname()}",
-            fix="see that nothing but the launcher sets LOCAL_WORLD_SIZE and the node's rank",
+            fix="check that only the launcher sets LOCAL_WORLD_SIZE and the node's rank",
         )
     owners: dict[tuple[str, str], int] = {}
     for card in cards:
@@ -307,10 +307,10 @@ def _check_roll(launch: Launch, cards: list[RankFacts], on_my_node: list[int]) -
                 f"ranks {other} and {card.rank} share one GPU",
                 where=f"{host}, GPU {card.gpu}",
                 why="both see the same device as their own",
-                fix="start one worker a GPU, e.g. muster run --nproc-per-node gpu",
+                fix="start one worker per GPU, e.g. muster run --nproc-per-node gpu",
             )
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error of torch's, which goes on with a C++ trace."""
+    """Return the first line of an error from torch: a C++ trace follows it."""
     return (str(error).splitlines() or [type(error).__name__])[0][:300]

@@ -1,4 +1,4 @@
-"""Who started this process, and what that launcher promised: read from the environment, no I/O.
+"""Which launcher started this process, and what it announces in the environment; no I/O.
 
 muster, torchrun   RANK, WORLD_SIZE, LOCAL_RANK, ... MASTER_ADDR, MASTER_PORT
 srun               SLURM_PROCID, SLURM_NTASKS, SLURM_LOCALID, ... of the step, one task a worker
@@ -20,7 +20,7 @@ _FIRST_PORT, _NUM_PORTS = 20000, 10000
 
 
 class Launcher(enum.Enum):
-    """What started the workers."""
+    """The launcher that started the workers."""
 
     MUSTER = "muster"
     TORCHRUN = "torchrun"
@@ -31,15 +31,15 @@ class Launcher(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What a launcher promised one worker.
+    """What a launcher announces to one worker.
 
     Attributes:
-        local_rank: None when the launcher doesn't say; the roll call finds it.
+        local_rank: None when the launcher doesn't say; the check of the group finds it.
         local_world_size: None likewise.
         num_nodes: None likewise.
         master_addr: Where rank 0's store listens; None in a world of one without a launcher.
         run_id: The same word on all ranks, and another one for another job.
-        attempt: How often the launcher has restarted the workers; None when it doesn't count.
+        attempt: Number of restarts by the launcher; None when it doesn't count.
     """
 
     launcher: Launcher
@@ -56,7 +56,7 @@ class Launch:
 
 
 def read_launch(environ: Mapping[str, str], node_file: Sequence[str] = ()) -> Launch:
-    """Return what `environ` says about this worker.
+    """Return what the launcher announces to this worker.
 
     Args:
         environ: The environment of the process.
@@ -79,7 +79,7 @@ def read_launch(environ: Mapping[str, str], node_file: Sequence[str] = ()) -> La
 
 
 def needs_endpoint(launch: Launch) -> bool:
-    """Say whether the workers can't find each other by what the launcher gave them."""
+    """Return whether the launcher's variables are not enough for the workers to find each other."""
     return launch.world_size > 1 and launch.master_addr is None
 
 
@@ -123,7 +123,7 @@ class _Numbers:
         if value is None:
             raise UsageError(
                 f"`{names[0]}` is not set, but other variables of its launcher are",
-                fix="start all workers with one launcher, or unset what an older one left behind",
+                fix="start all workers with one launcher, or unset the variables of another launcher",
             )
         return value
 
@@ -147,7 +147,7 @@ def _from_torchrun(env: _Numbers) -> Launch:
 
 
 def _is_slurm_task(environ: Mapping[str, str]) -> bool:
-    """Say whether srun started us; the batch script itself also has `SLURM_PROCID=0`.
+    """Return whether srun started us; the batch script itself also has `SLURM_PROCID=0`.
 
     Source: https://slurm.schedmd.com/sbatch.html and srun.html, OUTPUT ENVIRONMENT VARIABLES.
     """
@@ -158,7 +158,7 @@ def _is_slurm_task(environ: Mapping[str, str]) -> bool:
 
 
 def _is_inside(mpi: Launch | None, env: _Numbers) -> bool:
-    """Say whether mpiexec runs inside a step of srun: its workers inherit the step's variables.
+    """Return whether mpiexec runs inside a step of srun: its workers inherit the step's variables.
 
     `srun --mpi=pmi2` sets PMI's variables too, to what its own say.
     """
@@ -285,7 +285,7 @@ def _tasks_per_node(text: str) -> list[int]:
 
 
 def derive_port(job: str) -> int:
-    """Return a port that all tasks of one job compute alike; `MASTER_PORT` overrides it.
+    """Return the port that all tasks of a job derive from its id; `MASTER_PORT` overrides it.
 
     A bare `srun` or `mpiexec` gives its tasks no way to agree on a free port. When this one is
     taken, rank 0 says so and names the variable.

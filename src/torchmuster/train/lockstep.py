@@ -1,10 +1,10 @@
-"""Do all ranks make the same collectives? Compared in the first steps of every attempt.
+"""Checks in the first steps of every attempt that all ranks call the same collectives.
 
-A rank that makes one collective more or less than the others pairs it with one of another kind: the sums
-are wrong in silence, or Gloo aborts, or everything hangs until the time-out. torch counts the collectives
+If a rank calls one collective more or less than the others, collectives of different kinds are paired: the sums
+are wrong without a message, or Gloo aborts, or everything hangs until the time-out. torch counts the collectives
 of a process group; for the first steps each rank writes its count into the store at the end of the
-step and waits for the others'. A rank that is stuck in a collective which the others don't make never
-arrives: its own thread then tells its count.
+step and waits for the others'. A rank that is stuck in a collective which the others don't call never
+arrives: then a thread of its own reports its count.
 """
 
 import json
@@ -24,7 +24,7 @@ _POLL_S = 0.02
 
 
 def count_collectives() -> int | None:
-    """Return how many collectives this rank has begun; None where torch doesn't count them."""
+    """Return the number of collectives that this rank has begun; None where torch doesn't count them."""
     try:
         group: Any = dist.group.WORLD
         return int(group._get_backend(torch.device("cpu"))._get_sequence_number_for_group())
@@ -36,7 +36,7 @@ class Lockstep:
     """Compares the ranks' counts at the end of a step.
 
     Attributes:
-        is_over: Whether the steps that are checked have passed.
+        is_over: Whether all steps to be checked have passed.
     """
 
     def __init__(self, store: Any, *, rank: int, world_size: int, timeout_s: float) -> None:
@@ -51,10 +51,10 @@ class Lockstep:
             self._watch(1)
 
     def check(self) -> None:
-        """Compare at the end of a step; only steps, not other boundaries.
+        """Compare the counts; called at the end of a step, not at other boundaries.
 
         Raises:
-            WorldError: Ranks have made different numbers of collectives.
+            WorldError: Ranks have called different numbers of collectives.
         """
         count = count_collectives()
         if self.is_over or count is None:
@@ -95,7 +95,7 @@ class Lockstep:
             threading.Event().wait(_POLL_S)
 
     def _watch(self, step: int) -> None:
-        """Start the thread that tells our count when the step's end doesn't come."""
+        """Start the thread that reports our count when the step does not end."""
         self._arrived = threading.Event()
         threading.Thread(
             target=self._tell_when_stuck,
@@ -105,7 +105,7 @@ class Lockstep:
         ).start()
 
     def _tell_when_stuck(self, step: int, arrived: threading.Event) -> None:
-        """Tell the count again and again: a step that only takes long is told apart by it."""
+        """Report the count repeatedly, which distinguishes a long step from a stuck one."""
         before = count_collectives()
         while not arrived.wait(_STUCK_AFTER_S):
             count = count_collectives()
@@ -128,9 +128,9 @@ def _key(step: int, rank: int) -> str:
 
 def _differ(counts: dict[int, int], step: int, *, is_stuck: bool) -> WorldError:
     words = ", ".join(f"rank {rank}: {count}" for rank, count in sorted(counts.items()))
-    state = "; the other rank is stuck in the one that is too many" if is_stuck else ""
+    state = "; the other rank is stuck in the additional one" if is_stuck else ""
     return WorldError(
-        f"the ranks make different numbers of collectives in step {step} of this attempt",
+        f"the ranks call different numbers of collectives in step {step} of this attempt",
         where=words,
         why=f"torch's count of them differs{state}",
         fix="look for all_reduce, barrier or a model's forward that only some ranks reach"

@@ -1,8 +1,8 @@
-"""Weighted means over samples and ranks, without a device synchronisation or a collective a step.
+"""Weighted means over samples and ranks, without a device synchronisation or a collective per step.
 
-A step appends references to a list. Every n steps, or when somebody reads, the list becomes one sum a
+A step appends references to a list. Every n steps, or when values are read, the list becomes one sum per
 name on the device; reading reduces all names in one all-reduce. A run reduces every n steps, keeps the sums of the
-epoch, and writes to where metrics belong.
+epoch, and writes to the sinks.
 """
 
 import math
@@ -52,7 +52,7 @@ class _Column:
 
 
 class Meter:
-    """Collects named values; each has the weight of the samples that it is the mean of."""
+    """Collects named values, each weighted by the number of samples that it is the mean of."""
 
     def __init__(self) -> None:
         self._columns: dict[str, _Column] = {}
@@ -85,7 +85,7 @@ class Meter:
             self.fold()
 
     def fold(self) -> None:
-        """Turn what was collected into one sum a name, still on the device."""
+        """Reduce the collected values to one sum per name, still on the device."""
         self._since_fold = 0
         for column in self._columns.values():
             column.fold()
@@ -93,8 +93,8 @@ class Meter:
     def totals(self, device: torch.device) -> Totals:
         """Return `(sum, weight)` of each name over all ranks, on every rank; a collective.
 
-        A rank that has seen no sample may have no names. Names that all ranks know are one all-reduce, which
-        also says whether any rank has another one: those are agreed on, once, and reduced behind it.
+        A rank that has seen no sample may have no names. Names that all ranks know take one all-reduce, which
+        also shows whether any rank has another name: the ranks then agree on the names, once, and reduce again.
         """
         self.fold()
         mine = sorted(set(self._columns) - set(self._agreed))
@@ -125,11 +125,11 @@ class Meter:
 
 
 class RunMetrics:
-    """Owns the meter; only rank 0 writes.
+    """Metrics of a run: owns the meter and the sinks; only rank 0 writes.
 
     Attributes:
-        epoch_totals: Of the epoch so far, the same on all ranks.
-        total_steps: Of the whole run, for the time left; None when it isn't known.
+        epoch_totals: Sums of the epoch so far, the same on all ranks.
+        total_steps: Steps of the whole run, for the remaining time; None when it isn't known.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class RunMetrics:
         self._progress = StepsDone(sys.stderr)
 
     def begin(self, step: int) -> None:
-        """Count speed from `step`."""
+        """Start measuring speed at `step`."""
         self._progress.begin(step)
 
     def add(self, values: Mapping[str, Number], weight: float) -> None:
@@ -158,7 +158,7 @@ class RunMetrics:
         self._meter.add(dict(values), weight)
 
     def reduce(self, step: int, *, flag: bool = False) -> bool:
-        """Reduce and write what was added; return whether any rank gave the flag; a collective."""
+        """Reduce and write the added values; return whether any rank passed the flag; a collective."""
         self._meter.add({_FLAG: float(flag)}, 1.0)
         totals = self._meter.totals(self._device)
         self._meter.clear()
@@ -178,11 +178,11 @@ class RunMetrics:
             sink.write(step, values)
 
     def end_line(self) -> None:
-        """Leave the terminal's cursor on a new line."""
+        """Move the terminal's cursor to a new line."""
         self._progress.end()
 
     def close(self) -> None:
-        """Bring everything to its place."""
+        """Flush and close all sinks."""
         self._progress.end()
         for sink in self.sinks:
             sink.close()

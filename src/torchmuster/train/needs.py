@@ -1,4 +1,4 @@
-"""Say what is missing before anything else fails to import it."""
+"""Reports missing packages before another import fails."""
 
 import importlib.util
 

@@ -28,18 +28,18 @@ OWN_NAME = "muster"  # under which a snapshot holds the run's own state
 
 @dataclass(frozen=True, slots=True)
 class Objects:
-    """What a snapshot holds, by the name that the script gave it."""
+    """The objects of a snapshot, by the names that the script gave them."""
 
     by_name: Mapping[str, Any]
 
     def check(self) -> None:
-        """Raise when an object can't be saved.
+        """Refuse objects that can't be saved.
 
         Raises:
             UsageError: It has no state_dict and load_state_dict.
         """
         if OWN_NAME in self.by_name:
-            raise UsageError(f"the name `{OWN_NAME}` is the run's own", where="World.resume")
+            raise UsageError(f"the name `{OWN_NAME}` is reserved for the run", where="World.resume")
         for name, thing in self.by_name.items():
             if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
                 raise UsageError(
@@ -58,11 +58,11 @@ class Objects:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether a model's parameters are spread over ranks."""
+        """Whether a model's parameters are sharded over ranks."""
         return any(is_sharded(model) for model in self.models().values())
 
     def pack(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """Return the packed state and the tensors, by path, not copied."""
+        """Return the packed state, and the tensors by path, without copying them."""
         tensors: dict[str, torch.Tensor] = {}
         sharded = self.is_sharded
         state = {
@@ -72,10 +72,10 @@ class Objects:
         return state, tensors
 
     def load(self, loaded: LoadedSnapshot, folder: Folder) -> None:
-        """Put a snapshot into the objects.
+        """Load a snapshot into the objects.
 
         Raises:
-            SnapshotError: It is one of other objects, or of another model.
+            SnapshotError: It is a snapshot of other objects, or of another model.
         """
         manifest = loaded.manifest
         self._check_names(manifest, folder.url)
@@ -102,7 +102,7 @@ class Objects:
                 self._load_into(thing, state)
             except _CANT_LOAD as error:
                 raise MisfitError(
-                    f"`{name}` does not take the snapshot of step {manifest.step}",
+                    f"`{name}` can't load the snapshot of step {manifest.step}",
                     where=folder.url,
                     why=str(error)[:500],
                     fix="restore the script that it was made with, or start over with another"
@@ -115,10 +115,10 @@ class Objects:
             lacking = [f"`{name}` is in the snapshot only" for name in sorted(saved - given)]
             extra = [f"`{name}` is in the script only" for name in sorted(given - saved)]
             raise MisfitError(
-                f"the snapshot of step {manifest.step} holds other objects than the script",
+                f"the snapshot of step {manifest.step} contains other objects than the script",
                 where=f"World.resume, {url}",
                 why="; ".join(lacking + extra),
-                fix="give resume() the same names; is it another script's folder? then choose one with folder=...",
+                fix="pass the same names to resume(); if the folder belongs to another script, choose one with folder=...",
             )
 
     def _check_models(self, manifest: SnapshotManifest) -> None:
@@ -142,7 +142,7 @@ class Objects:
         return thing.state_dict()
 
     def _make_room(self, manifest: SnapshotManifest) -> None:
-        """Let optimizers make the shards that a snapshot is read into."""
+        """Make optimizers create the shards that a snapshot is read into."""
         from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
         for name, thing in self.by_name.items():
@@ -169,5 +169,5 @@ class Objects:
 
 
 def _is_by_name(state: Any) -> bool:
-    """Whether an optimizer's state is that of a sharded model, by the parameters' names."""
+    """Whether an optimizer's state is keyed by parameter names, as for a sharded model."""
     return any(isinstance(key, str) for key in state["state"])

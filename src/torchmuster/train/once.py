@@ -5,9 +5,9 @@
     <name>.lock.<id>   the right to remove the lock of that id, for a moment
     <name>.failed      the exception of the process that tried; raised in all that wait for it
 
-Outside any collective, so that one slow node holds nobody in a process group with a time-out, and
-without flock, which fails on some shared file systems. A lock is taken over when its owner's process
-has gone, where we can see it, and elsewhere when it was not renewed for 15 s.
+No collective is used, so a slow node does not block a process group with a time-out, and no flock, which
+fails on some shared file systems. A lock is taken over when its owner's process is gone, if that is visible
+from here, otherwise when it was not renewed for 15 s.
 """
 
 import json
@@ -34,22 +34,22 @@ _SAY_EVERY_S = 5.0
 
 
 class OnceError(MusterError):
-    """The one process that was to do the work failed."""
+    """The process that did the work failed."""
 
     exit_code = 11
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OncePlace:
-    """Where a piece of work is agreed on.
+    """The folder and the limits for one piece of work.
 
     Attributes:
-        folder: Visible to all who share the work.
-        token: The same for all processes of one attempt, another one for the next: a failure of an
+        folder: Visible to all processes that share the work.
+        token: The same for all processes of one attempt, different in the next: work that failed in an
             earlier attempt is tried again.
-        say: Prints a line.
-        timeout_s: How long others wait for the work.
-        lease_s: After how long a lock that was not renewed is taken over.
+        say: Called with a line to print.
+        timeout_s: How long the other processes wait for the work.
+        lease_s: Time after which a lock that was not renewed is taken over.
     """
 
     folder: str
@@ -60,10 +60,10 @@ class OncePlace:
 
 
 def node_folder(run_id: str, node_rank: int) -> str:
-    """Return where the markers of a run lie on this node: a folder of this user's alone.
+    """Return the folder of a run's markers on this node, accessible to this user only.
 
     Raises:
-        OnceError: It can't be made, or it is somebody else's.
+        OnceError: It can't be made, or it belongs to another user.
     """
     scratch = os.environ.get("SLURM_TMPDIR") or tempfile.gettempdir()
     safe = "".join(c if c.isalnum() else "-" for c in run_id)
@@ -78,7 +78,7 @@ def node_folder(run_id: str, node_rank: int) -> str:
             "the folder for markers belongs to somebody else",
             where=base,
             why=f"its owner is user {owner}",
-            fix="name another one: tm.once(..., folder=...)",
+            fix="choose another one: tm.once(..., folder=...)",
         )
     # Nodes that are simulated on one machine have one temporary folder, and each its own work.
     return os.path.join(base, f"node-{node_rank}")
@@ -86,11 +86,11 @@ def node_folder(run_id: str, node_rank: int) -> str:
 
 @contextmanager
 def once(name: str, place: OncePlace) -> Iterator[bool]:
-    """Yield True in the one process that has to do the work; elsewhere wait, then yield False.
+    """Yield True in the process that has to do the work; in the others wait, then yield False.
 
     Raises:
-        OnceError: The process that did the work failed, or `timeout_s` went by.
-        UsageError: The name can't be a file's.
+        OnceError: The process that did the work failed, or `timeout_s` has passed.
+        UsageError: The name is not a valid file name.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name):
         raise UsageError(f"`{name}` can't name a marker file", fix="use letters, digits, . _ -")
@@ -135,14 +135,16 @@ def _acquire(stem: str, place: OncePlace) -> "_Lock | None":
             return _look_again(lock, stem, place)
         owner = watched.look()
         if owner.is_dead and watched.remove(owner):
-            place.say(f"`{os.path.basename(stem)}`: {owner.name} has gone; another takes its place")
+            place.say(
+                f"`{os.path.basename(stem)}`: {owner.name} is gone; another process takes over"
+            )
             continue
         now = time.monotonic()
         if now - began > place.timeout_s:
             raise OnceError(
                 f"`{os.path.basename(stem)}` was not finished within {place.timeout_s:g} s",
                 where=f"{stem}.lock",
-                why=f"{owner.name} still works on it",
+                why=f"{owner.name} is still working on it",
             )
         if now - said > _SAY_EVERY_S:
             said = now
@@ -171,7 +173,7 @@ def _raise_failure(stem: str, place: OncePlace) -> None:
     failed = atomic.read_json(f"{stem}.failed")
     if isinstance(failed, dict) and failed.get("token") == place.token:
         raise OnceError(
-            f"`{os.path.basename(stem)}` failed in the process that was to do it for all",
+            f"`{os.path.basename(stem)}` failed in the process that did it for all",
             where=f"{stem}.failed",
             why=str(failed.get("error")),
         )
@@ -185,9 +187,9 @@ class _Owner:
 
 
 class _Watched:
-    """Judges a lock by its owner's process where we can see it, else by its renewals.
+    """Judges a lock by its owner's process if that is visible from here, else by its renewals.
 
-    Renewals are counted by our own clock: the file server's may be minutes off.
+    Renewals are timed by our own clock: the file server's may be minutes off.
     """
 
     def __init__(self, path: str, lease_s: float) -> None:
@@ -218,7 +220,7 @@ class _Watched:
         return _Owner(name, str(card.get("id")), is_stale)
 
     def remove(self, owner: _Owner) -> bool:
-        """Remove a dead owner's lock; say whether it was us who did."""
+        """Remove a dead owner's lock; return whether this process removed it."""
         if owner.mark is None:
             return False
         removed = _remove_lock(self._path, owner.mark)
@@ -232,7 +234,7 @@ class _Watched:
 
 
 def _mark_of(path: str) -> str | None:
-    """Return what names this lock and no other one in its place, before or after."""
+    """Return an identifier of this lock that no earlier or later lock of this name has."""
     card = atomic.read_json(path)
     if isinstance(card, dict):
         return str(card.get("id"))
@@ -242,10 +244,10 @@ def _mark_of(path: str) -> str | None:
 
 
 def _remove_lock(path: str, mark: str) -> bool | None:
-    """Remove the lock that has this mark, if it is still there; None: another has the right to.
+    """Remove the lock with this mark, if it still exists; None: another process has the right to.
 
-    A look and a removal are two steps, and between them the lock may have become another's. With
-    the right to remove this very lock in hand, nobody else makes room for another one.
+    Between checking and removing, the lock may have become that of another process. While we hold the right
+    to remove this lock, no other process can remove it and make room for a new one.
     """
     right = f"{path}.{mark}"
     try:
@@ -304,5 +306,5 @@ class _Lock:
 
 
 def _process_table() -> str:
-    """Return what two processes share when each can look up the other's pid."""
+    """Return an identifier that two processes share if each can look up the other's pid."""
     return proc.boot_id() or f"unknown, of {socket.gethostname()} {os.getpid()}"

@@ -31,7 +31,7 @@ class Precision:
     """
 
     def __init__(self, world: Any, kind: str = "fp32", *, max_norm: float | None = None) -> None:
-        """Choose.
+        """Choose the precision.
 
         Args:
             world: From `init`.
@@ -39,7 +39,7 @@ class Precision:
             max_norm: Clip gradients to this 2-norm, over all parameters of the optimizer.
 
         Raises:
-            UsageError: There is no such kind, or the norm isn't positive.
+            UsageError: The kind is unknown, or the norm isn't positive.
         """
         if kind not in _DTYPES:
             raise UsageError(f"precision {kind!r}: fp32, bf16 or fp16", where="Precision")
@@ -66,7 +66,7 @@ class Precision:
 
         Returns:
             The 2-norm of the gradients before clipping, a scalar on the device; None without
-            `max_norm`. With fp16 a step with infinite gradients is left out and the scale halved.
+            `max_norm`. With fp16 a step with infinite gradients is skipped and the scale halved.
         """
         self._scaler.unscale_(optimizer)
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -84,7 +84,7 @@ class Precision:
     def _agree_on_infinities(
         self, optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor]
     ) -> None:
-        """With shards, an infinity may be on one rank only; all must leave the step out."""
+        """With shards an infinity may occur on one rank only; then all ranks have to skip the step."""
         if not self._scaler.is_enabled() or not hasattr(parameters[0], "full_tensor"):
             return
         state = self._scaler._per_optimizer_states[id(optimizer)]
@@ -98,7 +98,7 @@ class Precision:
 
     @property
     def may_skip_steps(self) -> bool:
-        """Whether a step can be left out for infinite gradients."""
+        """Whether a step can be skipped because of infinite gradients."""
         return bool(self._scaler.is_enabled())
 
     def state_dict(self) -> dict[str, Any]:

@@ -5,17 +5,17 @@ stop, it says so in the store, and then
 
     each rank     promises a ceiling: a boundary it will not pass before the decision. That is the
                   boundary it stands at (waiting for data, or evaluating), or the next one
-    the last      of them to promise takes the highest ceiling as the decision: no rank has passed it,
+    the last      rank to promise takes the highest ceiling as the decision: no rank has passed it,
                   all can reach it
     each rank     stops at that boundary
 
-A rank that has reached its ceiling waits; the others need nothing of it before they reach theirs, for
-the ceilings differ by one at most and the decision is the higher. A rank whose run has ended promises
-a ceiling that nobody reaches: then the others go on to their own end.
+A rank that has reached its ceiling waits. The others do not need it before they reach theirs, because
+the ceilings differ by one at most and the decision is the higher one. A rank whose run has ended promises
+a ceiling that no rank reaches: then the others continue to their own end.
 
-Boundaries are numbered along the run, one number each: a step's end and an epoch's are two.
+Boundaries are numbered along the run: the end of a step and the end of an epoch are one each.
 
-Ctrl-C and a closed terminal ask like SIGTERM; a second Ctrl-C ends the process as it always does.
+Ctrl-C and a closed terminal request a stop like SIGTERM; a second Ctrl-C ends the process as usual.
 """
 
 import os
@@ -50,14 +50,14 @@ _listening: "StopWatch | None" = None
 
 
 class TimeLimit:
-    """When to stop by ourselves: at a run's own limit or the end of Slurm's job, less the time that a save takes."""
+    """When to stop without a signal: at the run's own limit or the end of the Slurm job, minus the time that a save takes."""
 
     def __init__(self, limit_s: float | None) -> None:
         self._limit_s = limit_s
         self._began_at = _began_at()
 
     def deadline(self, last_save_s: float) -> float | None:
-        """Return a time of `time.time()`; None where there is no limit."""
+        """Return the time, as of `time.time()`; None without a limit."""
         least_s = 3 * last_save_s
         margin_s = max(_DEADLINE_MARGIN_S, least_s)
         limits = []
@@ -81,24 +81,24 @@ def _began_at() -> float:
 
 
 def how_to_go_on() -> str:
-    """Say how a run goes on that has stopped with a snapshot."""
+    """Return how to continue a run that has stopped with a snapshot."""
     run_dir = os.environ.get(contract.RUN_DIR_VARIABLE)
     if run_dir and may_be_followed(atomic.read_json(RunDir(run_dir).links)):
         return "the next job of the run continues from it, if its time was up"
     if run_dir:  # its record says where it has saved
         return f"`muster restart {os.path.basename(run_dir)}` goes on from it"
-    return "start it again to go on"
+    return "start it again to continue"
 
 
 class StopNow(BaseException):
-    """Raised in the main thread where it waits for data; not an Exception, so nothing eats it."""
+    """Raised in the main thread while it waits for data; not an Exception, so that no handler catches it."""
 
 
 class StopWatch:
-    """Listens for requests to stop, and agrees with the other ranks on where.
+    """Listens for requests to stop, and agrees with the other ranks on the boundary.
 
     Attributes:
-        reason: Why the run stops, once it is decided.
+        reason: Why the run stops; None until it is decided.
     """
 
     def __init__(
@@ -112,16 +112,16 @@ class StopWatch:
         timeout_s: float = DEFAULT_TIMEOUT_S,
         poll_s: float = _POLL_S,
     ) -> None:
-        """Only store.
+        """Store the arguments.
 
         Args:
-            store: A connection of its own: the thread and the loop must not wait for each other.
+            store: A separate connection: the thread and the loop must not wait for each other.
             rank: Of this process.
             world_size: Number of ranks.
-            deadline: Returns the time (`time.time()`) at which to stop by ourselves, or None.
-            say: Prints a line.
+            deadline: Returns the time (`time.time()`) at which to stop without a signal, or None.
+            say: Called with a line to print.
             timeout_s: How long a rank at its ceiling waits for the others' promises.
-            poll_s: How often the thread looks into the store.
+            poll_s: Interval at which the thread reads the store.
         """
         self.reason = ""
         self._store = store
@@ -148,7 +148,7 @@ class StopWatch:
         self._thread = threading.Thread(target=self._listen, name="muster-stop", daemon=True)
 
     def begin(self, boundary: int, *, signals: tuple[int, ...] = _LISTENED) -> None:
-        """Begin to listen, on the way to `boundary`; with signals from the main thread only."""
+        """Start listening before `boundary`; signals only if called from the main thread."""
         global _listening
         self._boundary = boundary - 1
         self._wakeup_r, self._wakeup_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -163,9 +163,9 @@ class StopWatch:
         self._thread.start()
 
     def close(self) -> None:
-        """Give the signals back; after a decision to stop, ignore them to the end of the process.
+        """Restore the signal handlers; after a decision to stop, ignore the signals until the process ends.
 
-        Whoever asks all ranks to stop may reach us when we are on our way out already.
+        A request to all ranks may arrive when this one is already exiting.
         """
         global _listening
         if self._wakeup_r < 0:
@@ -186,7 +186,7 @@ class StopWatch:
         self._wakeup_r = -1
 
     def forget(self) -> None:
-        """In a child that was forked: its signals are its own, and not requests to the run."""
+        """Reset in a forked child: its signals are not requests to the run."""
         signal.set_wakeup_fd(-1)
         for signum, handler in self._old_handlers.items():
             signal.signal(signum, handler or signal.SIG_DFL)
@@ -198,7 +198,7 @@ class StopWatch:
     # The main thread.
 
     def must_stop(self, boundary: int) -> bool:
-        """Note that `boundary` is reached; say whether this is where all ranks stop.
+        """Note that `boundary` is reached; return whether all ranks stop here.
 
         Waits for the decision when this boundary is the ceiling that was promised.
 
@@ -241,9 +241,9 @@ class StopWatch:
 
     @contextmanager
     def parked(self, *, interruptible: bool) -> Iterator[None]:
-        """In the body, the main thread waits at the boundary that it reached last.
+        """Context in which the main thread waits at the boundary that it reached last.
 
-        Behind it, `unpark` has to be called: nobody may go on with a promise to stand still.
+        After it `unpark` has to be called: a rank may not continue while its promise to wait holds.
         """
         with self._lock:
             self._parked = True
@@ -257,11 +257,11 @@ class StopWatch:
 
     @property
     def decided_here(self) -> bool:
-        """Whether all ranks stop at the boundary that the main thread stands at."""
+        """Whether all ranks stop at the current boundary."""
         return self._decision is not None and self._boundary >= self._decision
 
     def unpark(self) -> bool:
-        """Go on from the boundary, e.g. into a collective; True when all ranks stop here instead."""
+        """Leave the boundary, e.g. for a collective; return True if all ranks stop here instead."""
         return self.must_stop(self._boundary)
 
     def _take_signal(self, signum: int, frame: Any) -> None:
@@ -278,7 +278,7 @@ class StopWatch:
             old(signum, frame)
 
     def _insists(self, now: float) -> bool:
-        """Say whether this is a second Ctrl-C: the first one asked for a stop that saves."""
+        """Return whether this is a second Ctrl-C: the first one requested a stop that saves."""
         if self._interrupted_at is None:
             self._interrupted_at = now
         return now - self._interrupted_at > _ONE_KEY_S
@@ -331,14 +331,14 @@ class StopWatch:
         self._publish(self._ceiling)
 
     def _leave(self) -> None:
-        """The run of this rank is over: who asks from now on must not wait for us."""
+        """Publish that the run of this rank is over: later requests must not wait for it."""
         if self._ceiling is None:
             with self._lock:
                 self._ceiling = _NEVER
             self._publish(_NEVER)
 
     def _publish(self, ceiling: int) -> None:
-        """Post our ceiling; the last one to do so takes the decision."""
+        """Publish our ceiling; the last rank to do so makes the decision."""
         self._store.set(_ceiling_key(self._rank), str(ceiling))
         if self._store.add(f"{_PREFIX}/promises", 1) == self._world_size:
             keys = [_ceiling_key(rank) for rank in range(self._world_size)]
@@ -354,7 +354,7 @@ class StopWatch:
             self._lock.notify_all()
 
     def _wake_main(self) -> None:
-        """Interrupt a wait for data; again and again, for one signal may come too early."""
+        """Interrupt a wait for data; repeatedly, because one signal may come too early."""
         while not self._over.wait(self._poll_s):
             with self._lock:
                 if self.decided_here and self._interruptible and not self._over.is_set():
@@ -366,7 +366,7 @@ def _ceiling_key(rank: int) -> str:
 
 
 def _forget_in_child() -> None:
-    """A signal to a forked child (a pool's worker) would else count as one to us, and not end it."""
+    """Restore default handlers in a forked child (a pool's worker): otherwise its signals would be requests to us."""
     global _listening
     watch, _listening = _listening, None
     if watch is not None:

@@ -1,4 +1,4 @@
-"""The random state of a process: torch, CUDA, numpy and `random`, captured and put back.
+"""The random state of a process: torch, CUDA, numpy and `random`, captured and restored.
 
 The state is plain values and tensors, so that a snapshot can hold it without a pickle.
 """
@@ -45,7 +45,7 @@ def capture() -> dict[str, Any]:
 
 
 def restore(state: dict[str, Any]) -> None:
-    """Put back what `capture` returned; a device or module that is absent is left out."""
+    """Restore the state from `capture`; an absent device or module is skipped."""
     torch.set_rng_state(state["torch"].cpu())
     if state.get("cuda") is not None and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"].cpu())
@@ -60,7 +60,7 @@ def restore(state: dict[str, Any]) -> None:
 
 @contextmanager
 def preserved() -> Iterator[None]:
-    """Put all generators back as they were, whatever the body draws."""
+    """Restore all generators after the body."""
     state = capture()
     try:
         yield
@@ -69,12 +69,12 @@ def preserved() -> Iterator[None]:
 
 
 def cheap_state() -> tuple[Any, ...]:
-    """Return the CPU generators' state in a form for `moved_since`: about 10 us."""
+    """Return the state of the CPU generators for `moved_since`; takes about 10 us."""
     return torch.default_generator.get_state(), random.getstate(), _numpy_state()
 
 
 def moved_since(state: tuple[Any, ...]) -> bool:
-    """Say whether any CPU generator has been drawn from since `cheap_state`.
+    """Return whether any CPU generator has been drawn from since `cheap_state`.
 
     A draw moves the Mersenne Twister's index, or begins a new block of words, or uses the normal
     number that an earlier draw has left over.
@@ -105,7 +105,7 @@ _last_numpy_state: dict[str, Any] | None = None
 
 
 def _numpy_state() -> dict[str, Any] | None:
-    """Return numpy's state; reading it takes 28 us, so that of last time is kept while it holds."""
+    """Return numpy's state; reading it takes 28 us, so the last one is reused while it is unchanged."""
     global _last_numpy_state
     numpy_random = _numpy_random()
     if numpy_random is None:
@@ -119,7 +119,7 @@ def _numpy_state() -> dict[str, Any] | None:
 
 
 def _numpy_words() -> bytes:
-    """Return the first word and the index of numpy's twister, read from where it keeps them.
+    """Return the first word and the index of numpy's Mersenne Twister, read from its memory.
 
     Source: numpy/random/src/mt19937/mt19937.h, `struct s_mt19937_state`: 624 words, then the index.
     """
@@ -153,5 +153,5 @@ def seed_for_sample(seed: int) -> None:
 
 
 def _numpy_random() -> Any:
-    """Return numpy's module of generators if anybody has imported it: else it holds no state."""
+    """Return numpy's random module if it was imported: otherwise it has no state."""
     return sys.modules.get("numpy.random")

@@ -1,6 +1,6 @@
-"""The run: counts steps, logs, saves when due, notices preemption, and proves what was seen.
+"""The run: counts steps, logs, saves when due, handles preemption, and proves what was seen.
 
-Everything that has to happen at a definite moment happens between two batches: then all of the user's
+Everything that has to happen at a definite moment happens between two batches: there all of the user's
 code for a step has run, in whatever order it was written.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from torchmuster.errors import UsageError
 from torchmuster.model import contract
-from torchmuster.model.beats import RankPhase
+from torchmuster.model.heartbeat import RankPhase
 from torchmuster.net.ipc import tell
 from torchmuster.net.ipc_messages import StopAhead, TrainingOver
 from torchmuster.train import rng
@@ -32,7 +32,7 @@ from torchmuster.train.snapshot.state import MisfitError, unpack
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """How a run saves and logs; see `World.resume`."""
+    """Options for saving and logging; see `World.resume`."""
 
     every_steps: int | None
     every_s: float | None
@@ -43,7 +43,7 @@ class RunSettings:
 
 
 class Run:
-    """Made by `World.resume`; wraps the loop without owning it."""
+    """A training run, made by `World.resume`; the loop remains in the script."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Run:
         self._settings = settings
         self._saves = saves
         self._metrics = metrics
-        self._clock = Clock(data, objects, world.pace)
+        self._clock = Clock(data, objects, world.step_state)
         self._generators: dict[str, Any] | None = None  # to be put back at the next boundary
         self._generators_before_evaluation: dict[str, Any] | None = None
         self._end_of_epoch: EndOfEpoch | None = None
@@ -90,19 +90,19 @@ class Run:
 
     @property
     def steps_done(self) -> int:
-        """Optimizer steps done over all attempts."""
+        """The number of optimizer steps over all attempts."""
         return self._clock.steps_done
 
     @property
     def epoch(self) -> int:
-        """The epoch that the run is in."""
+        """The current epoch."""
         return self._clock.epoch
 
     def epochs(self, num_epochs: int) -> Iterator[int]:
-        """Yield the epochs that are left; the first may be one that is half done.
+        """Yield the remaining epochs; the first one may be partly done.
 
         Args:
-            num_epochs: Of the whole run, over all its attempts.
+            num_epochs: Number of epochs of the whole run, over all its attempts.
         """
         clock, data = self._clock, self._data
         if clock.steps_done and clock.epoch >= num_epochs:
@@ -133,27 +133,27 @@ class Run:
         Raises:
             UsageError: It was called twice for one batch, or a metric is not a scalar.
         """
-        pace = self._world.pace
-        if pace.count is not None:
-            if self._batch_counted == pace.serial:
+        step_state = self._world.step_state
+        if step_state.count is not None:
+            if self._batch_counted == step_state.serial:
                 raise UsageError(
                     "run.step() was called twice for one batch", fix="call it once in the loop"
                 )
-            self._batch_counted = pace.serial
+            self._batch_counted = step_state.serial
         self.log(**metrics)
-        if pace.ends_step:
+        if step_state.ends_step:
             self._count_step()
             if self._data is None:
                 self.between_steps()
 
     def log(self, **metrics: Number) -> None:
-        """Log means over this rank's samples of the batch in hand, without counting a step."""
+        """Log means over this rank's samples of the current batch, without counting a step."""
         if metrics:
-            count = self._world.pace.count
+            count = self._world.step_state.count
             self._metrics.add(metrics, 1.0 if count is None else float(count))
 
     def report(self, **values: float) -> None:
-        """Write values that are the same on all ranks, such as an evaluation's, at this step."""
+        """Write values that are the same on all ranks at this step, such as the results of an evaluation."""
         if self._world.rank == 0:
             self._metrics.write(self.steps_done, values)
             self._metrics.end_line()
@@ -165,15 +165,15 @@ class Run:
         return means_of(self._metrics.epoch_totals)
 
     def save(self) -> None:
-        """Ask for a snapshot at the next boundary between two batches; on all ranks."""
+        """Request a snapshot at the next boundary between two batches; call it on all ranks."""
         self._clock.is_due = True
 
     def request_stop(self, reason: str) -> None:
-        """Ask all ranks to save and leave with exit code 75 at the same step."""
+        """Make all ranks save at the same step and exit with code 75."""
         self._watch.request(reason)
 
     def close(self) -> None:
-        """Wait for the last save and give the signals back.
+        """Wait for the last save and restore the signal handlers.
 
         Raises:
             SnapshotError: The last save failed, and `on_save_error` is `raise`.
@@ -181,7 +181,7 @@ class Run:
         if self._is_over:
             return
         self._is_over = True
-        self._world.pace.beats.enter(RankPhase.OVER)
+        self._world.step_state.heartbeat.enter(RankPhase.OVER)
         self._lockstep.close()
         try:
             self._saves.check(self.steps_done, wait=True)
@@ -192,7 +192,7 @@ class Run:
     # Boundaries: the loader and evaluations call these.
 
     def between_steps(self) -> None:
-        """All code of the last step has run: stop here, or save here, if that is due."""
+        """Between two batches: stop or save here, if that is due."""
         clock = self._clock
         if clock.has_uncounted_step():
             self._count_step()  # the script logs nothing, so it had no need to call run.step()
@@ -206,12 +206,12 @@ class Run:
         if clock.is_due and not self._clock.is_at_end_of_epoch:
             clock.is_due = False
             if self._saves.step != clock.steps_done:
-                with self._world.pace.beats.during(RankPhase.SAVE):
+                with self._world.step_state.heartbeat.during(RankPhase.SAVE):
                     self._save()
 
     @contextmanager
     def waiting_for_data(self) -> Iterator[None]:
-        """In the body, the loader waits for a batch."""
+        """Context in which the loader waits for a batch."""
         if self._data is not None and self._data.first_batch_is_collective:
             yield  # a stream's readers are compared in there, so nobody may stop
         else:
@@ -225,12 +225,13 @@ class Run:
 
     @contextmanager
     def evaluating(self, generators: dict[str, Any]) -> Iterator[None]:
-        """In the body, an evaluation runs; a stop in it saves the state of the last boundary.
+        """Context in which an evaluation runs; a stop saves the state of the last boundary.
 
-        Away from a boundary there is no such state: then the evaluation runs to its end first. So
-        does that of a sharded model, whose forward is a collective.
+        Between boundaries there is no such state: then the evaluation runs to its end first. So does that of a
+        sharded model, because its forward is a collective.
         """
-        with self._world.pace.beats.during(RankPhase.EVALUATE), self._stopping_in(generators):
+        heartbeat = self._world.step_state.heartbeat
+        with heartbeat.during(RankPhase.EVALUATE), self._stopping_in(generators):
             yield
 
     @contextmanager
@@ -247,17 +248,17 @@ class Run:
             self._generators_before_evaluation = None
 
     def between_batches(self) -> None:
-        """Stop here if all ranks are to stop at the step that was done last."""
+        """Stop here if all ranks stop at the last step."""
         if self._watch.decided_here and not self._objects.is_sharded:
             self.stop()
 
     def before_collective(self) -> None:
-        """The evaluation goes into its reduction: from here on only a later boundary can be agreed."""
+        """Before the reduction of an evaluation: from here on only a later boundary can be agreed on."""
         if self._watch.unpark():
             self.stop()
 
     def stop(self) -> None:
-        """Save at this step on all ranks, and leave."""
+        """Save at this step on all ranks, and exit."""
         clock, world, reason = self._clock, self._world, self._watch.reason
         self._save_last()
         what = self._saves.what_is_saved(clock.steps_done)
@@ -277,10 +278,10 @@ class Run:
     # Beginning.
 
     def begin(self, seed: int) -> None:
-        """Load the newest good snapshot and stand where it stands, or at the start.
+        """Load the newest good snapshot and continue from it; without one begin at the start.
 
         Raises:
-            SnapshotError: There are snapshots, and none fits or none is good.
+            SnapshotError: There are snapshots, but none is good or none fits the script.
         """
         world, clock, url = self._world, self._clock, self._saves.folder_url
         loaded = self._saves.load()
@@ -349,7 +350,7 @@ class Run:
     # Where the run stands.
 
     def _is_at_boundary(self) -> bool:
-        """Whether the state is one that a resumed run can begin with, without any code left out."""
+        """Whether a resumed run can begin with this state without skipping any code."""
         end = self._end_of_epoch
         # Behind the last batch the script's own code has run, and will again: a scheduler's step is
         # undone in what is saved, an average that was changed in place can't be.
@@ -360,21 +361,21 @@ class Run:
     def _count_step(self) -> None:
         clock, settings = self._clock, self._settings
         clock.steps_done += 1
-        self._world.pace.beats.step(clock.steps_done)
+        self._world.step_state.heartbeat.step(clock.steps_done)
         if settings.every_steps is not None and clock.steps_done % settings.every_steps == 0:
             clock.is_due = True
         if clock.steps_done % settings.log_every == 0:
             self._reduce_metrics()
 
     def _reduce_metrics(self) -> None:
-        """Reduce the window's metrics; the same collective tells all that a timed save is due."""
+        """Reduce the metrics of the last steps; the same collective tells all ranks that a timed save is due."""
         every_s = self._settings.every_s
         is_late = every_s is not None and time.monotonic() - self._saves.at >= every_s
         is_due = self._metrics.reduce(self.steps_done, flag=is_late and self._world.rank == 0)
         self._clock.is_due = self._clock.is_due or is_due
 
     def _tell_epoch(self) -> None:
-        """Prove what the epoch saw and tell its means, once; a collective."""
+        """Prove what the epoch saw and report its means, once; a collective."""
         clock, data = self._clock, self._data
         if self._told_epoch == clock.epoch:
             return
@@ -399,11 +400,11 @@ class Run:
     # Saving and ending.
 
     def _save(self, *, may_skip: bool = True) -> None:
-        """Order a snapshot of this step, unless another one is still written and this one may be left out."""
+        """Start a snapshot of this step, unless another one is still being written and this one may be skipped."""
         clock = self._clock
         if may_skip and self._saves.must_skip():
             self._world.say(
-                f"step {clock.steps_done}: a save is still running, this one is left out"
+                f"step {clock.steps_done}: a save is still running, this one is skipped"
             )
             return
         began = time.monotonic()
@@ -432,8 +433,8 @@ class Run:
             record.event("save", step=clock.steps_done, blocked_s=round(blocked_s, 6))
 
     def _save_last(self) -> None:
-        """Save where the run ends, wait until that is whole, and let the last line of `muster run` say it."""
-        with self._world.pace.beats.during(RankPhase.SAVE):
+        """Save at the end of the run, wait until the snapshot is complete, and report it to `muster run`."""
+        with self._world.step_state.heartbeat.during(RankPhase.SAVE):
             if self._saves.step != self._clock.steps_done:
                 self._save(may_skip=False)
             self._saves.check(self.steps_done, by_all=True)

@@ -1,4 +1,4 @@
-"""The snapshots of a run: what belongs into one, which ranks write it, and what became of it."""
+"""The snapshots of a run: their contents, the ranks that write them, and the outcome of each save."""
 
 import os
 import sys
@@ -30,11 +30,11 @@ from torchmuster.train.snapshot.state import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndOfEpoch:
-    """The state behind an epoch's last step, in front of the script's code behind the loop.
+    """The state after an epoch's last step, before the script's code after the loop.
 
     Attributes:
-        tensors: Not copied.
-        versions: How often each had been changed in place.
+        tensors: References, not copies.
+        versions: The in-place version counter of each.
     """
 
     state: dict[str, Any]
@@ -43,19 +43,19 @@ class EndOfEpoch:
     generators: dict[str, Any]
 
     def is_unchanged(self) -> bool:
-        """Say whether no tensor has been changed in place since."""
+        """Return whether no tensor has been changed in place since."""
         return self.versions == _versions(self.tensors)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """What is saved beside the user's objects.
+    """What is saved in addition to the user's objects.
 
     Attributes:
         own: The run's own state, the same on all ranks.
         ledger: Of this rank.
-        generators: Those to save where they are not the present ones.
-        end: The state to save where it is not the present one.
+        generators: Their state to save, if not the present one.
+        end: The state to save, if not the present one.
     """
 
     step: int
@@ -67,11 +67,11 @@ class Moment:
 
 
 class Saves:
-    """Makes snapshots, one at a time beside the loop, and says what became of them.
+    """Makes snapshots, one at a time in the background, and reports their outcome.
 
     Attributes:
-        step: The step of the newest snapshot that was ordered or loaded; -1 for none.
-        at: When that was, by `time.monotonic()`.
+        step: The step of the newest snapshot that was started or loaded; -1 for none.
+        at: The time of that, by `time.monotonic()`.
     """
 
     def __init__(
@@ -83,14 +83,14 @@ class Saves:
         warn: Callable[[str], None] | None,
         skips: bool,
     ) -> None:
-        """Only store.
+        """Store the arguments.
 
         Args:
             objects: The user's.
             crew: From `find_crew`.
             record: Of the run; rank 0 writes to it.
-            warn: Gets the words of a save that failed; None: the error is raised.
-            skips: Leave a save out while another one runs.
+            warn: Called with the message of a failed save; None: the error is raised.
+            skips: Skip a save while another one runs.
         """
         self.step = -1
         self.at = time.monotonic()
@@ -107,25 +107,25 @@ class Saves:
 
     @property
     def folder_url(self) -> str:
-        """Where the snapshots lie."""
+        """The folder of the snapshots: a path or URL."""
         return self._crew.folder.url
 
     @property
     def last_s(self) -> float:
-        """How long the last write took."""
+        """The duration of the last write, in seconds."""
         return self._saver.last_s
 
     @property
     def newest_step(self) -> int | None:
-        """The step of the newest snapshot that is whole, as this rank knows it; rank 0 does."""
+        """The step of the newest complete snapshot that this rank knows of; rank 0 knows of all."""
         written = self._saver.written_step
         return self._loaded_step if written is None else written
 
     def load(self) -> LoadedSnapshot | None:
-        """Put the newest good snapshot into the user's objects and return it; None when there is none.
+        """Load the newest good snapshot into the user's objects and return it; None when there is none.
 
         Raises:
-            SnapshotError: There are snapshots, and none fits or none is good; or there were some.
+            SnapshotError: There are snapshots, but none is good or none fits; or earlier ones have vanished.
         """
         crew = self._crew
         reads = crew.rank == 0 or crew.copies
@@ -140,7 +140,7 @@ class Saves:
         return loaded
 
     def _refuse_to_forget(self) -> None:
-        """Raise where an earlier attempt of this run has saved, and nothing of it can be found."""
+        """Refuse to start over if an earlier attempt of this run has saved and its snapshots are gone."""
         if os.environ.get(contract.ATTEMPT_VARIABLE, "0") == "0":
             return
         step = self._record.last_saved(self.folder_url)
@@ -153,13 +153,13 @@ class Saves:
             )
 
     def must_skip(self) -> bool:
-        """Say on all ranks alike whether a save still runs and this one is to be left out."""
+        """Return, the same on all ranks, whether a save is still running and this one is to be skipped."""
         if not self._skips:
             return False
         return any(row[0] for row in gather_ints([int(self._saver.is_busy)]))
 
     def save(self, moment: Moment) -> None:
-        """Copy the state and begin to write it; the loop waits for the copy only.
+        """Copy the state and start writing it; the loop waits for the copy only.
 
         Raises:
             SnapshotError: The save before this one failed, or a value can't be saved.
@@ -170,15 +170,15 @@ class Saves:
         self.step, self.at = moment.step, time.monotonic()
 
     def check(self, now: int, *, wait: bool = False, by_all: bool = False) -> None:
-        """See what became of the last save, at step `now`; the record learns what is whole.
+        """Check the outcome of the last save, at step `now`, and record completed snapshots.
 
         Args:
-            now: Steps done.
-            wait: Until this rank's part is written.
-            by_all: Until rank 0 has committed it.
+            now: The number of steps done.
+            wait: Wait until this rank's part is written.
+            by_all: Wait until rank 0 has committed it.
 
         Raises:
-            SnapshotError: It failed, here or there, and nobody is to be warned instead.
+            SnapshotError: It failed on this rank or on rank 0, and there is no `warn`.
         """
         try:
             if wait or by_all:
@@ -196,7 +196,7 @@ class Saves:
             self._record.event("saved", step=now, saved=written, folder=self.folder_url)
 
     def what_is_saved(self, now: int) -> str:
-        """Say what can be resumed, at a step whose save was ordered."""
+        """Return in words what can be resumed, at a step whose save was started."""
         step = self.newest_step
         if step == now:
             return "it is saved"
@@ -238,13 +238,13 @@ class Saves:
 
 
 def default_folder() -> str:
-    """Return where snapshots lie when the script names no folder."""
+    """Return the default folder of snapshots."""
     run_dir = os.environ.get(contract.RUN_DIR_VARIABLE)
     return RunDir(run_dir or os.getcwd()).snapshots
 
 
 def record_path(folder: Folder) -> str:
-    """Return the path of the run's record: without muster it lies with the snapshots, if that is on a disk."""
+    """Return the path of the run's record: without muster it is next to the snapshots, if those are on a disk."""
     run_dir = os.environ.get(contract.RUN_DIR_VARIABLE)
     if run_dir:
         return RunDir(run_dir).training
@@ -255,10 +255,10 @@ def record_path(folder: Folder) -> str:
 def find_crew(
     world: Any, url: str, *, keep: int, timeout_s: float, is_sharded: bool
 ) -> writer.Writers:
-    """Find out which ranks write: agree on a generation, and see whether all nodes see one folder.
+    """Choose the ranks that write: agree on a generation, and test whether all nodes share the folder.
 
     Raises:
-        SnapshotError: The folder can't be used; a sharded model's is not shared.
+        SnapshotError: The folder can't be used, or is not shared although the model is sharded.
     """
     folder = open_folder(url)
     leads = world.local_rank == 0
@@ -281,11 +281,13 @@ def find_crew(
         raise MisfitError(
             "the nodes don't share the folder of the snapshots, and the model is sharded",
             where=folder.url,
-            why="each node would hold only its own ranks' part",
+            why="each node would have only its own ranks' part",
             fix="choose a folder on a shared file system, or a URL such as s3://...",
         )
     if not is_shared:
-        world.say(f"the nodes don't share {folder.url}: each keeps a whole copy of every snapshot")
+        world.say(
+            f"the nodes don't share {folder.url}: each keeps a complete copy of every snapshot"
+        )
         if leads and not sees:
             folder.claim_generation(at_least=generation)
     return writer.Writers(
@@ -329,7 +331,7 @@ def generators_to_plain(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def generators_from_plain(plain: dict[str, Any]) -> dict[str, Any]:
-    """Return what `generators_to_plain` was given."""
+    """Inverse of `generators_to_plain`."""
     state = dict(plain)
     for name in ("torch", "cuda"):
         if state[name] is not None:

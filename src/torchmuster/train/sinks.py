@@ -1,4 +1,4 @@
-"""Where metrics go: the run's own record, TensorBoard files, Weights & Biases. Rank 0 only."""
+"""Destinations of metrics: the run's own record, TensorBoard files, Weights & Biases. Rank 0 only."""
 
 import contextlib
 import json
@@ -11,20 +11,20 @@ from torchmuster.errors import UsageError
 
 
 class MetricSink(Protocol):
-    """Takes means over all ranks."""
+    """A destination of metrics; gets means over all ranks."""
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Take the values of the steps up to `step`."""
+        """Write the values of the steps up to `step`."""
 
     def close(self) -> None:
-        """Bring everything to its place."""
+        """Flush and close."""
 
 
 class MetricsRecord:
     """`training.jsonl`: one line per event, UTC, append only; `muster status` reads it.
 
-    A disk that is full must not end a training run over a line of metrics: lines are dropped, and
-    the next one that is written says how many.
+    A full disk must not end a training run because of a line of metrics: lines are dropped, and the next
+    line that is written contains their number.
     """
 
     def __init__(self, path: str) -> None:
@@ -45,7 +45,7 @@ class MetricsRecord:
             self._num_dropped += 1
 
     def last_saved(self, folder: str) -> int | None:
-        """Return the step of the newest snapshot that this run has saved there; None when it says of none."""
+        """Return the step of the newest snapshot that this run has recorded there; None without one."""
         saved = None
         try:
             with open(self.path, "rb") as file:
@@ -61,7 +61,7 @@ class MetricsRecord:
         self.event("metrics", step=step, values=dict(values))
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: the file is not kept open."""
 
 
 def _saved_step(line: bytes, folder: str) -> int | None:
@@ -98,7 +98,7 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """A run of Weights & Biases; give `wandb.init`'s arguments, or a run that exists."""
+    """A run of Weights & Biases; pass the arguments of `wandb.init`, or an existing run."""
 
     def __init__(self, run: Any = None, **options: Any) -> None:
         if run is None:
@@ -123,7 +123,7 @@ class WeightsAndBiases:
 
 
 def open_sinks(given: list[MetricSink] | None, tensorboard: str | None) -> list[MetricSink]:
-    """Return the sinks of a run; TensorBoard's where a folder for its files is given."""
+    """Return the sinks of a run, with one for TensorBoard if a folder for its files is given."""
     return [*(given or []), *([TensorBoard(tensorboard)] if tensorboard else [])]
 
 
@@ -143,14 +143,14 @@ class StepsDone:
         self._open = False
 
     def begin(self, step: int) -> None:
-        """Count speed and time left from here."""
+        """Start measuring speed and remaining time."""
         self._began_at = self._shown_at = self._now()
         self._began_step = step
 
     def show(
         self, step: int, total: int | None, values: Mapping[str, float], *, force: bool = False
     ) -> None:
-        """Show where the loop stands, not more often than a person can read."""
+        """Show the progress, not more often than a person can read."""
         now = self._now()
         every = self.BAR_EVERY_S if self._is_bar else self.PLAIN_EVERY_S
         if not force and now - self._shown_at < every:
@@ -161,7 +161,7 @@ class StepsDone:
         self._open = self._is_bar
 
     def line(self, step: int, total: int | None, values: Mapping[str, float]) -> str:
-        """Return the line that is shown."""
+        """Return the line to show."""
         speed = (step - self._began_step) / max(self._now() - self._began_at, 1e-9)
         parts = [f"step {step}/{total}" if total else f"step {step}"]
         if self._is_bar and total:
@@ -175,7 +175,7 @@ class StepsDone:
         return "  ".join(parts)
 
     def end(self) -> None:
-        """Leave the cursor on a new line."""
+        """Move the cursor to a new line."""
         if self._open:
             self._write("\n")
             self._open = False

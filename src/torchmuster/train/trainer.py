@@ -1,6 +1,6 @@
-"""The loop, written: for those who would write the one in the README anyway.
+"""A ready-made training loop, equivalent to the one in the README.
 
-Override `training_step` and `validation_step` where a batch isn't a pair of inputs and targets.
+Override `training_step` and `validation_step` if a batch isn't a pair of inputs and targets.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -20,16 +20,16 @@ Metric = Callable[[Any, Any], torch.Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerOptions:
-    """How a trainer trains.
+    """Options of a trainer.
 
     Attributes:
-        epochs: Of the whole run, over all its attempts.
-        global_batch_size: Samples a step over all ranks.
-        eval_batch_size: Samples a batch of a rank in evaluation; default: the global batch size.
+        epochs: Number of epochs of the whole run, over all its attempts.
+        global_batch_size: Samples per step over all ranks.
+        eval_batch_size: Samples per batch and rank in evaluation; default: the global batch size.
         precision: `fp32`, `bf16` or `fp16`.
         max_norm: Clip gradients to this 2-norm.
         sharded: FSDP2 instead of DistributedDataParallel.
-        num_workers: Loader processes of each rank.
+        num_workers: Number of loader processes per rank.
         eval_every: Epochs between evaluations; the last epoch is always evaluated.
         resume: Options of `World.resume`, such as `folder` and `every_steps`.
         loader: Options of `World.loader`.
@@ -63,7 +63,7 @@ class Trainer:
     Attributes:
         world: The ranks that train together.
         model: Wrapped for this world.
-        optimizer: Made after wrapping.
+        optimizer: Created after wrapping.
     """
 
     def __init__(
@@ -77,23 +77,23 @@ class Trainer:
         metrics: Mapping[str, Metric] | None = None,
         world: World | None = None,
     ) -> None:
-        """Wrap the model and make the optimizer.
+        """Wrap the model and create the optimizer.
 
         Args:
             model: Not yet wrapped.
-            optimizer: Makes an optimizer of the parameters it is given.
-            loss: Of outputs and targets: the mean over the batch.
-            options: How to train.
-            scheduler: Makes a scheduler of the optimizer; it steps after every optimizer step.
-            metrics: For evaluation, by name.
+            optimizer: Called with the parameters; returns an optimizer.
+            loss: Called with outputs and targets; returns the mean over the batch.
+            options: Sizes, precision and so on.
+            scheduler: Called with the optimizer; returns a scheduler, which steps after every optimizer step.
+            metrics: Functions of outputs and targets for evaluation, by name.
             world: From `init`; default: a new one.
 
         Raises:
-            UsageError: An option is out of range, or `optimizer` is an optimizer.
+            UsageError: An option is out of range, or `optimizer` is an optimizer instead of a function.
         """
         if isinstance(optimizer, torch.optim.Optimizer):
             raise UsageError(
-                "the trainer makes the optimizer itself, after the model was wrapped",
+                "the trainer makes the optimizer itself, after wrapping the model",
                 where="Trainer(optimizer=...)",
                 fix="functools.partial(torch.optim.AdamW, lr=3e-4)",
             )
@@ -113,7 +113,7 @@ class Trainer:
         self._metrics = dict(metrics or {})
 
     def fit(self, train_set: Any, eval_set: Any = None) -> dict[str, float]:
-        """Train, resuming where an earlier attempt was; return the last evaluation's metrics."""
+        """Train, resuming from an earlier attempt; return the metrics of the last evaluation."""
         options, world = self.options, self.world
         data = world.loader(
             train_set,
@@ -171,7 +171,7 @@ class Trainer:
         return self._loss(self.model(inputs), targets)
 
     def validation_step(self, batch: Any) -> dict[str, torch.Tensor]:
-        """Return the metrics of a batch: `(batch,)`, one value a sample, or a scalar, their mean."""
+        """Return the metrics of a batch: `(batch,)`, one value per sample, or a scalar, their mean."""
         inputs, targets = batch
         outputs = self.model(inputs)
         values = {name: metric(outputs, targets) for name, metric in self._metrics.items()}

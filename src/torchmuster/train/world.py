@@ -1,4 +1,4 @@
-"""The world of a training script: who this process is, and what it needs to train with the others.
+"""The world of a training script: rank, device and process group, and the methods to train with them.
 
 world = tm.init()
 model = world.wrap(Net())
@@ -30,9 +30,9 @@ from torchmuster.train import group, rng
 from torchmuster.train.barrier import StoreBarrier
 from torchmuster.train.batches.loader import Loader, LoaderSettings
 from torchmuster.train.batches.stream import open_loader
-from torchmuster.train.beats import Pace
 from torchmuster.train.evaluation import Evaluation, EvaluationWatch
 from torchmuster.train.exchange import broadcast_bytes, gather_ints
+from torchmuster.train.heartbeat import StepState
 from torchmuster.train.launch import Launcher
 from torchmuster.train.meter import RunMetrics
 from torchmuster.train.objects import Objects
@@ -55,20 +55,20 @@ def init(
     timeout_s: float = group.DEFAULT_TIMEOUT_S,
     device: str | None = None,
 ) -> "World":
-    """Join the world of whatever launcher started this process, or make one of one worker.
+    """Join the world of the launcher that started this process; without a launcher, a world of one worker.
 
-    Works under `muster`, `torchrun`, `srun` (one task a worker), `mpiexec` and without a launcher.
-    Seeds torch, numpy and `random` with `seed`, alike on all ranks, so that all begin with the same
-    weights; `resume` seeds them anew, differently on each rank.
+    Works under `muster`, `torchrun`, `srun` (one task per worker), `mpiexec` and without a launcher.
+    Seeds torch, numpy and `random` with `seed`, the same on all ranks, so that all begin with the same
+    weights; `resume` seeds them again, differently on each rank.
 
     Args:
         seed: For all generators.
-        timeout_s: How long a collective may take, and a wait for a missing rank.
+        timeout_s: Limit for a collective and for the wait for a missing rank, in seconds.
         device: `cpu` or `cuda`; default: CUDA where torch sees a GPU.
 
     Raises:
         UsageError: The environment contradicts itself.
-        WorldError: The world isn't what the launcher promised.
+        WorldError: The world differs from what the launcher announced.
     """
     global _world
     if _world is not None:
@@ -87,7 +87,7 @@ def _note_failure() -> None:
 
 
 def current() -> "World":
-    """Return this process's world; it is made, with `init()`, when there is none yet."""
+    """Return this process's world; call `init()` if there is none yet."""
     return _world if _world is not None else init()
 
 
@@ -96,9 +96,9 @@ class World:
 
     Attributes:
         rank: Of this process, `0 .. world_size - 1`.
-        device: Where this rank computes.
-        launcher: Who started it.
-        pace: The batch in hand, shared by loader, model and run.
+        device: The device of this rank.
+        launcher: The launcher that started it.
+        step_state: The current batch, shared by loader, model and run.
     """
 
     def __init__(self, standing: group.RankInfo, seed: int) -> None:
@@ -111,7 +111,7 @@ class World:
         self.device = standing.device
         self.launcher: Launcher = standing.launch.launcher
         self.seed = seed
-        self.pace = Pace()
+        self.step_state = StepState()
         self._standing = standing
         self._models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._loaders: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -128,11 +128,11 @@ class World:
 
     @property
     def timeout_s(self) -> float:
-        """How long a collective may take, and a wait for a rank."""
+        """Limit for a collective and for the wait for a rank, in seconds."""
         return self._standing.timeout_s
 
     def connect(self) -> Any:
-        """Return one more connection to the group's store: one holds all others up while it waits."""
+        """Return a new connection to the group's store: a waiting call blocks its connection."""
         return dist.PrefixStore(f"muster/{self.token}", self._standing.connect())
 
     @property
@@ -149,7 +149,7 @@ class World:
                 print(f"muster: {text}", file=sys.stderr, flush=True)
 
     def barrier(self, name: str, *, timeout_s: float | None = None) -> None:
-        """Wait until all ranks have come here.
+        """Wait until all ranks have reached this barrier.
 
         Raises:
             WorldError: Some did not within `timeout_s`; the message names them.
@@ -167,17 +167,17 @@ class World:
         settle: bool = True,
         **options: Any,
     ) -> nn.Module:
-        """Move `model` to this rank's device and make it one with the other ranks'.
+        """Move `model` to this rank's device and wrap it for training with the other ranks.
 
         The loss must be the mean over the rank's samples: gradients are weighted by the share of
-        the global batch, so that they are those of the mean over all of it.
+        the global batch, so that they equal those of the mean over the global batch.
 
         Args:
             model: Not yet wrapped. Make the optimizer after this call.
             sharded: FSDP2 (`fully_shard`) instead of DistributedDataParallel.
-            replicas: With `sharded`: that many replicas, each sharded over its ranks (HSDP).
-            compile: Run it through torch.compile.
-            settle: Make a throw-away backward before the first step, so that a resumed process sums
+            replicas: With `sharded`: the number of replicas, each sharded over its ranks (HSDP).
+            compile: Use torch.compile.
+            settle: Run a throw-away backward before the first step, so that a resumed process sums
                 gradients in the same order as one that never stopped (bitwise equality over
                 restarts from 3 ranks on).
             options: Passed to DistributedDataParallel or `fully_shard`.
@@ -188,7 +188,7 @@ class World:
         if sharded:
             wrapped = wrap_sharded(
                 model,
-                self.pace,
+                self.step_state,
                 device_type=self.device.type,
                 num_replicas=replicas,
                 options=options,
@@ -196,7 +196,7 @@ class World:
         else:
             if self.device.type == "cuda":
                 options.setdefault("device_ids", [self.device])
-            wrapped = wrap_whole(model, self.pace, settle=settle, options=options)
+            wrapped = wrap_whole(model, self.step_state, settle=settle, options=options)
         self._models.add(unwrap(wrapped))
         return wrapped
 
@@ -219,18 +219,18 @@ class World:
 
         Args:
             dataset: Map-style, or iterable by the contract of `docs/data.md`.
-            global_batch_size: Samples a step over all ranks: kept when the world changes.
-            batch_size: Instead: samples a step on each rank.
-            shuffle: In an order of its own for each epoch.
+            global_batch_size: Samples per step over all ranks: constant when the world size changes.
+            batch_size: Instead: samples per step on each rank.
+            shuffle: Use another random order in each epoch.
             seed: Of the order and of random augmentation.
-            accumulate: Micro-batches a step; gradients meet at the last one.
-            drop_last: Leave out a last step that is smaller.
-            num_workers: Loader processes of this rank.
+            accumulate: Micro-batches per step; gradients are reduced at the last one.
+            drop_last: Drop a last step that is smaller.
+            num_workers: Number of loader processes of this rank.
             collate_fn: As in torch's DataLoader.
             options: Passed to torch's DataLoader.
 
         Raises:
-            UsageError: Sizes below one, or both batch sizes.
+            UsageError: A size is below one, or both batch sizes are given.
             DatasetError: The dataset is empty or has no length.
         """
         settings = LoaderSettings(
@@ -249,7 +249,7 @@ class World:
             rank=self.rank,
             world_size=self.world_size,
             device=self.device,
-            pace=self.pace,
+            step_state=self.step_state,
             collate=collate_fn,
             options=options,
             compare=lambda value: [row[0] for row in gather_ints([value])],
@@ -267,7 +267,7 @@ class World:
         collate_fn: Callable[[list[Any]], Any] | None = None,
         **options: Any,
     ) -> Evaluation:
-        """Return this rank's batches of `dataset`, each sample on one rank, and exact metrics.
+        """Return this rank's batches of `dataset`, with each sample on one rank, for exact metrics.
 
         Raises:
             UsageError: The batch size is below one.
@@ -300,10 +300,10 @@ class World:
         Args:
             name: Of the work, unique in `folder`.
             per: `node` or `run`.
-            folder: Where the markers lie; default: the node's temporary folder, or the run's.
+            folder: Of the markers; default: the node's temporary folder, or the run's.
 
         Raises:
-            OnceError: The one that did the work failed: on all ranks that wait for it.
+            OnceError: The process that did the work failed; raised on all ranks that wait for it.
         """
         if per not in ("node", "run"):
             raise UsageError(f"per={per!r}: `node` or `run`", where="World.once")
@@ -343,24 +343,24 @@ class World:
             data: The loader whose position is saved.
             folder: A path, or a URL that fsspec knows; default: `snapshots/` in the run directory of
                 `muster`, else in the working directory.
-            every_steps: Save after every so many steps.
-            every_s: Save after so many seconds, looked at every `log_every` steps; None: never.
+            every_steps: Save after this many steps.
+            every_s: Save after this many seconds, checked every `log_every` steps; None: never.
             every_epoch: Save at the end of every epoch.
-            keep: How many snapshots stay.
-            asynchronous: Write beside the loop; it waits for the copy only.
-            when_busy: `wait` for a save that still runs, or `skip` the new one.
-            on_save_error: `raise` when a save failed, or `warn` and train on.
+            keep: How many snapshots are kept.
+            asynchronous: Write in the background; the loop waits for the copy only.
+            when_busy: `wait` for a save that is still running, or `skip` the new one.
+            on_save_error: `raise` when a save failed, or `warn` and continue training.
             save_timeout_s: How long rank 0 waits for the other ranks' parts.
             log_every: Steps between two reductions of the metrics.
-            time_limit_s: Stop and save in time before so many seconds have passed. Under Slurm the
-                job's own end is obeyed as well.
+            time_limit_s: Save and stop before this many seconds have passed. Under Slurm the
+                end of the job counts as well.
             tensorboard: A folder for TensorBoard's files.
-            sinks: Other places for metrics.
-            objects: `model=`, `optimizer=`, and all else with state_dict() and load_state_dict().
+            sinks: More destinations of metrics.
+            objects: `model=`, `optimizer=`, and any other object with state_dict() and load_state_dict().
 
         Raises:
-            UsageError: An object can't be saved, or an option isn't one.
-            SnapshotError: There are snapshots, and none fits or none is good.
+            UsageError: An object can't be saved, or an option has an invalid value.
+            SnapshotError: There are snapshots, but none is good or none fits the script.
         """
         if when_busy not in ("wait", "skip") or on_save_error not in ("raise", "warn"):
             raise UsageError(

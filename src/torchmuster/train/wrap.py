@@ -1,14 +1,14 @@
 """The wrapped model: DistributedDataParallel whose sums are the same in every attempt, and FSDP.
 
-Two things are added to torch's own:
+It adds two things to torch's:
 
 - **weights**: shares of a global batch may differ by a sample. The gradient that flows into the
   model's outputs is scaled by `local_count * world_size / global_count`, so that DDP's mean over the
   ranks is the mean over the global batch. The loss must be a mean over the rank's samples.
-- **a settled layout**: DDP rebuilds its gradient buckets after a process's first backward, so a
+- **a fixed layout**: DDP rebuilds its gradient buckets after a process's first backward, so a
   resumed process sums in another order for one step, and from 3 ranks on the weights differ in
-  the last bit. A throw-away backward in front of the first step settles the layout in every
-  attempt; generators, buffers and gradients are put back.
+  the last bit. A throw-away backward before the first step fixes the layout in every
+  attempt; generators, buffers and gradients are restored.
 """
 
 from typing import Any
@@ -19,39 +19,41 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
 from torchmuster.errors import UsageError
-from torchmuster.model.beats import RankPhase
+from torchmuster.model.heartbeat import RankPhase
 from torchmuster.train import rng
-from torchmuster.train.beats import Pace
+from torchmuster.train.heartbeat import StepState
 
 
 class WeighedDDP(DistributedDataParallel):
-    """DistributedDataParallel that weighs each rank's gradient by its share of the batch."""
+    """DistributedDataParallel that weights each rank's gradient by its share of the batch."""
 
     require_forward_param_sync: bool
 
-    def __init__(self, module: nn.Module, pace: Pace, *, settle: bool = True, **options: Any):
+    def __init__(
+        self, module: nn.Module, step_state: StepState, *, settle: bool = True, **options: Any
+    ):
         super().__init__(module, **options)
-        self._pace = pace
+        self._step_state = step_state
         self._settled = not settle or self.static_graph
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the model; see the module's docstring for what is added in training."""
+        """Run the model; the module's docstring says what is added in training."""
         if not torch.is_grad_enabled():
             return self._forward_alone(inputs, kwargs)
         if not self._settled:
             self._settle(inputs, kwargs)
-        if self._pace.accumulates:
-            self.require_backward_grad_sync = self._pace.ends_step
-        self._pace.beats.enter(RankPhase.FORWARD)
+        if self._step_state.accumulates:
+            self.require_backward_grad_sync = self._step_state.ends_step
+        self._step_state.heartbeat.enter(RankPhase.FORWARD)
         outputs = super().forward(*inputs, **kwargs)
-        self._pace.beats.enter(RankPhase.COMPUTE)
-        return weigh(outputs, self._pace.weight)
+        self._step_state.heartbeat.enter(RankPhase.COMPUTE)
+        return weigh(outputs, self._step_state.weight)
 
     def _forward_alone(self, inputs: Any, kwargs: Any) -> Any:
         """Run the model without a collective: in an evaluation some ranks may have no batch.
 
-        DDP would broadcast buffers in the first forward after training, and leave it out in the first
-        of the training after: not on a rank that had no forward in between.
+        DDP would broadcast buffers in the first forward after training and skip that in the first forward of the
+        next training, but not on a rank that had no forward in between.
         """
         syncs, self.require_forward_param_sync = self.require_forward_param_sync, False
         try:
@@ -84,7 +86,7 @@ def _detached(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def weigh(outputs: Any, weight: float) -> Any:
-    """Scale the gradient that flows back into `outputs` by `weight`; the values stay."""
+    """Scale the gradient that flows back into `outputs` by `weight`; the values are unchanged."""
     if weight == 1.0:
         return outputs
     leaves = pytree.tree_leaves(outputs)
@@ -105,7 +107,7 @@ def weigh(outputs: Any, weight: float) -> Any:
 
 
 class _Weigh(torch.autograd.Function):
-    """The same values, for those outside of the model; what flows in from them is weighted."""
+    """Identity whose gradient is weighted."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, weight: float) -> torch.Tensor:
@@ -126,25 +128,27 @@ def _name_of(value: Any) -> str:
     return type(value).__name__
 
 
-def wrap_whole(module: nn.Module, pace: Pace, *, settle: bool, options: Any) -> nn.Module:
-    """Return `module` under DDP, or with weights only in a world of one."""
+def wrap_whole(
+    module: nn.Module, step_state: StepState, *, settle: bool, options: Any
+) -> nn.Module:
+    """Return `module` wrapped by DDP; in a world of one, with weighted gradients only."""
     has_gradients = any(p.requires_grad for p in module.parameters())
     if torch.distributed.get_world_size() > 1 and has_gradients:
-        return WeighedDDP(module, pace, settle=settle, **options)
-    _hook(module, pace)
+        return WeighedDDP(module, step_state, settle=settle, **options)
+    _hook(module, step_state)
     return module
 
 
 def wrap_sharded(
-    module: nn.Module, pace: Pace, *, device_type: str, num_replicas: int, options: Any
+    module: nn.Module, step_state: StepState, *, device_type: str, num_replicas: int, options: Any
 ) -> nn.Module:
     """Shard `module` in place with FSDP2: each block of its ModuleLists, then the rest.
 
     Args:
         module: Its parameters must not be in an optimizer yet.
-        pace: Shared with the loader.
+        step_state: Shared with the loader.
         device_type: `cpu` or `cuda`.
-        num_replicas: 1 shards over all ranks; more makes that many replicas (HSDP).
+        num_replicas: 1 shards over all ranks; a larger number makes that many replicas (HSDP).
         options: Passed to `fully_shard`.
     """
     from torch.distributed.device_mesh import init_device_mesh
@@ -166,18 +170,18 @@ def wrap_sharded(
             for block in child:
                 fully_shard(block, mesh=mesh, **options)
     fully_shard(module, mesh=mesh, **options)
-    _hook(module, pace)
+    _hook(module, step_state)
     return module
 
 
-def _hook(module: nn.Module, pace: Pace) -> None:
+def _hook(module: nn.Module, step_state: StepState) -> None:
     def before(module: Any, _inputs: Any) -> None:
-        if pace.accumulates and hasattr(module, "set_requires_gradient_sync"):
-            module.set_requires_gradient_sync(pace.ends_step)
+        if step_state.accumulates and hasattr(module, "set_requires_gradient_sync"):
+            module.set_requires_gradient_sync(step_state.ends_step)
 
     def after(module: Any, _inputs: Any, outputs: Any) -> Any:
         if torch.is_grad_enabled():
-            return weigh(outputs, pace.weight)
+            return weigh(outputs, step_state.weight)
         return outputs
 
     module.register_forward_pre_hook(before)
@@ -196,5 +200,5 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Say whether a model's parameters are spread over ranks."""
+    """Return whether a model's parameters are sharded over ranks."""
     return any(hasattr(p, "device_mesh") for p in model.parameters())

@@ -1,1 +1,1 @@
-"""What the user sees: messages and tables, readable without colour."""
+"""Output for the user: messages and tables, readable without colour."""

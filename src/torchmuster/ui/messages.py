@@ -17,7 +17,7 @@ _YELLOW = "\x1b[1;33m"
 
 
 def uses_colour() -> bool:
-    """Say whether standard error is a terminal that wants colour."""
+    """Return whether standard error is a terminal with colour."""
     return (
         sys.stderr.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     )
@@ -44,7 +44,7 @@ def print_errors(errors: Sequence[MusterError]) -> None:
 
 
 def print_warnings(warnings: Sequence[MusterError]) -> None:
-    """Print every warning: the same form as an error, another first word."""
+    """Print every warning, in the same form as an error."""
     word = f"{_YELLOW}warning:{_RESET}" if uses_colour() else "warning:"
     for warning in warnings:
         text = render_report(report_of_error(warning)).removeprefix("error:")
@@ -52,7 +52,7 @@ def print_warnings(warnings: Sequence[MusterError]) -> None:
 
 
 def print_notes(sentences: Sequence[str]) -> None:
-    """Print one line for each choice that was made for the user."""
+    """Print one line for each automatic choice."""
     for sentence in sentences:
         sys.stderr.write(f"muster: {printable(sentence)}\n")
 
@@ -69,7 +69,7 @@ def summary(result: Result, how_to_go_on: str | None = None) -> str:
 
     Args:
         result: Of the run.
-        how_to_go_on: What a run that was no success has saved, and how it goes on.
+        how_to_go_on: What an unsuccessful run has saved, and how to continue it.
     """
     attempts = f"{result.attempts} attempt{'s' if result.attempts != 1 else ''}"
     lost = f", {result.lost_s:.1f} s lost" if result.lost_s else ""
@@ -81,7 +81,7 @@ def summary(result: Result, how_to_go_on: str | None = None) -> str:
 
 
 def _unsaved_end(result: Result) -> str:
-    """Say that the end of a training that went well is not saved, where that is so."""
+    """Return a note if the end of a successful training is not saved."""
     step, saved = result.trained_step, result.saved_step
     if step is None or saved == step:
         return ""
@@ -90,12 +90,12 @@ def _unsaved_end(result: Result) -> str:
 
 
 def last_report(result: Result, run_dir: RunDir, shown: Shown | None = None) -> Report | None:
-    """Return what is said at the end of a run, with what its logs add; None when the last line says it all.
+    """Return the report at the end of a run, with evidence from its logs; None when the last line is enough.
 
     Args:
         result: Of the run.
-        run_dir: Where its logs are.
-        shown: What stands on the terminal already: a traceback is not printed twice.
+        run_dir: Its logs are there.
+        shown: What the terminal has shown: a traceback is not printed twice.
     """
     if not is_worth_a_report(result):
         return None
@@ -106,5 +106,5 @@ def last_report(result: Result, run_dir: RunDir, shown: Shown | None = None) -> 
 
 
 def is_worth_a_report(result: Result) -> bool:
-    """Say whether the verdict has more to tell than its last line."""
+    """Return whether the verdict contains more than the last line."""
     return result.report is not None and result.state is not RunState.SUCCEEDED

@@ -1,4 +1,4 @@
-"""What `muster plan` shows: tables, bars for the terminal, and the same as SVG."""
+"""The output of `muster plan`: tables, bars for the terminal, and the same as SVG."""
 
 from collections.abc import Sequence
 from xml.sax.saxutils import escape
@@ -36,7 +36,7 @@ def say_link(link: NetworkLink) -> str:
 
 def prediction_table(predictions: Sequence[Prediction]) -> str:
     """Return the predictions as a table; times are of one step."""
-    header = ["NODES", "WORKERS", "STEP", "SUMS TAKE", "STEP WAITS", "EFFICIENCY", "AS FAST AS"]
+    header = ["NODES", "WORKERS", "STEP", "ALL-REDUCE", "WAITING", "EFFICIENCY", "AS FAST AS"]
     rows = [
         [
             str(one.num_nodes),
@@ -53,12 +53,12 @@ def prediction_table(predictions: Sequence[Prediction]) -> str:
 
 
 def waits_s(prediction: Prediction) -> float:
-    """Return all that a step has more than a lone worker's."""
+    """Return the time that a step takes in addition to that of a single worker."""
     return prediction.exposed_s + prediction.cost_s + prediction.skew_s
 
 
 def prediction_bars(predictions: Sequence[Prediction]) -> str:
-    """Return one bar for each prediction: what computes is full, what waits is shaded."""
+    """Return one bar for each prediction: computing is solid, waiting is shaded."""
     longest = max(one.step_s for one in predictions)
     width = max(len(str(one.num_nodes)) for one in predictions)
     lines = []
@@ -79,7 +79,7 @@ def _full(length: float) -> str:
 
 
 def layout_sentences(found: Sequence[Layout]) -> list[str]:
-    """Return how the same workers compare, on few nodes and on many."""
+    """Return a comparison of the same workers on few nodes and on many."""
     if len(found) < 2:
         return []
     lines = [
@@ -108,7 +108,7 @@ def _nodes(count: int) -> str:
 
 
 def change_lines(changes: Sequence[JobChange], num_nodes: int) -> list[str]:
-    """Return what would help, the best first."""
+    """Return the changes that would help, the best first."""
     if not changes:
         return [f"on {_nodes(num_nodes)} no change would bring more than 2 %"]
     lines = [f"what would help most on {_nodes(num_nodes)}:"]
@@ -144,7 +144,7 @@ def render_svg(predictions: Sequence[Prediction], title: str) -> str:
     y = 44 + row * len(predictions) + 20
     parts += [
         f'<text x="{left}" y="{y}" fill="{_COMPUTES}">computes</text>',
-        f'<text x="{left + 80}" y="{y}" fill="{_WAITS}">waits for the sums</text>',
+        f'<text x="{left + 80}" y="{y}" fill="{_WAITS}">waits for the all-reduce</text>',
         "</svg>",
     ]
     return "\n".join(parts) + "\n"

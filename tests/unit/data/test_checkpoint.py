@@ -139,7 +139,7 @@ def test_a_failed_round_is_told_and_the_last_one_is_an_error(store_url, tmp_path
 
     with pytest.raises(DataError, match="denied"):
         uploader.run(stop)
-    assert notes == ["the checkpoint was not uploaded: access was denied (no); it is tried again"]
+    assert notes == ["the checkpoint was not uploaded: access was denied (no); retrying"]
 
 
 def test_a_crash_before_the_pointer_leaves_the_last_checkpoint(store_url, tmp_path, flaky):

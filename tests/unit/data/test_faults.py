@@ -49,5 +49,5 @@ def test_waiting_ends_when_others_have_failed():
     def work():
         raise ConnectionError("reset")
 
-    with pytest.raises(DataError, match="was ended"):
+    with pytest.raises(DataError, match="was stopped"):
         retrying(work, "s3://b", stop=stop)

@@ -42,7 +42,7 @@ def test_a_symlink_in_the_target_that_leads_out_is_refused(tmp_path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder/link").symlink_to(tmp_path / "outside")
 
-    with pytest.raises(DataError, match="out of the folder"):
+    with pytest.raises(DataError, match="outside the folder"):
         target_path(str(tmp_path / "folder"), "link/x")
 
 
@@ -52,7 +52,7 @@ def test_symlinks_inside_are_followed_and_those_that_leave_are_named(folder, tmp
     files, notes = local_files(str(folder))
 
     assert "link" in [file.name for file in files]
-    assert notes == ["`loop` leads back to a folder above it: left out"]
+    assert notes == ["`loop` links to a folder above it: skipped"]
 
     (folder / "secret").symlink_to("/etc/hostname")
     (folder / "etc").symlink_to("/etc")
@@ -67,5 +67,5 @@ def test_pipes_are_left_out_with_a_sentence(folder):
 
     files, notes = local_files(str(folder))
 
-    assert notes == ["`pipe` is not a regular file: left out"]
+    assert notes == ["`pipe` is not a regular file: skipped"]
     assert "pipe" not in [file.name for file in files]

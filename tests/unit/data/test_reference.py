@@ -72,4 +72,4 @@ def test_the_settings_of_another_user_say_nothing_of_where_datasets_are(
     os.chown(tmp_path / "muster.toml", 12345, 12345)
 
     assert datasets_url() == str(tmp_path / "home/datasets")
-    assert "is not used: it is another user's" in capsys.readouterr().err
+    assert "is not used: it belongs to another user" in capsys.readouterr().err

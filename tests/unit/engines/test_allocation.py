@@ -6,8 +6,9 @@ from kit.waiting import wait_until
 from torchmuster import proc
 from torchmuster.engines import starter
 from torchmuster.engines.allocation import AllocationEngine
+from torchmuster.engines.launchers import LaunchCommand
+from torchmuster.engines.own_job import OwnJob
 from torchmuster.engines.registry import load_dialect
-from torchmuster.engines.ways import Way
 from torchmuster.files.layout import RunDir
 from torchmuster.model.job import AllocatedNode, Allocation
 
@@ -16,10 +17,10 @@ HANGS = ("sh", "-c", "sleep 600")
 FAILS = ("sh", "-c", "echo mpiexec: no other MPI >&2; exit 3")
 
 
-class OneWay(Way):
+class OneWay(LaunchCommand):
     """Starts the same command whatever it is asked."""
 
-    def argv(self, dialect, start):
+    def argv(self, dialect, node, command):
         return list(self.program)
 
 
@@ -31,8 +32,8 @@ def engine(tmp_path):
         nodes = tuple(AllocatedNode(name=name, slot=slot) for slot, name in enumerate(("n1", "n2")))
         allocation = Allocation(job_id="7.ctl", nodes=nodes)
         way = OneWay(program=command)
-        run_dir = RunDir(str(tmp_path))
-        made.append(AllocationEngine(None, run_dir, load_dialect("pbs"), allocation, way))
+        job = OwnJob(dialect=load_dialect("pbs"), allocation=allocation, launcher=way)
+        made.append(AllocationEngine(None, RunDir(str(tmp_path)), job))
         return made[-1]
 
     yield make

@@ -49,8 +49,3 @@ def test_line_of_the_site_that_is_no_option_says_how_to_write_it():
 @pytest.mark.parametrize("text", ["", "soon", "1e9", "-5", "9" * 13])
 def test_end_that_is_no_time_is_no_end(text):
     assert base.ends_at({base.ENDS_AT: text}) is None
-
-
-def test_temporary_folder_of_the_submitting_shell_is_no_scratch():
-    assert base.own_scratch({"TMPDIR": "/tmp"}, "9.ctl") is None
-    assert base.own_scratch({"TMPDIR": "/var/tmp/pbs.9.ctl"}, "9.ctl") == "/var/tmp/pbs.9.ctl"

@@ -146,10 +146,10 @@ def test_node_file_with_a_line_for_each_mpi_process_is_two_hosts():
     environment = {**TASK, "PBS_NODENUM": "0", "PBS_TASKNUM": "1", "PBS_NODEFILE": "aux"}
     found = DIALECT.allocation(environment, lambda path: "n1\nn1\nn2\nn2\n")
     assert found.nodes == (
-        AllocatedNode(name="n1", num_tasks=2, slot=0),
-        AllocatedNode(name="n2", num_tasks=2, slot=2),
+        AllocatedNode(name="n1", slot=0),
+        AllocatedNode(name="n2", slot=2),
     )
-    assert (found.job_id, found.scratch) == ("9.ctl", "/var/tmp/pbs.9.ctl")
+    assert found.job_id == "9.ctl"
 
 
 @pytest.mark.parametrize(("node", "slot"), [("n1", 0), ("n2", 2)])

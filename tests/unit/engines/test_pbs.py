@@ -9,7 +9,7 @@ from tests.unit.engines.jobs import AFTER, JOBS, ODD_PATH, request
 from torchmuster.engines.base import EngineError, NodeStart
 from torchmuster.engines.pbs import DIALECT
 from torchmuster.errors import UsageError
-from torchmuster.model.job import AllocatedNode, NodeChunk, StartWay
+from torchmuster.model.job import AllocatedNode, NodeChunk, NodeLauncher
 from torchmuster.model.states import JobState
 
 RUNNING = {
@@ -187,25 +187,25 @@ def test_cancel():
     ("way", "argv"),
     [
         (None, ["pbsdsh", "-n", "2", "--", "/bin/x", "a b"]),
-        (StartWay.TMRSH, ["pbs_tmrsh", "n2", "/bin/x", "a b"]),
-        (StartWay.MPIEXEC, ["mpiexec", "-n", "1", "-host", "n2", "/bin/x", "a b"]),
-        (StartWay.SSH, ["ssh", "-o", "BatchMode=yes", "n2", "/bin/x 'a b'"]),
+        (NodeLauncher.TMRSH, ["pbs_tmrsh", "n2", "/bin/x", "a b"]),
+        (NodeLauncher.MPIEXEC, ["mpiexec", "-n", "1", "-host", "n2", "/bin/x", "a b"]),
+        (NodeLauncher.SSH, ["ssh", "-o", "BatchMode=yes", "n2", "/bin/x 'a b'"]),
     ],
 )
 def test_agent_is_started_on_another_host(way, argv):
-    start = NodeStart(node="n2", slot=2, command=("/bin/x", "a b"), way=way)
+    start = NodeStart(node="n2", slot=2, command=("/bin/x", "a b"), launcher=way)
     assert DIALECT.node_argv(start) == argv
 
 
 def test_pbs_starts_nothing_by_srun():
     with pytest.raises(ValueError, match="PBS can't start agents"):
-        DIALECT.node_argv(NodeStart(node="n2", command=("/x",), way=StartWay.SRUN))
+        DIALECT.node_argv(NodeStart(node="n2", command=("/x",), launcher=NodeLauncher.SRUN))
 
 
 @pytest.mark.parametrize("node", ["-oProxyCommand=x", "n1,n2", "", "n 1"])
 def test_name_that_is_an_option_or_a_list_is_refused(node):
     with pytest.raises(ValueError, match="not a valid name of a node"):
-        DIALECT.node_argv(NodeStart(node=node, command=("/x",), way=StartWay.SSH))
+        DIALECT.node_argv(NodeStart(node=node, command=("/x",), launcher=NodeLauncher.SSH))
 
 
 def test_hosts_are_the_unique_lines_of_the_node_file(tmp_path):
@@ -215,18 +215,16 @@ def test_hosts_are_the_unique_lines_of_the_node_file(tmp_path):
         {
             "PBS_JOBID": "9.ctl",
             "PBS_NODEFILE": str(nodefile),
-            "TMPDIR": "/var/tmp/pbs.9.ctl",
             "NCPUS": "4",
             "MUSTER_JOB_ENDS_AT": "1795270870",
         },
         lambda path: Path(path).read_text(),
     )
     assert found.nodes == (
-        AllocatedNode(name="n2", num_tasks=2, slot=0),
-        AllocatedNode(name="n10", num_tasks=2, slot=2),
+        AllocatedNode(name="n2", slot=0),
+        AllocatedNode(name="n10", slot=2),
     )
     assert (found.job_id, found.ends_at) == ("9.ctl", 1795270870.0)
-    assert (found.scratch, found.restart_count) == ("/var/tmp/pbs.9.ctl", None)
 
 
 def test_cpus_of_a_lone_host_are_known():

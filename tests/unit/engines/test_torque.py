@@ -5,7 +5,7 @@ from tests.unit.engines.jobs import JOBS, request
 
 from torchmuster.engines.base import EngineError, NodeStart
 from torchmuster.engines.torque import DIALECT
-from torchmuster.model.job import NodeChunk, StartWay
+from torchmuster.model.job import NodeChunk, NodeLauncher
 from torchmuster.model.states import JobState
 
 XML = (
@@ -60,7 +60,7 @@ def test_agent_is_started_by_name():
 
 
 def test_other_ways_are_those_of_pbs():
-    start = NodeStart(node="n2", command=("/bin/x",), way=StartWay.TMRSH)
+    start = NodeStart(node="n2", command=("/bin/x",), launcher=NodeLauncher.TMRSH)
     assert DIALECT.node_argv(start) == ["pbs_tmrsh", "n2", "/bin/x"]
 
 

@@ -261,15 +261,6 @@ def test_who_comes_after_a_task_has_ended_fails_at_once():
     assert answer.what == "the barrier `x` can never be full: task `c` has ended"
 
 
-def test_a_task_that_is_back_can_be_waited_for():
-    group = Group(("a", "b"))
-    group.barriers.member_gone("b", "exit code 1")
-    group.barriers.member_back("b")
-
-    assert group.come("a") == ()
-    assert len(group.come("b")) == 2
-
-
 def test_a_count_that_the_living_can_fill_outlives_an_ended_task():
     group = Group()
     group.come("a", count=2)
@@ -340,7 +331,7 @@ def test_a_helper_that_never_came_does_not_fail_many_processes_of_one_task():
 
 
 CALLS = st.tuples(
-    st.sampled_from(["come", "leave", "gone", "back", "tick"]),
+    st.sampled_from(["come", "leave", "gone", "tick"]),
     st.sampled_from(ABC),
     st.sampled_from(["x", "y"]),
     st.sampled_from([None, None, None, 2, 3, 4]),
@@ -365,8 +356,6 @@ def test_whatever_happens_each_call_ends_once_and_a_release_is_full(calls):
                 open_calls.discard(gone)
         elif kind == "gone":
             answers = group.barriers.member_gone(member, "exit code 1")
-        elif kind == "back":
-            group.barriers.member_back(member)
         else:
             answers = group.tick(group.now_s + 3.0)
         final = [answer for answer in answers if answer.kind is not BarrierState.WAITING]

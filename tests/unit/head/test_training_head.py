@@ -11,7 +11,8 @@ from torchmuster.errors import MusterError
 from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
 from torchmuster.head.head import HeadClient
-from torchmuster.head.training_head import TrainingHead, TrainingHeadOptions
+from torchmuster.head.options import TrainingHeadOptions
+from torchmuster.head.training_head import TrainingHead
 from torchmuster.model.plan import Limits
 from torchmuster.model.states import RunState
 from torchmuster.model.stop import StopCause
@@ -75,10 +76,8 @@ def make_head(tmp_path, disk):
         options = TrainingHeadOptions(
             plan=plan,
             run_dir=RunDir(str(tmp_path)),
-            open_store=lambda number, address: 1,
-            own_address="127.0.0.1",
         )
-        return TrainingHead(options, disk)
+        return TrainingHead(options, disk, lambda number, address: 1)
 
     return make
 
@@ -186,9 +185,7 @@ def test_who_asked_for_a_stop_is_said_when_it_is_known_after_the_signal(make_hea
     async def go():
         head = make_head(2)
         said = []
-        head.options = replace(
-            head.options, on_event=lambda event: said.append(event.fields.get("text"))
-        )
+        head.on_event = lambda event: said.append(event.fields.get("text"))
         conduct = asyncio.create_task(head.conduct())
         words = [Stop(signum=15, cause=c) for c in (StopCause.OUTSIDE, StopCause.TIME)]
         owner = Line(*words, None)
@@ -205,7 +202,7 @@ def test_who_asked_for_a_stop_is_said_when_it_is_known_after_the_signal(make_hea
 def test_a_node_that_never_called_is_told_with_the_words_of_what_was_to_start_it(make_head):
     head = make_head(2)
     said = []
-    head.options = replace(head.options, on_event=said.append)
+    head.on_event = said.append
     head.take_request(HeadClient(Line()), StartFailed(place=1, why="mpiexec said no"))
     head.policy.advance(head.clock() + 5.0)
     head.advance()

@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from torchmuster.files.layout import RunDir
 from torchmuster.head.attempt import AttemptPhase
 from torchmuster.head.membership import Membership
+from torchmuster.head.options import TrainingHeadOptions
 from torchmuster.head.start_checks import StartChecks
-from torchmuster.head.training_actions import AskForNodes, CutOff, HeadFacts, OpenStore, Send
+from torchmuster.head.training_actions import AskForNodes, CutOff, OpenStore, Send
 from torchmuster.head.training_policy import TrainingPolicy
 from torchmuster.model.failure import EndKind, PythonError, WorkerEnd
 from torchmuster.model.lease import LEASE_S
@@ -103,8 +105,8 @@ class World:
             is_running=self.alive_pids.__contains__,
             state_of=lambda pid, whose, own: None,
         )
-        facts = HeadFacts(pid=1, log_path=lambda attempt, rank: f"{attempt}/{rank}")
-        self.policy = TrainingPolicy(plan, facts, members, self.now, self.checks)
+        options = TrainingHeadOptions(plan=plan, run_dir=RunDir("/run"), pid=1)
+        self.policy = TrainingPolicy(options, members, self.now, self.checks)
 
     def checks(self, policy):
         return StartChecks(

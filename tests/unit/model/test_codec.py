@@ -1,9 +1,11 @@
 import json
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torchmuster.errors import UsageError
 from torchmuster.model import codec
 from torchmuster.model.codec import CodecError, from_plain, to_plain
 from torchmuster.model.failure import EndKind, WorkerEnd
@@ -143,3 +145,55 @@ def test_bytes_travel_as_base64():
     assert from_plain(FilePiece, plain) == piece
     with pytest.raises(CodecError, match="data: expected base64"):
         from_plain(FilePiece, {**plain, "data": "A"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandLine:
+    run_dir: str
+    place: int
+    head: tuple[str, ...] = ()
+    fd: int | None = None
+    tty: bool = False
+    command: tuple[str, ...] = ()
+
+
+FULL = CommandLine(
+    run_dir="/a=b c", place=0, head=("n1:1", "n2:2"), fd=3, tty=True, command=("x", "--")
+)
+
+
+@pytest.mark.parametrize(
+    "order", [FULL, CommandLine(run_dir="", place=-1), CommandLine(run_dir="7", place=7)]
+)
+def test_a_value_comes_back_from_its_words(order):
+    assert codec.from_words(CommandLine, codec.to_words(order)) == order
+
+
+def test_only_what_says_something_is_written():
+    assert codec.to_words(CommandLine(run_dir="/r", place=0)) == ["--run-dir=/r", "--place=0", "--"]
+    assert codec.to_words(FULL)[2:] == [
+        "--head=n1:1",
+        "--head=n2:2",
+        "--fd=3",
+        "--tty",
+        "--",
+        "x",
+        "--",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--run-dir=/r"], "field place is missing"),
+        (["--run-dir=/r", "--place=one"], "invalid literal"),
+        (["--run-dir=/r", "--place"], "place: expected int"),
+        (["--run-dir", "--place=1"], "run_dir: expected str"),
+        (["--run-dir=/r", "--place=1", "--tty=yes"], "tty: expected bool"),
+        (["--run-dir=/r", "--place=1", "x"], "unknown field x"),
+    ],
+)
+def test_words_that_are_not_of_the_value_are_refused(words, why):
+    with pytest.raises(UsageError, match="does not understand how it was started") as caught:
+        codec.from_words(CommandLine, words)
+    assert why in caught.value.why

@@ -1,34 +1,44 @@
-import json
 import os
 
 import pytest
 
 from torchmuster.errors import RunDirectoryError
-from torchmuster.node.environment import is_of_one_node, share_threads, take_environment
+from torchmuster.node.environment import leave_environment, share_threads, take_environment
+
+
+@pytest.fixture
+def carry(tmp_path, monkeypatch):
+    """Return a function that leaves some variables on one node and says what another node then has."""
+
+    def carry(left, own=(), of_schedulers=("SLURM_", "PBS_")):
+        path = str(tmp_path / "environment.json")
+        with monkeypatch.context() as here:
+            here.setattr(os, "environ", dict(left))
+            leave_environment(path, of_schedulers)
+        assert os.stat(path).st_mode & 0o777 == 0o600
+        monkeypatch.setattr(os, "environ", dict(own))
+        take_environment(path)
+        return os.environ
+
+    return carry
 
 
 @pytest.mark.parametrize(
     "name", ["TMPDIR", "HOSTNAME", "PBS_JOBID", "SLURM_NODEID", "PMI_RANK", "PALS_RANKID"]
 )
-def test_variables_of_a_node_stay_there(name):
-    assert is_of_one_node(name)
+def test_variables_of_a_node_stay_there(carry, name):
+    assert carry({name: "head's"}) == {}
+    assert carry({name: "head's"}, {name: "own"}) == {name: "own"}
+
+
+def test_variables_of_a_job_of_another_package_s_scheduler_stay_on_their_node(carry):
+    left = {"TOY_JOBID": "1", "TOYS": "all"}
+    assert carry(left, of_schedulers=("PBS_", "TOY_")) == {"TOYS": "all"}
 
 
 @pytest.mark.parametrize("name", ["PATH", "LD_LIBRARY_PATH", "NCCL_DEBUG", "LOADEDMODULES"])
-def test_what_a_module_sets_goes_to_every_node(name):
-    assert not is_of_one_node(name)
-
-
-def test_the_heads_variables_are_taken_over_but_for_those_of_its_node(tmp_path, monkeypatch):
-    for name in ("MODULE", "TMPDIR"):
-        monkeypatch.setenv(name, "own")
-    path = tmp_path / "environment.json"
-    path.write_text(json.dumps({"MODULE": "loaded", "TMPDIR": "/head"}))
-
-    take_environment(str(path))
-
-    assert os.environ["MODULE"] == "loaded"
-    assert os.environ["TMPDIR"] == "own"
+def test_what_a_module_sets_goes_to_every_node(carry, name):
+    assert carry({name: "loaded"}, {name: "own"}) == {name: "loaded"}
 
 
 @pytest.mark.parametrize("text", [None, "{", "\x00"])
@@ -71,14 +81,7 @@ def test_workers_share_the_threads_that_pbs_has_set_and_a_users_own_are_obeyed(
     assert (sentence is not None) == (threads in ("4", "2") or num_workers == 16)
 
 
-def test_threads_that_pbs_has_set_are_those_of_their_node(tmp_path, monkeypatch):
-    monkeypatch.setenv("NCPUS", "4")
-    monkeypatch.setenv("OMP_NUM_THREADS", "4")
-    path = tmp_path / "environment.json"
-    path.write_text(json.dumps(PBS))
-    take_environment(str(path))
-    assert (os.environ["NCPUS"], os.environ["OMP_NUM_THREADS"]) == ("4", "4")
-
-    path.write_text(json.dumps(PBS | {"OMP_NUM_THREADS": "3"}))
-    take_environment(str(path))
-    assert os.environ["OMP_NUM_THREADS"] == "3"
+def test_threads_that_pbs_has_set_are_those_of_their_node(carry):
+    own = {"NCPUS": "4", "OMP_NUM_THREADS": "4"}
+    assert carry(PBS, own) == own
+    assert carry(PBS | {"OMP_NUM_THREADS": "3"}, own) == own | {"OMP_NUM_THREADS": "3"}

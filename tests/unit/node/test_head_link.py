@@ -12,7 +12,8 @@ from torchmuster.net import messages
 from torchmuster.net.handshake import Role
 from torchmuster.net.listener import Listener, bind
 from torchmuster.node import head_link
-from torchmuster.node.head_link import AgentRefusedError, HeadLink, HeadPlace
+from torchmuster.node.head_link import AgentRefusedError, HeadLink
+from torchmuster.node.options import HeadPlace
 from unit.net.loopback import SECRET
 
 HELLO = messages.Notice(text="hello")

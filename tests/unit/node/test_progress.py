@@ -1,4 +1,4 @@
-"""Progress of real processes, by their beats and by the kernel's counters."""
+"""Progress of real processes, by their heartbeats and by the kernel's counters."""
 
 import os
 import signal
@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from torchmuster import proc
-from torchmuster.model import beats
+from torchmuster.model import heartbeat
 from torchmuster.node.progress import NodeProgress, last_step
-from torchmuster.train.beats import open_beats
+from torchmuster.train.heartbeat import open_heartbeat
 
 
 @pytest.fixture
@@ -42,10 +42,12 @@ def until(reader, pid, condition):
 
 
 def test_the_last_step_can_be_told_after_the_end_of_a_rank_too(tmp_path):
-    page = beats.pack(1, 3, 103, beats.RankPhase.DATA, 5.0, 4.0, [0.0] * len(beats.RankPhase))
-    path = beats.beats_path(str(tmp_path), 2, 0)
+    page = heartbeat.pack(
+        1, 3, 103, heartbeat.RankPhase.DATA, 5.0, 4.0, [0.0] * len(heartbeat.RankPhase)
+    )
+    path = heartbeat.heartbeat_path(str(tmp_path), 2, 0)
     with open(path, "wb") as file:
-        file.write(page.ljust(beats.PAGE_BYTES, b"\0"))
+        file.write(page.ljust(heartbeat.PAGE_BYTES, b"\0"))
 
     assert last_step(str(tmp_path), 2, 0) == 103
     assert last_step(str(tmp_path), 2, 1) is None
@@ -77,11 +79,11 @@ def test_beats_are_read_with_their_age(process, tmp_path):
         "TORCHMUSTER_ATTEMPT": "0",
         "RANK": "0",
     }
-    beats = open_beats(environ)
-    beats.step(11)
-    beats.step(12)
+    heartbeats = open_heartbeat(environ)
+    heartbeats.step(11)
+    heartbeats.step(12)
     (found,) = NodeProgress(str(tmp_path), 0).read([(0, pid)])
-    beats.close()
+    heartbeats.close()
     assert (found.step, found.steps_here) == (12, 2)
     assert 0 <= found.beat_age_s < 30
     assert found.median_s > 0

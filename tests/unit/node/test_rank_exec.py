@@ -29,7 +29,7 @@ def test_a_process_that_has_ended_is_no_target():
     assert rank_exec.rank_target(child.pid, {}) is None
     target = rank_exec.rank_target(os.getpid(), {"A": "b"})
     assert target.poll() is None
-    assert int(target.launcher_options[0].removeprefix("--worker-ticks=")) > 0
+    assert target.worker_ticks > 0
 
 
 def test_a_head_that_has_not_proved_who_it_is_gets_no_command_run():

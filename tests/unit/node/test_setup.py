@@ -10,9 +10,10 @@ import pytest
 from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
 from torchmuster.model import contract
-from torchmuster.model.plan import NodeSetup, Program, ScriptKind, Stage
+from torchmuster.model.plan import NodeSetup, Program, RunPlan, ScriptKind, Stage
+from torchmuster.node.options import AgentOptions, HeadPlace
 from torchmuster.node.scratch import remove_scratch
-from torchmuster.node.setup import NodeWork, SetupOrder, other_interpreter, refusal_of
+from torchmuster.node.setup import NodeWork, other_interpreter, refusal_of
 from torchmuster.node.shell import NodeShell, SetupError
 
 
@@ -34,6 +35,26 @@ def program_in(folder, python=(sys.executable,)):
     return Program(kind=ScriptKind.FILE, target="t.py", args=(), python=python, cwd=str(folder))
 
 
+def options_of(folder, setup, host, place, environment, python=(sys.executable,)):
+    plan = RunPlan(
+        run_id="r",
+        program=program_in(folder, python),
+        min_nodes=1,
+        max_nodes=2,
+        workers_per_node=(1,),
+        node_setup=setup,
+    )
+    return AgentOptions(
+        plan=plan,
+        num_workers=1,
+        host=host,
+        head=HeadPlace(addresses=(), secret=b"", join_timeout_s=1.0),
+        environment={**environment, **dict(setup.environment)},
+        run_dir=str(folder / "run"),
+        place=place,
+    )
+
+
 @pytest.fixture
 def node(tmp_path):
     """Return a function that does a setup on a node, and what it left."""
@@ -46,16 +67,8 @@ def node(tmp_path):
         Path(run_dir.agent_log("n2")).parent.mkdir(parents=True, exist_ok=True)
         disk, host = DiskWriter(), Host()
         disk.start()
-        order = SetupOrder(
-            setup=NodeSetup(**setup),
-            program=program_in(tmp_path, python),
-            environment={**environment, **dict(extra)},
-            node="n2",
-            place=1,
-            run_id="r",
-            run_dir=run_dir,
-        )
-        work = NodeWork(order, disk)
+        given = {**environment, **dict(extra)}
+        work = NodeWork(options_of(tmp_path, NodeSetup(**setup), "n2", 1, given, python), disk)
         made.append(work)
         try:
             asyncio.run(asyncio.wait_for(work.run(host), 60.0))
@@ -216,16 +229,9 @@ def test_a_scratch_folder_of_a_variable_that_is_not_set_is_an_error(node):
 
 
 def test_nothing_to_do_is_done_at_once(tmp_path):
-    order = SetupOrder(
-        setup=NodeSetup(),
-        program=program_in(tmp_path),
-        environment={"TMPDIR": str(tmp_path)},
-        node="n1",
-        place=0,
-        run_id="r",
-        run_dir=RunDir(str(tmp_path / "run")),
-    )
-    work = NodeWork(order, DiskWriter())
+    environment = {"TMPDIR": str(tmp_path)}
+    options = options_of(tmp_path, NodeSetup(), "n1", 0, environment)
+    work = NodeWork(options, DiskWriter())
     work.try_at_once()
 
     assert work.is_done

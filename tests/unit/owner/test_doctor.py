@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from torchmuster.cli.diagnosis.doctor import render
 from torchmuster.diagnose.finding import Level
 from torchmuster.errors import MusterError
 from torchmuster.files import atomic
@@ -212,3 +213,33 @@ def test_the_folder_of_a_doctor_in_a_job_is_kept_until_the_job_has_ended(tmp_pat
     monkeypatch.setattr("torchmuster.owner.jobs.links.view_newest", view)
     wait_for_job(run_dir)
     assert states == []
+
+
+def test_the_traceback_of_a_job_that_failed_is_kept_apart_from_the_findings(written):
+    lines = (
+        "GLOO_SOCKET_IFNAME names no interface",
+        "Traceback (most recent call last):",
+        "  x",
+        "RuntimeError: no",
+    )
+    report = Report(error="rank 1 raised RuntimeError", because=lines)
+    outcome = read_outcome(written(ended=result(RunState.FAILED, report)), has_job=True)
+    assert outcome.findings[0].because == lines[:1]
+    assert outcome.traceback == lines[1:]
+
+    text = render(outcome)
+    assert (
+        text.index("rank 1 raised") < text.index("the test job:") < text.index("RuntimeError: no")
+    )
+
+
+@pytest.mark.parametrize("hosts", [{"n1": 2}, {"n1": 1, "n2": 1}])
+def test_times_that_scatter_are_never_a_poor_fit_above_nothing_is_wrong(written, hosts):
+    said = job() | {"ranks_per_host": hosts}
+    for one, seconds in zip(said["between"], (9e-2, 1e-4, 8e-2, 1e-2), strict=True):
+        one["seconds"] = seconds
+    outcome = read_outcome(written(said=said, ended=result()), has_job=True)
+    text = render(outcome)
+    assert "scatter" in text
+    assert "poor" not in text
+    assert text.endswith("1 note\n" if len(hosts) > 1 else "nothing is wrong\n")

@@ -32,7 +32,8 @@ def group(name, *tasks):
 
 def placed(capacity, one):
     assert capacity.try_take(one) is not None
-    return capacity.start_values(one.name)["hosts"]
+    tasks = capacity.nodes_of(one.name).tasks
+    return {name: [node.name for node in nodes] for name, nodes in tasks.items()}
 
 
 def test_tasks_of_a_group_go_to_the_hosts_in_turn():
@@ -73,6 +74,14 @@ def test_a_task_goes_where_its_gpus_are():
     mixed = [*hosts("plain"), *hosts("fast", gpus=2)]
     capacity = HostCapacity(mixed, "broker")
     assert placed(capacity, group("g", task("t", gpu=2)))["t"] == ["fast"]
+
+
+def test_each_host_is_told_with_its_own_gpus():
+    mixed = [*hosts("plain"), *hosts("fast", gpus=2)]
+    capacity = HostCapacity(mixed, "broker")
+    capacity.try_take(group("g", task("t", "2")))
+    (nodes,) = capacity.nodes_of("g").tasks.values()
+    assert {node.name: node.gpus for node in nodes} == {"plain": None, "fast": ()}
 
 
 def test_a_task_without_gpus_sees_none_where_there_are_some():

@@ -11,11 +11,11 @@ from torchmuster.errors import UsageError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
-from torchmuster.model.links import Link, Links, ResubmitWay
+from torchmuster.model.links import Link, Links, ResubmitMethod
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Result
 from torchmuster.owner.jobs.links import mark_cancelled, read_links, write_links
-from torchmuster.owner.resubmit import Chain, find_end, parse_way, restarts_spent
+from torchmuster.owner.resubmit import Chain, find_end, parse_method, restarts_spent
 
 
 def result(state):
@@ -63,7 +63,7 @@ def test_slurm_requeues_first(chain):
     assert (goes_on, said) == (True, ["the run continues: link 2 of 3 is job 7, by requeue"])
     assert ask.asked == [["scontrol", "requeue", "7"]]
     newest = read_links(made.run_dir).newest
-    assert newest == Link(job_id="7", way=ResubmitWay.REQUEUE, first_attempt=4)
+    assert newest == Link(job_id="7", way=ResubmitMethod.REQUEUE, first_attempt=4)
 
 
 def test_a_new_job_waits_for_the_end_of_its_submitter_without_its_variables(chain):
@@ -93,7 +93,7 @@ def test_a_refused_requeue_leaves_no_link(chain):
 
 
 def test_the_next_job_of_a_chain_is_taken_without_a_command(chain):
-    made = chain(way=ResubmitWay.CHAIN)
+    made = chain(way=ResubmitMethod.CHAIN)
     atomic.write_json(made.run_dir.job, {"engine": "slurm", "job_id": "7", "chain": ["8", "9"]})
     assert go_on(made)[0]
     assert read_links(made.run_dir).newest.job_id == "8"
@@ -135,7 +135,7 @@ def test_a_job_after_one_that_was_killed_notes_itself(chain):
     made = chain()
     write_links(made.run_dir, Links(most=3, links=(Link(job_id="7"),)))
     later = chain(job_id="8")
-    assert later.links.newest == Link(job_id="8", way=ResubmitWay.CHAIN)
+    assert later.links.newest == Link(job_id="8", way=ResubmitMethod.CHAIN)
     assert later.links.label == "link 2 of 3"
 
 
@@ -154,7 +154,7 @@ def test_the_end_comes_from_the_first_command_that_tells_it():
 
 def test_an_unknown_way_is_a_mistake_with_its_mend():
     with pytest.raises(UsageError, match="`again` is not a way") as caught:
-        parse_way("again")
+        parse_method("again")
     assert "requeue, submit, chain" in caught.value.fix
 
 

@@ -29,9 +29,9 @@ def problems():
 def planned(tmp_path, problems):
     (tmp_path / "train.py").write_text("")
 
-    def plan(gpus=(), **given):
+    def plan(gpus=(), simulated=True, **given):
         options = RunRequest(**{"script": "train.py", "cwd": str(tmp_path), **given})
-        return plan_run(options, "r", gpus, problems)
+        return plan_run(options, "r", gpus, problems, simulated=simulated)
 
     return plan
 
@@ -110,6 +110,12 @@ def test_nodes_may_have_different_numbers_of_workers(planned):
 def test_simulated_nodes_never_share_a_gpu(planned, problems):
     assert planned(GPUS, nodes="2", nproc_per_node="3") is None
     assert what(problems) == ["2 simulated nodes ask for 6 GPUs, this machine has 4"]
+
+
+@pytest.mark.parametrize("text", [None, "gpu", "auto", "4"])
+def test_real_nodes_have_gpus_of_their_own(planned, text):
+    plan = planned(GPUS, simulated=False, nodes="2", nproc_per_node=text)
+    assert plan.workers_per_node == (4,)
 
 
 def test_one_node_may_put_many_workers_on_few_gpus(planned):

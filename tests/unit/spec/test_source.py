@@ -83,9 +83,9 @@ def test_hostile_files_are_refused_within_a_second(text):
 @pytest.mark.parametrize(
     ("text", "where", "what"),
     [
-        ("a: 1\nb: 2\na: 3", "f.yaml:3:1", "the key `a` stands twice"),
+        ("a: 1\nb: 2\na: 3", "f.yaml:3:1", "the key `a` occurs twice"),
         ("a:\n\tb: 1", "f.yaml:2:1", "a tab"),
-        ("a:b\nc: d", "f.yaml:2:2", "a space is missing behind `:`"),
+        ("a:b\nc: d", "f.yaml:2:2", "a space is missing after `:`"),
         ("p: {{output}}/x", "f.yaml:1:14", "`{{` without quotes"),
         ("- {{x}}", "f.yaml:1:4", "a map can't be a key"),
         ("a: *.py", "f.yaml:1:5", "can't begin with `*`"),
@@ -96,10 +96,10 @@ def test_hostile_files_are_refused_within_a_second(text):
         ("a: !!python/object/apply:os.system [x]", "f.yaml:1:4", "!!python/object/apply:os.system"),
         ("a: !mine 1", "f.yaml:1:4", "the YAML tag `!mine`"),
         ("a: 1\n--- \nb: 1", "f.yaml:2:1", "more than one YAML document"),
-        ("b: 1\na: 'x\n", "f.yaml:2:4", "a quotation mark has no second"),
+        ("b: 1\na: 'x\n", "f.yaml:2:4", "a quotation mark is not closed"),
         ("a: 1\nb: \x01", "f.yaml:2:4", "not YAML"),
-        ("a: 2024-99-99", "f.yaml:1:4", "no timestamp"),
-        ("a: b: c", "f.yaml:1:5", "a `key:` stands where none can be"),
+        ("a: 2024-99-99", "f.yaml:1:4", "not a valid timestamp"),
+        ("a: b: c", "f.yaml:1:5", "a `key:` is not allowed here"),
     ],
 )
 def test_a_mistake_is_named_with_its_place(text, where, what):
@@ -117,14 +117,14 @@ def test_a_key_that_stands_twice_and_says_the_same_is_a_warning(value):
     document = parse_yaml(f"a: {value}\nb: 2\na: {value}", "f.yaml")
 
     (warning,) = document.twice
-    assert (warning.what, warning.where) == ("the key `a` stands twice", "f.yaml:3:1")
-    assert warning.why == "the other one is in line 1 and says the same: one of them is enough"
+    assert (warning.what, warning.where) == ("the key `a` occurs twice", "f.yaml:3:1")
+    assert warning.why == "the other one is in line 1 with the same value: remove one of them"
     assert list(document.value) == ["a", "b"]
 
 
 @pytest.mark.parametrize(("first", "second"), [("1", "true"), ("1", "'1'"), ("[1]", "[1, 2]")])
 def test_values_that_only_look_alike_are_an_error(first, second):
-    assert "stands twice" in refusal(f"a: {first}\na: {second}").what
+    assert "occurs twice" in refusal(f"a: {first}\na: {second}").what
 
 
 def test_a_thousand_tasks_are_parsed_in_linear_time():

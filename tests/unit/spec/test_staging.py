@@ -41,7 +41,7 @@ def test_all_problems_come_at_once():
     assert stages == ()
     assert len(problems) == 7
     assert "absolute" in problems[0]
-    assert "leads out" in problems[1]
+    assert "is outside" in problems[1]
 
 
 def test_two_sources_of_one_name_are_refused():

@@ -395,8 +395,8 @@ def test_a_refused_option_is_refused_from_the_environment_too(option):
         ("--local-ranks-filter a train.py", "`a` is not a valid list of local ranks"),
         ("--restart-policy x train.py", "`x` is not a restart policy"),
         ("--hang-timeout x train.py", "`x` is not a time above 0"),
-        ("-r 4 train.py", "`4` names no streams"),
-        ("-t 0:9 train.py", "`0:9` names no streams"),
+        ("-r 4 train.py", "`4` does not name streams"),
+        ("-t 0:9 train.py", "`0:9` does not name streams"),
         ("--shutdown-timeout x train.py", "`x` is not a valid number of seconds"),
         ("--rdzv-conf foo train.py", "`foo` is not KEY=VALUE"),
         ("trian.py", "the script does not exist"),
@@ -413,7 +413,7 @@ def test_all_problems_are_found_at_once():
         "`--numa-binding` is not supported",
         "`3:2` asks for at least 3 and at most 2 nodes",
         "`x` is not a valid number of restarts",
-        "`9` names no streams",
+        "`9` does not name streams",
         "the script does not exist",
     ]
 

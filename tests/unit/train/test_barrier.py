@@ -97,5 +97,5 @@ def test_names_are_barriers_of_their_own(connect):
 def test_a_store_that_has_gone_is_told_from_a_missing_rank():
     with pytest.raises(WorldError) as raised:
         StoreBarrier(GoneStore(), rank=2, world_size=4).wait("step", timeout_s=5)
-    assert raised.value.what == "the store of the process group has gone"
+    assert raised.value.what == "the store of the process group is gone"
     assert raised.value.why == "Connection reset by peer"

@@ -130,7 +130,7 @@ def test_an_evaluation_that_was_left_early_is_refused():
         test.result()
     assert caught.value.what == "2 of 5 samples were evaluated"
     assert caught.value.where == "Evaluation.result"
-    assert caught.value.why == "a rank left the loop early, or ran none"
+    assert caught.value.why == "a rank left the loop early or did not run it"
     assert caught.value.fix == "run the loop to its end on every rank"
 
 

@@ -143,7 +143,7 @@ def test_half_of_torchruns_contract_is_no_world_of_one(environ, missing):
     error = refusal({**environ, "MASTER_ADDR": "n1"})
     assert error.what == f"`{missing}` is not set, but other variables of its launcher are"
     assert error.fix == (
-        "start all workers with one launcher, or unset what an older one left behind"
+        "start all workers with one launcher, or unset the variables of another launcher"
     )
 
 

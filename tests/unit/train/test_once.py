@@ -86,7 +86,7 @@ def test_of_many_that_find_a_dead_owner_exactly_one_takes_its_place(tmp_path):
     codes, said = end_crowd(start_crowd(tmp_path, 8, "work", *NAMES))
     assert codes == [0] * 8
     assert work_done(tmp_path) == dict.fromkeys(NAMES, 1)
-    assert said.count("has gone; another takes its place") == len(NAMES)
+    assert said.count("is gone; another process takes over") == len(NAMES)
 
 
 def test_when_the_owner_is_killed_another_takes_over_long_before_the_lease_ends(tmp_path):
@@ -137,7 +137,7 @@ def test_a_lock_that_is_not_renewed_is_taken_over_after_its_lease(place, said, t
         assert mine
         assert json.loads((tmp_path / "unpack.lock").read_text())["id"] != "dead"
     assert time.monotonic() - began >= 0.4
-    assert said == ["`unpack`: pid 1 on here has gone; another takes its place"]
+    assert said == ["`unpack`: pid 1 on here is gone; another process takes over"]
 
 
 def test_a_lock_that_is_renewed_is_waited_for(place, tmp_path):
@@ -181,7 +181,7 @@ def test_a_lock_that_was_half_written_is_taken_over_after_its_lease(text, place,
     (tmp_path / "unpack.lock").write_text(text)
     with once("unpack", place()) as mine:
         assert mine
-    assert said == ["`unpack`: another process has gone; another takes its place"]
+    assert said == ["`unpack`: another process is gone; another process takes over"]
     assert not list(tmp_path.glob("unpack.lock*"))
 
 
@@ -205,7 +205,7 @@ def test_a_wait_has_a_limit_and_names_the_owner(place, tmp_path):
     waits = place(lease_s=60, timeout_s=0.3)
     with pytest.raises(OnceError) as raised, once("unpack", waits):
         pass
-    assert raised.value.why == "pid 1 on here still works on it"
+    assert raised.value.why == "pid 1 on here is still working on it"
 
 
 @pytest.mark.parametrize("name", ["", "../up", "a/b", ".hidden", "a" * 101])

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from torchmuster.errors import UsageError
-from torchmuster.train.beats import Pace
+from torchmuster.train.heartbeat import StepState
 from torchmuster.train.wrap import unwrap, weigh, wrap_whole
 
 
@@ -113,14 +113,14 @@ def test_an_output_without_a_gradient_cannot_be_weighed(outputs, name):
 
 
 @pytest.mark.usefixtures("alone")
-def test_a_wrapped_model_in_a_world_of_one_weighs_by_the_pace(layer, plain):
-    pace = Pace()
-    model = wrap_whole(layer, pace, settle=True, options={})
+def test_a_wrapped_model_in_a_world_of_one_weighs_by_the_step_state(layer, plain):
+    step_state = StepState()
+    model = wrap_whole(layer, step_state, settle=True, options={})
     assert unwrap(model) is layer
-    pace.weight = 0.5
+    step_state.weight = 0.5
     torch.testing.assert_close(gradient(layer, model(X).sum()), plain * 0.5)
-    pace.clear()
+    step_state.clear()
     torch.testing.assert_close(gradient(layer, model(X).sum()), plain)
-    pace.weight = 0.5
+    step_state.weight = 0.5
     with torch.no_grad():
         assert torch.equal(model(X), layer(X))

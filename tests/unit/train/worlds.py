@@ -8,7 +8,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from torchmuster.train.batches.loader import Loader, LoaderSettings
 from torchmuster.train.batches.stream import StreamLoader
-from torchmuster.train.beats import Pace
+from torchmuster.train.heartbeat import StepState
 
 _DEFAULTS = {
     "global_batch_size": None,
@@ -56,7 +56,7 @@ def open_loader(dataset, *, rank=0, world_size=1, collate=None, compare=None, **
         rank=rank,
         world_size=world_size,
         device=torch.device("cpu"),
-        pace=Pace(),
+        step_state=StepState(),
         collate=collate,
         options={},
         compare=compare,

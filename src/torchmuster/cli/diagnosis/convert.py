@@ -14,10 +14,8 @@ if TYPE_CHECKING:
     from torchmuster.diagnose.convert.convert import Conversion
     from torchmuster.spec.source import Source
 
-_CONTEXT = {"help_option_names": ["-h", "--help"]}
 
-
-@click.command(cls=SetCommand, context_settings=_CONTEXT)
+@click.command(cls=SetCommand)
 @click.argument("file", shell_complete=complete_files)
 @click.option("-o", "--output", metavar="OUT", help="Write the new text here; may be FILE itself.")
 @click.option("--diff", "only_diff", is_flag=True, help="Print the difference instead of the text.")

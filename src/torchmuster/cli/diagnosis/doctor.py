@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchmuster.cli.completion import on_option
+from torchmuster.cli import options
 from torchmuster.errors import ManyErrors, MusterError, RunDirectoryError, UsageError
 
 if TYPE_CHECKING:
     from torchmuster.files.layout import RunDir
     from torchmuster.owner.doctor import Outcome
 
-_CONTEXT = {"help_option_names": ["-h", "--help"]}
 # More simulated nodes than this on one machine, each with torch, take longer than anyone waits.
 _JOB_UP_TO = 8
 # Of `muster run`, handed on as they are.
@@ -35,26 +34,26 @@ _PASSED_ON = (
 _WORDS = {"engine": "--on", "time_limit": "--time"}
 
 
-@click.command(context_settings=_CONTEXT)
-@on_option
+@click.command()
+@options.on
 @click.option(
     "--nodes", metavar="N", help="Number of nodes; inside a job default all of its nodes."
 )
 @click.option("--nproc-per-node", metavar="N", help="Workers of the test job on each node.")
 @click.option("--script", metavar="FILE", help="Check that all nodes see this script.")
-@click.option("--here", is_flag=True, help="Run on this machine, even inside a job.")
+@options.here
 @click.option("--no-job", is_flag=True, help="Only check the nodes, run no test job.")
 @click.option("--seconds", default=0.5, metavar="S", help="Length of the test job; default 0.5.")
-@click.option("--python", metavar="PATH", help="The job's interpreter, with flags if quoted.")
-@click.option("--hosts", metavar="A,B:N", help="Hosts for --on ssh, with their workers.")
-@click.option("--hostfile", metavar="FILE", help="A file of hosts for --on ssh.")
+@options.python
+@options.hosts
+@options.hostfile
 @click.option("--time", "time_limit", metavar="TIME", help="Time limit of the job, e.g. 5m.")
-@click.option("--queue", "--partition", "queue", metavar="NAME", help="Queue or partition.")
-@click.option("--account", metavar="NAME", help="Account or project to charge.")
-@click.option("--gpus-per-node", type=click.IntRange(min=0), metavar="N", help="GPUs of each node.")
-@click.option("--cpus-per-node", type=click.IntRange(min=1), metavar="N", help="CPUs of each node.")
+@options.queue
+@options.account
+@options.gpus_per_node
+@options.cpus_per_node
 @click.option("--join-timeout", default="1m", metavar="TIME", help="Wait for nodes; default 1m.")
-@click.option("--json", "as_json", is_flag=True, help="Print everything in JSON.")
+@options.json("Print everything in JSON.")
 def doctor(**given: Any) -> int:
     """Check every node for problems that would make a job fail.
 
@@ -203,6 +202,8 @@ def render(outcome: "Outcome") -> str:
     if fit is not None:
         parts.append(f"{describe_fit(fit)}\n")
     parts += [render_finding(finding) for finding in outcome.findings]
+    if outcome.traceback:
+        parts.append("\n".join(["the test job:", *(f"  {line}" for line in outcome.traceback), ""]))
     parts.append(f"{_summary(outcome)}\n")
     return "\n".join(parts)
 

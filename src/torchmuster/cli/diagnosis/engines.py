@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from torchmuster.cli import options
 from torchmuster.errors import UsageError
 from torchmuster.model.display.text import few_of
 
@@ -14,13 +15,12 @@ if TYPE_CHECKING:
     from torchmuster.owner.jobs.detect import QueueList, Tool, Which
     from torchmuster.spec.sites.site import Site, Sites
 
-_CONTEXT = {"help_option_names": ["-h", "--help"]}
 _NOT_TRIED = "nothing was submitted and no host was contacted"
 _REFUSED = 14
 
 
-@click.group(context_settings=_CONTEXT, invoke_without_command=True)
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@click.group(invoke_without_command=True)
+@options.json()
 @click.pass_context
 def engines(context: click.Context, *, as_json: bool) -> int | None:
     """List the engines for `--on`, and which of them were found on this machine.
@@ -36,7 +36,7 @@ def engines(context: click.Context, *, as_json: bool) -> int | None:
     return show_engines(my_sites(), shutil.which, as_json=as_json)
 
 
-@engines.command(context_settings=_CONTEXT)
+@engines.command()
 @click.argument("name")
 @click.option(
     "--job/--no-job",
@@ -46,7 +46,7 @@ def engines(context: click.Context, *, as_json: bool) -> int | None:
 @click.option(
     "--timeout", default="10m", metavar="TIME", help="Cancel a test job after this; default 10m."
 )
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@options.json()
 def check(name: str, *, job: bool, timeout: str, as_json: bool) -> int:
     """Check the engine NAME: its commands, its partition or queue, its hosts, and a one-node test job.
 
@@ -165,11 +165,11 @@ def _check_account(site: "Site") -> list[dict[str, Any]]:
 
 
 def _check_queues(site: "Site") -> list[dict[str, Any]]:
-    from torchmuster.engines.registry import engine_entries
+    from torchmuster.engines.registry import schedulers
     from torchmuster.owner.jobs.detect import list_queues
 
     found = list_queues(site.kind)
-    word = engine_entries()[site.kind].queue_word
+    word = schedulers()[site.kind].queue_word
     named = ", ".join(_say_queue(queue) for queue in found.queues)
     checks = []
     if found.problem is not None or named:
@@ -252,11 +252,11 @@ def _say_queue(queue: Any) -> str:
 
 
 def _install(kind: str) -> str:
-    from torchmuster.engines.registry import engine_entries
+    from torchmuster.engines.registry import schedulers
 
     if kind == "ssh":
         return "OpenSSH (Debian: openssh-client)"
-    entry = engine_entries().get(kind)
+    entry = schedulers().get(kind)
     return entry.install if entry is not None else kind
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from torchmuster.cli import options
 from torchmuster.cli.completion import complete_files
 from torchmuster.errors import NotFoundError, UsageError
 
@@ -24,27 +25,35 @@ _LOG_ENDINGS = (
     *(".log", ".out", ".err", ".txt", ".tar", ".gz", ".tgz", ".xz", ".txz"),
     *(".bz2", ".tbz2", ".zst", ".tzst"),
 )
-_CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 
-@click.command(context_settings=_CONTEXT)
+@click.command()
 @click.argument(
     "what", shell_complete=complete_files, nargs=-1, required=True, metavar="RUN|LOG...|-"
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the verdict in JSON.")
-def explain(what: tuple[str, ...], as_json: bool) -> int:
+@click.option(
+    "--script",
+    metavar="JOBSCRIPT",
+    shell_complete=complete_files,
+    help="The job's script: what `muster lint` finds in it is evidence too.",
+)
+@options.json()
+def explain(what: tuple[str, ...], script: str | None, as_json: bool) -> int:
     """Explain why a run of muster, or any other job, failed, from its logs.
 
-    LOG is a file, a folder, a gzip, xz, bz2 or tar archive: the output of torchrun, srun, PBS or Kubernetes, one file
-    or one for each node; - is standard input. The exit code is 0 if the cause was found or there is no failure, 3 if the cause is unknown.
+    LOG is a file, a folder, a gzip, xz, bz2, zstd or tar archive: the output of torchrun, srun, PBS or Kubernetes, one file
+    or one for each node; - is standard input. The exit code is 0 if the cause was found (confidence medium or high), 3 if it is unknown or a guess, 4 if nothing failed.
 
     \b
     muster explain RUN
     muster explain slurm-4711.out
     muster explain job.o123 job.e123
+    muster explain --script job.sh slurm-4711.out
     kubectl logs -l job=train --prefix | muster explain -
     """  # noqa: D301 - \b is click's mark
     verdict, own = _verdict(what)
+    if script is not None:
+        verdict = _with_script(verdict, script)
     if as_json:
         from torchmuster.diagnose.explain.words import as_values
 
@@ -53,15 +62,39 @@ def explain(what: tuple[str, ...], as_json: bool) -> int:
         from torchmuster.diagnose.explain.words import render_verdict
 
         click.echo(render_verdict(verdict, own), nl=False)
-    return 0 if verdict.found or verdict.healthy else 3
+    return _exit_code(verdict)
+
+
+def _with_script(verdict: "LogVerdict", script: str) -> "LogVerdict":
+    """Return the verdict with what lint finds in the job's script.
+
+    Raises:
+        UsageError: The script can't be read.
+    """
+    from torchmuster.cli.diagnosis.lint import read_script
+    from torchmuster.diagnose.explain.script import with_script
+    from torchmuster.diagnose.lint.jobscript import parse
+    from torchmuster.diagnose.lint.lint import lint
+
+    found = lint(parse(read_script(script), script))
+    return with_script(verdict, [(script, finding.line, finding) for finding in found])
+
+
+def _exit_code(verdict: "LogVerdict") -> int:
+    from torchmuster.diagnose.finding import Confidence
+
+    if verdict.healthy:
+        return 4
+    first = verdict.first
+    return 0 if first is not None and first.confidence is not Confidence.LOW else 3
 
 
 def _verdict(what: tuple[str, ...]) -> "tuple[LogVerdict, str | None]":
     """Return the verdict, and how the run stands where it is one of ours."""
     from torchmuster.diagnose.explain.case import Case
     from torchmuster.diagnose.explain.judge import judge
-    from torchmuster.diagnose.explain.scan import read_logs
-    from torchmuster.diagnose.explain.sources import STDIN
+    from torchmuster.diagnose.explain.reading.scan import read_logs
+    from torchmuster.diagnose.explain.reading.sources import STDIN
 
     year = datetime.now(tz=UTC).year
     if _DASH in what:
@@ -155,9 +188,9 @@ def _refuse_zstd(paths: list[str]) -> None:
     """Refuse what is named and can't be read; inside of a folder it is a note.
 
     Raises:
-        UsageError: A file is packed by zstd.
+        UsageError: A file is packed by zstd, and nothing here unpacks that.
     """
-    from torchmuster.diagnose.explain.unpack import ZSTD, by_hand, packing_of
+    from torchmuster.diagnose.explain.reading.unpack import by_hand, can_unpack, packing_of
 
     for path in filter(os.path.isfile, paths):
         try:
@@ -165,8 +198,10 @@ def _refuse_zstd(paths: list[str]) -> None:
                 packing = packing_of(file.read(8))
         except OSError:
             continue
-        if packing == ZSTD:
-            raise UsageError("zstd is not unpacked here", where=path, fix=by_hand(ZSTD, path))
+        if packing is not None and not can_unpack(packing):
+            raise UsageError(
+                f"{packing} is not unpacked here", where=path, fix=by_hand(packing, path)
+            )
 
 
 def _near(word: str) -> str:

@@ -10,7 +10,7 @@ import click
 from torchmuster.errors import MusterError, UsageError
 
 if TYPE_CHECKING:
-    from torchmuster.engines.queues import Queue
+    from torchmuster.engines.base import Queue
     from torchmuster.owner.jobs.detect import QueueList, Which
 
 _MAX_LISTED = 50
@@ -36,7 +36,7 @@ _DEFAULTS = """
 """
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command()
 def init() -> int:
     """Write a first muster.toml into this folder, from what is found here, and print it.
 
@@ -61,15 +61,18 @@ def init() -> int:
 
 def first_file(which: "Which") -> str:
     """Return the text of the first file; it is TOML that `load_sites` reads."""
-    from torchmuster.engines.schedulers import CLIENTS, kind_of_client
+    from torchmuster.engines.registry import schedulers
+    from torchmuster.engines.schedulers import CLIENTS, SCHEDULERS, kind_of_client
     from torchmuster.owner.jobs.detect import find_tool, list_queues
 
-    parts = [_HEAD]
-    names: list[str] = []
-    for client in CLIENTS:
-        if which(client) is not None:
-            names.append(kind_of_client(client, find_tool(client, which).version))
-            parts.append(section(names[-1], list_queues(names[-1])))
+    names = [
+        kind_of_client(client, find_tool(client, which).version)
+        for client in CLIENTS
+        if which(client) is not None
+    ]
+    others = [facts for name, facts in schedulers().items() if name not in SCHEDULERS]
+    names += [facts.name for facts in others if facts.client and which(facts.client) is not None]
+    parts = [_HEAD, *(section(name, list_queues(name)) for name in names)]
     if not names:
         parts.append(f"\n# Neither {' nor '.join(CLIENTS)} is on PATH: no cluster was found.\n")
     parts += [_SSH, _DEFAULTS.format(name=names[0] if names else "hosts")]
@@ -78,14 +81,15 @@ def first_file(which: "Which") -> str:
 
 def section(kind: str, found: "QueueList") -> str:
     """Return the section of one scheduler."""
-    from torchmuster.engines.schedulers import SCHEDULERS
+    from torchmuster.engines.registry import schedulers
 
-    word = SCHEDULERS[kind].queue_word
+    facts = schedulers()[kind]
+    word = facts.queue_word
     lines = ["", f"[engines.{kind}]", f"kind = {json.dumps(kind)}"]
     if found.problem is not None:
         lines.append(f"# {word}s could not be listed: {_comment(found.problem)}")
     lines += _queue_lines(word, found.queues)
-    return "\n".join(lines) + "\n" + _REST.format(directive=SCHEDULERS[kind].example)
+    return "\n".join(lines) + "\n" + _REST.format(directive=facts.example)
 
 
 def _queue_lines(word: str, queues: "tuple[Queue, ...]") -> list[str]:

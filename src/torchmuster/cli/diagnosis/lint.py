@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING
 
 import click
 
+from torchmuster.cli import options
 from torchmuster.cli.completion import complete_files
 from torchmuster.errors import UsageError
 
 if TYPE_CHECKING:
     from torchmuster.diagnose.lint.finding import LintFinding
 
-_CONTEXT = {"help_option_names": ["-h", "--help"]}
 _MAX_SIZE_BYTES = 256 * 1024
 _EXIT_CODES = {"error": 2, "warning": 1, "note": 0}
 
 
-@click.command(context_settings=_CONTEXT)
+@click.command()
 @click.argument(
     "files", shell_complete=complete_files, nargs=-1, required=True, metavar="JOBSCRIPT..."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the findings as a list in JSON.")
+@options.json()
 def lint(files: tuple[str, ...], as_json: bool) -> int:
     """Find mistakes in a job script: sbatch, qsub, or a torchrun line.
 
@@ -40,7 +40,7 @@ def lint(files: tuple[str, ...], as_json: bool) -> int:
     found: list[tuple[str, LintFinding]] = []
     for path in files:
         name = "<stdin>" if path == "-" else path
-        job = parse(_read(path), name)
+        job = parse(read_script(path), name)
         found += [(name, finding) for finding in find(job)]
         if not starts_training(job):
             click.echo(f"muster: {name} has no line that is known to start training", err=True)
@@ -52,7 +52,7 @@ def lint(files: tuple[str, ...], as_json: bool) -> int:
     return max((_EXIT_CODES[finding.word] for _, finding in found), default=0)
 
 
-def _read(path: str) -> str:
+def read_script(path: str) -> str:
     """Return the text of a script; bytes that are no UTF-8 are replaced."""
     try:
         if path == "-":

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from torchmuster.cli import options
 from torchmuster.cli.completion import complete_files
 from torchmuster.errors import UsageError
 
@@ -38,7 +39,7 @@ def _apart(word: str) -> list[str]:
 
 @click.command(
     cls=_PlanCommand,
-    context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
+    context_settings={"allow_interspersed_args": False},
     options_metavar="[OPTIONS]",
 )
 @click.option("--params", metavar="COUNT", help="Parameters of the model, e.g. 7e9 or 350M.")
@@ -86,7 +87,7 @@ def _apart(word: str) -> list[str]:
 @click.option("--fsdp", is_flag=True, help="Full sharding instead of DDP.")
 @click.option("--list", "list_links", is_flag=True, help="List the links that have names.")
 @click.option("--svg", metavar="FILE", help="Also write the plot to this file.")
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@options.json()
 @click.argument(
     "command",
     shell_complete=complete_files,

@@ -53,11 +53,13 @@ def show_here(plan: "RunPlan") -> int:
     """Print the commands of the agents that a run on this machine would start."""
     from torchmuster.engines.local import agent_argv
     from torchmuster.files.layout import RunDir, runs_dir
+    from torchmuster.node.options import AgentOrder
 
     run_dir = RunDir(os.path.join(runs_dir(), plan.run_id))
     for place in range(plan.max_nodes):
         # The port is the one that is free then.
-        click.echo(f"$ {shlex.join(agent_argv(run_dir, place, [('127.0.0.1', 0)]))}")
+        order = AgentOrder(run_dir=run_dir.path, place=place, head=("127.0.0.1:0",))
+        click.echo(f"$ {shlex.join(agent_argv(order))}")
     words = shlex.join([*plan.program.python, *plan.program.display()])
     num_workers = sum(plan.num_workers(place) for place in range(plan.max_nodes))
     click.echo(f"\n# {num_workers} worker{'s' if num_workers != 1 else ''}: {words}")

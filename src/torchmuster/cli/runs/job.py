@@ -17,9 +17,10 @@ from torchmuster.spec.sites.files import project_file, user_file
 
 if TYPE_CHECKING:
     from torchmuster.engines.base import Dialect
+    from torchmuster.engines.own_job import OwnJob
     from torchmuster.files.layout import RunDir
     from torchmuster.files.terminal import TerminalVoice
-    from torchmuster.model.job import Allocation, JobRequest
+    from torchmuster.model.job import JobRequest
     from torchmuster.model.plan import RunPlan
     from torchmuster.model.verdict import Result
     from torchmuster.spec.launch import JobLimits, RunRequest
@@ -112,10 +113,8 @@ def plan_for_job(
     """Return the plan of a run on other nodes: their GPUs are what the job asks for."""
     from torchmuster.spec.launch import plan_run
 
-    if request.nproc_per_node is None:
-        request = replace(request, nproc_per_node=str(max(1, gpus_per_node)))
-    gpus = [str(index) for index in range(gpus_per_node)] * 65536
-    plan = plan_run(request, run_id, gpus, problems)
+    gpus = [str(index) for index in range(gpus_per_node)]
+    plan = plan_run(request, run_id, gpus, problems, simulated=False)
     return replace(plan, stdin_rank=None) if plan is not None else None
 
 
@@ -226,22 +225,21 @@ def _follow(
     return result
 
 
-def find_allocation() -> "tuple[Dialect, Allocation] | None":
-    """Return the job that we are in, with its scheduler's dialect; None outside of one."""
+def find_allocation() -> "OwnJob | None":
+    """Return the job that we are in; None outside of one."""
     from torchmuster.engines.schedulers import may_be_in_job
 
     if not may_be_in_job(os.environ):
         return None  # the usual case costs no import
-    from torchmuster.engines.registry import find_job
-    from torchmuster.owner.jobs.conduct import read_file
+    from torchmuster.engines.own_job import find_own_job
 
-    return find_job(os.environ, read_file)
+    return find_own_job()
 
 
 def run_inside(
     request: "RunRequest",
     run_id: str,
-    inside: "tuple[Dialect, Allocation]",
+    inside: "OwnJob",
     limits: "JobLimits",
     problems: "Problems",
 ) -> int:
@@ -251,15 +249,11 @@ def run_inside(
     gpus = visible_gpus()  # those of one node; the others have their own
     plan = problems.checked(plan_for_job(request, run_id, len(gpus), problems))
     warn_s = WARN_S if limits.warn_s is None else limits.warn_s
-    return run_in_allocation(plan, *inside, warn_s)
+    return run_in_allocation(plan, inside, warn_s)
 
 
 def run_in_allocation(
-    plan: "RunPlan",
-    dialect: "Dialect",
-    allocation: "Allocation",
-    warn_s: float,
-    snapshots: str | None = None,
+    plan: "RunPlan", inside: "OwnJob", warn_s: float, snapshots: str | None = None
 ) -> int:
     """Run on the nodes of the job that we are in, on the snapshots of an earlier run where it has any.
 
@@ -268,73 +262,46 @@ def run_in_allocation(
     """
     from torchmuster.cli.ending import follow_run
     from torchmuster.engines.allocation import AllocationEngine
-    from torchmuster.engines.ways import Way
     from torchmuster.owner.create import create_run_dir, link_snapshots
-    from torchmuster.owner.jobs.conduct import note_the_end, own_run, way_to_others
+    from torchmuster.owner.jobs.inside import make_deadline, note_the_end, own_run_inside
 
-    own = own_node(allocation)
-    if own is None:  # salloc gives a shell on the login node
-        return _run_on_first_node(dialect, allocation)
-    # The head is where we are.
-    nodes = sorted(allocation.nodes, key=lambda node: node.name != own)
-    allocation = replace(allocation, nodes=tuple(nodes))
-    names = tuple(node.name for node in allocation.nodes)
-    if len(names) < plan.min_nodes:
+    job = inside.from_here()
+    if job is None:
+        return _run_on_first_node(inside)
+    job_id, engine_name, num_nodes = job.allocation.job_id, job.dialect.name, len(job.nodes)
+    if num_nodes < plan.min_nodes:
         raise UsageError(
-            f"{plan.min_nodes} nodes are asked for, the job has {len(names)}",
-            where=f"job {allocation.job_id} of {dialect.name}",
-            fix=f"--nodes {len(names)}, or --here for simulated nodes on this one",
+            f"{plan.min_nodes} nodes are asked for, the job has {num_nodes}",
+            where=f"job {job_id} of {engine_name}",
+            fix=f"--nodes {num_nodes}, or --here for simulated nodes on this one",
         )
-    plan = replace(
-        plan,
-        node_names=names[: plan.max_nodes],
-        engine=dialect.name,
-        job_id=allocation.job_id,
-    )
-    way = way_to_others(dialect, allocation, None) if plan.max_nodes > 1 else Way()
+    job = job.with_nodes(job.nodes[: plan.max_nodes]).with_launcher()
+    plan = replace(plan, node_names=job.node_names, engine=engine_name, job_id=job_id)
     run_dir = create_run_dir(plan)
     if snapshots is not None:
         link_snapshots(run_dir, snapshots)
-    engine = AllocationEngine(plan, run_dir, dialect, allocation, way)
+    engine = AllocationEngine(plan, run_dir, job)
 
     def follow(voice: "TerminalVoice") -> "Result":
-        where = f"inside job {allocation.job_id} of {dialect.name}"
+        where = f"inside job {job_id} of {engine_name}"
         voice.say(f"run {short_id(plan.run_id)} {where}, on {', '.join(plan.node_names)}")
-        if way.sentence is not None:
-            voice.say(way.sentence)
-        if plan.preflight in ("long", "only") and allocation.ends_at is None:
-            note_the_end(dialect, allocation.job_id)
-        return own_run(engine, voice, warn_s=warn_s)
+        if plan.preflight in ("long", "only"):
+            note_the_end(job)
+        return own_run_inside(engine, voice, make_deadline(job, warn_s=warn_s))
 
     return follow_run(plan, run_dir, follow)
 
 
-def own_node(allocation: "Allocation") -> str | None:
-    """Return which node of the job this is; None when it is none of them."""
-    names = [node.name for node in allocation.nodes]
-    if allocation.own_node in names:
-        return allocation.own_node
-    here = {os.uname().nodename, allocation.own_node or ""}
-    short = {name.partition(".")[0] for name in here if name}
-    return next((name for name in names if name.partition(".")[0] in short), None)
-
-
-def _run_on_first_node(dialect: "Dialect", allocation: "Allocation") -> int:
+def _run_on_first_node(job: "OwnJob") -> int:
     """Type the same command on the first node of the job; its output comes here."""
     import sys
 
     from torchmuster import proc
-    from torchmuster.engines.base import NodeStart
 
-    node = allocation.nodes[0]
-    click.echo(
-        f"muster: this is not a node of job {allocation.job_id}: run on {node.name}", err=True
-    )
+    node, job_id = job.nodes[0], job.allocation.job_id
+    click.echo(f"muster: this is not a node of job {job_id}: run on {node.name}", err=True)
     command = (sys.executable, "-m", "torchmuster", *sys.argv[1:])
-    start = NodeStart(
-        node=node.name, command=command, slot=node.slot, cpus=node.cpus, het_group=node.het_group
-    )
-    child = proc.start(dialect.node_argv(start), cwd=os.getcwd())
+    child = proc.start(job.argv(node, command), cwd=os.getcwd())
     while True:
         try:
             status = child.wait(3600.0)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from torchmuster.cli import options
 from torchmuster.cli.completion import complete_runs
 from torchmuster.errors import UsageError
 from torchmuster.files.layout import short_id
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
     from torchmuster.owner.views.find import RunView
 
 
-@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.command()
 @click.argument("run", shell_complete=complete_runs)
-@click.option("--detach", is_flag=True, help="Return at once; the run continues in the background.")
+@options.detach
 def restart(run: str, *, detach: bool) -> int:
     """Start RUN again with its options in the same place: a new run on the same snapshots.
 
@@ -119,4 +120,4 @@ def _run_in_job_again(plan: "RunPlan", view: "RunView") -> int:
             f"the run {short_id(view.run_id)} used the nodes of job {job_id}, and this shell is not in a job",
             fix=f"in a new job: muster restart {short_id(view.run_id)}",
         )
-    return run_in_allocation(plan, *inside, WARN_S, view.run_dir.snapshots)
+    return run_in_allocation(plan, inside, WARN_S, view.run_dir.snapshots)

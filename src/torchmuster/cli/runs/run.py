@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchmuster.cli.completion import complete_files, on_option
+from torchmuster.cli import options
+from torchmuster.cli.completion import complete_files
 from torchmuster.model.plan import GRACE_S, MAX_RESTARTS
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class _RunCommand(click.Command):
 
 @click.command(
     cls=_RunCommand,
-    context_settings={"allow_interspersed_args": False, "help_option_names": ["-h", "--help"]},
+    context_settings={"allow_interspersed_args": False},
     options_metavar="[OPTIONS]",
 )
 @click.option(
@@ -90,7 +91,7 @@ class _RunCommand(click.Command):
     help="Retry unless it would fail in the same way, or always.",
 )
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is a module, as with `python -m`.")
-@on_option
+@options.on
 @click.option(
     "--name", metavar="WORD", help="Start of the run's id and its job's name; default SCRIPT's."
 )
@@ -100,7 +101,7 @@ class _RunCommand(click.Command):
     type=click.Choice(["0", "all", "none"]),
     help="Ranks that the terminal shows; default rank 0.",
 )
-@click.option("--detach", is_flag=True, help="Return at once; the run continues in the background.")
+@options.detach
 @click.option("--grow", is_flag=True, help="Restart the attempt when a new node joins, to use it.")
 @click.option(
     "--start",
@@ -116,7 +117,7 @@ class _RunCommand(click.Command):
     help="Set a variable in every worker; repeatable.",
 )
 @click.option("--preload", multiple=True, metavar="MODULE", help="Import this before forking too.")
-@click.option("--python", metavar="PATH", help="The job's interpreter, with flags if quoted.")
+@options.python
 @click.option(
     "--stage",
     multiple=True,
@@ -135,10 +136,10 @@ class _RunCommand(click.Command):
     help="How long to wait for more nodes than MIN; default 2s.",
 )
 @click.option("--time", "time_limit", metavar="TIME", help="Time limit of the job: 2h, 1:30:00.")
-@click.option("--queue", "--partition", "queue", metavar="NAME", help="Queue or partition.")
-@click.option("--account", metavar="NAME", help="Account or project to charge.")
-@click.option("--cpus-per-node", type=click.IntRange(min=1), metavar="N", help="CPUs of each node.")
-@click.option("--gpus-per-node", type=click.IntRange(min=0), metavar="N", help="GPUs of each node.")
+@options.queue
+@options.account
+@options.cpus_per_node
+@options.gpus_per_node
 @click.option("--mem", metavar="SIZE", help="Memory of each node, e.g. 64Gi.")
 @click.option("--warn", metavar="TIME", help="How long before the time limit to send SIGUSR1.")
 @click.option(
@@ -147,8 +148,8 @@ class _RunCommand(click.Command):
     metavar="K",
     help="How many more jobs may continue it; default 0.",
 )
-@click.option("--hosts", metavar="A,B:N", help="Hosts for --on ssh, with their workers.")
-@click.option("--hostfile", metavar="FILE", help="A file of hosts for --on ssh.")
+@options.hosts
+@options.hostfile
 @click.option("--no-preflight", is_flag=True, help="Do not compare the nodes before the start.")
 @click.option(
     "--hang-timeout",
@@ -160,7 +161,7 @@ class _RunCommand(click.Command):
     is_flag=True,
     help="More output of NCCL and torch; an NCCL log for each rank.",
 )
-@click.option("--here", is_flag=True, help="Run on this machine, even inside a job.")
+@options.here
 @click.option("--dry-run", is_flag=True, help="Show the job script and command, submit nothing.")
 @click.argument("script", shell_complete=complete_files)
 @click.argument("args", shell_complete=complete_files, nargs=-1, type=click.UNPROCESSED)
@@ -210,7 +211,7 @@ def launch(request: "RunRequest") -> int:
         _say_ignored(request, on_hosts=hosts is not None, in_job=inside is not None)
     if request.nodes is None:
         if inside is not None:
-            num_nodes: str | None = str(len(inside[1].nodes))
+            num_nodes: str | None = str(len(inside.nodes))
         else:
             num_nodes = job.nodes_of_site(hosts) if hosts else job.nodes_of_engine(engine)
         request = replace(request, nodes=num_nodes or "1")
@@ -292,11 +293,9 @@ def _stdin_rank(request: "RunRequest") -> int | None:
 
 
 def _follow(engine: Any, voice: Any) -> Any:
-    import asyncio  # while the agents start
-
     from torchmuster.files.layout import short_id
     from torchmuster.owner.session import note_on_session
-    from torchmuster.owner.supervise import Supervisor
+    from torchmuster.owner.supervise import own_run  # while the agents start
     from torchmuster.owner.views.account import near
 
     plan, run_dir = engine.plan, engine.run_dir
@@ -304,8 +303,7 @@ def _follow(engine: Any, voice: Any) -> Any:
     note = note_on_session()
     if note is not None:
         voice.say(note)
-    forward = plan.stdin_rank is not None
-    return asyncio.run(Supervisor(plan, run_dir, engine, voice, forward_stdin=forward).run())
+    return own_run(engine, voice, forward_stdin=plan.stdin_rank is not None)
 
 
 def _size(plan: Any) -> str:

@@ -3,14 +3,13 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from torchmuster.cli.runs.job import find_allocation, own_node
-from torchmuster.engines.ways import choose_way
+from torchmuster.cli.runs.job import find_allocation
 from torchmuster.errors import MusterError, UsageError
 from torchmuster.model.display.text import few_of
 from torchmuster.owner.jobs.spread import SpreadHosts, is_one_of_many
 
 if TYPE_CHECKING:
-    from torchmuster.model.job import AllocatedNode
+    from torchmuster.engines.own_job import OwnJob
     from torchmuster.spec.torchrun import TorchrunLine
 
 
@@ -26,39 +25,33 @@ def find_party(line: "TorchrunLine", environment: Mapping[str, str]) -> SpreadHo
         return None  # another host of a PBS job, which has no node file
     if found is None:
         return None
-    dialect, allocation = found
-    own = own_node(allocation)
-    if own is None or len(allocation.nodes) < 2:
+    job = found.from_here()
+    if job is None or len(job.nodes) < 2:
         return None
-    nodes = tuple(sorted(allocation.nodes, key=lambda node: node.name != own))
-    is_first = own == allocation.nodes[0].name
-    job = f"job {allocation.job_id} of {dialect.name}"
+    is_first = job.nodes[0] == found.nodes[0]
+    # Only when it is on all of them it is certain that the run is on these.
+    named = job if len(job.nodes) == line.max_nodes else job.with_nodes(())
     if is_one_of_many(environment):
-        return SpreadHosts(dialect=dialect, nodes=_named(line, nodes), spreads=False)
+        return SpreadHosts(job=named, spreads=False)
     if line.no_spread:
+        own = job.node_names[0]
         hint = (
             f"torchrun was started on {own} only? Without --no-spread it starts the others itself"
         )
-        return SpreadHosts(dialect=dialect, nodes=_named(line, nodes), spreads=False, hint=hint)
+        return SpreadHosts(job=named, spreads=False, hint=hint)
     return SpreadHosts(
-        dialect=dialect,
-        nodes=nodes[: line.max_nodes],
+        job=job.with_launcher().with_nodes(job.nodes[: line.max_nodes]),
         # At `localhost` every host is a head; only the first may then be one for the others.
         spreads=is_first or line.meeting.host not in ("localhost", "127.0.0.1", "::1"),
         is_first=is_first,
-        way=choose_way(dialect, (), environment),
-        notes=_compare(line, nodes, job),
+        notes=_compare(line, job),
     )
 
 
-def _named(line: "TorchrunLine", nodes: "tuple[AllocatedNode, ...]") -> "tuple[AllocatedNode, ...]":
-    """Return the hosts if it is certain that the run is on them: on all of them."""
-    return nodes if len(nodes) == line.max_nodes else ()
-
-
-def _compare(line: "TorchrunLine", nodes: "tuple[AllocatedNode, ...]", job: str) -> tuple[str, ...]:
+def _compare(line: "TorchrunLine", own: "OwnJob") -> tuple[str, ...]:
     """Return a sentence where `--nnodes` and the job differ."""
-    names = few_of((node.name for node in nodes), 8)
+    nodes, job = own.nodes, f"job {own.allocation.job_id} of {own.dialect.name}"
+    names = few_of(own.node_names, 8)
     if line.min_nodes > len(nodes):
         raise UsageError(
             f"--nnodes asks for {line.min_nodes} nodes, the job has {len(nodes)}",
@@ -69,6 +62,6 @@ def _compare(line: "TorchrunLine", nodes: "tuple[AllocatedNode, ...]", job: str)
     if line.max_nodes > len(nodes):
         return (f"--nnodes allows {line.max_nodes} nodes, {job} has {len(nodes)}: {names}",)
     if line.max_nodes < len(nodes):
-        rest = few_of((node.name for node in nodes[line.max_nodes :]), 8)
+        rest = few_of(own.node_names[line.max_nodes :], 8)
         return (f"--nnodes is {line.max_nodes}, {job} has {len(nodes)} hosts: unused: {rest}",)
     return ()

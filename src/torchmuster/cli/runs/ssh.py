@@ -220,11 +220,9 @@ def _own(
     bundle: "Bundle",
     voice: "TerminalVoice",
 ) -> "Result":
-    import asyncio
-
     from torchmuster.engines.ssh import SshEngine
     from torchmuster.owner.session import note_on_session
-    from torchmuster.owner.supervise import Supervisor
+    from torchmuster.owner.supervise import own_run
 
     engine = SshEngine(plan, run_dir, wishes, bundle, voice.say)
     try:
@@ -235,9 +233,7 @@ def _own(
         note = note_on_session(may_detach=False)
         if note is not None:
             voice.say(note)
-        forward = plan.stdin_rank is not None
-        supervisor = Supervisor(plan, run_dir, engine, voice, forward_stdin=forward)
-        result = asyncio.run(supervisor.run())
+        result = own_run(engine, voice, forward_stdin=plan.stdin_rank is not None)
         engine.finish()
         return engine.localized(result)  # behind `finish`, which brings the host's own
     finally:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchmuster.cli.completion import complete_files, complete_runs, on_option
+from torchmuster.cli import options
+from torchmuster.cli.completion import complete_files, complete_runs
 from torchmuster.cli.runs.job import check_engine, choose_engine, find_hosts, find_site
 from torchmuster.cli.runs.job_scripts import ALL, can_show, show_jobs
 from torchmuster.cli.sets import SetCommand, value_options
@@ -26,10 +27,8 @@ if TYPE_CHECKING:
     from torchmuster.spec.sites.site import Site
     from torchmuster.spec.workflow.load import LoadedWorkflow
 
-_CONTEXT = {"help_option_names": ["-h", "--help"]}
 
-
-@click.command(cls=SetCommand, context_settings=_CONTEXT)
+@click.command(cls=SetCommand)
 @click.argument("file", shell_complete=complete_files)
 @value_options
 @click.option(
@@ -43,14 +42,14 @@ _CONTEXT = {"help_option_names": ["-h", "--help"]}
 @click.option(
     "--label", "labels", multiple=True, metavar="KEY=VALUE ...", help="Labels of the run."
 )
-@on_option
+@options.on
 @click.option(
     "--here", is_flag=True, help="Run on this machine, even if it looks like a login node."
 )
 @click.option("--run-id", metavar="NAME", help="Name of the run and of its folder.")
 @click.option("--dry-run", is_flag=True, help="Check the file, show the plan, start nothing.")
 @click.option("--help-values", is_flag=True, help="Show the values that the file takes.")
-@click.option("--detach", is_flag=True, help="Return at once; the run continues in the background.")
+@options.detach
 @click.option(
     "--strict-resources", is_flag=True, help="Refuse tasks that ask for more than the machine has."
 )
@@ -73,7 +72,7 @@ _CONTEXT = {"help_option_names": ["-h", "--help"]}
     help=f"From SIGTERM to SIGKILL; default {GRACE_S:g}s.",
 )
 @click.option("--backoff", default="1", metavar="TIME", help="Before a retry, doubled; default 1s.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@options.json()
 def submit(**given: Any) -> int:
     """Run the workflow in FILE.
 
@@ -155,10 +154,10 @@ def _follow_jobs(
     return view.result
 
 
-@click.command(cls=SetCommand, context_settings=_CONTEXT)
+@click.command(cls=SetCommand)
 @click.argument("file", shell_complete=complete_files)
 @value_options
-@click.option("--json", "as_json", is_flag=True, help="As JSON.")
+@options.json()
 def validate(**given: Any) -> int:
     """Check the workflow in FILE: report every problem with its line; start nothing."""
     from torchmuster.ui.messages import print_errors, print_warnings
@@ -175,7 +174,7 @@ def validate(**given: Any) -> int:
     return 0
 
 
-@click.command(cls=SetCommand, context_settings=_CONTEXT)
+@click.command(cls=SetCommand)
 @click.argument("file", shell_complete=complete_files)
 @value_options
 def render(**given: Any) -> int:
@@ -191,7 +190,7 @@ def render(**given: Any) -> int:
     return 0
 
 
-@click.command(context_settings=_CONTEXT)
+@click.command()
 @click.argument("run", shell_complete=complete_runs)
 @click.option("--rendered", is_flag=True, help="With its template filled in.")
 def spec(run: str, *, rendered: bool) -> int:

@@ -15,6 +15,7 @@ from torchmuster.cli.completion import complete_files
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
+    from torchmuster.files.layout import RunDir
     from torchmuster.model.plan import RunPlan
     from torchmuster.owner.jobs.spread import Spreader, SpreadHosts, SpreadOrder
     from torchmuster.programs.launch import AgentLaunch
@@ -78,16 +79,14 @@ def _warn_of_option_behind(line: "TorchrunLine") -> None:
 
 def _say_end(launch: "AgentLaunch") -> None:
     """Say in one line how the run has ended: the head knows, standard output is the script's."""
-    if launch.listening is None:
+    if launch.head is None:
         return
     from torchmuster.cli.ending import last_line
-    from torchmuster.files.layout import RunDir, runs_dir
     from torchmuster.owner.views.record import read_result
 
-    run_dir = RunDir(os.path.join(runs_dir(), launch.plan.run_id))
-    result = read_result(run_dir)
+    result = read_result(launch.head.run_dir)
     if result is not None:
-        click.echo(f"muster: {last_line(result, run_dir)}", err=True)
+        click.echo(f"muster: {last_line(result, launch.head.run_dir)}", err=True)
 
 
 def make_launch(line: "TorchrunLine") -> "AgentLaunch":
@@ -97,8 +96,11 @@ def make_launch(line: "TorchrunLine") -> "AgentLaunch":
         MusterError: The port of the head is taken by something else.
     """
     from torchmuster.engines.schedulers import own_jobs
+    from torchmuster.files.layout import RunDir, runs_dir
     from torchmuster.files.terminal import own_terminal
+    from torchmuster.head.options import TrainingHeadOptions
     from torchmuster.model.contract import SIGNALS_VARIABLE
+    from torchmuster.node.options import AgentOptions, HeadPlace
     from torchmuster.owner.create import new_run_id
     from torchmuster.programs.launch import AgentLaunch, job_environment
     from torchmuster.spec.rendezvous import NO_ID
@@ -109,42 +111,56 @@ def make_launch(line: "TorchrunLine") -> "AgentLaunch":
     if listening is None:
         party = None
     line = _fitted(line, party, order)
-    run_id = new_run_id(line.program.target)
-    plan = _make_plan(line, run_id, party)
+    plan = _make_plan(line, new_run_id(line.program.target), party)
     secret, open_secret = _keys(line)
     addresses = order.heads if order is not None else ((line.meeting.host, line.meeting.port),)
-    spread = None
     notes = line.notes + (party.notes if party is not None else ())
+    jobs = own_jobs(os.environ) if line.meeting.rdzv_id == NO_ID else ()
+    head = None
     if listening is not None:
-        notes = (_create_run_dir(run_id, plan), *notes)
-        addresses = (("127.0.0.1", int(listening.getsockname()[1])),)
-        spread = _make_spreader(line, party, plan, addresses[0][1])
-    return AgentLaunch(
+        port = int(listening.getsockname()[1])
+        addresses = (("127.0.0.1", port),)
+        run_dir = RunDir(os.path.join(runs_dir(), plan.run_id))
+        notes = (_create_run_dir(run_dir, plan), *notes)
+        head = TrainingHeadOptions(
+            plan=plan,
+            run_dir=run_dir,
+            own_address=line.local_addr or "127.0.0.1",
+            hint=party.hint if party is not None else "",
+            jobs=jobs,
+            relay_port=0 if line.meeting.alone else port,
+            spread=_make_spreader(line, party, run_dir, port),
+        )
+    agent = AgentOptions(
         plan=plan,
         num_workers=line.num_workers,
         host=order.host if order is not None else socket.gethostname(),
-        addresses=addresses,
-        secret=secret,
-        open_secret=open_secret,
+        head=HeadPlace(
+            addresses=addresses,
+            secret=secret,
+            open_secret=open_secret,
+            join_timeout_s=plan.limits.join_timeout_s,
+        ),
         environment={
             **job_environment(line.num_workers),
             SIGNALS_VARIABLE: line.signals_to_handle,
         },
         place=order.place if order is not None else line.node_rank,
-        listening=listening,
-        relays_store=not line.meeting.alone,
-        own_address=line.local_addr or "127.0.0.1",
+        is_head=head is not None,
         local_addr=line.local_addr,
         local_show=True,
         terminal=own_terminal(),
         console=line.console,
         saved=_saved(line),
         signals=line.signals,
+        jobs=jobs,
+    )
+    return AgentLaunch(
+        agent=agent,
+        head=head,
+        listening=listening,
         notes=notes,
-        jobs=own_jobs(os.environ) if line.meeting.rdzv_id == NO_ID else (),
         error_file=os.environ.get("TORCHELASTIC_ERROR_FILE"),
-        spread=spread,
-        hint=party.hint if party is not None else "",
     )
 
 
@@ -167,7 +183,7 @@ def _make_plan(line: "TorchrunLine", run_id: str, party: "SpreadHosts | None") -
         restart_hint=True,
         virtual_local_rank=line.virtual_local_rank,
         restart_policy=line.restart_policy,
-        node_names=party.names if party is not None else (),
+        node_names=party.job.node_names if party is not None else (),
         engine="torchrun",
         job_id=_own_job_id(),
     )
@@ -218,24 +234,23 @@ def _fitted(
     if order is not None:  # the head listens already: who can't reach it must not wait for long
         limits = replace(limits, join_timeout_s=min(limits.join_timeout_s, 60.0))
         return replace(line, limits=limits)
-    if party is not None and party.spreads and line.max_nodes > len(party.nodes):
-        return replace(line, max_nodes=len(party.nodes))
+    if party is not None and party.spreads and line.max_nodes > len(party.job.nodes):
+        return replace(line, max_nodes=len(party.job.nodes))
     return line
 
 
 def _make_spreader(
-    line: "TorchrunLine", party: "SpreadHosts | None", plan: Any, port: int
+    line: "TorchrunLine", party: "SpreadHosts | None", run_dir: "RunDir", port: int
 ) -> "Spreader | None":
     if party is None or not party.spreads:
         return None
-    from torchmuster.files.layout import RunDir, runs_dir
     from torchmuster.owner.jobs.spread import Spreader, head_addresses
 
     return Spreader(
         party=party,
         heads=head_addresses(line.meeting.host, port),
         command=own_command(),
-        environment=RunDir(os.path.join(runs_dir(), plan.run_id)).environment,
+        environment=run_dir.environment,
     )
 
 
@@ -317,21 +332,20 @@ def _keys(line: "TorchrunLine") -> tuple[bytes, bytes | None]:
     return hmac.digest(read_secret(path), label, "sha256"), public
 
 
-def _create_run_dir(run_id: str, plan: Any) -> str:
+def _create_run_dir(run_dir: "RunDir", plan: "RunPlan") -> str:
     """Make the folder of the run; return the sentence that names it."""
     from torchmuster.files import atomic
-    from torchmuster.files.layout import RunDir, runs_dir, short_id
+    from torchmuster.files.layout import short_id
     from torchmuster.model import codec
     from torchmuster.owner.create import unusable, write_owner
 
-    run_dir = RunDir(os.path.join(runs_dir(), run_id))
     try:
         os.makedirs(run_dir.logs, mode=0o700)
         atomic.write_json(run_dir.plan, codec.to_plain(plan))
         write_owner(run_dir)
     except OSError as error:
         raise unusable(run_dir.path, error.strerror or str(error)) from error
-    return f"run {short_id(run_id)}; its files are in {run_dir.path}"
+    return f"run {short_id(plan.run_id)}; its files are in {run_dir.path}"
 
 
 def _saved(line: "TorchrunLine") -> Any:

@@ -137,11 +137,6 @@ class HangMonitor:
 
     # What is due.
 
-    @property
-    def is_asking(self) -> bool:
-        """Say whether an answer is awaited."""
-        return self._question is not None
-
     def advance(self, now: float, *, held: bool) -> WorkerEnd | None:
         """Do what is due; return the end of the rank that has to be taken for the cause.
 

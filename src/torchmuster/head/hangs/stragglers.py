@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from statistics import median
 
-from torchmuster.model.beats import RankPhase
+from torchmuster.model.heartbeat import RankPhase
 from torchmuster.model.progress import RankProgress
 
 WINDOW_STEPS = 25

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from torchmuster.diagnose.facts.stacks import Doing, StackReading
 from torchmuster.head.hangs.stack_words import Seen, tell
-from torchmuster.model.beats import RankPhase
+from torchmuster.model.heartbeat import RankPhase
 from torchmuster.model.progress import RankProgress
 from torchmuster.model.ranks import name_ranks
 
@@ -97,7 +97,6 @@ class Judgement:
 @dataclass(slots=True)
 class _Rank:
     node: str
-    first_at: float
     seen: RankProgress | None = None
     seen_at: float = 0.0
     active_at: float = 0.0  # when it last used the processor or moved data
@@ -135,7 +134,7 @@ class HangWatch:
 
     def __post_init__(self) -> None:
         for rank, node in self.ranks.items():
-            self._ranks[rank] = _Rank(node=node, first_at=self.began_at, active_at=self.began_at)
+            self._ranks[rank] = _Rank(node=node, active_at=self.began_at)
 
     # What comes in.
 

@@ -1,1 +1,1 @@
-"""Words and lines for people: what a terminal shows, and how."""
+"""Text for people: what a terminal shows, and how."""

@@ -1,9 +1,9 @@
-"""Put the output of many ranks on one terminal: whole lines, prefixed once more than one prints.
+"""Merges the output of many ranks on one terminal: complete lines, with a prefix once several ranks print.
 
-While a single rank prints, its text passes as it is, half lines and carriage returns included, so a
+While a single rank prints, its text passes unchanged, including unfinished lines and carriage returns, so a
 progress bar moves and a debugger's prompt appears. From the first text of a second rank on, every line
-carries its rank and no line is torn: half a line waits a moment for its end (`HALF_LINE_S`), is then
-shown as it stands, and is shown again with its rest when somebody else has spoken in between.
+has a prefix with its rank, and lines are not mixed: an unfinished line waits a moment for its end (`HALF_LINE_S`),
+is then shown as it is, and is shown again with its end if another rank has printed in between.
 """
 
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ _Key = tuple[int, int]  # rank, stream
 
 @dataclass(frozen=True, slots=True)
 class _OpenLine:
-    """What stands on the last line of the terminal, which no newline has ended."""
+    """The unfinished last line of the terminal."""
 
     stream: int
     key: _Key | None = None  # None: raw text of the only rank
@@ -30,7 +30,7 @@ class _OpenLine:
 
 @dataclass(slots=True)
 class LineJoiner:
-    """Turns (rank, stream, text) into what the terminal gets, in order."""
+    """Turns (rank, stream, text) into the text to write to the terminal, in order."""
 
     prefix_always: bool = False
     names: dict[int, str] = field(default_factory=dict)  # instead of `rank N`, e.g. of tasks
@@ -42,7 +42,7 @@ class LineJoiner:
     _open: _OpenLine | None = None
 
     def add(self, rank: int, stream: int, text: str, left_out: int = 0) -> list[tuple[int, str]]:
-        """Return the pieces to write now, each with its stream; half lines wait."""
+        """Return the pieces to write now, each with its stream; unfinished lines wait."""
         self._ranks.add(rank)
         out: list[tuple[int, str]] = []
         if left_out:
@@ -62,16 +62,16 @@ class LineJoiner:
 
     @property
     def waits(self) -> bool:
-        """Say whether there are half lines that are not shown."""
+        """Return whether there are half lines that are not shown."""
         return bool(self._unseen)
 
     def show_halves(self) -> list[tuple[int, str]]:
-        """Return what shows the half lines that have waited, each as it stands."""
+        """Return the pieces that show the unfinished lines that have waited long enough."""
         keys, self._unseen = list(self._unseen), {}
         return [piece for key in keys for piece in self._draw(key)]
 
     def interject(self) -> list[tuple[int, str]]:
-        """Return what ends a half line, before something else is printed."""
+        """Return the text that ends an unfinished line before something else is printed."""
         if self._open is None:
             return []
         before, self._open = self._open, None
@@ -80,7 +80,7 @@ class LineJoiner:
         return [(before.stream, "\n")]
 
     def rest(self) -> list[tuple[int, str]]:
-        """Return the half lines that nobody will end any more."""
+        """Return the unfinished lines at the end of the output."""
         out = self.show_halves()
         if self._open is not None and self._open.key is not None:
             out += self.interject()
@@ -129,7 +129,7 @@ class LineJoiner:
         return out
 
     def _go_on(self, before: _OpenLine, line: str, prefix: str) -> str:
-        """Return what turns the open line into this one, of which it shows a part."""
+        """Return the text that completes the open line, which shows a part of this one."""
         if "\r" not in line.rstrip("\r"):
             return line.rstrip("\r").removeprefix(before.half)
         return "\r" + f"{prefix}{last_state(line)}".ljust(before.width)
@@ -143,10 +143,10 @@ class LineJoiner:
 
 
 def line_prefix(name: str) -> str:
-    """Return what stands before each line of a rank or task, once several print."""
+    """Return the prefix of the lines of a rank or task, for when several print."""
     return f"[{name}] "
 
 
 def last_state(line: str) -> str:
-    """Return what a line that was drawn again and again shows in the end."""
+    """Return the final text of a line that was redrawn several times."""
     return line.rstrip("\r").rpartition("\r")[2]

@@ -1,4 +1,4 @@
-"""Events in words: the one place where a line of `events.jsonl` becomes a sentence for a person."""
+"""Events in words: turns lines of `events.jsonl` into sentences for people."""
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 def narrate(name: str, fields: Mapping[str, Any], shown: "Shown | None" = None) -> str | None:
-    """Return the sentence for an event, or None for one that only the record needs.
+    """Return the sentence for an event; None for one that is only recorded.
 
     Args:
         name: Of the event.
         fields: Of the event.
-        shown: What stands on the terminal already, and need not be said again.
+        shown: What the terminal shows already and need not be repeated.
     """
     if name == "attempt_failed":
         return _attempt_failed(fields, shown)
@@ -30,7 +30,7 @@ _WAITS_NO_MORE = ("attempt_started", "run_ended")
 
 
 def narrate_wait(events: Sequence[Mapping[str, Any]], now: datetime) -> str | None:
-    """Return what a run waits for by the end of its record, with the time that is left now; None when it does not."""
+    """Return what a run waits for at the end of its record, with the remaining time; None if it does not wait."""
     for event in reversed(events):
         if event.get("event") in _WAITS_NO_MORE:
             return None
@@ -104,7 +104,7 @@ def _network(f: Mapping[str, Any]) -> str:
 
 
 def _preflight(f: Mapping[str, Any]) -> str | None:
-    """Say failures and warnings; `muster doctor` shows all of it itself."""
+    """Return the sentence for failures and warnings; `muster doctor` shows all findings itself."""
     if f["form"] == "long":
         return None
     lines = [_finding(finding) for finding in f["findings"] if finding["level"] != "note"]

@@ -1,7 +1,7 @@
-"""What a terminal has shown already: a traceback stands there once, however many ranks and attempts raise it.
+"""Remembers what a terminal has shown, so that a traceback appears once, however many ranks and attempts raise it.
 
 The same traceback is the same frames and the same type of exception; its last line, which may differ, is always shown.
-A rank that repeats itself within an attempt, e.g. one that logs what it survives, is left as it is. Logs keep all of it.
+Repetitions by one rank within an attempt, e.g. logged exceptions, are not removed. Logs keep everything.
 """
 
 import re
@@ -26,7 +26,7 @@ _Block = tuple[str, ...]  # the frames, and the type of the exception
 
 @dataclass(slots=True)
 class _Stream:
-    """Where one stream of one rank stands."""
+    """The state of one stream of one rank."""
 
     is_within: bool = False  # a line, some of which has been passed on
     line: str = ""  # as much of a line as has come, while lines are looked at
@@ -44,12 +44,12 @@ class Shown:
     _streams: dict[tuple[int, int], _Stream] = field(default_factory=dict)
 
     def begin_attempt(self) -> None:
-        """Forget who has raised what: in a new attempt it is a repetition."""
+        """Forget which rank raised what: in a new attempt every repetition counts."""
         for ranks in self._known.values():
             ranks.clear()
 
     def filter(self, rank: int, stream: int, text: str) -> str:
-        """Return what is to be shown of a text; a repeated traceback becomes one line."""
+        """Return the part of a text to show; a repeated traceback becomes one line."""
         self.ranks.add(rank)
         state = self._streams.setdefault((rank, stream), _Stream())
         if state.block is None and not state.holds and "\n" not in text:
@@ -62,7 +62,7 @@ class Shown:
         )
 
     def rest(self) -> list[tuple[int, int, str]]:
-        """Return what was held back and has not been ended: (rank, stream, text)."""
+        """Return the unfinished text that was held back: (rank, stream, text)."""
         held = [
             (*key, "".join([*state.held, state.line]))
             for key, state in self._streams.items()
@@ -72,12 +72,12 @@ class Shown:
         return [entry for entry in held if entry[2].strip()]
 
     def has(self, traceback: str) -> bool:
-        """Say whether this traceback is on the terminal."""
+        """Return whether the terminal shows this traceback."""
         block = _last_block(traceback)
         return block is not None and block in self._known
 
     def note(self, traceback: str) -> None:
-        """Take a traceback that was printed in a message."""
+        """Note a traceback that was printed in a message."""
         block = _last_block(traceback)
         if block is not None:
             self._known.setdefault(block, set())
@@ -97,7 +97,7 @@ class Shown:
         return after if not now else now if after == [line] else after
 
     def _line(self, rank: int, state: _Stream, line: str) -> list[str]:
-        """Return what is to be shown now that this line is whole."""
+        """Return the text to show now that this line is complete."""
         bare = _bare(line)
         if state.block is None:
             return self._outside(state, line, bare)
@@ -135,7 +135,7 @@ class Shown:
 
 
 def shortened(report: Report, result: Result, shown: Shown) -> Report:
-    """Return the report with the end of its traceback only, where the whole stands on the terminal."""
+    """Return the report with only the end of its traceback if the terminal shows all of it already."""
     error = result.cause.error if result.cause is not None else None
     lines = error.traceback.rstrip().splitlines() if error is not None else []
     start = _position(lines, report.because)
@@ -168,7 +168,7 @@ def _key(frames: Sequence[str], last: str) -> _Block:
 
 
 def _last_block(traceback: str) -> _Block | None:
-    """Return the last of a chain of tracebacks; None for a text that is none."""
+    """Return the last of a chain of tracebacks; None if the text is not a traceback."""
     frames: list[str] | None = None
     found: _Block | None = None
     for line in traceback.splitlines():

@@ -1,4 +1,4 @@
-"""The terminal that a user sits at, as far as the ranks shown on it have to know it."""
+"""The properties of the user's terminal that the ranks shown on it need."""
 
 from dataclasses import dataclass, replace
 from typing import Self
@@ -15,17 +15,17 @@ class Terminal:
     rows: int
 
     def to_word(self) -> str:
-        """Return it as one word of a command line."""
+        """Return the value as one word of a command line."""
         return f"{','.join(map(str, sorted(self.streams)))}:{self.columns}x{self.rows}"
 
     @classmethod
     def from_word(cls, word: str) -> Self:
-        """Return what `to_word` has written."""
+        """Inverse of `to_word`."""
         streams, _, size = word.partition(":")
         columns, _, rows = size.partition("x")
         numbers = frozenset(int(number) for number in streams.split(","))
         return cls(streams=numbers, columns=int(columns), rows=int(rows))
 
     def behind(self, prefix: str) -> Self:
-        """Return what is left of it where every line begins with this prefix."""
+        """Return the terminal without the columns of this prefix."""
         return replace(self, columns=max(self.columns - len(prefix), _MIN_COLUMNS))

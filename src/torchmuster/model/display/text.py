@@ -1,4 +1,4 @@
-"""Reports as plain text: `error / at / because / hint`, readable without colour; and words of others in our lines."""
+"""Reports as plain text: `error / at / because / hint`, readable without colour; and escaping of foreign text."""
 
 import itertools
 import re
@@ -15,7 +15,7 @@ MAX_NAMES = 8
 
 
 def printable(text: str) -> str:
-    """Return a text of others such that a terminal shows it and obeys nothing in it; colours are left out.
+    """Return a foreign text with control characters made visible and colours removed.
 
     Every message of muster goes through here: an exception, a host's name or a scheduler's word may hold anything.
     """
@@ -30,7 +30,7 @@ def _visible(character: str) -> str:
 
 
 def in_one_line(text: str) -> str:
-    """Return a printable text that ends no line and no column: a cell of a table, a name in a list."""
+    """Return a printable text without newlines and tabs, for a cell of a table or a name in a list."""
     return printable(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
@@ -61,7 +61,7 @@ def say_missing(num_here: int, num_needed: int, who: str) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word that somebody who wrote another one may have meant."""
+    """Return the known word that was probably meant; None without one."""
     import difflib
 
     names = list(known)
@@ -82,13 +82,13 @@ def did_you_mean(word: str, known: Iterable[str], otherwise: str | None = None) 
 
 
 def report_of_error(error: MusterError) -> Report:
-    """Return the report that says what an error says."""
+    """Return an error as a report."""
     because = tuple(error.why.splitlines()) if error.why else ()
     return Report(error=error.what, at=error.where, because=because, hint=error.fix)
 
 
 def render_report(report: Report) -> str:
-    """Return the message, each part on lines of its own, with a newline at the end."""
+    """Return the message with each part on its own lines and a newline at the end."""
     lines = [f"error: {report.error}"]
     if report.at:
         lines.append(f"  at: {in_one_line(report.at)}")

@@ -1,4 +1,4 @@
-"""Everything that travels over the channel: read this folder and you know the protocol.
+"""All messages of the channel: this folder defines the protocol.
 
 Agents call the head of their run or group; its owner and clients call it too. One JSON object a frame, whose `type` is
 the name of a class here and whose other fields are that class's fields (`model.message`). Both ends of a channel have the

@@ -1,4 +1,4 @@
-"""Barriers: of the tasks of a group, and of ranks that call each other without a workflow."""
+"""Barriers: of the tasks of a group, and of ranks without a workflow."""
 
 import enum
 
@@ -8,7 +8,7 @@ from torchmuster.net.messages.base import Message
 
 
 class BarrierState(enum.Enum):
-    """What a barrier tells a caller; `waiting` is not the last word."""
+    """The kind of an answer; `waiting` is followed by another one."""
 
     RELEASED = "released"
     FAILED = "failed"
@@ -16,12 +16,12 @@ class BarrierState(enum.Enum):
 
 
 class BarrierCall(Message):
-    """A process of the sender's task has come to a barrier.
+    """A process of the sender's task has reached a barrier.
 
     Attributes:
         caller_id: Names the call among those of this agent; all answers carry it.
-        count: How many have to come; None for every task of the group, once each.
-        rank: Which of them this is, from 0; None when the callers have no numbers.
+        count: The number of callers; None for every task of the group, once each.
+        rank: The number of this caller, from 0; None when the callers have no numbers.
     """
 
     caller_id: str
@@ -38,7 +38,7 @@ class BarrierLeave(Message):
 
 
 class BarrierAnswer(Message):
-    """What a barrier says to one caller.
+    """The answer of a barrier to one caller.
 
     Attributes:
         what: Failed: the sentence of the error. Waiting: who is missing.
@@ -54,8 +54,6 @@ class BarrierAnswer(Message):
     why: str | None = None
     fix: str | None = None
     missing: tuple[str, ...] = ()
-    num_here: int = 0
-    num_needed: int = 0
     left_s: float = 0.0
     timed_out: bool = False
 
@@ -64,7 +62,7 @@ class BarrierAnswer(Message):
 
 
 class BarrierJoin(Message):
-    """A rank has come; `incarnation` tells its own second connection from another with its rank."""
+    """A rank has arrived; `incarnation` distinguishes its own second connection from another process with its rank."""
 
     name: str
     rank: int
@@ -73,4 +71,4 @@ class BarrierJoin(Message):
 
 
 class BarrierPassed(Message):
-    """This rank has heard that the barrier is full."""
+    """This rank confirms that the barrier is full."""

@@ -1,7 +1,7 @@
-"""The root of all that travels over the channel."""
+"""The base class of all messages of the channel."""
 
 from torchmuster.model.message import TypedMessage
 
 
 class Message(TypedMessage):
-    """What agents, heads, owners and clients of a run say to each other."""
+    """Base class of messages between agents, heads, owners and clients of a run."""

@@ -1,4 +1,4 @@
-"""`muster exec`: a command in a running task or beside a rank."""
+"""`muster exec`: a command in a running task or next to a rank."""
 
 from torchmuster.net.messages.base import Message
 
@@ -13,7 +13,7 @@ MAX_EXECS = 16
 
 
 class ExecStart(Message):
-    """Run a command inside of a running task; no words: its shell.
+    """Run a command inside a running task; without words: its shell.
 
     Attributes:
         exec_id: Random, chosen by the client; all messages of this command carry it.
@@ -31,7 +31,7 @@ class ExecStart(Message):
 
 
 class ExecInput(Message):
-    """What the command reads; `end` closes its standard input."""
+    """Input for the command; `end` closes its standard input."""
 
     exec_id: str
     data: str = ""
@@ -39,7 +39,7 @@ class ExecInput(Message):
 
 
 class ExecOutput(Message):
-    """What the command wrote; a terminal has only stream 1."""
+    """Output of the command; a terminal has only stream 1."""
 
     exec_id: str
     stream: int  # 1 or 2
@@ -47,14 +47,14 @@ class ExecOutput(Message):
 
 
 class ExecTaken(Message):
-    """So much of what the other end sent has been written where it belongs."""
+    """The number of bytes from the other end that have been written to their destination."""
 
     exec_id: str
     size_bytes: int
 
 
 class ExecResize(Message):
-    """The client's terminal has another size."""
+    """The size of the client's terminal has changed."""
 
     exec_id: str
     rows: int
@@ -69,7 +69,7 @@ class ExecSignal(Message):
 
 
 class ExecLeave(Message):
-    """The client has gone: SIGHUP to the command, SIGKILL a little later."""
+    """The client is gone: SIGHUP to the command, SIGKILL a little later."""
 
     exec_id: str
 

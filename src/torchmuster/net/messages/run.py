@@ -1,4 +1,4 @@
-"""A training run: its agents, its owner and its clients talk with its head."""
+"""A training run: messages of its agents, its owner and its clients with its head."""
 
 from dataclasses import field
 from typing import Any
@@ -40,7 +40,7 @@ class Hello(Message):
 
 
 class Ping(Message):
-    """I am here; the echo of this number prolongs my lease."""
+    """A sign of life; the echo of this number extends the sender's lease."""
 
     number: int
 
@@ -55,7 +55,7 @@ class SpawnerReady(Message):
 
 
 class SpawnerRefused(Message):
-    """This node can't run the job at all; `what`, `where` and `hint` take the place of the usual words."""
+    """This node can't run the job at all; `what`, `where` and `hint` replace the default message."""
 
     why: str
     what: str | None = None
@@ -64,7 +64,7 @@ class SpawnerRefused(Message):
 
 
 class WorkersStarted(Message):
-    """All workers of the attempt live on this node."""
+    """All workers of the attempt on this node have started."""
 
     attempt: int
     pids: tuple[int, ...]
@@ -85,14 +85,14 @@ class StoreLost(Message):
 
 
 class AllReaped(Message):
-    """No process of this attempt is left on this node, but those that go on after a good end."""
+    """No process of this attempt is left on this node, except those that continue after a good end."""
 
     attempt: int
     left: tuple[proc.LeftProcess, ...] = ()
 
 
 class Output(Message):
-    """What a worker wrote, for the terminal. Goes on from the head to the clients."""
+    """Output of a worker, for the terminal. The head forwards it to the clients."""
 
     rank: int
     attempt: int
@@ -117,14 +117,14 @@ class Debugger(Message):
 
 
 class LastStop(Message):
-    """The script saves and leaves for a reason that would stop the next attempt as well."""
+    """The script saves and exits for a reason that would stop the next attempt too."""
 
     rank: int
     reason: str
 
 
 class TrainingEnded(Message):
-    """The training library has stopped or finished: at which step, and which one is saved."""
+    """The training library has stopped or finished: the last step, and the last saved one."""
 
     rank: int
     step: int
@@ -132,7 +132,7 @@ class TrainingEnded(Message):
 
 
 class SignalReceived(Message):
-    """The scheduler (or a person) sent this agent a signal that is meant for the job."""
+    """The scheduler (or a person) has sent this agent a signal for the job."""
 
     signum: int
 
@@ -141,7 +141,7 @@ class SignalReceived(Message):
 
 
 class Welcome(Message):
-    """The agent is in.
+    """The agent is accepted.
 
     Attributes:
         head_pid: With the two ids, as in `Hello`: an agent on the same machine can see whether the head still runs.
@@ -156,7 +156,7 @@ class Welcome(Message):
 
 
 class Refused(Message):
-    """The agent is not wanted; the sentence says why. It ends."""
+    """The agent is refused, with the reason. It ends."""
 
     sentence: str
 
@@ -185,10 +185,10 @@ class StartAttempt(Message):
 
 
 class KillAttempt(Message):
-    """SIGKILL every process of the attempt and say when all are gone.
+    """SIGKILL every process of the attempt and report when all are gone.
 
     Attributes:
-        ended_well: All workers have ended with 0: what has a session of its own goes on.
+        ended_well: All workers have ended with 0: processes with a session of their own continue.
     """
 
     attempt: int
@@ -204,7 +204,7 @@ class SignalWorkers(Message):
 
 
 class Input(Message):
-    """What the terminal's user typed for one rank; `end` closes its standard input."""
+    """Input from the terminal for one rank; `end` closes its standard input."""
 
     rank: int
     text: str
@@ -212,7 +212,7 @@ class Input(Message):
 
 
 class TerminalSize(Message):
-    """The terminal that shows the run has another size."""
+    """The size of the terminal that shows the run has changed."""
 
     columns: int
     rows: int
@@ -245,14 +245,14 @@ class Stop(Message):
 
 
 class Forward(Message):
-    """Send SIGUSR1 or SIGUSR2 to the workers that catch it; `last` says why no attempt follows one that leaves."""
+    """Send SIGUSR1 or SIGUSR2 to the workers that catch it; `last` is the reason why no attempt follows."""
 
     signum: int
     last: str = ""
 
 
 class Event(Message):
-    """A line of `events.jsonl`, as it is written."""
+    """A line of `events.jsonl`, as written."""
 
     name: str
     time: str
@@ -260,17 +260,17 @@ class Event(Message):
 
 
 class StartFailed(Message):
-    """What was to start a place's agent has ended; the engine's word, for a node that never calls."""
+    """From the engine: the command that starts a place's agent has ended, for a node that never connects."""
 
     place: int
     why: str
 
 
 class NeedNodes(Message):
-    """The engine shall fill these places, if it can.
+    """A request to the engine to fill these places, if it can.
 
     Attributes:
-        again: Asked before; an agent that runs there may only be slow, so it is not doubled.
+        again: A repeated request; an agent that runs there may only be slow, so no second one is started.
     """
 
     places: tuple[int, ...]
@@ -281,21 +281,21 @@ class NeedNodes(Message):
 
 
 class Progress(Message):
-    """Agent, every 2 s while workers run: how far they are."""
+    """From an agent, every 2 s while workers run: their progress."""
 
     attempt: int
     ranks: tuple[RankProgress, ...]
 
 
 class TakeStacks(Message):
-    """Head: say where your ranks stand, now."""
+    """From the head: report the stacks of your ranks now."""
 
     number: int
     attempt: int
 
 
 class Stacks(Message):
-    """Agent: where they stand; several messages where there are many ranks."""
+    """From an agent: the stacks; several messages for many ranks."""
 
     number: int
     stacks: tuple[RankStack, ...]
@@ -312,7 +312,7 @@ class StacksTold(Message):
     """The head's answer to a client.
 
     Attributes:
-        sentence: Who waits and who doesn't, in one sentence.
+        sentence: Which ranks wait and which don't, in one sentence.
         lines: All stacks, equal ones together; several messages when they are long.
     """
 

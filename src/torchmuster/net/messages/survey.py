@@ -1,4 +1,4 @@
-"""Which network the workers use, and what each node is like: the head asks, agents look and call each other."""
+"""The network survey, and facts about the nodes: the head asks, agents collect facts and connect to each other."""
 
 from dataclasses import field
 from typing import Any
@@ -10,13 +10,13 @@ from torchmuster.net.messages.base import Message
 
 
 class AskNetwork(Message):
-    """Head: open a port for probes and say which interfaces there are."""
+    """From the head: open a port for probes and report the interfaces."""
 
     survey: int
 
 
 class NetworkFacts(Message):
-    """Agent: what it has.
+    """From an agent: its interfaces and ports.
 
     Attributes:
         ports: Of its probe, for IPv4 and for IPv6.
@@ -32,7 +32,7 @@ class NetworkFacts(Message):
 
 
 class AskFacts(Message):
-    """Head: look around on your node (`doctor.facts`) and say what you find.
+    """From the head: collect facts about your node (`diagnose.facts`) and report them.
 
     Attributes:
         names: Names to be resolved there.
@@ -45,7 +45,7 @@ class AskFacts(Message):
 
 
 class NodeFacts(Message):
-    """Agent: what was found (`doctor.facts.Facts`, at most 128 KiB), and its own clock when asked and when sent."""
+    """From an agent: the facts (`diagnose.facts`, at most 128 KiB), and its own clock at the request and at the answer."""
 
     facts: dict[str, Any]
     asked_at: float
@@ -53,7 +53,7 @@ class NodeFacts(Message):
 
 
 class ProbeTarget(Message):
-    """One call that a node shall make; `measure` also asks for latency and bandwidth."""
+    """A connection that a node has to try; `measure` also requests latency and bandwidth."""
 
     candidate: int
     node: int
@@ -63,7 +63,7 @@ class ProbeTarget(Message):
 
 
 class ProbeNetwork(Message):
-    """Head: call these; `node` is what the receiver is called among them.
+    """From the head: connect to these; `node` is the number of the receiver.
 
     Attributes:
         bulk_bytes: How much to send to each that is measured, and take it for stalled when it does not arrive; None
@@ -78,7 +78,7 @@ class ProbeNetwork(Message):
 
 
 class ProbeResults(Message):
-    """Agent: all its calls on these candidates have ended; what is not in `results` was reached."""
+    """From an agent: all its connections on these candidates have ended; targets without an entry in `results` were reached."""
 
     survey: int
     candidates: tuple[int, ...]
@@ -86,7 +86,7 @@ class ProbeResults(Message):
 
 
 class EndProbe(Message):
-    """Head: close the port, end the calls."""
+    """From the head: close the port, end the connections."""
 
     survey: int
 
@@ -95,13 +95,13 @@ class EndProbe(Message):
 
 
 class ProbeCall(Message):
-    """Are you this node? The answer is the same message with the answerer's own values."""
+    """Asks whether the receiver is this node; the answer is the same message with its own values."""
 
     survey: int
     node: int
 
 
 class ProbeBulk(Message):
-    """After your Pong I send so many bytes that mean nothing; a second Pong when you have all."""
+    """Announces padding bytes after the Pong; a second Pong confirms all of them."""
 
     size_bytes: int

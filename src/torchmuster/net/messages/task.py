@@ -1,4 +1,4 @@
-"""A workflow: the agents of tasks talk with the head of their group."""
+"""A workflow: messages between the agents of tasks and the head of their group."""
 
 from torchmuster.net.messages.base import Message
 
@@ -6,7 +6,7 @@ from torchmuster.net.messages.base import Message
 
 
 class TaskHello(Message):
-    """The agent of a task introduces itself; `host` and `address` are what others reach it by."""
+    """The agent of a task introduces itself; others reach it at `host` and `address`."""
 
     task: str
     attempt: int
@@ -19,20 +19,20 @@ class TaskHello(Message):
 
 
 class TaskDoing(Message):
-    """What keeps the agent busy, in words: `downloading input 0`."""
+    """The current activity of the agent, in words: `downloading input 0`."""
 
     text: str
 
 
 class TaskPrepared(Message):
-    """Inputs and place are ready; of the group's candidates these ports are free here."""
+    """Inputs and working directory are ready; these of the group's candidate ports are free here."""
 
     attempt: int
     free_ports: tuple[int, ...] = ()
 
 
 class TaskNotPrepared(Message):
-    """The command can't begin; `state` is a word of `model.states`."""
+    """The command can't be started; `state` is a value of `model.states`."""
 
     attempt: int
     state: str
@@ -50,7 +50,7 @@ class TaskStarted(Message):
 
 
 class TaskEnded(Message):
-    """The command has ended, and nothing that it started is left."""
+    """The command has ended, and all its child processes are gone."""
 
     attempt: int
     code: int
@@ -61,7 +61,7 @@ class TaskEnded(Message):
 
 
 class TaskUploaded(Message):
-    """The outputs have arrived, or the error says why not."""
+    """The outputs are uploaded, or the error says why not."""
 
     attempt: int
     error: str | None = None
@@ -70,7 +70,7 @@ class TaskUploaded(Message):
 
 
 class TaskOutput(Message):
-    """What a command wrote, for the terminal. Goes on from the head to the clients."""
+    """Output of a command, for the terminal. The head forwards it to the clients."""
 
     task: str
     stream: int  # 1 or 2
@@ -82,7 +82,7 @@ class TaskOutput(Message):
 
 
 class TaskWelcome(Message):
-    """The agent is in; `head_pid` and the ids tell it, as in `Welcome`, whether the head runs on its own machine."""
+    """The agent is accepted; `head_pid` and the ids show, as in `Welcome`, whether the head runs on its own machine."""
 
     head_pid: int
     boot_id: str
@@ -117,11 +117,11 @@ class TaskStop(Message):
 
 
 class TaskUpload(Message):
-    """Bring the outputs where they belong; datasets only after a success."""
+    """Upload the outputs; datasets only after a success."""
 
     attempt: int
     succeeded: bool
 
 
 class TaskLeave(Message):
-    """Nothing more is wanted: the agent ends."""
+    """The agent has to end."""

@@ -15,11 +15,14 @@ from dataclasses import replace
 from torchmuster import proc
 from torchmuster.errors import MusterError
 from torchmuster.files.layout import RunDir
+from torchmuster.model.codec import to_words
 from torchmuster.net import listener
 from torchmuster.net import remote_messages as messages
 from torchmuster.net.address import own_addresses
 from torchmuster.net.broker import AgentBroker, AgentRequest
 from torchmuster.net.relay import Relay, RelayPort, SendsMessages
+from torchmuster.node.options import AgentOrder
+from torchmuster.node.task.options import TaskOrder
 
 _GENTLE_S = 5.0
 _KILL_S = 5.0
@@ -72,49 +75,60 @@ class RemoteAgents:
     ) -> tuple[messages.AgentStarted, proc.Child]:
         started = messages.AgentStarted(agent_id=message.agent_id)
         if isinstance(message, messages.StartTask):
-            return started, self._launch(self._task_argv(message), self.environment)
+            return started, self._launch("task", self._task_order(message), self.environment)
         environment = self.environment
         if message.gpus is not None:
             environment = {**environment, "CUDA_VISIBLE_DEVICES": ",".join(message.gpus)}
         if message.heads:
-            return started, self._launch(self._node_argv(message), environment)
+            return started, self._launch("agent", self._node_order(message), environment)
         with listener.bind("0.0.0.0", 0) as listening:
             port = int(listening.getsockname()[1])
             self._relay.ports = {port}
-            argv = self._node_argv(replace(message, heads=(f"127.0.0.1:{port}",)))
-            argv += [f"--listen-fd={listening.fileno()}"]
-            argv += [f"--first-attempt={message.first_attempt}"]
-            argv += [f"--restarts-spent={message.restarts_spent}"]
-            child = self._launch(argv, environment, listening.fileno())
+            order = replace(
+                self._node_order(replace(message, heads=(f"127.0.0.1:{port}",))),
+                listen_fd=listening.fileno(),
+                first_attempt=message.first_attempt,
+                restarts_spent=message.restarts_spent,
+            )
+            child = self._launch("agent", order, environment, listening.fileno())
         return replace(started, port=port, addresses=tuple(own_addresses())), child
 
-    def _launch(self, argv: list[str], environment: dict[str, str], *fds: int) -> proc.Child:
+    def _launch(
+        self, program: str, order: AgentOrder | TaskOrder, environment: dict[str, str], *fds: int
+    ) -> proc.Child:
         if self._lifeline is None:
             self._lifeline = os.pipe2(os.O_CLOEXEC)
         lifeline = self._lifeline[0]
-        argv.append(f"--lifeline-fd={lifeline}")
+        argv = proc.node_program(program, *to_words(replace(order, lifeline_fd=lifeline)))
         return proc.start(argv, env=environment, pass_fds=[lifeline, *fds])
 
-    def _node_argv(self, message: messages.StartNode) -> list[str]:
+    def _node_order(self, message: messages.StartNode) -> AgentOrder:
         run_dir, inside = message.run_dir, os.path.realpath(self._path())
         if not all(_HEAD.fullmatch(head) for head in message.heads):
             raise ValueError("these are not addresses")
-        head = f"--head={','.join(message.heads)}"
-        argv = proc.node_program("agent", f"--place={message.place}", head)
         if run_dir is None:
-            return [*argv, f"--run-dir={self._path()}"]
+            return AgentOrder(run_dir=self._path(), place=message.place, head=message.heads)
         if os.path.commonpath([os.path.realpath(run_dir), inside]) != inside:
             raise ValueError(f"{run_dir} is not of this workflow")
-        return [*argv, f"--run-dir={run_dir}", f"--environment={RunDir(run_dir).environment}"]
+        return AgentOrder(
+            run_dir=run_dir,
+            place=message.place,
+            head=message.heads,
+            environment=RunDir(run_dir).environment,
+        )
 
-    def _task_argv(self, message: messages.StartTask) -> list[str]:
+    def _task_order(self, message: messages.StartTask) -> TaskOrder:
         for name in (message.group, message.task):
             if not _NAME.fullmatch(name):
                 raise ValueError(f"`{name}` is no name")
-        head = f"--head=127.0.0.1:{self._port(message.port)}"
-        argv = proc.node_program("group", f"--run-dir={self._path()}", head)
-        argv += [f"--group={message.group}", f"--task={message.task}"]
-        return [*argv, f"--attempt={message.attempt}", f"--address={_own_address()}"]
+        return TaskOrder(
+            run_dir=self._path(),
+            group=message.group,
+            task=message.task,
+            attempt=message.attempt,
+            head=(f"127.0.0.1:{self._port(message.port)}",),
+            address=_own_address(),
+        )
 
     def _path(self) -> str:
         if self.run_dir is None:

@@ -1,12 +1,9 @@
 """Remote end of an ssh session: starts agents, relays connections, sends files back, and ends all when the client is gone.
 
-    remote --root=ROOT [--importable] [--temporary]
-
 Messages of `net/remote_messages.py` come on standard input and go to standard output. The end of input, or silence for 20 s,
 is the end of the run on this host: the agents' lifeline is cut, after 5 s everything below is killed, the secret is removed.
 """
 
-import argparse
 import asyncio
 import contextlib
 import os
@@ -14,10 +11,12 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from torchmuster import proc
 from torchmuster.errors import MusterError
 from torchmuster.files.layout import RunDir
+from torchmuster.model.codec import from_words
 from torchmuster.net import remote_messages as messages
 from torchmuster.net.frames import FrameReader, FrameWriter
 from torchmuster.net.relay import Relay
@@ -163,13 +162,24 @@ class RemoteEnd:
         self._session.drain(1.0)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteOrder:
+    """The command line of `remote`, which `loader.py` writes.
+
+    Attributes:
+        root: Where this torchmuster is.
+        importable: Let the script import it from there.
+        temporary: Remove it at the end.
+    """
+
+    root: str
+    importable: bool = False
+    temporary: bool = False
+
+
 def main(arguments: list[str]) -> None:
     """Serve one session."""
-    parser = argparse.ArgumentParser(prog="remote")
-    parser.add_argument("--root", required=True)
-    parser.add_argument("--importable", action="store_true")
-    parser.add_argument("--temporary", action="store_true")
-    options = parser.parse_args(arguments)
+    order = from_words(RemoteOrder, arguments)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     proc.become_subreaper()
@@ -178,15 +188,15 @@ def main(arguments: list[str]) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)
     os.dup2(2, 1)
-    if options.importable:  # by the script: the folder holds only this torchmuster
+    if order.importable:  # by the script: the folder holds only this torchmuster
         before = os.environ.get("PYTHONPATH")
         paths = [before] if before else []
-        os.environ["PYTHONPATH"] = os.pathsep.join([*paths, options.root])
+        os.environ["PYTHONPATH"] = os.pathsep.join([*paths, order.root])
     end = RemoteEnd(FrameWriter(outgoing))
     try:
         end.serve(FrameReader(incoming))
     finally:
         end.leave()
-        if options.temporary:
-            shutil.rmtree(options.root, ignore_errors=True)
+        if order.temporary:
+            shutil.rmtree(order.root, ignore_errors=True)
     os._exit(0)

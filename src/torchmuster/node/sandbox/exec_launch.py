@@ -1,14 +1,11 @@
 """Enter the view of a running process of a task, then become a command in it.
 
-    exec --pid PID [--worker-ticks N] [--tty] [--term TERM] -- [COMMAND ARGUMENTS...]
-
-PID is the task's command, a child of the process that started us; or a worker that started N clock ticks after the
-boot, whose variables we were given as our own. Its namespaces (user, mount, network), its root,
+That process is the task's command, a child of the process that started us; or a worker, whose variables we were given as
+our own. Its namespaces (user, mount, network), its root,
 its working directory and its environment become ours; without a command its shell is started: bash, or sh.
 Exit codes: 125 when the view can't be entered, 126 and 127 as a shell has them.
 """
 
-import argparse
 import fcntl
 import os
 import sys
@@ -17,6 +14,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from torchmuster import proc
+from torchmuster.model.codec import from_words
 from torchmuster.node.sandbox import namespaces
 from torchmuster.node.sandbox.place_launch import VIEW_FAILED, LaunchError, become, find_command
 
@@ -26,6 +24,21 @@ _KINDS = (
     ("net", namespaces.NEW_NETWORK),
 )
 _SHELLS = ("bash", "sh")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryOrder:
+    """The command line of `exec`.
+
+    Attributes:
+        worker_ticks: When the worker started, in clock ticks after the boot; None for a task's command.
+    """
+
+    pid: int
+    worker_ticks: int | None = None
+    tty: bool = False
+    term: str = ""
+    command: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,22 +59,16 @@ class ExecSurroundings:
 
 def main(arguments: list[str]) -> NoReturn:
     """Enter and become the command; ends the process in every case."""
-    parser = argparse.ArgumentParser(prog="exec_launch", allow_abbrev=False)
-    parser.add_argument("--pid", type=int, required=True)
-    parser.add_argument("--worker-ticks", type=int)
-    parser.add_argument("--tty", action="store_true")
-    parser.add_argument("--term", default="")
-    at = arguments.index("--") if "--" in arguments else len(arguments)
-    options = parser.parse_args(arguments[:at])
+    order = from_words(EntryOrder, arguments)
     try:
-        surroundings = open_surroundings(options.pid, options.worker_ticks)
-        if options.tty:
+        surroundings = open_surroundings(order.pid, order.worker_ticks)
+        if order.tty:
             _take_terminal()
         enter(surroundings)
         environment = dict(surroundings.environment)
-        if options.tty and options.term:
-            environment["TERM"] = options.term
-        command = arguments[at + 1 :] or [find_shell(environment.get("PATH", os.defpath))]
+        if order.tty and order.term:
+            environment["TERM"] = order.term
+        command = list(order.command) or [find_shell(environment.get("PATH", os.defpath))]
         become(command, environment)
     except LaunchError as error:
         print(f"muster: {error.what}", file=sys.stderr, flush=True)

@@ -2,7 +2,7 @@
 
 Each task gets a network namespace with one interface; a bridge in a hub namespace joins them. No
 root is needed, nothing of it has a name in /run/netns or /etc, and everything vanishes with the
-holder (`network_hold`), which ends with us. Where slirp4netns or pasta is installed, there is a way out.
+holder (`network_hold`), which ends with us. If slirp4netns or pasta is installed, tasks can reach the outside through it.
 """
 
 import ipaddress
@@ -19,10 +19,10 @@ from typing import Any
 
 from torchmuster import proc
 from torchmuster.errors import MusterError, UsageError
-from torchmuster.node.sandbox import way_out
+from torchmuster.node.sandbox import network_stack
 
 INTERFACE = "eth0"
-_MAX_TASKS = 255 - way_out.FIRST_TASK
+_MAX_TASKS = 255 - network_stack.FIRST_TASK
 _RESOLVER_FILE = "/etc/resolv.conf"
 _POOLS = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")
 _START_TIMEOUT_S = 20.0
@@ -52,9 +52,9 @@ class PrivateNetwork:
 
     Attributes:
         tasks: Each task's part, by name.
-        way_out: The address of a gateway; None when there is no way out.
+        gateway: The address of the gateway to the outside; None without one.
         resolver: Who answers questions for names there.
-        note: One line for the user about the way out.
+        note: One line for the user about the connection to the outside.
     """
 
     def __init__(
@@ -73,9 +73,9 @@ class PrivateNetwork:
         self._hostname = hostname
         self.holder_pid = holder.pid
         self.tasks = tasks
-        self.way_out: str | None = said.get("way_out")
+        self.gateway: str | None = said.get("gateway")
         self.resolver: str | None = said.get("resolver")
-        self.note = way_out.note_of(said, program)
+        self.note = network_stack.note_of(said, program)
 
     @classmethod
     def open(
@@ -84,7 +84,7 @@ class PrivateNetwork:
         *,
         python: str = sys.executable,
         hostname: str | None = None,
-        find_program: Callable[[], str | None] = way_out.find_program,
+        find_program: Callable[[], str | None] = network_stack.find_program,
     ) -> "PrivateNetwork":
         """Make a network for the tasks `names`; takes some milliseconds for each, and blocks.
 
@@ -92,7 +92,7 @@ class PrivateNetwork:
             names: The tasks.
             python: The interpreter of the holder.
             hostname: The machine's name.
-            find_program: Returns the path of the program that makes a way out, or None.
+            find_program: Returns the path of the network stack's program, or None.
 
         Raises:
             UsageError: More tasks than a network has addresses.
@@ -158,7 +158,7 @@ class PrivateNetwork:
         """Return the text of /etc/resolv.conf for the tasks; None when the machine's own serves."""
         if self.resolver is None:
             return None
-        return way_out.resolver_text(_read_text(machine), self.resolver)
+        return network_stack.resolver_text(_read_text(machine), self.resolver)
 
 
 def choose_network(
@@ -223,17 +223,17 @@ def _without_names(line: str, names: set[str]) -> str:
 
 
 def _wanted(num_tasks: int, program: str | None) -> dict[str, Any]:
-    """Return what the holder is told: addresses, and the way out when there is a program for it."""
+    """Return the request to the holder: addresses, and the network stack if its program is installed."""
     routed = host_networks()
     network = choose_network(routed)
-    addresses = [str(network[number + way_out.FIRST_TASK]) for number in range(num_tasks)]
+    addresses = [str(network[number + network_stack.FIRST_TASK]) for number in range(num_tasks)]
     wanted: dict[str, Any] = {"addresses": addresses, "interface": INTERFACE}
     if program is not None:
-        wanted["way_out"] = {
+        wanted["stack"] = {
             "program": program,
             "subnet": str(network),
             "outside": str(choose_network([*routed, network])),
-            "passes_names": way_out.has_own_resolver(_read_text(_RESOLVER_FILE)),
+            "passes_names": network_stack.has_own_resolver(_read_text(_RESOLVER_FILE)),
         }
     return wanted
 

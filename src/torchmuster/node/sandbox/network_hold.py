@@ -1,6 +1,6 @@
 """Hold the network of one group's tasks on this machine, and let go of it at the end.
 
-    network '{"addresses": ["10.1.2.4", ...], "interface": "eth0", "way_out": {...}}'
+    network '{"addresses": ["10.1.2.4", ...], "interface": "eth0", "stack": {...}}'
 
 One hub namespace with a bridge and one namespace for each task, all without a name: they are
 descriptors of this process, which `setns` reaches as /proc/PID/fd/N, and vanish with it and with the
@@ -14,7 +14,7 @@ import secrets
 import signal
 from typing import Any
 
-from torchmuster.node.sandbox import namespaces, way_out
+from torchmuster.node.sandbox import namespaces, network_stack
 from torchmuster.node.sandbox.netlink import Netlink
 
 _PREFIX_BITS = 24
@@ -25,12 +25,12 @@ def main(arguments: list[str]) -> int:
     for signum in (signal.SIGINT, signal.SIGTERM):
         signal.signal(signum, signal.SIG_IGN)  # meant for the run; the lifeline decides
     wanted = json.loads(arguments[0])
-    out = wanted.get("way_out")
-    guard = way_out.fork_guard() if out else None
+    out = wanted.get("stack")
+    guard = network_stack.fork_guard() if out else None
     try:
         answer = make_network(wanted["addresses"], wanted["interface"])
         if guard is not None:
-            answer |= open_way_out(guard, out, answer, wanted["interface"])
+            answer |= open_network_stack(guard, out, answer, wanted["interface"])
     except OSError as error:
         print(json.dumps({"error": error.strerror or str(error)}), flush=True)
         return 1
@@ -70,32 +70,32 @@ def make_network(addresses: list[str], interface: str) -> dict[str, Any]:
     return {"user_fd": user_fd, "hub_fd": hub_fd, "fds": fds, "bridge": bridge}
 
 
-def open_way_out(
-    guard: way_out.Guard, wanted: dict[str, Any], made: dict[str, Any], interface: str
+def open_network_stack(
+    guard: network_stack.Guard, wanted: dict[str, Any], made: dict[str, Any], interface: str
 ) -> dict[str, Any]:
     """Start the network stack and lead the tasks to it; a network without one is whole, too."""
     pid, user_fd = os.getpid(), made["user_fd"]
-    (hub,) = way_out.task_paths(pid, [made["hub_fd"]])
-    way = way_out.WayOut(
+    (hub,) = network_stack.task_paths(pid, [made["hub_fd"]])
+    stack = network_stack.NetworkStack(
         **wanted,
         hub=hub,
-        user=None if user_fd is None else way_out.task_paths(pid, [user_fd])[0],
-        tasks=way_out.task_paths(pid, made["fds"]),
+        user=None if user_fd is None else network_stack.task_paths(pid, [user_fd])[0],
+        tasks=network_stack.task_paths(pid, made["fds"]),
     )
     lacking = list(made["fds"])
-    why = guard.open(way, lambda: way.kind == "pasta" and _have_routes(lacking))
+    why = guard.open(stack, lambda: stack.kind == "pasta" and _have_routes(lacking))
     if why is not None:
-        return {"way_out_error": why}
-    gateway = way_out.address_of(way.outside, way_out.GATEWAY)
-    resolver = way_out.address_of(way.outside, way_out.RESOLVER)
-    if way.kind == "slirp4netns":
-        gateway = way_out.address_of(way.subnet, way_out.GATEWAY)
-        resolver = way_out.address_of(way.subnet, way_out.RESOLVER)
+        return {"stack_error": why}
+    gateway = network_stack.address_of(stack.outside, network_stack.GATEWAY)
+    resolver = network_stack.address_of(stack.outside, network_stack.RESOLVER)
+    if stack.kind == "slirp4netns":
+        gateway = network_stack.address_of(stack.subnet, network_stack.GATEWAY)
+        resolver = network_stack.address_of(stack.subnet, network_stack.RESOLVER)
         try:
             _lead_to_tap(made, interface, gateway)
         except OSError as error:
-            return {"way_out_error": f"{way.kind}: {error.strerror}"}
-    return {"way_out": gateway, "resolver": resolver}
+            return {"stack_error": f"{stack.kind}: {error.strerror}"}
+    return {"gateway": gateway, "resolver": resolver}
 
 
 def _have_routes(fds: list[int]) -> bool:
@@ -112,8 +112,8 @@ def _have_routes(fds: list[int]) -> bool:
 def _lead_to_tap(made: dict[str, Any], interface: str, gateway: str) -> None:
     namespaces.join_fd(made["hub_fd"], namespaces.NEW_NETWORK)
     hub = Netlink()
-    hub.set_master(way_out.TAP, made["bridge"])
-    hub.set_up(way_out.TAP)
+    hub.set_master(network_stack.TAP, made["bridge"])
+    hub.set_up(network_stack.TAP)
     hub.close()
     for fd in made["fds"]:
         namespaces.join_fd(fd, namespaces.NEW_NETWORK)

@@ -37,10 +37,9 @@ _LOOK_EVERY_S = 1.0
 class Spawner:
     """The state of one spawner between two packets."""
 
-    def __init__(self, control: socket.socket, entry_path: str, at_start: Collection[str]) -> None:
+    def __init__(self, control: socket.socket, entry_path: str) -> None:
         self.control = control
         self.config: messages.BeginSpawner  # the first packet
-        self.at_start = at_start
         self.entry_path = entry_path
         self.forks = False
         self.imports_torch = False
@@ -78,7 +77,7 @@ def serve(control_fd: int, entry_path: str, at_start: Collection[str]) -> Worker
         entry_path: What starts a fresh interpreter.
         at_start: The modules that the interpreter had before it met our own code.
     """
-    spawner = Spawner(socket.socket(fileno=control_fd), entry_path, at_start)
+    spawner = Spawner(socket.socket(fileno=control_fd), entry_path)
     config, _ = spawner.receive()
     if not isinstance(config, messages.BeginSpawner):
         return None

@@ -30,7 +30,8 @@ from torchmuster.net.ipc_messages import (
     CallFailed,
     TaskRequest,
 )
-from torchmuster.node.head_link import HeadLink, HeadPlace
+from torchmuster.node.head_link import HeadLink
+from torchmuster.node.options import HeadPlace
 from torchmuster.node.output import RankOutput
 from torchmuster.node.sandbox.view import CommandView
 from torchmuster.node.shell import NodeShell, SetupError
@@ -45,7 +46,6 @@ CODE_DOWNLOAD = 2010
 CODE_START = 3003
 _LOOK_EVERY_S = 1.0
 _JOIN_S = 60.0
-_RETRY_S = 0.05
 _REAP_S = 0.01
 _MAX_UNSENT_SHOW_BYTES = 1 << 20
 

@@ -1,16 +1,19 @@
 """The command of a task as a process: in its own view of files and network, ended with everything it started."""
 
 import contextlib
-import json
 import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from torchmuster import proc
 from torchmuster.errors import MusterError
-from torchmuster.model import contract
+from torchmuster.files import atomic
+from torchmuster.model import codec, contract
+from torchmuster.model.plan import NodeSetup
 from torchmuster.model.states import State
+from torchmuster.model.workflow import GroupNodes, TrainingStart
 from torchmuster.node.output import RankOutput
 from torchmuster.node.sandbox.container import CODE_START
 from torchmuster.node.sandbox.view import CommandView
@@ -49,7 +52,7 @@ class TaskCommand:
         """Return the process, which is the leader of its session; 0 before the start."""
         return self._child.pid if self._child is not None else 0
 
-    launcher_options: Sequence[str] = ()  # for `muster exec`: its process says all
+    worker_ticks = None  # for `muster exec`: its process says all
     environment = None
 
     @property
@@ -186,29 +189,23 @@ def training_words(facts: TaskFacts, options: TaskOptions) -> list[str]:
     training = facts.task.training
     if training is None:
         raise ValueError("not a training task")
-    folder = options.run_dir.task_folder(facts.task.name)
-    args = [facts.resolve(word) for word in training.args]
+    run_dir, plan = options.run_dir, options.plan
+    args = tuple(facts.resolve(word) for word in training.args)
     make_folders(args, facts.place.output)
-    options_of_run = {
-        "folder": options.run_dir.training_folder(facts.task.name, facts.attempt),
-        "snapshots": os.path.join(folder, "snapshots"),
-        "task": facts.task.name,
-        "nodes_file": options.run_dir.group(facts.group.name).nodes,
-        "nodes": training.nodes,
-        "nproc_per_node": training.nproc_per_node,
-        "max_restarts": training.max_restarts,
-        "script": facts.resolve(training.script),
-        "args": args,
-        "cwd": options.plan.cwd,
-        "grace_s": options.plan.grace_s,
-        "python": list(options.plan.python),
-        "setup": list(options.plan.setup),
-        "setup_origin": options.plan.setup_origin,
-    }
+    nodes = atomic.read_json(run_dir.group(facts.group.name).nodes)
+    start = TrainingStart(
+        task=facts.task.name,
+        training=replace(training, script=facts.resolve(training.script), args=args),
+        folder=run_dir.training_folder(facts.task.name, facts.attempt),
+        snapshots=os.path.join(run_dir.task_folder(facts.task.name), "snapshots"),
+        cwd=plan.cwd,
+        grace_s=plan.grace_s,
+        node_setup=NodeSetup(lines=plan.setup, origin=plan.setup_origin),
+        nodes=codec.from_plain(GroupNodes, nodes) if nodes is not None else None,
+    )
     path = os.path.join(facts.place.path, "training.json")
-    with open(path, "w") as file:
-        json.dump(options_of_run, file)
-    # Not isolated: it plans a run as the client does, with the packages that this needs.
+    atomic.write_json(path, codec.to_plain(start))
+    # Not isolated: the scheduler of its job may be an engine of another package.
     return [sys.executable, proc.NODE_DOOR, "training-task", path]
 
 

@@ -12,12 +12,14 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from torchmuster import proc
 from torchmuster.errors import MusterError
+from torchmuster.model.codec import to_words
 from torchmuster.net import messages
+from torchmuster.node.sandbox.exec_launch import EntryOrder
 
 HANGUP_GRACE_S = 2.0
 KILLED = 128 + signal.SIGKILL
@@ -39,8 +41,8 @@ class ExecTarget(Protocol):
         """Return its process."""
 
     @property
-    def launcher_options(self) -> Sequence[str]:
-        """Return what the launcher must know of it beside its process."""
+    def worker_ticks(self) -> int | None:
+        """Return when it started, for a worker: the launcher takes no other process for it."""
 
     @property
     def environment(self) -> Mapping[str, str] | None:
@@ -174,7 +176,7 @@ class Exec:
         Raises:
             MusterError: It can't be started.
         """
-        argv = launch_words(self._order, target.pid, target.launcher_options)
+        argv = launch_words(self._order, target.pid, target.worker_ticks)
         theirs = self._open_terminal() if self._order.tty else self._open_pipes()
         try:
             self._child = proc.start(
@@ -382,12 +384,16 @@ class Exec:
         self._listen()
 
 
-def launch_words(start: messages.ExecStart, task_pid: int, more: Sequence[str] = ()) -> list[str]:
+def launch_words(start: messages.ExecStart, pid: int, worker_ticks: int | None = None) -> list[str]:
     """Return the command line of the launcher."""
-    words = proc.node_program("exec", f"--pid={task_pid}", *more)
-    if start.tty:
-        words += ["--tty", f"--term={start.term[:64]}"]
-    return [*words, "--", *start.argv]
+    order = EntryOrder(
+        pid=pid,
+        worker_ticks=worker_ticks,
+        tty=start.tty,
+        term=start.term[:64] if start.tty else "",
+        command=tuple(start.argv),
+    )
+    return proc.node_program("exec", *to_words(order))
 
 
 def _kill_sessions(leaders: set[int]) -> None:

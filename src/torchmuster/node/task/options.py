@@ -1,9 +1,45 @@
-"""What the agent of a task is told when it is started."""
+"""What the head of a group and the agent of a task are told when they are started."""
 
 from dataclasses import dataclass, field
 
 from torchmuster.files.layout import RunDir
 from torchmuster.model.workflow import GroupPlan, TaskPlan, WorkflowPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupOrder:
+    """The command line of a group's head.
+
+    Attributes:
+        listen_fd: Its socket.
+        lifeline_fd: Its end of file means that the owner of the workflow has gone.
+    """
+
+    run_dir: str
+    group: str
+    listen_fd: int
+    lifeline_fd: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskOrder:
+    """The command line of a task's agent.
+
+    Attributes:
+        head: Where the head of the group may listen, `host:port`.
+        lifeline_fd: Its end of file means that who started it has gone.
+        environment: A file with the variables to take; None keeps those it was started with.
+        address: Where other hosts reach this one, when the call to the head does not show it.
+    """
+
+    run_dir: str
+    group: str
+    task: str
+    attempt: int
+    head: tuple[str, ...]
+    lifeline_fd: int | None = None
+    environment: str | None = None
+    address: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,22 +9,28 @@ import argparse
 import asyncio
 import os
 import sys
+from dataclasses import replace
 
 from torchmuster import proc
-from torchmuster.engines.base import Dialect, NodeStart
-from torchmuster.engines.registry import load_dialect
-from torchmuster.engines.ways import Way
+from torchmuster.engines.own_job import OwnJob, own_job
 from torchmuster.engines.workflow_jobs import node_tasks
-from torchmuster.errors import MusterError, UsageError
+from torchmuster.errors import UsageError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
-from torchmuster.model.display.text import render_report, report_of_error
+from torchmuster.model import codec
 from torchmuster.model.job import AllocatedNode, Allocation
-from torchmuster.model.workflow import GroupPlan
+from torchmuster.model.workflow import GroupNodes, GroupPlan, TaskNode
 from torchmuster.net import listener
 from torchmuster.net.address import own_addresses
-from torchmuster.owner.jobs.conduct import read_file, way_to_others
-from torchmuster.programs.group_main import ProcessStarter, Wrap, conduct_group, read_plan
+from torchmuster.node.task.options import TaskOrder
+from torchmuster.proc import NODE_DOOR
+from torchmuster.programs.group_main import (
+    ProcessStarter,
+    Wrap,
+    conduct_group,
+    read_plan,
+    task_argv,
+)
 
 
 def main(arguments: list[str]) -> int:
@@ -34,40 +40,30 @@ def main(arguments: list[str]) -> int:
         parser.add_argument(option, required=True)
     options = parser.parse_args(arguments)
     proc.become_subreaper()
-    try:
-        return asyncio.run(_conduct(options))
-    except MusterError as error:
-        sys.stderr.write(render_report(report_of_error(error)))
-        return error.exit_code
+    return asyncio.run(_conduct(options))
 
 
 async def _conduct(options: argparse.Namespace) -> int:
     run_dir = RunDir(options.run_dir)
     plan = read_plan(run_dir)
     group = plan.group(options.group)
-    dialect = load_dialect(options.engine)
-    allocation = dialect.allocation(os.environ, read_file)
-    if allocation is None:
-        raise UsageError(f"this is not a job of {options.engine}", where=run_dir.path)
-    nodes = nodes_of_tasks(group, allocation)
+    job = own_job(options.engine, run_dir.path)
+    nodes = nodes_of_tasks(group, job.allocation)
     listening = listener.bind("0.0.0.0", 0)
     port = int(listening.getsockname()[1])
     heads = [(address, port) for address in own_addresses()] or [("127.0.0.1", port)]
     folder = run_dir.group(group.name)
     atomic.write_json(folder.head, {"host": heads[0][0], "port": port}, mode=0o600)
-    names = {task: [node.name for node in found] for task, found in nodes.items()}
-    atomic.write_json(folder.nodes, {"engine": options.engine, "tasks": names})
+    named = {task: tuple(TaskNode(name=one.name) for one in on) for task, on in nodes.items()}
+    noted = GroupNodes(engine=options.engine, tasks=named)
+    atomic.write_json(folder.nodes, codec.to_plain(noted))
     # pbsdsh brings no variable of the job's script to another host.
-    atomic.write_json(folder.environment, dict(os.environ), mode=0o600)
-    way = way_to_others(dialect, allocation, None)
-    if way.sentence is not None:
-        sys.stderr.write(f"muster: {way.sentence}\n")
-    starter = ProcessStarter(
-        run_dir,
-        group.name,
-        heads,
-        wrap=_wrap(dialect, nodes, allocation.nodes[0], folder.environment, way),
-    )
+    job.leave_environment(folder.environment)
+    job = job.with_launcher()
+    if job.launcher.sentence is not None:
+        sys.stderr.write(f"muster: {job.launcher.sentence}\n")
+    wrap = _wrap(job, nodes, folder.environment)
+    starter = ProcessStarter(run_dir, group.name, heads, wrap=wrap)
     return await conduct_group(plan, run_dir, group.name, listening, starter, obeys_signals=True)
 
 
@@ -89,25 +85,15 @@ def nodes_of_tasks(group: GroupPlan, allocation: Allocation) -> dict[str, list[A
     return nodes
 
 
-def _wrap(
-    dialect: Dialect,
-    nodes: dict[str, list[AllocatedNode]],
-    first: AllocatedNode,
-    environment: str,
-    way: Way,
-) -> Wrap:
-    def wrap(task: str, argv: list[str]) -> list[str] | None:
-        node = nodes[task][0]
-        if node.name == first.name:
+def _wrap(job: OwnJob, nodes: dict[str, list[AllocatedNode]], environment: str) -> Wrap:
+    def wrap(order: TaskOrder) -> list[str] | None:
+        node = nodes[order.task][0]
+        if node.name == job.node_names[0]:
             return None
-        start = NodeStart(
-            node=node.name,
-            command=(*argv, f"--environment={environment}"),
-            slot=node.slot,
-            cpus=node.cpus,
-            het_group=node.het_group,
-            way=way.kind,
-        )
-        return way.argv(dialect, start)
+        return job.argv(node, task_argv(replace(order, environment=environment)))
 
     return wrap
+
+
+if __name__ == "__main__":  # the script of a job that an earlier version has submitted
+    os.execv(sys.executable, [sys.executable, NODE_DOOR, "conduct-group", *sys.argv[1:]])

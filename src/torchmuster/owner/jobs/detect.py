@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchmuster import proc
-from torchmuster.engines.queues import AccountQuestion, Queue, QueueQuestion
-from torchmuster.engines.registry import load_dialect
-from torchmuster.engines.schedulers import CLIENTS, SCHEDULERS
+from torchmuster.engines.base import AccountQuestion, Queue, QueueQuestion
+from torchmuster.engines.registry import load_dialect, schedulers
+from torchmuster.engines.schedulers import CLIENTS
 from torchmuster.errors import MusterError
 
 TIMEOUT_S = 5.0
@@ -56,17 +56,12 @@ def ask(argv: Sequence[str]) -> proc.Answered:
 
 def client_of(kind: str) -> str | None:
     """Return the command whose presence means this kind of engine; None where nobody looks for one."""
-    scheduler = SCHEDULERS.get(kind)
-    return scheduler.client if scheduler is not None else _SSH if kind == _SSH else None
+    return _SSH if kind == _SSH else schedulers()[kind].client if kind in schedulers() else None
 
 
 def tools_of(kind: str) -> tuple[str, ...]:
     """Return all commands that a run on this kind of engine needs here."""
-    if kind == _SSH:
-        return (_SSH,)
-    if kind in SCHEDULERS:
-        return SCHEDULERS[kind].tools
-    return tuple(getattr(load_dialect(kind), "tools", ()))
+    return (_SSH,) if kind == _SSH else tuple(schedulers()[kind].tools)
 
 
 def find_tool(name: str, which: Which, asking: Ask = ask) -> Tool:

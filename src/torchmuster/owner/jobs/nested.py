@@ -1,119 +1,103 @@
 """A training task of a workflow: conducts a run as `muster run` does, inside of the task.
 
-    training-task OPTIONS.json
+    training-task START.json
 
 Started by its path: the node may have torchmuster as a copy beside the run only.
 
 Its standard streams are the task's log. It keeps its snapshots from one attempt of the task to the next.
 """
 
-import asyncio
 import json
 import os
 import sys
-from dataclasses import replace
-from typing import Any
+from collections.abc import Sequence
 
 from torchmuster.diagnose.facts.gpus import visible_gpus
 from torchmuster.engines.allocation import AllocationEngine
-from torchmuster.engines.base import Dialect
 from torchmuster.engines.local import LocalEngine
-from torchmuster.engines.registry import load_dialect
-from torchmuster.errors import MusterError, UsageError
-from torchmuster.files import atomic
+from torchmuster.engines.own_job import OwnJob, find_own_job
 from torchmuster.files.terminal import TerminalVoice
-from torchmuster.model.display.text import render_report, report_of_error
-from torchmuster.model.job import Allocation
-from torchmuster.model.plan import WARN_S, NodeSetup
+from torchmuster.model import codec
+from torchmuster.model.plan import WARN_S, Limits, Program, RunPlan, ScriptKind
 from torchmuster.model.states import RunState
-from torchmuster.owner.beside import BesideEngine, BesideHost, task_hosts
+from torchmuster.model.workflow import TaskNode, TrainingStart
+from torchmuster.owner.beside import BesideEngine, task_hosts
 from torchmuster.owner.create import create_run_dir, link_snapshots, new_run_id
-from torchmuster.owner.jobs.conduct import own_run, read_file, way_to_others
-from torchmuster.owner.supervise import Supervisor
-from torchmuster.spec.launch import RunRequest, plan_run
+from torchmuster.owner.jobs.inside import make_deadline, own_run_inside
+from torchmuster.owner.supervise import own_run
+from torchmuster.spec.launch import check_script, count_workers
 from torchmuster.spec.problems import Problems
 
 
 def main(arguments: list[str]) -> int:
     """Conduct the run; the exit code is that of its first failure."""
     with open(arguments[0]) as file:
-        given = json.load(file)
-    try:
-        return _conduct(given)
-    except MusterError as error:
-        sys.stderr.write(render_report(report_of_error(error)))
-        return error.exit_code
-
-
-def _conduct(given: dict[str, Any]) -> int:
-    options = RunRequest(
-        script=given["script"],
-        args=tuple(given["args"]),
-        nodes=given["nodes"],
-        nproc_per_node=given["nproc_per_node"],
-        max_restarts=given["max_restarts"],
-        grace=str(given["grace_s"]),
-        cwd=given["cwd"],
-        tee="0",
-    )
+        start = codec.from_plain(TrainingStart, json.load(file))
+    nodes = start.nodes.tasks.get(start.task, ()) if start.nodes is not None else ()
+    job, broker = None, ""
+    if start.nodes is not None and len(nodes) > 1 and start.nodes.engine == "ssh":
+        broker, nodes = task_hosts(nodes, os.environ)
+    elif start.nodes is not None and len(nodes) > 1:
+        job = _own_nodes(start.nodes.engine, nodes)
     gpus = visible_gpus()
-    problems = Problems()
-    plan = plan_run(options, new_run_id(given["script"]), gpus, problems)
-    if plan is None:
-        text = [render_report(report_of_error(error)) for error in problems.found]
-        sys.stderr.write("\n".join(text))
-        return UsageError.exit_code
-    setup = NodeSetup(lines=tuple(given["setup"]), origin=given["setup_origin"])
-    plan = replace(plan, node_setup=setup)
-    beside = _hosts_beside(given)
-    if beside is not None:
-        plan = replace(plan, node_names=tuple(host.name for host in beside[1]))
-    inside = _own_nodes(given) if beside is None else None
-    if inside is not None:
-        plan = replace(plan, node_names=tuple(node.name for node in inside[1].nodes))
-    run_dir = create_run_dir(plan, given["folder"])
-    link_snapshots(run_dir, given["snapshots"])
+    names = tuple(node.name for node in nodes) if broker else job.node_names if job else ()
+    plan = plan_training(start, gpus, names)
+    run_dir = create_run_dir(plan, start.folder)
+    link_snapshots(run_dir, start.snapshots)
     voice = TerminalVoice()
     voice.start()
-    if inside is not None:
-        way = way_to_others(*inside, None)
-        if way.sentence is not None:
-            voice.say(way.sentence)
-        agents = AllocationEngine(plan, run_dir, *inside, way)
-        result = own_run(agents, voice, warn_s=WARN_S)
-    elif beside is not None:
-        agents_beside = BesideEngine(plan, run_dir, hosts=beside[1], broker=beside[0])
-        agents_beside.start_all()
-        result = asyncio.run(Supervisor(plan, run_dir, agents_beside, voice).run())
+    if job is not None:
+        agents = AllocationEngine(plan, run_dir, job)
+        result = own_run_inside(agents, voice, make_deadline(job, warn_s=WARN_S))
     else:
         engine = LocalEngine(plan, run_dir, tuple(gpus))
+        if broker:
+            engine = BesideEngine(plan, run_dir, hosts=nodes, broker=broker)
         engine.start_all()
-        result = asyncio.run(Supervisor(plan, run_dir, engine, voice).run())
+        result = own_run(engine, voice)
     if result.report is not None and result.state is not RunState.SUCCEEDED:
         voice.say(f"failed: {result.report.error}")  # the head of the group gives the whole verdict
     voice.flush(5.0)
     return result.exit_code
 
 
-def _hosts_beside(given: dict[str, Any]) -> tuple[str, tuple[BesideHost, ...]] | None:
-    """Return the broker and this task's hosts of ssh; None elsewhere, and on one host."""
-    said = atomic.read_json(given["nodes_file"])
-    if not isinstance(said, dict) or said["engine"] != "ssh":
+def _own_nodes(engine: str, nodes: Sequence[TaskNode]) -> OwnJob | None:
+    """Return the job around us with the nodes that are this task's; None on one machine."""
+    job, names = find_own_job(engine), {node.name for node in nodes}
+    if job is None:
         return None
-    if len(said["tasks"].get(given["task"], [])) < 2:
-        return None
-    return task_hosts(said, given["task"], os.environ)
+    return job.with_nodes(node for node in job.nodes if node.name in names).with_launcher()
 
 
-def _own_nodes(given: dict[str, Any]) -> tuple[Dialect, Allocation] | None:
-    """Return the nodes of the job that are this task's; None on one machine."""
-    said = atomic.read_json(given["nodes_file"])
-    if not isinstance(said, dict) or said["engine"] == "ssh":
-        return None
-    dialect = load_dialect(said["engine"])
-    allocation = dialect.allocation(os.environ, read_file)
-    names = said["tasks"].get(given["task"], [])
-    if allocation is None or len(names) < 2:
-        return None
-    nodes = tuple(node for node in allocation.nodes if node.name in names)
-    return dialect, replace(allocation, nodes=nodes)
+def plan_training(start: TrainingStart, gpus: Sequence[str], names: tuple[str, ...]) -> RunPlan:
+    """Return the plan of the run: what was left to plan is what only this node can tell.
+
+    Args:
+        start: What the agent of the task hands over.
+        gpus: Those of this node, or of this machine where it simulates all nodes.
+        names: Of the nodes; none where they are simulated.
+
+    Raises:
+        ManyErrors: All that is wrong.
+    """
+    training, problems = start.training, Problems()
+    nodes = training.min_nodes, training.max_nodes
+    workers = count_workers(training.nproc_per_node, nodes, gpus, problems, simulated=not names)
+    check_script(training.script, start.cwd, problems)
+    return RunPlan(
+        run_id=new_run_id(training.script),
+        program=Program(
+            kind=ScriptKind.FILE,
+            target=training.script,
+            args=training.args,
+            python=(sys.executable,),
+            cwd=start.cwd,
+        ),
+        min_nodes=training.min_nodes,
+        max_nodes=training.max_nodes,
+        workers_per_node=problems.checked(workers),
+        limits=Limits(max_restarts=training.max_restarts, grace_s=start.grace_s),
+        node_names=names or tuple(f"n{place + 1}" for place in range(training.max_nodes)),
+        stdin_rank=None,
+        node_setup=start.node_setup,
+    )

@@ -17,16 +17,14 @@ from dataclasses import dataclass, field
 
 from torchmuster import proc
 from torchmuster.engines import starter
-from torchmuster.engines.base import Dialect, NodeStart
+from torchmuster.engines.own_job import OwnJob
 from torchmuster.engines.starter import Starter, describe_end
-from torchmuster.engines.ways import Way
 from torchmuster.errors import MusterError
-from torchmuster.files import atomic
 from torchmuster.model.display.text import few_of
-from torchmuster.model.job import AllocatedNode, StartWay
+from torchmuster.model.job import NodeLauncher
 from torchmuster.net.address import own_addresses
 from torchmuster.net.messages import Event
-from torchmuster.programs.enter import enter_argv
+from torchmuster.programs.enter import EnterOrder, enter_argv
 
 # From the moment that the head listens. Agents started together with it called within 0.15 s (measured, 2 busy
 # cores); a loop of ssh and a cold file system need more. An agent that comes later yet is sent away without harm.
@@ -105,27 +103,21 @@ def take_order() -> SpreadOrder | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpreadHosts:
-    """The hosts that a torchrun line is to run on, this one first.
+    """The hosts that a torchrun line is to run on.
 
     Attributes:
+        job: Whose nodes they are, this one first.
         spreads: The head may start the others; False when the user or a launcher does.
         is_first: This is the job's first host, where its script runs.
         hint: What to say while some are missing.
         notes: Sentences on what was chosen.
     """
 
-    dialect: Dialect
-    nodes: tuple[AllocatedNode, ...]
+    job: OwnJob
     spreads: bool
     is_first: bool = False
-    way: Way = field(default_factory=Way)
     hint: str = ""
     notes: tuple[str, ...] = ()
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The hosts' names as the scheduler writes them."""
-        return tuple(node.name for node in self.nodes)
 
 
 def head_addresses(endpoint: str, port: int) -> tuple[tuple[str, int], ...]:
@@ -169,7 +161,6 @@ class Spreader:
     _starts: dict[int, _Start] = field(default_factory=dict)
     _wanted: set[int] = field(default_factory=set)
     _here: set[str] = field(default_factory=set)
-    _is_spread: bool = False
     _task: "asyncio.Task[None] | None" = None
 
     def begin(self, event: Callable[..., object]) -> None:
@@ -184,20 +175,20 @@ class Spreader:
     def hear(self, event: Event) -> None:
         """Note who has called, and who is lost."""
         node = str(event.fields.get("node", ""))
-        if event.name == "agent_joined" and node != self.party.names[0]:
+        if event.name == "agent_joined" and node != self.party.job.node_names[0]:
             self._here.add(node)
-            for place, name in enumerate(self.party.names):
+            for place, name in enumerate(self.party.job.node_names):
                 if name == node and place in self._starts:
                     self._starts[place].has_called = True
                     self._starts[place].tries = 0
-            self._wanted -= {p for p, name in enumerate(self.party.names) if name == node}
+            self._wanted -= {p for p, name in enumerate(self.party.job.node_names) if name == node}
         elif event.name == "node_lost":
             self._here.discard(node)
 
     def is_ours(self, host: str) -> bool:
         """Say whether an agent for this host was started from here."""
         short = host.partition(".")[0]
-        return any(self.party.names[p].partition(".")[0] == short for p in self._starts)
+        return any(self.party.job.node_names[p].partition(".")[0] == short for p in self._starts)
 
     async def _serve(self) -> None:
         loop = asyncio.get_running_loop()
@@ -206,10 +197,9 @@ class Spreader:
             await asyncio.sleep(_POLL_S / 4)
         if self._here:
             return  # somebody starts them
-        self._is_spread = True
-        self._wanted = set(range(1, len(self.party.nodes)))
+        self._wanted = set(range(1, len(self.party.job.nodes)))
         self._say(self._sentence())
-        atomic.write_json(self.environment, dict(os.environ), mode=0o600)
+        self.party.job.leave_environment(self.environment)
         while True:
             self._reap()
             for place in sorted(self._wanted):
@@ -217,16 +207,16 @@ class Spreader:
             await asyncio.sleep(_POLL_S)
 
     def _sentence(self) -> str:
-        names = self.party.names
-        kind = self.party.way.kind
-        way = "" if kind in (None, StartWay.PBSDSH) else f" by {kind.value}"
+        names = self.party.job.node_names
+        kind = self.party.job.launcher.kind
+        way = "" if kind in (None, NodeLauncher.PBSDSH) else f" by {kind.value}"
         others = few_of(names[1:], 8)
         done = f"started here for {others} too{way} (--no-spread leaves that to you)"
         return f"torchrun was started on {names[0]} only: {done}"
 
     def _start(self, place: int) -> None:
         """Start an agent, unless what started the last one still runs or it has failed too often."""
-        if not 0 < place < len(self.party.nodes):
+        if not 0 < place < len(self.party.job.nodes):
             self._wanted.discard(place)
             return
         start = self._starts.setdefault(place, _Start())
@@ -241,22 +231,18 @@ class Spreader:
         try:
             start.starter = starter.start(self._argv(place), beside=True)
         except MusterError as error:
-            self._say(f"{self.party.names[place]}: {error}")
+            self._say(f"{self.party.job.node_names[place]}: {error}")
 
     def _argv(self, place: int) -> list[str]:
-        node = self.party.nodes[place]
+        node = self.party.job.nodes[place]
         order = SpreadOrder(place=place, host=node.name, heads=self.heads)
-        settings = {ORDER: order.to_text()}
-        command = enter_argv(sys.executable, self.environment, os.getcwd(), settings, self.command)
-        start = NodeStart(
-            node=node.name,
-            command=tuple(command),
-            slot=node.slot,
-            cpus=node.cpus,
-            het_group=node.het_group,
-            way=self.party.way.kind,
+        enter = EnterOrder(
+            environment=self.environment,
+            cwd=os.getcwd(),
+            variable=(f"{ORDER}={order.to_text()}",),
+            command=tuple(self.command),
         )
-        return self.party.way.argv(self.party.dialect, start)
+        return self.party.job.argv(node, enter_argv(sys.executable, enter))
 
     def _reap(self) -> None:
         for place, start in self._starts.items():
@@ -268,12 +254,12 @@ class Spreader:
             if not start.has_called:
                 left = _MAX_TRIES - start.tries
                 what = describe_end(status, said)
-                self._say(f"{self.party.names[place]}: {what}; {left} more tries")
+                self._say(f"{self.party.job.node_names[place]}: {what}; {left} more tries")
                 self._wanted.add(place)
 
     def _say(self, text: str) -> None:
         if self._event is not None:
-            self._event("notice", node=self.party.names[0], text=text)
+            self._event("notice", node=self.party.job.node_names[0], text=text)
 
     async def close(self) -> None:
         """See that nothing which was started here is left: agents that were told end by themselves."""

@@ -20,9 +20,6 @@ from torchmuster.model.ranks import name_ranks
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Report, Result
 from torchmuster.net import messages
-from torchmuster.net.channel import connect
-from torchmuster.net.handshake import HandshakeError, Role
-from torchmuster.net.secret import read_secret
 from torchmuster.owner.jobs.jobs import cancel_job, read_jobs
 from torchmuster.owner.jobs.links import cancel_jobs
 from torchmuster.owner.jobs.never import NeverWatch
@@ -34,7 +31,7 @@ from torchmuster.owner.views.find import (
     view_job,
     view_run,
 )
-from torchmuster.owner.views.ranks import connect_to_head
+from torchmuster.owner.views.head_call import call_head
 from torchmuster.owner.views.record import read_new
 from torchmuster.owner.views.workflow_view import task_logs
 
@@ -74,41 +71,29 @@ async def send_stop(view: RunView, signum: int, *, at_once: bool) -> None:
         if cancel_jobs(view.run_dir):
             return
     except EngineError as refused:
-        if not await _tell_head(view, signum, at_once=at_once):
+        try:
+            await _tell_head(view, signum, at_once=at_once)
+        except ChannelError:
             raise refused from None
         return
-    where = atomic.read_json(view.run_dir.head)
-    if not isinstance(where, dict):
-        raise ChannelError(
-            "the run has no head yet", where=view.run_dir.head, fix="try again in a second"
-        )
     try:
-        channel = await connect(
-            str(where["host"]), int(where["port"]), Role.CLIENT, read_secret(view.run_dir.secret)
-        )
-    except (OSError, TimeoutError, HandshakeError) as error:
-        if owner_is_here(view.run_dir) and owner_lives(view.run_dir):
-            atomic.write_json(view.run_dir.cancelled, {"by": "muster cancel"})
-            _signal_owner(view, signum, times=2 if at_once else 1)  # it ends a head that is silent
-            return
-        raise ChannelError(
-            "the head of the run can't be reached",
-            where=f"{where['host']}:{where['port']}",
-            why=str(error),
-        ) from error
-    channel.send_nowait(messages.Stop(signum=signum, at_once=at_once))
-    await channel.close()
-
-
-async def _tell_head(view: RunView, signum: int, *, at_once: bool) -> bool:
-    """Tell the head of a job itself, as where the scheduler does not answer; say whether it has heard."""
-    try:
-        channel = await connect_to_head(view)
+        await _tell_head(view, signum, at_once=at_once)
     except ChannelError:
-        return False
+        if not _owner_ends_heads(view.run_dir):
+            raise
+        atomic.write_json(view.run_dir.cancelled, {"by": "muster cancel"})
+        _signal_owner(view, signum, times=2 if at_once else 1)
+
+
+async def _tell_head(view: RunView, signum: int, *, at_once: bool) -> None:
+    channel = await call_head(view)
     channel.send_nowait(messages.Stop(signum=signum, at_once=at_once))
     await channel.close()
-    return True
+
+
+def _owner_ends_heads(run_dir: RunDir) -> bool:
+    """Say whether an owner follows the head from this machine: it ends one that is silent."""
+    return os.path.isfile(run_dir.head) and owner_is_here(run_dir) and owner_lives(run_dir)
 
 
 def _signal_owner(view: RunView, signum: int, *, times: int) -> None:

@@ -19,11 +19,10 @@ from torchmuster.files import atomic
 from torchmuster.model.display.text import did_you_mean
 from torchmuster.model.states import State
 from torchmuster.net import messages
-from torchmuster.net.channel import Channel, ChannelClosedError, connect
-from torchmuster.net.handshake import HandshakeError, Role
-from torchmuster.net.secret import read_secret
+from torchmuster.net.channel import Channel, ChannelClosedError
 from torchmuster.owner.views.exec_threads import InputThread, OutputThread, Write
 from torchmuster.owner.views.find import RunView, any_result, owner_is_here, owner_lives
+from torchmuster.owner.views.head_call import call_head
 from torchmuster.owner.views.raw_terminal import RawTerminal
 from torchmuster.owner.views.workflow_view import TaskView, WorkflowView
 
@@ -151,29 +150,12 @@ async def execute(
         HeadLostError: It went away meanwhile.
         UsageError: The command was not started in the task.
     """
-    channel = await _connect(view, tasks[0].group)
+    channel = await call_head(view, tasks[0].group)
     session = ExecSession(channel, [task.name for task in tasks], order, write)
     try:
         return await session.run()
     finally:
         await channel.close()
-
-
-async def _connect(view: RunView, group: str) -> Channel:
-    path = view.run_dir.group(group).head
-    where = atomic.read_json(path)
-    if not isinstance(where, dict):
-        raise ChannelError(f"the group {group} has no head yet", where=path, fix="try again")
-    try:
-        secret = read_secret(view.run_dir.secret)
-        return await connect(str(where["host"]), int(where["port"]), Role.CLIENT, secret)
-    except (OSError, TimeoutError, HandshakeError) as error:
-        raise ChannelError(
-            f"the head of the group {group} can't be reached",
-            where=f"{where['host']}:{where['port']}",
-            why=str(error) or "it does not answer",
-            fix=f"muster status {view.run_id}",
-        ) from error
 
 
 class _LeaveError(Exception):

@@ -8,15 +8,12 @@ import secrets
 from dataclasses import dataclass
 
 from torchmuster.errors import ChannelError, HeadLostError, UsageError
-from torchmuster.files import atomic
 from torchmuster.net import messages
-from torchmuster.net.channel import Channel, ChannelClosedError, connect
-from torchmuster.net.handshake import HandshakeError, Role
-from torchmuster.net.race import RaceError, race, worst_failure
-from torchmuster.net.secret import read_secret
+from torchmuster.net.channel import Channel, ChannelClosedError
 from torchmuster.owner.views.exec_threads import Write
 from torchmuster.owner.views.execute import ExecOrder, ExecResult, ExecSession
 from torchmuster.owner.views.find import RunView, any_result, owner_lives
+from torchmuster.owner.views.head_call import call_head
 
 ANSWER_LIMIT_S = 15.0
 
@@ -89,45 +86,7 @@ async def connect_to_run(view: RunView) -> Channel:
         ChannelError: The head can't be reached.
     """
     check_running(view)
-    return await connect_to_head(view)
-
-
-async def connect_to_head(view: RunView) -> Channel:
-    """Return a connection to the head of a run, by any of its addresses.
-
-    Raises:
-        ChannelError: It can't be reached.
-    """
-    where = atomic.read_json(view.run_dir.head)
-    if not isinstance(where, dict):
-        raise ChannelError(
-            "the run has no head yet", where=view.run_dir.head, fix="try again in a second"
-        )
-    port = int(where["port"])
-    hosts = [*map(str, where.get("addresses", ())), str(where["host"])]
-    secret = read_secret(view.run_dir.secret)
-    try:
-        channel, _ = await race(
-            [(host, port) for host in hosts],
-            lambda host, port: connect(host, port, Role.CLIENT, secret),
-        )
-    except RaceError as lost:
-        (host, _), error = worst_failure(lost, None)
-        raise _unreachable(view, f"{host}:{port}", error, str(where.get("node", ""))) from error
-    return channel
-
-
-def _unreachable(view: RunView, where: str, error: Exception, node: str) -> ChannelError:
-    why = str(error) or "it does not answer"
-    if isinstance(error, HandshakeError):
-        why = f"something else answers there: {error}"
-    fix = f"on {node}: the same command" if node else f"muster status {view.run_id}"
-    return ChannelError(
-        f"the head of the run {view.run_id} can't be reached from here",
-        where=where,
-        why=why,
-        fix=fix,
-    )
+    return await call_head(view)
 
 
 def check_running(view: RunView) -> None:

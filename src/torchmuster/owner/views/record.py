@@ -1,5 +1,6 @@
 """Read what a run has written: tolerant of a half last line, reopened at every look."""
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator
@@ -28,6 +29,16 @@ def read_events(path: str) -> Iterator[dict[str, Any]]:
                     yield event
     except OSError:
         return
+
+
+def next_attempt(run_dir: RunDir) -> int:
+    """Return the number of the next attempt, from the record and the folders of logs: a lost head may have left one only."""
+    starts = [e for e in read_events(run_dir.events) if e.get("event") == "attempt_started"]
+    numbers = [int(event["attempt"]) for event in starts]
+    with contextlib.suppress(OSError):
+        names = (name.removeprefix("attempt-") for name in os.listdir(run_dir.logs))
+        numbers += [int(name) for name in names if name.isdigit()]
+    return max(numbers, default=-1) + 1
 
 
 def read_plan(run_dir: RunDir) -> RunPlan | None:

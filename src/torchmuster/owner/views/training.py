@@ -30,7 +30,6 @@ class TrainingView:
     saved_step: int | None
     values: dict[str, float]
     epochs: tuple[EpochView, ...]
-    is_finished: bool
 
 
 def view_training(events: Iterable[dict[str, Any]]) -> TrainingView | None:
@@ -38,7 +37,7 @@ def view_training(events: Iterable[dict[str, Any]]) -> TrainingView | None:
 
     An epoch that was done again, because its end was not saved, is shown once: the last time.
     """
-    step, saved_step, values, finished, seen = 0, None, {}, False, False
+    step, saved_step, values, seen = 0, None, {}, False
     epochs: dict[int, EpochView] = {}
     for event in events:
         name, seen = event.get("event"), True
@@ -50,16 +49,11 @@ def view_training(events: Iterable[dict[str, Any]]) -> TrainingView | None:
         elif name == "epoch":
             epochs[event["epoch"]] = _epoch(event)
         elif name == "resumed":
-            finished = False
             saved_step = step or saved_step  # it began with a snapshot of that step
-        elif name == "finished":
-            finished = True
     if not seen:
         return None
     ended = tuple(epochs[number] for number in sorted(epochs))
-    return TrainingView(
-        step=step, saved_step=saved_step, values=values, epochs=ended, is_finished=finished
-    )
+    return TrainingView(step=step, saved_step=saved_step, values=values, epochs=ended)
 
 
 def _epoch(event: dict[str, Any]) -> EpochView:

@@ -1,4 +1,4 @@
-"""The hints for what the schema finds wrong with a table of `muster.toml`."""
+"""The hints for errors in a table of `muster.toml`."""
 
 from collections.abc import Collection
 from typing import Any, TypeVar
@@ -37,7 +37,7 @@ _OTHER_WORDS = {
 def read_table(
     model: type[_Keys], raw: Any, path: KeyPath, findings: FileProblems, context: Any = None
 ) -> _Keys | None:
-    """Return the table; None with the reasons in `findings`, at `path` and below."""
+    """Return the table; None if there are errors, which are added to `findings` at `path` and below."""
     if not isinstance(raw, dict):
         fix = f"[{show_path(path)}] on a line of its own, keys below it"
         findings.add(path, f"expected a table, found {kind_of(raw)}", fix)

@@ -1,4 +1,4 @@
-"""Where the files with sites are, and whether they are ours to use: looking costs nothing, reading imports pydantic."""
+"""The files with sites, and whether they can be trusted: finding them is cheap, reading them imports pydantic."""
 
 import os
 import pwd
@@ -41,20 +41,20 @@ def project_file(cwd: str) -> str | None:
 
 
 def is_new(note: str) -> bool:
-    """Say whether this command has not said the sentence yet: several of its parts read the same files."""
+    """Return whether this command has not printed the sentence yet: several parts of it read the same files."""
     said = note in _said
     _said.add(note)
     return not said
 
 
 def why_not_used(path: str, status: os.stat_result, environment: Mapping[str, str]) -> str | None:
-    """Return why a file that somebody else could have planted is not used; None for one that is ours to use.
+    """Return why a file that another user could have written is not used; None for a trusted one.
 
-    Its lines go into our jobs. Ours are our own files and root's, who can do as we can, reached through links that are
-    ours or root's; and files of others that the list `trusted` beside our own settings names, as git's safe.directory.
+    Its lines go into our jobs. Trusted are our own files and root's (root can do what we can), reached through links
+    that are ours or root's, and the files in the list `trusted` next to our own settings, like git's safe.directory.
 
     Raises:
-        OSError: The file has gone.
+        OSError: The file is gone.
     """
     if status.st_mode & stat.S_IWOTH:
         return f"everybody can write to it: chmod o-w {path}"
@@ -74,11 +74,11 @@ def why_not_used(path: str, status: os.stat_result, environment: Mapping[str, st
     )
     owner = _name_of(link.st_uid if link.st_uid not in ours else status.st_uid)
     cure = f"read it, then: echo {os.path.abspath(path)} >> {folder}/trusted" if folder else ""
-    return f"{what} is another user's ({owner})" + (f"; {cure}" if cure else "")
+    return f"{what} belongs to another user ({owner})" + (f"; {cure}" if cure else "")
 
 
 def _trusted(folder: str | None) -> frozenset[str]:
-    """Return the files of others that the user has named, one in a line; the list itself has to be ours."""
+    """Return the files of others that the user trusts, one per line; the list itself has to be ours."""
     if folder is None:
         return frozenset()
     try:

@@ -1,4 +1,4 @@
-"""Lists of hosts as people have them: DeepSpeed's and OpenMPI's `node1 slots=4`, MPICH's `node1:4`, plain names."""
+"""Parses lists of hosts: DeepSpeed's and OpenMPI's `node1 slots=4`, MPICH's `node1:4`, plain names."""
 
 import os
 import re
@@ -27,8 +27,8 @@ class Host:
     """One host of a list.
 
     Attributes:
-        slots: Workers that it takes; None where the list doesn't say.
-        user: The account there; None for the site's, or ssh's own.
+        slots: Its number of workers; None if not given.
+        user: The account there; None for that of the site or of ssh.
     """
 
     name: str
@@ -40,7 +40,7 @@ def parse_host(line: str) -> Host:
     """Return the host of one line.
 
     Raises:
-        UsageError: The line is none.
+        UsageError: The line is invalid.
     """
     words = line.split()
     match = _HOST.fullmatch(words[0]) if words else None
@@ -79,7 +79,7 @@ def parse_hostfile(text: str, where: str) -> tuple[Host, ...]:
     """Return the hosts of a hostfile; `#` begins a comment.
 
     Raises:
-        ManyErrors: Lines that are no host, or no host at all.
+        ManyErrors: There are invalid lines, or no hosts.
     """
     hosts: list[Host] = []
     errors: list[UsageError] = []
@@ -105,7 +105,7 @@ def read_hostfile(path: str) -> tuple[Host, ...]:
     """Return the hosts of the file.
 
     Raises:
-        ManyErrors: It can't be read, or lines of it are no host.
+        ManyErrors: It can't be read or has invalid lines.
     """
     try:
         with open_plain(path, or_descriptor=True) as file:

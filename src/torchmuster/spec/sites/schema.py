@@ -1,13 +1,13 @@
-"""`muster.toml` as pydantic models: what a user writes of a cluster, each key with its rule and its message.
+"""`muster.toml` as pydantic models: each key with its rule and its message.
 
-Nothing of it is executed or expanded here: it goes into job scripts, or to ssh, as it stands.
+Nothing is executed or expanded here: values go into job scripts, or to ssh, unchanged.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, create_model
 from pydantic import field_validator as checked
 
 from torchmuster.errors import UsageError
@@ -32,14 +32,24 @@ _OF_JOBS = frozenset(
 )
 
 
-def keys_of_kinds(schedulers: Mapping[str, SchedulerFacts]) -> dict[str, frozenset[str]]:
-    """Return the keys that mean something to each kind of engine."""
-    of_jobs = _COMMON | _OF_JOBS
-    return {
-        "local": _COMMON,
-        **{name: of_jobs | scheduler.keys for name, scheduler in schedulers.items()},
-        "ssh": _COMMON | {"hosts", "hostfile", "user", "port"},
-    }
+def kinds_of(schedulers: Mapping[str, SchedulerFacts]) -> tuple[str, ...]:
+    """Return all kinds of engines."""
+    return ("local", *schedulers, "ssh")
+
+
+def keys_of_kind(kind: str, schedulers: Mapping[str, SchedulerFacts]) -> frozenset[str]:
+    """Return the keys that have an effect for a kind of engine."""
+    if kind == "local":
+        return _COMMON
+    if kind == "ssh":
+        return _COMMON | {"hosts", "hostfile", "user", "port"}
+    return _COMMON | _OF_JOBS | schedulers[kind].keys
+
+
+def model_of_kind(own_keys: Iterable[str]) -> "type[SiteKeys]":
+    """Return the keys of a section, with those of one scheduler: a word each."""
+    fields: dict[str, Any] = dict.fromkeys(own_keys, (Word | None, None))
+    return create_model("SiteKeysOfKind", __base__=SiteKeys, **fields) if fields else SiteKeys
 
 
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
@@ -49,15 +59,14 @@ _SECRET = re.compile(
     r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|ACCESS_KEY)$", re.IGNORECASE
 )
 _MAX_ENTRIES = 1000
-_MAX_NODES = 65_536
 
 
 def _line(value: Any) -> str:
-    """A text without a newline: one line of a job script."""
+    """Check a text without a newline: one line of a job script."""
     if not isinstance(value, str):
         raise wrong(f"expected a text, found {kind_of(value)}", in_quotes(value))
     if _CONTROL.search(value):
-        what = f"{shown(value)} holds a newline or a control character"
+        what = f"{shown(value)} contains a newline or a control character"
         raise wrong(what, "one entry is one line of a job script")
     if not value.strip():
         raise wrong("the text is empty", "leave the key out")
@@ -65,7 +74,7 @@ def _line(value: Any) -> str:
 
 
 def _word(value: Any) -> str:
-    """A value of a directive; each scheduler reads quotes and spaces there in its own way."""
+    """Check a value of a directive: no quotes and spaces, which schedulers read in different ways."""
     text = _line(value)
     if _BROKEN_VALUE.search(text):
         raise wrong(
@@ -92,7 +101,7 @@ def _pairs(value: Any) -> dict[str, Any]:
 
 
 def _chunk(value: Any) -> tuple[tuple[str, str], ...]:
-    """Extra keys: of a PBS chunk, or options of sbatch."""
+    """Check extra keys: of a PBS chunk, or options of sbatch."""
     found: list[tuple[str, str]] = []
     for key, entry in _pairs(value).items():
         text = str(entry) if isinstance(entry, int) and not isinstance(entry, bool) else entry
@@ -114,10 +123,10 @@ def _environment(value: Any) -> tuple[tuple[str, str], ...]:
         if not isinstance(text, str):
             raise wrong(f"`{name}`: expected a text, found {kind_of(entry)}", in_quotes(entry))
         if _CONTROL.search(text):
-            raise wrong(f"`{name}` holds a newline or a control character")
+            raise wrong(f"`{name}` contains a newline or a control character")
         if _SECRET.search(name):
             fix = f'setup = ["export {name}=$(cat ~/.secrets/{name.lower()})"], the file 0600'
-            raise wrong(f"`{name}` looks like a secret: it would stand in job scripts", fix)
+            raise wrong(f"`{name}` looks like a secret: it would be written into job scripts", fix)
         found.append((name, text))
     return tuple(found)
 
@@ -130,7 +139,7 @@ def _host(value: Any) -> Host:
 
 
 def _nodes(value: Any) -> tuple[int, int]:
-    """The least and the most nodes of a run, from 4 or "2:4"."""
+    """Return the minimum and maximum number of nodes, from 4 or "2:4"."""
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise wrong(f"expected a number of nodes, found {kind_of(value)}", '4 or "2:4"')
     problems = Problems()
@@ -166,15 +175,15 @@ class SiteKeys(_Model):
     """One section `[engines.NAME]`; the keys are those of the file.
 
     Attributes:
-        time: Time limit of jobs for which nothing else is said, seconds.
-        warn: How long before that limit the workers hear of it, seconds.
+        time: Default time limit of jobs, in seconds.
+        warn: How long before that limit the workers are warned, in seconds.
         chunk: Extra keys of a PBS chunk, or options of sbatch.
         python: The command that starts the worker side.
-        nodes: The least and the most nodes.
+        nodes: The minimum and maximum number of nodes.
         scratch: A folder of each node; the node's shell expands variables in it.
-        resubmit: In how many more jobs a run may go on when its time is up.
-        resubmit_with: How; None for the scheduler's best.
-        start_with: How agents come to other nodes, the first that exists.
+        resubmit: In how many more jobs a run may continue after its time limit.
+        resubmit_with: How; None for the scheduler's default.
+        start_with: Commands that start agents on other nodes; the first one that exists is used.
         hostfile: As written, or made absolute: relative to the file that names it.
     """
 
@@ -216,10 +225,10 @@ class SiteKeys(_Model):
         schedulers: Mapping[str, SchedulerFacts] = info.context or {}
         own = schedulers.get(info.data.get("kind", ""))
         prefix = own.directive if own is not None else None
-        known = {scheduler.directive for scheduler in schedulers.values()}
         for line in lines:
             first = line.split(None, 1)[0]
-            if first in known and prefix not in (None, first):
+            is_other = first.startswith("#") and prefix not in (None, first)
+            if is_other and any(first == other.directive for other in schedulers.values()):
                 raise wrong(f"{shown(line)} is a line for another scheduler", f"{prefix} ...")
             bare = line.strip().removeprefix(first if first.startswith("#") else "").strip()
             if not bare.startswith("-"):

@@ -1,6 +1,6 @@
 """The user's clusters: `muster.toml` of the project over `~/.config/muster/config.toml` of the user.
 
-Every problem of both files comes in one go, each with file, line, column and key. Values are not executed.
+All problems of both files are reported at once, each with file, line, column and key. Values are not executed.
 """
 
 import os
@@ -19,7 +19,14 @@ from torchmuster.spec.scalars import shown
 from torchmuster.spec.sites.explain import read_table, toml_format
 from torchmuster.spec.sites.files import project_file, user_file, why_not_used
 from torchmuster.spec.sites.hostfile import Host, read_hostfile
-from torchmuster.spec.sites.schema import TABLES, SiteKeys, keys_of_kinds
+from torchmuster.spec.sites.schema import (
+    TABLES,
+    Pairs,
+    SiteKeys,
+    keys_of_kind,
+    kinds_of,
+    model_of_kind,
+)
 from torchmuster.spec.sites.toml_places import Place, find_places
 
 BUILT_IN = "built in"
@@ -30,37 +37,36 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 class Site(SiteKeys):
-    """One place where runs can go: what `--on NAME` stands for."""
+    """A destination of runs: the meaning of `--on NAME`; `own_keys` are keys of its scheduler alone."""
 
     name: str
     origin: str = BUILT_IN
+    own_keys: Pairs = ()
 
     @property
     def queue_name(self) -> str | None:
-        """Return the partition or queue; it is one thing with two words."""
+        """Return the partition or queue: two words for the same thing."""
         return self.queue or self.partition
 
     @property
     def is_batch(self) -> bool:
-        """Say whether it is a scheduler, which takes job scripts."""
+        """Return whether it is a scheduler, which takes job scripts."""
         return self.kind not in ("local", "ssh")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sites:
-    """All places that `--on` can name.
+    """All destinations for `--on`.
 
     Attributes:
-        sites: By name; those without a section stand first.
-        default_on: What `[defaults] on` says.
-        datasets_url: What `[datasets] url` says.
+        sites: By name; those without a section first.
+        default_on: The value of `[defaults] on`.
         files: The files that were read, the user's first.
-        notes: A sentence for each file that was left alone.
+        notes: A sentence for each file that was not used.
     """
 
     sites: Mapping[str, Site]
     default_on: str | None = None
-    datasets_url: str | None = None
     files: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -68,7 +74,7 @@ class Sites:
         """Return the site of this name.
 
         Raises:
-            UsageError: There is none, with a near miss.
+            UsageError: There is none; the error suggests a near miss.
         """
         if name in self.sites:
             return self.sites[name]
@@ -93,10 +99,10 @@ def load_sites(
     Args:
         cwd: Where the search for `muster.toml` begins; it goes up to the root.
         environment: For `XDG_CONFIG_HOME` and `HOME`.
-        schedulers: Those that there are, by name: kinds that a section may have beside `local` and `ssh`.
+        schedulers: The known ones, by name: kinds of sections in addition to `local` and `ssh`.
 
     Raises:
-        ManyErrors: Everything that is wrong with either file.
+        ManyErrors: All problems of both files.
     """
     notes: list[str] = []
     errors: list[UsageError] = []
@@ -120,25 +126,22 @@ def load_sites(
     return Sites(
         sites=sites,
         default_on=default_on,
-        datasets_url=getattr(tables["datasets"], "url", None),
         files=tuple(source.path for source in sources),
         notes=tuple(notes),
     )
 
 
 def site_hosts(site: Site) -> tuple[Host, ...]:
-    """Return the hosts of an ssh site; only now its hostfile is read.
+    """Return the hosts of an ssh site; reads its hostfile.
 
     Raises:
-        ManyErrors: The hostfile can't be read, or has lines that are no host.
+        ManyErrors: The hostfile can't be read or has invalid lines.
     """
     return read_hostfile(site.hostfile) if site.hostfile is not None else site.hosts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Source:
-    """One file that was read."""
-
     path: str
     raw: dict[str, Any]
     places: dict[KeyPath, Place]
@@ -168,7 +171,7 @@ class _Merged:
         return None if source is None else source.where(found)
 
     def rank(self, path: KeyPath) -> tuple[int, Place]:
-        """Return what sorts findings as they stand in the files."""
+        """Return the sort key for findings in the order of the files."""
         source, found = self._find(path)
         return (
             (-1, (0, 0)) if source is None else (self.sources.index(source), source.places[found])
@@ -186,7 +189,7 @@ class _Merged:
 def _read(
     path: str, environment: Mapping[str, str], notes: list[str], errors: list[UsageError]
 ) -> _Source | None:
-    """Return what a file says; None when it is left alone or can't be read."""
+    """Return the content of a file; None when it is not used or can't be read."""
     try:
         with open_plain(path) as file:
             status = os.fstat(file.fileno())
@@ -209,11 +212,11 @@ def _read(
 
 
 def _syntax_error(path: str, error: Exception) -> UsageError:
-    """Return tomllib's complaint with its place where places stand."""
+    """Return tomllib's error with its place in the usual form."""
     match = re.fullmatch(r"(.*) \(at line (\d+), column (\d+)\)", str(error), re.DOTALL)
     where = f"{path}:{match[2]}:{match[3]}" if match else path
     why = match[1] if match else str(error)
-    fix = 'texts stand in quotes, lists in brackets: queue = "gpu", setup = ["module load cuda"]'
+    fix = 'write texts in quotes, lists in brackets: queue = "gpu", setup = ["module load cuda"]'
     return UsageError("this is not TOML", where=where, why=why, fix=fix)
 
 
@@ -274,20 +277,25 @@ def _make_site(
     name: str, section: Any, merged: _Merged, schedulers: Mapping[str, SchedulerFacts]
 ) -> Site | None:
     path: KeyPath = ("engines", name)
+    own: tuple[str, ...] = ()
     if isinstance(section, dict):
-        section = {"kind": name, **section} if name in keys_of_kinds(schedulers) else section
+        section = {"kind": name, **section} if name in kinds_of(schedulers) else section
         kind = section.get("kind")
-        if isinstance(kind, str) and not _check_kind(name, kind, section, merged, schedulers):
-            return None
-    keys = read_table(SiteKeys, section, path, merged.findings, schedulers)
+        if isinstance(kind, str):
+            if not _check_kind(name, kind, section, merged, schedulers):
+                return None
+            own = schedulers[kind].own_keys if kind in schedulers else ()
+    keys = read_table(model_of_kind(own), section, path, merged.findings, schedulers)
     if keys is None:
         return None
+    own_keys = tuple((key, text) for key in own if (text := getattr(keys, key)) is not None)
     hostfile = keys.hostfile
     if hostfile is not None:
         hostfile = _beside(merged, (*path, "hostfile"), hostfile)
     values = {key: getattr(keys, key) for key in SiteKeys.model_fields}
     origin = (merged.where(path) or "").rpartition(" ")[0]
-    return Site.model_construct(**{**values, "hostfile": hostfile}, name=name, origin=origin)
+    values |= {"hostfile": hostfile, "own_keys": own_keys}
+    return Site.model_construct(**values, name=name, origin=origin)
 
 
 def _check_kind(
@@ -297,9 +305,9 @@ def _check_kind(
     merged: _Merged,
     schedulers: Mapping[str, SchedulerFacts],
 ) -> bool:
-    """Say whether the kind exists; note the keys that mean nothing to it, and those that it lacks."""
+    """Return whether the kind exists; note keys without effect for it, and missing keys."""
     path: KeyPath = ("engines", name)
-    kinds = keys_of_kinds(schedulers)
+    kinds = kinds_of(schedulers)
     if kind not in kinds or (name in kinds and name != kind):
         what = f"there is no kind of engine {shown(kind)}"
         fix = did_you_mean(kind, kinds, f"one of {', '.join(kinds)}")
@@ -307,16 +315,18 @@ def _check_kind(
             what, fix = f"`{name}` is the name of another kind", "give this section another name"
         merged.findings.add((*path, "kind"), what, fix)
         return False
+    keys = keys_of_kind(kind, schedulers)
     for key in section:
-        if key in SiteKeys.model_fields and key not in kinds[kind]:
-            homes = ", ".join(other for other, keys in kinds.items() if key in keys)
+        if key in SiteKeys.model_fields and key not in keys:
+            others = (other for other in kinds if key in keys_of_kind(other, schedulers))
+            homes = ", ".join(others)
             instead = schedulers[kind].instead if kind in schedulers else {}
             fix = instead.get(key, f"it is a key of {homes}")
-            what = f"`{key}` means nothing to an engine of kind {kind}"
+            what = f"`{key}` has no effect for an engine of kind {kind}"
             merged.findings.add((*path, key), what, fix, at_key=True)
     for pair in _ONE_THING:
         if all(key in section for key in pair):
-            what = f"`{pair[0]}` and `{pair[1]}` say the same: one of them is enough"
+            what = f"`{pair[0]}` and `{pair[1]}` mean the same: use one of them"
             merged.findings.add((*path, pair[1]), what, at_key=True)
     if kind == "ssh" and not section.get("hosts") and "hostfile" not in section:
         what = f"the engine `{name}` has no hosts"
@@ -325,7 +335,7 @@ def _check_kind(
 
 
 def _beside(merged: _Merged, path: KeyPath, hostfile: str) -> str:
-    """Return the path of a hostfile: beside the file that names it."""
+    """Return the path of a hostfile: relative to the file that names it."""
     source = next(s for s in reversed(merged.sources) if s.where(path) is not None)
     return os.path.join(os.path.dirname(source.path), os.path.expanduser(hostfile))
 

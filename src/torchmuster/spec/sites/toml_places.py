@@ -1,6 +1,6 @@
-"""Where each key of a TOML file stands: `tomllib` gives the values, this gives line and column.
+"""The position of each key of a TOML file: `tomllib` gives the values, this gives line and column.
 
-Only for a text that `tomllib` has read: nothing is checked here. tomlkit keeps the text of a file, but no positions.
+Only for a text that `tomllib` has parsed: nothing is checked here. tomlkit keeps the text of a file, but no positions.
 """
 
 import bisect
@@ -48,7 +48,7 @@ class _Scan:
                 self._pair(self.table)
 
     def _take(self, pattern: re.Pattern[str]) -> str:
-        """Return what stands here; the position is behind it, and behind the blanks that follow."""
+        """Return the match at the current position and move past it and the blanks that follow."""
         found = pattern.match(self.text, self.at)
         if found is None:
             raise ValueError(f"tomllib has read it: {self.text[self.at : self.at + 20]!r}")
@@ -83,7 +83,7 @@ class _Scan:
         self._value(path)
 
     def _key(self) -> list[str]:
-        """Return the parts of a dotted key; the position is behind it then."""
+        """Return the parts of a dotted key and move past it."""
         parts: list[str] = []
         while not parts or self.text.startswith(".", self.at):
             if parts:

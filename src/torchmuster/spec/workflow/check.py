@@ -1,7 +1,7 @@
 """Rules that depend on more than one place of a workflow file.
 
-They read the plain YAML values and pass over what has the wrong type, because `spec.schema` reports that: so a file
-with a wrong type in one task still has its other mistakes reported in the same go.
+They read the plain YAML values and skip values of the wrong type, which `spec.workflow.schema` reports: so the other
+mistakes of a file with a wrong type are reported at the same time.
 """
 
 import re
@@ -33,21 +33,21 @@ _MAX_DEPTH = 64  # of a path of a file; deeper ones are not compared
 _ACTIONS = ("COMPLETE", "FAIL", "RESCHEDULE", "RESTART")
 _TRAINING_KEYS = ("nodes", "nproc_per_node", "max_restarts")
 _NO_EFFECT = {
-    "downloadType": "inputs are always whole before a command starts",
+    "downloadType": "inputs are always complete before a command starts",
     "cacheSize": "inputs are not cached",
-    "kpis": "nobody collects them here",
+    "kpis": "muster does not collect them",
     "backend": "the engine is chosen with --on",
     "resources": "`resource` names an entry of `workflow.resources`",
-    "privileged": "a task has the rights of who started it",
+    "privileged": "a task has the rights of the user who started it",
     "hostNetwork": "--task-network says which network tasks have",
-    "volumeMounts": "without --container a task sees this machine's folders",
+    "volumeMounts": "without --container a task uses this machine's folders",
 }
-_CLUSTER = "nodes are chosen by the engine, and the local one has this machine alone"
+_CLUSTER = "the engine chooses the nodes, and the local engine has only this machine"
 _RESOURCE_NO_EFFECT = dict.fromkeys(("platform", "nodesExcluded", "topology"), _CLUSTER)
 _DATASET_INPUT_NO_EFFECT = {
-    "path": "the whole dataset is fetched; `regex` leaves files out",
-    "metadata": "metadata are given when a dataset is written",
-    "labels": "labels are given when a dataset is written",
+    "path": "the whole dataset is fetched; `regex` selects files",
+    "metadata": "metadata are set when a dataset is written",
+    "labels": "labels are set when a dataset is written",
 }
 
 
@@ -124,12 +124,12 @@ def _check_labels(path: KeyPath, labels: dict[Any, Any], findings: FileProblems)
 
 
 def is_label_key(text: str) -> bool:
-    """Say whether a text can be the key of a label."""
+    """Return whether a text is valid as the key of a label."""
     return _LABEL_KEY.fullmatch(text) is not None
 
 
 def is_label_value(text: str) -> bool:
-    """Say whether a text can be the value of a label."""
+    """Return whether a text is valid as the value of a label."""
     return _LABEL_VALUE.fullmatch(text) is not None
 
 
@@ -161,7 +161,7 @@ def _name_of(raw: dict[str, Any]) -> str:
 
 
 def _check_names(raw: dict[str, Any], view: FileView) -> None:
-    """Names of groups and tasks are one space, without regard to case and `_` or `-`."""
+    """Check that names of groups and tasks are unique, ignoring case and the difference between `_` and `-`."""
     if len(view.tasks) > _MAX_TASKS:
         what = f"there are {len(view.tasks)} tasks; at most {_MAX_TASKS} are allowed"
         view.findings.add(("workflow",), what, at_key=True)
@@ -245,7 +245,7 @@ def _check_task(task: FileTask, view: FileView) -> None:
         path = (*task.path, "outputs", i)
         _need_one(path, entry, ("url", "dataset", "update_dataset"), "an output", findings)
         if isinstance(entry.get("dataset"), dict):
-            reasons = {"localpath": "an output is what the task writes; `path` is a part of it"}
+            reasons = {"localpath": "an output comes from the task; `path` selects a part of it"}
             _warn_no_effect((*path, "dataset"), entry["dataset"], reasons, findings)
     _check_files(task, findings)
     _check_exit_actions(task, findings)
@@ -296,8 +296,8 @@ def _need_one(
         findings.add(path, f"{what} has exactly one of {names}; this one has none of them")
     nested = next((kind for kind in ("dataset", "update_dataset") if entry.get(kind)), None)
     if nested is not None and entry.get("regex") is not None:
-        fix = "put it into `dataset`" if nested == "dataset" else "`paths` says which files"
-        findings.add((*path, "regex"), f"`regex` stands beside `{nested}`", fix, at_key=True)
+        fix = "put it into `dataset`" if nested == "dataset" else "`paths` selects the files"
+        findings.add((*path, "regex"), f"`regex` is next to `{nested}`", fix, at_key=True)
 
 
 def _check_files(task: FileTask, findings: FileProblems) -> None:
@@ -306,10 +306,10 @@ def _check_files(task: FileTask, findings: FileProblems) -> None:
         path = (*task.path, "files", i)
         _need_one(path, entry, ("contents", "localpath"), "a file", findings)
         if entry.get("localpath") is not None and entry.get("base64"):
-            what = "`base64` speaks of `contents`; a `localpath` is taken as it is"
+            what = "`base64` applies to `contents`; a `localpath` is used unchanged"
             findings.add((*path, "base64"), what, at_key=True)
         if entry.get("templated") and entry.get("contents") is not None:
-            what = "`templated` speaks of `localpath`; `contents` is a part of the template already"
+            what = "`templated` applies to `localpath`; `contents` is part of the template already"
             findings.warn((*path, "templated"), what)
         name = entry.get("path")
         if isinstance(name, str) and name.strip("/") and len(name) <= 4096:
@@ -328,7 +328,7 @@ class _Files:
 def _check_place(
     path: KeyPath, name: str, index: int, files: _Files, findings: FileProblems
 ) -> None:
-    """Two files can't have one path, and none can lie in the other."""
+    """Check that no two files have the same path, and that none is inside another."""
     if name in files.found:
         what = f"`{name}` appears twice in the task `{files.task}`"
         findings.add(path, what, why=f"files[{files.found[name]}] has the same path")
@@ -336,7 +336,7 @@ def _check_place(
     above = ["/".join(parts[:depth]) for depth in range(1, len(parts))]
     other = files.folders.get(name) or next((f for f in above if f in files.found), None)
     if other is not None:
-        what = f"`{name}` and `{other}` can't both be files: one lies in the other"
+        what = f"`{name}` and `{other}` can't both be files: one is inside the other"
         findings.add(path, what)
     for folder in above:
         files.folders.setdefault(folder, name)
@@ -365,7 +365,7 @@ def _check_exit_actions(task: FileTask, findings: FileProblems) -> None:
 def _check_codes(
     path: KeyPath, key: str, value: Any, taken: list[tuple[int, int, str]], findings: FileProblems
 ) -> None:
-    """A code has one action; `taken` holds the ranges of the actions before."""
+    """Check that every code has one action; `taken` has the ranges of earlier actions."""
     is_number = isinstance(value, int) and 0 <= value < 10**9
     for _, low, high in split_ranges(str(value) if is_number or isinstance(value, str) else ""):
         clash = next((t for t in taken if low <= t[1] and t[0] <= high), None)
@@ -373,10 +373,10 @@ def _check_codes(
             both = f"{max(low, clash[0])}"
             what = f"exit code {both} is in `{clash[2]}` and in `{key}`"
             if clash[2] == key:
-                what = f"exit code {both} stands twice in `{key}`"
+                what = f"exit code {both} occurs twice in `{key}`"
             findings.add(path, what, "give every code one action")
         if low > 255 and not 1000 <= low < 5000:
             what = f"no command ends with {low}: exit codes go to 255"
-            why = "1000 and above are ours, e.g. 3001: its agent was lost"
+            why = "1000 and above are muster's own, e.g. 3001: the agent was lost"
             findings.warn(path, what, why=why)
         taken.append((low, high, key))

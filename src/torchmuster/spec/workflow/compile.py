@@ -1,4 +1,4 @@
-"""From a checked workflow file to the plan of one run: `localpath` files are read, defaults filled in."""
+"""Turns a checked workflow file into the plan of a run: reads `localpath` files, fills in defaults."""
 
 import base64
 import os
@@ -18,7 +18,7 @@ _MAX_ALL_FILES_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalDataset:
-    """An input `dataset:` whose files lie here: a version is made of them at submit."""
+    """An input `dataset:` with local files: a version is made of them at submit."""
 
     name: str
     folder: str
@@ -27,11 +27,11 @@ class LocalDataset:
 
 @dataclass(slots=True, kw_only=True)
 class CompileContext:
-    """What the plan needs beside the file.
+    """What the plan needs in addition to the file.
 
     Attributes:
-        folder: Where the workflow file lies; `localpath` and `script` start here.
-        template: Renders the text of a `localpath` file that asks for it; None when there are no templates.
+        folder: The folder of the workflow file; `localpath` and `script` are relative to it.
+        template: Renders the text of a `templated` file; None when there are no templates.
         environment: What `--set-env` adds to every task.
     """
 
@@ -43,12 +43,12 @@ class CompileContext:
     local_datasets: list[LocalDataset] = field(default_factory=list)
 
     def path_of(self, name: str) -> str:
-        """Return where a file lies that the workflow file names."""
+        """Return the path of a file that the workflow file names."""
         return os.path.normpath(os.path.join(self.folder, os.path.expanduser(name)))
 
 
 def plan_groups(workflow: schema.Workflow, around: CompileContext) -> tuple[model.GroupPlan, ...]:
-    """Return the groups in the order of the file; problems go to `around.findings`."""
+    """Return the groups in the order of the file; problems are added to `around.findings`."""
     found: list[tuple[KeyPath, schema.GroupModel]] = []
     for i, group in enumerate(workflow.groups):
         found.append((("workflow", "groups", i), group))
@@ -190,7 +190,7 @@ def _take_local_dataset(
 
 
 def _place(url: str, around: CompileContext) -> str:
-    """Return a URL as it is; a relative path starts beside the workflow file."""
+    """Return a URL unchanged; a relative path is relative to the workflow file."""
     return url if "://" in url or url.startswith("{{") else around.path_of(url)
 
 
@@ -234,7 +234,7 @@ def _training(path: KeyPath, task: schema.Task, around: CompileContext) -> model
 
 
 def _script(path: KeyPath, task: schema.Task, around: CompileContext) -> str:
-    """Return where the script lies: in the task (one of its `files`), else beside the workflow file."""
+    """Return the path of the script: in the task (one of its `files`), else relative to the workflow file."""
     script = task.script or ""
     placed = [entry.path for entry in task.files]
     if script in placed or script.startswith("/") or "{{" in script:

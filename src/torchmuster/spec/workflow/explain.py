@@ -1,4 +1,4 @@
-"""The hints for what the schema finds wrong with a workflow file."""
+"""The hints for errors in a workflow file."""
 
 from typing import Any
 
@@ -51,7 +51,7 @@ _MAP_OF_WORD = {
 
 
 def validate(raw: Any, findings: FileProblems) -> schema.Workflow | None:
-    """Return the workflow; None when it is none, with the reasons in `findings`."""
+    """Return the workflow; None if there are errors, which are added to `findings`."""
     if not isinstance(raw, dict):
         return None
     return _FORMAT.read(schema.Workflow, raw, ("workflow",), findings)
@@ -67,7 +67,7 @@ def _unknown_hint(path: KeyPath) -> str | None:
 
 
 def _where_it_belongs(key: str, known: list[str]) -> str | None:
-    """Return a hint for a key that stands at a wrong level; else the keys that are allowed."""
+    """Return a hint for a key at the wrong level; otherwise the allowed keys."""
     homes = [name for name, model in _MODELS.items() if key in model.model_fields]
     if homes and key not in ("name", "path", "key", "group", "index"):
         return f"`{key}` belongs into `{homes[0]}`"
@@ -87,7 +87,7 @@ def _map_hint(path: KeyPath, found: Any) -> str | None:
 
 
 def _model_at(path: KeyPath) -> Any:
-    """Return the model whose keys may stand where the last part of a path stands."""
+    """Return the model whose keys are allowed at the last part of a path."""
     return next((_MODELS[str(part)] for part in reversed(path[:-1]) if part in _MODELS), None)
 
 

@@ -1,4 +1,4 @@
-"""A workflow file from its path to its plan, with every problem at its place in the user's own text.
+"""From the path of a workflow file to its plan, with every problem at its place in the user's own text.
 
 read -> render -> parse -> check (structure, schema) -> plan
 """
@@ -43,10 +43,10 @@ _MAX_SHOWN = 200  # errors of one file
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
-    """What the command line gives: a file, and words such as `n_nodes=4`.
+    """The arguments of the command line: a file, and words such as `n_nodes=4`.
 
     Attributes:
-        with_effect: Keys that mean something with this engine or container.
+        with_effect: Keys that have an effect with this engine or container.
     """
 
     path: str
@@ -59,7 +59,7 @@ class LoadOptions:
 
 @dataclass(slots=True, kw_only=True)
 class LoadedWorkflow:
-    """A workflow file, as far as it could be read."""
+    """A workflow file, as far as it could be parsed."""
 
     source: Source
     name: str = ""
@@ -91,7 +91,7 @@ def read_source(path: str) -> Source:
     """Return the text of a workflow file.
 
     Raises:
-        UsageError: It can't be read, is no text, or is too large.
+        UsageError: It can't be read, is not text or is too large.
     """
     try:
         if os.path.isdir(path):
@@ -112,7 +112,7 @@ def read_source(path: str) -> Source:
         return Source(path=path, text=data.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
-        why = f"byte {data[error.start]:#04x} at position {error.start} begins no character"
+        why = f"byte {data[error.start]:#04x} at position {error.start} is not valid UTF-8"
         what = "the workflow file is not UTF-8 text"
         raise UsageError(what, where=f"{path}:{line}", why=why) from error
 
@@ -121,7 +121,7 @@ def list_values(path: str) -> list[Default]:
     """Return the names of `default-values:` with their help.
 
     Raises:
-        UsageError: The file can't be read, or its first problem.
+        UsageError: The file can't be read or parsed; only the first problem.
     """
     source = read_source(path)
     problems = Problems()
@@ -180,7 +180,7 @@ def load_workflow(options: LoadOptions) -> LoadedWorkflow:
     loaded.errors += [_as_error(finding, document) for finding in ordered[:_MAX_SHOWN]]
     if len(ordered) > _MAX_SHOWN:
         what = f"there are {len(ordered) - _MAX_SHOWN} more problems"
-        loaded.errors.append(UsageError(what, where=options.path, fix="mend these first"))
+        loaded.errors.append(UsageError(what, where=options.path, fix="fix these first"))
     loaded.warnings += [
         _as_error(finding, document) for finding in _in_order(findings.warnings, document)
     ]
@@ -217,7 +217,7 @@ def _render(options: LoadOptions, loaded: LoadedWorkflow) -> Rendered | None:
 
 
 def _notices(rendered: Rendered, words: AbstractSet[str]) -> list[MusterError]:
-    """Return the template's warnings, but for values that `words` of a local template use."""
+    """Return the template's warnings, except for values that a local template uses in `words`."""
     unused = [error for name, error in rendered.unused.items() if name not in words]
     return [*rendered.warnings, *unused]
 

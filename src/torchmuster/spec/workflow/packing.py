@@ -1,10 +1,10 @@
-"""Values of a template as JSON, for the way to the child process that renders it."""
+"""Values of a template as JSON, to pass them to the child process that renders it."""
 
 from typing import Any
 
 
 def pack(value: Any) -> Any:
-    """Return a value as JSON can hold it: maps keep keys that are no text, dates become text."""
+    """Return a value in a form for JSON: maps keep keys that are not text, dates become text."""
     if isinstance(value, dict):
         return {"map": [[pack(key), pack(item)] for key, item in value.items()]}
     if isinstance(value, list | tuple):
@@ -13,7 +13,7 @@ def pack(value: Any) -> Any:
 
 
 def unpack(value: Any) -> Any:
-    """Return what `pack` was given."""
+    """Inverse of `pack`."""
     if not isinstance(value, dict):
         return value
     if "map" in value:

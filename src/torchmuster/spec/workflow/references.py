@@ -1,4 +1,4 @@
-"""What a workflow file refers to: resources, tasks of the same group, inputs, groups that come first."""
+"""References in a workflow file: resources, tasks of the same group, inputs, groups that run earlier."""
 
 import graphlib
 import re
@@ -25,7 +25,7 @@ class FileTask:
 
 @dataclass(slots=True)
 class FileView:
-    """The names of the file, as far as they can be read."""
+    """The names in the file, as far as they are valid."""
 
     findings: FileProblems
     tasks: list[FileTask] = field(default_factory=list)
@@ -36,7 +36,7 @@ class FileView:
     members: dict[int, dict[str, None]] = field(default_factory=dict)
 
     def add_task(self, task: FileTask) -> None:
-        """Take in one more task."""
+        """Add a task."""
         self.tasks.append(task)
         if task.name:
             self.group_of[task.name] = task.group
@@ -44,14 +44,14 @@ class FileView:
 
 
 def dicts(value: Any) -> list[dict[str, Any]]:
-    """Return the entries of a list, NO_MAP for what is none; so indices stay."""
+    """Return the entries of a list, with NO_MAP for entries that are not maps, so that indices are kept."""
     if not isinstance(value, list):
         return []
     return [entry if isinstance(entry, dict) else NO_MAP for entry in value]
 
 
 def check_resource(task: FileTask, view: FileView) -> None:
-    """Add a problem when the task's resource is not there."""
+    """Add a problem when the task's resource does not exist."""
     name = task.raw.get("resource", "default")
     if not isinstance(name, str):
         return  # the schema says so
@@ -140,7 +140,7 @@ def _check_input_token(path: KeyPath, token: Token, task: FileTask, findings: Fi
 
 
 def check_dependencies(view: FileView) -> None:
-    """Add a problem for each input that no earlier group can give, and for circles."""
+    """Add a problem for each input that no earlier group provides, and for cycles."""
     group_of = view.group_of
     edges: dict[int, set[int]] = {i: set() for i in range(len(view.groups))}
     for task in view.tasks:
@@ -175,5 +175,5 @@ def _check_dependency(
         view.findings.add(path, what, fix)
     elif group_of[name] > task.group:
         what = f"`{name}` comes later in the file"
-        why = "it runs first here; the reference of this format refuses the file"
+        why = "muster runs it first; OSMO, the reference of this format, refuses the file"
         view.findings.warn(path, what, f"move `{name}` up", why=why, at_key=False)

@@ -5,8 +5,8 @@ It takes one JSON request on standard input and gives one JSON answer on standar
     {"text", "values", "nonce", "cpu_s", "memory_bytes", "max_bytes"}
     {"text", "lines", "undeclared"}  or  {"error": {kind, line, message, ...}}
 
-Which template line each rendered line came from is found with markers: they are put around the
-nodes of the parsed template, not into its text, so that whitespace control sees none of them.
+Markers show which template line each rendered line came from. They are put around the
+nodes of the parsed template, not into its text, so that they don't affect whitespace control.
 Imports little, so that it starts with `-I -S` and three folders in its path.
 """
 
@@ -38,11 +38,11 @@ _SILENT = (nodes.Macro, nodes.AssignBlock)
 
 
 class TooLongError(Exception):
-    """The time is up."""
+    """The time limit has passed."""
 
 
 class TooLargeError(Exception):
-    """The text that came out is larger than its limit."""
+    """The rendered text is larger than its limit."""
 
 
 class Sandbox(SandboxedEnvironment):
@@ -67,7 +67,7 @@ class Sandbox(SandboxedEnvironment):
         elif (
             operator == "%" and isinstance(left, str) and re.search(r"%[^a-zA-Z]*(\*|\d{5})", left)
         ):
-            raise SecurityError(f"`{left[:40]}` asks for a huge text")
+            raise SecurityError(f"`{left[:40]}` would make a huge text")
         return super().call_binop(context, operator, left, right)
 
 
@@ -205,7 +205,7 @@ def _render(template: Template, values: Any, nonce: str, max_bytes: int) -> str:
 
 
 def _all_undefined(template: Template, values: Any, first: UndefinedError) -> list[list[Any]]:
-    """Return [name, line] of each name that is missing: a 1 takes the place of those before."""
+    """Return [name, line] of each missing name: the name is set to 1 before the next try."""
     values, found, error = dict(values), [], first
     for _ in range(20):
         name = re.fullmatch(r"'(\w+)' is undefined", error.message or "")
@@ -230,7 +230,7 @@ def _describe(error: BaseException, kind: str) -> dict[str, Any]:
 
 
 def _line_of(error: BaseException) -> int | None:
-    """Return the template line of the innermost frame that is the template's."""
+    """Return the template line of the innermost frame in the template."""
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == _FILE]
     return lines[-1] if lines else None
@@ -242,7 +242,7 @@ def _raise_too_long(*_: object) -> None:
 
 @contextlib.contextmanager
 def limits(cpu_s: float, memory_bytes: int) -> Iterator[None]:
-    """Limit what this process may still use; past `cpu_s` and a bit the kernel ends it."""
+    """Limit the resources of this process; shortly after `cpu_s` the kernel ends it."""
     with open("/proc/self/statm") as statm:
         used = int(statm.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + memory_bytes,) * 2)

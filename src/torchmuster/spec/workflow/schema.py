@@ -1,8 +1,8 @@
 """The workflow file as pydantic models: every key of the format, each with its rule.
 
 Both dialects are read: 6.3 (datasets) and 6.4 (`url:`). Keys of our own: `nodes`, `nproc_per_node`, `script`,
-`max_restarts` and `max_retries` of a task, `templated` of a file. What depends on more than one place of the file is
-checked in `spec.check`.
+`max_restarts` and `max_retries` of a task, `templated` of a file. Rules that depend on more than one place of the file are
+in `spec.workflow.check`.
 """
 
 from typing import Any, Literal
@@ -38,7 +38,7 @@ class _Model(BaseModel):
 
 
 class Topology(_Model):
-    """Which nodes should lie near each other."""
+    """Which nodes should be close to each other."""
 
     key: Text
     group: Text = "default"
@@ -46,7 +46,7 @@ class Topology(_Model):
 
 
 class ResourceSpec(_Model):
-    """What a task asks for."""
+    """The resources that a task requests."""
 
     cpu: WholeNumber | None = None
     gpu: WholeNumber | None = None
@@ -80,7 +80,7 @@ class DatasetOutput(DatasetInput):
 
 
 class UpdateDataset(_Model):
-    """A new version made of the newest one and these files."""
+    """A new version from the newest one and these files."""
 
     name: DatasetName
     paths: PathsInOutput = Field(default_factory=list)
@@ -126,7 +126,7 @@ class CheckpointModel(_Model):
 
 
 class Kpi(_Model):
-    """A file of measurements; accepted, and without effect here."""
+    """A file of measurements; accepted, without effect."""
 
     index: Text
     path: Text
@@ -173,7 +173,7 @@ class GroupModel(_Model):
 
 
 class Workflow(_Model):
-    """The whole of `workflow:`."""
+    """The section `workflow:`."""
 
     name: Name
     labels: dict[Text, Any] = Field(default_factory=dict)

@@ -45,7 +45,7 @@ def split_sections(source: Source, problems: Problems) -> dict[str, Section]:
         if name not in KNOWN:
             unknown.append((name, start))
         elif name in found and len(problems.found) < _MAX_REPORTED:
-            what = f"the top-level key `{name}` stands twice"
+            what = f"the top-level key `{name}` occurs twice"
             why = f"the first one is in line {found[name].line}"
             problems.add(what, f"{source.path}:{start + 1}", why, _indent_fix(lines, start))
         elif name not in found:
@@ -59,7 +59,7 @@ def split_sections(source: Source, problems: Problems) -> dict[str, Section]:
 
 
 def to_lines(text: str) -> list[str]:
-    """Return the lines as Jinja and YAML count them; a newline at the end makes no line."""
+    """Return the lines as Jinja and YAML count them; a newline at the end begins no line."""
     lines = re.split(r"\r\n|\r|\n", text.removeprefix("\ufeff"))
     return lines[:-1] if not lines[-1] else lines
 
@@ -70,7 +70,7 @@ def _name(line: str) -> str:
 
 
 def _key_lines(lines: Sequence[str]) -> list[int]:
-    """Return the indices of lines that begin a section; not of unknown keys between `{#` and `#}`."""
+    """Return the indices of lines that begin a section, without unknown keys between `{#` and `#}`."""
     last_end = max((index for index, line in enumerate(lines) if "#}" in line), default=-1)
     found: list[int] = []
     is_comment = False
@@ -93,12 +93,10 @@ def _check_preface(source: Source, lines: Sequence[str], problems: Problems) -> 
         what = "text before the first section would be dropped"
         fix = "move it below `workflow:`"
         if "{%" in text:
-            why = (
-                "Jinja sees only what stands below `workflow:`, so a `{% set %}` here has no effect"
-            )
+            why = "Jinja sees only the text below `workflow:`, so a `{% set %}` here has no effect"
             problems.add(what, f"{source.path}:{index + 1}", why, fix)
         elif any(_KEY.match(line) for line in to_lines(source.text)):
-            why = f"`{text[:60]}` belongs to no key"
+            why = f"`{text[:60]}` does not belong to any key"
             problems.add(what, f"{source.path}:{index + 1}", why, fix)
         return
 
@@ -109,7 +107,7 @@ def _report_unknown(
     for name, start in unknown[:_MAX_REPORTED]:
         fix = _indent_fix(lines, start) or did_you_mean(name, KNOWN)
         if fix is None and name in _BELOW:
-            fix = f"indent `{name}:`, so that it stands under `workflow:`"
+            fix = f"indent `{name}:` to put it under `workflow:`"
         why = f"the top-level keys are {', '.join(KNOWN)}"
         what = f"`{name}` is not a top-level key"
         problems.add(what, f"{source.path}:{start + 1}:1", why, fix)
@@ -126,7 +124,8 @@ def _report_missing(
         if "name" not in names:
             missing += " with a `name:`"
         shown = " and ".join(f"`{name}:`" for name in inner[:3])
-        what = f"{shown} stands at the top, and there is no `workflow:`"
+        verb = "is" if len(inner) == 1 else "are"
+        what = f"{shown} {verb} at the top level, and there is no `workflow:`"
         problems.add(what, where, "this is a part of a workflow file", missing)
         return
     _report_unknown(source, lines, unknown, problems)
@@ -137,7 +136,7 @@ def _report_missing(
 
 
 def _indent_fix(lines: Sequence[str], start: int) -> str | None:
-    """Return a hint when the key seems to be a line of the text block above it."""
+    """Return a hint if the key seems to belong to the text block above it."""
     for index in range(start - 1, max(-1, start - 200), -1):
         line = lines[index]
         if line[:1] in ("", " ", "\t") and _BLOCK.search(line):

@@ -1,8 +1,8 @@
-"""A workflow file as the user wrote it becomes the YAML that it describes.
+"""Renders the template of a workflow file to YAML.
 
     split into sections -> protect runtime tokens -> render in a child process -> put tokens back
 
-A text without Jinja is not rendered. Every line of the result knows the line it came from, so that
+A text without Jinja is not rendered. Every line of the result is mapped to its original line, so that
 all later messages name the place in the user's own file.
 """
 
@@ -48,7 +48,7 @@ _ASSIGNS = re.compile(
 
 
 class _CutTokenError(Exception):
-    """A placeholder of a token came back in part."""
+    """The template has changed the placeholder of a token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +60,10 @@ class Rendered:
         text: YAML; its first line is the key `workflow:`.
         workflow_lines: The line of the file for each line of `text`, both from 1.
         template: The lines of the file.
-        warnings: What has no effect, or another one than it seems.
+        warnings: Lines without effect, or with an unexpected one.
         unused: A warning for each value that the template does not use, by its name.
-        values: What the names of the template stand for.
-        is_template: Whether Jinja had something to do.
+        values: The values of the names in the template.
+        is_template: Whether the text contains Jinja.
     """
 
     name: str
@@ -134,9 +134,9 @@ def render_file(
 
 
 def protect_tokens(text: str, variables: frozenset[str]) -> tuple[str, Callable[[str], str]]:
-    """Return the text with its runtime tokens hidden from Jinja, and what brings them back.
+    """Return the text with its runtime tokens hidden from Jinja, and the mapping that restores them.
 
-    A placeholder is digits only: no filter that changes letters changes it.
+    A placeholder consists of digits, so filters for letters don't change it.
 
     Args:
         text: A template.
@@ -178,14 +178,12 @@ def cpu_limit_s(text: str) -> float:
 
 
 def has_jinja(text: str) -> bool:
-    """Say whether Jinja would change the text."""
+    """Return whether the text contains Jinja."""
     return any(mark in text for mark in ("{{", "{%", "{#"))
 
 
 @dataclass(slots=True, kw_only=True)
 class _Job:
-    """One rendering of one section."""
-
     source: Source
     section: Section
     values: dict[str, Any]
@@ -244,7 +242,7 @@ class _Job:
             )
             return
         if re.search(r"(^|\s)#.*" + re.escape(name), line):
-            why = "it stands in a YAML comment, but Jinja reads comments too"
+            why = "it is in a YAML comment, but Jinja reads comments too"
         fix = did_you_mean(name, [*self.values, *BARE_KINDS, *OUR_BARE_KINDS]) or (
             f"--set {name}=..., or a value in `default-values`; for `{{{{` in a script: {_RAW}"
         )
@@ -266,8 +264,8 @@ _SENTENCES = {
     "memory": (f"the template needs more than {MEMORY_BYTES // 1024**2} MiB", "make it smaller"),
     "size": (f"the template makes more than {MAX_BYTES // 1024**2} MiB of text", "make it smaller"),
     "syntax": ("this is not Jinja", f"when it is meant for a script: {_RAW}"),
-    "refused": ("the template does what is not allowed here", None),
-    "depth": ("the template is nested too deep", "make it simpler"),
+    "refused": ("the template does something that is not allowed here", None),
+    "depth": ("the template is nested too deeply", "make it simpler"),
     "failed": ("the template can't be rendered", None),
 }
 
@@ -305,7 +303,7 @@ def _child_argv() -> list[str]:
 
 
 def _assigned(text: str) -> frozenset[str]:
-    """Return the names that loops, `set`, `with` and macros of the template define, at least."""
+    """Return names that loops, `set`, `with` and macros of the template define; may be incomplete."""
     found: set[str] = set()
     for match in _ASSIGNS.finditer(text):
         for part in match.groups():
@@ -333,7 +331,7 @@ def _check_names(
     if not names:
         return
     meanings = [
-        f"`{{{{{name}}}}}` stays the token, `{{{{ {name} }}}}` is the value" for name in exact
+        f"`{{{{{name}}}}}` remains the token, `{{{{ {name} }}}}` is the value" for name in exact
     ] + [f"`{{{{{name}}}}}` is the value" for name in ours]
     lines = {default.name: default.line for default in defaults}
     where = f"{source.path}:{lines[names[0]]}" if names[0] in lines else f"--set {names[0]}=..."
@@ -355,7 +353,7 @@ def _find_unused(
 
 
 def render_text(source: Source, values: Mapping[str, Any], problems: Problems) -> str:
-    """Return a text of its own, e.g. a `localpath` file, with its template filled in; tokens stay."""
+    """Return a separate text, e.g. a `localpath` file, rendered; tokens remain."""
     section = Section(name="text", line=1, text=source.text)
     found = _Job(source=source, section=section, values=dict(values)).render(problems)
     return found[0] if found is not None else ""

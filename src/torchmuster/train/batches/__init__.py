@@ -1,1 +1,1 @@
-"""The batches of training: order, loading, and the proof of what was seen."""
+"""Batches of training data: order, loading, and the proof of what was seen."""

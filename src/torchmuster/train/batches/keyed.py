@@ -1,9 +1,9 @@
-"""What a loader worker runs for one batch: fetch the samples, keyed by what they are, and collate.
+"""Runs in a loader worker for each batch: fetches the samples, with random numbers keyed by sample, and collates them.
 
-Random augmentation inside `__getitem__` is keyed by (seed, epoch, sample): a sample is augmented alike
-on whichever rank and in whichever loader worker it lands. Seeding costs 11 us a sample, so it is done
-only once a dataset was seen to draw: a batch that moved a generator is fetched again, keyed.
-Not covered: generators that the dataset makes itself without a seed, `collate_fn`, and the device.
+Random augmentation inside `__getitem__` is keyed by (seed, epoch, sample): a sample is augmented in the same
+way on every rank and in every loader worker. Seeding costs 11 us per sample, so it begins only when a dataset
+has drawn random numbers: a batch that advanced a generator is fetched again, keyed.
+Not covered: generators that the dataset creates itself without a seed, `collate_fn`, and the device.
 """
 
 import zlib
@@ -23,7 +23,7 @@ Request = tuple[int, list[int] | torch.Tensor]  # epoch, indices
 
 
 class DatasetError(MusterError):
-    """The dataset doesn't keep to what exact data order needs."""
+    """The dataset violates a requirement of exact data order."""
 
     exit_code = 9
 
@@ -74,7 +74,7 @@ def num_samples_of(dataset: Any) -> int:
     """Return the length of a map-style dataset.
 
     Raises:
-        DatasetError: It has none, or it is empty.
+        DatasetError: It has no length, or it is empty.
     """
     try:
         length = len(dataset)

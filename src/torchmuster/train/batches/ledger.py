@@ -1,8 +1,8 @@
-"""The sample ledger: proof, from what was really fetched, that an epoch saw every sample once.
+"""The sample ledger: proves, from the samples actually fetched, that an epoch saw every sample once.
 
-Each rank adds up two 64-bit hashes of the ids it was given. The sums over all ranks and restarts equal
+Each rank sums two 64-bit hashes of the ids it received. The sums over all ranks and restarts equal
 those of the whole epoch if and only if (up to 2**-128) each id came exactly once: a few bytes in a
-snapshot, whatever the size of the dataset. Ids since this process began are kept as well, to name
+snapshot, whatever the size of the dataset. The ids since the start of this process are kept too, to name
 the samples when the sums differ.
 """
 
@@ -58,7 +58,7 @@ class Ledger:
         self._named: list[np.ndarray] = []
 
     def start(self, before: Sums = Sums()) -> None:
-        """Begin an epoch; `before` is what a snapshot says was consumed of it."""
+        """Begin an epoch; `before` is the part of it consumed according to a snapshot."""
         self._sums = before
         self._new = []
         self._named = []
@@ -70,7 +70,7 @@ class Ledger:
             self._fold()
 
     def sums(self) -> Sums:
-        """Return the sums of all that was noted."""
+        """Return the sums over all noted ids."""
         self._fold()
         return self._sums
 

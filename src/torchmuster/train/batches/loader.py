@@ -1,8 +1,8 @@
 """The loader: this rank's share of a global sequence of samples that depends on the seed alone.
 
-It is a DataLoader of torch's underneath; what it adds is which samples, in which order, from which
-position. Iterating continues where the epoch stands: a second `for` after a `break` goes on with the
-next batch, after the end it begins the next epoch.
+It uses torch's DataLoader and adds which samples are read, in which order and from which position.
+Iteration continues at the current position of the epoch: a second `for` after a `break` starts with the
+next batch; after the end of an epoch it begins the next one.
 """
 
 import itertools
@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, Sampler
 
 from torchmuster.errors import UsageError
-from torchmuster.model.beats import RankPhase
+from torchmuster.model.heartbeat import RankPhase
 from torchmuster.train.batches.keyed import (
     DatasetError,
     KeyedFetch,
@@ -29,26 +29,26 @@ from torchmuster.train.batches.keyed import (
 from torchmuster.train.batches.ledger import Ledger, Sums
 from torchmuster.train.batches.order import Division, Share, epoch_order
 from torchmuster.train.batches.workers import fork_quietly, quiet_worker
-from torchmuster.train.beats import Pace
+from torchmuster.train.heartbeat import StepState
 from torchmuster.train.preempt import StopNow
 
 
 class Gate(Protocol):
-    """What a run does between batches."""
+    """Callbacks of a run around batches."""
 
     def between_steps(self) -> None:
-        """All of the last step's code has run; the next batch has not been asked for."""
+        """Called when all code of the last step has run, before the next batch is requested."""
 
     def waiting_for_data(self) -> AbstractContextManager[None]:
-        """The main thread waits for a batch and may be interrupted."""
+        """Context in which the main thread waits for a batch and can be interrupted."""
 
     def stop(self) -> None:
-        """The wait was interrupted: save and leave."""
+        """Called when the wait was interrupted: save and exit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderSettings:
-    """How a loader divides and fetches; see `World.loader`."""
+    """Options for dividing and fetching; see `World.loader`."""
 
     global_batch_size: int | None
     batch_size: int | None
@@ -65,7 +65,7 @@ class Loader:
     Attributes:
         epoch: The epoch that the next batch belongs to.
         position: Samples of this epoch that all ranks together have consumed.
-        ledger: What this rank was given of the epoch.
+        ledger: The samples that this rank received in the epoch.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Loader:
         rank: int,
         world_size: int,
         device: torch.device,
-        pace: Pace,
+        step_state: StepState,
         collate: Callable[[list[Any]], Any] | None,
         options: dict[str, Any],
         compare: Callable[[int], list[int]] | None = None,
@@ -90,7 +90,7 @@ class Loader:
         self.gate: Gate | None = None
         self._rank = rank
         self._device = device
-        self._pace = pace
+        self._step_state = step_state
         self._order: torch.Tensor | None = None
         self._micro_batches_done = 0  # of the step that is under way
         self._division = divide(settings, self.num_samples, world_size)
@@ -110,12 +110,12 @@ class Loader:
 
     @property
     def first_batch_is_collective(self) -> bool:
-        """Whether the next batch is one for which the ranks are compared while it is fetched."""
+        """Whether the ranks are compared while the next batch is fetched."""
         return False
 
     @property
     def global_batch_size(self) -> int:
-        """Samples a step, over all ranks."""
+        """Samples per step, over all ranks."""
         return self._division.global_batch_size
 
     @property
@@ -125,21 +125,21 @@ class Loader:
 
     @property
     def ends_step(self) -> bool:
-        """Whether the optimizer steps after the batch in hand: always, unless it accumulates."""
-        return self._pace.ends_step
+        """Whether the optimizer steps after the current batch: always, without accumulation."""
+        return self._step_state.ends_step
 
     @property
     def count(self) -> int:
-        """Samples in the batch in hand that count: 0 for a repeated one on a rank without a share."""
-        return self._pace.count or 0
+        """Number of samples in the current batch that count: 0 for a repeated sample on a rank without a share."""
+        return self._step_state.count or 0
 
     def __len__(self) -> int:
-        """Return how many micro-batches are left in the epoch."""
+        """Return the number of micro-batches that remain in the epoch."""
         steps = self._division.steps_from(self.position)
         return steps * self.settings.accumulate - self._micro_batches_done
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches that are left in the epoch, or the next epoch's after its end."""
+        """Yield the remaining batches of the epoch; after its end, those of the next."""
         if self.gate is None and self.position >= self._division.end_from(self.position):
             self.begin_epoch(self.epoch + 1)
         with fork_quietly():
@@ -149,16 +149,16 @@ class Loader:
     def _iterate(self, batches: Iterator[Any]) -> Iterator[Any]:
         shares = self._shares()
         ends_step = not self._micro_batches_done
-        beats = self._pace.beats
+        heartbeat = self._step_state.heartbeat
         self._check_alike(batches)
         try:
             while True:
                 if self.gate is not None and ends_step:
                     self.gate.between_steps()
-                beats.enter(RankPhase.DATA)
+                heartbeat.enter(RankPhase.DATA)
                 with self.gate.waiting_for_data() if self.gate is not None else nullcontext():
                     taken = self._next(batches, shares)
-                beats.enter(RankPhase.COMPUTE if taken is not None else RankPhase.BETWEEN)
+                heartbeat.enter(RankPhase.COMPUTE if taken is not None else RankPhase.BETWEEN)
                 if taken is None:
                     return
                 if self.gate is not None and ends_step:
@@ -171,10 +171,10 @@ class Loader:
             if self.gate is not None:
                 self.gate.stop()
         finally:
-            self._pace.clear()
+            self._step_state.clear()
 
     def _check_alike(self, batches: Iterator[Any]) -> None:
-        """See once that all ranks read the same dataset: their first sample is compared."""
+        """Check once that all ranks read the same dataset, by their first sample."""
         compare = self._compare
         if compare is None:
             return
@@ -186,13 +186,13 @@ class Loader:
             raise DatasetError(
                 f"the dataset of rank {odd} differs from that of rank 0",
                 where="sample 0",
-                why="its values differ; often the dataset draws random numbers when it is made",
-                fix="make the dataset alike on all ranks: after tm.init(), or with a generator of"
-                " its own that has a seed",
+                why="its values differ; often the dataset draws random numbers when it is constructed",
+                fix="make the dataset the same on all ranks: construct it after tm.init(), or use a"
+                " generator with a seed",
             )
 
     def _shares(self) -> Iterator[Share]:
-        """Yield the shares that are left; a `break` may have been in the middle of a step."""
+        """Yield the remaining shares; a `break` may have ended the loop in the middle of a step."""
         shares = self._division.shares(self._rank, self.position)
         return itertools.islice(shares, self._micro_batches_done, None)
 
@@ -206,10 +206,14 @@ class Loader:
         return share, ids, batch
 
     def _take(self, share: Share, ids: torch.Tensor) -> None:
-        pace = self._pace
-        pace.weight, pace.count, pace.ends_step = share.weight, share.count, share.ends_step
-        pace.accumulates = self.settings.accumulate > 1
-        pace.serial += 1
+        step_state = self._step_state
+        step_state.weight, step_state.count, step_state.ends_step = (
+            share.weight,
+            share.count,
+            share.ends_step,
+        )
+        step_state.accumulates = self.settings.accumulate > 1
+        step_state.serial += 1
         if share.count:
             self.ledger.add(ids)
         self._micro_batches_done += 1
@@ -224,7 +228,7 @@ class Loader:
         )
 
     def begin_epoch(self, epoch: int, position: int = 0, consumed: Sums | None = None) -> None:
-        """Stand at `position` of `epoch`; the ledger of what came before is `consumed`."""
+        """Move to `position` of `epoch`; `consumed` is the ledger of the samples before it."""
         self.epoch = epoch
         self.position = position
         self._order = None
@@ -241,15 +245,15 @@ class Loader:
         return self._order
 
     def epoch_samples(self) -> int | None:
-        """Return how many samples an epoch has; None while the end of a stream is unknown."""
+        """Return the number of samples of an epoch; None while the end of a stream is unknown."""
         return self._division.end_from(self.position)
 
     def expected(self, position: int) -> np.ndarray:
-        """Return the ids that the first `position` samples of this epoch must have had."""
+        """Return the ids of the first `position` samples of this epoch."""
         return self.order()[:position].numpy()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the loader stands: the same on all ranks."""
+        """Return the position of the loader: the same on all ranks."""
         return {
             "epoch": self.epoch,
             "position": self.position,
@@ -259,10 +263,10 @@ class Loader:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Stand where `state` says.
+        """Move to the position in `state`.
 
         Raises:
-            DatasetError: The dataset or the order is another one than when it was saved.
+            DatasetError: The dataset or the order has changed since it was saved.
         """
         now = self.state_dict()
         words = {
@@ -279,13 +283,13 @@ class Loader:
             raise DatasetError(
                 "; ".join(differs),
                 where="World.resume(data=...)",
-                why="the order of samples would be another one: some would be lost, some seen twice",
+                why="the order of samples would change: some samples would be lost, some seen twice",
                 fix="restore the dataset and the seed, or start over with another folder",
             )
         self.begin_epoch(state["epoch"], state["position"])
 
     def requests(self) -> Iterator[Request]:
-        """Yield what to fetch, from the position on; a rank without a share repeats a sample."""
+        """Yield the batches to fetch, from the position on; a rank without a share repeats a sample."""
         order = self.order()
         if self._compare is not None:
             yield self.epoch, [0]
@@ -304,7 +308,7 @@ class Loader:
 
 
 class _Requests(Sampler[Request]):
-    """Torch's sampler of whole batches: reads the loader's position when an iteration begins."""
+    """Batch sampler for torch's DataLoader: reads the loader's position when an iteration begins."""
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
@@ -320,7 +324,7 @@ def divide(settings: LoaderSettings, num_samples: int, world_size: int) -> Divis
     """Return the division of an epoch; the per-rank batch size grows with the world.
 
     Raises:
-        UsageError: Sizes below one, or both batch sizes, or none.
+        UsageError: A size is below one, or both batch sizes or neither are given.
     """
     problems = []
     sizes = {"global_batch_size": settings.global_batch_size, "batch_size": settings.batch_size}
@@ -334,7 +338,7 @@ def divide(settings: LoaderSettings, num_samples: int, world_size: int) -> Divis
         problems.append(f"num_workers is {settings.num_workers}, below zero")
     size = settings.global_batch_size or (settings.batch_size or 0) * world_size
     if not problems and settings.drop_last and size > num_samples:
-        problems.append(f"drop_last leaves nothing of {num_samples} samples in batches of {size}")
+        problems.append(f"drop_last leaves no batch: {num_samples} samples in batches of {size}")
     if problems:
         raise UsageError(
             "the loader can't divide its samples: " + "; ".join(problems), where="World.loader"
@@ -349,9 +353,9 @@ def divide(settings: LoaderSettings, num_samples: int, world_size: int) -> Divis
 
 
 class _Batches(DataLoader):
-    """Torch's DataLoader, which knows the iterators with worker processes that still live.
+    """torch's DataLoader that tracks its iterators with live worker processes.
 
-    One that isn't persistent may be held by a traceback up to the interpreter's end.
+    A traceback may keep a non-persistent iterator until the interpreter ends.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -387,10 +391,10 @@ def open_batches(
 
 
 def close_batches(batches: Any) -> None:
-    """End the worker processes of a loader that is not needed any more.
+    """End the worker processes of a loader that is no longer needed.
 
-    They are asked first: torch takes a killed worker for a failure. One that doesn't hear is killed,
-    for it ignores SIGTERM and the interpreter would wait for it at its end.
+    They are asked to stop first, because torch treats a killed worker as a failure. One that does not react is
+    killed: it ignores SIGTERM, and the interpreter would wait for it at its end.
     """
     batches._iterator = None
     for iterator in list(batches.iterators):

@@ -1,6 +1,6 @@
 """The order of samples: a function of (seed, epoch) and of nothing else.
 
-The world size only decides who reads which part of a global batch. Sizes, positions and shares are
+The world size only decides which rank reads which part of a global batch. Sizes, positions and shares are
 plain integers here, so that every property can be tested without a process group.
 """
 
@@ -43,7 +43,7 @@ class Share:
     Attributes:
         begin: Position in the epoch of the first sample.
         end: Position after the last; `begin == end` is an empty share.
-        weight: What this rank's mean loss counts, so that DDP's mean over ranks (and the sum over
+        weight: Weight of this rank's mean loss, chosen so that DDP's mean over ranks (and the sum over
             the micro-batches of a step) is the mean over the global batch.
         ends_step: The optimizer steps after this micro-batch.
         position: Samples of the epoch consumed by all ranks when the step is done.
@@ -71,11 +71,11 @@ class Division:
     """How the samples of an epoch are divided into steps, micro-batches and shares.
 
     Attributes:
-        num_samples: Of one epoch.
-        global_batch_size: Samples a step over all ranks and micro-batches.
+        num_samples: Number of samples of an epoch.
+        global_batch_size: Samples per step over all ranks and micro-batches.
         world_size: Number of ranks.
-        accumulate: Micro-batches a step.
-        drop_last: Leave out a last step that is smaller.
+        accumulate: Micro-batches per step.
+        drop_last: Drop a last step that is smaller.
     """
 
     num_samples: int
@@ -85,7 +85,7 @@ class Division:
     drop_last: bool = False
 
     def end_from(self, position: int) -> int:
-        """Return where an epoch ends that has come to `position`, maybe in steps of another size."""
+        """Return where an epoch that is at `position` ends; earlier steps may have had another size."""
         if self.drop_last:
             return self.num_samples - (self.num_samples - position) % self.global_batch_size
         return self.num_samples
@@ -96,7 +96,7 @@ class Division:
         return self.steps_from(0)
 
     def steps_from(self, position: int) -> int:
-        """Return how many steps are left from `position`."""
+        """Return the number of steps that remain from `position` on."""
         return -(-(self.end_from(position) - position) // self.global_batch_size)
 
     def shares(self, rank: int, position: int = 0) -> Iterator[Share]:

@@ -15,7 +15,7 @@ def prove(data: Loader) -> dict[str, Any]:
     """Prove from all ranks' ledgers that each sample up to the position was seen once; a collective.
 
     Returns:
-        `samples`, `lost`, `twice`, and `whole`: whether that was all of the epoch.
+        `samples`, `lost`, `twice`, and `whole`: whether that is the complete epoch.
 
     Raises:
         DatasetError: Some were lost or seen twice.
@@ -40,10 +40,10 @@ def prove(data: Loader) -> dict[str, Any]:
 
 
 def begin_ledger(data: Loader, pieces: list[list[int]], step: int, *, is_first: bool) -> None:
-    """Go on from the ranks' ledgers in a snapshot; rank 0 carries what came before.
+    """Restore the ranks' ledgers from a snapshot; rank 0 gets the sums of all.
 
     Raises:
-        SnapshotError: They don't add up to what the order has up to the position.
+        SnapshotError: Their sums differ from those of the order up to the position.
     """
     total = Sums()
     for piece in pieces:
@@ -53,7 +53,7 @@ def begin_ledger(data: Loader, pieces: list[list[int]], step: int, *, is_first: 
             f"the ledger of the snapshot of step {step} doesn't match its position in the data",
             where=f"epoch {data.epoch}, {data.position} samples consumed",
             why=f"{total.count} samples were recorded, or others than this order has",
-            fix="see that dataset, seed and shuffle are those that the snapshot was made with",
+            fix="check that dataset, seed and shuffle are the same as when the snapshot was made",
         )
     data.ledger.start(total if is_first else Sums())
 

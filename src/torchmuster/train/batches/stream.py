@@ -1,11 +1,11 @@
 """Iterable datasets, by a contract: the same sequence for (seed, epoch) in any process.
 
-Every reader (each rank, and each of its loader workers) reads the whole stream and keeps what is its
-own: with R ranks of K workers the stream is read R x K times. That is the price of an order that does
+Every reader (each rank, and each of its loader workers) reads the whole stream and keeps its own
+part: with R ranks of K workers the stream is read R x K times. That is the price of an order that does
 not depend on R and K; a map-style dataset has no such cost.
 
 A dataset may have `set_epoch(epoch)`, and `state_dict()` with `load_state_dict(state)`: then a resumed
-run begins at the state of the last step, otherwise it reads and drops what was consumed. torch, numpy
+run begins at the state of the last step, otherwise it reads and drops the consumed samples. torch, numpy
 and `random` are seeded from (seed, epoch, position) before each global batch is read.
 """
 
@@ -31,7 +31,7 @@ _NO_END = 1 << 62
 
 @dataclass(slots=True)
 class _Start:
-    """Where the next iteration begins; the readers get it when they are forked."""
+    """The position at which the next iteration begins; the readers get it when they are forked."""
 
     epoch: int = 0
     position: int = 0
@@ -40,7 +40,7 @@ class _Start:
 
 
 class StreamReader(IterableDataset):
-    """Reads the whole stream, yields this reader's micro-batches with what they are."""
+    """Reads the whole stream and yields this reader's micro-batches with their sample ids."""
 
     def __init__(
         self,
@@ -75,7 +75,6 @@ class StreamReader(IterableDataset):
             position += len(samples)
 
     def _open(self) -> Iterator[Any]:
-        """Return the stream from the start's position on."""
         start = self.start
         self._rewind()
         if hasattr(self.dataset, "set_epoch"):
@@ -91,7 +90,7 @@ class StreamReader(IterableDataset):
             wanted = min(size, start.position - position)
             if len(self._draw(source, position, wanted)) < wanted:
                 raise DatasetError(
-                    f"the stream ended before sample {start.position}, where the snapshot stands",
+                    f"the stream ended before sample {start.position}, the position of the snapshot",
                     where=type(self.dataset).__name__,
                     fix="restore the data that the snapshot was made with",
                 )
@@ -117,7 +116,7 @@ class StreamReader(IterableDataset):
             rng.put_back(before)
 
     def _rewind(self) -> None:
-        """Stand at the beginning: an iteration of this process may have ended in the middle."""
+        """Go back to the beginning: an earlier iteration of this process may have ended in the middle."""
         if self._beginning is None:
             self._beginning = (self._state(),)
         elif self._has_state():
@@ -150,7 +149,7 @@ class StreamReader(IterableDataset):
 class StreamLoader(Loader):
     """A loader of an iterable dataset; made by `World.loader`.
 
-    `compare` returns what all ranks gave it, in the order of the ranks.
+    `compare` gathers a value from all ranks, in rank order.
     """
 
     def __init__(
@@ -219,7 +218,7 @@ class StreamLoader(Loader):
             self._state = self._pending_state
 
     def _check_heads(self, item: Any) -> None:
-        """Refuse a stream that differs between readers: it divides itself, or is random."""
+        """Refuse a stream that differs between readers, because it shards itself or is random."""
         if item is not None:
             self._heads.add(item[2])
         if len(self._heads) > 1:
@@ -232,25 +231,25 @@ class StreamLoader(Loader):
                 raise _divides_itself(f"ranks 0 and {odd}")
 
     def begin_epoch(self, epoch: int, position: int = 0, consumed: Any = None) -> None:
-        """Stand at `position` of `epoch`."""
+        """Move to `position` of `epoch`."""
         super().begin_epoch(epoch, position, consumed)
         self._is_over = False
         self._state = None
 
     def epoch_samples(self) -> int | None:
-        """Return the stream's length once its end was seen."""
+        """Return the stream's length; None until its end was seen."""
         return self.position if self._is_over else None
 
     def expected(self, position: int) -> np.ndarray:
-        """Return the positions themselves: a stream has no other names for its samples."""
+        """Return the positions: they are the ids of a stream's samples."""
         return np.arange(position)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the stream stands: the same on all ranks."""
+        """Return the position in the stream: the same on all ranks."""
         return {**super().state_dict(), "stream": self._state, "is_over": self._is_over}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Stand where `state` says."""
+        """Move to the position in `state`."""
         super().load_state_dict(state)
         self._state, self._is_over = state["stream"], state["is_over"]
 
@@ -258,10 +257,10 @@ class StreamLoader(Loader):
 def open_loader(
     dataset: Any, settings: LoaderSettings, *, compare: Callable[[int], list[int]], **of_rank: Any
 ) -> Loader:
-    """Return the loader of a dataset, by its kind; see `Loader` for what is `of_rank`.
+    """Return the loader for a map-style or iterable dataset; `of_rank` are the arguments of `Loader` for this rank.
 
     Raises:
-        UsageError: A stream is to be shuffled, or sizes don't fit.
+        UsageError: `shuffle` is given for a stream, or sizes don't fit.
         DatasetError: The dataset is empty or has no length.
     """
     if not isinstance(dataset, IterableDataset):
@@ -281,5 +280,5 @@ def _divides_itself(who: str) -> DatasetError:
         f"the iterable dataset gives {who} different samples",
         why="it shards itself by rank or worker, or shuffles with a seed of its own",
         fix="let it yield the whole sequence everywhere, the same for (seed, epoch): the loader"
-        " takes each reader's part",
+        " selects each reader's part",
     )

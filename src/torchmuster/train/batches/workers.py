@@ -1,7 +1,7 @@
 """Loader workers: they ignore the signals that ask the run to stop, and die with their parent.
 
-A stop signal usually goes to the whole process group. A loader worker that it ends takes the save with
-it (KempnerForge 177): so the signals are blocked while workers are forked, and ignored in them.
+A stop signal usually goes to the whole process group. If it ended a loader worker, the save would fail too
+(KempnerForge 177). So the signals are blocked while workers are forked, and ignored in them.
 """
 
 import ctypes

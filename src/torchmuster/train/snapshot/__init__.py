@@ -1,1 +1,1 @@
-"""Snapshots: whole or not there, verified when read, loaded without running code from a file."""
+"""Snapshots: complete or absent, verified when read, loaded without running code from a file."""

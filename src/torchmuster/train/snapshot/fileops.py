@@ -1,7 +1,7 @@
-"""Every file operation of a save, by name: one seam through which tests kill a process at each.
+"""Every file operation of a save, by name, so that tests can kill a process at each of them.
 
-`before` is called with the operation's name and the path before it is done; it does nothing unless a
-test has put something else there.
+`before` is called with the operation's name and the path before each operation; it does nothing unless a
+test replaces it.
 """
 
 import os
@@ -21,7 +21,7 @@ before: Callable[[str, str], None] = _nothing
 
 
 def make_dir(path: str) -> None:
-    """Make one directory and what is missing above it."""
+    """Make a directory with its missing parents."""
     before("mkdir", path)
     run_dir = os.environ.get(contract.RUN_DIR_VARIABLE)
     if run_dir is not None and path.startswith(run_dir):
@@ -32,7 +32,7 @@ def make_dir(path: str) -> None:
 
 
 def make_one_dir(path: str) -> None:
-    """Make one directory; what is missing above it has vanished, and is not made anew with other rights."""
+    """Make a directory; missing parents have vanished and are not created again, with other permissions."""
     before("mkdir", path)
     os.mkdir(path)
 
@@ -44,7 +44,7 @@ def create(path: str) -> int:
 
 
 def claim(path: str) -> bool:
-    """Create an empty file; say whether it was not there."""
+    """Create an empty file; return False if it exists already."""
     before("claim", path)
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
@@ -60,13 +60,13 @@ def write(fd: int, data: Any, path: str) -> None:
 
 
 def sync(fd: int, path: str) -> None:
-    """Bring a file's bytes to the disk."""
+    """Flush a file to the disk."""
     before("fsync", path)
     os.fsync(fd)
 
 
 def sync_dir(path: str) -> None:
-    """Bring a directory's entries to the disk."""
+    """Flush a directory to the disk."""
     before("fsync directory", path)
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -82,6 +82,6 @@ def rename(old: str, new: str) -> None:
 
 
 def remove_tree(path: str) -> None:
-    """Remove a directory with all in it."""
+    """Remove a directory and its contents."""
     before("remove", path)
     shutil.rmtree(path, ignore_errors=True)

@@ -1,13 +1,13 @@
-"""Where snapshots lie: a local (or shared) directory, or a URL that fsspec knows.
+"""The storage of snapshots: a local (or shared) directory, or a URL that fsspec knows.
 
     step-000000120/              a committed snapshot
     .step-000000150.3.tmp/       being written by generation 3
     bad-step-000000090/          set aside because it was damaged
     generation-3                 the newest start of the run in this folder
 
-A local commit is: write and fsync the files in the temporary directory, fsync it, see that no newer
-generation has begun, rename, fsync the parent. On an object store, where nothing can be renamed, the
-manifest is written last and is the commit.
+A local commit: write and fsync the files in the temporary directory, fsync it, check that no newer
+generation has begun, rename, fsync the parent. An object store has no rename: there the manifest is
+written last and is the commit.
 """
 
 import contextlib
@@ -39,14 +39,14 @@ class Sink(Protocol):
         """Append bytes."""
 
     def finish(self) -> None:
-        """Bring all bytes to the disk and close."""
+        """Flush to the disk and close."""
 
 
 class Folder(ABC):
-    """A place for snapshots.
+    """A folder of snapshots.
 
     Attributes:
-        url: Where it is.
+        url: Its path or URL.
     """
 
     url: str
@@ -64,7 +64,7 @@ class Folder(ABC):
         return sorted(filter(_BAD.fullmatch, self._names()))
 
     def exists_here(self, name: str) -> bool:
-        """Say whether a plain file of that name is visible from this node."""
+        """Return whether a plain file of that name is visible from this node."""
         # Listing first makes an NFS client ask the server again.
         return name in self._names()
 
@@ -76,7 +76,7 @@ class Folder(ABC):
         return sorted((int(m[1]) for m in found if m), reverse=True)
 
     def _name_for_bad(self, step: int) -> str:
-        """Return `bad-...` for a step, with a number behind it when that is taken."""
+        """Return `bad-...` for a step, with a number appended if that name exists."""
         taken, name, number = self._names(), f"bad-{name_of(step)}", 1
         unused = name
         while unused in taken:
@@ -86,15 +86,15 @@ class Folder(ABC):
 
     @abstractmethod
     def _names(self) -> list[str]:
-        """Return what lies in the folder; nothing when it is not there."""
+        """Return the names in the folder; none if it does not exist."""
 
     @abstractmethod
     def claim_generation(self, at_least: int = 1) -> int:
-        """Return a number above those of all earlier starts, now ours."""
+        """Claim and return a number above those of all earlier starts."""
 
     @abstractmethod
     def begin(self, step: int, generation: int) -> None:
-        """Make the place that a snapshot is written to."""
+        """Make the directory that a snapshot is written to."""
 
     @abstractmethod
     def create(self, step: int, generation: int, name: str) -> Sink:
@@ -106,7 +106,7 @@ class Folder(ABC):
 
     @abstractmethod
     def abandon(self, step: int, generation: int) -> None:
-        """Remove what was written of a snapshot that could not be committed."""
+        """Remove the files of a snapshot that could not be committed."""
 
     @abstractmethod
     def size(self, step: int, name: str) -> int:
@@ -114,11 +114,11 @@ class Folder(ABC):
 
     @abstractmethod
     def read_into(self, step: int, name: str, buffer: memoryview, begin: int = 0) -> int:
-        """Fill `buffer` from byte `begin` of a committed file; return how many bytes came."""
+        """Fill `buffer` from byte `begin` of a committed file; return the number of bytes read."""
 
     @abstractmethod
     def set_aside(self, step: int) -> str:
-        """Take a damaged snapshot out of the way; return its new name."""
+        """Rename a damaged snapshot; return its new name."""
 
     @abstractmethod
     def delete(self, step: int) -> None:
@@ -126,11 +126,11 @@ class Folder(ABC):
 
     @abstractmethod
     def tidy(self, generation: int) -> None:
-        """Remove what older generations have left half written."""
+        """Remove incomplete snapshots of older generations."""
 
 
 def open_folder(url: str) -> Folder:
-    """Return the folder at a path or URL; it is made when it is first written to."""
+    """Return the folder at a path or URL; it is created at the first write."""
     if "://" in url and not url.startswith("file://"):
         return UrlFolder(url)
     return LocalFolder(url.removeprefix("file://"))
@@ -158,7 +158,7 @@ class LocalFolder(Folder):
         self.url = os.path.abspath(os.path.expanduser(path))
 
     def claim_generation(self, at_least: int = 1) -> int:
-        """Return a number above those of all earlier starts, now ours."""
+        """Claim and return a number above those of all earlier starts."""
         fileops.make_dir(self.url)
         number = max(self.newest_generation() + 1, at_least)
         while not fileops.claim(os.path.join(self.url, f"generation-{number}")):
@@ -198,7 +198,7 @@ class LocalFolder(Folder):
         fileops.sync_dir(self.url)
 
     def abandon(self, step: int, generation: int) -> None:
-        """Remove the temporary directory: a full disk must not stay full because of it."""
+        """Remove the temporary directory, to free its disk space."""
         fileops.remove_tree(self._temporary(step, generation))
 
     def size(self, step: int, name: str) -> int:
@@ -230,7 +230,7 @@ class LocalFolder(Folder):
         return name
 
     def delete(self, step: int) -> None:
-        """Rename, then remove: a removal that is cut short leaves nothing that looks whole."""
+        """Rename, then remove: an interrupted removal leaves nothing that looks complete."""
         doomed = os.path.join(self.url, f".{name_of(step)}.deleted")
         fileops.rename(os.path.join(self.url, name_of(step)), doomed)
         fileops.remove_tree(doomed)
@@ -275,7 +275,7 @@ class UrlFolder(Folder):
         self.url = self._store.url
 
     def claim_generation(self, at_least: int = 1) -> int:
-        """Return a number above those of all earlier starts, now ours."""
+        """Claim and return a number above those of all earlier starts."""
         number = max(self.newest_generation() + 1, at_least)
         self._store.make_folder()
         self._store.write(f"generation-{number}", b"")
@@ -286,7 +286,7 @@ class UrlFolder(Folder):
         return [step for step in self._steps() if self._is_committed(step)]
 
     def begin(self, step: int, generation: int) -> None:
-        """Remove what an attempt without a manifest has left."""
+        """Remove the files of an earlier attempt without a manifest."""
         refuse_older(self, generation)  # a newer start writes to the same names
         self.delete(step)
         self._store.make_folder(name_of(step))
@@ -302,7 +302,7 @@ class UrlFolder(Folder):
         self._store.write(f"{name_of(step)}/{MANIFEST}", manifest)
 
     def abandon(self, step: int, generation: int) -> None:
-        """Remove what has no manifest, if it can be ours."""
+        """Remove the snapshot if it has no manifest and can be ours."""
         is_ours = self.newest_generation() <= generation
         if is_ours and not self._is_committed(step):
             self.delete(step)
@@ -319,7 +319,7 @@ class UrlFolder(Folder):
         return count
 
     def set_aside(self, step: int) -> str:
-        """Move a damaged snapshot to `bad-...`: its manifest first, so that it is none any more."""
+        """Move a damaged snapshot to `bad-...`: its manifest first, so that it no longer counts as a snapshot."""
         bad = self._name_for_bad(step)
         self._store.move_folder(name_of(step), bad, first=MANIFEST)
         return bad
@@ -364,6 +364,6 @@ def refuse_older(folder: Folder, generation: int) -> None:
         raise SnapshotError(
             f"a newer start of this run writes here: generation {newest}, ours is {generation}",
             where=folder.url,
-            why="this process was taken for dead, and its place was given to another",
-            fix="end this process; nothing of the newer run was touched",
+            why="this process was considered dead and was replaced",
+            fix="end this process; the snapshots of the newer run were not changed",
         )

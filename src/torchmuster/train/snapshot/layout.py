@@ -27,7 +27,7 @@ MAX_HEADER_BYTES = 80
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """A box of a tensor, and where its bytes are.
+    """A box of a tensor, and the location of its bytes.
 
     Attributes:
         offsets: Index of the box's first element in each dim of the whole tensor.
@@ -41,7 +41,7 @@ class Chunk:
     begin: int
 
     def num_bytes(self, itemsize: int) -> int:
-        """Return how many bytes the box has in its file."""
+        """Return the number of bytes of the box in its file."""
         return math.prod(self.sizes) * itemsize
 
 
@@ -64,11 +64,11 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotManifest:
-    """All of a snapshot but the tensors' bytes.
+    """Everything in a snapshot except the tensors' bytes.
 
     Attributes:
         generation: Counts the starts of the run in this folder; an older one may not commit.
-        kind: `whole` (one writer has all) or `sharded`.
+        kind: `whole` (one writer has all tensors) or `sharded`.
         state: Packed state of the user's objects.
         ranks: Packed state of each rank, by rank.
     """
@@ -86,7 +86,7 @@ class SnapshotManifest:
 
 
 def plain_tensors(tensors: dict[str, TensorEntry]) -> dict[str, Any]:
-    """Return where tensors lie as JSON values: `[dtype, shape, [[offsets, sizes, file, begin], ...]]` each."""
+    """Return the locations of tensors as JSON values: `[dtype, shape, [[offsets, sizes, file, begin], ...]]` each."""
     return {
         path: [
             entry.dtype,
@@ -109,19 +109,19 @@ def encode_manifest(manifest: SnapshotManifest) -> bytes:
 
 
 def check_first_line(head: bytes, size: int) -> None:
-    """See that a file of `size` bytes that begins so can be a manifest, before the rest of it is read.
+    """Check from the first bytes of a file of `size` bytes whether it can be a manifest, before reading the rest.
 
     Raises:
-        DamagedError: It can't.
+        DamagedError: It can't be one.
     """
     _read_first_line(head, size)
 
 
 def _read_first_line(head: bytes, size: int) -> tuple[int, int, int, int]:
-    """Return format, checksum and length of the body, and where it begins."""
+    """Return format, checksum and length of the body, and its offset."""
     found = _HEADER.match(head)
     if found is None:
-        raise DamagedError("the manifest doesn't begin as one", where=MANIFEST)
+        raise DamagedError("the manifest has an invalid first line", where=MANIFEST)
     version, crc, length = int(found[1]), int(found[2], 16), int(found[3])
     if version != _FORMAT:
         raise DamagedError(
@@ -155,7 +155,7 @@ def decode_manifest(raw: bytes) -> SnapshotManifest:
         raise
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as e:
         why = repr(e)[:300]
-        raise DamagedError("the manifest isn't a snapshot's", where=MANIFEST, why=why) from e
+        raise DamagedError("the manifest isn't that of a snapshot", where=MANIFEST, why=why) from e
 
 
 def _from_plain(plain: dict[str, Any]) -> SnapshotManifest:
@@ -193,7 +193,7 @@ def _check_whole(manifest: SnapshotManifest) -> None:
     for path, entry in manifest.tensors.items():
         # A box that is missing would leave the memory that it is read into as it was.
         if sum(math.prod(c.sizes) for c in entry.chunks) != math.prod(entry.shape):
-            raise ValueError(f"{path} has not all of its elements")
+            raise ValueError(f"{path} lacks some of its elements")
         if not entry.chunks or (manifest.kind == "whole" and len(entry.chunks) > 1):
             raise ValueError(f"{path} has {len(entry.chunks)} boxes")
 

@@ -1,9 +1,9 @@
-"""Read a snapshot: every byte verified, the newest good one taken, the same one on all ranks.
+"""Loads a snapshot: verifies every byte, takes the newest good one, and the same one on all ranks.
 
-one rank a folder     lists and verifies (`verify.py`), and changes nothing
-all ranks             learn who has the newest; its owner sends it to all (a whole snapshot)
+one rank per folder   lists and verifies (`verify.py`), and changes nothing
+all ranks             learn which rank has the newest; it sends it to all (a whole snapshot)
                       or each reads what it needs (a sharded one, on a shared folder)
-one rank a folder     sets aside what is proved to be damaged, now that a good one is known
+one rank per folder   sets aside snapshots that are proved to be damaged, now that a good one is known
 """
 
 import json
@@ -57,12 +57,12 @@ class LoadedSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderLook:
-    """What one look into a folder has found; nothing was changed by it.
+    """The result of examining a folder, without changing it.
 
     Attributes:
         loaded: The newest good snapshot.
-        damaged: Those that are newer, with the proof.
-        bad: Names of those that earlier starts have set aside.
+        damaged: Newer ones that are damaged, with the proof.
+        bad: Names of snapshots that earlier starts have set aside.
     """
 
     loaded: LoadedSnapshot | None
@@ -71,7 +71,7 @@ class FolderLook:
 
     @property
     def kind(self) -> int:
-        """The step of the good snapshot, or why there is none."""
+        """The step of the good snapshot, or the reason why there is none."""
         if self.loaded is not None:
             return self.loaded.manifest.step
         return _NONE_GOOD if self.damaged or self.bad else _NONE
@@ -80,12 +80,12 @@ class FolderLook:
 def look(
     folder: Folder, report: Callable[[str], None], patience: Patience | None = None
 ) -> FolderLook:
-    """Return the newest good snapshot of a folder, and the damaged ones in front of it.
+    """Return the newest good snapshot of a folder, and the newer ones that are damaged.
 
     Sharded snapshots are verified here too, but not kept in memory.
 
     Raises:
-        UnreadableError: The storage did not give a file's bytes, so nothing is known of it.
+        UnreadableError: A file could not be read, so its state is unknown.
     """
     patience = patience or Patience(report)
     damaged = []
@@ -101,7 +101,7 @@ def look(
 
 
 def set_damaged_aside(folder: Folder, found: FolderLook, report: Callable[[str], None]) -> None:
-    """Rename what is proved to be damaged, and say so; only when a good one is known.
+    """Rename and report snapshots that are proved to be damaged, if a good one is known.
 
     Raises:
         SnapshotError: The folder can't be written.
@@ -112,7 +112,7 @@ def set_damaged_aside(folder: Folder, found: FolderLook, report: Callable[[str],
             f"error: snapshot {name_of(step)} is damaged\n"
             f"  at: {folder.url}/{name_of(step)}/{error.where}\n"
             f"  because: {error.what}{f' ({error.why})' if error.why else ''}\n"
-            f"hint: it was set aside as {name}; the next older good one is taken"
+            f"hint: it was set aside as {name}; the next older good one is loaded"
         )
 
 
@@ -124,7 +124,7 @@ def _set_aside(folder: Folder, step: int) -> str:
             f"the damaged snapshot {name_of(step)} can't be set aside",
             where=folder.url,
             why=error.strerror or str(error),
-            fix="see that the folder is writable",
+            fix="check that the folder is writable",
         ) from error
 
 
@@ -141,7 +141,7 @@ def none_good(folder: Folder, found: FolderLook) -> NoGoodSnapshotError:
 
 
 def _begin_anew(url: str) -> str:
-    """Return the command by which a user, and nobody else, chooses to begin anew."""
+    """Return the command with which the user can choose to start over."""
     if "://" in url:
         return "choose another folder=..., or move what lies in this one away"
     folder = shlex.quote(url)
@@ -155,13 +155,13 @@ def load_agreed(
 
     Args:
         folder: This rank's view of the snapshots.
-        reads: Whether this rank looks into the folder: one rank in all on a shared file system,
-            one a node otherwise.
-        report: Gets a message for each snapshot that was set aside.
+        reads: Whether this rank reads the folder: one rank in all on a shared file system,
+            otherwise one per node.
+        report: Called with a message for each snapshot that was set aside.
 
     Raises:
-        NoGoodSnapshotError: On all ranks, when there are snapshots and none is good anywhere.
-        UnreadableError: On all ranks, when one of them could not read what there is.
+        NoGoodSnapshotError: On all ranks, when there are snapshots and none is good.
+        UnreadableError: On all ranks, when one of them could not read a file.
     """
     found, failure = FolderLook(loaded=None), None
     if reads:
@@ -211,12 +211,12 @@ def _send(found: LoadedSnapshot | None, owner: int) -> LoadedSnapshot:
 def check_tensors(
     manifest: SnapshotManifest, wanted: dict[str, tuple[int, ...]], only: tuple[str, ...] = ("",)
 ) -> None:
-    """Raise when the snapshot is that of another model, naming what differs.
+    """Refuse a snapshot of another model, naming the differences.
 
     Args:
         manifest: Of the snapshot.
         wanted: Shapes by path.
-        only: Compare the snapshot's tensors whose path begins so.
+        only: Compare only tensors of the snapshot whose path has this prefix.
 
     Raises:
         SnapshotError: Tensors are missing, left over, or of another shape.

@@ -27,7 +27,7 @@ from torchmuster.train.snapshot.state import DamagedError, UnreadableError, dtyp
 
 
 def boxes_of(tensors: dict[str, torch.Tensor], rank: int) -> list[Box]:
-    """Return what this rank writes: its shards once over all replicas, plain tensors on rank 0."""
+    """Return the boxes that this rank writes: each shard once over all replicas, plain tensors on rank 0."""
     mine = {path: tensor for path, tensor in tensors.items() if _is_mine(tensor, rank)}
     planner = DefaultSavePlanner()
     planner.set_up_planner(mine, is_coordinator=rank == 0)
@@ -74,7 +74,7 @@ def read_into(folder: Folder, manifest: SnapshotManifest, targets: dict[str, tor
 
 
 class _Reader:
-    """Reads boxes; each once."""
+    """Reads boxes, each one once."""
 
     def __init__(self, folder: Folder, manifest: SnapshotManifest) -> None:
         self._folder = folder
@@ -96,7 +96,7 @@ class _Reader:
         return tensor
 
     def _read(self, chunk: Chunk, buffer: memoryview) -> None:
-        """Fill `buffer`: rank 0 has verified the file, but this node may see it otherwise."""
+        """Fill `buffer`: rank 0 has verified the file, but this node may read something else."""
         step, url = self._manifest.step, self._folder.url
         try:
             count = self._folder.read_into(step, chunk.file, buffer, chunk.begin)

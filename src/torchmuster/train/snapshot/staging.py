@@ -1,4 +1,4 @@
-"""The copy that the loop waits for: tensors into one buffer that has the layout of the file.
+"""The copy that the loop waits for: tensors are copied into one buffer with the layout of the file.
 
 The buffer is kept from save to save. The first save pays for its memory (page faults, or pinning next
 to a GPU), every later one for the copy alone.
@@ -21,7 +21,7 @@ class Staged:
     Attributes:
         file: The name of the data file.
         data: `(num_bytes,)` uint8 on the CPU.
-        tensors: Where each tensor lies in it.
+        tensors: The location of each tensor in it.
     """
 
     file: str

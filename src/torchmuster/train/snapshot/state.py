@@ -1,4 +1,4 @@
-"""State as plain values and tensors: what goes into a manifest, and nothing that could run.
+"""State as plain values and tensors, for the manifest: nothing in it runs code when it is loaded.
 
 `pack` turns what `state_dict()` methods return into JSON values and a table of tensors; `unpack` is
 its inverse. JSON has no tuples, no whole-number keys, no infinities and no arrays: those are tagged.
@@ -28,7 +28,7 @@ class SnapshotError(MusterError):
 
 
 class MisfitError(SnapshotError):
-    """The script and a snapshot don't fit each other: so it is in every attempt."""
+    """The snapshot does not fit the script, which no other attempt changes."""
 
     muster_final = True
 
@@ -40,11 +40,11 @@ class DamagedError(SnapshotError):
 
 
 class UnreadableError(SnapshotError):
-    """The storage did not give a snapshot's bytes; another attempt may get them."""
+    """A snapshot could not be read; another attempt may succeed."""
 
 
 class NoGoodSnapshotError(SnapshotError):
-    """There are snapshots and all are damaged, or there were some: only the user may choose to begin anew."""
+    """All snapshots are damaged or have vanished: only the user may decide to start over."""
 
     muster_final = True
 
@@ -56,7 +56,7 @@ class VanishedError(SnapshotError):
 
 
 def vanished(folder: str, step: int) -> VanishedError:
-    """Return the error of a save into a folder that is not there any more."""
+    """Return the error of a save into a folder that no longer exists."""
     return VanishedError(
         f"the folder of the snapshots has vanished, so step {step} is not saved",
         where=folder,
@@ -97,9 +97,9 @@ def _refusal(kind: str, path: str) -> SnapshotError:
     return MisfitError(
         f"{kind} can't be saved",
         where=path,
-        why="a snapshot holds tensors, numbers, text, lists, tuples, sets and dicts: nothing that"
+        why="a snapshot contains tensors, numbers, text, lists, tuples, sets and dicts: nothing that"
         " would have to run code when it is loaded",
-        fix="give the object state_dict() and load_state_dict() that use those",
+        fix="give the object state_dict() and load_state_dict() that use only these",
     )
 
 
@@ -171,7 +171,7 @@ def _pack_sequence(value: Any, path: str, tensors: dict[str, torch.Tensor], dept
 
 
 def unpack(value: Any, tensors: Mapping[str, torch.Tensor], depth: int = 0) -> Any:
-    """Return what `pack` was given; tuples are plain tuples, mappings are dicts.
+    """Inverse of `pack`; tuples are plain tuples, mappings are dicts.
 
     Raises:
         DamagedError: The value isn't one that `pack` writes.

@@ -1,8 +1,8 @@
-"""Read one snapshot and prove what it is: good, damaged, or not to be read now.
+"""Reads a snapshot and determines whether it is good, damaged or unreadable at the moment.
 
-Damage is what the bytes and names prove: a checksum, a size, a file that the manifest names and the
-folder has not. A storage that answers with an error has proved nothing: such a read is tried again
-for a while, and then ends the attempt, with all files as they were.
+Damage has to be proved: by a checksum, a size, or a file of the manifest that is missing in the folder.
+A read error proves nothing: the read is tried again for a while, and then the attempt ends, with all
+files unchanged.
 """
 
 import errno
@@ -34,7 +34,7 @@ def _wait(seconds: float) -> None:
 
 
 class Patience:
-    """How long a storage that gives errors is asked again, over all files of a load."""
+    """The limit for retrying read errors, over all files of a load."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Patience:
         self._pause_s = 0.5
 
     def allows(self, error: OSError, path: str) -> bool:
-        """Wait before another try, if there is to be one."""
+        """Wait before the next try; raise the error when the limit has passed."""
         if isinstance(error, PermissionError):
             return False
         now = self._clock()
@@ -72,11 +72,11 @@ class Patience:
 def read_verified(
     folder: Folder, step: int, patience: Patience
 ) -> tuple[SnapshotManifest, dict[str, torch.Tensor]]:
-    """Return a snapshot's manifest and its files' bytes; of a sharded one no bytes.
+    """Return a snapshot's manifest and the bytes of its files; no bytes for a sharded one.
 
     Raises:
-        DamagedError: It is proved not to be what was written.
-        UnreadableError: The storage did not give it.
+        DamagedError: Its contents are proved to have changed.
+        UnreadableError: A file could not be read.
     """
     while True:
         try:
@@ -143,7 +143,7 @@ def read_file(folder: Folder, manifest: SnapshotManifest, name: str, *, keep: bo
         raise DamagedError(
             f"{name} was changed after it was written",
             where=name,
-            why=f"its checksum is {crc:08x}, {entry.crc32:08x} was written down",
+            why=f"its checksum is {crc:08x}, {entry.crc32:08x} is recorded",
         )
     return buffer
 
@@ -154,7 +154,7 @@ def _size(folder: Folder, step: int, name: str) -> int:
     except OSError as error:
         if not _proves_damage(error) or step not in folder.steps():  # gone with the whole folder
             raise
-        raise DamagedError(f"{name} is not there", where=name, why=_words(error)) from error
+        raise DamagedError(f"{name} is missing", where=name, why=_words(error)) from error
 
 
 def _fill(folder: Folder, step: int, name: str, view: memoryview, begin: int) -> None:

@@ -1,7 +1,7 @@
-"""Writes one snapshot, usually in a thread beside the training loop.
+"""Writes one snapshot, usually in a background thread.
 
-    all ranks    post their piece (random state, ledger, where their data lies) to the store
-    writers      write and fsync their data file, the checksum being computed beside the write
+    all ranks    post their piece (random state, ledger, locations of their data) to the store
+    writers      write and fsync their data file, the checksum is computed during the write
     rank 0       waits for all pieces, writes the manifest, commits, tidies up, posts the outcome
 
 No collective runs here: it would get between those of the training loop.
@@ -36,10 +36,10 @@ _OK = b"ok"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOrder:
-    """What one rank has to do for one snapshot.
+    """The part of one rank in one snapshot.
 
     Attributes:
-        number: Counts the saves of this process group, alike on all ranks.
+        number: Counts the saves of this process group, the same on all ranks.
         staged: This rank's tensors, or None when another rank writes them.
         state: Packed state of the user's objects, on rank 0.
         rank_state: Packed state of this rank.
@@ -56,11 +56,11 @@ class WriteOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Writers:
-    """Who writes.
+    """The ranks that write, and this rank's role.
 
     Attributes:
-        store: A connection of its own to the group's store: the loop must not wait behind it.
-        copies: Whether this rank keeps a whole copy on its own node (no shared file system).
+        store: A separate connection to the group's store, so that the loop does not wait for it.
+        copies: Whether this rank keeps a complete copy on its own node (no shared file system).
     """
 
     folder: Folder
@@ -74,38 +74,35 @@ class Writers:
 
 
 class Saver:
-    """The one background write of this rank; its errors come back to the loop.
+    """The background write of this rank; its errors are raised in the loop.
 
     Attributes:
-        last_s: How long the last write took.
-        last_step: The step of the last order.
-        written_step: The step of the last order that was carried out here: on rank 0, committed.
+        last_s: Duration of the last write in seconds.
+        written_step: The step of the last order that was completed here; on rank 0: committed.
     """
 
     def __init__(self, crew: Writers) -> None:
         self.crew = crew
         self.last_s = 0.0
-        self.last_step: int | None = None
         self.written_step: int | None = None
         self._thread: threading.Thread | None = None
         self._error: SnapshotError | None = None
 
     @property
     def is_busy(self) -> bool:
-        """Whether a write is going on."""
+        """Whether a write is running."""
         return self._thread is not None and self._thread.is_alive()
 
     def submit(self, order: WriteOrder) -> None:
-        """Begin to write `order` in the background; the last one must have ended."""
+        """Start writing `order` in the background; the last write must have ended."""
         self.wait()
-        self.last_step = order.step
         self._thread = threading.Thread(
             target=self._run, args=(order,), name="muster-save", daemon=True
         )
         self._thread.start()
 
     def wait(self) -> None:
-        """Return when the last write is done.
+        """Wait for the last write.
 
         Raises:
             SnapshotError: It failed.
@@ -116,7 +113,7 @@ class Saver:
         self.check()
 
     def check(self) -> None:
-        """Raise what the last write failed with, if it did; once."""
+        """Raise the error of the last write, if any; once."""
         error, self._error = self._error, None
         if error is not None:
             raise error
@@ -146,7 +143,7 @@ def write(crew: Writers, order: WriteOrder) -> None:
     """Write this rank's part of a snapshot; on rank 0 and on copying ranks, commit it.
 
     Raises:
-        SnapshotError: It could not be written; what was there before is untouched.
+        SnapshotError: It could not be written; older snapshots are unchanged.
     """
     try:
         _write(crew, order)
@@ -159,7 +156,7 @@ def write(crew: Writers, order: WriteOrder) -> None:
 
 
 def _give_up(crew: Writers, order: WriteOrder, why: str) -> None:
-    """Free the space, and tell the ranks that wait for us."""
+    """Free the space, and tell the waiting ranks."""
     if crew.rank == 0 or crew.copies:
         with contextlib.suppress(OSError, SnapshotError):
             crew.folder.abandon(order.step, crew.generation)
@@ -217,7 +214,7 @@ def _write_file(crew: Writers, order: WriteOrder) -> FileEntry:
 
 
 class _Checksum:
-    """CRC-32 in a thread of its own: both it and the write leave the interpreter's lock."""
+    """CRC-32 in a separate thread: both it and the write release the interpreter's lock."""
 
     def __init__(self) -> None:
         self._blocks: queue.Queue[memoryview | None] = queue.Queue()
@@ -278,7 +275,7 @@ def wait_for_outcome(crew: Writers, number: int) -> None:
     """Return when rank 0 has committed save `number`.
 
     Raises:
-        SnapshotError: It failed there, or the word of it did not come in time.
+        SnapshotError: It failed there, or did not report in time.
     """
     key = f"muster/save/{number}/outcome"
     try:
@@ -286,7 +283,7 @@ def wait_for_outcome(crew: Writers, number: int) -> None:
         outcome = crew.store.get(key)
     except RuntimeError as error:
         raise SnapshotError(
-            "rank 0 did not say that the snapshot is whole",
+            "rank 0 did not confirm that the snapshot is complete",
             where=crew.folder.url,
             why=f"waited {crew.timeout_s:g} s at most: {error}",
         ) from error
@@ -297,7 +294,7 @@ def wait_for_outcome(crew: Writers, number: int) -> None:
 
 
 def _forget(crew: Writers, number: int) -> None:
-    """Remove a save's keys: all ranks have posted for the next one, so they are done with it."""
+    """Remove the keys of a save that all ranks have finished: they have posted for the next one."""
     for name in (*range(crew.world_size), "begun", "outcome"):
         crew.store.delete_key(f"muster/save/{number}/{name}")
 
@@ -337,7 +334,7 @@ def _wait(crew: Writers, key: str, order: WriteOrder) -> None:
                 raise SnapshotError(
                     f"the snapshot of step {order.step} was given up",
                     where=crew.folder.url,
-                    why=f"`{key}` did not come within {crew.timeout_s:g} s: {error}",
+                    why=f"`{key}` did not arrive within {crew.timeout_s:g} s: {error}",
                 ) from error
 
 
@@ -377,7 +374,7 @@ def _explain(crew: Writers, order: WriteOrder, error: OSError) -> SnapshotError:
         f"the snapshot of step {order.step} could not be written",
         where=crew.folder.url,
         why=f"{error.strerror or error} ({num_bytes / 1e6:.1f} MB were to be written)",
-        fix="free some space, or choose another place with folder=...; older snapshots are whole"
+        fix="free some space, or choose another place with folder=...; older snapshots are intact"
         if full
-        else "see that the folder is there and writable; older snapshots are whole",
+        else "check that the folder exists and is writable; older snapshots are intact",
     )

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from torchmuster.cli.main import main
+from torchmuster.diagnose.explain.reading import zstd
 
 TRACEBACK = """Traceback (most recent call last):
   File "/home/u/train.py", line 9, in <module>
@@ -36,10 +37,10 @@ def test_log_is_explained(home, capsys):
     assert "ValueError: bad label" in capsys.readouterr().out
 
 
-def test_what_can_t_be_told_ends_with_3(home, capsys):
-    (home / "job.log").write_text("frobnicator failed badly\n")
+def test_what_can_only_be_guessed_ends_with_3(home, capsys):
+    (home / "job.log").write_text("frobnicator: error: no such widget\n")
     assert run("job.log") == 3
-    assert "can't be told" in capsys.readouterr().out
+    assert "no rule knows this message" in capsys.readouterr().out
 
 
 def test_json_has_the_word_of_the_cause(home, capsys):
@@ -101,7 +102,8 @@ def test_closed_standard_input_is_an_error_with_a_hint(monkeypatch, capsys):
     assert "hint: " in capsys.readouterr().err
 
 
-def test_zstd_is_refused_with_the_command_that_reads_it(home, capsys):
+def test_zstd_is_refused_with_the_command_that_reads_it(home, capsys, monkeypatch):
+    monkeypatch.setattr(zstd, "is_there", lambda: False)
     (home / "logs.tar.zst").write_bytes(b"\x28\xb5\x2f\xfd....")
     assert run("logs.tar.zst") == 2
     assert "zstd -dc logs.tar.zst | muster explain -" in capsys.readouterr().err

@@ -20,18 +20,18 @@ def test_the_head_names_the_runs_folder_and_its_end_on_standard_error(
     plan = RunPlan(run_id=RUN_ID, program=program, min_nodes=1, max_nodes=1, workers_per_node=(1,))
     folder = str(tmp_path / "runs" / RUN_ID)
 
-    assert _create_run_dir(RUN_ID, plan) == f"run train-ab12; its files are in {folder}"
+    assert _create_run_dir(RunDir(folder), plan) == f"run train-ab12; its files are in {folder}"
 
     state = RunState.SUCCEEDED
     result = Result(
         run_id=RUN_ID, state=state, exit_code=0, attempts=1, restarts_spent=0, elapsed_s=2.0
     )
     write_json(RunDir(folder).result, codec.to_plain(result))
-    _say_end(SimpleNamespace(listening=object(), plan=plan))
+    _say_end(SimpleNamespace(head=SimpleNamespace(run_dir=RunDir(folder))))
     said = capsys.readouterr()
     assert (said.out, said.err) == ("", "muster: succeeded after 2.0 s (1 attempt)\n")
 
-    _say_end(SimpleNamespace(listening=None, plan=plan))  # an agent that is not the head
+    _say_end(SimpleNamespace(head=None))  # an agent that is not the head
     assert capsys.readouterr().err == ""
     assert os.path.isdir(folder)
 

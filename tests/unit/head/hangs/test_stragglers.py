@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchmuster.head.hangs.stragglers import Stragglers
-from torchmuster.model.beats import RankPhase
+from torchmuster.model.heartbeat import RankPhase
 from torchmuster.model.progress import RankProgress
 
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from torchmuster.diagnose.facts.stacks import Doing, Frame, StackReading
 from torchmuster.head.hangs.watch import HangVerdict, HangWatch, WatchLimits
-from torchmuster.model.beats import RankPhase
+from torchmuster.model.heartbeat import RankPhase
 from torchmuster.model.progress import RankProgress
 
 LIMITS = WatchLimits(floor_s=60.0, ceiling_s=1800.0, blind_s=300.0)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchmuster.errors import MusterError, UsageError
-from torchmuster.node.sandbox import way_out
+from torchmuster.node.sandbox import network_stack
 from torchmuster.node.sandbox.network import (
     NetworkNamespace,
     PrivateNetwork,
@@ -96,12 +96,12 @@ def test_too_many_tasks_for_one_network_are_refused():
         PrivateNetwork.open([f"t{number}" for number in range(254)])
 
 
-def test_a_network_without_a_way_out_says_so():
-    assert network("a").way_out is None
+def test_a_network_without_a_network_stack_says_so():
+    assert network("a").gateway is None
     assert "nothing else" in network("a").note
 
 
-def way(kind, **changes):
+def stack(kind, **changes):
     given = {
         "program": f"/usr/bin/{kind}",
         "subnet": "10.1.2.0/24",
@@ -111,29 +111,29 @@ def way(kind, **changes):
         "tasks": ("/proc/7/fd/4",),
         "passes_names": False,
     }
-    return way_out.WayOut(**{**given, **changes})
+    return network_stack.NetworkStack(**{**given, **changes})
 
 
-def test_a_network_with_a_way_out_names_its_program():
-    answer = {"way_out": "10.1.2.2", "resolver": "10.1.2.3"}
+def test_a_network_with_a_network_stack_names_its_program():
+    answer = {"gateway": "10.1.2.2", "resolver": "10.1.2.3"}
     made = PrivateNetwork(Ended(), -1, {}, "m", answer=answer, program="/usr/bin/pasta")
 
-    assert made.way_out == "10.1.2.2"
+    assert made.gateway == "10.1.2.2"
     assert "through pasta" in made.note
 
 
 def test_a_program_that_fails_is_quoted_in_the_line_for_the_user():
-    answer = {"way_out_error": "pasta: Failed to open tun socket"}
+    answer = {"stack_error": "pasta: Failed to open tun socket"}
     made = PrivateNetwork(Ended(), -1, {}, "m", answer=answer, program="/usr/bin/pasta")
 
-    assert made.way_out is None
+    assert made.gateway is None
     assert made.note.endswith("license server: pasta: Failed to open tun socket")
 
 
 def test_a_machine_without_a_program_says_which_would_do():
     assert "neither slirp4netns nor pasta is installed" in network("a").note
-    assert way_out.find_program(lambda name: None) is None
-    assert way_out.find_program(lambda name: name if name == "pasta" else None) == "pasta"
+    assert network_stack.find_program(lambda name: None) is None
+    assert network_stack.find_program(lambda name: name if name == "pasta" else None) == "pasta"
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_a_machine_without_a_program_says_which_would_do():
 def test_a_resolver_on_the_machines_loopback_is_replaced(tmp_path, text, written):
     machine = tmp_path / "resolv.conf"
     machine.write_text(text)
-    answer = {"way_out": "10.1.2.2", "resolver": "10.1.2.3"}
+    answer = {"gateway": "10.1.2.2", "resolver": "10.1.2.3"}
     made = PrivateNetwork(Ended(), -1, {}, "m", answer=answer, program="/usr/bin/slirp4netns")
 
     assert made.resolver_file(machine=str(machine)) == written
@@ -159,23 +159,23 @@ def test_a_resolver_on_the_machines_loopback_is_replaced(tmp_path, text, written
 
 
 def test_the_machines_loopback_stays_out_of_the_network():
-    assert "--disable-host-loopback" in way_out.slirp_argv(way("slirp4netns"), 5, 6)
-    pasta = way_out.pasta_argv(way("pasta"), "/proc/self/fd/4")
+    assert "--disable-host-loopback" in network_stack.slirp_argv(stack("slirp4netns"), 5, 6)
+    pasta = network_stack.pasta_argv(stack("pasta"), "/proc/self/fd/4")
     assert "--no-map-gw" in pasta
     assert pasta.count("none") == 4
 
 
 @pytest.mark.parametrize("passes", [True, False])
 def test_pasta_answers_for_names_only_where_the_machines_resolver_can_not(passes):
-    argv = way_out.pasta_argv(way("pasta", passes_names=passes), "/proc/self/fd/4")
+    argv = network_stack.pasta_argv(stack("pasta", passes_names=passes), "/proc/self/fd/4")
 
     assert ("--dns-forward=10.9.9.3" in argv) is passes
 
 
 @pytest.mark.parametrize(("user", "word"), [("/proc/7/fd/6", True), (None, False)])
 def test_a_user_namespace_is_entered_where_there_is_one(user, word):
-    slirp = way_out.slirp_argv(way("slirp4netns", user=user), 5, 6)
-    pasta = way_out.pasta_argv(way("pasta", user=user), "x")
+    slirp = network_stack.slirp_argv(stack("slirp4netns", user=user), 5, 6)
+    pasta = network_stack.pasta_argv(stack("pasta", user=user), "x")
 
     assert ("--userns-path=/proc/7/fd/6" in slirp) is word
     assert ("--userns=/proc/7/fd/6" in pasta) is word

@@ -17,9 +17,10 @@ from torchmuster.net.secret import read_secret
 from torchmuster.node import head_link
 from torchmuster.node.task import agent as task_agent
 from torchmuster.node.task.agent import TaskAgent
-from torchmuster.node.task.options import TaskOptions
+from torchmuster.node.task.options import TaskOptions, TaskOrder
 from torchmuster.node.voice import LogVoice
 from torchmuster.owner.create import create_workflow_dir
+from torchmuster.programs.group_main import task_argv
 from unit.net.loopback import run
 
 
@@ -57,8 +58,14 @@ class Head:
         secret = read_secret(self.run_dir.secret)
         listener = Listener(bind("127.0.0.1", 0), (secret, None), self.serve, self.refuse)
         serving = asyncio.create_task(listener.serve())
-        words = proc.node_program("group", f"--run-dir={self.run_dir.path}", "--group=g")
-        self.child = proc.start([*words, "--task=t", f"--head=127.0.0.1:{listener.port}"])
+        order = TaskOrder(
+            run_dir=self.run_dir.path,
+            group="g",
+            task="t",
+            attempt=0,
+            head=(f"127.0.0.1:{listener.port}",),
+        )
+        self.child = proc.start(task_argv(order))
         try:
             self.channel = await self.came.get()
             await self.hear(messages.TaskHello)

@@ -19,7 +19,7 @@ LIMIT_S = 20.0
 class Target:
     """A command of a task that has begun: a process of the test."""
 
-    launcher_options = ()
+    worker_ticks = None
     environment = None
 
     def __init__(self, pid):

@@ -2,7 +2,8 @@
 
 import pytest
 
-from torchmuster.engines.queues import parse_qstat, parse_sinfo
+from torchmuster.engines.qstat import parse_qstat
+from torchmuster.engines.slurm import parse_sinfo
 from torchmuster.errors import MusterError
 from torchmuster.owner.jobs.detect import (
     ask,

@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from kit.waiting import wait_until_async
-from torchmuster.engines.ways import Way
+from torchmuster.engines.own_job import OwnJob
 from torchmuster.errors import MusterError
-from torchmuster.model.job import AllocatedNode
+from torchmuster.model.job import AllocatedNode, Allocation
 from torchmuster.net.messages import Event
 from torchmuster.owner.jobs.spread import (
     ORDER,
@@ -97,7 +97,8 @@ def spreader(tmp_path):
 
     def make(*command, after_s=0.0):
         dialect = Local(tmp_path, command)
-        party = SpreadHosts(dialect=dialect, nodes=NODES, spreads=True, way=Way())
+        job = OwnJob(dialect=dialect, allocation=Allocation(job_id="1", nodes=NODES))
+        party = SpreadHosts(job=job, spreads=True)
         made = Spreader(
             party=party,
             heads=(("10.0.0.1", 1),),
@@ -124,14 +125,14 @@ def test_missing_hosts_are_started_with_their_order_and_ended(spreader, tmp_path
 
     async def work():
         made.begin(made.note)
-        await wait_until_async(lambda: len(made.party.dialect.starts) == 2, "two starts")
+        await wait_until_async(lambda: len(made.party.job.dialect.starts) == 2, "two starts")
         pids = [start.child.pid for start in made._starts.values()]
         mode = os.stat(tmp_path / "environment.json").st_mode & 0o777
         await made.close()
         return pids, mode
 
     pids, mode = asyncio.run(work())
-    first = made.party.dialect.starts[0]
+    first = made.party.job.dialect.starts[0]
     assert (first.node, first.slot) == ("n2", 1)
     assert [f"{ORDER}=" in word for word in first.command].count(True) == 1
     assert list(first.command[-3:]) == ["/bin/muster", "torchrun", "x.py"]
@@ -155,7 +156,7 @@ def test_nothing_is_started_when_an_agent_of_another_host_calls(spreader):
         await made.close()
 
     asyncio.run(work())
-    assert (made.party.dialect.starts, made.said) == ([], [])
+    assert (made.party.job.dialect.starts, made.said) == ([], [])
 
 
 def test_start_that_fails_is_tried_three_times_and_named(spreader):
@@ -167,7 +168,7 @@ def test_start_that_fails_is_tried_three_times_and_named(spreader):
         await made.close()
 
     asyncio.run(work())
-    assert len(made.party.dialect.starts) == 6
+    assert len(made.party.job.dialect.starts) == 6
     assert sum("n2: what started its agent ended (exit code 4)" in text for text in made.said) == 3
 
 
@@ -176,16 +177,16 @@ def test_lost_agent_is_started_again_when_what_started_it_has_ended(spreader):
 
     async def work():
         made.begin(made.note)
-        await wait_until_async(lambda: len(made.party.dialect.starts) == 2, "two starts")
+        await wait_until_async(lambda: len(made.party.job.dialect.starts) == 2, "two starts")
         made.hear(joined("n2"))
         made.hear(Event(name="node_lost", time="", fields={"node": "n2", "why": "killed"}))
         made.need([1])
         made._starts[1].child.send_signal(9)
-        await wait_until_async(lambda: len(made.party.dialect.starts) == 3, "the third start")
+        await wait_until_async(lambda: len(made.party.job.dialect.starts) == 3, "the third start")
         await made.close()
 
     asyncio.run(work())
-    assert [start.node for start in made.party.dialect.starts] == ["n2", "n3", "n2"]
+    assert [start.node for start in made.party.job.dialect.starts] == ["n2", "n3", "n2"]
 
 
 def test_host_that_was_started_here_is_ours(spreader):

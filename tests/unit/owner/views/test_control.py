@@ -96,6 +96,6 @@ def test_cancel_tells_the_head_where_the_scheduler_does_not_answer(view, monkeyp
         return head
 
     monkeypatch.setattr("torchmuster.owner.views.control.cancel_jobs", refuse)
-    monkeypatch.setattr("torchmuster.owner.views.control.connect_to_head", connected)
+    monkeypatch.setattr("torchmuster.owner.views.control.call_head", connected)
     asyncio.run(send_stop(view, signal.SIGTERM, at_once=False))
     assert [(stop.signum, stop.cause) for stop in head.heard] == [(signal.SIGTERM, StopCause.USER)]

@@ -1,7 +1,10 @@
 """What a run has written, read while it is still being written."""
 
+import json
+
 from torchmuster.files.layout import RunDir
 from torchmuster.owner.views.record import (
+    next_attempt,
     read_events,
     read_new,
     read_outcome,
@@ -43,3 +46,14 @@ def test_a_growing_log_is_read_on_from_where_the_last_look_ended(tmp_path):
     assert "".join(read_new(str(path), positions)) == "two \ufffd\n"
     assert list(read_new(str(path), positions)) == []
     assert list(read_new(str(tmp_path / "none"), positions)) == []
+
+
+def test_the_next_attempt_is_behind_all_that_any_record_knows(tmp_path):
+    run_dir = RunDir(str(tmp_path))
+    assert next_attempt(run_dir) == 0
+    events = [{"event": "attempt_started", "attempt": number} for number in (0, 1)]
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    assert next_attempt(run_dir) == 2
+    for name in ("attempt-2", "attempt-x", "other"):
+        (tmp_path / "logs" / "main" / "train" / name).mkdir(parents=True)
+    assert next_attempt(run_dir) == 3, "the head's last event was lost with it"

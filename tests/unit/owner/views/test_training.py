@@ -33,7 +33,6 @@ def test_the_last_step_save_and_metrics_count():
         ]
     )
     assert (view.step, view.saved_step, view.values) == (100, 60, {"loss": 1.0})
-    assert not view.is_finished
 
 
 def test_a_run_that_begins_with_a_snapshot_has_it_saved():
@@ -45,12 +44,6 @@ def test_an_epoch_that_was_done_again_is_shown_once():
     view = view_training([epoch(0, 8, 3.0), epoch(1, 16, 2.0), epoch(1, 16, 2.5)])
     assert [(e.epoch, e.values["loss"]) for e in view.epochs] == [(0, 3.0), (1, 2.5)]
     assert view.epochs[0].samples == 101
-
-
-def test_a_finished_run_that_is_started_again_is_not_finished():
-    finished = [{"event": "finished", "step": 8}]
-    assert view_training(finished).is_finished
-    assert not view_training([*finished, {"event": "resumed", "step": 8}]).is_finished
 
 
 def test_an_epoch_that_was_left_early_says_so():

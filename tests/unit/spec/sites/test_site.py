@@ -9,7 +9,7 @@ import pytest
 from torchmuster.engines.schedulers import SCHEDULERS
 from torchmuster.errors import ManyErrors, UsageError
 from torchmuster.model.scheduler import SchedulerFacts
-from torchmuster.spec.sites.schema import SiteKeys, keys_of_kinds
+from torchmuster.spec.sites.schema import SiteKeys, keys_of_kind, kinds_of
 from torchmuster.spec.sites.site import BUILT_IN, load_sites, site_hosts
 
 LSF = SchedulerFacts(name="lsf", module="lsf.dialect", install="LSF")
@@ -120,10 +120,10 @@ on = "gup"
         ("kind = 7", "expected a text", None),
         ("", "`kind` is missing in engines.x", "kind ="),
         ("kind = 'slurm'\nwalltime = '1h'", "unknown key `walltime`", "`time`"),
-        ("kind = 'slurm'\nproject = 'p'", "means nothing", "account"),
-        ("kind = 'pbs'\nqos = 'p'", "means nothing", "queue"),
-        ("kind = 'ssh'\nhosts = ['a']\npartition = 'p'", "means nothing", "a key of slurm"),
-        ("kind = 'slurm'\npartition = 'p'\nqueue = 'q'", "say the same", None),
+        ("kind = 'slurm'\nproject = 'p'", "has no effect", "account"),
+        ("kind = 'pbs'\nqos = 'p'", "has no effect", "queue"),
+        ("kind = 'ssh'\nhosts = ['a']\npartition = 'p'", "has no effect", "a key of slurm"),
+        ("kind = 'slurm'\npartition = 'p'\nqueue = 'q'", "mean the same", None),
         ("kind = 'slurm'\npartition = 'a b'", "can't be used in a job script", None),
         ("kind = 'slurm'\npartition = '-a'", "looks like an option", "directives"),
         ("kind = 'slurm'\ntime = 'soon'", "`soon` is not a valid time", "90m"),
@@ -211,7 +211,9 @@ def test_a_file_of_another_user_is_used_only_when_the_user_has_named_it(
     path.parent.chmod(mode)
     sites = load()
     assert sites.configured == ()
-    assert "is not used: it is another user's (uid 12345); read it, then: echo" in sites.notes[0]
+    assert (
+        "is not used: it belongs to another user (uid 12345); read it, then: echo" in sites.notes[0]
+    )
 
     trusted = Path(sites.notes[0].rpartition(" >> ")[2])
     trusted.parent.mkdir(parents=True, exist_ok=True)
@@ -235,7 +237,7 @@ def test_a_link_of_another_user_to_a_file_of_ours_is_left_alone(load, tmp_path):
     os.chown(path, 12345, 12345, follow_symlinks=False)
     sites = load()
     assert sites.configured == ()
-    assert "is not used: the link is another user's" in sites.notes[0]
+    assert "is not used: the link belongs to another user" in sites.notes[0]
 
 
 def test_a_folder_is_no_file(load, tmp_path):
@@ -258,7 +260,9 @@ def test_hosts_come_from_the_list_or_from_a_file_beside_it(load, tmp_path):
 
 
 def test_every_key_belongs_to_a_kind():
-    assert set(SiteKeys.model_fields) == set().union(*keys_of_kinds(SCHEDULERS).values())
+    assert set(SiteKeys.model_fields) == set().union(
+        *(keys_of_kind(kind, SCHEDULERS) for kind in kinds_of(SCHEDULERS))
+    )
 
 
 def test_the_page_has_every_key():

@@ -194,7 +194,7 @@ def test_more_ranks_than_samples_in_a_batch_repeat_one_with_weight_zero():
             assert all(len(share) == 1 for share in shares)  # nobody's batch is empty
             counts = [loader.count for loader in loaders]
             assert [s[0] for s, c in zip(shares, counts, strict=True) if c] == batch
-            weights = [loader._pace.weight for loader in loaders]
+            weights = [loader._step_state.weight for loader in loaders]
             assert weights == [count * 5 / len(batch) for count in counts]
         assert [next(iterator, None) for iterator in iterators] == [None] * 5
         total = Sums()
@@ -207,10 +207,10 @@ def test_outside_of_the_loop_no_batch_is_in_hand():
     loader = open_loader(Numbers(5), global_batch_size=2)
     for _ in loader:
         assert loader.count == 2
-        assert loader._pace.count == 2
+        assert loader._step_state.count == 2
         break
     assert loader.count == 0
-    assert loader._pace.count is None
+    assert loader._step_state.count is None
     assert loader.ends_step
 
 
@@ -259,7 +259,7 @@ def test_another_order_than_the_snapshots_is_refused(saved, now, words):
     assert error.what == words
     assert error.where == "World.resume(data=...)"
     assert error.why == (
-        "the order of samples would be another one: some would be lost, some seen twice"
+        "the order of samples would change: some samples would be lost, some seen twice"
     )
     assert error.fix == ("restore the dataset and the seed, or start over with another folder")
 
@@ -282,7 +282,7 @@ def test_another_order_than_the_snapshots_is_refused(saved, now, words):
         ),
         (
             {"global_batch_size": 11, "drop_last": True},
-            "drop_last leaves nothing of 10 samples in batches of 11",
+            "drop_last leaves no batch: 10 samples in batches of 11",
         ),
     ],
 )

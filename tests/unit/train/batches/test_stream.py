@@ -215,7 +215,7 @@ def test_a_stream_that_became_shorter_is_refused():
     loader.load_state_dict(state)
     with pytest.raises(DatasetError) as caught:
         next(iter(loader))
-    assert caught.value.what == ("the stream ended before sample 18, where the snapshot stands")
+    assert caught.value.what == ("the stream ended before sample 18, the position of the snapshot")
     assert caught.value.where == "Stream"
     assert caught.value.fix == "restore the data that the snapshot was made with"
 
@@ -225,7 +225,7 @@ def says_that_it_divides_itself(error, who):
     assert error.why == "it shards itself by rank or worker, or shuffles with a seed of its own"
     assert error.fix == (
         "let it yield the whole sequence everywhere, the same for (seed, epoch): the loader"
-        " takes each reader's part"
+        " selects each reader's part"
     )
 
 

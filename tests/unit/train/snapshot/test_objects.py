@@ -135,14 +135,14 @@ def test_an_object_that_does_not_take_its_state_is_named(folder):
         def load_state_dict(self, state):
             raise IndexError("no such slot")
 
-    with pytest.raises(SnapshotError, match="`average` does not take the snapshot of step 3"):
+    with pytest.raises(SnapshotError, match="`average` can't load the snapshot of step 3"):
         load(folder, make_objects() | {"average": Fussy()})
 
 
 def test_another_optimizers_groups_are_refused(folder):
     things = make_objects()
     things["optimizer"].add_param_group({"params": [nn.Parameter(torch.ones(1))]})
-    with pytest.raises(SnapshotError, match="`optimizer` does not take the snapshot"):
+    with pytest.raises(SnapshotError, match="`optimizer` can't load the snapshot"):
         load(folder, things)
 
 
@@ -162,7 +162,7 @@ def test_an_object_without_state_dict_is_refused():
 
 
 def test_the_runs_own_name_is_refused():
-    with pytest.raises(UsageError, match="the name `muster` is the run's own"):
+    with pytest.raises(UsageError, match="the name `muster` is reserved for the run"):
         Objects({"muster": Average()}).check()
 
 

@@ -1,6 +1,6 @@
 import pytest
 
-from torchmuster.model.own_jobs import other_job
+from torchmuster.head.membership import other_job
 
 
 @pytest.mark.parametrize(

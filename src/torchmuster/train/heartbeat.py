@@ -1,35 +1,30 @@
-"""Where the loop stands, and telling it to the agent of this node; without an agent, nothing is told.
+"""Reports the progress of the training loop to this node's agent; without an agent nothing is written.
 
-Progress is one record in a file of the agent's folder, overwritten in place: a beat is one `pwrite` into the page
-cache, one or two microseconds, and never waits for the agent. Other messages go over the worker socket.
+Progress is one record in a file in the agent's folder, overwritten in place: a heartbeat is one `pwrite` into the page
+cache, takes one or two microseconds and never waits for the agent.
 """
 
 import contextlib
 import fcntl
-import json
 import os
-import socket
-import struct
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
-from torchmuster.model import beats, contract
-from torchmuster.model.beats import RankPhase
+from torchmuster.model import contract, heartbeat
+from torchmuster.model.heartbeat import RankPhase
 
 # The phases of shorter steps are told with the step: a stack says more of where a rank stands.
 _TELL_EVERY_S = 0.05
-_AGENT_TIMEOUT_S = 2.0
 _ALWAYS_TOLD = frozenset({RankPhase.SAVE, RankPhase.EVALUATE, RankPhase.BETWEEN, RankPhase.OVER})
 
 
-class Beats:
-    """What this rank is doing. Only the main thread calls it.
+class Heartbeat:
+    """Records what this rank is doing. Called from the main thread only.
 
     Args:
-        fd: The file; None: nobody listens.
+        fd: The file; None when there is no agent.
     """
 
     def __init__(self, fd: int | None = None) -> None:
@@ -44,7 +39,7 @@ class Beats:
         self._aside_s = 0.0  # in saves and evaluations since the last step
 
     def enter(self, phase: RankPhase) -> None:
-        """Say what comes now."""
+        """Record that a phase begins."""
         if self._fd is None:
             return
         now = time.monotonic()
@@ -57,10 +52,10 @@ class Beats:
             self._tell(now)
 
     def step(self, number: int) -> None:
-        """Say that a step has ended.
+        """Record that a step has ended.
 
         Args:
-            number: Over all attempts.
+            number: Of the step, counted over all attempts.
         """
         if self._fd is None:
             return
@@ -72,12 +67,12 @@ class Beats:
         self._since, self._step_at, self._aside_s = now, now, 0.0
         self._step, self._steps_here = number, self._steps_here + 1
         if self._steps_here > 1:  # the first holds the start of everything
-            self._write(*beats.pack_duration(self._steps_here - 2, duration_s))
+            self._write(*heartbeat.pack_duration(self._steps_here - 2, duration_s))
         self._tell(now)
 
     @contextmanager
     def during(self, phase: RankPhase) -> Iterator[None]:
-        """Say what the body does; behind it, what was done before."""
+        """Record a phase for the duration of the body, then the phase before it again."""
         before = self._phase
         self.enter(phase)
         try:
@@ -86,7 +81,7 @@ class Beats:
             self.enter(before)
 
     def close(self) -> None:
-        """Say no more."""
+        """Close the file; later calls write nothing."""
         fd, self._fd = self._fd, None
         if fd is not None:
             with contextlib.suppress(OSError):
@@ -96,7 +91,7 @@ class Beats:
         self._told_at = now
         self._serial += 1
         self._write(
-            beats.pack(
+            heartbeat.pack(
                 self._serial,
                 self._steps_here,
                 self._step,
@@ -117,42 +112,42 @@ class Beats:
             self._fd = None
 
 
-def open_beats(environ: Mapping[str, str] = os.environ) -> Beats:
-    """Return the beats of this process; mute ones where no agent listens."""
+def open_heartbeat(environ: Mapping[str, str] = os.environ) -> Heartbeat:
+    """Return the heartbeat of this process; without an agent it writes nothing."""
     socket_path = environ.get(contract.SOCKET_VARIABLE)
     attempt, rank = environ.get(contract.ATTEMPT_VARIABLE), environ.get("RANK")
     if not socket_path or attempt is None or rank is None:
-        return Beats()
-    path = beats.beats_path(os.path.dirname(socket_path), attempt, rank)
+        return Heartbeat()
+    path = heartbeat.heartbeat_path(os.path.dirname(socket_path), attempt, rank)
     try:
         low = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError:
-        return Beats()
+        return Heartbeat()
     try:
-        fd = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, beats.BEATS_FD)
-        os.pwrite(fd, bytes(beats.PAGE_BYTES), 0)
+        fd = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, heartbeat.HEARTBEAT_FD)
+        os.pwrite(fd, bytes(heartbeat.PAGE_BYTES), 0)
     except OSError:
-        return Beats()
+        return Heartbeat()
     finally:
         os.close(low)
-    return Beats(fd)
+    return Heartbeat(fd)
 
 
 @dataclass(slots=True)
-class Pace:
-    """The batch in hand: the one value that loader, wrapped model and run share.
+class StepState:
+    """The current batch: the state that loader, wrapped model and run share.
 
-    The loader says what the batch is; the wrapped model weighs its gradient by it; the run counts by it. Outside a
-    batch of our own loader everything counts as a whole step.
+    The loader sets it for each batch, the wrapped model weights its gradient with it, and the run counts with it.
+    Outside a batch of our loader everything counts as a complete step.
 
     Attributes:
-        weight: What this rank's mean loss counts in the global mean; 1 without our loader.
-        count: Samples of this rank's share; 0 for a repeated sample that must not count; None
+        weight: Of this rank's mean loss in the global mean; 1 without our loader.
+        count: Number of samples of this rank's share; 0 for a repeated sample that must not count; None
             without our loader.
         ends_step: Whether the optimizer steps after this micro-batch.
         accumulates: Whether a step has several micro-batches.
-        serial: Counts the batches that were handed out.
-        beats: Tells the agent what is done now.
+        serial: Counts the batches that the loader has returned.
+        heartbeat: Reports progress to the agent.
     """
 
     weight: float = 1.0
@@ -160,24 +155,8 @@ class Pace:
     ends_step: bool = True
     accumulates: bool = False
     serial: int = 0
-    beats: Beats = field(default_factory=open_beats)
+    heartbeat: Heartbeat = field(default_factory=open_heartbeat)
 
     def clear(self) -> None:
-        """Say that no batch is in hand."""
+        """Reset: there is no current batch."""
         self.weight, self.count, self.ends_step, self.accumulates = 1.0, None, True, False
-
-
-def tell_agent(kind: str, **fields: Any) -> None:
-    """Send one message to the agent of this node; without one, do nothing."""
-    path = os.environ.get(contract.SOCKET_VARIABLE)
-    if not path:
-        return
-    payload = json.dumps({"kind": kind, **fields}).encode()
-    with (
-        contextlib.suppress(OSError),
-        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as agent,
-    ):
-        agent.settimeout(_AGENT_TIMEOUT_S)
-        agent.connect(path)
-        agent.sendall(struct.pack("!I", len(payload)) + payload)
-        agent.recv(1)  # the agent has it before it hears of our end

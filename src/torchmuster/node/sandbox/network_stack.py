@@ -1,11 +1,11 @@
-"""The way out of a private network: a user-mode network stack beside it, where one is installed.
+"""The connection of a private network to the outside: a user-mode network stack, if one is installed.
 
 slirp4netns    one process for all tasks: its tap is a port of the hub's bridge
-pasta          one process for each task, which gets a second interface: it speaks with one guest only
+pasta          one process for each task, which gets a second interface: it serves one guest only
 
-Both run in the machine's own network as the user that we are, need no root, and map nothing of the
-machine's loopback into the network. They belong to a guard, forked by the holder before it enters its
-namespaces, which ends them when the holder has gone (the end of a pipe), and has no other duty.
+Both run in the machine's own network as our user, need no root, and map nothing of the machine's loopback
+into the network. They are children of a guard, which the holder forks before it enters its namespaces. The
+guard ends them when the holder is gone (the end of a pipe), and does nothing else.
 """
 
 import json
@@ -31,8 +31,8 @@ _READY = "ready"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WayOut:
-    """What the guard is told.
+class NetworkStack:
+    """The network stack to start, as the guard gets it.
 
     Attributes:
         program: The program's path.
@@ -58,7 +58,7 @@ class WayOut:
 
 
 def find_program(which: Callable[[str], str | None] = shutil.which) -> str | None:
-    """Return the program that makes a way out here, or None."""
+    """Return the path of the first installed program, or None."""
     return next((path for name in PROGRAMS if (path := which(name)) is not None), None)
 
 
@@ -67,25 +67,25 @@ def address_of(subnet: str, number: int) -> str:
     return subnet.partition("/")[0].rpartition(".")[0] + f".{number}"
 
 
-def slirp_argv(way: WayOut, exit_fd: int, ready_fd: int) -> list[str]:
+def slirp_argv(stack: NetworkStack, exit_fd: int, ready_fd: int) -> list[str]:
     """Return the command line of slirp4netns; the tap is switched on by the holder."""
-    user = [f"--userns-path={way.user}"] if way.user else []
-    argv = [way.program, f"--exit-fd={exit_fd}", f"--ready-fd={ready_fd}", "--mtu=1500"]
-    argv += [f"--cidr={way.subnet}", "--disable-host-loopback", *user, "--netns-type=path"]
-    return [*argv, way.hub, TAP]
+    user = [f"--userns-path={stack.user}"] if stack.user else []
+    argv = [stack.program, f"--exit-fd={exit_fd}", f"--ready-fd={ready_fd}", "--mtu=1500"]
+    argv += [f"--cidr={stack.subnet}", "--disable-host-loopback", *user, "--netns-type=path"]
+    return [*argv, stack.hub, TAP]
 
 
-def pasta_argv(way: WayOut, task: str) -> list[str]:
+def pasta_argv(stack: NetworkStack, task: str) -> list[str]:
     """Return the command line of pasta for one task; no port of the task is opened outside."""
     # pasta gives up root for `nobody`, who may not enter the namespaces of root.
-    user = [f"--userns={way.user}"] if way.user else ["--netns-only"]
+    user = [f"--userns={stack.user}"] if stack.user else ["--netns-only"]
     user += ["--runas=0:0"] if os.geteuid() == 0 else []
-    argv = [way.program, "--foreground", "--quiet", "--config-net", "--no-map-gw", "--ipv4-only"]
+    argv = [stack.program, "--foreground", "--quiet", "--config-net", "--no-map-gw", "--ipv4-only"]
     argv += ["-t", "none", "-u", "none", "-T", "none", "-U", "none", f"--ns-ifname={OUTSIDE}"]
-    argv += [f"--address={address_of(way.outside, 100)}", "--netmask=24"]
-    argv += [f"--gateway={address_of(way.outside, GATEWAY)}"]
-    if way.passes_names:  # else a question to the machine's resolver would be answered by another
-        argv += [f"--dns-forward={address_of(way.outside, RESOLVER)}"]
+    argv += [f"--address={address_of(stack.outside, 100)}", "--netmask=24"]
+    argv += [f"--gateway={address_of(stack.outside, GATEWAY)}"]
+    if stack.passes_names:  # else a question to the machine's resolver would be answered by another
+        argv += [f"--dns-forward={address_of(stack.outside, RESOLVER)}"]
     return [*argv, *user, f"--netns={task}"]
 
 
@@ -97,14 +97,14 @@ class Guard:
         self._orders = orders  # its end ends the guard
         self._answers = answers
 
-    def open(self, way: WayOut, is_open: Callable[[], bool]) -> str | None:
+    def open(self, stack: NetworkStack, is_open: Callable[[], bool]) -> str | None:
         """Let the stack start; return None when it works, else why not.
 
         Args:
-            way: What to start.
+            stack: What to start.
             is_open: Says whether the tasks can be led out, for a stack that does not say so itself.
         """
-        wanted = {name: getattr(way, name) for name in way.__slots__}
+        wanted = {name: getattr(stack, name) for name in stack.__slots__}
         os.write(self._orders, json.dumps(wanted).encode() + b"\n")
         deadline = time.monotonic() + _READY_S
         while time.monotonic() < deadline:
@@ -114,7 +114,7 @@ class Guard:
             if is_open():
                 os.write(self._orders, b"\n")
                 return None
-        return f"{way.kind}: it was not ready within {_READY_S:.0f} s"
+        return f"{stack.kind}: it was not ready within {_READY_S:.0f} s"
 
 
 def fork_guard() -> Guard:
@@ -148,11 +148,11 @@ def _guard(order: int, answer: int) -> None:
     if line is None:
         return
     plain = json.loads(line)
-    way = WayOut(**{**plain, "tasks": tuple(plain["tasks"])})
+    stack = NetworkStack(**{**plain, "tasks": tuple(plain["tasks"])})
     children: list[proc.Child] = []
     try:
-        start = _start_slirp if way.kind == "slirp4netns" else _start_pasta
-        said = start(way, children, order)
+        start = _start_slirp if stack.kind == "slirp4netns" else _start_pasta
+        said = start(stack, children, order)
         os.write(answer, said.replace("\n", " ").encode() + b"\n")
         while said == _READY and os.read(order, 4096):
             pass
@@ -163,7 +163,7 @@ def _guard(order: int, answer: int) -> None:
             child.wait(_READY_S)
 
 
-def _start_slirp(way: WayOut, children: list[proc.Child], order: int) -> str:
+def _start_slirp(stack: NetworkStack, children: list[proc.Child], order: int) -> str:
     del order
     alive, exit_end = os.pipe2(os.O_CLOEXEC)
     ready, ready_end = os.pipe2(os.O_CLOEXEC)
@@ -171,7 +171,7 @@ def _start_slirp(way: WayOut, children: list[proc.Child], order: int) -> str:
     del exit_end  # open as long as we live: a guard that is killed takes slirp4netns with it
     children.append(
         proc.start(
-            slirp_argv(way, alive, ready_end),
+            slirp_argv(stack, alive, ready_end),
             stdout=said_end,
             stderr=said_end,
             pass_fds=[alive, ready_end],
@@ -183,16 +183,16 @@ def _start_slirp(way: WayOut, children: list[proc.Child], order: int) -> str:
     waiting.register(ready, select.POLLIN)
     if waiting.poll(_READY_S * 1000) and os.read(ready, 1):
         return _READY
-    return _last_words(way.kind, said)
+    return _last_words(stack.kind, said)
 
 
-def _start_pasta(way: WayOut, children: list[proc.Child], order: int) -> str:
+def _start_pasta(stack: NetworkStack, children: list[proc.Child], order: int) -> str:
     saids = []
-    for task in way.tasks:
+    for task in stack.tasks:
         said, said_end = os.pipe2(os.O_CLOEXEC)
         # pasta gives up the rights by which root looks into another process: it gets the descriptor.
         fd = os.open(task, os.O_RDONLY | os.O_CLOEXEC)
-        argv = pasta_argv(way, f"/proc/self/fd/{fd}")
+        argv = pasta_argv(stack, f"/proc/self/fd/{fd}")
         children.append(proc.start(argv, stdout=said_end, stderr=said_end, pass_fds=[fd]))
         saids.append(said)
         for one in (fd, said_end):
@@ -201,7 +201,7 @@ def _start_pasta(way: WayOut, children: list[proc.Child], order: int) -> str:
     while not select.select([order], [], [], _POLL_S)[0]:
         for child, said in zip(children, saids, strict=True):
             if child.poll() is not None:
-                return _last_words(way.kind, said)
+                return _last_words(stack.kind, said)
     return _READY
 
 
@@ -248,12 +248,12 @@ def resolver_text(machine: str, resolver: str) -> bytes | None:
 
 def note_of(answer: Mapping[str, object], found: str | None) -> str:
     """Return the line for the user."""
-    if answer.get("way_out"):
+    if answer.get("gateway"):
         return (
             f"tasks in a private network reach each other, and the outside through"
             f" {os.path.basename(found or '')}; they can't be reached from outside"
         )
-    why = answer.get("way_out_error")
+    why = answer.get("stack_error")
     missing = f"neither {' nor '.join(PROGRAMS)} is installed"
     return (
         "tasks in a private network reach each other and nothing else, no internet and no license"

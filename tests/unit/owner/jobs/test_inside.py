@@ -1,4 +1,4 @@
-"""What the head of a run inside a job finds out for its agents."""
+"""What a run inside a job finds out for its agents."""
 
 import os
 
@@ -6,8 +6,10 @@ import pytest
 
 from torchmuster import proc
 from torchmuster.diagnose.facts.environment import ALLOCATION_ENDS_AT
+from torchmuster.engines.own_job import OwnJob
 from torchmuster.engines.registry import load_dialect
-from torchmuster.owner.jobs import conduct
+from torchmuster.model.job import Allocation
+from torchmuster.owner.jobs import inside
 
 
 @pytest.fixture(autouse=True)
@@ -15,16 +17,20 @@ def _clean(monkeypatch):
     monkeypatch.setenv(ALLOCATION_ENDS_AT, "")
 
 
+def job_of(engine):
+    return OwnJob(dialect=load_dialect(engine), allocation=Allocation(job_id="7", nodes=()))
+
+
 def said(text, status=0):
     return lambda argv: proc.Answered(status=status, stdout=text.encode(), stderr=b"")
 
 
 def test_the_end_of_an_allocation_is_left_to_the_agents(monkeypatch):
-    monkeypatch.setattr(conduct.time, "time", lambda: 1000.0)
-    conduct.note_the_end(load_dialect("slurm"), "7", said("left|10:00\n"))
+    monkeypatch.setattr(inside.time, "time", lambda: 1000.0)
+    inside.note_the_end(job_of("slurm"), said("left|10:00\n"))
     assert os.environ[ALLOCATION_ENDS_AT] == "1600"
 
 
 def test_a_scheduler_that_does_not_say_leaves_nothing():
-    conduct.note_the_end(load_dialect("pbs"), "7", said("qstat: cannot connect", 111))
+    inside.note_the_end(job_of("pbs"), said("qstat: cannot connect", 111))
     assert os.environ[ALLOCATION_ENDS_AT] == ""

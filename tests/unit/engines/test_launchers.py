@@ -2,15 +2,15 @@
 
 import pytest
 
-from torchmuster.engines.base import EngineError, NodeStart
+from torchmuster.engines.base import EngineError
+from torchmuster.engines.launchers import choose_launcher, parse_launchers
 from torchmuster.engines.pbs import DIALECT as PBS
 from torchmuster.engines.slurm import DIALECT as SLURM
 from torchmuster.engines.torque import DIALECT as TORQUE
-from torchmuster.engines.ways import choose_way, parse_ways
 from torchmuster.errors import UsageError
-from torchmuster.model.job import StartWay
+from torchmuster.model.job import AllocatedNode, NodeLauncher
 
-START = NodeStart(node="n2", slot=4, command=("/bin/x", "a b"), way=None)
+NODE = AllocatedNode(name="n2", slot=4)
 
 
 def no_file(path):
@@ -19,7 +19,7 @@ def no_file(path):
 
 def choose(dialect, there, wanted=(), environment=None, read=no_file):
     """Choose where these commands are."""
-    return choose_way(
+    return choose_launcher(
         dialect, wanted, environment or {}, lambda word: word if word in there else None, read
     )
 
@@ -27,12 +27,12 @@ def choose(dialect, there, wanted=(), environment=None, read=no_file):
 @pytest.mark.parametrize("dialect", [PBS, TORQUE])
 def test_pbsdsh_is_the_usual_way_and_not_worth_a_line(dialect):
     way = choose(dialect, {"pbsdsh", "ssh"})
-    assert (way.kind, way.program, way.sentence) == (StartWay.PBSDSH, None, None)
+    assert (way.kind, way.program, way.sentence) == (NodeLauncher.PBSDSH, None, None)
 
 
 def test_first_that_is_there_is_taken_and_said():
     way = choose(PBS, {"pbs_tmrsh", "ssh"})
-    assert way.kind is StartWay.TMRSH
+    assert way.kind is NodeLauncher.TMRSH
     assert way.sentence == (
         "agents of the other hosts are started by pbs_tmrsh: there is no pbsdsh and no mpiexec here that works"
     )
@@ -48,13 +48,16 @@ def test_first_that_is_there_is_taken_and_said():
 )
 def test_command_is_looked_for_where_pbs_is_installed(environment, read, folder):
     way = choose(PBS, {f"{folder}/bin/pbsdsh"}, environment=environment, read=read)
-    assert way.argv(PBS, START) == [f"{folder}/bin/pbsdsh", "-n", "4", "--", "/bin/x", "a b"]
+    words = [f"{folder}/bin/pbsdsh", "-n", "4", "--", "/bin/x", "a b"]
+    assert way.argv(PBS, NODE, ["/bin/x", "a b"]) == words
     assert f"{folder}/bin/pbsdsh" in way.sentence
 
 
 def test_list_of_the_site_is_obeyed_in_its_order():
-    way = choose(PBS, {"pbsdsh", "ssh"}, wanted=(StartWay.MPIEXEC, StartWay.SSH, StartWay.PBSDSH))
-    assert way.kind is StartWay.SSH
+    way = choose(
+        PBS, {"pbsdsh", "ssh"}, wanted=(NodeLauncher.MPIEXEC, NodeLauncher.SSH, NodeLauncher.PBSDSH)
+    )
+    assert way.kind is NodeLauncher.SSH
     assert "by ssh: there is no mpiexec here that works" in way.sentence
 
 
@@ -68,7 +71,7 @@ def test_nothing_there_is_an_error_that_names_all():
 @pytest.mark.parametrize(
     ("wanted", "end"),
     [
-        ((StartWay.MPIEXEC,), "another MPI's"),
+        ((NodeLauncher.MPIEXEC,), "another MPI's"),
         ((), "; none of these exists: pbsdsh, pbs_tmrsh, ssh"),
     ],
 )
@@ -84,10 +87,10 @@ def test_slurm_has_one_way():
 
 
 def test_words_of_the_command_line_are_ways():
-    assert parse_ways("pbs_tmrsh,ssh") == (StartWay.TMRSH, StartWay.SSH)
-    assert parse_ways(None) == ()
+    assert parse_launchers("pbs_tmrsh,ssh") == (NodeLauncher.TMRSH, NodeLauncher.SSH)
+    assert parse_launchers(None) == ()
     with pytest.raises(UsageError, match="`rsh` is not a launcher"):
-        parse_ways("pbsdsh,rsh")
+        parse_launchers("pbsdsh,rsh")
 
 
 WRAPPER = "#!/bin/sh\necho mpiexec:  unexpected error - no non-PBS mpiexec in PBS_O_PATH\n"
@@ -96,13 +99,13 @@ WRAPPER = "#!/bin/sh\necho mpiexec:  unexpected error - no non-PBS mpiexec in PB
 @pytest.mark.parametrize(
     ("path", "text", "kind"),
     [
-        ("/usr/bin/mpiexec", WRAPPER, StartWay.TMRSH),
-        ("/opt/pbs/bin/mpiexec", "another text", StartWay.TMRSH),
-        ("/usr/bin/mpiexec", "the one of an MPI", StartWay.MPIEXEC),
+        ("/usr/bin/mpiexec", WRAPPER, NodeLauncher.TMRSH),
+        ("/opt/pbs/bin/mpiexec", "another text", NodeLauncher.TMRSH),
+        ("/usr/bin/mpiexec", "the one of an MPI", NodeLauncher.MPIEXEC),
     ],
 )
 def test_pbs_s_own_mpiexec_is_no_way(path, text, kind):
     there = {"mpiexec": path, "pbs_tmrsh": "/opt/pbs/bin/pbs_tmrsh", path: path}
     read = lambda name: text if name == path else no_file(name)  # noqa: E731
-    wanted = (StartWay.MPIEXEC, StartWay.TMRSH)
-    assert choose_way(PBS, wanted, {}, there.get, read).kind is kind
+    wanted = (NodeLauncher.MPIEXEC, NodeLauncher.TMRSH)
+    assert choose_launcher(PBS, wanted, {}, there.get, read).kind is kind

@@ -1,4 +1,4 @@
-"""The way out of a private network, with the real programs: out, by name, to each other, and gone at the end."""
+"""The connection of a private network to the outside, with the real programs: out, by name, to each other, and gone at the end."""
 
 import http.server
 import json

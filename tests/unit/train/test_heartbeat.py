@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from torchmuster.model import beats
-from torchmuster.model.beats import RankPhase
-from torchmuster.train.beats import Beats, open_beats
+from torchmuster.model import heartbeat
+from torchmuster.model.heartbeat import RankPhase
+from torchmuster.train.heartbeat import Heartbeat, open_heartbeat
 
 
 @pytest.fixture
@@ -18,8 +18,8 @@ def told(tmp_path):
         "TORCHMUSTER_ATTEMPT": "2",
         "RANK": "5",
     }
-    made = open_beats(environ)
-    yield made, lambda: beats.unpack((tmp_path / "beats-2-5").read_bytes())
+    made = open_heartbeat(environ)
+    yield made, lambda: heartbeat.unpack((tmp_path / "heartbeat-2-5").read_bytes())
     made.close()
 
 
@@ -50,7 +50,7 @@ def test_a_save_is_no_part_of_a_step(told):
 
 
 def test_without_an_agent_nothing_is_written():
-    made = open_beats({})
+    made = open_heartbeat({})
     made.enter(RankPhase.DATA)
     made.step(1)
     made.close()
@@ -84,4 +84,4 @@ def test_a_step_of_ten_milliseconds_loses_less_than_a_thousandth(told):
 
 
 def test_beats_without_a_file_are_mute():
-    assert Beats()._fd is None
+    assert Heartbeat()._fd is None

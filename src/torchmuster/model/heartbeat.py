@@ -1,7 +1,7 @@
-"""What a rank says of its own progress: a small file in its agent's folder, written by one and read by the other.
+"""The heartbeat of a rank: its progress, in a small file in its agent's folder.
 
-The training library overwrites the one record in place (`train/beats.py`), the agent reads it every two seconds
-(`node/progress.py`). So a step never waits for anybody, and what stands there is always the newest.
+The training library overwrites the one record in place (`train/heartbeat.py`), the agent reads it every two seconds
+(`node/progress.py`). So a step never waits for the agent, and the record is always the newest.
 """
 
 import enum
@@ -15,14 +15,14 @@ from dataclasses import dataclass
 STACK_SIGNAL = 47
 # Where a worker keeps the files open: far from what a script opens, closes or takes for its own.
 STACK_FD = 700
-BEATS_FD = 701
+HEARTBEAT_FD = 701
 
 NUM_DURATIONS = 128  # of steps, the newest
 _MAX_STEP_S = 1e7
 
 
 class RankPhase(enum.IntEnum):
-    """What a rank does, as far as the library knows."""
+    """The activity of a rank, as far as the library knows."""
 
     STARTING = 0  # no step of this attempt is done
     DATA = 1  # the loader is asked for a batch
@@ -43,8 +43,8 @@ PAGE_BYTES = _RECORD.size + NUM_DURATIONS * _DURATION.size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beat:
-    """The newest word of one rank.
+class HeartbeatRecord:
+    """The last record of one rank.
 
     Attributes:
         steps_here: Steps done in this attempt.
@@ -65,7 +65,7 @@ class Beat:
 
 
 def pack_duration(number: int, duration_s: float) -> tuple[bytes, int]:
-    """Return the bytes for the duration of a step and where in the file they go."""
+    """Return the bytes for the duration of a step, and their offset in the file."""
     return _DURATION.pack(duration_s), _RECORD.size + number % NUM_DURATIONS * _DURATION.size
 
 
@@ -78,12 +78,12 @@ def pack(
     step_at: float,
     seconds: list[float],
 ) -> bytes:
-    """Return the record, from loose values: this stands in the loop of training."""
+    """Return the record from separate values, which is fast: this runs in the training loop."""
     return _RECORD.pack(serial, steps_here, step, phase, at, step_at, *seconds, serial)
 
 
-def unpack(page: bytes) -> Beat | None:
-    """Return what a file says; None when it is half written or says nothing that can be."""
+def unpack(page: bytes) -> HeartbeatRecord | None:
+    """Return the record of a file; None when it is incomplete or invalid."""
     if len(page) < _RECORD.size:
         return None
     serial, steps_here, step, phase, at, step_at, *rest = _RECORD.unpack_from(page)
@@ -93,7 +93,7 @@ def unpack(page: bytes) -> Beat | None:
         return None
     if not all(math.isfinite(value) and value >= 0 for value in times):
         return None
-    return Beat(
+    return HeartbeatRecord(
         steps_here=steps_here,
         step=step,
         phase=RankPhase(phase),
@@ -111,9 +111,9 @@ def _durations(page: bytes, steps_here: int) -> tuple[float, ...]:
     return tuple(value for value in found if 0 < value < _MAX_STEP_S)
 
 
-def beats_path(folder: str, attempt: int | str, rank: int | str) -> str:
-    """Return the file of a rank's beats in its agent's folder."""
-    return os.path.join(folder, f"beats-{attempt}-{rank}")
+def heartbeat_path(folder: str, attempt: int | str, rank: int | str) -> str:
+    """Return the path of a rank's heartbeat file in its agent's folder."""
+    return os.path.join(folder, f"heartbeat-{attempt}-{rank}")
 
 
 def stacks_path(folder: str, attempt: int | str, rank: int | str) -> str:

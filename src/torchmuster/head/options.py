@@ -1,0 +1,55 @@
+"""What the head of a training run is told when it is started."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from torchmuster.files.layout import RunDir
+from torchmuster.model.plan import RunPlan
+
+if TYPE_CHECKING:
+    from torchmuster.net.messages import Event
+
+
+class Spread(Protocol):
+    """Who starts agents on other hosts for the head of `muster torchrun`: `owner/jobs/spread.py`."""
+
+    def begin(self, event: Callable[..., object]) -> None:
+        """Begin; `event` notes what is done."""
+
+    def need(self, places: Sequence[int]) -> None:
+        """Take places that lack an agent."""
+
+    def hear(self, event: "Event") -> None:
+        """Take every event of the run."""
+
+    def is_ours(self, host: str) -> bool:
+        """Say whether an agent for this host was started here: a second one is not needed."""
+
+    async def close(self) -> None:
+        """End what is left of what was started."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingHeadOptions:
+    """What the head of a training run is told when it is started.
+
+    Attributes:
+        first_attempt: Not 0 when the head was lost and the engine started the run again.
+        hint: What to add while nodes are missing.
+        jobs: The schedulers' jobs of the head, where agents of other jobs have to be refused.
+        relay_port: The head's own port, where callers of torch's store are passed on; 0: nowhere.
+        spread: Starts the agents of other hosts, where no engine does.
+    """
+
+    plan: RunPlan
+    run_dir: RunDir
+    own_address: str = "127.0.0.1"
+    first_attempt: int = 0
+    restarts_spent: int = 0
+    hint: str = ""
+    jobs: tuple[str, ...] = ()
+    relay_port: int = 0
+    spread: Spread | None = None
+    pid: int = field(default_factory=os.getpid)

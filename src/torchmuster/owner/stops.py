@@ -1,0 +1,55 @@
+"""The signals that ask an owner to stop, counted: the first asks the workers, the second ends them, the third the heads."""
+
+import asyncio
+import signal
+from collections.abc import Callable
+
+from torchmuster.model.stop import StopCause, cause_of_stop
+from torchmuster.net import messages
+from torchmuster.owner.session import hangup_ignored
+
+
+class Stops:
+    """How often an owner was asked to stop.
+
+    Args:
+        judge: Returns who asked, from the signal.
+
+    Attributes:
+        count: How often.
+        signum: By which signal the last time.
+    """
+
+    def __init__(self, judge: Callable[[int], StopCause] = cause_of_stop) -> None:
+        self.count = 0
+        self.signum = 0
+        self._judge = judge
+        self._is_deaf_to_sigint = False
+
+    def listen(self, taken: Callable[[], None]) -> None:
+        """Take the signals from now on, in the event loop; `taken` is called after each."""
+        self._is_deaf_to_sigint = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signum == signal.SIGHUP and hangup_ignored():
+                continue
+            asyncio.get_running_loop().add_signal_handler(signum, self._take, signum, taken)
+
+    def _take(self, signum: int, taken: Callable[[], None]) -> None:
+        self.count += 1
+        self.signum = int(signum)
+        taken()
+
+    @property
+    def cause(self) -> StopCause:
+        """Return who asked the last time, as it is known now."""
+        return self._judge(self.signum)
+
+    def message(self) -> messages.Stop | None:
+        """Return what a head is told; None while nobody has asked."""
+        if not self.count:
+            return None
+        signum, cause = self.signum, self.cause
+        if self._is_deaf_to_sigint and signum == signal.SIGINT:
+            signum = int(signal.SIGTERM)  # a background job of a shell: its workers ignore it, too
+        who = "SIGTERM or `muster cancel`" if cause is StopCause.OUTSIDE else ""
+        return messages.Stop(signum=signum, at_once=self.count > 1, cause=cause, who=who)

@@ -1,0 +1,77 @@
+"""The process of a task's agent: `task`, told by a `TaskOrder`."""
+
+import asyncio
+import os
+
+from torchmuster import proc
+from torchmuster.files import atomic
+from torchmuster.files.disk import DiskWriter
+from torchmuster.files.layout import RunDir
+from torchmuster.head.group_ports import port_candidates
+from torchmuster.model.codec import from_words
+from torchmuster.model.workflow import TaskNetwork, WorkflowPlan
+from torchmuster.net.address import split_endpoint
+from torchmuster.net.secret import read_secret
+from torchmuster.node.environment import take_environment
+from torchmuster.node.leftovers import make_socket_folder
+from torchmuster.node.task.agent import TaskAgent
+from torchmuster.node.task.options import NetworkShare, TaskOptions, TaskOrder
+from torchmuster.node.voice import LogVoice
+from torchmuster.programs.group_main import end_with_lifeline, read_plan, read_start
+
+_FLUSH_S = 5.0
+
+
+def main(arguments: list[str]) -> int:
+    """Be the agent of a task."""
+    order = from_words(TaskOrder, arguments)
+    if order.environment is not None:
+        take_environment(order.environment)
+    proc.become_subreaper()
+    return asyncio.run(_serve(order))
+
+
+async def _serve(order: TaskOrder) -> int:
+    run_dir = RunDir(order.run_dir)
+    plan = read_plan(run_dir)
+    group = plan.group(order.group)
+    disk = DiskWriter(root=run_dir.path)
+    disk.start()
+    voice = LogVoice(run_dir.agent_log(order.task), disk)
+    agent = TaskAgent(
+        TaskOptions(
+            plan=plan,
+            group=group,
+            task=group.task(order.task),
+            attempt=order.attempt,
+            run_dir=run_dir,
+            heads=tuple(map(split_endpoint, order.head)),
+            secret=read_secret(run_dir.secret),
+            gpus=read_start(run_dir, order.group).gpus.get(order.task),
+            network=_read_network(plan, run_dir, order),
+            port_candidates=port_candidates(plan, group),
+            socket_path=os.path.join(make_socket_folder(), "task.sock"),
+            address=order.address,
+        ),
+        disk,
+        voice,
+    )
+    running = asyncio.create_task(agent.run())
+    end_with_lifeline(order.lifeline_fd, running)
+    try:
+        return await running
+    except asyncio.CancelledError:
+        return 7
+    finally:
+        disk.flush(_FLUSH_S)
+
+
+def _read_network(plan: WorkflowPlan, run_dir: RunDir, order: TaskOrder) -> NetworkShare | None:
+    if plan.network is not TaskNetwork.PRIVATE:
+        return None
+    part = atomic.read_json(run_dir.group(order.group).network)[order.task]
+    hosts = part.pop("hosts").encode("utf-8", "surrogateescape")
+    resolver = part.pop("resolver")
+    return NetworkShare(
+        hosts=hosts, resolver=None if resolver is None else resolver.encode(), **part
+    )
