@@ -186,3 +186,10 @@ CAUSES: dict[str, str] = {
     "peer-lost": "connections were lost; the logs do not show why",
     "nccl-warning": "NCCL failed with a message that no rule knows",
 }
+
+# How a rank ended, not why: a line that leaves no second reading says more.
+ENDINGS = frozenset(
+    {"exception", "exit-code", "killed", "bus-error", "aborted", "segfault", "signal"}
+)
+# What the lines themselves say: a doubt is about what led to it, not about whether it was so.
+OBSERVED = ENDINGS | {"reported", "peer-lost", "nccl-warning"}

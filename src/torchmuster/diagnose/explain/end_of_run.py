@@ -15,12 +15,13 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from torchmuster.diagnose.explain.case import Case
+from torchmuster.diagnose.explain.causes import ENDINGS
 from torchmuster.diagnose.explain.events import LogFinding, LogLine, LogVerdict
 from torchmuster.diagnose.explain.judge import judge
-from torchmuster.diagnose.explain.own_run import GENERAL, foreign_store, is_same, own_finding
+from torchmuster.diagnose.explain.own_run import foreign_store, is_same, own_finding
 from torchmuster.diagnose.explain.reading.scan import read_sources
 from torchmuster.diagnose.explain.reading.sources import LogSource, first_and_last
-from torchmuster.diagnose.explain.words import evidence_of
+from torchmuster.diagnose.explain.words import as_sure, evidence_of
 from torchmuster.diagnose.finding import Confidence
 from torchmuster.files.layout import RunDir
 from torchmuster.files.tail import last_lines
@@ -38,7 +39,7 @@ _MAX_EVIDENCE = 3
 _MAX_RECORD_LINES, _MAX_RECORD_BYTES = 20_000, 4 << 20
 _RANK_LOG = re.compile(r"rank-(\d+)\.log$")
 # What only says that somebody has gone, or how a process ended.
-_NO_REASON = GENERAL | {"peer-lost", "rank-missing-in-collective", "rank-ended-early", "cancelled"}
+_NO_REASON = ENDINGS | {"peer-lost", "rank-missing-in-collective", "rank-ended-early", "cancelled"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +160,7 @@ def _joined(report: Report, finding: LogFinding, reading: _Reading, run_id: str)
     sure = finding.confidence is Confidence.HIGH or finding.cause == "exception"
     because: list[str] = []
     if sure or not all(_is_said(line, report) for line in lines):  # no guess about what is shown
-        because = [finding.error if sure else f"perhaps {finding.error}"]
+        because = [as_sure(finding)]
         because += [evidence_of(line) for line in lines]
     because += report.because
     if reading.num_read < reading.num_all:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from torchmuster.diagnose.explain.case import Case
+from torchmuster.diagnose.explain.causes import ENDINGS
 from torchmuster.diagnose.explain.events import JobOutcome, LogFinding, LogLine, LogVerdict
 from torchmuster.diagnose.explain.reading.patterns import match
 from torchmuster.diagnose.explain.rules.rows import HIGH, MEDIUM, Weight
@@ -14,10 +15,6 @@ from torchmuster.model.failure import EndKind, WorkerEnd
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Result
 
-# What says how a rank ended, not why; a line that leaves no second reading says more.
-GENERAL = frozenset(
-    {"exception", "exit-code", "killed", "bus-error", "aborted", "segfault", "signal"}
-)
 _MAKES_STORE = re.compile(r"_create_c10d_store|_tcp_rendezvous_handler|_env_rendezvous_handler")
 _BY_STATE = {
     RunState.PREEMPTED: (
@@ -163,7 +160,7 @@ def _joined(own: LogFinding, verdict: LogVerdict) -> LogFinding:
     same = next((found for found in verdict.found if is_same(found, own)), None)
     if same is None:
         return own
-    better = own.cause in GENERAL and same.weight >= Weight.PROGRAM and same.confidence is HIGH
+    better = own.cause in ENDINGS and same.weight >= Weight.PROGRAM and same.confidence is HIGH
     return replace(
         own,
         cause=same.cause if better else own.cause,

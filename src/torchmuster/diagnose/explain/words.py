@@ -3,14 +3,21 @@
 from dataclasses import replace
 from typing import Any
 
-from torchmuster.diagnose.explain.causes import CAUSES
+from torchmuster.diagnose.explain.causes import CAUSES, OBSERVED
 from torchmuster.diagnose.explain.events import JobOutcome, LogFinding, LogLine, LogVerdict
+from torchmuster.diagnose.finding import Confidence
 from torchmuster.model.display.text import render_report
 from torchmuster.model.verdict import Report
 
 _SLOW = "slow: "
 _EVIDENCE = 6
 _SHOWN = 160
+# What a doubtful finding is said with, in the first words: many read no further.
+_DOUBT = {
+    Confidence.HIGH: "",
+    Confidence.MEDIUM: "probable cause: ",
+    Confidence.LOW: "possible cause: ",
+}
 _ENDS = {
     JobOutcome.ENDED_WELL: "the job ended well",
     JobOutcome.RUNNING: "its steps go on to the last line",
@@ -52,7 +59,14 @@ def render_verdict(verdict: LogVerdict, own_run: str | None = None) -> str:
 def report_of(finding: LogFinding) -> Report:
     """Return a finding in the four parts of every message."""
     because = [*finding.because, *(evidence_of(line) for line in finding.evidence[:_EVIDENCE])]
-    return replace(finding.report, because=tuple(because))
+    return replace(finding.report, error=as_sure(finding), because=tuple(because))
+
+
+def as_sure(finding: LogFinding) -> str:
+    """Return a finding's sentence, said as surely as it is known."""
+    if finding.cause in OBSERVED:
+        return finding.error
+    return _DOUBT[finding.confidence] + finding.error
 
 
 def as_values(verdict: LogVerdict) -> dict[str, Any]:

@@ -272,8 +272,8 @@ _TOOLS: tuple[KnownMessage, ...] = (
     KnownMessage(
         name="program.extension-of-other-torch",
         wordings=(
-            r"(?P<module>[\w-]+?)(?:\.cpython-[\w-]+)?\.so: undefined symbol: (?P<symbol>_ZN?K?\w*(?:3c10|2at|5torch)\w*)",
-            r"undefined symbol: (?P<symbol>_ZN?K?\d*(?:3c10|2at|5torch)\w*)",
+            r"(?P<module>[\w-]+?)(?:\.cpython-[\w-]+)?\.so: undefined symbol: (?P<symbol>_ZN?K?\w*(?:3c10|4c10d|2at|5torch|6caffe2)\w*)",
+            r"undefined symbol: (?P<symbol>_ZN?K?\d*(?:3c10|4c10d|2at|5torch|6caffe2)\w*)",
         ),
         source="torch 1.8 to 2.9: C++ names change between releases; extensions bind to one",
         tells=Tells.PROVES,

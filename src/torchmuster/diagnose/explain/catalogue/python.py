@@ -124,15 +124,12 @@ ENTRIES: tuple[KnownMessage, ...] = (
         confirm="pip list | grep -iE 'torch|numpy|transformers'   on every node",
     ),
     _import(
-        name="python.undefined-torch-symbol",
-        wordings=(
-            r"undefined symbol: (?P<symbol>_ZN?K?\d?\w*(?:3c10|2at|5torch|4c10d|caffe2)\w*)",
-            r"undefined symbol: (?P<symbol2>iJIT_NotifyEvent)",
-        ),
+        name="python.undefined-mkl-symbol",
+        wordings=(r"undefined symbol: (?P<symbol>iJIT_NotifyEvent)",),
         cause="builds-differ",
-        error="a library was built for another version of torch (or MKL) than {here} has",
-        advice="build or install it anew for this torch: pip install --no-build-isolation --force-reinstall PACKAGE; for iJIT_NotifyEvent: pip install 'mkl<2024.1'",
-        confirm="python -c 'import torch; print(torch.__version__, torch._C._GLIBCXX_USE_CXX11_ABI)'",
+        error="torch was built for an older MKL than {here} has: it lacks the symbol iJIT_NotifyEvent",
+        advice="pip install 'mkl<2024.1'",
+        confirm="pip list | grep -iE '^(torch|mkl) '",
     ),
     _import(
         name="python.undefined-cuda-symbol",
