@@ -12,6 +12,7 @@ from typing import Any
 
 from meeting.head import JOIN_TIMEOUT_S, SECRET, make_plan, raise_descriptor_limit
 from torchmuster.files.disk import DiskWriter
+from torchmuster.net import messages
 from torchmuster.net.channel import Channel
 from torchmuster.node.agent import Agent
 from torchmuster.node.head_link import HeadLink
@@ -52,9 +53,12 @@ class AgentWithoutWorkers(Agent):
         self.inquiries.facts.take_torch({})
         self.reached_at: asyncio.Future[float] = asyncio.get_running_loop().create_future()
 
-    def _start_if_ready(self) -> None:
-        if self._waiting_order is not None and self._welcome and not self.reached_at.done():
+    async def _obey(self, message: messages.Message) -> bool:
+        if not isinstance(message, messages.StartAttempt):
+            return await super()._obey(message)
+        if not self.reached_at.done():
             self.reached_at.set_result(time.monotonic())
+        return True
 
 
 class GatedLink(HeadLink):

@@ -9,17 +9,13 @@ import secrets
 import signal
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torchmuster
 from torchmuster import proc
 from torchmuster.errors import MusterError, found_bug
 from torchmuster.files.disk import DiskWriter
-from torchmuster.model.failure import WorkerEnd
-from torchmuster.model.lease import (
-    PING_EVERY_S,
-)
+from torchmuster.model.lease import PING_EVERY_S
 from torchmuster.model.plan import Program
 from torchmuster.net import messages
 from torchmuster.net.ipc import IpcCall, IpcServer
@@ -30,6 +26,7 @@ from torchmuster.net.ipc_messages import (
     TrainingOver,
     WorkerReport,
 )
+from torchmuster.node.attempts import AttemptKeeper
 from torchmuster.node.error_file import root_cause
 from torchmuster.node.head_link import AgentRefusedError, HeadLink
 from torchmuster.node.inquiries import Inquiries
@@ -37,10 +34,10 @@ from torchmuster.node.options import AgentOptions
 from torchmuster.node.setup import NodeWork, refusal_of
 from torchmuster.node.showing import Showing
 from torchmuster.node.spawner import messages as orders
-from torchmuster.node.spawner.keeper import REAP_EVERY_S, SpawnerKeeper, describe_status
+from torchmuster.node.spawner.keeper import REAP_EVERY_S, SpawnerKeeper
 from torchmuster.node.voice import Voice
 from torchmuster.node.worker_settings import worker_settings
-from torchmuster.node.workers import NodeAttempt, WorkerSettings
+from torchmuster.node.workers import WorkerSettings
 
 _UNKNOWN_S = 1.0  # a worker may call before its spawner has come to say that it has started
 _MAX_UNSAID = 64
@@ -64,12 +61,9 @@ class Agent:
         self.voice = voice
         self._first_spawner = spawner
         self._work = work
-        self._take_store = take_store
         self._unsaid: list[str] = []
         self._socket_path = socket_path
         self._incarnation = secrets.token_hex(8)
-        self._waiting_order: messages.StartAttempt | None = None
-        self._attempt: NodeAttempt | None = None
         self._welcome: messages.Welcome | None = None
         self.link = self.make_link()
         self.spawners = SpawnerKeeper(
@@ -78,8 +72,9 @@ class Agent:
         self._goodbye: messages.Goodbye | None = None
         self._showing = Showing(options, self.link, voice)
         self._terminal = options.terminal
+        self.attempts = AttemptKeeper(self.spawners, self._showing, disk, self, take_store)
         folder = os.path.dirname(socket_path)
-        self.inquiries = Inquiries(options, self.link, self.spawners, folder, self._living)
+        self.inquiries = Inquiries(options, self.link, self.spawners, folder, self.attempts.living)
         self._ended = asyncio.Event()
         self._failure: MusterError | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -150,7 +145,7 @@ class Agent:
     @property
     def error_text(self) -> str | None:
         """The last attempt's first failure on this node, as torchrun writes it."""
-        attempt = self._attempt
+        attempt = self.attempts.last
         return root_cause(attempt.ends, attempt.error_texts) if attempt is not None else None
 
     def fail(self, error: MusterError) -> None:
@@ -168,7 +163,7 @@ class Agent:
         await self.spawners.end()
         while proc.end_children():
             await asyncio.sleep(REAP_EVERY_S)
-        if (living := self._living()) is not None:
+        if (living := self.attempts.living()) is not None:
             await living.finish()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -192,7 +187,7 @@ class Agent:
                 self.voice.say(f"the connection to the head ended: {why}; connecting again")
 
     def _hello(self) -> messages.Hello:
-        living = self._living()
+        living = self.attempts.living()
         return messages.Hello(
             incarnation=self._incarnation,
             version=torchmuster.__version__,
@@ -218,13 +213,13 @@ class Agent:
                 self._end_lease(silent_s)
 
     def _end_lease(self, silent_s: float) -> None:
-        attempt = self._attempt
-        if attempt and not attempt.killed and not attempt.reaped:
+        attempt = self.attempts.living()
+        if attempt is not None and not attempt.killed:
             self.voice.say(
                 f"no message from the head for {silent_s:.0f} s: this node's workers are killed"
             )
             attempt.note_lost("its agent had no message from the head and ended its workers")
-            self._kill_workers()
+            self.attempts.kill()
         self.link.end_silent()
 
     def send(self, message: messages.Message) -> None:
@@ -241,21 +236,15 @@ class Agent:
             case messages.Refused(sentence=sentence):
                 self.fail(AgentRefusedError(sentence))
             case messages.StartAttempt():
-                self._waiting_order = message
-                self._start_if_ready()
-            case messages.KillAttempt(attempt=attempt, ended_well=ended_well):
-                self._waiting_order = None
-                living = self._living()
-                if living is None or living.attempt != attempt:
-                    self.send(messages.AllReaped(attempt=attempt))
-                else:
-                    self._kill_workers(ended_well=ended_well)
+                self.attempts.take_order(message)
+            case messages.KillAttempt():
+                self.attempts.take_kill(message)
             case messages.SignalWorkers(signum=signum, if_caught=if_caught):
-                if (living := self._living()) is not None:
+                if (living := self.attempts.living()) is not None:
                     living.asked = living.asked or message.asks_to_stop
                     living.signal(signum, if_caught=if_caught)
             case messages.Input(rank=rank, text=text, end=end):
-                if (living := self._living()) is not None:
+                if (living := self.attempts.living()) is not None:
                     living.write_input(rank, text, end=end)
             case messages.TerminalSize(columns=columns, rows=rows):
                 self._resize(columns, rows)
@@ -280,7 +269,7 @@ class Agent:
         """Take the size of the terminal that shows ranks: for those that run, and for later ones."""
         if self._terminal is not None:
             self._terminal = replace(self._terminal, columns=columns, rows=rows)
-            if (living := self._living()) is not None:
+            if (living := self.attempts.living()) is not None:
                 living.resize(self._terminal)
 
     def _take_welcome(self, welcome: messages.Welcome) -> None:
@@ -298,7 +287,7 @@ class Agent:
         self._unsaid.clear()
         # An agent that calls again was given up for lost: its workers belong to an attempt that has
         # ended everywhere else.
-        self._kill_workers()
+        self.attempts.kill()
 
     # The spawner.
 
@@ -318,7 +307,7 @@ class Agent:
         except MusterError as error:
             self.spawners.refuse(**refusal_of(error))
         else:
-            self._start_if_ready()
+            self.attempts.start_if_ready()
 
     def tell(self, text: str) -> None:
         """Say a sentence to the user: now, or as soon as the head is there."""
@@ -343,74 +332,34 @@ class Agent:
                 self.inquiries.facts.take_torch(event.facts)
             case orders.InterpreterReady():
                 self.inquiries.facts.take_torch({})
-                self._start_if_ready()
+                self.attempts.start_if_ready()
             case orders.LeaseEnded():
                 self.voice.say("the spawner had no message from this agent and ended its workers")
-                if (living := self._living()) is not None:
+                if (living := self.attempts.living()) is not None:
                     living.note_lost("its agent did not respond, so its workers were ended")
                     living.killed = True
-            case orders.ChildStarted(kind="worker") if self._attempt is not None:
-                self._attempt.note_started(event.rank, event.pid)
-                self._announce_start()
-            case orders.ChildEnded() if self._attempt is not None:
-                self._take_exit(self._attempt, event)
+            case orders.ChildStarted() | orders.ChildEnded():
+                self.attempts.take_child(event)
             case orders.NoChildLeft():
                 proc.leave_sessions(process.session for process in event.left)
                 self.spawn(self._finish_attempt(event.left))
 
-    def _announce_start(self) -> None:
-        attempt = self._attempt
-        if attempt is not None and attempt.all_started:
-            self.send(
-                messages.WorkersStarted(
-                    attempt=attempt.attempt,
-                    pids=attempt.pids,
-                    spawner_pid=self.spawners.pid,
-                )
-            )
-
-    def _take_exit(self, attempt: NodeAttempt, event: orders.ChildEnded) -> None:
-        if event.kind == "worker":
-            attempt.note_exit(event.rank, event.status)
-        elif not attempt.killed:
-            detail = describe_status(event.status)
-            self.send(messages.StoreLost(attempt=attempt.attempt, detail=detail))
-
     async def take_spawner_loss(self, why: str) -> None:
         """Take that all workers have died with their spawner."""
-        if (living := self._living()) is not None:
-            living.note_lost(why)
-            await self._finish_attempt()
+        self.inquiries.end_execs()
+        await self.attempts.lose(why)
 
-    # Attempts.
+    async def _finish_attempt(self, left: tuple[proc.LeftProcess, ...]) -> None:
+        self.inquiries.end_execs()
+        await self.attempts.finish(left)
 
-    def _start_if_ready(self) -> None:
-        order, welcome, spawner = self._waiting_order, self._welcome, self.spawners.link
-        if order is None or welcome is None or self.spawners.ready is None or spawner is None:
-            return
-        if self._living() is not None:
-            return
-        if self._work is not None and not self._work.is_done:
-            return
-        self._waiting_order = None
-        attempt = NodeAttempt(order, self._settings(welcome, order), spawner, self._report_end)
-        self._attempt = attempt
-        self._showing.prefix_lines(order.ranks, self.spawners.environment)
-        store = self._take_store(order.attempt) if self._take_store is not None else None
-        if store is not None and self.spawners.has_torch:
-            host, port = order.master_addr, order.master_port
-            fd = os.dup(store.fileno())
-            spawner.order(orders.StartStore(host=host, port=port), [fd])
-        if store is not None:
-            store.close()
-        attempt.start(self.disk, partial(self._showing.show, order.attempt))
-        for problem in attempt.problems:
-            self.tell(problem)
-
-    def _settings(self, welcome: messages.Welcome, order: messages.StartAttempt) -> WorkerSettings:
+    def settings_of(self, order: messages.StartAttempt) -> WorkerSettings | None:
+        """Return what the workers of an attempt get; None while the node is not set up for them."""
+        if self._welcome is None or (self._work is not None and not self._work.is_done):
+            return None
         return worker_settings(
             self.options,
-            welcome,
+            self._welcome,
             order,
             environment=self.spawners.environment,
             variables=self._work.variables if self._work is not None else {},
@@ -420,37 +369,15 @@ class Agent:
             terminal=self._terminal,
         )
 
-    def _living(self) -> NodeAttempt | None:
-        """Return the attempt of which something may be left on this node."""
-        attempt = self._attempt
-        return attempt if attempt is not None and not attempt.reaped else None
-
-    def _report_end(self, end: WorkerEnd) -> None:
-        self.send(messages.WorkerEnded(end=end))
-
-    def _kill_workers(self, *, ended_well: bool = False) -> None:
-        attempt = self._living()
-        if attempt is not None:
-            attempt.killed = True
-            self.spawners.kill_children(lambda: attempt.reaped, ended_well=ended_well)
-
-    async def _finish_attempt(self, left: tuple[proc.LeftProcess, ...] = ()) -> None:
-        attempt = self._living()
-        if attempt is None:
-            return
-        await attempt.finish()
-        self.inquiries.end_execs()
-        self.send(messages.AllReaped(attempt=attempt.attempt, left=left))
-        self._start_if_ready()
-
     # What workers and the system say.
 
     def _worker_pids(self) -> set[int]:
-        return self._attempt.running_pids if self._attempt is not None else set()
+        attempt = self.attempts.last
+        return attempt.running_pids if attempt is not None else set()
 
     async def _take_report(self, call: IpcCall[WorkerReport]) -> None:
-        report = call.request
-        rank = self._attempt.note_report(call.root, report) if self._attempt is not None else None
+        report, attempt = call.request, self.attempts.last
+        rank = attempt.note_report(call.root, report) if attempt is not None else None
         if rank is not None:
             match report:
                 case DebuggerHeld():
@@ -473,13 +400,13 @@ class Agent:
         data = os.read(fd, 4096)
         if not data:
             asyncio.get_running_loop().remove_reader(fd)
-        if (living := self._living()) is not None:
+        if (living := self.attempts.living()) is not None:
             rank = living.order.ranks.first_rank
             living.write_input(rank, data.decode(errors="replace"), end=not data)
 
     def _take_signal(self, signum: signal.Signals) -> None:
         if signum in (signal.SIGUSR1, signal.SIGUSR2):
-            if (living := self._living()) is not None:
+            if (living := self.attempts.living()) is not None:
                 living.signal(signum, if_caught=True)
             return
         if self.link.channel is None:

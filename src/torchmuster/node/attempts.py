@@ -1,0 +1,158 @@
+"""Keeps the attempts of a node: starts each when the node is ready for it, follows its processes, reports its end."""
+
+import os
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+from torchmuster import proc
+from torchmuster.files.disk import DiskWriter
+from torchmuster.model.failure import WorkerEnd
+from torchmuster.net import messages
+from torchmuster.node.showing import Showing
+from torchmuster.node.spawner import messages as orders
+from torchmuster.node.spawner.keeper import SpawnerKeeper, describe_status
+from torchmuster.node.workers import NodeAttempt, WorkerSettings
+
+
+class AttemptUser(Protocol):
+    """What a keeper needs of its agent."""
+
+    def settings_of(self, order: messages.StartAttempt) -> WorkerSettings | None:
+        """Return what the workers of an attempt get; None while the node is not set up for them."""
+
+    def tell(self, text: str) -> None:
+        """Say a sentence to the user."""
+
+    def send(self, message: messages.Message) -> None:
+        """Send to the head, if it is connected."""
+
+
+class AttemptKeeper:
+    """The attempts of one agent, one after the other.
+
+    Args:
+        spawners: They start the workers.
+        showing: Where the workers' output is shown.
+        disk: Writes their logs.
+        user: The agent.
+        take_store: Returns the listening socket of an attempt's store; on the head's node only.
+
+    Attributes:
+        last: The newest attempt that was started here.
+    """
+
+    def __init__(
+        self,
+        spawners: SpawnerKeeper,
+        showing: Showing,
+        disk: DiskWriter,
+        user: AttemptUser,
+        take_store: Callable[[int], Any] | None = None,
+    ) -> None:
+        self.last: NodeAttempt | None = None
+        self._order: messages.StartAttempt | None = None  # waits for the node
+        self._spawners, self._showing = spawners, showing
+        self._disk, self._user = disk, user
+        self._take_store = take_store
+
+    def living(self) -> NodeAttempt | None:
+        """Return the attempt of which something may be left on this node."""
+        attempt = self.last
+        return attempt if attempt is not None and not attempt.reaped else None
+
+    # The start.
+
+    def take_order(self, order: messages.StartAttempt) -> None:
+        """Start an attempt now, or as soon as the node is ready for it."""
+        self._order = order
+        self.start_if_ready()
+
+    def start_if_ready(self) -> None:
+        """Start the attempt that waits, unless the spawner or the setup is missing or the last one is not gone."""
+        order, spawner = self._order, self._spawners.link
+        if order is None or spawner is None or self._spawners.ready is None:
+            return
+        settings = self._user.settings_of(order) if self.living() is None else None
+        if settings is None:
+            return
+        self._order = None
+        attempt = NodeAttempt(order, settings, spawner, self._report_end)
+        self.last = attempt
+        self._showing.prefix_lines(order.ranks, self._spawners.environment)
+        self._start_store(order)
+        attempt.start(self._disk, partial(self._showing.show, order.attempt))
+        for problem in attempt.problems:
+            self._user.tell(problem)
+
+    def _start_store(self, order: messages.StartAttempt) -> None:
+        store = self._take_store(order.attempt) if self._take_store is not None else None
+        if store is None:
+            return
+        if self._spawners.has_torch:
+            start = orders.StartStore(host=order.master_addr, port=order.master_port)
+            self._spawners.order(start, os.dup(store.fileno()))
+        store.close()
+
+    # Its processes.
+
+    def take_child(self, event: orders.ChildStarted | orders.ChildEnded) -> None:
+        """Take that a worker or the store has started or ended."""
+        attempt = self.last
+        if attempt is None:
+            return
+        match event:
+            case orders.ChildStarted(kind="worker"):
+                attempt.note_started(event.rank, event.pid)
+                self._announce_start(attempt)
+            case orders.ChildEnded(kind="worker"):
+                attempt.note_exit(event.rank, event.status)
+            case orders.ChildEnded() if not attempt.killed:
+                detail = describe_status(event.status)
+                self._user.send(messages.StoreLost(attempt=attempt.attempt, detail=detail))
+
+    def _announce_start(self, attempt: NodeAttempt) -> None:
+        if attempt.all_started:
+            self._user.send(
+                messages.WorkersStarted(
+                    attempt=attempt.attempt,
+                    pids=attempt.pids,
+                    spawner_pid=self._spawners.pid,
+                )
+            )
+
+    def _report_end(self, end: WorkerEnd) -> None:
+        self._user.send(messages.WorkerEnded(end=end))
+
+    # The end.
+
+    def take_kill(self, order: messages.KillAttempt) -> None:
+        """Kill the workers of an attempt; of one that is not here nothing is left."""
+        self._order = None
+        living = self.living()
+        if living is None or living.attempt != order.attempt:
+            self._user.send(messages.AllReaped(attempt=order.attempt))
+        else:
+            self.kill(ended_well=order.ended_well)
+
+    def kill(self, *, ended_well: bool = False) -> None:
+        """Kill the workers that live."""
+        attempt = self.living()
+        if attempt is not None:
+            attempt.killed = True
+            self._spawners.kill_children(lambda: attempt.reaped, ended_well=ended_well)
+
+    async def lose(self, why: str) -> None:
+        """Take that all workers have died with their spawner."""
+        if (living := self.living()) is not None:
+            living.note_lost(why)
+            await self.finish()
+
+    async def finish(self, left: tuple[proc.LeftProcess, ...] = ()) -> None:
+        """Take that all processes of the living attempt are gone, except those that may stay; start what waits."""
+        attempt = self.living()
+        if attempt is None:
+            return
+        await attempt.finish()
+        self._user.send(messages.AllReaped(attempt=attempt.attempt, left=left))
+        self.start_if_ready()
