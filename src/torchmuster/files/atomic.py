@@ -26,9 +26,14 @@ def replace_file(path: str, data: bytes, *, mode: int = 0o644) -> None:
         raise
 
 
+def as_json(value: Any) -> bytes:
+    """Return a value as the indented JSON of a file."""
+    return json.dumps(value, indent=1).encode() + b"\n"
+
+
 def write_json(path: str, value: Any, *, mode: int = 0o644) -> None:
     """Write a value as indented JSON, atomically."""
-    replace_file(path, json.dumps(value, indent=1).encode() + b"\n", mode=mode)
+    replace_file(path, as_json(value), mode=mode)
 
 
 def read_json(path: str) -> Any:

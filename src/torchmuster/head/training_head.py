@@ -1,6 +1,5 @@
 """The head of a training run: hears its agents and clients, lets `TrainingPolicy` decide, carries out what follows."""
 
-import json
 import os
 import time
 from collections import deque
@@ -9,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torchmuster
+from torchmuster.files import atomic
 from torchmuster.files.disk import DiskWriter
 from torchmuster.head.attempt import Attempt
 from torchmuster.head.head import Head, HeadClient
@@ -335,8 +335,7 @@ class TrainingHead(Head[Member]):
             logs_lost_lines=self._logs_lost,
         )
         plain = codec.to_plain(result)
-        text = json.dumps(plain, indent=1) + "\n"
-        self.disk.replace(self.options.run_dir.result, text.encode())
+        self.disk.replace(self.options.run_dir.result, atomic.as_json(plain))
         self.event("run_ended", **plain)
         self.policy.dismiss_all()
         self._carry_out()

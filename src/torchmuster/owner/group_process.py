@@ -15,6 +15,7 @@ from torchmuster.net import listener, messages
 from torchmuster.node.task.options import GroupOrder
 from torchmuster.owner.head_follower import HeadFollower
 from torchmuster.owner.head_watch import HeadWatch
+from torchmuster.owner.record_writer import RecordWriter
 from torchmuster.owner.stops import Stops
 from torchmuster.owner.views.record import read_outcome
 
@@ -31,10 +32,12 @@ class GroupProcess:
         stops: Stops,
         hear: Callable[[messages.Message], None],
         say: Callable[[str], None],
+        record: RecordWriter,
     ) -> None:
         self._run_dir = run_dir
         self._group = group
         self._hear = hear
+        self._record = record
         self._lifeline = os.pipe2(os.O_CLOEXEC)
         self._child: proc.Child | None = None
         self._head = HeadFollower(
@@ -53,11 +56,13 @@ class GroupProcess:
         """Return the process of the head."""
         return self._child.pid if self._child is not None else 0
 
-    def start(self, start: GroupStart) -> tuple[str, int]:
-        """Start the head; return where it listens."""
-        folder = self._run_dir.group(self._group)
-        os.makedirs(folder.path, exist_ok=True)
-        atomic.write_json(folder.start, codec.to_plain(start))
+    async def start(self, start: GroupStart) -> tuple[str, int]:
+        """Start the head; return where it listens.
+
+        Raises:
+            OSError: What the head has to read can't be written.
+        """
+        log = await asyncio.to_thread(self._write_start, start)
         listening = listener.bind("127.0.0.1", 0)
         host, port = listening.getsockname()[:2]
         with listening:
@@ -67,7 +72,6 @@ class GroupProcess:
                 listen_fd=listening.fileno(),
                 lifeline_fd=self._lifeline[0],
             )
-            log = self._open_log()
             try:
                 self._child = proc.start(
                     proc.node_program("group", *codec.to_words(order)),
@@ -77,10 +81,15 @@ class GroupProcess:
                 )
             finally:
                 os.close(log)
-        atomic.write_json(folder.head, {"host": host, "port": port}, mode=0o600)
+        head = self._run_dir.group(self._group).head
+        self._record.replace(head, {"host": host, "port": port}, mode=0o600)
         return str(host), int(port)
 
-    def _open_log(self) -> int:
+    def _write_start(self, start: GroupStart) -> int:
+        """Write what the head is told; return its log, which is open."""
+        folder = self._run_dir.group(self._group)
+        os.makedirs(folder.path, exist_ok=True)
+        atomic.write_json(folder.start, codec.to_plain(start))
         path = self._run_dir.agent_log(f"group-{self._group}")
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 

@@ -15,7 +15,6 @@ from torchmuster import proc
 from torchmuster.engines.local import HEAD
 from torchmuster.engines.starter import describe_end
 from torchmuster.errors import MusterError
-from torchmuster.files import atomic
 from torchmuster.files.tail import last_lines
 from torchmuster.files.terminal import own_terminal
 from torchmuster.model import codec
@@ -31,6 +30,7 @@ from torchmuster.owner.deadline import LAST_STOP, Deadline
 from torchmuster.owner.head_follower import HeadFollower
 from torchmuster.owner.head_watch import HeadWatch
 from torchmuster.owner.parts import Engine, RunDisplay, StandardInput
+from torchmuster.owner.record_writer import RecordWriter
 from torchmuster.owner.stops import Stops
 from torchmuster.owner.views.record import next_attempt, read_result
 
@@ -80,10 +80,10 @@ class Supervisor:
     _stops: Stops = field(init=False)
     _watch: HeadWatch = field(init=False)
     _head: HeadFollower = field(init=False)
+    _record: RecordWriter = field(init=False)
     _input: StandardInput | None = None
     _wanted: set[int] = field(default_factory=set)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
-    _notes: set[asyncio.Task[None]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         plan = self.engine.plan
@@ -98,9 +98,14 @@ class Supervisor:
             hear=self._take,
             say=self.display.say,
         )
+        self._record = RecordWriter(self.engine.run_dir, self.display.say)
 
     async def run(self) -> Result:
         """Follow the run to its end; the agents have been started already."""
+        async with self._record:
+            return await self._follow()
+
+    async def _follow(self) -> Result:
         loop = asyncio.get_running_loop()
         self._stops.listen(self._take_stop)
         for signum in (signal.SIGUSR1, signal.SIGUSR2):
@@ -110,9 +115,7 @@ class Supervisor:
         watching = self._watch_the_time()
         try:
             while self.result is None:
-                noting = asyncio.create_task(asyncio.to_thread(self._write_head))
-                self._notes.add(noting)  # a hung disk must not keep us from following
-                noting.add_done_callback(self._notes.discard)
+                self._write_head()
                 ended = await self._head.follow(self.engine.address, self._watch_agents)
                 if self.result is None and ended is not None:
                     await self._replace_head(ended)
@@ -256,10 +259,7 @@ class Supervisor:
             elapsed_s=0.0,
             report=report,
         )
-        try:
-            atomic.write_json(self.engine.run_dir.result, codec.to_plain(result))
-        except OSError as error:
-            self.display.say(f"the result could not be written: {error.strerror}")
+        self._record.replace(self.engine.run_dir.result, codec.to_plain(result))
         return result
 
     # Signals and the keyboard.
@@ -347,12 +347,7 @@ class Supervisor:
     def _write_head(self) -> None:
         """Tell other clients where the head listens."""
         host, port = self.engine.address
-        try:
-            # A client on another machine, such as a login node, tries all of them.
-            others = {"addresses": list(self.engine.addresses), "node": os.uname().nodename}
-            head = {"host": host, "port": port, **(others if self.engine.addresses else {})}
-            atomic.write_json(self.engine.run_dir.head, head, mode=0o600)
-        except OSError as error:
-            self.display.say(
-                f"`muster cancel` will not find this run: {self.engine.run_dir.head}: {error.strerror}"
-            )
+        # A client on another machine, such as a login node, tries all of them.
+        others = {"addresses": list(self.engine.addresses), "node": os.uname().nodename}
+        head = {"host": host, "port": port, **(others if self.engine.addresses else {})}
+        self._record.replace(self.engine.run_dir.head, head, mode=0o600)

@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from torchmuster import proc
 from torchmuster.errors import MusterError
-from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
-from torchmuster.model.event import event_line, utc_now
 from torchmuster.model.outcome import GroupOutcome, WorkflowResult
 from torchmuster.model.states import State, workflow_state
 from torchmuster.model.verdict import Report
@@ -23,6 +21,7 @@ from torchmuster.model.workflow import GroupPlan, GroupStart, WorkflowPlan
 from torchmuster.net import messages
 from torchmuster.owner.capacity import Capacity, Machine
 from torchmuster.owner.group_process import GroupProcess
+from torchmuster.owner.record_writer import RecordWriter
 from torchmuster.owner.reuse import link_reused
 from torchmuster.owner.stops import Stops
 from torchmuster.owner.views.record import read_events
@@ -80,6 +79,7 @@ class WorkflowOwner:
         self._hosts = hosts
         self._capacity: Capacity | HostCapacity = Capacity(machine) if hosts is None else hosts
         self._display = display
+        self._record = RecordWriter(run_dir, display.say)
         self._groups = {group.name: _Group(group) for group in plan.groups}
         self._changed = asyncio.Event()
         self._stops = Stops()
@@ -87,10 +87,14 @@ class WorkflowOwner:
 
     async def run(self) -> WorkflowResult:
         """Conduct the workflow to its end and return its result."""
+        async with self._record:
+            return await self._conduct()
+
+    async def _conduct(self) -> WorkflowResult:
         if self._hosts is None:
             proc.become_subreaper()
         self._stops.listen(self._take_stop)
-        self._event("workflow_started", run_id=self._plan.run_id, groups=list(self._groups))
+        self._record.event("workflow_started", run_id=self._plan.run_id, groups=list(self._groups))
         self._take_reused()
         try:
             while not all(group.state.is_final for group in self._groups.values()):
@@ -160,7 +164,7 @@ class WorkflowOwner:
         if waited_s > SAY_WAIT_S and not group.said_waiting:
             group.said_waiting = True
             left = f"; {limit_s - waited_s:.0f} s left" if limit_s is not None else ""
-            self._event("group_waits", group=group.plan.name, text=group.why)
+            self._record.event("group_waits", group=group.plan.name, text=group.why)
             if len(self._groups) <= MAX_TOLD_GROUPS:
                 self._display.say(f"group {group.plan.name} {group.why}{left}")
 
@@ -187,7 +191,7 @@ class WorkflowOwner:
                 if group.outcome is None:
                     group.heads_lost += 1
                     sentence = f"the head of group {group.plan.name} was lost; it is started again"
-                    self._event("head_lost", group=group.plan.name)
+                    self._record.event("head_lost", group=group.plan.name)
                     self._display.say(sentence)
             self._end_group(group)
         except MusterError as error:
@@ -208,10 +212,11 @@ class WorkflowOwner:
             self._stops,
             lambda message: self._hear(group, message),
             self._display.say,
+            self._record,
         )
         group.process = process
         try:
-            address = process.start(start)
+            address = await process.start(start)
             group.outcome = await process.follow(address) or group.told
         finally:
             process.close()
@@ -294,7 +299,7 @@ class WorkflowOwner:
             return
         changed = state is not group.state
         group.state, group.why = state, why
-        self._event("group_state", group=group.plan.name, state=state.value, why=why)
+        self._record.event("group_state", group=group.plan.name, state=state.value, why=why)
         worth_a_line = state is not State.SCHEDULING and len(self._groups) <= MAX_TOLD_GROUPS
         if changed and (worth_a_line or state.is_failed):
             has_report = group.outcome is not None and group.outcome.report is not None
@@ -338,11 +343,8 @@ class WorkflowOwner:
             groups={name: state.value for name, state in states.items()},
             reports=tuple(self._reports()),
         )
-        self._event("workflow_ended", state=state.value, exit_code=code)
-        try:
-            atomic.write_json(self._run_dir.result, codec.to_plain(result))
-        except OSError as error:
-            self._display.say(f"the result could not be written: {error.strerror}")
+        self._record.event("workflow_ended", state=state.value, exit_code=code)
+        self._record.replace(self._run_dir.result, codec.to_plain(result))
         return result
 
     def _reports(self) -> list[Report]:
@@ -365,13 +367,6 @@ class WorkflowOwner:
         deadline = time.monotonic() + _END_LIMIT_S
         while self._hosts is None and proc.end_children() and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
-
-    def _event(self, name: str, **fields: Any) -> None:
-        try:
-            with open(self._run_dir.events, "a") as file:
-                file.write(event_line(utc_now(), name, fields))
-        except OSError as error:
-            self._display.say(f"an event could not be recorded: {error.strerror}")
 
 
 def _words_of(state: State, why: str | None) -> str:

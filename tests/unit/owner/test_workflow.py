@@ -3,12 +3,14 @@
 import asyncio
 import os
 import sys
+import threading
 
 from torchmuster.model.states import State
 from torchmuster.model.workflow import GroupPlan, TaskPlan, WorkflowPlan
 from torchmuster.owner import workflow
 from torchmuster.owner.capacity import Machine
 from torchmuster.owner.create import create_workflow_dir
+from torchmuster.owner.views.record import read_events
 from torchmuster.owner.workflow import WorkflowOwner
 
 DEADLINE_S = 30.0
@@ -32,7 +34,7 @@ def alone(name, command):
     return GroupPlan(name=name, tasks=(TaskPlan(name=f"t{name}", lead=True, command=command),))
 
 
-def own(tmp_path, monkeypatch, groups, spoil=lambda run_dir: None):
+def own(tmp_path, monkeypatch, groups, spoil=lambda run_dir: None, display=None):
     """Own a workflow whose run directory `spoil` has changed; return result and lines."""
     monkeypatch.setenv("MUSTER_HOME", str(tmp_path))
     plan = WorkflowPlan(
@@ -46,7 +48,7 @@ def own(tmp_path, monkeypatch, groups, spoil=lambda run_dir: None):
     )
     run_dir = create_workflow_dir(plan, "", "")
     spoil(run_dir)
-    display = Listening()
+    display = display or Listening()
 
     async def limited():
         async with asyncio.timeout(DEADLINE_S):
@@ -84,3 +86,29 @@ def test_groups_that_have_ended_make_room_for_others(tmp_path, monkeypatch):
     groups = [alone(name, ("true",)) for name in ("a", "b", "c")]
     result, _ = own(tmp_path, monkeypatch, groups)
     assert set(result.groups.values()) == {State.COMPLETED.value}
+
+
+def test_a_disk_that_stands_still_does_not_keep_the_owner_from_its_heads(tmp_path, monkeypatch):
+    """The record is a pipe that nobody reads, until the output of a task has come through."""
+    read = []
+    reader = threading.Thread(target=lambda: read.extend(read_events(str(tmp_path / "events"))))
+
+    class ReadsLate(Listening):
+        def show_task(self, task, stream, text, left_out):
+            if not reader.is_alive() and not read:
+                reader.start()
+
+    def spoil(run_dir):
+        os.mkfifo(tmp_path / "events")
+        os.symlink(tmp_path / "events", run_dir.events)
+
+    group = alone("g", ("sh", "-c", "echo heard"))
+    result, said = own(tmp_path, monkeypatch, [group], spoil, ReadsLate())
+    assert result.groups == {"g": State.COMPLETED.value}
+    reader.join(DEADLINE_S)
+    names = [event["event"] for event in read]
+    assert names[0] == "workflow_started"
+    assert names[-1] == "workflow_ended"
+    states = [event["state"] for event in read if event["event"] == "group_state"]
+    assert (states[0], states[-1]) == ("SCHEDULING", "COMPLETED")
+    assert not any("can't be written" in line for line in said)

@@ -1,0 +1,118 @@
+"""What an owner writes: in order, to the last line, and without waiting for a file system that stands still."""
+
+import asyncio
+import json
+import os
+import threading
+import time
+
+import pytest
+
+from torchmuster.files import disk
+from torchmuster.files.layout import RunDir
+from torchmuster.owner import record_writer
+from torchmuster.owner.record_writer import RecordWriter
+from torchmuster.owner.views.record import read_events
+
+AT_ONCE_S = 5.0  # on a machine that is busy with other things
+FULL = "No space left on device"
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    return RunDir(str(folder))
+
+
+def write(run_dir, story):
+    """Run a story with a writer and return what was said to the user."""
+    said = []
+
+    async def go():
+        async with RecordWriter(run_dir, said.append) as record:
+            await story(record)
+
+    asyncio.run(go())
+    return said
+
+
+def test_all_is_written_in_its_order_before_the_owner_ends(run_dir):
+    async def story(record):
+        for number in range(1000):
+            record.event("counted", number=number)
+        record.replace(run_dir.result, {"state": "done"}, mode=0o600)
+
+    assert write(run_dir, story) == []
+    assert [event["number"] for event in read_events(run_dir.events)] == list(range(1000))
+    with open(run_dir.result) as file:
+        assert json.load(file) == {"state": "done"}
+    assert os.stat(run_dir.result).st_mode & 0o777 == 0o600
+
+
+def test_what_an_earlier_owner_has_written_stays(run_dir):
+    async def story(record):
+        record.event("again")
+
+    write(run_dir, story)
+    write(run_dir, story)
+    assert [event["event"] for event in read_events(run_dir.events)] == ["again", "again"]
+
+
+def test_a_file_system_that_stands_still_keeps_nobody_waiting(run_dir, monkeypatch):
+    monkeypatch.setattr(record_writer, "LAST_WRITES_S", 0.2)
+    os.mkfifo(run_dir.events)  # it can't be opened until somebody reads
+
+    async def story(record):
+        started = time.monotonic()
+        for _ in range(100):
+            record.event("counted")
+        record.replace(run_dir.head, {"port": 1})
+        assert time.monotonic() - started < AT_ONCE_S
+
+    (said,) = write(run_dir, story)
+    assert said == (
+        f"files in {run_dir.path} can't be written, so other commands may not find this run"
+        " or see all of it: the file system took more than 0 s"
+    )
+    with open(run_dir.events) as late:  # the thread ends its work
+        assert len(late.readlines()) == 100
+
+
+def test_a_slow_file_system_gets_its_time_at_the_end(run_dir):
+    os.mkfifo(run_dir.events)
+    read = []
+    reader = threading.Thread(target=lambda: read.extend(read_events(run_dir.events)))
+
+    async def story(record):
+        record.event("first")
+        record.event("last")
+        asyncio.get_running_loop().call_later(0.1, reader.start)
+
+    assert write(run_dir, story) == []
+    reader.join(AT_ONCE_S)
+    assert [event["event"] for event in read] == ["first", "last"]
+
+
+def test_a_full_disk_is_told_once_for_each_reason(run_dir):
+    os.symlink("/dev/full", run_dir.events)
+
+    async def story(record):
+        for _ in range(3):
+            record.event("counted")
+        os.mkdir(run_dir.result)
+        record.replace(run_dir.result, {})
+
+    full, in_the_way = write(run_dir, story)
+    assert full.endswith(FULL)
+    assert in_the_way.endswith("result.json: Is a directory")
+
+
+def test_what_the_queue_has_no_room_for_is_told(run_dir, monkeypatch):
+    monkeypatch.setattr(disk, "MAX_WAITING_BYTES", 1)
+
+    async def story(record):
+        record.event("too long")
+
+    (said,) = write(run_dir, story)
+    assert said.endswith("the disk was too slow")
