@@ -51,6 +51,10 @@ class MusterError(Exception):
         self.why = why
         self.fix = fix
 
+    def parts(self) -> dict[str, str | None]:
+        """Return the four parts by name, for another process: `MusterError(**parts)` is the same error there."""
+        return {"what": self.what, "where": self.where, "why": self.why, "fix": self.fix}
+
     def explain_to_user(self) -> str:
         """Return where, why and fix as lines: what a worker reports in place of a traceback."""
         parts = [("at", self.where), ("because", self.why), ("hint", self.fix)]

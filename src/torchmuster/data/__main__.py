@@ -74,8 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _fail(error: MusterError, lines: Lines) -> int:
-    parts = {"what": error.what, "where": error.where, "why": error.why, "fix": error.fix}
-    lines.write("error", parts)
+    lines.write("error", error.parts())
     return MAY_PASS if isinstance(error, DataError) and error.may_pass else WILL_NOT_PASS
 
 

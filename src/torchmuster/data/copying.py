@@ -1,7 +1,6 @@
 """Reading, hashing and copying local files, and detecting changes meanwhile."""
 
 import contextlib
-import errno
 import hashlib
 import os
 import stat
@@ -11,8 +10,6 @@ from dataclasses import dataclass
 from torchmuster.plainfile import open_plain, write_all
 
 CHUNK_BYTES = 8 << 20
-# Where the kernel can't copy by itself: other file systems, old kernels, special files.
-_NO_COPY = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,25 +67,6 @@ def copy_hashed(source: str, target: str) -> Digests:
         os.fchmod(file.fileno(), stat.S_IMODE(os.stat(source).st_mode))
         os.fsync(file.fileno())
     return digests
-
-
-def copy_in_kernel(source: str, target: str) -> None:
-    """Copy in the kernel, which may share blocks until one of the files is written."""
-    with open(source, "rb", buffering=0) as reader, open(target, "wb", buffering=0) as writer:
-        try:
-            while os.copy_file_range(reader.fileno(), writer.fileno(), 1 << 30):
-                pass
-        except OSError as error:
-            if error.errno not in _NO_COPY:
-                raise
-        if writer.tell() < os.fstat(reader.fileno()).st_size:
-            # Refused, or (some network file systems) ended early without an error.
-            reader.seek(0)
-            writer.seek(0)
-            writer.truncate()
-            while chunk := reader.read(CHUNK_BYTES):
-                write_all(writer.fileno(), chunk)
-        os.fchmod(writer.fileno(), stat.S_IMODE(os.fstat(reader.fileno()).st_mode))
 
 
 def sync_folder(path: str) -> None:

@@ -11,6 +11,7 @@ from torchmuster.data.names import check_names, target_path
 from torchmuster.data.progress import Moved, NoteCallback, ProgressCallback, TransferMeter, run_all
 from torchmuster.data.record import DownloadRecord, Finished
 from torchmuster.data.store import Entry, LocalStore, Store
+from torchmuster.files.tree import copy_file
 
 _MAX_ROUNDS = 3
 
@@ -132,7 +133,7 @@ class _Fetcher:
     def _copy(self, source: str, file: Entry, part: str) -> str | None:
         for _ in range(_MAX_ROUNDS):
             before = copying.stamp(source)
-            copying.copy_in_kernel(source, part)
+            copy_file(source, part)
             if copying.stamp(source) == before and os.path.getsize(part) == before.size_bytes:
                 break
         else:

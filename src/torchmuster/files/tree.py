@@ -3,14 +3,17 @@
 import errno
 import os
 import re
-import shutil
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from torchmuster.errors import MusterError
+from torchmuster.plainfile import write_all
 
 _POINTS_TO_NOTHING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+_PIECE_BYTES = 16 << 20
+# Where the kernel can't copy by itself: other file systems, old kernels, special files.
+_NO_COPY = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +122,33 @@ def is_inside(path: str, root: str) -> bool:
     return path == root or path.startswith(root.rstrip("/") + "/")
 
 
+def copy_file(source: str, target: str, count: Callable[[int], object] = int) -> None:
+    """Copy content and mode in the kernel, which may share blocks until one of the files is written.
+
+    Args:
+        source: A regular file.
+        target: Replaced if it exists.
+        count: Gets the size of each piece; of what has to be copied again, negative.
+    """
+    with open(source, "rb", buffering=0) as reader, open(target, "wb", buffering=0) as writer:
+        try:
+            while size := os.copy_file_range(reader.fileno(), writer.fileno(), _PIECE_BYTES):
+                count(size)
+        except OSError as error:
+            if error.errno not in _NO_COPY:
+                raise
+        if writer.tell() < os.fstat(reader.fileno()).st_size:
+            # Refused, or (some network file systems) ended early without an error.
+            count(-writer.tell())
+            reader.seek(0)
+            writer.seek(0)
+            writer.truncate()
+            while piece := reader.read(_PIECE_BYTES):
+                write_all(writer.fileno(), piece)
+                count(len(piece))
+        os.fchmod(writer.fileno(), stat.S_IMODE(os.fstat(reader.fileno()).st_mode))
+
+
 def copy_tree(source: str, target: str, regex: str | None = None) -> int:
     """Copy the files whose relative path `regex` matches (from its start); return their number.
 
@@ -138,8 +168,7 @@ def copy_tree(source: str, target: str, regex: str | None = None) -> int:
         for name in dict.fromkeys(folders):
             os.makedirs(os.path.join(target, name), exist_ok=True)
         for file in files:
-            shutil.copyfile(file.path, os.path.join(target, file.name))
-            os.chmod(os.path.join(target, file.name), file.mode)
+            copy_file(file.path, os.path.join(target, file.name))
         return len(files)
     except OSError as error:
         where = str(error.filename or source)

@@ -22,7 +22,8 @@ from torchmuster.model.plan import Program
 from torchmuster.node.leftovers import hold, note_owner
 from torchmuster.node.options import AgentOptions
 from torchmuster.node.scratch import folder_name, make_scratch, parent_folder
-from torchmuster.node.shell import CommandWatch, NodeShell, SetupError
+from torchmuster.node.shell import NodeShell, SetupError
+from torchmuster.node.task.transfer import Transfer
 
 _MAX_TAKES = 10
 
@@ -126,47 +127,20 @@ class NodeWork:
         """Stage in a process of its own, so that it can hang or be killed without the agent."""
         stages = [{"source": s.source, "target": s.target} for s in self.setup.stages]
         argv = proc.node_program("stage", str(self.scratch), json.dumps(stages))
-        answer, errors = CommandWatch(), CommandWatch(log=self._log)
-        reader, writer = os.pipe2(os.O_CLOEXEC)
-        error_r, error_w = os.pipe2(os.O_CLOEXEC)
+        staging = Transfer(argv, environment, shell.tell, log=self._log)
         try:
-            child = proc.start(argv, env=environment, stdout=writer, stderr=error_w)
-        finally:
-            os.close(writer)
-            os.close(error_w)
-        answer.read(reader)
-        errors.read(error_r)
-        status = await shell.wait(child, lambda: _staging_goes_on(_last_said(answer)))
-        for watch in (answer, errors):
-            watch.drain()
-            watch.close()
-        said = _last_said(answer)
-        if not said.get("whole"):
-            raise self._staging_error(said.get("error"), status, errors)
-
-    def _staging_error(self, said: Any, status: int, errors: CommandWatch) -> SetupError:
-        what = f"staging failed on {self.options.host}"
-        if not isinstance(said, dict):
-            return SetupError(what, why=errors.last_lines() or f"it ended with {status}")
-        what = f"{what}: {said['what']}"
-        return SetupError(what, where=said["where"], why=said["why"], fix=said["fix"])
-
-
-def _last_said(answer: CommandWatch) -> dict[str, Any]:
-    for line in reversed(bytes(answer.tail).split(b"\n")[:-1]):
-        try:
-            message = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(message, dict):
-            return message
-    return {}
+            await staging.finish(
+                lambda child: shell.wait(child, lambda: _staging_goes_on(staging.progress))
+            )
+        except MusterError as error:
+            what = f"staging failed on {self.options.host}: {error.what}"
+            raise SetupError(what, where=error.where, why=error.why, fix=error.fix) from error
 
 
 def _staging_goes_on(said: Mapping[str, Any]) -> str:
     if "source" not in said:
         return "staging has begun"
-    done, total = show_size(said["done"]), show_size(said["total"])
+    done, total = show_size(said["bytes_done"]), show_size(said["total_bytes"])
     return f"staging {said['source']}: {done} of {total}"
 
 

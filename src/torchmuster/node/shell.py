@@ -7,11 +7,12 @@ The shell says over a pipe of its own which line it is at, and at the end its va
 """
 
 import asyncio
+import contextlib
 import os
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torchmuster import proc
@@ -45,11 +46,16 @@ class CommandWatch:
     max_bytes: int = _MAX_ANSWER_BYTES
     _fd: int | None = None
 
-    def read(self, fd: int) -> None:
-        """Begin to read a pipe; it is closed at its end."""
-        os.set_blocking(fd, False)
-        self._fd = fd
-        asyncio.get_running_loop().add_reader(fd, self._take)
+    @contextlib.contextmanager
+    def listen(self) -> Iterator[int]:
+        """Read a pipe to its end; what is given is its other end, for a process that is started meanwhile."""
+        self._fd, writer = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._fd, False)
+        asyncio.get_running_loop().add_reader(self._fd, self._take)
+        try:
+            yield writer
+        finally:
+            os.close(writer)
 
     def drain(self) -> None:
         """Take what is there now."""
@@ -154,10 +160,8 @@ class NodeShell:
         """
         shell = self._find_shell(environment)
         answer, output = CommandWatch(kept=bytearray()), CommandWatch(log=self.log)
-        answer_r, answer_w = os.pipe2(os.O_CLOEXEC)
-        output_r, output_w = os.pipe2(os.O_CLOEXEC)
-        script = _script(lines, environment.get("PATH", ""), own, answer_w)
-        try:
+        with answer.listen() as answer_w, output.listen() as output_w:
+            script = _script(lines, environment.get("PATH", ""), own, answer_w)
             child = proc.start(
                 [shell, "-l", "-c", script],
                 env=environment,
@@ -165,11 +169,6 @@ class NodeShell:
                 stderr=output_w,
                 pass_fds=[answer_w],
             )
-        finally:
-            os.close(answer_w)
-            os.close(output_w)
-        answer.read(answer_r)
-        output.read(output_r)
         try:
             status = await self.wait(child, lambda: _waits_for(_parse(answer), lines))
             answer.drain()
@@ -212,15 +211,9 @@ class NodeShell:
             SetupError: It ended with another code than 0.
         """
         output = CommandWatch(log=self.log)
-        reader, writer = os.pipe2(os.O_CLOEXEC)
-        shell = self._find_shell(environment)
-        try:
-            child = proc.start(
-                [shell, "-c", command], env=environment, cwd=cwd, stdout=writer, stderr=writer
-            )
-        finally:
-            os.close(writer)
-        output.read(reader)
+        argv = [self._find_shell(environment), "-c", command]
+        with output.listen() as writer:
+            child = proc.start(argv, env=environment, cwd=cwd, stdout=writer, stderr=writer)
         status = await self.wait(child, lambda: f"--before still runs: {_short(command)}")
         output.drain()
         if status != 0:
@@ -237,18 +230,11 @@ class NodeShell:
         if not any(sign in text for sign in "$`~"):
             return text
         answer, output = CommandWatch(kept=bytearray()), CommandWatch()
-        reader, writer = os.pipe2(os.O_CLOEXEC)
-        error_r, error_w = os.pipe2(os.O_CLOEXEC)
         inside = f"$HOME{text[1:]}" if text == "~" or text.startswith("~/") else text
         script = 'set -u; printf %s "' + inside.replace('"', '\\"') + '"'
-        try:
-            argv = [self._find_shell(environment), "-c", script]
+        argv = [self._find_shell(environment), "-c", script]
+        with answer.listen() as writer, output.listen() as error_w:
             child = proc.start(argv, env=environment, stdout=writer, stderr=error_w)
-        finally:
-            os.close(writer)
-            os.close(error_w)
-        answer.read(reader)
-        output.read(error_r)
         status = await self.wait(child, lambda: f"still fills in {text}")
         for watch in (answer, output):
             watch.drain()

@@ -3,7 +3,7 @@
     stage FOLDER '[{"source": ..., "target": ...}]'
 
 A file system that hangs must not stop the agent, and a copy must end when the run does: so this is a process that
-can be killed. It prints one JSON object per line: progress in bytes, and at the end an error or that all is there.
+can be killed. It speaks as all movers of files do (`node/task/transfer.py`).
 What is whole has a marker and is not done again; what is half is redone: it is written beside and renamed.
 """
 
@@ -24,6 +24,7 @@ from typing import IO, Any
 from torchmuster import proc
 from torchmuster.errors import MusterError
 from torchmuster.files import atomic
+from torchmuster.files.tree import copy_file
 from torchmuster.model.display.text import show_size
 from torchmuster.model.plan import ARCHIVE_SUFFIXES, Stage
 
@@ -222,10 +223,7 @@ def _copy_folder(source: str, target: str, progress: StageProgress) -> None:
 
 
 def _copy_file(source: str, target: str, progress: StageProgress) -> None:
-    with open(source, "rb") as reader, open(target, "wb") as writer:
-        while block := reader.read(_BLOCK_BYTES):
-            writer.write(block)
-            progress.add(len(block))
+    copy_file(source, target, progress.add)
     shutil.copystat(source, target)
 
 
@@ -333,19 +331,17 @@ def main(arguments: list[str]) -> int:
     scratch, plain = arguments
     stages = [Stage(source=one["source"], target=one["target"]) for one in json.loads(plain)]
 
-    def say(message: dict[str, Any]) -> None:
-        sys.stdout.write(json.dumps(message) + "\n")
+    def say(kind: str, value: Any) -> None:
+        sys.stdout.write(json.dumps({kind: value}) + "\n")
         sys.stdout.flush()
 
+    def tell(source: str, done: int, total: int) -> None:
+        say("progress", {"source": source, "bytes_done": done, "total_bytes": total})
+
     try:
-        stage_all(
-            scratch,
-            stages,
-            lambda source, done, total: say({"source": source, "done": done, "total": total}),
-        )
+        stage_all(scratch, stages, tell)
     except MusterError as error:
-        parts = {"what": error.what, "where": error.where, "why": error.why, "fix": error.fix}
-        say({"error": parts})
+        say("error", error.parts())
         return 1
-    say({"whole": True})
+    say("done", {})
     return 0

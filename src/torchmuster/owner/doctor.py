@@ -21,6 +21,7 @@ from torchmuster.diagnose.facts.collect import FactsOrder, collect, own_torch
 from torchmuster.diagnose.finding import Finding, Level, worst_first
 from torchmuster.diagnose.plan.fit import RingFit, fit_ring, read_timings
 from torchmuster.errors import MusterError
+from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir, muster_home
 from torchmuster.model import codec
 from torchmuster.model.display.text import report_of_error
@@ -100,10 +101,7 @@ def _keep(path: str, text: str) -> None:
                 return
     except OSError:
         pass
-    temporary = f"{path}.{os.getpid()}"
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(temporary, path)
+    atomic.replace_file(path, text.encode())
 
 
 def look_here(script: str | None) -> Outcome:

@@ -1,12 +1,13 @@
 """Copies of trees: what is in them, what is not, and nothing from elsewhere."""
 
+import errno
 import os
 import socket
 
 import pytest
 
 from torchmuster.errors import MusterError
-from torchmuster.files.tree import copy_tree
+from torchmuster.files.tree import copy_file, copy_tree
 
 
 @pytest.fixture
@@ -118,3 +119,28 @@ def test_a_copy_over_a_copy_brings_the_newer_content(source, tmp_path):
     (source / "top.txt").write_text("newer")
     copy_tree(str(source), str(tmp_path / "target"))
     assert (tmp_path / "target" / "top.txt").read_text() == "newer"
+
+
+def refuse(reader, writer, size):
+    raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+
+def end_early(real):
+    """Return a kernel that copies ten bytes and then says that this is all."""
+    sizes = iter((10, 0))
+    return lambda reader, writer, size: real(reader, writer, n) if (n := next(sizes)) else 0
+
+
+@pytest.mark.parametrize("kernel", ["copies", "refuses", "ends early"])
+def test_a_file_is_copied_with_its_mode_whatever_the_kernel_can(tmp_path, monkeypatch, kernel):
+    source, target, counted = tmp_path / "a", tmp_path / "b", []
+    source.write_bytes(bytes(range(256)) * 100)
+    source.chmod(0o750)
+    target.write_bytes(b"x" * 100_000)
+    fakes = {"refuses": refuse, "ends early": end_early(os.copy_file_range)}
+    if kernel in fakes:
+        monkeypatch.setattr(os, "copy_file_range", fakes[kernel])
+    copy_file(str(source), str(target), counted.append)
+    assert target.read_bytes() == source.read_bytes()
+    assert target.stat().st_mode & 0o7777 == 0o750
+    assert sum(counted) == source.stat().st_size

@@ -142,12 +142,8 @@ def mark_of(run_dir: str) -> str:
 
 
 def write_private(path: str, text: str) -> None:
-    """Write a file that only its owner can read, whole or not at all."""
-    temporary = f"{path}.{os.getpid()}-{secrets.token_hex(4)}.tmp"
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(fd, "w") as file:
-        file.write(text + "\n")
-    os.replace(temporary, path)
+    """Write a line that only its owner can read, whole or not at all."""
+    atomic.replace_file(path, f"{text}\n".encode(), mode=0o600)
 
 
 class _PieceSink:

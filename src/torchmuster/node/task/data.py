@@ -3,9 +3,11 @@
 import asyncio
 import contextlib
 import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from torchmuster import proc
 from torchmuster.errors import MusterError
 from torchmuster.files.layout import RunDir, WorkingFolder, runs_dir
 from torchmuster.files.tree import copy_tree
@@ -47,7 +49,7 @@ async def fetch_inputs(
             inside = os.path.join(folder, entry.folder or "")
             words = ["dataset-download", "--name", source, "--to", inside]
         words += ["--regex", entry.regex] if entry.regex else []
-        await Transfer(words, doing).finish()
+        await _start(words, doing).finish()
         if entry.kind is InputKind.DATASET:
             with contextlib.suppress(OSError):  # what a resumed download would need; not the task's
                 os.unlink(os.path.join(folder, f".{entry.folder}.muster.jsonl"))
@@ -105,7 +107,7 @@ async def upload_outputs(
             continue
         doing(f"uploading to {target}")
         words = _upload_words(entry, target, place, run_id, resolve)
-        done = await Transfer(words, doing).finish()
+        done = await _start(words, doing).finish()
         if entry.kind is not OutputKind.URL and "version" in done:
             stored.versions.append(f"{done.get('name')}:{done['version']}")
     return stored
@@ -135,7 +137,13 @@ def start_checkpoint(entry: CheckpointPlan, path: str, resolve: Resolve, doing: 
     words = ["checkpoint", "--path", path, "--url", resolve(entry.url)]
     words += ["--frequency-s", str(entry.frequency_s)]
     words += ["--regex", entry.regex] if entry.regex else []
-    return Transfer(words, doing, keeps_stdin=True)
+    return _start(words, doing, keeps_stdin=True)
+
+
+def _start(words: list[str], doing: Say, *, keeps_stdin: bool = False) -> Transfer:
+    """Start the program for data: it needs packages that an agent does without."""
+    argv = [sys.executable, "-m", "torchmuster.data", *words]
+    return Transfer(argv, proc.own_package_environment(), doing, keeps_stdin=keeps_stdin)
 
 
 def publish(link: str, output: str) -> None:

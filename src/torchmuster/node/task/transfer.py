@@ -1,69 +1,82 @@
-"""Moving a task's data: another process does it, because it needs packages that an agent does without."""
+"""A process that moves files for an agent: it can be killed when a file system hangs, and may need packages of its own.
+
+It speaks in lines of JSON: {"progress": {...}}, {"note": "..."}, and at the end {"done": {...}} or {"error": {...}}.
+"""
 
 import asyncio
 import contextlib
 import json
 import os
-import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from torchmuster import proc
 from torchmuster.errors import MusterError
+from torchmuster.model.contract import describe_exit
+from torchmuster.node.shell import CommandWatch
 
 _MAX_LINE_BYTES = 1 << 20
 
-Note = Callable[[str], None]
-
 
 class Transfer:
-    """One run of `python -m torchmuster.data`, which speaks in lines of JSON."""
+    """One run of such a program.
 
-    def __init__(self, words: list[str], note: Note, *, keeps_stdin: bool = False) -> None:
+    Args:
+        argv: Its command.
+        environment: Its variables.
+        note: Gets its sentences for the user, when they come.
+        log: Gets what it writes to standard error; None: that goes where ours goes.
+        keeps_stdin: The end of its standard input asks it to end its work.
+
+    Attributes:
+        progress: The last that it has said.
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        environment: Mapping[str, str],
+        note: Callable[[str], None],
+        *,
+        log: Callable[[bytes], None] | None = None,
+        keeps_stdin: bool = False,
+    ) -> None:
+        self.progress: dict[str, Any] = {}
         self._note = note
         self._stdin: int | None = None
         self._error: dict[str, Any] | None = None
-        self._done: dict[str, Any] = {}
-        read_end, write_end = os.pipe2(os.O_CLOEXEC)
-        stdin_read: int | None = None
-        if keeps_stdin:
-            stdin_read, self._stdin = os.pipe2(os.O_CLOEXEC)
-        try:
-            self.child = proc.start(
-                [sys.executable, "-m", "torchmuster.data", *words],
-                env=proc.own_package_environment(),
-                stdin=stdin_read,
-                stdout=write_end,
-            )
-        finally:
-            os.close(write_end)
-            if stdin_read is not None:
-                os.close(stdin_read)
-        self._out = read_end
+        self._done: dict[str, Any] | None = None
+        self._line = b""  # what has come of the next one
+        self._said, self._errors = CommandWatch(log=self._take), CommandWatch(log=log)
+        with contextlib.ExitStack() as ends:
+            out = ends.enter_context(self._said.listen())
+            err = ends.enter_context(self._errors.listen()) if log is not None else None
+            stdin = None
+            if keeps_stdin:
+                stdin, self._stdin = os.pipe2(os.O_CLOEXEC)
+                ends.callback(os.close, stdin)
+            self.child = proc.start(argv, env=environment, stdin=stdin, stdout=out, stderr=err)
 
-    async def finish(self) -> dict[str, Any]:
-        """Wait for the end and return what was done.
+    async def finish(
+        self, wait: Callable[[proc.Child], Awaitable[int]] | None = None
+    ) -> dict[str, Any]:
+        """Wait for the end, by `wait` or in silence, and return what was done.
 
         Raises:
             MusterError: It could not be done; the words are the other process's.
         """
-        reader = asyncio.StreamReader(limit=_MAX_LINE_BYTES)
-        pipe = os.fdopen(self._out, "rb", buffering=0)
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), pipe
-        )
         try:
-            async for line in reader:
-                self._take(line)
-            code = await self._wait()
+            code = await (wait or _wait)(self.child)
         except BaseException:
             self.child.send_signal(9)
             raise
         finally:
-            transport.close()
+            for watch in (self._said, self._errors):
+                watch.drain()
+                watch.close()
             self.end_input()
-        if code != 0 or self._error is not None:
-            raise _as_error(self._error, code)
+        if code != 0 or self._error is not None or self._done is None:
+            raise self._failure(code)
         return self._done
 
     def end_input(self) -> None:
@@ -72,26 +85,36 @@ class Transfer:
             os.close(self._stdin)
             self._stdin = None
 
-    async def _wait(self) -> int:
-        while (code := self.child.poll()) is None:
-            await asyncio.sleep(0.01)
-        return code
+    def _take(self, data: bytes) -> None:
+        *lines, self._line = (self._line + data)[-_MAX_LINE_BYTES:].split(b"\n")
+        for line in lines:
+            with contextlib.suppress(ValueError):
+                self._take_message(json.loads(line))
 
-    def _take(self, line: bytes) -> None:
-        with contextlib.suppress(ValueError):
-            message = json.loads(line)
-            if not isinstance(message, dict):
-                return
-            if isinstance(message.get("note"), str):
-                self._note(message["note"])
-            if isinstance(message.get("error"), dict):
-                self._error = message["error"]
-            if isinstance(message.get("done"), dict):
-                self._done = message["done"]
+    def _take_message(self, message: Any) -> None:
+        match message:
+            case {"note": str() as sentence}:
+                self._note(sentence)
+            case {"progress": dict() as progress}:
+                self.progress = progress
+            case {"error": dict() as parts}:
+                self._error = parts
+            case {"done": dict() as done}:
+                self._done = done
+
+    def _failure(self, code: int) -> MusterError:
+        if self._error is None:
+            why = self._errors.last_lines() or describe_exit(code)
+            return MusterError("the process that moves the files ended without a message", why=why)
+        parts = {
+            name: str(self._error[name])
+            for name in ("where", "why", "fix")
+            if self._error.get(name)
+        }
+        return MusterError(str(self._error.get("what", "moving files failed")), **parts)
 
 
-def _as_error(plain: dict[str, Any] | None, code: int) -> MusterError:
-    if plain is None:
-        return MusterError("moving data failed without a message", why=f"exit code {code}")
-    parts = {name: str(plain[name]) for name in ("where", "why", "fix") if plain.get(name)}
-    return MusterError(str(plain.get("what", "moving data failed")), **parts)
+async def _wait(child: proc.Child) -> int:
+    while (code := child.poll()) is None:
+        await asyncio.sleep(0.01)
+    return code

@@ -185,11 +185,8 @@ def load_agreed(
 
 def _raise_together(mine: SnapshotError | None, source: int, kind: type[SnapshotError]) -> NoReturn:
     """Raise the error of one rank on all of them."""
-    words = {}
-    if mine is not None:
-        words = {"what": mine.what, "where": mine.where, "why": mine.why, "fix": mine.fix}
-    said = json.loads(broadcast_bytes(json.dumps(words).encode(), source))
-    raise kind(said.pop("what"), **said)
+    parts = mine.parts() if mine is not None else {}
+    raise kind(**json.loads(broadcast_bytes(json.dumps(parts).encode(), source)))
 
 
 def _send(found: LoadedSnapshot | None, owner: int) -> LoadedSnapshot:
