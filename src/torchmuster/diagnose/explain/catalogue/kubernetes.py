@@ -381,6 +381,12 @@ ENTRIES: tuple[KnownMessage, ...] = (
         tells=Tells.ECHO,
         confirm=None,
     ),
+    _kubelet(
+        name="k8s.ended-with-an-error",
+        wordings=(r"^\s*Reason: +Error\s*$",),  # kubectl's word for any exit code but zero
+        tells=Tells.NOISE,
+        confirm=None,
+    ),
     # Jobs.
     _kubelet(
         name="k8s.backoff-limit",

@@ -349,11 +349,21 @@ ENTRIES: tuple[KnownMessage, ...] = (
             r"Per user-direction, the job has been aborted",
         ),
     ),
+    KnownMessage(
+        name="mpi.abort-code",
+        wordings=(
+            r"application called MPI_Abort\(\S+ (?P<code>-?\d+)\)(?: - process (?P<rank>\d+))?",
+        ),
+        source="MPICH 3.2 to 4.3 and Intel MPI, src/mpi/init/abort.c",
+        tells=Tells.HINTS,
+        cause="exit-code",
+        error="process {rank} ended the job by MPI_Abort with code {code}; the message does not say why",
+        advice="read what this process wrote before it: the program, or a library in it, called MPI_Abort itself",
+    ),
     _echo(
         name="mpi.abort-called",
         wordings=(
             r"MPI_ABORT was invoked on rank \d+",
-            r"application called MPI_Abort\(",
             r"Other MPI error, error stack",
             r"(?:rank|process) \d+ .*exited (?:without calling|on signal).*finalize",
             r"APPLICATION TERMINATED WITH|CLEANING UP REMAINING PROCESSES",

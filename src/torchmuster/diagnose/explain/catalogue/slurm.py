@@ -254,7 +254,7 @@ ENTRIES: tuple[KnownMessage, ...] = (
     _answer(
         name="slurm.requeued-and-held",
         wordings=(
-            r"launch failed requeued held",
+            r"launch[ _]failed[ _]requeued[ _]held",
             r"job requeued in held state",
             r"\((?:JobHoldMaxRequeue|JobLaunchFailure)\)",
         ),
@@ -410,6 +410,24 @@ ENTRIES: tuple[KnownMessage, ...] = (
         name="slurm.state-preempted",
         wordings=(r"JobState=PREEMPTED", r"State: PREEMPTED", r"\bPREEMPTED +0:\d+"),
         kind="preempted",
+    ),
+    _state(
+        name="slurm.state-failed",
+        wordings=(
+            r"JobState=FAILED(?: Reason=(?P<why>\w+))?",
+            r"^\s*\d+(?:_\d+)?(?:[.+]\w+)? .*\bFAILED +(?P<code>[1-9]\d*):0\b",
+            r"^State: FAILED \(exit code (?P<code2>\d+)\)",
+        ),
+        tells=Tells.HINTS,
+        cause="exit-code",
+        error="Slurm says that the job failed, not why: {words:.160}",
+        advice="read the job's own output: scontrol show job JOB names it (StdOut, StdErr)",
+        confirm="sacct -j JOB -o JobID,State,ExitCode,Reason,NodeList",
+    ),
+    _state(
+        name="slurm.state-killed",
+        wordings=(r"^\s*\d+(?:_\d+)?(?:[.+]\w+)? .*\bFAILED +\d+:(?P<signum>[1-9]\d*)\b",),
+        kind="signal_received",
     ),
     _state(
         name="slurm.requeued",

@@ -30,7 +30,7 @@ _MONTHS = "JanFebMarAprMayJunJulAugSepOctNovDec"
 _CLOCK = re.compile(r"(?:\[\d\d:\d\d:\d\d(?:[.,]\d+)?\]|\d\d:\d\d:\d\d(?:[.,]\d+)?) (?!\|)")
 # glog, as torch's C++ writes it: [E1121 10:11:12.123456789 socket.cpp:1011] or W1121 10:11:12.123000 77 file.py:9]
 _GLOG = re.compile(
-    r"\[?(?P<level>[IWEF])(?P<month>\d{1,2})(?P<day>\d\d) (?P<time>\d\d:\d\d:\d\d)\.(?P<part>\d+) (?:(?P<pid>\d+) )?"
+    r"\[?(?P<level>[IWEF])(?P<month>\d{1,2})(?P<day>\d\d) (?P<time>\d\d:\d\d:\d\d)\.(?P<part>\d+) +(?:(?P<pid>\d+) )?"
     r"(?P<file>[^\]\s]+:\d+)\] ?"
 )
 # In the order in which they may stand before each other; each is tried again after the last.

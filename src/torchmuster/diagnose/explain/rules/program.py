@@ -17,7 +17,7 @@ from torchmuster.diagnose.explain.rules.rows import (
     found_by,
     words_of,
 )
-from torchmuster.diagnose.explain.rules.signals import ended_process, signal_of
+from torchmuster.diagnose.explain.rules.signals import code_of, ended_process, signal_of
 from torchmuster.diagnose.explain.rules.told import row_of_exception
 from torchmuster.diagnose.finding import Confidence
 
@@ -271,7 +271,7 @@ def exit_codes(case: Case) -> Iterator[LogFinding]:
 
 
 def _code(event: LogEvent) -> int:
-    word = event.get("code") or event.get("other")
+    word = code_of(event)
     return int(word) if re.fullmatch(r"-?\d{1,9}", word) else 0
 
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from torchmuster.diagnose.explain.case import Case
-from torchmuster.diagnose.explain.events import LogEvent, LogFinding
+from torchmuster.diagnose.explain.events import LineRole, LogEvent, LogFinding, LogLine
 from torchmuster.diagnose.explain.rules.rows import LOW, Row, Weight, found_by
 
 # A program speaks of its own end: its name or its level comes first.
@@ -15,7 +15,17 @@ _SPEAKS_OF_FAILURE = re.compile(
 _NAMES_WHAT = re.compile(
     r"denied|refused|not permitted|invalid|no such|not found|does not exist|timed out|exceed|unreachable"
     r"|corrupt|rejected|revoked|unsupported|not supported|unrecognized|missing|\bfull\b|\blost\b|fallen off"
-    r"|unable to|can(?:no|')t\b|could(?: no|n')t\b|illegal|mismatch|too (?:long|many|large|small|old)",
+    r"|unable to|can(?:no|')t\b|could(?: no|n')t\b|illegal|mismatch|too (?:long|many|large|small|old|few)"
+    r"|out of (?:space|range|bounds|memory|resources)|inconsistent|violat(?:es|ed|ion)|\bnull\b|None. value",
+    re.IGNORECASE,
+)
+# What programs say when they do not go on, in words that are no failure elsewhere: heard as the last words of a log only.
+_GIVES_UP = re.compile(
+    r"\bg(?:iv(?:es?|ing)|ave) up\b|\bcan(?:no|')t (?:go on|continue|proceed)|\bno (?:reply|response|answer|heartbeat)"
+    r"|not (?:respond(?:ing|ed)?|answer(?:ing|ed)?|reached|alive)\b|unresponsive|unhealthy|\bstalled\b|\bdeadlock"
+    r"|\b(?:has |have |is |are )?(?:died|dead|crashed|hung|lame)\b|unknown signal|killed by|panicked|\bpanic:"
+    r"|\blost \d+ of|disagrees?\b|differs? from|below the (?:minimum|required)|check failed|assertion .{1,300}failed|not enough|insufficient"
+    r"|ended (?:abnormally|prematurely|unexpectedly)|unexpected(?:ly)? (?:end|exit|eof|termination)\w*|diverged\b",
     re.IGNORECASE,
 )
 # They tell that something has failed, not what.
@@ -29,15 +39,17 @@ _IS_MILD = re.compile(
     r"|missing\W{0,3}[:=] ?(?:0\b|\[\]|None)|\bif you\b|\bin case\b",
     re.IGNORECASE,
 )
+_HAS_GIVEN_UP = re.compile(r"\bg(?:iv(?:es?|ing)|ave) up\b", re.IGNORECASE)
 _MILD_LEVELS = ("info", "warning")
 # Numbers that only bear such a name.
 _METRIC = re.compile(
-    r"\b(?:0|no|zero|without(?: any)?) (?:[\w-]+ ){0,2}?(?:errors?|fail\w*|exceptions?|killed|aborted)\b"
+    r"\b(?:0|no|zero|without(?: any)?) (?:[\w-]+ ){0,2}?(?:errors?|fail\w*|exceptions?|killed|aborted|lame|dead|lost|crash\w*|unhealthy)\b"
     r"|(?:error|fail|kill|exception|abort)\w*(?: \w+){1,2}\W{0,2}[:=] ?0\b"
     r"|[\w/-]*(?:error|fail|kill|exception|abort)\w*(?: (?:rate|ratio|count)s?)?\W{0,3}[:= ]\s*[\d.]+",
     re.IGNORECASE,
 )
 _LEAST = 2
+_LAST_WORDS = 10  # lines
 _REPORTED = Row(
     cause="reported",
     error="the last error that the log reports: {text:.300}",
@@ -57,17 +69,41 @@ def reported(case: Case, least: int = _LEAST) -> Iterator[LogFinding]:
         return
     best = max(scored, key=lambda one: one[:2])[2]
     near = [event for event in found if 0 <= event.line.order - best.line.order <= 2]
-    yield found_by(case, _REPORTED, [best, *near[1:]], {"text": best.line.text.strip()})
+    yield found_by(case, _REPORTED, [best, *near[1:]], {"text": _whole(case, best.line)})
+
+
+def _whole(case: Case, line: LogLine) -> str:
+    """Return what a line says, with the next one where it ends in a colon."""
+    text = line.text.strip()
+    if not text.endswith(":"):
+        return text
+    following = (
+        other
+        for log in case.record.logs
+        for other in log.last
+        if log.path == line.path and other.order == line.order + 1
+    )
+    return f"{text} {next((other.text.strip() for other in following), '')}".strip()
 
 
 def unanswered(case: Case) -> Sequence[LogEvent]:
     """Return the lines that sound like a failure and after which their log shows no more progress."""
-    told = ("error_line", "raised_line", "exit_code", "exception")
-    return [
-        event
-        for event in case.of(*told)
-        if event.line.order > case.last_good.get(event.line.path, 0)
-    ]
+    told = case.of("error_line", "raised_line", "exit_code", "exception")
+    found = [e for e in told if e.line.order > case.last_good.get(e.line.path, 0)]
+    return sorted([*found, *_last_words(case)], key=lambda event: event.line.order)
+
+
+def _last_words(case: Case) -> Iterator[LogEvent]:
+    """Yield the last lines that mean nothing by their words alone, and yet say that a program did not go on."""
+    known = {event.line.order for event in case.events}
+    ended_well = {event.line.path for event in case.of("success")}
+    for log in case.record.logs:
+        if log.path in ended_well:
+            continue
+        good = case.last_good.get(log.path, 0)
+        for line in log.last[-_LAST_WORDS:]:
+            if line.order > good and line.order not in known and _GIVES_UP.search(line.text):
+                yield LogEvent(kind="error_line", role=LineRole.CONTEXT, line=line)
 
 
 def strength(event: LogEvent) -> int:
@@ -79,7 +115,7 @@ def strength(event: LogEvent) -> int:
     text = _METRIC.sub("", event.line.text)
     speaks = event.line.level == "error" or _SPEAKS_OF_FAILURE.search(text) is not None
     points = 2 * speaks
-    points += 2 * (_NAMES_WHAT.search(text) is not None)
+    points += 2 * any(regex.search(text) is not None for regex in (_NAMES_WHAT, _GIVES_UP))
     points -= 2 * (_WRAPS_ANOTHER.search(text) is not None)
     points -= 3 * _is_mild(event, text)
     return max(0, points)
@@ -93,4 +129,6 @@ def wraps(event: LogEvent) -> bool:
 
 def _is_mild(event: LogEvent, text: str) -> bool:
     """Say whether a line is a warning or less, by the level of its logger or by its words."""
+    if _HAS_GIVEN_UP.search(text) is not None:
+        return False  # after retries
     return event.line.level in _MILD_LEVELS or _IS_MILD.search(text) is not None

@@ -19,11 +19,20 @@ _WORDS = {
     "Floating point exception": 8,
     "Terminated": 15,
     "Hangup": 1,
+    # As bash says it in other languages.
+    "Speicherzugriffsfehler": 11,
+    "Erreur de segmentation": 11,
+    "Violación de segmento": 11,
+    "段错误": 11,
+    "Getötet": 9,
+    "Processus arrêté": 9,
+    "已杀死": 9,
 }
 # Sent by those who tear down: launchers, schedulers, users. They say who was ended, not why.
 _OF_KERNEL = re.compile(r"Killed process|cgroup out of memory|oom-killer")
 _IN_A_TABLE = re.compile(r"\btraceback\s*: Signal")
 _RANK_ROW = re.compile(r"(?P<rank>\d{1,6}) \(local_rank: (?P<local>\d+)\)")
+_CODES = ("code", "other", "rc", "make", "returned")  # of an event's fields
 _SENT_FROM_OUTSIDE = (1, 2, 3, 15)
 
 
@@ -151,7 +160,7 @@ def signal_of(event: LogEvent) -> int:
         )
         return _of_code(int(match[1])) if match is not None else 0
     if event.kind in ("child_failed", "exit_code"):
-        word = event.get("code") or event.get("other")
+        word = code_of(event)
         return _of_code(int(word)) if re.fullmatch(r"-?\d{1,4}", word) else 0
     if event.kind == "signal_received":
         word = event.get("signum") or event.get("number") or event.get("other")
@@ -163,6 +172,11 @@ def signal_of(event: LogEvent) -> int:
     if code is not None:
         return _of_code(int(code[1]))
     return next((number for word, number in _WORDS.items() if word in event.line.text), 0)
+
+
+def code_of(event: LogEvent) -> str:
+    """Return the exit code that an event names; empty where it names none."""
+    return next((event.get(name) for name in _CODES if event.get(name)), "")
 
 
 def _of_code(code: int) -> int:
