@@ -11,7 +11,7 @@ from torchmuster.net.listener import Listener, bind
 
 SECRET = b"s" * 32
 PUBLIC = b"p" * 32
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 
 
 def run(coroutine):

@@ -4,19 +4,26 @@ import os
 import socket
 import struct
 import threading
-import time
 from collections import deque
 
 import pytest
 
 from kit.waiting import wait_until_async
+from torchmuster.net import channel
+from torchmuster.net import listener as listening_side
 from torchmuster.net.channel import connect
 from torchmuster.net.handshake import Reason, Role
 from torchmuster.net.listener import MAX_SILENT, MAX_STRANGERS, bind
 from unit.net.loopback import SECRET, listening, run
 
 GARBAGE = [b"", b"\0" * 64, b"GET / HTTP/1.1\r\n\r\n", b"MUSTERCH" + b"\xff" * 200, b"MUSTER"]
-HONEST_WITHIN_S = 5.0
+
+
+@pytest.fixture
+def patient(monkeypatch):
+    """Let strangers keep their seats longer than any test takes: who gets in did not wait for their time to be up."""
+    monkeypatch.setattr(listening_side, "HANDSHAKE_TIMEOUT_S", 3600.0)
+    monkeypatch.setattr(channel, "CONNECT_TIMEOUT_S", 3600.0)
 
 
 def rss_bytes():
@@ -41,13 +48,12 @@ async def watch_strangers(listener, seen):
         await asyncio.sleep(0)
 
 
-async def time_of_an_honest_call(listener):
-    begun = time.monotonic()
+async def call_honestly(listener):
     agent = await connect("127.0.0.1", listener.port, Role.AGENT, SECRET)
     await agent.close()
-    return time.monotonic() - begun
 
 
+@pytest.mark.usefixtures("patient")
 def test_an_honest_agent_gets_through_a_flood_of_garbage_in_bounded_memory():
     async def check():
         async with listening() as (listener, doorman):
@@ -59,21 +65,22 @@ def test_an_honest_agent_gets_through_a_flood_of_garbage_in_bounded_memory():
             ]
             for flood in floods:
                 flood.start()
-            calls = []
+            num_calls = 0
             while any(flood.is_alive() for flood in floods):
-                calls.append(await time_of_an_honest_call(listener))
+                await call_honestly(listener)
+                num_calls += 1
             grown = rss_bytes() - before
             watching.cancel()
 
-            assert calls, "the flood was over before anyone called"
-            assert max(calls) < HONEST_WITHIN_S
+            assert num_calls, "the flood was over before anyone called"
             assert max(seen) <= MAX_SILENT + 256 + MAX_STRANGERS
             assert grown < 32 << 20
-            assert doorman.channels.qsize() == len(calls)
+            assert doorman.channels.qsize() == num_calls
 
     run(check())
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_hundred_half_open_connections_do_not_hold_the_door():
     async def check():
         async with listening() as (listener, doorman):
@@ -85,7 +92,7 @@ def test_a_hundred_half_open_connections_do_not_hold_the_door():
                 seen = []
                 watching = asyncio.create_task(watch_strangers(listener, seen))
 
-                assert await time_of_an_honest_call(listener) < HONEST_WITHIN_S
+                await call_honestly(listener)
                 assert max(seen) >= 100
                 assert doorman.channels.qsize() == 1
                 watching.cancel()
@@ -93,6 +100,7 @@ def test_a_hundred_half_open_connections_do_not_hold_the_door():
     run(check())
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("flood_from", ["127.0.0.2", "127.0.0.1"])
 def test_a_flood_of_silent_connections_keeps_no_honest_agent_out(flood_from):
     async def check():
@@ -107,12 +115,12 @@ def test_a_flood_of_silent_connections_keeps_no_honest_agent_out(flood_from):
                 await wait_until_async(
                     lambda: counts and counts[-1] >= 2 * MAX_SILENT, "all seats to be taken"
                 )
-                calls = [await time_of_an_honest_call(listener) for _ in range(5)]
+                for _ in range(5):
+                    await call_honestly(listener)
             finally:
                 over.set()
                 flood.join()
-            assert max(calls) < HONEST_WITHIN_S
-            assert doorman.channels.qsize() == len(calls)
+            assert doorman.channels.qsize() == 5
 
     run(check())
 
@@ -131,13 +139,14 @@ def call_and_say_nothing(port, address, over, counts):
             connection.close()
 
 
-def test_a_stranger_who_says_nothing_is_dropped_by_himself():
+def test_a_stranger_who_says_nothing_is_dropped_by_himself(monkeypatch):
+    monkeypatch.setattr(listening_side, "HANDSHAKE_TIMEOUT_S", 0.05)
+
     async def check():
         async with listening() as (listener, _):
             reader, writer = await asyncio.open_connection("127.0.0.1", listener.port)
-            async with asyncio.timeout(6.0):
-                with contextlib.suppress(ConnectionResetError):
-                    assert await reader.read() == b""
+            with contextlib.suppress(ConnectionResetError):
+                assert await reader.read() == b""
             writer.close()
 
     run(check())
@@ -160,7 +169,10 @@ def test_authenticated_connections_take_no_stranger_s_seat():
     run(check())
 
 
-def test_a_crowd_of_honest_agents_is_served_to_the_last():
+@pytest.mark.usefixtures("patient")
+def test_a_crowd_of_honest_agents_is_served_to_the_last(monkeypatch):
+    monkeypatch.setattr(listening_side, "_FAIR_TIME_S", 3600.0)  # nobody is cut off for being slow
+
     async def check():
         async with listening() as (listener, doorman):
             calls = [

@@ -1,5 +1,4 @@
 import asyncio
-import contextlib
 import os
 import socket
 
@@ -37,7 +36,7 @@ class Nodes:
             await asyncio.sleep(0)
 
     def place(self, rank, **changes):
-        given = {"num_nodes": self.num_nodes, "key": SECRET, "timeout_s": 15.0}
+        given = {"num_nodes": self.num_nodes, "key": SECRET, "timeout_s": 60.0}
         there = {"host": "127.0.0.1", "port": self.port}
         return LoneBarrier(rank=rank, **{**given, **there, **changes})
 
@@ -51,9 +50,10 @@ class Nodes:
         """Join as a caller whose every word the test decides."""
         channel = None
         while channel is None:
-            with contextlib.suppress(ConnectionRefusedError):
+            try:
                 channel = await connect("127.0.0.1", self.port, Role.CLIENT, SECRET)
-            await asyncio.sleep(0.005)
+            except ConnectionRefusedError:
+                await asyncio.sleep(lone_barrier.RETRY_S)  # as every guest does
         self._channels.append(channel)
         channel.send_nowait(
             BarrierJoin(

@@ -6,6 +6,7 @@ import os
 import pytest
 
 from kit.ports import reserve_port
+from kit.waiting import wait_until_async
 from torchmuster import proc
 from torchmuster.errors import JoinTimeoutError
 from torchmuster.net import messages
@@ -54,7 +55,7 @@ def meet(conversation, **given):
         doorman = Doorman(**given)
         serving = asyncio.create_task(doorman.listener.serve())
         try:
-            return await asyncio.wait_for(conversation(doorman), 20)
+            return await asyncio.wait_for(conversation(doorman), 60)
         finally:
             serving.cancel()
 
@@ -73,8 +74,7 @@ def test_the_hello_comes_first_and_pings_follow(monkeypatch):
         channel = await link.call()
         talking = asyncio.create_task(link.converse(channel, HELLO, take_all))
         head = await doorman.channels.get()
-        while len(doorman.heard) < 3:
-            await asyncio.sleep(0.01)
+        await wait_until_async(lambda: len(doorman.heard) >= 3, "two pings")
         head.send_nowait(messages.TaskLeave())
         assert await talking is None
         await channel.close()
@@ -132,8 +132,7 @@ def test_silence_ends_the_lease_and_the_connection_but_not_before_a_lease_has_pa
         link.lease = FakeLease(now)
         link._called_at = now[0]
         talking = asyncio.create_task(link.converse(await link.call(), HELLO, take_all))
-        while not doorman.heard:
-            await asyncio.sleep(0.01)
+        await wait_until_async(lambda: doorman.heard, "the hello")
         now[0] += head_link.LEASE_S - 1
         assert link.silent_s() is None
         link.end_silent()

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from kit.waiting import wait_until_async
 from torchmuster.net import messages
 from torchmuster.node import probe
 from torchmuster.node.probe import NetworkProbe
@@ -107,7 +108,7 @@ def test_nobody_there_is_refused(measured):
     async def main():
         answerer, port = answering()
         answerer.close()
-        await asyncio.sleep(0.05)
+        await wait_until_async(lambda: not answerer._tasks, "the end of its listeners")
         return await call(port, measured)
 
     result = asyncio.run(main())

@@ -1,9 +1,32 @@
 """When workers are warned, when they are stopped."""
 
 import asyncio
-import time
 
+import pytest
+
+from torchmuster.owner import deadline as module
 from torchmuster.owner.deadline import Deadline
+
+
+class Clock:
+    """A clock that goes on only while somebody sleeps."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def time(self):
+        return self.now
+
+    async def sleep(self, seconds):
+        self.now += seconds
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr(module, "time", made)
+    monkeypatch.setattr(module, "asyncio", made)
+    return made
 
 
 def watch(deadline):
@@ -14,26 +37,27 @@ def watch(deadline):
     return done
 
 
-def test_workers_are_warned_so_long_before_the_end():
-    deadline = Deadline(0.1, ends_at=time.time() + 0.3)
-    began = time.monotonic()
+def test_workers_are_warned_so_long_before_the_end(clock):
+    deadline = Deadline(120.0, ends_at=4000.0)
     assert [word for word in watch(deadline) if word == "warn"] == ["warn"]
-    assert 0.15 < time.monotonic() - began < 5.0
+    assert clock.now == 4000.0 - 120.0
     assert deadline.was_up
 
 
-def test_a_warning_longer_than_half_of_the_job_is_shortened_and_said():
-    done = watch(Deadline(60.0, ends_at=time.time() + 0.4))
+def test_a_warning_longer_than_half_of_the_job_is_shortened_and_said(clock):
+    done = watch(Deadline(60.0, ends_at=1040.0))
     assert done[0][0] == "say"
     assert "--warn 60s is too long" in done[0][1]
     assert "warn" in done
+    assert clock.now == 1020.0
 
 
-def test_workers_that_stay_are_stopped_only_where_the_run_goes_on():
-    stays = watch(Deadline(0.05, ends_at=time.time() + 0.2))
+def test_workers_that_stay_are_stopped_only_where_the_run_goes_on(clock):
+    stays = watch(Deadline(60.0, ends_at=4000.0))
     assert not [word for word in stays if word[0] == "stop"]
-    stopped = watch(Deadline(0.05, ends_at=time.time() + 0.2, goes_on=True))
+    stopped = watch(Deadline(60.0, ends_at=8000.0, goes_on=True))
     assert [word for word in stopped if word[0] == "stop"] == [("stop", False), ("stop", True)]
+    assert 8000.0 - 60.0 < clock.now < 8000.0
 
 
 def test_an_end_is_asked_for_where_it_is_unknown():

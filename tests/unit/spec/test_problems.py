@@ -23,11 +23,11 @@ def test_without_a_near_miss_the_other_hint_is_given():
 
 def test_a_near_miss_among_many_names_is_found_at_once():
     names = [f"worker-{i}" for i in range(20_000)]
-    began = time.monotonic()
+    began = time.process_time()
 
     assert did_you_mean("worker_19999", names) is not None
     assert did_you_mean("x" * 100_000, names) is None
-    assert time.monotonic() - began < 3
+    assert time.process_time() - began < 3  # it takes 5 ms; a comparison with each name, a minute
 
 
 def test_a_path_is_shown_as_a_person_would_write_it():

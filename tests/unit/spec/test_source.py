@@ -5,6 +5,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kit.work import num_calls
 from torchmuster.errors import UsageError
 from torchmuster.spec.source import MAX_BYTES, parse_yaml
 
@@ -74,10 +75,12 @@ def test_values_are_those_of_the_safe_loader(text):
 
 @pytest.mark.parametrize("text", [BOMB, "a: &a [*a]", "[" * 100_000, "a: [" + "x," * 2_000_000 + "]",
                                   "x: " + "y" * MAX_BYTES, "x: " + "é" * (MAX_BYTES // 2)])  # fmt: skip
-def test_hostile_files_are_refused_within_a_second(text):
+def test_hostile_files_are_refused_soon(text):
     began = time.process_time()
     refusal(text)
-    assert time.process_time() - began < 10
+    assert (
+        time.process_time() - began < 20
+    )  # it takes one at most; all that the aliases mean, hours
 
 
 @pytest.mark.parametrize(
@@ -127,12 +130,13 @@ def test_values_that_only_look_alike_are_an_error(first, second):
     assert "occurs twice" in refusal(f"a: {first}\na: {second}").what
 
 
-def test_a_thousand_tasks_are_parsed_in_linear_time():
-    text = "workflow:\n  tasks:\n" + "".join(TASK.format(index) for index in range(1000))
-    began = time.process_time()
-    document = parse_yaml(text, "f.yaml")
-    assert time.process_time() - began < 5.0  # a quadratic parser takes minutes
-    assert len(document.value["workflow"]["tasks"]) == 1000
+def test_twice_as_many_tasks_are_parsed_with_twice_the_work():
+    def parse(num_tasks):
+        text = "workflow:\n  tasks:\n" + "".join(TASK.format(index) for index in range(num_tasks))
+        document = parse_yaml(text, "f.yaml")
+        assert len(document.value["workflow"]["tasks"]) == num_tasks
+
+    assert num_calls(lambda: parse(400)) < 2.5 * num_calls(lambda: parse(200))
 
 
 @given(st.text() | st.lists(st.sampled_from(

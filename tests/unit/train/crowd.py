@@ -5,6 +5,8 @@
 Each process appends `name pid` to FOLDER/work when a piece is its own. In mode `hang` the first one
 to get a piece writes FOLDER/owner and waits to be killed; in mode `raise` it raises. Prints, as JSON,
 how each process ended: its exit code, or 128 and the signal.
+
+No lease ends in the time that a process waits: what is taken over was proved to be left.
 """
 
 import json
@@ -40,7 +42,8 @@ def work(folder, mode, name):
 
 
 def member(folder, mode, names):
-    place = OncePlace(folder=str(folder / "markers"), token="attempt-1", say=say, timeout_s=40)
+    markers = str(folder / "markers")
+    place = OncePlace(folder=markers, token="attempt-1", say=say, timeout_s=60, lease_s=3600)
     try:
         for name in names:
             with once(name, place) as mine:

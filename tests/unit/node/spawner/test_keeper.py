@@ -110,6 +110,13 @@ def world(monkeypatch):
     return play
 
 
+async def what_is_due():
+    """Return when the loop has made all calls for which it is time."""
+    made = asyncio.Event()
+    asyncio.get_running_loop().call_later(0.0, made.set)
+    await made.wait()
+
+
 async def end(agent, link, status):
     link.status = status
     link.on_end()
@@ -202,8 +209,7 @@ def test_only_a_stopped_spawner_is_killed_with_workers_that_do_not_end(
             keeper.proc, "read_process", lambda pid: SimpleNamespace(state=state, parent_pid=1)
         )
         spawners.kill_children(lambda: False, ended_well=False)
-        await asyncio.sleep(0)
-        await asyncio.sleep(0.01)
+        await what_is_due()
         assert (links[0].status == KILLED) is is_killed
 
     world(story)
@@ -213,7 +219,7 @@ def test_a_spawner_whose_workers_have_ended_is_left_alone(world, monkeypatch):
     async def story(spawners, agent, links, clock):
         monkeypatch.setattr(keeper, "_STOPPED_S", 0.0)
         spawners.kill_children(lambda: True, ended_well=True)
-        await asyncio.sleep(0.01)
+        await what_is_due()
         assert links[0].heard == [orders.KillChildren(ended_well=True)]
         assert links[0].status is None
 

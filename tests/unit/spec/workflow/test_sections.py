@@ -75,4 +75,4 @@ def test_a_file_full_of_keys_is_refused_with_a_few_of_them_soon(text):
     began = time.process_time()
     _, problems = split(text)
     assert 1 <= len(problems) <= 21
-    assert time.process_time() - began < 10
+    assert time.process_time() - began < 20  # it takes less than one; a quadratic search, minutes
