@@ -3,7 +3,7 @@
     python slurm_house.py FOLDER NODE...      stdin: the lifeline; its end ends everything
 
 All of the lab, its bridge and links too, is in namespaces of processes, network, names and mounts
-that no file names (`lab/spaces.py`). This script removes FOLDER when its last process has ended.
+that no file names (`kit/namespaces.py`). This script removes FOLDER when its last process has ended.
 """
 
 import json
@@ -11,8 +11,8 @@ import os
 import shutil
 import sys
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lab"))
-from spaces import (
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "kit"))
+from namespaces import (
     MS_PRIVATE,
     MS_REC,
     NEWIPC,

@@ -17,17 +17,18 @@ import sys
 import tempfile
 from pathlib import Path
 
+from kit import namespaces
 from kit.command import SOURCE
 from kit.waiting import wait_until
 from kit.world import MACHINE, MACHINE_PATH
 
 HERE = Path(__file__).parent
 LOGIN, PREFIX = "login", "10.88.0"
-PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "ip", "nsenter", "unshare")
+PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "ip", "nsenter")
 # Not munged: the package starts one at the next boot, and it has nothing to do with a lab's own.
 DAEMONS = ("slurmctld", "slurmd", "slurmdbd", "slurmrestd")
 # What the kernel must allow: all kinds of namespaces, and a bridge in one.
-TRIAL = ("unshare", "-mnpuif", "ip", "link", "add", "lab0", "type", "bridge")
+TRIAL = "ip link add lab0 type bridge"
 READY_LIMIT_S = 30.0
 
 SLURM_CONF = """\
@@ -72,20 +73,14 @@ PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 def why_not(environ=MACHINE, etc=Path("/etc"), proc=Path("/proc")):
     """Return why no lab may start on this machine; None when one may."""
-    if os.geteuid() != 0:
-        return "a Slurm lab needs root"
-    if missing := [name for name in PROGRAMS if shutil.which(name, path=MACHINE_PATH) is None]:
-        return f"a Slurm lab needs {', '.join(missing)}: apt-get install slurm-wlm munge iproute2"
     if found := [name for name in ("SLURM_CONF", "SLURM_JOB_ID") if environ.get(name)]:
         return f"this shell belongs to a Slurm cluster: {found[0]} is set"
     if found := sorted(etc.glob("slurm*/slurm.conf")):
         return f"this machine belongs to a Slurm cluster: {found[0]}"
     if found := _daemon(proc):
         return f"this machine runs {found}: no lab beside another Slurm"
-    trial = subprocess.run(TRIAL, capture_output=True, text=True)
-    if trial.returncode != 0:
-        return f"no namespaces and bridges here: {trial.stderr.strip()}"
-    return None
+    packages = "slurm-wlm munge iproute2"
+    return namespaces.why_not("a Slurm lab", PROGRAMS, "mnpuif", TRIAL, install=packages)
 
 
 def _daemon(proc):
@@ -239,10 +234,9 @@ class SlurmLab:
             uid: Who runs it; anyone but root must be able to read what it needs.
             options: Those of `subprocess.Popen`.
         """
-        enter = [sys.executable, "-I", "-S", str(HERE.parent / "lab" / "enter.py")]
         place = [str(self.pids[on or LOGIN]), str(uid), str(cwd or self.shared)]
         return subprocess.Popen(
-            [*enter, *place, *map(str, words)], env=self.env | (env or {}), **options
+            [*namespaces.ENTER, *place, *map(str, words)], env=self.env | (env or {}), **options
         )
 
     def run(self, words, *, on=None, env=None, cwd=None, uid=0, limit_s=60.0, stdin=None):

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster.netns import Nodes, why_not
+from cluster.netns import Nodes
 from kit.command import MUSTER, SOURCE
+from kit.namespaces import why_no_networks
 from kit.waiting import wait_until
 from torchmuster import proc
 from torchmuster.engines.local import agent_argv
@@ -47,7 +48,7 @@ with open(f"{sys.argv[1]}/rank-{dist.get_rank()}.json", "w") as file:
 @pytest.fixture
 def nodes(request):
     """Return as many nodes as the test's `num_nodes` says."""
-    if (reason := why_not()) is not None:
+    if (reason := why_no_networks()) is not None:
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
     with Nodes(request.param) as nodes:
         yield nodes
@@ -324,7 +325,7 @@ def test_the_faster_network_wins_over_the_one_that_the_agents_use(nodes, tmp_pat
 
 
 def test_nothing_is_left_of_the_nodes_when_their_maker_is_killed():
-    if (reason := why_not()) is not None:
+    if (reason := why_no_networks()) is not None:
         (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
     program = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"

@@ -1,14 +1,11 @@
 """Two hosts, each a network namespace, and a link between them that drops."""
 
-import os
-import secrets
-import shutil
-import subprocess
 import time
 
 import pytest
 from harness import LOOP
 
+from kit.namespaces import HeldNetworks, why_no_networks
 from kit.waiting import wait_until
 from torchmuster import proc
 
@@ -16,57 +13,31 @@ pytest.importorskip("torch", reason="the workers need torch (extra `train`)")
 pytestmark = pytest.mark.netns
 
 
-def ip(*words):
-    return subprocess.run(["ip", *words], capture_output=True, text=True, check=True).stdout
+ADDRESSES = ("10.231.77.1", "10.231.77.2")
 
 
 @pytest.fixture
 def hosts():
-    """Yield two namespaces `(name, address)` that see only each other."""
-    if os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("network namespaces need root and iproute2")
-    word = secrets.token_hex(3)
-    names = [f"muster-{word}-a", f"muster-{word}-b"]
-    addresses = ["10.231.77.1", "10.231.77.2"]
-    try:
-        try:
-            for name in names:
-                ip("netns", "add", name)
-        except subprocess.CalledProcessError as error:
-            pytest.skip(f"no network namespaces here: {error.stderr}")
-        ip(
-            "link",
-            "add",
-            "eth0",
-            "netns",
-            names[0],
-            "type",
-            "veth",
-            "peer",
-            "eth0",
-            "netns",
-            names[1],
-        )
-        for name, address in zip(names, addresses, strict=True):
-            ip("-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
-            ip("-n", name, "link", "set", "eth0", "up")
-            ip("-n", name, "link", "set", "lo", "up")
-        yield list(zip(names, addresses, strict=True))
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+    """Yield two networks that see only each other."""
+    if (reason := why_no_networks()) is not None:
+        pytest.skip(reason)
+    with HeldNetworks(2) as networks:
+        networks.ip(0, f"link add eth0 type veth peer name eth0 netns {networks.pids[1]}")
+        for number, address in enumerate(ADDRESSES):
+            up = ("link set eth0 up", "link set lo up")
+            networks.ip(number, f"addr add {address}/24 dev eth0", *up)
+        yield networks
 
 
 def start_pair(job, hosts, *options):
     """Start one `muster torchrun` on each host; they share a home and a folder."""
-    (name_a, address), (name_b, _) = hosts
     pair = []
-    for name in (name_a, name_b):
+    for number in range(2):
         run = job(
             "--nproc-per-node", "1", "--rdzv-backend", "c10d",
-            "--rdzv-endpoint", f"{address}:29501", *options, command="torchrun",
+            "--rdzv-endpoint", f"{ADDRESSES[0]}:29501", *options, command="torchrun",
         )  # fmt: skip
-        run.prefix = ("nsenter", f"--net=/run/netns/{name}")
+        run.prefix = tuple(hosts.argv(number, []))
         pair.append(run)
     head, other = pair
     other.home = head.home
@@ -84,7 +55,7 @@ def test_two_hosts_train_over_their_link(job, hosts):
     assert head.wait() == 0
     assert other.wait() == 0
     masters = [event["master"] for event in head.events("attempt_started")]
-    assert masters[0].startswith("10.231.77.1:")
+    assert masters[0].startswith(f"{ADDRESSES[0]}:")
 
 
 def test_a_node_that_is_cut_off_is_dead_before_the_next_attempt_and_rejoins(job, hosts):
@@ -95,13 +66,13 @@ def test_a_node_that_is_cut_off_is_dead_before_the_next_attempt_and_rejoins(job,
     first = head.wait_up(0, num=2)
     cut_off = [p for p, _ in first.values() if p in other.all_pids()]
     assert len(cut_off) == 1
-    ip("-n", hosts[1][0], "link", "set", "eth0", "down")
+    hosts.ip(1, "link set eth0 down")
     dropped = time.monotonic()
     second = head.wait_up(1, num=1, timeout_s=60)
     assert set(second) == {0}
     assert second[0][1] - dropped > 10.0
     assert not proc.is_running(cut_off[0])
-    ip("-n", hosts[1][0], "link", "set", "eth0", "up")
+    hosts.ip(1, "link set eth0 up")
     wait_until(lambda: head.events("newcomer"), "the node's return", 60)
     head.order(0, "kill")
     third = head.wait_up(2, num=2)
@@ -113,13 +84,10 @@ def test_a_node_that_is_cut_off_is_dead_before_the_next_attempt_and_rejoins(job,
 
 
 def test_a_path_that_swallows_large_packets_is_named(job, hosts):
-    (head_name, _), (other_name, _) = hosts
-    for name in (head_name, other_name):
-        ip("-n", name, "link", "set", "eth0", "gso_max_segs", "1")
+    for number in range(2):
+        hosts.ip(number, "link set eth0 gso_max_segs 1")
     # The head's end of the link drops what is longer, and its kernel says that it takes more.
-    ip("-n", head_name, "link", "set", "eth0", "mtu", "600")
-    words = ("route", "change", "10.231.77.0/24", "dev", "eth0", "advmss", "1460")
-    ip("-n", head_name, *words)
+    hosts.ip(0, "link set eth0 mtu 600", "route change 10.231.77.0/24 dev eth0 advmss 1460")
     head, other = start_pair(job, hosts, "--nnodes", "2", "--rdzv-conf", "join_timeout=60")
     wait_until(lambda: "large packets" in head.stderr, "the line", 60)
     for run in (head, other):

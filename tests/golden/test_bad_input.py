@@ -7,7 +7,6 @@ code. `pytest tests/golden --update-golden` writes them again; read the differen
 import os
 import re
 import shlex
-import shutil
 import socket
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import sys
 import pytest
 
 from kit.command import SOURCE
+from kit.namespaces import small_disk, why_no_mount
 from kit.transcripts import GOLDEN, read_sections
 
 RUN_ID = re.compile(r"\d{8}-\d{6}-([A-Za-z0-9-]+)-[0-9a-f]{4}")
@@ -254,18 +254,11 @@ def test_a_home_that_can_t_be_used_is_an_error_before_anything_starts(name, plac
 
 
 def test_a_full_disk_is_an_error_before_anything_starts(place, golden):
-    if os.getuid() != 0 or shutil.which("unshare") is None:
-        pytest.skip("a private mount needs root and unshare(1)")
-    script = (
-        'mount -t tmpfs -o size=64k none "$0" || exit 98; "$@"; code=$?;'
-        ' test -z "$(ls -A "$0/runs")" || exit 99; exit $code'
-    )
-    before = ["unshare", "-m", "sh", "-c", script, str(place / "home")]
-    tried = subprocess.run(
-        [*before, "mkdir", str(place / "home" / "runs")], capture_output=True, text=True
-    )
-    if tried.returncode != 0:
-        pytest.skip(f"a private mount is not allowed here: {tried.stderr.strip()}")
+    if (reason := why_no_mount()) is not None:
+        pytest.skip(reason)
+    home = str(place / "home")
+    nothing_left = '"$@"; code=$?; test -z "$(ls -A "$0/runs")" || exit 99; exit $code'
+    before = [*small_disk(home, "64k"), "sh", "-c", nothing_left, home]
 
     done = muster(place, ["run", "--run-id", "full", "train.py"], before=before)
 

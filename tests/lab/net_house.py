@@ -4,7 +4,7 @@
 
 FOLDER/lab.json says which hosts and networks there are, and which files each host has of its own.
 Each host is a process that holds its network, name, mounts, IPC and, for its children, its process
-namespace; all are below the lab's own process namespace (`spaces.py`). This script removes FOLDER
+namespace; all are below the lab's own process namespace (`kit/namespaces.py`). This script removes FOLDER
 when the last process of the lab has ended.
 """
 
@@ -15,8 +15,8 @@ import shutil
 import signal
 import sys
 
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from spaces import (
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "kit"))
+from namespaces import (
     MS_PRIVATE,
     MS_REC,
     NEWIPC,

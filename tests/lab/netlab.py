@@ -47,15 +47,15 @@ import sys
 import tempfile
 from pathlib import Path
 
+from kit import namespaces
 from kit.command import SOURCE
 from kit.waiting import wait_until
-from kit.world import MACHINE_PATH
 from lab import host_files, lab_ssh
 from lab.parts import DOCKER, HSN, MGMT, USUAL, Host, Network
 
 __all__ = ["DOCKER", "HSN", "MGMT", "SOURCE", "Host", "NetLab", "Network", "why_not"]
 HERE = Path(__file__).parent
-PROGRAMS = ("ip", "tc", "nft", "nsenter", "unshare", "sshd", "ssh", "ssh-keygen")
+PROGRAMS = ("ip", "tc", "nft", "nsenter", "sshd", "ssh", "ssh-keygen")
 # What the kernel must allow: all kinds of namespaces, a bridge and a firewall in one.
 TRIAL = "ip link add lab0 type bridge && nft add table inet lab0"
 BRIDGE_MTU = 9000
@@ -65,16 +65,8 @@ NOT_OURS = ("SLURM_", "PBS_", "MUSTER_", "COV_", "PYTEST_", "SSH_", "XDG_", "PYT
 
 def why_not():
     """Return why no lab may start on this machine; None when one may."""
-    if os.geteuid() != 0:
-        return "a network lab needs root"
-    if missing := [name for name in PROGRAMS if shutil.which(name, path=MACHINE_PATH) is None]:
-        return f"a network lab needs {', '.join(missing)}: apt-get install openssh-server nftables iproute2"
-    trial = subprocess.run(
-        ["unshare", "-mnpuif", "sh", "-c", TRIAL], capture_output=True, text=True
-    )
-    if trial.returncode != 0:
-        return f"no namespaces, bridges or firewalls here: {trial.stderr.strip()}"
-    return None
+    packages = "openssh-server nftables iproute2"
+    return namespaces.why_not("a network lab", PROGRAMS, "mnpuif", TRIAL, install=packages)
 
 
 class NetLab:
@@ -147,7 +139,7 @@ class NetLab:
             uid: Who runs it.
             options: Those of `subprocess.Popen`.
         """
-        enter = [sys.executable, "-I", "-S", str(HERE / "enter.py"), str(self.pids[host])]
+        enter = [*namespaces.ENTER, str(self.pids[host])]
         words = [*enter, str(uid), str(cwd or self.home), *map(str, argv)]
         return subprocess.Popen(words, env=self.environment(host) | (env or {}), **options)
 

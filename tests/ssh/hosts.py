@@ -11,6 +11,7 @@ import socket
 import subprocess
 from pathlib import Path
 
+from kit import namespaces
 from kit.command import MUSTER, SOURCE
 from kit.ports import reserve_port
 from kit.waiting import wait_until
@@ -35,14 +36,8 @@ SetEnv HOME={folder}/home
 
 def why_not():
     """Return why hosts can't be made here; None where they can."""
-    if os.getuid() != 0:
-        return "real hosts for ssh need root"
-    for command in ("/usr/sbin/sshd", "ssh", "ssh-keygen", "unshare", "setpriv"):
-        if shutil.which(command, path=MACHINE_PATH) is None:
-            return f"there is no {command}"
-    if subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode != 0:
-        return "there are no mount namespaces here"
-    return None
+    programs = ("/usr/sbin/sshd", "ssh", "ssh-keygen", "setpriv")
+    return namespaces.why_not("a real host for ssh", programs, "m", "true")
 
 
 def processes_with(text):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from kit.namespaces import small_disk, why_no_mount
 from kit.waiting import wait_until
 from torchmuster.files.disk import MAX_WAITING_BYTES, DiskWriter
 
@@ -247,14 +248,9 @@ with open(log, "rb") as file:
 @pytest.fixture
 def tiny_disk(tmp_path):
     """The words that run a program with a file system of 64 KiB at its first argument."""
-    if os.getuid() != 0 or shutil.which("unshare") is None:
-        pytest.skip("a private mount needs root and unshare(1)")
-    script = 'mount -t tmpfs -o size=64k none "$0" && exec "$@"'
-    words = ["unshare", "-m", "sh", "-c", script, str(tmp_path)]
-    tried = subprocess.run([*words, "true"], capture_output=True, text=True)
-    if tried.returncode != 0:
-        pytest.skip(f"a private mount is not allowed here: {tried.stderr.strip()}")
-    return words
+    if (reason := why_no_mount()) is not None:
+        pytest.skip(reason)
+    return small_disk(tmp_path, "64k")
 
 
 def test_a_disk_that_fills_up_keeps_whole_lines_up_to_the_mark(tiny_disk, tmp_path):

@@ -12,7 +12,7 @@ import sys
 import warnings  # noqa: F401  os.execvp needs it when another user can no longer read it
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from spaces import NEWIPC, NEWNET, NEWNS, NEWPID, NEWUTS, checked, die_with_parent, libc
+from namespaces import NEWIPC, NEWNET, NEWNS, NEWPID, NEWUTS, checked, die_with_parent, libc
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 # The names last: /proc is another one then. A host's own processes are its holder's children.
