@@ -5,6 +5,7 @@ a module with a `DIALECT`.
 """
 
 import contextlib
+import functools
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
@@ -29,12 +30,8 @@ def engine_entries(found: "Iterable[EntryPoint] | None" = None) -> dict[str, Sch
     Raises:
         UsageError: Two bring the same name.
     """
-    if found is None:
-        from importlib.metadata import entry_points
-
-        found = entry_points(group=GROUP)
     entries = dict(SCHEDULERS)
-    for point in found:
+    for point in _installed() if found is None else found:
         source = point.dist.name if point.dist is not None else point.value
         known = entries.get(point.name)
         if known is not None or point.name == _RESERVED:
@@ -48,6 +45,13 @@ def engine_entries(found: "Iterable[EntryPoint] | None" = None) -> dict[str, Sch
             name=point.name, module=point.value, install=f"what {source} needs", source=source
         )
     return entries
+
+
+@functools.cache  # a list of runs asks for each, and this reads a file of every installed package
+def _installed() -> "tuple[EntryPoint, ...]":
+    from importlib.metadata import entry_points
+
+    return tuple(entry_points(group=GROUP))
 
 
 class Schedulers(Mapping[str, SchedulerFacts]):

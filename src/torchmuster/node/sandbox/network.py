@@ -174,14 +174,14 @@ def choose_network(
     for whole in _POOLS:
         pool = ipaddress.IPv4Network(whole)
         count = pool.num_addresses >> 8
-        start = draw(count)
-        for step in range(count):
+        start, step = draw(count), 0
+        while step < count:
             first = int(pool.network_address) + ((start + step) % count << 8)
             network = ipaddress.IPv4Network((first, 24))
-            if not any(network.overlaps(other) for other in taken):
+            clash = next((other for other in taken if network.overlaps(other)), None)
+            if clash is None:
                 return network
-            if any(other.supernet_of(pool) for other in taken):
-                break
+            step += (int(clash.broadcast_address) - first >> 8) + 1
     raise MusterError(
         "no private network can be made", why=f"{', '.join(_POOLS)} are routed here as a whole"
     )

@@ -7,6 +7,7 @@ import errno
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 from torchmuster.diagnose.explain.catalogue.entry import KnownMessage, Tells
 from torchmuster.diagnose.explain.catalogue.index import CATALOGUE
@@ -295,15 +296,24 @@ class _AnyOf:
         return self._end.search(text) is not None and self._whole.search(text) is not None
 
 
+@cache
+def _any_stem() -> _AnyOf:
+    # A stem of several words is told by its longest.
+    return _AnyOf({max(stem.split(), key=len) for stem in STEMS})
+
+
+@cache
+def _any_word() -> _AnyOf:
+    return _AnyOf(CATALOGUE.stems)
+
+
 class WordFilter:
     """Knows words that no stem is in: a line of such words only means nothing, and costs no more than its words."""
 
     def __init__(self) -> None:
         self._harmless: set[bytes] = set()
-        # A stem of several words is told by its longest.
-        stems = {max(stem.split(), key=len) for stem in STEMS}
-        self._stems = _AnyOf(stems)
-        self._words = _AnyOf(CATALOGUE.stems)
+        self._stems = _any_stem()
+        self._words = _any_word()
 
     def is_harmless(self, shape: bytes) -> bool:
         """Say whether a line, its digits made zeros, can't mean anything."""
