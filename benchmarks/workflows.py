@@ -48,6 +48,7 @@ workflow:
     - name: task-{{ i }}
       lead: {{ i == 0 }}
       command: [bash, -c, "date +%s.%N > FOLDER/began-{{ i }}"]
+      files: [{path: FOLDER/many/new, contents: x}]
     {% endfor %}
 default-values:
   num_tasks: 2
@@ -76,8 +77,14 @@ def plan(folder: Path, text: str, number: str) -> float:
     return muster(folder, "submit", "w.yaml", "--set", number, "--dry-run")
 
 
-def start(folder: Path, num_tasks: int) -> float:
-    """Return the seconds from typing `muster submit` to the first word of the last command."""
+def start(folder: Path, num_tasks: int, num_entries: int = 0) -> float:
+    """Return the seconds from typing `muster submit` to the first word of the last command.
+
+    Each task has a file of its own in a folder of the machine with so many entries, which its view shows beside it.
+    """
+    (folder / "many").mkdir()
+    for number in range(num_entries):
+        (folder / "many" / str(number)).touch()
     (folder / "w.yaml").write_text(WIDE.replace("FOLDER", str(folder)))
     begin = time.time()
     muster(folder, "submit", "w.yaml", "--set", f"num_tasks={num_tasks}")
@@ -110,6 +117,9 @@ def all_cases(
             folder, WIDE, f"num_tasks={num_planned}"
         ),
         "submit to the first command, 1 task": lambda folder: start(folder, 1),
+        "submit to the first command, 1 task with a file among 500": lambda folder: start(
+            folder, 1, num_entries=500
+        ),
         f"submit to the last command, {num_tasks} tasks": lambda folder: start(folder, num_tasks),
         f"{num_groups} groups in a chain": lambda folder: chain(folder, num_groups),
         f"{num_groups} commands by bash": lambda _: by_hand(num_groups),

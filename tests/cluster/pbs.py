@@ -107,7 +107,7 @@ class FakePbs:
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)["Jobs"][job]
 
-    def wait(self, job, state="F", limit_s=30.0):
+    def wait(self, job, state="F", limit_s=60.0):
         """Wait for a state of a job; return its view then."""
         wait_until(lambda: self.view(job)["job_state"] == state, f"{job} to be {state}", limit_s)
         return self.view(job)
@@ -138,7 +138,7 @@ class FakePbs:
                 self.call("qdel", *living)
         try:
             # What has left the job's sessions is not ended by PBS: it has to go by itself.
-            wait_until(lambda: not self.processes(), "the jobs to end", 30.0)
+            wait_until(lambda: not self.processes(), "the jobs to end")
         finally:
             for pid in self.processes():
                 with contextlib.suppress(ProcessLookupError):

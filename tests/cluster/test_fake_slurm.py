@@ -41,7 +41,7 @@ def cluster(tmp_path):
     yield environment
     for path in (tmp_path / "queue").glob("*.json"):
         pid = json.loads(path.read_text())["pid"]
-        wait_until(lambda pid=pid: not _lives(pid), "the end of a job", 20.0)
+        wait_until(lambda pid=pid: not _lives(pid), "the end of a job")
 
 
 def _lives(pid):

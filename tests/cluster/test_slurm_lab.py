@@ -143,13 +143,13 @@ def test_a_lab_leaves_nothing_on_the_machine(tmp_path, killed):
     words = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", tmp_path]
     words += ["-p", "no:cacheprovider", tmp_path / "test_it.py"]
     with subprocess.Popen(words, env=os.environ | paths, cwd=tmp_path) as child:
-        wait_until(lambda: told.exists() or child.poll() is not None, "the lab", 60.0)
+        wait_until(lambda: told.exists() or child.poll() is not None, "the lab")
         if killed:
             child.kill()
     assert child.returncode == (-signal.SIGKILL if killed else 0)
     folder, space, pids = json.loads(told.read_text())
-    wait_until(lambda: not inside(folder, space, pids), "the end of its processes", 15.0)
-    wait_until(lambda: not os.path.exists(folder), "the end of its folder", 15.0)
+    wait_until(lambda: not inside(folder, space, pids), "the end of its processes")
+    wait_until(lambda: not os.path.exists(folder), "the end of its folder")
     wait_until(
         lambda: not host() - before, "the host to be as before", 90.0
     )  # other tests may have links too

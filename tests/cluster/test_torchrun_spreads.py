@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -150,18 +149,13 @@ def test_a_static_line_gets_its_ranks(site):
     assert "rank 1 attempt 0" in text
 
 
-def test_no_spread_names_the_missing_host_within_5_s(site):
-    started = time.monotonic()
+def test_no_spread_names_the_missing_host_while_it_is_waited_for(site):
     job = site(line(site, "--no-spread"), wait=False)
-    wait_until(
-        lambda: "waiting for n2: no agent has connected" in _text(site, job), "the name", 20.0
-    )
-    waited_s = time.monotonic() - started
+    wait_until(lambda: "waiting for n2: no agent has connected" in _text(site, job), "the name")
     text = _text(site, job)
 
     assert "torchrun was started on n1 only?" in text
     assert STARTED not in text
-    assert waited_s < 8.0, "5 s from the head's start; qsub and bash come before it"
 
 
 @pytest.mark.lab
@@ -187,12 +181,12 @@ def test_more_nodes_than_the_job_has_is_an_error_at_once(site):
 
 @pytest.mark.lab
 def test_a_range_of_nodes_is_cut_to_the_jobs_hosts(site):
-    started = time.monotonic()
-    _, text = site(line(site).replace("--nnodes 2", "--nnodes 1:4"))
+    # Who waits for the last call does not end in the time that the test has.
+    words = "--nnodes 1:4 --rdzv_conf last_call_timeout=3600"
+    _, text = site(line(site).replace("--nnodes 2", words))
 
     assert text.count("sum 2") == 2, text
     assert "--nnodes allows 4 nodes, job 0.ctl of pbs has 2: n1, n2" in text
-    assert time.monotonic() - started < 28.0, "the last call of 30 s was not waited for"
 
 
 def test_a_killed_agent_that_was_spread_is_started_again(site):
@@ -215,8 +209,8 @@ def test_the_end_of_the_head_ends_what_it_has_spread(site):
     head = next(pid for pid in _agents(site.pbs) if pid != agent)
     os.kill(head, signal.SIGKILL)
 
-    wait_until(lambda: not Path(f"/proc/{agent}").exists(), "the end of n2's agent", 20.0)
-    assert site.pbs.wait(job, "F", 30.0)["Exit_status"] == 137
+    wait_until(lambda: not Path(f"/proc/{agent}").exists(), "the end of n2's agent")
+    assert site.pbs.wait(job)["Exit_status"] == 137
 
 
 @pytest.mark.lab

@@ -68,7 +68,7 @@ def toy(tmp_path):
 
     yield muster
     for path in (tmp_path / "queue").glob("*.json"):
-        wait_until(lambda path=path: job_has_ended(path), "the end of a job", 20.0)
+        wait_until(lambda path=path: job_has_ended(path), "the end of a job")
 
 
 def job_has_ended(path):

@@ -87,7 +87,7 @@ def test_a_client_that_missed_the_end_does_not_run_the_job_again(job, tmp_path):
     wait_until(lambda: (run.home / "runs").is_dir() and run.events("run_ended"), "the end")
     wait_until(lambda: not any(map(proc.is_running, proc.children_of(client))), "the agent's end")
     os.kill(client, signal.SIGCONT)
-    assert run.wait(20) == 0
+    assert run.wait() == 0
     assert (run.folder / "runs").read_text() == "once "
 
 
@@ -118,7 +118,7 @@ def test_a_spawner_that_stands_still_does_not_hold_the_next_attempt(light):
     light.wait_up(0, 2)
     os.kill(light.spawner_pid("n2"), signal.SIGSTOP)
     light.order(0, "kill")
-    light.wait_up(1, 2, 20)
+    light.wait_up(1, 2)
     assert light.finish() == 0
 
 
@@ -132,7 +132,7 @@ def test_a_second_ctrl_c_cuts_the_grace_short_under_torchrun(job, tmp_path):
     os.kill(run.process.pid, signal.SIGINT)
     wait_until((run.folder / "caught").exists, "the first signal")
     os.kill(run.process.pid, signal.SIGINT)
-    assert run.wait(10) == 130
+    assert run.wait() == 130
 
 
 def test_a_head_that_cannot_start_workers_ends_with_its_own_code(tmp_path):

@@ -11,21 +11,25 @@ from kit.command import muster_env
 from kit.waiting import wait_until
 from torchmuster import proc
 from torchmuster.engines.local import agent_argv
+from torchmuster.head.training_policy import FIRST_SAY_S
 from torchmuster.model.lease import SILENT_S
 from torchmuster.node.options import AgentOrder
 
 pytest.importorskip("torch", reason="the workers need torch (extra `train`)")
 
+# What is said where a lease has ended, and not where an end was seen.
+NOT_HEARD = "has not responded for"
+NO_MESSAGE = "no message from the head"
+
 
 @pytest.mark.short
-def test_a_killed_agent_is_seen_within_a_second_and_its_place_filled(job):
+def test_a_killed_agent_is_seen_by_its_closed_connection_and_its_place_filled(job):
     run = job().start()
     first = run.wait_up(0)
-    killed = time.monotonic()
     os.kill(run.agent_pid("n2"), signal.SIGKILL)
-    run.wait_event("node_lost", timeout_s=10)
-    assert time.monotonic() - killed < 1.0
-    wait_until(lambda: not any(proc.is_running(p) for p, _ in first.values()), "dead workers", 2.0)
+    lost = run.wait_event("node_lost")
+    assert lost["why"].startswith("its agent has gone (")  # it was not its silence
+    wait_until(lambda: not any(proc.is_running(p) for p, _ in first.values()), "dead workers")
     second = run.wait_up(1)
     assert set(second) == {0, 1, 2, 3}
     assert run.finish() == 0
@@ -38,25 +42,22 @@ def test_a_killed_spawner_ends_its_workers_and_costs_one_restart(job):
     run = job().start()
     first = run.wait_up(0)
     os.kill(run.spawner_pid("n2"), signal.SIGKILL)
-    killed = time.monotonic()
-    run.wait_event("attempt_failed", timeout_s=10)
-    assert time.monotonic() - killed < 1.0
+    run.wait_event("attempt_failed")
     assert not any(proc.is_running(pid) for pid, _ in first.values())
     run.wait_up(1)
     assert run.finish() == 0
     assert "n2: its spawner ended (SIGKILL)" in run.stderr
+    assert NOT_HEARD not in run.stderr
 
 
 def test_a_killed_store_costs_one_restart(job):
     run = job().start()
     run.wait_up(0)
     os.kill(run.store_pid(), signal.SIGKILL)
-    killed = time.monotonic()
-    run.wait_event("attempt_failed", timeout_s=10)
-    assert time.monotonic() - killed < 1.0
     run.wait_up(1)
     assert run.finish() == 0
     assert "the store of the attempt ended (SIGKILL)" in run.stderr
+    assert NOT_HEARD not in run.stderr
 
 
 def test_a_run_whose_agents_were_killed_leaves_no_folder_behind(job, tmp_path):
@@ -81,7 +82,7 @@ def test_the_heads_loss_ends_all_and_the_engine_starts_the_run_again(job):
     other = run.agent_pid("n2")
     os.kill(run.agent_pid("n1"), signal.SIGKILL)
     gone = [other, *(pid for pid, _ in first.values())]
-    wait_until(lambda: not any(proc.is_running(pid) for pid in gone), "the end of all", 5.0)
+    wait_until(lambda: not any(proc.is_running(pid) for pid in gone), "the end of all")
     second = run.wait_up(1)
     assert set(second) == {0, 1, 2, 3}
     assert run.finish() == 0
@@ -90,9 +91,11 @@ def test_the_heads_loss_ends_all_and_the_engine_starts_the_run_again(job):
     )
     assert [e["attempt"] for e in run.events("attempt_started")] == [0, 1]
     assert run.result()["restarts_spent"] == 1
+    said = (run.run_dir / "logs" / "agents" / "n2.log").read_text()
+    assert NO_MESSAGE not in said
 
 
-def test_without_an_engine_the_others_end_within_five_seconds_of_the_heads_loss(job, port):
+def test_without_an_engine_the_others_end_when_the_heads_connection_does(job, port):
     common = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}")
     options = (*common, "--nproc-per-node", "1")
     head, other = job(*options, command="torchrun"), job(*options, command="torchrun")
@@ -103,11 +106,10 @@ def test_without_an_engine_the_others_end_within_five_seconds_of_the_heads_loss(
     ranks = head.wait_up(0, num=2)
     if "joined run" in head.stderr:  # whoever bound the port first is the head
         head, other = other, head
-    killed = time.monotonic()
     os.kill(head.process.pid, signal.SIGKILL)
-    assert other.wait(10) == 7
-    assert time.monotonic() - killed < 5.0
+    assert other.wait() == 7
     assert "error: the head of this run has ended" in other.stderr
+    assert NO_MESSAGE not in other.stderr
     assert not any(proc.is_running(pid) for pid, _ in ranks.values())
 
 
@@ -122,7 +124,7 @@ def test_a_stopped_agent_loses_its_workers_before_the_next_attempt(job):
     assert started - stopped > 10.0  # not before its lease could have ended
     assert not any(proc.is_running(pid) for pid, _ in first.values())
     os.kill(agent, signal.SIGCONT)
-    wait_until(lambda: not proc.is_running(agent), "the end of the agent that woke", 10.0)
+    wait_until(lambda: not proc.is_running(agent), "the end of the agent that woke")
     said = (run.run_dir / "logs" / "agents" / "n2.log").read_text()
     assert "the place of n2 is held by another agent" in said
     assert set(run.up(1)) == {0, 1, 2, 3}
@@ -154,7 +156,7 @@ def test_a_stopped_agent_rejoins_when_its_place_is_free(job):
     assert set(second) == {0, 1}
     assert run.world(1) == 2
     os.kill(agent, signal.SIGCONT)
-    third = run.wait_up(2, num=4, timeout_s=30)
+    third = run.wait_up(2, num=4)
     assert set(third) == {0, 1, 2, 3}
     assert run.finish() == 0
     assert run.result()["restarts_spent"] == 1  # growing spends none
@@ -162,12 +164,11 @@ def test_a_stopped_agent_rejoins_when_its_place_is_free(job):
 
 
 def test_an_elastic_world_shrinks_at_once_when_a_node_is_lost(job):
-    run = job("--nodes", "1:2", "--nproc-per-node", "2", "--last-call", "30").start()
+    run = job("--nodes", "1:2", "--nproc-per-node", "2", "--last-call", "3600").start()
     run.wait_up(0)
-    killed = time.monotonic()
     os.kill(run.agent_pid("n2"), signal.SIGKILL)
-    second = run.wait_up(1, num=2)
-    assert max(at for _, at in second.values()) - killed < 3.0
+    run.wait_up(1, num=2)  # nobody waits for the last call
+    assert run.events("node_lost")[0]["why"].startswith("its agent has gone (")
     assert run.world(1) == 2
     assert run.finish() == 0
     assert "the world shrinks to 1 of 2 nodes" in run.stderr
@@ -181,8 +182,8 @@ def test_killing_the_client_leaves_no_process_behind(job):
     workers = [pid for pid, _ in run.up(0).values()]
     os.kill(run.process.pid, signal.SIGKILL)
     run.process.wait()
-    wait_until(lambda: not any(proc.is_running(pid) for pid in workers), "dead workers", 2.0)
-    wait_until(lambda: not any(proc.is_running(pid) for pid in below), "nothing left", 6.0)
+    wait_until(lambda: not any(proc.is_running(pid) for pid in workers), "dead workers")
+    wait_until(lambda: not any(proc.is_running(pid) for pid in below), "nothing left")
 
 
 def test_killing_agent_and_spawner_together_leaves_no_worker(job):
@@ -191,22 +192,22 @@ def test_killing_agent_and_spawner_together_leaves_no_worker(job):
     spawner, agent = run.spawner_pid("n2"), run.agent_pid("n2")
     os.kill(agent, signal.SIGKILL)
     os.kill(spawner, signal.SIGKILL)
-    wait_until(lambda: not any(proc.is_running(p) for p, _ in first.values()), "dead workers", 2.0)
+    wait_until(lambda: not any(proc.is_running(p) for p, _ in first.values()), "dead workers")
     run.wait_up(1)
     assert run.finish() == 0
 
 
-def test_a_missing_node_is_named_within_five_seconds_and_an_error_in_the_end(job, port):
-    began = time.monotonic()
+def test_a_missing_node_is_named_while_it_is_waited_for_and_an_error_in_the_end(job, port):
     run = job(
         "--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}",
         "--rdzv-conf", "join_timeout=8", command="torchrun",
     ).start()  # fmt: skip
-    wait_until(lambda: "waiting for 1 of 2 nodes" in run.stderr, "the line", 5.5)
-    assert time.monotonic() - began < 5.5
-    assert "no agent has connected" in run.stderr
-    assert run.wait(30) == 6
-    assert "error: only 1 of 2 nodes came within 8 s" in run.stderr
+    assert run.wait() == 6
+    meanwhile, _, end = run.stderr.partition("error: only 1 of 2 nodes came within 8 s")
+    assert FIRST_SAY_S <= 5.0
+    assert "waiting for 1 of 2 nodes" in meanwhile
+    assert "no agent has connected" in meanwhile
+    assert end
 
 
 def test_a_second_agent_for_a_place_is_refused_and_the_run_goes_on(job):
@@ -233,7 +234,7 @@ def call_in(run, *, place, secret=None):
         (stranger / "secret").write_text(secret)
     head = json.loads((run.run_dir / "head.json").read_text())
     order = AgentOrder(run_dir=str(stranger), place=place, head=(f"{head['host']}:{head['port']}",))
-    done = subprocess.run(agent_argv(order), env=muster_env(run.home), timeout=30, check=False)
+    done = subprocess.run(agent_argv(order), env=muster_env(run.home), timeout=60, check=False)
     return done.returncode, (stranger / "logs" / "agents" / "n2.log").read_text()
 
 
@@ -288,22 +289,22 @@ def test_a_head_that_stands_still_is_named_and_replaced(job):
     run = job("--nodes", "1", "--nproc-per-node", "1").start()
     first = run.wait_up(0, num=1)
     os.kill(run.agent_pid("n1"), signal.SIGSTOP)
-    wait_until(lambda: "the head of n1 has been silent for" in run.stderr, "the line", 8.0)
+    wait_until(lambda: "the head of n1 has been silent for" in run.stderr, "the line")
     run.wait_up(1, num=1)
     assert not any(proc.is_running(pid) for pid, _ in first.values())
     assert run.finish() == 0
     assert run.result()["restarts_spent"] == 1
-    assert "all nodes are started again with attempt 1" in run.stderr
+    named, _, replaced = run.stderr.partition("all nodes are started again with attempt 1")
+    assert "the head of n1 has been silent for" in named
+    assert replaced
 
 
 def test_one_sigterm_ends_a_run_whose_head_stands_still(job):
-    run = job("--nodes", "1", "--nproc-per-node", "1").start()
+    run = job("--nodes", "1", "--nproc-per-node", "1", "--grace", "3600").start()
     first = run.wait_up(0, num=1)
     os.kill(run.agent_pid("n1"), signal.SIGSTOP)
     os.kill(run.process.pid, signal.SIGTERM)
-    stopped = time.monotonic()
-    assert run.wait(20) == 128 + signal.SIGTERM
-    assert time.monotonic() - stopped < 15.0
+    assert run.wait() == 128 + signal.SIGTERM  # and not when a grace is over
     assert not any(proc.is_running(pid) for pid, _ in first.values())
     assert run.result()["state"] == "cancelled"
 
@@ -335,7 +336,7 @@ def test_a_node_of_an_elastic_job_that_is_called_back_leaves_alone(job, port):
     os.kill(other.process.pid, signal.SIGTERM)
     head.wait_up(1, num=1)
     assert head.world(1) == 1
-    assert other.wait(20) == 128 + signal.SIGTERM
+    assert other.wait() == 128 + signal.SIGTERM
     assert "the job continues without it" in other.stderr
     head.stop_workers()
     assert head.wait() == 0

@@ -152,6 +152,6 @@ def test_a_run_directory_that_is_removed_is_said_and_the_run_goes_on(job):
     folder = run.run_dir
     shutil.rmtree(folder, ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)  # a writer may have been quicker
-    wait_until(lambda: f"{folder} has been removed" in run.stderr, "the line", 20.0)
+    wait_until(lambda: f"{folder} has been removed" in run.stderr, "the line")
     assert run.finish() == 0
     assert not folder.exists() or stat.S_IMODE(folder.stat().st_mode) == 0o700

@@ -5,7 +5,6 @@ import os
 import pty
 import signal
 import subprocess
-import time
 
 import pytest
 from harness import LOOP
@@ -51,17 +50,15 @@ def test_ctrl_c_reaches_every_worker_once_and_ends_the_run(job, tmp_path):
     assert "continues from the last save" in run.result()["report"]["hint"]
 
 
-def test_a_stop_while_workers_are_being_started_ends_the_run_at_once(job, tmp_path):
+def test_a_stop_while_workers_are_being_started_waits_for_no_grace(job, tmp_path):
     script = tmp_path / "long.py"
-    script.write_text("import time, torch\ntime.sleep(120)\n")
-    run = job("--grace", "60s")
+    script.write_text("import time, torch\ntime.sleep(3600)\n")
+    run = job("--grace", "3600s")
     run.script = (str(script),)
     run.start()
     run.wait_event("attempt_started")
-    asked = time.monotonic()
     os.kill(run.process.pid, signal.SIGTERM)
     assert run.finish() == 143
-    assert time.monotonic() - asked < 30.0
 
 
 def test_a_background_job_that_ignores_sigint_is_stopped_all_the_same(job, tmp_path):
@@ -90,24 +87,22 @@ def test_a_second_ctrl_c_cuts_the_grace_short(job, tmp_path):
         "while True:\n"
         "    time.sleep(0.01)\n"
     )
-    run = job("--grace", "300")
+    run = job("--grace", "3600")
     run.script = (str(script), str(run.folder))
     run.start()
     wait_until((run.folder / "ready").exists, "the worker")
     os.kill(run.process.pid, signal.SIGINT)
     wait_until((run.folder / "caught").exists, "the first signal")
     os.kill(run.process.pid, signal.SIGINT)
-    assert run.wait(10) == 130
+    assert run.wait() == 130
     assert run.result()["state"] == "cancelled"
 
 
 def test_workers_that_ignore_a_stop_are_killed_after_the_grace(job):
     run = job("--nodes", "2", "--nproc-per-node", "2", "--grace", "1").start()
     first = run.wait_up(0)
-    began = time.monotonic()
     os.kill(run.process.pid, signal.SIGTERM)
-    assert run.wait(10) == 128 + signal.SIGTERM
-    assert time.monotonic() - began < 6.0
+    assert run.wait(25.0) == 128 + signal.SIGTERM  # a second; if nothing is said the grace is 30 s
     assert not any(proc.is_running(pid) for pid, _ in first.values())
 
 
@@ -118,7 +113,7 @@ def test_sigterm_and_code_75_mean_preempted(job):
     run.start()
     run.wait_up(0)
     os.kill(run.process.pid, signal.SIGTERM)
-    assert run.wait(20) == 75
+    assert run.wait() == 75
     assert run.result()["state"] == "preempted"
     assert len(list(run.folder.glob("caught-SIGTERM-*"))) == 4
 
@@ -147,7 +142,7 @@ def test_cancel_from_another_terminal_stops_the_run(job):
     run.wait_up(0)
     done = muster(run, "cancel", "last")
     assert done.returncode == 0, done.stderr
-    assert run.wait(10) == 128 + signal.SIGTERM
+    assert run.wait() == 128 + signal.SIGTERM
     assert "cancelled after" in done.stderr
 
 
@@ -161,7 +156,7 @@ def test_detach_returns_at_once_and_the_run_goes_on(job, tmp_path):
     run = job("--detach", "--run-id", "away", "--nodes", "2", "--nproc-per-node", "2")
     run.script = (LOOP, str(folder))
     run.start()
-    assert run.wait(20) == 0
+    assert run.wait() == 0
     assert run.stdout.strip() == "away"
     run.process = None  # it is gone; the supervisor is not its child any more
     run.folder = folder
@@ -186,14 +181,14 @@ def test_killing_a_detached_supervisor_ends_the_run(job, tmp_path):
     run = job("--detach", "--run-id", "away")
     run.script = (LOOP, str(folder))
     run.start()
-    assert run.wait(20) == 0
+    assert run.wait() == 0
     run.process, run.folder = None, folder
     wait_until(lambda: len(run.up(0)) == 1, "the worker")
     owner = json.loads((run.run_dir / "owner.json").read_text())["pid"]
     os.kill(owner, signal.SIGKILL)
     worker = run.up(0)[0][0]
-    wait_until(lambda: not proc.is_running(worker), "the end of the worker", 2.0)
-    wait_until(lambda: "lost" in muster(run, "ps").stdout, "the state", 10.0)
+    wait_until(lambda: not proc.is_running(worker), "the end of the worker")
+    wait_until(lambda: "lost" in muster(run, "ps").stdout, "the state")
     waited = muster(run, "wait", "away")
     assert waited.returncode == 1
     assert "has no result and its owner has gone" in waited.stderr
@@ -236,7 +231,7 @@ def test_breakpoint_works_on_a_terminal_and_holds_restarts(job, tmp_path):
         seen.wait_for("(Pdb) ", times=4)
         os.write(master, b"c\n")
         seen.wait_for("succeeded")
-        assert client.wait(30) == 0
+        assert client.wait(60) == 0
     finally:
         client.kill()
         client.wait()
@@ -264,6 +259,6 @@ class Screen:
             return self.text.count(words) >= times
 
         try:
-            wait_until(condition, f"{words!r}", 60.0)
+            wait_until(condition, f"{words!r}")
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.text}") from None

@@ -1,7 +1,6 @@
 """What a run survives on the side of its workers: 2 nodes x 2 workers, real processes."""
 
 import signal
-import time
 
 import pytest
 
@@ -21,17 +20,20 @@ pytest.importorskip("torch", reason="the workers need torch (extra `train`)")
         ("exit", 0, "exit code 3 in rank 0 on n1"),
     ],
 )
-def test_next_attempt_starts_on_all_nodes_within_a_second(job, word, rank, what):
+def test_next_attempt_starts_on_all_nodes_from_spawners_that_have_torch(job, word, rank, what):
+    """How soon is measured by `benchmarks/launch.py`."""
     run = job().start()
     first = run.wait_up(0)
+    spawners = [run.spawner_pid("n1"), run.spawner_pid("n2")]
     run.order(rank, word)
     second = run.wait_up(1)
     assert set(second) == {0, 1, 2, 3}
+    assert [run.spawner_pid("n1"), run.spawner_pid("n2")] == spawners
     assert not any(proc.is_running(pid) for pid, _ in first.values())
     assert run.finish() == 0
     failed = run.events("attempt_failed")
     assert [f["what"] for f in failed] == [what]
-    assert run.events("workers_started")[1]["restart_s"] < 1.0
+    assert not run.events("node_lost")  # and no lease was waited for
     assert run.result()["restarts_spent"] == 1
 
 
@@ -77,7 +79,7 @@ def test_an_early_end_is_said_and_named_as_the_cause(job):
     assert "the likely cause" in run.stderr
 
 
-def test_a_rank_that_leaves_early_without_harm_is_said_within_five_seconds(job, tmp_path):
+def test_a_rank_that_leaves_early_without_harm_is_said_while_the_others_run(job, tmp_path):
     script = tmp_path / "uneven.py"
     script.write_text(
         "import os, sys, time\n"
@@ -86,10 +88,7 @@ def test_a_rank_that_leaves_early_without_harm_is_said_within_five_seconds(job, 
     )
     gate = tmp_path / "gate"
     run = job(script=(str(script), str(gate))).start()
-    run.wait_event("worker_ended")
-    began = time.monotonic()
-    run.wait_event("early_end", timeout_s=10)
-    assert time.monotonic() - began < 5.0
+    run.wait_event("early_end")  # nothing else happens before the gate opens
     wait_until(lambda: "rank 2 ended with exit code 0 while 3 others run" in run.stderr, "the line")
     gate.touch()
     assert run.wait() == 0

@@ -127,7 +127,7 @@ def test_logs_f_shows_what_is_written_until_the_run_ends(job):
         run.wait_up(1)
         wait_until(lambda: "is up" in follower.stdout.readline(), "the next attempt's line", 20)
         assert run.finish() == 0
-        assert follower.wait(20) == 0
+        assert follower.wait(60) == 0
     finally:
         follower.kill()
         follower.stdout.close()

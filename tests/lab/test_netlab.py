@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -281,15 +280,15 @@ def test_a_lab_leaves_nothing_on_the_machine(tmp_path, killed, allowed):
     words = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", tmp_path]
     words += ["-p", "no:cacheprovider", tmp_path / "test_it.py"]
     with subprocess.Popen(words, env=os.environ | paths, cwd=tmp_path) as child:
-        wait_until(lambda: told.exists() or child.poll() is not None, "the lab", 60.0)
+        wait_until(lambda: told.exists() or child.poll() is not None, "the lab")
         if killed:
             folder, pids, space = json.loads(told.read_text())
             assert inside(folder, pids, space)  # it can be seen at all
             child.kill()
     assert child.returncode == (-signal.SIGKILL if killed else 0)
     folder, pids, space = json.loads(told.read_text())
-    wait_until(lambda: not inside(folder, pids, space), "the end of its processes", 15.0)
-    wait_until(lambda: not os.path.exists(folder), "the end of its folder", 15.0)
+    wait_until(lambda: not inside(folder, pids, space), "the end of its processes")
+    wait_until(lambda: not os.path.exists(folder), "the end of its folder")
     wait_until(
         lambda: not machine() - before, "the machine to be as before", 90.0
     )  # other tests may have links too
@@ -300,12 +299,5 @@ def test_a_lab_ends_when_the_process_that_holds_it_is_killed(allowed):
     with NetLab(1) as lab:
         pids = list(lab.pids.values())
         lab.house.kill()
-        wait_until(lambda: not inside(str(lab.folder), pids), "its end", 30.0)
+        wait_until(lambda: not inside(str(lab.folder), pids), "its end")
     assert not lab.folder.exists()
-
-
-@pytest.mark.lab
-def test_a_lab_stands_within_seconds(allowed):
-    began_s = time.monotonic()
-    with NetLab(2):
-        assert time.monotonic() - began_s < 10

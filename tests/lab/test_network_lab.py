@@ -27,7 +27,7 @@ def pair(trio):
 def test_torchrun_with_the_first_hosts_name_fails_in_gloo(pair, tmp_path):
     run = Together(pair, ["n1", "n2"], [*TORCHRUN, *SIZE, *NAMED, "train.py"], tmp_path)
     # Each tells the other its own name's address, and the other then calls itself.
-    codes = run.wait_for("remote=[127.0.1.1]", 40.0)
+    codes = run.wait_for("remote=[127.0.1.1]", 90.0)
     said = run.said("n1") + run.said("n2")
     assert "remote=[127.0.1.1]" in said
     assert 0 not in codes.values()
@@ -57,5 +57,5 @@ def test_muster_torchrun_with_the_first_hosts_name_trains(pair, tmp_path):
 def test_muster_torchrun_with_each_hosts_own_name_says_what_it_waits_for(pair, tmp_path):
     words = [*MUSTER, "torchrun", *SIZE, *OWN_NAME, "train.py"]
     run = Together(pair, ["n1", "n2"], words, tmp_path, env=muster_environment(pair))
-    assert run.wait_for("waiting for 1 of 2 nodes", 15.0) == {"n1": None, "n2": None}
+    assert run.wait_for("waiting for 1 of 2 nodes", 60.0) == {"n1": None, "n2": None}
     assert "waiting for 1 of 2 nodes" in run.said("n1") + run.said("n2")

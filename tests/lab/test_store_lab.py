@@ -1,6 +1,4 @@
-"""A firewall that lets the endpoint through and nothing else: the run says so in seconds, not after torch's time-out."""
-
-import time
+"""A firewall that lets the endpoint through and nothing else: the run says so, not after torch's time-out."""
 
 import pytest
 
@@ -17,17 +15,15 @@ NEW = 'iifname != "lo" tcp dport != 29500 tcp flags & (syn|ack) == syn'
 @pytest.mark.parametrize(
     "verdict", ["drop", pytest.param("reject with tcp reset", marks=pytest.mark.lab)]
 )
-def test_closed_port_of_the_store_ends_the_run_in_seconds(make_lab, tmp_path, verdict):
+def test_closed_port_of_the_store_ends_the_run_before_torch_does(make_lab, tmp_path, verdict):
     lab = make_lab([Host("n1", hosts=NAMES), Host("n2", hosts=NAMES)])
     (lab.shared / "train.py").write_text(SCRIPT.replace("seconds=20", "seconds=300"))
     lab.deny("n1", NEW, verdict=verdict)
-    began = time.monotonic()
     words = [*MUSTER, "torchrun", *WORDS, "train.py"]
     run = Together(lab, ["n1", "n2"], words, tmp_path, env=muster_environment(lab))
-    codes = run.wait(60.0)
+    codes = run.wait(150.0)  # torch's time-out is 300 s
     said = run.said("n1")
     assert 0 not in codes.values(), said
     assert None not in codes.values(), said
-    assert time.monotonic() - began < 60.0
     assert "error: " in said
     assert "hint: " in said

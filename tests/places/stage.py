@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 
 from torchmuster.node.sandbox import place
 from torchmuster.node.sandbox.network import PrivateNetwork
@@ -21,7 +20,6 @@ def start(task, base, network):
     folder = os.path.join(base, task["name"])
     os.mkdir(folder, 0o700)
     mine = network.tasks[task["name"]] if network else None
-    began_s = time.monotonic()
     plan = place.plan_place(
         [
             place.PlacedFile(path=path, content=text.encode(), mode=0o755)
@@ -51,10 +49,10 @@ def start(task, base, network):
     os.close(report_fd)
     with os.fdopen(reports) as file:
         said = file.read()
-    return plan, child, said, time.monotonic() - began_s
+    return plan, child, said
 
 
-def result(task, plan, child, said, start_s):
+def result(task, plan, child, said):
     out, err = child.communicate(timeout=LIMIT_S)
     return {
         "code": child.returncode,
@@ -62,7 +60,6 @@ def result(task, plan, child, said, start_s):
         "err": err.decode(),
         "pid": child.pid,
         "report": json.loads(said) if said else None,
-        "start_s": start_s,
         "notes": list(plan.notes),
         "host_paths": {path: plan.host_path(path) for path in task.get("ask", [])},
     }

@@ -1,5 +1,6 @@
 """Runs on real hosts: an sshd each, that see neither each other's files nor the client's."""
 
+import contextlib
 import json
 import os
 import signal
@@ -92,29 +93,32 @@ def test_a_restart_is_on_the_hosts_again(hosts):
     assert " on a, b; logs in" in err
 
 
-def test_all_bad_hosts_are_named_within_ten_seconds(hosts):
+def test_all_bad_hosts_are_named_in_the_time_that_one_takes(hosts):
+    silent = [f"silent{number}" for number in range(8)]
     hosts.add("good", blind=True)
     hosts.add("locked", knows_us=False)
     hosts.add("stranger", known=False)
     hosts.add("stuck", rc="exec cat > /dev/null\n")  # a shell that never gets to its command
     hosts.add_closed("closed")
-    with hosts.add_silent("silent"):
+    with contextlib.ExitStack() as listening:
+        for name in silent:
+            listening.enter_context(hosts.add_silent(name))
         begun = time.monotonic()
-        names = "good,locked,stranger,closed,silent,stuck"
-        code, _, err = hosts.run("--hosts", names, script(hosts, QUICK))
+        names = ",".join(["good,locked,stranger,closed,stuck", *silent])
+        code, _, err = hosts.run("--hosts", names, script(hosts, QUICK), limit_s=150)
         elapsed_s = time.monotonic() - begun
     assert code == 5, err
-    assert elapsed_s < 20  # ten of waiting, and the start of Pythons on a busy machine
-    assert "5 hosts can't be used" in err
+    assert elapsed_s < 60  # each that does not answer has ten; one after the other they take 90
+    assert "12 hosts can't be used" in err
     assert "locked: " in err
     assert "Permission denied" in err
     assert "ssh-copy-id locked" in err
     assert "Host key verification failed" in err
     assert "`ssh stranger` once" in err
     assert "Connection refused" in err
-    assert "silent: " in err
+    assert all(f"{name}: " in err for name in silent)
     assert "stuck: no answer for 10 s" in err
-    wait_until(lambda: not processes_with(str(hosts.folder / "host-good" / "home")), limit_s=20)
+    wait_until(lambda: not processes_with(str(hosts.folder / "host-good" / "home")))
 
 
 def test_missing_host_of_a_range_is_a_warning(hosts):
@@ -166,10 +170,10 @@ def _start_waiting(hosts, end):
         assert len(left()) >= 6  # an agent, a remote end and a secret on each
         end(process)
         if process.poll() is None:
-            wait_until(lambda: not left(), "the end on the hosts", 35)
+            wait_until(lambda: not left(), "the end on the hosts")
     finally:
         process.kill()
-        process.communicate(timeout=10)
+        process.communicate(timeout=60)
     return left
 
 
@@ -318,9 +322,8 @@ def test_stop_while_the_head_is_called_again_is_taken_at_once(hosts):
             hosts.cut("a")
             said = _read_until(process, "all nodes are started again")
             process.send_signal(signal.SIGINT)
-            began = time.monotonic()
             _, err = process.communicate(timeout=60)
-            assert time.monotonic() - began < 6  # it would have waited for 10 s
+            assert "can't be used" not in err  # as after the 10 s that a host has for its answer
     finally:
         process.kill()
     assert process.returncode == 128 + signal.SIGINT, said + err

@@ -1,12 +1,16 @@
 """What a spawner does for the processes that it starts: signals, output, state of the kernel."""
 
+import os
 import signal
 import sys
 
 import pytest
 
+from kit.waiting import wait_until
 from start.ways import FORKED, FRESH, Workers
+from torchmuster import proc
 from torchmuster.model.plan import ScriptKind
+from torchmuster.node.spawner import start
 
 PYTHON = (sys.executable, "-S")  # without torch, so that a spawner starts at once
 
@@ -19,6 +23,20 @@ def test_a_signal_right_after_the_start_is_not_lost(place, way):
             outputs = workers.start()
             workers.signal(signal.SIGTERM)
             assert workers.finish(outputs).code == -signal.SIGTERM
+
+
+def test_the_end_of_the_agent_ends_the_workers_before_its_lease_does(place, monkeypatch):
+    monkeypatch.setattr(start, "LEASE_S", 3600.0)
+    place.write("prog.py", "import signal\nprint('on', flush=True)\nsignal.pause()\n")
+    with Workers(place, "prog.py", python=PYTHON) as workers:
+        out, err = workers.start()
+        assert os.read(out, 3) == b"on\n"
+        (worker,) = proc.children_of(workers.pid)
+        workers.hang_up()
+        wait_until(lambda: not proc.is_running(worker), "the end of the worker")
+        wait_until(lambda: not proc.is_running(workers.pid), "the end of the spawner")
+    os.close(out)
+    os.close(err)
 
 
 def test_a_worker_writes_only_what_it_wrote_itself(place):

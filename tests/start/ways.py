@@ -219,6 +219,10 @@ class Workers:
             os.waitstatus_to_exitcode(self._hear(messages.ChildEnded).status), stdout, stderr
         )
 
+    def hang_up(self) -> None:
+        """Go away without a word, as an agent does that was killed."""
+        self._control.close()
+
     def signal(self, signum: signal.Signals) -> None:
         """Order a signal for all workers."""
         self._send(messages.SignalWorkerProcesses(signum=int(signum), if_caught=False))

@@ -83,9 +83,9 @@ class Workflow:
         """End what is left and say how many processes there were."""
         if self.process.poll() is None:
             self.process.kill()
-            self.process.wait(10)
+            self.process.wait(LIMIT_S)
         try:
-            wait_until(lambda: not self.processes(), "the end of all processes", 5.0)
+            wait_until(lambda: not self.processes(), "the end of all processes")
         finally:
             for pid in self.processes():
                 os.kill(pid, 9)

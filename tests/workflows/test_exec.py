@@ -24,7 +24,7 @@ from kit.command import SOURCE
 from kit.waiting import wait_until
 from torchmuster.node.sandbox.place import namespaces_available
 
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 NOBODY = 65534
 TASKS = """
 workflow:
@@ -121,7 +121,7 @@ def rooted(tmp_path_factory):
 @pytest.fixture
 def fresh(tmp_path):
     """Return a run of TASKS that the test may end."""
-    found = _start(tmp_path, {})
+    found = _start(tmp_path, {}, "--grace", "3600s")
     yield found
     found.workflow.end()
 
@@ -248,11 +248,9 @@ def test_a_shell_is_started_when_no_command_is_named(rooted):
 
 
 def test_what_a_command_leaves_behind_does_not_keep_the_client(rooted):
-    began = time.monotonic()
-    code, out, _ = rooted.exec("t", "--", "sh", "-c", "sleep 41.5 & echo gone")
+    code, out, _ = rooted.exec("t", "--", "sh", "-c", "sleep 3641.5 & echo gone")
     assert (code, out) == (0, b"gone\n")
-    assert time.monotonic() - began < 20.0
-    assert rooted.has_process("sleep", "41.5")
+    assert rooted.has_process("sleep", "3641.5")
 
 
 def test_a_client_that_does_not_read_stops_the_writer(rooted):
@@ -268,6 +266,7 @@ def test_a_client_that_does_not_read_stops_the_writer(rooted):
     with child:
         output = rooted.workflow.run_dir / "tasks" / "t" / "place-0" / "output"
         assert child.stdout.read(1) == b"\0"
+        # A writer that does not stop has written in a moment; that it never does can't be waited for.
         with contextlib.suppress(AssertionError):
             wait_until((output / "written").exists, "too early an end of writing", 1.0)
         assert not (output / "written").exists()
@@ -302,21 +301,21 @@ def test_a_group_gets_the_command_in_every_task(rooted):
 
 
 def test_a_killed_client_takes_its_command_with_it(run):
-    child = run.popen("t", "--", "sleep", "43.5", stdin=subprocess.DEVNULL)
+    child = run.popen("t", "--", "sleep", "3643.5", stdin=subprocess.DEVNULL)
     with child:
-        wait_until(lambda: run.has_process("sleep", "43.5"), "the command")
+        wait_until(lambda: run.has_process("sleep", "3643.5"), "the command")
         child.kill()
-    wait_until(lambda: not run.has_process("sleep", "43.5"), "the end of the command", 5.0)
+    wait_until(lambda: not run.has_process("sleep", "3643.5"), "the end of the command")
 
 
 def test_a_command_that_ignores_the_hangup_is_killed(rooted):
-    script = "trap '' HUP; sleep 44.5; sleep 45.5"
+    script = "trap '' HUP; sleep 3644.5; sleep 3645.5"
     child = rooted.popen("t", "--", "sh", "-c", script, stdin=subprocess.DEVNULL)
     with child:
-        wait_until(lambda: rooted.has_process("sleep", "44.5"), "the command")
+        wait_until(lambda: rooted.has_process("sleep", "3644.5"), "the command")
         child.kill()
-    wait_until(lambda: not rooted.has_process("sh", "-c", script), "its end", 8.0)
-    assert not rooted.has_process("sleep", "45.5")
+    wait_until(lambda: not rooted.has_process("sh", "-c", script), "its end")
+    assert not rooted.has_process("sleep", "3645.5")
 
 
 def test_a_command_ends_with_its_task(run):
@@ -325,7 +324,7 @@ def test_a_command_ends_with_its_task(run):
         "--",
         "sh",
         "-c",
-        "echo on; exec sleep 46.5",
+        "echo on; exec sleep 3646.5",
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -336,38 +335,38 @@ def test_a_command_ends_with_its_task(run):
         assert child.wait(LIMIT_S) == 137
         assert b"the command of the task has ended" in child.stderr.read()
     assert run.workflow.wait() == 0, run.workflow.out
-    assert not run.has_process("sleep", "46.5")
+    assert not run.has_process("sleep", "3646.5")
 
 
 def test_a_client_hears_that_its_task_was_lost(fresh):
     child = fresh.popen(
-        "t", "--", "sleep", "51.5", stdin=subprocess.DEVNULL, stderr=subprocess.PIPE
+        "t", "--", "sleep", "3651.5", stdin=subprocess.DEVNULL, stderr=subprocess.PIPE
     )
     with child:
-        wait_until(lambda: fresh.has_process("sleep", "51.5"), "the command")
+        wait_until(lambda: fresh.has_process("sleep", "3651.5"), "the command")
         (agent,) = fresh.workflow.pids("--task=t")
         os.kill(agent, signal.SIGKILL)
         assert child.wait(LIMIT_S) == 137
         assert b"muster: task t: its agent has gone" in child.stderr.read()
-    wait_until(lambda: not fresh.has_process("sleep", "51.5"), "the end of the command", 5.0)
+    wait_until(lambda: not fresh.has_process("sleep", "3651.5"), "the end of the command")
 
 
-def test_a_command_does_not_delay_a_graceful_stop(fresh):
-    child = fresh.popen("t", "--", "sh", "-c", "trap '' TERM; sleep 47.5", stdin=subprocess.DEVNULL)
+def test_a_command_does_not_delay_a_graceful_stop(fresh):  # whose grace is an hour
+    child = fresh.popen(
+        "t", "--", "sh", "-c", "trap '' TERM; sleep 3647.5", stdin=subprocess.DEVNULL
+    )
     with child:
-        wait_until(lambda: fresh.has_process("sleep", "47.5"), "the command")
-        began = time.monotonic()
+        wait_until(lambda: fresh.has_process("sleep", "3647.5"), "the command")
         fresh.workflow.process.send_signal(signal.SIGTERM)
         fresh.workflow.wait()
-        assert time.monotonic() - began < 10.0  # the grace is 30 s
         assert child.wait(LIMIT_S) == 137
 
 
 def test_a_command_that_takes_too_long_is_ended_at_the_limit(rooted):
-    code, _, err = rooted.exec("t", "--timeout", "1s", "--", "sleep", "48.5")
+    code, _, err = rooted.exec("t", "--timeout", "1s", "--", "sleep", "3648.5")
     assert code == 124
     assert "longer than --timeout of 1 s" in err
-    wait_until(lambda: not rooted.has_process("sleep", "48.5"), "the end of the command", 5.0)
+    wait_until(lambda: not rooted.has_process("sleep", "3648.5"), "the end of the command")
 
 
 def test_ctrl_c_without_a_terminal_reaches_the_command(rooted):
@@ -414,7 +413,7 @@ class Terminal:
     def close(self):
         if self.child.poll() is None:
             self.child.kill()
-        self.child.wait(10)
+        self.child.wait(LIMIT_S)
         os.close(self.ours)
         os.close(self.theirs)
 
@@ -440,11 +439,11 @@ def test_a_shell_on_a_terminal_behaves_like_one_at_home(run, open_terminal):
     terminal.type(b"tty; stty size; echo $TERM\n")
     terminal.expect(b"/dev/pts/")
     terminal.expect(b"33 101\r\nxterm\r\n")
-    terminal.type(b"sleep 49.5\n")
-    wait_until(lambda: run.has_process("sleep", "49.5"), "the command")
+    terminal.type(b"sleep 3649.5\n")
+    wait_until(lambda: run.has_process("sleep", "3649.5"), "the command")
     terminal.type(b"\x03")
     terminal.expect(b"^C")
-    wait_until(lambda: not run.has_process("sleep", "49.5"), "the end of the command")
+    wait_until(lambda: not run.has_process("sleep", "3649.5"), "the end of the command")
     terminal.type(b"exit 5\n")
     terminal.expect(b"exit")
     assert terminal.child.wait(LIMIT_S) == 5
@@ -461,13 +460,13 @@ def test_a_new_size_of_the_terminal_reaches_the_shell(rooted, open_terminal):
 
 
 def test_a_terminal_is_put_back_when_the_client_is_told_to_end(rooted, open_terminal):
-    terminal = open_terminal(rooted, "t", "--", "sh", "-c", "echo on; sleep 50.5")
+    terminal = open_terminal(rooted, "t", "--", "sh", "-c", "echo on; sleep 3650.5")
     terminal.expect(b"on\r\n")
     assert termios.tcgetattr(terminal.theirs) != terminal.before
     terminal.child.send_signal(signal.SIGTERM)
     assert terminal.child.wait(LIMIT_S) == 128 + signal.SIGTERM
     assert termios.tcgetattr(terminal.theirs) == terminal.before
-    wait_until(lambda: not rooted.has_process("sleep", "50.5"), "the end of the command", 5.0)
+    wait_until(lambda: not rooted.has_process("sleep", "3650.5"), "the end of the command")
 
 
 # Mistakes.

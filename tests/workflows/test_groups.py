@@ -3,7 +3,6 @@
 import os
 import signal
 import socket
-import time
 
 import pytest
 
@@ -227,11 +226,11 @@ def test_a_group_whose_head_is_killed_goes_on(start_workflow):
 
 def test_nothing_outlives_the_owner(start_workflow):
     run = start_workflow(
-        pair("touch FOLDER/began; (setsid sleep 77 &); sleep 77", "trap '' TERM; sleep 77")
+        pair("touch FOLDER/began; (setsid sleep 7777 &); sleep 7777", "trap '' TERM; sleep 7777")
     )
     run.wait_for_file("began")
     run.process.kill()
-    wait_until(lambda: not run.processes(), f"the end of {run.processes()}", 3.0)
+    wait_until(lambda: not run.processes(), f"the end of {run.processes()}")
 
 
 # Stops.
@@ -251,16 +250,15 @@ def test_a_command_has_a_grace_in_which_it_saves_something(start_workflow):
     assert run.result()["state"] == "FAILED_CANCELED"
 
 
-def test_a_second_ctrl_c_kills_at_once(start_workflow):
-    run = start_workflow(one("trap '' TERM INT\ntouch FOLDER/began\nwhile :; do sleep 0.05; done"))
+def test_a_second_ctrl_c_waits_for_no_grace(start_workflow):
+    command = "trap '' TERM INT\ntouch FOLDER/began\nwhile :; do sleep 0.05; done"
+    run = start_workflow(one(command), "--grace", "3600s")
     run.wait_for_file("began")
     run.process.send_signal(signal.SIGINT)
     wait_until(lambda: "again for SIGKILL at once" in run.out, "the first answer")
     assert run.process.poll() is None
-    began = time.monotonic()
     run.process.send_signal(signal.SIGINT)
     assert run.wait() == 128 + signal.SIGINT, run.out
-    assert time.monotonic() - began < 5.0
 
 
 def test_what_runs_too_long_ends_as_exec_timeout(run_workflow):
@@ -285,7 +283,7 @@ workflow:
     default: {{cpu: {cpus}}}
   tasks:
   - name: a
-    command: [sleep, '3']
+    command: [sleep, '8']
   - name: b
     command: ['true']
 """)

@@ -40,8 +40,8 @@ def status(workflow):
 
 def kill_owner(workflow):
     os.kill(workflow.process.pid, signal.SIGKILL)
-    workflow.process.wait(10)
-    wait_until(lambda: not workflow.processes(), "the end of all processes", 10.0)
+    workflow.process.wait(60)
+    wait_until(lambda: not workflow.processes(), "the end of all processes")
 
 
 def restart(workflow):
@@ -137,4 +137,4 @@ def test_a_detached_workflow_is_cancelled_by_its_name(start_workflow, tmp_path):
     assert muster(workflow, "cancel", "r").returncode == 0
     assert status(workflow)["state"] == "cancelled"
     assert not (tmp_path / "end").exists()
-    wait_until(lambda: not workflow.processes(), "the end of all processes", 10.0)
+    wait_until(lambda: not workflow.processes(), "the end of all processes")

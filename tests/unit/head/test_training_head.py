@@ -91,7 +91,7 @@ def test_an_agent_that_calls_after_the_failure_is_told_so(make_head):
         assert not conduct.done(), "another node is missing"
         late = Line(hello("n1", wants_place_0=True))
         await head.serve(late)
-        return first, late, await asyncio.wait_for(conduct, 10)
+        return first, late, await asyncio.wait_for(conduct, 30)
 
     first, late, result = asyncio.run(go())
     assert (result.state, result.exit_code) == (RunState.FAILED, 1)
@@ -107,7 +107,7 @@ def test_a_client_that_has_not_proved_who_it_is_gets_no_ear(make_head, is_open):
         head = make_head(1)
         client = Line(AskStacks(ask_id="a"), None)
         client.role, client.is_open = Role.CLIENT, is_open
-        await asyncio.wait_for(head.serve(client), 10)
+        await asyncio.wait_for(head.serve(client), 30)
         return head.inbox.qsize()
 
     assert asyncio.run(go()) == (0 if is_open else 2)
@@ -118,7 +118,7 @@ def test_nobody_is_waited_for_when_all_have_called(make_head):
         head = make_head(1)
         conduct = asyncio.create_task(head.conduct())
         await head.serve(Line(hello("n1", place=0), SpawnerRefused(why="bad luck")))
-        return await asyncio.wait_for(conduct, 1)
+        return await asyncio.wait_for(conduct, 30)  # the others would be waited for twice as long
 
     assert asyncio.run(go()).exit_code == 1
 
@@ -172,7 +172,7 @@ def test_a_stop_while_a_node_is_missing_is_the_node_s_loss(make_head):
         owner = Line(Stop(signum=15, cause=StopCause.OUTSIDE), None)
         owner.role = Role.CLIENT
         await head.serve(owner)
-        return await asyncio.wait_for(conduct, 10)
+        return await asyncio.wait_for(conduct, 30)
 
     result = asyncio.run(go())
     assert (result.state, result.exit_code, result.node_was_lost) == (RunState.PREEMPTED, 75, True)
@@ -191,7 +191,7 @@ def test_who_asked_for_a_stop_is_said_when_it_is_known_after_the_signal(make_hea
         owner = Line(*words, None)
         owner.role = Role.CLIENT
         await head.serve(owner)
-        return await asyncio.wait_for(conduct, 10), [text for text in said if text]
+        return await asyncio.wait_for(conduct, 30), [text for text in said if text]
 
     result, said = asyncio.run(go())
     assert result.state is RunState.TIMED_OUT

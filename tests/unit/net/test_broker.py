@@ -9,7 +9,7 @@ from torchmuster.net import ipc, remote_messages
 from torchmuster.net.broker import AgentBroker, request_agent
 from torchmuster.net.remote_messages import GONE, LeaveHost, StartNode
 
-LIMIT_S = 10.0
+LIMIT_S = 60.0
 REQUEST = remote_messages.encode(StartNode(place=1, host="n1")).decode()
 
 

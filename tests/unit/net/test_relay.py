@@ -8,7 +8,7 @@ import pytest
 from torchmuster.net.relay import Relay, RelayPort
 from torchmuster.net.remote_messages import RelayOpen
 
-LIMIT_S = 10.0
+LIMIT_S = 60.0
 
 
 class End:

@@ -33,7 +33,7 @@ class FakeHead:
         self._ready = threading.Event()
         self._over = asyncio.Event()
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait(60)
         return self
 
     def __exit__(self, *_):

@@ -151,7 +151,7 @@ def test_nothing_is_started_when_an_agent_of_another_host_calls(spreader):
         made.begin(made.note)
         made.hear(joined("n1"))  # the head's own
         made.hear(joined("n3"))
-        await asyncio.wait_for(made._task, 10)
+        await asyncio.wait_for(made._task, 60)
         made.need([1])
         await made.close()
 

@@ -99,11 +99,13 @@ def test_leaving_does_not_wait_for_a_reader_that_never_reads():
     stuck = threading.Event()
 
     async def play():
-        output = OutputThread(lambda *piece: stuck.wait(LIMIT_S), lambda *piece: None, print)
+        output = OutputThread(lambda *piece: stuck.wait(3600), lambda *piece: None, print)
         output.start()
         output.put("1", "t", 1, b"a")
-        async with asyncio.timeout(5.0):
+        async with asyncio.timeout(60.0):
             await output.finish(lambda: True)
 
-    asyncio.run(play())
-    stuck.set()
+    try:
+        asyncio.run(play())
+    finally:
+        stuck.set()
