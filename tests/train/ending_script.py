@@ -32,7 +32,7 @@ def end(how, world):
 
 
 def train(how, out):
-    world = tm.init(timeout_s=60)
+    world = tm.init(timeout_s=3600)
     model = world.wrap(nn.Linear(4, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     samples = torch.utils.data.TensorDataset(torch.randn(64, 4), torch.arange(64) % 2)
