@@ -102,6 +102,7 @@ _HARD_ENDS = (
         "bad_arguments",
     ),
 )
+_NAMES_SOMETHING = re.compile(r"[a-zA-Z].*\d|\d.*[a-zA-Z]|\d\.\d|\w[./@]\w|^/")
 _WAITED = re.compile(r"FailedScheduling")  # its place in a list of events tells no time
 # What keeps a job from beginning until it is admitted.
 _WAITS = frozenset({"no-capacity", "site-limits", "evicted", "impossible-request"})
@@ -120,6 +121,7 @@ def judge(case: Case) -> LogVerdict:
         for finding in found
         if not _went_on(case, finding.began, "resumed")
         and not (finding.cause in _WAITS and _went_on(case, finding.began, "admitted"))
+        and not _was_made_good(case, finding)
         and not (
             _WAITED.search(finding.began.text if finding.began else "") and case.of("admitted")
         )
@@ -167,6 +169,27 @@ def _went_on(case: Case, line: LogLine | None, how: str) -> bool:
     return line is not None and any(
         event.line.path == line.path and event.line.order > line.order for event in case.of(how)
     )
+
+
+def _was_made_good(case: Case, finding: LogFinding) -> bool:
+    """Say whether a later line tells that this very trouble is over: a server that answers again, a retry that worked."""
+    began = finding.began
+    if began is None or any(
+        e.get("type") or e.get("uncaught") for e in case.events if e.line is began
+    ):
+        return False
+    named = _names(began.text)
+    return any(
+        event.line.path == began.path
+        and event.line.order > began.order
+        and named & _names(event.line.text)
+        for event in case.of("recovered")
+    )
+
+
+def _names(text: str) -> set[str]:
+    """Return the words of a line that name something: a host, an address, a path, a file; not what happened to it."""
+    return {word.strip(".,:;()[]'\"") for word in text.split() if _NAMES_SOMETHING.search(word)}
 
 
 def _tempered(case: Case, finding: LogFinding) -> LogFinding:

@@ -46,7 +46,7 @@ ENTRIES: tuple[KnownMessage, ...] = (
         ),
         tells=Tells.PROVES,
         cause="bad-setting",
-        error="{here} may not listen on that port: those below 1024 belong to root",
+        error="{here} may not listen on that port: permission denied",
         advice="choose a port between 1024 and 32767, such as MASTER_PORT=29500",
     ),
     _store(
@@ -194,9 +194,7 @@ ENTRIES: tuple[KnownMessage, ...] = (
     ),
     _group(
         name="c10d.no-process-group",
-        wordings=(
-            r"(?:Default process group has not been initialized|Invalid process group specified)",
-        ),
+        wordings=(r"Default process group has not been initialized",),
         tells=Tells.PROVES,
         is_raised=True,
         cause="no-process-group",

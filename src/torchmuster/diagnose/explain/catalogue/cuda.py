@@ -16,7 +16,7 @@ ENTRIES: tuple[KnownMessage, ...] = (
     KnownMessage(
         name="cuda.index-assert",
         wordings=(
-            r"(?:Indexing|ScatterGatherKernel|Embedding|TensorAdvancedIndexing|IndexKernel|Loss)\S*\.cu:\d+.*Assertion `(?P<check>[^`']+)[`'] failed",
+            r"(?:Indexing|ScatterGatherKernel|Embedding|TensorAdvancedIndexing|IndexKernel|Loss)\S*\.cu:\d+.*Assertion `(?P<check>(?![^`']*(?:input_val|target_val|input\[0\]|probability))[^`']+)[`'] failed",
             r"\.cu:\d+.*\bAssertion `(?P<check2>[^`']*(?:srcIndex|n_classes|index|target)[^`']*)[`'] failed",
         ),
         source="torch 1.8 to 2.9, aten/src/ATen/native/cuda/*.cu (CUDA_KERNEL_ASSERT)",
@@ -73,7 +73,7 @@ ENTRIES: tuple[KnownMessage, ...] = (
     _runtime(
         name="cuda.hardware",
         wordings=(
-            r"CUDA error: (?P<text>uncorrectable NVLink error[^.]*|hardware stack error)",
+            r"CUDA error: (?P<text>uncorrectable NVLink error[^.]*)",
             r"CUDA error: (?P<text2>uncorrectable ECC error[^.]*)",
         ),
         tells=Tells.PROVES,
@@ -318,13 +318,12 @@ ENTRIES: tuple[KnownMessage, ...] = (
         name="cuda.flash-attention-gpu",
         wordings=(
             r"FlashAttention(?:-\d)? only supports? (?:Ampere|Hopper|Turing|AMD|MI\d+\w*)\b.*GPUs",
-            r"Your setup doesn't support bf16",
             r"(?i)bfloat16 is (?:not supported|only supported) (?:on|by|with).*(?:GPU|compute capability)",
         ),
         tells=Tells.PROVES,
         is_raised=True,
         cause="gpu-not-supported",
-        error="the GPU of {here} is too old for what {who} asks for: {words:.160}",
+        error="the GPU of {here} does not have what {who} asks for: {words:.160}",
         advice="use fp16 in place of bf16, and attn_implementation='sdpa' in place of FlashAttention, or ask for nodes with newer GPUs",
         confirm="nvidia-smi --query-gpu=name,compute_cap --format=csv   on that node",
     ),
@@ -338,7 +337,7 @@ ENTRIES: tuple[KnownMessage, ...] = (
         ),
         tells=Tells.PROVES,
         cause="gpu-not-supported",
-        error="the CUDA compiler of this environment does not know the GPU of {here}: {arch}{arch2}",
+        error="the CUDA compiler of this environment does not know the architecture that it should compile for: {arch}{arch2}",
         advice="install a CUDA toolkit, and a torch build, that know this GPU; for Triton: TRITON_PTXAS_PATH=$(which ptxas) of a newer CUDA",
     ),
     _build(
@@ -351,7 +350,7 @@ ENTRIES: tuple[KnownMessage, ...] = (
         tells=Tells.PROVES,
         is_raised=True,
         cause="no-compiler",
-        error="{who} has to compile CUDA code, and there is no CUDA toolkit on {here}",
+        error="{who} has to compile CUDA code, and no CUDA toolkit was found on {here}",
         advice="load it (`module load cuda`; export CUDA_HOME=...), or build the extension before the job: pip install --no-build-isolation",
         confirm="which nvcc; echo $CUDA_HOME   in the job",
     ),
@@ -414,9 +413,9 @@ ENTRIES: tuple[KnownMessage, ...] = (
         name="cuda.driver-forward-compatibility",
         wordings=(r"forward compatibility was attempted on non supported HW", r"\bError 804\b"),
         source="CUDA 11 to 13, cudaErrorCompatNotSupportedOnDevice",
-        tells=Tells.PROVES,
+        tells=Tells.NAMES,
         cause="driver-mismatch",
-        error="the CUDA compatibility library (libcuda of cuda-compat) is found before the driver's own, and does not work with this GPU or driver",
+        error="the CUDA library that was loaded (libcuda) does not fit the driver and the GPU of {here}",
         advice="take /usr/local/cuda/compat off LD_LIBRARY_PATH, use an image of the driver's CUDA version, or have the driver updated",
         confirm="nvidia-smi; ldconfig -p | grep libcuda",
     ),

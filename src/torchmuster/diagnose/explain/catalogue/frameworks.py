@@ -310,7 +310,7 @@ ENTRIES: tuple[KnownMessage, ...] = (
         name="fairseq.loss-scale",
         wordings=(r"Minimum loss scale reached \((?P<size>[\d.e-]+)\)",),
         cause="not-finite",
-        error="fp16 overflows in every step: the loss is probably exploding",
+        error="fp16 overflowed until the loss scale could not get smaller",
         advice="a lower learning rate with warm-up, clipping, or bf16",
     ),
     # Configuration libraries.
@@ -344,7 +344,7 @@ ENTRIES: tuple[KnownMessage, ...] = (
             r"wandb: ERROR (?:api_key|API key|Unable to read|user is not logged in|Error while calling W&B API: (?:user is not logged in|permission denied|project not found))",
             r"(?:wandb\.errors\S*|CommError|AuthenticationError|UsageError): .*(?:api_key|API key|permission denied|not logged in|403|401)",
         ),
-        tells=Tells.PROVES,
+        tells=Tells.NAMES,
         cause="hub-refused",
         error="wandb has no valid API key on this node",
         advice="export WANDB_API_KEY in the job, or WANDB_MODE=offline and `wandb sync` afterwards",

@@ -55,14 +55,13 @@ ENTRIES: tuple[KnownMessage, ...] = (
     _xid("38|61|62|66|67|110|122|143", "the firmware or the controller of a GPU of {here} failed"),
     _xid("48", "a GPU of {here} has an uncorrectable memory error (double bit ECC)", Tells.PROVES),
     _xid(
-        "64|157|161",
+        "64",
         "a GPU of {here} could not put broken memory out of use: it has to be reset",
         Tells.PROVES,
     ),
     _xid(
         "74",
         "an NVLink of a GPU of {here} has an error",
-        Tells.PROVES,
         advice="exclude the node and report it: `nvidia-smi nvlink -e` shows which link; other GPUs of the node may be at its end",
     ),
     _xid(
@@ -82,7 +81,7 @@ ENTRIES: tuple[KnownMessage, ...] = (
     _xid(
         "119|120",
         "the system processor (GSP) of a GPU of {here} does not answer",
-        Tells.PROVES,
+        Tells.NAMES,
         advice="exclude the node and report it: it needs a reset of the GPU, and often a newer driver",
     ),
     _xid("136|144|145|146|147|148|149|150|155", "an NVLink of a GPU of {here} failed"),
@@ -97,7 +96,7 @@ ENTRIES: tuple[KnownMessage, ...] = (
         wordings=(r"SXid \((?P<bus>[^)]*)\): (?P<sxid>\d+), Fatal",),
         tells=Tells.PROVES,
         cause="gpu-hardware",
-        error="an NVSwitch of {here} failed (SXid {sxid} of {bus})",
+        error="an NVSwitch of {here} reports a fatal error (SXid {sxid} of {bus})",
         advice=_REPORT,
         confirm="nvidia-smi nvlink --status; systemctl status nvidia-fabricmanager   on that node",
     ),
@@ -247,14 +246,21 @@ ENTRIES: tuple[KnownMessage, ...] = (
     ),
     _kernel(
         name="kernel.crashed",
+        wordings=(r"Kernel panic - not syncing(?:: (?P<why>.+))?",),
+        tells=Tells.PROVES,
+        cause="node-crashed",
+        error="the kernel of {here} crashed: {why}",
+        advice=_REPORT,
+    ),
+    _kernel(
+        name="kernel.oops",
         wordings=(
-            r"Kernel panic - not syncing(?:: (?P<why>.+))?",
             r"BUG: (?:unable to handle|kernel NULL pointer)(?P<why2>.*)",
             r"\bOops: (?P<why3>[0-9a-f]{4} \[#\d+\].*)",
         ),
-        tells=Tells.PROVES,
+        tells=Tells.NAMES,
         cause="node-crashed",
-        error="the kernel of {here} crashed: {why}{why2}{why3}",
+        error="a part of the kernel of {here} crashed: {why2}{why3}",
         advice=_REPORT,
     ),
     # Hardware of the node.
@@ -325,7 +331,7 @@ ENTRIES: tuple[KnownMessage, ...] = (
             r"neighbou?r: (?:arp_cache|ndisc_cache): (?P<what2>neighbor table overflow)",
             r"TCP: (?P<what3>out of memory|too many orphaned sockets)",
         ),
-        tells=Tells.PROVES,
+        tells=Tells.NAMES,
         cause="network-table-full",
         error="the kernel of {here} drops packets: {what}{what2}{what3}",
         advice="the site has to raise net.netfilter.nf_conntrack_max, or net.ipv4.neigh.default.gc_thresh3 for many nodes in one network",

@@ -67,7 +67,6 @@ ENTRIES: tuple[KnownMessage, ...] = (
         wordings=(
             r"hosts? (?:in the hostfile|list).*not.*(?:allocat|included in)",
             r"requested hosts were not included in the current allocation",
-            r"No (?:nodes|allocated resources) (?:are )?available (?:for|to) (?:this|run)",
         ),
         cause="impossible-request",
         error="mpirun was given hosts that are not in the job's allocation",
@@ -124,8 +123,6 @@ ENTRIES: tuple[KnownMessage, ...] = (
         wordings=(
             r"application appears to have been direct launched using \"srun\"",
             r"OMPI was not built with SLURM's PMI support",
-            r"OPAL ERROR: Unreachable in file (?:ext3x|pmix)",
-            r"PMI2_Init failed to intialize|PMIX? ?Init failed",
         ),
         cause="launcher-plugin",
         error="Open MPI was started by srun without a PMI that it understands",
@@ -218,7 +215,6 @@ ENTRIES: tuple[KnownMessage, ...] = (
         wordings=(
             r"not (?:appear to be )?enough (?:free )?space (?:on the shared memory backing|for .* \(the shared-memory)",
             r"There is not enough space in .*shared memory backing file",
-            r"shmem: \w+: an error occurred while (?:determining|truncating|mmap)",
         ),
         cause="small-dev-shm",
         error="MPI's file for shared memory does not fit where it lies",
@@ -263,7 +259,7 @@ ENTRIES: tuple[KnownMessage, ...] = (
     _hydra(
         name="hydra.option",
         wordings=(
-            r"unrecognized argument (?P<why>\S+)",
+            r"(?:match_arg|mpiexec).*unrecognized argument (?P<why>\S+)",
             r"(?:mpiexec|HYD\w+).*(?:match_arg|parse_args).*(?:unrecognized|error)",
         ),
         cause="bad-arguments",
@@ -324,6 +320,7 @@ ENTRIES: tuple[KnownMessage, ...] = (
             r"(?:mpiexec|PALS|aprun).*(?:exceeds? (?:the )?(?:number of )?(?:available )?(?:CPUs|cpus|cores|processors)|not enough (?:CPUs|cpus))",
             r"request exceeds max (?:nodes|CPUs|cores)",
         ),
+        tells=Tells.NAMES,
         cause="too-few-slots",
         error="mpiexec was asked for more ranks or CPUs per node than there are",
         advice="lower --ppn or --depth, or ask PBS for more nodes or ncpus",

@@ -138,11 +138,20 @@ ENTRIES: tuple[KnownMessage, ...] = (
     _net(
         name="nccl.no-interface",
         wordings=(
-            r"NET/(?:Socket|IB) ?: [Nn]o (?:usable listening |IP )?interface found",
+            r"NET/(?:Socket|IB) ?: [Nn]o (?:IP )?interface found",
             r"no device found (?:matching|after excluding) .*(?:verify|check) NCCL_(?:SOCKET|OOB_NET)_IFNAME",
         ),
         tells=Tells.PROVES,
         kind="nccl_interface",
+    ),
+    _net(
+        name="nccl.comm-id-subnet",
+        wordings=(r"NET/Socket ?: No usable listening interface found",),
+        tells=Tells.PROVES,
+        cause="no-such-interface",
+        error="no interface of {here} is in the network of the address that NCCL_COMM_ID names",
+        advice="unset NCCL_COMM_ID: torch tells NCCL where to meet; without torch, set it to an address of rank 0 that all nodes share a network with",
+        confirm="echo $NCCL_COMM_ID; ip -br addr   on every node",
     ),
     _net(
         name="nccl.connect-no-route",
@@ -249,7 +258,7 @@ ENTRIES: tuple[KnownMessage, ...] = (
         ),
         tells=Tells.PROVES,
         cause="bad-setting",
-        error="NCCL_COMM_ID is set, and not as host:port",
+        error="NCCL_COMM_ID is set in the environment, and NCCL cannot use it: {words:.200}",
         advice="unset NCCL_COMM_ID: torch hands the address on by itself",
     ),
     _net(

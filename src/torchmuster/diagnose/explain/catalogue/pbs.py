@@ -34,7 +34,6 @@ ENTRIES: tuple[KnownMessage, ...] = (
             r"Access to queue is denied",
             r"Queue is not enabled",
             r"(?:qsub|qmove): .*(?:Invalid Account|No default queue specified)",
-            r"(?:qsub|qmove)\S*: (?:submit error|Unauthorized Request)(?: |: |$)",
         ),
         cause="account",
         error="PBS did not take the job: the queue or account is unknown, closed, or not for you: {words:.160}",
@@ -100,7 +99,6 @@ ENTRIES: tuple[KnownMessage, ...] = (
             r"(?:qsub|qstat|qdel|pbs_\w+): cannot connect to server (?P<host>\S+)",
             r"Communication failure\.\s*(?:qsub|qstat|pbs)",
             r"pbs_iff: (?:cannot|error)",
-            r"No Permission\.\s*(?:qsub|qstat)",
         ),
         tells=Tells.PROVES,
         cause="scheduler-unreachable",
@@ -220,16 +218,16 @@ ENTRIES: tuple[KnownMessage, ...] = (
     _lsf(
         name="lsf.time",
         wordings=(
-            r"TERM_(?:RUNLIMIT|DEADLINE|CPULIMIT|WINDOW)\b",
+            r"TERM_(?:RUNLIMIT|DEADLINE|CPULIMIT)\b",
             r"job killed after reaching LSF (?:run time|CPU) limit",
         ),
         kind="time_limit",
     ),
-    _lsf(name="lsf.preempted", wordings=(r"TERM_(?:PREEMPT|SLA)\b",), kind="preempted"),
+    _lsf(name="lsf.preempted", wordings=(r"TERM_PREEMPT\b",), kind="preempted"),
     _lsf(
         name="lsf.cancelled",
         wordings=(
-            r"TERM_(?:OWNER|ADMIN|FORCE_OWNER|FORCE_ADMIN|REQUEUE_OWNER|REQUEUE_ADMIN)\b",
+            r"TERM_(?:OWNER|BUCKET_KILL|ADMIN|FORCE_OWNER|FORCE_ADMIN|REQUEUE_OWNER|REQUEUE_ADMIN)\b",
             r"job killed by (?:owner|root or LSF administrator)",
         ),
         kind="cancelled",
@@ -254,7 +252,7 @@ ENTRIES: tuple[KnownMessage, ...] = (
     ),
     _lsf(
         name="lsf.bucket",
-        wordings=(r"TERM_(?:PRE_EXEC_FAIL|CWD_NOTEXIST|PROV_FAIL|BUCKET_KILL|CSM_ALLOC)\b",),
+        wordings=(r"TERM_(?:PRE_EXEC_FAIL|CWD_NOTEXIST|PROV_FAIL|CSM_ALLOC)\b",),
         cause="node-setup",
         error="LSF could not start the job on its node: {words:.120}",
         advice="check that the working folder exists there; else exclude the host and tell the site",
@@ -384,12 +382,11 @@ ENTRIES: tuple[KnownMessage, ...] = (
     ),
     _condor(
         name="condor.evicted",
-        wordings=(
-            r"Job was evicted",
-            r"Job disconnected, attempting to reconnect",
-            r"Job reconnection failed",
-        ),
-        kind="preempted",
+        wordings=(r"Job was evicted", r"Job reconnection failed"),
+        tells=Tells.NAMES,
+        cause="scheduler-ended",
+        error="HTCondor took the job off its machine, or lost it: the event does not say why",
+        advice="condor_history -l JOB and the job log name the reason; save checkpoints, HTCondor starts the job again",
     ),
     _condor(
         name="condor.held",

@@ -305,6 +305,19 @@ _TOOLS: tuple[KnownMessage, ...] = (
         advice="resume from its last checkpoint; start it with `muster run --detach`, tmux or a scheduler if nobody meant to",
     ),
     KnownMessage(
+        name="pyxis.folder",
+        wordings=(
+            r"pyxis: (?:slurmd: )?couldn't mkdir (?P<path>\S+): (?P<why>.+)",
+            r"(?:pyxis: +|\[ERROR\] )?mkdir: cannot create directory \W?(?P<path2>/\S*(?:enroot|pyxis)[^\s'\u2019]*)\W?: (?P<why2>.+)",
+        ),
+        source="pyxis 0.23 pyxis_slurmstepd.c; enroot 4 runtime.sh, mkdir of coreutils",
+        tells=Tells.PROVES,
+        cause="container-runtime",
+        error="enroot or pyxis could not make its folder {path}{path2} on {here}: {why}{why2}",
+        advice="the site sets ENROOT_RUNTIME_PATH, ENROOT_CACHE_PATH and ENROOT_DATA_PATH in enroot.conf to folders that users may write",
+        confirm="grep -v '^#' /etc/enroot/enroot.conf   on that node",
+    ),
+    KnownMessage(
         name="program.uid-unknown",
         wordings=(
             r"getpwuid\(\): uid not found: (?P<uid>\d+)",

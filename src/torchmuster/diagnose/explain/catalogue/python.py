@@ -34,7 +34,7 @@ ENTRIES: tuple[KnownMessage, ...] = (
         ),
         tells=Tells.PROVES,
         cause="python-paths",
-        error="Python of {here} does not find its own library: PYTHONHOME or PYTHONPATH is that of another Python",
+        error="Python of {here} does not find its own library",
         advice="unset PYTHONHOME PYTHONPATH, and make the environment anew if it was moved or copied",
         confirm="env | grep PYTHON; python -c 'import sys; print(sys.prefix)'   on that node",
     ),
@@ -49,7 +49,7 @@ ENTRIES: tuple[KnownMessage, ...] = (
         tells=Tells.PROVES,
         is_raised=True,
         cause="recursion",
-        error="a function of {who} calls itself without an end",
+        error="functions of {who} called each other more deeply than Python allows",
         advice="look at the line that repeats in the traceback; often a __getattr__ that asks for itself, or a model that is its own submodule",
     ),
     _python(
@@ -207,7 +207,7 @@ ENTRIES: tuple[KnownMessage, ...] = (
     _native(
         name="python.thread-limit",
         wordings=(
-            r"OpenBLAS blas_thread_init: pthread_create failed",
+            r"OpenBLAS blas_thread_init: pthread_create failed(?!.*not permitted)",
             r"libgomp: Thread creation failed",
             r"OMP: Error #34",
             r"OMP: System error #11",

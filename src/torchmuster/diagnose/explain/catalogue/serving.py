@@ -36,6 +36,7 @@ ENTRIES: tuple[KnownMessage, ...] = (
             r"To serve at least one request with the models?'s max seq len \((?P<size2>\d+)\)",
             r"User-specified max_model_len \((?P<size3>\d+)\) is greater than the derived max_model_len",
         ),
+        tells=Tells.NAMES,
         error="the context of {size}{size2}{size3} tokens does not fit the cache, or is longer than the model's",
         advice="set a smaller --max-model-len, or use more GPUs",
     ),
@@ -95,7 +96,7 @@ ENTRIES: tuple[KnownMessage, ...] = (
     _ray(
         name="ray.out-of-memory",
         wordings=(
-            r"(?:Task|Actor|Workers?) (?:was|were) killed due to (?:the node running low on memory|memory pressure)",
+            r"^(?!.*will be retried).*(?:Task|Actor|[Ww]orkers?(?:\(s\))?) (?:was|were) killed due to (?:the node running low on memory|memory pressure)",
             r"ray\.exceptions\.OutOfMemoryError",
             r"Memory on the node \(IP: (?P<host>[\d.]+).*\) was .* which exceeds the memory usage threshold",
         ),
@@ -188,7 +189,7 @@ ENTRIES: tuple[KnownMessage, ...] = (
             r"OSError: AF_UNIX path length cannot exceed \d+ bytes: (?P<path>\S+)",
             r"(?:ray/session_latest|/tmp/ray).*(?:Permission denied|is not writable)",
         ),
-        tells=Tells.PROVES,
+        tells=Tells.NAMES,
         cause="name-too-long",
         error="Ray's folder of temporary files has too long a path, or belongs to another user {path}",
         advice="ray start --temp-dir=/tmp/r$UID",

@@ -98,6 +98,7 @@ ENTRIES: tuple[KnownMessage, ...] = (
             r"\b(?P<reason>(?:AssocGrp|AssocMax|QOSGrp|QOSMax|QOSMin)\w+|PartitionTimeLimit|PartitionNodeLimit|AssociationJobLimit|AssociationResourceLimit)\b",
             r"\((?P<reason2>QOS\w+Limit\w*)\)",
         ),
+        tells=Tells.NAMES,
         cause="site-limits",
         error="the job waits because of a limit of its account, QOS or partition: {reason}{reason2}",
         advice="ask for less, or wait until your other jobs end; Partition*Limit never goes away by waiting",
@@ -234,6 +235,7 @@ ENTRIES: tuple[KnownMessage, ...] = (
             r"Required nodes? not available \(down, drained or reserved\)",
             r"Nodes required for job are DOWN, DRAINED or reserved",
         ),
+        tells=Tells.NAMES,
         cause="no-capacity",
         error="nodes that the job needs are down, drained or reserved",
         advice="wait, or drop --nodelist",
@@ -287,7 +289,7 @@ ENTRIES: tuple[KnownMessage, ...] = (
     _answer(
         name="slurm.munge",
         wordings=(
-            r"[Mm]unge (?:encode|decode) failed: (?P<why>.+)",
+            r"[Mm]unge (?:encode|decode) failed: (?P<why>(?!.*(?:Rewound|Expired) credential|.*retrying).+)",
             r"(?:auth_g|g_slurm_auth)_(?:create|verify|pack|unpack):? .*(?P<why2>authentication|failed|not)",
             r"If munged is up, restart with --num-threads",
             r"Protocol authentication error",
@@ -299,9 +301,10 @@ ENTRIES: tuple[KnownMessage, ...] = (
     ),
     _answer(
         name="slurm.munge-clock",
-        wordings=(r"(?:munge|[Cc]redential).*(?:Rewound|Expired) credential",),
+        wordings=(r"(?:[Mm]unge|[Cc]redential).*(?:Rewound|Expired) credential",),
+        tells=Tells.NAMES,
         cause="scheduler-authentication",
-        error="a credential of munge was too old or from the future: the clocks of the nodes differ",
+        error="a credential of munge was too old, or from the future",
         advice="exclude the node whose clock is wrong and tell the site",
         confirm="srun --ntasks-per-node=1 date",
     ),
@@ -313,7 +316,7 @@ ENTRIES: tuple[KnownMessage, ...] = (
             r"Unable to process configuration file",
         ),
         cause="scheduler-unreachable",
-        error="there is no slurm.conf on this machine: Slurm's commands do not work here",
+        error="Slurm's commands find no configuration that they can use on this machine",
         advice="call them on a login node, outside of the container, or mount /etc/slurm into it",
         confirm="echo $SLURM_CONF; ls -l /etc/slurm/slurm.conf",
     ),
@@ -403,7 +406,11 @@ ENTRIES: tuple[KnownMessage, ...] = (
     ),
     _state(
         name="slurm.state-node-fail",
-        wordings=(r"\bNODE_FAIL\b", r"\bBOOT_FAIL\b", r"Nodes (?P<node>\S+) are still not ready"),
+        wordings=(
+            r"(?:JobState=|State: |Run time \S+, )(?:NODE|BOOT)_FAIL\b",
+            r"\b(?:NODE|BOOT)_FAIL +\d+:\d+",
+            r"Nodes (?P<node>\S+) are still not ready",
+        ),
         kind="node_failed",
     ),
     _state(
@@ -436,7 +443,7 @@ ENTRIES: tuple[KnownMessage, ...] = (
             r"JobState=REQUEUED",
         ),
         cause="requeued",
-        error="the job was put back into the queue: by scontrol requeue, by the site, or after a node was lost",
+        error="Slurm put the job back into the queue",
         advice="let it start again and continue from its last checkpoint; --no-requeue forbids it",
         confirm="sacct -j JOB --duplicates -o State,Start,End,NodeList",
     ),

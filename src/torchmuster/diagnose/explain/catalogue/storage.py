@@ -69,6 +69,7 @@ ENTRIES: tuple[KnownMessage, ...] = (
             r"Invalid user token|Invalid credentials in Authorization header|Token is required \(",
             r"LocalTokenNotFoundError|(?:401|403) Client Error: (?:Unauthorized|Forbidden) for url: https?://(?:\S*\.)?(?:huggingface\.co|hf\.co)\S*",
         ),
+        tells=Tells.NAMES,
         error="the hub did not accept the token of this job, or it has none",
         advice="export HF_TOKEN in the job (a token with the right to read), and unset an old one",
         confirm="hf auth whoami",
@@ -94,7 +95,7 @@ ENTRIES: tuple[KnownMessage, ...] = (
             r"We had to rate limit you",
         ),
         cause="download-failed",
-        error="the hub takes no more requests from this address: all ranks fetch at once",
+        error="the hub takes no more requests from this address",
         advice="let one rank per node fetch first (or fetch before the job), then HF_HUB_OFFLINE=1",
     ),
     _hub(
@@ -227,6 +228,7 @@ ENTRIES: tuple[KnownMessage, ...] = (
         ),
         tells=Tells.NOISE,
         cause="",
+        kind="recovered",
     ),
     _mount(
         name="gpfs.lost",
@@ -234,7 +236,7 @@ ENTRIES: tuple[KnownMessage, ...] = (
             r"mmfs\w*: .*(?:[Uu]nmount|[Ss]tale|panic|expelled|Lost membership|Disk failure)",
             r"\[[EWX]\] .*(?:Lost membership in cluster|Expelling|File System \S+ unmounted|is being expelled)",
         ),
-        tells=Tells.PROVES,
+        tells=Tells.NAMES,
         error="the node was expelled from GPFS, or its file system was unmounted",
         advice="exclude the node and start again; tell the site",
         confirm="mmgetstate; mmlsmount all   on that node",

@@ -140,12 +140,9 @@ ENTRIES: tuple[KnownMessage, ...] = (
     ),
     _tensor(
         name="torch.numpy-of-gpu",
-        wordings=(
-            r"can't convert (?P<device>\w+:?\d*) device type tensor to numpy",
-            r"Can't call numpy\(\) on Tensor that requires grad",
-        ),
+        wordings=(r"can't convert (?P<device>\w+:?\d*) device type tensor to numpy",),
         cause="devices-differ",
-        error="{who} made a numpy array of a tensor that is on a GPU or has a gradient",
+        error="{who} made a numpy array of a tensor that is on {device}",
         advice="x.detach().cpu().numpy()",
     ),
     _tensor(

@@ -61,12 +61,31 @@ ENTRIES: tuple[KnownMessage, ...] = (
         advice="call it once: `if not torch.distributed.is_initialized()`; a trainer library does it itself",
     ),
     _ddp(
+        name="torch.numpy-of-gradient",
+        wordings=(r"Can't call numpy\(\) on Tensor that requires grad",),
+        cause="autograd",
+        error="{who} made a numpy array of a tensor that has a gradient",
+        advice="x.detach().cpu().numpy()",
+    ),
+    _ddp(
         name="torch.backend-not-built",
-        wordings=(
-            r"Distributed package doesn't have (?P<backend>\w+) built in",
-            r"(?:Unknown c10d backend type|Invalid backend:?) '?(?P<backend2>\w+)",
-        ),
+        wordings=(r"Distributed package doesn't have (?P<backend>NCCL) built in",),
         kind="no_gpu",
+    ),
+    _ddp(
+        name="torch.other-backend-not-built",
+        wordings=(r"Distributed package doesn't have (?P<backend>(?!NCCL)\w+) built in",),
+        cause="builds-differ",
+        error="this torch was built without {backend}",
+        advice='use "nccl" for GPUs and "gloo" for CPUs; torch with MPI has to be built from source against that MPI',
+        confirm="python -c 'import torch.distributed as d; print(d.is_mpi_available(), d.is_nccl_available())'",
+    ),
+    _ddp(
+        name="torch.backend-unknown",
+        wordings=(r"(?:Unknown c10d backend type|Invalid backend:?) '?(?P<backend2>\w+)",),
+        cause="bad-setting",
+        error="torch has no backend {backend2} for collectives",
+        advice='init_process_group takes "nccl", "gloo" or "mpi"; others have to be registered first, by importing their package',
     ),
     _ddp(
         name="torch.world-not-divided",
@@ -150,7 +169,10 @@ ENTRIES: tuple[KnownMessage, ...] = (
         tells=Tells.NAMES,
         cause="sharding",
         rivals=("shapes-differ",),
-        error="{who} used parameters while they were sharded or freed",
+        advice_in={
+            "deepspeed": "ZeRO-3 has partitioned the weights: read them within `with deepspeed.zero.GatheredParameters(params):`, and call the engine, not the model inside",
+        },
+        error="{who} used parameters that are empty here: FSDP or ZeRO-3 has them sharded",
         advice="call the wrapped model itself, not a submodule or model.generate outside of forward; FSDP.summon_full_params() or DeepSpeed's GatheredParameters gives the whole",
     ),
     _fsdp(
@@ -188,10 +210,7 @@ ENTRIES: tuple[KnownMessage, ...] = (
     ),
     _data(
         name="torch.empty-dataset",
-        wordings=(
-            r"num_samples should be a positive integer value, but got num_samples=0",
-            r"IndexError: list index out of range.*DistributedSampler",
-        ),
+        wordings=(r"num_samples should be a positive integer value, but got num_samples=0",),
         cause="empty-dataset",
         error="the data set of {who} is empty",
         advice="look at the path and pattern of the data on that node (`ls PATH | head`), and at what filters it",

@@ -254,6 +254,9 @@ def interrupted(case: Case) -> Iterator[LogFinding]:
     """Ctrl-C reached a script that no launcher watched."""
     found = [e for e in case.of("exception") if e.get("type") == "KeyboardInterrupt"]
     found = [e for e in found if e.get("uncaught")]
+    # A terminal shows the key itself; a job that goes on after it has not been ended by it.
+    good = case.last_good
+    found += [e for e in case.of("ctrl_c") if e.line.order > good.get(e.line.path, 0)]
     if found:
         first = case.earliest(found)
         who = str(first.who) or "the script"

@@ -43,8 +43,16 @@ def told(case: Case) -> Iterator[LogFinding]:
     for event in case.events:
         if event.kind in ROWS and not event.get("type"):
             found.setdefault(event.kind, []).append(event)
-    for kind, events in found.items():
-        yield found_by(case, ROWS[kind], events)
+    findings = [found_by(case, ROWS[kind], events) for kind, events in found.items()]
+    for finding in findings:
+        # Of one cause only the first is shown: what else is proved to be missing is said with it.
+        also = [
+            other.error
+            for other in findings
+            if other.cause == finding.cause and other is not finding and other.confidence is HIGH
+        ]
+        because = tuple(f"also: {error}" for error in dict.fromkeys(also) if error != finding.error)
+        yield replace(finding, because=(*finding.because, *because))
 
 
 def row_of_exception(event: LogEvent) -> Row | None:

@@ -18,7 +18,7 @@ SITE_LINES = (
     ("srun: error: Unable to create step for job 5021: Insufficient GRES available in allocation", "slurm.gres-of-step"),
     ("sbatch: error: Batch job submission failed: Unable to contact slurm controller (connect failure)", "slurm.controller"),
     ("srun: error: If munged is up, restart with --num-threads=10", "slurm.munge"),
-    ("slurmstepd: error: Munge decode failed: Expired credential", "slurm.munge"),
+    ("slurmstepd: error: Munge decode failed: Expired credential", "slurm.munge-clock"),
     ("sbatch: error: Batch script contains DOS line breaks (\\r\\n)", "slurm.dos-script"),
     ("sbatch: unrecognized option '--gpus-per-noe=4'", "slurm.option"),
     ("(launch failed requeued held)", "slurm.requeued-and-held"),
