@@ -156,7 +156,7 @@ ENTRIES: tuple[KnownMessage, ...] = (
         name="deepspeed.passwordless",
         wordings=(r"Using hostfile at \S+ but host=(?P<host>\S+) was not reachable via ssh",),
         cause="launch-failed",
-        error="deepspeed cannot go to {host} by ssh without a password",
+        error="deepspeed could not reach {host} by ssh",
         advice="set up a key for it, or start on each node by itself: deepspeed --no_ssh --node_rank N --master_addr HOST",
         confirm="ssh -o BatchMode=yes {host} true",
     ),

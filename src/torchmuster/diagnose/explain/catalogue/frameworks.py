@@ -39,7 +39,7 @@ ENTRIES: tuple[KnownMessage, ...] = (
             r"You can't train a model that has been loaded with `device_map='auto'` in any distributed mode",
             r"Your model contains `DTensor` parameters, which is incompatible with DDP",
         ),
-        error="the model was spread over GPUs by device_map, which does not go together with several ranks",
+        error="parameters of the model are spread over devices, which does not go together with several ranks",
         advice="load it without device_map, or with device_map={{'': LOCAL_RANK}}; to spread it, use FSDP or ZeRO-3",
     ),
     _accelerate(
@@ -66,14 +66,14 @@ ENTRIES: tuple[KnownMessage, ...] = (
             r"You can't use batches of different size with `dispatch_batches=True`",
             r"Batch does not contain any data \(`",
         ),
-        error="the main rank hands out batches of an iterable data set, and they cannot be divided evenly",
+        error="the main rank hands out batches of an iterable data set, and one is empty or of another size",
         advice="dispatch_batches=False, or split_batches=True; drop_last=True for the last one",
     ),
     _accelerate(
         name="accelerate.optimizer-before-device",
         wordings=(r"model and the optimizer parameters are not on the same device",),
         cause="devices-differ",
-        error="the optimizer was made before the model was moved to its device",
+        error="parameters of the model and of the optimizer are on different devices",
         advice="model.to(device) first, then make the optimizer; FSDP and DeepSpeed: prepare both in one call",
     ),
     _accelerate(
@@ -182,11 +182,8 @@ ENTRIES: tuple[KnownMessage, ...] = (
     ),
     _lightning(
         name="lightning.fsdp-optimizer",
-        wordings=(
-            r"The optimizer does not seem to reference any (?:XLA)?FSDP parameters",
-            r"Gradient clipping with FSDP is only possible if the module",
-        ),
-        error="the optimizer was made before FSDP wrapped the model",
+        wordings=(r"The optimizer does not seem to reference any (?:XLA)?FSDP parameters",),
+        error="the optimizer has no parameters of the model that FSDP wraps",
         advice="make it in configure_optimizers from self.trainer.model.parameters()",
     ),
     _lightning(
@@ -322,13 +319,13 @@ ENTRIES: tuple[KnownMessage, ...] = (
             r"(?:MissingMandatoryValue|InterpolationKeyError): (?P<why>.+)",
             r"(?:LexerNoViableAltException|OverrideParseException): (?P<why2>.+)",
         ),
-        error="Hydra refused the configuration: {name}{name2}{why}{why2}",
+        error="the configuration (Hydra, OmegaConf) does not take this, or lacks it: {name}{name2}{why}{why2}",
         advice="correct the key; a new one needs a plus: +key=value, and values with =, comma or braces need quotes",
     ),
     _models(
         name="hydra.missing-config",
         wordings=(
-            r"(?:In '[^']+': )?Could not find '(?P<name>[^']+)'",
+            r"In '[^']+': Could not find '(?P<name>[^']+)'",
             r"Cannot find primary config '(?P<name2>[^']+)'",
             r"Primary config (?:directory|module) '?(?P<name3>[^' ]+)'? (?:not found|is empty)",
         ),

@@ -265,7 +265,7 @@ _TOOLS: tuple[KnownMessage, ...] = (
         source="glibc ld.so with libstdc++ 4.8 to 14",
         tells=Tells.PROVES,
         cause="wrong-library",
-        error="an older libstdc++ is found first: it lacks {version}",
+        error="the libstdc++ that is loaded is too old: it lacks {version}",
         advice="put the newer one first: LD_LIBRARY_PATH=$CONDA_PREFIX/lib, or conda install -c conda-forge libstdcxx-ng; or load a newer gcc module",
         confirm="strings $(gcc -print-file-name=libstdc++.so.6) | grep GLIBCXX | tail -1",
     ),

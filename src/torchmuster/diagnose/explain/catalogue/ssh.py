@@ -23,7 +23,7 @@ ENTRIES: tuple[KnownMessage, ...] = (
             r"No \S+ host key is known for (?P<host>\S+) and you have requested strict checking",
             r"Host key for (?P<host2>\S+) has changed",
         ),
-        error="ssh does not know, or no longer knows, the key of a node {host}{host2}",
+        error="ssh does not know, or no longer knows, the key of a machine {host}{host2}",
         advice="ssh-keygen -R NODE; then ssh-keyscan NODE >> ~/.ssh/known_hosts, for each node",
         advice_in={
             "slurm": "srun and torchrun need no ssh: start with srun; for ssh: ssh-keyscan NODE >> ~/.ssh/known_hosts for each node",
@@ -33,10 +33,10 @@ ENTRIES: tuple[KnownMessage, ...] = (
     _ssh(
         name="ssh.no-login",
         wordings=(
-            r"Permission denied \((?:publickey|gssapi|hostbased|password|keyboard)[^)]*\)",
+            r"^(?!git@).*Permission denied \((?:publickey|gssapi|hostbased|password|keyboard)[^)]*\)",
             r"Too many authentication failures",
         ),
-        error="ssh did not accept your key on another node",
+        error="ssh did not accept your key on another machine",
         advice="make a key without a passphrase and allow it: ssh-keygen; cat ~/.ssh/id_*.pub >> ~/.ssh/authorized_keys; homes that others may write are refused",
         confirm="ssh -o BatchMode=yes NODE true",
     ),
