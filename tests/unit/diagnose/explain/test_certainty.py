@@ -121,8 +121,10 @@ def test_trouble_that_is_over_is_told_by_the_name_of_what_it_was(tmp_path):
         "W reader: timed out reading shard 12, retrying\n",
         "upload failed (attempt 1 of 5): connection reset by peer\nupload succeeded on attempt 2\n",
         "CUDA out of memory with batch 64, trying batch 32\n",
-        "[api.py] [ERROR] failed (exitcode: 1) local_rank: 0 (pid: 9) of binary: python\n"
-        "[api.py] [INFO] [default] Worker group FAILED. 2/3 attempts left; will restart worker group\n",
+        (
+            "[api.py] [ERROR] failed (exitcode: 1) local_rank: 0 (pid: 9) of binary: python\n"
+            "[api.py] [INFO] [default] Worker group FAILED. 2/3 attempts left; will restart worker group\n"
+        ),
         traceback_of("RuntimeError: flaky")
         + "[api.py] [ERROR] failed (exitcode: 1) local_rank: 0 (pid: 9) of binary: python\n",
     ],

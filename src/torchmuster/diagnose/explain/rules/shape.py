@@ -25,6 +25,8 @@ _GIVES_UP = re.compile(
     r"|not (?:respond(?:ing|ed)?|answer(?:ing|ed)?|reached|alive)\b|unresponsive|unhealthy|\bstalled\b|\bdeadlock"
     r"|\b(?:has |have |is |are )?(?:died|dead|crashed|hung|lame)\b|unknown signal|killed by|panicked|\bpanic:"
     r"|\blost \d+ of|disagrees?\b|differs? from|below the (?:minimum|required)|check failed|assertion .{1,300}failed|not enough|insufficient"
+    # A shell and Perl name the line of their script.
+    r"|^\S+: line \d+: \S+: \S| at \S+ line \d+\.$"
     r"|ended (?:abnormally|prematurely|unexpectedly)|unexpected(?:ly)? (?:end|exit|eof|termination)\w*|diverged\b",
     re.IGNORECASE,
 )
