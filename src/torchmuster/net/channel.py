@@ -81,14 +81,33 @@ class Channel:
         payload = messages.encode(message)
         if len(payload) > MAX_FRAME_BYTES:
             raise ValueError(f"{type(message).__name__} has {len(payload)} bytes")
-        tag = _tag(self._session.send_key, self._num_sent, payload)
-        self._num_sent += 1
-        self._writer.write(_LENGTH.pack(len(payload)) + payload + tag)
+        self._write_frame(payload)
         if self.unsent_bytes > MAX_UNSENT_BYTES:
             self.abort()
 
     async def receive(self) -> Message:
         """Return the next message.
+
+        Raises:
+            ChannelClosedError: The connection ended, or the MAC of a frame was wrong.
+        """
+        payload = await self.receive_bytes()
+        try:
+            return messages.decode(payload)
+        except CodecError as error:
+            raise ChannelClosedError(str(error)) from None
+
+    async def send_bytes(self, data: bytes) -> None:
+        """Send one frame that is no message, and wait until there is room for another.
+
+        Raises:
+            OSError: The connection has ended.
+        """
+        self._write_frame(data)
+        await self._writer.drain()
+
+    async def receive_bytes(self) -> bytes:
+        """Return the content of the next frame.
 
         Raises:
             ChannelClosedError: The connection ended, or the MAC of a frame was wrong.
@@ -106,10 +125,12 @@ class Channel:
         ):
             raise ChannelClosedError("a frame failed its authentication")
         self._num_received += 1
-        try:
-            return messages.decode(payload)
-        except CodecError as error:
-            raise ChannelClosedError(str(error)) from None
+        return payload
+
+    def _write_frame(self, payload: bytes) -> None:
+        tag = _tag(self._session.send_key, self._num_sent, payload)
+        self._num_sent += 1
+        self._writer.write(_LENGTH.pack(len(payload)) + payload + tag)
 
     async def send_raw(self, size_bytes: int) -> None:
         """Write padding bytes without frames, when the other side expects them."""

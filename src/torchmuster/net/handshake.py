@@ -31,6 +31,7 @@ class Role(enum.IntEnum):
     AGENT = 1
     CLIENT = 2
     PROBE = 3  # an agent that calls another's probe of the network
+    SESSION = 4  # a caller of a pod that wants a command run there
 
 
 class Reason(enum.IntEnum):

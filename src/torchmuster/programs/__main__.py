@@ -20,6 +20,8 @@ PROGRAMS = {
     "stage": "node.staging",
     "remote": "node.remote.main",
     "proxy": "node.remote.proxy",
+    "pod": "node.pod.serve",
+    "call": "node.pod.call",
     "conduct": "owner.jobs.conduct",
     "conduct-group": "owner.jobs.conduct_group",
     "training-task": "owner.jobs.nested",

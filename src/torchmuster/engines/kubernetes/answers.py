@@ -1,0 +1,314 @@
+"""What kubectl says of a run's Job, its pods and their events, as values.
+
+Seen from Kubernetes 1.36 with Kueue 0.19; a test holds each recorded answer. Believe deletionTimestamp, not the phase: a
+pod on a dead node stays Running for ever. `active` of a Job counts pods that wait, so pods are counted here.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchmuster.engines.base import EngineError
+from torchmuster.model.job import JobView
+from torchmuster.model.ranks import compress_ranks
+from torchmuster.model.states import JobState
+
+RUN_LABEL = "torchmuster.dev/run"
+INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
+JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"
+OUT_OF_MEMORY = "OOMKilled"
+_HEAD = 0  # the index of the pod whose success is that of the run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterReason:
+    """A word of Kubernetes and the sentence beside it."""
+
+    word: str
+    message: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.word}: {self.message}" if self.message else self.word
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodEnd:
+    """How a pod's container ended.
+
+    Attributes:
+        reason: `Error`, `OOMKilled`, `StartError`, or of the whole pod: `Evicted`, `DeadlineExceeded`.
+        message: What the container left for its end, at most 4,096 bytes; or why it could not start.
+    """
+
+    exit_code: int | None
+    reason: ClusterReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pod:
+    """One pod of a run.
+
+    Attributes:
+        index: Its place; a pod that replaces another has the same, and another uid.
+        node: The host that it is on; None before it has one.
+        is_leaving: Somebody has deleted it; on a dead host it stays so for ever.
+        waits: Why it does not run yet.
+        disruption: Why it is taken away, e.g. `EvictionByEvictionAPI`; None where nobody does, or a user has deleted it.
+    """
+
+    name: str
+    uid: str
+    index: int
+    node: str | None = None
+    is_running: bool = False
+    is_leaving: bool = False
+    waits: ClusterReason | None = None
+    disruption: ClusterReason | None = None
+    end: PodEnd | None = None
+
+    @property
+    def is_up(self) -> bool:
+        """Say whether its container runs and nobody takes it away."""
+        return self.is_running and not self.is_leaving
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodsOfRun:
+    """A run's Job and pods, as one answer has them.
+
+    Attributes:
+        num_pods: How many there are to be.
+        conditions: Of the Job, the reason by the condition's type, those that are true.
+        is_there: The Job exists; pods may outlive it by their grace.
+    """
+
+    run: str
+    uid: str = ""
+    num_pods: int = 0
+    is_there: bool = False
+    is_leaving: bool = False
+    conditions: Mapping[str, ClusterReason] = field(default_factory=dict)
+    pods: tuple[Pod, ...] = ()
+
+    def newest(self) -> dict[int, Pod]:
+        """Return the pod of each place that counts: one that stays before one that leaves or has ended."""
+        found: dict[int, Pod] = {}
+        for pod in self.pods:  # in the order of their creation
+            known = found.get(pod.index)
+            if known is None or known.is_leaving or known.end is not None or not pod.is_leaving:
+                found[pod.index] = pod
+        return found
+
+
+def read_objects(stdout: str) -> list[dict[str, Any]]:
+    """Return the objects of an answer: one, a List, or several documents one after the other as `create` prints them.
+
+    Raises:
+        EngineError: It is no JSON.
+    """
+    decoder, found, position = json.JSONDecoder(), [], 0
+    text = stdout.strip()
+    try:
+        while position < len(text):
+            value, position = decoder.raw_decode(text, position)
+            found += value.get("items", [value])
+            while position < len(text) and text[position].isspace():
+                position += 1
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise EngineError(
+            "the answer of kubectl can't be read", where="kubectl -o json", why=str(error)
+        ) from error
+    return [one for one in found if isinstance(one, dict)]
+
+
+def runs_of(objects: Iterable[Mapping[str, Any]]) -> dict[str, PodsOfRun]:
+    """Return what an answer to `get jobs.batch,pods` says of each run, by the run's name."""
+    jobs: dict[str, Mapping[str, Any]] = {}
+    pods: dict[str, list[tuple[str, Pod]]] = {}
+    for one in objects:
+        metadata = one.get("metadata", {})
+        run = metadata.get("labels", {}).get(RUN_LABEL)
+        if run is None:
+            continue
+        if one.get("kind") == "Job":
+            jobs[run] = one
+        elif one.get("kind") == "Pod":
+            pods.setdefault(run, []).append((str(metadata.get("creationTimestamp")), _pod(one)))
+    return {run: _run(run, jobs.get(run), pods.get(run, ())) for run in {**jobs, **pods}}
+
+
+def _run(run: str, job: Mapping[str, Any] | None, pods: Sequence[tuple[str, Pod]]) -> PodsOfRun:
+    in_order = tuple(pod for _, pod in sorted(pods, key=lambda one: one[0]))
+    if job is None:
+        return PodsOfRun(run=run, pods=in_order)
+    return PodsOfRun(
+        run=run,
+        uid=job["metadata"].get("uid", ""),
+        num_pods=job["spec"].get("completions", 0),
+        is_there=True,
+        is_leaving="deletionTimestamp" in job["metadata"],
+        conditions={name: reason for name, is_true, reason in _conditions(job) if is_true},
+        pods=in_order,
+    )
+
+
+def _pod(one: Mapping[str, Any]) -> Pod:
+    metadata, status = one["metadata"], one.get("status", {})
+    states = [container.get("state", {}) for container in status.get("containerStatuses", ())]
+    state = states[0] if states else {}
+    conditions = {name: (is_true, reason) for name, is_true, reason in _conditions(one)}
+    waits = _reason(state["waiting"]) if "waiting" in state else None
+    if waits is None and conditions.get("PodScheduled", (True, None))[0] is False:
+        waits = conditions["PodScheduled"][1]
+    disrupted, why = conditions.get("DisruptionTarget", (False, None))
+    return Pod(
+        name=metadata["name"],
+        uid=metadata.get("uid", ""),
+        index=int(metadata.get("labels", {}).get(INDEX_LABEL, 0)),
+        node=one.get("spec", {}).get("nodeName"),
+        is_running="running" in state,
+        is_leaving="deletionTimestamp" in metadata,
+        waits=waits,
+        disruption=why if disrupted else None,
+        end=_end(state.get("terminated"), status),
+    )
+
+
+def _end(ended: Mapping[str, Any] | None, status: Mapping[str, Any]) -> PodEnd | None:
+    of_pod = (
+        ClusterReason(word=status["reason"], message=status.get("message", ""))
+        if status.get("reason")
+        else None
+    )
+    if ended is None:
+        # Evicted before its container began.
+        return (
+            PodEnd(exit_code=None, reason=of_pod)
+            if of_pod and status.get("phase") == "Failed"
+            else None
+        )
+    own = _reason(ended)
+    return PodEnd(exit_code=ended.get("exitCode"), reason=of_pod or own)
+
+
+def _conditions(one: Mapping[str, Any]) -> Iterator[tuple[str, bool, ClusterReason]]:
+    for condition in one.get("status", {}).get("conditions", ()):
+        yield condition["type"], condition.get("status") == "True", _reason(condition)
+
+
+def _reason(plain: Mapping[str, Any]) -> ClusterReason:
+    return ClusterReason(
+        word=plain.get("reason", ""), message=" ".join(plain.get("message", "").split())
+    )
+
+
+def warnings_of(
+    objects: Iterable[Mapping[str, Any]], names: Iterable[str]
+) -> tuple[ClusterReason, ...]:
+    """Return the warnings among events about the objects of these names, each once, the newest last.
+
+    A quota or a policy that keeps pods from being made is said here and nowhere else.
+    """
+    about = set(names)
+    found: dict[ClusterReason, None] = {}
+    for one in sorted(objects, key=lambda one: str(one.get("lastTimestamp") or "")):
+        if one.get("type") == "Warning" and one.get("involvedObject", {}).get("name") in about:
+            reason = _reason(one)
+            found.pop(reason, None)
+            found[reason] = None
+    return tuple(found)
+
+
+def queue_reasons(objects: Iterable[Mapping[str, Any]]) -> dict[str, ClusterReason]:
+    """Return why Kueue does not admit Jobs, from its Workloads, by the Job's uid."""
+    found: dict[str, ClusterReason] = {}
+    for one in objects:
+        uid = one.get("metadata", {}).get("labels", {}).get(JOB_UID_LABEL)
+        for name, is_true, reason in _conditions(one):
+            if uid is not None and name == "QuotaReserved" and not is_true:
+                found[uid] = reason
+    return found
+
+
+def view_of(
+    run: PodsOfRun, warnings: Sequence[ClusterReason] = (), queue: ClusterReason | None = None
+) -> JobView:
+    """Return how a run's Job stands, with Kubernetes' own sentence where it waits or has failed.
+
+    Args:
+        run: Its Job and pods.
+        warnings: Of events about the Job, the newest last.
+        queue: Why Kueue does not admit it.
+    """
+    newest = run.newest()
+    state, reason = _state(run, newest, warnings, queue)
+    head = newest.get(_HEAD)
+    code = head.end.exit_code if head is not None and head.end is not None else None
+    hosts = (newest[index].node for index in sorted(newest))
+    return JobView(
+        job_id=run.run,
+        state=state,
+        reason=str(reason) if reason is not None else None,
+        exit_code=code if state.is_final else None,
+        nodes=tuple(dict.fromkeys(host for host in hosts if host)),
+    )
+
+
+def _state(
+    run: PodsOfRun,
+    newest: Mapping[int, Pod],
+    warnings: Sequence[ClusterReason],
+    queue: ClusterReason | None,
+) -> tuple[JobState, ClusterReason | None]:
+    ended = run.conditions.get("Failed") or run.conditions.get("FailureTarget")
+    if "Complete" in run.conditions or "SuccessCriteriaMet" in run.conditions:
+        return JobState.SUCCEEDED, None
+    if ended is not None:
+        is_late = ended.word == "DeadlineExceeded"
+        return JobState.TIMED_OUT if is_late else JobState.FAILED, _why_failed(run) or ended
+    if not run.is_there or run.is_leaving:
+        return (JobState.ENDING if newest else JobState.CANCELLED), None
+    if "Suspended" in run.conditions:
+        return JobState.HELD, queue or run.conditions["Suspended"]
+    up = [index for index, pod in newest.items() if pod.is_up]
+    if len(up) == run.num_pods:
+        return JobState.RUNNING, None
+    return (JobState.RUNNING if _HEAD in up else JobState.PENDING), _why_missing(
+        run, newest, warnings
+    )
+
+
+def _why_failed(run: PodsOfRun) -> ClusterReason | None:
+    """Return the end of the pod that ended the Job, where it says more than an exit code."""
+    ends = [pod.end.reason for pod in run.pods if pod.end is not None]
+    return next((reason for reason in ends if reason.word not in ("Error", "Completed")), None)
+
+
+def _why_missing(
+    run: PodsOfRun, newest: Mapping[int, Pod], warnings: Sequence[ClusterReason]
+) -> ClusterReason | None:
+    """Return why pods are missing: what a pod waits for, what took it away, how it ended, or why none is made."""
+    missing = [newest.get(index) for index in range(run.num_pods)]
+    there = [pod for pod in missing if pod is not None and not pod.is_up]
+    waiting = [(pod.index, pod.waits) for pod in there if pod.waits is not None]
+    if waiting:
+        return _of_several([index for index, _ in waiting], waiting[0][1], run.num_pods)
+    if len(there) < missing.count(None) and warnings:
+        return warnings[-1]
+    gone = [(pod.index, why) for pod in there if (why := _why_gone(pod)) is not None]
+    if gone:
+        return _of_several([index for index, _ in gone], gone[0][1], run.num_pods)
+    return warnings[-1] if warnings and None in missing else None
+
+
+def _why_gone(pod: Pod) -> ClusterReason | None:
+    """Return who took a pod away; else how it ended."""
+    return pod.disruption or (pod.end.reason if pod.end is not None else None)
+
+
+def _of_several(indices: Sequence[int], reason: ClusterReason, num_pods: int) -> ClusterReason:
+    if len(set(indices)) == num_pods:
+        return reason
+    which = f"(pod {compress_ranks(sorted(set(indices)))})"
+    return ClusterReason(word=reason.word, message=f"{reason.message} {which}".strip())

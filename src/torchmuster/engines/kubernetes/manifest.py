@@ -1,0 +1,356 @@
+"""The objects of a run: a Secret with what it brings along, a headless Service for names, an Indexed Job of pods.
+
+The Job is made last and owns the others, so that one delete removes all. Source: Kubernetes 1.31 to 1.37, batch/v1 and
+v1; what was accepted by a real control plane is marked "recorded" in the tests.
+"""
+
+import base64
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torchmuster.engines.kubernetes.answers import INDEX_LABEL, RUN_LABEL
+from torchmuster.errors import UsageError
+
+CONTAINER = "node"
+FINAL_CODE = 113  # a pod that ends so has told the run's end: it is not made again
+MANY = 1_000_000  # the head of the run counts failures, not the Job
+PACKAGE_FOLDER = "/muster"
+_MANAGER = {"app.kubernetes.io/managed-by": "torchmuster"}
+_DEAD_NODE_S = 30  # instead of 300 s
+_MAX_SECRET_BYTES = 1 << 20
+_MAX_HOST_NAME = 63
+# A mesh's proxy refuses connections that are not its own, and would never end; autoscalers must not move a run.
+_ANNOTATIONS = {
+    "sidecar.istio.io/inject": "false",
+    "linkerd.io/inject": "disabled",
+    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+    "karpenter.sh/do-not-disrupt": "true",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A PersistentVolumeClaim and where the pods see it."""
+
+    name: str
+    path: str
+    read_only: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodResources:
+    """What each pod asks for; sizes in bytes.
+
+    Attributes:
+        gpus: How many of `gpu_resource`.
+        devices: Other resources by the site's own names: `rdma/ib`.
+        shm_bytes: Of /dev/shm; it counts as memory of the pod.
+        scratch_bytes: Of the node's disk; None for no limit.
+    """
+
+    cpus: int | None = None
+    memory_bytes: int | None = None
+    gpus: int = 0
+    gpu_resource: str = "nvidia.com/gpu"
+    devices: Mapping[str, int] = field(default_factory=dict)
+    shm_bytes: int | None = None
+    scratch_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodPlace:
+    """Where pods may run, and as whom.
+
+    Attributes:
+        tolerations: As Kubernetes writes them; GPU nodes are tolerated anyhow.
+        restricted: Fit the pods to the Pod Security level `restricted`.
+        user: The uid; None for that of the image, 1000 where the level forbids root.
+    """
+
+    node_selector: Mapping[str, str] = field(default_factory=dict)
+    tolerations: tuple[Mapping[str, Any], ...] = ()
+    priority_class: str | None = None
+    service_account: str | None = None
+    pull_secrets: tuple[str, ...] = ()
+    host_network: bool = False
+    lock_memory: bool = False
+    restricted: bool = False
+    user: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodsRequest:
+    """One run, complete.
+
+    Attributes:
+        name: Of all its objects.
+        num_pods: How many run at the same time; spare ones among them.
+        command: Of each pod, in exec form: process 1 gets SIGTERM.
+        files: What it brings along, by file name: the key, the plan, the package.
+        queue: A LocalQueue of Kueue.
+        keep_s: How long the ended Job stays.
+    """
+
+    name: str
+    num_pods: int
+    image: str
+    command: tuple[str, ...]
+    files: Mapping[str, bytes]
+    resources: PodResources = PodResources()
+    place: PodPlace = PodPlace()
+    claims: tuple[Claim, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    queue: str | None = None
+    grace_s: int = 120
+    time_limit_s: int | None = None
+    keep_s: int = 86400
+
+
+def objects_of(run: PodsRequest) -> list[dict[str, Any]]:
+    """Return Secret, Service and Job, in the order in which they are made.
+
+    Raises:
+        UsageError: A name is too long, or the files are too large for a Secret.
+    """
+    _check(run)
+    return [_secret(run), _service(run), _job(run)]
+
+
+def owned_by(uid: str, name: str) -> dict[str, Any]:
+    """Return the patch that lets a Job own its Secret and its Service."""
+    owner = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "name": name,
+        "uid": uid,
+        "controller": False,
+        "blockOwnerDeletion": False,
+    }
+    return {"metadata": {"ownerReferences": [owner]}}
+
+
+def _check(run: PodsRequest) -> None:
+    host = f"{run.name}-{run.num_pods - 1}"
+    if len(host) > _MAX_HOST_NAME or not re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", run.name):
+        raise UsageError(
+            f"`{run.name}` can't be the name of a Job of {run.num_pods} pods",
+            why=f"`{host}` is the host name of its last pod",
+            fix="small letters, digits and `-`, a letter first, at most 63 characters with the pod's number",
+        )
+    size_bytes = sum(map(len, run.files.values()))
+    if size_bytes > _MAX_SECRET_BYTES:
+        largest = max(run.files, key=lambda name: len(run.files[name]))
+        raise UsageError(
+            f"what the run brings along has {size_bytes:,} bytes; a Secret takes {_MAX_SECRET_BYTES:,}",
+            where=largest,
+            fix="leave large files out of the code, or put them on a volume",
+        )
+
+
+def _metadata(run: PodsRequest, **more: str) -> dict[str, Any]:
+    return {"name": run.name, "labels": {**_MANAGER, RUN_LABEL: run.name, **more}}
+
+
+def _secret(run: PodsRequest) -> dict[str, Any]:
+    data = {name: base64.b64encode(content).decode() for name, content in run.files.items()}
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": _metadata(run),
+        "immutable": True,
+        "type": "Opaque",
+        "data": data,
+    }
+
+
+def _service(run: PodsRequest) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _metadata(run),
+        "spec": {
+            "clusterIP": "None",
+            # Pods need their names before they are ready: by them they find each other.
+            "publishNotReadyAddresses": True,
+            "selector": {RUN_LABEL: run.name},
+        },
+    }
+
+
+def _job(run: PodsRequest) -> dict[str, Any]:
+    more = {"kueue.x-k8s.io/queue-name": run.queue} if run.queue is not None else {}
+    spec: dict[str, Any] = {
+        "completionMode": "Indexed",
+        "completions": run.num_pods,
+        "parallelism": run.num_pods,
+        "backoffLimit": MANY,
+        "podReplacementPolicy": "Failed",  # the only value beside a podFailurePolicy
+        "successPolicy": {"rules": [{"succeededIndexes": "0"}]},
+        "podFailurePolicy": {
+            "rules": [
+                {
+                    "action": "FailJob",
+                    "onExitCodes": {
+                        "containerName": CONTAINER,
+                        "operator": "In",
+                        "values": [FINAL_CODE],
+                    },
+                },
+                {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]},
+            ]
+        },
+        "ttlSecondsAfterFinished": run.keep_s,
+        "template": {
+            "metadata": {
+                # Istio reads a label or an annotation, by its version.
+                "labels": {**_MANAGER, RUN_LABEL: run.name, "sidecar.istio.io/inject": "false"},
+                "annotations": dict(_ANNOTATIONS),
+            },
+            "spec": _pod(run),
+        },
+    }
+    if run.time_limit_s is not None:
+        spec["activeDeadlineSeconds"] = run.time_limit_s
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": _metadata(run, **more),
+        "spec": spec,
+    }
+
+
+def _pod(run: PodsRequest) -> dict[str, Any]:
+    place = run.place
+    pod: dict[str, Any] = {
+        # What podFailurePolicy needs; workers are started again inside of the pod.
+        "restartPolicy": "Never",
+        "subdomain": run.name,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": run.grace_s,
+        "tolerations": [*_TOLERATIONS, *map(dict, place.tolerations)],
+        "containers": [_container(run)],
+        "volumes": _volumes(run),
+    }
+    if place.node_selector:
+        pod["nodeSelector"] = dict(place.node_selector)
+    if place.priority_class is not None:
+        pod["priorityClassName"] = place.priority_class
+    if place.service_account is not None:
+        pod["serviceAccountName"] = place.service_account
+    if place.pull_secrets:
+        pod["imagePullSecrets"] = [{"name": name} for name in place.pull_secrets]
+    if place.host_network:
+        pod |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
+        pod["affinity"] = {"podAntiAffinity": _apart(run)}
+    if security := _security_of_pod(place):
+        pod["securityContext"] = security
+    return pod
+
+
+_TOLERATIONS = (
+    {"key": "nvidia.com/gpu", "operator": "Exists"},
+    *(
+        {
+            "key": f"node.kubernetes.io/{state}",
+            "operator": "Exists",
+            "effect": "NoExecute",
+            "tolerationSeconds": _DEAD_NODE_S,
+        }
+        for state in ("unreachable", "not-ready")
+    ),
+)
+
+
+def _apart(run: PodsRequest) -> dict[str, Any]:
+    """Return that no two pods of a run share a host, whose ports they would share too."""
+    term = {
+        "labelSelector": {"matchLabels": {RUN_LABEL: run.name}},
+        "topologyKey": "kubernetes.io/hostname",
+    }
+    return {"requiredDuringSchedulingIgnoredDuringExecution": [term]}
+
+
+def _container(run: PodsRequest) -> dict[str, Any]:
+    fields = {
+        "MUSTER_POD_INDEX": f"metadata.labels['{INDEX_LABEL}']",
+        "MUSTER_POD_IP": "status.podIP",
+        "MUSTER_POD_UID": "metadata.uid",
+        "MUSTER_POD_NODE": "spec.nodeName",
+    }
+    environment: list[dict[str, Any]] = [
+        {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+        for name, path in fields.items()
+    ]
+    # A random uid (OpenShift) has no home that it may write to.
+    given = {"HOME": "/tmp", **run.environment}
+    environment += [{"name": name, "value": value} for name, value in given.items()]
+    container: dict[str, Any] = {
+        "name": CONTAINER,
+        "image": run.image,
+        "command": list(run.command),
+        "terminationMessagePolicy": "File",
+        "env": environment,
+        "resources": _resources(run.resources),
+        "volumeMounts": [
+            {"name": "package", "mountPath": PACKAGE_FOLDER, "readOnly": True},
+            {"name": "shm", "mountPath": "/dev/shm"},
+            {"name": "scratch", "mountPath": "/scratch"},
+            *(
+                {"name": f"claim-{i}", "mountPath": claim.path, "readOnly": claim.read_only}
+                for i, claim in enumerate(run.claims)
+            ),
+        ],
+    }
+    if security := _security_of_container(run.place):
+        container["securityContext"] = security
+    return container
+
+
+def _resources(wanted: PodResources) -> dict[str, Any]:
+    """Return requests and limits: memory and devices are equal in both, and a CPU is asked for but not limited."""
+    both: dict[str, Any] = {}
+    if wanted.memory_bytes is not None:
+        both["memory"] = str(wanted.memory_bytes)
+    if wanted.gpus:
+        both[wanted.gpu_resource] = str(wanted.gpus)
+    both |= {name: str(number) for name, number in wanted.devices.items()}
+    requests = {"cpu": str(wanted.cpus)} if wanted.cpus is not None else {}
+    return {"requests": {**requests, **both}, "limits": both}
+
+
+def _volumes(run: PodsRequest) -> list[dict[str, Any]]:
+    shm: dict[str, Any] = {"medium": "Memory"}
+    if run.resources.shm_bytes is not None:
+        shm["sizeLimit"] = str(run.resources.shm_bytes)
+    scratch: dict[str, Any] = {}
+    if run.resources.scratch_bytes is not None:
+        scratch["sizeLimit"] = str(run.resources.scratch_bytes)
+    return [
+        # 0400; with an fsGroup the kubelet makes it 0440 by itself. JSON has no octal numbers.
+        {"name": "package", "secret": {"secretName": run.name, "defaultMode": 256}},
+        {"name": "shm", "emptyDir": shm},
+        {"name": "scratch", "emptyDir": scratch},
+        *(
+            {"name": f"claim-{i}", "persistentVolumeClaim": {"claimName": claim.name}}
+            for i, claim in enumerate(run.claims)
+        ),
+    ]
+
+
+def _security_of_pod(place: PodPlace) -> dict[str, Any]:
+    user = place.user if place.user is not None or not place.restricted else 1000
+    security: dict[str, Any] = {}
+    if user is not None:
+        security |= {"runAsUser": user, "fsGroup": user, "fsGroupChangePolicy": "OnRootMismatch"}
+    if place.restricted:
+        security |= {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    return security
+
+
+def _security_of_container(place: PodPlace) -> dict[str, Any]:
+    if place.restricted:
+        return {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    return {"capabilities": {"add": ["IPC_LOCK"]}} if place.lock_memory else {}

@@ -1,0 +1,244 @@
+"""Kubernetes' reasons in sentences: why pods wait, what can't heal, and why kubectl refuses a command.
+
+Source: kubernetes pkg/kubelet/images/types.go, pkg/kubelet/container/sync_result.go, pkg/apis/core/types.go (1.31 to 1.36), Kueue 0.19;
+those marked "recorded" were seen from a real control plane.
+"""
+
+from torchmuster.engines.base import Refusal
+from torchmuster.engines.wait_reasons import WaitReason, WaitReasons
+
+_EVENTS = "`kubectl get events --sort-by=.lastTimestamp` shows what the cluster says"
+_IMAGE = "set `image` in muster.toml to a name that the nodes can pull"
+
+
+def _reason(word: str, sentence: str, hint: str = "", *, never: bool = False) -> WaitReason:
+    return WaitReason(pattern=rf"{word}(?![A-Za-z])", sentence=sentence, hint=hint, never=never)
+
+
+REASONS = WaitReasons(
+    table=(
+        # The scheduler's; recorded.
+        _reason(
+            r"Unschedulable: .*untolerated taint",
+            "no node takes it: those that would have room refuse it by a taint",
+            "`tolerations` of the site names the taints that a run accepts",
+        ),
+        _reason(
+            r"Unschedulable: .*(?:node affinity|node selector)",
+            "no node has the labels that it asks for",
+            "`kubectl get nodes --show-labels` lists them; `node_selector` of the site asks for some",
+        ),
+        _reason(
+            r"Unschedulable: .*(?:PersistentVolumeClaim|persistentvolumeclaim)\S* \S*not found",
+            "a volume that it names does not exist",
+            "`kubectl get pvc` lists the volumes of the namespace",
+            never=True,
+        ),
+        _reason("Unschedulable", "no node has room for it now"),
+        _reason(
+            "SchedulingGated", "a gate of the cluster holds it: mostly that of a queue", _EVENTS
+        ),
+        # Of the image; the first three recorded.
+        _reason(
+            "ErrImageNeverPull",
+            "the image is not on the node, and its pull policy is Never",
+            'load it there, or set `pull_policy = "IfNotPresent"`',
+            never=True,
+        ),
+        _reason(
+            r"(?:ErrImagePull|ImagePullBackOff): .*(?:no such host|i/o timeout|connection refused)",
+            "the node can't reach the image's registry",
+            f"{_IMAGE}; a wrong host in its name looks the same",
+        ),
+        _reason(
+            r"(?:ErrImagePull|ImagePullBackOff): .*(?:[Uu]nauthorized|denied|403|no basic auth)",
+            "the registry refuses the image: it needs a login, or there is none of this name",
+            "`pull_secrets` of the site names the Secrets with logins",
+            never=True,
+        ),
+        _reason(
+            r"(?:ErrImagePull|ImagePullBackOff): .*(?:not found|manifest unknown|does not exist)",
+            "the registry has no such image or tag",
+            _IMAGE,
+            never=True,
+        ),
+        _reason(
+            r"(?:ErrImagePull|ImagePullBackOff): .*no match for platform",
+            "the image is not made for the processor of the node",
+            "build it for that too (docker buildx build --platform), or choose nodes by `node_selector`",
+            never=True,
+        ),
+        _reason("ErrImagePull", "the image could not be pulled", _IMAGE),
+        _reason("ImagePullBackOff", "the image could not be pulled; it is tried again", _IMAGE),
+        _reason("InvalidImageName", "the image's name is no name of an image", _IMAGE, never=True),
+        _reason(
+            "ContainerCreating", "the node prepares it: the image is pulled, volumes are mounted"
+        ),
+        _reason("PodInitializing", "its first containers run"),
+        _reason(
+            "CreateContainerConfigError",
+            "something that it names does not exist: a Secret, a ConfigMap or a key of one",
+            _EVENTS,
+            never=True,
+        ),
+        _reason("CreateContainerError", "the node can't make the container", _EVENTS),
+        # StartError recorded.
+        _reason(
+            r"StartError: .*exec format error",
+            "the image is made for another processor than that of the node",
+            "build it for that too, or choose nodes by `node_selector`",
+            never=True,
+        ),
+        _reason(
+            r"StartError: .*no such file or directory",
+            "the image has no such program: python3 is needed",
+            "set `python` of the site to the image's interpreter, or take an image that has Python 3.11",
+            never=True,
+        ),
+        _reason(
+            "StartError", "the node can't start the program in the container", _EVENTS, never=True
+        ),
+        _reason(
+            "OOMKilled",
+            "its container used more memory than its limit, and was killed as a whole",
+            "ask for more memory: `memory` of the site; /dev/shm is charged to the same limit",
+        ),
+        # Of events; recorded.
+        _reason(
+            r"FailedCreate: .*exceeded quota",
+            "the namespace's quota has no room for its pods",
+            "`kubectl describe quota` shows what is used; wait, ask for less, or for a larger quota",
+        ),
+        _reason(
+            r"FailedCreate: .*violates PodSecurity",
+            "the namespace's Pod Security level forbids its pods",
+            "`kubectl get namespace NAME --show-labels` tells the level; `pod_security` of the site fits the pods to it",
+            never=True,
+        ),
+        _reason(
+            r"FailedCreate: .*serviceaccount \S+ not found|FailedCreate: .*service account \S+ was not found",
+            "the service account that it names does not exist",
+            "`kubectl get serviceaccounts` lists them",
+            never=True,
+        ),
+        _reason("FailedCreate", "the cluster makes no pods for it", _EVENTS),
+        # Kueue's; recorded.
+        _reason(
+            r"Inadmissible: LocalQueue \S+ doesn't exist",
+            "there is no such queue in the namespace",
+            "`kubectl get localqueues` lists them; another one with --queue",
+            never=True,
+        ),
+        _reason(
+            "Inadmissible",
+            "its queue can't admit it",
+            "`kubectl get clusterqueues` shows their state",
+        ),
+        _reason(r"Pending: .*insufficient unused quota", "its queue has no room for it now"),
+        _reason("Pending", "it waits in its queue"),
+        _reason("JobSuspended", "it is suspended: by its queue, or by somebody"),
+        # What takes a pod away; the first two recorded.
+        _reason("EvictionByEvictionAPI", "its node is drained: the pod moves to another"),
+        _reason("DeletionByTaintManager", "its node does not answer or is not ready any more"),
+        _reason("PreemptionByScheduler", "pods of a higher priority take its place"),
+        _reason("DeletionByPodGC", "its node is gone"),
+        _reason("TerminationByKubelet", "its node shuts down, or ran short of memory or disk"),
+        _reason("Evicted", "its node ran short of memory or disk"),
+    ),
+    capacity_argv=lambda job_id: [],
+    shortage=lambda answers: None,
+)
+
+# Recorded, each; the last line of stderr says it, after those of the discovery cache.
+REFUSALS = (
+    Refusal(
+        pattern=r"current-context is not set|localhost:8080 was refused",
+        error="there is no configuration for a cluster",
+        hint="kubectl config get-contexts lists those of ~/.kube/config; the cluster's people give out the file, or the command that writes it",
+    ),
+    Refusal(
+        pattern=r"context \"[^\"]*\" does not exist",
+        error="kubectl knows no such context",
+        hint="kubectl config get-contexts lists them; `context` of the site names one",
+    ),
+    Refusal(
+        pattern=r"error loading config file",
+        error="the configuration of kubectl can't be read",
+        hint="mend the file that is named, or set KUBECONFIG to another",
+    ),
+    Refusal(
+        pattern=r"\(Unauthorized\)|must be logged in",
+        error="the cluster does not accept the credentials: they are wrong or have expired",
+        hint="log in again as the cluster's people say, then try `kubectl auth whoami`",
+    ),
+    Refusal(
+        pattern=r"getting credentials: exec: executable \S+ not found",
+        error="the login plug-in that the configuration of kubectl names is not installed",
+        hint="install it: the cluster's provider says how",
+    ),
+    Refusal(
+        pattern=r"no such host",
+        error="the name of the cluster's server is not known here",
+        hint="look at the VPN, and at the server in `kubectl config view --minify`",
+    ),
+    Refusal(
+        pattern=r"connection to the server \S+ was refused",
+        error="the cluster's server does not answer",
+        hint="look at the VPN or tunnel, and at the server in `kubectl config view --minify`",
+    ),
+    Refusal(
+        pattern=r"i/o timeout|context deadline exceeded|TLS handshake timeout",
+        error="the cluster's server does not answer in time",
+        hint="look at the VPN, and at the server in `kubectl config view --minify`",
+    ),
+    Refusal(
+        pattern=r"failed calling webhook",
+        error="an extension of the cluster that checks every Job does not answer",
+        hint="try again in a minute; the cluster's people can tell whether it runs",
+    ),
+    Refusal(
+        pattern=r"exceeded quota",
+        error="the namespace's quota has no room for another",
+        hint="kubectl describe quota shows what is used; muster ps --all lists runs that may end",
+    ),
+    Refusal(
+        pattern=r"violates PodSecurity",
+        error="the namespace's Pod Security level forbids such pods",
+        hint="`pod_security` of the site fits the pods to it",
+    ),
+    Refusal(
+        pattern=r"namespaces \"[^\"]*\" not found",
+        error="there is no such namespace",
+        hint="`namespace` of the site, or of the context, names one: kubectl config view --minify",
+    ),
+    Refusal(
+        pattern=r"\(Forbidden\): .*cannot \w+ resource",
+        error="the cluster does not let you do this",
+        hint="docs/kubernetes.md has the Role that is needed, for the cluster's people",
+    ),
+    Refusal(
+        pattern=r"\(AlreadyExists\)",
+        error="an object of this name exists already",
+        hint="the run of that name is there: muster ps --all",
+    ),
+    Refusal(
+        pattern=r"no matches for kind|doesn't have a resource type",
+        error="the cluster does not have this kind of object",
+        hint="its extension (JobSet, Kueue, Volcano) is not installed there, or of another version",
+    ),
+    Refusal(
+        pattern=r"invalid DNS label|must be no more than 63|must not contain dots|RFC 1123",
+        error="a name is not one that Kubernetes takes",
+        hint="letters, digits and `-`, at most 63 characters with the number of the pod",
+    ),
+    Refusal(
+        pattern=r"strict decoding error|unknown field",
+        error="the cluster does not know a field of the manifest",
+        hint="a `patch` of the site names it, or the cluster is older than Kubernetes 1.31",
+    ),
+    Refusal(
+        pattern=r"RequestEntityTooLarge|may not be more than 1048576 bytes",
+        error="what the run brings along is too large for a Secret",
+        hint="at most 1 MiB goes there: leave large files out of `code`, or put them on a volume",
+    ),
+)

@@ -1,0 +1,1 @@
+"""A pod as a host: who proves the run's key gets a command run there, with its pipes, as by ssh. Standard library only."""

@@ -1,0 +1,148 @@
+"""A session with a pod: frames of the authenticated channel, whose first byte says what they carry.
+
+The caller sends one command, then its input; the pod sends the command's output and errors, and at last its exit code. When the
+connection ends, so does the command's input: what runs there is a remote end (`node/remote`), which then ends what it has started.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import struct
+
+from torchmuster.net.channel import Channel, ChannelClosedError
+
+COMMAND, INPUT, OUTPUT, ERRORS, END = b"c", b"i", b"o", b"e", b"x"
+PIECE_BYTES = 256 << 10
+_MAX_COMMAND_BYTES = 64 << 10
+_CODE = struct.Struct("!i")
+_LEAVE_S = 20.0  # a remote end takes up to 10 s to end its agents
+_LAST_WORDS_S = 5.0
+
+
+class Sessions:
+    """The commands that callers run here.
+
+    Attributes:
+        pids: Of the commands; whoever waits for other processes leaves them alone.
+        num_starting: Of these the pids are not known yet.
+    """
+
+    def __init__(self) -> None:
+        self.pids: set[int] = set()
+        self.num_starting = 0
+
+    async def serve(self, channel: Channel) -> None:
+        """Run the command of one caller, to its end or that of the connection."""
+        try:
+            frame = await channel.receive_bytes()
+        except ChannelClosedError:
+            return
+        if frame[:1] != COMMAND or len(frame) > _MAX_COMMAND_BYTES:
+            return
+        child = await self._start(os.fsdecode(frame[1:]))
+        try:
+            await _attend(channel, child)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            await child.wait()
+            self.pids.discard(child.pid)
+
+    async def _start(self, command: str) -> asyncio.subprocess.Process:
+        self.num_starting += 1
+        try:
+            child = await asyncio.create_subprocess_exec(
+                *("/bin/sh", "-c", command),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,
+            )
+            self.pids.add(child.pid)
+        finally:
+            self.num_starting -= 1
+        return child
+
+
+async def _attend(channel: Channel, child: asyncio.subprocess.Process) -> None:
+    """Carry bytes both ways until the command has ended, or the caller is gone and it has had its time to end."""
+    if child.stdin is None or child.stdout is None or child.stderr is None:
+        raise ValueError("the command has no pipes")
+    hearing = asyncio.create_task(_hear(channel, child.stdin))
+    telling = {
+        asyncio.create_task(_tell(channel, OUTPUT, child.stdout)),
+        asyncio.create_task(_tell(channel, ERRORS, child.stderr)),
+    }
+    ending = asyncio.create_task(child.wait())
+    try:
+        await asyncio.wait({hearing, ending}, return_when=asyncio.FIRST_COMPLETED)
+        if hearing.done():
+            await asyncio.wait({ending}, timeout=_LEAVE_S)
+            return
+        # What it has started may hold the pipes.
+        await asyncio.wait(telling, timeout=_LAST_WORDS_S)
+        with contextlib.suppress(OSError):
+            await channel.send_bytes(END + _CODE.pack(ending.result()))
+    finally:
+        for task in (hearing, *telling, ending):
+            task.cancel()
+
+
+async def _hear(channel: Channel, stdin: asyncio.StreamWriter) -> None:
+    """Give the command its input; return when the caller is gone, which ends it too."""
+    try:
+        while True:
+            data = (await channel.receive_bytes())[1:]
+            if not data:
+                stdin.close()
+            elif not stdin.is_closing():
+                stdin.write(data)
+                with contextlib.suppress(OSError):  # it reads no more
+                    await stdin.drain()
+    except ChannelClosedError:
+        stdin.close()
+
+
+async def _tell(channel: Channel, kind: bytes, stream: asyncio.StreamReader) -> None:
+    with contextlib.suppress(OSError):
+        while data := await stream.read(PIECE_BYTES):
+            await channel.send_bytes(kind + data)
+
+
+async def call_session(channel: Channel, command: str) -> int:
+    """Run a command at the other end with our own standard input, output and errors; return its exit code.
+
+    Raises:
+        ChannelClosedError: The connection has ended before the command.
+    """
+    await channel.send_bytes(COMMAND + os.fsencode(command))
+    sending = asyncio.create_task(_send_input(channel))
+    try:
+        while True:
+            frame = await channel.receive_bytes()
+            if frame[:1] == END:
+                (code,) = _CODE.unpack(frame[1:])
+                return int(code)
+            fd = 1 if frame[:1] == OUTPUT else 2
+            await asyncio.to_thread(_write_all, fd, frame[1:])
+    except struct.error as error:
+        raise ChannelClosedError("the end of the command can't be read") from error
+    finally:
+        sending.cancel()
+
+
+async def _send_input(channel: Channel) -> None:
+    reader = asyncio.StreamReader(limit=PIECE_BYTES)
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(0, "rb"))
+    with contextlib.suppress(OSError):
+        while data := await reader.read(PIECE_BYTES):
+            await channel.send_bytes(INPUT + data)
+        await channel.send_bytes(INPUT)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

@@ -1,0 +1,142 @@
+"""Every answer that was recorded from a real control plane (1.36, Kueue 0.19), and what is made of it: one row for each."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from torchmuster.engines.base import EngineError
+from torchmuster.engines.kubernetes.answers import (
+    queue_reasons,
+    read_objects,
+    runs_of,
+    view_of,
+    warnings_of,
+)
+from torchmuster.engines.kubernetes.reasons import REASONS
+from torchmuster.model.states import JobState
+
+# Trimmed to what is read: `kubectl get jobs.batch,pods -l ... -o json`, and events.
+RECORDED = json.loads((Path(__file__).parent / "recorded.json").read_text())
+# What happened: state, how the reason begins, exit code, hosts, and whether it can never heal.
+VIEWS = {
+    "job-pods-fresh": (JobState.PENDING, "ContainerCreating", None, ("n1", "n2"), False),
+    "job-pods-running": (JobState.RUNNING, None, None, ("n1", "n2"), None),
+    "job-pods-succeeded": (JobState.SUCCEEDED, None, 0, ("n1",), None),
+    "job-pods-failed-113": (JobState.FAILED, "PodFailurePolicy: ", None, ("n2",), None),
+    "job-pods-unschedulable": (JobState.PENDING, "Unschedulable: 0/2 nodes", None, (), False),
+    "job-pods-errimagepull": (JobState.PENDING, "ErrImagePull: ", None, ("n1",), False),
+    "job-pods-imagepullbackoff": (
+        JobState.PENDING,
+        "ImagePullBackOff: ",
+        None,
+        ("n2", "n1"),
+        False,
+    ),
+    "job-pods-neverpull": (JobState.PENDING, "ErrImageNeverPull: ", None, ("n1", "n2"), True),
+    "job-pods-command-not-found": (JobState.PENDING, "StartError: ", None, ("n1",), True),
+    "job-pods-oomkilled": (JobState.RUNNING, "OOMKilled: (pod 1)", None, ("n1", "n2"), None),
+    "job-pods-evicting": (
+        JobState.RUNNING,
+        "EvictionByEvictionAPI: ",
+        None,
+        ("n1", "n2"),
+        None,
+    ),
+    "job-pods-evicted": (JobState.RUNNING, "EvictionByEvictionAPI: ", None, ("n1", "n2"), None),
+    "job-pods-node-lost-5s": (JobState.RUNNING, None, None, ("n2", "n1"), None),
+    "job-pods-node-lost-terminating": (
+        JobState.PENDING,
+        "DeletionByTaintManager: ",
+        None,
+        ("n2", "n1"),
+        False,
+    ),
+    "job-pods-node-lost-forced": (
+        JobState.PENDING,
+        "DeletionByTaintManager: ",
+        None,
+        ("n2", "n1"),
+        False,
+    ),
+    "job-pods-pod-deleting": (JobState.RUNNING, None, None, ("n1",), None),
+    "job-pods-pod-replaced": (JobState.RUNNING, None, None, ("n1",), None),
+    "job-pods-jdl": (JobState.TIMED_OUT, "DeadlineExceeded: ", None, (), None),
+    "job-pods-deleting-foreground": (JobState.ENDING, None, None, ("n1", "n2"), None),
+    "pods-deleting": (JobState.ENDING, None, None, ("n1", "n2"), None),
+    "job-suspended": (JobState.HELD, "JobSuspended: ", None, (), False),
+    "job-suspending": (JobState.HELD, "JobSuspended: ", None, ("n1",), False),
+    "job-resumed": (JobState.RUNNING, None, None, ("n1",), None),
+    "kueue-no-queue": (JobState.HELD, "Inadmissible: LocalQueue nosuch", None, (), True),
+    "kueue-readmitted-job-pods": (JobState.RUNNING, None, None, ("n1",), None),
+}
+
+
+@pytest.mark.parametrize("what", VIEWS)
+def test_an_answer_is_read_as_it_was_meant(what):
+    state, begins, code, nodes, never = VIEWS[what]
+    objects = RECORDED[what]
+    (run,) = runs_of(objects).values()
+    view = REASONS.explained(view_of(run, queue=queue_reasons(objects).get(run.uid)))
+    assert (view.state, view.exit_code, view.nodes) == (state, code, nodes)
+    assert (view.reason or "").startswith(begins or "")
+    assert (view.reason is None) == (begins is None)
+    assert (view.wait.never if view.wait is not None else None) == never
+
+
+@pytest.mark.parametrize(
+    ("what", "events", "sentence", "never"),
+    [
+        ("job-pods-quota", "events-quota", "the namespace's quota has no room for its pods", False),
+        (
+            "job-pods-podsecurity",
+            "events-podsecurity",
+            "the namespace's Pod Security level forbids its pods",
+            True,
+        ),
+    ],
+)
+def test_what_keeps_pods_from_being_made_is_said_by_events_alone(what, events, sentence, never):
+    (run,) = runs_of(RECORDED[what]).values()
+    assert view_of(run).reason is None
+    view = view_of(run, warnings_of(RECORDED[events], [run.run]))
+    wait = REASONS.explained(replace(view, state=JobState.PENDING)).wait
+    assert wait is not None
+    assert (wait.sentence, wait.never) == (sentence, never)
+
+
+def test_warnings_about_other_objects_are_not_ours():
+    assert warnings_of(RECORDED["events-quota"], ["another"]) == ()
+
+
+def test_a_place_belongs_to_the_pod_that_stays():
+    (run,) = runs_of(RECORDED["job-pods-flaky"]).values()
+    ended = [pod for pod in run.pods if pod.end is not None]
+    assert len(ended) == 4
+    assert run.newest()[1] is ended[-1]
+    (run,) = runs_of(RECORDED["job-pods-pdl"]).values()
+    assert all(pod.is_up for pod in run.newest().values())
+
+
+def test_the_queues_reason_is_found_by_the_jobs_uid():
+    found = queue_reasons(RECORDED["kueue-workloads"])
+    assert [str(reason) for reason in found.values()] == [
+        "Pending: couldn't assign flavors to pod set main: insufficient unused quota for nvidia.com/gpu in flavor gpu, 2 more needed",
+        "Inadmissible: LocalQueue nosuch doesn't exist",
+    ]
+
+
+def test_documents_one_after_the_other_are_read_as_those_of_a_list():
+    one, other = {"kind": "Job"}, {"kind": "Secret"}
+    texts = f"{json.dumps(one)}\n{json.dumps(other, indent=1)}\n"
+    assert read_objects(texts) == [one, other]
+    assert read_objects(json.dumps({"kind": "List", "items": [one, other]})) == [one, other]
+    assert read_objects("") == []
+
+
+@pytest.mark.parametrize("text", ["no json", '{"kind": "Job"} and more', "[1, 2]", "{" * 5000])
+def test_an_answer_that_is_no_object_is_said_to_be_unreadable(text):
+    with pytest.raises(EngineError) as caught:
+        read_objects(text)
+    assert caught.value.what == "the answer of kubectl can't be read"

@@ -1,0 +1,104 @@
+"""Sessions with a pod, by its two programs: the door and the call."""
+
+import os
+import signal
+import subprocess
+
+import pytest
+
+from kit.ports import reserve_port
+from kit.waiting import wait_until
+from torchmuster import proc
+from torchmuster.net.secret import new_secret, write_secret
+from torchmuster.node.pod.call import call_argv
+
+
+@pytest.fixture
+def key(tmp_path):
+    path = str(tmp_path / "key")
+    write_secret(path, new_secret())
+    return path
+
+
+@pytest.fixture
+def door(key):
+    """A pod's first process; the port at which it serves."""
+    argv = proc.node_program("pod", "--key", key, "--port", "0")
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process, int(process.stdout.readline().split()[-1])
+        finally:
+            process.terminate()
+            assert process.wait(30) == 0
+
+
+@pytest.fixture
+def call(key, door):
+    """Call the pod as the engine calls ssh."""
+
+    def run(command, *, given=b"", key=key, port=door[1]):
+        argv = [*call_argv(key, port), "-o", "BatchMode=yes", "-T", "127.0.0.1", command]
+        return subprocess.run(argv, input=given, capture_output=True, timeout=60, check=False)
+
+    return run
+
+
+def start(key, port, command):
+    argv = [*call_argv(key, port), "127.0.0.1", command]
+    return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_command_has_our_input_output_errors_and_exit_code(call):
+    done = call("cat; echo wrong >&2; exit 3", given=b"to and fro\n")
+    assert (done.returncode, done.stdout, done.stderr) == (3, b"to and fro\n", b"wrong\n")
+
+
+def test_bytes_of_any_kind_and_number_come_back_whole(call):
+    data = os.urandom(5 << 20)
+    assert call("cat", given=data).stdout == data
+
+
+def test_a_signal_is_told_as_a_shell_tells_it(call):
+    assert call("kill -9 $$").returncode == 128 + 9
+
+
+def test_who_has_another_key_runs_nothing(call, tmp_path):
+    path = str(tmp_path / "other")
+    write_secret(path, new_secret())
+    marker = tmp_path / "ran"
+    done = call(f"touch {marker}", key=path)
+    assert done.returncode == 255
+    assert b"the other side has another secret" in done.stderr
+    assert not marker.exists()
+
+
+def test_where_nobody_listens_it_is_said_in_one_line(call):
+    port = reserve_port()
+    done = call("true", port=port)
+    assert done.returncode == 255
+    assert done.stderr.decode().splitlines() == [f"127.0.0.1 port {port}: {os.strerror(111)}"]
+
+
+def test_a_caller_that_is_killed_ends_the_input_of_its_command(key, door, tmp_path):
+    end = tmp_path / "end"
+    caller = start(key, door[1], f"echo up; cat > /dev/null; touch {end}")
+    assert caller.stdout.readline() == "up\n"
+    caller.kill()
+    caller.communicate()
+    wait_until(end.exists, "the command's end")
+
+
+def test_a_pod_that_ends_leaves_nothing_behind(key, door):
+    caller = start(key, door[1], "echo $$; exec sleep 600")
+    pid = int(caller.stdout.readline())
+    os.kill(door[0].pid, signal.SIGTERM)
+    wait_until(lambda: not proc.is_running(pid), "the end of the command")
+    assert caller.wait(30) == 255
+    caller.communicate()
+
+
+def test_an_orphan_is_reaped(key, door):
+    caller = start(key, door[1], "setsid sh -c 'echo $$; sleep 0.2' & exit 0")
+    pid = int(caller.stdout.readline())
+    caller.communicate()
+    wait_until(lambda: proc.read_process(pid) is None, "the orphan's end")
