@@ -1,7 +1,7 @@
 """What is known of a job from its logs: who should have spoken and did, sizes, addresses, how far each rank got."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -39,15 +39,33 @@ _ADDRESS_LABEL = re.compile(
 )
 
 
+# The key of advice that holds wherever its values are known.
+ANYWHERE = "anywhere"
+
 _SHOWS = {
+    "data-parallel": re.compile(
+        r"nn/parallel/(?:data_parallel|parallel_apply)\.py|in replica \d+ on device"
+    ),
+    "vllm": re.compile(r"\bvllm\b"),
+    "sglang": re.compile(r"\bsglang\b"),
+    "trainer": re.compile(r"(?:transformers/trainer|trl/trainer/\w+)\.py"),
+    "tensorflow": re.compile(r"\btensorflow\b|\bkeras/"),
+    "megatron": re.compile(r"\bmegatron\b", re.IGNORECASE),
+    "fsdp": re.compile(r"\bfsdp\b|\bFSDP\w*|fully_shard"),
+    "ray": re.compile(r"\bray/(?:_private|serve|train|tune|_raylet)|\(\w+ pid=\d+\)|\bray start\b"),
+    "rocm": re.compile(r"\bROCm\b|\bHIP error|/opt/rocm|\brocm\d"),
+    "aws": re.compile(r"\bip-\d+-\d+-\d+-\d+\b|\bEC2\b|\bEFA\b|-p efa\b"),
+    "slingshot": re.compile(r"\bcxi\b|\bhsn\d|[Ss]lingshot"),
+    "torchrun": re.compile(r"\btorchrun\b|torch[./]distributed[./](?:run|launch|elastic)\b"),
     "kubernetes": re.compile(
-        r"\bpod/|kubelet|kubectl|OOMKilled|/var/run/secrets/kubernetes|\bPyTorchJob\b"
+        r"\bpod/|kubelet|kubectl|OOMKilled|FailedScheduling|/var/run/secrets/kubernetes|\bPyTorchJob\b"
+        r"|\b[\w-]+-(?:worker|master|launcher)-\d+\.[\w-]+"
     ),
     "container": re.compile(
         r"/\.dockerenv|\bdocker\b|nvcr\.io|NVIDIA Release|containerd|apptainer|singularity|enroot|/workspace/",
         re.IGNORECASE,
     ),
-    "slurm": re.compile(r"\bSLURM_|\bsrun\b|slurmstepd|\bsbatch\b"),
+    "slurm": re.compile(r"\bSLURM_|\bsrun\b|slurmstepd|\bsbatch\b|/slurmd/"),
     "pbs": re.compile(r"\bPBS_|\bqsub\b|=>> PBS|pbsdsh|pbs_mom"),
     "deepspeed": re.compile(r"\bdeepspeed\b|DeepSpeed"),
     "accelerate": re.compile(r"\baccelerate\b"),
@@ -230,16 +248,16 @@ class Case:
         """What the logs show of where the job ran: `container`, `kubernetes`, `slurm`, `pbs`, launchers by name."""
         found = {name for event in self.events for name in _SHOWN_BY.get(event.kind, ())}
         lines = {line.text for line in self._frames()} | {event.line.text for event in self.events}
+        lines |= {event.get("through") for event in self.events}
+        lines |= {event.who.host or "" for event in self.events}
         return frozenset(
             found | {name for name, regex in _SHOWS.items() if any(map(regex.search, lines))}
         )
 
-    def advice(self, general: str, special: Mapping[str, str]) -> str:
-        """Return the advice for where this job ran."""
-        for name, words in special.items():
-            if name in self.surroundings:
-                return words
-        return general
+    def surroundings_of(self, event: LogEvent) -> frozenset[str]:
+        """What an event itself shows of where it was: the libraries through which its traceback goes."""
+        texts = (event.get("through"), *event.detail, event.line.text)
+        return frozenset(name for name, regex in _SHOWS.items() if any(map(regex.search, texts)))
 
     def confirm(self, commands: str) -> str:
         """Return the commands that exist where this job ran: those of other schedulers are left out."""

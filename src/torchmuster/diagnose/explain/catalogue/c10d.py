@@ -321,6 +321,9 @@ ENTRIES: tuple[KnownMessage, ...] = (
         error="no etcd answers at {host}:{port}, where the rendezvous is to be",
         advice="start etcd there, correct --rdzv-endpoint, or use the c10d rendezvous, which needs no server",
         confirm="curl http://{host}:{port}/version   from every node",
+        advice_in={
+            "anywhere": "start etcd on {host} (etcd --listen-client-urls http://0.0.0.0:{port} --advertise-client-urls http://{host}:{port}), or do without it: --rdzv-backend=c10d --rdzv-endpoint={host}:29500",
+        },
     ),
     KnownMessage(
         name="c10d.etcd-list",

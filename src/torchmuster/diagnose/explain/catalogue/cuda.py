@@ -25,6 +25,9 @@ ENTRIES: tuple[KnownMessage, ...] = (
         error="an index given to a CUDA kernel is out of range: {check}{check2}",
         advice="look for a token id, label or index that is negative or not less than the size of the table (vocabulary, number of classes); the same line on the CPU names it",
         confirm="CUDA_LAUNCH_BLOCKING=1 python ...   names the line",
+        advice_in={
+            "anywhere": "a tokenizer warned of {num_tokens} tokens where the model has {max_tokens} positions: truncation=True, max_length={max_tokens}; else a token id or label that is negative or not less than the size of its table: the same line on the CPU names it",
+        },
     ),
     KnownMessage(
         name="cuda.probability-assert",

@@ -51,6 +51,9 @@ ENTRIES: tuple[KnownMessage, ...] = (
         cause="parallel-sizes",
         error="DeepSpeed's batch sizes do not fit the number of ranks: train_batch_size has to be micro batch x accumulation x ranks ({why})",
         advice='give two of the three, or "auto" under Accelerate and the Trainer, and DeepSpeed works out the third',
+        advice_in={
+            "anywhere": '"train_batch_size": {train_batch}, or leave one of the three out of the configuration ("auto" under Accelerate and the Trainer), and DeepSpeed works it out',
+        },
     ),
     _config(
         name="deepspeed.batch-size-missing",
@@ -349,6 +352,9 @@ ENTRIES: tuple[KnownMessage, ...] = (
         ),
         error="the global batch size {size} is no multiple of micro batch {micro} x data parallelism {dp}",
         advice="choose it as a multiple: --global-batch-size = micro batch x data parallel size x accumulation",
+        advice_in={
+            "anywhere": "--global-batch-size {fitting_batch}: a multiple of micro batch {micro} x data parallel size {dp}",
+        },
     ),
     _megatron(
         name="megatron.heads",

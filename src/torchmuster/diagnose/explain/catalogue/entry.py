@@ -30,7 +30,9 @@ class KnownMessage:
         cause: A word of `causes.py`; empty for noise, facts, and entries with a `kind`.
         error: The sentence for the user; words in braces are fields, `{words}` is the message itself.
         advice: What to change: one sentence, one command.
-        advice_in: Better advice for surroundings that the log shows: container, kubernetes, slurm, pbs, deepspeed, ...
+        advice_in: Better advice for surroundings that the log shows (container, kubernetes, slurm, vllm, trainer, ...), or
+            `anywhere`: one sentence or several. The first of which all words in braces are known is given; they are fields,
+            or values that are worked out (`advice/values.py`).
         confirm: The one command that would prove it.
         kind: A kind of event that the rules know already: this is one more wording of it.
         is_raised: It means this only as the message of an exception, not anywhere in a line.
@@ -44,7 +46,7 @@ class KnownMessage:
     cause: str = ""
     error: str = ""
     advice: str = ""
-    advice_in: Mapping[str, str] = field(default_factory=dict)
+    advice_in: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     confirm: str | None = None
     kind: str = ""
     is_raised: bool = False

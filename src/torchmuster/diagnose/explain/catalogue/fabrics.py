@@ -82,6 +82,9 @@ ENTRIES: tuple[KnownMessage, ...] = (
         error="libfabric could not register memory with the network card{what}",
         advice="try FI_EFA_USE_DEVICE_RDMA=0 (no GPUDirect), and ulimit -l unlimited in the job",
         confirm="ulimit -l; fi_info -p efa -t FI_EP_RDM   in the job",
+        advice_in={
+            "slingshot": "export FI_MR_CACHE_MONITOR=userfaultfd FI_CXI_DISABLE_HOST_REGISTER=1 on all nodes; NCCL_NET_GDR_LEVEL=LOC goes on without GPUDirect; use the site's own libfabric and plugin",
+        },
     ),
     _ofi(
         name="fabrics.ofi-open",

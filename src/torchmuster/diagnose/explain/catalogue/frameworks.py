@@ -59,6 +59,9 @@ ENTRIES: tuple[KnownMessage, ...] = (
         cause="parallel-sizes",
         error="with split_batches the batch size {size} has to be a multiple of the {ranks} ranks",
         advice="choose such a batch size, or split_batches=False",
+        advice_in={
+            "anywhere": "choose a batch size of {fitting_batch}, a multiple of the {ranks} ranks, or split_batches=False",
+        },
     ),
     _accelerate(
         name="accelerate.dispatch",
@@ -257,6 +260,9 @@ ENTRIES: tuple[KnownMessage, ...] = (
         advice="install them together in one environment: pip install -U transformers accelerate peft trl huggingface_hub, or the versions that the project pins",
         confirm="pip check",
         rivals=("package-missing",),
+        advice_in={
+            "anywhere": ("pip install '{requirement}' in the environment that the job uses"),
+        },
     ),
     _models(
         name="transformers.flash-attention",

@@ -106,6 +106,9 @@ ENTRIES: tuple[KnownMessage, ...] = (
         cause="command-missing",
         error="mpirun did not find the program on a node",
         advice="give its full path, one that every node sees; pass PATH on with -x PATH",
+        advice_in={
+            "anywhere": "if {meant_command} is meant, correct the spelling; else give its full path, one that every node sees"
+        },
         confirm="mpirun -n NODES --map-by ppr:1:node which python",
     ),
     _ompi(

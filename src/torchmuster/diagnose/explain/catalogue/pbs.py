@@ -196,6 +196,9 @@ ENTRIES: tuple[KnownMessage, ...] = (
         cause="permission",
         error="PBS could not copy files of the job: its output, or what was to be staged {path}",
         advice="write -o and -e to folders that exist and that the node may write; ssh without a password between nodes may be needed",
+        advice_in={
+            "anywhere": "see whether the job ran on {host} at all (tracejob {job}): if its output was never there, leave the node out and tell the site; else write -o and -e to folders that exist and that the node may write"
+        },
     ),
     _pbs(
         name="pbs.tm",

@@ -7,13 +7,15 @@ submitit 1.4 to 1.5; HTCondor 9 to 24; Gurobi 9 to 12 and FlexNet; AWS Neuron ru
 Grid Engine 6 to 8; enroot 3.4.
 """
 
+from typing import Any
+
 from torchmuster.diagnose.explain.catalogue.entry import KnownMessage, Tells
 
 _SOURCE = "CPython 3.8 to 3.14"
 
 
 def _mistake(
-    name: str, wording: str, advice: str, source: str = _SOURCE, **more: str
+    name: str, wording: str, advice: str, source: str = _SOURCE, **more: Any
 ) -> KnownMessage:
     return KnownMessage(
         name=f"mistake.{name}",
@@ -24,7 +26,7 @@ def _mistake(
         error=more.pop("error", "{who} failed first: {words:.300}"),
         advice=advice,
         is_raised=True,
-        **more,  # type: ignore[arg-type]
+        **more,
     )
 
 
@@ -71,6 +73,9 @@ _MISTAKES: tuple[KnownMessage, ...] = (
         "object-has-no-attribute",
         r"AttributeError: '(?P<owner>\w+)' object has no attribute '(?P<name>\w+)'",
         f"{{owner}} has no {{name}}: a misspelled name, an option that was never set, or another version of the library; {_VERSION}",
+        advice_in={
+            "anywhere": "the program reads args.{missing_option}, and its parser has no such option: parser.add_argument('--{missing_option}'), or the name that the parser does have",
+        },
     ),
     _mistake(
         "not-subscriptable",
@@ -112,6 +117,11 @@ _MISTAKES: tuple[KnownMessage, ...] = (
         "json",
         r"(?:json\.decoder\.)?JSONDecodeError: (?P<why>.+)",
         "the file or answer that it reads is no JSON: empty, cut, or a page with an error; look at it with head -c 300",
+    ),
+    _mistake(
+        "sample-larger",
+        r"[Ss]ample larger than population",
+        "a list has fewer entries than the line draws: leave such items out when the data set is made, or draw min(k, len(items)), or with repeats (random.choices)",
     ),
     _mistake(
         "unicode",
@@ -181,6 +191,11 @@ _MISTAKES: tuple[KnownMessage, ...] = (
         "assert",
         r"^AssertionError(?:: (?P<why>.*))?$",
         "the condition of the assert in that line does not hold: its code and message say what was expected",
+        advice_in={
+            "megatron": (
+                "a part of the data set got no samples: give each part a share with --split (949,50,1), or set --eval-iters 0 where there is none; {empty_split} comes from train-iters, eval-iters and the batch size"
+            ),
+        },
     ),
     _mistake(
         "not-implemented",
@@ -239,6 +254,29 @@ _TOOLS: tuple[KnownMessage, ...] = (
         confirm="neuron-ls; neuron-top",
     ),
     KnownMessage(
+        name="tools.neuron-device",
+        wordings=(
+            r"Could not open the nd(?P<device>\d+)",
+            r"Failed to stage graph\S* to vnc ?(?P<core>\d+)|stage_kelf_models\s+Failed",
+        ),
+        source="AWS Neuron runtime 2.x, nrt",
+        tells=Tells.NAMES,
+        cause="gpu-busy",
+        rivals=("gpu-ordinal", "no-gpu"),
+        error="a Neuron device or core is not to be had on {here}: another process holds it, it is not this process's, or the driver does not run: {words:.160}",
+        advice="end what holds it (neuron-ls names the process), and give each process its own cores: NEURON_RT_VISIBLE_CORES or NEURON_RT_NUM_CORES",
+        confirm="neuron-ls; lsmod | grep neuron",
+    ),
+    KnownMessage(
+        name="tools.nvccli",
+        wordings=(r"nvidia-container-cli(?: binary)? not found|while setting up nvccli",),
+        source="SingularityCE 3.9 and Apptainer 1.0 on, internal/pkg/util/gpu",
+        tells=Tells.PROVES,
+        cause="gpu-runtime",
+        error="apptainer should set the GPUs up with nvidia-container-cli, which {here} does not have",
+        advice="use --nv without --nvccli (`use nvidia-container-cli = no` in its configuration, or unset APPTAINER_NVCCLI SINGULARITY_NVCCLI); or have libnvidia-container-tools installed there",
+    ),
+    KnownMessage(
         name="tools.grid-engine-signal",
         wordings=(
             r"(?:User|job) .{0,40}received signal (?P<signal>USR1|USR2|XCPU|12|10|24)\b.{0,40}(?:limit|queue|root|uid 0)",
@@ -281,6 +319,9 @@ _TOOLS: tuple[KnownMessage, ...] = (
         error="the extension {module} was built for another torch than is installed: it lacks the symbol {symbol:.60}",
         advice="reinstall or rebuild {module} for the installed torch: pip install --no-cache-dir --no-build-isolation --force-reinstall PACKAGE",
         confirm="python -c 'import torch; print(torch.__version__)'; pip list | grep -i PACKAGE",
+        advice_in={
+            "anywhere": "build it anew for the installed torch: pip install --force-reinstall --no-cache-dir --no-deps {distribution}",
+        },
     ),
     KnownMessage(
         name="program.rpc-timeout",
@@ -360,6 +401,35 @@ _TOOLS: tuple[KnownMessage, ...] = (
         ),
         source="NCCL 2.4 to 2.28: goes on over sockets",
         tells=Tells.NOISE,
+    ),
+    KnownMessage(
+        name="torch.numpy-missing",
+        wordings=(
+            r"RuntimeError: Numpy is not available",
+            r"_ARRAY_API not found",
+            r"numpy\.(?:dtype|ndarray) size changed, may indicate binary incompatibility",
+        ),
+        source="torch 1.12 to 2.9",
+        tells=Tells.PROVES,
+        is_raised=True,
+        cause="builds-differ",
+        error="the numpy of {here} does not fit what torch or another library was built with",
+        advice="install one that fits: pip install 'numpy<2', or newer builds of the libraries",
+        confirm="python -c 'import numpy, torch; print(numpy.__version__, torch.__version__)'",
+    ),
+    KnownMessage(
+        name="torch.cuda-not-compiled-op",
+        wordings=(
+            r"(?:Not compiled with CUDA support|(?P<op>\w+::\w+).*Could not run .* with arguments from the 'CUDA' backend)",
+            r"Could not run '(?P<op2>\S+)' with arguments from the '(?:Sparse)?CUDA' backend",
+        ),
+        source="torch 1.12 to 2.9",
+        tells=Tells.PROVES,
+        is_raised=True,
+        cause="builds-differ",
+        error="an extension of {here} was built without CUDA, or for another torch: {op}{op2}",
+        advice="install the CUDA build of it for this torch (torchvision, torch-scatter, detectron2: from the index that their page names)",
+        confirm="python -m torch.utils.collect_env",
     ),
 )
 

@@ -93,6 +93,9 @@ ENTRIES: tuple[KnownMessage, ...] = (
         error="ssh does not know the name {host}",
         advice="correct it in the hostfile, or give its address in ~/.ssh/config or /etc/hosts",
         confirm="getent hosts {host}",
+        advice_in={
+            "kubernetes": "let the launcher wait until all workers are ready: a headless service (clusterIP: None, publishNotReadyAddresses: true) has to give {host} its address before mpirun starts; kubectl get pods shows whether that worker runs",
+        },
     ),
     _ssh(
         name="ssh.closed-early",

@@ -32,6 +32,9 @@ ENTRIES: tuple[KnownMessage, ...] = (
         cause="shapes-differ",
         error="a matrix product of {who} got sizes that do not fit: {one}{one2} and {other}{other2}",
         advice="make in_features of that layer the last dimension of its input; print x.shape before the line",
+        advice_in={
+            "anywhere": "the layer has in_features={matrix_want} and its input has {matrix_have} in the last dimension: give the layer in_features={matrix_have}, or bring its input to {matrix_want}",
+        },
     ),
     _tensor(
         name="torch.elementwise-shapes",
@@ -41,6 +44,9 @@ ENTRIES: tuple[KnownMessage, ...] = (
         cause="shapes-differ",
         error="two tensors of {who} have {one} and {other} entries in dimension {dim}",
         advice="print both shapes before the line; a last batch that is smaller needs drop_last=True, or sizes that are read from the tensor",
+        advice_in={
+            "anywhere": "there are {positions} positions: cut the input to them (truncation=True, max_length={positions}), or make the table of positions longer",
+        },
     ),
     _tensor(
         name="torch.cat-shapes",
@@ -61,6 +67,9 @@ ENTRIES: tuple[KnownMessage, ...] = (
         cause="shapes-differ",
         error="a tensor of {who} cannot be viewed in another shape: {words:.160}",
         advice="read sizes from the tensor (x.size(0), -1), and use reshape where memory is not contiguous",
+        advice_in={
+            "anywhere": "{odd_view}: mostly the last batch, which is smaller; read the size from the tensor (x.size(0)), or drop_last=True for the loader",
+        },
     ),
     _tensor(
         name="torch.conv-channels",
@@ -70,6 +79,9 @@ ENTRIES: tuple[KnownMessage, ...] = (
         cause="shapes-differ",
         error="a convolution of {who} expects {wanted} channels and got {got}",
         advice="set in_channels of that layer to what the data has; images need the order (batch, channels, height, width)",
+        advice_in={
+            "anywhere": "the layer has in_channels={wanted}, the data {got}: give the layer in_channels={got}, or bring the data to {wanted} (images: .convert('RGB'), or x.expand for gray ones); the order is (batch, channels, height, width)",
+        },
     ),
     _tensor(
         name="torch.kernel-larger",
@@ -119,13 +131,20 @@ ENTRIES: tuple[KnownMessage, ...] = (
         name="torch.embedding-index",
         wordings=(
             r"IndexError: index out of range in self",
-            r"IndexError: Target (?P<target>-?\d+) is out of bounds",
+            r"Target (?P<target>-?\d+) is out of bounds",
             r"index (?P<index>-?\d+) is out of bounds for dimension (?P<dim>\d+) with size (?P<size>\d+)",
             r"Class values must be (?:smaller than num_classes|non-negative)",
         ),
         cause="index-out-of-range",
         error="an index, token or label of {who} is out of range: {words:.160}",
         advice="compare the largest token id or label with the size of the table: model.resize_token_embeddings(len(tokenizer)), or num_classes",
+        advice_in={
+            "anywhere": (
+                "the table is that of the {position_table}: the input has {num_tokens} tokens and the model {max_tokens} of them: truncation=True, max_length={max_tokens} for the tokenizer",
+                "the label {target} needs a last layer of at least {classes_needed} classes (num_labels, num_classes), or labels that begin at 0",
+                "that dimension has the indices 0 to {last_index}, and {index} was asked for: see how that line works its index out",
+            ),
+        },
     ),
     _tensor(
         name="torch.ambiguous-truth",
@@ -145,18 +164,6 @@ ENTRIES: tuple[KnownMessage, ...] = (
         error="{who} made a numpy array of a tensor that is on {device}",
         advice="x.detach().cpu().numpy()",
     ),
-    _tensor(
-        name="torch.numpy-missing",
-        wordings=(
-            r"RuntimeError: Numpy is not available",
-            r"_ARRAY_API not found",
-            r"numpy\.(?:dtype|ndarray) size changed, may indicate binary incompatibility",
-        ),
-        cause="builds-differ",
-        error="the numpy of {here} does not fit what torch or another library was built with",
-        advice="install one that fits: pip install 'numpy<2', or newer builds of the libraries",
-        confirm="python -c 'import numpy, torch; print(numpy.__version__, torch.__version__)'",
-    ),
     # Data types.
     _tensor(
         name="torch.dtypes-matmul",
@@ -165,11 +172,18 @@ ENTRIES: tuple[KnownMessage, ...] = (
             r"expected scalar type (?P<one2>\w+) but found (?P<other2>\w+)",
             r"Input type \((?P<one3>[\w.]+)\) and bias type \((?P<other3>[\w.]+)\) should be the same",
             r"Found dtype (?P<one4>\w+) but expected (?P<other4>\w+)",
+            r"expected target dtype to be (?P<one6>Long) or Byte, but got (?P<other6>\w+)",
             r"Index put requires the source and destination dtypes match, got (?P<one5>\w+) for the destination and (?P<other5>\w+)",
         ),
         cause="dtypes-differ",
-        error="tensors of one operation of {who} have different data types: {one}{one2}{one3}{one4}{one5} and {other}{other2}{other3}{other4}{other5}",
+        error="tensors of one operation of {who} have different data types: {one}{one2}{one3}{one4}{one5}{one6} and {other}{other2}{other3}{other4}{other5}{other6}",
         advice="compute under torch.autocast('cuda', torch.bfloat16), or convert one of them: x.to(weight.dtype); labels of cross entropy are long, those of MSE float",
+        advice_in={
+            "anywhere": (
+                "{long_wanted} is wanted, class numbers or indices: y.long()",
+                "the Double comes from numpy or from Python's numbers, the rest is {double_beside}: x.float() where it becomes a tensor (torch.from_numpy(a).float())",
+            ),
+        },
     ),
     _tensor(
         name="torch.dtypes-result",
@@ -197,6 +211,9 @@ ENTRIES: tuple[KnownMessage, ...] = (
         cause="dtypes-differ",
         error="attention of {who} got a data type that it does not take: {words:.160}",
         advice="load the model with torch_dtype=torch.bfloat16, or train under torch.autocast('cuda', torch.bfloat16)",
+        advice_in={
+            "anywhere": "{attention_types}: bring them to one type before the line, q = q.to(k.dtype), as after a layer or a position code that computes in float32",
+        },
     ),
     # Devices.
     KnownMessage(
@@ -212,6 +229,10 @@ ENTRIES: tuple[KnownMessage, ...] = (
         cause="devices-differ",
         error="tensors of one operation lie on different devices: {words:.200}",
         advice="move model and inputs to one device: model.to(device), batch = batch.to(device), device = cuda:LOCAL_RANK",
+        advice_in={
+            "data-parallel": "nn.DataParallel gives each GPU a copy of the model, and a tensor that the model keeps by itself stays on one GPU: start with torchrun --nproc-per-node=NUM_GPUS (DDP), show one GPU only (CUDA_VISIBLE_DEVICES=0), or move the tensor to its neighbour's device in that line (y.to(x.device))",
+            "anywhere": "{made} makes its tensor on the CPU, and the other one lies on {gpu_beside_cpu}: give it device=x.device, x being the other tensor of the line",
+        },
     ),
     _tensor(
         name="torch.cpu-for-gpu-backend",
@@ -348,12 +369,16 @@ ENTRIES: tuple[KnownMessage, ...] = (
         name="torch.distribution-values",
         wordings=(
             r"Expected (?:parameter|value argument) (?:(?P<name>\w+) )?\(.*to (?:satisfy the constraint|be within the support)",
+            r"normal expects (?:all elements of )?(?P<deviation>std) >= 0",
         ),
         tells=Tells.NAMES,
         cause="not-finite",
         rivals=("value-out-of-range",),
-        error="a distribution of {who} got values that it does not take, mostly NaN: {name}",
+        error="a distribution of {who} got values that it does not take, mostly NaN: {name}{deviation}",
         advice="look for where NaN begins: torch.autograd.set_detect_anomaly(True); a smaller learning rate, and bf16 in place of fp16",
+        advice_in={
+            "anywhere": "{deviation} has to be positive: let the network give its logarithm, log_std.clamp(-20, 2).exp(), or softplus(x) + 1e-6; where it is NaN, a smaller learning rate and clipped gradients"
+        },
     ),
     _tensor(
         name="torch.singular",
@@ -376,15 +401,6 @@ ENTRIES: tuple[KnownMessage, ...] = (
         cause="value-out-of-range",
         error="{who} made a tensor of a size or value that cannot be: {words:.160}",
         advice="print the number at that line: it comes from data or from a subtraction; masks of -1e9 need torch.finfo(x.dtype).min",
-    ),
-    _tensor(
-        name="torch.device-string",
-        wordings=(
-            r"Invalid device (?:string|type)?:? ?'(?P<device>[^']*)'|Expected one of cpu, cuda, .* device type at start of device string: (?P<device2>\S+)",
-        ),
-        cause="bad-setting",
-        error="{who} names a device that cannot be: {device}{device2}",
-        advice="write it as cuda:0, with the number in LOCAL_RANK: torch.device('cuda', int(os.environ['LOCAL_RANK']))",
     ),
     _tensor(
         name="torch.rng-state",
@@ -427,16 +443,5 @@ ENTRIES: tuple[KnownMessage, ...] = (
         cause="autograd",
         error="{who} trains with tensors that were made under torch.inference_mode",
         advice="use torch.no_grad() for them, or .clone() them outside",
-    ),
-    _tensor(
-        name="torch.cuda-not-compiled-op",
-        wordings=(
-            r"(?:Not compiled with CUDA support|(?P<op>\w+::\w+).*Could not run .* with arguments from the 'CUDA' backend)",
-            r"Could not run '(?P<op2>\S+)' with arguments from the '(?:Sparse)?CUDA' backend",
-        ),
-        cause="builds-differ",
-        error="an extension of {here} was built without CUDA, or for another torch: {op}{op2}",
-        advice="install the CUDA build of it for this torch (torchvision, torch-scatter, detectron2: from the index that their page names)",
-        confirm="python -m torch.utils.collect_env",
     ),
 )

@@ -139,6 +139,20 @@ ENTRIES: tuple[KnownMessage, ...] = (
         advice="Trainer(strategy='ddp_find_unused_parameters_true'), or use all parameters in the loss",
     ),
     # FSDP and DTensor.
+    KnownMessage(
+        name="torch.weight-of-one-dimension",
+        wordings=(r"(?:mat2|weight) must be a matrix, got 1-D tensor",),
+        source="torch 1.12 to 2.13, F.linear",
+        is_raised=True,
+        tells=Tells.NAMES,
+        cause="shapes-differ",
+        rivals=("sharding",),
+        error="a layer of {who} got a weight of one dimension",
+        advice="print weight.shape before the line; FSDP and ZeRO-3 keep weights flat outside of the wrapped model's forward",
+        advice_in={
+            "fsdp": "call the wrapped model itself: inside of FSDP a submodule's weight is a flat piece until forward of its unit gathers it (FSDP.summon_full_params() gives the whole)"
+        },
+    ),
     _fsdp(
         name="torch.fsdp-dtypes",
         wordings=(
@@ -290,6 +304,13 @@ ENTRIES: tuple[KnownMessage, ...] = (
         cause="checkpoint-differs",
         error="a checkpoint does not fit the model of {who}: {words:.160}",
         advice="build the model with the configuration of the checkpoint; keys that begin with `module.` or `_orig_mod.` were saved from a wrapped model: save model.module.state_dict()",
+        advice_in={
+            "anywhere": (
+                "all keys of the checkpoint begin with `{wrapper_prefix}`, because it was saved from a wrapped model: load {{key.removeprefix('{wrapper_prefix}'): value for key, value in state.items()}}, and save the inner model's state_dict",
+                "the checkpoint has {stored_rows} rows in {stored_key}, the model {built_rows}: make the model with {stored_rows} tokens (vocab_size), load, and only then model.resize_token_embeddings({built_rows}); or use the tokenizer of the checkpoint",
+                "{stored_key} has the shape ({stored_shape}) in the checkpoint and ({built_shape}) in the model: give the model the setting that it was saved with, or leave such keys out of the state_dict and load with strict=False",
+            ),
+        },
     ),
     _saved(
         name="torch.optimizer-state",
@@ -426,5 +447,17 @@ ENTRIES: tuple[KnownMessage, ...] = (
         cause="builds-differ",
         error="this torch cannot compile under Python {version}{version2}",
         advice="use a newer torch or an older Python, or TORCHDYNAMO_DISABLE=1",
+    ),
+    KnownMessage(
+        name="torch.device-string",
+        wordings=(
+            r"Invalid device (?:string|type)?:? ?'(?P<device>[^']*)'|Expected one of cpu, cuda, .* device type at start of device string: (?P<device2>\S+)",
+        ),
+        source="torch 1.12 to 2.9, c10/core/Device.cpp",
+        tells=Tells.PROVES,
+        is_raised=True,
+        cause="bad-setting",
+        error="{who} names a device that cannot be: {device}{device2}",
+        advice="write it as cuda:0, with the number in LOCAL_RANK: torch.device('cuda', int(os.environ['LOCAL_RANK']))",
     ),
 )

@@ -421,6 +421,11 @@ def _as_wrapped(beneath: LogEvent, event: LogEvent) -> LogEvent:
     return replace(beneath, fields=fields)
 
 
+def _of_library(path: str) -> str:
+    """Return a library's file as its name below the folder of packages."""
+    return path.rpartition("-packages/")[2]
+
+
 def _where(lines: list[LogLine]) -> dict[str, str]:
     """Return the innermost frame of the user's own code, else the innermost."""
     frames = [found for line in lines if (found := _FRAME.match(line.text)) is not None]
@@ -433,6 +438,9 @@ def _where(lines: list[LogLine]) -> dict[str, str]:
     library = package[1] if package is not None else STANDARD_LIBRARY if is_standard else ""
     return {
         "raised_in": frames[-1]["function"] or "",
+        "through": " ".join(
+            dict.fromkeys(_of_library(frame["file"]) for frame in frames if frame not in own)
+        ),
         "library": library,
         "where": f"{chosen['file']}:{chosen['line']}",
         "function": chosen["function"] or "",

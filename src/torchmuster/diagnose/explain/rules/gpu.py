@@ -2,30 +2,12 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from torchmuster.diagnose.explain.case import Case
 from torchmuster.diagnose.explain.events import LogEvent, LogFinding
+from torchmuster.diagnose.explain.reading.gpu_memory import GpuMemory, in_gib, read_memory
 from torchmuster.diagnose.explain.rules.rows import HIGH, MEDIUM, Row, Weight, found_by, words_of
 
-_SIZES = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40, "bytes": 1}
-_SIZE = r"(?P<{0}>[\d.]+) (?P<{0}_unit>[KMGT]iB|bytes|B)"
-# torch 1.x to 2.0: (GPU 0; 23.65 GiB total capacity; 12.87 GiB already allocated; 496.00 MiB free; 13.06 GiB reserved ...
-# torch 2.1 on: GPU 0 has a total capacity of 79.19 GiB of which 41.50 MiB is free. ... this process has 4.28 GiB memory in use
-_ASKED = re.compile(r"Tried to allocate " + _SIZE.format("asked"))
-_TOTAL = re.compile(
-    rf"total capac?i?ty of {_SIZE.format('total')}|{_SIZE.format('old_total')} total capacity"
-)
-_FREE = re.compile(rf"of which {_SIZE.format('free')} is free|{_SIZE.format('old_free')} free")
-_OWN = re.compile(
-    rf"this process has {_SIZE.format('own')} memory in use|{_SIZE.format('old_own')} reserved in total by PyTorch"
-)
-_UNUSED = re.compile(rf"{_SIZE.format('unused')} is reserved by PyTorch but unallocated")
-_ALLOCATED = re.compile(
-    rf"Of the allocated memory {_SIZE.format('allocated')} is allocated by PyTorch"
-)
-_GPU = re.compile(r"\bGPU (?P<gpu>\d+)\b")
-_ALLOWED = re.compile(rf"\b{_SIZE.format('allowed')} allowed")
 _MUCH = 0.3  # of the GPU
 _LEAST_NAN_LINES = 2
 
@@ -34,6 +16,10 @@ _TAKEN = Row(
     error="GPU {gpu} has no memory left because other processes hold {others} of its {total}; this one has {own}",
     hint="end the others or choose a free GPU: a leftover of an earlier run, another user, or several ranks on one GPU"
     " (torch.cuda.set_device(LOCAL_RANK))",
+    hint_in={
+        "anywhere": "end {other_process} if it is a leftover of yours, or choose a free GPU (CUDA_VISIBLE_DEVICES); if it is"
+        " another rank of this job, each needs its own: torch.cuda.set_device(LOCAL_RANK)"
+    },
     confirm="nvidia-smi   on that node",
     confidence=MEDIUM,
     weight=Weight.PROGRAM + 3,
@@ -56,6 +42,20 @@ _CAPPED = Row(
     weight=Weight.PROGRAM + 3,
     num_lines=1,
 )
+_FULL_BEFORE_START = Row(
+    cause="cuda-out-of-memory",
+    error="a GPU had no memory left for {who} when nothing was loaded on it yet",
+    hint="see with nvidia-smi which other process holds the GPU: end a leftover, choose a free GPU (CUDA_VISIBLE_DEVICES), or give"
+    " each rank its own (torch.cuda.set_device(LOCAL_RANK)); a smaller batch helps nothing here",
+    confirm="nvidia-smi   on that node",
+    confidence=MEDIUM,
+    weight=Weight.PROGRAM + 3,
+    num_lines=1,
+)
+# What a program calls before it has anything on a GPU.
+_AT_THE_START = re.compile(
+    r"in (?:set_device|_lazy_init|_cuda_init|init_process_group|barrier|init_device|get_device_(?:name|properties|capability)|manual_seed(?:_all)?)$"
+)
 _DIVERGED = Row(
     cause="not-finite",
     error="the loss is no finite number any more: the training has diverged, or its data has NaN in it",
@@ -67,49 +67,15 @@ _DIVERGED = Row(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuMemory:
-    """What torch's message says of a GPU, in bytes; None where it does not."""
-
-    gpu: str
-    asked: float | None
-    total: float | None
-    free: float | None
-    own: float | None
-    unused: float | None
-
-    @property
-    def others(self) -> float:
-        """What neither is free nor belongs to the process that wrote the message."""
-        if self.total is None or self.free is None or self.own is None:
-            return 0.0
-        return max(0.0, self.total - self.free - self.own)
-
-
-def read_memory(text: str) -> GpuMemory:
-    """Return the numbers of a message about a GPU's memory."""
-    gpu = _GPU.search(text)
-    own, allocated, unused = _bytes(_OWN, text), _bytes(_ALLOCATED, text), _bytes(_UNUSED, text)
-    if own is None and allocated is not None:
-        own = allocated + (unused or 0.0)
-    return GpuMemory(
-        gpu=gpu["gpu"] if gpu is not None else "?",
-        asked=_bytes(_ASKED, text),
-        total=_bytes(_TOTAL, text),
-        free=_bytes(_FREE, text),
-        own=own,
-        unused=unused,
-    )
-
-
 def gpu_memory(case: Case) -> Iterator[LogFinding]:
     """A GPU that others fill, or memory in pieces that are too small: a smaller batch would help neither."""
     for event in case.of("cuda_oom"):
         memory = read_memory(words_of(event))
-        allowed = _bytes(_ALLOWED, words_of(event))
-        if allowed is not None and memory.free and memory.free > (memory.asked or 0):
-            names = {**_names(memory), "allowed": f"{allowed / (1 << 30):.1f} GiB"}
-            yield found_by(case, _CAPPED, [event], names)
+        if memory.allowed is not None and memory.free and memory.free > (memory.asked or 0):
+            yield found_by(case, _CAPPED, [event], _names(memory))
+            return
+        if memory.total is None and _is_at_the_start(case, event):
+            yield found_by(case, _FULL_BEFORE_START, [event])
             return
         if memory.total is None:
             continue
@@ -123,6 +89,13 @@ def gpu_memory(case: Case) -> Iterator[LogFinding]:
         ):
             yield found_by(case, _FRAGMENTED, [event], _names(memory))
             return
+
+
+def _is_at_the_start(case: Case, event: LogEvent) -> bool:
+    """Say whether a process met a full GPU before it had put anything there: no step yet, and a call of the set-up."""
+    frames = [text for text in event.detail if _AT_THE_START.search(text)]
+    steps = [step for log in case.record.logs for step in log.last_progress.values()]
+    return bool(frames) and not any(step.line.order < event.line.order for step in steps)
 
 
 def not_finite(case: Case) -> Iterator[LogFinding]:
@@ -142,16 +115,6 @@ def _was_finite_again(case: Case, last: LogEvent) -> bool:
     )
 
 
-def _bytes(regex: re.Pattern[str], text: str) -> float | None:
-    found = regex.search(text)
-    if found is None:
-        return None
-    name = next(
-        key for key, value in found.groupdict().items() if value and not key.endswith("_unit")
-    )
-    return float(found[name]) * _SIZES[found[f"{name}_unit"]]
-
-
 def _names(memory: GpuMemory) -> dict[str, str]:
     sizes = {
         "others": memory.others,
@@ -159,8 +122,7 @@ def _names(memory: GpuMemory) -> dict[str, str]:
         "own": memory.own,
         "unused": memory.unused,
         "asked": memory.asked,
+        "allowed": memory.allowed,
     }
-    words = {
-        name: f"{size / (1 << 30):.1f} GiB" for name, size in sizes.items() if size is not None
-    }
+    words = {name: in_gib(size) for name, size in sizes.items() if size is not None}
     return {"gpu": memory.gpu, **words}

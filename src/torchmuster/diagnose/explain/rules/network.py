@@ -17,7 +17,7 @@ _QUOTED_NAME = re.compile(r"[\(\[ '](?P<host>[A-Za-z][\w-]*[\w.-]*)[,\]:' ]")
 _PORT_TAKEN = Row(
     cause="port-taken",
     error="the port {taken} is taken by another process",
-    hint="end what holds it, or choose another port: `--rdzv-endpoint=HOST:0` or --master-port for the job's store"
+    hint="end what holds {taken_port}, or choose another: `--rdzv-endpoint=HOST:0` or --master-port for the job's store"
     " (`muster run` chooses one), --port for a server",
     confirm="ss -ltnp{filter}",
 )
@@ -93,7 +93,11 @@ def port_taken(case: Case) -> Iterator[LogFinding]:
     if not found:
         return
     port = next((e.get("port") for e in found if e.get("port")), "")
-    names = {"taken": port or "of the store", "filter": f" 'sport = :{port}'" if port else ""}
+    names = {
+        "taken": port or "of the store",
+        "taken_port": f"port {port}" if port else "it",
+        "filter": f" 'sport = :{port}'" if port else "",
+    }
     several = len({(e.who.host, e.who.rank, e.who.task) for e in found}) > 1
     tried = ("several processes tried it: more than one may think that it is rank 0",)
     waited = bool(

@@ -1,15 +1,23 @@
 """What exceptions mean, by type and message: the table behind the rule of exceptions, and advice for those of unknown words."""
 
+from collections.abc import Mapping
+
+from torchmuster.diagnose.explain.advice.said import remedy_of
 from torchmuster.diagnose.explain.events import LogEvent
 from torchmuster.diagnose.explain.reading.tracebacks import FETCHES, STANDARD_LIBRARY
-from torchmuster.diagnose.explain.rules.rows import HIGH, Row, Weight
+from torchmuster.diagnose.explain.rules.rows import HIGH, INSTALL_IN, Row, Weight
 from torchmuster.diagnose.explain.rules.told import row_of_exception
 
 _FETCH_BEFORE = "compute nodes often have no way out: fetch it before the job, on the login node, or set the proxy"
 
 
 def _raised(
-    words: str, cause: str, hint: str, confirm: str | None = None, kinds: tuple[str, ...] = ()
+    words: str,
+    cause: str,
+    hint: str,
+    confirm: str | None = None,
+    kinds: tuple[str, ...] = (),
+    hint_in: Mapping[str, str | tuple[str, ...]] | None = None,
 ) -> Row:
     return Row(
         evidence=kinds,
@@ -17,11 +25,37 @@ def _raised(
         cause=cause,
         error="{who} failed first: {words:.300}",
         hint=hint,
+        hint_in=hint_in or {},
         confirm=confirm,
         weight=Weight.PROGRAM,
         num_lines=1,
     )
 
+
+_SMALLER_BATCH = "a smaller batch, activation checkpointing, or FSDP"
+_OOM_IN: dict[str, str | tuple[str, ...]] = {
+    "vllm": "a smaller --max-model-len, --max-num-seqs or --gpu-memory-utilization (what vLLM takes for itself, 0.9 by default), or a"
+    " larger --tensor-parallel-size",
+    "sglang": "a smaller --mem-fraction-static (what SGLang takes for weights and cache), --chunked-prefill-size or"
+    " --max-running-requests, or a larger --tp",
+    "tensorflow": "a smaller batch_size in model.fit, or mixed precision; for other programs on that GPU:"
+    " TF_FORCE_GPU_ALLOW_GROWTH=true",
+    "trainer": "halve per_device_train_batch_size and double gradient_accumulation_steps, which trains the same;"
+    " gradient_checkpointing=True saves most",
+    "lightning": "halve batch_size of the DataLoader and double accumulate_grad_batches of the Trainer, which trains the same;"
+    " precision='bf16-mixed' saves more",
+    "deepspeed": "halve train_micro_batch_size_per_gpu and double gradient_accumulation_steps; a higher ZeRO stage, or"
+    ' "offload_optimizer": {{"device": "cpu"}}, takes optimizer states off the GPU',
+    "megatron": "a smaller --micro-batch-size, --recompute-granularity selective, a distributed optimizer, or more tensor parallelism",
+    "data-parallel": "a smaller batch; nn.DataParallel gathers all outputs on GPU 0: start with torchrun (DDP), which does not",
+    "anywhere": (
+        (
+            "training went well up to step {steps_before}, so one batch is longer or what the program keeps grows: cap the length or"
+            " number that varies, keep loss.item() in place of loss, and print torch.cuda.memory_allocated() every 100 steps"
+        ),
+        f"{{memory_own}} of {{memory_total}} are this process's own, and {{memory_asked}} more do not fit: {_SMALLER_BATCH}",
+    ),
+}
 
 # Of a type or a message what it means; the first row that fits.
 EXCEPTIONS: tuple[Row, ...] = (
@@ -31,6 +65,7 @@ EXCEPTIONS: tuple[Row, ...] = (
         "a smaller batch, activation checkpointing, or FSDP; look for another process on that GPU",
         "nvidia-smi   on that node",
         kinds=("cuda_oom",),
+        hint_in=_OOM_IN,
     ),
     _raised(
         "",
@@ -78,16 +113,18 @@ EXCEPTIONS: tuple[Row, ...] = (
         "the installed package lacks that part: another version of it is wanted, or its installation is broken"
         " (pip install --force-reinstall)",
         "pip show PACKAGE   in the environment of the job",
+        hint_in=INSTALL_IN,
     ),
     _raised(
         # A name that the user's own file lacks, or a wrong way to import it, is a mistake in the program.
         (
             r"^(?:ModuleNotFoundError|ImportError)\b(?!: (?:cannot import name .*\(/(?!\S*(?:site|dist)-packages)"
-            r"|attempted relative import|.* is not a package))"
+            r"|attempted relative import|\S+ is required for a normal functioning|.* is not a package))"
         ),
         "package-missing",
         "install it in the environment of that node, the one that the job uses",
         "python -c 'import ...'   on every node",
+        hint_in=INSTALL_IN,
     ),
     _raised(
         r"PytorchStreamWriter failed|basic_ios::clear: iostream error|unexpected pos \d+ vs \d+|SafetensorError.*(?:No space|os error 28)",
@@ -165,6 +202,11 @@ EXCEPTIONS: tuple[Row, ...] = (
         "C++ code raised it and nothing caught it: the library in the frames above it, or the call of the program at that moment, is where to look",
     ),
     _raised(
+        r"(?i)\bloss\b.{0,20}\b(?:nan|inf|infinite|not finite)\b|\b(?:nan|inf) (?:loss|gradients?)\b|loss is nan",
+        "exception",
+        "lower the learning rate or warm up longer, clip gradients, prefer bf16 to fp16; look at the batch of that step",
+    ),
+    _raised(
         "",
         "exception",
         "{advice}",
@@ -183,6 +225,9 @@ def row_of(event: LogEvent) -> Row:
 
 def general_advice(event: LogEvent) -> str:
     """Return what to do about an exception of which only its own words are known."""
+    remedy = remedy_of(event)
+    if remedy:
+        return f"do what the message says: {remedy}"
     where, library = event.get("where"), event.get("library")
     if not where:
         return "the lines above this one would have the traceback: its last frame of your own code is where to look"

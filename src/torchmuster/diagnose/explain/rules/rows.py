@@ -8,9 +8,12 @@ rests on an absence; what others only echo is never a cause.
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from string import Formatter
 from typing import Any
 
-from torchmuster.diagnose.explain.case import Case
+from torchmuster.diagnose.explain.advice.said import place_in_code
+from torchmuster.diagnose.explain.advice.values import VALUES
+from torchmuster.diagnose.explain.case import ANYWHERE, Case
 from torchmuster.diagnose.explain.events import LineRole, LogEvent, LogFinding
 from torchmuster.diagnose.finding import Confidence
 
@@ -34,15 +37,20 @@ class Weight:
     ENVELOPE = 10
 
 
+# Advice for a module that is missing, where the name of its package is known.
+INSTALL_IN = {"anywhere": "{pip_install} in the environment that the job uses, on every node"}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One cause, the evidence that it needs, and what helps.
 
-    In `error`, `at`, `hint` and `confirm`, words in braces are fields of the event that began it.
+    In `error`, `at`, `hint` and `confirm`, words in braces are fields of the event that began it, or names of `VALUES`.
 
     Attributes:
         evidence: Kinds of events of which there must be one; empty where a rule chooses the row.
-        hint_in: What helps in surroundings that the logs show: container, kubernetes, slurm, ...
+        hint_in: What helps in surroundings that the logs show: container, kubernetes, slurm, ...; or `anywhere`. The first
+            of which all words in braces are known is given, else `hint`.
         words: What such an event has to say, as a regular expression.
         beside: Kinds of events of which there must be one as well.
         unless: Kinds of events that speak against it.
@@ -55,7 +63,7 @@ class Row:
     cause: str
     error: str
     hint: str
-    hint_in: Mapping[str, str] = field(default_factory=dict)
+    hint_in: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     evidence: tuple[str, ...] = ()
     words: str = ""
     beside: tuple[str, ...] = ()
@@ -116,7 +124,7 @@ def found_by(
         **changes: Fields of the finding that the rule knows better.
     """
     event = case.earliest(events)
-    fields = _Fields(event, names or {})
+    fields = _Fields(case, event, names or {})
     shown = events[: row.num_lines] if row.num_lines > 1 else (event,)
     error = row.error.format_map(fields)
     # A sentence with two causes in it is no proof of one.
@@ -131,15 +139,66 @@ def found_by(
         because=row.because,
         ruled_out=row.ruled_out,
         rivals=row.rivals,
-        hint=case.advice(row.hint, row.hint_in).format_map(fields),
+        hint=_advice_of(case, row, event, fields),
         confirm=case.confirm(row.confirm.format_map(fields)) if row.confirm is not None else None,
         began=event.line,
     )
     return replace(finding, **changes)
 
 
+# Of these the cure is in the line that raised, if that is the user's own.
+_CURED_IN_CODE = frozenset(
+    {
+        *(
+            "shapes-differ",
+            "dtypes-differ",
+            "devices-differ",
+            "index-out-of-range",
+            "autograd",
+            "wrapped-model",
+        ),
+        *(
+            "value-out-of-range",
+            "batches-differ",
+            "invalid-collective",
+            "no-process-group",
+            "sharding",
+        ),
+        *(
+            "checkpoint-differs",
+            "config-refused",
+            "bad-setting",
+            "exception",
+            "not-finite",
+            "not-picklable",
+            "file-missing",
+            "weights-only",
+        ),
+    }
+)
+
+
+def _advice_of(case: Case, row: Row, event: LogEvent, fields: "_Fields") -> str:
+    """Return what helps: in the surroundings of the event, else in those of the job, else anywhere, else in general.
+
+    Advice with a value in it is given only where the log shows the value.
+    """
+    places = (case.surroundings_of(event), case.surroundings, frozenset({ANYWHERE}))
+    special = (
+        words
+        for shown in places
+        for name, choices in row.hint_in.items()
+        if name in shown
+        for words in ((choices,) if isinstance(choices, str) else choices)
+        if fields.knows(words)
+    )
+    advice = next(special, row.hint).format_map(fields)
+    place = place_in_code(event) if row.cause in _CURED_IN_CODE else ""
+    return advice if not place or place.partition(",")[0] in advice else f"{advice} (at {place})"
+
+
 class _Fields(dict[str, str]):
-    """The words for a row's braces; what an event does not name is empty."""
+    """The words for a row's braces; what an event does not name is worked out, or empty."""
 
     # The first of these that an event has is the name of what was missing.
     _NAMES = (
@@ -147,7 +206,8 @@ class _Fields(dict[str, str]):
         *("version", "host", "why"),
     )
 
-    def __init__(self, event: LogEvent, names: Mapping[str, str]) -> None:
+    def __init__(self, case: Case, event: LogEvent, names: Mapping[str, str]) -> None:
+        self._case, self._event = case, event
         named = next((event.get(name) for name in self._NAMES if event.get(name)), "")
         pair = f" (ranks {event.get('rank_a')} and {event.get('rank_b')})"
         super().__init__(
@@ -163,7 +223,12 @@ class _Fields(dict[str, str]):
         )
 
     def __missing__(self, name: str) -> str:
-        return ""
+        self[name] = VALUES[name](self._case, self._event) if name in VALUES else ""
+        return self[name]
+
+    def knows(self, words: str) -> bool:
+        """Say whether there is a word for every brace of a text."""
+        return all(self[name] for _, name, _, _ in Formatter().parse(words) if name)
 
 
 def at(event: LogEvent) -> str:

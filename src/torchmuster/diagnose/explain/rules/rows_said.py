@@ -11,7 +11,8 @@ from typing import Any
 
 from torchmuster.diagnose.explain.case import Case, short
 from torchmuster.diagnose.explain.events import LogFinding
-from torchmuster.diagnose.explain.rules.rows import LOW, MEDIUM, Row, Weight, found_by
+from torchmuster.diagnose.explain.rules.rows import INSTALL_IN, LOW, MEDIUM, Row, Weight, found_by
+from torchmuster.diagnose.explain.rules.system import SHM_IN, SMALL_SHM_HINT
 
 # A program's own faults, and what the driver writes when it cleans up after any process that was killed.
 _NOT_OF_PROGRAMS = r"Xid \([^)]*\): (?!(?:13|31|43|45)\b)\d"
@@ -33,6 +34,10 @@ SCHEDULER: tuple[Row, ...] = (
         "time-limit",
         "the scheduler ended the job: its time limit was reached",
         "ask for more time, or save and continue: `muster run --time 8h --resubmit 3`",
+        hint_in={
+            "slurm": "{pace}: ask for as much (#SBATCH --time), or save and continue: `muster run --time 8h --resubmit 3`",
+            "pbs": "{pace}: ask for as much (-l walltime), or save and continue: `muster run --time 8h --resubmit 3`",
+        },
         confirm="sacct -j JOB -o State,Elapsed,Timelimit   (PBS: qstat -xf JOB | grep walltime)",
     ),
     _ends(
@@ -92,6 +97,9 @@ _MISSING: tuple[Row, ...] = (
         "script-missing",
         "the script is not there on this node{named}",
         "put it on a file system that all nodes see, or give its absolute path",
+        hint_in={
+            "anywhere": "if {meant_file} is meant, correct the name; else put the script where all nodes see it, or give its absolute path"
+        },
         confirm="ls -l SCRIPT   on every node",
     ),
     _lacks(
@@ -113,6 +121,15 @@ _MISSING: tuple[Row, ...] = (
         "command-missing",
         "a command or interpreter was not found on this node{named}",
         "activate the environment on every node: PATH of the login shell does not travel",
+        hint_in={
+            "anywhere": (
+                (
+                    "Lmod itself is not on that node ({lmod}): ask the site for it, or leave the node out; without modules, name what they"
+                    " bring in the job script: export PATH=/path/of/mpi/bin:$PATH"
+                ),
+                "if {meant_command} is meant, correct the spelling; else activate the environment that has the command",
+            )
+        },
         confirm="which torchrun python   on every node",
     ),
     _lacks(
@@ -120,6 +137,7 @@ _MISSING: tuple[Row, ...] = (
         "package-missing",
         "a Python package is missing in the environment of this node{named}",
         "install it there, or activate the environment that has it, on every node",
+        hint_in=INSTALL_IN,
         confirm="python -c 'import NAME'   on every node",
     ),
     _lacks(
@@ -127,6 +145,7 @@ _MISSING: tuple[Row, ...] = (
         "bad-arguments",
         "the command line was refused{named}",
         "correct the argument that the line names",
+        hint_in={"anywhere": "the program's own list of options has {meant_option}: write it so"},
     ),
     _lacks(
         "pbsdsh_usage",
@@ -168,26 +187,36 @@ _MISSING: tuple[Row, ...] = (
     ),
 )
 
+_ORDINAL_IN = {
+    "rocm": "under Ray, let each worker see all GPUs: unset HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES and"
+    " RAY_EXPERIMENTAL_NOSET_HIP_VISIBLE_DEVICES=1; else as many processes per node as `rocm-smi` lists GPUs",
+    "vllm": "--tensor-parallel-size x --pipeline-parallel-size may be no more than the GPUs that the process sees: nvidia-smi -L,"
+    " CUDA_VISIBLE_DEVICES",
+    "sglang": "--tp has to be the number of nodes (--nnodes) times the GPUs of one, and every node has to show as many: nvidia-smi -L,"
+    " CUDA_VISIBLE_DEVICES",
+    "torchrun": "--nproc-per-node=gpu starts one process for each GPU that the node shows; if it shows too few, look at nvidia-smi -L,"
+    " CUDA_VISIBLE_DEVICES, and what the job asked for",
+}
 # fmt: off
 SAID: tuple[Row, ...] = (
     _said("gloo_family", "mixed-ip-families", "one node talks IPv4, another IPv6", "pin GLOO_SOCKET_IFNAME to an interface with one family on all nodes"),
     _said("gloo_interface", "no-such-interface", "GLOO_SOCKET_IFNAME names no interface of this node", "unset it (`muster run` sets it by node), or name one that `ip -br addr` shows on every node"),
     _said("nccl_interface", "no-such-interface", "NCCL_SOCKET_IFNAME fits no interface of this node", "unset it, or name one that every node has; NCCL takes prefixes, `=name` for exactly one", confidence=MEDIUM),
     _said("nccl_lo", "nccl-loopback", "NCCL uses the loopback interface between nodes", "an exclusion list replaces NCCL's own: NCCL_SOCKET_IFNAME=^docker,lo"),
-    _said("nccl_duplicate_gpu", "duplicate-gpu", "two ranks of one node use the same GPU{pair}", "torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before init_process_group"),
+    _said("nccl_duplicate_gpu", "duplicate-gpu", "two ranks of one node use the same GPU{pair}", "start as many ranks on a node as it has GPUs, and give each its own before the group is made: torch.cuda.set_device(int(os.environ['LOCAL_RANK'])); in C++ cudaSetDevice(local rank)"),
     _said("nccl_family", "mixed-ip-families", "NCCL met an address family that a node does not have", "NCCL_SOCKET_FAMILY=AF_INET on all nodes"),
     _said("nccl_version", "nccl-versions-differ", "the nodes have different versions of NCCL", "use one environment everywhere; take NCCL off LD_LIBRARY_PATH"),
-    _said("nccl_shm", "small-dev-shm", "/dev/shm is too small for NCCL", "--shm-size=1g or --ipc=host for the container; emptyDir with medium Memory in Kubernetes", proof=r"failed to extend|No space left|posix_fallocate", confidence=MEDIUM),
-    _said("shm", "small-dev-shm", "/dev/shm is full: loader workers pass batches through it", "--shm-size=8g or --ipc=host for the container, or fewer loader workers", proof=r"unable to allocate|No space left", confidence=MEDIUM),
+    _said("nccl_shm", "small-dev-shm", "/dev/shm is too small for NCCL", SMALL_SHM_HINT, hint_in=SHM_IN, proof=r"failed to extend|No space left|posix_fallocate", confidence=MEDIUM),
+    _said("shm", "small-dev-shm", "/dev/shm is full: loader workers pass batches through it", SMALL_SHM_HINT, hint_in=SHM_IN, proof=r"unable to allocate|No space left", confidence=MEDIUM),
     _said("nccl_memlock", "memlock", "RDMA could not pin memory: the limit of locked memory is too low in the job", "the site has to raise LimitMEMLOCK of the scheduler's daemon; docker: --ulimit memlock=-1", proof=r"allocate memory|memlock|locked", confidence=MEDIUM),
     _said("nccl_ib", "ib-path", "an InfiniBand path between two nodes does not work", "check the cable, GID index and NCCL_IB_HCA; rail-only fabrics need NCCL_CROSS_NIC=0", confidence=MEDIUM, weight=Weight.PROGRAM - 1),
-    _said("nccl_plugin", "network-plugin", "NCCL did not find the network plugin or provider that was asked for", "load the module of the plugin, unset FI_PROVIDER and NCCL_NET, or use the one of this machine (Slingshot: cxi)"),
+    _said("nccl_plugin", "network-plugin", "NCCL did not find the network plugin or provider that was asked for", "load the module of the plugin, unset FI_PROVIDER and NCCL_NET, or use the one of this machine (Slingshot: cxi)", hint_in={"slingshot": "load the site's module of the plugin, unset NCCL_NET, and FI_PROVIDER=cxi", "aws": "use an instance type with EFA, with an interface of type efa and a security group that is open to itself (`fi_info -p efa` lists it); to go on without EFA: unset FI_PROVIDER, NCCL_NET=Socket"}),
     _said("nccl_mismatch", "collectives-differ", "ranks made different collectives at the same time", "all ranks have to make the same calls with the same sizes in the same order"),
     _said("mismatch", "collectives-differ", "ranks made different collectives at the same time{pair}", "all ranks have to make the same calls with the same sizes in the same order"),
     _said("barrier_missing", "ranks-missing-at-barrier", "some ranks did not come to a barrier (ranks {ranks})", "look at what the named ranks did: `muster stacks RUN`", confidence=MEDIUM, weight=Weight.PROGRAM - 1),
-    _said("cuda_ordinal", "gpu-ordinal", "a rank asked for a GPU that it does not see", "a device number has to be below the number of visible GPUs: as many processes per node as GPUs (CUDA_VISIBLE_DEVICES, nvidia-smi -L)", hint_in={"slurm": "each task may see its own GPU only: use device 0, or --gpus-per-node instead of --gpus-per-task"}),
+    _said("cuda_ordinal", "gpu-ordinal", "a rank asked for a GPU that it does not see", "a device number has to be below the number of visible GPUs: as many processes per node as GPUs (CUDA_VISIBLE_DEVICES, nvidia-smi -L)", hint_in=_ORDINAL_IN | {"slurm": "each task may see its own GPU only: use device 0, or --gpus-per-node instead of --gpus-per-task"}),
     _said("loader_killed", "exit-code", "a DataLoader worker ended without a message of its own", "num_workers=0 shows its own error; if it then works, its memory or /dev/shm ran out: fewer workers, more memory", words=r"exited unexpectedly", confidence=MEDIUM, weight=Weight.SIGNAL - 1),
-    _said("no_gpu", "no-gpu", "no usable GPU for this process: none given to it, a CPU build of torch, or a driver that is too old", "ask for GPUs (--gres, --gpus-per-node, ngpus), and install a CUDA build that fits the driver", hint_in={"xpu": "this code is written for torch.cuda: use the device `xpu` (torch.xpu) here, or a build for these GPUs", "container": "start the container with GPUs (docker --gpus all, apptainer --nv, nvidia.com/gpu in the pod), and a CUDA build that fits the driver"}),
+    _said("no_gpu", "no-gpu", "no usable GPU for this process: none given to it, a CPU build of torch, or a driver that is too old", "ask for GPUs (--gres, --gpus-per-node, ngpus), and install a CUDA build that fits the driver", hint_in={"xpu": "this code is written for torch.cuda: use the device `xpu` (torch.xpu) here, or a build for these GPUs", "container": "start the container with GPUs (docker --gpus all, apptainer --nv, nvidia.com/gpu in the pod), and a CUDA build that fits the driver", "anywhere": "this torch is a {cpu_build}: pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu126 (the CUDA of the driver, or older), or use the GPU only where torch.cuda.is_available()"}),
     _said("cuda_arch", "gpu-not-supported", "this build of torch has no code for this GPU", "install a build for it (newer torch or another CUDA version)"),
     _said("xid", "gpu-hardware", "the driver reported a fault of a GPU (Xid) (Xid {xid} of {bus})", "exclude the node and report it to the site", words=_NOT_OF_PROGRAMS, proof=_OF_BROKEN_GPUS, confidence=MEDIUM),
     _said("gpu_hardware", "gpu-hardware", "a GPU has a hardware fault", "exclude the node and report it to the site"),
@@ -200,6 +229,10 @@ NCCL_WARNING = _said(
     "nccl-warning",
     "NCCL failed: {text:.200}",
     "run again with NCCL_DEBUG=INFO and read the lines before this one",
+    hint_in={
+        "anywhere": "NCCL did not get even {nccl_bytes} bytes on the GPU: see with nvidia-smi whether another process fills it; if it has"
+        " room, an earlier CUDA error is the reason (CUDA_LAUNCH_BLOCKING=1)"
+    },
     confidence=LOW,
     weight=Weight.COLLECTIVE + 1,
     num_lines=1,

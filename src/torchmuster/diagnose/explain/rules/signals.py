@@ -67,6 +67,12 @@ _ROWS = {
         "killed",
         "was killed (SIGKILL), and nothing here says by whom",
         "most often memory: look for an out-of-memory line of the kernel or the scheduler, else ask who kills",
+        hint_in={
+            "kubernetes": "`kubectl describe pod POD` says OOMKilled if it was memory: then raise resources.limits.memory, or use fewer loader"
+            " workers; else its events say who ended it",
+            "slurm": "`sacct -j JOB -o State,MaxRSS,ReqMem` says OUT_OF_MEMORY if it was memory: then ask for more (#SBATCH --mem), or use"
+            " fewer loader workers; else ask who kills",
+        },
         confirm="dmesg -T | grep -i 'killed process'; sacct -j JOB -o State,MaxRSS",
         ruled_out=_NO_EXCEPTION,
     ),

@@ -14,6 +14,12 @@ from torchmuster.diagnose.explain.rules.rows import HIGH, LOW, MEDIUM, Row, Weig
 
 SMALL_SHM_HINT = "--shm-size=8g or --ipc=host for the container, or fewer loader workers"
 
+SHM_IN = {
+    "kubernetes": "give the pod a /dev/shm of its own: a volume with emptyDir: {{medium: Memory, sizeLimit: 8Gi}}, mounted at /dev/shm",
+    "container": "docker run --shm-size=8g, or --ipc=host (apptainer takes the host's /dev/shm); or fewer loader workers",
+}
+_PAST_TMP = "export TMPDIR=/path/with/room in the job"
+
 
 def _row(cause: str, error: str, hint: str, confirm: str | None = None, **more: Any) -> Row:
     more = {"confidence": MEDIUM, "weight": Weight.PROGRAM + 2, "num_lines": 1, **more}
@@ -25,7 +31,10 @@ _ROWS = {
         "disk-full",
         "the disk is full",
         "make room, or write elsewhere",
-        "df -h {folder}; df -i {folder}",
+        hint_in={
+            "anywhere": f"{{on_tmp}} of that node is full: {_PAST_TMP}, or leave the node out (Slurm: --exclude), and tell its owner"
+        },
+        confirm="df -h {folder}; df -i {folder}",
         confidence=HIGH,
         weight=Weight.PROVED,
     ),
@@ -48,7 +57,11 @@ _ROWS = {
         "open-files",
         "the limit of open files is reached",
         "ulimit -n 65536 in the job, or torch.multiprocessing.set_sharing_strategy('file_system')",
-        "ulimit -n",
+        hint_in={
+            "container": "docker run --ulimit nofile=65536:65536, or torch.multiprocessing.set_sharing_strategy('file_system')",
+            "anywhere": "the limit is {open_files}: ulimit -n 65536 in the job, or torch.multiprocessing.set_sharing_strategy('file_system')",
+        },
+        confirm="ulimit -n",
         confidence=HIGH,
     ),
     errno.EIO: _row(
@@ -61,7 +74,11 @@ _ROWS = {
         "read-only",
         "the file system is read-only",
         "write to a folder that may be written",
-        "findmnt -T {folder}",
+        hint_in={
+            "anywhere": f"{{on_tmp}} of that node was made read-only, mostly after an error of its disk: {_PAST_TMP}, or leave the node out,"
+            " and tell the site"
+        },
+        confirm="findmnt -T {folder}",
     ),
     errno.EACCES: _row(
         "permission",
@@ -73,7 +90,21 @@ _ROWS = {
         "file-missing",
         "a file is not there",
         "check the path on the node that failed: not all file systems are shared",
-        "ls -l {folder}   on every node",
+        hint_in={
+            "anywhere": (
+                (
+                    "make the folder first: os.makedirs('{folder_to_make}', exist_ok=True) before the line that writes, or"
+                    " `mkdir -p {folder_to_make}` in the job"
+                ),
+                "Python opens ~ as it is written: os.path.expanduser('{home_path}'), or the full path",
+                "if {meant_file} is meant, which the log names too, correct the path; else see on which node it lies",
+                (
+                    "the path {relative_path} begins at the folder in which the job runs: give the full path, or cd there first; if an"
+                    " earlier step should have made it, see whether that one ended well"
+                ),
+            )
+        },
+        confirm="ls -l {folder}   on every node",
     ),
     errno.ENOMEM: _row(
         "memory",
@@ -124,6 +155,7 @@ _SHM_FULL = replace(
     cause="small-dev-shm",
     error="/dev/shm is full{of_path}",
     hint=SMALL_SHM_HINT,
+    hint_in=SHM_IN,
 )
 _IN_SHM = re.compile(r"/dev/shm|</?torch_\d|shared memory")
 _PATH = re.compile(r"'(/[^']+)'")

@@ -5,12 +5,13 @@ import string
 
 import pytest
 
+from torchmuster.diagnose.explain.advice.values import VALUES
 from torchmuster.diagnose.explain.catalogue.entry import KnownMessage, Tells
 from torchmuster.diagnose.explain.catalogue.index import CATALOGUE, ENTRIES
 from torchmuster.diagnose.explain.causes import CAUSES
 from torchmuster.diagnose.explain.reading.patterns import ROLES, match
 
-ALWAYS = {"words", "who", "here", "named", "pair"}
+ALWAYS = {"words", "who", "here", "named", "pair"} | set(VALUES)
 
 
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
@@ -32,7 +33,11 @@ def test_an_entry_is_whole(entry):
 @pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 def test_braces_of_an_entry_are_fields_of_its_wordings(entry):
     groups = {name for regex in entry.regexes for name in regex.groupindex}
-    texts = (entry.error, entry.advice, entry.confirm or "", *entry.advice_in.values())
+    special = [words for words in entry.advice_in.values() if isinstance(words, str)]
+    special += [
+        text for texts in entry.advice_in.values() if isinstance(texts, tuple) for text in texts
+    ]
+    texts = (entry.error, entry.advice, entry.confirm or "", *special)
     named = {name for text in texts for _, name, _, _ in string.Formatter().parse(text) if name}
     assert named <= groups | ALWAYS
 

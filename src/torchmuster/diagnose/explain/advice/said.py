@@ -1,0 +1,79 @@
+"""What an event says, and where: its text, the user's own line, what the message asks for."""
+
+import re
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+
+from torchmuster.diagnose.explain.case import Case
+from torchmuster.diagnose.explain.events import LogEvent, LogLine
+
+# Works a word for advice out; empty where the log does not show it.
+Value = Callable[[Case, LogEvent], str]
+
+
+def text_of(event: LogEvent) -> str:
+    """Return all that an event says: an exception with its type and the further lines of its message."""
+    if not event.get("type"):
+        return event.line.text
+    return f"{event.get('type')}: {event.get('message')}\n{event.get('more')}".strip()
+
+
+def first_of(regex: re.Pattern[str], text: str, group: str | int = 0) -> str:
+    """Return what a regular expression finds first, or an empty text."""
+    found = regex.search(text)
+    return (found[group] or "") if found is not None else ""
+
+
+def line_with(case: Case, words: str) -> str:
+    """Return the first line that has these words, of those that are kept; empty when there is none."""
+    return next((line.text for line in lines_of(case) if words in line.text), "")
+
+
+def lines_of(case: Case) -> Iterable[LogLine]:
+    """Yield the lines that are kept of a job: the first and last of each log, and those that mean something."""
+    for log in case.record.logs:
+        yield from log.header
+        yield from log.last
+    yield from (event.line for event in case.events)
+
+
+def place_in_code(event: LogEvent) -> str:
+    """Return file and line of the innermost frame of the user's own code, and what stands there."""
+    place = event.get("where") if event.get("own") else ""
+    if not place:
+        return ""
+    code = code_at(event)
+    name = place.rpartition("/")[2]
+    return f"{name}, `{code}`" if code else name
+
+
+def code_at(event: LogEvent) -> str:
+    """Return the code of the innermost frame of the user's own, as its traceback shows it."""
+    path, _, number = event.get("where").rpartition(":")
+    for frame, code in pairwise(event.detail):
+        if f'"{path}", line {number}' in frame and not code.lstrip().startswith("File "):
+            text = code.strip()
+            return text if len(text) <= _CODE_SHOWN else f"{text[:_CODE_SHOWN]}..."
+    return ""
+
+
+_CODE_SHOWN = 100
+
+
+_REMEDY = re.compile(
+    r"(?:^|[.;:,!?]\s+|\n\s*)(?P<words>(?:(?:[Pp]lease|[Tt]ry|[Mm]ake sure|[Cc]onsider|[Ss]et|[Uu]se|[Rr]un|[Pp]ass|[Ii]nstall|[Uu]pgrade"
+    r"|[Dd]id you mean|[Ee]nsure|[Ss]ee|[Ii]ncrease|[Dd]ecrease|[Rr]educe|[Dd]isable|[Ee]nable|[Yy]ou (?:can|should|must|need to|may want to))\b[:, ]"
+    r"|(?:[Ii]f [^.\n]{5,120}, )(?:please |try |consider |increase |set |use |run )).{8,240}?)(?=\.(?:\s|$)|\n|$)"
+)
+_NO_REMEDY = re.compile(
+    r"[Pp]lease (?:report|file|open|contact|check (?:the|your) (?:log|stack))|[Ss]ee (?:above|the stack|stack)|issue|traceback|refer to|https?:|file a bug"
+)
+
+
+def remedy_of(event: LogEvent) -> str:
+    """Return what a message itself asks for; empty where it asks for nothing."""
+    for found in _REMEDY.finditer(text_of(event).partition(": ")[2]):
+        words = " ".join(found["words"].split())
+        if not _NO_REMEDY.search(words):
+            return words
+    return ""
