@@ -72,7 +72,7 @@ _SHOWS = {
     "lightning": re.compile(r"(?:pytorch_)?lightning"),
     "nccl-info": re.compile(r"NCCL INFO"),
     "xpu": re.compile(r"\bxpu\b|intel_extension_for_pytorch|oneccl|\bAurora\b"),
-    "notebook": re.compile(r"<ipython-input|ipykernel|\.ipynb|<cell line"),
+    "notebook": re.compile(r"<ipython-input|ipykernel_|ipykernel/|\.ipynb|<cell line"),
     "windows": re.compile(r"[A-Z]:\\\\?Users|\bWinError\b"),
 }
 _SCHEDULERS = {"slurm": "sacct", "pbs": "qstat", "kubernetes": "kubectl"}

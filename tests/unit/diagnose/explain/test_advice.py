@@ -358,6 +358,56 @@ def test_a_time_limit_is_held_against_the_steps_that_were_done(tmp_path):
     assert "8000 of 90000 steps were done" in advice(tmp_path, log)
 
 
+@pytest.mark.parametrize(
+    ("path", "variable"),
+    [
+        ("/home/u/.cache/huggingface/hub/blobs/a", "HF_HOME"),
+        ("/home/u/.triton/cache/a.cubin", "TRITON_CACHE_DIR"),
+        ("/tmp/torchinductor_u/a/b.py", "TORCHINDUCTOR_CACHE_DIR"),
+        ("/home/u/.cache/torch_extensions/py311/x.o", "TORCH_EXTENSIONS_DIR"),
+    ],
+)
+def test_a_cache_without_room_is_moved_by_the_variable_of_its_library(tmp_path, path, variable):
+    log = raised(f"OSError: [Errno 122] Disk quota exceeded: '{path}'")
+    assert f"export {variable}=" in advice(tmp_path, log)
+    log = raised("OSError: [Errno 122] Disk quota exceeded: '/scratch/u/run/model.pth'")
+    assert "export" not in advice(tmp_path, log)
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        (raised(FULL, IN_THE_TRAINER, f"{SITE}/transformers/trainer_pt_utils.py"), "eval_acc"),
+        (raised(FULL, file="/tmp/ipykernel_811/1.py"), "restart the kernel"),
+        (
+            raised(
+                "ValueError: The model's max seq len (131072) is larger than the maximum number of tokens that can be stored in KV cache (45120)."
+            ),
+            "--max-model-len 45120",
+        ),
+        (
+            raised(
+                "ValueError: Free memory on device (20.5/79.1 GiB) on startup is less than desired GPU memory utilization (0.9, 71.2 GiB)."
+            ),
+            "--gpu-memory-utilization 0.24",
+        ),
+        (
+            raised(
+                "ValueError: Total number of attention heads (28) must be divisible by tensor parallel size (8)."
+            ),
+            "1, 2, 4 and 7",
+        ),
+        (raised("RuntimeError: world_size (12) is not divisible by 8"), "8 or 16 ranks"),
+        (
+            raised("AttributeError: module 'torch' has no attribute 'onse'. Did you mean: 'ones'?"),
+            "Did you mean: 'ones'",
+        ),
+    ],
+)
+def test_advice_has_the_sizes_and_names_that_fit(tmp_path, log, words):
+    assert words in advice(tmp_path, log)
+
+
 def test_every_value_is_used_in_some_advice():
     folder = Path(rows.__file__).parents[1]
     texts = [path.read_text() for path in folder.rglob("*.py")]

@@ -172,14 +172,38 @@ def _on_tmp(_case: Case, event: LogEvent) -> str:
     return first_of(_TMP, event.line.text, 1)
 
 
-def _pulled_image(case: Case, _event: LogEvent) -> str:
-    """Return the image that a node was pulling when it ended."""
-    last = ""
-    for line in lines_of(case):
-        if re.search(r"Successfully pulled|Started container", line.text):
-            return ""
-        last = first_of(re.compile(r"[Pp]ulling image \"?([^\s\"]+)"), line.text, 1) or last
-    return last
+# Which variable says where a library keeps its cache. Source: the libraries' documentation.
+_CACHES = {
+    "/.cache/huggingface": "HF_HOME",
+    "/.cache/torch": "TORCH_HOME",
+    "/.cache/torch_extensions": "TORCH_EXTENSIONS_DIR",
+    "/torchinductor_": "TORCHINDUCTOR_CACHE_DIR",
+    "/.triton": "TRITON_CACHE_DIR",
+    "/.cache/vllm": "VLLM_CACHE_ROOT",
+    "/.cache/pip": "PIP_CACHE_DIR",
+    "/.cache/wandb": "WANDB_CACHE_DIR",
+    "/.config/matplotlib": "MPLCONFIGDIR",
+    "/.cache/matplotlib": "MPLCONFIGDIR",
+    "/.nv/ComputeCache": "CUDA_CACHE_PATH",
+    "/.apptainer": "APPTAINER_CACHEDIR",
+    "/.singularity": "SINGULARITY_CACHEDIR",
+    "/nltk_data": "NLTK_DATA",
+    "/.cache": "XDG_CACHE_HOME",
+}
+
+
+def _cache_variable(_case: Case, event: LogEvent) -> str:
+    """Return the variable that moves the cache in which a path lies."""
+    path = missing_path(event)
+    lies_in = [
+        part for part in _CACHES if f"{part}/" in f"{path}/" or (part[-1] == "_" and part in path)
+    ]
+    return _CACHES[max(lies_in, key=len)] if lies_in else ""
+
+
+def _spelling(_case: Case, event: LogEvent) -> str:
+    """Return the name that Python proposes for one that is not there."""
+    return first_of(re.compile(r"Did you mean:? [^?]{1,80}\?"), text_of(event))
 
 
 OF_NAMES: Mapping[str, Value] = {
@@ -196,5 +220,6 @@ OF_NAMES: Mapping[str, Value] = {
     "relative_path": _relative_path,
     "on_tmp": _on_tmp,
     "meant_option": _meant_option,
-    "pulled_image": _pulled_image,
+    "cache_variable": _cache_variable,
+    "spelling": _spelling,
 }

@@ -167,6 +167,21 @@ def _fitting_batch(_case: Case, event: LogEvent) -> str:
     return _multiples(event.get("size"), int(ranks)) if ranks.isdigit() else ""
 
 
+def _fitting_world(_case: Case, event: LogEvent) -> str:
+    """Return the numbers of ranks next to one that is no multiple of what the model is divided into."""
+    unit = re.fullmatch(r"\(?(\d+)\)?\.?", event.get("why").strip())
+    return _multiples(event.get("size"), int(unit[1])) if unit is not None else ""
+
+
+def _tensor_sizes(_case: Case, event: LogEvent) -> str:
+    """Return the tensor parallel sizes up to the one that was asked for that divide the number of heads."""
+    heads, most = event.get("heads"), event.get("tp")
+    if not heads.isdigit() or not most.isdigit():
+        return ""
+    sizes = [str(size) for size in range(1, int(most)) if int(heads) % size == 0]
+    return f"{', '.join(sizes[:-1])} and {sizes[-1]}" if len(sizes) > 1 else ""
+
+
 _EQUATION = re.compile(r"(?P<train>\d+) != (?P<micro>\d+) \* (?P<steps>\d+) \* (?P<ranks>\d+)")
 
 
@@ -231,6 +246,8 @@ OF_TENSORS: Mapping[str, Value] = {
     "wrapper_prefix": _module_prefix,
     "last_index": _last_index,
     "fitting_batch": _fitting_batch,
+    "fitting_world": _fitting_world,
+    "tensor_sizes": _tensor_sizes,
     "train_batch": _train_batch,
     "classes_needed": _classes_needed,
     "empty_split": _empty_split,

@@ -13,6 +13,7 @@ from torchmuster.diagnose.explain.advice.said import (
     Value,
     first_of,
     line_with,
+    remedy_of,
     text_of,
 )
 from torchmuster.diagnose.explain.advice.tensors import OF_TENSORS
@@ -85,6 +86,41 @@ def _nccl_bytes(_case: Case, event: LogEvent) -> str:
     return size if size and int(size) < _SMALL else ""
 
 
+_CACHE_TOKENS = re.compile(r"can be stored in KV cache \((\d+)\)")
+_FREE_AT_START = re.compile(
+    r"Free memory on device \S* ?\((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\)"
+)
+_ONLY_HAS = re.compile(r"your machine only has: \[([\d, ]*)\]")
+
+
+def _cache_tokens(_case: Case, event: LogEvent) -> str:
+    return first_of(_CACHE_TOKENS, text_of(event), 1)
+
+
+def _free_share(_case: Case, event: LogEvent) -> str:
+    """Return which share of a GPU was free when vLLM started, a little less of it than all."""
+    found = _FREE_AT_START.search(text_of(event))
+    share = math.floor(95 * float(found["free"]) / float(found["total"])) / 100 if found else 0
+    return f"{share:g}" if share else ""
+
+
+def _gpus_here(_case: Case, event: LogEvent) -> str:
+    """Return how many GPUs Lightning saw."""
+    listed = first_of(_ONLY_HAS, text_of(event), 1)
+    return str(len(listed.split(","))) if listed else ""
+
+
+def _evaluation(_case: Case, event: LogEvent) -> str:
+    """Return `evaluation` where the Trainer had gone into it."""
+    frames = (event.get("through"), *event.detail)
+    return "evaluation" if any(map(_EVALUATES.search, frames)) else ""
+
+
+_EVALUATES = re.compile(
+    r"trainer_pt_utils\.py|in (?:evaluation_loop|prediction_loop|prediction_step)$"
+)
+
+
 def _cpu_build(_case: Case, event: LogEvent) -> str:
     return "CPU build" if re.search(r"not (?:been )?compiled with CUDA", text_of(event)) else ""
 
@@ -99,6 +135,11 @@ VALUES: Mapping[str, Value] = {
     "steps_before": _steps_before,
     "open_files": _open_files,
     "pace": _pace,
+    "cache_tokens": _cache_tokens,
+    "free_share": _free_share,
+    "gpus_here": _gpus_here,
+    "evaluation": _evaluation,
+    "remedy": lambda _case, event: remedy_of(event),
     "cpu_build": _cpu_build,
     "nccl_bytes": _nccl_bytes,
 }

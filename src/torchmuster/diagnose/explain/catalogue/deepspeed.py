@@ -343,6 +343,11 @@ ENTRIES: tuple[KnownMessage, ...] = (
         ),
         error="{size}{size2}{size3} ranks cannot be divided by the sizes of tensor, pipeline and context parallelism {why}{why2}",
         advice="choose nodes x GPUs as a multiple of TP x PP x CP",
+        advice_in={
+            "anywhere": (
+                "start {fitting_world} ranks, a multiple of TP x PP x CP, or change these sizes"
+            ),
+        },
     ),
     _megatron(
         name="megatron.global-batch",

@@ -227,6 +227,14 @@ ENTRIES: tuple[KnownMessage, ...] = (
         advice="choose ranks x per_device_train_batch_size x accumulation as a multiple of num_generations",
     ),
     _models(
+        name="transformers.no-loss",
+        wordings=(
+            r"The model did not return a loss from the inputs, only the following keys: (?P<keys>[^.]+)",
+        ),
+        error="the batches have no labels, so the model computed no loss and returned {keys} only",
+        advice="give the data set a column `labels` (or name it in label_names), and a data collator that keeps it: remove_unused_columns=False shows what arrives",
+    ),
+    _models(
         name="transformers.trainer-strategies",
         wordings=(
             r"--load_best_model_at_end requires the save(?:ing)? (?:steps|and eval strategy)",

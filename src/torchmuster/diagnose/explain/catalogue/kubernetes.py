@@ -35,7 +35,7 @@ ENTRIES: tuple[KnownMessage, ...] = (
         name="k8s.no-gpus",
         wordings=(
             rf"{_NODES}Insufficient (?P<name>(?:nvidia|amd|habana|gpu)[\w.]*/\S*?)[,. ]",
-            r"Insufficient (?P<name2>nvidia\.com/\S+?)\.? *$",
+            r"Insufficient (?P<name2>nvidia\.com/\S+?|[a-z][\w.-]*/[\w.-]*gpu[\w-]*)\.? *$",
         ),
         tells=Tells.NAMES,
         error="nodes have fewer free GPUs than the pod asks for ({name}{name2})",
@@ -51,13 +51,6 @@ ENTRIES: tuple[KnownMessage, ...] = (
         error="no node offers the network devices that the pod asks for ({name})",
         advice="correct the name of the resource, or see that its device plugin runs on the nodes",
         confirm="kubectl describe node NODE | grep -A12 Allocatable",
-    ),
-    _scheduler(
-        name="k8s.no-extended-resource",
-        wordings=(rf"{_NODES}Insufficient (?P<name>[a-z][\w.-]*\.\w+/[\w.-]*\w)",),
-        error="no node offers as much {name} as the pod asks for",
-        advice="see what nodes have of it: kubectl describe nodes | grep {name}; with none at all its device plugin or extender does not run, else wait for others to end or ask for less",
-        confirm="kubectl describe nodes | grep -E 'Name:|{name}'",
     ),
     _scheduler(
         name="k8s.no-cpu-or-memory",
@@ -305,12 +298,7 @@ ENTRIES: tuple[KnownMessage, ...] = (
         ),
         cause="evicted",
         error="the pod was evicted: its node ran short, or the pod used more than it may: {what}{name} {limit}{limit2}{limit3}",
-        advice="ask for what it really needs (resources.requests, ephemeral-storage, sizeLimit of the emptyDir), or write checkpoints to a volume",
-        advice_in={
-            "anywhere": (
-                "the node ran short of disk while it pulled {pulled_image}: nodes with a larger root disk, a smaller image, or old images pruned (kubectl describe node NODE shows DiskPressure)"
-            ),
-        },
+        advice="ask for what it really needs (resources.requests, ephemeral-storage, sizeLimit of the emptyDir), or write checkpoints to a volume; short of disk while an image is pulled: nodes with a larger root disk, or a smaller image",
     ),
     _kubelet(
         name="k8s.node-lost",

@@ -38,6 +38,9 @@ _MISTAKES: tuple[KnownMessage, ...] = (
         r"AttributeError: (?:partially initialized )?module '(?P<module>[\w.]+)' has no attribute '(?P<name>\w+)'",
         f"the installed version of {{module}} has no {{name}}: {_VERSION}",
         confirm="python -c 'import {module}; print({module}.__version__, {module}.__file__)'",
+        advice_in={
+            "anywhere": "do what the message says: {spelling}",
+        },
     ),
     _mistake(
         "circular-import",
@@ -74,7 +77,10 @@ _MISTAKES: tuple[KnownMessage, ...] = (
         r"AttributeError: '(?P<owner>\w+)' object has no attribute '(?P<name>\w+)'",
         f"{{owner}} has no {{name}}: a misspelled name, an option that was never set, or another version of the library; {_VERSION}",
         advice_in={
-            "anywhere": "the program reads args.{missing_option}, and its parser has no such option: parser.add_argument('--{missing_option}'), or the name that the parser does have",
+            "anywhere": (
+                "the program reads args.{missing_option}, and its parser has no such option: parser.add_argument('--{missing_option}'), or the name that the parser does have",
+                "do what the message says: {spelling}",
+            ),
         },
     ),
     _mistake(
@@ -106,6 +112,9 @@ _MISTAKES: tuple[KnownMessage, ...] = (
         "name",
         r"(?:NameError|UnboundLocalError): .*(?:name|variable) '(?P<name>\w+)'",
         "{name} is used before it is set: a missing import, or a branch that sets it and was not taken",
+        advice_in={
+            "anywhere": "do what the message says: {spelling}",
+        },
     ),
     _mistake(
         "syntax",
@@ -201,11 +210,19 @@ _MISTAKES: tuple[KnownMessage, ...] = (
         "not-implemented",
         r"^NotImplementedError(?:: (?P<why>.*))?$",
         "this combination of options is not supported by that code: change the option that the message or the function names",
+        advice_in={
+            "anywhere": "do what the message says: {remedy}",
+        },
     ),
     _mistake(
         "zero-division",
         r"ZeroDivisionError: (?P<why>.+)",
         "a length or count is zero: an empty data set, or fewer samples than ranks and batch size; print it one line before",
+    ),
+    _mistake(
+        "windows-paging-file",
+        r"OSError: \[WinError 1455\]",
+        "make the paging file of Windows larger (System, Advanced, Performance, Virtual memory), or num_workers=0: each loader worker loads torch's libraries once more",
     ),
     _mistake(
         "interpreter-option",
@@ -403,33 +420,16 @@ _TOOLS: tuple[KnownMessage, ...] = (
         tells=Tells.NOISE,
     ),
     KnownMessage(
-        name="torch.numpy-missing",
+        name="torch.device-string",
         wordings=(
-            r"RuntimeError: Numpy is not available",
-            r"_ARRAY_API not found",
-            r"numpy\.(?:dtype|ndarray) size changed, may indicate binary incompatibility",
+            r"Invalid device (?:string|type)?:? ?'(?P<device>[^']*)'|Expected one of cpu, cuda, .* device type at start of device string: (?P<device2>\S+)",
         ),
-        source="torch 1.12 to 2.9",
+        source="torch 1.12 to 2.9, c10/core/Device.cpp",
         tells=Tells.PROVES,
         is_raised=True,
-        cause="builds-differ",
-        error="the numpy of {here} does not fit what torch or another library was built with",
-        advice="install one that fits: pip install 'numpy<2', or newer builds of the libraries",
-        confirm="python -c 'import numpy, torch; print(numpy.__version__, torch.__version__)'",
-    ),
-    KnownMessage(
-        name="torch.cuda-not-compiled-op",
-        wordings=(
-            r"(?:Not compiled with CUDA support|(?P<op>\w+::\w+).*Could not run .* with arguments from the 'CUDA' backend)",
-            r"Could not run '(?P<op2>\S+)' with arguments from the '(?:Sparse)?CUDA' backend",
-        ),
-        source="torch 1.12 to 2.9",
-        tells=Tells.PROVES,
-        is_raised=True,
-        cause="builds-differ",
-        error="an extension of {here} was built without CUDA, or for another torch: {op}{op2}",
-        advice="install the CUDA build of it for this torch (torchvision, torch-scatter, detectron2: from the index that their page names)",
-        confirm="python -m torch.utils.collect_env",
+        cause="bad-setting",
+        error="{who} names a device that cannot be: {device}{device2}",
+        advice="write it as cuda:0, with the number in LOCAL_RANK: torch.device('cuda', int(os.environ['LOCAL_RANK']))",
     ),
 )
 

@@ -121,6 +121,9 @@ ENTRIES: tuple[KnownMessage, ...] = (
         rivals=("package-missing", "import-path"),
         error="a package is of another version than the program needs: {words:.200}",
         advice="install the versions that the program names (pip install -r requirements.txt) in the environment of every node",
+        advice_in={
+            "anywhere": "{spelling} Else install the version that the program was written for (pip install -r requirements.txt)"
+        },
         confirm="pip list | grep -iE 'torch|numpy|transformers'   on every node",
     ),
     _import(
@@ -369,5 +372,34 @@ ENTRIES: tuple[KnownMessage, ...] = (
         cause="file-locked",
         error="a file that {who} opens is locked by another process, or its file system has no locks",
         advice="HDF5_USE_FILE_LOCKING=FALSE for files that are only read; let one rank only write, and keep SQLite on a local disk",
+    ),
+    KnownMessage(
+        name="torch.numpy-missing",
+        wordings=(
+            r"RuntimeError: Numpy is not available",
+            r"_ARRAY_API not found",
+            r"numpy\.(?:dtype|ndarray) size changed, may indicate binary incompatibility",
+        ),
+        source="torch 1.12 to 2.9",
+        tells=Tells.PROVES,
+        is_raised=True,
+        cause="builds-differ",
+        error="the numpy of {here} does not fit what torch or another library was built with",
+        advice="install one that fits: pip install 'numpy<2', or newer builds of the libraries",
+        confirm="python -c 'import numpy, torch; print(numpy.__version__, torch.__version__)'",
+    ),
+    KnownMessage(
+        name="torch.cuda-not-compiled-op",
+        wordings=(
+            r"(?:Not compiled with CUDA support|(?P<op>\w+::\w+).*Could not run .* with arguments from the 'CUDA' backend)",
+            r"Could not run '(?P<op2>\S+)' with arguments from the '(?:Sparse)?CUDA' backend",
+        ),
+        source="torch 1.12 to 2.9",
+        tells=Tells.PROVES,
+        is_raised=True,
+        cause="builds-differ",
+        error="an extension of {here} was built without CUDA, or for another torch: {op}{op2}",
+        advice="install the CUDA build of it for this torch (torchvision, torch-scatter, detectron2: from the index that their page names)",
+        confirm="python -m torch.utils.collect_env",
     ),
 )

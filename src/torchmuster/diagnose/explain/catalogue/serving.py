@@ -28,6 +28,11 @@ ENTRIES: tuple[KnownMessage, ...] = (
         error="after the model no GPU memory is left for the engine's cache of keys and values {free}",
         advice="--gpu-memory-utilization 0.95 (SGLang: --mem-fraction-static), a smaller --max-model-len, or more tensor parallelism; see who else uses the GPU",
         confirm="nvidia-smi",
+        advice_in={
+            "anywhere": (
+                "other processes hold the rest of the GPU: end them (nvidia-smi names them), or take only what is free: --gpu-memory-utilization {free_share}"
+            ),
+        },
     ),
     _engine(
         name="vllm.context-too-long",
@@ -39,6 +44,11 @@ ENTRIES: tuple[KnownMessage, ...] = (
         tells=Tells.NAMES,
         error="the context of {size}{size2}{size3} tokens does not fit the cache, or is longer than the model's",
         advice="set a smaller --max-model-len, or use more GPUs",
+        advice_in={
+            "anywhere": (
+                "--max-model-len {cache_tokens}, what the cache has room for, or more GPUs (--tensor-parallel-size); a larger --gpu-memory-utilization makes the cache larger"
+            ),
+        },
     ),
     _engine(
         name="vllm.parallel-size",
@@ -51,6 +61,12 @@ ENTRIES: tuple[KnownMessage, ...] = (
         cause="parallel-sizes",
         error="the parallel sizes do not fit the model or the GPUs: {words:.200}",
         advice="choose a tensor parallel size that divides the heads and is no more than the GPUs that there are",
+        advice_in={
+            "anywhere": (
+                "the sizes {tensor_sizes} divide the {heads} heads: --tensor-parallel-size with one of them, and no more than the GPUs that there are",
+                "--tensor-parallel-size x --pipeline-parallel-size of at most {have}, the GPUs that the process sees (nvidia-smi -L, CUDA_VISIBLE_DEVICES)",
+            ),
+        },
     ),
     _engine(
         name="vllm.dtype",

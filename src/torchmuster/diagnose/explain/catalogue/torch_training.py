@@ -148,10 +148,7 @@ ENTRIES: tuple[KnownMessage, ...] = (
         cause="shapes-differ",
         rivals=("sharding",),
         error="a layer of {who} got a weight of one dimension",
-        advice="print weight.shape before the line; FSDP and ZeRO-3 keep weights flat outside of the wrapped model's forward",
-        advice_in={
-            "fsdp": "call the wrapped model itself: inside of FSDP a submodule's weight is a flat piece until forward of its unit gathers it (FSDP.summon_full_params() gives the whole)"
-        },
+        advice="call the wrapped model itself: FSDP and ZeRO-3 keep the weights of submodules flat outside of its forward (FSDP.summon_full_params() gives the whole); without them print weight.shape before the line",
     ),
     _fsdp(
         name="torch.fsdp-dtypes",
@@ -447,17 +444,5 @@ ENTRIES: tuple[KnownMessage, ...] = (
         cause="builds-differ",
         error="this torch cannot compile under Python {version}{version2}",
         advice="use a newer torch or an older Python, or TORCHDYNAMO_DISABLE=1",
-    ),
-    KnownMessage(
-        name="torch.device-string",
-        wordings=(
-            r"Invalid device (?:string|type)?:? ?'(?P<device>[^']*)'|Expected one of cpu, cuda, .* device type at start of device string: (?P<device2>\S+)",
-        ),
-        source="torch 1.12 to 2.9, c10/core/Device.cpp",
-        tells=Tells.PROVES,
-        is_raised=True,
-        cause="bad-setting",
-        error="{who} names a device that cannot be: {device}{device2}",
-        advice="write it as cuda:0, with the number in LOCAL_RANK: torch.device('cuda', int(os.environ['LOCAL_RANK']))",
     ),
 )

@@ -40,8 +40,18 @@ _OOM_IN: dict[str, str | tuple[str, ...]] = {
     " --max-running-requests, or a larger --tp",
     "tensorflow": "a smaller batch_size in model.fit, or mixed precision; for other programs on that GPU:"
     " TF_FORCE_GPU_ALLOW_GROWTH=true",
-    "trainer": "halve per_device_train_batch_size and double gradient_accumulation_steps, which trains the same;"
-    " gradient_checkpointing=True saves most",
+    "trainer": (
+        (
+            "in the {evaluation} the Trainer keeps all outputs on the GPU: eval_accumulation_steps=1, a smaller per_device_eval_batch_size, and"
+            " preprocess_logits_for_metrics that keeps only what compute_metrics needs"
+        ),
+        (
+            "halve per_device_train_batch_size and double gradient_accumulation_steps, which trains the same;"
+            " gradient_checkpointing=True saves most"
+        ),
+    ),
+    "notebook": "restart the kernel: cells that ran before keep their tensors on the GPU; then a smaller batch, and torch.no_grad() where"
+    " nothing is trained",
     "lightning": "halve batch_size of the DataLoader and double accumulate_grad_batches of the Trainer, which trains the same;"
     " precision='bf16-mixed' saves more",
     "deepspeed": "halve train_micro_batch_size_per_gpu and double gradient_accumulation_steps; a higher ZeRO stage, or"

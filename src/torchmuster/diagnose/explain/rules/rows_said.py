@@ -188,6 +188,8 @@ _MISSING: tuple[Row, ...] = (
 )
 
 _ORDINAL_IN = {
+    "lightning": "Trainer(devices={gpus_here}): the machine shows {gpus_here} of the GPUs that were asked for (CUDA_VISIBLE_DEVICES,"
+    " nvidia-smi -L)",
     "rocm": "under Ray, let each worker see all GPUs: unset HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES and"
     " RAY_EXPERIMENTAL_NOSET_HIP_VISIBLE_DEVICES=1; else as many processes per node as `rocm-smi` lists GPUs",
     "vllm": "--tensor-parallel-size x --pipeline-parallel-size may be no more than the GPUs that the process sees: nvidia-smi -L,"

@@ -95,6 +95,12 @@ _OUT_OF_MEMORY = Row(
     cause="out-of-memory",
     error="the memory of {here} (or of the job's limit) ran out, and a process was killed for it",
     hint="ask for more memory (--mem), use fewer loader workers, smaller batches",
+    hint_in={
+        "kubernetes": "raise resources.limits.memory of the container (and requests with it), or use fewer loader workers; a /dev/shm in"
+        " memory counts against it too",
+        "pbs": "ask for more memory (-l select=NODES:ncpus=C:mem=M), or use fewer loader workers",
+        "slurm": "ask for more memory (#SBATCH --mem; --mem=0 takes all of the node), or use fewer loader workers",
+    },
     confirm="sacct -j JOB -o MaxRSS,ReqMem,State   (PBS: qstat -xf JOB | grep resources_used.mem)",
     ruled_out=("a GPU out of memory: that raises an exception and kills nobody",),
     weight=Weight.PROVED,

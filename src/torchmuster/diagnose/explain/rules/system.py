@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from torchmuster.diagnose.explain.case import Case
+from torchmuster.diagnose.explain.case import ANYWHERE, Case
 from torchmuster.diagnose.explain.events import LineRole, LogEvent, LogFinding
 from torchmuster.diagnose.explain.reading.sentences import SENTENCES
 from torchmuster.diagnose.explain.rules.rows import HIGH, LOW, MEDIUM, Row, Weight, at, found_by
@@ -18,6 +18,10 @@ SHM_IN = {
     "kubernetes": "give the pod a /dev/shm of its own: a volume with emptyDir: {{medium: Memory, sizeLimit: 8Gi}}, mounted at /dev/shm",
     "container": "docker run --shm-size=8g, or --ipc=host (apptainer takes the host's /dev/shm); or fewer loader workers",
 }
+# For a cache of a library, of which the variable is known that says where it lies.
+_CACHE_ELSEWHERE = (
+    "put that cache elsewhere: export {cache_variable}=/path/with/room/and/rights in the job"
+)
 _PAST_TMP = "export TMPDIR=/path/with/room in the job"
 
 
@@ -32,7 +36,10 @@ _ROWS = {
         "the disk is full",
         "make room, or write elsewhere",
         hint_in={
-            "anywhere": f"{{on_tmp}} of that node is full: {_PAST_TMP}, or leave the node out (Slurm: --exclude), and tell its owner"
+            ANYWHERE: (
+                _CACHE_ELSEWHERE,
+                f"{{on_tmp}} of that node is full: {_PAST_TMP}, or leave the node out (Slurm: --exclude), and tell its owner",
+            )
         },
         confirm="df -h {folder}; df -i {folder}",
         confidence=HIGH,
@@ -42,7 +49,8 @@ _ROWS = {
         "quota",
         "the quota of the user or project is used up",
         "delete what is not needed, or write to scratch",
-        "quota -s; lfs quota -h -u $USER {folder}",
+        hint_in={ANYWHERE: _CACHE_ELSEWHERE},
+        confirm="quota -s; lfs quota -h -u $USER {folder}",
         confidence=HIGH,
         weight=Weight.PROVED,
     ),
@@ -59,7 +67,7 @@ _ROWS = {
         "ulimit -n 65536 in the job, or torch.multiprocessing.set_sharing_strategy('file_system')",
         hint_in={
             "container": "docker run --ulimit nofile=65536:65536, or torch.multiprocessing.set_sharing_strategy('file_system')",
-            "anywhere": "the limit is {open_files}: ulimit -n 65536 in the job, or torch.multiprocessing.set_sharing_strategy('file_system')",
+            ANYWHERE: "the limit is {open_files}: ulimit -n 65536 in the job, or torch.multiprocessing.set_sharing_strategy('file_system')",
         },
         confirm="ulimit -n",
         confidence=HIGH,
@@ -75,8 +83,13 @@ _ROWS = {
         "the file system is read-only",
         "write to a folder that may be written",
         hint_in={
-            "anywhere": f"{{on_tmp}} of that node was made read-only, mostly after an error of its disk: {_PAST_TMP}, or leave the node out,"
-            " and tell the site"
+            ANYWHERE: (
+                _CACHE_ELSEWHERE,
+                (
+                    f"{{on_tmp}} of that node was made read-only, mostly after an error of its disk: {_PAST_TMP}, or leave the node out,"
+                    " and tell the site"
+                ),
+            )
         },
         confirm="findmnt -T {folder}",
     ),
@@ -84,14 +97,15 @@ _ROWS = {
         "permission",
         "a file may not be read or written",
         "chmod, or another path; check the user in the container",
-        "ls -ld {folder}; id",
+        hint_in={ANYWHERE: _CACHE_ELSEWHERE},
+        confirm="ls -ld {folder}; id",
     ),
     errno.ENOENT: _row(
         "file-missing",
         "a file is not there",
         "check the path on the node that failed: not all file systems are shared",
         hint_in={
-            "anywhere": (
+            ANYWHERE: (
                 (
                     "make the folder first: os.makedirs('{folder_to_make}', exist_ok=True) before the line that writes, or"
                     " `mkdir -p {folder_to_make}` in the job"
