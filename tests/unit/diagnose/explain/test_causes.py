@@ -9,7 +9,7 @@ from torchmuster.diagnose.explain.rules.rows import Row
 from unit.diagnose.explain.corpus import ROOT
 
 SOURCES = ROOT / "src" / "torchmuster" / "diagnose" / "explain"
-WITHOUT_ROWS = ("rows", "compare", "notes")
+WITHOUT_ROWS = ("rows", "ranks", "children", "compare", "notes")
 MODULES = [
     path.stem for path in (SOURCES / "rules").glob("[a-z]*.py") if path.stem not in WITHOUT_ROWS
 ]

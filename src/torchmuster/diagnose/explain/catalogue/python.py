@@ -180,11 +180,21 @@ ENTRIES: tuple[KnownMessage, ...] = (
     _native(
         name="python.heap-corrupted",
         wordings=(
-            r"^(?:\S+: )?(?P<what>double free or corruption|free\(\): invalid (?:pointer|size|next size)|malloc\(\): [\w ]+|corrupted (?:size vs\. prev_size|double-linked list)|munmap_chunk\(\): invalid pointer|realloc\(\): invalid \w+)",
+            r"^(?:\S+: )?(?P<what>double free or corruption|free\(\): [\w ]+|malloc\(\): [\w ]+|corrupted (?:size vs\. prev_size|double-linked list)|munmap_chunk\(\): invalid pointer|realloc\(\): invalid \w+)",
             r"\*\*\* (?P<what2>stack smashing detected|buffer overflow detected)",
         ),
         tells=Tells.NAMES,
         kind="fatal_python",
+    ),
+    _native(
+        name="python.c-assertion",
+        wordings=(
+            r"^(?:\S+: )?(?P<place>[\w./+-]+\.(?:c|cc|cpp|cxx|cu|cuh|h|hh|hpp|inl):\d+): (?P<function>[^\[\]]+): Assertion [`'](?P<check>.+)' failed\.?$",
+        ),
+        tells=Tells.NAMES,
+        cause="aborted",
+        error="an assertion of native code failed in {function} ({place}): {check}",
+        advice="see which call of the program hands over what {function} refuses: PYTHONFAULTHANDLER=1 shows its line",
     ),
     _native(
         name="python.two-openmp",

@@ -82,7 +82,9 @@ ENTRIES: tuple[KnownMessage, ...] = (
     ),
     _ddp(
         name="torch.backend-unknown",
-        wordings=(r"(?:Unknown c10d backend type|Invalid backend:?) '?(?P<backend2>\w+)",),
+        wordings=(
+            r"(?:Unknown c10d backend type|Invalid backend:?) '?(?P<backend2>\w+)(?!.*_dynamo)",
+        ),
         cause="bad-setting",
         error="torch has no backend {backend2} for collectives",
         advice='init_process_group takes "nccl", "gloo" or "mpi"; others have to be registered first, by importing their package',

@@ -155,10 +155,10 @@ PATTERNS: tuple[Pattern, ...] = (
     # Ends of processes.
     _row("child_failed", _X, r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local_rank>\d+)"),
     _row("killed_line", _X, r"line \d+: +\d+ (?P<how>Killed|Segmentation fault|Bus error|Aborted|Illegal instruction|Terminated)\b"),
-    _row("killed_line", _X, r"^(?!\s*(?:Last )?(?:State|Phase|Status|Reason)\b).*?(?P<how>Killed|Segmentation fault|Bus error|Aborted|Illegal instruction|Terminated)(?: +\(core dumped\))?\s*(?:(?<=\s\s|\)\s)(?:python|torchrun|srun|mpi|accelerate|deepspeed|\S*/).*|python\S*|torchrun|\S*\.py.*)?$"),
+    _row("killed_line", _X, r"^(?!\s*(?:Last )?(?:State|Phase|Status|Reason)\b|Fatal Python error).*?(?P<how>Killed|Segmentation fault|Bus error|Aborted|Illegal instruction|Terminated)(?: +\(core dumped\))?\s*(?:(?<=\s\s|\)\s)(?:python|torchrun|srun|mpi|accelerate|deepspeed|\S*/).*|python\S*|torchrun|\S*\.py.*)?$"),
     _row("killed_line", _X, r"(?:^|\d+ +)(?P<how>Speicherzugriffsfehler|Getötet|Erreur de segmentation|Processus arrêté|Violación de segmento|段错误|已杀死)\b"),
     _row("signal_received", _X, r"Signal (?P<signum>\d+) \(SIG(?P<signal>[A-Z]+)\) received by PID|[Rr]eceived (?:Signals\.)?(?P<other>SIG[A-Z]+|\d+ death signal)|Received (?P<number>\d+) death signal"),
-    _row("signal_received", _X, r"exited on signal (?P<signum>\d+)|Signal: [A-Z][\w ]+ \((?P<number>\d+)\)|Caught signal (?P<other>\d+)"),
+    _row("signal_received", _X, r"exited on signal (?P<signum>\d+)|Signal: [A-Z][\w ]+ \((?P<number>\d+)\)|Caught signal (?P<other>\d+)|^\*\*\* (?P<name>SIG[A-Z]+) received (?:at|by) "),
     _row("fatal_python", _C, r"Fatal Python error: (?P<what>.+)|terminate called after throwing an instance of '(?P<type>[^']+)'"),
     _row("final", _E, r"SignalException|ChildFailedError"),
     _row("teardown", _E, r"closing signal SIGTERM|failed to shutdown the rendezvous|Sending process \d+"),
@@ -170,6 +170,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _row("nccl_warn", _C, r"NCCL WARN (?P<text>.+)"),
     # The last line of a traceback whose frames are not there, or drawn in another way.
     _row("raised_line", _X, r"^(?P<type>(?:\w+\.)*[A-Z]\w*(?:Error|Exception))(?:: (?P<message>.*))?$"),
+    _row("raised_line", _X, r"^(?P<type>(?:\w+\.)*[A-Z]\w*(?:Error|Exception))\((?P<quote>['\"])(?P<message>.+)(?P=quote),?\)$"),
     # How it goes on, and what is known of the job.
     _row("root_cause_table", _X, r"Root Cause \(first observed failure\)"),
     _row("table_row", _X, r"^\s*(?P<key>time|host|rank|exitcode|error_file|traceback)\s*: (?P<value>.+)"),
@@ -211,7 +212,7 @@ STEMS: tuple[str, ...] = (
     "interface", "AF_INET", "provider", "rovider", "network", "shm", "/dev/shm", "ibv_", "NET/", "ncclRemote", "socketProgress",
     "Watchdog", "watchdog", "NCCL", "ProcessGroup", "127.0.0.1", "monitoredBarrier", "joined", "enqueued", "CUDA", "HIP",
     "ordinal", "GPU", "NVIDIA", "Cuda", "kernel image", "CUBLAS", "CUDNN", "assert", "shared memory", "us error", "DataLoader",
-    "nan", "inf", "NaN", "exitcode", "Killed", "killed", "egmentation", "Aborted", "Illegal", "Terminat", "ignal", "Fatal", "pbsdsh",
+    "nan", "inf", "NaN", "exitcode", "Killed", "killed", "egmentation", "Aborted", "Illegal", "Terminat", "ignal", "SIG", "Fatal", "pbsdsh",
     "terminate", "what():", "panic", "egmento", "arrêté", "ötet", "griffsfehler", "段错误", "已杀死", "rc=", "returned", "with status", "^C", "ecovered", "econnected", "restored", "ucceeded", " OK", "is back", "is up again", "again", "E0", "E1", "F0", "F1", "Errno", "No space", "quota", "Stale", "open files", "nput/output", "ead-only", "endpoint", "allocate",
     "peicherplatz", "espace dispo", "espacio", "空间", "空き領域", "Root Cause", "exit", "Exit", "orward RPC", "shared object", "undefined symbol", "version `", "ELF", "ermission", "ead-only", "ost key", "reason", "TERM_", "refused", "unreachable", "oute to host", "GLIBC", "raceback", "File \"", "rdzv", "nodes", "entrypoint", "nproc", "run_id", "restart", "log_dir", "group_", "master_",
     "ank ", "ank:", "world", "World", "WORLD", "torchrun", "torch.distributed", "accelerate", "deepspeed", "SLURM", "PBS", "FI_", "GLOO", "TORCH",

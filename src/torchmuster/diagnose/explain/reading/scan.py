@@ -10,7 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from torchmuster.diagnose.explain.events import LineRole, LogEvent, LogLine, Who
-from torchmuster.diagnose.explain.reading import json_lines, patterns, prefix
+from torchmuster.diagnose.explain.reading import boxes, json_lines, patterns, prefix
+from torchmuster.diagnose.explain.reading.crashes import CrashReader
 from torchmuster.diagnose.explain.reading.levels import level_named
 from torchmuster.diagnose.explain.reading.shapes import (
     MAX_EVENTS_OF_A_SHAPE,
@@ -149,6 +150,8 @@ class _Scanner:
         """Read a log to its end."""
         self.log = Log(path=source.path, who=who_of_path(source.path), num_lines=source.num_before)
         self.tracebacks = TracebackReader()
+        self.crashes = CrashReader()
+        self.rows = boxes.RowReader()
         self.order = self.record.num_lines
         is_full = self.num_frame_lines > MAX_FRAME_LINES
         self.header_lines = _FEW_LINES if is_full else _HEADER_LINES
@@ -158,6 +161,7 @@ class _Scanner:
             first = self.log.num_lines
             self._take_block(block)
             last_block = block
+        self._judge_rows()
         self._close_tracebacks()
         self._keep_progress()
         self._keep_last(last_block, first, _FEW_LINES if is_full else _LAST_LINES)
@@ -173,7 +177,7 @@ class _Scanner:
             lines.pop()
         kinds = block.translate(_DIGITS).split(b"\n")
         number, header_lines = self.log.num_lines, self.header_lines
-        is_open = self.tracebacks.is_open
+        is_open = self._is_following
         for raw, shape in zip(lines, kinds, strict=False):
             number += 1
             state = table.known.get(shape)
@@ -184,9 +188,14 @@ class _Scanner:
                     state.progress.append((number, raw[:MAX_PROGRESS_BYTES]))
                     continue
             self._take_line(raw, shape, state, number)
-            is_open = self.tracebacks.is_open
+            is_open = self._is_following
         self.log.num_lines = number
         self.log.num_bytes += len(block)
+
+    @property
+    def _is_following(self) -> bool:
+        """Say whether the next line may belong to what lines before it have begun."""
+        return self.tracebacks.is_open or self.crashes.is_open or self.rows.is_open
 
     def _take_line(self, raw: bytes, shape: bytes, state: Shape | None, number: int) -> None:
         if b'{"' in raw and len(parts := json_lines.lines_of(raw)) > 1:
@@ -198,6 +207,15 @@ class _Scanner:
         if number <= self.header_lines:
             line = self._line(raw, number)
             self.log.header.append(line)
+        if self.rows.is_open:
+            line = line or self._line(raw, number)
+            if self.rows.takes(line):
+                return
+            self._judge_rows()
+        if self.crashes.is_open:
+            line = line or self._line(raw, number)
+            if self.crashes.takes(line):
+                return
         if self.tracebacks.is_open:
             line = line or self._line(raw, number)
             if number % 1024 == 0:
@@ -231,8 +249,15 @@ class _Scanner:
         self.tracebacks.superseded.clear()
         return bool(ended)
 
+    def _judge_rows(self) -> None:
+        for line in self.rows.close():
+            found = patterns.match(line.text) or patterns.SAID_TO_BE_AN_ERROR
+            self._add(LogEvent(kind=found.kind, role=found.role, line=line, fields=found.fields))
+
     def _judge(self, line: LogLine, state: Shape, raw: bytes) -> None:
         if self.tracebacks.opens(line) or self.tracebacks.announces(line):
+            return
+        if self.rows.begins(line):
             return
         thrown = self.tracebacks.take_what(line, self.thrown.get(line.who, ""))
         if thrown is not None:
@@ -256,7 +281,9 @@ class _Scanner:
             and len(self.thrown) < _MAX_KNOWN
         ):
             self.thrown[line.who] = found.fields["type"]  # its message stands in the next line
-        self._add(LogEvent(kind=found.kind, role=found.role, line=line, fields=found.fields))
+        event = LogEvent(kind=found.kind, role=found.role, line=line, fields=found.fields)
+        self.crashes.begin(event)
+        self._add(event)
 
     def _keep_progress(self) -> None:
         """Note how far each writer got, from the last lines of each shape."""
@@ -299,7 +326,10 @@ class _Scanner:
             begin = json_lines.begin_of(raw)
             found = json_lines.read(raw[begin:]) if begin >= 0 else None
         if found is None:
-            return prefix.split(prefix.clean(raw), self.year)
+            said = prefix.split(prefix.clean(raw), self.year)
+            if boxes.is_drawn(said.text):
+                return said._replace(text=boxes.undrawn(said.text))
+            return said
         label = prefix.split(f"{prefix.clean(raw[:begin])} -", self.year)
         inner = prefix.split(prefix.clean(found.message.encode()), self.year)
         when = found.when

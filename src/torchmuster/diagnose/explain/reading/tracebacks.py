@@ -1,14 +1,17 @@
 """Python tracebacks in logs, also of ranks that write in between each other."""
 
-import errno
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from torchmuster.diagnose.explain.events import LineRole, LogEvent, LogLine, Who
-from torchmuster.diagnose.explain.reading.patterns import TOLD, Meaning, match
-from torchmuster.diagnose.explain.reading.sentences import of_a_file
-from torchmuster.model.failure import ECHOES
+from torchmuster.diagnose.explain.reading.chains import (
+    BETWEEN,
+    STANDARD_LIBRARY,
+    hands_on,
+    was_only_asked,
+)
+from torchmuster.diagnose.explain.reading.meanings import meaning_of, opens_a_list
 
 _MAX_LINES = 300
 _MAX_KEPT = 60
@@ -16,66 +19,25 @@ _MAX_OPEN = 1024
 _MAX_APART = 2000
 _MAX_MESSAGE_LINES = 12
 _MAX_ODD_LINES = 8  # of others, within a traceback
-# Types in which torch, Gloo and NCCL tell of other ranks, and the socket's own.
-_SPEAKS_FOR_TORCH = re.compile(
-    r"(?:torch\.|RuntimeError$|Dist|Rendezvous|Connection\w*Error$|BrokenPipeError$|TimeoutError$|OSError$|EOFError$"
-    r"|(?:ValueError|ImportError|ModuleNotFoundError)$|socket\.|c10|std::|gloo::|SignalException|ChildFailed|KeyboardInterrupt)"
-)
 _START = "Traceback (most recent call last):"
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?')
 # A frame that a terminal or a mail program has broken in two: the rest stands at the start of the next line.
 _BROKEN_FRAME = re.compile(r'^\s*File "[^"]*(?:"(?:,(?: l(?:i(?:n(?:e(?: \d*)?)?)?)?)?)?)?$')
-_ENDING = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$")
-_BETWEEN = re.compile(r"^(During handling of the above|The above exception was the direct cause)")
+_ENDING = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?::(?: (?P<message>.*)|$))?$")
+# Where processes without labels write into one file, piece by piece: `KeyErrorreturn table[key]`, and then `: 'key'`.
+_BROKEN_ENDING = re.compile(r"^(?P<type>(?:\w+\.)*[A-Z]\w*?(?:Error|Exception))(?=[^\w:.]|[a-z])")
 _IGNORED = ("Exception ignored ", "--- Logging error ---")
-_DIRECT = "The above exception was the direct cause"
-# Libraries that fetch: their own last word says more than the socket's error beneath it.
-FETCHES = re.compile(
-    r"^(?:requests|urllib3|urllib|httpx|aiohttp|httpcore|huggingface_hub|botocore|boto3|google|azure|gcsfs|s3fs)\."
-    r"|^(?:URLError|HTTPError|SSLError|MaxRetryError|ConnectTimeout|LocalEntryNotFoundError)(?=:|$)"
-)
 _LIBRARY = re.compile(
     r"/(?:site-packages|dist-packages|lib/python\d[\w.]*)/|^<frozen|torchmuster/(?:agent|head|node|programs)/|/bin/(?:torchrun|accelerate|deepspeed|lightning)$"
-)
-# What a program says in its own words is no word of the scheduler, and no state of the launcher.
-_NO_MEANING_IN_A_MESSAGE = frozenset(
-    {
-        *("time_limit", "preempted", "node_failed", "cancelled", "oom_proof", "evicted", "image"),
-        "pbs_killed",
-        *("task_exit", "teardown", "not_finite", "killed_line", "signal_received", "exit_code"),
-        *("root_cause_table", "table_row", "launch_config", "launch_line", "variable", "world"),
-        *("progress", "success", "no_command", "launch_failed", "bad_arguments", "module_load"),
-        *("last_work", "nccl_using", "hosts_store", "rdzv_complete", "child_failed", "set_by_user"),
-        *("raised_line", "error_line"),
-    }
 )
 # Nobody caught it when the outermost frame is the module itself: a caught one begins where it was caught.
 _OUTERMOST = ("<module>", "_run_module_as_main", "_run_code", "_bootstrap", "_wrap")
 _SOUNDS_LIKE_ONE = re.compile(
     r"(?:^|\.)[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Failure|Timeout)$"
 )
-_ENDED_BY_OTHERS = frozenset({"SignalException", "ChildFailedError", "KeyboardInterrupt"})
-# The traceback of what it was follows.
-_ENDED_BY_OTHERS |= {"ProcessRaisedException", "ExceptionGroup", "BaseExceptionGroup"}
-_DIED = re.compile(r"died with <Signals\.(SIG\w+)")
-_ENDED = re.compile(r"terminated with (?:signal (?P<other>SIG\w+)|exit code (?P<code>\d+))")
-# What fails when it is closed after a failure: the failure before it is the cause.
-_CLEANS_UP = frozenset(
-    {"__exit__", "__aexit__", "__del__", "close", "cleanup", "destroy_process_group"}
-)
-_GOT_SIGNAL = re.compile(r"got signal: (\d+)")
 _WHAT = re.compile(r"^\s*what\(\):\s+(?P<message>\S.*)$")
 _LAUNCHERS = frozenset({"accelerate", "deepspeed", "torch", "lightning"})
 _PACKAGE = re.compile(r"/(?:site|dist)-packages/(\w+)")
-STANDARD_LIBRARY = "Python"
-_OF_SOCKETS = re.compile(
-    r"(?:Connection\w*|BrokenPipe|Timeout|OS|EOF)Error$|socket\.|TimeoutError$"
-)
-_NUMBERED_TYPES = {"FileNotFoundError": errno.ENOENT, "PermissionError": errno.EACCES}
-_OF_NETWORKS = (
-    *(errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ETIMEDOUT, errno.ECONNREFUSED),
-    *(errno.ECONNRESET, errno.EPIPE),
-)
 _NOT_AN_EXCEPTION = frozenset({"File", "Traceback", "During", "The"})
 
 
@@ -92,6 +54,11 @@ class _Open:
     beneath: "_Ended | None" = (
         None  # the exception in whose handling, or from which, this one was raised
     )
+    around: LogEvent | None = None  # the exception in whose message this traceback stands
+    width: int = 0  # of the box that it was drawn in
+    broken_type: str = (
+        ""  # what it raised, into whose line another process wrote before the message
+    )
 
 
 @dataclass(slots=True)
@@ -100,14 +67,30 @@ class _Ended:
 
     Attributes:
         caught_in: The function that caught it, where another is raised: that of the first frame.
+        width: At which its message is wrapped; 0 if it isn't.
+        last_line: The last line of its message so far.
         between: The sentence that joins it to the next.
         num_after: Lines of its writer since then: messages may have several.
     """
 
     event: LogEvent
     caught_in: str
+    width: int = 0
+    last_line: str = ""
     between: str = ""
     num_after: int = 0
+
+    def is_wrapped_before(self, text: str) -> bool:
+        """Say whether a line was broken before this one because its next word had no room in the box's width."""
+        room = self.width - len(self.last_line.rstrip())
+        return self.width > 0 and len(text.split(maxsplit=1)[0]) >= room
+
+    def goes_on_in(self, line: LogLine) -> bool:
+        """Say whether a line belongs to the message: it is moved to the right, the next one, or below a heading."""
+        if line.text.startswith((" ", "\t")) or self.num_after == 1:
+            return True
+        is_other = line.level or (line.when is not None and self.event.line.when is None)
+        return opens_a_list(self.event.get("message")) and not is_other
 
 
 class TracebackReader:
@@ -158,6 +141,8 @@ class TracebackReader:
             if is_frame:
                 known.lines.append(line)
             known.beneath = ended if ended is not None and ended.between else None
+            known.around = ended.event if ended is not None and _announced(ended, line) else None
+            known.width = len(line.text) if line.text.endswith(" ") else 0
             known.is_ignored = self._is_ignored(line)
             if line.level == "info":
                 known.outermost = (
@@ -189,6 +174,8 @@ class TracebackReader:
             known.lines[-1] = replace(known.lines[-1], text=_rejoined(known.lines[-1].text, text))
             self._note_outermost(known, known.lines[-1].text)
             return
+        if (broken := _BROKEN_ENDING.match(text.lstrip())) is not None:
+            known.broken_type = broken["type"]
         if _is_part(known, text):
             known.lines.append(line)
             self._note_outermost(known, text)
@@ -196,6 +183,9 @@ class TracebackReader:
             if known.num_lines > _MAX_LINES:
                 del self._open[line.who]
             return
+        if known.broken_type and text.startswith(": "):
+            line = replace(line, text=f"{known.broken_type}{text}")
+            text = line.text
         ending = _ENDING.match(text)
         if ending is None and known.num_odd < _MAX_ODD_LINES and not known.is_ignored:
             known.num_odd += 1
@@ -210,14 +200,14 @@ class TracebackReader:
                 known, _exception(known, line, ending["type"], ending["message"] or "")
             )
             if len(self._last) < _MAX_OPEN:
-                self._last[line.who] = _Ended(event, known.outermost or "")
+                self._last[line.who] = _Ended(event, known.outermost or "", known.width, line.text)
             yield event
 
     def _note_outermost(self, known: _Open, text: str) -> None:
         is_first = known.outermost is None and known.has_start
         if is_first and (frame := _FRAME.match(text)) is not None:
             known.outermost = frame["function"] or "<module>"
-        elif _BETWEEN.match(text):
+        elif BETWEEN.match(text):
             known.outermost = None
 
     def _follow(self, line: LogLine) -> None:
@@ -228,22 +218,28 @@ class TracebackReader:
         ended.num_after += 1
         if ended.between or ended.num_after > _MAX_MESSAGE_LINES:
             del self._last[line.who]
-        elif _BETWEEN.match(line.text):
+        elif BETWEEN.match(line.text):
             ended.between = line.text
-        elif line.text.startswith((" ", "\t")) or ended.num_after == 1:
-            more = ended.event.fields
-            if isinstance(more, dict):  # what belongs to the message is known only now
-                more["more"] = f"{more.get('more', '')}\n{line.text.strip()}"[:1000]
+        elif isinstance(ended.event.fields, dict):  # what belongs to the message is known only now
+            if ended.is_wrapped_before(line.text):
+                _unwrap(ended, line.text)
+            elif ended.goes_on_in(line):
+                _add_more(ended.event.fields, line.text.strip())
 
     def _joined(self, known: _Open, event: LogEvent) -> LogEvent:
         """Return an exception together with that beneath it: what only wraps another means what that one does."""
+        if known.around is not None:
+            self.superseded.append(known.around)
+            return _as_wrapped(event, known.around)
         if known.beneath is None:
             return event
-        beneath = known.beneath.event
-        if _wraps(known, event):
+        ended, beneath = known.beneath, known.beneath.event
+        frames = [n for n, line in enumerate(known.lines) if _FRAME.match(line.text)]
+        code = [line.text for line in known.lines[frames[-1] + 1 :]] if frames else []
+        if hands_on(event, beneath, between=ended.between, caught_in=ended.caught_in, code=code):
             self.superseded.append(beneath)
             return _as_wrapped(beneath, event)
-        if beneath.kind == "exception" or FETCHES.match(event.get("type")):
+        if was_only_asked(event, beneath):
             self.superseded.append(beneath)
         return event
 
@@ -257,7 +253,7 @@ class TracebackReader:
         what = _WHAT.match(line.text)
         if what is None:
             return None
-        kind, role, more = _meaning(thrown or "std::exception", what["message"])
+        kind, role, more = meaning_of(thrown or "std::exception", what["message"])
         fields = {
             "type": thrown or "std::exception",
             "message": what["message"][:500],
@@ -275,10 +271,42 @@ class TracebackReader:
         self._open.clear()
 
 
+def _announced(ended: _Ended, line: LogLine) -> bool:
+    """Say whether a traceback is a part of the message before it: of a worker, a thread or another process."""
+    if ended.between or ended.event.role is LineRole.ECHO:
+        return False
+    message = ended.event.get("more") or ended.event.get("message")
+    is_next = ended.num_after == 0 or ended.event.get("more") != ""
+    return line.text.lstrip().startswith("Original") or (is_next and message.endswith(":"))
+
+
 def _indent_of(text: str, *, is_frame: bool) -> int:
     """Return by how much a traceback that begins with this line was moved to the right."""
     spaces = len(text) - len(text.lstrip(" "))
     return max(0, spaces - 2) if is_frame else spaces if text.lstrip().startswith(_START) else 0
+
+
+def _unwrap(ended: _Ended, text: str) -> None:
+    """Put a message together that was broken at the width of its box, and read it again."""
+    fields = ended.event.fields
+    is_one_word = " " not in ended.last_line.strip()
+    gap = "" if is_one_word and len(ended.last_line) == ended.width else " "
+    message = f"{fields['message']}{gap}{text.strip()}"[:500]
+    kind, _, more = meaning_of(fields["type"], message)
+    if isinstance(fields, dict):
+        fields["message"] = message
+        if kind == ended.event.kind:
+            fields.update(more)
+    ended.last_line = text
+
+
+def _add_more(fields: dict[str, str], text: str) -> None:
+    """Add a line to a message, which may say only now what is meant."""
+    fields["more"] = f"{fields.get('more', '')}\n{text}"[:1000]
+    if opens_a_list(fields["message"]) and not fields.get("told"):
+        kind, _, more = meaning_of(fields["type"], f"{fields['message']} {text}")
+        if kind == "exception":
+            fields.update(more)
 
 
 def _cut(known: _Open) -> LogEvent:
@@ -294,7 +322,7 @@ def _is_part(known: _Open, text: str) -> bool:
     """Say whether a line belongs to an open traceback: also where a web page has taken the spaces before its lines."""
     if text.startswith((" ", "\t")) or not text.strip() or _START in text:
         return True
-    if _BETWEEN.match(text) or _FRAME.match(text):
+    if BETWEEN.match(text) or _FRAME.match(text):
         return True
     last = known.lines[-1].text if known.lines else ""
     is_flat = _FRAME.match(last) is not None and not last.startswith((" ", "\t"))
@@ -321,97 +349,10 @@ def _exception(known: _Open, last: LogLine, type_name: str, message: str) -> Log
     if known.outermost in (None, *_OUTERMOST):
         fields["uncaught"] = "1"
     detail = tuple(line.text for line in (*known.lines[-12:], last))
-    kind, role, more = _meaning(type_name, message)
+    kind, role, more = meaning_of(type_name, message)
     if type_name.endswith("CalledProcessError") and fields.get("library") in _LAUNCHERS:
         role = LineRole.ECHO  # a launcher's word on its child
     return LogEvent(kind=kind, role=role, line=last, fields={**more, **fields}, detail=detail)
-
-
-def _meaning(type_name: str, message: str) -> tuple[str, LineRole, Mapping[str, str]]:
-    """Return what an exception is: its kind, its role and what it names."""
-    if type_name.endswith("SignalException") and (got := _GOT_SIGNAL.search(message)) is not None:
-        return "signal_received", LineRole.CONTEXT, {"signum": got[1]}
-    if type_name.endswith("CalledProcessError") and (died := _DIED.search(message)) is not None:
-        return "signal_received", LineRole.CONTEXT, {"other": died[1]}
-    words = f"{type_name}: {message}" if message else type_name
-    found = match(words, is_raised=True)
-    role = LineRole.ECHO if ECHOES.search(words) else LineRole.CAUSE
-    if not _SPEAKS_FOR_TORCH.match(type_name):
-        role = LineRole.CAUSE  # a client of something else: its lost connections are its own
-        if found is not None and found.role is LineRole.ECHO:
-            found = None
-    if found is not None and FETCHES.match(type_name) and _is_of_network(found):
-        found = None  # what fetches says more than the socket beneath it
-    if found is not None and found.kind.startswith(TOLD):
-        return "exception", found.role, {**found.fields, "told": found.kind}
-    if found is not None and found.kind not in _NO_MEANING_IN_A_MESSAGE:
-        return found.kind, found.role, found.fields
-    if type_name.endswith("ProcessExitedException") and (end := _ENDED.search(message)) is not None:
-        kind = "signal_received" if end["other"] else "exit_code"
-        return (
-            kind,
-            LineRole.CONTEXT,
-            {name: word for name, word in end.groupdict().items() if word},
-        )
-    if type_name.rpartition(".")[2] in _ENDED_BY_OTHERS:
-        return "exception", LineRole.ECHO, {}
-    more = _as_errno(type_name, message)
-    if more:
-        return "errno", LineRole.CAUSE, more
-    return "exception", role if type_name else LineRole.CONTEXT, {}
-
-
-def _is_of_network(found: Meaning) -> bool:
-    number = found.fields.get("errno", "0")
-    return found.kind == "no_name" or (
-        found.kind == "errno" and number.isdigit() and int(number) in _OF_NETWORKS
-    )
-
-
-def _as_errno(type_name: str, message: str) -> dict[str, str]:
-    """Return the error number of the kernel that a message ends with or a type stands for."""
-    number = of_a_file(message)
-    if not number and not message.startswith("Caught "):
-        number = _NUMBERED_TYPES.get(type_name, 0)
-    return {"errno": str(number)} if number else {}
-
-
-def _wraps(known: _Open, event: LogEvent) -> bool:
-    """Say whether an exception only hands on the one beneath it: raised from it, or by the lines that caught it."""
-    beneath = known.beneath
-    if beneath is None or event.kind != "exception" or FETCHES.match(event.get("type")):
-        return False
-    if beneath.event.role is LineRole.ECHO and not _is_of_torch(beneath.event):
-        return False
-    if _explains(event, beneath.event):
-        return False
-    if beneath.between.startswith(_DIRECT):
-        return True
-    if event.get("raised_in") in _CLEANS_UP:
-        return True
-    frames = [n for n, line in enumerate(known.lines) if _FRAME.match(line.text)]
-    code = known.lines[frames[-1] + 1 :] if frames else []
-    function = event.get("raised_in") == beneath.caught_in
-    return function and bool(code) and code[0].text.strip().startswith("raise")
-
-
-def _explains(event: LogEvent, beneath: LogEvent) -> bool:
-    """Say whether an exception says more than the look-up beneath it that failed: it names the same word in a sentence."""
-    word = beneath.get("message").strip("'\"")
-    if beneath.get("type") == "KeyError":
-        return (
-            bool(word)
-            and word in event.get("message")
-            and len(event.get("message")) > len(word) + 12
-        )
-    return "invalid literal for int()" in beneath.get("message")
-
-
-def _is_of_torch(event: LogEvent) -> bool:
-    """Say whether a lost connection is one between ranks: a client's of something else is raised in its library."""
-    return event.get("library") in ("", "torch", STANDARD_LIBRARY) or not _OF_SOCKETS.match(
-        event.get("type")
-    )
 
 
 def _as_wrapped(beneath: LogEvent, event: LogEvent) -> LogEvent:

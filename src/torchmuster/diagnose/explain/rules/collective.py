@@ -1,11 +1,13 @@
 """Collectives that never ended, and connections lost because of somebody else."""
 
 import re
+import signal
 from collections.abc import Iterator
 
 from torchmuster.diagnose.explain.case import Case
 from torchmuster.diagnose.explain.events import LogEvent, LogFinding, LogLine
 from torchmuster.diagnose.explain.reading.scan import Log
+from torchmuster.diagnose.explain.rules.ranks import size_of, table_of_one_node
 from torchmuster.diagnose.explain.rules.rows import (
     HIGH,
     LOW,
@@ -45,6 +47,17 @@ _ALL_WAITED = Row(
     weight=Weight.COLLECTIVE,
     num_lines=4,
 )
+_ALL_RECEIVE = Row(
+    cause="collectives-differ",
+    error="all {size} ranks waited in the same `{call}` until the timeout: each waits for what none of them sends",
+    hint="let one side send first: order send and recv by the rank, or use torch.distributed.batch_isend_irecv",
+    confirm="py-spy dump --pid PID   of two ranks, while they hang: both stand in {call}",
+    ruled_out=("a rank that hangs or is gone: each of them came to the call",),
+    confidence=MEDIUM,
+    weight=Weight.COLLECTIVE + 2,
+    num_lines=4,
+)
+_POINT_TO_POINT = ("recv", "send", "irecv", "isend")
 _DIFFER = Row(
     cause="collectives-differ",
     error="the ranks wait in different collectives: {calls}",
@@ -130,30 +143,40 @@ def stuck_collective(case: Case) -> Iterator[LogFinding]:
         sure = HIGH if len({op for _, op in calls.values()}) > 1 else MEDIUM
         yield found_by(case, _DIFFER, waits, {"calls": words}, confidence=sure)
         return
-    places = _places(case, waits)
-    if len(set(places.values())) > 1:
-        words = ", ".join(f"{who} at {place}" for who, place in list(places.items())[:4])
+    places, size = _places(case, waits), size_of(case)
+    if len({place for _, place in places}) > 1:
+        words = ", ".join(f"{who} at {place}" for who, place in places[:4])
         yield found_by(case, _WAIT_ELSEWHERE, waits, {"places": words})
-    elif len(places) == case.told_size:
-        yield found_by(case, _ALL_WAITED, waits, {"size": str(len(places))})
+    elif size is not None and size > 1 and (len(places) == size or len(calls) == size):
+        call = waits[0].get("raised_in")
+        row = _ALL_RECEIVE if call in _POINT_TO_POINT else _ALL_WAITED
+        yield found_by(case, row, waits, {"size": str(size), "call": call})
     else:
         yield _missing(case, waits)
 
 
-def _places(case: Case, waits: list[LogEvent]) -> dict[str, str]:
-    """Return the user's own line in which each rank waited, if all ranks of the job waited."""
-    found = {
-        str(e.who) or e.line.path: e.get("where") for e in waits if e.get("own") and e.get("where")
-    }
-    return found if len(found) >= max(2, case.world_size or 2) else {}
+def _places(case: Case, waits: list[LogEvent]) -> list[tuple[str, str]]:
+    """Return who waited in which line of the user's own, if all ranks of the job waited.
+
+    Where lines bear no label, each traceback is another rank's.
+    """
+    own = [e for e in waits if e.get("own") and e.get("where")]
+    if any(str(e.who) for e in own) or len({e.line.path for e in own}) > 1:
+        found = list({str(e.who) or e.line.path: e.get("where") for e in own}.items())
+    else:
+        found = [("one rank", e.get("where")) for e in own]
+    size = case.world_size if any(e.who.rank is not None for e in waits) else size_of(case)
+    return found if len(found) >= max(2, size or 2) else []
 
 
 def _missing(case: Case, waits: list[LogEvent]) -> LogFinding:
     waiting = {e.who.rank for e in waits if e.who.rank is not None}
-    size = case.world_size
+    size = max(case.world_size or 0, size_of(case) or 0)
     missing = sorted(set(range(size)) - waiting) if size and len(waiting) < size and waiting else []
     spoke = {e.who.rank for e in case.of("peer_lost", "exception")}
     missing = [rank for rank in missing if rank not in spoke]  # these came to a collective as well
+    if not waiting:
+        missing = _only_ended_by_others(case, len(waits))
     named = ", ".join(map(str, missing[:8])) or _behind(case)
     limit = case.earliest(waits).get("ms")
     default = _DEFAULTS_MS.get(int(limit)) if limit.isdigit() else None
@@ -166,6 +189,13 @@ def _missing(case: Case, waits: list[LogEvent]) -> LogFinding:
         confidence=MEDIUM if named else LOW,
         because=(*_MISSING.because, *expired),
     )
+
+
+def _only_ended_by_others(case: Case, num_waited: int) -> list[int]:
+    """Return the ranks that torchrun had to end while all others had raised their timeouts, in lines without labels."""
+    codes = table_of_one_node(case)
+    ended = [rank for rank, code in codes.items() if code == -signal.SIGTERM]
+    return ended if len(codes) - len(ended) == num_waited else []
 
 
 def _behind(case: Case) -> str:
@@ -247,6 +277,7 @@ def _ended_well_beside(case: Case, failed: LogEvent) -> list[int]:
     spoke = {int(e.get("rank")) for e in of_launcher("world") if e.get("rank")}
     spoke |= {e.who.rank for e in all_of_it if e.who.rank is not None}
     raised = {e.who.rank for e in of_launcher("peer_lost", "exception")}
+    spoke |= table_of_one_node(case).keys()
     quiet = sorted(spoke - told - raised)
     return quiet if len(quiet) > ended else []
 

@@ -6,7 +6,9 @@ from dataclasses import replace
 
 from torchmuster.diagnose.explain.case import Case
 from torchmuster.diagnose.explain.events import LineRole, LogEvent, LogFinding
+from torchmuster.diagnose.explain.rules.children import with_words_of_child
 from torchmuster.diagnose.explain.rules.raised import EXCEPTIONS, general_advice, row_of
+from torchmuster.diagnose.explain.rules.ranks import raised_by
 from torchmuster.diagnose.explain.rules.rows import (
     HIGH,
     LOW,
@@ -22,6 +24,7 @@ from torchmuster.diagnose.explain.rules.told import row_of_exception
 from torchmuster.diagnose.finding import Confidence
 
 _LOST = ("peer_lost", "gloo_timeout", "watchdog", "nccl_remote", "store_wait", "gloo_connect")
+_CRASHES = ("signal_received", "fatal_python")
 _RAISED = ("exception", "cuda_oom", "cuda_error", "fatal_python")
 # What is raised for want of something outside of the program is seldom said so.
 _OF_ITS_SURROUNDINGS = re.compile(
@@ -83,18 +86,26 @@ def exceptions(case: Case) -> Iterator[LogFinding]:
         yield from _own_connection(case)
         return
     event = _first_of(case, raised)
+    if _WRAPS.search(words_of(event)) and any(signal_of(e) for e in case.of(*_CRASHES)):
+        return  # the process that it speaks of has told of its crash
     others = len({(e.who, e.line.path) for e in raised}) - 1
     later = (f"{others} other ranks raised too, later or at the same time",) if others > 0 else ()
-    yield found_by(
+    row, names = row_of(event), {"advice": general_advice(event)}
+    if all_of_them := raised_by(case, event, raised):
+        names["who"], later = all_of_them, (f"{all_of_them} raised it",)
+        if not all_of_them.startswith("ranks"):  # then nobody was first
+            row = replace(row, error=row.error.replace(" failed first:", " raised:"))
+    finding = found_by(
         case,
-        row_of(event),
+        row,
         [event],
-        {"advice": general_advice(event)},
+        names,
         confidence=_confidence(case, event, raised),
         at=event.get("where") or at(event),
         because=(*event.detail[-6:-1], *later),
         ruled_out=_echoes_ruled_out(case),
     )
+    yield with_words_of_child(case, event, finding)
 
 
 def _is_of_a_pipe(case: Case, event: LogEvent) -> bool:
@@ -240,10 +251,11 @@ def _echoes_ruled_out(case: Case) -> tuple[str, ...]:
 def exit_codes(case: Case) -> Iterator[LogFinding]:
     """A rank ended with a number and without a word."""
     # 126 and 127 are the shell's, 128 and more are signals.
-    raised = {e.line.path for e in case.events if e.get("uncaught")}
+    raisers = [e for e in case.events if e.kind != "final"]  # a launcher only tells of them
+    raised = {e.line.path for e in raisers if e.get("uncaught")}
     failed = [e for e in case.of("child_failed", "exit_code") if 0 < _code(e) < 126]
     # Python ends with 1 after an exception: one that told of a lost peer is no silent end, also where a log is cut.
-    raised |= {e.line.path for e in case.events if e.role is LineRole.ECHO and e.get("type")}
+    raised |= {e.line.path for e in raisers if e.role is LineRole.ECHO and e.get("type")}
     raised |= {e.line.path for e in case.of(*_LOST)}
     failed = [e for e in failed if _code(e) != 1 or e.line.path not in raised]
     failed += [

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from torchmuster.diagnose.explain.advice.said import remedy_of
 from torchmuster.diagnose.explain.events import LogEvent
-from torchmuster.diagnose.explain.reading.tracebacks import FETCHES, STANDARD_LIBRARY
+from torchmuster.diagnose.explain.reading.chains import FETCHES, STANDARD_LIBRARY
 from torchmuster.diagnose.explain.rules.rows import HIGH, INSTALL_IN, Row, Weight
 from torchmuster.diagnose.explain.rules.told import row_of_exception
 

@@ -15,6 +15,7 @@ from torchmuster.diagnose.explain.advice.said import place_in_code
 from torchmuster.diagnose.explain.advice.values import VALUES
 from torchmuster.diagnose.explain.case import ANYWHERE, Case
 from torchmuster.diagnose.explain.events import LineRole, LogEvent, LogFinding
+from torchmuster.diagnose.explain.reading.meanings import opens_a_list
 from torchmuster.diagnose.finding import Confidence
 
 Rule = Callable[[Case], Iterator[LogFinding]]
@@ -242,11 +243,14 @@ def words_of(event: LogEvent) -> str:
     if not event.get("type"):
         return event.line.text
     message = event.get("message")
-    if message.endswith(":"):  # what it is stands in the next line
-        message = f"{message} {event.get('more').strip().partition(chr(10))[0]}".strip()
+    if opens_a_list(message):
+        lines = [line for line in event.get("more").split("\n") if _SAYS_SOMETHING.search(line)]
+        message = f"{message} {'; '.join(lines)}"[:_MAX_WORDS].strip()
     return f"{event.get('type')}: {message}" if message else event.get("type")
 
 
+_MAX_WORDS = 500
+_SAYS_SOMETHING = re.compile(r"^(?!For further information visit|Set the environment variable).*\w")
 # What a line may say only in passing: a library that is tried and not needed, a probe of a job script.
 _SAID_IN_PASSING = frozenset(
     {

@@ -3,6 +3,7 @@
 import re
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from torchmuster.diagnose.explain.case import Case
@@ -34,6 +35,52 @@ _IN_A_TABLE = re.compile(r"\btraceback\s*: Signal")
 _RANK_ROW = re.compile(r"(?P<rank>\d{1,6}) \(local_rank: (?P<local>\d+)\)")
 _CODES = ("code", "other", "rc", "make", "returned")  # of an event's fields
 _SENT_FROM_OUTSIDE = (1, 2, 3, 15)
+_IN_NATIVE_CODE = (4, 6, 7, 8, 11)
+# Whose code a crash was in, by the name of the library or of a function in it, and what to do about it.
+_FAMILIES: tuple[tuple[re.Pattern[str], str], ...] = (
+    (
+        re.compile(r"^libuc[tpm]\b|^uc[tpm]_"),
+        (
+            "UCX crashed while it moved data: try `UCX_TLS=tcp,self,sm` (with Open MPI: OMPI_MCA_pml=ob1); memory of a GPU"
+            " needs a UCX and an MPI that were built with CUDA"
+        ),
+    ),
+    (
+        re.compile(r"^libnccl|^p?nccl[A-Z]|^libaws-ofi|^librccl"),
+        (
+            "NCCL or its network plugin crashed: run with NCCL_DEBUG=INFO and NCCL_NET_PLUGIN=none, and take other copies of"
+            " NCCL off LD_LIBRARY_PATH"
+        ),
+    ),
+    (
+        re.compile(
+            r"^lib(?:mpi|open-pal|open-rte|pmix|mpich|oshmem)|^mca_|^(?:P?MPI|ompi|opal|orte|pmix)_"
+        ),
+        (
+            "a call into MPI crashed: mpi4py and the program have to use the MPI of the job's mpiexec"
+            " (`ldd` of the extension shows which), with buffers of the right size and type"
+        ),
+    ),
+    (
+        re.compile(r"^lib(?:cuda|nvidia|cudart|cublas|cudnn)"),
+        "the NVIDIA driver or a CUDA library crashed: see that the driver fits it (nvidia-smi), and dmesg for Xid",
+    ),
+    (
+        re.compile(r"^lib(?:torch|c10|caffe2)|^_C\b|^(?:at|c10|torch)::|of torch$"),
+        (
+            "torch itself crashed: install torch and all extensions of it in versions that were built for each other,"
+            " then report the line that led there"
+        ),
+    ),
+    (
+        re.compile(r"^lib(?:ibverbs|mlx|rdmacm|fabric|psm|efa|cxi)"),
+        "a library of the network card crashed: use the site's own build of it, and the same on all nodes",
+    ),
+)
+_ANY_LIBRARY = (
+    "{name} crashed: rebuild or install it for the Python and torch of this environment, and see what it is given"
+    " (sizes, data types, devices) by the line that calls it: PYTHONFAULTHANDLER=1 shows that line"
+)
 
 
 def _ended_by(cause: str, what: str, hint: str, **more: Any) -> Row:
@@ -175,7 +222,7 @@ def signal_of(event: LogEvent) -> int:
         word = code_of(event)
         return _of_code(int(word)) if re.fullmatch(r"-?\d{1,4}", word) else 0
     if event.kind == "signal_received":
-        word = event.get("signum") or event.get("number") or event.get("other")
+        word = event.get("signum") or event.get("number") or event.get("other") or event.get("name")
         digits = re.match(r"\d+", word)
         if digits is not None:
             return _of_code(-int(digits[0]))
@@ -238,9 +285,43 @@ def _ended(case: Case, number: int, found: list[LogEvent]) -> LogFinding:
     row = _ROWS.get(number, _OTHER)
     if number == 7 and any(e.kind == "loader_killed" for e in found):
         row = _LOADER_HIT_SIGBUS
-    return found_by(
-        case, row, found, {"who": ended_process(case.earliest(found)) or "a worker", "name": name}
+    of_loader = any(e.kind == "loader_killed" for e in found)
+    who = ended_process(case.earliest(found)) or (
+        "a DataLoader worker" if of_loader else "a worker"
     )
+    finding = found_by(case, row, found, {"who": who, "name": name})
+    return replace(finding, **_where_it_crashed(case, number, finding, found))
+
+
+def _where_it_crashed(
+    case: Case, number: int, finding: LogFinding, found: list[LogEvent]
+) -> dict[str, Any]:
+    """Return what a report of the crash, or the kernel's line about it, adds: library, function, line of the program."""
+    reports = [e for e in found if e.get("crash_library") or e.get("crash_symbol")]
+    lines = [e for e in found if e.get("where") and not e.get("type")]
+    if number == signal.SIGSEGV:
+        reports += [e for e in case.of("told:kernel.segfault") if e.get("library")]
+    if not reports and not lines:
+        return {}
+    told = reports[0] if reports else lines[0]
+    library = told.get("crash_library") or (told.get("library") if reports else "")
+    symbol, call = told.get("crash_symbol"), told.get("crash_call")
+    inside = f"{symbol} of {library}" if symbol and library else symbol or library or call
+    where = lines[0].get("where") if lines else ""
+    words = (f" in {inside}" if inside else "") + (f", called at {where}" if where else "")
+    changes: dict[str, Any] = {"error": finding.error + words}
+    if where and lines[0].get("own"):
+        changes["at"] = where
+    if inside and number in _IN_NATIVE_CODE:
+        changes["hint"] = hint_for(library or symbol or call).format(name=library or inside)
+    if told.line is not finding.began:
+        changes["evidence"] = (*finding.evidence[:2], told.line)
+    return changes
+
+
+def hint_for(name: str) -> str:
+    """Return what to do about a crash in a library or a function."""
+    return next((hint for family, hint in _FAMILIES if family.search(name)), _ANY_LIBRARY)
 
 
 def ended_process(event: LogEvent) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from torchmuster.diagnose.explain.case import ANYWHERE, Case
 from torchmuster.diagnose.explain.events import LineRole, LogEvent, LogFinding
 from torchmuster.diagnose.explain.reading.sentences import SENTENCES
+from torchmuster.diagnose.explain.rules.ranks import raised_by
 from torchmuster.diagnose.explain.rules.rows import HIGH, LOW, MEDIUM, Row, Weight, at, found_by
 
 SMALL_SHM_HINT = "--shm-size=8g or --ipc=host for the container, or fewer loader workers"
@@ -203,12 +204,13 @@ def _finding(case: Case, event: LogEvent, number: int) -> LogFinding:
     if number == errno.ENOSPC and (_IN_SHM.search(event.line.text) or "torch_" in path):
         row = _SHM_FULL
     names = {
-        "of_path": f": {path}" if path else "",
+        "of_path": f": {path or _own_words(event)}" if path or _own_words(event) else "",
         "folder": os.path.dirname(path) or "PATH",
         "name": errno.errorcode.get(number, str(number)),
         "meaning": os.strerror(number).lower(),
     }
     raised = bool(event.get("type"))
+    by = raised_by(case, event, case.of("errno"))
     return found_by(
         case,
         row,
@@ -217,8 +219,20 @@ def _finding(case: Case, event: LogEvent, number: int) -> LogFinding:
         confidence=row.confidence if raised or row.confidence is HIGH else LOW,
         weight=row.weight if raised or row.weight == Weight.PROVED else Weight.COLLECTIVE - 1,
         at=event.get("where") or at(event),
-        because=event.detail[-4:],
+        because=(*event.detail[-4:], *((f"{by} raised it",) if by else ())),
     )
+
+
+def row_of_number(number: int) -> Row | None:
+    """Return the row of an error number; None if there is none of its own."""
+    return _ROWS.get(number)
+
+
+def _own_words(event: LogEvent) -> str:
+    """Return the message of an exception that names no path, if it is more than the kernel's own sentence."""
+    message = event.get("message")
+    is_bare = not event.get("type") or message.startswith("[Errno")
+    return "" if is_bare else message[:200]
 
 
 def number_of(event: LogEvent) -> int:

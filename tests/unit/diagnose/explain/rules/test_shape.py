@@ -23,7 +23,6 @@ SACCT = "       JobID      State ExitCode\n------------ ---------- --------\n"
         ("data service: no reply from shard server 10.0.0.7 in 300 s", "no reply"),
         ("coordinator: lost 4 of 8 members, below the minimum of 6", "lost 4 of 8"),
         ("loader: wanted 4096 records, got 12; cannot continue", "cannot continue"),
-        ("trainer: src/ring.c:210: push: Assertion `n < cap' failed.", "Assertion"),
         ("5 retries are over, giving up", "giving up"),
         ("worker 5 is lame", "lame"),
         ("run.sh: line 14: DATA_DIR: unbound variable", "DATA_DIR"),

@@ -1,0 +1,106 @@
+"""Chains of exceptions: which of two tells the cause, the one beneath or the one that was raised while it was handled.
+
+Proved with failures that were made: an exception that is raised *from* another mostly says that something has failed, and the one
+beneath says what. A look-up that failed (a key, an attribute, an optional import) is a question that the program asked; what follows
+from the answer is the failure. What breaks in a handler or in the cleaning up after a real failure is not the failure.
+"""
+
+import re
+from collections.abc import Sequence
+
+from torchmuster.diagnose.explain.events import LineRole, LogEvent
+from torchmuster.diagnose.explain.reading.patterns import TOLD
+
+# Libraries that fetch: their own last word says more than the socket's error beneath it.
+FETCHES = re.compile(
+    r"^(?:requests|urllib3|urllib|httpx|aiohttp|httpcore|huggingface_hub|botocore|boto3|google|azure|gcsfs|s3fs)\."
+    r"|^(?:URLError|HTTPError|SSLError|MaxRetryError|ConnectTimeout|LocalEntryNotFoundError)(?=:|$)"
+)
+STANDARD_LIBRARY = "Python"
+_OF_SOCKETS = re.compile(
+    r"(?:Connection\w*|BrokenPipe|Timeout|OS|EOF)Error$|socket\.|TimeoutError$"
+)
+_DIRECT = "The above exception was the direct cause"
+BETWEEN = re.compile(r"^(During handling of the above|The above exception was the direct cause)")
+# What fails when it is closed after a failure: the failure before it is the cause.
+_CLEANS_UP = frozenset(
+    {"__exit__", "__aexit__", "__del__", "close", "cleanup", "destroy_process_group"}
+)
+_LOOK_UPS = frozenset({"KeyError", "IndexError", "AttributeError", "StopIteration", "Empty"})
+_IMPORTS = frozenset({"ImportError", "ModuleNotFoundError"})
+_NO_NUMBER = re.compile(r"invalid literal for int\(\)|could not convert string to float")
+# Mistakes in the code itself, as handlers have them that nobody has ever run.
+_ACCIDENTS = frozenset({"AttributeError", "NameError", "UnboundLocalError", "TypeError"})
+_OF_A_CHILD = re.compile(r"CalledProcessError$")
+_NAMES_SOMETHING = re.compile(r"[/\\\d]|['\"`]\w|\w_\w|\w\.\w")
+_FEW_WORDS = 4
+
+
+def hands_on(
+    event: LogEvent, beneath: LogEvent, *, between: str, caught_in: str, code: Sequence[str]
+) -> bool:
+    """Say whether an exception only hands on the one beneath it, which then tells the cause.
+
+    Args:
+        event: The one that was raised later.
+        beneath: The one before it.
+        between: The sentence that joins them.
+        caught_in: The function that caught the one beneath.
+        code: What stands below the last frame of the later one.
+    """
+    if event.kind != "exception" or FETCHES.match(event.get("type")):
+        return False
+    if beneath.role is LineRole.ECHO and not _is_of_torch(beneath):
+        return False
+    if event.get("raised_in") in _CLEANS_UP:
+        return True
+    if _OF_A_CHILD.search(beneath.get("type")) or _explains(event, beneath):
+        return False
+    if between.startswith(_DIRECT):
+        return True
+    if event.get("raised_in") == caught_in and code and code[0].strip().startswith("raise"):
+        return True
+    return _broke_in_the_handler(event, beneath)
+
+
+def was_only_asked(event: LogEvent, beneath: LogEvent) -> bool:
+    """Say whether the one beneath was a question of the program, so that it is no failure of its own."""
+    if beneath.kind == "exception" or FETCHES.match(event.get("type")):
+        return True
+    name = _name(beneath)
+    if name == "FileNotFoundError":
+        return _name(event) not in _ACCIDENTS
+    return name in _LOOK_UPS or name in _IMPORTS
+
+
+def _broke_in_the_handler(event: LogEvent, beneath: LogEvent) -> bool:
+    """Say whether a handler of a real failure broke down itself, or says less than what it handled."""
+    if _name(beneath) in _LOOK_UPS or _NO_NUMBER.search(beneath.get("message")):
+        return False
+    if _name(event) in _ACCIDENTS:
+        return True
+    is_known = beneath.get("told").startswith(TOLD) and _name(beneath) not in _IMPORTS
+    return is_known and not event.get("told")
+
+
+def _explains(event: LogEvent, beneath: LogEvent) -> bool:
+    """Say whether an exception says more than the look-up beneath it that failed: in a sentence that names something."""
+    if _NO_NUMBER.search(beneath.get("message")):
+        return True
+    if _name(beneath) not in _LOOK_UPS:
+        return False
+    word, message = beneath.get("message").strip("'\""), event.get("message")
+    if word and word in message and len(message) > len(word) + 12:
+        return True
+    return len(message.split()) >= _FEW_WORDS and _NAMES_SOMETHING.search(message) is not None
+
+
+def _name(event: LogEvent) -> str:
+    return event.get("type").rpartition(".")[2]
+
+
+def _is_of_torch(event: LogEvent) -> bool:
+    """Say whether a lost connection is one between ranks: a client's of something else is raised in its library."""
+    return event.get("library") in ("", "torch", STANDARD_LIBRARY) or not _OF_SOCKETS.match(
+        event.get("type")
+    )
