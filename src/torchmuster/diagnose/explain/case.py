@@ -66,6 +66,8 @@ _SHOWS = {
         re.IGNORECASE,
     ),
     "slurm": re.compile(r"\bSLURM_|\bsrun\b|slurmstepd|\bsbatch\b|/slurmd/"),
+    "lsf": re.compile(r"\bLSF\b|\bBSUB\b|\bLSB_|/\.lsbatch/|\bTERM_(?:MEMLIMIT|RUNLIMIT|SWAP)\b"),
+    "sge": re.compile(r"\bSGE_|\bsge_execd\b|\b[hs]_(?:vmem|rt|rss)\b|\bm_mem_free\b"),
     "pbs": re.compile(r"\bPBS_|\bqsub\b|=>> PBS|pbsdsh|pbs_mom"),
     "deepspeed": re.compile(r"\bdeepspeed\b|DeepSpeed"),
     "accelerate": re.compile(r"\baccelerate\b"),
@@ -75,7 +77,19 @@ _SHOWS = {
     "notebook": re.compile(r"<ipython-input|ipykernel_|ipykernel/|\.ipynb|<cell line"),
     "windows": re.compile(r"[A-Z]:\\\\?Users|\bWinError\b"),
 }
-_SCHEDULERS = {"slurm": "sacct", "pbs": "qstat", "kubernetes": "kubectl"}
+_SCHEDULERS = {
+    "slurm": "sacct",
+    "pbs": "qstat",
+    "kubernetes": "kubectl",
+    "lsf": "bhist",
+    "sge": "qacct",
+}
+# Asked where a rule names the commands of other schedulers only.
+_ASKED_OF_A_JOB = {
+    "kubernetes": "kubectl describe pod POD",
+    "lsf": "bhist -l JOB",
+    "sge": "qacct -j JOB",
+}
 _SHOWN_BY: dict[str, tuple[str, ...]] = {
     "evicted": ("kubernetes",),
     "image": ("container",),
@@ -269,9 +283,8 @@ class Case:
             if not here
             or not any(word in part for name, word in _SCHEDULERS.items() if name not in here)
         ]
-        kept += (
-            ["kubectl describe pod POD"] if "kubernetes" in here and len(kept) < len(parts) else []
-        )
+        if len(kept) < len(parts):
+            kept += [question for name, question in _ASKED_OF_A_JOB.items() if name in here]
         return "; ".join(kept)
 
     @cached_property

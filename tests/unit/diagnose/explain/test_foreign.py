@@ -195,3 +195,114 @@ def test_a_file_s_name_is_no_host(tmp_path):
     name = "run-017-my-first-try"
     (tmp_path / f"{name}.log").write_text(KILLED_CHILD)
     assert name not in explain(tmp_path, **{name: KILLED_CHILD}).first.error
+
+
+COPY_WITHOUT_ROOM = """\
+Traceback (most recent call last):
+  File "/home/mira/fit.py", line 71, in <module>
+    publish(path)
+  File "/home/mira/fit.py", line 40, in publish
+    shutil.copy(path, target)
+  File "/opt/env/lib/python3.11/shutil.py", line 258, in copyfile
+    _fastcopy_sendfile(fsrc, fdst)
+OSError: [Errno 28] No space left on device: '/data/runs/7/weights.pt' -> '/var/spool/share/outbox/weights.pt'
+"""
+FULL_AT_FIRST_LOAD = """\
+reading 40 files
+Traceback (most recent call last):
+  File "/home/mira/fit.py", line 31, in <module>
+    net = net.to("cuda")
+  File "/opt/env/lib/python3.11/site-packages/torch/nn/modules/module.py", line 1173, in to
+    return self._apply(convert)
+  File "/opt/env/lib/python3.11/site-packages/torch/nn/modules/module.py", line 1159, in convert
+    return t.to(
+RuntimeError: CUDA error: out of memory
+"""
+FULL_BEFORE_ENGINE = (
+    "ValueError: Free memory on device (9.5/47.4 GiB) on startup is less than desired GPU memory"
+    " utilization (0.9, 42.7 GiB). Decrease GPU memory utilization or reduce GPU memory used by other processes.\n"
+)
+MAPPED_ADDRESS = (
+    "[W socket.cpp:697] [c10d] The client socket has failed to connect to [::ffff:10.66.2.9]:29511"
+    " (errno: 113 - No route to host).\n"
+)
+LSF_MEMORY = """\
+/home/mira/.lsbatch/1700000000.88.shell: line 9: 4410 Killed                  python fit.py
+TERM_MEMLIMIT: job killed after reaching LSF memory usage limit.
+Exited with exit code 137.
+"""
+RAY_ONE_WORKER = """\
+Traceback (most recent call last):
+  File "/home/mira/tune.py", line 12, in <module>
+    ray.get(task)
+ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.
+Memory on the node (IP: 10.66.2.9, ID: 9f) where the task (task ID: 1e, name=Worker.load, pid=70, memory used=90.10GB) was running was 120.50GB / 125.00GB (0.964), which exceeds the memory usage threshold of 0.95.
+"""
+LAUNCH_TIMEOUT = """\
+NVRM: Xid (PCI:0000:41:00): 8, pid=990, name=python3, channel 0x0000000a
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "cause", "said", "not_said"),
+    [
+        (COPY_WITHOUT_ROOM, "disk-full", "df -h /var/spool/share/outbox;", "/data/runs"),
+        (FULL_AT_FIRST_LOAD, "cuda-out-of-memory", "nothing was loaded", "checkpointing"),
+        (FULL_BEFORE_ENGINE, "gpu-memory-taken", "9.5 of the 47.4 GiB", "max-model-len"),
+        (MAPPED_ADDRESS, "no-route", "nc -vz 10.66.2.9 29511", "ffff"),
+        (LSF_MEMORY, "out-of-memory", "rusage[mem=M]", "sacct"),
+        (RAY_ONE_WORKER, "out-of-memory", "90.10 of the 125.00 GB", "raise RAY_memory"),
+        (LAUNCH_TIMEOUT, "cuda-error", "drives no display", "exclude the node"),
+    ],
+)
+def test_the_advice_is_for_what_the_log_shows(tmp_path, log, cause, said, not_said):
+    first = explain(tmp_path, job=log).first
+    words = f"{first.error} {first.hint} {first.confirm}"
+    assert first.cause == cause
+    assert said in words
+    assert not_said not in words
+
+
+@pytest.mark.parametrize(
+    ("message", "package"),
+    [
+        ("RuntimeError: Failed to find C++ compiler. Please specify via CXX variable.", "g++ in"),
+        ("RuntimeError: Failed to find C compiler. Please specify via CC variable.", "gcc in"),
+    ],
+)
+def test_the_package_of_the_compiler_that_is_missing_is_named(tmp_path, message, package):
+    first = explain(tmp_path, job=f"{message}\n").first
+    assert first.cause == "no-compiler"
+    assert f"install {package}" in first.hint
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ("IsADirectoryError: [Errno 21] Is a directory: '/data/conf'", "a folder is given"),
+        ("FileNotFoundError: [Errno 2] No such file or directory: ''", "an empty text"),
+    ],
+)
+def test_a_path_that_names_no_file_points_at_the_line_that_opens_it(tmp_path, message, said):
+    text = (
+        "Traceback (most recent call last):\n"
+        '  File "/home/mira/fit.py", line 18, in load\n'
+        "    with open(args.config) as file:\n"
+        f"{message}\n"
+    )
+    first = explain(tmp_path, job=text).first
+    assert first.cause == "bad-setting"
+    assert said in first.error
+    assert "fit.py:18, `with open(args.config) as file:`" in first.hint
+
+
+@pytest.mark.parametrize("load", ["net(batch)", "loss.backward()"])
+def test_memory_that_runs_out_later_is_not_called_full_from_the_start(tmp_path, load):
+    text = FULL_AT_FIRST_LOAD.replace("reading 40 files", "step 300 loss 1.2")
+    assert "nothing was loaded" not in explain(tmp_path, job=text).first.error
+    text = (
+        "Traceback (most recent call last):\n"
+        f'  File "/home/mira/fit.py", line 52, in <module>\n    {load}\n'
+        "RuntimeError: CUDA error: out of memory\n"
+    )
+    assert "nothing was loaded" not in explain(tmp_path, job=text).first.error

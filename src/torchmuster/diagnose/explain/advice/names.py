@@ -182,6 +182,7 @@ _CACHES = {
     "/.cache/vllm": "VLLM_CACHE_ROOT",
     "/.cache/pip": "PIP_CACHE_DIR",
     "/.cache/wandb": "WANDB_CACHE_DIR",
+    "/.local/share/wandb": "WANDB_DATA_DIR",
     "/.config/matplotlib": "MPLCONFIGDIR",
     "/.cache/matplotlib": "MPLCONFIGDIR",
     "/.nv/ComputeCache": "CUDA_CACHE_PATH",
@@ -199,6 +200,30 @@ def _cache_variable(_case: Case, event: LogEvent) -> str:
         part for part in _CACHES if f"{part}/" in f"{path}/" or (part[-1] == "_" and part in path)
     ]
     return _CACHES[max(lies_in, key=len)] if lies_in else ""
+
+
+# What torch.compile lacks; compilers of C and C++ are packages of their own.
+_COMPILERS = (
+    (
+        re.compile(r"InvalidCxxCompiler|C\+\+ compiler"),
+        "a C++ compiler",
+        "g++ in the image (in build-essential, or gcc-c++; `module load gcc`, export CXX=g++)",
+    ),
+    (
+        re.compile(r"C compiler"),
+        "a C compiler",
+        "gcc in the image (`module load gcc`, export CC=gcc)",
+    ),
+    (re.compile(r"Python\.h"), "Python's headers", "python3-dev (or python3-devel) in the image"),
+)
+
+
+def _compiler(_case: Case, event: LogEvent) -> str:
+    return next((name for regex, name, _ in _COMPILERS if regex.search(text_of(event))), "")
+
+
+def _compiler_package(_case: Case, event: LogEvent) -> str:
+    return next((package for regex, _, package in _COMPILERS if regex.search(text_of(event))), "")
 
 
 def _spelling(_case: Case, event: LogEvent) -> str:
@@ -222,4 +247,6 @@ OF_NAMES: Mapping[str, Value] = {
     "meant_option": _meant_option,
     "cache_variable": _cache_variable,
     "spelling": _spelling,
+    "compiler": _compiler,
+    "compiler_package": _compiler_package,
 }

@@ -104,6 +104,19 @@ def _free_share(_case: Case, event: LogEvent) -> str:
     return f"{share:g}" if share else ""
 
 
+_OF_WORKER = re.compile(
+    r"memory used=(?P<own>[\d.]+)GB\) was running was [\d.]+GB / (?P<total>[\d.]+)GB"
+)
+
+
+def _ray_share(_case: Case, event: LogEvent) -> str:
+    """Return what the worker that Ray ended held of its node, if that was the most of it."""
+    found = _OF_WORKER.search(text_of(event))
+    if found is None or 2 * float(found["own"]) < float(found["total"]):
+        return ""
+    return f"{found['own']} of the {found['total']} GB of its node"
+
+
 def _gpus_here(_case: Case, event: LogEvent) -> str:
     """Return how many GPUs Lightning saw."""
     listed = first_of(_ONLY_HAS, text_of(event), 1)
@@ -138,6 +151,7 @@ VALUES: Mapping[str, Value] = {
     "cache_tokens": _cache_tokens,
     "free_share": _free_share,
     "gpus_here": _gpus_here,
+    "ray_share": _ray_share,
     "evaluation": _evaluation,
     "remedy": lambda _case, event: remedy_of(event),
     "cpu_build": _cpu_build,

@@ -22,17 +22,25 @@ ENTRIES: tuple[KnownMessage, ...] = (
         wordings=(
             r"No available memory for the cache blocks",
             r"Not enough memory\. Please try to increase --mem-fraction-static",
-            r"Free memory on device \S* ?\((?P<free>[\d.]+)/[\d.]+ GiB\) on startup is less than desired GPU memory utilization",
         ),
         cause="cuda-out-of-memory",
-        error="after the model no GPU memory is left for the engine's cache of keys and values {free}",
+        error="after the model no GPU memory is left for the engine's cache of keys and values",
         advice="--gpu-memory-utilization 0.95 (SGLang: --mem-fraction-static), a smaller --max-model-len, or more tensor parallelism; see who else uses the GPU",
         confirm="nvidia-smi",
+    ),
+    _engine(
+        name="vllm.gpu-not-free",
+        wordings=(
+            r"Free memory on device \S* ?\((?P<free>[\d.]+)/(?P<total>[\d.]+) GiB\) on startup is less than desired GPU memory utilization",
+        ),
+        tells=Tells.NAMES,
+        cause="gpu-memory-taken",
+        error="when the engine started, before it loaded anything, only {free} of the {total} GiB of a GPU were free, less than the share that it wants",
+        advice="other processes hold the rest of the GPU: end them (nvidia-smi names them), or ask the scheduler for a GPU of your own",
         advice_in={
-            "anywhere": (
-                "other processes hold the rest of the GPU: end them (nvidia-smi names them), or take only what is free: --gpu-memory-utilization {free_share}"
-            ),
+            "anywhere": "other processes hold the rest of the GPU: end them (nvidia-smi names them), ask the scheduler for a GPU of your own, or take only what is free: --gpu-memory-utilization {free_share}"
         },
+        confirm="nvidia-smi",
     ),
     _engine(
         name="vllm.context-too-long",
@@ -114,12 +122,15 @@ ENTRIES: tuple[KnownMessage, ...] = (
         wordings=(
             r"^(?!.*will be retried).*(?:Task|Actor|[Ww]orkers?(?:\(s\))?) (?:was|were) killed due to (?:the node running low on memory|memory pressure)",
             r"ray\.exceptions\.OutOfMemoryError",
-            r"Memory on the node \(IP: (?P<host>[\d.]+).*\) was .* which exceeds the memory usage threshold",
+            r"Memory on the node \(IP: .*\) was .* which exceeds the memory usage threshold",
         ),
         tells=Tells.PROVES,
         cause="out-of-memory",
-        error="Ray ended a worker: the memory of its node {host} was nearly used up",
+        error="Ray ended a worker: the memory of its node was nearly used up",
         advice="ask for more memory per worker (num_cpus or memory= of the actor), use fewer of them per node, or raise RAY_memory_usage_threshold",
+        advice_in={
+            "anywhere": "one worker alone holds {ray_share}: take a node with more memory, or let it hold less (no offload to the CPU, the model in bf16 and in one copy); a higher threshold does not help"
+        },
         confirm="ray memory; free -g   on that node",
     ),
     _ray(

@@ -385,14 +385,14 @@ ENTRIES: tuple[KnownMessage, ...] = (
     _compiled(
         name="torch.compile-no-compiler",
         wordings=(
-            r"InvalidCxxCompiler|No working C\+\+ compiler found",
+            r"InvalidCxxCompiler|(?:No working|Failed to find) C\+\+ compiler",
             r"Failed to find C compiler\. Please specify via CC",
             r"fatal error: (?P<header>Python\.h): No such file",
         ),
         cause="no-compiler",
-        error="torch.compile of {who} needs a C compiler, or Python's headers, and there is none on {here}",
-        advice="install gcc and python3-dev in the image (`module load gcc`, export CC=gcc), or TORCHDYNAMO_DISABLE=1",
-        confirm="which gcc; python -c 'import sysconfig; print(sysconfig.get_path(\"include\"))'   in the job",
+        error="torch.compile of {who} needs {compiler}, and there is none on {here}",
+        advice="install {compiler_package}, or TORCHDYNAMO_DISABLE=1",
+        confirm="which gcc g++; python -c 'import sysconfig; print(sysconfig.get_path(\"include\"))'   in the job",
     ),
     _compiled(
         name="torch.compile-failed",

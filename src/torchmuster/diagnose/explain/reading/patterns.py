@@ -15,7 +15,8 @@ from torchmuster.diagnose.explain.catalogue.stems import cut_to_few_beginnings
 from torchmuster.diagnose.explain.events import LineRole
 from torchmuster.diagnose.explain.reading.sentences import SENTENCES
 
-_ADDRESS = r"\(?\[?(?P<host>[A-Za-z0-9_.:-]+?)(?:\]:|, |:)(?P<port>\d{2,5})(?=[\s),.;>]|$)"
+_MAPPED = "(?:::ffff:)?"  # before the IPv4 address that stands in one of IPv6
+_ADDRESS = rf"\(?\[?{_MAPPED}(?P<host>[A-Za-z0-9_.:-]+?)(?:\]:|, |:)(?P<port>\d{{2,5}})(?=[\s),;>]|\.(?!\d)|$)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +97,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _row("port_taken", _C, r"(?:failed to (?:listen|bind)|EADDRINUSE|[Aa]ddress already in use)(?:.*?(?:port:?|\]:|:) ?(?P<port>\d{2,5}))?"),
     _row("store_clients", _E, r"(?P<joined>\d+)/(?P<wanted>\d+) clients joined"),
     _row("store_wait", _E, r"wait timeout after (?P<ms>\d+)ms, keys: (?P<keys>.+)"),
-    _row("store_validate", _E, r"failed to connect/validate to host \[?(?P<host>[^\s\]]+?)\]?:(?P<port>\d+)(?P<rest>.*)"),
+    _row("store_validate", _E, rf"failed to connect/validate to host \[?{_MAPPED}(?P<host>[^\s\]]+?)\]?:(?P<port>\d+)(?P<rest>.*)"),
     _row("store_connect", _E, r"(?:client socket has (?P<how>timed out|failed)|failed to connect|timed out).*?(?:connect(?:ing)? to|to) "+ _ADDRESS+ r"(?:.*?errno: (?P<errno>\d+))?"),
     _row("store_get", _E, r"retrieving ncclUniqueId from \[(?P<from>\d+)\].*got error: (?P<why>.+)|store->get\('[^']*'\) got error: (?P<other>.+)"),
     _row("exit_barrier", _X, r"Error waiting on exit barrier"),
@@ -112,10 +113,10 @@ PATTERNS: tuple[Pattern, ...] = (
     # Gloo.
     _row("gloo_family", _C, r"ss1\.ss_family == ss2\.ss_family"),
     _row("gloo_interface", _C, r"Unable to find (?:address|interface)\D*(?P<name>\S+)|ifa != nullptr"),
-    _row("gloo_connect", _E, r"(?:connectFullMesh|Gloo).*?(?P<why>Connection refused|timed out|No route to host|Network is unreachable|no error|[Cc]onnect timeout)?.*?remote=\[?(?P<host>[\d.a-fA-F:]+?)\]?:(?P<port>\d+)"),
+    _row("gloo_connect", _E, r"(?:connectFullMesh|Gloo).*?(?P<why>Connection refused|timed out|No route to host|Network is unreachable|no error|[Cc]onnect timeout)?.*?remote=\[?" + _MAPPED + r"(?P<host>[\d.a-fA-F:]+?)\]?:(?P<port>\d+)(?!\d|[:\]]|\.\d)"),
     _row("gloo_connect", _E, r"connectFullMesh failed"),
-    _row("gloo_connect", _E, r"gloo/transport/tcp/\S+\] connect \[(?P<host>[\d.a-fA-F:]+)\]:(?P<port>\d+): (?P<why>\w[\w ]*)"),
-    _row("peer_lost", _E, r"(?P<how>Connection (?:closed|reset) by (?:remote )?peer)(?:,?\s*\[?(?P<host>[\w.:-]*[\w])\]?[:<](?P<port>\d+)>?)?"),
+    _row("gloo_connect", _E, rf"gloo/transport/tcp/\S+\] connect \[{_MAPPED}(?P<host>[\d.a-fA-F:]+)\]:(?P<port>\d+): (?P<why>\w[\w ]*)"),
+    _row("peer_lost", _E, r"(?P<how>Connection (?:closed|reset) by (?:remote )?peer)(?:,?\s*\[?" + _MAPPED + r"(?P<host>[\w.:-]*[\w])\]?[:<](?P<port>\d+)>?)?"),
     _row("peer_lost", _E, r"(?P<how>[Bb]roken pipe|sendBytes failed|recvValue(?:WithTimeout)? failed|Connection was likely closed|Application timeout caused pair closure|failed to recv, got 0 bytes)"),
     _row("gloo_timeout", _E, r"Timed out waiting (?P<ms>\d+)ms for (?P<op>recv|send)"),
     # NCCL.

@@ -45,8 +45,8 @@ _CAPPED = Row(
 _FULL_BEFORE_START = Row(
     cause="cuda-out-of-memory",
     error="a GPU had no memory left for {who} when nothing was loaded on it yet",
-    hint="see with nvidia-smi which other process holds the GPU: end a leftover, choose a free GPU (CUDA_VISIBLE_DEVICES), or give"
-    " each rank its own (torch.cuda.set_device(LOCAL_RANK)); a smaller batch helps nothing here",
+    hint="see with nvidia-smi which other process holds the GPU: end a leftover, choose a free GPU (CUDA_VISIBLE_DEVICES), ask the"
+    " scheduler for one of your own (Slurm: --gres=gpu:1), or give each rank its own (torch.cuda.set_device(LOCAL_RANK)); a smaller batch helps nothing here",
     confirm="nvidia-smi   on that node",
     confidence=MEDIUM,
     weight=Weight.PROGRAM + 3,
@@ -55,6 +55,8 @@ _FULL_BEFORE_START = Row(
 # What a program calls before it has anything on a GPU.
 _AT_THE_START = re.compile(
     r"in (?:set_device|_lazy_init|_cuda_init|init_process_group|barrier|init_device|get_device_(?:name|properties|capability)|manual_seed(?:_all)?)$"
+    # The first load: a context that does not fit fails without the numbers that torch's own allocator tells.
+    r"|torch/(?:nn/modules/module|_utils|storage|serialization)\.py\", line \d+, in (?:_?to|convert|_?apply|_?cuda|<lambda>|\w*deserialize)$"
 )
 _DIVERGED = Row(
     cause="not-finite",

@@ -15,7 +15,7 @@ from torchmuster.diagnose.explain.rules.rows import INSTALL_IN, LOW, MEDIUM, Row
 from torchmuster.diagnose.explain.rules.system import SHM_IN, SMALL_SHM_HINT
 
 # A program's own faults, and what the driver writes when it cleans up after any process that was killed.
-_NOT_OF_PROGRAMS = r"Xid \([^)]*\): (?!(?:13|31|43|45)\b)\d"
+_NOT_OF_PROGRAMS = r"Xid \([^)]*\): (?!(?:8|13|31|43|45)\b)\d"
 _OF_BROKEN_GPUS = r"Xid \([^)]*\): (?:48|64|74|79|95|119|120|140)\b"
 
 
@@ -36,6 +36,8 @@ SCHEDULER: tuple[Row, ...] = (
         "ask for more time, or save and continue: `muster run --time 8h --resubmit 3`",
         hint_in={
             "slurm": "{pace}: ask for as much (#SBATCH --time), or save and continue: `muster run --time 8h --resubmit 3`",
+            "lsf": "ask for more time (#BSUB -W), or save and continue from the last checkpoint",
+            "sge": "ask for more time (-l h_rt), or save and continue from the last checkpoint",
             "pbs": "{pace}: ask for as much (-l walltime), or save and continue: `muster run --time 8h --resubmit 3`",
         },
         confirm="sacct -j JOB -o State,Elapsed,Timelimit   (PBS: qstat -xf JOB | grep walltime)",

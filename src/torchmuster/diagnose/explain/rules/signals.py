@@ -145,6 +145,9 @@ _OUT_OF_MEMORY = Row(
     hint_in={
         "kubernetes": "raise resources.limits.memory of the container (and requests with it), or use fewer loader workers; a /dev/shm in"
         " memory counts against it too",
+        "lsf": "ask for more memory (#BSUB -R 'rusage[mem=M]' and -M), or use fewer loader workers; if it grew all along, see what the"
+        " program keeps",
+        "sge": "ask for more memory (-l h_vmem=M, which counts for each slot), or use fewer loader workers",
         "pbs": "ask for more memory (-l select=NODES:ncpus=C:mem=M), or use fewer loader workers",
         "slurm": "ask for more memory (#SBATCH --mem; --mem=0 takes all of the node), or use fewer loader workers",
     },

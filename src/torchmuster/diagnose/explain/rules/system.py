@@ -11,7 +11,16 @@ from torchmuster.diagnose.explain.case import ANYWHERE, Case
 from torchmuster.diagnose.explain.events import LineRole, LogEvent, LogFinding
 from torchmuster.diagnose.explain.reading.sentences import SENTENCES
 from torchmuster.diagnose.explain.rules.ranks import raised_by
-from torchmuster.diagnose.explain.rules.rows import HIGH, LOW, MEDIUM, Row, Weight, at, found_by
+from torchmuster.diagnose.explain.rules.rows import (
+    HIGH,
+    LOW,
+    MEDIUM,
+    Row,
+    Weight,
+    at,
+    found_by,
+    words_of,
+)
 
 SMALL_SHM_HINT = "--shm-size=8g or --ipc=host for the container, or fewer loader workers"
 
@@ -121,6 +130,12 @@ _ROWS = {
         },
         confirm="ls -l {folder}   on every node",
     ),
+    errno.EISDIR: _row(
+        "bad-setting",
+        "a folder is given where a file is needed",
+        "give the file's own path: the argument or variable that should end with its name is a folder, or its last part is empty",
+        confirm="ls -l {path}",
+    ),
     errno.ENOMEM: _row(
         "memory",
         "memory could not be allocated",
@@ -172,8 +187,17 @@ _SHM_FULL = replace(
     hint=SMALL_SHM_HINT,
     hint_in=SHM_IN,
 )
+_NO_NAME = _row(
+    "bad-setting",
+    "a file without a name is opened: its path is an empty text",
+    "give the path: the argument or variable that should hold it is empty or was not set",
+)
+_IS_EMPTY = re.compile(r"\[Errno 2\] [^:]+: ''$")
 _IN_SHM = re.compile(r"/dev/shm|</?torch_\d|shared memory")
 _PATH = re.compile(r"'(/[^']+)'")
+# Of a copy, Python names both files; no room, no rights to write: that is said of the second.
+_COPIED_TO = re.compile(r"\[Errno \d+\] [^:]+: '[^']*' -> '(?P<path>[^']+)'")
+_OF_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 def system_errors(case: Case) -> Iterator[LogFinding]:
@@ -199,13 +223,19 @@ def broken_disk(case: Case) -> Iterator[LogFinding]:
 
 
 def _finding(case: Case, event: LogEvent, number: int) -> LogFinding:
+    copied = _COPIED_TO.search(words_of(event)) if number in _OF_WRITING else None
+    if copied is not None:
+        event = replace(event, fields={**event.fields, "path": copied["path"]})
     path = event.get("path") or next(iter(_PATH.findall(event.line.text)), "")
     row = _ROWS.get(number, _OTHER)
     if number == errno.ENOSPC and (_IN_SHM.search(event.line.text) or "torch_" in path):
         row = _SHM_FULL
+    if number == errno.ENOENT and _IS_EMPTY.search(words_of(event)):
+        row = _NO_NAME
     names = {
         "of_path": f": {path or _own_words(event)}" if path or _own_words(event) else "",
         "folder": os.path.dirname(path) or "PATH",
+        "path": path or "PATH",
         "name": errno.errorcode.get(number, str(number)),
         "meaning": os.strerror(number).lower(),
     }
