@@ -192,4 +192,4 @@ ENDINGS = frozenset(
     {"exception", "exit-code", "killed", "bus-error", "aborted", "segfault", "signal"}
 )
 # What the lines themselves say: a doubt is about what led to it, not about whether it was so.
-OBSERVED = ENDINGS | {"reported", "peer-lost", "nccl-warning"}
+OBSERVED = ENDINGS | {"reported", "peer-lost"}

@@ -55,7 +55,7 @@ RULES: tuple[Rule, ...] = (
     told.told,
     *compare.RULES,
     rows_said.wrong_provider,
-    rows_said.NCCL_WARNING,
+    rows_said.nccl_warning,
     system.broken_disk,
     system.system_errors,
     gpu.gpu_memory,
@@ -104,6 +104,9 @@ _HARD_ENDS = (
 )
 _NAMES_SOMETHING = re.compile(r"[a-zA-Z].*\d|\d.*[a-zA-Z]|\d\.\d|\w[./@]\w|^/")
 _WAITED = re.compile(r"FailedScheduling")  # its place in a list of events tells no time
+# A pod's first event, also of one that was evicted later.
+_ASSIGNED = re.compile(r"Successfully assigned")
+_POD = re.compile(r"\bpod/([\w.-]+)")
 # What keeps a job from beginning until it is admitted.
 _WAITS = frozenset({"no-capacity", "site-limits", "evicted", "impossible-request"})
 # What is wrong although the program goes on.
@@ -120,11 +123,8 @@ def judge(case: Case) -> LogVerdict:
         finding
         for finding in found
         if not _went_on(case, finding.began, "resumed")
-        and not (finding.cause in _WAITS and _went_on(case, finding.began, "admitted"))
+        and not (finding.cause in _WAITS and _was_admitted(case, finding.began))
         and not _was_made_good(case, finding)
-        and not (
-            _WAITED.search(finding.began.text if finding.began else "") and case.of("admitted")
-        )
     ]
     foretold = tuple(finding for finding in found if finding.cause in _FORETOLD)
     found = [finding for finding in found if finding not in foretold]
@@ -168,6 +168,19 @@ def _went_on(case: Case, line: LogLine | None, how: str) -> bool:
     """Say whether a scheduler started the job again, or let it begin at last, after this line."""
     return line is not None and any(
         event.line.path == line.path and event.line.order > line.order for event in case.of(how)
+    )
+
+
+def _was_admitted(case: Case, line: LogLine | None) -> bool:
+    """Say whether what waited was let in at last: the same pod, where a list of events names its pods."""
+    if line is None:
+        return False
+    waited, pod = _WAITED.search(line.text) is not None, _POD.search(line.text)
+    return any(
+        (waited or (event.line.order > line.order and not _ASSIGNED.search(event.line.text)))
+        and event.line.path == line.path
+        and (pod is None or pod[1] in event.line.text)
+        for event in case.of("admitted")
     )
 
 

@@ -5,6 +5,7 @@ Nothing here is copied: names, times, order and noise are ours, the forms are th
 
 import pytest
 
+from torchmuster.diagnose.explain.words import as_sure
 from unit.diagnose.explain.logs import explain
 
 WRAPPED = """\
@@ -306,3 +307,58 @@ def test_memory_that_runs_out_later_is_not_called_full_from_the_start(tmp_path, 
         "RuntimeError: CUDA error: out of memory\n"
     )
     assert "nothing was loaded" not in explain(tmp_path, job=text).first.error
+
+
+PROFILED = """\
+INFO 03-02 07:10:01 [worker.py:88] memory without CUDA graphs is counted; to turn this off, run without GPU memory profiling
+INFO 03-02 07:10:04 [server.py:31] ready
+"""
+WARNED = "node7:81:92 [0] set_option:41 NCCL WARN NET/OFI Could not find {what} symbol\n"
+OWN_LINES = "".join(f"sample of shard {name} has 8 rows\n" for name in "abcdefghijklmn")
+
+
+def test_a_notice_of_how_memory_is_counted_is_no_missing_gpu(tmp_path):
+    assert explain(tmp_path, job=PROFILED).first is None
+
+
+def test_a_warning_of_nccl_after_which_the_program_works_is_no_failure(tmp_path):
+    log = WARNED.format(what="fooGetTable") + OWN_LINES
+    assert explain(tmp_path, job=log).first is None
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        "",
+        "node7:81:92 [0] NCCL INFO init.cc:310 -> 3\n" * 20,
+        OWN_LINES + "fit.py: error: the group could not be made\n",
+        OWN_LINES + "RuntimeError: the group is broken\n",
+    ],
+)
+def test_a_warning_of_nccl_is_shown_as_a_doubt_where_no_work_goes_on(tmp_path, after):
+    verdict = explain(tmp_path, job=WARNED.format(what="fooGetTable") + after)
+    doubts = [one for one in verdict.found if one.cause == "nccl-warning"]
+    assert [as_sure(one).startswith("possible cause: ") for one in doubts] == [True]
+
+
+SCHEDULED = """\
+Warning  FailedScheduling  9m  default-scheduler  0/5 nodes are available: 5 Insufficient nvidia.com/gpu.
+Normal   Scheduled         7m  default-scheduler  Successfully assigned ml/fit-worker-0 to node-3.example.com
+Normal   Started           7m  kubelet            Started container trainer
+"""
+
+
+def test_a_pod_that_was_scheduled_at_last_lacked_nothing(tmp_path):
+    assert explain(tmp_path, job=SCHEDULED).first is None
+
+
+def test_a_pod_still_waits_when_another_one_is_scheduled(tmp_path):
+    log = SCHEDULED.replace("FailedScheduling  9m", "FailedScheduling  pod/fit-worker-1")
+    assert explain(tmp_path, job=log).first.cause == "no-capacity"
+
+
+@pytest.mark.parametrize(("wrong", "outcome"), [("0 OK", "ended well"), ("3 FAILED", "failed")])
+def test_the_sum_of_nccl_tests_tells_how_the_benchmark_ended(tmp_path, wrong, outcome):
+    rows = "     4194304       1048576     float     sum      -1    90.1   46.5   87.2      0\n" * 4
+    log = f"{rows}# Out of bounds values : {wrong}\n# Avg bus bandwidth    : 87.2 \n#\n"
+    assert explain(tmp_path, job=log).outcome.value == outcome

@@ -155,7 +155,7 @@ ENTRIES: tuple[KnownMessage, ...] = (
     _gpu(
         name="nccl.rccl-settings",
         wordings=(
-            r"Missing \"?(?:iommu=pt|HSA_FORCE_FINE_GRAIN_PCIE=1)\"?",
+            r"Missing \"?(?:(?:amd|intel)_iommu=on|iommu=pt|HSA_FORCE_FINE_GRAIN_PCIE=1)\"?",
             r"NUMA auto balancing enabled which can lead to variability",
         ),
         tells=Tells.NOISE,

@@ -15,6 +15,7 @@ from torchmuster.diagnose.explain.advice.said import place_in_code
 from torchmuster.diagnose.explain.advice.values import VALUES
 from torchmuster.diagnose.explain.case import ANYWHERE, Case
 from torchmuster.diagnose.explain.events import LineRole, LogEvent, LogFinding
+from torchmuster.diagnose.explain.reading.levels import INFO
 from torchmuster.diagnose.explain.reading.meanings import opens_a_list
 from torchmuster.diagnose.finding import Confidence
 
@@ -300,8 +301,9 @@ def is_notice(event: LogEvent) -> bool:
         and _named_module(event) in _OPTIONAL
     ):
         return True
-    passing = event.kind in _SAID_IN_PASSING and event.kind != "nccl_lo"
-    return passing and not event.get("type") and _NOTICE.search(event.line.text) is not None
+    if event.kind not in _SAID_IN_PASSING or event.kind == "nccl_lo" or event.get("type"):
+        return False
+    return event.line.level == INFO or _NOTICE.search(event.line.text) is not None
 
 
 def _named_module(event: LogEvent) -> str:

@@ -10,8 +10,9 @@ from functools import partial
 from typing import Any
 
 from torchmuster.diagnose.explain.case import Case, short
-from torchmuster.diagnose.explain.events import LogFinding
+from torchmuster.diagnose.explain.events import LineRole, LogEvent, LogFinding
 from torchmuster.diagnose.explain.rules.rows import INSTALL_IN, LOW, MEDIUM, Row, Weight, found_by
+from torchmuster.diagnose.explain.rules.shape import strength, wraps
 from torchmuster.diagnose.explain.rules.system import SHM_IN, SMALL_SHM_HINT
 
 # A program's own faults, and what the driver writes when it cleans up after any process that was killed.
@@ -228,7 +229,7 @@ SAID: tuple[Row, ...] = (
 )
 # fmt: on
 
-NCCL_WARNING = _said(
+_NCCL_WARNING = _said(
     "nccl_warn",
     "nccl-warning",
     "NCCL failed: {text:.200}",
@@ -241,6 +242,34 @@ NCCL_WARNING = _said(
     weight=Weight.COLLECTIVE + 1,
     num_lines=1,
 )
+
+
+_SOUNDS_FAILED = frozenset({"error_line", "raised_line", "exit_code", "exception", "cut_traceback"})
+_FEW_LINES = 10  # what others may still write while NCCL fails
+
+
+def nccl_warning(case: Case) -> Iterator[LogFinding]:
+    """A warning of NCCL that no rule knows; healthy runs print such lines too, and go on with their work."""
+    if not all(_work_went_on(case, event) for event in case.of("nccl_warn")):
+        yield from _NCCL_WARNING(case)
+
+
+def _work_went_on(case: Case, warned: LogEvent) -> bool:
+    """Say whether a program wrote much of its own after a warning, and nothing that sounds like a failure."""
+    for event in case.events:
+        if event.line.path == warned.line.path and event.line.order <= warned.line.order:
+            continue
+        if event.kind != "nccl_warn" and event.role in (LineRole.CAUSE, LineRole.ECHO):
+            return False
+        if event.kind in _SOUNDS_FAILED and (strength(event) or wraps(event)):
+            return False
+    after = [
+        line
+        for log in case.record.logs
+        for line in log.last
+        if line.path == warned.line.path and line.order > warned.line.order
+    ]
+    return len([line for line in after if line.text and "NCCL" not in line.text]) > _FEW_LINES
 
 
 def could_not_start(case: Case) -> Iterator[LogFinding]:
