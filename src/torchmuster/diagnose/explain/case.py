@@ -221,8 +221,8 @@ class Case:
         """Yield the first and the last lines of all logs: there scripts say where they are."""
         for log in self.record.logs:
             yield from log.header
-            seen = {line.number for line in log.header}
-            yield from (line for line in log.last if line.number not in seen)
+            seen = {line.order for line in log.header}
+            yield from (line for line in log.last if line.order not in seen)
 
     @property
     def allocated(self) -> dict[str, LogLine]:

@@ -8,6 +8,7 @@ import re
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from torchmuster.diagnose.explain.events import LineRole, LogEvent, LogLine, Who
 from torchmuster.diagnose.explain.reading import boxes, json_lines, patterns, prefix
@@ -135,6 +136,20 @@ def who_of_path(path: str) -> Who:
     return Who()
 
 
+class _Place(NamedTuple):
+    """Where a line of a log is. What ends with a carriage return is read by itself, but is a part of a line.
+
+    Attributes:
+        order: Counted by all ends, for what stands before what.
+        number: Counted as editors do, by newlines only.
+        goes_on: The next one is a part of the same line.
+    """
+
+    order: int
+    number: int
+    goes_on: bool = False
+
+
 class _Scanner:
     """Reads one source after the other; what it learns of one serves for all."""
 
@@ -144,6 +159,7 @@ class _Scanner:
         self.words = patterns.WordFilter()
         self.table = ShapeTable()
         self.num_frame_lines = 0
+        self.num_read = 0  # lines and parts of lines
         self.thrown: dict[Who, str] = {}
 
     def read(self, source: LogSource) -> None:
@@ -152,13 +168,14 @@ class _Scanner:
         self.tracebacks = TracebackReader()
         self.crashes = CrashReader()
         self.rows = boxes.RowReader()
-        self.order = self.record.num_lines
+        self.order = self.num_read
+        self.at = _Place(source.num_before, source.num_before)
         is_full = self.num_frame_lines > MAX_FRAME_LINES
         self.header_lines = _FEW_LINES if is_full else _HEADER_LINES
         last_block = b""
-        first = self.log.num_lines
+        first = self.at
         for block in source.blocks:
-            first = self.log.num_lines
+            first = self.at
             self._take_block(block)
             last_block = block
         self._judge_rows()
@@ -169,6 +186,7 @@ class _Scanner:
         self.num_frame_lines += len(self.log.header) + len(self.log.last)
         self.record.logs.append(self.log)
         self.record.num_lines += self.log.num_lines
+        self.num_read += self.at.order
 
     def _take_block(self, block: bytes) -> None:
         table = self.table
@@ -176,19 +194,25 @@ class _Scanner:
         if not lines[-1]:
             lines.pop()
         kinds = block.translate(_DIGITS).split(b"\n")
-        number, header_lines = self.log.num_lines, self.header_lines
+        (order, number, goes_on), header_lines = self.at, self.header_lines
+        has_parts = b"\r" in block
         is_open = self._is_following
         for raw, shape in zip(lines, kinds, strict=False):
-            number += 1
+            order += 1
+            number += not goes_on
+            goes_on = has_parts and raw.endswith(b"\r")
+            if goes_on:
+                raw, shape = raw[:-1], shape[:-1]  # noqa: PLW2901
             state = table.known.get(shape)
-            if state is not None and number > header_lines and not is_open:
+            if state is not None and order > header_lines and not is_open:
                 if not state.is_meaningful:
                     continue
                 if state.progress is not None:
-                    state.progress.append((number, raw[:MAX_PROGRESS_BYTES]))
+                    state.progress.append((order, number, raw[:MAX_PROGRESS_BYTES]))
                     continue
-            self._take_line(raw, shape, state, number)
+            self._take_line(raw, shape, state, _Place(order, number))
             is_open = self._is_following
+        self.at = _Place(order, number, goes_on)
         self.log.num_lines = number
         self.log.num_bytes += len(block)
 
@@ -197,38 +221,38 @@ class _Scanner:
         """Say whether the next line may belong to what lines before it have begun."""
         return self.tracebacks.is_open or self.crashes.is_open or self.rows.is_open
 
-    def _take_line(self, raw: bytes, shape: bytes, state: Shape | None, number: int) -> None:
+    def _take_line(self, raw: bytes, shape: bytes, state: Shape | None, place: _Place) -> None:
         if b'{"' in raw and len(parts := json_lines.lines_of(raw)) > 1:
             for part in parts:
                 shape = part.translate(_DIGITS)
-                self._take_line(part, shape, self.table.known.get(shape), number)
+                self._take_line(part, shape, self.table.known.get(shape), place)
             return
         line: LogLine | None = None
-        if number <= self.header_lines:
-            line = self._line(raw, number)
+        if place.order <= self.header_lines:
+            line = self._line(raw, place)
             self.log.header.append(line)
         if self.rows.is_open:
-            line = line or self._line(raw, number)
+            line = line or self._line(raw, place)
             if self.rows.takes(line):
                 return
             self._judge_rows()
         if self.crashes.is_open:
-            line = line or self._line(raw, number)
+            line = line or self._line(raw, place)
             if self.crashes.takes(line):
                 return
         if self.tracebacks.is_open:
-            line = line or self._line(raw, number)
-            if number % 1024 == 0:
-                self.tracebacks.forget(number)
+            line = line or self._line(raw, place)
+            if place.order % 1024 == 0:
+                self.tracebacks.forget(line.order)
             if self._takes_traceback(line):
                 return
         if state is None:
             may = self._may_mean_something(raw, shape)
             state = self.table.learn(shape, is_meaningful=may)
         if state.is_progress:
-            self.table.keep_progress(state, number, raw)
+            self.table.keep_progress(state, place.order, place.number, raw)
         elif state.is_meaningful and state.num_taken <= MAX_EVENTS_OF_A_SHAPE:
-            self._judge(line or self._line(raw, number), state, raw)
+            self._judge(line or self._line(raw, place), state, raw)
 
     def _may_mean_something(self, raw: bytes, shape: bytes) -> bool:
         if self.words.is_harmless(shape):
@@ -272,7 +296,7 @@ class _Scanner:
             return
         if found.kind == "progress":
             state.is_progress = True
-            self.table.keep_progress(state, line.number, raw)
+            self.table.keep_progress(state, line.order - self.order, line.number, raw)
             return
         self.table.take(state)
         if (
@@ -290,8 +314,8 @@ class _Scanner:
         for lines in self.table.progress():
             seen: set[Who] = set()
             num_known = 0
-            for number, raw in reversed(lines):
-                line = self._line(raw, number)
+            for order, number, raw in reversed(lines):
+                line = self._line(raw, _Place(order, number))
                 if line.who in seen:
                     num_known += 1
                     if num_known > _MAX_KNOWN:
@@ -308,13 +332,13 @@ class _Scanner:
             event = LogEvent(kind="progress", role=LineRole.CONTEXT, line=line, fields=fields)
             self.log.last_progress[line.who] = event
 
-    def _line(self, raw: bytes, number: int) -> LogLine:
+    def _line(self, raw: bytes, place: _Place) -> LogLine:
         said = self._said(raw)
         return LogLine(
             path=self.log.path,
-            number=number,
+            number=place.number,
             text=said.text,
-            order=self.order + number,
+            order=self.order + place.order,
             who=said.who.known(self.log.who),
             when=said.when,
             level=said.level,
@@ -350,10 +374,15 @@ class _Scanner:
         for event in self.tracebacks.close():
             self._add(event)
 
-    def _keep_last(self, block: bytes, first: int, most: int) -> None:
+    def _keep_last(self, block: bytes, first: _Place, most: int) -> None:
         raw_lines = block.split(b"\n")
         if raw_lines and not raw_lines[-1]:
             raw_lines.pop()
-        numbered = deque(enumerate(raw_lines, start=first + 1), maxlen=most)
-        parts = ((number, part) for number, raw in numbered for part in json_lines.lines_of(raw))
-        self.log.last = [self._line(raw, number) for number, raw in parts if raw.strip()][-most:]
+        placed: deque[tuple[_Place, bytes]] = deque(maxlen=most)
+        place = first
+        for raw in raw_lines:
+            number = place.number + (not place.goes_on)
+            place = _Place(place.order + 1, number, raw.endswith(b"\r"))
+            placed.append((place, raw))
+        parts = ((place, part) for place, raw in placed for part in json_lines.lines_of(raw))
+        self.log.last = [self._line(raw, place) for place, raw in parts if raw.strip()][-most:]

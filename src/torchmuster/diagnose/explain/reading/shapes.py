@@ -27,7 +27,7 @@ class Shape:
     Attributes:
         num_taken: How many became events in this log.
         num_missed: How many meant nothing after all, in all logs.
-        progress: The last lines of this log, if they say how far somebody got: number and text.
+        progress: The last lines of this log, if they say how far somebody got: place, number and text.
     """
 
     is_meaningful: bool
@@ -35,7 +35,7 @@ class Shape:
     num_taken: int = 0
     num_missed: int = 0
     is_progress: bool = False
-    progress: deque[tuple[int, bytes]] | None = None
+    progress: deque[tuple[int, int, bytes]] | None = None
 
     def miss(self) -> None:
         """Note that a line meant nothing after all."""
@@ -74,7 +74,7 @@ class ShapeTable:
         state.num_taken += 1
         state.was_taken = True
 
-    def keep_progress(self, state: Shape, number: int, raw: bytes) -> None:
+    def keep_progress(self, state: Shape, order: int, number: int, raw: bytes) -> None:
         """Remember a line that says how far somebody got; the oldest of its shape goes."""
         if state.progress is None:
             if self._num_progress >= _MAX_PROGRESS_SHAPES:
@@ -83,9 +83,9 @@ class ShapeTable:
             state.progress = deque(maxlen=MAX_EVENTS_OF_A_SHAPE if deep else _FEW_LINES)
             self._num_progress += 1
             self._touched.append(state)
-        state.progress.append((number, raw[:MAX_PROGRESS_BYTES]))
+        state.progress.append((order, number, raw[:MAX_PROGRESS_BYTES]))
 
-    def progress(self) -> Iterator[deque[tuple[int, bytes]]]:
+    def progress(self) -> Iterator[deque[tuple[int, int, bytes]]]:
         """Yield the last lines of progress of this log, for each shape."""
         for state in self._touched:
             if state.progress is not None:

@@ -71,6 +71,8 @@ class _Budget:
 class LogSource:
     """One log: its name for messages, and its blocks, each ending at the end of a line.
 
+    A line of a block that ends with a carriage return is a part of one of the log: the next goes on with it.
+
     Attributes:
         num_before: Lines of the log that stand before the first block.
     """
@@ -128,27 +130,24 @@ def first_and_last(path: str, first_bytes: int, last_bytes: int) -> Iterator[Log
                 path, num_before = f"{path}, last {last_bytes >> 10} KiB", 0
             else:
                 file.seek(len(head))
-                num_before = _ends(head) + _count_lines(file, size - last_bytes - len(head))
+                num_before = head.count(b"\n") + _count_lines(file, size - last_bytes - len(head))
             file.seek(size - last_bytes)
-            _, _, tail = _plain(_without_holes(file.read(last_bytes))).partition(b"\n")
-            yield LogSource(path=path, blocks=iter([tail]), num_before=num_before + 1)
+            cut, _, tail = _plain(_without_holes(file.read(last_bytes))).partition(b"\n")
+            num_before += not cut.endswith(b"\r")
+            yield LogSource(path=path, blocks=iter([tail]), num_before=num_before)
     except OSError:
         return
 
 
 def _plain(data: bytes) -> bytes:
-    """Return text with one kind of line end; progress bars end theirs with a carriage return."""
-    return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-
-
-def _ends(data: bytes) -> int:
-    return data.count(b"\n") + data.count(b"\r") - data.count(b"\r\n")
+    """Return text with one kind of line end. What a carriage return ends, as progress bars do, becomes a line that keeps it."""
+    return data.replace(b"\r\n", b"\n").replace(b"\r", b"\r\n")
 
 
 def _count_lines(file: IO[bytes], num_bytes: int) -> int:
     num_lines = 0
     while num_bytes > 0 and (data := file.read(min(BLOCK_BYTES, num_bytes))):
-        num_lines += _ends(data)
+        num_lines += data.count(b"\n")
         num_bytes -= len(data)
     return num_lines
 

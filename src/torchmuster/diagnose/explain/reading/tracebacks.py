@@ -109,12 +109,12 @@ class TracebackReader:
         """Say whether lines are waited for."""
         return bool(self._open or self._last)
 
-    def forget(self, number: int) -> None:
+    def forget(self, order: int) -> None:
         """Give up what has waited for its end for 2,000 lines: its writer has gone in the middle of it."""
         self._open = {
             who: known
             for who, known in self._open.items()
-            if number - known.first.number <= _MAX_APART
+            if order - known.first.order <= _MAX_APART
         }
         self._last.clear()
 
@@ -153,7 +153,7 @@ class TracebackReader:
 
     def _is_ignored(self, line: LogLine) -> bool:
         before, self._ignored = self._ignored, None
-        return before is not None and before.who == line.who and line.number - before.number < 3
+        return before is not None and before.who == line.who and line.order - before.order < 3
 
     def holds(self, line: LogLine) -> bool:
         """Say whether a line can only be a part of the open traceback of its writer: a frame or its code."""

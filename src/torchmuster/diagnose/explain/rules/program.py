@@ -291,7 +291,7 @@ def _last_words(case: Case, event: LogEvent) -> tuple[str, ...]:
     """Return what stood just before it."""
     for log in case.record.logs:
         if log.path == event.line.path:
-            before = [line for line in (*log.header, *log.last) if line.number < event.line.number]
+            before = [line for line in (*log.header, *log.last) if line.order < event.line.order]
             found = [line.text.strip() for line in before[-3:] if line.text.strip()]
             return tuple(f"before it: {text[:160]}" for text in found)
     return ()

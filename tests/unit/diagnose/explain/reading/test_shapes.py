@@ -32,7 +32,7 @@ def test_full_table_forgets_what_this_log_does_not_need(monkeypatch):
     monkeypatch.setattr(shapes, "_MAX_SHAPES", 10)
     table = ShapeTable()
     needed = table.learn(b"step 0", is_meaningful=True)
-    table.keep_progress(needed, 1, b"step 1")
+    table.keep_progress(needed, 1, 1, b"step 1")
     for number in range(100):
         table.learn(b"x" * number, is_meaningful=False)
     assert len(table.known) <= 10
@@ -50,11 +50,11 @@ def test_lines_of_progress_are_bounded_in_number_and_length():
     for number in range(3000):
         state = table.learn(b"step %d" % number, is_meaningful=True)
         for line in range(100):
-            table.keep_progress(state, line, b"x" * 5000)
+            table.keep_progress(state, line, line, b"x" * 5000)
     kept = list(table.progress())
     assert len(kept) <= 2048
     assert sum(map(len, kept)) < 200_000
-    assert max(len(raw) for lines in kept for _, raw in lines) <= 1000
+    assert max(len(raw) for lines in kept for *_, raw in lines) <= 1000
 
 
 def test_progress_of_one_log_is_not_that_of_the_next(tmp_path):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torchmuster.diagnose.explain.case import Case
 from torchmuster.diagnose.explain.judge import judge
 from torchmuster.diagnose.explain.reading import sources, zstd
-from torchmuster.diagnose.explain.reading.scan import read_logs
+from torchmuster.diagnose.explain.reading.scan import read_logs, read_sources
 from torchmuster.diagnose.explain.words import as_values, render_verdict
 from unit.diagnose.explain.logs import traceback_of
 
@@ -101,6 +101,20 @@ def test_colours_and_progress_bars_do_not_hide_an_error(tmp_path):
     bar = "".join(f"\r{k}%|###| {k}/100" for k in range(100)) + "\n"
     red = TEXT.replace("ValueError", "\x1b[31;1mValueError\x1b[0m")
     assert "bad label 7" in found(verdict_on(write(tmp_path, (bar + red).encode())))
+
+
+@pytest.mark.parametrize("num_bars", [3, 40_000])
+def test_lines_are_numbered_as_an_editor_numbers_them(tmp_path, num_bars):
+    bar = "".join(f"\r{k}%|###| {k}/{num_bars}" for k in range(num_bars))
+    text = f"started\r\n{bar}\nsaved\n{bar}\r{TEXT}{bar}\r\ndone\n"
+    assert text.count("\r\n") == 2
+    number = 1 + next(k for k, line in enumerate(text.split("\n")) if "bad label 7" in line)
+    path = write(tmp_path, text.encode())
+    (event,) = read_logs([str(path)], year=2026).events
+    assert event.line.number == number
+    record = read_sources(sources.first_and_last(str(path), 1 << 10, 1 << 10), year=2026)
+    assert record.logs[-1].last[-1].number == text.count("\n")
+    assert record.logs[-1].last[-1].text == "done"
 
 
 def test_binary_file_is_left_out_with_a_note(tmp_path):
