@@ -88,6 +88,15 @@ _OF_A_GOODBYE = re.compile(
 )
 _GOODBYE_LINES = 60  # of c10d's stack below the warning
 _LONG_AFTER = 20  # lines; what others still write when somebody has failed is less
+_LONGEST_WAIT_S = 3600  # more than any default timeout, with what the watchdog adds
+_RAISED = re.compile(
+    r"^(?:\S+: )?(?:\[\w+\]: )?(?:\w+\.)*(?!Connection)[A-Z]\w*(?:Error|Interrupt)\b"
+)
+_FINISHED = re.compile(
+    r"\btraining (?:is |has |was )?(?:been )?(?:complete|finished|done|ended)|^\W*final \w+ metrics",
+    re.IGNORECASE,
+)
+_PUT_AWAY = re.compile(r"CANCELLED AT (?!.*DUE TO)|receive[sd] a SIGTERM")
 # After these nothing goes on.
 _HARD_ENDS = (
     *("root_cause_table", "task_exit", "rdzv_timeout", "time_limit", "oom_proof", "node_failed"),
@@ -152,6 +161,8 @@ def judge(case: Case) -> LogVerdict:
 
 def outcome_of(case: Case, found: list[LogFinding]) -> JobOutcome:
     """Return how the job stands. Nothing is taken for healthy but what shows its end, or its steps to the last line."""
+    if _was_put_away(case, found):
+        return JobOutcome.ENDED_WELL
     ends = [event for event in case.of(*_HARD_ENDS) if not _went_on(case, event.line, "resumed")]
     if ends or (found and not _overcome(case, found)):
         return JobOutcome.FAILED
@@ -162,6 +173,26 @@ def outcome_of(case: Case, found: list[LogFinding]) -> JobOutcome:
     ):
         return JobOutcome.ENDED_WELL
     return JobOutcome.RUNNING if _steps_to_the_end(case) else JobOutcome.UNKNOWN
+
+
+def _was_put_away(case: Case, found: list[LogFinding]) -> bool:
+    """Say whether all trouble is that somebody ended what was left of a job that had told of the end of its work."""
+    finished = {
+        e.line.path: e.line.order for e in case.of("success") if _FINISHED.search(e.line.text)
+    }
+    began = [one.began for one in found]
+    lines = [line for line in began if line is not None]
+    lines += [e.line for e in case.events if e.role in (LineRole.CAUSE, LineRole.ECHO)]
+    steps = [step.line for log in case.record.logs for step in log.last_progress.values()]
+    return (
+        bool(found)
+        and None not in began
+        and all(
+            line.order > finished.get(line.path, line.order) and _PUT_AWAY.search(line.text)
+            for line in lines
+        )
+        and all(step.order <= finished.get(step.path, 0) for step in steps)
+    )
 
 
 def _went_on(case: Case, line: LogLine | None, how: str) -> bool:
@@ -315,6 +346,7 @@ def _sounds_failed(case: Case) -> bool:
 def _order(case: Case, found: list[LogFinding]) -> list[LogFinding]:
     """Return findings, the cause first: what began earlier beats what is only heavier, if times can tell."""
     found = [_lightened(case, _outlived(case, finding), found) for finding in found]
+    found = _causes_of_waits(case, found)
     found.sort(
         key=lambda f: (
             -f.weight,
@@ -365,6 +397,32 @@ def _lightened(case: Case, finding: LogFinding, found: list[LogFinding]) -> LogF
         because = (*finding.because, f"before that: {earlier[0].error}")
         return replace(finding, weight=Weight.ENVELOPE, because=because)
     return finding
+
+
+def _causes_of_waits(case: Case, found: list[LogFinding]) -> list[LogFinding]:
+    """Let what ended one rank while no more steps were made weigh more than the timeout in which others waited for it."""
+    waits = [one for one in found if one.cause == "rank-missing-in-collective" and one.began]
+    if not waits:
+        return found
+    ended = [one for one in found if _ended_before(case, one, waits[0])]
+    if not ended:
+        return found
+    first = min(ended, key=lambda one: one.began.order if one.began else 0)
+    because = (*first.because, "no step came after it, and others waited until a timeout")
+    weight = max(first.weight, waits[0].weight + 1)
+    heavier = replace(first, weight=weight, because=because)
+    return [heavier if one is first else one for one in found]
+
+
+def _ended_before(case: Case, one: LogFinding, wait: LogFinding) -> bool:
+    """Say whether a rank raised, or was interrupted, in the same log before a timeout, and no step came between."""
+    a, b = one.began, wait.began
+    if a is None or b is None or a.path != b.path or one.cause == "peer-lost":
+        return False
+    is_last = case.last_good.get(a.path, 0) < a.order < b.order
+    if a.when is not None and b.when is not None and b.when - a.when > _LONGEST_WAIT_S:
+        return False
+    return is_last and _RAISED.search(a.text) is not None
 
 
 def _ended_ranks(other: LogFinding, finding: LogFinding) -> bool:

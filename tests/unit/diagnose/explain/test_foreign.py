@@ -362,3 +362,58 @@ def test_the_sum_of_nccl_tests_tells_how_the_benchmark_ended(tmp_path, wrong, ou
     rows = "     4194304       1048576     float     sum      -1    90.1   46.5   87.2      0\n" * 4
     log = f"{rows}# Out of bounds values : {wrong}\n# Avg bus bandwidth    : 87.2 \n#\n"
     assert explain(tmp_path, job=log).outcome.value == outcome
+
+
+TIMED_OUT = (
+    "[rank1]:[E ProcessGroupNCCL.cpp:523] [Rank 1] Watchdog caught collective operation timeout:"
+    " WorkNCCL(SeqNum=88, OpType=ALLREDUCE, NumelIn=64, NumelOut=64, Timeout(ms)=600000) ran for 600101 milliseconds before timing out.\n"
+)
+PRESSED = """\
+Traceback (most recent call last):
+  File "/home/mira/fit.py", line 61, in <module>
+    batch = queue.get()
+KeyboardInterrupt
+"""
+LABELLED = "10.9.8.7: [rank5]: FileNotFoundError: [Errno 2] No such file or directory: '/data/mira/cache/7_doc.npy'\n"
+
+
+@pytest.mark.parametrize(("log", "cause"), [(PRESSED, "cancelled"), (LABELLED, "file-missing")])
+def test_what_ended_one_rank_comes_before_the_timeout_of_the_others(tmp_path, log, cause):
+    assert explain(tmp_path, job=f"step 4 loss 2.0\n{log}{TIMED_OUT}").first.cause == cause
+
+
+def test_what_steps_went_on_after_is_not_what_a_timeout_waited_for(tmp_path):
+    log = f"{LABELLED}step 4 loss 2.0\nstep 5 loss 1.9\nstep 6 loss 1.9\n{TIMED_OUT}"
+    assert explain(tmp_path, job=log).first.cause == "rank-missing-in-collective"
+
+
+CANCELLED = "slurmstepd: error: *** JOB 4410 ON n7 CANCELLED AT 2026-02-03T10:11:12 ***\n"
+PUT_AWAY = (
+    "(raylet) A worker died or was killed while executing a task by an unexpected system error. Worker exit type: SYSTEM_ERROR"
+    " Worker exit detail: SystemExit is raised. Exit code: 1. The process receives a SIGTERM.\n"
+)
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        f"step 9 loss 1.0\nTraining finished in 80 s\n{CANCELLED}",
+        f"step 9 loss 1.0\nFinal test metrics: 'acc': 0.5\n{PUT_AWAY}",
+    ],
+)
+def test_a_job_that_is_put_away_after_its_work_ended_well(tmp_path, log):
+    assert explain(tmp_path, job=log).healthy
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        f"step 9 loss 1.0\n{CANCELLED}",
+        f"Training finished in 80 s\nstep 9 loss 1.0\n{CANCELLED}",
+        "step 9 loss 1.0\nTraining finished in 80 s\n"
+        + CANCELLED.replace(" ***\n", " DUE TO TIME LIMIT ***\n"),
+        f"step 9 loss 1.0\nTraining finished in 80 s\n{LABELLED}{CANCELLED}",
+    ],
+)
+def test_a_job_that_is_ended_before_its_work_did_not_end_well(tmp_path, log):
+    assert not explain(tmp_path, job=log).healthy

@@ -183,7 +183,7 @@ PATTERNS: tuple[Pattern, ...] = (
     _row("world", _X, r"(?<!local)(?<!local[ _])\brank[ :]{1,2}(?P<rank>\d{1,6}) ?(?:/|of) ?(?P<size>\d{1,6})\b", re.IGNORECASE),
     _row("success", _X, r"worker group successfully finished|WorkerState\.SUCCEEDED|\bexits successfully\b|\bState ?[:=] ?COMPLETED\b|[Tt]raining (?:job )?completed|[Ee]xit(?:ed)?(?: with)?(?: status| code)? ?[:=]? ?0\s*$|exit code 0\b"),
     _row("progress", _X, r"\b(?:epochs?|steps?|iter(?:ation)?s?|batch|global_step|update|it)\b\D{0,12}(?P<number>\d+)|(?P<percent>\d{1,3})%\||第 ?(?P<count>\d+) ?(?:轮|步|个)", re.IGNORECASE),
-    _row("success", _X, r"^muster: succeeded after \d|^# Out of bounds values +: 0 OK"),
+    _row("success", _X, r"^muster: succeeded after \d|^# Out of bounds values +: 0 OK|^\W*Final (?:\w+ )?metrics\W*:"),
     _row("success", _X, r"\b(?:(?:training|fit(?:ting)?) (?:is |has |was )?(?:been )?(?:complete|finished|done|ended|succe)|finished training|all done|(?:finished|completed|ended) successfully|successfully (?:finished|completed|ended)|done in \d|run .* succeeded|100%\|)", re.IGNORECASE),
     # A line that sounds like a failure, whoever wrote it: used where nothing else is known.
     _row("error_line", _X, r"\b(?:fatal|errors?|exception|panic|critical|fail(?:ed|ure|s)?|can(?:no|')t|could(?: no|n')t|unable to|denied|refused|not permitted|invalid|illegal|no such|not found|does not exist|timed out|timeout|exceed(?:ed|s)|killed|abort(?:ed|ing)?|unreachable|corrupt(?:ed)?|rejected|revoked|unsupported|not supported|unrecognized|missing|full|lost|fallen off)\b|[a-z](?:Error|Exception|Failure)\b", re.IGNORECASE),
@@ -217,7 +217,7 @@ STEMS: tuple[str, ...] = (
     "terminate", "what():", "panic", "egmento", "arrêté", "ötet", "griffsfehler", "段错误", "已杀死", "rc=", "returned", "with status", "^C", "ecovered", "econnected", "restored", "ucceeded", " OK", "is back", "is up again", "again", "E0", "E1", "F0", "F1", "Errno", "No space", "quota", "Stale", "open files", "nput/output", "ead-only", "endpoint", "allocate",
     "peicherplatz", "espace dispo", "espacio", "空间", "空き領域", "Root Cause", "exit", "Exit", "orward RPC", "shared object", "undefined symbol", "version `", "ELF", "ermission", "ead-only", "ost key", "reason", "TERM_", "refused", "unreachable", "oute to host", "GLIBC", "raceback", "File \"", "rdzv", "nodes", "entrypoint", "nproc", "run_id", "restart", "log_dir", "group_", "master_",
     "ank ", "ank:", "world", "World", "WORLD", "torchrun", "torch.distributed", "accelerate", "deepspeed", "SLURM", "PBS", "FI_", "GLOO", "TORCH",
-    "MASTER", "LD_", "UCX", "NNODES", "set by env", "poch", "POCH", "tep", "iter", "Iter", "atch", "%|", "omplete", "inished", "one", "nknown command", "emporarily", "uccessful", "ucceeded", "$ ", "dmitted", "assigned", "eserved", "executing", "resumed", "equeued", "escheduled", "SUCCEEDED", "COMPLETED", "it=", "it:", "pdate", "第", "TEP", "ITER", "bounds val",
+    "MASTER", "LD_", "UCX", "NNODES", "set by env", "poch", "POCH", "tep", "iter", "Iter", "atch", "%|", "omplete", "inished", "one", "nknown command", "emporarily", "uccessful", "ucceeded", "$ ", "dmitted", "assigned", "eserved", "executing", "resumed", "equeued", "escheduled", "SUCCEEDED", "COMPLETED", "it=", "it:", "pdate", "第", "TEP", "ITER", "bounds val", "inal ",
 )  # fmt: skip
 
 
