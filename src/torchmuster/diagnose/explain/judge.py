@@ -137,9 +137,10 @@ def judge(case: Case) -> LogVerdict:
     ]
     foretold = tuple(finding for finding in found if finding.cause in _FORETOLD)
     found = [finding for finding in found if finding not in foretold]
-    notes = (*record.notes.lines, *slow_notes(case))
-    common = {"num_lines": record.num_lines, "num_files": len(record.logs), "notes": notes}
     outcome = outcome_of(case, found)
+    late = [f"after its end: {f.error}" for f in found if outcome is JobOutcome.ENDED_WELL]
+    notes = (*record.notes.lines, *late, *slow_notes(case))
+    common = {"num_lines": record.num_lines, "num_files": len(record.logs), "notes": notes}
     if outcome in (JobOutcome.ENDED_WELL, JobOutcome.RUNNING):
         return LogVerdict(found=(), outcome=outcome, **common)  # type: ignore[arg-type]
     if not found and foretold:

@@ -402,7 +402,9 @@ PUT_AWAY = (
     ],
 )
 def test_a_job_that_is_put_away_after_its_work_ended_well(tmp_path, log):
-    assert explain(tmp_path, job=log).healthy
+    verdict = explain(tmp_path, job=log)
+    assert verdict.healthy
+    assert any(note.startswith("after its end: ") for note in verdict.notes)
 
 
 @pytest.mark.parametrize(
