@@ -419,3 +419,58 @@ def test_a_job_that_is_put_away_after_its_work_ended_well(tmp_path, log):
 )
 def test_a_job_that_is_ended_before_its_work_did_not_end_well(tmp_path, log):
     assert not explain(tmp_path, job=log).healthy
+
+
+FRAMES = """\
+Traceback (most recent call last):
+  File "/home/u/tune.py", line 61, in <module>
+    main()
+  File "/home/u/tune.py", line 40, in main
+"""
+
+
+def test_an_assertion_without_a_message_takes_none_from_the_next_line(tmp_path):
+    log = (
+        f"{FRAMES}    assert batch.has_labels\nAssertionError\n"
+        "Warning: the tracker was not closed before the process ended\n"
+    )
+    error = explain(tmp_path, job=log).first.error
+    assert "assert batch.has_labels" in error
+    assert "tracker" not in error
+
+
+@pytest.mark.parametrize(
+    "footer",
+    [
+        "\nSet the environment variable HYDRA_FULL_ERROR=1 for a complete stack trace.\n",
+        "The flag --old-log is deprecated. Use the --new-log flag to choose where to write.\n",
+        "   On Windows, ensure you've installed the\n   shared build of it.\n",
+    ],
+)
+def test_a_footer_is_no_advice(tmp_path, footer):
+    log = f"{FRAMES}    start()\nValueError: wanted 4 lanes, but got 3\n{footer}"
+    assert "do what the message says" not in explain(tmp_path, job=log).first.hint
+
+
+def test_advice_of_a_message_is_a_whole_sentence(tmp_path):
+    log = f"{FRAMES}    start()\nValueError: 3 lanes are odd. Set lanes to\n  an even number.\n"
+    assert "Set lanes to an even number" in explain(tmp_path, job=log).first.hint
+
+
+def test_the_sentence_after_an_attempt_that_failed_is_the_cause(tmp_path):
+    code = "/opt/env/lib/python3.12/site-packages/plans/load.py"
+    log = (
+        f'Traceback (most recent call last):\n  File "{code}", line 9, in __init__\n    plan = unpack(text)\n'
+        "zlib.error: wrong header\n\n"
+        "During handling of the above exception, another exception occurred:\n\n"
+        f'{FRAMES}    Plan(name)\n  File "{code}", line 12, in __init__\n    raise ValueError(\n'
+        "ValueError: a plan is a file or packed text, and this is neither: ../plans/two.json\n"
+    )
+    assert "../plans/two.json" in explain(tmp_path, job=log).first.error
+
+
+def test_a_server_that_did_not_come_up_has_a_log_of_its_own(tmp_path):
+    log = f'{FRAMES}    raise RuntimeError("server launch failed")\nRuntimeError: server launch failed\n'
+    hint = explain(tmp_path, job=log).first.hint
+    assert "that server's own log" in hint
+    assert "no library is involved" not in hint

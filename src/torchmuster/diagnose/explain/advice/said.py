@@ -66,13 +66,21 @@ _REMEDY = re.compile(
     r"|(?:[Ii]f [^.\n]{5,120}, )(?:please |try |consider |increase |set |use |run )).{8,240}?)(?=\.(?:\s|$)|\n|$)"
 )
 _NO_REMEDY = re.compile(
-    r"[Pp]lease (?:report|file|open|contact|check (?:the|your) (?:log|stack))|[Ss]ee (?:above|the stack|stack)|issue|traceback|refer to|https?:|file a bug"
+    r"(?:full|complete|stack|C\+\+) ?(?:stack ?)?trace|_FULL_ERROR|STACKTRACES|NCCL_DEBUG|deprecated|will be removed|"
+    r"[Pp]lease (?:report|file|open|contact|check (?:the|your) (?:log|stack))|[Ss]ee (?:above|the stack|stack|exceptions?)|issue|traceback|refer to|https?:|file a bug"
 )
+
+
+_BROKEN_SENTENCE = re.compile(r"(?<=[\w,])\n+(?=[a-z\"'`(])")
+_ELSEWHERE = ("On Windows,", "on Windows,", "On macOS,", "on macOS,")
 
 
 def remedy_of(event: LogEvent) -> str:
     """Return what a message itself asks for; empty where it asks for nothing."""
-    for found in _REMEDY.finditer(text_of(event).partition(": ")[2]):
+    text = _BROKEN_SENTENCE.sub(" ", text_of(event).partition(": ")[2])
+    for found in _REMEDY.finditer(text):
+        if text[: found.start("words")].rstrip().endswith(_ELSEWHERE):
+            continue
         words = " ".join(found["words"].split())
         if not _NO_REMEDY.search(words):
             return words

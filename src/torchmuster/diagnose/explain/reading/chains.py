@@ -29,6 +29,8 @@ _CLEANS_UP = frozenset(
 _LOOK_UPS = frozenset({"KeyError", "IndexError", "AttributeError", "StopIteration", "Empty"})
 _IMPORTS = frozenset({"ImportError", "ModuleNotFoundError"})
 _NO_NUMBER = re.compile(r"invalid literal for int\(\)|could not convert string to float")
+# Their names say what happened, whatever the message.
+_SAY_ALL = frozenset({"MemoryError", "RecursionError", "KeyboardInterrupt", "SystemExit"})
 # Mistakes in the code itself, as handlers have them that nobody has ever run.
 _ACCIDENTS = frozenset({"AttributeError", "NameError", "UnboundLocalError", "TypeError"})
 _OF_A_CHILD = re.compile(r"CalledProcessError$")
@@ -54,9 +56,10 @@ def hands_on(
         return False
     if event.get("raised_in") in _CLEANS_UP:
         return True
-    if _OF_A_CHILD.search(beneath.get("type")) or _explains(event, beneath):
+    is_direct = between.startswith(_DIRECT)
+    if _OF_A_CHILD.search(beneath.get("type")) or _explains(event, beneath, is_direct=is_direct):
         return False
-    if between.startswith(_DIRECT):
+    if is_direct:
         return True
     if event.get("raised_in") == caught_in and code and code[0].strip().startswith("raise"):
         return True
@@ -83,15 +86,23 @@ def _broke_in_the_handler(event: LogEvent, beneath: LogEvent) -> bool:
     return is_known and not event.get("told")
 
 
-def _explains(event: LogEvent, beneath: LogEvent) -> bool:
-    """Say whether an exception says more than the look-up beneath it that failed: in a sentence that names something."""
+def _explains(event: LogEvent, beneath: LogEvent, *, is_direct: bool) -> bool:
+    """Say whether an exception says more than the look-up beneath it or the attempt beneath it: in a sentence that names something."""
     if _NO_NUMBER.search(beneath.get("message")):
         return True
     if _name(beneath) not in _LOOK_UPS:
-        return False
+        is_attempt = not is_direct and beneath.kind == "exception" and not beneath.get("told")
+        is_attempt = is_attempt and _name(beneath) not in _SAY_ALL
+        return is_attempt and not _names_something(beneath) and _names_something(event)
     word, message = beneath.get("message").strip("'\""), event.get("message")
     if word and word in message and len(message) > len(word) + 12:
         return True
+    return _names_something(event)
+
+
+def _names_something(event: LogEvent) -> bool:
+    """Say whether a message is a sentence that names a file, a number or a word of the program."""
+    message = event.get("message")
     return len(message.split()) >= _FEW_WORDS and _NAMES_SOMETHING.search(message) is not None
 
 

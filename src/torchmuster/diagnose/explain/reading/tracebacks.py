@@ -36,6 +36,8 @@ _SOUNDS_LIKE_ONE = re.compile(
     r"(?:^|\.)[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Failure|Timeout)$"
 )
 _WHAT = re.compile(r"^\s*what\(\):\s+(?P<message>\S.*)$")
+# What a library says beside the message of an exception.
+_WARNS = re.compile(r"\b[Ww]arning\b|\bdeprecated\b|will be removed")
 _LAUNCHERS = frozenset({"accelerate", "deepspeed", "torch", "lightning"})
 _PACKAGE = re.compile(r"/(?:site|dist)-packages/(\w+)")
 _NOT_AN_EXCEPTION = frozenset({"File", "Traceback", "During", "The"})
@@ -71,6 +73,8 @@ class _Ended:
         last_line: The last line of its message so far.
         between: The sentence that joins it to the next.
         num_after: Lines of its writer since then: messages may have several.
+        has_message: Whether it says more than its type: else nothing that follows belongs to it.
+        is_apart: Whether an empty line came after it.
     """
 
     event: LogEvent
@@ -79,6 +83,8 @@ class _Ended:
     last_line: str = ""
     between: str = ""
     num_after: int = 0
+    has_message: bool = True
+    is_apart: bool = False
 
     def is_wrapped_before(self, text: str) -> bool:
         """Say whether a line was broken before this one because its next word had no room in the box's width."""
@@ -87,9 +93,13 @@ class _Ended:
 
     def goes_on_in(self, line: LogLine) -> bool:
         """Say whether a line belongs to the message: it is moved to the right, the next one, or below a heading."""
-        if line.text.startswith((" ", "\t")) or self.num_after == 1:
+        if not self.has_message:
+            return False
+        if line.text.startswith((" ", "\t")):
             return True
         is_other = line.level or (line.when is not None and self.event.line.when is None)
+        if self.num_after == 1 and not self.is_apart and not _WARNS.search(line.text):
+            return True
         return opens_a_list(self.event.get("message")) and not is_other
 
 
@@ -200,7 +210,13 @@ class TracebackReader:
                 known, _exception(known, line, ending["type"], ending["message"] or "")
             )
             if len(self._last) < _MAX_OPEN:
-                self._last[line.who] = _Ended(event, known.outermost or "", known.width, line.text)
+                self._last[line.who] = _Ended(
+                    event,
+                    known.outermost or "",
+                    known.width,
+                    line.text,
+                    has_message=":" in line.text,
+                )
             yield event
 
     def _note_outermost(self, known: _Open, text: str) -> None:
@@ -213,7 +229,10 @@ class TracebackReader:
     def _follow(self, line: LogLine) -> None:
         """Note whether an exception is not the last of its chain."""
         ended = self._last.get(line.who)
-        if ended is None or not line.text.strip() or _START in line.text:
+        if ended is None or _START in line.text:
+            return
+        if not line.text.strip():
+            ended.is_apart = True
             return
         ended.num_after += 1
         if ended.between or ended.num_after > _MAX_MESSAGE_LINES:

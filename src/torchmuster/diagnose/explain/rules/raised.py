@@ -1,5 +1,6 @@
 """What exceptions mean, by type and message: the table behind the rule of exceptions, and advice for those of unknown words."""
 
+import re
 from collections.abc import Mapping
 
 from torchmuster.diagnose.explain.advice.said import remedy_of
@@ -224,6 +225,12 @@ EXCEPTIONS: tuple[Row, ...] = (
 )
 
 
+_SERVER_IS_AWAY = re.compile(
+    r"(?i)\bservers?\b.{0,40}\b(?:launch failed|failed to (?:start|launch|come up)|(?:did|does|is|was) not (?:start|come up|ready|healthy|become))"
+    r"|(?:failed to|could not|unable to) (?:start|launch) .{0,40}\bservers?\b|timed? ?out.{0,20} waiting for .{0,40}\bservers?\b"
+)
+
+
 def row_of(event: LogEvent) -> Row:
     """Return what an exception means: what proves a cause, then a type or message known here, then a name for it."""
     known = row_of_exception(event)
@@ -235,6 +242,11 @@ def row_of(event: LogEvent) -> Row:
 
 def general_advice(event: LogEvent) -> str:
     """Return what to do about an exception of which only its own words are known."""
+    if _SERVER_IS_AWAY.search(event.get("message")):
+        return (
+            "the server that it waited for did not come up: read that server's own log or output from its first error on, or start"
+            " it by hand with the same arguments"
+        )
     remedy = remedy_of(event)
     if remedy:
         return f"do what the message says: {remedy}"

@@ -247,7 +247,16 @@ def words_of(event: LogEvent) -> str:
     if opens_a_list(message):
         lines = [line for line in event.get("more").split("\n") if _SAYS_SOMETHING.search(line)]
         message = f"{message} {'; '.join(lines)}"[:_MAX_WORDS].strip()
+    message = message or _asserted(event)
     return f"{event.get('type')}: {message}" if message else event.get("type")
+
+
+def _asserted(event: LogEvent) -> str:
+    """Return the assertion that failed without a message, as the innermost frame of its traceback shows it."""
+    if not event.get("type").endswith("AssertionError"):
+        return ""
+    code = (line.strip() for line in reversed(event.detail[:-1]))
+    return next((text for text in code if text.startswith("assert ")), "")
 
 
 _MAX_WORDS = 500
