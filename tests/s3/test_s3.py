@@ -97,7 +97,7 @@ def test_a_name_that_leads_out_of_the_folder_writes_nothing(bucket, tmp_path):
     with pytest.raises(DataError, match="unsafe") as caught:
         download(f"{bucket}/x", str(tmp_path / "back"))
 
-    assert "leads out of the folder" in caught.value.why
+    assert "outside the folder" in caught.value.why
     assert not caught.value.may_pass
     assert not (tmp_path / "back").exists()
 
