@@ -17,7 +17,6 @@ from torchmuster.model.states import JobState
 RUN_LABEL = "torchmuster.dev/run"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"
-OUT_OF_MEMORY = "OOMKilled"
 _HEAD = 0  # the index of the pod whose success is that of the run
 
 
@@ -37,8 +36,8 @@ class PodEnd:
     """How a pod's container ended.
 
     Attributes:
-        reason: `Error`, `OOMKilled`, `StartError`, or of the whole pod: `Evicted`, `DeadlineExceeded`.
-        message: What the container left for its end, at most 4,096 bytes; or why it could not start.
+        reason: `Error`, `OOMKilled`, `StartError`, or of the whole pod: `Evicted`, `DeadlineExceeded`; with what the
+            container left for its end, at most 4,096 bytes, or why it could not start.
     """
 
     exit_code: int | None

@@ -11,6 +11,7 @@ import signal
 import struct
 
 from torchmuster.net.channel import Channel, ChannelClosedError
+from torchmuster.plainfile import write_all
 
 COMMAND, INPUT, OUTPUT, ERRORS, END = b"c", b"i", b"o", b"e", b"x"
 PIECE_BYTES = 256 << 10
@@ -125,7 +126,7 @@ async def call_session(channel: Channel, command: str) -> int:
                 (code,) = _CODE.unpack(frame[1:])
                 return int(code)
             fd = 1 if frame[:1] == OUTPUT else 2
-            await asyncio.to_thread(_write_all, fd, frame[1:])
+            await asyncio.to_thread(write_all, fd, frame[1:])
     except struct.error as error:
         raise ChannelClosedError("the end of the command can't be read") from error
     finally:
@@ -140,9 +141,3 @@ async def _send_input(channel: Channel) -> None:
         while data := await reader.read(PIECE_BYTES):
             await channel.send_bytes(INPUT + data)
         await channel.send_bytes(INPUT)
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]

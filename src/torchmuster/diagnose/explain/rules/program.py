@@ -165,18 +165,6 @@ def _confidence(case: Case, event: LogEvent, raised: list[LogEvent]) -> Confiden
     )
 
 
-def _ended_a_process(case: Case, event: LogEvent) -> bool:
-    """Say whether the log shows that an exception was an end: its launcher counts it, or its writer says nothing more."""
-    if case.of("child_failed", "task_exit", "exit_code", "final"):
-        return True
-    return any(
-        line.order - _FEW_AFTER <= event.line.order
-        for log in case.record.logs
-        for line in log.last[-1:]
-        if log.path == event.line.path
-    )
-
-
 def _had_lost_a_peer(case: Case, event: LogEvent) -> bool:
     return any(
         lost.line.path == event.line.path
