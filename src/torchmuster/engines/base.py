@@ -9,7 +9,7 @@ import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 from torchmuster.errors import MusterError, UsageError
 from torchmuster.model.job import Allocation, JobRequest, JobView, NodeLauncher
@@ -143,6 +143,31 @@ class Dialect(Protocol):
 
     def explain_refusal(self, stderr: str) -> Report:
         """Return a report on a submission that was refused."""
+
+
+class ObjectDialect(Dialect, Protocol):
+    """A dialect whose jobs are objects of a cluster's API: they bring along what their nodes need.
+
+    `script` shows the objects without the contents of the files that come along.
+    """
+
+    def with_files(self, job: JobRequest, files: Mapping[str, bytes]) -> str:
+        """Return the script with the contents of these files; nobody else may read it."""
+
+    def settle_argv(self, job: JobRequest, stdout: str | None) -> list[list[str]]:
+        """Return commands that follow a submission, by its output; None for one that was refused."""
+
+    def apart(self, job_id: str) -> str:
+        """Return what jobs share that one command can tell of."""
+
+    def more_argv(self, argv: Sequence[str], stdout: str) -> list[list[str]]:
+        """Return what has to be asked beside a status command; `views` gets all answers behind one another."""
+
+
+def object_dialect(dialect: Dialect) -> ObjectDialect | None:
+    """Return a dialect as one whose jobs are objects of an API; None for one with scripts."""
+    is_one = hasattr(dialect, "with_files") and hasattr(dialect, "more_argv")
+    return cast("ObjectDialect", dialect) if is_one else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

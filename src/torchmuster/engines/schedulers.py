@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from torchmuster.errors import UsageError
-from torchmuster.model.scheduler import SchedulerFacts
+from torchmuster.model.scheduler import KeyKind, SchedulerFacts
 
 _PBS_TOOLS = ("qsub", "qstat", "qdel")
 _OF_ENTRY = ("name", "module", "install", "source")  # what a package's entry point says
@@ -65,12 +65,56 @@ SCHEDULERS = {
                 "constraint": 'Torque asks for properties of nodes: chunk = { PROPERTY = "" }',
             },
         ),
+        SchedulerFacts(
+            name="kubernetes",
+            module="torchmuster.engines.kubernetes.dialect",
+            install="kubectl, with a context that works: kubectl auth whoami",
+            tools=("kubectl",),  # laptops have it: it makes no login node, so it is no `client`
+            directive="",
+            example="spec.template.spec.runtimeClassName=nvidia",
+            queue_word="queue of Kueue",
+            sees_files=False,
+            own_keys={
+                "context": KeyKind.LINE,
+                "namespace": KeyKind.WORD,
+                "image": KeyKind.WORD,
+                "pull_policy": KeyKind.WORD,
+                "pull_secrets": KeyKind.LINES,
+                "memory": KeyKind.WORD,
+                "shm": KeyKind.WORD,
+                "scratch_size": KeyKind.WORD,
+                "gpu_resource": KeyKind.WORD,
+                "devices": KeyKind.PAIRS,
+                "claims": KeyKind.LINES,
+                "home": KeyKind.LINE,
+                "node_selector": KeyKind.PAIRS,
+                "tolerations": KeyKind.LINES,
+                "priority_class": KeyKind.WORD,
+                "queue_priority": KeyKind.WORD,
+                "topology": KeyKind.WORD,
+                "gang": KeyKind.WORD,
+                "service_account": KeyKind.WORD,
+                "pod_security": KeyKind.WORD,
+                "run_as": KeyKind.COUNT,
+                "host_network": KeyKind.YES,
+                "lock_memory": KeyKind.YES,
+                "door_port": KeyKind.COUNT,
+            },
+            instead={
+                "project": "Kubernetes has namespaces: `namespace`",
+                "qos": "`priority_class` of the cluster, or `queue_priority` of Kueue",
+                "constraint": 'node_selector = { "LABEL" = "VALUE" }',
+                "start_with": "its pods start agents by themselves",
+            },
+            keys=frozenset(),
+        ),
     )
 }
 # Each client once: what is found of several schedulers is taken for the first.
 CLIENTS: dict[str, str] = {}
 for _entry in SCHEDULERS.values():
-    CLIENTS.setdefault(_entry.client or "", _entry.name)
+    if _entry.client is not None:
+        CLIENTS.setdefault(_entry.client, _entry.name)
 # The variable that names a job, and the one that tells the members of an array apart where the first does not. Of all
 # schedulers that we know of: two nodes in different jobs are no world.
 _JOBS = (

@@ -3,11 +3,23 @@
 Those of torchmuster are rows of `engines/schedulers.py`; the dialect of another package has attributes of the same names.
 """
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 # The keys of a site that mean something to some schedulers only.
 SITE_KEYS = frozenset({"qos", "constraint", "project", "start_with"})
+
+
+class KeyKind(enum.Enum):
+    """What a key of a site holds that means something to one scheduler alone."""
+
+    WORD = "word"  # no spaces and quotes
+    LINE = "line"
+    LINES = "lines"  # a list of them
+    PAIRS = "pairs"  # a table: names and texts
+    COUNT = "count"
+    YES = "yes"  # true or false
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +39,10 @@ class SchedulerFacts:
         example: Such an option.
         queue_word: What it calls its queues.
         keys: Those of `SITE_KEYS` that mean something to it.
-        own_keys: Keys of a site that mean something to it alone, with a text: `JobRequest.own_keys`.
+        own_keys: Keys of a site that mean something to it alone, and what they hold; where only names are given, a word.
+            `JobRequest.own_keys` has their texts.
+        sees_files: Its nodes see the files of the client, as a cluster's shared file system lets them; else a job brings
+            along what it needs.
         instead: For others of them, what stands for it here.
     """
 
@@ -44,5 +59,13 @@ class SchedulerFacts:
     example: str = ""
     queue_word: str = "queue"
     keys: frozenset[str] = SITE_KEYS
-    own_keys: tuple[str, ...] = ()
+    own_keys: Mapping[str, KeyKind] | tuple[str, ...] = ()
+    sees_files: bool = True
     instead: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def own_kinds(self) -> dict[str, KeyKind]:
+        """Return what each of its own keys holds."""
+        if isinstance(self.own_keys, Mapping):
+            return dict(self.own_keys)
+        return dict.fromkeys(self.own_keys, KeyKind.WORD)

@@ -17,6 +17,7 @@ from torchmuster.model.states import JobState
 RUN_LABEL = "torchmuster.dev/run"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"
+CONTEXT_ANNOTATION = "torchmuster.dev/context"
 _HEAD = 0  # the index of the pod whose success is that of the run
 
 
@@ -78,17 +79,25 @@ class PodsOfRun:
 
     Attributes:
         num_pods: How many there are to be.
+        context: The client's name for the cluster, as the objects have it.
         conditions: Of the Job, the reason by the condition's type, those that are true.
         is_there: The Job exists; pods may outlive it by their grace.
     """
 
     run: str
     uid: str = ""
+    context: str = ""
+    namespace: str = "default"
     num_pods: int = 0
     is_there: bool = False
     is_leaving: bool = False
     conditions: Mapping[str, ClusterReason] = field(default_factory=dict)
     pods: tuple[Pod, ...] = ()
+
+    @property
+    def lacks_pods(self) -> bool:
+        """Say whether some of its pods have not been made."""
+        return len(self.newest()) < self.num_pods
 
     def newest(self) -> dict[int, Pod]:
         """Return the pod of each place that counts: one that stays before one that leaves or has ended."""
@@ -125,24 +134,35 @@ def runs_of(objects: Iterable[Mapping[str, Any]]) -> dict[str, PodsOfRun]:
     """Return what an answer to `get jobs.batch,pods` says of each run, by the run's name."""
     jobs: dict[str, Mapping[str, Any]] = {}
     pods: dict[str, list[tuple[str, Pod]]] = {}
+    some: dict[str, Mapping[str, Any]] = {}
     for one in objects:
         metadata = one.get("metadata", {})
         run = metadata.get("labels", {}).get(RUN_LABEL)
         if run is None:
             continue
+        some[run] = metadata
         if one.get("kind") == "Job":
             jobs[run] = one
         elif one.get("kind") == "Pod":
             pods.setdefault(run, []).append((str(metadata.get("creationTimestamp")), _pod(one)))
-    return {run: _run(run, jobs.get(run), pods.get(run, ())) for run in {**jobs, **pods}}
+    return {run: _run(run, jobs.get(run), pods.get(run, ()), some[run]) for run in {**jobs, **pods}}
 
 
-def _run(run: str, job: Mapping[str, Any] | None, pods: Sequence[tuple[str, Pod]]) -> PodsOfRun:
+def _run(
+    run: str,
+    job: Mapping[str, Any] | None,
+    pods: Sequence[tuple[str, Pod]],
+    metadata: Mapping[str, Any],
+) -> PodsOfRun:
     in_order = tuple(pod for _, pod in sorted(pods, key=lambda one: one[0]))
+    context = metadata.get("annotations", {}).get(CONTEXT_ANNOTATION, "")
+    namespace = metadata.get("namespace", "default")
     if job is None:
-        return PodsOfRun(run=run, pods=in_order)
+        return PodsOfRun(run=run, pods=in_order, context=context, namespace=namespace)
     return PodsOfRun(
         run=run,
+        context=context,
+        namespace=namespace,
         uid=job["metadata"].get("uid", ""),
         num_pods=job["spec"].get("completions", 0),
         is_there=True,
@@ -231,7 +251,10 @@ def queue_reasons(objects: Iterable[Mapping[str, Any]]) -> dict[str, ClusterReas
 
 
 def view_of(
-    run: PodsOfRun, warnings: Sequence[ClusterReason] = (), queue: ClusterReason | None = None
+    run: PodsOfRun,
+    warnings: Sequence[ClusterReason] = (),
+    queue: ClusterReason | None = None,
+    job_id: str | None = None,
 ) -> JobView:
     """Return how a run's Job stands, with Kubernetes' own sentence where it waits or has failed.
 
@@ -239,6 +262,7 @@ def view_of(
         run: Its Job and pods.
         warnings: Of events about the Job, the newest last.
         queue: Why Kueue does not admit it.
+        job_id: The job's; None for its name.
     """
     newest = run.newest()
     state, reason = _state(run, newest, warnings, queue)
@@ -246,7 +270,7 @@ def view_of(
     code = head.end.exit_code if head is not None and head.end is not None else None
     hosts = (newest[index].node for index in sorted(newest))
     return JobView(
-        job_id=run.run,
+        job_id=run.run if job_id is None else job_id,
         state=state,
         reason=str(reason) if reason is not None else None,
         exit_code=code if state.is_final else None,

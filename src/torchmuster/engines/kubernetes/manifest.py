@@ -5,8 +5,9 @@ v1; what was accepted by a real control plane is marked "recorded" in the tests.
 """
 
 import base64
+import itertools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,10 +18,11 @@ CONTAINER = "node"
 FINAL_CODE = 113  # a pod that ends so has told the run's end: it is not made again
 MANY = 1_000_000  # the head of the run counts failures, not the Job
 PACKAGE_FOLDER = "/muster"
+SCRATCH_FOLDER = "/scratch"
 _MANAGER = {"app.kubernetes.io/managed-by": "torchmuster"}
 _DEAD_NODE_S = 30  # instead of 300 s
 _MAX_SECRET_BYTES = 1 << 20
-_MAX_HOST_NAME = 63
+MAX_HOST_NAME = 63
 # A mesh's proxy refuses connections that are not its own, and would never end; autoscalers must not move a run.
 _ANNOTATIONS = {
     "sidecar.istio.io/inject": "false",
@@ -65,8 +67,11 @@ class PodPlace:
 
     Attributes:
         tolerations: As Kubernetes writes them; GPU nodes are tolerated anyhow.
+        pull_policy: None for Kubernetes' own: always for `:latest`, else if the node lacks it.
         restricted: Fit the pods to the Pod Security level `restricted`.
         user: The uid; None for that of the image, 1000 where the level forbids root.
+        gang: Whose way of starting all pods or none: `volcano`, `kai` or `native`; Kueue needs none.
+        topology: A level of Kueue's topology that all pods are to share.
     """
 
     node_selector: Mapping[str, str] = field(default_factory=dict)
@@ -74,10 +79,13 @@ class PodPlace:
     priority_class: str | None = None
     service_account: str | None = None
     pull_secrets: tuple[str, ...] = ()
+    pull_policy: str | None = None
     host_network: bool = False
     lock_memory: bool = False
     restricted: bool = False
     user: int | None = None
+    gang: str | None = None
+    topology: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,8 +97,11 @@ class PodsRequest:
         num_pods: How many run at the same time; spare ones among them.
         command: Of each pod, in exec form: process 1 gets SIGTERM.
         files: What it brings along, by file name: the key, the plan, the package.
+        annotations: Of the Job and its pods.
         queue: A LocalQueue of Kueue.
+        queue_priority: A WorkloadPriorityClass of Kueue.
         keep_s: How long the ended Job stays.
+        patches: Places in the Job's manifest with their values; the site has the last word.
     """
 
     name: str
@@ -102,20 +113,71 @@ class PodsRequest:
     place: PodPlace = PodPlace()
     claims: tuple[Claim, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
     queue: str | None = None
+    queue_priority: str | None = None
     grace_s: int = 120
     time_limit_s: int | None = None
     keep_s: int = 86400
+    patches: tuple[tuple[tuple[str, ...], Any], ...] = ()
 
 
 def objects_of(run: PodsRequest) -> list[dict[str, Any]]:
-    """Return Secret, Service and Job, in the order in which they are made.
+    """Return Secret, Service and Job, and what a gang needs, in the order in which they are made.
 
     Raises:
-        UsageError: A name is too long, or the files are too large for a Secret.
+        UsageError: A name is too long, the files are too large for a Secret, or a patch does not fit.
     """
     _check(run)
-    return [_secret(run), _service(run), _job(run)]
+    job = _job(run)
+    for path, value in run.patches:
+        _put(job, path, value)
+    return [_secret(run), _service(run), *_gang(run), job]
+
+
+def _put(manifest: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    """Put a value at a place; None removes what is there, numbers are positions in lists, and `-` is behind the last."""
+    at: Any = manifest
+    for step, following in itertools.pairwise(path):
+        if isinstance(at, dict):
+            at = at.setdefault(step, [] if following == "-" else {})
+        elif isinstance(at, list) and step.isdecimal() and int(step) < len(at):
+            at = at[int(step)]
+        else:
+            raise _no_place(path)
+    last = path[-1]
+    if isinstance(at, dict):
+        at.pop(last, None)
+        if value is not None:
+            at[last] = value
+    elif isinstance(at, list) and last == "-":
+        at.append(value)
+    elif isinstance(at, list) and last.isdecimal() and int(last) < len(at):
+        at[int(last)] = value
+    else:
+        raise _no_place(path)
+
+
+def _no_place(path: Sequence[str]) -> UsageError:
+    return UsageError(
+        f"the Job's manifest has no place `{'.'.join(path)}`",
+        where="directives",
+        fix="muster run --dry-run shows the manifest; lists take a position, or `-` for a new entry",
+    )
+
+
+def _gang(run: PodsRequest) -> list[dict[str, Any]]:
+    """Return what makes a scheduler start all pods or none, where it is an object of its own."""
+    if run.place.gang != "volcano":
+        return []
+    return [
+        {
+            "apiVersion": "scheduling.volcano.sh/v1beta1",
+            "kind": "PodGroup",
+            "metadata": _metadata(run),
+            "spec": {"minMember": run.num_pods, **({"queue": run.queue} if run.queue else {})},
+        }
+    ]
 
 
 def owned_by(uid: str, name: str) -> dict[str, Any]:
@@ -133,7 +195,7 @@ def owned_by(uid: str, name: str) -> dict[str, Any]:
 
 def _check(run: PodsRequest) -> None:
     host = f"{run.name}-{run.num_pods - 1}"
-    if len(host) > _MAX_HOST_NAME or not re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", run.name):
+    if len(host) > MAX_HOST_NAME or not re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", run.name):
         raise UsageError(
             f"`{run.name}` can't be the name of a Job of {run.num_pods} pods",
             why=f"`{host}` is the host name of its last pod",
@@ -180,7 +242,7 @@ def _service(run: PodsRequest) -> dict[str, Any]:
 
 
 def _job(run: PodsRequest) -> dict[str, Any]:
-    more = {"kueue.x-k8s.io/queue-name": run.queue} if run.queue is not None else {}
+    labels = _queue_labels(run)
     spec: dict[str, Any] = {
         "completionMode": "Indexed",
         "completions": run.num_pods,
@@ -206,19 +268,44 @@ def _job(run: PodsRequest) -> dict[str, Any]:
             "metadata": {
                 # Istio reads a label or an annotation, by its version.
                 "labels": {**_MANAGER, RUN_LABEL: run.name, "sidecar.istio.io/inject": "false"},
-                "annotations": dict(_ANNOTATIONS),
+                "annotations": {**_ANNOTATIONS, **run.annotations, **_of_place(run)},
             },
             "spec": _pod(run),
         },
     }
     if run.time_limit_s is not None:
         spec["activeDeadlineSeconds"] = run.time_limit_s
+    if run.place.gang == "native":
+        spec["scheduling"] = {"schedulingPolicy": {"gang": {}}}
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": _metadata(run, **more),
+        "metadata": {**_metadata(run, **labels), "annotations": dict(run.annotations)},
         "spec": spec,
     }
+
+
+def _queue_labels(run: PodsRequest) -> dict[str, str]:
+    labels: dict[str, str] = {}
+    if run.queue is not None and run.place.gang is None:
+        labels["kueue.x-k8s.io/queue-name"] = run.queue
+    if run.queue is not None and run.place.gang == "kai":
+        labels["kai.scheduler/queue"] = run.queue
+    if run.queue_priority is not None:
+        labels["kueue.x-k8s.io/priority-class"] = run.queue_priority
+    return labels
+
+
+def _of_place(run: PodsRequest) -> dict[str, str]:
+    found: dict[str, str] = {}
+    if run.place.topology is not None:
+        found["kueue.x-k8s.io/podset-required-topology"] = run.place.topology
+    if run.place.gang == "volcano":
+        found["scheduling.k8s.io/group-name"] = run.name
+    return found
+
+
+_SCHEDULERS = {"volcano": "volcano", "kai": "kai-scheduler"}
 
 
 def _pod(run: PodsRequest) -> dict[str, Any]:
@@ -236,6 +323,8 @@ def _pod(run: PodsRequest) -> dict[str, Any]:
     }
     if place.node_selector:
         pod["nodeSelector"] = dict(place.node_selector)
+    if place.gang in _SCHEDULERS:
+        pod["schedulerName"] = _SCHEDULERS[place.gang]
     if place.priority_class is not None:
         pod["priorityClassName"] = place.priority_class
     if place.service_account is not None:
@@ -284,9 +373,7 @@ def _container(run: PodsRequest) -> dict[str, Any]:
         {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
         for name, path in fields.items()
     ]
-    # A random uid (OpenShift) has no home that it may write to.
-    given = {"HOME": "/tmp", **run.environment}
-    environment += [{"name": name, "value": value} for name, value in given.items()]
+    environment += [{"name": name, "value": value} for name, value in run.environment.items()]
     container: dict[str, Any] = {
         "name": CONTAINER,
         "image": run.image,
@@ -297,13 +384,15 @@ def _container(run: PodsRequest) -> dict[str, Any]:
         "volumeMounts": [
             {"name": "package", "mountPath": PACKAGE_FOLDER, "readOnly": True},
             {"name": "shm", "mountPath": "/dev/shm"},
-            {"name": "scratch", "mountPath": "/scratch"},
+            {"name": "scratch", "mountPath": SCRATCH_FOLDER},
             *(
                 {"name": f"claim-{i}", "mountPath": claim.path, "readOnly": claim.read_only}
                 for i, claim in enumerate(run.claims)
             ),
         ],
     }
+    if run.place.pull_policy is not None:
+        container["imagePullPolicy"] = run.place.pull_policy
     if security := _security_of_container(run.place):
         container["securityContext"] = security
     return container

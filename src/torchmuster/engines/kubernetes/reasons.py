@@ -4,8 +4,12 @@ Source: kubernetes pkg/kubelet/images/types.go, pkg/kubelet/container/sync_resul
 those marked "recorded" were seen from a real control plane.
 """
 
+import re
+from dataclasses import replace
+
 from torchmuster.engines.base import Refusal
 from torchmuster.engines.wait_reasons import WaitReason, WaitReasons
+from torchmuster.model.verdict import Report
 
 _EVENTS = "`kubectl get events --sort-by=.lastTimestamp` shows what the cluster says"
 _IMAGE = "set `image` in muster.toml to a name that the nodes can pull"
@@ -242,3 +246,18 @@ REFUSALS = (
         hint="at most 1 MiB goes there: leave large files out of `code`, or put them on a volume",
     ),
 )
+
+_FORBIDDEN = re.compile(
+    r'cannot (?P<verb>\w+) resource "(?P<kind>[\w./-]+)" in API group "(?P<group>[\w.-]*)"'
+)
+
+
+def missing_rule(report: Report, stderr: str) -> Report:
+    """Return the report on a refusal with the line that the user's Role lacks, where the cluster names it."""
+    found = _FORBIDDEN.search(stderr)
+    if found is None:
+        return report
+    words = f'apiGroups: ["{found["group"]}"], resources: ["{found["kind"]}"], verbs: ["{found["verb"]}"]'
+    return replace(
+        report, hint=f"the Role of the namespace lacks {{{words}}}; docs/kubernetes.md has it whole"
+    )

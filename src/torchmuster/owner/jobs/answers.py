@@ -4,13 +4,14 @@ A scheduler is everybody's: an answer serves for 2 s, and for longer, up to 30 s
 asks for all jobs of an engine.
 """
 
+import contextlib
 import re
 import time
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 from torchmuster import proc
-from torchmuster.engines.base import Dialect, EngineError
+from torchmuster.engines.base import Dialect, EngineError, object_dialect
 from torchmuster.engines.wait_reasons import reasons_of
 from torchmuster.errors import MusterError
 from torchmuster.model.job import JobView
@@ -93,6 +94,20 @@ class JobStatusCache:
 def ask_views(
     dialect: Dialect, job_ids: Sequence[str], ask: Ask = ask_scheduler
 ) -> dict[str, JobView]:
+    """Return what a scheduler says of jobs; those that it can't tell of together are asked for apart."""
+    objects = object_dialect(dialect)
+    if objects is None:
+        return _ask_views(dialect, job_ids, ask)
+    together: dict[str, list[str]] = {}
+    for job_id in job_ids:
+        together.setdefault(objects.apart(job_id), []).append(job_id)
+    found: dict[str, JobView] = {}
+    for ids in together.values():
+        found |= _ask_views(dialect, ids, ask)
+    return found
+
+
+def _ask_views(dialect: Dialect, job_ids: Sequence[str], ask: Ask) -> dict[str, JobView]:
     """Return what a scheduler says: one command for all, more only for jobs of which it knows too little.
 
     A job of which no command could tell anything is UNKNOWN with the scheduler's words; one that the scheduler
@@ -135,7 +150,7 @@ def _answer(
     stderr = said.stderr.decode(errors="replace").strip()
     try:
         # Some give the jobs that they know and an error for the others.
-        views = dialect.views(said.stdout.decode(errors="replace"))
+        views = dialect.views(_whole_answer(dialect, argv, said, ask))
         reasons = reasons_of(dialect)
         if reasons is not None:
             views = {job_id: reasons.explained(view) for job_id, view in views.items()}
@@ -147,3 +162,18 @@ def _answer(
         return views, f"`{argv[0]}` did not answer within {_COMMAND_TIMEOUT_S:g} s"
     last = (stderr or f"exit code {said.status}").splitlines()[-1][:200]
     return views, None if views else f"`{argv[0]}`: {last}"
+
+
+def _whole_answer(dialect: Dialect, argv: Sequence[str], said: proc.Answered, ask: Ask) -> str:
+    """Return an answer with those to the questions that it raises, where the dialect has some."""
+    text = said.stdout.decode(errors="replace")
+    objects = object_dialect(dialect)
+    if objects is None or said.status != 0:
+        return text
+    for more in objects.more_argv(argv, text):
+        with contextlib.suppress(
+            MusterError
+        ):  # e.g. events may be forbidden: the state is known all the same
+            answer = ask(more)
+            text += answer.stdout.decode(errors="replace") if answer.status == 0 else ""
+    return text

@@ -9,7 +9,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from torchmuster import proc
-from torchmuster.engines.base import PYTHON, Dialect, EngineError
+from torchmuster.engines.base import (
+    PYTHON,
+    Dialect,
+    EngineError,
+    ObjectDialect,
+    object_dialect,
+)
 from torchmuster.engines.registry import load_dialect
 from torchmuster.engines.sites import job_of_site
 from torchmuster.errors import MusterError
@@ -198,16 +204,36 @@ def submit_script(job: JobRequest, path: str, dialect: Dialect) -> str:
     """
     if job.package_copy is not None:
         travel.place_package(f"{job.package_copy}.zip")
-    with open(path, "w") as file:
-        file.write(dialect.script(job))
-    os.chmod(path, 0o700)
+    objects = object_dialect(dialect)
+    text = dialect.script(job) if objects is None else objects.with_files(job, _read_files(job))
+    atomic.replace_file(path, text.encode(), mode=0o700)
     argv = dialect.submit_argv(job, path)
     answer = _ask(dialect, argv)
+    if objects is not None:
+        _settle(objects, job, path, answer)
     if answer.status != 0:
         report = dialect.explain_refusal(answer.stderr.decode(errors="replace"))
         why = "\n".join(report.because)
         raise JobRefusedError(report.error, where=" ".join(argv), why=why, fix=report.hint)
     return dialect.job_id(answer.stdout.decode(errors="replace"))
+
+
+def _read_files(job: JobRequest) -> dict[str, bytes]:
+    files: dict[str, bytes] = {}
+    for name, path in job.brings:
+        with open(path, "rb") as file:
+            files[name] = file.read()
+    return files
+
+
+def _settle(dialect: ObjectDialect, job: JobRequest, path: str, answer: proc.Answered) -> None:
+    """Do what follows a submission; the key that travels in the script is not left in a second file."""
+    stdout = answer.stdout.decode(errors="replace") if answer.status == 0 else None
+    exists = b"AlreadyExists" in answer.stderr  # somebody else's: nothing of it may be removed
+    for argv in dialect.settle_argv(job, stdout) if stdout is not None or not exists else []:
+        with contextlib.suppress(MusterError):
+            _ask(dialect, argv)
+    atomic.replace_file(path, dialect.script(job).encode(), mode=0o700)
 
 
 def _ask(dialect: Dialect, argv: Sequence[str]) -> proc.Answered:

@@ -4,7 +4,7 @@ Nothing is executed or expanded here: values go into job scripts, or to ssh, unc
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, create_model
@@ -12,7 +12,7 @@ from pydantic import field_validator as checked
 
 from torchmuster.errors import UsageError
 from torchmuster.model.job import WayOfSite
-from torchmuster.model.scheduler import SchedulerFacts
+from torchmuster.model.scheduler import KeyKind, SchedulerFacts
 from torchmuster.spec.launch import parse_nodes
 from torchmuster.spec.problems import Problems
 from torchmuster.spec.scalars import Seconds, in_quotes, kind_of, shown, wrong
@@ -46,10 +46,19 @@ def keys_of_kind(kind: str, schedulers: Mapping[str, SchedulerFacts]) -> frozens
     return _COMMON | _OF_JOBS | schedulers[kind].keys
 
 
-def model_of_kind(own_keys: Iterable[str]) -> "type[SiteKeys]":
-    """Return the keys of a section, with those of one scheduler: a word each."""
-    fields: dict[str, Any] = dict.fromkeys(own_keys, (Word | None, None))
+def model_of_kind(own_keys: Mapping[str, KeyKind]) -> "type[SiteKeys]":
+    """Return the keys of a section, with those of one scheduler."""
+    fields: dict[str, Any] = {name: (_OWN[kind] | None, None) for name, kind in own_keys.items()}
     return create_model("SiteKeysOfKind", __base__=SiteKeys, **fields) if fields else SiteKeys
+
+
+def text_of_own(value: Any) -> str:
+    """Return the text of a scheduler's own key: lists and tables are a line for each entry."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, tuple):
+        return "\n".join(entry if isinstance(entry, str) else "=".join(entry) for entry in value)
+    return str(value)
 
 
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
@@ -114,6 +123,21 @@ def _chunk(value: Any) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
+def _labels(value: Any) -> tuple[tuple[str, str], ...]:
+    """Check names and texts as labels and resources have them: `gpu.vendor/product` and a word."""
+    found: list[tuple[str, str]] = []
+    for name, entry in _pairs(value).items():
+        text = str(entry) if isinstance(entry, int) and not isinstance(entry, bool) else entry
+        if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9_./-]*[A-Za-z0-9])?", name):
+            raise wrong(
+                f"{shown(name)} can't be a name here", "letters, digits, `.`, `-`, `_`, `/`"
+            )
+        if not isinstance(text, str):
+            raise wrong(f"`{name}`: expected a text, found {kind_of(entry)}", in_quotes(entry))
+        found.append((name, _word(text) if text else text))
+    return tuple(found)
+
+
 def _environment(value: Any) -> tuple[tuple[str, str], ...]:
     found: list[tuple[str, str]] = []
     for name, entry in _pairs(value).items():
@@ -165,6 +189,14 @@ Line = Annotated[str, BeforeValidator(_line)]
 Word = Annotated[str, BeforeValidator(_word)]
 Lines = Annotated[tuple[Line, ...], BeforeValidator(_list), _Lenient]
 Pairs = tuple[tuple[str, str], ...]
+_OWN: dict[KeyKind, Any] = {
+    KeyKind.WORD: Word,
+    KeyKind.LINE: Line,
+    KeyKind.LINES: Lines,
+    KeyKind.PAIRS: Annotated[Pairs, BeforeValidator(_labels), _Lenient],
+    KeyKind.COUNT: Annotated[int, _number(0, 1 << 31)],
+    KeyKind.YES: bool,
+}
 
 
 class _Model(BaseModel):
@@ -231,6 +263,8 @@ class SiteKeys(_Model):
             if is_other and any(first == other.directive for other in schedulers.values()):
                 raise wrong(f"{shown(line)} is a line for another scheduler", f"{prefix} ...")
             bare = line.strip().removeprefix(first if first.startswith("#") else "").strip()
+            if prefix == "":  # no options in its scripts: its dialect checks them
+                continue
             if not bare.startswith("-"):
                 raise wrong(
                     f"the directive {shown(line)} is not an option", "--option=value or -x value"

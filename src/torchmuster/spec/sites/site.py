@@ -12,7 +12,7 @@ from typing import Any
 
 from torchmuster.errors import ManyErrors, UsageError
 from torchmuster.model.display.text import did_you_mean
-from torchmuster.model.scheduler import SchedulerFacts
+from torchmuster.model.scheduler import KeyKind, SchedulerFacts
 from torchmuster.plainfile import open_plain
 from torchmuster.spec.problems import FileProblems, KeyPath, show_path
 from torchmuster.spec.scalars import shown
@@ -26,6 +26,7 @@ from torchmuster.spec.sites.schema import (
     keys_of_kind,
     kinds_of,
     model_of_kind,
+    text_of_own,
 )
 from torchmuster.spec.sites.toml_places import Place, find_places
 
@@ -277,18 +278,20 @@ def _make_site(
     name: str, section: Any, merged: _Merged, schedulers: Mapping[str, SchedulerFacts]
 ) -> Site | None:
     path: KeyPath = ("engines", name)
-    own: tuple[str, ...] = ()
+    own: dict[str, KeyKind] = {}
     if isinstance(section, dict):
         section = {"kind": name, **section} if name in kinds_of(schedulers) else section
         kind = section.get("kind")
         if isinstance(kind, str):
             if not _check_kind(name, kind, section, merged, schedulers):
                 return None
-            own = schedulers[kind].own_keys if kind in schedulers else ()
+            own = schedulers[kind].own_kinds if kind in schedulers else {}
     keys = read_table(model_of_kind(own), section, path, merged.findings, schedulers)
     if keys is None:
         return None
-    own_keys = tuple((key, text) for key in own if (text := getattr(keys, key)) is not None)
+    own_keys = tuple(
+        (key, text_of_own(value)) for key in own if (value := getattr(keys, key)) is not None
+    )
     hostfile = keys.hostfile
     if hostfile is not None:
         hostfile = _beside(merged, (*path, "hostfile"), hostfile)

@@ -1,0 +1,217 @@
+"""The dialect of Kubernetes: a job is an Indexed Job of pods, its script a manifest, and kubectl its client.
+
+The id of a job is CONTEXT/NAMESPACE/NAME, so that each command finds its cluster. Source: what a real control plane answered
+(the tests hold the records), and the reference of kubectl 1.31 to 1.37.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torchmuster.engines import base
+from torchmuster.engines.base import EngineError, NodeStart
+from torchmuster.engines.kubernetes.answers import (
+    CONTEXT_ANNOTATION,
+    RUN_LABEL,
+    queue_reasons,
+    read_objects,
+    runs_of,
+    view_of,
+    warnings_of,
+)
+from torchmuster.engines.kubernetes.manifest import MAX_HOST_NAME, objects_of, owned_by
+from torchmuster.engines.kubernetes.reasons import REASONS, REFUSALS, missing_rule
+from torchmuster.engines.kubernetes.wishes import pods_of
+from torchmuster.model.job import Allocation, JobRequest, JobView
+from torchmuster.model.links import ResubmitMethod
+from torchmuster.model.states import JobState
+from torchmuster.model.verdict import Report
+
+_TIMEOUT = "--request-timeout=20s"
+_WAITS = frozenset({JobState.PENDING, JobState.HELD})
+
+
+def kubectl(context: str, namespace: str, *words: str) -> list[str]:
+    """Return a command of kubectl: always of one context and namespace, whatever the user's current ones are by then."""
+    place = [f"--context={context}"] if context else []
+    return ["kubectl", *place, f"--namespace={namespace}", _TIMEOUT, *words]
+
+
+def job_id_of(context: str, namespace: str, name: str) -> str:
+    """Return the id of a job; a context may have slashes and colons, the others have none."""
+    return f"{context}/{namespace}/{name}"
+
+
+def place_of(job_id: str) -> tuple[str, str, str]:
+    """Return context, namespace and name of a job.
+
+    Raises:
+        EngineError: It is not the id of one.
+    """
+    parts = job_id.rsplit("/", 2)
+    if len(parts) != 3 or not parts[2]:
+        raise EngineError(f"`{job_id}` is not CONTEXT/NAMESPACE/NAME of a Job")
+    return parts[0], parts[1], parts[2]
+
+
+def name_of(run: str, num_pods: int) -> str:
+    """Return a name for the objects of a run that each of its pods can have as its host name."""
+    room = MAX_HOST_NAME - len(f"-{num_pods - 1}")
+    plain = re.sub(r"[^a-z0-9]+", "-", run.lower()).strip("-")
+    if not plain[:1].isalpha():
+        plain = f"run-{plain}".rstrip("-")
+    # What tells runs of one script apart stands at the end.
+    return (
+        plain if len(plain) <= room else f"{plain[: room - 8].rstrip('-')}-{plain[-7:].lstrip('-')}"
+    )
+
+
+class KubernetesDialect:
+    """Manifests, kubectl's command lines, and its answers."""
+
+    name = "kubernetes"
+    resubmit_methods: tuple[
+        ResubmitMethod, ...
+    ] = ()  # pods that are taken away are made again by the Job
+    wait_reasons = REASONS
+
+    def script(self, job: JobRequest) -> str:
+        """Return the manifest, its Secret still without contents."""
+        return self.with_files(job, {name: b"" for name, _ in job.brings})
+
+    def with_files(self, job: JobRequest, files: Mapping[str, bytes]) -> str:
+        """Return the manifest with what the pods bring along; it holds the run's key."""
+        objects = objects_of(pods_of(job, files))
+        return json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}, indent=1) + "\n"
+
+    def submit_argv(self, job: JobRequest, script_path: str) -> list[str]:
+        """Return the command that makes the objects."""
+        context, namespace = self._place(job)
+        return kubectl(
+            context, namespace, "create", "-f", base.as_operand(script_path), "-o", "json"
+        )
+
+    def job_id(self, stdout: str) -> str:
+        """Return the id from the objects that were made."""
+        job = _job_among(stdout)
+        metadata = job["metadata"]
+        context = metadata.get("annotations", {}).get(CONTEXT_ANNOTATION, "")
+        return job_id_of(context, metadata.get("namespace", "default"), metadata["name"])
+
+    def settle_argv(self, job: JobRequest, stdout: str | None) -> list[list[str]]:
+        """Return what follows a submission: the Job is to own the other objects; of one that failed nothing is to stay."""
+        context, namespace = self._place(job)
+        if stdout is None:
+            return [self.cancel_argv(job_id_of(context, namespace, job.name))]
+        made = _job_among(stdout)
+        patch = json.dumps(owned_by(made["metadata"]["uid"], job.name))
+        names = [
+            f"{one['kind'].lower()}/{one['metadata']['name']}"
+            for one in read_objects(stdout)
+            if one.get("kind") not in ("Job", None)
+        ]
+        words = ("patch", *names, "--type=merge", "-p", patch)
+        return [kubectl(context, namespace, *words)]
+
+    def apart(self, job_id: str) -> str:
+        """Return what jobs have to share to be asked for together: their namespace."""
+        context, namespace, _ = place_of(job_id)
+        return f"{context}/{namespace}"
+
+    def status_argv(self, job_ids: Sequence[str]) -> list[list[str]]:
+        """Return the one command that tells of all these jobs, which are in one namespace."""
+        context, namespace, _ = place_of(job_ids[0])
+        names = ",".join(sorted({place_of(job_id)[2] for job_id in job_ids}))
+        selector = f"{RUN_LABEL} in ({names})"
+        return [kubectl(context, namespace, "get", "jobs.batch,pods", "-l", selector, "-o", "json")]
+
+    def more_argv(self, argv: Sequence[str], stdout: str) -> list[list[str]]:
+        """Return what else has to be asked, by the answer to a status command: why pods are missing stands elsewhere."""
+        runs = runs_of(read_objects(stdout)).values()
+        begin = list(argv[: list(argv).index("get")])
+        asks: list[list[str]] = []
+        if any(run.is_there and view_of(run).reason is None and run.lacks_pods for run in runs):
+            asks.append([*begin, "get", "events", "--field-selector=type=Warning", "-o", "json"])
+        held = [run.uid for run in runs if "Suspended" in run.conditions]
+        if held:
+            selector = f"kueue.x-k8s.io/job-uid in ({','.join(held)})"
+            kind = "workloads.kueue.x-k8s.io"
+            asks.append([*begin, "get", kind, "-l", selector, "-o", "json"])
+        return asks
+
+    def views(self, stdout: str) -> dict[str, JobView]:
+        """Return where the jobs stand, from all answers behind one another."""
+        objects = read_objects(stdout)
+        queues = queue_reasons(objects)
+        found: dict[str, JobView] = {}
+        for run in runs_of(objects).values():
+            warnings = warnings_of(objects, [run.run, *(pod.name for pod in run.pods)])
+            job_id = job_id_of(run.context, run.namespace, run.run)
+            found[job_id] = view_of(run, warnings, queues.get(run.uid), job_id)
+        return found
+
+    def cancel_argv(self, job_id: str) -> list[str]:
+        """Return the command that removes all objects of a run: pods get SIGTERM and their grace."""
+        context, namespace, name = place_of(job_id)
+        words = (
+            "delete",
+            "jobs.batch,services,secrets",
+            "-l",
+            f"{RUN_LABEL}={name}",
+            "--wait=false",
+        )
+        return kubectl(context, namespace, *words)
+
+    def requeue_argv(self, job_id: str) -> list[str]:
+        """Raise: a Job makes its pods again by itself."""
+        raise EngineError("a Job of Kubernetes is not started again")
+
+    def end_argv(self, job_id: str) -> list[list[str]]:
+        """Return nothing: the run watches its own time."""
+        return []
+
+    def job_end(self, stdout: str, now: float) -> float | None:
+        """Return None, see `end_argv`."""
+        return None
+
+    def node_argv(self, start: NodeStart) -> list[str]:
+        """Raise: pods start agents through their doors (`node/pod`)."""
+        raise EngineError("a pod is not a node of an allocation")
+
+    def allocation(
+        self, environment: Mapping[str, str], read: Callable[[str], str]
+    ) -> Allocation | None:
+        """Return None: a pod of somebody's own is no allocation; `muster torchrun` finds its world there."""
+        return None
+
+    def unmapped(self, job: JobRequest) -> list[str]:
+        """Return what pods can't be told."""
+        found = []
+        if job.account is not None:
+            found.append("account: Kubernetes has none: a namespace or a queue stands for it")
+        if any(chunk.extra for chunk in job.chunks):
+            found.append("chunk: pods take `devices`, `node_selector` and `directives` instead")
+        return found
+
+    def explain_refusal(self, stderr: str) -> Report:
+        """Return a report on what kubectl or the cluster refused."""
+        # Five lines of a discovery cache may stand before the one that tells.
+        telling = "\n".join(line for line in stderr.splitlines() if "memcache.go" not in line)
+        report = base.explain(telling or stderr, "kubectl", REFUSALS)
+        return missing_rule(report, telling)
+
+    @staticmethod
+    def _place(job: JobRequest) -> tuple[str, str]:
+        keys = dict(job.own_keys)
+        return keys.get("context", ""), keys.get("namespace", "default")
+
+
+def _job_among(stdout: str) -> dict[str, Any]:
+    found = next((one for one in read_objects(stdout) if one.get("kind") == "Job"), None)
+    if found is None:
+        raise EngineError("kubectl made no Job", where="kubectl create -o json")
+    return found
+
+
+DIALECT = KubernetesDialect()
