@@ -14,7 +14,7 @@ from dataclasses import replace
 from torchmuster import proc
 from torchmuster.engines.local import HEAD, AgentEnd
 from torchmuster.engines.ssh_bundle import Bundle, CodeArchive
-from torchmuster.engines.ssh_command import HostProblem, SshHost
+from torchmuster.engines.ssh_command import CONNECT_LIMIT_S, HostProblem, SshHost
 from torchmuster.engines.ssh_files import FilesBack, own_paths
 from torchmuster.engines.ssh_host import HostError, RemoteHost, in_parallel, share_token
 from torchmuster.engines.ssh_places import Places, SshWishes, bad_hosts, workers_of
@@ -47,8 +47,8 @@ class SshEngine:
         self._bundle = bundle
         self._say = say
         self._token = share_token(run_dir)
-        self._code = CodeArchive(plan.program, run_dir)
-        self._places = Places(wishes.hosts, plan.max_nodes)
+        self._code = CodeArchive(plan.program, run_dir, wishes.code_root)
+        self._places = Places(wishes.hosts, plan.max_nodes, spares_first=wishes.spares_first)
         self._hosts: dict[int, RemoteHost] = {}
         self._coming: set[int] = set()
         self._opening: set[RemoteHost] = set()
@@ -59,7 +59,7 @@ class SshEngine:
         self._files = FilesBack(run_dir)
         self._said_bad: set[str] = set()
         self._closing = False
-        self._port = RelayPort(self._pick_head)
+        self._port = RelayPort(self._pick_head, wishes.head_port)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -166,8 +166,11 @@ class SshEngine:
         self.plan = replace(plan, node_names=self._places.names)
         atomic.write_json(self.run_dir.plan, codec.to_plain(self.plan))
 
-    def _open(self, ssh_host: SshHost) -> RemoteHost | HostProblem:
-        host = RemoteHost(ssh_host, self._bundle, self.run_dir)
+    def _open(self, ssh_host: SshHost, limit_s: float | None = None) -> RemoteHost | HostProblem:
+        bundle = self._bundle
+        if limit_s is not None:
+            bundle = replace(bundle, connect_limit_s=min(limit_s, bundle.connect_limit_s))
+        host = RemoteHost(ssh_host, bundle, self.run_dir)
         host.on_message = self._take
         host.on_lost = self._lose
         with self._lock:
@@ -186,8 +189,10 @@ class SshEngine:
     def _reopen(self, place: int) -> list[HostProblem]:
         """Connect to the host of a place again, else to a spare one; return the problems of those that can't be used."""
         problems: list[HostProblem] = []
-        for candidate in self._places.candidates(place):
-            opened = self._open(candidate)
+        candidates = self._places.candidates(place)
+        for candidate in candidates:
+            # Where there is another one, nobody waits for a host that has to be made first.
+            opened = self._open(candidate, None if candidate is candidates[-1] else CONNECT_LIMIT_S)
             if isinstance(opened, HostProblem):
                 problems.append(opened)
                 continue
@@ -276,15 +281,18 @@ class SshEngine:
             return error.problem
         return None
 
-    def _start_other(self, place: int) -> None:
+    def _start_other(self, place: int) -> bool:
+        """Start an agent on a host that has its session; say whether it runs."""
         host = self._hosts[place]
         if not host.is_usable:
-            return
+            return False
         try:
             message = messages.StartNode(place=place, heads=self._heads)
             host.start(message, lambda *end: self._note_end(host, *end))
         except HostError as error:
             self._say_bad(error.problem)
+            return False
+        return True
 
     def _say_bad(self, problem: HostProblem) -> None:
         if problem.host not in self._said_bad:
@@ -302,10 +310,13 @@ class SshEngine:
     def _bring(self, place: int) -> None:
         try:
             host = self._hosts.get(place)
-            if host is None or not host.is_usable:
-                for problem in self._reopen(place):
-                    self._say_bad(problem)
-            if place in self._hosts and not self._hosts[place].num_agents:
+            if host is not None and (host.num_agents or self._start_other(place)):
+                return
+            if host is not None:
+                host.abandon()  # e.g. it is shutting down
+            for problem in self._reopen(place):
+                self._say_bad(problem)
+            if self._hosts.get(place, host) is not host:
                 self._start_other(place)
         finally:
             with self._lock:

@@ -6,7 +6,13 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torchmuster.engines.ssh_command import SshHost, marker_of, remote_command, session_argv
+from torchmuster.engines.ssh_command import (
+    CONNECT_LIMIT_S,
+    SshHost,
+    marker_of,
+    remote_command,
+    session_argv,
+)
 from torchmuster.files import code_copy, travel
 from torchmuster.files.code_copy import CodeFolder
 from torchmuster.files.layout import RunDir, muster_home
@@ -21,6 +27,7 @@ class Bundle:
     Attributes:
         root: Where this torchmuster is, for hosts that share the file system; empty for none.
         pythons: Interpreters for muster's own processes that are tried first.
+        connect_limit_s: How long a host may take to answer: a pod that replaces another has to be made first.
     """
 
     ssh: tuple[str, ...]
@@ -28,6 +35,7 @@ class Bundle:
     root: str
     files: tuple[tuple[str, bytes], ...]
     pythons: tuple[str, ...] = ()
+    connect_limit_s: float = CONNECT_LIMIT_S
 
     def loader(self) -> bytes:
         """Return the program that is sent first."""
@@ -61,8 +69,8 @@ def make_bundle(ssh: Sequence[str], pythons: Sequence[str], *, may_share: bool) 
 class CodeArchive:
     """The code folder as one file, made when the first host asks for it."""
 
-    def __init__(self, program: Program, run_dir: RunDir) -> None:
-        self.base = code_copy.root_of(program.cwd)  # without looking at its files
+    def __init__(self, program: Program, run_dir: RunDir, root: str | None = None) -> None:
+        self.base = root or code_copy.root_of(program.cwd)  # without looking at its files
         self._program = program
         self._path = os.path.join(run_dir.path, CODE_FILE)
         self._lock = threading.Lock()
@@ -76,7 +84,7 @@ class CodeArchive:
         """
         with self._lock:
             if self._folder is None:
-                folder = code_copy.find_code(self._program.cwd)
+                folder = code_copy.find_code(self.base)
                 code_copy.check_inside(self._program, folder.root)
                 with open(self._path, "wb") as file:
                     code_copy.write_archive(folder.root, folder.names, file)

@@ -16,7 +16,6 @@ from typing import TypeVar
 from torchmuster import proc
 from torchmuster.engines.ssh_bundle import Bundle
 from torchmuster.engines.ssh_command import (
-    CONNECT_LIMIT_S,
     HostProblem,
     SshHost,
     marker_of,
@@ -167,12 +166,13 @@ class RemoteHost:
     def _meet(self, reader: FrameReader, writer: FrameWriter) -> None:
         """Wait for the loader, learn what the host is, bring the package."""
         marker = marker_of(self._bundle.sha).encode()
+        limit_s = self._bundle.connect_limit_s
         try:
-            if reader.read_until(marker, _MAX_NOISE_BYTES, CONNECT_LIMIT_S) is None:
+            if reader.read_until(marker, _MAX_NOISE_BYTES, limit_s) is None:
                 raise HostError(self._why("the connection ended before anything ran"))
             self.facts = self._read_facts(reader)
         except TimeoutError as error:
-            raise HostError(self._why("no answer for 10 s")) from error
+            raise HostError(self._why(f"no answer for {limit_s:.0f} s")) from error
         except messages.FrameError as error:
             raise HostError(self._why(f"the output of its shell can't be read: {error}")) from error
         if not self.facts.has_package:

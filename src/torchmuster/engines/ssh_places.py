@@ -17,18 +17,27 @@ class SshWishes:
         where: Who named them, for messages.
         by_slots: Workers of each node come from the list of hosts.
         may_share: Look for a shared file system; else everything is copied.
+        head_port: Of this loopback, by which the head is called; 0 for any.
+        code_root: The folder of the code; None for the work tree that the program is in.
+        spares_first: A lost host may take minutes to come back, so a spare one takes its place at once.
     """
 
     hosts: tuple[SshHost, ...]
     where: str
     by_slots: bool = True
     may_share: bool = True
+    head_port: int = 0
+    code_root: str | None = None
+    spares_first: bool = False
 
 
 class Places:
     """The hosts of a run: the first are its places, the others are spare."""
 
-    def __init__(self, hosts: Sequence[SshHost], max_nodes: int) -> None:
+    def __init__(
+        self, hosts: Sequence[SshHost], max_nodes: int, *, spares_first: bool = False
+    ) -> None:
+        self._spares_first = spares_first
         self._all = list(hosts)
         self._max_nodes = max_nodes
         self._at: list[SshHost] = list(hosts[:max_nodes])
@@ -51,7 +60,8 @@ class Places:
     def candidates(self, place: int) -> list[SshHost]:
         """Return the hosts that may hold a place: its own, then the spare ones."""
         spare = [host for host in self._all if host not in self._at]
-        return [*self._at[place : place + 1], *spare]
+        own = self._at[place : place + 1]
+        return [*spare, *own] if self._spares_first else [*own, *spare]
 
     def take(self, place: int, host: SshHost) -> bool:
         """Give a place to a host; say whether it is another than before."""

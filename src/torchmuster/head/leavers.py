@@ -1,7 +1,8 @@
 """What was asked to end: the run, or nodes of an elastic run, such as a spot machine that is called back. Rules only.
 
-A node's SIGTERM stops the run where the run needs that node; where a range leaves enough others only that node goes: its
-workers get the signal and their grace, then the attempt ends, no restart is spent, and the next one continues without it.
+A node's SIGTERM stops the run where the run needs that node; where a range leaves enough others, or another node will come in
+its place, only that node goes: its workers get the signal and their grace, then the attempt ends, no restart is spent, and the
+next one continues without it, or when its replacement is there.
 """
 
 import signal
@@ -52,7 +53,11 @@ class Leavers:
 
     def may_leave(self, member: Member, signum: int, present: Sequence[Member]) -> bool:
         """Say whether the run can go on without this node and those that leave already."""
-        if not self.plan.is_elastic or signum != signal.SIGTERM or member.hello.wants_place_0:
+        if signum != signal.SIGTERM or member.hello.wants_place_0:
+            return False
+        if self.plan.nodes_return:
+            return True
+        if not self.plan.is_elastic:
             return False
         rest = [m for m in present if m is not member and m not in self.members]
         return len(rest) >= max(self.plan.min_nodes, 1)

@@ -240,7 +240,8 @@ class NodePolicy:
         if not self._leavers.may_leave(member, signum, self.members.present()):
             return False
         name, word = self.members.name(member), contract.signal_name(signum)
-        text = f"{name} was asked to end ({word}): the job continues without it"
+        goes_on = "with its replacement" if self.plan.nodes_return else "without it"
+        text = f"{name} was asked to end ({word}): the job continues {goes_on}"
         self.tell("notice", node=name, text=text)
         self._leavers.add(member, self.now)
         if self.phase is AttemptPhase.GATHERING:

@@ -148,6 +148,8 @@ class RunPlan:
         engine: Where it was sent, as `--on` names it; `job.json` says more of one that muster submitted.
         job_id: The scheduler's job inside which it was started.
         restart_policy: What a failure must look like to be followed by another attempt.
+        nodes_return: A node that is asked to end is replaced by the system that asks, as pods are: only it ends, and the run
+            waits for its replacement.
     """
 
     run_id: str
@@ -171,6 +173,7 @@ class RunPlan:
     engine: str = "local"
     job_id: str | None = None
     restart_policy: RestartPolicy = RestartPolicy.EVIDENCE
+    nodes_return: bool = False
 
     def num_workers(self, place: int) -> int:
         """Return the number of workers on `place`."""

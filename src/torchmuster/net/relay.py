@@ -116,11 +116,12 @@ class RelayPort:
 
     Args:
         pick: Returns the relay, and the port at its other end; None where there is none now.
+        port: The port; 0 for any.
     """
 
-    def __init__(self, pick: Callable[[], tuple[Relay, int] | None]) -> None:
+    def __init__(self, pick: Callable[[], tuple[Relay, int] | None], port: int = 0) -> None:
         self._pick = pick
-        self._listening = listener.bind("127.0.0.1", 0)
+        self._listening = listener.bind("127.0.0.1", port)
         self._listening.setblocking(True)
         self.port = int(self._listening.getsockname()[1])
         threading.Thread(target=self._accept, name="relay port", daemon=True).start()

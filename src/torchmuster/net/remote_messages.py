@@ -180,6 +180,24 @@ class Collected(RemoteMessage):
     snapshots: str = ""
 
 
+class RecordOf(RemoteMessage):
+    """From a run's first pod: which record follows; another mark is that of another disk, and begins at nothing."""
+
+    mark: str
+
+
+class RecordEnd(RemoteMessage):
+    """From a run's first pod: what there is of its record is sent; of one that is over also what it has made beside the code.
+
+    Attributes:
+        stay: Some of the `num_stay` files for which there was no room.
+    """
+
+    num_stay: int = 0
+    stay: tuple[str, ...] = ()
+    is_over: bool = False
+
+
 # Agents. A host may ask the client for a `StartNode` on another host: the same messages travel the other way.
 
 

@@ -21,6 +21,7 @@ class Deadline:
         ends_at: The end, seconds since 1970; None where the job's environment does not say.
         ask: Asks the scheduler for that end, where the environment has none.
         goes_on: Another job may continue the run, so that workers who do not leave are stopped before the end.
+        ends_the_run: Nothing else watches the time: the run is stopped when it is over.
         was_up: The workers were told of the end.
     """
 
@@ -28,6 +29,7 @@ class Deadline:
     ends_at: float | None = None
     ask: Callable[[], float | None] | None = None
     goes_on: bool = False
+    ends_the_run: bool = False
     was_up: bool = False
 
     def find_out(self) -> None:
@@ -45,7 +47,7 @@ class Deadline:
         stop: Callable[[bool], None],
     ) -> None:
         """Warn, then stop: `stop(False)` asks the workers, `stop(True)` ends them at once."""
-        if self.warn_s <= 0 and not self.goes_on:
+        if self.warn_s <= 0 and not (self.goes_on or self.ends_the_run):
             return
         if self.ends_at is None:
             if self.goes_on:
@@ -61,6 +63,10 @@ class Deadline:
             warn()
         if self.goes_on:
             await self._stop_before_the_end(warn_s, say, stop)
+        elif self.ends_the_run:
+            await _sleep_until(self.ends_at)
+            say("the time limit of the run is over: its workers are stopped")
+            stop(False)
 
     async def _stop_before_the_end(
         self, warn_s: float, say: Callable[[str], None], stop: Callable[[bool], None]

@@ -100,6 +100,11 @@ class Supervisor:
         )
         self._record = RecordWriter(self.engine.run_dir, self.display.say)
 
+    @property
+    def was_told_to_stop(self) -> bool:
+        """Say whether a signal came that asks this process to end the run."""
+        return self._stops.count > 0
+
     async def run(self) -> Result:
         """Follow the run to its end; the agents have been started already."""
         async with self._record:
@@ -293,7 +298,10 @@ class Supervisor:
 
     def _end_in_time(self, at_once: bool) -> None:
         message = messages.Stop(
-            signum=int(signal.SIGTERM), at_once=at_once, cause=StopCause.TIME, time_is_up=True
+            signum=int(signal.SIGTERM),
+            at_once=at_once,
+            cause=StopCause.TIME,
+            time_is_up=self.deadline is not None and self.deadline.goes_on,
         )
         self._head.repeat(message)
 

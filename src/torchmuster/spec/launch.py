@@ -77,6 +77,7 @@ class RunRequest:
     mem: str | None = None
     warn: str | None = None
     resubmit: int | None = None
+    spares: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -122,6 +122,7 @@ def submit_run(
     request: "RunRequest", run_id: str, limits: "JobLimits", problems: "Problems"
 ) -> int:
     """Submit a run and follow it to its end; Ctrl-C leaves it alone, twice cancels it."""
+    from torchmuster.engines.base import object_dialect
     from torchmuster.engines.registry import load_dialect
     from torchmuster.engines.sites import with_node_setup
     from torchmuster.files.layout import RunDir, runs_dir
@@ -129,6 +130,11 @@ def submit_run(
     from torchmuster.owner.jobs.jobs import make_job, note_refusal, num_resubmits
 
     site = check_engine(request.engine or "", problems)
+    objects = object_dialect(load_dialect(site.kind)) if site is not None else None
+    if site is not None and objects is not None:
+        from torchmuster.cli.runs.pods import submit_to_pods
+
+        return submit_to_pods(request, run_id, limits, problems, site, objects)
     gpus_per_node = request.gpus_per_node or (site.gpus_per_node if site else 0) or 0
     plan = problems.checked(plan_for_job(request, run_id, gpus_per_node, problems))
     if site is None:
@@ -211,7 +217,10 @@ def _follow(
     name = short_id(plan.run_id)
     voice.say(f"run {name} is job {job_id} of {dialect.name}; files in {run_dir.path}")
     follower = JobFollower(plan, run_dir, dialect, job_id, voice)
-    result = asyncio.run(follower.follow())
+    try:
+        result = asyncio.run(follower.follow())
+    finally:
+        follower.close()
     view = follower.view
     if result is None and view is not None and view.state.is_final:
         raise MusterError(

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _SECTIONS = {
     "Workers": (
-        *("nodes", "nproc_per_node", "module", "python", "set_env", "start", "preload"),
+        *("nodes", "spares", "nproc_per_node", "module", "python", "set_env", "start", "preload"),
         *("stage", "before"),
     ),
     "Where": ("engine", "here", "hosts", "hostfile", "detach", "dry_run"),
@@ -73,6 +73,12 @@ class _RunCommand(click.Command):
     "nodes",
     metavar="N|MIN:MAX",
     help="Number of nodes; default 1, inside a job all of its nodes.",
+)
+@click.option(
+    "--spares",
+    type=click.IntRange(0, 1000),
+    metavar="K",
+    help="Pods more than nodes, which replace lost ones at once; default 0.",
 )
 @click.option(
     "--nproc-per-node",

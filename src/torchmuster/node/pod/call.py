@@ -1,28 +1,40 @@
 """Opens a session with a pod, as ssh does with a host: what `engines/ssh_host.py` types is understood.
 
-    call --key FILE --port PORT [-o OPTION] [-T] HOST COMMAND
+    call --key FILE --port PORT [--domain NAME] [--wait SECONDS] [-o OPTION] [-T] HOST COMMAND
 
-The exit code is that of the command; 255 where there was no session, with one line on standard error.
+The exit code is that of the command; 255 where there was no session, with one line on standard error. A pod that is just being
+made has no name yet and no door, so `--wait` tries again; each time the name is asked for anew: a pod that replaces another has
+another address.
 """
 
 import argparse
 import asyncio
 import os
 import signal
+import socket
 import sys
 
 from torchmuster import proc
-from torchmuster.net.channel import ChannelClosedError, connect
+from torchmuster.net.channel import Channel, ChannelClosedError, connect
 from torchmuster.net.handshake import HandshakeError, Role
 from torchmuster.net.secret import read_secret
 from torchmuster.node.pod.session import call_session
 
 _NO_SESSION = 255
+_TRY_EVERY_S = 0.5
 
 
-def call_argv(key: str, port: int) -> list[str]:
-    """Return the words that stand for `ssh`: the key's file and the port that all pods of a run share."""
-    return proc.node_program("call", "--key", key, "--port", str(port))
+def call_argv(key: str, port: int, *, domain: str = "", wait_s: float = 0.0) -> list[str]:
+    """Return the words that stand for `ssh`: the key's file and the port that all pods of a run share.
+
+    Args:
+        key: The path of the key.
+        port: Of the doors.
+        domain: What makes a pod's name known to DNS: the name of the Service.
+        wait_s: How long to try.
+    """
+    where = ["--port", str(port), "--domain", domain, "--wait", f"{wait_s:g}"]
+    return proc.node_program("call", "--key", key, *where)
 
 
 def main(arguments: list[str]) -> int:
@@ -30,6 +42,8 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="call")
     parser.add_argument("--key", required=True)
     parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--domain", default="")
+    parser.add_argument("--wait", type=float, default=0.0)
     parser.add_argument("-o", action="append")
     parser.add_argument("-T", action="store_true")
     parser.add_argument("host")
@@ -38,26 +52,48 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     proc.die_with_parent(os.getppid())
     secret = read_secret(options.key)
-    return asyncio.run(_call(options.host, options.port, secret, options.command))
+    host = f"{options.host}.{options.domain}" if options.domain else options.host
+    return asyncio.run(_call(host, options.port, secret, options.command, options.wait))
 
 
-async def _call(host: str, port: int, secret: bytes, command: str) -> int:
+async def _call(host: str, port: int, secret: bytes, command: str, wait_s: float) -> int:
     try:
-        channel = await connect(host, port, Role.SESSION, secret)
+        channel = await call_patiently(host, port, secret, wait_s)
     except (OSError, HandshakeError) as error:
-        sys.stderr.write(f"{host} port {port}: {_words(error)}\n")
+        sys.stderr.write(f"{host} port {port}: {words_of(error)}\n")
         return _NO_SESSION
     try:
         code = await call_session(channel, command)
     except (ChannelClosedError, OSError) as error:
-        sys.stderr.write(f"{host}: the connection ended: {_words(error)}\n")
+        sys.stderr.write(f"{host}: the connection ended: {words_of(error)}\n")
         return _NO_SESSION
     finally:
         channel.abort()
     return 128 - code if code < 0 else code
 
 
-def _words(error: Exception) -> str:
+async def call_patiently(host: str, port: int, secret: bytes, wait_s: float) -> Channel:
+    """Return a session with a pod, tried for so long.
+
+    Raises:
+        OSError: It has no name or no door, or does not answer.
+        HandshakeError: Something else answers.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + wait_s
+    while True:
+        try:
+            return await connect(host, port, Role.SESSION, secret)
+        except OSError:
+            if loop.time() >= deadline:
+                raise
+        await asyncio.sleep(_TRY_EVERY_S)
+
+
+def words_of(error: Exception) -> str:
+    """Return why a call failed."""
+    if isinstance(error, socket.gaierror):
+        return "its name is not known"
     if isinstance(error, TimeoutError):
         return "no answer in time"
     number = error.errno if isinstance(error, OSError) else None

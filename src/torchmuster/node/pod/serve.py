@@ -1,14 +1,17 @@
-"""The first process of a pod: lets those who prove the run's key run commands here, and reaps what nobody else does.
+"""The first process of a pod: its door.
 
-    pod --key FILE --port PORT
+    pod --key FILE --order FILE
 
-SIGTERM ends it: the sessions' commands see the end of their input, and have as long as the pod's grace.
+Who proves the run's key may run commands here. The door of the first pod also starts the owner of the run, again where something
+has killed it, and ends with it. SIGTERM goes on to what runs here: a node that is drained, or a Job that is deleted. Processes
+whose parents have gone become children of this one, which reaps them.
 """
 
 import argparse
 import asyncio
 import contextlib
 import os
+import shlex
 import signal
 import sys
 
@@ -18,17 +21,36 @@ from torchmuster.net.channel import Channel
 from torchmuster.net.handshake import HandshakeError, Role
 from torchmuster.net.listener import Listener, bind
 from torchmuster.net.secret import read_secret
+from torchmuster.node.pod.order import (
+    AGAIN_CODE,
+    FINAL_CODE,
+    PROGRAMS_VARIABLE,
+    own_index,
+    read_order,
+)
 from torchmuster.node.pod.session import Sessions
 
 _REAP_EVERY_S = 1.0
 _STOPS = (signal.SIGTERM, signal.SIGINT)
+_MOST_OWNERS = 20
+_PAUSE_S = 1.0
+_TAKE_RECORD_S = 60.0  # from the run's end, while clients read its record
+_CALL_AGAIN_S = 5.0  # a client whose connection has just broken
 
 
 class PodDoor:
-    """Serves sessions until it is told to stop."""
+    """Serves sessions until it is told to stop, or its owner of a run has ended.
 
-    def __init__(self, secret: bytes, port: int) -> None:
+    Attributes:
+        owner: The command of the run's owner; None where another pod has it.
+    """
+
+    def __init__(self, secret: bytes, port: int, owner: list[str] | None = None) -> None:
+        self.owner = owner
         self._sessions = Sessions()
+        self._stopping = asyncio.Event()
+        self._owner: asyncio.subprocess.Process | None = None
+        self._serving: asyncio.Task[None] | None = None
         self._refused: set[str] = set()
         try:
             listening = bind("", port)
@@ -36,7 +58,7 @@ class PodDoor:
             raise MusterError(
                 f"port {port} of this pod can't be opened",
                 why=error.strerror,
-                fix="with the host's network another process of the host may have it",
+                fix="with the host's network another process of the host may have it: `door_port` of the site",
             ) from error
         self._listener = Listener(listening, (secret, None), self._serve, self._refuse)
 
@@ -45,23 +67,60 @@ class PodDoor:
         """Return the port that callers use."""
         return self._listener.port
 
-    async def serve(self) -> None:
-        """Serve until SIGTERM."""
-        stop = asyncio.Event()
+    async def serve(self) -> int:
+        """Serve to the end; return the pod's exit code."""
         loop = asyncio.get_running_loop()
         for signum in _STOPS:
-            loop.add_signal_handler(signum, stop.set)
+            loop.add_signal_handler(signum, self._stop)
+        self._serving = serving = asyncio.create_task(self._listener.serve())
+        reaping = asyncio.create_task(self._reap_for_ever())
         print(f"muster: sessions are served at port {self.port}", flush=True)
-        serving = asyncio.create_task(self._listener.serve())
-        while not stop.is_set():
-            self._reap()
+        try:
+            code = await self._own() if self.owner is not None else AGAIN_CODE
+            if self.owner is None:
+                await self._stopping.wait()
+                await self._sessions.ended()
+            return code
+        finally:
+            # A second one must not end it before its sessions have ended; the loop restores defaults when it closes.
+            signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+            for task in (serving, reaping):
+                task.cancel()
+            await asyncio.gather(serving, reaping, return_exceptions=True)
+
+    def _stop(self) -> None:
+        """Pass SIGTERM on: the owner stops its run, agents tell the head that their node leaves."""
+        self._stopping.set()
+        if self._owner is not None and self._owner.returncode is None:
+            self._owner.send_signal(signal.SIGTERM)
+            return
+        if self._serving is not None:
+            self._serving.cancel()  # who calls this name from now on means the pod that will have it
+        self._sessions.signal(signal.SIGTERM)
+
+    async def _own(self) -> int:
+        """Start the owner, again where it did not end by itself; return the pod's exit code."""
+        for _ in range(_MOST_OWNERS):
+            code = await self._own_once()
+            if code in (0, FINAL_CODE):
+                await self._sessions.ended(_TAKE_RECORD_S, calls_again_s=_CALL_AGAIN_S)
+            if code in (0, FINAL_CODE, AGAIN_CODE) or self._stopping.is_set():
+                return code if code in (0, FINAL_CODE) else AGAIN_CODE
+            print(f"muster: the run's owner ended ({code}): it is started again", flush=True)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_REAP_EVERY_S):
-                    await stop.wait()
-        # A second one must not end it before its sessions have ended; the loop restores defaults when it closes.
-        signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
-        serving.cancel()
-        await asyncio.gather(serving, return_exceptions=True)
+                async with asyncio.timeout(_PAUSE_S):
+                    await self._stopping.wait()
+        return FINAL_CODE
+
+    async def _own_once(self) -> int:
+        with self._sessions.starting():
+            self._owner = await asyncio.create_subprocess_exec(*(self.owner or ()))
+            self._sessions.pids.add(self._owner.pid)
+        if self._stopping.is_set():
+            self._owner.send_signal(signal.SIGTERM)
+        code = await self._owner.wait()
+        self._sessions.pids.discard(self._owner.pid)
+        return code
 
     async def _serve(self, channel: Channel) -> None:
         if channel.role is Role.SESSION:
@@ -71,6 +130,11 @@ class PodDoor:
         if address not in self._refused:
             self._refused.add(address)
             sys.stderr.write(f"muster: a caller from {address} was refused: {error}\n")
+
+    async def _reap_for_ever(self) -> None:
+        while True:
+            self._reap()
+            await asyncio.sleep(_REAP_EVERY_S)
 
     def _reap(self) -> None:
         """Wait for processes whose parents have gone: the kernel gives them to the first process of a container."""
@@ -84,12 +148,19 @@ class PodDoor:
 
 
 def main(arguments: list[str]) -> int:
-    """Serve sessions in this pod."""
+    """Serve sessions in this pod, and own the run in the first one."""
     parser = argparse.ArgumentParser(prog="pod")
     parser.add_argument("--key", required=True)
-    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--order", required=True)
     options = parser.parse_args(arguments)
+    order = read_order(options.order)
+    owner = None
+    if own_index(os.environ) == 0:
+        owner = proc.node_program("conduct-pods", "--key", options.key, "--order", options.order)
+    os.environ[PROGRAMS_VARIABLE] = shlex.join(proc.node_program("")[:-1])
     proc.become_subreaper()
-    door = PodDoor(read_secret(options.key), options.port)
-    asyncio.run(door.serve())
-    return 0
+    return asyncio.run(_serve(read_secret(options.key), order.port, owner))
+
+
+async def _serve(secret: bytes, port: int, owner: list[str] | None) -> int:
+    return await PodDoor(secret, port, owner).serve()

@@ -9,6 +9,7 @@ import contextlib
 import os
 import signal
 import struct
+from collections.abc import Iterator
 
 from torchmuster.net.channel import Channel, ChannelClosedError
 from torchmuster.plainfile import write_all
@@ -19,6 +20,7 @@ _MAX_COMMAND_BYTES = 64 << 10
 _CODE = struct.Struct("!i")
 _LEAVE_S = 20.0  # a remote end takes up to 10 s to end its agents
 _LAST_WORDS_S = 5.0
+_LOOK_S = 0.1
 
 
 class Sessions:
@@ -32,6 +34,32 @@ class Sessions:
     def __init__(self) -> None:
         self.pids: set[int] = set()
         self.num_starting = 0
+        self._children: set[asyncio.subprocess.Process] = set()
+        self._last_end = float("-inf")
+
+    @contextlib.contextmanager
+    def starting(self) -> Iterator[None]:
+        """Note that a process is being started whose pid is not known yet."""
+        self.num_starting += 1
+        try:
+            yield
+        finally:
+            self.num_starting -= 1
+
+    def signal(self, signum: int) -> None:
+        """Send a signal to the commands: remote ends pass it on to their agents."""
+        for child in self._children:
+            with contextlib.suppress(ProcessLookupError):
+                child.send_signal(signum)
+
+    async def ended(self, limit_s: float = float("inf"), *, calls_again_s: float = 0.0) -> None:
+        """Wait until no command runs, at most so long; a caller that has just gone may call again."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + limit_s
+        while (now := loop.time()) < deadline:
+            if not self._children and now - self._last_end >= calls_again_s:
+                return
+            await asyncio.sleep(_LOOK_S)
 
     async def serve(self, channel: Channel) -> None:
         """Run the command of one caller, to its end or that of the connection."""
@@ -49,10 +77,11 @@ class Sessions:
                 os.killpg(child.pid, signal.SIGKILL)
             await child.wait()
             self.pids.discard(child.pid)
+            self._children.discard(child)
+            self._last_end = asyncio.get_running_loop().time()
 
     async def _start(self, command: str) -> asyncio.subprocess.Process:
-        self.num_starting += 1
-        try:
+        with self.starting():
             child = await asyncio.create_subprocess_exec(
                 *("/bin/sh", "-c", command),
                 stdin=asyncio.subprocess.PIPE,
@@ -61,8 +90,7 @@ class Sessions:
                 start_new_session=True,
             )
             self.pids.add(child.pid)
-        finally:
-            self.num_starting -= 1
+            self._children.add(child)
         return child
 
 

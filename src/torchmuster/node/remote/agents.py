@@ -55,6 +55,7 @@ class RemoteAgents:
         self._broker: AgentBroker | None = None
         self._requests: dict[int, AgentRequest] = {}
         self._num_requests = 0
+        self._is_ending = False
 
     def start(self, message: messages.StartNode | messages.StartTask) -> None:
         """Start an agent; its end is told, also where it can't be started."""
@@ -73,6 +74,8 @@ class RemoteAgents:
     def _start(
         self, message: messages.StartNode | messages.StartTask
     ) -> tuple[messages.AgentStarted, proc.Child]:
+        if self._is_ending:
+            raise MusterError("this node is shutting down")
         started = messages.AgentStarted(agent_id=message.agent_id)
         if isinstance(message, messages.StartTask):
             return started, self._launch("task", self._task_order(message), self.environment)
@@ -203,6 +206,17 @@ class RemoteAgents:
             request = self._requests.pop(message.agent_id, None)
         if request is not None:
             request.end(message.status, message.why)
+
+    def pass_on(self, signum: int) -> None:
+        """Send a signal to all agents; from now on none is started: this machine shuts down."""
+        self._is_ending = True
+        for child in list(self._agents.values()):
+            child.send_signal(signum)
+
+    def wait_for_ends(self) -> None:
+        """Wait until no agent is left."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._agents)
 
     def leave(self) -> None:
         """Let the agents end themselves for a moment, then kill what is left."""

@@ -6,6 +6,7 @@ import secrets
 import shutil
 import stat
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 from torchmuster.files import atomic, code_copy
@@ -50,10 +51,15 @@ def write_piece(folder: str, name: str, offset: int, data: bytes) -> None:
 class RecordStream:
     """Sends what is appended to the record of a run directory that the client doesn't see."""
 
-    def __init__(self, run_dir: RunDir, session: SendsMessages) -> None:
+    def __init__(
+        self, run_dir: RunDir, session: SendsMessages, known: Mapping[str, int] | None = None
+    ) -> None:
+        """`known` is how much the other side has of files already, by their names in the run directory."""
         self._run_dir = run_dir
         self._session = session
-        self._sent: dict[str, int] = {}
+        self._sent = {
+            os.path.join(run_dir.path, name): size for name, size in (known or {}).items()
+        }
         self._lock = threading.Lock()
         self._stopping = threading.Event()
 

@@ -150,6 +150,16 @@ class RemoteEnd:
         )
         self._session.send(said)
 
+    def shut_down(self) -> None:
+        """Let the agents tell the head that this machine, or pod, shuts down; leave when they have ended."""
+        self.agents.pass_on(signal.SIGTERM)
+        self._in_background(self._leave_behind_agents)
+
+    def _leave_behind_agents(self) -> None:
+        self.agents.wait_for_ends()
+        self.leave()
+        os._exit(0)
+
     def leave(self) -> None:
         """End the agents and all below them, and take the secret away."""
         self.agents.leave()
@@ -193,6 +203,7 @@ def main(arguments: list[str]) -> None:
         paths = [before] if before else []
         os.environ["PYTHONPATH"] = os.pathsep.join([*paths, order.root])
     end = RemoteEnd(FrameWriter(outgoing))
+    signal.signal(signal.SIGTERM, lambda *_: end.shut_down())
     try:
         end.serve(FrameReader(incoming))
     finally:

@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
-from torchmuster.engines.base import Dialect
+from torchmuster.engines.base import Dialect, object_dialect
 from torchmuster.errors import MusterError
 from torchmuster.files.layout import RunDir
 from torchmuster.files.terminal import TerminalVoice
@@ -18,6 +19,9 @@ from torchmuster.model.verdict import Result
 from torchmuster.owner.jobs.links import cancel_jobs, describe_link, settled_result, view_newest
 from torchmuster.owner.jobs.never import NeverWatch
 from torchmuster.owner.views.record import read_events, read_new
+
+if TYPE_CHECKING:
+    from torchmuster.owner.pods.copy import RunCopy
 
 _POLL_S = 1.0
 _LOOK_S = 0.3
@@ -79,6 +83,19 @@ class JobFollower:
     _num_events: int = 0
     _positions: dict[str, int] = field(default_factory=dict)
     _never: NeverWatch = field(default_factory=NeverWatch)
+    _copy: "RunCopy | None" = None
+
+    def __post_init__(self) -> None:
+        """Copy the record of a run whose nodes don't see our files."""
+        if object_dialect(self.dialect) is not None:
+            from torchmuster.owner.pods.copy import RunCopy
+
+            self._copy = RunCopy.of(self.run_dir, self.voice)
+
+    def close(self) -> None:
+        """End what copies the record; of a run that is over nothing stays on its cluster."""
+        if self._copy is not None:
+            self._copy.close()
 
     async def follow(self) -> Result | None:
         """Return the result; None when the job continues without us, or ended without one."""
@@ -97,6 +114,8 @@ class JobFollower:
                 self._show_news()
                 return result
             now = time.monotonic()
+            if self._copy is not None and self._copy.has_news():
+                poll_at = now
             if interrupts.leaves() or (ended_at is not None and now > ended_at + _SETTLE_S):
                 return None
             if now >= poll_at:
@@ -104,6 +123,8 @@ class JobFollower:
                 poll_at = time.monotonic() + _POLL_S
                 is_over = self._view is not None and self._view.state.is_final
                 ended_at = (ended_at or time.monotonic()) if is_over else None
+                if is_over and self._copy is not None:
+                    await asyncio.to_thread(self._copy.take_last_words)
             await asyncio.sleep(_LOOK_S)
 
     @property
@@ -125,6 +146,9 @@ class JobFollower:
 
     def _show_news(self) -> None:
         events = list(read_events(self.run_dir.events))
+        if len(events) < self._num_events:  # a copy that begins again, see `owner/pods/mirror.py`
+            self._num_events = 0
+            self._positions.clear()
         for event in events[self._num_events :]:
             fields = {k: v for k, v in event.items() if k not in ("event", "time")}
             with contextlib.suppress(KeyError, TypeError):  # of another version of muster

@@ -282,6 +282,11 @@ def view_jobs(dialect: Dialect, job_ids: Sequence[str]) -> dict[str, JobView]:
     return _DESK.views(dialect, job_ids)
 
 
+def forget_views() -> None:
+    """Ask schedulers again at the next look: something has changed."""
+    _DESK.forget()
+
+
 def cancel_job(dialect: Dialect, job_id: str) -> None:
     """Ask the scheduler to end a job.
 

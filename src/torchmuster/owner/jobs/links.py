@@ -7,7 +7,7 @@ import contextlib
 import os
 import time
 
-from torchmuster.engines.base import Dialect
+from torchmuster.engines.base import Dialect, object_dialect
 from torchmuster.engines.registry import load_dialect
 from torchmuster.errors import MusterError
 from torchmuster.files import atomic
@@ -148,6 +148,10 @@ def cancel_jobs(run_dir: RunDir) -> bool:
         return False
     mark_cancelled(run_dir)
     dialect, job_ids = found
+    if object_dialect(dialect) is not None:
+        from torchmuster.owner.pods.end import cancel_run
+
+        return cancel_run(run_dir)
     newest = read_job(run_dir)
     for job_id in reversed(job_ids):
         if newest is not None and job_id == newest[1]:

@@ -189,6 +189,10 @@ def _is_run(run_dir: RunDir) -> bool:
 
 def view_run(run_dir: RunDir) -> RunView:
     """Return what a run directory says now."""
+    if os.path.isdir(os.path.join(run_dir.path, "pods")):
+        from torchmuster.owner.pods.end import catch_up
+
+        catch_up(run_dir)
     events = tuple(read_events(run_dir.events))
     if os.path.isfile(run_dir.workflow):
         return _view_of_workflow(run_dir, events)

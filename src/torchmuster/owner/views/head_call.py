@@ -1,11 +1,16 @@
 """Call the head of a run, or of a group of a workflow, as a client."""
 
+import asyncio
+import atexit
+
 from torchmuster.errors import ChannelError
 from torchmuster.files import atomic
 from torchmuster.net.channel import Channel, connect
 from torchmuster.net.handshake import HandshakeError, Role
 from torchmuster.net.race import RaceError, race, worst_failure
 from torchmuster.net.secret import read_secret
+from torchmuster.node.pod.order import PodOrder
+from torchmuster.owner.pods.reach import find_pod, forward, job_of, pod_order
 from torchmuster.owner.views.find import RunView
 
 
@@ -15,6 +20,9 @@ async def call_head(view: RunView, group: str | None = None) -> Channel:
     Raises:
         ChannelError: It can't be reached.
     """
+    order, job_id = pod_order(view.run_dir), job_of(view.run_dir)
+    if order is not None and job_id is not None:
+        return await _call_in_pod(view, order, job_id)
     path = view.run_dir.head if group is None else view.run_dir.group(group).head
     whose = f"the run {view.run_id}" if group is None else f"the group {group}"
     where = atomic.read_json(path)
@@ -40,3 +48,25 @@ async def call_head(view: RunView, group: str | None = None) -> Channel:
             fix=f"on {node}: the same command" if node else f"muster status {view.run_id}",
         ) from error
     return channel
+
+
+async def _call_in_pod(view: RunView, order: PodOrder, job_id: str) -> Channel:
+    """Return a connection through the first pod; its way ends with this process."""
+    pod = await asyncio.to_thread(find_pod, job_id, 0)
+    if pod is None or not pod.is_up:
+        raise ChannelError(
+            f"the first pod of {view.run_id} does not run",
+            where=f"job {job_id}",
+            fix=f"muster status {view.run_id} tells what it waits for",
+        )
+    way = await asyncio.to_thread(forward, job_id, pod.name, order.head_port)
+    atexit.register(way.close)
+    try:
+        return await connect("127.0.0.1", way.port, Role.CLIENT, read_secret(view.run_dir.secret))
+    except (OSError, HandshakeError) as error:
+        raise ChannelError(
+            f"the head of the run {view.run_id} does not answer",
+            where=f"pod {pod.name}, port {order.head_port}",
+            why=str(error) or "the connection was closed",
+            fix="try again in a second",
+        ) from error

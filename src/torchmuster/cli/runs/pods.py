@@ -1,0 +1,95 @@
+"""`muster run --on NAME` where NAME is a cluster whose jobs are pods: they bring along what they need."""
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import click
+
+from torchmuster.cli.runs.job import plan_for_job, submit_and_follow
+
+if TYPE_CHECKING:
+    from torchmuster.engines.base import ObjectDialect
+    from torchmuster.model.job import JobRequest
+    from torchmuster.model.plan import RunPlan
+    from torchmuster.spec.launch import JobLimits, RunRequest
+    from torchmuster.spec.problems import Problems
+    from torchmuster.spec.sites.site import Site
+
+_PYTHON = "python3"  # of the image
+
+
+def submit_to_pods(
+    request: "RunRequest",
+    run_id: str,
+    limits: "JobLimits",
+    problems: "Problems",
+    site: "Site",
+    dialect: "ObjectDialect",
+) -> int:
+    """Submit a run to a cluster and follow it to its end."""
+    from torchmuster.files.layout import RunDir, runs_dir
+    from torchmuster.owner.create import create_run_dir
+    from torchmuster.owner.jobs.jobs import make_job, note_refusal
+    from torchmuster.owner.pods.bring import bring_run, check_code, settle_place, shown_files
+
+    gpus = request.gpus_per_node or site.gpus_per_node or 0
+    plan = _fit(problems.checked(plan_for_job(request, run_id, gpus, problems)), request, site)
+    check_code(plan)
+    job = make_job(plan, RunDir(os.path.join(runs_dir(), plan.run_id)), site, request, limits)
+    job = _with_spares(job, request.spares)
+    job = settle_place(replace(job, python=_own_python(site)), job.num_nodes)
+    if request.dry_run:
+        return _show(replace(job, brings=shown_files()), dialect)
+    run_dir = create_run_dir(plan)
+    with note_refusal(run_dir):
+        warn_s = (site.warn or 0.0) if limits.warn_s is None else limits.warn_s
+        job = bring_run(plan, run_dir, job, warn_s)
+        for sentence in dialect.unmapped(job):
+            click.echo(f"muster: {sentence}", err=True)
+    _say_what_goes(job, detach=request.detach)
+    return submit_and_follow(plan, run_dir, job, dialect, num_more=0, detach=request.detach)
+
+
+def _fit(plan: "RunPlan", request: "RunRequest", site: "Site") -> "RunPlan":
+    """Return the plan for pods: the image's interpreter, and nodes that come back."""
+    from torchmuster.engines.sites import with_node_setup
+
+    plan = with_node_setup(plan, site, python_given=request.python is not None)
+    if request.python is None and not site.python:
+        plan = replace(plan, program=replace(plan.program, python=(_PYTHON,)))
+    return replace(plan, engine=site.name, nodes_return=True)
+
+
+def _own_python(site: "Site") -> str:
+    return site.python[0] if len(site.python) == 1 else _PYTHON
+
+
+def _with_spares(job: "JobRequest", spares: int) -> "JobRequest":
+    node = job.chunks[0]
+    total = job.num_nodes + spares
+    most = None if job.max_nodes is None else total
+    return replace(job, chunks=(replace(node, num_nodes=total),), max_nodes=most)
+
+
+def _show(job: "JobRequest", dialect: "ObjectDialect") -> int:
+    """Print the manifest, to look at or for `kubectl create --dry-run=server -f -`."""
+    import shlex
+
+    argv = dialect.submit_argv(job, "MANIFEST")
+    click.echo(f"$ {shlex.join(argv)}", err=True)
+    click.echo(dialect.script(job), nl=False)
+    click.echo("nothing was submitted (--dry-run); the Secret is shown empty", err=True)
+    return 0
+
+
+def _say_what_goes(job: "JobRequest", *, detach: bool) -> None:
+    """Say what would be lost: without a volume a run lives in its pods."""
+    from torchmuster.engines.kubernetes.wishes import keeps_runs
+
+    if detach and not keeps_runs(job):
+        click.echo(
+            "muster: logs and snapshots live in the pods and go with them: follow the run to its end to have them here,"
+            " or keep runs on a volume (`claims` and `home` of the site)",
+            err=True,
+        )

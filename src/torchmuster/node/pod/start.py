@@ -1,0 +1,99 @@
+"""The first program of a pod: puts torchmuster, which came in the Secret, on the pod's own disk and becomes its door.
+
+It is run alone by the image's interpreter, of whatever version, so it imports the standard library only and says in its own
+words what an image lacks: the end of a pod is its exit code and the message that Kubernetes keeps.
+"""
+
+import json
+import os
+import sys
+
+FOLDER = os.path.dirname(os.path.abspath(__file__))
+OWN_DISK = "/scratch"
+MESSAGE = "/dev/termination-log"
+FINAL = 113  # the Job makes no other pod for this end
+
+
+def give_up(what: str, because: str, hint: str) -> None:
+    """Leave with the error where people and clients look for it."""
+    text = f"error: {what}\nat: {os.uname()[1]}\nbecause: {because}\nhint: {hint}\n"
+    sys.stderr.write(text)
+    try:
+        with open(MESSAGE, "w") as file:
+            file.write(json.dumps({"error": what, "because": because, "hint": hint}))
+    except OSError:
+        pass
+    sys.exit(FINAL)
+
+
+def writable_home() -> None:
+    """Let HOME and TMPDIR be folders that can be written: a random uid has none, and the root may be read-only."""
+    home = os.environ.get("HOME", "")
+    if home in ("", "/") or not os.access(home, os.W_OK):
+        os.environ["HOME"] = OWN_DISK
+    if not os.access("/tmp", os.W_OK):
+        folder = os.path.join(OWN_DISK, "tmp")
+        os.makedirs(folder, exist_ok=True)
+        os.environ["TMPDIR"] = folder
+
+
+def unpack() -> str:
+    """Return the folder of the package on the pod's own disk."""
+    import hashlib
+    import tarfile
+
+    archive = os.path.join(FOLDER, "package.txz")
+    with open(archive, "rb") as file:
+        sha = hashlib.sha256(file.read()).hexdigest()
+    root = os.path.join(OWN_DISK, "torchmuster", sha[:32])
+    if not os.path.isdir(root):
+        part = f"{root}.{os.getpid()}"
+        os.makedirs(part)
+        with tarfile.open(archive) as packed:
+            packed.extractall(part)
+        os.rename(part, root)
+    return root
+
+
+def own_key() -> str:
+    """Return a copy of the key that only we can read: a Secret's file may be its group's too."""
+    path = os.path.join(OWN_DISK, "torchmuster", "key")
+    with open(os.path.join(FOLDER, "key")) as file:
+        text = file.read()
+    part = f"{path}.{os.getpid()}"
+    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+    os.rename(part, path)
+    return path
+
+
+def main() -> None:
+    """Become the door."""
+    if sys.version_info < (3, 11):  # noqa: UP036  # it is the image that decides
+        give_up(
+            "the image's Python is too old for muster",
+            f"{sys.executable} is {sys.version.split()[0]}",
+            "take an image with Python 3.11 or later, or set `python` of the site to another interpreter of it",
+        )
+    if not os.access(OWN_DISK, os.W_OK):
+        give_up(
+            "the pod can't write to its own disk",
+            f"{OWN_DISK} belongs to another user than {os.getuid()}",
+            "`run_as` of the site sets the user",
+        )
+    try:
+        writable_home()
+        root, key = unpack(), own_key()
+    except (OSError, ImportError) as error:
+        give_up(
+            "torchmuster can't be put on the pod's disk",
+            str(error),
+            f"room on {OWN_DISK}, and an interpreter with lzma, are needed",
+        )
+    entry = os.path.join(root, "torchmuster", "programs", "__main__.py")
+    words = ["pod", "--key", key, "--order", os.path.join(FOLDER, "order.json")]
+    os.execv(sys.executable, [sys.executable, "-I", "-S", entry, *words])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""What a run in pods brings along, and where it goes: the files of its Secret, its context and namespace."""
+
+import hashlib
+import io
+import json
+import lzma
+import os
+import tarfile
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from torchmuster import proc
+from torchmuster.engines.base import EngineError
+from torchmuster.engines.kubernetes.dialect import DIALECT, kubectl, name_of
+from torchmuster.engines.kubernetes.wishes import DOOR_PORT, home_of, pods_of
+from torchmuster.files import atomic, code_copy, travel
+from torchmuster.files.layout import RunDir, muster_home
+from torchmuster.model import codec
+from torchmuster.model.job import JobRequest
+from torchmuster.model.plan import RunPlan
+from torchmuster.node.pod import order as orders
+from torchmuster.node.pod.order import PodOrder
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_ASK_S = 20.0
+_ENFORCED = "pod-security.kubernetes.io/enforce"
+# What only a client needs; the rest must leave room for code in a Secret.
+_CLIENT_ONLY = ("cli/", "ui/", "spec/", "diagnose/lint/", "diagnose/convert/")
+_SECRET_BYTES = 1 << 20
+_SPARE_BYTES = 16 << 10  # of a Secret, for the plan and the order
+
+
+def settle_place(job: JobRequest, num_pods: int) -> JobRequest:
+    """Return the job with what kubectl's configuration and the namespace say where the site says nothing.
+
+    Raises:
+        EngineError: There is no cluster, or no kubectl.
+        UsageError: A key of the site can't be used.
+    """
+    keys = dict(job.own_keys)
+    pods_of(job, {})  # mistakes of the site first: they need no cluster
+    if "context" not in keys:
+        keys["context"] = _config("current-context")
+    if "namespace" not in keys:
+        chosen = ("view", "--minify", "-o", "jsonpath={..namespace}")
+        keys["namespace"] = _config(*chosen, context=keys["context"]) or "default"
+    if "pod_security" not in keys:
+        keys |= _enforced(keys["context"], keys["namespace"])
+    return replace(job, name=name_of(job.name, num_pods), own_keys=tuple(keys.items()))
+
+
+def bring_run(plan: RunPlan, run_dir: RunDir, job: JobRequest, warn_s: float) -> JobRequest:
+    """Return the job with the files that its pods need; they are written into the run directory.
+
+    Raises:
+        UsageError: The code is too large, or the script is not in its folder.
+    """
+    folder = os.path.join(run_dir.path, "pods")
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    package = _package(os.path.join(muster_home(), "cache"))
+    code = code_copy.find_code(plan.program.cwd)
+    code_copy.check_inside(plan.program, code.root)
+    archive = os.path.join(folder, orders.CODE_FILE)
+    with open(archive, "wb") as file:
+        code_copy.write_archive(code.root, code.names, file)
+    size = os.path.getsize(archive)
+    has_room = os.path.getsize(package) + size + _SPARE_BYTES <= _SECRET_BYTES
+    with open(archive, "rb") as file:
+        sha = hashlib.file_digest(file, "sha256").hexdigest()
+    order = PodOrder(
+        run_id=plan.run_id,
+        job=job.name,
+        num_pods=job.num_nodes,
+        port=int(dict(job.own_keys).get("door_port", DOOR_PORT)),
+        home=home_of(job),
+        code_root=code.root,
+        code_sha=sha,
+        code_bytes=None if has_room else size,
+        warn_s=warn_s,
+        time_limit_s=job.time_limit_s,
+    )
+    path = os.path.join(folder, orders.ORDER_FILE)
+    atomic.write_json(path, codec.to_plain(order))
+    brings = {
+        orders.KEY_FILE: run_dir.secret,
+        orders.ORDER_FILE: path,
+        orders.PLAN_FILE: run_dir.plan,
+        orders.PACKAGE_FILE: package,
+        orders.START_FILE: os.path.join(travel.package_folder(), "node", "pod", "start.py"),
+    }
+    if has_room:
+        brings[orders.CODE_FILE] = archive
+    return replace(job, brings=tuple(brings.items()))
+
+
+def shown_files() -> tuple[tuple[str, str], ...]:
+    """Return the names of what a run brings along, for a dry run."""
+    names = (orders.KEY_FILE, orders.ORDER_FILE, orders.PLAN_FILE, orders.PACKAGE_FILE)
+    return tuple((name, "") for name in (*names, orders.START_FILE, orders.CODE_FILE))
+
+
+def _config(*words: str, context: str | None = None) -> str:
+    chosen = [f"--context={context}"] if context else []
+    argv = ["kubectl", *chosen, "config", *words]
+    said = proc.ask(argv, b"", _ASK_S)
+    if said.status != 0:
+        report = DIALECT.explain_refusal(said.stderr.decode(errors="replace"))
+        raise EngineError(
+            report.error, where=" ".join(argv), why="\n".join(report.because), fix=report.hint
+        )
+    return said.stdout.decode(errors="replace").strip()
+
+
+def _enforced(context: str, namespace: str) -> "Mapping[str, str]":
+    """Return the Pod Security level of a namespace where it may be read and asks for something."""
+    said = proc.ask(
+        kubectl(context, namespace, "get", "namespace", namespace, "-o", "json"), b"", _ASK_S
+    )
+    if said.status != 0:
+        return {}
+    try:
+        labels = json.loads(said.stdout)["metadata"].get("labels", {})
+    except (ValueError, KeyError):
+        return {}
+    return {"pod_security": "restricted"} if labels.get(_ENFORCED) == "restricted" else {}
+
+
+def _package(cache: str) -> str:
+    """Return the path of the archive of torchmuster for pods, made once for each content."""
+    files = [
+        (name, data)
+        for name, data in travel.package_files(travel.package_folder())
+        if not name.startswith(_CLIENT_ONLY)
+    ]
+    path = os.path.join(cache, f"pods-{travel.content_hash(files)}.txz")
+    if not os.path.exists(path):
+        os.makedirs(cache, mode=0o700, exist_ok=True)
+        atomic.replace_file(path, _packed(files))
+    return path
+
+
+def _packed(files: Iterable[tuple[str, bytes]]) -> bytes:
+    """Return a tar.xz: a third smaller than a zip, which would leave no room for code; the same files, the same bytes."""
+    buffer = io.BytesIO()
+    with (
+        lzma.open(buffer, "wb", preset=6) as packed,
+        tarfile.open(fileobj=packed, mode="w|", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for name, data in files:
+            info = tarfile.TarInfo(f"torchmuster/{name}")
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def check_code(plan: RunPlan) -> None:
+    """Refuse code that can't be copied, before anything is made.
+
+    Raises:
+        UsageError: It is too large, or the script is not in it.
+    """
+    code = code_copy.find_code(plan.program.cwd)
+    code_copy.check_inside(plan.program, code.root)

@@ -1,0 +1,270 @@
+"""The owner of a run in the first of its pods: what `muster run` is on one machine.
+
+    conduct-pods --key FILE --order FILE
+
+It reaches the pods through their doors as hosts are reached by ssh, so it lives and dies without the client, and lives on when
+another pod goes. Its exit code is the pod's: 0, 113 for a failure that is final, 75 when this pod is taken away.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import signal
+import sys
+import threading
+import time
+from dataclasses import dataclass, replace
+
+from torchmuster.engines.ssh import SshEngine
+from torchmuster.engines.ssh_bundle import make_bundle
+from torchmuster.engines.ssh_command import SshHost
+from torchmuster.engines.ssh_places import SshWishes
+from torchmuster.errors import MusterError
+from torchmuster.files import atomic, code_copy
+from torchmuster.files.layout import RunDir
+from torchmuster.files.terminal import TerminalVoice
+from torchmuster.model import codec
+from torchmuster.model.display.repeats import shortened
+from torchmuster.model.display.text import render_report, report_of_error
+from torchmuster.model.plan import RunPlan
+from torchmuster.model.states import RunState
+from torchmuster.model.verdict import Result
+from torchmuster.net.secret import read_secret
+from torchmuster.node.pod import order as orders
+from torchmuster.node.pod.call import call_argv
+from torchmuster.node.pod.order import AGAIN_CODE, FINAL_CODE, PodOrder
+from torchmuster.node.remote.files import MARK_FILE, CodeOutputs, mark_of, write_private
+from torchmuster.owner.create import write_owner
+from torchmuster.owner.deadline import Deadline
+from torchmuster.owner.jobs.jobs import failed_before_start
+from torchmuster.owner.pods.doors import Doors
+from torchmuster.owner.resubmit import restarts_spent
+from torchmuster.owner.supervise import Supervisor
+from torchmuster.owner.views.record import next_attempt, read_events, read_result
+
+_MESSAGE_FILE = "/dev/termination-log"
+_MOST_MESSAGE_BYTES = 4096
+_CODE_LOOK_S = 0.1
+_SAY_EVERY_S = 4.5
+
+
+def main(arguments: list[str]) -> int:
+    """Own the run of these pods to its end; return the pod's exit code."""
+    parser = argparse.ArgumentParser(prog="conduct-pods")
+    parser.add_argument("--key", required=True)
+    parser.add_argument("--order", required=True)
+    options = parser.parse_args(arguments)
+    order = orders.read_order(options.order)
+    voice = TerminalVoice()
+    voice.start()
+    owner = _PodOwner(order, options.key, os.path.dirname(options.order), voice)
+    try:
+        return owner.run()
+    finally:
+        voice.flush(5.0)
+
+
+@dataclass(slots=True)
+class _PodOwner:
+    order: PodOrder
+    key: str
+    brought: str
+    voice: TerminalVoice
+    is_told_to_stop: bool = False
+
+    @property
+    def run_dir(self) -> RunDir:
+        """Return where the run lives in this pod."""
+        return self.order.run_dir
+
+    def run(self) -> int:
+        signal.signal(signal.SIGTERM, self._take_stop)
+        before = read_result(self.run_dir)
+        if before is not None and os.path.exists(
+            os.path.join(self.run_dir.path, orders.ENDED_FILE)
+        ):
+            return _pod_code(before)  # its end was interrupted
+        try:
+            result = self._own()
+        except MusterError as error:
+            if self.is_told_to_stop:
+                return AGAIN_CODE
+            result = failed_before_start(self.run_dir, error.exit_code, report_of_error(error))
+            atomic.write_json(self.run_dir.result, codec.to_plain(result))
+        except KeyboardInterrupt:
+            return AGAIN_CODE
+        cancelled = os.path.exists(self.run_dir.cancelled)
+        if self.is_told_to_stop and result.state is not RunState.SUCCEEDED and not cancelled:
+            self._set_aside_result()
+            return AGAIN_CODE
+        return self._end(result)
+
+    def _take_stop(self, *_: object) -> None:
+        self.is_told_to_stop = True
+        raise KeyboardInterrupt  # before there is a run to stop
+
+    def _own(self) -> Result:
+        plan = self._place_run()
+        secret = read_secret(self.key)
+        doors = Doors(
+            order=self.order,
+            secret=secret,
+            least=plan.min_nodes,
+            most=plan.max_nodes,
+            last_call_s=plan.limits.last_call_s,
+            say=self.voice.say,
+        )
+        answer = asyncio.run(doors.wait(plan.limits.join_timeout_s))
+        engine = self._engine(plan, answer)
+        deadline = self._deadline()
+        try:
+            spent = restarts_spent(self.run_dir, plan.limits.max_restarts)
+            signal.signal(signal.SIGTERM, self._note_stop)
+            engine.start_all(first_attempt=next_attempt(self.run_dir), restarts_spent=spent)
+            self.voice.say(f"run on {', '.join(engine.used_names)}")
+            supervisor = Supervisor(engine, self.voice, deadline)
+            result = asyncio.run(supervisor.run())
+            self.is_told_to_stop |= supervisor.was_told_to_stop
+            engine.finish()
+            return engine.localized(result)
+        finally:
+            engine.abandon()
+
+    def _note_stop(self, *_: object) -> None:
+        self.is_told_to_stop = True
+
+    def _place_run(self) -> RunPlan:
+        """Make the run directory, or find that of an earlier pod on a volume; return the plan for here."""
+        run_dir = self.run_dir
+        os.makedirs(run_dir.logs, mode=0o700, exist_ok=True)
+        os.makedirs(os.path.dirname(run_dir.agent_log("n1")), exist_ok=True)
+        with open(self.key) as file:
+            atomic.replace_file(run_dir.secret, file.read().encode(), mode=0o600)
+        if not mark_of(run_dir.path):
+            write_private(os.path.join(run_dir.path, MARK_FILE), secrets.token_hex(16))
+        write_owner(run_dir)
+        self._set_aside_result()
+        plain = atomic.read_json(os.path.join(self.brought, orders.PLAN_FILE))
+        plan = codec.from_plain(RunPlan, plain)
+        code = CodeOutputs(run_dir)
+        if not code.is_there:
+            self._get_code()
+            code.unpack()
+        program = code_copy.moved(plan.program, self.order.code_root, code.root)
+        plan = replace(plan, program=program, nodes_return=True)
+        atomic.write_json(run_dir.plan, codec.to_plain(plan))
+        return plan
+
+    def _get_code(self) -> None:
+        """Put the code's archive into the run directory: from the Secret, or from the client who sends it."""
+        from torchmuster.net.remote_messages import CODE_FILE
+
+        target = os.path.join(self.run_dir.path, CODE_FILE)
+        came = os.path.join(self.brought, orders.CODE_FILE)
+        if os.path.exists(came):
+            with open(came, "rb") as file:
+                atomic.replace_file(target, file.read())
+            return
+        begun = say_at = time.monotonic()
+        while not _is_whole(target, self.order):
+            now = time.monotonic()
+            if now >= say_at:
+                self.voice.say("waiting for the code: the client sends it")
+                say_at = now + _SAY_EVERY_S
+            if now - begun > _plan_limit_s(self.brought):
+                raise MusterError(
+                    "the code did not come",
+                    where=target,
+                    why="it is too large for a Secret, so the client sends it when the first pod runs",
+                    fix="keep muster running until it says that training begins, or put the code on a volume",
+                )
+            threading.Event().wait(_CODE_LOOK_S)
+
+    def _engine(self, plan: RunPlan, answer: list[int]) -> SshEngine:
+        order = self.order
+        others = [index for index in range(order.num_pods) if index not in answer]
+        words = call_argv(self.key, order.port, domain=order.job, wait_s=plan.limits.join_timeout_s)
+        bundle = make_bundle(words, [sys.executable], may_share=True)
+        bundle = replace(bundle, connect_limit_s=plan.limits.join_timeout_s)
+        hosts = tuple(SshHost(name=order.host(index)) for index in (*answer, *others))
+        wishes = SshWishes(
+            hosts=hosts,
+            where=f"pods of {order.job}",
+            by_slots=False,
+            head_port=order.head_port,
+            code_root=CodeOutputs(self.run_dir).root,
+            spares_first=True,
+        )
+        plan = replace(plan, node_names=tuple(host.name for host in hosts[: plan.max_nodes]))
+        return SshEngine(plan, self.run_dir, wishes, bundle, self.voice.say)
+
+    def _deadline(self) -> Deadline | None:
+        limit_s = self.order.time_limit_s
+        if limit_s is None:
+            return None
+        return Deadline(
+            self.order.warn_s, ends_at=_begun(self.run_dir) + limit_s, ends_the_run=True
+        )
+
+    def _set_aside_result(self) -> None:
+        with contextlib.suppress(OSError):
+            os.replace(self.run_dir.result, f"{self.run_dir.result}.{next_attempt(self.run_dir)}")
+
+    def _end(self, result: Result) -> int:
+        """Say how the run ended: in the pod's log, in its last message, and to those who read its record."""
+        if result.report is not None and result.state is not RunState.SUCCEEDED:
+            from torchmuster.diagnose.explain.end_of_run import explained
+
+            report = explained(result, self.run_dir) or result.report
+            result = replace(result, report=report)
+            atomic.write_json(self.run_dir.result, codec.to_plain(result))
+            self.voice.print(render_report(shortened(report, result, self.voice.shown)))
+        with contextlib.suppress(OSError), open(_MESSAGE_FILE, "w") as file:
+            file.write(last_message(result))
+        code = _pod_code(result)
+        atomic.write_json(os.path.join(self.run_dir.path, orders.ENDED_FILE), {"code": code})
+        return code
+
+
+def last_message(result: Result) -> str:
+    """Return a result as Kubernetes keeps it of an ended pod: at most 4,096 bytes of JSON."""
+    plain = codec.to_plain(result)
+    plain.pop("cause", None)
+    report = plain.get("report") or {}
+    while len(text := json.dumps(plain)) > _MOST_MESSAGE_BYTES and report.get("because"):
+        report["because"] = report["because"][:-1]
+    return text if len(text) <= _MOST_MESSAGE_BYTES else json.dumps({**plain, "report": None})
+
+
+def _pod_code(result: Result) -> int:
+    return 0 if result.state is RunState.SUCCEEDED else FINAL_CODE
+
+
+def _is_whole(path: str, order: PodOrder) -> bool:
+    try:
+        if os.path.getsize(path) != order.code_bytes:
+            return False
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == order.code_sha
+    except OSError:
+        return False
+
+
+def _plan_limit_s(brought: str) -> float:
+    plan = codec.from_plain(RunPlan, atomic.read_json(os.path.join(brought, orders.PLAN_FILE)))
+    return plan.limits.join_timeout_s
+
+
+def _begun(run_dir: RunDir) -> float:
+    """Return when the run first began: another pod may have."""
+    from datetime import datetime
+
+    first = next(read_events(run_dir.events), {})
+    try:
+        return datetime.fromisoformat(str(first["time"])).timestamp()
+    except (KeyError, ValueError):
+        return time.time()

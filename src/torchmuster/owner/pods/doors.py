@@ -1,0 +1,111 @@
+"""The wait for the doors of other pods: which of them are missing, and why, said every 5 s, with a limit."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from torchmuster.errors import JoinTimeoutError
+from torchmuster.model.display.text import few_of
+from torchmuster.net.handshake import HandshakeError
+from torchmuster.node.pod.call import call_patiently, words_of
+from torchmuster.node.pod.order import PodOrder
+
+_SAY_EVERY_S = 4.5
+_TRY_EVERY_S = 0.25
+_SHOWN = 4
+
+
+@dataclass(slots=True)
+class Doors:
+    """The pods of a run by the state of their doors.
+
+    Attributes:
+        least: How many have to answer.
+        most: How many are of use.
+        last_call_s: How long more than the least are waited for.
+    """
+
+    order: PodOrder
+    secret: bytes
+    least: int
+    most: int
+    last_call_s: float
+    say: Callable[[str], None]
+    _open: set[int] = field(default_factory=set)
+    _why: dict[int, str] = field(default_factory=dict)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def wait(self, limit_s: float) -> list[int]:
+        """Return the pods that answer, in their order.
+
+        Raises:
+            JoinTimeoutError: Too few did within the limit.
+        """
+        loop = asyncio.get_running_loop()
+        begun, say_at = loop.time(), loop.time() + _SAY_EVERY_S
+        tries = [asyncio.create_task(self._try(i)) for i in range(self.order.num_pods)]
+        enough_at: float | None = None
+        try:
+            while len(self._open) < self.most:
+                now = loop.time()
+                enough_at = enough_at or (now if len(self._open) >= self.least else None)
+                if enough_at is not None and now >= enough_at + self.last_call_s:
+                    break
+                if now >= begun + limit_s:
+                    raise self._error(limit_s)
+                if now >= say_at:
+                    self.say(
+                        f"waiting for pods: {self._missing()}; {begun + limit_s - now:.0f} s left"
+                    )
+                    say_at = now + _SAY_EVERY_S
+                self._changed.clear()
+                ends = [begun + limit_s, say_at]
+                ends += [enough_at + self.last_call_s] if enough_at is not None else []
+                await self._until(min(ends))
+        finally:
+            for one in tries:
+                one.cancel()
+            await asyncio.gather(*tries, return_exceptions=True)
+        return sorted(self._open)
+
+    async def _until(self, at: float) -> None:
+        try:
+            async with asyncio.timeout_at(at):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+
+    async def _try(self, index: int) -> None:
+        host = f"{self.order.host(index)}.{self.order.job}" if index else "127.0.0.1"
+        while index not in self._open:
+            try:
+                channel = await call_patiently(host, self.order.port, self.secret, 0.0)
+            except (OSError, HandshakeError) as error:
+                self._why[index] = words_of(error)
+                await asyncio.sleep(_TRY_EVERY_S)
+                continue
+            channel.abort()
+            self._open.add(index)
+            self._changed.set()
+
+    def _missing(self) -> str:
+        return few_of(self._words(range(self.order.num_pods)), _SHOWN)
+
+    def _words(self, pods: Sequence[int]) -> list[str]:
+        missing = [pod for pod in pods if pod not in self._open]
+        return [f"{self.order.host(i)} ({self._why.get(i, 'not called yet')})" for i in missing]
+
+    def _error(self, limit_s: float) -> JoinTimeoutError:
+        names = [self.order.host(i) for i in range(self.order.num_pods) if i not in self._open]
+        hint = f"`kubectl describe pod {names[0]}` tells what it waits for; a longer wait: --join-timeout {2 * limit_s:.0f}s"
+        if all("no answer" in self._why.get(i, "") for i in range(1, self.order.num_pods)):
+            hint = (
+                "is there a NetworkPolicy or a mesh? pods of one run need all TCP ports of each other; "
+                + hint
+            )
+        return JoinTimeoutError(
+            f"only {len(self._open)} of {self.least} pods came within {limit_s:.0f} s",
+            where=few_of(names, _SHOWN),
+            why="\n".join(self._words(range(self.order.num_pods))[:_SHOWN]),
+            fix=hint,
+        )

@@ -1,0 +1,99 @@
+"""The end of a run in pods as its client brings it about: a cancel that leaves a record, and nothing on the cluster."""
+
+import contextlib
+import os
+import time
+
+from torchmuster import proc
+from torchmuster.engines.kubernetes.dialect import DIALECT
+from torchmuster.errors import MusterError
+from torchmuster.files import atomic
+from torchmuster.files.layout import RunDir
+from torchmuster.model import codec
+from torchmuster.model.states import RunState
+from torchmuster.model.verdict import Report
+from torchmuster.node.pod.call import call_argv
+from torchmuster.node.pod.order import PodOrder
+from torchmuster.owner.jobs.jobs import failed_before_start
+from torchmuster.owner.pods.mirror import Mirror, result_of_pod
+from torchmuster.owner.pods.reach import PodWatch, ask, find_pod, forward, job_of, pod_order
+from torchmuster.owner.views.record import read_result
+
+_ASK_S = 20.0
+_END_S = 60.0
+_LOOK_S = 0.5
+_CANCELLED = 130
+
+
+def catch_up(run_dir: RunDir) -> None:
+    """Bring the copy of a run in pods up to date, where it is one and goes on; silent where that can't be done."""
+    order, job_id = pod_order(run_dir), job_of(run_dir)
+    if order is None or job_id is None or read_result(run_dir) is not None:
+        return
+    mirror = Mirror(run_dir, order, job_id, PodWatch(job_id), lambda _: None)
+    with contextlib.suppress(MusterError, OSError):
+        mirror.catch_up()
+    if read_result(run_dir) is None:
+        with contextlib.suppress(MusterError):
+            keep_last_message(run_dir, job_id)
+
+
+def keep_last_message(run_dir: RunDir, job_id: str) -> None:
+    """Take the result from the first pod's last message, where its record did not come.
+
+    Raises:
+        EngineError: The cluster can't be asked.
+    """
+    result = result_of_pod(job_id)
+    if result is not None:
+        atomic.write_json(run_dir.result, codec.to_plain(result))
+
+
+def cancel_run(run_dir: RunDir) -> bool:
+    """End a run in pods: its owner ends it, its record comes, then all objects go. Say whether it is one.
+
+    Raises:
+        EngineError: The cluster refuses.
+    """
+    order, job_id = pod_order(run_dir), job_of(run_dir)
+    if order is None or job_id is None:
+        return False
+    atomic.write_json(run_dir.cancelled, {"by": "muster cancel"})
+    with contextlib.suppress(MusterError, OSError):
+        _tell_owner(run_dir, order, job_id)
+        _wait_for_record(run_dir)
+    remove(job_id)
+    if read_result(run_dir) is None:
+        report = Report(error="the run was stopped", because=("you cancelled it",))
+        result = failed_before_start(run_dir, _CANCELLED, report)
+        plain = codec.to_plain(result) | {"state": RunState.CANCELLED.value}
+        atomic.write_json(run_dir.result, plain)
+    return True
+
+
+def remove(job_id: str) -> None:
+    """Remove all objects of a run.
+
+    Raises:
+        EngineError: The cluster refuses.
+    """
+    ask(DIALECT.cancel_argv(job_id))
+
+
+def _tell_owner(run_dir: RunDir, order: PodOrder, job_id: str) -> None:
+    pod = find_pod(job_id, 0)
+    if pod is None or not pod.is_up:
+        raise MusterError("the first pod does not run")
+    note = os.path.join(order.run_dir.path, os.path.basename(run_dir.cancelled))
+    with forward(job_id, pod.name, order.port) as way:
+        words = [*call_argv(run_dir.secret, way.port), "127.0.0.1"]
+        # The owner looks for the note when the signal comes: so it knows that a user ends the run, not a node.
+        proc.ask([*words, f'echo "{{}}" >"{note}" && kill -TERM 1'], b"", _ASK_S)
+
+
+def _wait_for_record(run_dir: RunDir) -> None:
+    deadline = time.monotonic() + _END_S
+    while read_result(run_dir) is None and time.monotonic() < deadline:
+        catch_up(run_dir)
+        if read_result(run_dir) is None:
+            time.sleep(_LOOK_S)  # noqa: TID251  # asks a cluster

@@ -1,0 +1,272 @@
+"""The client's copy of a run in pods: its record and logs come through the first pod's door, as they grow.
+
+All views then work as for any run. The way breaks and is made again, from where the copy ends. Where it is not allowed, the log
+of the first pod and its last message tell what can be told.
+"""
+
+import contextlib
+import json
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from torchmuster import proc
+from torchmuster.engines.kubernetes.dialect import kubectl, place_of
+from torchmuster.engines.ssh_files import FilesBack
+from torchmuster.errors import MusterError
+from torchmuster.files import atomic
+from torchmuster.files.layout import RunDir
+from torchmuster.model import codec
+from torchmuster.model.verdict import Result
+from torchmuster.net import remote_messages as messages
+from torchmuster.net.frames import FrameReader
+from torchmuster.node.pod import order as orders
+from torchmuster.node.pod.call import call_argv
+from torchmuster.node.pod.order import PROGRAMS_VARIABLE, PodOrder
+from torchmuster.owner.pods.reach import NotAllowedError, PodWatch, find_pod, forward
+
+_AGAIN_S = (0.3, 1.0, 2.0, 5.0)
+_SILENCE_S = 60.0
+_ORDER = f"/muster/{orders.ORDER_FILE}"
+_RESULT = "result.json"
+_STATE_FILE = "pods/mirror.json"
+_PIECE_BYTES = 1 << 16
+_LATE_S = 5.0
+_LOOK_S = 10.0  # without news of the watch
+
+
+@dataclass(slots=True)
+class Mirror:
+    """Copies the record of a run here until it has ended.
+
+    Attributes:
+        show: Gets lines of the first pod's log, where that is all there is.
+    """
+
+    run_dir: RunDir
+    order: PodOrder
+    job_id: str
+    watch: PodWatch
+    say: Callable[[str], None]
+    show: Callable[[str], None] = lambda _: None
+    is_complete: bool = False
+    is_connected: bool = False
+    _stopping: threading.Event = field(default_factory=threading.Event)
+    _child: proc.Child | None = None
+    _result: bytes = b""
+    _has_fallen_back: bool = False
+    _thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin, in a thread."""
+        self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End, with what there is."""
+        self._stopping.set()
+        if self._child is not None:
+            self._child.send_signal(15)
+        if self._thread is not None:
+            self._thread.join(_LATE_S)
+
+    def catch_up(self) -> None:
+        """Copy what there is now.
+
+        Raises:
+            EngineError: The first pod can't be reached.
+        """
+        self._copy(once=True)
+
+    def _work(self) -> None:
+        failures = 0
+        while not self._stopping.is_set() and not self.is_complete:
+            seen = self.watch.number
+            try:
+                if not self._copy():
+                    self.watch.wait(seen, _LOOK_S)
+                    continue
+                failures = 0
+            except NotAllowedError as error:
+                self._fall_back(error)
+                return
+            except (
+                MusterError,
+                OSError,
+            ):  # the next look of the follower tells why the pod is not there
+                failures += 1
+            self.is_connected = False
+            self._stopping.wait(_AGAIN_S[min(failures, len(_AGAIN_S) - 1)])
+
+    def _copy(self, *, once: bool = False) -> bool:
+        """Copy until the way breaks; say whether the first pod runs."""
+        pod = find_pod(self.job_id, 0)
+        if pod is None or not pod.is_up:
+            return False
+        with forward(self.job_id, pod.name, self.order.port) as way:
+            if self.order.code_bytes is not None:
+                self._send_code(way.port)
+            self._read_record(way.port, once=once)
+        return True
+
+    def _argv(self, port: int, command: str) -> list[str]:
+        return [*call_argv(self.run_dir.secret, port), "127.0.0.1", command]
+
+    def _send_code(self, port: int) -> None:
+        """Send the code, unless the pod has it: from a run before, on a volume."""
+        path = os.path.join(self.order.run_dir.path, messages.CODE_FILE)
+        folder = os.path.dirname(path)
+        there = f'{folder}/code.stamps.json" ] || [ "$(wc -c <"{path}" 2>/dev/null)" = {self.order.code_bytes}'
+        asked = proc.ask(self._argv(port, f'[ -f "{there} ]'), b"", _SILENCE_S)
+        if asked.status == 0:
+            return
+        command = f'mkdir -p "{folder}" && cat >"{path}.part" && mv "{path}.part" "{path}"'
+        archive = os.path.join(self.run_dir.path, "pods", orders.CODE_FILE)
+        with open(archive, "rb") as file:
+            child = proc.start(self._argv(port, command), stdin=file.fileno())
+            self._child = child
+            while child.wait(1.0) is None and not self._stopping.is_set():
+                continue
+
+    def _read_record(self, port: int, *, once: bool) -> None:
+        known = self._known()
+        command = f"exec ${PROGRAMS_VARIABLE} pod-record --order {_ORDER}" + " --once" * once
+        theirs_in, ours_in = os.pipe2(os.O_CLOEXEC)
+        ours_out, theirs_out = os.pipe2(os.O_CLOEXEC)
+        null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            self._child = proc.start(
+                self._argv(port, command), stdin=theirs_in, stdout=theirs_out, stderr=null
+            )
+        finally:
+            for fd in (theirs_in, theirs_out, null):
+                os.close(fd)
+        try:
+            os.write(ours_in, json.dumps(known).encode() + b"\n")
+            self._take_all(FrameReader(ours_out), known)
+        finally:
+            os.close(ours_in)
+            os.close(ours_out)
+            self._child.send_signal(15)
+            self._child.wait(_LATE_S)
+
+    def _known(self) -> "dict[str, object]":
+        """Return which record the copy is of, and how much there is of each file."""
+        noted = atomic.read_json(os.path.join(self.run_dir.path, _STATE_FILE))
+        mark = str(noted.get("mark", "")) if isinstance(noted, dict) else ""
+        sizes: dict[str, int] = {}
+        for path in (self.run_dir.events, self.run_dir.training):
+            _note_size(self.run_dir, path, sizes)
+        for folder, _, names in os.walk(os.path.join(self.run_dir.path, "logs")):
+            for name in names:
+                _note_size(self.run_dir, os.path.join(folder, name), sizes)
+        return {"mark": mark, "sizes": sizes}
+
+    def _take_all(self, reader: FrameReader, known: "dict[str, object]") -> None:
+        files = FilesBack(self.run_dir)
+        while (message := reader.read(_SILENCE_S * 60)) is not None:
+            self.is_connected = True
+            match message:
+                case messages.RecordOf(mark=mark):
+                    self._take_mark(mark, str(known["mark"]))
+                case messages.FilePiece(path=path, data=data) if path == _RESULT:
+                    self._result = data
+                case messages.FilePiece():
+                    files.take(message, self.order.host(0))
+                case messages.RecordEnd():
+                    self._finish(message, files)
+                    return
+                case _:
+                    raise messages.FrameError(f"{type(message).__name__} is not of a record")
+
+    def _take_mark(self, mark: str, known: str) -> None:
+        if known and mark != known:
+            self._set_aside()
+            self.say(
+                "the first pod is another one, with an empty disk: what came of the run before is in"
+                f" {self.run_dir.path}/earlier"
+            )
+        atomic.write_json(os.path.join(self.run_dir.path, _STATE_FILE), {"mark": mark})
+
+    def _set_aside(self) -> None:
+        """Keep the copy of a record that has ended with its pod."""
+        base = os.path.join(self.run_dir.path, "earlier")
+        os.makedirs(base, exist_ok=True)
+        folder = os.path.join(base, str(len(os.listdir(base)) + 1))
+        os.makedirs(folder)
+        for path in (
+            self.run_dir.events,
+            self.run_dir.training,
+            os.path.join(self.run_dir.path, "logs"),
+        ):
+            with contextlib.suppress(OSError):
+                os.rename(path, os.path.join(folder, os.path.basename(path)))
+        os.makedirs(self.run_dir.logs, exist_ok=True)
+
+    def _finish(self, end: messages.RecordEnd, files: FilesBack) -> None:
+        if not end.is_over:
+            return
+        host = self.order.host(0)
+        count = files.unpack(host, os.path.join(self.run_dir.path, "output", host))
+        if count:
+            where = os.path.join(self.run_dir.path, "output", host)
+            self.say(f"{count} new or changed file{'s' if count != 1 else ''} came back to {where}")
+        if end.num_stay:
+            self.say(
+                f"{end.num_stay} files were too large to come back, and go with the pods: {', '.join(end.stay[:3])}"
+            )
+        if self._result:
+            atomic.replace_file(self.run_dir.result, self._result)
+        self.is_complete = True
+
+    # Without the right to reach a pod.
+
+    def _fall_back(self, error: MusterError) -> None:
+        """Follow the log of the first pod instead."""
+        hint = f" ({error.fix})" if error.fix else ""
+        self.say(f"pods can't be reached from here, so their logs are followed instead{hint}")
+        self._has_fallen_back = True
+        context, namespace, _ = place_of(self.job_id)
+        while not self._stopping.is_set():
+            with contextlib.suppress(MusterError):
+                pod = find_pod(self.job_id, 0)
+                if pod is not None and (pod.is_running or pod.end is not None):
+                    argv = kubectl(context, namespace, "logs", f"pod/{pod.name}", "--follow")
+                    self._follow_log([word for word in argv if "timeout" not in word])
+                    if pod.end is not None:
+                        return
+            self.watch.wait(self.watch.number, _LOOK_S)
+
+    def _follow_log(self, argv: list[str]) -> None:
+        reading, writing = os.pipe2(os.O_CLOEXEC)
+        try:
+            self._child = proc.start(proc.node_program("leashed", *argv), stdout=writing)
+        finally:
+            os.close(writing)
+        with open(reading, errors="replace") as lines, open(self.run_dir.job_log, "a") as log:
+            for line in lines:
+                log.write(line)
+                log.flush()
+                self.show(line.rstrip("\n"))
+        self._child.wait(_LATE_S)
+
+
+def result_of_pod(job_id: str) -> Result | None:
+    """Return what the first pod left as its last message; None where there is nothing.
+
+    Raises:
+        EngineError: The cluster can't be asked.
+    """
+    pod = find_pod(job_id, 0)
+    if pod is None or pod.end is None:
+        return None
+    try:
+        return codec.from_plain(Result, json.loads(pod.end.reason.message))
+    except (codec.CodecError, ValueError):
+        return None
+
+
+def _note_size(run_dir: RunDir, path: str, sizes: dict[str, int]) -> None:
+    with contextlib.suppress(OSError):
+        sizes[os.path.relpath(path, run_dir.path)] = os.path.getsize(path)

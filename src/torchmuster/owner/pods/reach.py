@@ -1,0 +1,224 @@
+"""Reach a pod from here: kubectl's port-forward, which needs the user's right to it, and breaks; who uses it calls again."""
+
+import contextlib
+import os
+import re
+import select
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from torchmuster import proc
+from torchmuster.engines.base import EngineError
+from torchmuster.engines.kubernetes.answers import (
+    INDEX_LABEL,
+    RUN_LABEL,
+    Pod,
+    read_objects,
+    runs_of,
+)
+from torchmuster.engines.kubernetes.dialect import DIALECT, kubectl, place_of
+from torchmuster.errors import MusterError
+from torchmuster.files import atomic
+from torchmuster.files.layout import RunDir
+from torchmuster.model import codec
+from torchmuster.node.pod import order as orders
+from torchmuster.node.pod.order import PodOrder
+
+_ASK_S = 25.0
+_FORWARD_S = 15.0
+_LATE_S = 2.0
+_WATCH_AGAIN_S = 5.0
+_LINE = re.compile(rb"Forwarding from 127\.0\.0\.1:(\d+) ->")
+
+
+class NotAllowedError(EngineError):
+    """The user may not do this to pods: there is no use in trying again."""
+
+
+def pod_order(run_dir: RunDir) -> PodOrder | None:
+    """Return what the pods of a run were told; None for a run that is not in pods."""
+    path = os.path.join(run_dir.path, "pods", orders.ORDER_FILE)
+    with contextlib.suppress(codec.CodecError):
+        return orders.read_order(path) if os.path.exists(path) else None
+    return None
+
+
+def job_of(run_dir: RunDir) -> str | None:
+    """Return the job of a run in pods."""
+    noted = atomic.read_json(run_dir.job)
+    job_id = noted.get("job_id") if isinstance(noted, dict) else None
+    return job_id if isinstance(job_id, str) else None
+
+
+def ask(argv: Sequence[str]) -> str:
+    """Return what a command of kubectl printed.
+
+    Raises:
+        NotAllowedError: The cluster forbids it.
+        EngineError: It failed.
+    """
+    said = proc.ask(argv, b"", _ASK_S)
+    if said.status == 0:
+        return said.stdout.decode(errors="replace")
+    raise _refused(argv, said.stderr.decode(errors="replace"))
+
+
+def _refused(argv: Sequence[str], stderr: str) -> EngineError:
+    report = DIALECT.explain_refusal(stderr)
+    kind = NotAllowedError if "(Forbidden)" in stderr or "is forbidden" in stderr else EngineError
+    where, why = " ".join(argv), "\n".join(report.because)
+    return kind(report.error, where=where, why=why, fix=report.hint)
+
+
+def find_pod(job_id: str, index: int) -> Pod | None:
+    """Return the newest pod of a place; None where there is none.
+
+    Raises:
+        EngineError: The cluster can't be asked.
+    """
+    context, namespace, name = place_of(job_id)
+    selector = f"{RUN_LABEL}={name},{INDEX_LABEL}={index}"
+    text = ask(kubectl(context, namespace, "get", "pods", "-l", selector, "-o", "json"))
+    run = runs_of(read_objects(text)).get(name)
+    return run.newest().get(index) if run is not None else None
+
+
+@dataclass(slots=True)
+class PortForward:
+    """A port of this loopback that leads to one of a pod's."""
+
+    child: proc.Child
+    port: int
+    stderr: int
+
+    def close(self) -> None:
+        """End it."""
+        self.child.send_signal(15)
+        self.child.wait(2.0)
+        with contextlib.suppress(OSError):
+            os.close(self.stderr)
+
+    def __enter__(self) -> Self:
+        """Return it."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End it."""
+        self.close()
+
+
+def forward(job_id: str, pod: str, port: int) -> PortForward:
+    """Return a way to a port of a pod.
+
+    Raises:
+        NotAllowedError: The user may not.
+        EngineError: It can't be made.
+    """
+    context, namespace, _ = place_of(job_id)
+    argv = [
+        word for word in kubectl(context, namespace) if not word.startswith("--request-timeout")
+    ]
+    argv += ["port-forward", f"pod/{pod}", f":{port}", "--address=127.0.0.1"]
+    read_out, write_out = os.pipe2(os.O_CLOEXEC)
+    read_error, write_error = os.pipe2(os.O_CLOEXEC)
+    try:
+        child = proc.start(
+            proc.node_program("leashed", *argv), stdout=write_out, stderr=write_error
+        )
+    finally:
+        os.close(write_out)
+        os.close(write_error)
+    said = bytearray()
+    deadline = time.monotonic() + _FORWARD_S
+    try:
+        while (found := _LINE.search(said)) is None:
+            data = _read(read_out, deadline)
+            if not data:
+                child.send_signal(15)
+                child.wait(1.0)
+                stderr = _rest(read_error)
+                os.close(read_error)
+                raise _refused(argv, stderr or "timed out waiting for the connection")
+            said += data
+    finally:
+        os.close(read_out)
+    return PortForward(child, int(found[1]), read_error)
+
+
+class PodWatch:
+    """Tells when something about the pods of a run has changed: one request that stays open, while somebody looks."""
+
+    def __init__(self, job_id: str) -> None:
+        context, namespace, name = place_of(job_id)
+        words = ("get", "pods", "-l", f"{RUN_LABEL}={name}", "-o", "name", "--watch")
+        argv = kubectl(context, namespace, *words)
+        self._argv = [word for word in argv if not word.startswith("--request-timeout")]
+        self._changed = threading.Condition()
+        self._number = 0
+        self._stopping = threading.Event()
+        self._child: proc.Child | None = None
+
+    @property
+    def number(self) -> int:
+        """Return how many changes there have been."""
+        return self._number
+
+    def start(self) -> None:
+        """Begin, in a thread."""
+        threading.Thread(target=self._work, name="watch", daemon=True).start()
+
+    def stop(self) -> None:
+        """End it."""
+        self._stopping.set()
+        if self._child is not None:
+            self._child.send_signal(15)
+        self._note()
+
+    def wait(self, seen: int, timeout_s: float) -> None:
+        """Wait until there is more than the caller has seen."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._number != seen, timeout_s)
+
+    def _note(self) -> None:
+        with self._changed:
+            self._number += 1
+            self._changed.notify_all()
+
+    def _work(self) -> None:
+        while not self._stopping.is_set():
+            reading, writing = os.pipe2(os.O_CLOEXEC)
+            null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                argv = proc.node_program("leashed", *self._argv)
+                self._child = proc.start(argv, stdout=writing, stderr=null)
+            except MusterError:
+                os.close(reading)
+                return
+            finally:
+                os.close(writing)
+                os.close(null)
+            with open(reading, "rb") as lines:
+                for _ in lines:
+                    self._note()
+            self._child.wait(_LATE_S)
+            # A server ends a watch after half an hour or more; one that is forbidden ends at once.
+            self._stopping.wait(_WATCH_AGAIN_S)
+
+
+def _read(fd: int, deadline: float) -> bytes:
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+        return b""
+    return os.read(fd, 4096)
+
+
+def _rest(fd: int) -> str:
+    os.set_blocking(fd, False)
+    try:
+        return os.read(fd, 1 << 16).decode(errors="replace")
+    except BlockingIOError:
+        return ""
