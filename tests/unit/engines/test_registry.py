@@ -94,6 +94,6 @@ def test_its_own_keys_are_keys_of_its_sites(lsf, tmp_path):
 def test_a_dialect_is_loaded_only_for_what_it_says(lsf, monkeypatch):
     monkeypatch.delitem(sys.modules, "lsf_engine")
     assert "lsf" in lsf
-    assert list(lsf) == ["slurm", "pbs", "torque", "lsf"]
+    assert list(lsf) == ["slurm", "pbs", "torque", "kubernetes", "lsf"]
     assert lsf["slurm"].client == "sbatch"
     assert lsf["lsf"].tools == (), "one that can't be loaded is told when it is named"

@@ -16,7 +16,7 @@ from torchmuster.model.plan import WARN_S
 from torchmuster.spec.sites.files import project_file, user_file
 
 if TYPE_CHECKING:
-    from torchmuster.engines.base import Dialect
+    from torchmuster.engines.base import Dialect, ObjectDialect
     from torchmuster.engines.own_job import OwnJob
     from torchmuster.files.layout import RunDir
     from torchmuster.files.terminal import TerminalVoice
@@ -98,6 +98,18 @@ def nodes_of_engine(name: str) -> str | None:
     return None if site is None else nodes_of_site(site)
 
 
+def find_objects(name: str) -> "tuple[Site, ObjectDialect] | None":
+    """Return the site of this name and its dialect, where jobs are objects of a cluster's API; None elsewhere."""
+    from torchmuster.engines.base import object_dialect
+    from torchmuster.engines.registry import load_dialect
+
+    site = my_sites().sites.get(name)
+    if site is None or not site.is_batch:
+        return None
+    dialect = object_dialect(load_dialect(site.kind))
+    return (site, dialect) if dialect is not None else None
+
+
 def check_engine(name: str, problems: "Problems") -> "Site | None":
     """Return the site of an engine that takes jobs; note one that does not exist or takes none."""
     try:
@@ -122,7 +134,6 @@ def submit_run(
     request: "RunRequest", run_id: str, limits: "JobLimits", problems: "Problems"
 ) -> int:
     """Submit a run and follow it to its end; Ctrl-C leaves it alone, twice cancels it."""
-    from torchmuster.engines.base import object_dialect
     from torchmuster.engines.registry import load_dialect
     from torchmuster.engines.sites import with_node_setup
     from torchmuster.files.layout import RunDir, runs_dir
@@ -130,11 +141,6 @@ def submit_run(
     from torchmuster.owner.jobs.jobs import make_job, note_refusal, num_resubmits
 
     site = check_engine(request.engine or "", problems)
-    objects = object_dialect(load_dialect(site.kind)) if site is not None else None
-    if site is not None and objects is not None:
-        from torchmuster.cli.runs.pods import submit_to_pods
-
-        return submit_to_pods(request, run_id, limits, problems, site, objects)
     gpus_per_node = request.gpus_per_node or (site.gpus_per_node if site else 0) or 0
     plan = problems.checked(plan_for_job(request, run_id, gpus_per_node, problems))
     if site is None:

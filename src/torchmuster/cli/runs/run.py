@@ -229,6 +229,13 @@ def launch(request: "RunRequest") -> int:
         problems.add("--resubmit continues jobs that muster submits", "--resubmit", fix=fix)
     if hosts is not None:
         return run_on_hosts(request, run_id, hosts, problems)
+    if engine != "local" and (objects := job.find_objects(engine)) is not None:
+        from torchmuster.cli.runs.pods import submit_to_pods
+
+        return submit_to_pods(request, run_id, limits, problems, *objects)
+    if request.spares:
+        fix = "hosts beyond --nodes are spare over ssh" if hosts is not None else "leave it out"
+        problems.add("`--spares` is for pods", "--spares", fix=fix)
     if engine != "local":
         return job.submit_run(request, run_id, limits, problems)
     if inside is not None:

@@ -2,7 +2,7 @@
 
     call --key FILE --port PORT [--domain NAME] [--wait SECONDS] [-o OPTION] [-T] HOST COMMAND
 
-The exit code is that of the command; 255 where there was no session, with one line on standard error. A pod that is just being
+It ends with its input, so with who started it. (The kernel would end it with the thread that did.) The exit code is that of the command; 255 where there was no session, with one line on standard error. A pod that is just being
 made has no name yet and no door, so `--wait` tries again; each time the name is asked for anew: a pod that replaces another has
 another address.
 """
@@ -50,7 +50,6 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("command")
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    proc.die_with_parent(os.getppid())
     secret = read_secret(options.key)
     host = f"{options.host}.{options.domain}" if options.domain else options.host
     return asyncio.run(_call(host, options.port, secret, options.command, options.wait))

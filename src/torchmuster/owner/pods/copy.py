@@ -8,7 +8,7 @@ from torchmuster.files.layout import RunDir
 from torchmuster.files.terminal import TerminalVoice
 from torchmuster.owner.jobs.jobs import forget_views
 from torchmuster.owner.pods.end import keep_last_message, remove
-from torchmuster.owner.pods.mirror import Mirror
+from torchmuster.owner.pods.mirror import RecordMirror
 from torchmuster.owner.pods.reach import PodWatch, job_of, pod_order
 from torchmuster.owner.views.record import read_result
 
@@ -20,7 +20,7 @@ class RunCopy:
     run_dir: RunDir
     job_id: str
     watch: PodWatch
-    mirror: Mirror
+    mirror: RecordMirror
     _seen: int = 0
 
     @classmethod
@@ -30,7 +30,7 @@ class RunCopy:
         if order is None or job_id is None:
             return None
         watch = PodWatch(job_id)
-        mirror = Mirror(run_dir, order, job_id, watch, voice.say, voice.print)
+        mirror = RecordMirror(run_dir, order, job_id, watch, voice.say, voice.print)
         watch.start()
         mirror.start()
         return cls(run_dir, job_id, watch, mirror)

@@ -15,7 +15,7 @@ from torchmuster.model.verdict import Report
 from torchmuster.node.pod.call import call_argv
 from torchmuster.node.pod.order import PodOrder
 from torchmuster.owner.jobs.jobs import failed_before_start
-from torchmuster.owner.pods.mirror import Mirror, result_of_pod
+from torchmuster.owner.pods.mirror import RecordMirror, result_of_pod
 from torchmuster.owner.pods.reach import PodWatch, ask, find_pod, forward, job_of, pod_order
 from torchmuster.owner.views.record import read_result
 
@@ -30,7 +30,7 @@ def catch_up(run_dir: RunDir) -> None:
     order, job_id = pod_order(run_dir), job_of(run_dir)
     if order is None or job_id is None or read_result(run_dir) is not None:
         return
-    mirror = Mirror(run_dir, order, job_id, PodWatch(job_id), lambda _: None)
+    mirror = RecordMirror(run_dir, order, job_id, PodWatch(job_id), lambda _: None)
     with contextlib.suppress(MusterError, OSError):
         mirror.catch_up()
     if read_result(run_dir) is None:

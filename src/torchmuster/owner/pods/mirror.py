@@ -37,7 +37,7 @@ _LOOK_S = 10.0  # without news of the watch
 
 
 @dataclass(slots=True)
-class Mirror:
+class RecordMirror:
     """Copies the record of a run here until it has ended.
 
     Attributes:

@@ -92,14 +92,15 @@ class PortForward:
 
     child: proc.Child
     port: int
-    stderr: int
+    _fds: tuple[int, ...]  # it writes a line for each connection, and would die of a closed pipe
 
     def close(self) -> None:
         """End it."""
         self.child.send_signal(15)
         self.child.wait(2.0)
-        with contextlib.suppress(OSError):
-            os.close(self.stderr)
+        for fd in self._fds:
+            os.close(fd)
+        self._fds = ()
 
     def __enter__(self) -> Self:
         """Return it."""
@@ -133,19 +134,17 @@ def forward(job_id: str, pod: str, port: int) -> PortForward:
         os.close(write_error)
     said = bytearray()
     deadline = time.monotonic() + _FORWARD_S
-    try:
-        while (found := _LINE.search(said)) is None:
-            data = _read(read_out, deadline)
-            if not data:
-                child.send_signal(15)
-                child.wait(1.0)
-                stderr = _rest(read_error)
-                os.close(read_error)
-                raise _refused(argv, stderr or "timed out waiting for the connection")
-            said += data
-    finally:
-        os.close(read_out)
-    return PortForward(child, int(found[1]), read_error)
+    while (found := _LINE.search(said)) is None:
+        data = _read(read_out, deadline)
+        if not data:
+            child.send_signal(15)
+            child.wait(_LATE_S)
+            stderr = _rest(read_error)
+            os.close(read_out)
+            os.close(read_error)
+            raise _refused(argv, stderr or "timed out waiting for the connection")
+        said += data
+    return PortForward(child, int(found[1]), (read_out, read_error))
 
 
 class PodWatch:

@@ -9,8 +9,11 @@ import pytest
 from kit.ports import reserve_port
 from kit.waiting import wait_until
 from torchmuster import proc
+from torchmuster.files import atomic
+from torchmuster.model import codec
 from torchmuster.net.secret import new_secret, write_secret
 from torchmuster.node.pod.call import call_argv
+from torchmuster.node.pod.order import AGAIN_CODE, PodOrder
 
 
 @pytest.fixture
@@ -21,15 +24,22 @@ def key(tmp_path):
 
 
 @pytest.fixture
-def door(key):
-    """A pod's first process; the port at which it serves."""
-    argv = proc.node_program("pod", "--key", key, "--port", "0")
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+def door(key, tmp_path):
+    """The first process of a run's second pod; the port at which it serves."""
+    order = PodOrder(
+        run_id="r", job="r", num_pods=2, port=0, home=str(tmp_path), code_root="/x", code_sha=""
+    )
+    path = str(tmp_path / "order.json")
+    atomic.write_json(path, codec.to_plain(order))
+    argv = proc.node_program("pod", "--key", key, "--order", path)
+    environment = {**os.environ, "JOB_COMPLETION_INDEX": "1"}
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=environment) as process:
         try:
             yield process, int(process.stdout.readline().split()[-1])
         finally:
             process.terminate()
-            assert process.wait(30) == 0
+            # Not 0: an index that has succeeded is not made again.
+            assert process.wait(30) == AGAIN_CODE
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ def errors_of(load, text, user=None):
 
 def test_kinds_are_there_without_a_file(load):
     sites = load()
-    assert list(sites.sites) == ["local", "slurm", "pbs", "torque"]
+    assert list(sites.sites) == ["local", "slurm", "pbs", "torque", "kubernetes"]
     assert {site.origin for site in sites.sites.values()} == {BUILT_IN}
     assert (sites.files, sites.configured) == ((), ())
 
