@@ -69,12 +69,14 @@ class Supervisor:
 
     Attributes:
         deadline: The end of the job's time; None where there is no job.
+        told_before: A signal that asked to stop before anybody listened here; 0 for none.
     """
 
     engine: Engine
     display: RunDisplay
     deadline: Deadline | None = None
     forward_stdin: bool = False
+    told_before: int = 0
     result: Result | None = None
     _progress: _Progress = field(default_factory=_Progress)
     _stops: Stops = field(init=False)
@@ -113,6 +115,8 @@ class Supervisor:
     async def _follow(self) -> Result:
         loop = asyncio.get_running_loop()
         self._stops.listen(self._take_stop)
+        if self.told_before:
+            os.kill(os.getpid(), self.told_before)
         for signum in (signal.SIGUSR1, signal.SIGUSR2):
             loop.add_signal_handler(signum, self._take_user_signal, signum)
         loop.add_signal_handler(signal.SIGCHLD, self._changed.set)

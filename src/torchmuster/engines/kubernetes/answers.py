@@ -37,12 +37,13 @@ class PodEnd:
     """How a pod's container ended.
 
     Attributes:
-        reason: `Error`, `OOMKilled`, `StartError`, or of the whole pod: `Evicted`, `DeadlineExceeded`; with what the
-            container left for its end, at most 4,096 bytes, or why it could not start.
+        reason: `Error`, `OOMKilled`, `StartError`, or of the whole pod: `Evicted`, `DeadlineExceeded`, with why.
+        last_message: What the first pod's owner left of the run: JSON, at most 4,096 bytes.
     """
 
     exit_code: int | None
     reason: ClusterReason
+    last_message: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,8 +208,12 @@ def _end(ended: Mapping[str, Any] | None, status: Mapping[str, Any]) -> PodEnd |
             if of_pod and status.get("phase") == "Failed"
             else None
         )
-    own = _reason(ended)
-    return PodEnd(exit_code=ended.get("exitCode"), reason=of_pod or own)
+    own, left = _reason(ended), ended.get("message", "")
+    if left.startswith("{"):
+        own = ClusterReason(word=own.word)
+    else:
+        left = ""
+    return PodEnd(exit_code=ended.get("exitCode"), reason=of_pod or own, last_message=left)
 
 
 def _conditions(one: Mapping[str, Any]) -> Iterator[tuple[str, bool, ClusterReason]]:
@@ -326,8 +331,10 @@ def _why_missing(
 
 
 def _why_gone(pod: Pod) -> ClusterReason | None:
-    """Return who took a pod away; else how it ended."""
-    return pod.disruption or (pod.end.reason if pod.end is not None else None)
+    """Return who took a pod away; else how it ended, where that is no end of a run."""
+    if pod.disruption is not None or pod.end is None:
+        return pod.disruption
+    return None if pod.end.last_message else pod.end.reason
 
 
 def _of_several(indices: Sequence[int], reason: ClusterReason, num_pods: int) -> ClusterReason:

@@ -83,7 +83,8 @@ async def call_patiently(host: str, port: int, secret: bytes, wait_s: float) -> 
     while True:
         try:
             return await connect(host, port, Role.SESSION, secret)
-        except OSError:
+        except (OSError, HandshakeError):
+            # Another secret is that of a pod which had this name before, and leaves.
             if loop.time() >= deadline:
                 raise
         await asyncio.sleep(_TRY_EVERY_S)

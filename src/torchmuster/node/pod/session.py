@@ -8,8 +8,9 @@ import asyncio
 import contextlib
 import os
 import signal
+import stat
 import struct
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 
 from torchmuster.net.channel import Channel, ChannelClosedError
 from torchmuster.plainfile import write_all
@@ -162,10 +163,20 @@ async def call_session(channel: Channel, command: str) -> int:
 
 
 async def _send_input(channel: Channel) -> None:
+    with contextlib.suppress(OSError):
+        async for data in _own_input():
+            await channel.send_bytes(INPUT + data)
+        await channel.send_bytes(INPUT)
+
+
+async def _own_input() -> AsyncIterator[bytes]:
+    """Yield our standard input: a pipe, a socket, or a plain file, which can't be waited for."""
+    if stat.S_ISREG(os.fstat(0).st_mode):
+        while data := await asyncio.to_thread(os.read, 0, PIECE_BYTES):
+            yield data
+        return
     reader = asyncio.StreamReader(limit=PIECE_BYTES)
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(0, "rb"))
-    with contextlib.suppress(OSError):
-        while data := await reader.read(PIECE_BYTES):
-            await channel.send_bytes(INPUT + data)
-        await channel.send_bytes(INPUT)
+    while data := await reader.read(PIECE_BYTES):
+        yield data

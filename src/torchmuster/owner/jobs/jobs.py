@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -161,6 +162,13 @@ def failed_before_start(run_dir: RunDir, exit_code: int, report: Report) -> Resu
         elapsed_s=0.0,
         report=report,
     )
+
+
+def cancelled_before_start(run_dir: RunDir) -> Result:
+    """Return the result of a run that a user has ended, and of which nothing else is known."""
+    report = Report(error="the run was stopped", because=("you cancelled it",))
+    result = failed_before_start(run_dir, 128 + signal.SIGINT, report)
+    return replace(result, state=RunState.CANCELLED)
 
 
 @contextlib.contextmanager

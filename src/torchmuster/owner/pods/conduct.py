@@ -40,7 +40,7 @@ from torchmuster.node.pod.order import AGAIN_CODE, FINAL_CODE, PodOrder
 from torchmuster.node.remote.files import MARK_FILE, CodeOutputs, mark_of, write_private
 from torchmuster.owner.create import write_owner
 from torchmuster.owner.deadline import Deadline
-from torchmuster.owner.jobs.jobs import failed_before_start
+from torchmuster.owner.jobs.jobs import cancelled_before_start, failed_before_start
 from torchmuster.owner.pods.doors import Doors
 from torchmuster.owner.resubmit import restarts_spent
 from torchmuster.owner.supervise import Supervisor
@@ -96,7 +96,10 @@ class _PodOwner:
             result = failed_before_start(self.run_dir, error.exit_code, report_of_error(error))
             atomic.write_json(self.run_dir.result, codec.to_plain(result))
         except KeyboardInterrupt:
-            return AGAIN_CODE
+            if not os.path.exists(self.run_dir.cancelled):
+                return AGAIN_CODE
+            result = cancelled_before_start(self.run_dir)
+            atomic.write_json(self.run_dir.result, codec.to_plain(result))
         cancelled = os.path.exists(self.run_dir.cancelled)
         if self.is_told_to_stop and result.state is not RunState.SUCCEEDED and not cancelled:
             self._set_aside_result()
@@ -126,7 +129,8 @@ class _PodOwner:
             signal.signal(signal.SIGTERM, self._note_stop)
             engine.start_all(first_attempt=next_attempt(self.run_dir), restarts_spent=spent)
             self.voice.say(f"run on {', '.join(engine.used_names)}")
-            supervisor = Supervisor(engine, self.voice, deadline)
+            told = int(signal.SIGTERM) if self.is_told_to_stop else 0
+            supervisor = Supervisor(engine, self.voice, deadline, told_before=told)
             result = asyncio.run(supervisor.run())
             self.is_told_to_stop |= supervisor.was_told_to_stop
             engine.finish()

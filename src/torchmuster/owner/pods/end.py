@@ -10,11 +10,9 @@ from torchmuster.errors import MusterError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
-from torchmuster.model.states import RunState
-from torchmuster.model.verdict import Report
 from torchmuster.node.pod.call import call_argv
 from torchmuster.node.pod.order import PodOrder
-from torchmuster.owner.jobs.jobs import failed_before_start
+from torchmuster.owner.jobs.jobs import cancelled_before_start
 from torchmuster.owner.pods.mirror import RecordMirror, result_of_pod
 from torchmuster.owner.pods.reach import PodWatch, ask, find_pod, forward, job_of, pod_order
 from torchmuster.owner.views.record import read_result
@@ -22,7 +20,6 @@ from torchmuster.owner.views.record import read_result
 _ASK_S = 20.0
 _END_S = 60.0
 _LOOK_S = 0.5
-_CANCELLED = 130
 
 
 def catch_up(run_dir: RunDir) -> None:
@@ -64,10 +61,7 @@ def cancel_run(run_dir: RunDir) -> bool:
         _wait_for_record(run_dir)
     remove(job_id)
     if read_result(run_dir) is None:
-        report = Report(error="the run was stopped", because=("you cancelled it",))
-        result = failed_before_start(run_dir, _CANCELLED, report)
-        plain = codec.to_plain(result) | {"state": RunState.CANCELLED.value}
-        atomic.write_json(run_dir.result, plain)
+        atomic.write_json(run_dir.result, codec.to_plain(cancelled_before_start(run_dir)))
     return True
 
 

@@ -123,8 +123,9 @@ class RecordMirror:
             return
         command = f'mkdir -p "{folder}" && cat >"{path}.part" && mv "{path}.part" "{path}"'
         archive = os.path.join(self.run_dir.path, "pods", orders.CODE_FILE)
-        with open(archive, "rb") as file:
-            child = proc.start(self._argv(port, command), stdin=file.fileno())
+        with open(archive, "rb") as file, open(os.devnull, "wb") as null:
+            words = self._argv(port, command)
+            child = proc.start(words, stdin=file.fileno(), stderr=null.fileno())
             self._child = child
             while child.wait(1.0) is None and not self._stopping.is_set():
                 continue
@@ -262,7 +263,7 @@ def result_of_pod(job_id: str) -> Result | None:
     if pod is None or pod.end is None:
         return None
     try:
-        return codec.from_plain(Result, json.loads(pod.end.reason.message))
+        return codec.from_plain(Result, json.loads(pod.end.last_message))
     except (codec.CodecError, ValueError):
         return None
 
