@@ -15,13 +15,18 @@ _MAY_WAIT = frozenset({JobState.PENDING, JobState.HELD})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitReason:
-    """One reason: the pattern in the scheduler's words, and ours."""
+    """One reason: the pattern in the scheduler's words, and ours.
+
+    Attributes:
+        patience_s: Of one that may heal, but mostly does not: how long it may stand.
+    """
 
     pattern: str
     sentence: str
     hint: str = ""
     never: bool = False
     may_be_never: bool = False
+    patience_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +54,7 @@ class WaitReasons:
                     hint=entry.hint or None,
                     never=entry.never,
                     may_be_never=entry.may_be_never,
+                    patience_s=entry.patience_s,
                 )
                 return replace(view, wait=wait)
         return view

@@ -116,12 +116,14 @@ class Wait:
     Attributes:
         never: The job can't start, however long it waits.
         may_be_never: So it is where there is less than the job asks for; that has to be looked at.
+        patience_s: How long it may stand before it is given up; None for as long as any.
     """
 
     sentence: str
     hint: str | None = None
     never: bool = False
     may_be_never: bool = False
+    patience_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -93,9 +93,8 @@ class Listener:
         try:
             await loop.create_future()
         finally:
-            loop.remove_reader(self._listening)
-            self._listening.close()
-            self._is_over = True
+            if not self._is_over:
+                self.accept_no_more()
             for connection in [*self._silent, *self._waiting]:
                 self._drop(connection)
             for task in list(self._tasks):
@@ -104,6 +103,12 @@ class Listener:
             for connection in self._unopened:  # cancelled before their first step
                 connection.close()
             self._unopened.clear()
+
+    def accept_no_more(self) -> None:
+        """Take no more callers; the connections that stand go on."""
+        asyncio.get_running_loop().remove_reader(self._listening)
+        self._is_over = True
+        self._listening.close()
 
     def _accept(self) -> None:
         """Accept a few callers at a time, so that a flood does not block the ones that are connected."""

@@ -178,7 +178,7 @@ def _pod(one: Mapping[str, Any]) -> Pod:
     states = [container.get("state", {}) for container in status.get("containerStatuses", ())]
     state = states[0] if states else {}
     conditions = {name: (is_true, reason) for name, is_true, reason in _conditions(one)}
-    waits = _reason(state["waiting"]) if "waiting" in state else None
+    waits = _of_pull(_reason(state["waiting"])) if "waiting" in state else None
     if waits is None and conditions.get("PodScheduled", (True, None))[0] is False:
         waits = conditions["PodScheduled"][1]
     disrupted, why = conditions.get("DisruptionTarget", (False, None))
@@ -193,6 +193,14 @@ def _pod(one: Mapping[str, Any]) -> Pod:
         disruption=why if disrupted else None,
         end=_end(state.get("terminated"), status),
     )
+
+
+def _of_pull(reason: ClusterReason) -> ClusterReason:
+    """Return the cause of a pull that is tried again: the two words alternate, with the same cause behind the second's colon."""
+    _, found, cause = reason.message.partition(": ErrImagePull: ")
+    if reason.word == "ImagePullBackOff" and found:
+        return ClusterReason(word="ErrImagePull", message=cause)
+    return reason
 
 
 def _end(ended: Mapping[str, Any] | None, status: Mapping[str, Any]) -> PodEnd | None:
@@ -334,7 +342,11 @@ def _why_gone(pod: Pod) -> ClusterReason | None:
     """Return who took a pod away; else how it ended, where that is no end of a run."""
     if pod.disruption is not None or pod.end is None:
         return pod.disruption
-    return None if pod.end.last_message else pod.end.reason
+    if pod.end.last_message:
+        return None
+    if pod.end.reason != ClusterReason(word="Error"):
+        return pod.end.reason
+    return ClusterReason(word=pod.end.reason.word, message=f"exit code {pod.end.exit_code}")
 
 
 def _of_several(indices: Sequence[int], reason: ClusterReason, num_pods: int) -> ClusterReason:

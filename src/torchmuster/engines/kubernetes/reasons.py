@@ -15,8 +15,21 @@ _EVENTS = "`kubectl get events --sort-by=.lastTimestamp` shows what the cluster 
 _IMAGE = "set `image` in muster.toml to a name that the nodes can pull"
 
 
-def _reason(word: str, sentence: str, hint: str = "", *, never: bool = False) -> WaitReason:
-    return WaitReason(pattern=rf"{word}(?![A-Za-z])", sentence=sentence, hint=hint, never=never)
+_PULLS_S = 60.0  # a registry that is away for a moment is tried again by the node
+
+
+def _reason(
+    word: str,
+    sentence: str,
+    hint: str = "",
+    *,
+    never: bool = False,
+    patience_s: float | None = None,
+) -> WaitReason:
+    pattern = rf"{word}(?![A-Za-z])"
+    return WaitReason(
+        pattern=pattern, sentence=sentence, hint=hint, never=never, patience_s=patience_s
+    )
 
 
 REASONS = WaitReasons(
@@ -50,30 +63,31 @@ REASONS = WaitReasons(
             never=True,
         ),
         _reason(
-            r"(?:ErrImagePull|ImagePullBackOff): .*(?:no such host|i/o timeout|connection refused)",
+            r"ErrImagePull: .*(?:no such host|i/o timeout|connection refused)",
             "the node can't reach the image's registry",
             f"{_IMAGE}; a wrong host in its name looks the same",
+            patience_s=_PULLS_S,
         ),
         _reason(
-            r"(?:ErrImagePull|ImagePullBackOff): .*(?:[Uu]nauthorized|denied|403|no basic auth)",
+            r"ErrImagePull: .*(?:[Uu]nauthorized|denied|403|no basic auth)",
             "the registry refuses the image: it needs a login, or there is none of this name",
             "`pull_secrets` of the site names the Secrets with logins",
             never=True,
         ),
         _reason(
-            r"(?:ErrImagePull|ImagePullBackOff): .*(?:not found|manifest unknown|does not exist)",
+            r"ErrImagePull: .*(?:not found|manifest unknown|does not exist)",
             "the registry has no such image or tag",
             _IMAGE,
             never=True,
         ),
         _reason(
-            r"(?:ErrImagePull|ImagePullBackOff): .*no match for platform",
+            r"ErrImagePull: .*no match for platform",
             "the image is not made for the processor of the node",
             "build it for that too (docker buildx build --platform), or choose nodes by `node_selector`",
             never=True,
         ),
-        _reason("ErrImagePull", "the image could not be pulled", _IMAGE),
-        _reason("ImagePullBackOff", "the image could not be pulled; it is tried again", _IMAGE),
+        _reason("ErrImagePull", "the image could not be pulled", _IMAGE, patience_s=_PULLS_S),
+        _reason("ImagePullBackOff", "the image could not be pulled", _IMAGE, patience_s=_PULLS_S),
         _reason("InvalidImageName", "the image's name is no name of an image", _IMAGE, never=True),
         _reason(
             "ContainerCreating", "the node prepares it: the image is pulled, volumes are mounted"
@@ -85,7 +99,12 @@ REASONS = WaitReasons(
             _EVENTS,
             never=True,
         ),
-        _reason("CreateContainerError", "the node can't make the container", _EVENTS),
+        _reason(
+            "CreateContainerError",
+            "the node can't make the container",
+            _EVENTS,
+            patience_s=_PULLS_S,
+        ),
         # StartError recorded.
         _reason(
             r"StartError: .*exec format error",
@@ -94,7 +113,7 @@ REASONS = WaitReasons(
             never=True,
         ),
         _reason(
-            r"StartError: .*no such file or directory",
+            r"StartError: .*(?:no such file or directory|executable file not found)",
             "the image has no such program: python3 is needed",
             "set `python` of the site to the image's interpreter, or take an image that has Python 3.11",
             never=True,

@@ -50,7 +50,7 @@ class PodDoor:
         self._sessions = Sessions()
         self._stopping = asyncio.Event()
         self._owner: asyncio.subprocess.Process | None = None
-        self._serving: asyncio.Task[None] | None = None
+        self._is_deaf = False
         self._refused: set[str] = set()
         try:
             listening = bind("", port)
@@ -72,7 +72,7 @@ class PodDoor:
         loop = asyncio.get_running_loop()
         for signum in _STOPS:
             loop.add_signal_handler(signum, self._stop)
-        self._serving = serving = asyncio.create_task(self._listener.serve())
+        serving = asyncio.create_task(self._listener.serve())
         reaping = asyncio.create_task(self._reap_for_ever())
         print(f"muster: sessions are served at port {self.port}", flush=True)
         try:
@@ -94,8 +94,9 @@ class PodDoor:
         if self._owner is not None and self._owner.returncode is None:
             self._owner.send_signal(signal.SIGTERM)
             return
-        if self._serving is not None:
-            self._serving.cancel()  # who calls this name from now on means the pod that will have it
+        if not self._is_deaf:
+            self._is_deaf = True
+            self._listener.accept_no_more()  # who calls this name from now on means the pod that will have it
         self._sessions.signal(signal.SIGTERM)
 
     async def _own(self) -> int:

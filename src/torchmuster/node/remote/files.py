@@ -1,6 +1,7 @@
 """The run directory of a host that does not share the client's, and what goes back of it: the record, the outputs."""
 
 import contextlib
+import hmac
 import os
 import secrets
 import shutil
@@ -16,8 +17,11 @@ from torchmuster.net.remote_messages import CHUNK_BYTES, CODE_FILE, OUTPUT_FILE,
 
 TOKEN_FILE = "shared-token"
 MARK_FILE = "made-here"
+_RUN_FILE = "made-for"
 # Each side has its own.
-OWN_FILES = frozenset({"secret", TOKEN_FILE, MARK_FILE, "plan.json", "head.json", "owner.json"})
+OWN_FILES = frozenset(
+    {"secret", TOKEN_FILE, MARK_FILE, _RUN_FILE, "plan.json", "head.json", "owner.json"}
+)
 _EVERY_S = 0.3
 _MAX_SMALL_BYTES = 1 << 20
 _NEVER = OWN_FILES | {CODE_FILE, "code.stamps.json"}
@@ -113,8 +117,10 @@ def sees_run(run_dir: str, token: str) -> bool:
         return False
 
 
-def make_own_run_dir(run_id: str, token: str) -> str:
+def make_own_run_dir(run_id: str, token: str, secret: str) -> str:
     """Make the run directory of this host, below its $MUSTER_HOME; one of the same run is used again.
+
+    The run is the same where its secret is: an owner who comes later, as a first pod that is made again, has another token.
 
     Raises:
         OSError: It can't be made, or another run's is there.
@@ -122,16 +128,18 @@ def make_own_run_dir(run_id: str, token: str) -> str:
     home = os.path.join(muster_home(), "runs")
     os.makedirs(home, mode=0o700, exist_ok=True)
     path = os.path.join(home, run_id)
+    of_run = hmac.new(secret.encode(), b"own run directory", "sha256").hexdigest()
     try:
         os.mkdir(path, 0o700)
     except FileExistsError:
         status = os.lstat(path)
         ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
-        if not ours or not sees_run(path, token):
+        if not ours or not secrets.compare_digest(_read_line(path, _RUN_FILE), of_run):
             raise
     run_dir = RunDir(path)
     for folder in (run_dir.logs, os.path.dirname(run_dir.agent_log("n1"))):
         os.makedirs(folder, exist_ok=True)
+    write_private(os.path.join(path, _RUN_FILE), of_run)
     write_private(os.path.join(path, TOKEN_FILE), token)
     if not mark_of(path):
         write_private(os.path.join(path, MARK_FILE), secrets.token_hex(16))
@@ -140,10 +148,14 @@ def make_own_run_dir(run_id: str, token: str) -> str:
 
 def mark_of(run_dir: str) -> str:
     """Return what tells this folder from another host's of the same path and run; empty for the client's own."""
+    return _read_line(run_dir, MARK_FILE)
+
+
+def _read_line(folder: str, name: str) -> str:
     try:
-        with open(os.path.join(run_dir, MARK_FILE)) as file:
+        with open(os.path.join(folder, name)) as file:
             return file.read(64).strip()
-    except OSError:
+    except (OSError, ValueError):
         return ""
 
 

@@ -40,7 +40,10 @@ class RemotePlace:
         elif head and sees_run(head, message.token) and mark_of(head) == message.head_mark:
             self.run_dir, self._with_head = RunDir(head), True
         else:
-            self.run_dir, self.is_own = RunDir(make_own_run_dir(plan.run_id, message.token)), True
+            self.run_dir, self.is_own = (
+                RunDir(make_own_run_dir(plan.run_id, message.token, message.secret)),
+                True,
+            )
         self.code = CodeOutputs(self.run_dir) if self.is_own and not has_code else None
         self._secret_inode = 0
 

@@ -42,17 +42,23 @@ class NeverWatch:
         wait = view.wait if view is not None else None
         if view is None or reasons is None or wait is None or view.state not in _WAITS:
             return None
-        if not (wait.never or wait.may_be_never):
+        patience_s = STANDS_S if wait.patience_s is None else wait.patience_s
+        if not (wait.never or wait.may_be_never or wait.patience_s):
             return None
         key = (view.job_id, view.reason)
-        if self.clock() - self._since.setdefault(key, self.clock()) < STANDS_S:
+        if self.clock() - self._since.setdefault(key, self.clock()) < patience_s:
             return None
         if key in self._looked_at:
             return None
         self._looked_at.add(key)
         has = self._shortage(reasons, view.job_id)
-        if not wait.never and has is None:
+        if not (wait.never or wait.patience_s) and has is None:
             return None  # it may only be that nodes are down
+        if not wait.never and has is None:
+            words = f"{dialect.name} says for {patience_s:.0f} s: {view.reason}"
+            error = f"job {view.job_id} does not start: {wait.sentence}"
+            at = f"job {view.job_id} of {dialect.name}"
+            return Report(error=error, at=at, because=(words,), hint=wait.hint)
         words = f"{dialect.name} says: {view.reason}"
         return Report(
             error=f"job {view.job_id} can never start: {wait.sentence}",

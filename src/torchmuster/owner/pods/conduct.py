@@ -42,6 +42,7 @@ from torchmuster.owner.create import write_owner
 from torchmuster.owner.deadline import Deadline
 from torchmuster.owner.jobs.jobs import cancelled_before_start, failed_before_start
 from torchmuster.owner.pods.doors import Doors
+from torchmuster.owner.pods.neighbours import RecordNeighbours
 from torchmuster.owner.resubmit import restarts_spent
 from torchmuster.owner.supervise import Supervisor
 from torchmuster.owner.views.record import next_attempt, read_events, read_result
@@ -111,7 +112,8 @@ class _PodOwner:
         raise KeyboardInterrupt  # before there is a run to stop
 
     def _own(self) -> Result:
-        plan = self._place_run()
+        neighbours = RecordNeighbours(self.order, self.key)
+        plan = self._place_run(neighbours)
         secret = read_secret(self.key)
         doors = Doors(
             order=self.order,
@@ -129,6 +131,7 @@ class _PodOwner:
             signal.signal(signal.SIGTERM, self._note_stop)
             engine.start_all(first_attempt=next_attempt(self.run_dir), restarts_spent=spent)
             self.voice.say(f"run on {', '.join(engine.used_names)}")
+            neighbours.start()
             told = int(signal.SIGTERM) if self.is_told_to_stop else 0
             supervisor = Supervisor(engine, self.voice, deadline, told_before=told)
             result = asyncio.run(supervisor.run())
@@ -136,18 +139,20 @@ class _PodOwner:
             engine.finish()
             return engine.localized(result)
         finally:
+            neighbours.stop()
             engine.abandon()
 
     def _note_stop(self, *_: object) -> None:
         self.is_told_to_stop = True
 
-    def _place_run(self) -> RunPlan:
+    def _place_run(self, neighbours: RecordNeighbours) -> RunPlan:
         """Make the run directory, or find that of an earlier pod on a volume; return the plan for here."""
         run_dir = self.run_dir
         os.makedirs(run_dir.logs, mode=0o700, exist_ok=True)
         os.makedirs(os.path.dirname(run_dir.agent_log("n1")), exist_ok=True)
         with open(self.key) as file:
             atomic.replace_file(run_dir.secret, file.read().encode(), mode=0o600)
+        neighbours.find(self.voice.say)
         if not mark_of(run_dir.path):
             write_private(os.path.join(run_dir.path, MARK_FILE), secrets.token_hex(16))
         write_owner(run_dir)

@@ -29,7 +29,7 @@ VIEWS = {
     "job-pods-errimagepull": (JobState.PENDING, "ErrImagePull: ", None, ("n1",), False),
     "job-pods-imagepullbackoff": (
         JobState.PENDING,
-        "ImagePullBackOff: ",
+        "ErrImagePull: ",
         None,
         ("n2", "n1"),
         False,

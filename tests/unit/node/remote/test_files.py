@@ -62,11 +62,11 @@ def test_secret_and_plan_never_leave_the_host_and_the_result_does(run_dir):
 
 def test_run_directory_is_private_and_found_again_by_its_token(tmp_path, monkeypatch):
     monkeypatch.setenv("MUSTER_HOME", str(tmp_path / "home"))
-    first = remote_files.make_own_run_dir("r1", "t" * 32)
+    first = remote_files.make_own_run_dir("r1", "t" * 32, "5" * 64)
     assert os.stat(first).st_mode & 0o777 == 0o700
-    assert remote_files.make_own_run_dir("r1", "t" * 32) == first
+    assert remote_files.make_own_run_dir("r1", "t" * 32, "5" * 64) == first
     with pytest.raises(FileExistsError):
-        remote_files.make_own_run_dir("r1", "u" * 32)
+        remote_files.make_own_run_dir("r1", "t" * 32, "6" * 64)
 
 
 def test_same_file_system_is_seen_by_the_token_only(tmp_path):
