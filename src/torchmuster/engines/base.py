@@ -181,7 +181,8 @@ class Refusal:
 
 def explain(stderr: str, command: str, refusals: Sequence[Refusal]) -> Report:
     """Return the report of the first refusal that fits; the scheduler's own words always stay."""
-    said = tuple(line.rstrip() for line in stderr.splitlines() if line.strip())[-_STDERR_LINES:]
+    lines = (line.rstrip() for line in stderr.splitlines() if line.strip())
+    said = tuple(dict.fromkeys(lines))[-_STDERR_LINES:]
     for refusal in refusals:
         if re.search(refusal.pattern, stderr, re.IGNORECASE):
             return Report(error=refusal.error, at=command, because=said, hint=refusal.hint)

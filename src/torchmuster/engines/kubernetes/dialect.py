@@ -25,11 +25,11 @@ from torchmuster.engines.kubernetes.reasons import REASONS, REFUSALS, missing_ru
 from torchmuster.engines.kubernetes.wishes import pods_of
 from torchmuster.model.job import Allocation, JobRequest, JobView
 from torchmuster.model.links import ResubmitMethod
-from torchmuster.model.states import JobState
 from torchmuster.model.verdict import Report
 
 _TIMEOUT = "--request-timeout=20s"
-_WAITS = frozenset({JobState.PENDING, JobState.HELD})
+_OF_OBJECT = re.compile(r"error when creating \"[^\"]*\": |error validating \"[^\"]*\": ")
+_ADVICE = re.compile(r"; if you choose to ignore these errors, turn validation off with \S+")
 
 
 def kubectl(context: str, namespace: str, *words: str) -> list[str]:
@@ -198,6 +198,8 @@ class KubernetesDialect:
         """Return a report on what kubectl or the cluster refused."""
         # Five lines of a discovery cache may stand before the one that tells.
         telling = "\n".join(line for line in stderr.splitlines() if "memcache.go" not in line)
+        # Three objects have the same trouble; kubectl's advice to look less closely is none.
+        telling = _ADVICE.sub("", _OF_OBJECT.sub("", telling))
         report = base.explain(telling or stderr, "kubectl", REFUSALS)
         return missing_rule(report, telling)
 

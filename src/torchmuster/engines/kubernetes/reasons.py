@@ -180,7 +180,7 @@ REFUSALS = (
         hint="kubectl config get-contexts lists those of ~/.kube/config; the cluster's people give out the file, or the command that writes it",
     ),
     Refusal(
-        pattern=r"context \"[^\"]*\" does not exist",
+        pattern=r"context \"[^\"]*\" does not exist|cannot locate context",
         error="kubectl knows no such context",
         hint="kubectl config get-contexts lists them; `context` of the site names one",
     ),
@@ -190,7 +190,7 @@ REFUSALS = (
         hint="mend the file that is named, or set KUBECONFIG to another",
     ),
     Refusal(
-        pattern=r"\(Unauthorized\)|must be logged in",
+        pattern=r"\(Unauthorized\)|must be logged in|asked for the client to provide credentials",
         error="the cluster does not accept the credentials: they are wrong or have expired",
         hint="log in again as the cluster's people say, then try `kubectl auth whoami`",
     ),
@@ -205,12 +205,12 @@ REFUSALS = (
         hint="look at the VPN, and at the server in `kubectl config view --minify`",
     ),
     Refusal(
-        pattern=r"connection to the server \S+ was refused",
+        pattern=r"connection to the server \S+ was refused|connect: connection refused",
         error="the cluster's server does not answer",
         hint="look at the VPN or tunnel, and at the server in `kubectl config view --minify`",
     ),
     Refusal(
-        pattern=r"i/o timeout|context deadline exceeded|TLS handshake timeout",
+        pattern=r"i/o timeout|context deadline exceeded|TLS handshake timeout|network is unreachable|no route to host|request canceled",
         error="the cluster's server does not answer in time",
         hint="look at the VPN, and at the server in `kubectl config view --minify`",
     ),

@@ -123,8 +123,9 @@ class JobFollower:
                 poll_at = time.monotonic() + _POLL_S
                 is_over = self._view is not None and self._view.state.is_final
                 ended_at = (ended_at or time.monotonic()) if is_over else None
-                if is_over and self._copy is not None:
-                    await asyncio.to_thread(self._copy.take_last_words)
+                if self._copy is not None:
+                    look = self._copy.take_last_words if is_over else self._copy.free_places
+                    await asyncio.to_thread(look)
             await asyncio.sleep(_LOOK_S)
 
     @property

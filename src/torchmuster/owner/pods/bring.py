@@ -11,8 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchmuster import proc
-from torchmuster.engines.base import EngineError
-from torchmuster.engines.kubernetes.dialect import DIALECT, kubectl, name_of
+from torchmuster.engines.kubernetes.dialect import kubectl, name_of
 from torchmuster.engines.kubernetes.wishes import DOOR_PORT, home_of, pods_of
 from torchmuster.files import atomic, code_copy, travel
 from torchmuster.files.layout import RunDir, muster_home
@@ -21,6 +20,7 @@ from torchmuster.model.job import JobRequest
 from torchmuster.model.plan import RunPlan
 from torchmuster.node.pod import order as orders
 from torchmuster.node.pod.order import PodOrder
+from torchmuster.owner.pods.reach import refused
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -107,19 +107,22 @@ def _config(*words: str, context: str | None = None) -> str:
     argv = ["kubectl", *chosen, "config", *words]
     said = proc.ask(argv, b"", _ASK_S)
     if said.status != 0:
-        report = DIALECT.explain_refusal(said.stderr.decode(errors="replace"))
-        raise EngineError(
-            report.error, where=" ".join(argv), why="\n".join(report.because), fix=report.hint
-        )
+        raise refused(argv, said.stderr.decode(errors="replace"))
     return said.stdout.decode(errors="replace").strip()
 
 
 def _enforced(context: str, namespace: str) -> "Mapping[str, str]":
-    """Return the Pod Security level of a namespace where it may be read and asks for something."""
-    said = proc.ask(
-        kubectl(context, namespace, "get", "namespace", namespace, "-o", "json"), b"", _ASK_S
-    )
+    """Return the Pod Security level of a namespace where it may be read and asks for something.
+
+    Raises:
+        EngineError: The cluster does not answer, or not to us: what follows would only wait longer to hear it.
+    """
+    argv = kubectl(context, namespace, "get", "namespace", namespace, "-o", "json")
+    said = proc.ask(argv, b"", _ASK_S)
     if said.status != 0:
+        stderr = said.stderr.decode(errors="replace")
+        if said.status is None or "from server (Forbidden)" not in stderr:
+            raise refused(argv, stderr or "context deadline exceeded")
         return {}
     try:
         labels = json.loads(said.stdout)["metadata"].get("labels", {})

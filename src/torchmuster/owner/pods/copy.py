@@ -10,6 +10,7 @@ from torchmuster.owner.jobs.jobs import forget_views
 from torchmuster.owner.pods.end import keep_last_message, remove
 from torchmuster.owner.pods.mirror import RecordMirror
 from torchmuster.owner.pods.reach import PodWatch, job_of, pod_order
+from torchmuster.owner.pods.release import PlaceRelease
 from torchmuster.owner.views.record import read_result
 
 
@@ -21,6 +22,7 @@ class RunCopy:
     job_id: str
     watch: PodWatch
     mirror: RecordMirror
+    release: PlaceRelease
     _seen: int = 0
 
     @classmethod
@@ -33,7 +35,7 @@ class RunCopy:
         mirror = RecordMirror(run_dir, order, job_id, watch, voice.say, voice.print)
         watch.start()
         mirror.start()
-        return cls(run_dir, job_id, watch, mirror)
+        return cls(run_dir, job_id, watch, mirror, PlaceRelease(run_dir, order, job_id, voice.say))
 
     def has_news(self) -> bool:
         """Say whether something about the pods has changed since the last look; the cluster is asked anew then."""
@@ -42,6 +44,11 @@ class RunCopy:
         if number != before:
             forget_views()
         return number != before
+
+    def free_places(self) -> None:
+        """Remove pods that are lost with their node."""
+        with contextlib.suppress(MusterError):
+            self.release.look()
 
     def take_last_words(self) -> None:
         """Take the result from the last message of the first pod, where no copy of the record comes."""

@@ -63,10 +63,11 @@ def ask(argv: Sequence[str]) -> str:
     said = proc.ask(argv, b"", _ASK_S)
     if said.status == 0:
         return said.stdout.decode(errors="replace")
-    raise _refused(argv, said.stderr.decode(errors="replace"))
+    raise refused(argv, said.stderr.decode(errors="replace"))
 
 
-def _refused(argv: Sequence[str], stderr: str) -> EngineError:
+def refused(argv: Sequence[str], stderr: str) -> EngineError:
+    """Return the error that says what kubectl or the cluster refused, and why."""
     report = DIALECT.explain_refusal(stderr)
     kind = NotAllowedError if "(Forbidden)" in stderr or "is forbidden" in stderr else EngineError
     where, why = " ".join(argv), "\n".join(report.because)
@@ -142,7 +143,7 @@ def forward(job_id: str, pod: str, port: int) -> PortForward:
             stderr = _rest(read_error)
             os.close(read_out)
             os.close(read_error)
-            raise _refused(argv, stderr or "timed out waiting for the connection")
+            raise refused(argv, stderr or "timed out waiting for the connection")
         said += data
     return PortForward(child, int(found[1]), (read_out, read_error))
 

@@ -103,7 +103,7 @@ def test_a_pod_that_ends_leaves_nothing_behind(key, door):
     pid = int(caller.stdout.readline())
     os.kill(door[0].pid, signal.SIGTERM)
     wait_until(lambda: not proc.is_running(pid), "the end of the command")
-    assert caller.wait(30) == 255
+    assert caller.wait(30) == 128 + signal.SIGTERM
     caller.communicate()
 
 
