@@ -225,6 +225,7 @@ def logs(
     import asyncio
 
     from torchmuster.model.display.lines import LineJoiner
+    from torchmuster.owner.pods.copy import copied
     from torchmuster.owner.views.control import LogChoice, follow_logs, log_files, task_names
     from torchmuster.owner.views.find import find_run
 
@@ -252,7 +253,8 @@ def logs(
 
     try:
         if follow:
-            asyncio.run(follow_logs(view, choice, write, tail))
+            with copied(view.run_dir):
+                asyncio.run(follow_logs(view, choice, write, tail))
         else:
             for number, path in log_files(view, choice):
                 _print_file(path, partial(write, number), tail)
@@ -287,13 +289,15 @@ def wait(run: str) -> int:
     import asyncio
 
     from torchmuster.cli.ending import last_line
+    from torchmuster.owner.pods.copy import copied
     from torchmuster.owner.views.account import how_to_go_on
     from torchmuster.owner.views.control import wait_for_result
     from torchmuster.owner.views.find import find_run
 
     view = find_run(run)
     try:
-        result = asyncio.run(wait_for_result(view.run_dir))
+        with copied(view.run_dir):
+            result = asyncio.run(wait_for_result(view.run_dir))
     except KeyboardInterrupt:
         return 130
     if result is None:

@@ -127,6 +127,11 @@ _JOBS = (
 )
 
 
+def sees_files(kind: str) -> bool:
+    """Say whether the nodes of a kind of engine see the client's files, as far as is known without its dialect."""
+    return kind not in SCHEDULERS or SCHEDULERS[kind].sees_files
+
+
 def kind_of_client(client: str, version: str | None) -> str:
     """Return the scheduler that a client is of: versions 2 to 6 of qsub are Torque's."""
     major = (version or "").partition(".")[0]

@@ -37,15 +37,18 @@ class WaitReasons:
         table: The first that fits is meant.
         capacity_argv: Commands that tell what a job asks for and what there is.
         shortage: What their answers say there is, where it is less than the job asks for; None where nothing is proven.
+        parts_wait: A part of a job that runs may wait, as single pods do.
     """
 
     table: tuple[WaitReason, ...]
     capacity_argv: Callable[[str], list[list[str]]]
     shortage: Callable[[Sequence[str]], str | None]
+    parts_wait: bool = False
 
     def explained(self, view: JobView) -> JobView:
         """Return the view with the meaning of its reason, where the table knows it."""
-        if view.state not in _MAY_WAIT or view.reason is None:
+        runs_in_part = self.parts_wait and view.state is JobState.RUNNING
+        if view.reason is None or not (view.state in _MAY_WAIT or runs_in_part):
             return view
         for entry in self.table:
             if re.match(entry.pattern, view.reason):

@@ -24,7 +24,9 @@ def show_everywhere(request: "RunRequest", show: "Callable[[RunRequest], int]") 
         UsageError: It is no dry run: a run goes to one place.
     """
     from torchmuster.cli.sites import my_sites
+    from torchmuster.engines.schedulers import sees_files
     from torchmuster.owner.create import new_run_id
+    from torchmuster.spec.sites.site import BUILT_IN
 
     if not request.dry_run:
         what = "`--on all` works with --dry-run only: a run uses one engine"
@@ -33,6 +35,8 @@ def show_everywhere(request: "RunRequest", show: "Callable[[RunRequest], int]") 
     request = replace(request, run_id=run_id, name=None)  # the name is part of the id now
     refused = 0
     for site in my_sites().sites.values():
+        if site.origin == BUILT_IN and not sees_files(site.kind):
+            continue  # without a section nobody knows the image
         title = site.name if site.name == site.kind else f"{site.name} ({site.kind})"
         click.echo(f"# ======== {title}")
         here = site.kind == "local"

@@ -10,6 +10,7 @@ import click
 
 from torchmuster.cli.sites import my_sites
 from torchmuster.engines.registry import load_dialect
+from torchmuster.engines.schedulers import sees_files
 from torchmuster.errors import UsageError
 
 if TYPE_CHECKING:
@@ -37,7 +38,8 @@ def show_jobs(plan: "WorkflowPlan", engine: str, *, as_json: bool) -> None:
     """
     sites = my_sites()
     chosen = list(sites.sites.values()) if engine == ALL else [sites.get(engine)]
-    targets = [ScriptTarget(site, load_dialect(site.kind)) for site in chosen if site.is_batch]
+    with_scripts = [site for site in chosen if site.is_batch and sees_files(site.kind)]
+    targets = [ScriptTarget(site, load_dialect(site.kind)) for site in with_scripts]
     if not targets:
         what = f"`{engine}` takes no job scripts: it is of kind {chosen[0].kind}"
         raise UsageError(what, where=chosen[0].origin, fix="leave --dry-run out")

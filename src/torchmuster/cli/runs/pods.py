@@ -44,7 +44,8 @@ def submit_to_pods(
     run_dir = create_run_dir(plan)
     with note_refusal(run_dir):
         warn_s = (site.warn or 0.0) if limits.warn_s is None else limits.warn_s
-        job = bring_run(plan, run_dir, job, warn_s)
+        limit_s = plan.limits.join_timeout_s if request.join_timeout is not None else None
+        job = bring_run(plan, run_dir, job, warn_s, limit_s)
         for sentence in dialect.unmapped(job):
             click.echo(f"muster: {sentence}", err=True)
     _say_what_goes(job, detach=request.detach)

@@ -9,7 +9,13 @@ import click
 
 from torchmuster.cli import options
 from torchmuster.cli.completion import complete_files, complete_runs
-from torchmuster.cli.runs.job import check_engine, choose_engine, find_hosts, find_site
+from torchmuster.cli.runs.job import (
+    check_engine,
+    choose_engine,
+    find_hosts,
+    find_objects,
+    find_site,
+)
 from torchmuster.cli.runs.job_scripts import ALL, can_show, show_jobs
 from torchmuster.cli.sets import SetCommand, value_options
 from torchmuster.errors import NotFoundError, UsageError
@@ -86,6 +92,12 @@ def submit(**given: Any) -> int:
     if given["help_values"]:
         return _show_values(given["file"])
     given["engine"] = choose_engine(given["engine"], here=given["here"] or given["dry_run"])
+    if find_objects(given["engine"]) is not None:
+        raise UsageError(
+            "a workflow can't be submitted to pods yet",
+            where=f"--on {given['engine']}",
+            fix="muster run --on NAME runs one training there; workflows: this machine, ssh, Slurm, PBS",
+        )
     loaded = _load(given)
     ssh_site = find_hosts(given["engine"])
     plan, machine = _plan(loaded, given, on_hosts=ssh_site is not None)

@@ -5,6 +5,7 @@ pod on a dead node stays Running for ever. `active` of a Job counts pods that wa
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,7 @@ RUN_LABEL = "torchmuster.dev/run"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"
 CONTEXT_ANNOTATION = "torchmuster.dev/context"
+_POD_OF_EVENT = re.compile(r'pods "[^"]*" ')
 _HEAD = 0  # the index of the pod whose success is that of the run
 
 
@@ -247,6 +249,9 @@ def warnings_of(
     for one in sorted(objects, key=lambda one: str(one.get("lastTimestamp") or "")):
         if one.get("type") == "Warning" and one.get("involvedObject", {}).get("name") in about:
             reason = _reason(one)
+            # A pod that is tried again has another name each time.
+            plain = _POD_OF_EVENT.sub("pods ", reason.message)
+            reason = ClusterReason(word=reason.word, message=plain)
             found.pop(reason, None)
             found[reason] = None
     return tuple(found)

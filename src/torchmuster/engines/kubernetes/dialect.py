@@ -154,14 +154,9 @@ class KubernetesDialect:
     def cancel_argv(self, job_id: str) -> list[str]:
         """Return the command that removes all objects of a run: pods get SIGTERM and their grace."""
         context, namespace, name = place_of(job_id)
-        words = (
-            "delete",
-            "jobs.batch,services,secrets",
-            "-l",
-            f"{RUN_LABEL}={name}",
-            "--wait=false",
-        )
-        return kubectl(context, namespace, *words)
+        # By name: a label would need the right to list them.
+        objects = (f"jobs.batch/{name}", f"services/{name}", f"secrets/{name}")
+        return kubectl(context, namespace, "delete", *objects, "--wait=false", "--ignore-not-found")
 
     def requeue_argv(self, job_id: str) -> list[str]:
         """Raise: a Job makes its pods again by itself."""

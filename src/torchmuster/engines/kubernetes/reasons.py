@@ -36,7 +36,7 @@ REASONS = WaitReasons(
     table=(
         # The scheduler's; recorded.
         _reason(
-            r"Unschedulable: .*untolerated taint",
+            r"Unschedulable: (?!.*(?:Insufficient|not found)).*untolerated taint",
             "no node takes it: those that would have room refuse it by a taint",
             "`tolerations` of the site names the taints that a run accepts",
         ),
@@ -46,7 +46,7 @@ REASONS = WaitReasons(
             "`kubectl get nodes --show-labels` lists them; `node_selector` of the site asks for some",
         ),
         _reason(
-            r"Unschedulable: .*(?:PersistentVolumeClaim|persistentvolumeclaim)\S* \S*not found",
+            r"Unschedulable: .*(?i:persistentvolumeclaim)\S* (?:\"[^\"]*\" )?not found",
             "a volume that it names does not exist",
             "`kubectl get pvc` lists the volumes of the namespace",
             never=True,
@@ -119,6 +119,12 @@ REASONS = WaitReasons(
             never=True,
         ),
         _reason(
+            r"StartError: .*permission denied",
+            "the user of the pods may not run the image's interpreter",
+            "`run_as` of the site sets the user, `python` another interpreter of the image",
+            never=True,
+        ),
+        _reason(
             "StartError", "the node can't start the program in the container", _EVENTS, never=True
         ),
         _reason(
@@ -168,6 +174,7 @@ REASONS = WaitReasons(
         _reason("TerminationByKubelet", "its node shuts down, or ran short of memory or disk"),
         _reason("Evicted", "its node ran short of memory or disk"),
     ),
+    parts_wait=True,
     capacity_argv=lambda job_id: [],
     shortage=lambda answers: None,
 )
@@ -257,7 +264,7 @@ REFUSALS = (
     Refusal(
         pattern=r"strict decoding error|unknown field",
         error="the cluster does not know a field of the manifest",
-        hint="a `patch` of the site names it, or the cluster is older than Kubernetes 1.31",
+        hint="`directives` of the site name it, or the cluster is older than Kubernetes 1.31",
     ),
     Refusal(
         pattern=r"RequestEntityTooLarge|may not be more than 1048576 bytes",

@@ -29,6 +29,7 @@ class PodOrder:
         code_bytes: Of the code's archive, where it does not travel in the Secret; None where it does.
         code_sha: Of the archive.
         warn_s: How long before its time limit the workers are warned.
+        start_limit_s: How long the client waits for the first pod; None for as long as any, as in a queue.
         time_limit_s: From the first start of the run on; None for no limit.
     """
 
@@ -41,6 +42,7 @@ class PodOrder:
     code_sha: str
     code_bytes: int | None = None
     warn_s: float = 0.0
+    start_limit_s: float | None = None
     time_limit_s: float | None = None
 
     @property

@@ -92,7 +92,14 @@ def main() -> None:
         )
     entry = os.path.join(root, "torchmuster", "programs", "__main__.py")
     words = ["pod", "--key", key, "--order", os.path.join(FOLDER, "order.json")]
-    os.execv(sys.executable, [sys.executable, "-I", "-S", entry, *words])
+    try:
+        os.execv(sys.executable, [sys.executable, "-I", "-S", entry, *words])
+    except OSError as error:
+        give_up(
+            "the image's Python can't be started again",
+            f"{sys.executable}: {error.strerror}, for user {os.getuid()}",
+            "`run_as` of the site sets the user, `python` another interpreter of the image",
+        )
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ class JobFollower:
         if object_dialect(self.dialect) is not None:
             from torchmuster.owner.pods.copy import RunCopy
 
-            self._copy = RunCopy.of(self.run_dir, self.voice)
+            self._copy = RunCopy.of(self.run_dir, self.voice.say, self.voice.print)
 
     def close(self) -> None:
         """End what copies the record; of a run that is over nothing stays on its cluster."""
@@ -112,7 +112,7 @@ class JobFollower:
             result = settled_result(self.run_dir)
             if result is not None:
                 self._show_news()
-                return result
+                return result if self._copy is None else self._copy.join(result)
             now = time.monotonic()
             if self._copy is not None and self._copy.has_news():
                 poll_at = now
@@ -123,9 +123,10 @@ class JobFollower:
                 poll_at = time.monotonic() + _POLL_S
                 is_over = self._view is not None and self._view.state.is_final
                 ended_at = (ended_at or time.monotonic()) if is_over else None
-                if self._copy is not None:
-                    look = self._copy.take_last_words if is_over else self._copy.free_places
-                    await asyncio.to_thread(look)
+                if self._copy is not None and is_over:
+                    await asyncio.to_thread(self._copy.take_last_words)
+                elif self._copy is not None:
+                    await asyncio.to_thread(self._copy.look_after, self._view)
             await asyncio.sleep(_LOOK_S)
 
     @property

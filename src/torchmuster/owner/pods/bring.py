@@ -5,14 +5,17 @@ import io
 import json
 import lzma
 import os
+import shutil
 import tarfile
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torchmuster import proc
+from torchmuster.engines.base import EngineError
 from torchmuster.engines.kubernetes.dialect import kubectl, name_of
 from torchmuster.engines.kubernetes.wishes import DOOR_PORT, home_of, pods_of
+from torchmuster.errors import UsageError
 from torchmuster.files import atomic, code_copy, travel
 from torchmuster.files.layout import RunDir, muster_home
 from torchmuster.model import codec
@@ -40,6 +43,13 @@ def settle_place(job: JobRequest, num_pods: int) -> JobRequest:
         EngineError: There is no cluster, or no kubectl.
         UsageError: A key of the site can't be used.
     """
+    if shutil.which("kubectl") is None:
+        raise EngineError(
+            "this machine has no `kubectl`",
+            where="PATH",
+            why="it is the client of every cluster, with your own credentials",
+            fix="install kubectl of the cluster's version, or put it on PATH",
+        )
     keys = dict(job.own_keys)
     pods_of(job, {})  # mistakes of the site first: they need no cluster
     if "context" not in keys:
@@ -52,8 +62,21 @@ def settle_place(job: JobRequest, num_pods: int) -> JobRequest:
     return replace(job, name=name_of(job.name, num_pods), own_keys=tuple(keys.items()))
 
 
-def bring_run(plan: RunPlan, run_dir: RunDir, job: JobRequest, warn_s: float) -> JobRequest:
+def bring_run(
+    plan: RunPlan,
+    run_dir: RunDir,
+    job: JobRequest,
+    warn_s: float,
+    start_limit_s: float | None = None,
+) -> JobRequest:
     """Return the job with the files that its pods need; they are written into the run directory.
+
+    Args:
+        plan: The run.
+        run_dir: Its folder here.
+        job: What is asked of the cluster.
+        warn_s: How long before its time limit the workers are warned.
+        start_limit_s: How long the first pod is waited for; None for as long as any.
 
     Raises:
         UsageError: The code is too large, or the script is not in its folder.
@@ -70,6 +93,8 @@ def bring_run(plan: RunPlan, run_dir: RunDir, job: JobRequest, warn_s: float) ->
     has_room = os.path.getsize(package) + size + _SPARE_BYTES <= _SECRET_BYTES
     with open(archive, "rb") as file:
         sha = hashlib.file_digest(file, "sha256").hexdigest()
+    if not has_room:
+        _check_way(job, code.describe())
     order = PodOrder(
         run_id=plan.run_id,
         job=job.name,
@@ -80,6 +105,7 @@ def bring_run(plan: RunPlan, run_dir: RunDir, job: JobRequest, warn_s: float) ->
         code_sha=sha,
         code_bytes=None if has_room else size,
         warn_s=warn_s,
+        start_limit_s=start_limit_s,
         time_limit_s=job.time_limit_s,
     )
     path = os.path.join(folder, orders.ORDER_FILE)
@@ -94,6 +120,25 @@ def bring_run(plan: RunPlan, run_dir: RunDir, job: JobRequest, warn_s: float) ->
     if has_room:
         brings[orders.CODE_FILE] = archive
     return replace(job, brings=tuple(brings.items()))
+
+
+def _check_way(job: JobRequest, code: str) -> None:
+    """Refuse code that has no way to the pods, before they wait for it.
+
+    Raises:
+        UsageError: It is too large for a Secret, and pods can't be reached.
+    """
+    keys = dict(job.own_keys)
+    words = ("auth", "can-i", "create", "pods/portforward")
+    said = proc.ask(kubectl(keys["context"], keys["namespace"], *words), b"", _ASK_S)
+    if said.stdout.decode(errors="replace").strip() != "no":
+        return
+    raise UsageError(
+        "the code is too large for a Secret, and there is no other way to the pods",
+        where=code,
+        why='the Role lacks {apiGroups: [""], resources: ["pods/portforward"], verbs: ["create"]}',
+        fix="name data in .gitignore, start in a smaller folder, or ask for that line of the Role",
+    )
 
 
 def shown_files() -> tuple[tuple[str, str], ...]:

@@ -1,17 +1,34 @@
 """What a client who follows a run in pods has running: the watch of its pods, the mirror of its record; and the end of both."""
 
 import contextlib
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from torchmuster.errors import MusterError
+from torchmuster.errors import JoinTimeoutError, MusterError
+from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
-from torchmuster.files.terminal import TerminalVoice
-from torchmuster.owner.jobs.jobs import forget_views
+from torchmuster.model import codec
+from torchmuster.model.job import JobView
+from torchmuster.model.verdict import Result
+from torchmuster.owner.jobs.jobs import failed_before_start, forget_views
 from torchmuster.owner.pods.end import keep_last_message, remove
 from torchmuster.owner.pods.mirror import RecordMirror
 from torchmuster.owner.pods.reach import PodWatch, job_of, pod_order
 from torchmuster.owner.pods.release import PlaceRelease
+from torchmuster.owner.pods.starts import PodStarts
 from torchmuster.owner.views.record import read_result
+
+
+@contextlib.contextmanager
+def copied(run_dir: RunDir) -> Iterator[None]:
+    """Copy the record of a run while somebody looks at it; nothing is done for a run that is not in pods."""
+    copy = RunCopy.of(run_dir, lambda _: None, lambda _: None)
+    try:
+        yield
+    finally:
+        if copy is not None:
+            copy.close()
 
 
 @dataclass(slots=True)
@@ -23,19 +40,37 @@ class RunCopy:
     watch: PodWatch
     mirror: RecordMirror
     release: PlaceRelease
+    starts: PodStarts
+    say: Callable[[str], None]
     _seen: int = 0
 
     @classmethod
-    def of(cls, run_dir: RunDir, voice: TerminalVoice) -> "RunCopy | None":
-        """Return the copy of a run, begun; None for a run that is not in pods."""
+    def of(
+        cls, run_dir: RunDir, say: Callable[[str], None], show: Callable[[str], None]
+    ) -> "RunCopy | None":
+        """Return the copy of a run, begun; None for one that is not in pods, or over.
+
+        Args:
+            run_dir: The run's.
+            say: Gets sentences of muster's own.
+            show: Gets what the first pod writes, where its log is all that can be had.
+        """
         order, job_id = pod_order(run_dir), job_of(run_dir)
-        if order is None or job_id is None:
+        if order is None or job_id is None or read_result(run_dir) is not None:
             return None
         watch = PodWatch(job_id)
-        mirror = RecordMirror(run_dir, order, job_id, watch, voice.say, voice.print)
+        mirror = RecordMirror(run_dir, order, job_id, watch, say, show)
         watch.start()
         mirror.start()
-        return cls(run_dir, job_id, watch, mirror, PlaceRelease(run_dir, order, job_id, voice.say))
+        return cls(
+            run_dir=run_dir,
+            job_id=job_id,
+            watch=watch,
+            mirror=mirror,
+            release=PlaceRelease(run_dir, order, job_id, say),
+            starts=PodStarts(order, job_id),
+            say=say,
+        )
 
     def has_news(self) -> bool:
         """Say whether something about the pods has changed since the last look; the cluster is asked anew then."""
@@ -45,10 +80,24 @@ class RunCopy:
             forget_views()
         return number != before
 
-    def free_places(self) -> None:
-        """Remove pods that are lost with their node."""
+    def look_after(self, view: JobView | None) -> None:
+        """Remove pods that are lost with their node; end a run whose start comes to nothing."""
         with contextlib.suppress(MusterError):
             self.release.look()
+        report = self.starts.judge(view, has_begun=os.path.exists(self.run_dir.events))
+        if report is not None:
+            self.mirror.stop()
+            with contextlib.suppress(MusterError):
+                remove(self.job_id)
+            result = failed_before_start(self.run_dir, JoinTimeoutError.exit_code, report)
+            atomic.write_json(self.run_dir.result, codec.to_plain(result))
+
+    def join(self, result: Result) -> Result:
+        """Return the result with what only the cluster knows, and keep it."""
+        joined = self.starts.joined(result)
+        if joined is not result:
+            atomic.write_json(self.run_dir.result, codec.to_plain(joined))
+        return joined
 
     def take_last_words(self) -> None:
         """Take the result from the last message of the first pod, where no copy of the record comes."""
@@ -62,5 +111,9 @@ class RunCopy:
         self.watch.stop()
         self.mirror.stop()
         if read_result(self.run_dir) is not None:
-            with contextlib.suppress(MusterError):
+            try:
                 remove(self.job_id)
+            except MusterError as error:
+                self.say(
+                    f"{self.job_id} stays on the cluster: {error.what} ({error.fix or error.why})"
+                )

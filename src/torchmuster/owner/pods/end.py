@@ -20,13 +20,20 @@ from torchmuster.owner.views.record import read_result
 _ASK_S = 20.0
 _END_S = 60.0
 _LOOK_S = 0.5
+_CAUGHT_UP: set[str] = set()  # by this process
 
 
-def catch_up(run_dir: RunDir) -> None:
-    """Bring the copy of a run in pods up to date, where it is one and goes on; silent where that can't be done."""
+def catch_up(run_dir: RunDir, *, again: bool = False) -> None:
+    """Bring the copy of a run in pods up to date, where it is one and goes on; silent where that can't be done.
+
+    A command that looks again and again does so once, or follows the run.
+    """
     order, job_id = pod_order(run_dir), job_of(run_dir)
     if order is None or job_id is None or read_result(run_dir) is not None:
         return
+    if run_dir.path in _CAUGHT_UP and not again:
+        return
+    _CAUGHT_UP.add(run_dir.path)
     mirror = RecordMirror(run_dir, order, job_id, PodWatch(job_id), lambda _: None)
     with contextlib.suppress(MusterError, OSError):
         mirror.catch_up()
@@ -41,7 +48,7 @@ def keep_last_message(run_dir: RunDir, job_id: str) -> None:
     Raises:
         EngineError: The cluster can't be asked.
     """
-    result = result_of_pod(job_id)
+    result = result_of_pod(job_id, run_dir)
     if result is not None:
         atomic.write_json(run_dir.result, codec.to_plain(result))
 
@@ -88,6 +95,6 @@ def _tell_owner(run_dir: RunDir, order: PodOrder, job_id: str) -> None:
 def _wait_for_record(run_dir: RunDir) -> None:
     deadline = time.monotonic() + _END_S
     while read_result(run_dir) is None and time.monotonic() < deadline:
-        catch_up(run_dir)
+        catch_up(run_dir, again=True)
         if read_result(run_dir) is None:
             time.sleep(_LOOK_S)  # noqa: TID251  # asks a cluster

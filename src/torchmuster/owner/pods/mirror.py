@@ -12,18 +12,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torchmuster import proc
+from torchmuster.engines.base import EngineError
 from torchmuster.engines.kubernetes.dialect import kubectl, place_of
 from torchmuster.engines.ssh_files import FilesBack
 from torchmuster.errors import MusterError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
-from torchmuster.model.verdict import Result
+from torchmuster.model.verdict import Report, Result
 from torchmuster.net import remote_messages as messages
 from torchmuster.net.frames import FrameReader
 from torchmuster.node.pod import order as orders
 from torchmuster.node.pod.call import call_argv
 from torchmuster.node.pod.order import PROGRAMS_VARIABLE, PodOrder
+from torchmuster.owner.jobs.jobs import failed_before_start
 from torchmuster.owner.pods.reach import NotAllowedError, PodWatch, find_pod, forward
 
 _AGAIN_S = (0.3, 1.0, 2.0, 5.0)
@@ -55,7 +57,7 @@ class RecordMirror:
     _stopping: threading.Event = field(default_factory=threading.Event)
     _child: proc.Child | None = None
     _result: bytes = b""
-    _has_fallen_back: bool = False
+    _shown: dict[str, int] = field(default_factory=dict)
     _thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -227,33 +229,40 @@ class RecordMirror:
         """Follow the log of the first pod instead."""
         hint = f" ({error.fix})" if error.fix else ""
         self.say(f"pods can't be reached from here, so their logs are followed instead{hint}")
-        self._has_fallen_back = True
         context, namespace, _ = place_of(self.job_id)
         while not self._stopping.is_set():
             with contextlib.suppress(MusterError):
                 pod = find_pod(self.job_id, 0)
                 if pod is not None and (pod.is_running or pod.end is not None):
                     argv = kubectl(context, namespace, "logs", f"pod/{pod.name}", "--follow")
-                    self._follow_log([word for word in argv if "timeout" not in word])
+                    words = [word for word in argv if "timeout" not in word]
+                    self._follow_log(words, pod.name)
                     if pod.end is not None:
                         return
             self.watch.wait(self.watch.number, _LOOK_S)
 
-    def _follow_log(self, argv: list[str]) -> None:
+    def _follow_log(self, argv: list[str], pod: str) -> None:
+        """Show what a pod writes, from where that ended the last time."""
         reading, writing = os.pipe2(os.O_CLOEXEC)
+        null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         try:
-            self._child = proc.start(proc.node_program("leashed", *argv), stdout=writing)
+            words = proc.node_program("leashed", *argv)
+            self._child = proc.start(words, stdout=writing, stderr=null)
         finally:
             os.close(writing)
+            os.close(null)
         with open(reading, errors="replace") as lines, open(self.run_dir.job_log, "a") as log:
-            for line in lines:
+            for number, line in enumerate(lines):
+                if number < self._shown.get(pod, 0):
+                    continue
+                self._shown[pod] = number + 1
                 log.write(line)
                 log.flush()
-                self.show(line.rstrip("\n"))
+                self.show(line)
         self._child.wait(_LATE_S)
 
 
-def result_of_pod(job_id: str) -> Result | None:
+def result_of_pod(job_id: str, run_dir: RunDir) -> Result | None:
     """Return what the first pod left as its last message; None where there is nothing.
 
     Raises:
@@ -263,8 +272,17 @@ def result_of_pod(job_id: str) -> Result | None:
     if pod is None or pod.end is None:
         return None
     try:
-        return codec.from_plain(Result, json.loads(pod.end.last_message))
-    except (codec.CodecError, ValueError):
+        plain = json.loads(pod.end.last_message)
+        if "error" in plain:  # of `node/pod/start.py`, before there was a run
+            report = Report(
+                error=str(plain["error"]),
+                at=f"pod {pod.name} on {pod.node}",
+                because=(str(plain.get("because")),),
+                hint=str(plain.get("hint")),
+            )
+            return failed_before_start(run_dir, EngineError.exit_code, report)
+        return codec.from_plain(Result, plain)
+    except (codec.CodecError, ValueError, TypeError):
         return None
 
 

@@ -159,22 +159,31 @@ def find_run(word: str) -> RunView:
         NotFoundError: There is none, or more than one.
     """
     if os.sep in word and _is_run(RunDir(word)):
-        return view_run(RunDir(os.path.abspath(word)))
+        return _view_found(RunDir(os.path.abspath(word)))
     exact = os.path.join(runs_dir(), word)
     if os.sep not in word and word not in ("", ".", "..") and os.path.isdir(exact):
-        return view_run(RunDir(exact))
+        return _view_found(RunDir(exact))
     names = _names()
     if word == "last" and (newest := _last_run()) is not None:
-        return view_run(newest)
+        return _view_found(newest)
     matching = [name for name in names if short_id(name) == word]
     matching = matching or [name for name in names if word and word in name]
     if len(matching) == 1:
-        return view_run(RunDir(os.path.join(runs_dir(), matching[0])))
+        return _view_found(RunDir(os.path.join(runs_dir(), matching[0])))
     if matching:
         fix = f"one of: {few_of(reversed(_as_typed(matching)), _MOST_CANDIDATES)}"
         raise NotFoundError(f"`{word}` names {len(matching)} runs", where=runs_dir(), fix=fix)
     near = did_you_mean(word, names, "`muster ps` lists the runs")
     raise NotFoundError(f"there is no run `{word}`", where=runs_dir(), fix=near)
+
+
+def _view_found(run_dir: RunDir) -> RunView:
+    """Return what is known of one run; of one in pods after its copy here has caught up, which a list of runs would not pay."""
+    if os.path.isdir(os.path.join(run_dir.path, "pods")):
+        from torchmuster.owner.pods.end import catch_up
+
+        catch_up(run_dir)
+    return view_run(run_dir)
 
 
 def _as_typed(names: list[str]) -> list[str]:
@@ -189,10 +198,6 @@ def _is_run(run_dir: RunDir) -> bool:
 
 def view_run(run_dir: RunDir) -> RunView:
     """Return what a run directory says now."""
-    if os.path.isdir(os.path.join(run_dir.path, "pods")):
-        from torchmuster.owner.pods.end import catch_up
-
-        catch_up(run_dir)
     events = tuple(read_events(run_dir.events))
     if os.path.isfile(run_dir.workflow):
         return _view_of_workflow(run_dir, events)

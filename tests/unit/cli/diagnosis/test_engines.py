@@ -75,7 +75,7 @@ def test_the_list_shows_what_was_found(here):
         ["slurm", "slurm", "built", "in", sbatch, "22.05.8"],
     ]
     assert lines[3] == ["pbs", "pbs", "built", "in", "no", "qsub", "on", "PATH"]
-    assert lines[5] == ["gpu", "slurm", f"{file}:1:1", sbatch, "22.05.8"]
+    assert lines[6] == ["gpu", "slurm", f"{file}:1:1", sbatch, "22.05.8"]
     assert ["without", "--on:", "gpu"] in lines
 
 

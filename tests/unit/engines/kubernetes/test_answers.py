@@ -36,15 +36,15 @@ VIEWS = {
     ),
     "job-pods-neverpull": (JobState.PENDING, "ErrImageNeverPull: ", None, ("n1", "n2"), True),
     "job-pods-command-not-found": (JobState.PENDING, "StartError: ", None, ("n1",), True),
-    "job-pods-oomkilled": (JobState.RUNNING, "OOMKilled: (pod 1)", None, ("n1", "n2"), None),
+    "job-pods-oomkilled": (JobState.RUNNING, "OOMKilled: (pod 1)", None, ("n1", "n2"), False),
     "job-pods-evicting": (
         JobState.RUNNING,
         "EvictionByEvictionAPI: ",
         None,
         ("n1", "n2"),
-        None,
+        False,
     ),
-    "job-pods-evicted": (JobState.RUNNING, "EvictionByEvictionAPI: ", None, ("n1", "n2"), None),
+    "job-pods-evicted": (JobState.RUNNING, "EvictionByEvictionAPI: ", None, ("n1", "n2"), False),
     "job-pods-node-lost-5s": (JobState.RUNNING, None, None, ("n2", "n1"), None),
     "job-pods-node-lost-terminating": (
         JobState.PENDING,

@@ -1,0 +1,101 @@
+"""Starts that come to nothing: pods that end before they can say anything, or that do not come in the time that a user gives."""
+
+import contextlib
+import time
+from dataclasses import dataclass, field, replace
+
+from torchmuster.engines.kubernetes.answers import RUN_LABEL, Pod, read_objects, runs_of
+from torchmuster.engines.kubernetes.dialect import kubectl, place_of
+from torchmuster.errors import MusterError
+from torchmuster.model.job import JobView
+from torchmuster.model.states import JobState, RunState
+from torchmuster.model.verdict import Report, Result
+from torchmuster.node.pod.order import AGAIN_CODE, FINAL_CODE, PodOrder
+from torchmuster.owner.pods.reach import ask
+
+_TWICE = 2  # a start that fails twice in the same way is no accident
+_SHOWN_LINES = 5
+_OWN_CODES = (0, AGAIN_CODE, FINAL_CODE)
+
+
+@dataclass(slots=True)
+class PodStarts:
+    """Watches the starts of one run's pods, and what the cluster says of those that are missing."""
+
+    order: PodOrder
+    job_id: str
+    _since: float = field(default_factory=time.monotonic)
+    _last: JobView | None = None
+
+    def judge(self, view: JobView | None, *, has_begun: bool) -> Report | None:
+        """Return why the run is to end; None while it may begin."""
+        if view is None:
+            return None
+        if view.reason is not None:
+            self._last = view
+        if has_begun or view.state not in (JobState.PENDING, JobState.RUNNING):
+            return None
+        return self._died(view) or self._is_late(view)
+
+    def joined(self, result: Result) -> Result:
+        """Return a result with what the cluster said of pods that did not come, which the pods themselves can't know."""
+        last, report = self._last, result.report
+        if report is None or last is None or result.attempts or result.state is not RunState.FAILED:
+            return result
+        if any(line.startswith("kubernetes says") for line in report.because):
+            return result
+        hint = last.wait.hint if last.wait is not None else None
+        sentence = f"{last.wait.sentence}: " if last.wait is not None else ""
+        because = (f"kubernetes says: {sentence}{last.reason}", *report.because)
+        return replace(result, report=replace(report, because=because, hint=hint or report.hint))
+
+    def _is_late(self, view: JobView) -> Report | None:
+        limit_s = self.order.start_limit_s
+        if view.state is not JobState.PENDING or limit_s is None:
+            return None
+        if time.monotonic() - self._since < limit_s:
+            return None
+        said = (f"kubernetes says: {view.reason}",) if view.reason is not None else ()
+        sentence = f": {view.wait.sentence}" if view.wait is not None else ""
+        return Report(
+            error=f"no pod came within {limit_s:.0f} s (--join-timeout){sentence}",
+            at=f"job {self.job_id}",
+            because=said,
+            hint=view.wait.hint if view.wait is not None else None,
+        )
+
+    def _died(self, view: JobView) -> Report | None:
+        """Return a report where two pods have ended before anything of ours could run in them."""
+        if view.reason is None or not view.reason.startswith("Error"):
+            return None
+        with contextlib.suppress(MusterError):
+            dead = [pod for pod in self._pods() if _died_early(pod)]
+            if len(dead) >= _TWICE:
+                return self._report(dead[-1])
+        return None
+
+    def _pods(self) -> tuple[Pod, ...]:
+        context, namespace, name = place_of(self.job_id)
+        words = ("get", "pods", "-l", f"{RUN_LABEL}={name}", "-o", "json")
+        run = runs_of(read_objects(ask(kubectl(context, namespace, *words)))).get(name)
+        return run.pods if run is not None else ()
+
+    def _report(self, pod: Pod) -> Report:
+        context, namespace, _ = place_of(self.job_id)
+        text = ask(kubectl(context, namespace, "logs", pod.name, "--tail=20"))
+        lines = [line for line in text.splitlines() if line.strip()][-_SHOWN_LINES:]
+        code = pod.end.exit_code if pod.end is not None else None
+        return Report(
+            error=f"its pods end as soon as they start, with exit code {code}",
+            at=f"pod {pod.name} on {pod.node}",
+            because=tuple(lines) or ("the pod wrote nothing",),
+            hint="the image's own Python has to run /muster/start.py: `python` and `run_as` of the site choose it and its user",
+        )
+
+
+def _died_early(pod: Pod) -> bool:
+    return (
+        pod.end is not None
+        and pod.end.exit_code is not None
+        and pod.end.exit_code not in _OWN_CODES
+    )
