@@ -169,5 +169,6 @@ def test_no_module_and_no_class_is_named_in_the_old_words():
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_no_page_says_what_the_glossary_replaced(page):
     found = re.findall(r"\b(?:courier|luggage|gang|mend(?:s|ed)?|crew)\b", page.read_text())
+    of_others = {"gang"} if page.stem == "kubernetes" else set()  # its schedulers' own word
 
-    assert found == []
+    assert [word for word in found if word not in of_others] == []

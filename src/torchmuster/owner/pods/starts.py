@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 
 from torchmuster.engines.kubernetes.answers import RUN_LABEL, Pod, read_objects, runs_of
 from torchmuster.engines.kubernetes.dialect import kubectl, place_of
-from torchmuster.errors import MusterError
+from torchmuster.errors import JoinTimeoutError, MusterError
 from torchmuster.model.job import JobView
-from torchmuster.model.states import JobState, RunState
+from torchmuster.model.states import JobState
 from torchmuster.model.verdict import Report, Result
 from torchmuster.node.pod.order import AGAIN_CODE, FINAL_CODE, PodOrder
 from torchmuster.owner.pods.reach import ask
@@ -40,7 +40,8 @@ class PodStarts:
     def joined(self, result: Result) -> Result:
         """Return a result with what the cluster said of pods that did not come, which the pods themselves can't know."""
         last, report = self._last, result.report
-        if report is None or last is None or result.attempts or result.state is not RunState.FAILED:
+        is_join = result.exit_code == JoinTimeoutError.exit_code and not result.attempts
+        if report is None or last is None or not is_join:
             return result
         if any(line.startswith("kubernetes says") for line in report.because):
             return result
