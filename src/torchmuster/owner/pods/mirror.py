@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from torchmuster import proc
 from torchmuster.engines.base import EngineError
 from torchmuster.engines.kubernetes.dialect import kubectl, place_of
-from torchmuster.engines.ssh_files import FilesBack
+from torchmuster.engines.ssh_files import FilesBack, own_paths
 from torchmuster.errors import MusterError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
@@ -220,7 +220,11 @@ class RecordMirror:
                 f"{end.num_stay} files were too large to come back, and go with the pods: {', '.join(end.stay[:3])}"
             )
         if self._result:
-            atomic.replace_file(self.run_dir.result, self._result)
+            plain = json.loads(self._result)
+            theirs, ours = self.order.run_dir.path, self.run_dir.path
+            atomic.write_json(
+                self.run_dir.result, own_paths(plain, theirs, ours, self.order.code_root)
+            )
         self.is_complete = True
 
     # Without the right to reach a pod.
