@@ -71,6 +71,7 @@ class JobRequest:
         constraint: Features that every node has, in Slurm's own syntax.
         directives: Lines of the site as the scheduler takes them: `--reservation=x`, `-l place=excl`.
         own_keys: What the site says by keys that mean something to this scheduler alone.
+        run_id: Of the run, where the job is to tell it to those who find the job.
         brings: Files that travel with the job where nodes don't see the client's: name there, path here.
         package_copy: A folder beside the runs for torchmuster on nodes that lack it; it is unpacked from `.zip`.
         setup: Shell lines before the head: `module load cuda/12.6`.
@@ -96,6 +97,7 @@ class JobRequest:
     nodes_excluded: tuple[str, ...] = ()
     directives: tuple[str, ...] = ()
     own_keys: tuple[tuple[str, str], ...] = ()
+    run_id: str | None = None
     brings: tuple[tuple[str, str], ...] = ()
     package_copy: str | None = None
     setup: tuple[str, ...] = ()

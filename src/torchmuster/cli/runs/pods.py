@@ -38,7 +38,8 @@ def submit_to_pods(
     check_code(plan)
     job = make_job(plan, RunDir(os.path.join(runs_dir(), plan.run_id)), site, request, limits)
     job = _with_spares(job, request.spares)
-    job = settle_place(replace(job, python=_own_python(site)), job.num_nodes)
+    job = replace(job, python=_own_python(site), run_id=plan.run_id)
+    job = settle_place(job, job.num_nodes)
     if request.dry_run:
         return _show(replace(job, brings=shown_files()), dialect)
     run_dir = create_run_dir(plan)

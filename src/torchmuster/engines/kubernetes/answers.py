@@ -19,6 +19,7 @@ RUN_LABEL = "torchmuster.dev/run"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"
 CONTEXT_ANNOTATION = "torchmuster.dev/context"
+RUN_ID_ANNOTATION = "torchmuster.dev/run-id"
 _POD_OF_EVENT = re.compile(r'pods "[^"]*" ')
 _HEAD = 0  # the index of the pod whose success is that of the run
 

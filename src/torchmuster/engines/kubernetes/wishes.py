@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from torchmuster.engines.kubernetes.answers import CONTEXT_ANNOTATION, RUN_ID_ANNOTATION
 from torchmuster.engines.kubernetes.manifest import (
     PACKAGE_FOLDER,
     SCRATCH_FOLDER,
@@ -71,7 +72,10 @@ def pods_of(job: JobRequest, files: Mapping[str, bytes]) -> PodsRequest:
         ),
         claims=claims_of(job),
         environment={"MUSTER_HOME": home},
-        annotations={"torchmuster.dev/context": keys.get("context", "")},
+        annotations={
+            CONTEXT_ANNOTATION: keys.get("context", ""),
+            **({RUN_ID_ANNOTATION: job.run_id} if job.run_id is not None else {}),
+        },
         queue=job.queue,
         queue_priority=keys.get("queue_priority"),
         grace_s=_GRACE_S,

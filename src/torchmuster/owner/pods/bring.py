@@ -52,14 +52,21 @@ def settle_place(job: JobRequest, num_pods: int) -> JobRequest:
         )
     keys = dict(job.own_keys)
     pods_of(job, {})  # mistakes of the site first: they need no cluster
-    if "context" not in keys:
-        keys["context"] = _config("current-context")
-    if "namespace" not in keys:
-        chosen = ("view", "--minify", "-o", "jsonpath={..namespace}")
-        keys["namespace"] = _config(*chosen, context=keys["context"]) or "default"
+    keys["context"], keys["namespace"] = place_of_keys(keys)
     if "pod_security" not in keys:
         keys |= _enforced(keys["context"], keys["namespace"])
     return replace(job, name=name_of(job.name, num_pods), own_keys=tuple(keys.items()))
+
+
+def place_of_keys(keys: "Mapping[str, str]") -> tuple[str, str]:
+    """Return context and namespace: what a site says, else what kubectl's configuration does.
+
+    Raises:
+        EngineError: There is no context.
+    """
+    context = keys.get("context") or _config("current-context")
+    chosen = ("view", "--minify", "-o", "jsonpath={..namespace}")
+    return context, keys.get("namespace") or _config(*chosen, context=context) or "default"
 
 
 def bring_run(

@@ -173,8 +173,21 @@ def find_run(word: str) -> RunView:
     if matching:
         fix = f"one of: {few_of(reversed(_as_typed(matching)), _MOST_CANDIDATES)}"
         raise NotFoundError(f"`{word}` names {len(matching)} runs", where=runs_dir(), fix=fix)
+    if (adopted := _on_clusters(word)) is not None:
+        return _view_found(adopted)
     near = did_you_mean(word, names, "`muster ps` lists the runs")
     raise NotFoundError(f"there is no run `{word}`", where=runs_dir(), fix=near)
+
+
+def _on_clusters(word: str) -> RunDir | None:
+    """Return the folder of a run that another machine has submitted, made here; None where no cluster knows it."""
+    from torchmuster.spec.sites.files import project_file, user_file
+
+    if not (user_file(os.environ) or project_file(os.getcwd())):
+        return None  # without a section there is no cluster to ask
+    from torchmuster.owner.pods.adopt import find_on_clusters
+
+    return find_on_clusters(word)
 
 
 def _view_found(run_dir: RunDir) -> RunView:
