@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 export MUSTER_ON ?= local
 STAMP  := $(VENV)/.installed
 
-.PHONY: help demo test test-all check format unit bench chaos lab frameworks test-versions system-packages clean
+.PHONY: help demo test test-all check format unit bench chaos matrix lab frameworks test-versions system-packages clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
@@ -48,6 +48,9 @@ bench: $(STAMP) ## launch, rendezvous and training against torchrun and hand-wri
 chaos: $(STAMP) ## random kills, the long form of the fault and training tests
 	@MUSTER_TRAIN_SEEDS=100 MUSTER_PREEMPTIONS=100 $(BIN)/python -m pytest --timeout 3600 -q tests/train
 	@MUSTER_CHAOS=100 $(BIN)/python -m pytest --timeout 1800 -s -k chaos tests/faults
+
+matrix: $(STAMP) system-packages ## twelve faults on every engine, for README.md and docs/matrix.md (root on Debian)
+	@$(BIN)/python tests/matrix
 
 lab: $(STAMP) system-packages ## the long proofs on real Slurm, sshd and networks in namespaces (root on Debian)
 	@MUSTER_LAB=1 $(BIN)/python -m pytest --timeout 900 tests/unit/diagnose tests/unit/cli tests/cluster tests/ssh tests/lab tests/faults

@@ -128,14 +128,20 @@ class FakePbs:
             return False
         return state not in "ZX" and f"FAKE_PBS={self.state}".encode() in variables
 
-    def close(self):
-        """End all jobs and see that nothing of them is left."""
+    def living(self):
+        """Return the ids of the jobs that have not ended."""
         path = self.state / "queue.json"
-        if path.exists():
-            jobs = json.loads(path.read_text()).get("jobs", {})
-            living = [name for name, job in jobs.items() if job["state"] != "F"]
-            if living:
-                self.call("qdel", *living)
+        jobs = json.loads(path.read_text()).get("jobs", {}) if path.exists() else {}
+        return [name for name, job in jobs.items() if job["state"] != "F"]
+
+    def started_at(self, job):
+        """Return when a job was started, in seconds since 1970."""
+        return self._job(job)["started"]
+
+    def close(self):
+        """End all jobs and see that nothing of them is left; new ones may follow."""
+        if living := self.living():
+            self.call("qdel", *living)
         try:
             # What has left the job's sessions is not ended by PBS: it has to go by itself.
             wait_until(lambda: not self.processes(), "the jobs to end")

@@ -58,7 +58,7 @@ AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
 JobCompType=jobcomp/none
 ReturnToService=2
-SlurmdTimeout=6
+SlurmdTimeout={down_after_s}
 MessageTimeout=5
 TCPTimeout=2
 KillWait=2
@@ -100,18 +100,19 @@ def _space(folder, kind):
 class SlurmLab:
     """A controller and login node, and `num_nodes` compute nodes with pretend GPUs.
 
+    `down_after_s` is how long a node may be silent until Slurm takes it for dead, 300 by default in real ones.
     `nodes` are the names (n1, n2, ...), `shared` is a folder that all of them see, `env` is what a
     command of the login node needs. Use it as a context manager.
     """
 
-    def __init__(self, num_nodes=2, *, cpus=4, gpus=2):
+    def __init__(self, num_nodes=2, *, cpus=4, gpus=2, down_after_s=6):
         self.nodes = [f"n{number}" for number in range(1, num_nodes + 1)]
         self.folder = Path(tempfile.mkdtemp(prefix="muster-slurm-"))
         self.shared = self.folder / "shared"
         self.daemons = {}
         self.house = None
         try:
-            self._write(cpus, gpus)
+            self._write(cpus, gpus, down_after_s)
             self.env = self._environment()
             self._start()
         except BaseException:
@@ -124,7 +125,7 @@ class SlurmLab:
     def __exit__(self, *_):
         self.close()
 
-    def _write(self, cpus, gpus):
+    def _write(self, cpus, gpus, down_after_s):
         self.folder.chmod(0o755)
         for name in ("munge", "state", "log", "bin", "shared", *(f"spool.{n}" for n in self.nodes)):
             (self.folder / name).mkdir(mode=0o755)
@@ -140,6 +141,7 @@ class SlurmLab:
             "addresses": f"{PREFIX}.[1-{len(self.nodes)}]",
             "cpus": cpus,
             "gpus": gpus,
+            "down_after_s": down_after_s,
         }
         self._put("slurm.conf", SLURM_CONF.format(**values))
         for number in range(gpus):
@@ -201,7 +203,11 @@ class SlurmLab:
         wait_until((self.folder / "munge" / "socket").exists, "munge's socket")
 
     def _start_slurmd(self, name):
-        self._start_daemon(name, name, ["slurmd", "-D", "-N", name])
+        self._start_daemon(name, name, self.slurmd_argv(name))
+
+    def slurmd_argv(self, name):
+        """Return the command that is a node's daemon, from which all of its jobs come."""
+        return ["slurmd", "-D", "-N", name]
 
     def _start_daemon(self, name, on, words):
         with open(self.folder / "log" / f"{name}.out", "ab") as out:
@@ -302,7 +308,7 @@ class SlurmLab:
         """
         assert name in self.nodes
         if unplug:
-            self._link(name, "down")
+            self.set_link(name, "down")
 
         def dead():
             found = self.processes_on(name)
@@ -316,7 +322,7 @@ class SlurmLab:
 
     def restore_node(self, name):
         """Start slurmd again on a killed node; return when Slurm gives it jobs."""
-        self._link(name, "up")
+        self.set_link(name, "up")
         self._start_slurmd(name)
         self.wait_for_nodes(name, states=("idle", "mixed", "allocated"))
 
@@ -332,7 +338,8 @@ class SlurmLab:
             self.run(["scancel", *jobs])
         self.wait_for_nodes(*self.nodes)
 
-    def _link(self, name, state):
+    def set_link(self, name, state):
+        """Set a node's link "up" or "down"; its processes live on."""
         said = self.run(["ip", "link", "set", name, state], cwd="/")
         assert said.returncode == 0, said.stderr
 

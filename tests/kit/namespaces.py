@@ -77,8 +77,11 @@ class HeldNetworks:
     """Some namespaces of network and host name, numbered from 0, each held by a process; a context manager.
 
     Attributes:
+        spaces: The kinds of namespaces, as unshare(1) and nsenter(1) call them.
         pids: Of the processes that hold them.
     """
+
+    spaces = ("net", "uts")
 
     def __init__(self, count):
         self._count = count
@@ -87,7 +90,7 @@ class HeldNetworks:
 
     def __enter__(self):
         with contextlib.ExitStack() as stack:
-            self.pids = [stack.enter_context(_holder()).pid for _ in range(self._count)]
+            self.pids = [stack.enter_context(_holder(self.spaces)).pid for _ in range(self._count)]
             self.connect()
             self._stack = stack.pop_all()
         return self
@@ -100,16 +103,20 @@ class HeldNetworks:
 
     def argv(self, number, command):
         """Return a command as it is run in one of them."""
-        return ["nsenter", f"--target={self.pids[number]}", "--net", "--uts", *command]
+        return ["nsenter", f"--target={self.pids[number]}", *_options(self.spaces), *command]
 
     def ip(self, number, *lines):
         """Run lines of `ip` in one of them."""
         ip(*lines, net_of=self.pids[number])
 
 
+def _options(spaces):
+    return [f"--{space}" for space in spaces]
+
+
 @contextlib.contextmanager
-def _holder():
-    argv = ["unshare", "--net", "--uts", sys.executable, "-S", "-c", _HOLDER]
+def _holder(spaces):
+    argv = ["unshare", *_options(spaces), sys.executable, "-S", "-c", _HOLDER]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         try:
             assert holder.stdout.readline() == b"here\n"

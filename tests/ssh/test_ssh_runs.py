@@ -83,6 +83,24 @@ def test_shared_folders_are_used_as_they_are(hosts):
     assert (hosts.code / "out 1.txt").exists()
 
 
+def test_an_agent_that_is_killed_leaves_no_folder_on_its_host(hosts):
+    home = hosts.add("a", shares=True, rc='export TMPDIR="$HOME/tmp"\n')
+    temporary = home / "tmp"
+    temporary.mkdir()
+    words = ("--on", "ssh", "--hosts", "a", "--max-restarts", "0", "--run-id", "r")
+    with hosts.start(*words, script(hosts, WAIT)) as process:
+        run = hosts.home / "runs" / "r"
+        wait_until(started(run, 1), "the worker")
+        events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+        left = list(temporary.glob("muster-*"))
+        os.kill(next(e["pid"] for e in events if e["event"] == "agent_joined"), signal.SIGKILL)
+        _, err = process.communicate(timeout=60)
+
+    assert "the head's agent ended (SIGKILL)" in err
+    assert left
+    assert not list(temporary.glob("muster-*"))
+
+
 def test_a_restart_is_on_the_hosts_again(hosts):
     hosts.add("a", shares=True), hosts.add("b", shares=True)
     words = ("--on", "ssh", "--hosts", "a,b", "--run-id", "r")

@@ -42,6 +42,7 @@ LIMIT_S = 2.0
 # When no network is good: once more, with patience, before a run is ended because of it.
 PATIENT_CONNECT_S = 5.0
 PATIENT_LIMIT_S = 7.0
+_LOOPBACK = {"lo": "it leads to the node itself"}
 
 
 @dataclass(slots=True)
@@ -284,7 +285,9 @@ class NetworkSurvey:
     # What the user has set himself.
 
     def _check_variables(self, survey: _Survey, chosen: Choice) -> None:
-        bad = {unused.name: unused.why for unused in chosen.unused if _cannot_work(unused.why)}
+        bad = _LOOPBACK | {
+            unused.name: unused.why for unused in chosen.unused if _cannot_work(unused.why)
+        }
         for node, facts in sorted(survey.facts.items()):
             for variable in VARIABLES:
                 value = facts.variables.get(variable)

@@ -241,6 +241,20 @@ def test_what_the_user_has_set_is_checked_against_the_interfaces_of_his_node():
     assert "NCCL_SOCKET_IFNAME=mgmt on n2 names mgmt0, which can't connect" in notices[1]
 
 
+def test_loopback_is_said_to_lead_to_the_node_itself():
+    house = House()
+    house.settle()
+    house.say_facts(GLOO_SOCKET_IFNAME="lo")
+    house.settle()
+    house.say_results()
+    house.settle()
+
+    (notice,) = [fields["text"] for name, fields in house.told if name == "notice"]
+    assert notice == (
+        "GLOO_SOCKET_IFNAME=lo on n2 names lo, which can't connect the nodes: it leads to the node itself"
+    )
+
+
 def test_words_of_an_earlier_survey_and_results_for_others_are_dropped():
     house = House()
     house.settle()

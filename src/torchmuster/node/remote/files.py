@@ -10,6 +10,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from torchmuster.errors import RunDirectoryError
 from torchmuster.files import atomic, code_copy
 from torchmuster.files.layout import RunDir, muster_home
 from torchmuster.net.relay import SendsMessages
@@ -123,7 +124,8 @@ def make_own_run_dir(run_id: str, token: str, secret: str) -> str:
     The run is the same where its secret is: an owner who comes later, as a first pod that is made again, has another token.
 
     Raises:
-        OSError: It can't be made, or another run's is there.
+        OSError: It can't be made.
+        RunDirectoryError: Another run's is there.
     """
     home = os.path.join(muster_home(), "runs")
     os.makedirs(home, mode=0o700, exist_ok=True)
@@ -131,11 +133,15 @@ def make_own_run_dir(run_id: str, token: str, secret: str) -> str:
     of_run = hmac.new(secret.encode(), b"own run directory", "sha256").hexdigest()
     try:
         os.mkdir(path, 0o700)
-    except FileExistsError:
+    except FileExistsError as error:
         status = os.lstat(path)
         ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
         if not ours or not secrets.compare_digest(_read_line(path, _RUN_FILE), of_run):
-            raise
+            raise RunDirectoryError(
+                f"the run directory of `{run_id}` exists already",
+                where=path,
+                fix="choose another --run-id, or remove that of the earlier run from this host",
+            ) from error
     run_dir = RunDir(path)
     for folder in (run_dir.logs, os.path.dirname(run_dir.agent_log("n1"))):
         os.makedirs(folder, exist_ok=True)

@@ -20,12 +20,14 @@ from torchmuster.model.codec import from_words
 from torchmuster.net import remote_messages as messages
 from torchmuster.net.frames import FrameReader, FrameWriter
 from torchmuster.net.relay import Relay
+from torchmuster.node.leftovers import sweep_beside
 from torchmuster.node.remote.agents import RemoteAgents
 from torchmuster.node.remote.files import RecordStream, write_piece
 from torchmuster.node.remote.proxy import BROKER_VARIABLE, HOST_VARIABLE
 from torchmuster.node.remote.setup import RemotePlace, do_setup_lines, lacking_folders
 
 SILENCE_S = 20.0
+_SWEEP_LIMIT_S = 5.0  # a folder of staged data takes longer: the next run goes on with it
 
 
 class RemoteEnd:
@@ -170,6 +172,8 @@ class RemoteEnd:
             if self._place is not None:
                 self._place.remove_secret()
         self._session.drain(1.0)
+        # What killed agents have left: there may be no other run here to remove it.
+        sweep_beside(None).join(_SWEEP_LIMIT_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,11 +2,16 @@
 
 import getpass
 
-from fake_pbs.state import STATE
+from fake_pbs.state import STATE, look
 
 
 def scratch(job_id):
     return str(STATE / "tmp" / f"pbs.{job_id}")
+
+
+def on_host(host, command):
+    """Return a command as it runs on a host: where the settings give a host words to `enter` it, they come before."""
+    return [*look()["hosts"][host].get("enter", ()), *command]
 
 
 def job_environment(job_id, job):

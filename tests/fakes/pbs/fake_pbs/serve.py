@@ -9,7 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from fake_pbs.hosts import job_environment, scratch
+from fake_pbs.hosts import job_environment, on_host, scratch
 from fake_pbs.state import STATE, look, state
 
 
@@ -158,8 +158,7 @@ def run(job_id):
     with open(out, "a") as stdout, open(out if joined else err, "a") as stderr:
         # A login shell reads the script; the script's own first line is a comment to it.
         child = subprocess.Popen(
-            ["-" + Path(job["shell"]).name, str(spool / f"{job_id}.SC")],
-            executable=job["shell"],
+            on_host(job["hosts"][0], [job["shell"], "-l", str(spool / f"{job_id}.SC")]),
             cwd=STATE / "home",
             env=job_environment(job_id, job),
             stdin=subprocess.DEVNULL,
@@ -266,7 +265,7 @@ class Watch:
             path = self.folder / wanted.name.removesuffix(".wanted")
             try:
                 child = subprocess.Popen(
-                    asked["command"],
+                    on_host(asked["host"], asked["command"]),
                     cwd=STATE / "home",
                     env=asked["env"],
                     stdin=subprocess.DEVNULL,

@@ -4,6 +4,7 @@ import os
 
 import pytest
 
+from torchmuster.errors import RunDirectoryError
 from torchmuster.files import code_copy
 from torchmuster.files.layout import RunDir
 from torchmuster.net.remote_messages import CODE_FILE, OUTPUT_FILE
@@ -65,7 +66,7 @@ def test_run_directory_is_private_and_found_again_by_its_token(tmp_path, monkeyp
     first = remote_files.make_own_run_dir("r1", "t" * 32, "5" * 64)
     assert os.stat(first).st_mode & 0o777 == 0o700
     assert remote_files.make_own_run_dir("r1", "t" * 32, "5" * 64) == first
-    with pytest.raises(FileExistsError):
+    with pytest.raises(RunDirectoryError, match="the run directory of `r1` exists already"):
         remote_files.make_own_run_dir("r1", "t" * 32, "6" * 64)
 
 

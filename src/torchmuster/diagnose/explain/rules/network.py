@@ -33,8 +33,8 @@ _LOOPBACK_OF_GLOO = replace(
     _LOOPBACK_ENDPOINT,
     error="Gloo published a loopback address as a node's: another node that calls it calls itself",
     hint=(
-        "the node's name resolves to 127.0.x.1 in /etc/hosts: set GLOO_SOCKET_IFNAME to the interface"
-        " between the nodes (`muster run` measures and sets it)"
+        "GLOO_SOCKET_IFNAME is lo, or the node's name resolves to 127.0.x.1 in /etc/hosts: set the variable to the interface"
+        " between the nodes (`muster run` measures and sets it, unless it is set)"
     ),
     weight=Weight.LAUNCH + 2,
 )

@@ -1,0 +1,117 @@
+"""The matrix as JSON and as a table of Markdown, and where both are kept: `docs/` and between the markers of the README."""
+
+import json
+from pathlib import Path
+
+from matrix.faults import FAULTS
+from matrix.worlds import WORLDS
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+JSON, PAGE, README = (
+    REPOSITORY / name for name in ("docs/matrix.json", "docs/matrix.md", "README.md")
+)
+BEGIN, END = "<!-- made by `make matrix` -->\n", "<!-- end of the matrix -->\n"
+NOT_RUN = {"word": "not run"}
+TEXT = """\
+# Twelve faults on every engine
+
+`make matrix` makes each fault in a real run of 2 nodes x 2 workers (`tests/matrix/train.py`, which knows of no fault), from
+outside, and judges what follows. A time is that from the fault until the terminal named the cause. The cell is a time only if
+
+- the terminal named the right first cause within 5 s, and within 20 s where only silence can tell (a lease of 15 s);
+- the record (`result.json`) has the right state, kind of end, rank and node;
+- nothing was left within 20 s: no process on any node or at the user's place, no job of the scheduler, no file in `/tmp`,
+  `/dev/shm` or the home of a node. Run directories and the copy of torchmuster for jobs are kept on purpose, and what a node
+  that died has in its `/tmp` is removed by the next agent there.
+
+`--max-restarts 0`: the verdict is judged, not what a restart makes good ([faults.md](faults.md)).
+
+{table}
+| fault | how it is made |
+|---|---|
+{made}
+
+| engine | what it runs on |
+|---|---|
+{worlds}
+
+Where a link is cut, the workers have to be dead while it is; the agent waits for the link, as long as for any node that is to
+join, so the link comes back then, and the agent has to go.
+
+Made on:
+
+{machines}
+"""
+
+
+def read():
+    """Return what is known: for each engine its machine and its cells."""
+    return json.loads(JSON.read_text()) if JSON.exists() else {}
+
+
+def write(document):
+    """Keep it, as JSON and as tables."""
+    JSON.write_text(json.dumps(document, indent=1) + "\n")
+    PAGE.write_text(page(document))
+    before, _, rest = README.read_text().partition(BEGIN)
+    README.write_text(f"{before}{BEGIN}{table(document)}{END}{rest.partition(END)[2]}")
+
+
+def in_readme():
+    """Return the table that stands in the README."""
+    return README.read_text().partition(BEGIN)[2].partition(END)[0]
+
+
+def page(document):
+    """Return the page of the matrix."""
+    machines = [
+        f"- {WORLDS[name].title}: {_facts(known['machine'])}" for name, known in document.items()
+    ]
+    return TEXT.format(
+        table=table(document),
+        made="\n".join(_row([fault.title, fault.made]) for fault in FAULTS),
+        worlds="\n".join(_row([world.title, world.made_of]) for world in WORLDS.values()),
+        machines="\n".join(machines),
+    )
+
+
+def _facts(machine):
+    return ", ".join(f"{key} {value}" for key, value in machine.items())
+
+
+def table(document):
+    """Return the matrix with its footnotes."""
+    notes = []
+    lines = [
+        _row(["fault", *(world.title for world in WORLDS.values())]),
+        "|---" * (1 + len(WORLDS)) + "|",
+    ]
+    for fault in FAULTS:
+        cells = [
+            document.get(name, {}).get("cells", {}).get(fault.name, NOT_RUN) for name in WORLDS
+        ]
+        lines.append(_row([fault.title, *(_with_note(cell, notes) for cell in cells)]))
+    lines += ["", *(f"{number}. {note}" for number, note in enumerate(notes, 1))]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def words(cell):
+    """Return what the table says of a cell, without its footnote."""
+    if cell["word"] == "failed":
+        return f"**FAILED**: {cell['why']}"
+    if cell["word"] == "impossible":
+        return "-"
+    return f"{cell['shown_s']:.1f} s" if cell["word"] == "ok" else "not run"
+
+
+def _row(parts):
+    return f"| {' | '.join(parts)} |"
+
+
+def _with_note(cell, notes):
+    text = words(cell)
+    if cell["word"] not in ("impossible", "not run") or not cell.get("why"):
+        return text
+    if cell["why"] not in notes:
+        notes.append(cell["why"])
+    return f"{text} ({notes.index(cell['why']) + 1})"

@@ -1,0 +1,111 @@
+"""The pretended PBS of the tests, its two hosts with networks and disks of their own."""
+
+import contextlib
+import json
+import shutil
+import subprocess
+
+from cluster.netns import Nodes
+from cluster.pbs import FakePbs
+from kit.command import MUSTER, SOURCE
+from kit.memory_group import MemoryGroup
+from kit.namespaces import why_no_networks
+from kit.waiting import wait_until
+from matrix.processes import pids_with
+from matrix.world import MEMORY_BYTES, NODES, OWN_DISK, OWN_TMP, World
+
+TIME_LIMIT_S = 60
+
+
+class Hosts(Nodes):
+    """Nodes with several networks and mounts of their own."""
+
+    spaces = ("net", "uts", "mount")
+
+
+class PbsWorld(World):
+    """`muster run --on pbs` on the login node, which is this machine."""
+
+    name, title = "pbs", "PBS, pretended"
+    made_of = (
+        "commands that answer as a recorded server did; two hosts in namespaces, a disk for each"
+    )
+    options = ("--on", "pbs", "--nodes", "2")
+    wrong_interface = "mgmt0"  # it exists, and leads nowhere
+    time_limit = f"{TIME_LIMIT_S}s"
+
+    def __init__(self, folder):
+        self.folder, self.home = folder, folder / "home"
+        self._stack = contextlib.ExitStack()
+
+    def why_not(self):
+        return why_no_networks()
+
+    def __enter__(self):
+        self.scratch.mkdir(parents=True)
+        self._hosts = self._stack.enter_context(Hosts(len(NODES)))
+        self.group = self._stack.enter_context(MemoryGroup(MEMORY_BYTES))
+        self._pbs = FakePbs(self.folder)
+        self._stack.callback(self._pbs.close)
+        hosts = {node: {"ncpus": 8, "ngpus": 4, "enter": self._enter(node)} for node in NODES}
+        self._pbs.settings(hosts=hosts)
+        for node in NODES:
+            self.on(node, "sh", "-ec", f"{OWN_TMP}; {OWN_DISK}", "sh", self.scratch)
+            self.on(node, "hostname", node)
+        return self
+
+    def __exit__(self, *error):
+        self._stack.close()
+
+    def _enter(self, node):
+        words = self.argv(node, ["env", "-C", str(self._pbs.home)])
+        return self.group.argv(words) if node == "n2" else words
+
+    def argv(self, node, words):
+        return self._hosts.argv(NODES.index(node) + 1, words)
+
+    def start(self, words, **options):
+        environment = {"PYTHONPATH": str(SOURCE), "MUSTER_HOME": str(self.home)}
+        return subprocess.Popen(
+            [*MUSTER, *map(str, words)],
+            env=self._pbs.environment | environment,
+            cwd=self.folder,
+            **options,
+        )
+
+    def kill_node(self, node):
+        self.cut_link(node)
+        self._pbs.change(lost=[node])
+
+    def cut_link(self, node):
+        self._hosts.ip(0, f"link set fast{NODES.index(node) + 1} down")
+
+    def heal_link(self, node):
+        self._hosts.ip(0, f"link set fast{NODES.index(node) + 1} up")
+
+    def wait_time_limit(self, running):
+        job = json.loads((self.run_dir / "job.json").read_text())["job_id"]
+        return self._pbs.started_at(job) + TIME_LIMIT_S
+
+    def processes(self):
+        return list(pids_with(f"FAKE_PBS={self._pbs.state}").values())
+
+    def jobs(self):
+        return self._pbs.living()
+
+    @property
+    def watched(self):
+        return (*super().watched, self._pbs.home)
+
+    @property
+    def kept(self):
+        """Return also what the pretended server writes."""
+        return (*super().kept, self._pbs.home / ".bash_profile")
+
+    def reset(self):
+        for node in NODES:
+            self.heal_link(node)
+        self._pbs.change(lost=[])
+        self._pbs.close()
+        wait_until(lambda: not self.processes(), "the end of the jobs")
+        shutil.rmtree(self.home, ignore_errors=True)
