@@ -12,6 +12,7 @@ from torchmuster.head.gathering import Gathering
 from torchmuster.head.leavers import Leavers, StopRequest
 from torchmuster.head.membership import Member, Membership
 from torchmuster.head.options import TrainingHeadOptions
+from torchmuster.head.restarts import RestartBook
 from torchmuster.head.start_checks import StartChecks
 from torchmuster.head.training_actions import (
     AskForNodes,
@@ -55,6 +56,9 @@ class NodePolicy:
         self.attempt: Attempt | None = None
         self.next_attempt = options.first_attempt
         self.result: Result | None = None
+        self.book = RestartBook(
+            self.plan.limits.max_restarts, options.restarts_spent, self.plan.restart_policy
+        )
         self._options = options
         self._actions: list[TrainingAction] = []
         self._gathering = Gathering(self.plan, members, now)
@@ -193,8 +197,14 @@ class NodePolicy:
         attempt = self.running
         if attempt is not None and member in attempt.members.values():
             attempt.take_loss(member, name, why, now)
-        if member.place is not None and not self.plan.is_elastic:
+        if member.place is not None and not self.plan.is_elastic and self._may_go_on:
             self._ask_for([member.place])
+
+    @property
+    def _may_go_on(self) -> bool:
+        """Say whether an attempt may follow the loss of a node; before an attempt, a loss spends nothing."""
+        gathering = self.phase is AttemptPhase.GATHERING
+        return self._stop is None and (gathering or not self.book.is_spent)
 
     def _lose_silent(self) -> None:
         if self.now < self._look_at:

@@ -49,6 +49,11 @@ class RestartBook:
     furthest: int | None = None
     is_over: bool = False
 
+    @property
+    def is_spent(self) -> bool:
+        """Say whether no attempt follows another failure."""
+        return self.is_over or self.spent >= self.max_restarts
+
     def after_failure(self, cause: WorkerEnd, step: int | None = None) -> Next:
         """Judge a failure; spends a restart when the answer is `AGAIN`.
 
@@ -78,7 +83,7 @@ class RestartBook:
                 return Next.FAIL_FINAL
             if recurs:
                 return Next.FAIL_SAME_BUG
-        if self.is_over or self.spent >= self.max_restarts:
+        if self.is_spent:
             return Next.FAIL_SPENT
         return Next.AGAIN
 

@@ -16,7 +16,7 @@ from torchmuster.head.leavers import StopRequest
 from torchmuster.head.membership import MAX_LISTED, Member, Membership
 from torchmuster.head.node_policy import LOOK_EVERY_S, NodePolicy
 from torchmuster.head.options import TrainingHeadOptions
-from torchmuster.head.restarts import EndRun, RestartBook, TryAgain, after_failure, after_preemption
+from torchmuster.head.restarts import EndRun, TryAgain, after_failure, after_preemption
 from torchmuster.head.start_checks import StartChecks
 from torchmuster.head.training_actions import AskForNodes, OpenStore
 from torchmuster.model import codec, contract
@@ -61,10 +61,6 @@ class TrainingPolicy(NodePolicy):
         checks: Callable[[NodePolicy], StartChecks],
     ) -> None:
         super().__init__(options, members, now, checks)
-        plan = options.plan
-        self.book = RestartBook(
-            plan.limits.max_restarts, options.restarts_spent, plan.restart_policy
-        )
         self.lost_s = 0.0  # between a failure and the workers of the next attempt
         self._known = _Known()
         self._say_at = now + FIRST_SAY_S

@@ -410,7 +410,8 @@ class Agent:
                 living.signal(signum, if_caught=True)
             return
         if self.link.channel is None:
-            self.fail(MusterError(f"this agent received {signum.name} before it had joined"))
+            when = "before it had joined" if self._welcome is None else "while it called its head"
+            self.fail(MusterError(f"this agent received {signum.name} {when}"))
             return
         self.send(messages.SignalReceived(signum=int(signum)))
 

@@ -145,6 +145,8 @@ class World:
                         node.line = None
             case AskForNodes(places=places):
                 assert all(0 <= place < self.plan.max_nodes for place in places)
+                gathering = self.policy.phase is AttemptPhase.GATHERING
+                assert gathering or not self.policy.book.is_spent, "nobody would need them"
 
     def obey(self, node, message):
         match message:

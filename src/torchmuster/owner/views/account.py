@@ -224,6 +224,6 @@ def last_step(folder: str) -> int | None:
 
 
 def near(path: str) -> str:
-    """Return a path as it is typed from here, where that is shorter."""
+    """Return a path as it is typed from here, where that is shorter; from `/` it would be so by one character."""
     relative = os.path.relpath(path)
-    return path if relative.startswith("..") else relative
+    return path if relative.startswith("..") or os.getcwd() == "/" else relative

@@ -22,6 +22,7 @@ from torchmuster.owner.jobs.jobs import cancel_job, make_job, note_refusal
 from torchmuster.owner.views.account import (
     account_of,
     how_to_go_on,
+    near,
     what_a_workflow_left,
     what_is_left,
 )
@@ -60,6 +61,14 @@ def leave_result(run_dir, state, **fields):
     given = {"exit_code": 1, "attempts": 1, "restarts_spent": 0, "elapsed_s": 2.0}
     result = Result(run_id=RUN_ID, state=state, **{**given, **fields})
     write_json(run_dir.result, codec.to_plain(result))
+
+
+def test_a_path_is_typed_from_where_one_stands_but_from_the_root(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert near(str(tmp_path / "home" / "logs")) == "home/logs"
+    assert near("/home/logs") == "/home/logs"
+    monkeypatch.chdir("/")
+    assert near("/home/logs") == "/home/logs"
 
 
 def test_job_engine_time_and_reason_are_known_after_the_end(run_dir):
