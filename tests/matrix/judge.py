@@ -8,11 +8,15 @@ from dataclasses import asdict, dataclass
 
 from kit.waiting import wait_until
 from matrix.faults import OTHERS, cut_link, lose_node
-from matrix.world import NODES, WORKERS
+from matrix.world import NEXT_RUN_ID, NODES, WORKERS
 from torchmuster.model.lease import SILENT_S
 
 SHOWN_WITHIN_S = 5.0
 LEFT_WITHIN_S = SILENT_S + 5.0
+SWEPT = (
+    "the agent was killed with its node, or by the scheduler when the link came back: what it had in the node's `/tmp` was"
+    " seen to be removed by the next run there"
+)
 LOOK_FOR_S = 60.0  # an answer that comes too late is told with its time
 
 
@@ -26,6 +30,7 @@ class Cell:
         shown_s: From the fault until the terminal showed the cause.
         limit_s: The most that this may be.
         clean_s: From then until nothing was left.
+        note: What else is to be known of a cell that is ok.
         said: What the terminal showed.
     """
 
@@ -34,6 +39,7 @@ class Cell:
     shown_s: float | None = None
     limit_s: float | None = None
     clean_s: float | None = None
+    note: str = ""
     said: str = ""
 
     def document(self):
@@ -55,7 +61,7 @@ def judge(world, fault):
     world.prepare()
     with contextlib.ExitStack() as stack:
         options = fault.before(world, stack) if fault.before else {}
-        before = world.files(_living(fault))
+        before = world.files(NODES)
         running = world.run(**options)
         stack.callback(world.reset)
         stack.callback(running.process.wait)
@@ -71,25 +77,27 @@ def judge(world, fault):
 def _make_and_judge(running, fault, found, before):
     made_at = _make(running, fault)
     shown_at = _wait_shown(running, fault)
-    found["shown_s"] = round(shown_at - made_at, 1)
+    found["shown_s"] = round(max(0.0, shown_at - made_at), 1)
     if fault.goes_on:
         running.world.cancel()
     _wait_end(running)
     _check_cause(running, fault)
     if fault.hurt is cut_link:
         _wait_workers_dead(running, fault.node)
+        wait_until(
+            lambda: not running.world.jobs(), "the end of the scheduler's job", LEFT_WITHIN_S
+        )
         running.world.heal_link(fault.node)
     _wait_clean(running.world)
-    if files := sorted(running.world.files(_living(fault)) - before):
-        raise WrongError(f"left behind files: {', '.join(files[:4])}")
     found["clean_s"] = round(time.time() - shown_at, 1)
+    _check_files(running.world, fault, before, found)
     if found["shown_s"] > found["limit_s"]:
         raise WrongError(f"named after {found['shown_s']} s; the limit is {found['limit_s']:g} s")
 
 
 def _make(running, fault):
     if fault.before is not None and fault.hurt is None:
-        return running.wait_started()
+        return running.wait_begun()
     running.wait_up()
     return fault.hurt(running)
 
@@ -159,9 +167,26 @@ def _wait_workers_dead(running, node):
         raise WrongError(f"workers live on {node} while its link is cut") from None
 
 
-def _living(fault):
-    """Return the nodes that live on: one that died is put in order by its next agent (`node/leftovers.py`)."""
-    return [node for node in NODES if fault.hurt is not lose_node or node != fault.node]
+def _check_files(world, fault, before, found):
+    """See that no file is left; of agents that died with their node, or were killed for it, at the latest by the next one.
+
+    Raises:
+        WrongError: Some are left.
+    """
+    if fault.hurt is lose_node:
+        world.reset()  # the node comes back
+    left = world.files(NODES) - before
+    if left and fault.hurt in (lose_node, cut_link):
+        world.reset()
+        world.prepare()
+        following = world.run(run_id=NEXT_RUN_ID)
+        following.wait_up()
+        world.cancel()
+        _wait_end(following)
+        left = world.files(NODES) - before
+        found["note"] = SWEPT
+    if left:
+        raise WrongError(f"left behind files: {', '.join(sorted(left)[:4])}")
 
 
 def _wait_clean(world):

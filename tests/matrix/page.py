@@ -16,13 +16,14 @@ TEXT = """\
 # Twelve faults on every engine
 
 `make matrix` makes each fault in a real run of 2 nodes x 2 workers (`tests/matrix/train.py`, which knows of no fault), from
-outside, and judges what follows. A time is that from the fault until the terminal named the cause. The cell is a time only if
+outside, and judges what follows. A time is that from the fault until the terminal named the cause; of a fault that is there
+before the start, from the script's first line. The cell is a time only if
 
 - the terminal named the right first cause within 5 s, and within 20 s where only silence can tell (a lease of 15 s);
 - the record (`result.json`) has the right state, kind of end, rank and node;
 - nothing was left within 20 s: no process on any node or at the user's place, no job of the scheduler, no file in `/tmp`,
-  `/dev/shm` or the home of a node. Run directories and the copy of torchmuster for jobs are kept on purpose, and what a node
-  that died has in its `/tmp` is removed by the next agent there.
+  `/dev/shm` or the home of a node. Run directories and the copy of torchmuster for jobs are kept on purpose. Where an agent
+  died with its node, or a scheduler killed it for its node, the next run there has to remove what it had in `/tmp`.
 
 `--max-restarts 0`: the verdict is judged, not what a restart makes good ([faults.md](faults.md)).
 
@@ -35,8 +36,8 @@ outside, and judges what follows. A time is that from the fault until the termin
 |---|---|
 {worlds}
 
-Where a link is cut, the workers have to be dead while it is; the agent waits for the link, as long as for any node that is to
-join, so the link comes back then, and the agent has to go.
+Where a link is cut, the workers have to be dead while it is. The agent waits for the link, as long as for any node that is to
+join (`--join-timeout`), so the link comes back when the scheduler's job has ended, and the agent has to go.
 
 Made on:
 
@@ -109,9 +110,9 @@ def _row(parts):
 
 
 def _with_note(cell, notes):
-    text = words(cell)
-    if cell["word"] not in ("impossible", "not run") or not cell.get("why"):
-        return text
-    if cell["why"] not in notes:
-        notes.append(cell["why"])
-    return f"{text} ({notes.index(cell['why']) + 1})"
+    note = cell.get("note") if cell["word"] in ("ok", "failed") else cell.get("why")
+    if not note:
+        return words(cell)
+    if note not in notes:
+        notes.append(note)
+    return f"{words(cell)} ({notes.index(note) + 1})"

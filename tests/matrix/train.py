@@ -11,12 +11,12 @@ import os
 import sys
 import time
 
-import torch
-import torch.distributed as dist
-
 folder, scratch = sys.argv[1:3]
+open(os.path.join(folder, f"began-{os.environ['RANK']}"), "w").close()
 sys.path.insert(0, os.path.join(scratch, "packages"))
 import matrix_tokens  # noqa: E402
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
 
 
 def meet():

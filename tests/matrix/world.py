@@ -19,6 +19,7 @@ WORKERS = 2
 MEMORY_BYTES = 3 << 29
 START_LIMIT_S = 90.0
 RUN_ID = "r"
+NEXT_RUN_ID = "next"
 # For a node's own mounts: nothing in /tmp and /dev/shm is another's, and $1 is a small disk.
 OWN_TMP = "mount -t tmpfs -o mode=1777 none /tmp; mount -t tmpfs -o mode=1777 none /dev/shm"
 OWN_DISK = 'mount -t tmpfs -o size=64m none "$1"'
@@ -45,7 +46,7 @@ class World:
         home: The `MUSTER_HOME` of the user, as this process sees it.
         time_limit: For `--time`, as short as the scheduler takes it.
         group: The control group of the memory of, at least, the second node.
-        running: The run that was started last.
+        running: The run that was started last, with the id `run_id`.
     """
 
     name = title = made_of = ""
@@ -54,6 +55,7 @@ class World:
     is_one_disk = False
     options: tuple[str, ...] = ()
     wrong_interface = "ib7"
+    run_id = RUN_ID
     time_limit = ""
     folder: Path
     home: Path
@@ -95,12 +97,13 @@ class World:
         """Return the folder that the script reads from."""
         return self.folder / "data"
 
-    def run(self, options=(), script_options=()):
+    def run(self, options=(), script_options=(), run_id=RUN_ID):
         """Start the training; return its `Running`."""
-        known = ("--run-id", RUN_ID, "--max-restarts", "0", "--nproc-per-node", str(WORKERS))
+        self.run_id = run_id
+        known = ("--run-id", run_id, "--max-restarts", "0", "--nproc-per-node", str(WORKERS))
         script = (TRAIN.name, self.data, self.scratch, *script_options)
         words = ("run", *self.options, *known, *options, *script)
-        said = self.data / "said"
+        said = self.folder / f"said-{run_id}"
         with said.open("wb") as out:
             process = self.start(words, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
         self.running = Running(self, process, said)
@@ -119,13 +122,13 @@ class World:
     def cancel(self):
         """Say `muster cancel`."""
         silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        with self.start(("cancel", RUN_ID), **silent) as process:
+        with self.start(("cancel", self.run_id), **silent) as process:
             process.wait()
 
     @property
     def run_dir(self):
         """Return the run directory, as this process sees it."""
-        return self.home / "runs" / RUN_ID
+        return self.home / "runs" / self.run_id
 
     # What the runner does to nodes.
 
@@ -250,10 +253,11 @@ class Running:
         words = ("sh", "-c", 'for pid; do kill -0 "$pid" && echo "$pid"; done; true', "sh")
         return self.world.on(node, *words, *self.pids()[first : first + WORKERS]).split()
 
-    def wait_started(self):
-        """Wait until the workers are started; return when, in seconds since 1970."""
-        self._wait(lambda: self.events("attempt_started"), "the workers were started")
-        return time.time()
+    def wait_begun(self):
+        """Wait until the script's first line has run; return when, in seconds since 1970."""
+        began = self.world.data.glob
+        self._wait(lambda: any(began("began-*")), "the script began")
+        return min(path.stat().st_mtime for path in began("began-*"))
 
     def agent_pid(self, node):
         """Return the pid of a node's agent, as the node knows it."""
@@ -261,8 +265,10 @@ class Running:
 
     def _wait(self, condition, what):
         def reached():
-            assert self.process.poll() is None, f"it ended before {what}: {self.first_error}"
-            return condition()
+            has_ended = self.process.poll() is not None
+            is_so = condition()
+            assert is_so or not has_ended, f"it ended before {what}: {self.first_error}"
+            return is_so
 
         wait_until(reached, what, START_LIMIT_S)
 
