@@ -71,7 +71,7 @@ def pods_of(job: JobRequest, files: Mapping[str, bytes]) -> PodsRequest:
             topology=keys.get("topology"),
         ),
         claims=claims_of(job),
-        environment={"MUSTER_HOME": home},
+        environment={"MUSTER_HOME": home, "MUSTER_POD_DISK": SCRATCH_FOLDER},
         annotations={
             CONTEXT_ANNOTATION: keys.get("context", ""),
             **({RUN_ID_ANNOTATION: job.run_id} if job.run_id is not None else {}),

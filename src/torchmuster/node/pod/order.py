@@ -14,6 +14,7 @@ AGAIN_CODE = 75  # this pod was taken away: the Job makes another one
 ORDER_FILE, KEY_FILE, PLAN_FILE = "order.json", "key", "plan.json"
 PACKAGE_FILE, CODE_FILE, START_FILE = "package.txz", "code.tar.gz", "start.py"
 PROGRAMS_VARIABLE = "MUSTER_PROGRAMS"  # of sessions: how our programs are started in this pod
+ORDER_VARIABLE = "MUSTER_ORDER"  # of sessions: the path of the pod's order
 _INDEX_VARIABLES = ("MUSTER_POD_INDEX", "JOB_COMPLETION_INDEX")
 
 

@@ -24,6 +24,7 @@ from torchmuster.net.secret import read_secret
 from torchmuster.node.pod.order import (
     AGAIN_CODE,
     FINAL_CODE,
+    ORDER_VARIABLE,
     PROGRAMS_VARIABLE,
     own_index,
     read_order,
@@ -158,6 +159,7 @@ def main(arguments: list[str]) -> int:
     owner = None
     if own_index(os.environ) == 0:
         owner = proc.node_program("conduct-pods", "--key", options.key, "--order", options.order)
+    os.environ[ORDER_VARIABLE] = os.path.abspath(options.order)
     os.environ[PROGRAMS_VARIABLE] = shlex.join(proc.node_program("")[:-1])
     proc.become_subreaper()
     return asyncio.run(_serve(read_secret(options.key), order.port, owner))

@@ -16,6 +16,7 @@ from torchmuster.net.channel import Channel, ChannelClosedError
 from torchmuster.plainfile import write_all
 
 COMMAND, INPUT, OUTPUT, ERRORS, END = b"c", b"i", b"o", b"e", b"x"
+RECORD_PROGRAM = "pod-record"
 PIECE_BYTES = 256 << 10
 _MAX_COMMAND_BYTES = 64 << 10
 _CODE = struct.Struct("!i")
@@ -36,7 +37,7 @@ class Sessions:
         self.pids: set[int] = set()
         self.num_starting = 0
         self._children: set[asyncio.subprocess.Process] = set()
-        self._last_end = float("-inf")
+        self._last_read = float("-inf")
 
     @contextlib.contextmanager
     def starting(self) -> Iterator[None]:
@@ -54,11 +55,11 @@ class Sessions:
                 child.send_signal(signum)
 
     async def ended(self, limit_s: float = float("inf"), *, calls_again_s: float = 0.0) -> None:
-        """Wait until no command runs, at most so long; a caller that has just gone may call again."""
+        """Wait until no command runs, at most so long; a client who has just read the record may call again."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + limit_s
         while (now := loop.time()) < deadline:
-            if not self._children and now - self._last_end >= calls_again_s:
+            if not self._children and now - self._last_read >= calls_again_s:
                 return
             await asyncio.sleep(_LOOK_S)
 
@@ -70,6 +71,7 @@ class Sessions:
             return
         if frame[:1] != COMMAND or len(frame) > _MAX_COMMAND_BYTES:
             return
+        reads = RECORD_PROGRAM.encode() in frame
         child = await self._start(os.fsdecode(frame[1:]))
         try:
             await _attend(channel, child)
@@ -79,7 +81,8 @@ class Sessions:
             await child.wait()
             self.pids.discard(child.pid)
             self._children.discard(child)
-            self._last_end = asyncio.get_running_loop().time()
+            if reads:
+                self._last_read = asyncio.get_running_loop().time()
 
     async def _start(self, command: str) -> asyncio.subprocess.Process:
         with self.starting():

@@ -9,7 +9,7 @@ import os
 import sys
 
 FOLDER = os.path.dirname(os.path.abspath(__file__))
-OWN_DISK = "/scratch"
+OWN_DISK = os.environ.get("MUSTER_POD_DISK", "/scratch")
 MESSAGE = "/dev/termination-log"
 FINAL = 113  # the Job makes no other pod for this end
 
@@ -19,7 +19,7 @@ def give_up(what: str, because: str, hint: str) -> None:
     text = f"error: {what}\nat: {os.uname()[1]}\nbecause: {because}\nhint: {hint}\n"
     sys.stderr.write(text)
     try:
-        with open(MESSAGE, "w") as file:
+        with open(MESSAGE, "r+") as file:  # Kubernetes has made it
             file.write(json.dumps({"error": what, "because": because, "hint": hint}))
     except OSError:
         pass

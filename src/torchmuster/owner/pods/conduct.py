@@ -232,7 +232,7 @@ class _PodOwner:
             result = replace(result, report=report)
             atomic.write_json(self.run_dir.result, codec.to_plain(result))
             self.voice.print(render_report(shortened(report, result, self.voice.shown)))
-        with contextlib.suppress(OSError), open(_MESSAGE_FILE, "w") as file:
+        with contextlib.suppress(OSError), open(_MESSAGE_FILE, "r+") as file:
             file.write(last_message(result))
         code = _pod_code(result)
         atomic.write_json(os.path.join(self.run_dir.path, orders.ENDED_FILE), {"code": code})

@@ -24,13 +24,12 @@ from torchmuster.net import remote_messages as messages
 from torchmuster.net.frames import FrameReader
 from torchmuster.node.pod import order as orders
 from torchmuster.node.pod.call import call_argv
-from torchmuster.node.pod.order import PROGRAMS_VARIABLE, PodOrder
+from torchmuster.node.pod.order import ORDER_VARIABLE, PROGRAMS_VARIABLE, PodOrder
 from torchmuster.owner.jobs.jobs import failed_before_start
 from torchmuster.owner.pods.reach import NotAllowedError, PodWatch, find_pod, forward
 
 _AGAIN_S = (0.3, 1.0, 2.0, 5.0)
 _SILENCE_S = 60.0
-_ORDER = f"/muster/{orders.ORDER_FILE}"
 _RESULT = "result.json"
 _STATE_FILE = "pods/mirror.json"
 _PIECE_BYTES = 1 << 16
@@ -134,7 +133,9 @@ class RecordMirror:
 
     def _read_record(self, port: int, *, once: bool) -> None:
         known = self._known()
-        command = f"exec ${PROGRAMS_VARIABLE} pod-record --order {_ORDER}" + " --once" * once
+        command = (
+            f"exec ${PROGRAMS_VARIABLE} pod-record --order ${ORDER_VARIABLE}" + " --once" * once
+        )
         theirs_in, ours_in = os.pipe2(os.O_CLOEXEC)
         ours_out, theirs_out = os.pipe2(os.O_CLOEXEC)
         null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)

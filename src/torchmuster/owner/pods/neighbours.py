@@ -6,7 +6,6 @@ attempts, restarts and the client's copy go on. Snapshots are larger: they need 
 
 import contextlib
 import os
-import shlex
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ _COPIES = 2
 _EVERY_S = 2.0
 _ASK_S = 10.0
 _MAX_BYTES = 8 << 20
-_FOLDER = "record-of-the-first-pod"
+_FOLDER = '"$MUSTER_HOME/record-of-the-first-pod"'  # in the shell of another pod
 _EVENTS, _TRAINING = "events.jsonl", "training.jsonl"
 _FILES = (_EVENTS, _TRAINING, MARK_FILE)
 
@@ -59,9 +58,7 @@ class RecordNeighbours:
             return
         with open(path, "rb") as file:
             data = file.read()
-        target = shlex.quote(os.path.join(self.order.home, _FOLDER, name))
-        folder = shlex.quote(os.path.join(self.order.home, _FOLDER))
-        command = f"mkdir -p {folder} && cat >{target}.part && mv {target}.part {target}"
+        command = f"mkdir -p {_FOLDER} && cat >{_FOLDER}/{name}.part && mv {_FOLDER}/{name}.part {_FOLDER}/{name}"
         if self._ask(index, command, data).status == 0:
             self._sent[index, name] = now
 
@@ -93,6 +90,5 @@ class RecordNeighbours:
         )
 
     def _fetch(self, index: int, name: str) -> bytes:
-        path = shlex.quote(os.path.join(self.order.home, _FOLDER, name))
-        said = self._ask(index, f"cat {path} 2>/dev/null")
+        said = self._ask(index, f"cat {_FOLDER}/{name} 2>/dev/null")
         return said.stdout if said.status == 0 else b""

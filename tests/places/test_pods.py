@@ -1,0 +1,176 @@
+"""Runs in pods: names that come late or with another address, pods that go, and what the run makes of it."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from cluster.netns import Nodes
+from kit.namespaces import why_no_networks
+from kit.waiting import wait_until
+from places.pods import PodWorld
+from torchmuster.model.states import RunState
+from torchmuster.owner.views.record import read_events, read_result
+from torchmuster.spec.launch import RunRequest, plan_run
+from torchmuster.spec.problems import Problems
+
+SCRIPT = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+sum = torch.ones(1)
+dist.all_reduce(sum)
+print("world", int(sum), "attempt", os.environ["TORCHELASTIC_RESTART_COUNT"], flush=True)
+stop = sys.argv[1]
+if stop == "raise":
+    raise ValueError("the same each time")
+while not os.path.exists(stop):
+    time.sleep(0.05)
+    dist.all_reduce(sum)
+"""
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    if (reason := why_no_networks()) is not None:
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
+    monkeypatch.setenv("MUSTER_HOME", str(tmp_path / "home"))
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "train.py").write_text(SCRIPT)
+    made = []
+
+    def make(*, num_pods=2, nodes=2, until="stop", **limits):
+        request = RunRequest(
+            script="train.py",
+            args=(until if until == "raise" else str(tmp_path / until),),
+            nodes=str(nodes),
+            nproc_per_node="1",
+            cwd=str(code),
+            **limits,
+        )
+        problems = Problems()
+        plan = problems.checked(plan_run(request, "r", (), problems))
+        made.append(PodWorld(network, tmp_path, plan, num_pods=num_pods))
+        return made[-1]
+
+    with Nodes(3) as network:
+        yield make
+        for one in made:
+            one.close()
+
+
+def events(world, name, index=0):
+    return [e for e in read_events(world.run_dir(index).events) if e["event"] == name]
+
+
+def trains(world, attempt):
+    """Say whether an attempt trains on the first pod."""
+    log = Path(world.run_dir(0).rank_log(attempt, 0))
+    return log.exists() and "world" in log.read_text()
+
+
+def stop(world):
+    (world.folder / "stop").touch()
+
+
+def test_a_name_that_comes_late_is_waited_for_and_said(world):
+    pods = world(until="now")
+    (pods.folder / "now").touch()
+    pods.know(p0=1)
+    pods.start(0)
+    pods.start(1)
+    wait_until(lambda: "run-1 (its name is not known)" in pods.log(0), "the reason of the wait")
+    pods.know(p1=2)
+    assert pods.wait(0) == 0
+    result = read_result(pods.run_dir(0))
+    assert (result.state, result.attempts) == (RunState.SUCCEEDED, 1)
+    assert "world 2 attempt 0" in pods.log(0)
+
+
+def test_a_name_that_never_comes_ends_the_run_with_its_pod(world):
+    pods = world(join_timeout="2s")
+    pods.know(p0=1)
+    pods.start(0)
+    assert pods.wait(0) == 113
+    result = read_result(pods.run_dir(0))
+    assert result.report.error == "only 1 of 2 pods came within 2 s"
+    assert result.report.because == ("run-1 (its name is not known)",)
+
+
+def test_a_pod_that_is_lost_is_replaced_by_one_of_its_name_with_another_address(world):
+    pods = world()
+    pods.know(p0=1, p1=2)
+    pods.start(0)
+    pods.start(1)
+    wait_until(lambda: trains(pods, 0), "the first attempt")
+    pods.kill(1)
+    pods.know(p1=None)
+    wait_until(lambda: events(pods, "node_lost"), "the loss")
+    pods.know(p1=3)
+    pods.start(1, node=3)
+    wait_until(lambda: trains(pods, 1), "the second attempt", 90)
+    stop(pods)
+    assert pods.wait(0) == 0
+    assert read_result(pods.run_dir(0)).restarts_spent == 1
+
+
+def test_a_pod_that_is_asked_to_end_costs_no_restart(world):
+    pods = world()
+    pods.know(p0=1, p1=2)
+    pods.start(0)
+    pods.start(1)
+    wait_until(lambda: trains(pods, 0), "the first attempt")
+    pods.kill(1, signal.SIGTERM)
+    assert pods.wait(1) == 75
+    pods.start(1)
+    wait_until(lambda: trains(pods, 1), "the second attempt", 90)
+    stop(pods)
+    assert pods.wait(0) == 0
+    assert read_result(pods.run_dir(0)).restarts_spent == 0
+
+
+def test_a_spare_pod_takes_the_place_of_a_lost_one(world):
+    pods = world(num_pods=3)
+    pods.know(p0=1, p1=2, p2=3)
+    for index in range(3):
+        pods.start(index)
+    wait_until(lambda: trains(pods, 0), "the first attempt")
+    (begun,) = events(pods, "attempt_started")
+    used = [node["host"] for node in begun["nodes"]]
+    pods.kill(int(used[1][-1]))
+    wait_until(lambda: trains(pods, 1), "the second attempt", 90)
+    stop(pods)
+    assert pods.wait(0) == 0
+    now = [node["host"] for node in events(pods, "attempt_started")[1]["nodes"]]
+    assert {*used, *now} == {"run-0", "run-1", "run-2"}
+
+
+def test_the_first_pod_made_again_goes_on_with_the_record_of_its_neighbours(world):
+    pods = world()
+    pods.know(p0=1, p1=2)
+    pods.start(0)
+    pods.start(1)
+    wait_until(lambda: trains(pods, 0), "the first attempt")
+    copy = pods.folder / "disk-1-2" / "home" / "record-of-the-first-pod" / "events.jsonl"
+    wait_until(lambda: copy.exists() and "attempt_started" in copy.read_text(), "the copy")
+    pods.kill(0)
+    pods.start(0)
+    wait_until(lambda: trains(pods, 1), "the second attempt", 90)
+    stop(pods)
+    assert pods.wait(0) == 0
+    assert [e["attempt"] for e in events(pods, "attempt_started")] == [0, 1]
+
+
+def test_a_failure_that_is_final_ends_the_job(world):
+    pods = world(until="raise")
+    pods.know(p0=1, p1=2)
+    pods.start(0)
+    pods.start(1)
+    assert pods.wait(0) == 113
+    report = read_result(pods.run_dir(0)).report
+    assert "ValueError: the same each time" in report.error
+    assert json.loads((pods.secret / "order.json").read_text())["num_pods"] == 2
