@@ -121,6 +121,8 @@ class KubernetesDialect:
 
     def status_argv(self, job_ids: Sequence[str]) -> list[list[str]]:
         """Return the one command that tells of all these jobs, which are in one namespace."""
+        if not job_ids:
+            return []
         context, namespace, _ = place_of(job_ids[0])
         names = ",".join(sorted({place_of(job_id)[2] for job_id in job_ids}))
         selector = f"{RUN_LABEL} in ({names})"
@@ -207,7 +209,7 @@ class KubernetesDialect:
 def _job_among(stdout: str) -> dict[str, Any]:
     found = next((one for one in read_objects(stdout) if one.get("kind") == "Job"), None)
     if found is None:
-        raise EngineError("kubectl made no Job", where="kubectl create -o json")
+        raise EngineError("kubectl gave no job id: it made no Job", where="kubectl create -o json")
     return found
 
 
