@@ -6,6 +6,7 @@ either direction ends it (`docs/design.md`, rule 13).
 
 import asyncio
 import os
+import socket
 import time
 from collections.abc import Awaitable, Callable
 
@@ -218,6 +219,8 @@ def _judge_handshake(error: HandshakeError, host: str, port: int) -> None:
 def _describe_failure(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return "it does not answer"
+    if isinstance(error, socket.gaierror):  # its numbers are not those of `strerror`
+        return "its name is not known here"
     if isinstance(error, OSError) and error.errno:
         return os.strerror(error.errno)
     return str(error)

@@ -18,6 +18,8 @@ from torchmuster.errors import UsageError
 from torchmuster.model.display.text import did_you_mean, nearest
 from torchmuster.model.plan import Limits, Program, RestartPolicy, ScriptKind
 from torchmuster.spec.launch import check_script, parse_hang_timeout, parse_nodes, parse_workers
+from torchmuster.spec.pod_world import PARTS as WORLD_PARTS
+from torchmuster.spec.pod_world import find_pod_world, settle_world
 from torchmuster.spec.problems import Problems
 from torchmuster.spec.rendezvous import (
     DEFAULT_C10D_PORT,
@@ -225,8 +227,11 @@ def parse_torchrun(
     environment: Mapping[str, str],
     gpus: Sequence[str],
     problems: Problems,
+    hosts: str = "",
 ) -> TorchrunLine | None:
     """Return the request of the line; None if it is invalid, with the reasons in `problems`.
+
+    `hosts` is the text of /etc/hosts, where this is a pod: it has the pod's full name.
 
     Raises:
         UsageError: It is not a command line of torchrun.
@@ -236,6 +241,8 @@ def parse_torchrun(
     given = parser.parse_args(list(arguments))
     _refuse(given, problems)
     conf = parse_conf(given.rdzv_conf, problems)
+    told = _told(parser, arguments, environment, conf)
+    given, of_world = settle_world(given, told, find_pod_world(environment, hosts), problems)
     nodes = parse_nodes(given.nnodes, "--nnodes", problems)
     workers = _parse_nproc(given.nproc_per_node, gpus, problems)
     meeting = find_meeting(given, nodes[1] if nodes is not None else 1, problems)
@@ -263,12 +270,29 @@ def parse_torchrun(
         secret_file=conf.get("secret_file"),
         signals=signals,
         local_ranks_filter=ranks,
-        notes=_notes(given, conf),
+        notes=(*of_world, *_notes(given, conf)),
         restart_policy=RestartPolicy(given.restart_policy),
         redirects=given.redirects,
         tee=given.tee,
         **{name: getattr(given, name) for name in _AS_WRITTEN},
     )
+
+
+def _told(
+    parser: argparse.ArgumentParser,
+    arguments: Sequence[str],
+    environment: Mapping[str, str],
+    conf: Mapping[str, str],
+) -> dict[str, str]:
+    """Return the option or the variable that has given each part of the world that is given."""
+    variables = {name: f"PET_{name.upper()}" for name in WORLD_PARTS}
+    told = {name: variable for name, variable in variables.items() if variable in environment}
+    parser.set_defaults(**dict.fromkeys(WORLD_PARTS))
+    on_line = vars(parser.parse_args(list(arguments)))
+    told |= {
+        name: f"--{name.replace('_', '-')}" for name in WORLD_PARTS if on_line[name] is not None
+    }
+    return told | ({"node_rank": "--rdzv-conf rank"} if "rank" in conf else {})
 
 
 def _refuse(given: argparse.Namespace, problems: Problems) -> None:

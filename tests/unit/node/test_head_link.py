@@ -179,3 +179,18 @@ class FakeLease:
 
     def age_s(self):
         return self._now[0] - self._since
+
+
+def test_a_name_that_never_resolves_is_the_reason_in_words():
+    place = HeadPlace(
+        addresses=(("no-such-pod.invalid", 29500),), secret=SECRET, join_timeout_s=0.1
+    )
+
+    async def call():
+        with pytest.raises(JoinTimeoutError) as late:
+            await HeadLink(place, lambda text: None).call()
+        return late.value
+
+    error = asyncio.run(asyncio.wait_for(call(), 60))
+    assert error.what == "the head at no-such-pod.invalid:29500 could not be reached within 0 s"
+    assert error.why == "its name is not known here"

@@ -54,7 +54,8 @@ def torchrun(arguments: tuple[str, ...]) -> int:
     from torchmuster.spec.torchrun import parse_torchrun
 
     problems = Problems()
-    line = problems.checked(parse_torchrun(arguments, os.environ, visible_gpus(), problems))
+    gpus, hosts = visible_gpus(), _hosts_of_pod()
+    line = problems.checked(parse_torchrun(arguments, os.environ, gpus, problems, hosts))
     _warn_of_option_behind(line)
     launch = make_launch(line)
     from torchmuster.programs.main import run_agent
@@ -64,6 +65,17 @@ def torchrun(arguments: tuple[str, ...]) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _hosts_of_pod() -> str:
+    """Return the text of /etc/hosts, where this is a pod; elsewhere it says nothing of a job."""
+    if "KUBERNETES_SERVICE_HOST" not in os.environ:
+        return ""
+    try:
+        with open("/etc/hosts", encoding="utf-8", errors="replace") as file:
+            return file.read()
+    except OSError:
+        return ""
 
 
 def _warn_of_option_behind(line: "TorchrunLine") -> None:
