@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 export MUSTER_ON ?= local
 STAMP  := $(VENV)/.installed
 
-.PHONY: help demo test test-all check format unit bench chaos matrix lab frameworks test-versions system-packages clean
+.PHONY: help demo test test-all check format unit bench chaos matrix lab lab-kubernetes frameworks test-versions system-packages clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
@@ -54,6 +54,10 @@ matrix: $(STAMP) system-packages ## twelve faults on every engine, for README.md
 
 lab: $(STAMP) system-packages ## the long proofs on real Slurm, sshd and networks in namespaces (root on Debian)
 	@MUSTER_LAB=1 $(BIN)/python -m pytest --timeout 900 tests/unit/diagnose tests/unit/cli tests/cluster tests/ssh tests/lab tests/faults
+
+# KUBE_BIN=FOLDER make matrix   has the column of Kubernetes, too.
+lab-kubernetes: $(STAMP) ## runs on a real Kubernetes of the programs in KUBE_BIN (root; docs/kubernetes.md)
+	@KUBE_BIN="$(KUBE_BIN)" $(BIN)/python tests/lab/kubernetes
 
 frameworks: $(STAMP) ## Lightning, Accelerate and Transformers under muster and torchrun
 	@scripts/install-frameworks $(VENV)

@@ -1,0 +1,52 @@
+"""One cluster for all tests, and a user's folder for each; the tests are those of `make lab-kubernetes` alone."""
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from kit.waiting import wait_until
+from kit.world import remove_home
+from lab.kubernetes.bench import Bench
+from lab.kubernetes.cluster import Cluster
+from lab.kubernetes.user import User
+
+collect_ignore_glob = [] if os.environ.get("MUSTER_LAB") == "kubernetes" else ["test_*.py"]
+
+
+@pytest.fixture(scope="session")
+def cluster():
+    """Return the cluster."""
+    with Cluster() as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def user(cluster):
+    """Return a user who has the rights of the page's Role."""
+    folder = Path(tempfile.mkdtemp(prefix="muster-lab-", dir="/var/tmp"))
+    (folder / "shared").mkdir()
+    made = User(cluster, folder)
+    made.share("shared", folder / "shared")
+    yield made
+    remove_home(folder)
+
+
+@pytest.fixture
+def bench(cluster, user):
+    """Return what a test does on the cluster; nothing of a test is there for the next."""
+    made = Bench(cluster, user)
+    yield made
+    made.close()
+    wait_until(lambda: not user.objects(), "an empty cluster")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Print what the terminal showed under a failed test."""
+    report = yield
+    bench = getattr(item, "funcargs", {}).get("bench")
+    if report.failed and bench is not None:
+        report.sections.append(("what was shown", bench.said))
+    return report
