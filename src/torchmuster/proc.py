@@ -131,13 +131,19 @@ def stand_apart() -> None:
         os.setsid()
 
 
-def start_beside(argv: Sequence[str], *, stderr: int | None = None) -> Child:
+def start_beside(
+    argv: Sequence[str],
+    *,
+    stdin: int | None = None,
+    stdout: int | None = None,
+    stderr: int | None = None,
+) -> Child:
     """Start a command that `end_children` leaves alone: who starts it ends it, and says so by `let_go`.
 
     Raises:
         MusterError: The command can't be executed.
     """
-    child = start(argv, stderr=stderr)
+    child = start(argv, stdin=stdin, stdout=stdout, stderr=stderr)
     _beside.add(child.pid)
     return child
 

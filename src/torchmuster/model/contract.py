@@ -33,6 +33,7 @@ NODE_VARIABLE = "MUSTER_NODE"
 TASK_SOCKET_VARIABLE = "TORCHMUSTER_TASK_SOCKET"
 GROUP_VARIABLE = "TORCHMUSTER_GROUP"
 TASK_VARIABLE = "TORCHMUSTER_TASK"
+CREDENTIALS_VARIABLE = "MUSTER_CREDENTIALS"  # a path, where it is not $MUSTER_HOME/credentials.toml
 
 # What torch, its BLAS and its OpenMP read when they are loaded, so before the script can set it in
 # a forked worker. TORCH_NCCL_* is read when the process group is made and needs no fresh start.

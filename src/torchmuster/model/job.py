@@ -73,6 +73,8 @@ class JobRequest:
         own_keys: What the site says by keys that mean something to this scheduler alone.
         run_id: Of the run, where the job is to tell it to those who find the job.
         brings: Files that travel with the job where nodes don't see the client's: name there, path here.
+        shares: The name of the job whose files these nodes see too: it has `brings`, this one has none.
+        first_index: The number of its first node among those of all jobs that share.
         package_copy: A folder beside the runs for torchmuster on nodes that lack it; it is unpacked from `.zip`.
         setup: Shell lines before the head: `module load cuda/12.6`.
         node_lines: Lines that the agents run on every node; the script has them only for a first node that lacks
@@ -99,6 +101,8 @@ class JobRequest:
     own_keys: tuple[tuple[str, str], ...] = ()
     run_id: str | None = None
     brings: tuple[tuple[str, str], ...] = ()
+    shares: str | None = None
+    first_index: int = 0
     package_copy: str | None = None
     setup: tuple[str, ...] = ()
     node_lines: tuple[str, ...] | None = None

@@ -265,6 +265,8 @@ class WorkflowPlan:
 
 # What processes of one group tell each other by files.
 
+PODS_ENGINE = "pods"  # of `GroupNodes`: the nodes of a task are reached by their doors
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskNode:

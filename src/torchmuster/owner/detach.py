@@ -2,12 +2,18 @@
 
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from torchmuster import proc
 from torchmuster.diagnose.facts.gpus import visible_gpus
 from torchmuster.errors import RunDirectoryError
+from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.owner.create import write_owner
+
+if TYPE_CHECKING:
+    from torchmuster.files.terminal import TerminalVoice
+    from torchmuster.owner.pods.group import PodPlaces
 
 
 def detach_supervisor(run_dir: RunDir) -> None:
@@ -42,9 +48,26 @@ def _own_workflow(run_dir: RunDir) -> int:
 
     voice = TerminalVoice(prefix_always=True)
     voice.start()
-    result = follow_workflow(run_dir, voice)
+    result = follow_workflow(run_dir, voice, elsewhere=_cluster_of(run_dir, voice))
     voice.flush(5.0)
     return result.exit_code
+
+
+def _cluster_of(run_dir: RunDir, voice: "TerminalVoice") -> "PodPlaces | None":
+    """Return the cluster on which the groups of a workflow run; None for one of this machine."""
+    noted = atomic.read_json(run_dir.site)
+    if not isinstance(noted, dict):
+        return None
+    from torchmuster.engines.registry import schedulers
+    from torchmuster.owner.pods.group import PodPlaces
+    from torchmuster.owner.views.workflow_view import read_workflow
+    from torchmuster.spec.sites.site import load_sites
+
+    plan = read_workflow(run_dir)
+    if plan is None:
+        raise RunDirectoryError("the plan of the run can't be read", where=run_dir.workflow)
+    sites = load_sites(os.getcwd(), os.environ, schedulers()).sites
+    return PodPlaces(plan, run_dir, sites[str(noted["site"])], voice.say)
 
 
 def _supervise(run_dir: RunDir) -> int:

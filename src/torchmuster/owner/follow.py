@@ -16,6 +16,7 @@ from torchmuster.owner.workflow import WorkflowOwner
 
 if TYPE_CHECKING:
     from torchmuster.owner.host_capacity import HostCapacity
+    from torchmuster.owner.workflow import Elsewhere
 
 
 @dataclass(slots=True)
@@ -35,9 +36,12 @@ class _TaskDisplay:
 
 
 def follow_workflow(
-    run_dir: RunDir, voice: TerminalVoice, hosts: "HostCapacity | None" = None
+    run_dir: RunDir,
+    voice: TerminalVoice,
+    hosts: "HostCapacity | None" = None,
+    elsewhere: "Elsewhere | None" = None,
 ) -> WorkflowResult:
-    """Run a workflow whose directory is ready: here, or on hosts of ssh.
+    """Run a workflow whose directory is ready: here, on hosts of ssh, or elsewhere.
 
     Raises:
         RunDirectoryError: Its plan can't be read.
@@ -49,5 +53,5 @@ def follow_workflow(
     if note is not None:
         voice.say(note)
     machine = this_machine(run_dir.path, visible_gpus())
-    owner = WorkflowOwner(plan, run_dir, machine, _TaskDisplay(voice), hosts)
+    owner = WorkflowOwner(plan, run_dir, machine, _TaskDisplay(voice), hosts, elsewhere)
     return asyncio.run(owner.run())

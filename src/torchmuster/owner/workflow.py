@@ -7,6 +7,7 @@ the heads of the groups see the end of their lifeline. `muster restart` continue
 import asyncio
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -37,6 +38,39 @@ _TICK_S = 0.1
 _END_LIMIT_S = 15.0
 
 
+class ConductsGroup(Protocol):
+    """What conducts one group: a process of this machine, or Jobs of a cluster."""
+
+    @property
+    def pid(self) -> int:
+        """Return its process on this machine; 0 where there is none."""
+
+    async def start(self, start: GroupStart) -> tuple[str, int]:
+        """Start it; return where its head listens, where that is known."""
+
+    async def follow(self, address: tuple[str, int]) -> GroupOutcome | None:
+        """Pass on what it says until it has ended; None when it left no result."""
+
+    def send_stop(self) -> None:
+        """Ask it to stop its group."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+    def close(self) -> None:
+        """Let go of it."""
+
+
+Hear = Callable[[messages.Message], None]
+
+
+class Elsewhere(Protocol):
+    """Where groups run that are not processes of this machine: they bring their own room."""
+
+    def conductor(self, group: GroupPlan, hear: Hear) -> ConductsGroup:
+        """Return what will conduct a group; `hear` gets what it says."""
+
+
 class WorkflowDisplay(Protocol):
     """What the owner shows."""
 
@@ -54,7 +88,7 @@ class _Group:
     why: str | None = None
     outcome: GroupOutcome | None = None
     told: GroupOutcome | None = None  # what the head said, for when it could not write it
-    process: GroupProcess | None = None
+    process: ConductsGroup | None = None
     scheduling_since: float | None = None
     running_since: float | None = None
     said_waiting: bool = False
@@ -73,10 +107,12 @@ class WorkflowOwner:
         machine: Machine,
         display: WorkflowDisplay,
         hosts: "HostCapacity | None" = None,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         self._plan = plan
         self._run_dir = run_dir
         self._hosts = hosts
+        self._elsewhere = elsewhere
         self._capacity: Capacity | HostCapacity = Capacity(machine) if hosts is None else hosts
         self._display = display
         self._record = RecordWriter(run_dir, display.say)
@@ -91,7 +127,7 @@ class WorkflowOwner:
             return await self._conduct()
 
     async def _conduct(self) -> WorkflowResult:
-        if self._hosts is None:
+        if self._is_here:
             proc.become_subreaper()
         self._stops.listen(self._take_stop)
         self._record.event("workflow_started", run_id=self._plan.run_id, groups=list(self._groups))
@@ -108,6 +144,11 @@ class WorkflowOwner:
             return self._conclude()
         finally:
             await self._end_everything()
+
+    @property
+    def _is_here(self) -> bool:
+        """Say whether the agents are processes of this machine: what a lost head leaves is ours then."""
+        return self._hosts is None and self._elsewhere is None
 
     # What may start.
 
@@ -156,7 +197,9 @@ class WorkflowOwner:
         num_running = sum(not running.done() for running in begun)
         given = None
         if num_running < MAX_GROUPS_AT_ONCE:
-            given = self._capacity.try_take(group.plan)
+            # A cluster has queues of its own.
+            here = self._elsewhere is None
+            given = self._capacity.try_take(group.plan) if here else {}
         if given is not None:
             group.running = asyncio.create_task(self._run_group(group, given))
             return
@@ -201,19 +244,13 @@ class WorkflowOwner:
             why = f"its files can't be written{where}: {error.strerror}"
             self._enter(group, State.FAILED_START_ERROR, why)
         finally:
-            self._capacity.give_back(group.plan.name)
+            if self._elsewhere is None:
+                self._capacity.give_back(group.plan.name)
             group.process = None
             self._changed.set()
 
     async def _live_with_head(self, group: _Group, start: GroupStart) -> None:
-        process = GroupProcess(
-            self._run_dir,
-            group.plan.name,
-            self._stops,
-            lambda message: self._hear(group, message),
-            self._display.say,
-            self._record,
-        )
+        process = self._conductor(group)
         group.process = process
         try:
             address = await process.start(start)
@@ -221,6 +258,15 @@ class WorkflowOwner:
         finally:
             process.close()
             await self._end_orphans()
+
+    def _conductor(self, group: _Group) -> ConductsGroup:
+        def hear(message: messages.Message) -> None:
+            self._hear(group, message)
+
+        if self._elsewhere is not None:
+            return self._elsewhere.conductor(group.plan, hear)
+        name = group.plan.name
+        return GroupProcess(self._run_dir, name, self._stops, hear, self._display.say, self._record)
 
     def _next_attempts(self, plan: GroupPlan) -> dict[str, int]:
         """Attempts go on where the record of a lost head stops."""
@@ -233,7 +279,9 @@ class WorkflowOwner:
 
     async def _end_orphans(self) -> None:
         """What a lost head has left behind became ours; with hosts of ssh it ends by itself."""
-        if self._hosts is not None:  # our children are ssh, and the master that it may have left
+        if (
+            not self._is_here
+        ):  # our children are ssh, and the master that it may have left, or kubectl
             return
         deadline = time.monotonic() + _END_LIMIT_S
         while proc.end_children(self._heads()) and time.monotonic() < deadline:
@@ -365,7 +413,7 @@ class WorkflowOwner:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
         deadline = time.monotonic() + _END_LIMIT_S
-        while self._hosts is None and proc.end_children() and time.monotonic() < deadline:
+        while self._is_here and proc.end_children() and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
 
 

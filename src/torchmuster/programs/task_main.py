@@ -14,6 +14,7 @@ from torchmuster.net.address import split_endpoint
 from torchmuster.net.secret import read_secret
 from torchmuster.node.environment import take_environment
 from torchmuster.node.leftovers import make_socket_folder
+from torchmuster.node.pod.order import own_host
 from torchmuster.node.task.agent import TaskAgent
 from torchmuster.node.task.options import NetworkShare, TaskOptions, TaskOrder
 from torchmuster.node.voice import LogVoice
@@ -52,6 +53,7 @@ async def _serve(order: TaskOrder) -> int:
             port_candidates=port_candidates(plan, group),
             socket_path=os.path.join(make_socket_folder(), "task.sock"),
             address=order.address,
+            host_name=own_host(os.environ),
         ),
         disk,
         voice,

@@ -24,7 +24,7 @@ from torchmuster.model.display.text import few_of
 from torchmuster.model.plan import GRACE_S
 
 if TYPE_CHECKING:
-    from torchmuster.engines.base import Dialect
+    from torchmuster.engines.base import Dialect, ObjectDialect
     from torchmuster.files.layout import RunDir
     from torchmuster.files.terminal import TerminalVoice
     from torchmuster.model.outcome import WorkflowResult
@@ -92,15 +92,12 @@ def submit(**given: Any) -> int:
     if given["help_values"]:
         return _show_values(given["file"])
     given["engine"] = choose_engine(given["engine"], here=given["here"] or given["dry_run"])
-    if find_objects(given["engine"]) is not None:
-        raise UsageError(
-            "a workflow can't be submitted to pods yet",
-            where=f"--on {given['engine']}",
-            fix="muster run --on NAME runs one training there; workflows: this machine, ssh, Slurm, PBS",
-        )
+    cluster = find_objects(given["engine"])
     loaded = _load(given)
     ssh_site = find_hosts(given["engine"])
     plan, machine = _plan(loaded, given, on_hosts=ssh_site is not None)
+    if cluster is not None:
+        return _to_pods(loaded, plan, cluster, given)
     if ssh_site is not None:
         from torchmuster.cli.runs.ssh_submit import refuse_what_hosts_can_not
 
@@ -131,6 +128,28 @@ def submit(**given: Any) -> int:
             run_dir, plan, site, detach=given["detach"], as_json=given["as_json"]
         )
     return start_workflow(run_dir, plan, detach=given["detach"], as_json=given["as_json"])
+
+
+def _to_pods(
+    loaded: "LoadedWorkflow",
+    plan: "WorkflowPlan",
+    cluster: "tuple[Site, ObjectDialect]",
+    given: dict[str, Any],
+) -> int:
+    from torchmuster.cli.runs.pod_submit import check_for_pods, show_pods, submit_to_pods
+    from torchmuster.engines.sites import with_task_setup
+    from torchmuster.owner.create import create_workflow_dir
+
+    site, dialect = cluster
+    check_for_pods(plan, site)
+    if given["dry_run"]:
+        show_pods(plan, site, dialect, as_json=given["as_json"])
+        return 0
+    _upload_local_datasets(loaded)
+    plan = with_task_setup(plan, site)
+    run_dir = create_workflow_dir(plan, loaded.source.text, loaded.rendered_text)
+    detach, as_json = given["detach"], given["as_json"]
+    return submit_to_pods(run_dir, plan, site, detach=detach, as_json=as_json)
 
 
 def submit_to_scheduler(

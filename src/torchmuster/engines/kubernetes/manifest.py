@@ -19,6 +19,7 @@ FINAL_CODE = 113  # a pod that ends so has told the run's end: it is not made ag
 MANY = 1_000_000  # the head of the run counts failures, not the Job
 PACKAGE_FOLDER = "/muster"
 SCRATCH_FOLDER = "/scratch"
+FIRST_INDEX_VARIABLE = "MUSTER_POD_FIRST"  # read by `node/pod/order.py`
 _MANAGER = {"app.kubernetes.io/managed-by": "torchmuster"}
 _DEAD_NODE_S = 30  # instead of 300 s
 _MAX_SECRET_BYTES = 1 << 20
@@ -97,6 +98,8 @@ class PodsRequest:
         num_pods: How many run at the same time; spare ones among them.
         command: Of each pod, in exec form: process 1 gets SIGTERM.
         files: What it brings along, by file name: the key, the plan, the package.
+        shares: The run whose Secret these pods see; they have none of their own then.
+        first_index: The number of the first pod among those of all runs that share a Secret.
         annotations: Of the Job and its pods.
         queue: A LocalQueue of Kueue.
         queue_priority: A WorkloadPriorityClass of Kueue.
@@ -109,6 +112,8 @@ class PodsRequest:
     image: str
     command: tuple[str, ...]
     files: Mapping[str, bytes]
+    shares: str | None = None
+    first_index: int = 0
     resources: PodResources = PodResources()
     place: PodPlace = PodPlace()
     claims: tuple[Claim, ...] = ()
@@ -132,7 +137,8 @@ def objects_of(run: PodsRequest) -> list[dict[str, Any]]:
     job = _job(run)
     for path, value in run.patches:
         _put(job, path, value)
-    return [_secret(run), _service(run), *_gang(run), job]
+    secret = [_secret(run)] if run.shares is None else []
+    return [*secret, _service(run), *_gang(run), job]
 
 
 def _put(manifest: dict[str, Any], path: Sequence[str], value: Any) -> None:
@@ -374,6 +380,8 @@ def _container(run: PodsRequest) -> dict[str, Any]:
         for name, path in fields.items()
     ]
     environment += [{"name": name, "value": value} for name, value in run.environment.items()]
+    if run.first_index:
+        environment.append({"name": FIRST_INDEX_VARIABLE, "value": str(run.first_index)})
     container: dict[str, Any] = {
         "name": CONTAINER,
         "image": run.image,
@@ -419,7 +427,7 @@ def _volumes(run: PodsRequest) -> list[dict[str, Any]]:
         scratch["sizeLimit"] = str(run.resources.scratch_bytes)
     return [
         # 0400; with an fsGroup the kubelet makes it 0440 by itself. JSON has no octal numbers.
-        {"name": "package", "secret": {"secretName": run.name, "defaultMode": 256}},
+        {"name": "package", "secret": {"secretName": run.shares or run.name, "defaultMode": 256}},
         {"name": "shm", "emptyDir": shm},
         {"name": "scratch", "emptyDir": scratch},
         *(

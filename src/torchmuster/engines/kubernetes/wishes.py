@@ -47,6 +47,8 @@ def pods_of(job: JobRequest, files: Mapping[str, bytes]) -> PodsRequest:
         image=_image(keys),
         command=(job.python, "-I", "-S", START),
         files=files,
+        shares=job.shares,
+        first_index=job.first_index,
         resources=PodResources(
             cpus=node.cpus,
             memory_bytes=node.memory_bytes or _size(keys, "memory"),

@@ -14,13 +14,18 @@ AGAIN_CODE = 75  # this pod was taken away: the Job makes another one
 ORDER_FILE, KEY_FILE, PLAN_FILE = "order.json", "key", "plan.json"
 PACKAGE_FILE, CODE_FILE, START_FILE = "package.txz", "code.tar.gz", "start.py"
 PROGRAMS_VARIABLE = "MUSTER_PROGRAMS"  # of sessions: how our programs are started in this pod
+KEY_VARIABLE = "MUSTER_KEY"  # of sessions: the path of the pod's key
 ORDER_VARIABLE = "MUSTER_ORDER"  # of sessions: the path of the pod's order
+NODES_FILE = "nodes.json"  # of a group: which pods each task has
+CREDENTIALS_FILE = "credentials.toml"
+STAMPS_FILE = "code.stamps.json"  # beside what was unpacked: it is whole
 _INDEX_VARIABLES = ("MUSTER_POD_INDEX", "JOB_COMPLETION_INDEX")
+_FIRST_VARIABLE = "MUSTER_POD_FIRST"  # of the pods of a group's second Job and later ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodOrder:
-    """One run, as its pods know it.
+    """One run, or one group of a workflow, as its pods know it.
 
     Attributes:
         job: The name of its Job and Service; a pod's host name is JOB-INDEX.
@@ -32,6 +37,10 @@ class PodOrder:
         warn_s: How long before its time limit the workers are warned.
         start_limit_s: How long the client waits for the first pod; None for as long as any, as in a queue.
         time_limit_s: From the first start of the run on; None for no limit.
+        group: Of a workflow; None for a run.
+        hosts: What the pods of a group are called, with their Service: they may be of several Jobs.
+        has_volume: All pods see the same `home`.
+        join_s: How long a group waits for its pods.
     """
 
     run_id: str
@@ -45,11 +54,35 @@ class PodOrder:
     warn_s: float = 0.0
     start_limit_s: float | None = None
     time_limit_s: float | None = None
+    group: str | None = None
+    hosts: tuple[str, ...] = ()
+    has_volume: bool = False
+    join_s: float = 300.0
 
     @property
     def run_dir(self) -> RunDir:
         """Return the run directory of the first pod."""
         return RunDir(os.path.join(self.home, "runs", self.run_id))
+
+    @property
+    def folder(self) -> str:
+        """Return where what is this order's alone lies in the first pod: of a run its directory."""
+        return self.run_dir.path if self.group is None else self.run_dir.group(self.group).path
+
+    @property
+    def ended(self) -> str:
+        """Return the note that nothing more will be written."""
+        return os.path.join(self.folder, ENDED_FILE)
+
+    @property
+    def archive(self) -> str:
+        """Return where what did not fit into the Secret arrives."""
+        return os.path.join(self.folder, CODE_FILE)
+
+    @property
+    def stamps(self) -> str:
+        """Return the note that the archive has been unpacked."""
+        return os.path.join(self.folder, STAMPS_FILE)
 
     @property
     def head_port(self) -> int:
@@ -58,7 +91,11 @@ class PodOrder:
 
     def host(self, index: int) -> str:
         """Return what a pod is called; the Service's name behind a dot makes it known to DNS."""
-        return f"{self.job}-{index}"
+        return self.hosts[index] if self.hosts else f"{self.job}-{index}"
+
+    def address(self, index: int) -> str:
+        """Return the name by which DNS finds a pod."""
+        return self.hosts[index] if self.hosts else f"{self.job}-{index}.{self.job}"
 
 
 def read_order(path: str) -> PodOrder:
@@ -70,7 +107,15 @@ def read_order(path: str) -> PodOrder:
     return codec.from_plain(PodOrder, atomic.read_json(path))
 
 
+def own_host(environment: Mapping[str, str]) -> str | None:
+    """Return the name by which DNS finds this pod; None outside of one."""
+    path = environment.get(ORDER_VARIABLE)
+    return read_order(path).address(own_index(environment)) if path is not None else None
+
+
 def own_index(environment: Mapping[str, str]) -> int:
     """Return which pod of the run this is."""
     texts = (environment.get(name, "") for name in _INDEX_VARIABLES)
-    return next((int(text) for text in texts if text.isdecimal()), 0)
+    first = environment.get(_FIRST_VARIABLE, "")
+    index = next((int(text) for text in texts if text.isdecimal()), 0)
+    return index + (int(first) if first.isdecimal() else 0)

@@ -1,9 +1,10 @@
 """Sends the record of a run from its first pod to a client, from where the client has it, until the run has ended.
 
-    pod-record --order FILE [--once]
+    pod-record --order FILE [--once] [--outputs]
 
 One line of JSON comes first: how much the client has of each file, and of which record. Then messages of
-`net/remote_messages.py` go to standard output; the last one says that nothing follows. With `--once` that is what there is now.
+`net/remote_messages.py` go to standard output; the last one says that nothing follows. With `--once` that is what there is now, with
+`--outputs` also what the tasks of a group have made.
 """
 
 import argparse
@@ -15,7 +16,8 @@ from typing import Any
 
 from torchmuster.net import remote_messages as messages
 from torchmuster.net.frames import FrameWriter
-from torchmuster.node.pod.order import ENDED_FILE, read_order
+from torchmuster.node.pod.order import read_order
+from torchmuster.node.pod.outputs import TaskOutputs
 from torchmuster.node.remote.files import CodeOutputs, RecordStream, mark_of
 
 _EVERY_S = 0.2
@@ -28,6 +30,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="pod-record")
     parser.add_argument("--order", required=True)
     parser.add_argument("--once", action="store_true")
+    parser.add_argument("--outputs", action="store_true")
     options = parser.parse_args(arguments)
     order = read_order(options.order)
     run_dir = order.run_dir
@@ -37,17 +40,18 @@ def main(arguments: list[str]) -> int:
     os.dup2(2, 1)
     gone = threading.Event()
     threading.Thread(target=_wait_for_end, args=(gone,), daemon=True).start()
-    while not (mark := mark_of(run_dir.path)) and not gone.is_set():
+    while not (mark := mark_of(run_dir.path)) and not gone.is_set() and not options.once:
         gone.wait(_EVERY_S)  # its owner has not made it yet
     session = FrameWriter(outgoing)
     session.send(messages.RecordOf(mark=mark))
     sizes = known["sizes"] if known["mark"] == mark else {}
-    stream = RecordStream(run_dir, session, sizes)
+    stream = RecordStream(run_dir, session, sizes, group=order.group)
+    made = CodeOutputs(run_dir) if order.group is None else TaskOutputs(order)
     while not gone.is_set():
-        has_ended = os.path.exists(os.path.join(run_dir.path, ENDED_FILE))
+        has_ended = os.path.exists(order.ended)
         stream.send_new(small_files=has_ended)
         if has_ended or options.once:
-            stay = CodeOutputs(run_dir).send(session) if has_ended else []
+            stay = made.send(session) if has_ended or options.outputs else []
             end = messages.RecordEnd(num_stay=len(stay), stay=tuple(stay[:20]), is_over=has_ended)
             session.send(end)
             session.drain(_DRAIN_S)

@@ -17,13 +17,17 @@ import sys
 
 from torchmuster import proc
 from torchmuster.errors import MusterError
+from torchmuster.files import atomic
+from torchmuster.model.contract import CREDENTIALS_VARIABLE
 from torchmuster.net.channel import Channel
 from torchmuster.net.handshake import HandshakeError, Role
 from torchmuster.net.listener import Listener, bind
 from torchmuster.net.secret import read_secret
 from torchmuster.node.pod.order import (
     AGAIN_CODE,
+    CREDENTIALS_FILE,
     FINAL_CODE,
+    KEY_VARIABLE,
     ORDER_VARIABLE,
     PROGRAMS_VARIABLE,
     own_index,
@@ -33,6 +37,7 @@ from torchmuster.node.pod.session import Sessions
 
 _REAP_EVERY_S = 1.0
 _STOPS = (signal.SIGTERM, signal.SIGINT)
+_ALL_DONE = signal.SIGUSR1  # of the owner of a group
 _MOST_OWNERS = 20
 _PAUSE_S = 1.0
 _TAKE_RECORD_S = 60.0  # from the run's end, while clients read its record
@@ -52,6 +57,7 @@ class PodDoor:
         self._stopping = asyncio.Event()
         self._owner: asyncio.subprocess.Process | None = None
         self._is_deaf = False
+        self._is_done = False
         self._refused: set[str] = set()
         try:
             listening = bind("", port)
@@ -73,6 +79,7 @@ class PodDoor:
         loop = asyncio.get_running_loop()
         for signum in _STOPS:
             loop.add_signal_handler(signum, self._stop)
+        loop.add_signal_handler(_ALL_DONE, self._take_end)
         serving = asyncio.create_task(self._listener.serve())
         reaping = asyncio.create_task(self._reap_for_ever())
         print(f"muster: sessions are served at port {self.port}", flush=True)
@@ -81,13 +88,18 @@ class PodDoor:
             if self.owner is None:
                 await self._stopping.wait()
                 await self._sessions.ended()
-            return code
+            return 0 if self._is_done else code
         finally:
             # A second one must not end it before its sessions have ended; the loop restores defaults when it closes.
             signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
             for task in (serving, reaping):
                 task.cancel()
             await asyncio.gather(serving, reaping, return_exceptions=True)
+
+    def _take_end(self) -> None:
+        """End as a success: the group has ended, and this pod is of another Job than the first one, whose end is the group's."""
+        self._is_done = True
+        self._stop()
 
     def _stop(self) -> None:
         """Pass SIGTERM on: the owner stops its run, agents tell the head that their node leaves."""
@@ -158,11 +170,25 @@ def main(arguments: list[str]) -> int:
     order = read_order(options.order)
     owner = None
     if own_index(os.environ) == 0:
-        owner = proc.node_program("conduct-pods", "--key", options.key, "--order", options.order)
+        program = "conduct-pods" if order.group is None else "conduct-group-pods"
+        owner = proc.node_program(program, "--key", options.key, "--order", options.order)
+    _place_credentials(options.key, options.order)
+    os.environ[KEY_VARIABLE] = os.path.abspath(options.key)
     os.environ[ORDER_VARIABLE] = os.path.abspath(options.order)
     os.environ[PROGRAMS_VARIABLE] = shlex.join(proc.node_program("")[:-1])
     proc.become_subreaper()
     return asyncio.run(_serve(read_secret(options.key), order.port, owner))
+
+
+def _place_credentials(key: str, order: str) -> None:
+    """Let tasks find the user's credentials: a copy that only we can read, beside the key's."""
+    source = os.path.join(os.path.dirname(order), CREDENTIALS_FILE)
+    if not os.path.exists(source):
+        return
+    path = os.path.join(os.path.dirname(key), CREDENTIALS_FILE)
+    with open(source, "rb") as file:
+        atomic.replace_file(path, file.read(), mode=0o600)
+    os.environ[CREDENTIALS_VARIABLE] = path
 
 
 async def _serve(secret: bytes, port: int, owner: list[str] | None) -> int:

@@ -57,10 +57,18 @@ class RecordStream:
     """Sends what is appended to the record of a run directory that the client doesn't see."""
 
     def __init__(
-        self, run_dir: RunDir, session: SendsMessages, known: Mapping[str, int] | None = None
+        self,
+        run_dir: RunDir,
+        session: SendsMessages,
+        known: Mapping[str, int] | None = None,
+        group: str | None = None,
     ) -> None:
-        """`known` is how much the other side has of files already, by their names in the run directory."""
+        """`known` is how much the other side has of files already, by their names in the run directory.
+
+        With `group` it is the record of that group of a workflow.
+        """
         self._run_dir = run_dir
+        self._group = group
         self._session = session
         self._sent = {
             os.path.join(run_dir.path, name): size for name, size in (known or {}).items()
@@ -94,12 +102,19 @@ class RecordStream:
             self.send_new()
 
     def _growing(self) -> list[str]:
-        found = [self._run_dir.events, self._run_dir.training]
-        for folder, _, names in os.walk(os.path.join(self._run_dir.path, "logs")):
-            found += [os.path.join(folder, name) for name in names]
+        logs = os.path.join(self._run_dir.path, "logs")
+        found, folders = [self._run_dir.events, self._run_dir.training], [logs]
+        if self._group is not None:
+            found = [self._run_dir.group(self._group).events]
+            folders = [os.path.join(logs, self._group), os.path.join(logs, "agents")]
+        for top in folders:
+            for folder, _, names in os.walk(top):
+                found += [os.path.join(folder, name) for name in names]
         return found
 
     def _small(self) -> list[str]:
+        if self._group is not None:
+            return [self._run_dir.group(self._group).result]
         found: list[str] = []
         with contextlib.suppress(OSError):
             for entry in os.scandir(self._run_dir.path):
@@ -170,7 +185,7 @@ def write_private(path: str, text: str) -> None:
     atomic.replace_file(path, f"{text}\n".encode(), mode=0o600)
 
 
-class _PieceSink:
+class PieceSink:
     """A file to write to, whose content is sent in pieces."""
 
     def __init__(self, session: SendsMessages, name: str) -> None:
@@ -179,6 +194,7 @@ class _PieceSink:
         self._offset = 0
 
     def write(self, data: bytes) -> int:
+        """Send what is written."""
         for at in range(0, len(data), CHUNK_BYTES):
             piece = data[at : at + CHUNK_BYTES]
             message = FilePiece(path=self._name, offset=self._offset, data=piece)
@@ -222,6 +238,6 @@ class CodeOutputs:
         """Send new and changed files; return those that stay here."""
         come, stay = code_copy.outputs(self.root, self._before, code_copy.MAX_OUTPUT_BYTES)
         if come:
-            sink: Any = _PieceSink(session, OUTPUT_FILE)
+            sink: Any = PieceSink(session, OUTPUT_FILE)
             code_copy.write_archive(self.root, come, sink)
         return stay

@@ -38,6 +38,7 @@ from torchmuster.node.shell import NodeShell, SetupError
 from torchmuster.node.task.command import CommandFailedError, TaskCommand
 from torchmuster.node.task.data import Stored, fetch_inputs, publish, upload_outputs
 from torchmuster.node.task.exec import Execs
+from torchmuster.node.task.names import wait_for_names
 from torchmuster.node.task.options import TaskOptions
 from torchmuster.node.task.setup import TaskFacts
 from torchmuster.node.voice import Voice
@@ -105,6 +106,9 @@ class TaskAgent:
             address = host = self._options.address
         elif network is not None:
             address, host = network.address, network.name
+        elif self._options.host_name is not None:
+            host = self._options.host_name
+            address = os.environ.get("MUSTER_POD_IP", address)
         elif address.startswith("127."):
             host = "localhost"
         return messages.TaskHello(
@@ -256,6 +260,8 @@ class TaskAgent:
             self._options.group.name, self._options.task.name, self._attempt
         )
         output = RankOutput(0, log, self._disk, self._show, frozenset((1, 2)), {})
+        if self._options.host_name is not None:
+            await wait_for_names(begin.hosts.values(), self._doing)
         before = read_counters()
         started_at = time.monotonic()
         try:

@@ -66,6 +66,7 @@ class TaskOptions:
         port_candidates: All tasks of a group look at the same ports for a free one.
         keep: Folders that the command must find even where /tmp has too much to show all.
         socket_path: Where the command calls us.
+        host_name: What DNS calls this pod; the names of others may come late there, and the command waits for them.
         address: Where other hosts reach this one, when the call to the head does not show it.
     """
 
@@ -82,3 +83,4 @@ class TaskOptions:
     keep: tuple[str, ...] = ()
     socket_path: str = ""
     address: str | None = None
+    host_name: str | None = None

@@ -105,7 +105,8 @@ def environment(
 
 def credentials_path() -> str:
     """Return the file with the user's credentials."""
-    return os.path.join(muster_home(), "credentials.toml")
+    own = os.environ.get(contract.CREDENTIALS_VARIABLE)
+    return own or os.path.join(muster_home(), "credentials.toml")
 
 
 def read_credentials(task: TaskPlan) -> dict[str, dict[str, str]]:

@@ -16,14 +16,18 @@ from torchmuster.diagnose.facts.gpus import visible_gpus
 from torchmuster.engines.allocation import AllocationEngine
 from torchmuster.engines.local import LocalEngine
 from torchmuster.engines.own_job import OwnJob, find_own_job
+from torchmuster.files.layout import RunDir
 from torchmuster.files.terminal import TerminalVoice
 from torchmuster.model import codec
 from torchmuster.model.plan import WARN_S, Limits, Program, RunPlan, ScriptKind
 from torchmuster.model.states import RunState
-from torchmuster.model.workflow import TaskNode, TrainingStart
+from torchmuster.model.verdict import Result
+from torchmuster.model.workflow import PODS_ENGINE, TaskNode, TrainingStart
+from torchmuster.node.pod.order import KEY_VARIABLE, ORDER_VARIABLE, read_order
 from torchmuster.owner.beside import BesideEngine, task_hosts
 from torchmuster.owner.create import create_run_dir, link_snapshots, new_run_id
 from torchmuster.owner.jobs.inside import make_deadline, own_run_inside
+from torchmuster.owner.pods.conduct import pods_engine
 from torchmuster.owner.supervise import own_run
 from torchmuster.spec.launch import check_script, count_workers
 from torchmuster.spec.problems import Problems
@@ -37,10 +41,12 @@ def main(arguments: list[str]) -> int:
     job, broker = None, ""
     if start.nodes is not None and len(nodes) > 1 and start.nodes.engine == "ssh":
         broker, nodes = task_hosts(nodes, os.environ)
-    elif start.nodes is not None and len(nodes) > 1:
+    elif start.nodes is not None and len(nodes) > 1 and start.nodes.engine != PODS_ENGINE:
         job = _own_nodes(start.nodes.engine, nodes)
     gpus = visible_gpus()
-    names = tuple(node.name for node in nodes) if broker else job.node_names if job else ()
+    in_pods = start.nodes is not None and len(nodes) > 1 and start.nodes.engine == PODS_ENGINE
+    by_name = bool(broker) or in_pods
+    names = tuple(node.name for node in nodes) if by_name else job.node_names if job else ()
     plan = plan_training(start, gpus, names)
     run_dir = create_run_dir(plan, start.folder)
     link_snapshots(run_dir, start.snapshots)
@@ -49,6 +55,8 @@ def main(arguments: list[str]) -> int:
     if job is not None:
         agents = AllocationEngine(plan, run_dir, job)
         result = own_run_inside(agents, voice, make_deadline(job, warn_s=WARN_S))
+    elif in_pods:
+        result = _own_in_pods(plan, run_dir, voice)
     else:
         engine = LocalEngine(plan, run_dir, tuple(gpus))
         if broker:
@@ -59,6 +67,20 @@ def main(arguments: list[str]) -> int:
         voice.say(f"failed: {result.report.error}")  # the head of the group gives the whole verdict
     voice.flush(5.0)
     return result.exit_code
+
+
+def _own_in_pods(plan: RunPlan, run_dir: RunDir, voice: TerminalVoice) -> Result:
+    """Conduct the run over the pods of its task, of which this is the first."""
+    order, key = read_order(os.environ[ORDER_VARIABLE]), os.environ[KEY_VARIABLE]
+    code = os.path.join(order.run_dir.path, "code")
+    engine = pods_engine(plan, run_dir, order, key, plan.node_names, code, voice.say)
+    try:
+        engine.start_all()
+        result = own_run(engine, voice)
+        engine.finish()
+        return engine.localized(result)
+    finally:
+        engine.abandon()
 
 
 def _own_nodes(engine: str, nodes: Sequence[TaskNode]) -> OwnJob | None:

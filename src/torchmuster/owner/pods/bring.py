@@ -31,9 +31,11 @@ if TYPE_CHECKING:
 _ASK_S = 20.0
 _ENFORCED = "pod-security.kubernetes.io/enforce"
 # What only a client needs; the rest must leave room for code in a Secret.
-_CLIENT_ONLY = ("cli/", "ui/", "spec/", "diagnose/lint/", "diagnose/convert/")
-_SECRET_BYTES = 1 << 20
-_SPARE_BYTES = 16 << 10  # of a Secret, for the plan and the order
+_CLIENT_ONLY = ("cli/", "ui/", "diagnose/lint/", "diagnose/convert/")
+# Of the folder of what users write, what a training task of a workflow plans with.
+_SPEC_IN_PODS = ("__init__.py", "launch.py", "problems.py", "units.py")
+SECRET_BYTES = 1 << 20
+SPARE_BYTES = 16 << 10  # of a Secret, for the plan and the order
 
 
 def settle_place(job: JobRequest, num_pods: int) -> JobRequest:
@@ -90,14 +92,14 @@ def bring_run(
     """
     folder = os.path.join(run_dir.path, "pods")
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    package = _package(os.path.join(muster_home(), "cache"))
+    package = package_of(os.path.join(muster_home(), "cache"))
     code = code_copy.find_code(plan.program.cwd)
     code_copy.check_inside(plan.program, code.root)
     archive = os.path.join(folder, orders.CODE_FILE)
     with open(archive, "wb") as file:
         code_copy.write_archive(code.root, code.names, file)
     size = os.path.getsize(archive)
-    has_room = os.path.getsize(package) + size + _SPARE_BYTES <= _SECRET_BYTES
+    has_room = os.path.getsize(package) + size + SPARE_BYTES <= SECRET_BYTES
     with open(archive, "rb") as file:
         sha = hashlib.file_digest(file, "sha256").hexdigest()
     if not has_room:
@@ -183,18 +185,23 @@ def _enforced(context: str, namespace: str) -> "Mapping[str, str]":
     return {"pod_security": "restricted"} if labels.get(_ENFORCED) == "restricted" else {}
 
 
-def _package(cache: str) -> str:
+def package_of(cache: str) -> str:
     """Return the path of the archive of torchmuster for pods, made once for each content."""
     files = [
         (name, data)
         for name, data in travel.package_files(travel.package_folder())
-        if not name.startswith(_CLIENT_ONLY)
+        if not name.startswith(_CLIENT_ONLY) and _goes_along(name)
     ]
     path = os.path.join(cache, f"pods-{travel.content_hash(files)}.txz")
     if not os.path.exists(path):
         os.makedirs(cache, mode=0o700, exist_ok=True)
         atomic.replace_file(path, _packed(files))
     return path
+
+
+def _goes_along(name: str) -> bool:
+    folder, _, rest = name.partition("/")
+    return folder != "spec" or rest in _SPEC_IN_PODS
 
 
 def _packed(files: Iterable[tuple[str, bytes]]) -> bytes:

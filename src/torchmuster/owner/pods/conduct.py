@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from torchmuster.engines.ssh import SshEngine
@@ -48,7 +49,7 @@ from torchmuster.owner.supervise import Supervisor
 from torchmuster.owner.views.record import next_attempt, read_events, read_result
 
 _MESSAGE_FILE = "/dev/termination-log"
-_MOST_MESSAGE_BYTES = 4096
+MOST_MESSAGE_BYTES = 4096
 _CODE_LOOK_S = 0.1
 _SAY_EVERY_S = 4.5
 
@@ -85,9 +86,7 @@ class _PodOwner:
     def run(self) -> int:
         signal.signal(signal.SIGTERM, self._take_stop)
         before = read_result(self.run_dir)
-        if before is not None and os.path.exists(
-            os.path.join(self.run_dir.path, orders.ENDED_FILE)
-        ):
+        if before is not None and os.path.exists(self.order.ended):
             return _pod_code(before)  # its end was interrupted
         try:
             result = self._own()
@@ -161,55 +160,20 @@ class _PodOwner:
         plan = codec.from_plain(RunPlan, plain)
         code = CodeOutputs(run_dir)
         if not code.is_there:
-            self._get_code()
+            wait_for_archive(self.order, self.brought, _plan_limit_s(self.brought), self.voice.say)
             code.unpack()
         program = code_copy.moved(plan.program, self.order.code_root, code.root)
         plan = replace(plan, program=program, nodes_return=True)
         atomic.write_json(run_dir.plan, codec.to_plain(plan))
         return plan
 
-    def _get_code(self) -> None:
-        """Put the code's archive into the run directory: from the Secret, or from the client who sends it."""
-        from torchmuster.net.remote_messages import CODE_FILE
-
-        target = os.path.join(self.run_dir.path, CODE_FILE)
-        came = os.path.join(self.brought, orders.CODE_FILE)
-        if os.path.exists(came):
-            with open(came, "rb") as file:
-                atomic.replace_file(target, file.read())
-            return
-        begun = say_at = time.monotonic()
-        while not _is_whole(target, self.order):
-            now = time.monotonic()
-            if now >= say_at:
-                self.voice.say("waiting for the code: the client sends it")
-                say_at = now + _SAY_EVERY_S
-            if now - begun > _plan_limit_s(self.brought):
-                raise MusterError(
-                    "the code did not come",
-                    where=target,
-                    why="it is too large for a Secret, so the client sends it when the first pod runs",
-                    fix="keep muster running until it says that training begins, or put the code on a volume",
-                )
-            threading.Event().wait(_CODE_LOOK_S)
-
     def _engine(self, plan: RunPlan, answer: list[int]) -> SshEngine:
         order = self.order
         others = [index for index in range(order.num_pods) if index not in answer]
-        words = call_argv(self.key, order.port, domain=order.job, wait_s=plan.limits.join_timeout_s)
-        bundle = make_bundle(words, [sys.executable], may_share=True)
-        bundle = replace(bundle, connect_limit_s=plan.limits.join_timeout_s)
-        hosts = tuple(SshHost(name=order.host(index)) for index in (*answer, *others))
-        wishes = SshWishes(
-            hosts=hosts,
-            where=f"pods of {order.job}",
-            by_slots=False,
-            head_port=order.head_port,
-            code_root=CodeOutputs(self.run_dir).root,
-            spares_first=True,
-        )
-        plan = replace(plan, node_names=tuple(host.name for host in hosts[: plan.max_nodes]))
-        return SshEngine(plan, self.run_dir, wishes, bundle, self.voice.say)
+        names = tuple(order.host(index) for index in (*answer, *others))
+        plan = replace(plan, node_names=names[: plan.max_nodes])
+        code = CodeOutputs(self.run_dir).root
+        return pods_engine(plan, self.run_dir, order, self.key, names, code, self.voice.say)
 
     def _deadline(self) -> Deadline | None:
         limit_s = self.order.time_limit_s
@@ -232,11 +196,65 @@ class _PodOwner:
             result = replace(result, report=report)
             atomic.write_json(self.run_dir.result, codec.to_plain(result))
             self.voice.print(render_report(shortened(report, result, self.voice.shown)))
-        with contextlib.suppress(OSError), open(_MESSAGE_FILE, "r+") as file:
-            file.write(last_message(result))
+        leave_message(last_message(result))
         code = _pod_code(result)
-        atomic.write_json(os.path.join(self.run_dir.path, orders.ENDED_FILE), {"code": code})
+        atomic.write_json(self.order.ended, {"code": code})
         return code
+
+
+def pods_engine(
+    plan: RunPlan,
+    run_dir: RunDir,
+    order: PodOrder,
+    key: str,
+    names: Sequence[str],
+    code_root: str,
+    say: Callable[[str], None],
+) -> SshEngine:
+    """Return the engine that starts the agents of a run through the doors of these pods, of which this is the first."""
+    limit_s = plan.limits.join_timeout_s
+    domain = "" if order.hosts else order.job
+    words = call_argv(key, order.port, domain=domain, wait_s=limit_s)
+    bundle = replace(make_bundle(words, [sys.executable], may_share=True), connect_limit_s=limit_s)
+    wishes = SshWishes(
+        hosts=tuple(SshHost(name=name) for name in names),
+        where=f"pods of {order.job}",
+        by_slots=False,
+        head_port=order.head_port if order.group is None else 0,
+        code_root=code_root,
+        spares_first=order.group is None,
+    )
+    return SshEngine(plan, run_dir, wishes, bundle, say)
+
+
+def wait_for_archive(
+    order: PodOrder, brought: str, limit_s: float, say: Callable[[str], None]
+) -> None:
+    """Put what the pods need into its place: from the Secret, or from the client who sends it.
+
+    Raises:
+        MusterError: It does not come within `limit_s`.
+    """
+    target = order.archive
+    came = os.path.join(brought, orders.CODE_FILE)
+    if os.path.exists(came):
+        with open(came, "rb") as file:
+            atomic.replace_file(target, file.read())
+        return
+    begun = say_at = time.monotonic()
+    while not _is_whole(target, order):
+        now = time.monotonic()
+        if now >= say_at:
+            say("waiting for the code: the client sends it")
+            say_at = now + _SAY_EVERY_S
+        if now - begun > limit_s:
+            raise MusterError(
+                "the code did not come",
+                where=target,
+                why="it is too large for a Secret, so the client sends it when the first pod runs",
+                fix="keep muster running until it says that training begins, or put the code on a volume",
+            )
+        threading.Event().wait(_CODE_LOOK_S)
 
 
 def last_message(result: Result) -> str:
@@ -244,9 +262,15 @@ def last_message(result: Result) -> str:
     plain = codec.to_plain(result)
     plain.pop("cause", None)
     report = plain.get("report") or {}
-    while len(text := json.dumps(plain)) > _MOST_MESSAGE_BYTES and report.get("because"):
+    while len(text := json.dumps(plain)) > MOST_MESSAGE_BYTES and report.get("because"):
         report["because"] = report["because"][:-1]
-    return text if len(text) <= _MOST_MESSAGE_BYTES else json.dumps({**plain, "report": None})
+    return text if len(text) <= MOST_MESSAGE_BYTES else json.dumps({**plain, "report": None})
+
+
+def leave_message(text: str) -> None:
+    """Leave what Kubernetes keeps of an ended pod, where there is a place for it."""
+    with contextlib.suppress(OSError), open(_MESSAGE_FILE, "r+") as file:
+        file.write(text)
 
 
 def _pod_code(result: Result) -> int:

@@ -76,7 +76,7 @@ class Doors:
             return
 
     async def _try(self, index: int) -> None:
-        host = f"{self.order.host(index)}.{self.order.job}" if index else "127.0.0.1"
+        host = self.order.address(index) if index else "127.0.0.1"
         while index not in self._open:
             try:
                 channel = await call_patiently(host, self.order.port, self.secret, 0.0)

@@ -21,16 +21,17 @@ from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
 from torchmuster.model.verdict import Report, Result
 from torchmuster.net import remote_messages as messages
-from torchmuster.net.frames import FrameReader
 from torchmuster.node.pod import order as orders
 from torchmuster.node.pod.call import call_argv
 from torchmuster.node.pod.order import ORDER_VARIABLE, PROGRAMS_VARIABLE, PodOrder
+from torchmuster.node.pod.outputs import take_outputs
 from torchmuster.owner.jobs.jobs import failed_before_start
+from torchmuster.owner.pods.pull import RecordPull
 from torchmuster.owner.pods.reach import NotAllowedError, PodWatch, find_pod, forward
 
 _AGAIN_S = (0.3, 1.0, 2.0, 5.0)
 _SILENCE_S = 60.0
-_RESULT = "result.json"
+_FROM = "pod"  # where the pieces come from, for `FilesBack`
 _STATE_FILE = "pods/mirror.json"
 _PIECE_BYTES = 1 << 16
 _LATE_S = 5.0
@@ -55,6 +56,7 @@ class RecordMirror:
     is_connected: bool = False
     _stopping: threading.Event = field(default_factory=threading.Event)
     _child: proc.Child | None = None
+    _pull: RecordPull | None = None
     _result: bytes = b""
     _shown: dict[str, int] = field(default_factory=dict)
     _thread: threading.Thread | None = None
@@ -69,6 +71,8 @@ class RecordMirror:
         self._stopping.set()
         if self._child is not None:
             self._child.send_signal(15)
+        if self._pull is not None:
+            self._pull.stop()
         if self._thread is not None:
             self._thread.join(_LATE_S)
 
@@ -116,14 +120,13 @@ class RecordMirror:
 
     def _send_code(self, port: int) -> None:
         """Send the code, unless the pod has it: from a run before, on a volume."""
-        path = os.path.join(self.order.run_dir.path, messages.CODE_FILE)
-        folder = os.path.dirname(path)
-        there = f'{folder}/code.stamps.json" ] || [ "$(wc -c <"{path}" 2>/dev/null)" = {self.order.code_bytes}'
+        path, folder = self.order.archive, self.order.folder
+        there = f'{self.order.stamps}" ] || [ "$(wc -c <"{path}" 2>/dev/null)" = {self.order.code_bytes}'
         asked = proc.ask(self._argv(port, f'[ -f "{there} ]'), b"", _SILENCE_S)
         if asked.status == 0:
             return
         command = f'mkdir -p "{folder}" && cat >"{path}.part" && mv "{path}.part" "{path}"'
-        archive = os.path.join(self.run_dir.path, "pods", orders.CODE_FILE)
+        archive = os.path.join(self.folder, "pods", orders.CODE_FILE)
         with open(archive, "rb") as file, open(os.devnull, "wb") as null:
             words = self._argv(port, command)
             child = proc.start(words, stdin=file.fileno(), stderr=null.fileno())
@@ -136,74 +139,77 @@ class RecordMirror:
         command = (
             f"exec ${PROGRAMS_VARIABLE} pod-record --order ${ORDER_VARIABLE}" + " --once" * once
         )
-        theirs_in, ours_in = os.pipe2(os.O_CLOEXEC)
-        ours_out, theirs_out = os.pipe2(os.O_CLOEXEC)
-        null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            self._child = proc.start(
-                self._argv(port, command), stdin=theirs_in, stdout=theirs_out, stderr=null
-            )
-        finally:
-            for fd in (theirs_in, theirs_out, null):
-                os.close(fd)
-        try:
-            os.write(ours_in, json.dumps(known).encode() + b"\n")
-            self._take_all(FrameReader(ours_out), known)
-        finally:
-            os.close(ours_in)
-            os.close(ours_out)
-            self._child.send_signal(15)
-            self._child.wait(_LATE_S)
+        files = FilesBack(self.run_dir)
+        self._pull = RecordPull(self._argv(port, command))
+        self._pull.run(known, lambda message: self._take(message, files, str(known["mark"])))
 
     def _known(self) -> "dict[str, object]":
         """Return which record the copy is of, and how much there is of each file."""
-        noted = atomic.read_json(os.path.join(self.run_dir.path, _STATE_FILE))
+        noted = atomic.read_json(os.path.join(self.folder, _STATE_FILE))
         mark = str(noted.get("mark", "")) if isinstance(noted, dict) else ""
         sizes: dict[str, int] = {}
-        for path in (self.run_dir.events, self.run_dir.training):
+        for path in self._own_files():
             _note_size(self.run_dir, path, sizes)
         for folder, _, names in os.walk(os.path.join(self.run_dir.path, "logs")):
             for name in names:
                 _note_size(self.run_dir, os.path.join(folder, name), sizes)
         return {"mark": mark, "sizes": sizes}
 
-    def _take_all(self, reader: FrameReader, known: "dict[str, object]") -> None:
-        files = FilesBack(self.run_dir)
-        while (message := reader.read(_SILENCE_S * 60)) is not None:
-            self.is_connected = True
-            match message:
-                case messages.RecordOf(mark=mark):
-                    self._take_mark(mark, str(known["mark"]))
-                case messages.FilePiece(path=path, data=data) if path == _RESULT:
-                    self._result = data
-                case messages.FilePiece():
-                    files.take(message, self.order.host(0))
-                case messages.RecordEnd():
-                    self._finish(message, files)
-                    return
-                case _:
-                    raise messages.FrameError(f"{type(message).__name__} is not of a record")
+    @property
+    def folder(self) -> str:
+        """Return the folder here of what is this record's alone."""
+        group = self.order.group
+        return self.run_dir.path if group is None else self.run_dir.group(group).path
+
+    def _own_files(self) -> tuple[str, ...]:
+        """Return the files and folders of this record beside the logs."""
+        group = self.order.group
+        if group is not None:
+            return (self.run_dir.group(group).events,)
+        return (self.run_dir.events, self.run_dir.training)
+
+    def _take(self, message: messages.RemoteMessage, files: FilesBack, known: str) -> bool:
+        self.is_connected = True
+        match message:
+            case messages.RecordOf(mark=mark):
+                self._take_mark(mark, known)
+            case messages.FilePiece(path=path, data=data) if path == self._result_name:
+                self._result = data
+            case messages.FilePiece():
+                files.take(message, _FROM)
+            case messages.RecordEnd():
+                self._finish(message, files)
+                return False
+            case _:
+                raise messages.FrameError(f"{type(message).__name__} is not of a record")
+        return True
+
+    @property
+    def _result_name(self) -> str:
+        return os.path.relpath(self._result_path, self.run_dir.path)
+
+    @property
+    def _result_path(self) -> str:
+        group = self.order.group
+        return self.run_dir.result if group is None else self.run_dir.group(group).result
 
     def _take_mark(self, mark: str, known: str) -> None:
         if known and mark != known:
             self._set_aside()
             self.say(
                 "the first pod is another one, with an empty disk: what came of the run before is in"
-                f" {self.run_dir.path}/earlier"
+                f" {self.folder}/earlier"
             )
-        atomic.write_json(os.path.join(self.run_dir.path, _STATE_FILE), {"mark": mark})
+        atomic.write_json(os.path.join(self.folder, _STATE_FILE), {"mark": mark})
 
     def _set_aside(self) -> None:
         """Keep the copy of a record that has ended with its pod."""
-        base = os.path.join(self.run_dir.path, "earlier")
+        base = os.path.join(self.folder, "earlier")
         os.makedirs(base, exist_ok=True)
         folder = os.path.join(base, str(len(os.listdir(base)) + 1))
         os.makedirs(folder)
-        for path in (
-            self.run_dir.events,
-            self.run_dir.training,
-            os.path.join(self.run_dir.path, "logs"),
-        ):
+        logs = os.path.join(self.run_dir.path, "logs", self.order.group or "")
+        for path in (*self._own_files(), os.path.normpath(logs)):
             with contextlib.suppress(OSError):
                 os.rename(path, os.path.join(folder, os.path.basename(path)))
         os.makedirs(self.run_dir.logs, exist_ok=True)
@@ -211,11 +217,16 @@ class RecordMirror:
     def _finish(self, end: messages.RecordEnd, files: FilesBack) -> None:
         if not end.is_over:
             return
-        host = self.order.host(0)
-        count = files.unpack(host, os.path.join(self.run_dir.path, "output", host))
-        if count:
-            where = os.path.join(self.run_dir.path, "output", host)
-            self.say(f"{count} new or changed file{'s' if count != 1 else ''} came back to {where}")
+        if self.order.group is None:
+            where = os.path.join(self.run_dir.path, "output", self.order.host(0))
+            if count := files.unpack(_FROM, where):
+                self.say(
+                    f"{count} new or changed file{'s' if count != 1 else ''} came back to {where}"
+                )
+        else:
+            came = os.path.join(self.folder, "came")
+            files.unpack(_FROM, came)
+            take_outputs(self.run_dir, came)
         if end.num_stay:
             self.say(
                 f"{end.num_stay} files were too large to come back, and go with the pods: {', '.join(end.stay[:3])}"
@@ -223,9 +234,8 @@ class RecordMirror:
         if self._result:
             plain = json.loads(self._result)
             theirs, ours = self.order.run_dir.path, self.run_dir.path
-            atomic.write_json(
-                self.run_dir.result, own_paths(plain, theirs, ours, self.order.code_root)
-            )
+            own = own_paths(plain, theirs, ours, self.order.code_root or None)
+            atomic.write_json(self._result_path, own)
         self.is_complete = True
 
     # Without the right to reach a pod.
@@ -256,7 +266,10 @@ class RecordMirror:
         finally:
             os.close(writing)
             os.close(null)
-        with open(reading, errors="replace") as lines, open(self.run_dir.job_log, "a") as log:
+        with (
+            open(reading, errors="replace") as lines,
+            open(os.path.join(self.folder, "job.log"), "a") as log,
+        ):
             for number, line in enumerate(lines):
                 if number < self._shown.get(pod, 0):
                     continue

@@ -38,17 +38,18 @@ class NotAllowedError(EngineError):
     """The user may not do this to pods: there is no use in trying again."""
 
 
-def pod_order(run_dir: RunDir) -> PodOrder | None:
-    """Return what the pods of a run were told; None for a run that is not in pods."""
-    path = os.path.join(run_dir.path, "pods", orders.ORDER_FILE)
+def pod_order(run_dir: RunDir, group: str | None = None) -> PodOrder | None:
+    """Return what the pods of a run, or of a group of a workflow, were told; None for one that is not in pods."""
+    folder = run_dir.path if group is None else run_dir.group(group).path
+    path = os.path.join(folder, "pods", orders.ORDER_FILE)
     with contextlib.suppress(codec.CodecError):
         return orders.read_order(path) if os.path.exists(path) else None
     return None
 
 
-def job_of(run_dir: RunDir) -> str | None:
-    """Return the job of a run in pods."""
-    noted = atomic.read_json(run_dir.job)
+def job_of(run_dir: RunDir, group: str | None = None) -> str | None:
+    """Return the job of a run in pods; of a group of a workflow that with its head."""
+    noted = atomic.read_json(run_dir.job if group is None else run_dir.group(group).job)
     job_id = noted.get("job_id") if isinstance(noted, dict) else None
     return job_id if isinstance(job_id, str) else None
 

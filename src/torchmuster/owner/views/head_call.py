@@ -20,7 +20,7 @@ async def call_head(view: RunView, group: str | None = None) -> Channel:
     Raises:
         ChannelError: It can't be reached.
     """
-    order, job_id = pod_order(view.run_dir), job_of(view.run_dir)
+    order, job_id = pod_order(view.run_dir, group), job_of(view.run_dir, group)
     if order is not None and job_id is not None:
         return await _call_in_pod(view, order, job_id)
     path = view.run_dir.head if group is None else view.run_dir.group(group).head

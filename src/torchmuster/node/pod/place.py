@@ -1,0 +1,79 @@
+"""Puts what a group needs into a pod's run directory: the plan, the code, and the outputs that its tasks read.
+
+    pod-place --order FILE [--check]
+
+The archive comes on standard input. With `--check` nothing is read, and the exit code is 3 where it has still to come.
+"""
+
+import argparse
+import os
+import secrets
+import shutil
+import sys
+
+from torchmuster.files import atomic, code_copy
+from torchmuster.node.pod.order import KEY_FILE, NODES_FILE, PodOrder, read_order
+from torchmuster.node.pod.outputs import TASKS_FOLDER, take_outputs
+from torchmuster.node.remote.files import MARK_FILE, mark_of, write_private
+
+LACKS_CODE = 3
+_LIMIT_BYTES = 2 * (code_copy.MAX_CODE_BYTES + code_copy.MAX_OUTPUT_BYTES)
+
+
+def main(arguments: list[str]) -> int:
+    """Place what comes."""
+    parser = argparse.ArgumentParser(prog="pod-place")
+    parser.add_argument("--order", required=True)
+    parser.add_argument("--check", action="store_true")
+    options = parser.parse_args(arguments)
+    order = read_order(options.order)
+    if is_placed(order):
+        return 0
+    if options.check:
+        return LACKS_CODE
+    os.makedirs(order.folder, mode=0o700, exist_ok=True)
+    part = f"{order.archive}.{os.getpid()}"
+    with open(part, "wb") as file:
+        shutil.copyfileobj(sys.stdin.buffer, file, 1 << 20)
+    os.replace(part, order.archive)
+    place(order, os.path.dirname(options.order))
+    return 0
+
+
+def is_placed(order: PodOrder) -> bool:
+    """Say whether this pod has what its group needs."""
+    return os.path.exists(order.stamps)
+
+
+def place(order: PodOrder, brought: str) -> None:
+    """Unpack the archive that has come.
+
+    Raises:
+        OSError: There is no room.
+        ValueError: It is damaged.
+    """
+    run_dir = order.run_dir
+    os.makedirs(os.path.join(run_dir.path, "logs", "agents"), mode=0o700, exist_ok=True)
+    came = os.path.join(order.folder, "came")
+    shutil.rmtree(came, ignore_errors=True)
+    os.makedirs(came)
+    with open(order.archive, "rb") as file:
+        code_copy.read_archive(file, came, _LIMIT_BYTES)
+    take_outputs(run_dir, came)
+    shutil.rmtree(os.path.join(came, TASKS_FOLDER), ignore_errors=True)
+    os.replace(os.path.join(came, NODES_FILE), run_dir.group(order.group or "").nodes)
+    for name in os.listdir(
+        came
+    ):  # the plan and the code: on a volume an earlier group's may be there
+        target = os.path.join(run_dir.path, name)
+        if os.path.isdir(target):
+            shutil.rmtree(os.path.join(came, name))
+        else:
+            os.replace(os.path.join(came, name), target)
+    shutil.rmtree(came, ignore_errors=True)
+    with open(os.path.join(brought, KEY_FILE)) as file:
+        atomic.replace_file(run_dir.secret, file.read().encode(), mode=0o600)
+    if not mark_of(run_dir.path):
+        write_private(os.path.join(run_dir.path, MARK_FILE), secrets.token_hex(16))
+    os.makedirs(order.folder, exist_ok=True)
+    atomic.write_json(order.stamps, {})

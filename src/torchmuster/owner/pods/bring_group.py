@@ -1,0 +1,335 @@
+"""A group of a workflow as Jobs of pods: one Job for each kind of pod, and what all of them bring along."""
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from torchmuster.engines.kubernetes.dialect import name_of
+from torchmuster.engines.kubernetes.wishes import DOOR_PORT, home_of, keeps_runs, pods_of
+from torchmuster.engines.sites import job_of_site
+from torchmuster.engines.workflow_jobs import MARGIN_S
+from torchmuster.errors import UsageError
+from torchmuster.files import atomic, code_copy, travel
+from torchmuster.files.layout import RunDir, muster_home, short_id
+from torchmuster.model import codec
+from torchmuster.model.job import JobRequest, NodeChunk
+from torchmuster.model.plan import Program, ScriptKind
+from torchmuster.model.workflow import (
+    PODS_ENGINE,
+    GroupNodes,
+    GroupPlan,
+    InputKind,
+    TaskNode,
+    TaskPlan,
+    WorkflowPlan,
+)
+from torchmuster.node.pod import order as orders
+from torchmuster.node.pod.order import PodOrder
+from torchmuster.node.pod.outputs import output_names
+from torchmuster.node.task.setup import read_credentials
+from torchmuster.owner.pods.bring import SECRET_BYTES, SPARE_BYTES, package_of, settle_place
+
+if TYPE_CHECKING:
+    from torchmuster.spec.sites.site import Site
+
+_PYTHON = "python3"  # of an image
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodKind:
+    """Equal pods of a group, and the task of each."""
+
+    image: str | None
+    node: NodeChunk
+    tasks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPods:
+    """The Jobs of a group, the one with the head first.
+
+    Attributes:
+        nodes: Which pods each task has, by the names that DNS knows.
+    """
+
+    jobs: tuple[JobRequest, ...]
+    order: PodOrder
+    nodes: GroupNodes
+
+
+def pod_kinds(group: GroupPlan) -> list[PodKind]:
+    """Return the kinds of pods of a group; the first pod of all is the lead's."""
+    found: dict[tuple[str | None, NodeChunk], list[str]] = {}
+    for task in (group.lead, *(task for task in group.tasks if task is not group.lead)):
+        wanted = task.resources
+        node = NodeChunk(
+            cpus=wanted.cpu,
+            gpus=wanted.gpu or 0,
+            memory_bytes=wanted.memory_bytes,
+            storage_bytes=wanted.storage_bytes,
+        )
+        found.setdefault((task.image, node), []).extend([task.name] * task.num_nodes)
+    return [
+        PodKind(image=image, node=replace(node, num_nodes=len(tasks)), tasks=tuple(tasks))
+        for (image, node), tasks in found.items()
+    ]
+
+
+def plan_group(
+    plan: WorkflowPlan, group: GroupPlan, run_dir: RunDir, site: "Site", *, settle: bool = True
+) -> GroupPods:
+    """Return the Jobs of a group without what they bring along.
+
+    Args:
+        plan: The workflow.
+        group: One of its groups.
+        run_dir: Of the workflow, here.
+        site: The cluster.
+        settle: Ask kubectl for context, namespace and what that asks for.
+
+    Raises:
+        EngineError: There is no cluster.
+        UsageError: Something of it can't be asked of Kubernetes.
+    """
+    kinds = pod_kinds(group)
+    base = job_of_site(site)
+    num_pods = sum(kind.node.num_nodes for kind in kinds)
+    room = num_pods * 100 if len(kinds) > 1 else num_pods  # for the letter of a later kind
+    name = name_of(f"{short_id(plan.run_id)}-{group.name}", room)
+    first = replace(base, name=name, chunks=(replace(base.chunks[0], num_nodes=num_pods),))
+    first = replace(first, own_keys=_own_keys(first, kinds[0]))
+    settled = settle_place(first, room) if settle else first
+    names = [settled.name, *(f"{settled.name}-{chr(ord('b') + i)}" for i in range(len(kinds) - 1))]
+    jobs: list[JobRequest] = []
+    hosts: list[str] = []
+    for number, kind in enumerate(kinds):
+        job = replace(
+            settled,
+            name=names[number],
+            chunks=(_node(base.chunks[0], kind.node),),
+            own_keys=_own_keys(settled, kind),
+            python=site.python[0] if len(site.python) == 1 else _PYTHON,
+            run_id=plan.run_id,
+            time_limit_s=None if group.exec_timeout_s is None else group.exec_timeout_s + MARGIN_S,
+            first_index=len(hosts),
+            shares=names[0] if number else None,
+        )
+        jobs.append(job)
+        hosts += [f"{job.name}-{index}.{job.name}" for index in range(kind.node.num_nodes)]
+    nodes: dict[str, list[TaskNode]] = {}
+    for task, host in zip((task for kind in kinds for task in kind.tasks), hosts, strict=True):
+        nodes.setdefault(task, []).append(TaskNode(name=host))
+    order = PodOrder(
+        run_id=plan.run_id,
+        job=names[0],
+        num_pods=num_pods,
+        port=int(dict(settled.own_keys).get("door_port", DOOR_PORT)),
+        home=home_of(settled),
+        code_root="",
+        code_sha="",
+        group=group.name,
+        hosts=tuple(hosts),
+        has_volume=keeps_runs(settled),
+    )
+    named = {task: tuple(on) for task, on in nodes.items()}
+    for job in jobs:
+        pods_of(job, {})  # mistakes of the site and of images, all before anything exists
+    return GroupPods(
+        jobs=tuple(jobs), order=order, nodes=GroupNodes(engine=PODS_ENGINE, tasks=named)
+    )
+
+
+def _own_keys(job: JobRequest, kind: PodKind) -> tuple[tuple[str, str], ...]:
+    keys = dict(job.own_keys)
+    if kind.image is not None:
+        keys["image"] = kind.image
+    return tuple(keys.items())
+
+
+def _node(site: NodeChunk, asked: NodeChunk) -> NodeChunk:
+    """Return what each pod asks for: the task's word counts before the site's."""
+    return replace(asked, cpus=asked.cpus or site.cpus, gpus=asked.gpus or site.gpus)
+
+
+def bring_group(
+    plan: WorkflowPlan, group: GroupPlan, run_dir: RunDir, pods: GroupPods
+) -> GroupPods:
+    """Return the group with what its pods bring along; it is written into the group's folder here.
+
+    Raises:
+        UsageError: It is too large, or a script is not in its folder.
+        MusterError: A credential is missing.
+    """
+    folder = os.path.join(run_dir.group(group.name).path, "pods")
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    archive = os.path.join(folder, orders.CODE_FILE)
+    _pack(plan, group, run_dir, pods, archive)
+    package = package_of(os.path.join(muster_home(), "cache"))
+    size = os.path.getsize(archive)
+    has_room = os.path.getsize(package) + size + SPARE_BYTES <= SECRET_BYTES
+    with open(archive, "rb") as file:
+        sha = hashlib.file_digest(file, "sha256").hexdigest()
+    order = replace(pods.order, code_sha=sha, code_bytes=None if has_room else size)
+    path = os.path.join(folder, orders.ORDER_FILE)
+    atomic.write_json(path, codec.to_plain(order))
+    brings = {
+        orders.KEY_FILE: run_dir.secret,
+        orders.ORDER_FILE: path,
+        orders.PACKAGE_FILE: package,
+        orders.START_FILE: os.path.join(travel.package_folder(), "node", "pod", "start.py"),
+    }
+    if has_room:
+        brings[orders.CODE_FILE] = archive
+    if text := _credentials(group):
+        brings[orders.CREDENTIALS_FILE] = os.path.join(folder, orders.CREDENTIALS_FILE)
+        atomic.replace_file(brings[orders.CREDENTIALS_FILE], text.encode(), mode=0o600)
+    first = replace(pods.jobs[0], brings=tuple(brings.items()))
+    return replace(pods, jobs=(first, *pods.jobs[1:]), order=order)
+
+
+def _credentials(group: GroupPlan) -> str:
+    """Return the credentials that the group's tasks name, and no others, as TOML."""
+    import json
+
+    found: dict[str, dict[str, str]] = {}
+    for task in group.tasks:
+        found |= read_credentials(task)
+    return "".join(
+        f"[{json.dumps(name)}]\n"
+        + "".join(f"{json.dumps(key)} = {json.dumps(value)}\n" for key, value in pairs.items())
+        for name, pairs in found.items()
+    )
+
+
+def _pack(
+    plan: WorkflowPlan, group: GroupPlan, run_dir: RunDir, pods: GroupPods, archive: str
+) -> None:
+    """Write the archive: the plan as the pods see it, code where something trains, outputs that are read."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory(dir=os.path.dirname(archive)) as stage:
+        moved = plan
+        names = ["workflow.json", orders.NODES_FILE]
+        if any(task.training is not None for task in group.tasks):
+            code = code_copy.find_code(plan.cwd)
+            for script in _scripts(group):
+                program = Program(
+                    kind=ScriptKind.FILE, target=script, args=(), python=(), cwd=plan.cwd
+                )
+                code_copy.check_inside(program, code.root)
+            os.symlink(code.root, os.path.join(stage, "code"))
+            names += [f"code/{name}" for name in code.names]
+            moved = _moved(plan, code.root, os.path.join(pods.order.run_dir.path, "code"))
+        atomic.write_json(os.path.join(stage, "workflow.json"), codec.to_plain(moved))
+        atomic.write_json(os.path.join(stage, orders.NODES_FILE), codec.to_plain(pods.nodes))
+        for source in _sources(group) if not pods.order.has_volume else ():
+            target = os.path.join(stage, "tasks", source)
+            os.makedirs(target)
+            os.symlink(
+                os.path.realpath(run_dir.task_output(source)), os.path.join(target, "output")
+            )
+            names += output_names(RunDir(stage), source)
+        with open(archive, "wb") as file:
+            code_copy.write_archive(stage, names, file)
+
+
+def _moved(plan: WorkflowPlan, old_root: str, new_root: str) -> WorkflowPlan:
+    """Return the plan with the paths that its code has in the pods."""
+    old = os.path.realpath(old_root)
+
+    def there(path: str) -> str:
+        inside = os.path.relpath(os.path.realpath(path), old)
+        return os.path.normpath(os.path.join(new_root, inside))
+
+    def moved_task(task: TaskPlan) -> TaskPlan:
+        training = task.training
+        if training is None or not os.path.isabs(training.script):
+            return task
+        return replace(task, training=replace(training, script=there(training.script)))
+
+    groups = (replace(group, tasks=tuple(map(moved_task, group.tasks))) for group in plan.groups)
+    return replace(plan, cwd=there(plan.cwd), groups=tuple(groups))
+
+
+def _scripts(group: GroupPlan) -> Iterator[str]:
+    return (
+        task.training.script
+        for task in group.tasks
+        if task.training is not None and "{{" not in task.training.script
+    )
+
+
+def _sources(group: GroupPlan) -> list[str]:
+    """Return the tasks whose outputs this group reads."""
+    inputs = (entry for task in group.tasks for entry in task.inputs)
+    return sorted({entry.source for entry in inputs if entry.kind is InputKind.TASK})
+
+
+def refuse_what_pods_can_not(plan: WorkflowPlan, site: "Site") -> list[UsageError]:
+    """Return what can't be done in pods, before anything exists."""
+    from torchmuster.model.workflow import TaskNetwork
+
+    found: list[UsageError] = []
+    if plan.network is TaskNetwork.PRIVATE:
+        what = "`--task-network private` is for one machine: each pod has a network of its own"
+        found.append(UsageError(what, where="--task-network", fix="leave it out"))
+    if plan.container != "none":
+        what = "`--container` is not for pods: each task's pod is made of its `image`"
+        found.append(UsageError(what, where="--container", fix="leave it out"))
+    has_image = "image" in dict(site.own_keys)
+    for group in plan.groups:
+        for task in group.tasks:
+            found += _refusals_of(task, has_image=has_image, site=site)
+    return found
+
+
+def _refusals_of(task: TaskPlan, *, has_image: bool, site: "Site") -> list[UsageError]:
+    found: list[UsageError] = []
+    if task.image is None and not has_image:
+        found.append(
+            UsageError(
+                f"the task `{task.name}` has no image",
+                where=site.origin,
+                why="a pod is made of an image: it needs Python 3.11 or later and what the command needs",
+                fix="`image:` in the task, or `image` in the section of muster.toml for all tasks without one",
+            )
+        )
+    if any(e.kind is InputKind.TASK and e.run_id is not None for e in task.inputs):
+        found.append(
+            UsageError(
+                f"the task `{task.name}` reads the output of another run, which pods don't see",
+                where=f"task {task.name} inputs",
+                fix="store it at a URL, or as a dataset there",
+            )
+        )
+    found += [
+        UsageError(
+            f"`{mount}` of the task `{task.name}` is no volume of a cluster",
+            where=f"task {task.name} volumeMounts",
+            fix='claims = ["NAME:/data"] in the section of muster.toml',
+        )
+        for mount in task.volume_mounts
+    ]
+    return found
+
+
+def warnings_of_group(group: GroupPlan, keys: Mapping[str, str]) -> list[str]:
+    """Return a sentence for each key of the file that pods are not told."""
+    found: list[str] = []
+    if any(task.privileged for task in group.tasks):
+        found.append("privileged: pods are not; `directives` of the site can ask for it")
+    if any(task.host_network for task in group.tasks) and keys.get("host_network") != "yes":
+        found.append("hostNetwork: not asked for; `host_network` of the site does, for all pods")
+    platforms = dict.fromkeys(t.resources.platform for t in group.tasks if t.resources.platform)
+    if platforms:
+        named = ", ".join(f"`{name}`" for name in platforms)
+        found.append(
+            f"platform: {named} is not asked for; `node_selector` of the site chooses nodes"
+        )
+    if any(task.resources.nodes_excluded for task in group.tasks):
+        found.append("nodesExcluded: not asked for; `directives` of the site can")
+    if any(task.resources.topology for task in group.tasks):
+        found.append("topology: not asked for; `topology` of the site does, with Kueue")
+    return found

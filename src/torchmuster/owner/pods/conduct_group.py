@@ -1,0 +1,230 @@
+"""The owner of a workflow's group in the first of its pods: the head, and the agents of its tasks in all of them.
+
+    conduct-group-pods --key FILE --order FILE
+
+The client makes the Jobs of a group when the groups before it have ended, and copies what this one writes; meanwhile the group
+needs no client. The exit code is the pod's: 0, 113 for a failure that is final, 75 when this pod is taken away.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+from dataclasses import dataclass, replace
+
+from torchmuster import proc
+from torchmuster.errors import MusterError
+from torchmuster.files import atomic
+from torchmuster.files.layout import RunDir
+from torchmuster.files.terminal import TerminalVoice
+from torchmuster.model import codec
+from torchmuster.model.codec import to_words
+from torchmuster.model.display.text import render_report, report_of_error
+from torchmuster.model.outcome import GroupOutcome
+from torchmuster.model.states import State
+from torchmuster.model.workflow import GroupNodes, GroupStart
+from torchmuster.net import listener
+from torchmuster.net.secret import read_secret
+from torchmuster.node.pod import order as orders
+from torchmuster.node.pod.order import AGAIN_CODE, FINAL_CODE, PodOrder
+from torchmuster.node.pod.place import is_placed, place
+from torchmuster.node.pod.task import pod_words
+from torchmuster.node.task.options import TaskOrder
+from torchmuster.owner.pods.conduct import MOST_MESSAGE_BYTES, leave_message, wait_for_archive
+from torchmuster.owner.pods.doors import Doors
+from torchmuster.owner.pods.gather import GroupGather
+from torchmuster.owner.views.record import read_events, read_outcome
+from torchmuster.programs.group_main import ProcessStarter, conduct_group, read_plan
+
+_END_S = 10.0
+
+
+def main(arguments: list[str]) -> int:
+    """Own the group of these pods to its end; return the pod's exit code."""
+    parser = argparse.ArgumentParser(prog="conduct-group-pods")
+    parser.add_argument("--key", required=True)
+    parser.add_argument("--order", required=True)
+    options = parser.parse_args(arguments)
+    order = orders.read_order(options.order)
+    proc.become_subreaper()
+    voice = TerminalVoice()
+    voice.start()
+    try:
+        return _GroupOwner(order, options.key, options.order, voice).run()
+    finally:
+        voice.flush(5.0)
+
+
+@dataclass(slots=True)
+class _GroupOwner:
+    order: PodOrder
+    key: str
+    order_path: str
+    voice: TerminalVoice
+    is_told_to_stop: bool = False
+
+    @property
+    def group(self) -> str:
+        return self.order.group or ""
+
+    @property
+    def run_dir(self) -> RunDir:
+        return self.order.run_dir
+
+    @property
+    def is_cancelled(self) -> bool:
+        return os.path.exists(
+            os.path.join(self.order.folder, os.path.basename(self.run_dir.cancelled))
+        )
+
+    def run(self) -> int:
+        signal.signal(signal.SIGTERM, self._take_stop)
+        if os.path.exists(self.order.ended) and (before := read_outcome(self.run_dir, self.group)):
+            return _code_of(before)  # its end was interrupted
+        try:
+            outcome = self._own()
+        except (MusterError, OSError, ValueError) as error:
+            if self.is_told_to_stop and not self.is_cancelled:
+                return AGAIN_CODE
+            outcome = self._failed(error)
+        except KeyboardInterrupt:
+            if not self.is_cancelled:
+                return AGAIN_CODE
+            outcome = self._failed(MusterError("the group was stopped before it began"))
+            outcome = replace(outcome, state=State.FAILED_CANCELED)
+        if outcome.state is State.FAILED_CANCELED and not self.is_cancelled:
+            with contextlib.suppress(OSError):
+                os.unlink(self.run_dir.group(self.group).result)
+            return AGAIN_CODE  # it was this pod that had to go, not the group
+        return self._end(outcome)
+
+    def _take_stop(self, *_: object) -> None:
+        self.is_told_to_stop = True
+        raise KeyboardInterrupt  # before there is a head to tell
+
+    def _own(self) -> GroupOutcome:
+        order = self.order
+        os.makedirs(order.folder, mode=0o700, exist_ok=True)
+        if not is_placed(order):
+            wait_for_archive(order, os.path.dirname(self.order_path), order.join_s, self.voice.say)
+            # Kept: the other pods get it from here.
+            place(order, os.path.dirname(self.order_path))
+        secret = read_secret(self.key)
+        num_pods = order.num_pods
+        doors = Doors(
+            order=order,
+            secret=secret,
+            least=num_pods,
+            most=num_pods,
+            last_call_s=0.0,
+            say=self.voice.say,
+        )
+        asyncio.run(doors.wait(order.join_s))
+        self._note_start()
+        first = {order.hosts.index(on[0].name) for on in self._nodes().tasks.values()}
+        gather = GroupGather(order, self.key, sorted(first - {0}), self.voice.say)
+        gather.start()
+        try:
+            asyncio.run(self._conduct())
+        finally:
+            gather.finish()
+        outcome = read_outcome(self.run_dir, self.group)
+        if outcome is None:
+            raise MusterError("the head of the group left no result", where=order.folder)
+        return outcome
+
+    def _note_start(self) -> None:
+        """Attempts go on where the record of a lost pod stops: on a volume it is here."""
+        folder = self.run_dir.group(self.group)
+        following: dict[str, int] = {}
+        for event in read_events(folder.events):
+            if event.get("event") == "task_state":
+                task = str(event["task"])
+                following[task] = max(following.get(task, 0), int(event["attempt"]) + 1)
+        atomic.write_json(folder.start, codec.to_plain(GroupStart(first_attempts=following)))
+
+    async def _conduct(self) -> int:
+        order = self.order
+        plan = read_plan(self.run_dir)
+        nodes = self._nodes()
+        listening = _bind(order.head_port)
+        port = int(listening.getsockname()[1])
+        here = [os.environ.get("MUSTER_POD_IP", ""), order.address(0), "127.0.0.1"]
+        heads = [(address, port) for address in here if address]
+
+        def wrap(task: TaskOrder) -> list[str] | None:
+            index = order.hosts.index(nodes.tasks[task.task][0].name)
+            if index == 0:
+                return None
+            words = ("--key", self.key, "--order", self.order_path, "--index", str(index))
+            return proc.node_program("pod-task", *words, "--", "task", *to_words(task))
+
+        starter = ProcessStarter(self.run_dir, self.group, heads, wrap=wrap)
+        return await conduct_group(
+            plan, self.run_dir, self.group, listening, starter, obeys_signals=True
+        )
+
+    def _nodes(self) -> GroupNodes:
+        return codec.from_plain(GroupNodes, atomic.read_json(self.run_dir.group(self.group).nodes))
+
+    def _failed(self, error: Exception) -> GroupOutcome:
+        known = error if isinstance(error, MusterError) else MusterError(str(error))
+        return GroupOutcome(
+            group=self.group,
+            state=State.FAILED_START_ERROR,
+            exit_code=known.exit_code,
+            elapsed_s=0.0,
+            report=report_of_error(known),
+        )
+
+    def _end(self, outcome: GroupOutcome) -> int:
+        """Say how the group ended, and let the pods of its other Jobs end too."""
+        os.makedirs(self.order.folder, exist_ok=True)
+        atomic.write_json(self.run_dir.group(self.group).result, codec.to_plain(outcome))
+        if outcome.report is not None and outcome.state.is_failed:
+            self.voice.print(render_report(outcome.report))
+        leave_message(last_words(outcome))
+        code = _code_of(outcome)
+        atomic.write_json(self.order.ended, {"code": code})
+        self._dismiss()
+        return code
+
+    def _dismiss(self) -> None:
+        """End the pods of other Jobs: only the end of the first Job is that of its pods."""
+        for index, host in enumerate(self.order.hosts):
+            if host.partition(".")[2] != self.order.job:
+                words = [*pod_words(self.key, self.order, index), "kill -USR1 $PPID"]
+                with contextlib.suppress(MusterError):
+                    proc.ask(words, b"", _END_S)
+
+
+def last_words(outcome: GroupOutcome) -> str:
+    """Return an outcome as Kubernetes keeps it of an ended pod."""
+    plain = {"group": codec.to_plain(outcome)}
+    text = json.dumps(plain)
+    if len(text) <= MOST_MESSAGE_BYTES:
+        return text
+    return json.dumps({"group": codec.to_plain(replace(outcome, tasks=(), report=None))})
+
+
+def _bind(port: int) -> socket.socket:
+    try:
+        return listener.bind("", port)
+    except OSError as error:
+        raise MusterError(
+            f"port {port} of this pod can't be opened",
+            why=error.strerror,
+            fix="with the host's network another process of the host may have it: `door_port` of the site",
+        ) from error
+
+
+def _code_of(outcome: GroupOutcome) -> int:
+    return 0 if outcome.state is State.COMPLETED else FINAL_CODE
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,269 @@
+"""A group of a workflow in pods, as the owner of the workflow sees it: Jobs on a cluster, and a copy of their record."""
+
+import asyncio
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torchmuster import proc
+from torchmuster.engines.kubernetes.dialect import DIALECT
+from torchmuster.errors import MusterError
+from torchmuster.files import atomic
+from torchmuster.files.layout import RunDir
+from torchmuster.model import codec
+from torchmuster.model.display.text import report_of_error
+from torchmuster.model.job import JobView, describe_job
+from torchmuster.model.outcome import GroupOutcome
+from torchmuster.model.states import JobState, State
+from torchmuster.model.workflow import GroupPlan, GroupStart, WorkflowPlan
+from torchmuster.net import messages
+from torchmuster.node.pod.call import call_argv
+from torchmuster.owner.jobs.jobs import forget_views, submit_script, view_jobs
+from torchmuster.owner.jobs.never import NeverWatch, note_group
+from torchmuster.owner.pods.bring_group import GroupPods, bring_group, plan_group
+from torchmuster.owner.pods.end import remove
+from torchmuster.owner.pods.mirror import RecordMirror
+from torchmuster.owner.pods.reach import PodWatch, find_pod, forward
+from torchmuster.owner.pods.starts import PodStarts
+from torchmuster.owner.views.record import read_events, read_new, read_outcome
+
+if TYPE_CHECKING:
+    from torchmuster.spec.sites.site import Site
+
+_LOOK_S = 0.2
+_ASK_S = 1.0
+_TELL_S = 20.0
+_LATE_S = 15.0  # from the Job's end to its record
+
+
+@dataclass(slots=True)
+class PodGroup:
+    """One group: its Jobs are made, followed and removed.
+
+    Attributes:
+        hear: Gets what its head and its tasks say, as from a head on this machine.
+    """
+
+    plan: WorkflowPlan
+    group: GroupPlan
+    run_dir: RunDir
+    site: "Site"
+    hear: Callable[[messages.Message], None]
+    say: Callable[[str], None]
+    pid: int = 0  # no process of this machine
+    _pods: GroupPods | None = None
+    _job_ids: list[str] = field(default_factory=list)
+    _mirror: RecordMirror | None = None
+    _watch: PodWatch | None = None
+    _starts: PodStarts | None = None
+    _never: NeverWatch = field(default_factory=NeverWatch)
+    _told: dict[str, str] = field(default_factory=dict)
+    _num_events: int = 0
+    _positions: dict[str, int] = field(default_factory=dict)
+    _num_stops: int = 0
+
+    async def start(self, start: GroupStart) -> tuple[str, int]:
+        """Make the Jobs; what the head is told stands in what they bring along.
+
+        Raises:
+            MusterError: The cluster refuses one of them; those before it are removed.
+        """
+        del start  # pods that are made again go on counting by themselves
+        await asyncio.to_thread(self._submit)
+        return "", 0
+
+    def _submit(self) -> None:
+        pods = plan_group(self.plan, self.group, self.run_dir, self.site)
+        pods = bring_group(self.plan, self.group, self.run_dir, pods)
+        folder = self.run_dir.group(self.group.name)
+        try:
+            for number, job in enumerate(pods.jobs):
+                script = folder.job_script if not number else f"{folder.job_script}.{number}"
+                self._job_ids.append(submit_script(job, script, DIALECT))
+        except MusterError:
+            self._remove()
+            raise
+        self._pods = pods
+        noted = {"engine": DIALECT.name, "job_id": self._job_ids[0], "more": self._job_ids[1:]}
+        atomic.write_json(folder.job, noted)
+        first = self._job_ids[0]
+        self._watch = PodWatch(first)
+        self._mirror = RecordMirror(
+            self.run_dir, pods.order, first, self._watch, self.say, self.say
+        )
+        self._starts = PodStarts(pods.order, first)
+        self._watch.start()
+        self._mirror.start()
+
+    async def follow(self, address: tuple[str, int]) -> GroupOutcome:
+        """Pass on what the group says until it has ended; then nothing of it is left on the cluster."""
+        del address
+        loop = asyncio.get_running_loop()
+        ask_at, ended_at, seen = 0.0, None, -1
+        try:
+            while (outcome := read_outcome(self.run_dir, self.group.name)) is None:
+                self._pass_on()
+                if self._watch is not None and self._watch.number != seen:
+                    seen, ask_at = self._watch.number, 0.0
+                    forget_views()
+                if loop.time() >= ask_at:
+                    is_over = await asyncio.to_thread(self._look)
+                    ask_at = loop.time() + _ASK_S
+                    ended_at = (ended_at or loop.time()) if is_over else None
+                if ended_at is not None and loop.time() > ended_at + _LATE_S:
+                    await asyncio.to_thread(self._end_without_record)
+                await asyncio.sleep(_LOOK_S)
+            self._pass_on()
+            return outcome
+        finally:
+            await asyncio.to_thread(self._remove)
+
+    def _look(self) -> bool:
+        """Say what the cluster says; return whether the first Job is over. What can't start is ended."""
+        views = view_jobs(DIALECT, self._job_ids)
+        for job_id in self._job_ids:
+            view = views.get(job_id)
+            self._tell(job_id, view)
+            report = self._never.judge(view, DIALECT)
+            if report is None and self._starts is not None and job_id == self._job_ids[0]:
+                report = self._starts.judge(view, has_begun=self._has_begun)
+            if report is not None:
+                note_group(self.run_dir, self.group.name, report)
+        first = views.get(self._job_ids[0])
+        return first is None or first.state.is_final
+
+    @property
+    def _has_begun(self) -> bool:
+        return os.path.exists(self.run_dir.group(self.group.name).events)
+
+    def _tell(self, job_id: str, view: JobView | None) -> None:
+        if view is None or view.state is JobState.RUNNING or view.state.is_final:
+            return
+        text = describe_job(view)
+        if self._told.get(job_id) != text:
+            self._told[job_id] = text
+            self.hear(messages.Event(name="group_waits", time="", fields={"text": text}))
+
+    def _pass_on(self) -> None:
+        """Give on what has come of the record since the last look."""
+        events = list(read_events(self.run_dir.group(self.group.name).events))
+        if len(events) < self._num_events:  # a first pod that was made again
+            self._num_events = 0
+            self._positions.clear()
+        for event in events[self._num_events :]:
+            fields: dict[str, Any] = {k: v for k, v in event.items() if k not in ("event", "time")}
+            with contextlib.suppress(KeyError, ValueError):
+                name, when = str(event.get("event")), str(event.get("time"))
+                self.hear(messages.Event(name=name, time=when, fields=fields))
+        self._num_events = len(events)
+        for task, path in self._logs():
+            for text in read_new(path, self._positions):
+                self.hear(messages.TaskOutput(task=task, stream=1, text=text, dropped_lines=0))
+
+    def _logs(self) -> Iterator[tuple[str, str]]:
+        for task in self.group.tasks:
+            first = self.run_dir.task_log(self.group.name, task.name, 0)
+            folder = os.path.dirname(os.path.dirname(first))
+            try:
+                count = len(os.listdir(folder))
+            except OSError:
+                continue
+            for attempt in range(count):
+                yield task.name, self.run_dir.task_log(self.group.name, task.name, attempt)
+
+    def _end_without_record(self) -> None:
+        """Take the outcome from the first pod's last message, or say that there is none."""
+        outcome = None
+        with contextlib.suppress(MusterError, ValueError, codec.CodecError, TypeError):
+            pod = find_pod(self._job_ids[0], 0)
+            said = json.loads(pod.end.last_message) if pod is not None and pod.end else {}
+            if "group" in said:
+                outcome = codec.from_plain(GroupOutcome, said["group"])
+            elif "error" in said:
+                error = MusterError(
+                    str(said["error"]), why=said.get("because"), fix=said.get("hint")
+                )
+                outcome = self._failed(error)
+        if outcome is None:
+            what = f"the Job of group {self.group.name} ended and left no record"
+            fix = f"kubectl describe job {self._job_ids[0].rpartition('/')[2]}"
+            outcome = self._failed(MusterError(what, where=f"job {self._job_ids[0]}", fix=fix))
+        path = self.run_dir.group(self.group.name).result
+        atomic.write_json(path, codec.to_plain(outcome))
+
+    def _failed(self, error: MusterError) -> GroupOutcome:
+        state = State.FAILED_CANCELED if self._num_stops else State.FAILED_BACKEND_ERROR
+        return GroupOutcome(
+            group=self.group.name,
+            state=state,
+            exit_code=error.exit_code,
+            elapsed_s=0.0,
+            report=report_of_error(error),
+        )
+
+    # Its end.
+
+    def send_stop(self) -> None:
+        """Ask the head to stop its group; a group that has not begun ends at once."""
+        self._num_stops += 1
+        asyncio.get_running_loop().run_in_executor(None, self._stop)
+
+    def _stop(self) -> None:
+        try:
+            self._tell_owner()
+        except (MusterError, OSError) as error:
+            if not os.path.exists(self.run_dir.group(self.group.name).result):
+                outcome = self._failed(MusterError("the group was stopped", why=str(error)))
+                atomic.write_json(
+                    self.run_dir.group(self.group.name).result, codec.to_plain(outcome)
+                )
+
+    def _tell_owner(self) -> None:
+        if self._pods is None:
+            raise MusterError("it had not begun")
+        order = self._pods.order
+        pod = find_pod(self._job_ids[0], 0)
+        if pod is None or not pod.is_up or not self._has_begun:
+            raise MusterError("it had not begun")
+        note = os.path.join(order.folder, os.path.basename(self.run_dir.cancelled))
+        with forward(self._job_ids[0], pod.name, order.port) as way:
+            words = [*call_argv(self.run_dir.secret, way.port), "127.0.0.1"]
+            # The owner looks for the note when the signal comes: so it knows that a user ends the group, not a node.
+            proc.ask([*words, f'echo "{{}}" >"{note}" && kill -TERM 1'], b"", _TELL_S)
+
+    def kill(self) -> None:
+        """Remove the Jobs at once."""
+        outcome = self._failed(MusterError("the group was killed"))
+        atomic.write_json(self.run_dir.group(self.group.name).result, codec.to_plain(outcome))
+
+    def close(self) -> None:
+        """End what follows the group."""
+        if self._watch is not None:
+            self._watch.stop()
+        if self._mirror is not None:
+            self._mirror.stop()
+
+    def _remove(self) -> None:
+        self.close()
+        for job_id in self._job_ids:
+            try:
+                remove(job_id)
+            except MusterError as error:
+                self.say(f"{job_id} stays on the cluster: {error.what} ({error.fix or error.why})")
+
+
+@dataclass(frozen=True, slots=True)
+class PodPlaces:
+    """The cluster on which the groups of a workflow run."""
+
+    plan: WorkflowPlan
+    run_dir: RunDir
+    site: "Site"
+    say: Callable[[str], None]
+
+    def conductor(self, group: GroupPlan, hear: Callable[[messages.Message], None]) -> PodGroup:
+        """Return what conducts a group there."""
+        return PodGroup(self.plan, group, self.run_dir, self.site, hear, self.say)

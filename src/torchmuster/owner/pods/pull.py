@@ -1,0 +1,63 @@
+"""Reads what `pod-record` sends in a session with a pod, until it says that this is all or the way breaks."""
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+
+from torchmuster import proc
+from torchmuster.net import remote_messages as messages
+from torchmuster.net.frames import FrameReader
+
+_LIMIT_S = 3600.0
+_LATE_S = 5.0
+
+
+class RecordPull:
+    """One reading of a record.
+
+    Args:
+        argv: The command that opens the session and runs `pod-record` there.
+    """
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        self._argv = list(argv)
+        self._child: proc.Child | None = None
+
+    def run(
+        self, known: Mapping[str, object], take: Callable[[messages.RemoteMessage], bool]
+    ) -> None:
+        """Read until `take` says that it has everything, or nothing more comes.
+
+        Args:
+            known: Which record there is here already, and how much of each file.
+            take: Gets each message; says whether more is wanted.
+
+        Raises:
+            MusterError: The command can't be started.
+            OSError: It ended before it was told.
+        """
+        theirs_in, ours_in = os.pipe2(os.O_CLOEXEC)
+        ours_out, theirs_out = os.pipe2(os.O_CLOEXEC)
+        null = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            child = proc.start_beside(self._argv, stdin=theirs_in, stdout=theirs_out, stderr=null)
+        finally:
+            for fd in (theirs_in, theirs_out, null):
+                os.close(fd)
+        self._child = child
+        try:
+            os.write(ours_in, json.dumps(known).encode() + b"\n")
+            reader = FrameReader(ours_out)
+            while (message := reader.read(_LIMIT_S)) is not None and take(message):
+                continue
+        finally:
+            os.close(ours_in)
+            os.close(ours_out)
+            child.send_signal(15)
+            if child.wait(_LATE_S) is not None:
+                proc.let_go(child)
+
+    def stop(self) -> None:
+        """Break the way, from another thread."""
+        if self._child is not None:
+            self._child.send_signal(15)
