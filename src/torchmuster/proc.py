@@ -194,8 +194,10 @@ def ask(argv: Sequence[str], request: bytes, timeout_s: float) -> Answered:
     return Answered(status=done.returncode, stdout=done.stdout, stderr=done.stderr)
 
 
-def ask_beside(argv: Sequence[str], timeout_s: float) -> Answered:
+def ask_beside(argv: Sequence[str], timeout_s: float, request: bytes | None = None) -> Answered:
     """Run a command that `end_children` leaves alone, from any thread; it is killed after `timeout_s`.
+
+    Without a request its standard input is /dev/null.
 
     Raises:
         MusterError: The command can't be executed.
@@ -204,7 +206,7 @@ def ask_beside(argv: Sequence[str], timeout_s: float) -> Answered:
     try:
         popen = subprocess.Popen(
             list(argv),
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL if request is None else subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=not keeps_session(),
@@ -217,7 +219,7 @@ def ask_beside(argv: Sequence[str], timeout_s: float) -> Answered:
     _beside.add(popen.pid)
     with popen:
         try:
-            out, err = popen.communicate(timeout=timeout_s)
+            out, err = popen.communicate(request, timeout=timeout_s)
         except subprocess.TimeoutExpired:
             popen.kill()
             return Answered(status=None, stdout=b"", stderr=b"")

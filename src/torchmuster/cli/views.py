@@ -337,6 +337,11 @@ def cancel(run: str, *, now: bool) -> int:
     view = find_run(run)
     if view.state.is_final:
         echo(f"the run {short_id(view.run_id)} has ended already: {view.state.value}", err=True)
+        if view.workflow is not None:
+            from torchmuster.owner.pods.end import remove_groups
+
+            if left := remove_groups(view.run_dir):
+                echo(f"removed what its owner had left on the cluster: {', '.join(left)}", err=True)
         return 0
     echo(f"cancelling {identity(view)}", err=True)
     grace_s = view.plan.limits.grace_s if view.plan is not None else GRACE_S

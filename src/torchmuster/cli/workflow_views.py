@@ -128,13 +128,23 @@ def restart_workflow(view: "RunView", *, detach: bool) -> int:
                 texts.append(file.read())
         except OSError:
             texts.append("")
-    ssh_site = None
+    ssh_site = cluster = None
     if isinstance(on_hosts := atomic.read_json(view.run_dir.site), dict):
+        from torchmuster.cli.runs.job import find_objects
         from torchmuster.cli.runs.ssh_submit import refuse_what_hosts_can_not
         from torchmuster.cli.sites import my_sites
 
-        ssh_site = my_sites().get(str(on_hosts.get("site")))
-        refuse_what_hosts_can_not(plan, ssh_site, detach=detach)
+        name = str(on_hosts.get("site"))
+        cluster = find_objects(name)
+        ssh_site = my_sites().get(name) if cluster is None else None
+        if ssh_site is not None:
+            refuse_what_hosts_can_not(plan, ssh_site, detach=detach)
+        elif cluster is not None:
+            from torchmuster.cli.runs.pod_submit import check_for_pods
+            from torchmuster.owner.pods.end import remove_groups
+
+            check_for_pods(plan, cluster[0])
+            remove_groups(view.run_dir)
     run_dir = create_workflow_dir(plan, texts[0], texts[1])
     for task in (task for group in plan.groups for task in group.tasks):
         earlier = os.path.join(view.run_dir.task_folder(task.name), "snapshots")
@@ -151,4 +161,8 @@ def restart_workflow(view: "RunView", *, detach: bool) -> int:
         from torchmuster.cli.runs.ssh_submit import submit_to_hosts
 
         return submit_to_hosts(run_dir, plan, ssh_site, as_json=False)
+    if cluster is not None:
+        from torchmuster.cli.runs.pod_submit import submit_to_pods
+
+        return submit_to_pods(run_dir, plan, cluster[0], detach=detach, as_json=False)
     return start_workflow(run_dir, plan, detach=detach)

@@ -1,8 +1,9 @@
 """Puts what a group needs into a pod's run directory: the plan, the code, and the outputs that its tasks read.
 
-    pod-place --order FILE [--check]
+    pod-place --order FILE --head MARK [--check]
 
-The archive comes on standard input. With `--check` nothing is read, and the exit code is 3 where it has still to come.
+The archive comes on standard input. With `--check` nothing is read, and the exit code is 3 where it has still to come. A first
+pod that was made again and found no record begins anew: what its predecessor's tasks left here is removed.
 """
 
 import argparse
@@ -24,19 +25,21 @@ def main(arguments: list[str]) -> int:
     """Place what comes."""
     parser = argparse.ArgumentParser(prog="pod-place")
     parser.add_argument("--order", required=True)
+    parser.add_argument("--head", required=True)
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args(arguments)
     order = read_order(options.order)
-    if is_placed(order):
+    if is_placed(order) and placed_by(order) == options.head:
         return 0
     if options.check:
         return LACKS_CODE
+    shutil.rmtree(order.run_dir.path, ignore_errors=True)
     os.makedirs(order.folder, mode=0o700, exist_ok=True)
     part = f"{order.archive}.{os.getpid()}"
     with open(part, "wb") as file:
         shutil.copyfileobj(sys.stdin.buffer, file, 1 << 20)
     os.replace(part, order.archive)
-    place(order, os.path.dirname(options.order))
+    place(order, os.path.dirname(options.order), options.head)
     return 0
 
 
@@ -45,8 +48,14 @@ def is_placed(order: PodOrder) -> bool:
     return os.path.exists(order.stamps)
 
 
-def place(order: PodOrder, brought: str) -> None:
-    """Unpack the archive that has come.
+def placed_by(order: PodOrder) -> str:
+    """Return the mark of the head that has put it here."""
+    noted = atomic.read_json(order.stamps)
+    return str(noted.get("head")) if isinstance(noted, dict) else ""
+
+
+def place(order: PodOrder, brought: str, head: str | None = None) -> None:
+    """Unpack the archive that has come; `head` is the mark of the head's pod, None for this one.
 
     Raises:
         OSError: There is no room.
@@ -76,4 +85,4 @@ def place(order: PodOrder, brought: str) -> None:
     if not mark_of(run_dir.path):
         write_private(os.path.join(run_dir.path, MARK_FILE), secrets.token_hex(16))
     os.makedirs(order.folder, exist_ok=True)
-    atomic.write_json(order.stamps, {})
+    atomic.write_json(order.stamps, {"head": head or mark_of(run_dir.path)})

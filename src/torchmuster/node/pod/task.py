@@ -14,6 +14,7 @@ from torchmuster import proc
 from torchmuster.node.pod.call import call_argv
 from torchmuster.node.pod.order import ORDER_VARIABLE, PROGRAMS_VARIABLE, PodOrder, read_order
 from torchmuster.node.pod.place import LACKS_CODE
+from torchmuster.node.remote.files import mark_of
 
 _LOOK_S = 60.0
 _COMMAND = f"exec ${PROGRAMS_VARIABLE}"
@@ -33,7 +34,8 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     order = read_order(options.order)
     call = pod_words(options.key, order, int(options.index), order.join_s)
-    place = f'{_COMMAND} pod-place --order "${ORDER_VARIABLE}"'
+    head = mark_of(order.run_dir.path)
+    place = f'{_COMMAND} pod-place --order "${ORDER_VARIABLE}" --head {head}'
     if not order.has_volume:
         status = _run([*call, f"{place} --check"])
         if status == LACKS_CODE:

@@ -37,6 +37,7 @@ from torchmuster.node.task.options import TaskOrder
 from torchmuster.owner.pods.conduct import MOST_MESSAGE_BYTES, leave_message, wait_for_archive
 from torchmuster.owner.pods.doors import Doors
 from torchmuster.owner.pods.gather import GroupGather
+from torchmuster.owner.pods.neighbours import RecordNeighbours
 from torchmuster.owner.views.record import read_events, read_outcome
 from torchmuster.programs.group_main import ProcessStarter, conduct_group, read_plan
 
@@ -109,7 +110,9 @@ class _GroupOwner:
     def _own(self) -> GroupOutcome:
         order = self.order
         os.makedirs(order.folder, mode=0o700, exist_ok=True)
+        neighbours = RecordNeighbours(order, self.key)
         if not is_placed(order):
+            neighbours.find(self.voice.say)
             wait_for_archive(order, os.path.dirname(self.order_path), order.join_s, self.voice.say)
             # Kept: the other pods get it from here.
             place(order, os.path.dirname(self.order_path))
@@ -128,9 +131,11 @@ class _GroupOwner:
         first = {order.hosts.index(on[0].name) for on in self._nodes().tasks.values()}
         gather = GroupGather(order, self.key, sorted(first - {0}), self.voice.say)
         gather.start()
+        neighbours.start()
         try:
             asyncio.run(self._conduct())
         finally:
+            neighbours.stop()
             gather.finish()
         outcome = read_outcome(self.run_dir, self.group)
         if outcome is None:
@@ -165,7 +170,13 @@ class _GroupOwner:
 
         starter = ProcessStarter(self.run_dir, self.group, heads, wrap=wrap)
         return await conduct_group(
-            plan, self.run_dir, self.group, listening, starter, obeys_signals=True
+            plan,
+            self.run_dir,
+            self.group,
+            listening,
+            starter,
+            obeys_signals=True,
+            stopped_by="you, or the end of its pod",
         )
 
     def _nodes(self) -> GroupNodes:

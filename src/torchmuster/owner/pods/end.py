@@ -15,7 +15,7 @@ from torchmuster.node.pod.order import PodOrder
 from torchmuster.owner.jobs.jobs import cancelled_before_start
 from torchmuster.owner.pods.mirror import RecordMirror, result_of_pod
 from torchmuster.owner.pods.reach import PodWatch, ask, find_pod, forward, job_of, pod_order
-from torchmuster.owner.views.record import read_result
+from torchmuster.owner.views.record import read_outcome, read_result
 
 _ASK_S = 20.0
 _END_S = 60.0
@@ -70,6 +70,26 @@ def cancel_run(run_dir: RunDir) -> bool:
     if read_result(run_dir) is None:
         atomic.write_json(run_dir.result, codec.to_plain(cancelled_before_start(run_dir)))
     return True
+
+
+def remove_groups(run_dir: RunDir) -> list[str]:
+    """Remove what a workflow whose owner was killed has left on its cluster; return the Jobs.
+
+    Raises:
+        EngineError: The cluster refuses.
+    """
+    found: list[str] = []
+    folder = os.path.join(run_dir.path, "groups")
+    for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
+        job_id = job_of(run_dir, name)
+        if job_id is None or pod_order(run_dir, name) is None:
+            continue
+        if read_outcome(run_dir, name) is None:
+            noted = atomic.read_json(run_dir.group(name).job)
+            found += [job_id, *map(str, noted.get("more", ()))]
+    for job_id in found:
+        remove(job_id)
+    return found
 
 
 def remove(job_id: str) -> None:

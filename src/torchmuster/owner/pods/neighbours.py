@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from torchmuster import proc
 from torchmuster.errors import MusterError
 from torchmuster.files import atomic
-from torchmuster.node.pod.call import call_argv
 from torchmuster.node.pod.order import PodOrder
+from torchmuster.node.pod.task import pod_words
 from torchmuster.node.remote.files import MARK_FILE, mark_of
 
 _COPIES = 2
@@ -23,7 +23,6 @@ _ASK_S = 10.0
 _MAX_BYTES = 8 << 20
 _FOLDER = '"$MUSTER_HOME/record-of-the-first-pod"'  # in the shell of another pod
 _EVENTS, _TRAINING = "events.jsonl", "training.jsonl"
-_FILES = (_EVENTS, _TRAINING, MARK_FILE)
 
 
 @dataclass(slots=True)
@@ -46,12 +45,21 @@ class RecordNeighbours:
     def _work(self) -> None:
         while not self._stopping.wait(_EVERY_S):
             for index in range(1, min(self.order.num_pods, 1 + _COPIES)):
-                for name in _FILES:
+                for name in self._paths:
                     with contextlib.suppress(MusterError, OSError):
                         self._send(index, name)
 
+    @property
+    def _paths(self) -> dict[str, str]:
+        """Return the files that are copied, by their names on other pods."""
+        run_dir, group = self.order.run_dir, self.order.group
+        mark = {MARK_FILE: os.path.join(run_dir.path, MARK_FILE)}
+        if group is not None:
+            return {_EVENTS: run_dir.group(group).events, **mark}
+        return {_EVENTS: run_dir.events, _TRAINING: run_dir.training, **mark}
+
     def _send(self, index: int, name: str) -> None:
-        path = os.path.join(self.order.run_dir.path, name)
+        path = self._paths[name]
         status = os.stat(path)
         now = (status.st_size, status.st_mtime_ns)
         if self._sent.get((index, name)) == now or status.st_size > _MAX_BYTES:
@@ -63,13 +71,13 @@ class RecordNeighbours:
             self._sent[index, name] = now
 
     def _ask(self, index: int, command: str, data: bytes = b"") -> proc.Answered:
-        words = call_argv(self.key, self.order.port, domain=self.order.job)
-        return proc.ask([*words, self.order.host(index), command], data, _ASK_S)
+        words = [*pod_words(self.key, self.order, index), command]
+        return proc.ask_beside(words, _ASK_S, data)  # the head of a group ends all its other children
 
     def find(self, say: Callable[[str], None]) -> None:
         """Take the record over from other pods, where this one has none: the longest that they have."""
-        run_dir = self.order.run_dir
-        if os.path.exists(run_dir.events) or mark_of(run_dir.path):
+        paths = self._paths
+        if os.path.exists(paths[_EVENTS]) or mark_of(self.order.run_dir.path):
             return
         best: tuple[int, bytes] | None = None
         for index in range(1, min(self.order.num_pods, 1 + _COPIES)):
@@ -80,11 +88,12 @@ class RecordNeighbours:
         if best is None:
             return
         index, events = best
-        atomic.replace_file(run_dir.events, events)
-        for name in (_TRAINING, MARK_FILE):
+        os.makedirs(os.path.dirname(paths[_EVENTS]), mode=0o700, exist_ok=True)
+        atomic.replace_file(paths[_EVENTS], events)
+        for name in [name for name in paths if name != _EVENTS]:
             with contextlib.suppress(MusterError):
                 if data := self._fetch(index, name):
-                    atomic.replace_file(os.path.join(run_dir.path, name), data, mode=0o600)
+                    atomic.replace_file(paths[name], data, mode=0o600)
         say(
             f"this pod takes the place of a lost one: the record goes on from {self.order.host(index)}"
         )
