@@ -13,6 +13,7 @@ from torchmuster.model.display.text import nearest, printable
 from torchmuster.plainfile import open_plain
 from torchmuster.spec.sites.files import is_new, why_not_used
 
+STORE_VARIABLE = "MUSTER_DATASETS"
 LATEST = "latest"
 _PART = re.compile(r"[A-Za-z0-9_-]{1,128}")
 
@@ -81,7 +82,7 @@ def datasets_url() -> str:
     Raises:
         UsageError: A config file is damaged.
     """
-    given = os.environ.get("MUSTER_DATASETS")
+    given = os.environ.get(STORE_VARIABLE)
     if given:
         return given
     base = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
@@ -41,6 +41,7 @@ class PodOrder:
         hosts: What the pods of a group are called, with their Service: they may be of several Jobs.
         has_volume: All pods see the same `home`.
         join_s: How long a group waits for its pods.
+        environment: Variables of everything that runs in the pods.
     """
 
     run_id: str
@@ -58,6 +59,7 @@ class PodOrder:
     hosts: tuple[str, ...] = ()
     has_volume: bool = False
     join_s: float = 300.0
+    environment: dict[str, str] = field(default_factory=dict)
 
     @property
     def run_dir(self) -> RunDir:

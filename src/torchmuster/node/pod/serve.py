@@ -172,6 +172,7 @@ def main(arguments: list[str]) -> int:
     if own_index(os.environ) == 0:
         program = "conduct-pods" if order.group is None else "conduct-group-pods"
         owner = proc.node_program(program, "--key", options.key, "--order", options.order)
+    os.environ.update(order.environment)
     _place_credentials(options.key, options.order)
     os.environ[KEY_VARIABLE] = os.path.abspath(options.key)
     os.environ[ORDER_VARIABLE] = os.path.abspath(options.order)

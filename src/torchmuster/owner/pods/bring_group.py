@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from torchmuster.data.reference import STORE_VARIABLE, datasets_url
 from torchmuster.engines.kubernetes.dialect import name_of
 from torchmuster.engines.kubernetes.wishes import DOOR_PORT, home_of, keeps_runs, pods_of
 from torchmuster.engines.sites import job_of_site
@@ -21,6 +22,7 @@ from torchmuster.model.workflow import (
     GroupNodes,
     GroupPlan,
     InputKind,
+    OutputKind,
     TaskNode,
     TaskPlan,
     WorkflowPlan,
@@ -132,6 +134,7 @@ def plan_group(
         group=group.name,
         hosts=tuple(hosts),
         has_volume=keeps_runs(settled),
+        environment=_datasets_of_pods(),
     )
     named = {task: tuple(on) for task, on in nodes.items()}
     for job in jobs:
@@ -139,6 +142,17 @@ def plan_group(
     return GroupPods(
         jobs=tuple(jobs), order=order, nodes=GroupNodes(engine=PODS_ENGINE, tasks=named)
     )
+
+
+def _datasets_of_pods() -> dict[str, str]:
+    """Return the variable that says where datasets are, where pods can reach that."""
+    store = datasets_url()
+    return {STORE_VARIABLE: store} if "://" in store and not store.startswith("file:") else {}
+
+
+def keeps_datasets_here(order: PodOrder) -> bool:
+    """Say whether datasets are in a folder of this machine: outputs become versions when they have come here."""
+    return not order.has_volume and not order.environment
 
 
 def _own_keys(job: JobRequest, kind: PodKind) -> tuple[tuple[str, str], ...]:
@@ -222,6 +236,8 @@ def _pack(
             os.symlink(code.root, os.path.join(stage, "code"))
             names += [f"code/{name}" for name in code.names]
             moved = _moved(plan, code.root, os.path.join(pods.order.run_dir.path, "code"))
+        if keeps_datasets_here(pods.order):
+            moved = _without_datasets(moved)
         atomic.write_json(os.path.join(stage, "workflow.json"), codec.to_plain(moved))
         atomic.write_json(os.path.join(stage, orders.NODES_FILE), codec.to_plain(pods.nodes))
         for source in _sources(group) if not pods.order.has_volume else ():
@@ -233,6 +249,19 @@ def _pack(
             names += output_names(RunDir(stage), source)
         with open(archive, "wb") as file:
             code_copy.write_archive(stage, names, file)
+
+
+def dataset_outputs(task: TaskPlan) -> TaskPlan:
+    """Return the task with those outputs alone that become versions of datasets."""
+    return replace(task, outputs=tuple(o for o in task.outputs if o.kind is not OutputKind.URL))
+
+
+def _without_datasets(plan: WorkflowPlan) -> WorkflowPlan:
+    def changed(task: TaskPlan) -> TaskPlan:
+        return replace(task, outputs=tuple(o for o in task.outputs if o.kind is OutputKind.URL))
+
+    groups = (replace(group, tasks=tuple(map(changed, group.tasks))) for group in plan.groups)
+    return replace(plan, groups=tuple(groups))
 
 
 def _moved(plan: WorkflowPlan, old_root: str, new_root: str) -> WorkflowPlan:
@@ -279,10 +308,27 @@ def refuse_what_pods_can_not(plan: WorkflowPlan, site: "Site") -> list[UsageErro
         what = "`--container` is not for pods: each task's pod is made of its `image`"
         found.append(UsageError(what, where="--container", fix="leave it out"))
     has_image = "image" in dict(site.own_keys)
+    is_here = not _datasets_of_pods() and not has_volume(site)
     for group in plan.groups:
         for task in group.tasks:
+            if is_here and any(entry.kind is InputKind.DATASET for entry in task.inputs):
+                found.append(_dataset_refusal(task))
             found += _refusals_of(task, has_image=has_image, site=site)
     return found
+
+
+def has_volume(site: "Site") -> bool:
+    """Say whether runs of a site live on a volume."""
+    return keeps_runs(job_of_site(site))
+
+
+def _dataset_refusal(task: TaskPlan) -> UsageError:
+    return UsageError(
+        f"the task `{task.name}` reads a dataset that is in a folder of this machine",
+        where=datasets_url(),
+        why="pods don't see it",
+        fix=f"{STORE_VARIABLE}=s3://bucket/datasets, or `home` of the site on a volume (`claims`)",
+    )
 
 
 def _refusals_of(task: TaskPlan, *, has_image: bool, site: "Site") -> list[UsageError]:

@@ -5,14 +5,14 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from torchmuster import proc
 from torchmuster.engines.kubernetes.dialect import DIALECT
 from torchmuster.errors import MusterError
 from torchmuster.files import atomic
-from torchmuster.files.layout import RunDir
+from torchmuster.files.layout import RunDir, WorkingFolder
 from torchmuster.model import codec
 from torchmuster.model.display.text import report_of_error
 from torchmuster.model.job import JobView, describe_job
@@ -21,9 +21,17 @@ from torchmuster.model.states import JobState, State
 from torchmuster.model.workflow import GroupPlan, GroupStart, WorkflowPlan
 from torchmuster.net import messages
 from torchmuster.node.pod.call import call_argv
+from torchmuster.node.task.data import upload_outputs
+from torchmuster.node.task.setup import TaskFacts
 from torchmuster.owner.jobs.jobs import forget_views, submit_script, view_jobs
 from torchmuster.owner.jobs.never import NeverWatch, note_group
-from torchmuster.owner.pods.bring_group import GroupPods, bring_group, plan_group
+from torchmuster.owner.pods.bring_group import (
+    GroupPods,
+    bring_group,
+    dataset_outputs,
+    keeps_datasets_here,
+    plan_group,
+)
 from torchmuster.owner.pods.end import remove
 from torchmuster.owner.pods.mirror import RecordMirror
 from torchmuster.owner.pods.reach import PodWatch, find_pod, forward
@@ -117,9 +125,51 @@ class PodGroup:
                     await asyncio.to_thread(self._end_without_record)
                 await asyncio.sleep(_LOOK_S)
             self._pass_on()
-            return outcome
+            return await self._with_datasets(outcome)
         finally:
             await asyncio.to_thread(self._remove)
+
+    async def _with_datasets(self, outcome: GroupOutcome) -> GroupOutcome:
+        """Make versions of datasets of the outputs that have come, where datasets are in a folder of this machine."""
+        if self._pods is None or not keeps_datasets_here(self._pods.order):
+            return outcome
+        completed = {one.task for one in outcome.tasks if one.state is State.COMPLETED}
+        for task in map(dataset_outputs, self.group.tasks):
+            if not task.outputs or task.name not in completed:
+                continue
+            place = WorkingFolder(self.run_dir.task_folder(task.name))
+            facts = TaskFacts(
+                workflow=self.plan,
+                group=self.group,
+                task=task,
+                attempt=0,
+                place=place,
+                hosts={},
+                addresses={},
+                ports={},
+            )
+            try:
+                stored = await upload_outputs(
+                    task,
+                    place,
+                    lambda _: None,
+                    succeeded=outcome.state is State.COMPLETED,
+                    run_id=self.plan.run_id,
+                    resolve=facts.resolve,
+                )
+            except MusterError as error:
+                return self._without_version(outcome, error)
+            for sentence in (*stored.notes, *(f"{task.name}: {v}" for v in stored.versions)):
+                self.say(sentence)
+        return outcome
+
+    def _without_version(self, outcome: GroupOutcome, error: MusterError) -> GroupOutcome:
+        failed = replace(
+            outcome, state=State.FAILED, exit_code=error.exit_code, report=report_of_error(error)
+        )
+        path = self.run_dir.group(self.group.name).result
+        atomic.write_json(path, codec.to_plain(failed))
+        return failed
 
     def _look(self) -> bool:
         """Say what the cluster says; return whether the first Job is over. What can't start is ended."""

@@ -72,7 +72,9 @@ class RecordNeighbours:
 
     def _ask(self, index: int, command: str, data: bytes = b"") -> proc.Answered:
         words = [*pod_words(self.key, self.order, index), command]
-        return proc.ask_beside(words, _ASK_S, data)  # the head of a group ends all its other children
+        return proc.ask_beside(
+            words, _ASK_S, data
+        )  # the head of a group ends all its other children
 
     def find(self, say: Callable[[str], None]) -> None:
         """Take the record over from other pods, where this one has none: the longest that they have."""
