@@ -29,6 +29,11 @@ def hierarchies():
     ]
 
 
+def folder_of(controller, name):
+    """Return the folder of a group in the hierarchy of a controller."""
+    return f"{ROOT}/{name}" if is_unified() else f"{ROOT}/{controller}/{name}"
+
+
 def make_groups(name):
     """Make a group, such as `lab/n1`, in every hierarchy, with all controllers."""
     for hierarchy in hierarchies():

@@ -34,6 +34,9 @@ def main():
         for name in options.engine:
             facts = machine_facts()
             world = WORLDS[name](Path(folder) / name)
+            if name in document and (reason := world.why_not()) is not None:
+                running.tell(f"{name}: what was measured before stays: {reason}")
+                continue
             cells = run_engine(world, faults, running, show=options.show)
             document[name] = {"machine": facts, "cells": cells}
     print(page.table(document))

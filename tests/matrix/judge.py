@@ -103,7 +103,9 @@ def _make(running, fault):
 
 
 def _wait_shown(running, fault):
-    wanted = re.compile(fault.shown.format(interface=running.world.wrong_interface))
+    world = running.world
+    node = fault.node and re.escape(world.called(fault.node))
+    wanted = re.compile(fault.shown.format(interface=world.wrong_interface, node=node))
     try:
         wait_until(
             lambda: wanted.search(running.said) or running.process.poll() is not None,
@@ -136,7 +138,8 @@ def _check_cause(running, fault):
     ranks = _ranks(running.world, fault)
     if ranks and cause.get("rank") not in ranks:
         raise WrongError(f"the cause is rank {cause.get('rank')}, not {_either(ranks)}")
-    node = NODES[cause["rank"] // WORKERS] if ranks else fault.node
+    where = NODES[cause["rank"] // WORKERS] if ranks else fault.node
+    node = where and running.world.called(where)
     if fault.kind is not None and cause.get("node") != node:
         raise WrongError(f"the cause is on {cause.get('node')}, not {node}")
     if node is not None and not re.search(rf"\b{node}\b", _told(result)):

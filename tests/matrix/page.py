@@ -25,6 +25,10 @@ before the start, from the script's first line. The cell is a time only if
   `/dev/shm` or the home of a node. Run directories and the copy of torchmuster for jobs are kept on purpose. Where an agent
   died with its node, or a scheduler killed it for its node, the next run there has to remove what it had in `/tmp`.
 
+On Kubernetes nothing left means no Job, Service, Secret or pod, and no folder of a pod on its node; a port of a pod is taken by
+others only with `host_network = true`, which this one fault is made with. The column is made where `KUBE_BIN` is set
+([kubernetes.md](kubernetes.md#proved-on-a-real-cluster)).
+
 `--max-restarts 0`: the verdict is judged, not what a restart makes good ([faults.md](faults.md)).
 
 {table}

@@ -147,6 +147,10 @@ class World:
         assert done.returncode == 0, f"{words} on {node}: {done.stderr}"
         return done.stdout
 
+    def called(self, node):
+        """Return what muster calls a node."""
+        return node
+
     def kill_node(self, node):
         """Kill all processes of a node; where `is_silent`, cut it off first."""
         raise NotImplementedError
@@ -261,7 +265,8 @@ class Running:
 
     def agent_pid(self, node):
         """Return the pid of a node's agent, as the node knows it."""
-        return next(e["pid"] for e in self.events("agent_joined") if e["node"] == node)
+        name = self.world.called(node)
+        return next(e["pid"] for e in self.events("agent_joined") if e["node"] == name)
 
     def _wait(self, condition, what):
         def reached():

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from kit.control_groups import make_groups, remove_groups
+from kit.control_groups import folder_of, make_groups, remove_groups
 from kit.waiting import wait_until
 from lab.kubernetes import images, programs
 from lab.kubernetes.certificates import Certificates
@@ -26,7 +26,7 @@ SERVER = f"{ADDRESS}:6443"
 SERVICES, FIRST_SERVICE, DNS_SERVICE = "10.95.0.0/16", "10.95.0.1", "10.95.0.10"
 START_LIMIT_S = 120.0
 EVICT_S = 10  # until pods of a lost node are evicted; Kubernetes waits 300
-GPU = "nvidia.com/gpu"
+GPU, GPUS = "nvidia.com/gpu", 4
 
 
 class Cluster:
@@ -44,7 +44,7 @@ class Cluster:
         hidden: The file of names that DNS does not know yet.
     """
 
-    def __init__(self, num_nodes=2, gpus=4):
+    def __init__(self, num_nodes=2, gpus=GPUS):
         self.nodes = [f"n{number}" for number in range(1, num_nodes + 1)]
         self._gpus, self._token = gpus, secrets.token_hex(3)
         self._programs = programs.folder()
@@ -167,9 +167,21 @@ class Cluster:
         words = ("get", "lease", node, "-n", "kube-node-lease", "-o", "jsonpath={.spec.renewTime}")
         return self.try_kubectl(*words).stdout
 
-    def is_dead(self, node):
-        """Say whether a node's power is cut."""
-        return node not in self.pids
+    def processes_in_pods(self, node):
+        """Return pid -> command line of what runs in the containers of a node's pods."""
+        found = {}
+        for path in self.pod_groups(node):
+            for pid in (path / "cgroup.procs").read_text().split():
+                with contextlib.suppress(OSError):
+                    words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                    found[int(pid)] = " ".join(map(os.fsdecode, words)).strip()
+        pause = " ".join(images.PAUSE)
+        return {pid: line for pid, line in found.items() if line and line != pause}
+
+    def pod_groups(self, node, controller="memory"):
+        """Return the folders of the control groups of a node's containers."""
+        top = Path(folder_of(controller, f"{self.group}/{node}")) / "kubepods"
+        return [path.parent for path in top.rglob("cgroup.procs")]
 
     def logs(self, last_bytes=3000):
         """Return the ends of all logs."""
