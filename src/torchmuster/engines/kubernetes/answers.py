@@ -21,6 +21,9 @@ JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"
 CONTEXT_ANNOTATION = "torchmuster.dev/context"
 RUN_ID_ANNOTATION = "torchmuster.dev/run-id"
 _POD_OF_EVENT = re.compile(r'pods "[^"]*" ')
+# Events about a pod whose own status says no more than that it is prepared.
+PREPARED = "ContainerCreating"
+_OF_PREPARED = ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox")
 _HEAD = 0  # the index of the pod whose success is that of the run
 
 
@@ -335,7 +338,11 @@ def _why_missing(
     there = [pod for pod in missing if pod is not None and not pod.is_up]
     waiting = [(pod.index, pod.waits) for pod in there if pod.waits is not None]
     if waiting:
-        return _of_several([index for index, _ in waiting], waiting[0][1], run.num_pods)
+        reason = waiting[0][1]
+        of_node = [one for one in warnings if one.word in _OF_PREPARED]
+        if reason.word == PREPARED and of_node:
+            reason = of_node[-1]
+        return _of_several([index for index, _ in waiting], reason, run.num_pods)
     if len(there) < missing.count(None) and warnings:
         return warnings[-1]
     gone = [(pod.index, why) for pod in there if (why := _why_gone(pod)) is not None]

@@ -13,7 +13,9 @@ from torchmuster.engines import base
 from torchmuster.engines.base import EngineError, NodeStart
 from torchmuster.engines.kubernetes.answers import (
     CONTEXT_ANNOTATION,
+    PREPARED,
     RUN_LABEL,
+    PodsOfRun,
     queue_reasons,
     read_objects,
     runs_of,
@@ -133,7 +135,7 @@ class KubernetesDialect:
         runs = runs_of(read_objects(stdout)).values()
         begin = list(argv[: list(argv).index("get")])
         asks: list[list[str]] = []
-        if any(run.is_there and view_of(run).reason is None and run.lacks_pods for run in runs):
+        if any(run.is_there and _says_no_more(run) for run in runs):
             asks.append([*begin, "get", "events", "--field-selector=type=Warning", "-o", "json"])
         held = [run.uid for run in runs if "Suspended" in run.conditions]
         if held:
@@ -204,6 +206,12 @@ class KubernetesDialect:
     def _place(job: JobRequest) -> tuple[str, str]:
         keys = dict(job.own_keys)
         return keys.get("context", ""), keys.get("namespace", "default")
+
+
+def _says_no_more(run: PodsOfRun) -> bool:
+    """Say whether pods are missing and only events can tell why."""
+    reason = view_of(run).reason
+    return run.lacks_pods if reason is None else reason.startswith(PREPARED)
 
 
 def _job_among(stdout: str) -> dict[str, Any]:

@@ -13,8 +13,9 @@ from torchmuster.model.verdict import Report
 
 _EVENTS = "`kubectl get events --sort-by=.lastTimestamp` shows what the cluster says"
 _IMAGE = "set `image` in muster.toml to a name that the nodes can pull"
-
-
+_ONE_NODE = (
+    "pods on several nodes need a volume that is ReadWriteMany: `kubectl get pvc` shows the modes"
+)
 _PULLS_S = 60.0  # a registry that is away for a moment is tried again by the node
 
 
@@ -39,6 +40,21 @@ REASONS = WaitReasons(
             r"Unschedulable: (?!.*(?:Insufficient|not found)).*untolerated taint",
             "no node takes it: those that would have room refuse it by a taint",
             "`tolerations` of the site names the taints that a run accepts",
+        ),
+        _reason(
+            r"Unschedulable: .*unbound immediate PersistentVolumeClaims",
+            "a claim that it names has no volume yet",
+            "`kubectl describe pvc` tells why it is not bound",
+        ),
+        _reason(
+            r"Unschedulable: .*ReadWriteOncePod",
+            "a volume that it names is for one pod, and another pod has it",
+            _ONE_NODE,
+        ),
+        _reason(
+            r"Unschedulable: .*volume node affinity conflict",
+            "a volume that it names is not to be had on the nodes that would have room",
+            _ONE_NODE,
         ),
         _reason(
             r"Unschedulable: .*(?:node affinity|node selector)",
@@ -114,7 +130,7 @@ REASONS = WaitReasons(
         ),
         _reason(
             r"StartError: .*(?:no such file or directory|executable file not found)",
-            "the image has no such program: python3 is needed",
+            "the image has no such interpreter: Python 3.11 or later is needed",
             "set `python` of the site to the image's interpreter, or take an image that has Python 3.11",
             never=True,
         ),
@@ -151,6 +167,19 @@ REASONS = WaitReasons(
             never=True,
         ),
         _reason("FailedCreate", "the cluster makes no pods for it", _EVENTS),
+        _reason(
+            r"FailedAttachVolume: Multi-Attach",
+            "a volume that it names is attached to another node, and can be to one only",
+            _ONE_NODE,
+        ),
+        _reason("FailedAttachVolume", "the node can't have a volume that it names", _EVENTS),
+        _reason(
+            r"FailedMount: .*(?:secret|configmap|references non-existent).* (?:not found|key)",
+            "something that it mounts does not exist: a Secret, a ConfigMap or a key of one",
+            _EVENTS,
+        ),
+        _reason("FailedMount", "the node can't mount a volume of it", _EVENTS),
+        _reason("FailedCreatePodSandBox", "the node can't give it a network", _EVENTS),
         # Kueue's; recorded.
         _reason(
             r"Inadmissible: LocalQueue \S+ doesn't exist",
@@ -194,7 +223,7 @@ REFUSALS = (
     Refusal(
         pattern=r"error loading config file",
         error="the configuration of kubectl can't be read",
-        hint="mend the file that is named, or set KUBECONFIG to another",
+        hint="correct the file that is named, or set KUBECONFIG to another",
     ),
     Refusal(
         pattern=r"\(Unauthorized\)|must be logged in|asked for the client to provide credentials",
@@ -279,11 +308,14 @@ _FORBIDDEN = re.compile(
 
 
 def missing_rule(report: Report, stderr: str) -> Report:
-    """Return the report on a refusal with the line that the user's Role lacks, where the cluster names it."""
-    found = _FORBIDDEN.search(stderr)
-    if found is None:
+    """Return the report on a refusal with the lines that the user's Role lacks, where the cluster names them."""
+    rules = [
+        f'{{apiGroups: ["{found["group"]}"], resources: ["{found["kind"]}"], verbs: ["{found["verb"]}"]}}'
+        for found in _FORBIDDEN.finditer(stderr)
+    ]
+    if not rules:
         return report
-    words = f'apiGroups: ["{found["group"]}"], resources: ["{found["kind"]}"], verbs: ["{found["verb"]}"]'
+    words = " and ".join(dict.fromkeys(rules))
     return replace(
-        report, hint=f"the Role of the namespace lacks {{{words}}}; docs/kubernetes.md has it whole"
+        report, hint=f"the Role of the namespace lacks {words}; docs/kubernetes.md has it whole"
     )

@@ -19,6 +19,7 @@ from torchmuster.errors import UsageError
 from torchmuster.files import atomic, code_copy, travel
 from torchmuster.files.layout import RunDir, muster_home
 from torchmuster.model import codec
+from torchmuster.model.display.text import did_you_mean
 from torchmuster.model.job import JobRequest
 from torchmuster.model.plan import RunPlan
 from torchmuster.node.pod import order as orders
@@ -57,7 +58,34 @@ def settle_place(job: JobRequest, num_pods: int) -> JobRequest:
     keys["context"], keys["namespace"] = place_of_keys(keys)
     if "pod_security" not in keys:
         keys |= _enforced(keys["context"], keys["namespace"])
+    if job.queue is not None and "gang" not in keys:
+        _check_queue(keys["context"], keys["namespace"], job.queue)
     return replace(job, name=name_of(job.name, num_pods), own_keys=tuple(keys.items()))
+
+
+def _check_queue(context: str, namespace: str, queue: str) -> None:
+    """Refuse a queue that is not there: without Kueue nothing would hold the Job, and it would start past all queues.
+
+    Raises:
+        EngineError: The namespace has no such queue, or the cluster none at all.
+    """
+    argv = kubectl(context, namespace, "get", "localqueues.kueue.x-k8s.io", "-o", "name")
+    said = proc.ask(argv, b"", _ASK_S)
+    if said.status != 0:
+        if b"doesn't have a resource type" not in said.stderr:
+            return  # who may not list queues hears of a wrong one from the Job
+        raise EngineError(
+            f"there is no queue `{queue}`: the cluster has no Kueue",
+            where="queue",
+            why=said.stderr.decode(errors="replace").strip(),
+            fix='leave `queue` out, or take the queues of its scheduler: gang = "volcano" or "kai"',
+        )
+    names = [line.partition("/")[2] for line in said.stdout.decode(errors="replace").split()]
+    if queue not in names:
+        listed = f"the namespace has {', '.join(names)}" if names else "the namespace has none"
+        fix = did_you_mean(queue, names) or "`kubectl get localqueues` lists them"
+        what = f"there is no queue `{queue}` in the namespace `{namespace}`"
+        raise EngineError(what, where="queue", why=listed, fix=fix)
 
 
 def place_of_keys(keys: "Mapping[str, str]") -> tuple[str, str]:

@@ -98,7 +98,8 @@ class Doors:
     def _error(self, limit_s: float) -> JoinTimeoutError:
         names = [self.order.host(i) for i in range(self.order.num_pods) if i not in self._open]
         hint = f"`kubectl describe pod {names[0]}` tells what it waits for; a longer wait: --join-timeout {2 * limit_s:.0f}s"
-        if all("no answer" in self._why.get(i, "") for i in range(1, self.order.num_pods)):
+        missing = set(range(self.order.num_pods)) - self._open
+        if any("no answer" in self._why.get(i, "") for i in missing):
             hint = (
                 "is there a NetworkPolicy or a mesh? pods of one run need all TCP ports of each other; "
                 + hint

@@ -15,6 +15,11 @@ from torchmuster.owner.pods.reach import ask
 
 _TWICE = 2  # a start that fails twice in the same way is no accident
 _SHOWN_LINES = 5
+_WAIT_LONGER = "a longer --join-timeout waits on, and none for as long as it takes; or ask for less"
+_KEPT_APART = (
+    "their network keeps them apart: names come from the headless Service of the run and the cluster's DNS, and"
+    " a NetworkPolicy or the proxy of a mesh has to let all TCP ports between pods of one run pass"
+)
 _OWN_CODES = (0, AGAIN_CODE, FINAL_CODE)
 
 
@@ -26,11 +31,13 @@ class PodStarts:
     job_id: str
     _since: float = field(default_factory=time.monotonic)
     _last: JobView | None = None
+    _all_run: bool = False
 
     def judge(self, view: JobView | None, *, has_begun: bool) -> Report | None:
         """Return why the run is to end; None while it may begin."""
         if view is None:
             return None
+        self._all_run = view.state is JobState.RUNNING and view.reason is None
         if view.reason is not None:
             self._last = view
         if has_begun or view.state not in (JobState.PENDING, JobState.RUNNING):
@@ -41,7 +48,12 @@ class PodStarts:
         """Return a result with what the cluster said of pods that did not come, which the pods themselves can't know."""
         last, report = self._last, result.report
         is_join = result.exit_code == JoinTimeoutError.exit_code and not result.attempts
-        if report is None or last is None or not is_join:
+        if report is None or not is_join:
+            return result
+        if self._all_run:
+            because = ("kubernetes says: all pods run", *report.because)
+            return replace(result, report=replace(report, because=because, hint=_KEPT_APART))
+        if last is None:
             return result
         if any(line.startswith("kubernetes says") for line in report.because):
             return result
@@ -62,7 +74,7 @@ class PodStarts:
             error=f"no pod came within {limit_s:.0f} s (--join-timeout){sentence}",
             at=f"job {self.job_id}",
             because=said,
-            hint=view.wait.hint if view.wait is not None else None,
+            hint=(view.wait.hint if view.wait is not None else None) or _WAIT_LONGER,
         )
 
     def _died(self, view: JobView) -> Report | None:
@@ -86,11 +98,17 @@ class PodStarts:
         text = ask(kubectl(context, namespace, "logs", pod.name, "--tail=20"))
         lines = [line for line in text.splitlines() if line.strip()][-_SHOWN_LINES:]
         code = pod.end.exit_code if pod.end is not None else None
+        error = f"its pods end as soon as they start, with exit code {code}"
+        hint = "the image's own Python has to run /muster/start.py: `python` and `run_as` of the site choose it and its user"
+        if any("exec format error" in line for line in lines):
+            # The runtime has begun the container by then, so this is no StartError.
+            error = "the image is made for another processor than that of the node"
+            hint = "build it for that too (docker buildx build --platform), or choose nodes by `node_selector`"
         return Report(
-            error=f"its pods end as soon as they start, with exit code {code}",
+            error=error,
             at=f"pod {pod.name} on {pod.node}",
             because=tuple(lines) or ("the pod wrote nothing",),
-            hint="the image's own Python has to run /muster/start.py: `python` and `run_as` of the site choose it and its user",
+            hint=hint,
         )
 
 

@@ -15,6 +15,7 @@ from torchmuster.engines.kubernetes.answers import (
     warnings_of,
 )
 from torchmuster.engines.kubernetes.reasons import REASONS
+from torchmuster.model.job import JobView
 from torchmuster.model.states import JobState
 
 # Trimmed to what is read: `kubectl get jobs.batch,pods -l ... -o json`, and events.
@@ -104,6 +105,72 @@ def test_what_keeps_pods_from_being_made_is_said_by_events_alone(what, events, s
     wait = REASONS.explained(replace(view, state=JobState.PENDING)).wait
     assert wait is not None
     assert (wait.sentence, wait.never) == (sentence, never)
+
+
+@pytest.mark.parametrize(
+    ("what", "state", "sentence", "never"),
+    [
+        (
+            "job-pods-claim-missing",
+            JobState.PENDING,
+            "a volume that it names does not exist",
+            True,
+        ),
+        (
+            "job-pods-claim-unbound",
+            JobState.PENDING,
+            "a claim that it names has no volume yet",
+            False,
+        ),
+        (
+            "job-pods-claim-one-pod",
+            JobState.RUNNING,
+            "a volume that it names is for one pod, and another pod has it",
+            False,
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_volume_is_told_apart(what, state, sentence, never):
+    (run,) = runs_of(RECORDED[what]).values()
+    view = REASONS.explained(view_of(run))
+    assert (view.state, view.wait.sentence, view.wait.never) == (state, sentence, never)
+
+
+def test_a_pod_that_is_prepared_for_ever_says_why_in_events_alone():
+    (run,) = runs_of(RECORDED["job-pods-mounting"]).values()
+    assert view_of(run).reason == "ContainerCreating"
+    warnings = warnings_of(RECORDED["events-mounting"], [pod.name for pod in run.pods])
+    view = REASONS.explained(view_of(run, warnings))
+    assert view.reason.startswith("FailedMount: ")
+    assert view.wait.sentence.startswith("something that it mounts does not exist")
+
+
+@pytest.mark.parametrize(
+    ("reason", "sentence"),
+    [
+        # kubernetes pkg/volume/util/operationexecutor: of a volume that is ReadWriteOnce, for a pod on another node.
+        (
+            'FailedAttachVolume: Multi-Attach error for volume "pvc-1" Volume is already used by pod(s) run-0',
+            "a volume that it names is attached to another node, and can be to one only",
+        ),
+        (
+            "Unschedulable: 0/4 nodes are available: 4 node(s) had volume node affinity conflict.",
+            "a volume that it names is not to be had on the nodes that would have room",
+        ),
+        (
+            'FailedCreatePodSandBox: Failed to create pod sandbox: plugin type="calico" failed',
+            "the node can't give it a network",
+        ),
+    ],
+)
+def test_what_no_record_has_is_read_from_kubernetes_source(reason, sentence):
+    view = JobView(job_id="1", state=JobState.PENDING, reason=reason)
+    assert REASONS.explained(view).wait.sentence == sentence
+
+
+def test_a_pod_that_ended_at_once_leaves_its_own_error():
+    (run,) = runs_of(RECORDED["job-pods-other-user"]).values()
+    assert "can't be started again" in run.newest()[0].end.last_message
 
 
 def test_warnings_about_other_objects_are_not_ours():

@@ -1,0 +1,304 @@
+"""Every message on what is wrong with a cluster, a site or its pods, word for word; kubectl replays what a real one answered.
+
+Where each answer was recorded: `fakes/kubernetes/kubectl`. `pytest tests/golden --update-golden` writes the transcripts again.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from kit.command import SOURCE
+from kit.transcripts import GOLDEN, read_sections
+
+FAKES = SOURCE.parent / "tests" / "fakes" / "kubernetes"
+SITE = {"kind": "kubernetes", "image": "example.com/team/train:7"}
+USER = 'User "system:serviceaccount:research:guest"'
+
+
+def refuse(word, stderr):
+    """A cluster that refuses the command with this word."""
+    return {"refuse": {word: [1, stderr]}}
+
+
+def forbidden(*kinds):
+    """What `create` says for each kind of object that a Role does not have."""
+    groups = {"jobs": "batch", "secrets": "", "services": ""}
+    return "".join(
+        f'Error from server (Forbidden): error when creating "$FILE": {name} is forbidden: {USER} cannot create resource "{kind}"'
+        f' in API group "{groups[kind]}" in the namespace "research"\n'
+        for kind, name in ((k, f"{k}.{groups[k]}".rstrip(".")) for k in kinds)
+    )
+
+
+def discovery(problem):
+    """What kubectl says before it gives a cluster up: the same line five times, from its cache."""
+    line = f'E1122 00:28:44.359113   29815 memcache.go:265] "Unhandled Error" err="couldn\'t get current server API group list: {problem}"'
+    return f"{line}\n" * 5
+
+
+NO_HOST = "dial tcp: lookup no-such-host.invalid on 10.0.0.2:53: no such host"
+DOWN = "dial tcp 127.0.0.1:1: connect: connection refused"
+# Topic: name of the case: keys of the site, more words of the command, and what the cluster answers.
+TOPICS = {
+    "cluster": {
+        "no_configuration": (
+            {},
+            "",
+            refuse("current-context", "error: current-context is not set\n"),
+        ),
+        "unknown_context": (
+            {"context": "nosuch", "namespace": "research"},
+            "",
+            refuse("get", 'error: context "nosuch" does not exist\n'),
+        ),
+        "unreadable_configuration": (
+            {},
+            "",
+            refuse(
+                "config",
+                "error: error loading config file \"/home/user/.kube/config\": yaml: line 1: did not find expected ',' or ']'\n",
+            ),
+        ),
+        "expired_credentials": (
+            {},
+            "",
+            refuse("get namespace", "error: You must be logged in to the server (Unauthorized)\n"),
+        ),
+        "missing_login_plugin": (
+            {},
+            "",
+            refuse(
+                "get namespace",
+                "Unable to connect to the server: getting credentials: exec: executable no-such-login-plugin not found\n\n"
+                "It looks like you are trying to use a client-go credential plugin that is not installed.\n",
+            ),
+        ),
+        "server_that_is_down": (
+            {},
+            "",
+            refuse(
+                "get namespace",
+                discovery(f'Get \\"https://127.0.0.1:1/api?timeout=5s\\": {DOWN}')
+                + "The connection to the server 127.0.0.1:1 was refused - did you specify the right host or port?\n",
+            ),
+        ),
+        "server_without_an_address": (
+            {},
+            "",
+            refuse(
+                "get namespace",
+                discovery(f'Get \\"https://no-such-host.invalid:6443/api\\": {NO_HOST}')
+                + f"Unable to connect to the server: {NO_HOST}\n",
+            ),
+        ),
+        "unknown_namespace": (
+            {"namespace": "reserch"},
+            "",
+            refuse(
+                "get namespace", 'Error from server (NotFound): namespaces "reserch" not found\n'
+            ),
+        ),
+        "no_kueue": (
+            {"queue": "gpus"},
+            "",
+            refuse(
+                "localqueues", 'error: the server doesn\'t have a resource type "localqueues"\n'
+            ),
+        ),
+        "misspelled_queue": ({"queue": "gpu"}, "", {"queues": ["gpus", "night"]}),
+        "queue_in_a_namespace_without": ({"queue": "gpus"}, "", {}),
+    },
+    "refused": {
+        "no_right_to_create": (
+            {},
+            "",
+            refuse("create", forbidden("secrets", "services", "jobs")),
+        ),
+        "no_right_to_create_one": ({}, "", refuse("create", forbidden("secrets"))),
+        "quota_of_jobs": (
+            {},
+            "",
+            refuse(
+                "create",
+                'Error from server (Forbidden): error when creating "$FILE": jobs.batch "$RUN" is forbidden: exceeded quota: gpus,'
+                " requested: count/jobs.batch=1, used: count/jobs.batch=2, limited: count/jobs.batch=2\n",
+            ),
+        ),
+        "field_that_the_cluster_does_not_know": (
+            {"directives": ["spec.template.spec.noSuchField=1"]},
+            "",
+            refuse(
+                "create",
+                'Error from server (BadRequest): error when creating "$FILE": Job in version "v1" cannot be handled as a Job:'
+                ' strict decoding error: unknown field "spec.template.spec.noSuchField"\n',
+            ),
+        ),
+        "webhook_that_does_not_answer": (
+            {},
+            "",
+            refuse(
+                "create",
+                'Error from server (InternalError): error when creating "$FILE": Internal error occurred: failed calling webhook'
+                ' "mjob.kb.io": failed to call webhook: Post "https://kueue-webhook-service.kueue-system.svc:443/mutate-batch-v1-job'
+                '?timeout=10s": no endpoints available for service "kueue-webhook-service"\n',
+            ),
+        ),
+        "name_that_is_there": (
+            {},
+            "",
+            refuse(
+                "create",
+                'Error from server (AlreadyExists): error when creating "$FILE": jobs.batch "$RUN" already exists\n',
+            ),
+        ),
+    },
+    "site": {
+        "no_image": ({"image": None}, "", {}),
+        "misspelled_pull_policy": ({"pull_policy": "IfNotPresnt"}, "", {}),
+        "misspelled_gang": ({"gang": "volcanoo"}, "", {}),
+        "misspelled_level": ({"pod_security": "restriced"}, "", {}),
+        "memory_without_unit": ({"memory": "lots"}, "", {}),
+        "claim_without_path": ({"claims": ["team-home"]}, "", {}),
+        "toleration_with_an_unknown_effect": ({"tolerations": ["gpu:NoSchedul"]}, "", {}),
+        "device_that_is_no_number": ({"devices": {"rdma/ib": "one"}}, "", {}),
+        "directive_without_value": ({"directives": ["template.spec.x"]}, "", {}),
+        "name_too_long": ({}, f"--name {'a' * 64}", {}),
+    },
+    "pods": {
+        "image_without_python": ({}, "", {"pods": "job-pods-command-not-found"}),
+        "image_for_another_processor": (
+            {},
+            "",
+            {
+                "pods": "job-pods-exec-format",
+                "logs": "exec /opt/conda/bin/python3: exec format error\n",
+            },
+        ),
+        "user_who_may_not_run_python": ({}, "", {"pods": "job-pods-other-user"}),
+        "level_that_forbids": (
+            {},
+            "",
+            {"pods": "job-pods-podsecurity", "events": "events-podsecurity", "run": "run-ps"},
+        ),
+        "quota_of_pods": (
+            {},
+            "--join-timeout 1",
+            {"pods": "job-pods-quota-none", "events": "events-quota-none", "run": "run-q0"},
+        ),
+        "no_room": ({}, "--join-timeout 1", {"pods": "job-pods-unschedulable"}),
+        "claim_that_is_not_bound": ({}, "--join-timeout 1", {"pods": "job-pods-claim-unbound"}),
+        "mount_that_is_missing": (
+            {},
+            "--join-timeout 1",
+            {"pods": "job-pods-mounting", "events": "events-mounting", "run": "run-mount"},
+        ),
+    },
+}
+CASES = {name: (topic, *case) for topic, cases in TOPICS.items() for name, case in cases.items()}
+EXIT_CODES = {
+    **dict.fromkeys((*TOPICS["cluster"], *TOPICS["refused"], *TOPICS["pods"]), 14),
+    **dict.fromkeys(TOPICS["site"], 2),
+    **{
+        name: 6
+        for name, case in TOPICS["pods"].items()
+        if case[1] or name == "image_for_another_processor"
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """What every run brings along is packed once."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def place(tmp_path, cache):
+    """A working directory with a script, and a home."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "cache").symlink_to(cache)
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "train.py").write_text("raise SystemExit('this must never run')\n")
+    return tmp_path
+
+
+def toml(value):
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f'"{k}" = {toml(v)}' for k, v in value.items()) + " }"
+    return json.dumps(value)
+
+
+def run(place, site, words, case, *, path=None):
+    """Run `muster run --on kube` against a pretended cluster; return the transcript and the exit code."""
+    keys = {k: v for k, v in {**SITE, **site}.items() if v is not None}
+    lines = "".join(f"{key} = {toml(value)}\n" for key, value in keys.items())
+    (place / "work" / "muster.toml").write_text(f"[engines.kube]\n{lines}")
+    (place / "case.json").write_text(json.dumps(case))
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith(("MUSTER", "KUBE"))}
+    shown = f"run --on kube --run-id wrong {words} train.py".replace("  ", " ")
+    if "--name" in words:
+        shown = shown.replace("--run-id wrong ", "")
+    done = subprocess.run(
+        [sys.executable, "-m", "torchmuster", *shown.split()],
+        cwd=place / "work",
+        env={
+            **inherited,
+            "MUSTER_HOME": str(place / "home"),
+            "PYTHONPATH": str(SOURCE),
+            "PATH": path or f"{FAKES}:{os.environ['PATH']}",
+            "FAKE_KUBECTL": str(place / "case.json"),
+        },
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        timeout=60,
+    )
+    assert done.stdout == ""
+    said = done.stderr.replace(str(place), "$TMP")
+    extra = "".join(f"{key} = {toml(value)}\n" for key, value in site.items() if value is not None)
+    return f"{extra}$ muster {shown}\n{said}exit {done.returncode}\n", done.returncode
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_wrong_is_said_in_these_words_and_nothing_is_left_there(name, place, golden):
+    topic, site, words, case = CASES[name]
+
+    text, code = run(place, site, words, case)
+
+    assert code == EXIT_CODES[name]
+    golden(f"kubernetes/{topic}.txt", name, text)
+    log = place / "case.json.log"
+    asked = log.read_text() if log.exists() else ""
+    # But for what another run has under this name.
+    leaves = " create " in asked and " delete " not in asked.rstrip().splitlines()[-1]
+    assert leaves == (name == "name_that_is_there"), asked
+
+
+def test_a_machine_without_kubectl_is_told_so(place, golden):
+    text, code = run(place, {}, "", {}, path="/nonexistent")
+
+    assert code == 14
+    golden("kubernetes/cluster.txt", "no_kubectl", text)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_message_on_a_cluster_has_the_form_of_a_message(name):
+    text = read_sections(f"kubernetes/{CASES[name][0]}.txt")[name]
+    begins = re.search(r"^error: ", text, re.MULTILINE)
+    lines = text[begins.start() :].rstrip("\n").split("\n")[:-1]
+    lines = [line for line in lines if not line.startswith("muster: ")]
+    heads = [line.split(":")[0] for line in lines if not line.startswith("    ")]
+    assert heads == ["error", "  at", *(["  because"] if "  because" in heads else []), "hint"]
+
+
+def test_no_case_of_a_cluster_is_left_over_from_a_message_that_is_gone():
+    found = {
+        path.stem: set(read_sections(f"kubernetes/{path.name}"))
+        for path in (GOLDEN / "kubernetes").glob("*.txt")
+    }
+    found["cluster"].remove("no_kubectl")
+    assert found == {topic: set(cases) for topic, cases in TOPICS.items()}
