@@ -103,6 +103,13 @@ def show_check(site: "Site", which: "Which", job_timeout_s: float | None, *, as_
     note = _NOT_TRIED
     if any(entry["ok"] is False for entry in checks):
         note = f"no test job until this is fixed: {_NOT_TRIED}"
+    elif job_timeout_s is not None and _is_cluster(site):
+        from torchmuster.cli.diagnosis.engine_pods import try_pods
+
+        checks += try_pods(site, job_timeout_s)
+        note = (
+            "nothing is left on the cluster; the run's files stay here: muster prune removes them"
+        )
     elif job_timeout_s is not None and site.is_batch:
         from torchmuster.cli.diagnosis.engine_job import try_job
 
@@ -142,7 +149,19 @@ def run_checks(site: "Site", which: "Which") -> list[dict[str, Any]]:
         return checks
     if site.kind == "ssh":
         return [*checks, _check_hosts(site)]
+    if _is_cluster(site):
+        from torchmuster.cli.diagnosis.engine_pods import cluster_rows
+
+        return [*checks, *cluster_rows(site)]
     return [*checks, *_check_queues(site), *_check_account(site)]
+
+
+def _is_cluster(site: "Site") -> bool:
+    """Say whether a site's jobs are objects of a cluster's API."""
+    from torchmuster.engines.base import object_dialect
+    from torchmuster.engines.registry import load_dialect
+
+    return site.is_batch and object_dialect(load_dialect(site.kind)) is not None
 
 
 def _check_account(site: "Site") -> list[dict[str, Any]]:

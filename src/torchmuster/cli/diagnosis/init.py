@@ -73,6 +73,11 @@ def first_file(which: "Which") -> str:
     others = [facts for name, facts in schedulers().items() if name not in SCHEDULERS]
     names += [facts.name for facts in others if facts.client and which(facts.client) is not None]
     parts = [_HEAD, *(section(name, list_queues(name)) for name in names)]
+    if which("kubectl") is not None:
+        from torchmuster.cli.diagnosis.engine_pods import first_section
+
+        parts.append(first_section())
+        names.append("kubernetes")
     if not names:
         parts.append(f"\n# Neither {' nor '.join(CLIENTS)} is on PATH: no cluster was found.\n")
     parts += [_SSH, _DEFAULTS.format(name=names[0] if names else "hosts")]

@@ -98,6 +98,7 @@ class PodsRequest:
         num_pods: How many run at the same time; spare ones among them.
         command: Of each pod, in exec form: process 1 gets SIGTERM.
         files: What it brings along, by file name: the key, the plan, the package.
+        namespace: Where they are made, as far as it is known.
         shares: The run whose Secret these pods see; they have none of their own then.
         first_index: The number of the first pod among those of all runs that share a Secret.
         annotations: Of the Job and its pods.
@@ -112,6 +113,7 @@ class PodsRequest:
     image: str
     command: tuple[str, ...]
     files: Mapping[str, bytes]
+    namespace: str | None = None
     shares: str | None = None
     first_index: int = 0
     resources: PodResources = PodResources()
@@ -327,6 +329,10 @@ def _pod(run: PodsRequest) -> dict[str, Any]:
         "containers": [_container(run)],
         "volumes": _volumes(run),
     }
+    if run.namespace is not None:
+        # So that a pod's host name alone means something to the others; with another cluster domain it does not.
+        search = f"{run.name}.{run.namespace}.svc.cluster.local"
+        pod["dnsConfig"] = {"searches": [search]}
     if place.node_selector:
         pod["nodeSelector"] = dict(place.node_selector)
     if place.gang in _SCHEDULERS:

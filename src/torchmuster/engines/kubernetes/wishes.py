@@ -47,6 +47,7 @@ def pods_of(job: JobRequest, files: Mapping[str, bytes]) -> PodsRequest:
         image=_image(keys),
         command=(job.python, "-I", "-S", START),
         files=files,
+        namespace=keys.get("namespace"),
         shares=job.shares,
         first_index=job.first_index,
         resources=PodResources(

@@ -1,0 +1,254 @@
+"""What can be found out of a cluster before anything is made there: rights, queue, volumes, and what its nodes offer.
+
+`muster engines check` shows it. kubectl is asked with the user's own credentials.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torchmuster import proc
+from torchmuster.engines.base import EngineError
+from torchmuster.engines.kubernetes.dialect import kubectl
+from torchmuster.errors import MusterError
+from torchmuster.model.display.text import did_you_mean, few_of
+from torchmuster.owner.pods.bring import place_of_keys
+from torchmuster.owner.pods.reach import NotAllowedError, ask, refused
+
+_ASK_S = 20.0
+# What a run needs: (API group, resource, verbs).
+NEEDED = (
+    ("batch", "jobs", ("create", "get", "list", "watch", "delete", "patch")),
+    ("", "services", ("create", "get", "list", "delete", "patch")),
+    ("", "secrets", ("create", "get", "list", "delete", "patch")),
+    ("", "pods", ("get", "list", "watch")),
+    ("", "pods/log", ("get",)),
+    ("", "events", ("list",)),
+)
+# What it is better with: the same, and what happens without.
+HELPFUL = (
+    ("", "pods/portforward", ("create",), "the first pod's log instead of the record"),
+    ("", "pods", ("delete", "patch"), "pods on dead nodes are not removed"),
+)
+_REVIEW = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectRulesReview"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """One thing that was looked at; `ok` is None where nobody can tell, or where it is only good to know."""
+
+    check: str
+    ok: bool | None
+    words: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """What the user may do to some resources."""
+
+    groups: frozenset[str]
+    resources: frozenset[str]
+    verbs: frozenset[str]
+
+    def allows(self, group: str, resource: str, verb: str) -> bool:
+        """Say whether the rule covers this."""
+        return (
+            _covers(self.groups, group)
+            and _covers(self.resources, resource)
+            and _covers(self.verbs, verb)
+        )
+
+
+def _covers(names: frozenset[str], name: str) -> bool:
+    return "*" in names or name in names
+
+
+def look_at_cluster(keys: Mapping[str, str], queue: str | None) -> list[Found]:
+    """Return what was found of a site's cluster; what does not answer ends the list."""
+    try:
+        context, namespace = place_of_keys(keys)
+        version = _version(context)
+    except EngineError as error:
+        return [Found(check="cluster", ok=False, words=_words_of(error))]
+    found = [Found(check="cluster", ok=True, words=f"{context}: Kubernetes {version}")]
+    found.append(_namespace(context, namespace))
+    found += _rights(context, namespace)
+    if queue is not None:
+        found.append(_queue(context, namespace, queue))
+    found += [_claim(context, namespace, line) for line in _entries(keys.get("claims"))]
+    found.append(_nodes(context, keys))
+    return found
+
+
+def _version(context: str) -> str:
+    place = [f"--context={context}"] if context else []
+    argv = ["kubectl", *place, "version", "-o", "json", "--request-timeout=20s"]
+    said = json.loads(ask(argv))
+    return str(said.get("serverVersion", {}).get("gitVersion", "of an unknown version"))
+
+
+def _namespace(context: str, namespace: str) -> Found:
+    check = f"namespace {namespace}"
+    try:
+        text = ask(kubectl(context, namespace, "get", "namespace", namespace, "-o", "json"))
+    except NotAllowedError:
+        return Found(check=check, ok=None, words="you may not look at namespaces")
+    except EngineError as error:
+        return Found(check=check, ok=False, words=_words_of(error))
+    labels = json.loads(text).get("metadata", {}).get("labels", {})
+    level = labels.get("pod-security.kubernetes.io/enforce")
+    return Found(check=check, ok=True, words=f"Pod Security {level}" if level else "is there")
+
+
+def rules_of(answer: str) -> list[Rule]:
+    """Return what a SelfSubjectRulesReview says.
+
+    Raises:
+        ValueError: It is no answer to one.
+    """
+    status = json.loads(answer).get("status", {})
+    return [
+        Rule(
+            groups=frozenset(rule.get("apiGroups", ())),
+            resources=frozenset(rule.get("resources", ())),
+            verbs=frozenset(rule.get("verbs", ())),
+        )
+        for rule in status.get("resourceRules", ())
+        if not rule.get("resourceNames")
+    ]
+
+
+def missing(rules: Iterable[Rule], group: str, resource: str, verbs: Iterable[str]) -> list[str]:
+    """Return the verbs that no rule covers."""
+    known = list(rules)
+    return [verb for verb in verbs if not any(r.allows(group, resource, verb) for r in known)]
+
+
+def role_line(group: str, resource: str, verbs: Iterable[str]) -> str:
+    """Return the line that a Role lacks."""
+    return f'{{apiGroups: ["{group}"], resources: ["{resource}"], verbs: [{", ".join(verbs)}]}}'
+
+
+def _rights(context: str, namespace: str) -> list[Found]:
+    review = json.dumps({**_REVIEW, "spec": {"namespace": namespace}})
+    argv = kubectl(context, namespace, "create", "-f", "-", "-o", "json")
+    try:
+        said = proc.ask(argv, review.encode(), _ASK_S)
+        if said.status != 0:
+            raise refused(argv, said.stderr.decode(errors="replace"))
+        rules = rules_of(said.stdout.decode(errors="replace"))
+    except (MusterError, ValueError) as error:
+        return [Found(check="rights", ok=None, words=f"could not be asked: {error}")]
+    lacks = [
+        role_line(group, resource, verbs)
+        for group, resource, wanted in NEEDED
+        if (verbs := missing(rules, group, resource, wanted))
+    ]
+    words = f"the Role lacks {'; '.join(lacks)}" if lacks else "all that a run needs"
+    found = [Found(check="rights", ok=not lacks, words=words)]
+    for group, resource, wanted, without in HELPFUL:
+        if verbs := missing(rules, group, resource, wanted):
+            line = role_line(group, resource, verbs)
+            found.append(Found(check="right", ok=None, words=f"without {line}: {without}"))
+    return found
+
+
+def _queue(context: str, namespace: str, queue: str) -> Found:
+    check = f"queue {queue}"
+    try:
+        names = queues_of(context, namespace)
+    except EngineError as error:
+        return Found(check=check, ok=None, words=_words_of(error))
+    if queue in names:
+        return Found(check=check, ok=True, words="a LocalQueue of Kueue")
+    hint = did_you_mean(
+        queue, names, f"there are: {few_of(names, 8)}" if names else "there is none"
+    )
+    return Found(check=check, ok=False, words=f"there is no such LocalQueue: {hint}")
+
+
+def queues_of(context: str, namespace: str) -> list[str]:
+    """Return the LocalQueues of a namespace.
+
+    Raises:
+        EngineError: The cluster has no Kueue, or they may not be listed.
+    """
+    return _names(kubectl(context, namespace, "get", "localqueues.kueue.x-k8s.io", "-o", "name"))
+
+
+def _claim(context: str, namespace: str, entry: str) -> Found:
+    name, check = entry.partition(":")[0], f"volume {entry.partition(':')[0]}"
+    try:
+        words = ("get", "persistentvolumeclaim", name, "-o", "json")
+        claim = json.loads(ask(kubectl(context, namespace, *words)))
+    except EngineError as error:
+        return Found(check=check, ok=False, words=_words_of(error))
+    modes = claim.get("spec", {}).get("accessModes", [])
+    phase = claim.get("status", {}).get("phase", "of an unknown state")
+    if set(modes) <= {"ReadWriteOnce", "ReadWriteOncePod"}:
+        words_of = f"{phase}, {', '.join(modes)}: pods of one node only can have it"
+        return Found(check=check, ok=None, words=words_of)
+    return Found(check=check, ok=True, words=f"{phase}, {', '.join(modes)}")
+
+
+def _nodes(context: str, keys: Mapping[str, str]) -> Found:
+    try:
+        nodes = nodes_of(context)
+    except EngineError:
+        return Found(check="nodes", ok=None, words="you may not list them")
+    offers = offers_of(nodes)
+    shown = ", ".join(f"{count} {name}" for name, count in sorted(offers.items()))
+    wanted = keys.get("gpu_resource")
+    words = f"{len(nodes)} nodes" + (f", {shown}" if shown else ", no GPUs")
+    if wanted is not None and wanted not in offers:
+        return Found(check="nodes", ok=None, words=f"{words}; none offers {wanted}")
+    return Found(check="nodes", ok=True, words=words)
+
+
+def nodes_of(context: str) -> list[dict[str, Any]]:
+    """Return the cluster's nodes.
+
+    Raises:
+        EngineError: They may not be listed.
+    """
+    text = ask(kubectl(context, "default", "get", "nodes", "-o", "json"))
+    found: list[dict[str, Any]] = json.loads(text).get("items", [])
+    return found
+
+
+def offers_of(nodes: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Return the devices that nodes offer, by the resource's name: those with a domain, so neither cpu nor memory."""
+    offers: dict[str, int] = {}
+    for node in nodes:
+        for name, number in node.get("status", {}).get("allocatable", {}).items():
+            if "/" in name and str(number).isdecimal() and int(number):
+                offers[name] = offers.get(name, 0) + int(number)
+    return offers
+
+
+def contexts() -> tuple[list[str], str]:
+    """Return the contexts of kubectl's configuration, and the current one.
+
+    Raises:
+        EngineError: There is no configuration.
+    """
+    names = _names(["kubectl", "config", "get-contexts", "-o", "name"])
+    try:
+        current = ask(["kubectl", "config", "current-context"]).strip()
+    except EngineError:
+        current = ""
+    return names, current
+
+
+def _names(argv: list[str]) -> list[str]:
+    lines = ask(argv).splitlines()
+    return [line.rpartition("/")[2] if "kueue" in line else line for line in lines if line]
+
+
+def _entries(text: str | None) -> list[str]:
+    return text.split("\n") if text else []
+
+
+def _words_of(error: MusterError) -> str:
+    return ": ".join(word for word in (error.what, error.fix) if word)
