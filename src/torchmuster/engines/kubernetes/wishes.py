@@ -6,14 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from torchmuster.engines.kubernetes.answers import CONTEXT_ANNOTATION, RUN_ID_ANNOTATION
-from torchmuster.engines.kubernetes.manifest import (
-    PACKAGE_FOLDER,
-    SCRATCH_FOLDER,
-    Claim,
-    PodPlace,
-    PodResources,
-    PodsRequest,
-)
+from torchmuster.engines.kubernetes.manifest import PACKAGE_FOLDER, SCRATCH_FOLDER
+from torchmuster.engines.kubernetes.request import Claim, PodPlace, PodResources, PodsRequest
 from torchmuster.errors import UsageError
 from torchmuster.model.display.text import did_you_mean
 from torchmuster.model.job import JobRequest

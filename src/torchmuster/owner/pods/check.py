@@ -35,7 +35,7 @@ _REVIEW = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectRulesRev
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class ClusterFinding:
     """One thing that was looked at; `ok` is None where nobody can tell, or where it is only good to know."""
 
     check: str
@@ -64,14 +64,14 @@ def _covers(names: frozenset[str], name: str) -> bool:
     return "*" in names or name in names
 
 
-def look_at_cluster(keys: Mapping[str, str], queue: str | None) -> list[Found]:
+def look_at_cluster(keys: Mapping[str, str], queue: str | None) -> list[ClusterFinding]:
     """Return what was found of a site's cluster; what does not answer ends the list."""
     try:
         context, namespace = place_of_keys(keys)
         version = _version(context)
     except EngineError as error:
-        return [Found(check="cluster", ok=False, words=_words_of(error))]
-    found = [Found(check="cluster", ok=True, words=f"{context}: Kubernetes {version}")]
+        return [ClusterFinding(check="cluster", ok=False, words=_words_of(error))]
+    found = [ClusterFinding(check="cluster", ok=True, words=f"{context}: Kubernetes {version}")]
     found.append(_namespace(context, namespace))
     found += _rights(context, namespace)
     if queue is not None:
@@ -88,17 +88,19 @@ def _version(context: str) -> str:
     return str(said.get("serverVersion", {}).get("gitVersion", "of an unknown version"))
 
 
-def _namespace(context: str, namespace: str) -> Found:
+def _namespace(context: str, namespace: str) -> ClusterFinding:
     check = f"namespace {namespace}"
     try:
         text = ask(kubectl(context, namespace, "get", "namespace", namespace, "-o", "json"))
     except NotAllowedError:
-        return Found(check=check, ok=None, words="you may not look at namespaces")
+        return ClusterFinding(check=check, ok=None, words="you may not look at namespaces")
     except EngineError as error:
-        return Found(check=check, ok=False, words=_words_of(error))
+        return ClusterFinding(check=check, ok=False, words=_words_of(error))
     labels = json.loads(text).get("metadata", {}).get("labels", {})
     level = labels.get("pod-security.kubernetes.io/enforce")
-    return Found(check=check, ok=True, words=f"Pod Security {level}" if level else "is there")
+    return ClusterFinding(
+        check=check, ok=True, words=f"Pod Security {level}" if level else "is there"
+    )
 
 
 def rules_of(answer: str) -> list[Rule]:
@@ -130,7 +132,7 @@ def role_line(group: str, resource: str, verbs: Iterable[str]) -> str:
     return f'{{apiGroups: ["{group}"], resources: ["{resource}"], verbs: [{", ".join(verbs)}]}}'
 
 
-def _rights(context: str, namespace: str) -> list[Found]:
+def _rights(context: str, namespace: str) -> list[ClusterFinding]:
     review = json.dumps({**_REVIEW, "spec": {"namespace": namespace}})
     argv = kubectl(context, namespace, "create", "-f", "-", "-o", "json")
     try:
@@ -139,33 +141,33 @@ def _rights(context: str, namespace: str) -> list[Found]:
             raise refused(argv, said.stderr.decode(errors="replace"))
         rules = rules_of(said.stdout.decode(errors="replace"))
     except (MusterError, ValueError) as error:
-        return [Found(check="rights", ok=None, words=f"could not be asked: {error}")]
+        return [ClusterFinding(check="rights", ok=None, words=f"could not be asked: {error}")]
     lacks = [
         role_line(group, resource, verbs)
         for group, resource, wanted in NEEDED
         if (verbs := missing(rules, group, resource, wanted))
     ]
     words = f"the Role lacks {'; '.join(lacks)}" if lacks else "all that a run needs"
-    found = [Found(check="rights", ok=not lacks, words=words)]
+    found = [ClusterFinding(check="rights", ok=not lacks, words=words)]
     for group, resource, wanted, without in HELPFUL:
         if verbs := missing(rules, group, resource, wanted):
             line = role_line(group, resource, verbs)
-            found.append(Found(check="right", ok=None, words=f"without {line}: {without}"))
+            found.append(ClusterFinding(check="right", ok=None, words=f"without {line}: {without}"))
     return found
 
 
-def _queue(context: str, namespace: str, queue: str) -> Found:
+def _queue(context: str, namespace: str, queue: str) -> ClusterFinding:
     check = f"queue {queue}"
     try:
         names = queues_of(context, namespace)
     except EngineError as error:
-        return Found(check=check, ok=None, words=_words_of(error))
+        return ClusterFinding(check=check, ok=None, words=_words_of(error))
     if queue in names:
-        return Found(check=check, ok=True, words="a LocalQueue of Kueue")
+        return ClusterFinding(check=check, ok=True, words="a LocalQueue of Kueue")
     hint = did_you_mean(
         queue, names, f"there are: {few_of(names, 8)}" if names else "there is none"
     )
-    return Found(check=check, ok=False, words=f"there is no such LocalQueue: {hint}")
+    return ClusterFinding(check=check, ok=False, words=f"there is no such LocalQueue: {hint}")
 
 
 def queues_of(context: str, namespace: str) -> list[str]:
@@ -177,33 +179,33 @@ def queues_of(context: str, namespace: str) -> list[str]:
     return _names(kubectl(context, namespace, "get", "localqueues.kueue.x-k8s.io", "-o", "name"))
 
 
-def _claim(context: str, namespace: str, entry: str) -> Found:
+def _claim(context: str, namespace: str, entry: str) -> ClusterFinding:
     name, check = entry.partition(":")[0], f"volume {entry.partition(':')[0]}"
     try:
         words = ("get", "persistentvolumeclaim", name, "-o", "json")
         claim = json.loads(ask(kubectl(context, namespace, *words)))
     except EngineError as error:
-        return Found(check=check, ok=False, words=_words_of(error))
+        return ClusterFinding(check=check, ok=False, words=_words_of(error))
     modes = claim.get("spec", {}).get("accessModes", [])
     phase = claim.get("status", {}).get("phase", "of an unknown state")
     if set(modes) <= {"ReadWriteOnce", "ReadWriteOncePod"}:
         words_of = f"{phase}, {', '.join(modes)}: pods of one node only can have it"
-        return Found(check=check, ok=None, words=words_of)
-    return Found(check=check, ok=True, words=f"{phase}, {', '.join(modes)}")
+        return ClusterFinding(check=check, ok=None, words=words_of)
+    return ClusterFinding(check=check, ok=True, words=f"{phase}, {', '.join(modes)}")
 
 
-def _nodes(context: str, keys: Mapping[str, str]) -> Found:
+def _nodes(context: str, keys: Mapping[str, str]) -> ClusterFinding:
     try:
         nodes = nodes_of(context)
     except EngineError:
-        return Found(check="nodes", ok=None, words="you may not list them")
+        return ClusterFinding(check="nodes", ok=None, words="you may not list them")
     offers = offers_of(nodes)
     shown = ", ".join(f"{count} {name}" for name, count in sorted(offers.items()))
     wanted = keys.get("gpu_resource")
     words = f"{len(nodes)} nodes" + (f", {shown}" if shown else ", no GPUs")
     if wanted is not None and wanted not in offers:
-        return Found(check="nodes", ok=None, words=f"{words}; none offers {wanted}")
-    return Found(check="nodes", ok=True, words=words)
+        return ClusterFinding(check="nodes", ok=None, words=f"{words}; none offers {wanted}")
+    return ClusterFinding(check="nodes", ok=True, words=words)
 
 
 def nodes_of(context: str) -> list[dict[str, Any]]:
