@@ -15,10 +15,13 @@ import sys
 from torchmuster.files.layout import RunDir
 from torchmuster.model.job import JobRequest, NodeChunk
 from torchmuster.node.pod.call import call_argv
-from torchmuster.owner.create import create_run_dir
+from torchmuster.owner.create import create_run_dir, create_workflow_dir
 from torchmuster.owner.pods.bring import bring_run
+from torchmuster.owner.pods.bring_group import bring_group, plan_group
+from torchmuster.spec.sites.site import Site
 
 PORT = 29517
+KEYS = (("image", "x"), ("home", "/nowhere"), ("door_port", str(PORT)))
 _INSIDE = (
     'mount --bind "$1" /etc/hosts; mount -t proc proc /proc; hostname "$2"; shift 2; exec "$@"'
 )
@@ -28,17 +31,36 @@ class PodWorld:
     """The pods of one run, on the nodes of a small network: pod I is on node I + 1 at first."""
 
     def __init__(self, nodes, folder, plan, *, num_pods, job="run"):
-        self.nodes, self.folder, self.job = nodes, folder, job
-        self.pods, self.logs, self.num_started = {}, {}, 0
-        keys = (("image", "x"), ("home", "/nowhere"), ("door_port", str(PORT)))
         request = JobRequest(
-            name=job, chunks=(NodeChunk(num_nodes=num_pods),), head=(), log_path="", own_keys=keys
+            name=job, chunks=(NodeChunk(num_nodes=num_pods),), head=(), log_path="", own_keys=KEYS
         )
-        self.client = create_run_dir(plan, str(folder / "client"))
-        self.request = bring_run(plan, self.client, request, 0.0)
+        client = create_run_dir(plan, str(folder / "client"))
+        self._make(nodes, folder, client, bring_run(plan, client, request, 0.0))
+
+    @classmethod
+    def of_group(cls, nodes, folder, plan, name, outputs):
+        """Return the pods of a group of a workflow, which all are of one Job; `outputs` are those of tasks before it."""
+        world = cls.__new__(cls)
+        client = create_workflow_dir(plan, "", "")
+        for task, files in outputs.items():
+            os.makedirs(client.task_output(task))
+            for file, text in files.items():
+                with open(os.path.join(client.task_output(task), file), "w") as out:
+                    out.write(text)
+        site = Site(name="k", kind="kubernetes", origin="muster.toml:1:1", own_keys=KEYS)
+        group = plan.group(name)
+        pods = plan_group(plan, group, client, site, settle=False)
+        brought = bring_group(plan, group, client, pods)
+        world._make(nodes, folder, client, brought.jobs[0])
+        return world
+
+    def _make(self, nodes, folder, client, request):
+        self.nodes, self.folder, self.job = nodes, folder, request.name
+        self.pods, self.logs, self.num_started = {}, {}, 0
+        self.client, self.request = client, request
         self.secret = folder / "secret"
         self.secret.mkdir()
-        for name, path in self.request.brings:
+        for name, path in request.brings:
             shutil.copy(path, self.secret / name)
         self.hosts = folder / "hosts"
         self.names = {}

@@ -1,0 +1,117 @@
+"""Groups of a workflow in pods: their tasks in other pods, what they read and make, pods that go, and a cancel."""
+
+import os
+import signal
+
+import pytest
+
+from cluster.netns import Nodes
+from kit.namespaces import why_no_networks
+from kit.waiting import wait_until
+from places.pods import PodWorld
+from torchmuster.model.states import State
+from torchmuster.model.workflow import GroupPlan, InputKind, InputPlan, TaskPlan, WorkflowPlan
+from torchmuster.owner.views.record import read_events, read_outcome
+
+WAIT = 'until [ -e "{stop}" ]; do sleep 0.05; done; '
+LEAD = (
+    "echo lead {{attempt}} reads $(cat {{input:0}}/n) finds {{host:other}}; getent hosts {{host:other}}; "
+    + WAIT
+    + "echo 1 > {{output}}/lead"
+)
+OTHER = "echo other {{attempt}}; echo 2 > {{output}}/other; exec sleep 1000"
+
+
+def bash(name, text, stop, **more):
+    return TaskPlan(name=name, command=("bash", "-c", text.replace("{stop}", str(stop))), **more)
+
+
+@pytest.fixture
+def group(tmp_path, monkeypatch):
+    if (reason := why_no_networks()) is not None:
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
+    monkeypatch.setenv("MUSTER_HOME", str(tmp_path / "home"))
+    stop = tmp_path / "stop"
+    made = InputPlan(kind=InputKind.TASK, source="made")
+    plan = WorkflowPlan(
+        run_id="w",
+        name="w",
+        groups=(
+            GroupPlan(name="before", tasks=(TaskPlan(name="made", command=("true",)),)),
+            GroupPlan(
+                name="work",
+                tasks=(
+                    bash("lead", LEAD, stop, lead=True, inputs=(made,)),
+                    bash("other", OTHER, stop),
+                ),
+                after=("before",),
+            ),
+        ),
+        spec_path="w.yaml",
+        python=("python3",),
+        cwd=str(tmp_path),
+        grace_s=2.0,
+        backoff_s=0.1,
+    )
+    with Nodes(3) as network:
+        world = PodWorld.of_group(network, tmp_path, plan, "work", {"made": {"n": "41"}})
+        world.know(p0=1, p1=2)
+        world.start(0)
+        world.start(1)
+        yield world
+        world.close()
+
+
+def said(world, task, attempt=0):
+    try:
+        with open(world.run_dir(0).task_log("work", task, attempt)) as log:
+            return log.read()
+    except OSError:
+        return ""
+
+
+def wait_for_other(world, attempt=0):
+    """Wait until the log of the task in the other pod has come to the first one."""
+    wait_until(lambda: f"other {attempt}" in said(world, "other", attempt), "the other task", 60)
+
+
+def test_a_group_reads_finds_and_leaves_what_its_tasks_make(group):
+    wait_for_other(group)
+    (group.folder / "stop").touch()
+    assert group.wait(0) == 0
+    run_dir = group.run_dir(0)
+    assert read_outcome(run_dir, "work").state is State.COMPLETED
+    assert f"lead 0 reads 41 finds {group.job}-1.{group.job}\n10.10.0.2" in said(group, "lead")
+    with open(os.path.join(run_dir.task_output("other"), "other")) as file:
+        assert file.read() == "2\n"
+    with open(os.path.join(run_dir.task_output("lead"), "lead")) as file:
+        assert file.read() == "1\n"
+
+
+def test_a_task_whose_pod_is_lost_runs_again_in_the_one_that_replaces_it(group):
+    wait_for_other(group)
+    group.kill(1)
+    group.start(1)
+    wait_for_other(group, 1)
+    (group.folder / "stop").touch()
+    assert group.wait(0) == 0
+    assert [line.split()[1] for line in said(group, "lead").splitlines()[:1]] == ["0"]
+
+
+def test_the_first_pod_made_again_goes_on_counting_and_a_cancel_is_final(group):
+    wait_for_other(group)
+    events = group.run_dir(0).group("work").events
+    kept = group.in_pod
+    wait_until(
+        lambda: b"task_state" in kept(1, 'cat "$MUSTER_HOME/record-of-the-first-pod/events.jsonl"'),
+        "the copy of the record on the other pod",
+    )
+    group.kill(0, signal.SIGTERM)
+    assert group.wait(0) == 75
+    assert any(e["event"] == "group_started" for e in read_events(events))
+    group.start(0)
+    wait_for_other(group, 1)
+    note = os.path.join(group.run_dir(0).group("work").path, "cancelled.json")
+    group.in_pod(0, f'echo "{{}}" >"{note}" && kill -TERM $PPID')
+    assert group.wait(0) == 113
+    assert read_outcome(group.run_dir(0), "work").state is State.FAILED_CANCELED
