@@ -137,6 +137,15 @@ TOPICS = {
                 ' strict decoding error: unknown field "spec.template.spec.noSuchField"\n',
             ),
         ),
+        "gang_that_the_cluster_does_not_know": (
+            {"gang": "native"},
+            "",
+            refuse(
+                "create",
+                'error: error validating "$FILE": error validating data: ValidationError(Job.spec): unknown field "scheduling" in'
+                " io.k8s.api.batch.v1.JobSpec; if you choose to ignore these errors, turn validation off with --validate=false\n",
+            ),
+        ),
         "webhook_that_does_not_answer": (
             {},
             "",

@@ -153,6 +153,10 @@ def _service(run: PodsRequest) -> dict[str, Any]:
     }
 
 
+# Up to 1.34 the published schema asks for the status, though servers fill it in.
+_DISRUPTED = {"type": "DisruptionTarget", "status": "True"}
+
+
 def _job(run: PodsRequest) -> dict[str, Any]:
     labels = _queue_labels(run)
     spec: dict[str, Any] = {
@@ -172,7 +176,7 @@ def _job(run: PodsRequest) -> dict[str, Any]:
                         "values": [FINAL_CODE],
                     },
                 },
-                {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]},
+                {"action": "Ignore", "onPodConditions": [_DISRUPTED]},
             ]
         },
         "ttlSecondsAfterFinished": run.keep_s,

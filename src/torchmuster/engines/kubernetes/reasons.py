@@ -291,6 +291,11 @@ REFUSALS = (
         hint="letters, digits and `-`, at most 63 characters with the number of the pod",
     ),
     Refusal(
+        pattern=r"unknown field \"(?:spec\.)?scheduling\"",
+        error="the cluster can't start a Job's pods as a gang by itself",
+        hint='`gang = "native"` needs Kubernetes 1.37 with its gates; `queue` of Kueue, or the gang of volcano or kai, need none',
+    ),
+    Refusal(
         pattern=r"strict decoding error|unknown field",
         error="the cluster does not know a field of the manifest",
         hint="`directives` of the site name it, or the cluster is older than Kubernetes 1.31",
