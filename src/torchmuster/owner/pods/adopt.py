@@ -4,8 +4,10 @@ import base64
 import contextlib
 import json
 import os
+import re
 from typing import Any
 
+from torchmuster.engines.base import EngineError
 from torchmuster.engines.kubernetes.answers import (
     RUN_ID_ANNOTATION,
     RUN_LABEL,
@@ -24,6 +26,7 @@ from torchmuster.owner.pods.bring import place_of_keys
 from torchmuster.owner.pods.reach import ask
 from torchmuster.spec.sites.site import load_sites
 
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,255}")
 _MANAGED = "app.kubernetes.io/managed-by=torchmuster"
 
 
@@ -69,10 +72,14 @@ def _write(context: str, namespace: str, name: str) -> RunDir:
     """Write what the client that submitted the run has of it."""
     files = _secret(context, namespace, name)
     order = codec.from_plain(PodOrder, json.loads(files[orders.ORDER_FILE]))
+    if not _RUN_ID.fullmatch(order.run_id):
+        # Whoever may make Jobs there has written it, and it becomes a path here.
+        raise EngineError(f"`{order.run_id}` is not the id of a run", where=f"secret/{name}")
     run_dir = RunDir(os.path.join(runs_dir(), order.run_id))
     try:
-        os.makedirs(os.path.join(run_dir.path, "pods"), mode=0o700)
-        os.makedirs(run_dir.logs, exist_ok=True)
+        os.makedirs(run_dir.path, mode=0o700)  # the mode is of the last folder alone
+        os.mkdir(os.path.join(run_dir.path, "pods"), mode=0o700)
+        os.makedirs(run_dir.logs)
         atomic.replace_file(run_dir.secret, files[orders.KEY_FILE], mode=0o600)
         atomic.replace_file(run_dir.plan, files[orders.PLAN_FILE])
         path = os.path.join(run_dir.path, "pods", orders.ORDER_FILE)

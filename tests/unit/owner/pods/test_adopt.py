@@ -1,0 +1,101 @@
+"""A run that another machine has submitted is found by its Job, and its Secret gives what a run directory needs."""
+
+import base64
+import json
+import os
+import stat
+
+import pytest
+
+from torchmuster.engines.base import EngineError
+from torchmuster.errors import NotFoundError
+from torchmuster.model import codec
+from torchmuster.owner.pods.adopt import adopt
+from torchmuster.owner.pods.reach import job_of, pod_order
+from unit.owner.pods.conftest import JOB_ID, RUN_ID, order_of
+
+JOB = {
+    "kind": "Job",
+    "metadata": {
+        "name": "run-7f3a",
+        "labels": {"torchmuster.dev/run": "run-7f3a"},
+        "annotations": {"torchmuster.dev/run-id": RUN_ID},
+    },
+}
+OTHER = {"kind": "Job", "metadata": {"name": "x", "labels": {}}}
+SITE = {"context": "lab", "namespace": "research"}
+
+
+def secret(order=None):
+    files = {
+        "order.json": json.dumps(codec.to_plain(order or order_of())).encode(),
+        "key": b"ab" * 32,
+        "plan.json": b"{}",
+    }
+    data = {name: base64.b64encode(content).decode() for name, content in files.items()}
+    return {"kind": "Secret", "data": data}
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("MUSTER_HOME", str(tmp_path / "mine"))
+    return tmp_path / "mine"
+
+
+def jobs(*found):
+    return {"get jobs.batch": {"kind": "List", "items": list(found)}, "get secret": secret()}
+
+
+@pytest.mark.parametrize("word", [RUN_ID, "train-7f3a", "run-7f3a"])
+def test_a_run_is_known_by_its_id_its_short_id_and_its_job(cluster, home, word):
+    cluster.say(answers=jobs(OTHER, JOB))
+
+    found = adopt(word, SITE)
+
+    assert found.path == str(home / "runs" / RUN_ID)
+    assert (job_of(found), pod_order(found)) == (JOB_ID, order_of())
+    with open(found.secret) as file:
+        assert file.read() == "ab" * 32
+    assert stat.S_IMODE(os.stat(found.secret).st_mode) == 0o600
+    assert stat.S_IMODE(os.stat(found.path).st_mode) & 0o077 == 0
+
+
+def test_an_unknown_run_leaves_nothing_here_and_asks_for_no_secret(cluster, home):
+    cluster.say(answers=jobs(OTHER, JOB))
+    assert adopt("train-0000", SITE) is None
+    assert not home.exists()
+    assert not any("secret" in line for line in cluster.asked)
+
+
+def test_a_secret_that_may_not_be_read_is_an_error_with_its_rule(cluster, home):
+    refusal = (
+        'Error from server (Forbidden): secrets "run-7f3a" is forbidden: User "u" cannot get resource "secrets"'
+        ' in API group "" in the namespace "research"\n'
+    )
+    cluster.say(answers=jobs(JOB), refuse={"get secret": [1, refusal]})
+    with pytest.raises(EngineError) as caught:
+        adopt(RUN_ID, SITE)
+    assert 'resources: ["secrets"], verbs: ["get"]' in caught.value.fix
+    assert not home.exists()
+
+
+def test_a_folder_that_is_there_is_not_written_over(cluster, home):
+    cluster.say(answers=jobs(JOB))
+    (home / "runs" / RUN_ID / "pods").mkdir(parents=True)
+    with pytest.raises(NotFoundError, match="its folder can't be made here"):
+        adopt(RUN_ID, SITE)
+
+
+@pytest.mark.parametrize("run_id", ["../../elsewhere", "/tmp/x", "", ".hidden"])
+def test_a_run_id_that_leads_out_of_the_runs_is_refused(cluster, home, tmp_path, run_id):
+    """Whoever may make Jobs in the namespace writes their Secrets."""
+    from dataclasses import replace
+
+    bad = secret(replace(order_of(), run_id=run_id))
+    cluster.say(answers={**jobs(JOB), "get secret": bad})
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(EngineError, match="is not the id of a run"):
+        adopt("run-7f3a", SITE)
+    assert [path for path in sorted(tmp_path.rglob("*")) if path not in before] == [
+        tmp_path / "case.json.log"
+    ]

@@ -1,0 +1,87 @@
+"""Pods of dead nodes are removed only where the cluster and the head both say so."""
+
+import json
+
+import pytest
+
+from torchmuster.owner.pods.release import PlaceRelease
+from unit.owner.pods.conftest import JOB_ID, order_of
+
+LOST = {"event": "node_lost", "node": "run-7f3a-0"}
+BACK = {"event": "node_joined", "node": "run-7f3a-0"}
+POD = "run-7f3a-0-wt22k"  # of `job-pods-node-lost-terminating`: on n2, deleted by the taint manager
+NO_DELETE = (
+    'Error from server (Forbidden): pods "p" is forbidden: User "u" cannot delete resource "pods" in API group ""'
+    ' in the namespace "research"\n'
+)
+
+
+@pytest.fixture
+def release(run_dir, cluster):
+    cluster.say(pods="job-pods-node-lost-terminating")
+    said = []
+    return PlaceRelease(run_dir, order_of(), JOB_ID, said.append), said
+
+
+def events(run_dir, *lines):
+    with open(run_dir.events, "w") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+def changes(cluster):
+    return [line for line in cluster.asked if not line.startswith("get ")]
+
+
+def test_a_pod_that_both_have_given_up_is_removed_with_its_finalizer(release, run_dir, cluster):
+    look, said = release
+    events(run_dir, BACK, LOST)
+
+    look.look()
+    look.look()
+
+    assert changes(cluster) == [
+        f"delete pod {POD} --force --grace-period=0 --wait=false",
+        f'patch pod {POD} --type=merge -p {{"metadata": {{"finalizers": null}}}}',
+    ]
+    assert said == [f"n2 does not answer: its pod {POD} was removed, so that another can come"]
+
+
+@pytest.mark.parametrize(
+    "lines", [(), (BACK,), (LOST, BACK), ({"event": "node_lost", "node": "run-7f3a-1"},)]
+)
+def test_a_pod_that_the_head_has_not_lost_stays(release, run_dir, cluster, lines):
+    look, said = release
+    events(run_dir, *lines)
+    look.look()
+    assert (changes(cluster), said) == ([], [])
+
+
+@pytest.mark.parametrize(
+    "pods", ["job-pods-node-lost-5s", "job-pods-evicting", "job-pods-pod-deleting"]
+)
+def test_a_pod_that_the_cluster_has_not_given_up_stays(release, run_dir, cluster, pods):
+    look, said = release
+    cluster.say(pods=pods)
+    events(run_dir, LOST, {"event": "node_lost", "node": "run-7f3a-1"})
+    look.look()
+    assert (changes(cluster), said) == ([], [])
+
+
+def test_who_may_not_remove_it_hears_so_once_with_the_line_of_the_role(release, run_dir, cluster):
+    look, said = release
+    cluster.say(pods="job-pods-node-lost-terminating", refuse={"delete pod": [1, NO_DELETE]})
+    events(run_dir, LOST)
+    look.look()
+    look.look()
+    (sentence,) = said
+    assert f"its pod {POD} keeps its place" in sentence
+    assert 'resources: ["pods"], verbs: ["delete"]' in sentence
+
+
+def test_a_pod_that_has_just_gone_is_nothing_to_speak_of(release, run_dir, cluster):
+    look, said = release
+    gone = f'Error from server (NotFound): pods "{POD}" not found\n'
+    cluster.say(pods="job-pods-node-lost-terminating", refuse={"delete pod": [1, gone]})
+    events(run_dir, LOST)
+    look.look()
+    assert said == []

@@ -1,0 +1,100 @@
+"""Starts that come to nothing: which of them end a run, and what is said."""
+
+from torchmuster.engines.kubernetes.dialect import DIALECT
+from torchmuster.engines.wait_reasons import reasons_of
+from torchmuster.errors import JoinTimeoutError
+from torchmuster.model.job import JobView
+from torchmuster.model.states import JobState, RunState
+from torchmuster.model.verdict import Report, Result
+from torchmuster.owner.pods.starts import PodStarts
+from unit.owner.pods.conftest import JOB_ID, order_of
+
+ERROR = "Error: exit code 1"
+
+
+def view(state, reason=None):
+    return reasons_of(DIALECT).explained(JobView(job_id=JOB_ID, state=state, reason=reason))
+
+
+def late(**given):
+    """Return a result of pods of which one did not come."""
+    report = Report(error="only 1 of 2 pods came", because=("run-7f3a-1 (its name is not known)",))
+    plain = {"exit_code": JoinTimeoutError.exit_code, "attempts": 0, "report": report, **given}
+    return Result(run_id="r", state=RunState.FAILED, restarts_spent=0, elapsed_s=1.0, **plain)
+
+
+def test_a_start_may_take_as_long_as_a_queue_unless_a_limit_was_given(cluster):
+    waits = view(JobState.PENDING, "Unschedulable: 0/2 nodes are available: 2 Insufficient cpu.")
+    assert PodStarts(order_of(), JOB_ID).judge(waits, has_begun=False) is None
+    assert PodStarts(order_of(start_limit_s=600.0), JOB_ID).judge(waits, has_begun=False) is None
+
+    report = PodStarts(order_of(start_limit_s=0.0), JOB_ID).judge(waits, has_begun=False)
+    assert report.error == "no pod came within 0 s (--join-timeout): no node has room for it now"
+    assert report.because == (f"kubernetes says: {waits.reason}",)
+    assert "--join-timeout" in report.hint
+    assert cluster.asked == []
+
+
+def test_nothing_is_too_late_once_the_run_has_begun_or_its_job_has_ended():
+    starts = PodStarts(order_of(start_limit_s=0.0), JOB_ID)
+    assert starts.judge(view(JobState.PENDING), has_begun=True) is None
+    assert starts.judge(view(JobState.FAILED), has_begun=False) is None
+    assert starts.judge(view(JobState.RUNNING), has_begun=False) is None
+    assert starts.judge(None, has_begun=False) is None
+
+
+def test_two_pods_that_end_at_once_end_the_run_with_what_they_wrote(cluster):
+    cluster.say(pods="job-pods-exec-format", logs="\n  sh: a line\nand another\n")
+    report = PodStarts(order_of(), JOB_ID).judge(view(JobState.PENDING, ERROR), has_begun=False)
+    assert report.error == "its pods end as soon as they start, with exit code 1"
+    assert report.because == ("  sh: a line", "and another")
+    assert report.at.startswith("pod run-7f3a-0-")
+
+
+def test_a_program_for_another_processor_is_named(cluster):
+    said = "exec /opt/conda/bin/python3: exec format error\n"
+    cluster.say(pods="job-pods-exec-format", logs=said)
+    report = PodStarts(order_of(), JOB_ID).judge(view(JobState.PENDING, ERROR), has_begun=False)
+    assert report.error == "the image is made for another processor than that of the node"
+    assert report.because == (said.strip(),)
+
+
+def test_one_pod_that_ended_may_be_an_accident_and_our_own_codes_are_none(cluster):
+    starts = PodStarts(order_of(), JOB_ID)
+    for recorded in ("job-pods-running", "job-pods-failed-113", "job-pods-other-user"):
+        cluster.say(pods=recorded)
+        assert starts.judge(view(JobState.PENDING, ERROR), has_begun=False) is None
+
+
+def test_a_cluster_that_does_not_answer_ends_no_run(cluster):
+    cluster.say(refuse={"get pods": [1, "Unable to connect to the server: i/o timeout\n"]})
+    starts = PodStarts(order_of(), JOB_ID)
+    assert starts.judge(view(JobState.PENDING, ERROR), has_begun=False) is None
+
+
+def test_a_verdict_on_pods_that_did_not_come_has_the_clusters_reason():
+    starts = PodStarts(order_of(), JOB_ID)
+    starts.judge(view(JobState.RUNNING, "Unschedulable: no room (pod 1)"), has_begun=False)
+    report = starts.joined(late()).report
+    assert report.because == (
+        "kubernetes says: no node has room for it now: Unschedulable: no room (pod 1)",
+        "run-7f3a-1 (its name is not known)",
+    )
+    assert starts.joined(late(report=report)).report == report  # once
+
+
+def test_pods_that_run_and_do_not_answer_are_kept_apart_by_their_network():
+    starts = PodStarts(order_of(), JOB_ID)
+    starts.judge(view(JobState.PENDING, "ContainerCreating"), has_begun=False)
+    starts.judge(view(JobState.RUNNING), has_begun=False)
+    report = starts.joined(late()).report
+    assert report.because[0] == "kubernetes says: all pods run"
+    assert "NetworkPolicy" in report.hint
+
+
+def test_other_verdicts_stay_as_they_are():
+    starts = PodStarts(order_of(), JOB_ID)
+    starts.judge(view(JobState.RUNNING, "OOMKilled: (pod 1)"), has_begun=True)
+    for result in (late(attempts=1), late(exit_code=1), late(report=None)):
+        assert starts.joined(result) is result
+    assert PodStarts(order_of(), JOB_ID).joined(late()) == late()
