@@ -147,7 +147,8 @@ class _PodOwner:
     def _place_run(self, neighbours: RecordNeighbours) -> RunPlan:
         """Make the run directory, or find that of an earlier pod on a volume; return the plan for here."""
         run_dir = self.run_dir
-        os.makedirs(run_dir.logs, mode=0o700, exist_ok=True)
+        os.makedirs(run_dir.path, mode=0o700, exist_ok=True)  # the mode is of the last folder alone
+        os.makedirs(run_dir.logs, exist_ok=True)
         os.makedirs(os.path.dirname(run_dir.agent_log("n1")), exist_ok=True)
         with open(self.key) as file:
             atomic.replace_file(run_dir.secret, file.read().encode(), mode=0o600)

@@ -109,7 +109,8 @@ class _GroupOwner:
 
     def _own(self) -> GroupOutcome:
         order = self.order
-        os.makedirs(order.folder, mode=0o700, exist_ok=True)
+        os.makedirs(order.run_dir.path, mode=0o700, exist_ok=True)
+        os.makedirs(order.folder, exist_ok=True)
         neighbours = RecordNeighbours(order, self.key)
         if not is_placed(order):
             neighbours.find(self.voice.say)

@@ -1,0 +1,185 @@
+"""What a run brings along, and what is asked of a cluster before."""
+
+import hashlib
+import os
+import random
+from dataclasses import replace
+
+import pytest
+
+from torchmuster.engines.base import EngineError
+from torchmuster.errors import UsageError
+from torchmuster.model.plan import Program, RunPlan, ScriptKind
+from torchmuster.owner.create import create_run_dir
+from torchmuster.owner.pods.bring import bring_run, check_code, settle_place
+from torchmuster.owner.pods.reach import pod_order
+from unit.engines.kubernetes.site_jobs import DEFAULT
+from unit.owner.pods.conftest import RUN_ID
+
+RESTRICTED = {
+    "metadata": {
+        "name": "research",
+        "labels": {"pod-security.kubernetes.io/enforce": "restricted"},
+    }
+}
+FORBIDDEN = (
+    'Error from server (Forbidden): namespaces "research" is forbidden: User "u" cannot get resource "namespaces"'
+    ' in API group "" in the namespace "research"\n'
+)
+PLAIN = replace(DEFAULT, own_keys=(("image", "x"),))
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """One home for all: torchmuster is packed once."""
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture
+def code(tmp_path, monkeypatch, home):
+    monkeypatch.setenv("MUSTER_HOME", str(home))
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "train.py").write_text("print('hi')\n")
+    return folder
+
+
+def plan_of(code):
+    program = Program(
+        kind=ScriptKind.FILE,
+        target="train.py",
+        args=(),
+        python=("python3",),
+        cwd=str(code),
+    )
+    return RunPlan(run_id=RUN_ID, program=program, min_nodes=2, max_nodes=2, workers_per_node=(1,))
+
+
+def bring(code, folder, job=DEFAULT, **given) -> tuple:
+    plan = plan_of(code)
+    run_dir = create_run_dir(plan, str(folder))
+    return bring_run(plan, run_dir, job, 60.0, **given), run_dir
+
+
+def test_small_code_travels_in_the_secret(code, tmp_path):
+    job, run_dir = bring(code, tmp_path / "runs", start_limit_s=30.0)
+
+    order = pod_order(run_dir)
+    assert (order.job, order.num_pods, order.port) == ("run-7f3a", 2, 29417)
+    assert (order.code_root, order.code_bytes) == (str(code), None)
+    assert (order.home, order.warn_s, order.start_limit_s) == ("/scratch/muster", 60.0, 30.0)
+    brings = dict(job.brings)
+    assert sorted(brings) == [
+        "code.tar.gz", "key", "order.json", "package.txz", "plan.json", "start.py",
+    ]  # fmt: skip
+    with open(brings["code.tar.gz"], "rb") as file:
+        assert hashlib.file_digest(file, "sha256").hexdigest() == order.code_sha
+    assert sum(os.path.getsize(path) for path in brings.values()) < 1 << 20
+
+
+def test_the_same_torchmuster_is_packed_once_and_without_what_only_a_client_needs(code, tmp_path):
+    import tarfile
+
+    first, _ = bring(code, tmp_path / "a")
+    path = dict(first.brings)["package.txz"]
+    before = os.stat(path).st_mtime_ns
+    second, _ = bring(code, tmp_path / "b")
+    assert dict(second.brings)["package.txz"] == path
+    assert os.stat(path).st_mtime_ns == before
+    with tarfile.open(path) as archive:
+        names = archive.getnames()
+    assert "torchmuster/node/pod/start.py" in names
+    assert not [name for name in names if name.startswith(("torchmuster/cli/", "torchmuster/ui/"))]
+
+
+def test_large_code_is_sent_later_where_that_is_allowed(code, tmp_path, cluster):
+    (code / "weights.bin").write_bytes(random.Random(1).randbytes(1 << 20))
+    job, run_dir = bring(code, tmp_path / "runs")
+    order = pod_order(run_dir)
+    assert "code.tar.gz" not in dict(job.brings)
+    archive = os.path.join(run_dir.path, "pods", "code.tar.gz")
+    assert order.code_bytes == os.path.getsize(archive) > 1 << 20
+    assert cluster.asked == ["auth can-i create pods/portforward"]
+
+
+def test_large_code_without_a_way_is_refused_before_anything_is_made(code, tmp_path, cluster):
+    (code / "weights.bin").write_bytes(random.Random(1).randbytes(1 << 20))
+    cluster.say(answers={"can-i": "no"})
+    with pytest.raises(UsageError) as caught:
+        bring(code, tmp_path / "runs")
+    assert "pods/portforward" in caught.value.why
+    assert not any("create -f" in line for line in cluster.asked)
+
+
+def test_a_script_outside_of_the_code_is_refused(code, tmp_path):
+    plan = plan_of(code)
+    outside = replace(plan, program=replace(plan.program, target=str(tmp_path / "other.py")))
+    with pytest.raises(UsageError):
+        check_code(outside)
+
+
+def test_what_a_site_does_not_say_is_that_of_kubectl(cluster):
+    job = settle_place(replace(PLAIN, name="Train_7f3a"), 2)
+    keys = dict(job.own_keys)
+    assert (keys["context"], keys["namespace"], job.name) == ("lab", "research", "train-7f3a")
+    assert "pod_security" not in keys
+
+
+def test_what_a_site_says_is_not_asked_for(cluster):
+    keys = (("image", "x"), ("context", "c"), ("namespace", "n"), ("pod_security", "baseline"))
+    job = settle_place(replace(PLAIN, own_keys=keys), 2)
+    assert dict(job.own_keys) == dict(keys)
+    assert cluster.asked == []
+
+
+def test_pods_fit_the_level_that_the_namespace_enforces(cluster):
+    cluster.say(answers={"get namespace": RESTRICTED})
+    assert dict(settle_place(PLAIN, 1).own_keys)["pod_security"] == "restricted"
+
+
+def test_who_may_not_read_the_namespace_may_still_run(cluster):
+    cluster.say(refuse={"get namespace": [1, FORBIDDEN]})
+    assert "pod_security" not in dict(settle_place(PLAIN, 1).own_keys)
+
+
+def test_mistakes_of_the_site_need_no_cluster(cluster):
+    with pytest.raises(UsageError):
+        settle_place(replace(PLAIN, own_keys=(("image", "x"), ("shm", "lots"))), 1)
+    assert cluster.asked == []
+
+
+@pytest.mark.parametrize(
+    ("case", "error"),
+    [
+        ({"queues": ["gpus"]}, None),
+        ({"queues": ["gpu"]}, "there is no queue `gpus` in the namespace `research`"),
+        (
+            {
+                "refuse": {
+                    "localqueues": [
+                        1,
+                        'error: the server doesn\'t have a resource type "localqueues"\n',
+                    ]
+                }
+            },
+            "there is no queue `gpus`: the cluster has no Kueue",
+        ),
+        # Who may not list them is told by the Job's own state.
+        ({"refuse": {"localqueues": [1, "Error from server (Forbidden): no\n"]}}, None),
+    ],
+)
+def test_a_queue_is_there_before_a_job_is_put_into_it(cluster, case, error):
+    cluster.say(**case)
+    job = replace(PLAIN, queue="gpus")
+    if error is None:
+        assert settle_place(job, 1).queue == "gpus"
+        return
+    with pytest.raises(EngineError) as caught:
+        settle_place(job, 1)
+    assert caught.value.what == error
+
+
+def test_the_queue_of_another_scheduler_is_not_kueues(cluster):
+    keys = (*PLAIN.own_keys, ("gang", "volcano"))
+    assert settle_place(replace(PLAIN, queue="gpus", own_keys=keys), 1).queue == "gpus"
+    assert not any("localqueues" in line for line in cluster.asked)
