@@ -98,12 +98,11 @@ class Doors:
     def _error(self, limit_s: float) -> JoinTimeoutError:
         names = [self.order.host(i) for i in range(self.order.num_pods) if i not in self._open]
         hint = f"`kubectl describe pod {names[0]}` tells what it waits for; a longer wait: --join-timeout {2 * limit_s:.0f}s"
-        missing = set(range(self.order.num_pods)) - self._open
-        if any("no answer" in self._why.get(i, "") for i in missing):
-            hint = (
-                "is there a NetworkPolicy or a mesh? pods of one run need all TCP ports of each other; "
-                + hint
-            )
+        whys = {why for index, why in self._why.items() if index not in self._open}
+        if any("no answer" in why for why in whys):
+            hint = f"is there a NetworkPolicy or a mesh? pods of one run need all TCP ports of each other; {hint}"
+        elif any("name" in why for why in whys):
+            hint += "; one that runs has no name where the cluster's DNS or the run's headless Service lacks it"
         return JoinTimeoutError(
             f"only {len(self._open)} of {self.least} pods came within {limit_s:.0f} s",
             where=few_of(names, _SHOWN),
