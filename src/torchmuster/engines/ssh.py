@@ -26,6 +26,7 @@ from torchmuster.model.verdict import Result
 from torchmuster.net import remote_messages as messages
 from torchmuster.net.relay import Relay, RelayPort
 from torchmuster.net.secret import read_secret
+from torchmuster.node.remote.files import mark_of
 
 _DEAF_S = 6.0
 
@@ -259,6 +260,7 @@ class SshEngine:
         message = messages.SetUpRun(
             plan=self.plan,
             run_dir=self.run_dir.path,
+            mark=mark_of(self.run_dir.path),
             token=self._token,
             may_share=self._wishes.may_share,
             secret=read_secret(self.run_dir.secret).hex(),

@@ -74,6 +74,7 @@ class SetUpRun(RemoteMessage):
     """From the client: the run whose agent will be started there.
 
     Attributes:
+        mark: What tells the client's run directory from another of the same path.
         token: What stands in `shared-token` of the client's run directory, to see whether the host shares it.
         secret: The channel's key, for a run directory of the host's own.
         script: `code_copy.identity` of the program's file.
@@ -88,6 +89,7 @@ class SetUpRun(RemoteMessage):
     secret: str
     script: dict[str, Any] | None
     code_root: str
+    mark: str = ""
     head_run_dir: str | None = None
     head_mark: str = ""
 

@@ -31,12 +31,13 @@ class RemotePlace:
     def __init__(self, message: SetUpRun) -> None:
         self._message = message
         plan, head = message.plan, message.head_run_dir
-        sees_client = message.may_share and sees_run(message.run_dir, message.token)
+        # An earlier session's own folder may have the same path and token as the client's, or the head's: the mark tells them apart.
+        is_same = mark_of(message.run_dir) == message.mark
+        sees_client = message.may_share and is_same and sees_run(message.run_dir, message.token)
         has_code = message.may_share and _has_code(message)
         self.is_own = self._with_head = False
         if sees_client and has_code:
             self.run_dir = RunDir(message.run_dir)
-        # An earlier session's own folder has the same path and token as the head's: the mark tells them apart.
         elif head and sees_run(head, message.token) and mark_of(head) == message.head_mark:
             self.run_dir, self._with_head = RunDir(head), True
         else:
