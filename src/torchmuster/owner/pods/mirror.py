@@ -73,6 +73,7 @@ class RecordMirror:
             self._child.send_signal(15)
         if self._pull is not None:
             self._pull.stop()
+        self.watch.wake()
         if self._thread is not None:
             self._thread.join(_LATE_S)
 

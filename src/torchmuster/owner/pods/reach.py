@@ -176,14 +176,15 @@ class PodWatch:
         self._stopping.set()
         if self._child is not None:
             self._child.send_signal(15)
-        self._note()
+        self.wake()
 
     def wait(self, seen: int, timeout_s: float) -> None:
         """Wait until there is more than the caller has seen."""
         with self._changed:
             self._changed.wait_for(lambda: self._number != seen, timeout_s)
 
-    def _note(self) -> None:
+    def wake(self) -> None:
+        """End all waits, as a change does."""
         with self._changed:
             self._number += 1
             self._changed.notify_all()
@@ -203,7 +204,7 @@ class PodWatch:
                 os.close(null)
             with open(reading, "rb") as lines:
                 for _ in lines:
-                    self._note()
+                    self.wake()
             self._child.wait(_LATE_S)
             # A server ends a watch after half an hour or more; one that is forbidden ends at once.
             self._stopping.wait(_WATCH_AGAIN_S)

@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import threading
 
 import pytest
 
@@ -189,6 +190,15 @@ def test_without_the_right_to_reach_pods_their_log_is_followed(run_dir, cluster,
         "pods can't be reached from here, so their logs are followed instead"
     )
     assert 'resources: ["pods/portforward"], verbs: ["create"]' in sentence
+
+
+def test_a_copy_that_waits_for_its_pod_ends_at_once(run_dir, cluster, said):
+    cluster.say(pods="job-pods-fresh")
+    mirror = mirror_of(run_dir, order_of(), said)
+    mirror.start()
+    wait_until(lambda: cluster.asked, "the first look")
+    mirror.stop()
+    assert "mirror" not in [thread.name for thread in threading.enumerate()]
 
 
 def last_message(text):
