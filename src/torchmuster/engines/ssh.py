@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import TypeGuard
 
 from torchmuster import proc
 from torchmuster.engines.local import HEAD, AgentEnd
@@ -29,6 +30,7 @@ from torchmuster.net.secret import read_secret
 from torchmuster.node.remote.files import mark_of
 
 _DEAF_S = 6.0
+_GONE_S = 10.0  # less than a lease: who asks for another agent then has heard nothing either
 
 
 class SshEngine:
@@ -312,7 +314,7 @@ class SshEngine:
     def _bring(self, place: int) -> None:
         try:
             host = self._hosts.get(place)
-            if host is not None and (host.num_agents or self._start_other(place)):
+            if _is_there(host) and (host.num_agents or self._start_other(place)):
                 return
             if host is not None:
                 host.abandon()  # e.g. it is shutting down
@@ -328,7 +330,7 @@ class SshEngine:
         """Say whether an agent of this place runs, or is on its way."""
         with self._lock:
             host = self._hosts.get(place)
-            runs = host is not None and host.num_agents > 0 and not host.is_lost
+            runs = _is_there(host) and host.num_agents > 0 and not host.is_lost
             return runs or place in self._coming
 
     # What hosts say.
@@ -398,3 +400,8 @@ class SshEngine:
         in_parallel(RemoteHost.abandon, self._alive())
         self._port.close()
         self._code.remove()
+
+
+def _is_there(host: RemoteHost | None) -> TypeGuard[RemoteHost]:
+    """Say whether a host is known and gives signs of life: one without power keeps its connection open for half a minute."""
+    return host is not None and time.monotonic() - host.last_heard < _GONE_S

@@ -84,7 +84,12 @@ class RunCopy:
         """Remove pods that are lost with their node; end a run whose start comes to nothing."""
         with contextlib.suppress(MusterError):
             self.release.look()
-        report = self.starts.judge(view, has_begun=os.path.exists(self.run_dir.events))
+        has_begun = os.path.exists(self.run_dir.events)
+        if self.mirror.is_connected and not has_begun:
+            with contextlib.suppress(MusterError):
+                if (waits := self.starts.waits_for(view)) is not None:
+                    self.say(waits)
+        report = self.starts.judge(view, has_begun=has_begun)
         if report is not None:
             self.mirror.stop()
             with contextlib.suppress(MusterError):

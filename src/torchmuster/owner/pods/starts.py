@@ -11,7 +11,7 @@ from torchmuster.model.job import JobView
 from torchmuster.model.states import JobState
 from torchmuster.model.verdict import Report, Result
 from torchmuster.node.pod.order import AGAIN_CODE, FINAL_CODE, PodOrder
-from torchmuster.owner.pods.reach import ask
+from torchmuster.owner.pods.reach import ask, find_pod
 
 _TWICE = 2  # a start that fails twice in the same way is no accident
 _SHOWN_LINES = 5
@@ -20,6 +20,8 @@ _KEPT_APART = (
     "their network keeps them apart: names come from the headless Service of the run and the cluster's DNS, and"
     " a NetworkPolicy or the proxy of a mesh has to let all TCP ports between pods of one run pass"
 )
+_VOICE = "muster: "
+_WAITS = f"{_VOICE}waiting for "
 _OWN_CODES = (0, AGAIN_CODE, FINAL_CODE)
 
 
@@ -32,6 +34,7 @@ class PodStarts:
     _since: float = field(default_factory=time.monotonic)
     _last: JobView | None = None
     _all_run: bool = False
+    _told: str = ""
 
     def judge(self, view: JobView | None, *, has_begun: bool) -> Report | None:
         """Return why the run is to end; None while it may begin."""
@@ -61,6 +64,24 @@ class PodStarts:
         sentence = f"{last.wait.sentence}: " if last.wait is not None else ""
         because = (f"kubernetes says: {sentence}{last.reason}", *report.because)
         return replace(result, report=replace(report, because=because, hint=hint or report.hint))
+
+    def waits_for(self, view: JobView | None) -> str | None:
+        """Return what the first pod says that it waits for, if that is new: before there is a record its log alone has it.
+
+        Raises:
+            EngineError: The cluster can't be asked.
+        """
+        if view is None or view.state is not JobState.RUNNING:
+            return None
+        first = find_pod(self.job_id, 0)
+        if first is None or not first.is_up:
+            return None
+        context, namespace, _ = place_of(self.job_id)
+        said = ask(kubectl(context, namespace, "logs", first.name, "--tail=1")).strip()
+        if not said.startswith(_WAITS) or said == self._told:
+            return None
+        self._told = said
+        return said.removeprefix(_VOICE)
 
     def _is_late(self, view: JobView) -> Report | None:
         limit_s = self.order.start_limit_s

@@ -98,3 +98,18 @@ def test_other_verdicts_stay_as_they_are():
     for result in (late(attempts=1), late(exit_code=1), late(report=None)):
         assert starts.joined(result) is result
     assert PodStarts(order_of(), JOB_ID).joined(late()) == late()
+
+
+def test_what_the_first_pod_waits_for_is_told_once(cluster):
+    starts, running = PodStarts(order_of(), JOB_ID), view(JobState.RUNNING)
+    waits = "waiting for pods: run-7f3a-1 (its name is not known); 595 s left"
+    cluster.say(pods="job-pods-running", logs=f"muster: {waits}\n")
+    assert starts.waits_for(running) == waits
+    assert starts.waits_for(running) is None
+    cluster.say(pods="job-pods-running", logs="muster: run on run-7f3a-0, run-7f3a-1\n")
+    assert starts.waits_for(running) is None
+
+
+def test_before_the_pods_run_none_of_them_is_asked_what_it_waits_for(cluster):
+    assert PodStarts(order_of(), JOB_ID).waits_for(view(JobState.PENDING)) is None
+    assert cluster.asked == []
