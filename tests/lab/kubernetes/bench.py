@@ -1,16 +1,22 @@
 """What a test does on the cluster: it starts a run of two pods, hurts it, and reads what the user has of it."""
 
+import contextlib
 import json
+import os
+import re
 import shutil
+import signal
 import subprocess
+from datetime import datetime
 from pathlib import Path
 
 from kit.waiting import wait_until
+from lab.kubernetes.cluster import GPU, GPUS
 from lab.kubernetes.user import NAMESPACE
 
 TRAIN = Path(__file__).with_name("train.py")
 RUN_LIMIT_S = 150.0
-TASKS = "/proc/{pid}/task/{pid}/children"
+NOTES: list[str] = []  # what was measured, for the end of the session
 
 
 class Bench:
@@ -28,8 +34,11 @@ class Bench:
         self._running = []
         self.run_id = None
         for path in self.shared.iterdir():
-            path.unlink()
-        shutil.rmtree(user.home, ignore_errors=True)
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        cluster.hidden.unlink(missing_ok=True)
+        self.other_home = user.folder / "other-home"
+        for home in (user.home, self.other_home):
+            shutil.rmtree(home, ignore_errors=True)
         shutil.copy(TRAIN, user.folder)
         self.site()
 
@@ -58,14 +67,25 @@ class Bench:
         """Wait until the terminal shows a text."""
         wait_until(lambda: text in self.said, f"`{text}`", limit_s)
 
-    def wait_up(self, *, attempt=0, num_ranks=2):
-        """Wait until all ranks train, in this attempt."""
+    def wait_up(self, *, attempt=0, limit_s=RUN_LIMIT_S):
+        """Wait until all ranks train, in this attempt or a later one."""
 
         def up():
-            found = [self.rank(rank) for rank in range(num_ranks)]
-            return all(one is not None and one["attempt"] >= attempt for one in found)
+            has_ended = self._running[-1].poll() is not None
+            is_up = self._is_up(attempt)
+            assert is_up or not has_ended, f"it ended before attempt {attempt}"
+            return is_up
 
-        wait_until(up, f"attempt {attempt}", RUN_LIMIT_S)
+        wait_until(up, f"attempt {attempt}", limit_s)
+
+    def comes_up(self, process):
+        """Say whether a run trains, and not ends before."""
+        wait_until(lambda: process.poll() is not None or self._is_up(0), "it", RUN_LIMIT_S)
+        return self._is_up(0)
+
+    def _is_up(self, attempt):
+        found = [self.rank(rank) for rank in (0, 1)]
+        return all(one is not None and one["attempt"] >= attempt for one in found)
 
     def rank(self, number):
         """Return what a rank has written last: its attempt, its pid in its pod, its pod's host name; None before."""
@@ -92,21 +112,46 @@ class Bench:
         """Return the run directory of the user."""
         return self.user.home / "runs" / self.run_id
 
-    def result(self):
-        """Return the result."""
-        return json.loads((self.run_dir / "result.json").read_text())
+    def result(self, home=None):
+        """Return the result, as it is in the user's home or another one."""
+        run_dir = (home or self.user.home) / "runs" / self.run_id
+        return json.loads((run_dir / "result.json").read_text())
 
     def events(self, name):
         """Return the events of this name."""
         lines = (self.run_dir / "events.jsonl").read_text().splitlines()
         return [e for e in map(json.loads, lines) if e["event"] == name]
 
+    def attempts(self):
+        """Return when each attempt began, in seconds since 1970."""
+        begun = self.events("attempt_started")
+        return [datetime.fromisoformat(event["time"]).timestamp() for event in begun]
+
+    def begun_at(self):
+        """Return the step at which the last attempt began."""
+        return int(re.findall(r"begins at step (\d+)", self.said)[-1])
+
+    def note_next_attempt(self, what, since):
+        """Keep how long after a time, in seconds since 1970, the last attempt began; return it."""
+        seconds = self.attempts()[-1] - since
+        NOTES.append(f"{what}: the next attempt after {seconds:.1f} s")
+        return seconds
+
+    def condition(self, kind):
+        """Return a condition of the Job; None where it is not true."""
+        for job in self.user.objects("jobs.batch"):
+            for one in job.get("status", {}).get("conditions", []):
+                if (one["type"], one["status"]) == (kind, "True"):
+                    return one
+        return None
+
     def pods(self):
-        """Return the pods of the run by their index, those that nobody takes away."""
+        """Return the pods of the run by their index: those that have not ended, and that nobody takes away."""
         found = {}
         for pod in self.user.objects("pods"):
             index = pod["metadata"]["labels"]["batch.kubernetes.io/job-completion-index"]
-            if "deletionTimestamp" not in pod["metadata"]:
+            has_ended = pod["status"]["phase"] in ("Failed", "Succeeded")
+            if not has_ended and "deletionTimestamp" not in pod["metadata"]:
                 found[int(index)] = pod
         return found
 
@@ -119,6 +164,33 @@ class Bench:
         index = int(self.rank(number)["host"].rsplit("-", 1)[1])
         pod = self.pods()[index]
         return pod["metadata"]["name"], pod["spec"]["nodeName"]
+
+    @property
+    def whole_nodes(self):
+        """Return the `devices` of a pod that has a node for itself."""
+        return {GPU: GPUS}
+
+    def kill_container(self, host):
+        """Kill the first process of a pod's container."""
+        pod = next(p for p in self.pods().values() if p["metadata"]["name"].startswith(f"{host}-"))
+        processes = self.cluster.processes_in_pods(pod["spec"]["nodeName"])
+        uid = pod["metadata"]["uid"]
+        (first,) = [pid for pid in processes if is_first_of(pid, uid)]
+        os.kill(first, signal.SIGKILL)
+
+    def create(self, thing):
+        """Make an object in the user's namespace."""
+        place = {**thing["metadata"], "namespace": NAMESPACE}
+        self.cluster.create({**thing, "metadata": place})
+
+    @contextlib.contextmanager
+    def without_rule(self, resource):
+        """Take a rule from the user's Role for a while."""
+        self.user.give_role(without=resource)
+        try:
+            yield
+        finally:
+            self.user.give_role()
 
     def in_pod(self, pod, *words):
         """Run a command in a pod as the administrator."""
@@ -135,3 +207,13 @@ class Bench:
                 process.kill()
                 process.wait()
         self.kubectl("delete", "jobs.batch,services,secrets", "--all", "--wait=false")
+
+
+def is_first_of(pid, pod):
+    """Say whether a process is the first one of a container of a pod, by the pod's uid."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+        group = Path(f"/proc/{pid}/cgroup").read_text()
+    except OSError:
+        return False
+    return pod in group and re.search(r"^NSpid:.*\b1$", status, re.MULTILINE) is not None

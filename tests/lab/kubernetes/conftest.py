@@ -8,7 +8,7 @@ import pytest
 
 from kit.waiting import wait_until
 from kit.world import remove_home
-from lab.kubernetes.bench import Bench
+from lab.kubernetes.bench import NOTES, Bench
 from lab.kubernetes.cluster import Cluster
 from lab.kubernetes.user import User
 
@@ -17,8 +17,8 @@ collect_ignore_glob = [] if os.environ.get("MUSTER_LAB") == "kubernetes" else ["
 
 @pytest.fixture(scope="session")
 def cluster():
-    """Return the cluster."""
-    with Cluster() as made:
+    """Return a cluster of three nodes: one of them may die while each pod of a run has one for itself."""
+    with Cluster(3) as made:
         yield made
 
 
@@ -50,3 +50,9 @@ def pytest_runtest_makereport(item, call):
     if report.failed and bench is not None:
         report.sections.append(("what was shown", bench.said))
     return report
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Print what was measured."""
+    for line in NOTES:
+        terminalreporter.write_line(f"measured: {line}")

@@ -1,4 +1,14 @@
-"""Runs in real pods: they train, and what becomes of them when workers, pods, nodes and clients go."""
+"""Runs in real pods: they train, and go on when workers, pods and nodes go."""
+
+import time
+
+import pytest
+
+from kit.waiting import wait_until
+
+SOON_S = 5.0
+LOST_LIMIT_S = 40.0  # a lease of 15 s, the next look of the head, and the next attempt
+GIVEN_UP_LIMIT_S = 150.0  # until the cluster gives up a node and its pods, and a new pod trains
 
 
 def test_two_pods_train_with_the_rights_of_the_page(bench):
@@ -10,3 +20,136 @@ def test_two_pods_train_with_the_rights_of_the_page(bench):
     assert bench.result()["state"] == "succeeded"
     assert "attempt 0 of 2 ranks begins at step 0" in bench.said
     assert not bench.user.objects("jobs.batch,services,secrets")
+
+
+def test_a_name_that_comes_late_is_said_and_waited_for(bench):
+    bench.cluster.hidden.write_text("r-1\n")
+    run = bench.start()
+    bench.wait_said("waiting for pods: r-1 (its name is not known)")
+    bench.cluster.hidden.unlink()
+    bench.wait_up()
+    bench.stop()
+    assert bench.end(run) == 0
+
+
+def test_a_killed_worker_restarts_inside_the_living_pods(bench):
+    run = bench.start()
+    bench.wait_up()
+    uids = bench.uids()
+    pod, _ = bench.pod_of_rank(1)
+    killed_at = time.time()
+    bench.in_pod(pod, "/usr/bin/kill", "-9", str(bench.rank(1)["pid"]))
+    bench.wait_up(attempt=1)
+    assert bench.uids() == uids
+    bench.stop()
+    assert bench.end(run) == 0
+    assert bench.note_next_attempt("a worker is killed", killed_at) < SOON_S
+    assert bench.result()["restarts_spent"] == 1
+
+
+def test_a_process_out_of_memory_is_named_and_restarts_inside_the_pod(bench):
+    run = bench.start("--max-restarts", "1")
+    bench.wait_up()
+    uids = bench.uids()
+    (bench.shared / "fill-1").touch()
+    bench.wait_up(attempt=1)
+    assert bench.uids() == uids
+    bench.stop()
+    assert bench.end(run) == 0
+    assert "memory" in str(bench.events("attempt_failed")[0])
+
+
+def test_a_first_process_that_is_killed_costs_a_restart_and_its_pod_is_made_again(bench):
+    run = bench.start()
+    bench.wait_up()
+    uids = bench.uids()
+    bench.kill_container("r-1")
+    bench.wait_up(attempt=1)
+    assert bench.uids()[0] == uids[0]
+    assert bench.uids()[1] != uids[1]
+    bench.stop()
+    assert bench.end(run) == 0
+    assert bench.result()["restarts_spent"] == 1
+
+
+def test_a_deleted_pod_comes_again_and_no_restart_is_spent(bench):
+    run = bench.start()
+    bench.wait_up()
+    step = bench.step()
+    pod, _ = bench.pod_of_rank(1)
+    deleted_at = time.time()
+    bench.kubectl("delete", "pod", pod, "--wait=false")
+    bench.wait_up(attempt=1)
+    bench.stop()
+    assert bench.end(run) == 0
+    bench.note_next_attempt("a pod is deleted", deleted_at)
+    assert bench.begun_at() >= step
+    assert bench.result()["restarts_spent"] == 0
+
+
+def test_a_drained_node_is_left_and_no_restart_is_spent(bench):
+    run = bench.start()
+    bench.wait_up()
+    step = bench.step()
+    _, node = bench.pod_of_rank(1)
+    words = ("--ignore-daemonsets", "--delete-emptydir-data", "--timeout=60s", "--force")
+    drained_at = time.time()
+    bench.cluster.kubectl("drain", node, *words)
+    try:
+        bench.wait_up(attempt=1)
+        assert bench.pod_of_rank(1)[1] != node
+        bench.stop()
+        assert bench.end(run) == 0
+    finally:
+        bench.cluster.kubectl("uncordon", node)
+    bench.note_next_attempt("a node is drained", drained_at)
+    assert bench.begun_at() >= step
+    assert bench.result()["restarts_spent"] == 0
+
+
+def test_the_first_pod_that_is_deleted_comes_again_and_goes_on(bench):
+    run = bench.start()
+    bench.wait_up()
+    pod, _ = bench.pod_of_rank(0)
+    bench.kubectl("delete", "pod", pod, "--wait=false")
+    bench.wait_up(attempt=1)
+    bench.stop()
+    assert bench.end(run) == 0
+    assert bench.result()["state"] == "succeeded"
+
+
+def test_a_job_that_is_suspended_goes_on_when_it_is_resumed(bench):
+    bench.site(home=str(bench.shared / "home"))
+    run = bench.start()
+    bench.wait_up()
+    step = bench.step()
+    suspend = '{"spec": {"suspend": %s}}'
+    bench.kubectl("patch", "jobs.batch", "r", "--type=merge", "-p", suspend % "true")
+    wait_until(lambda: not bench.user.objects("pods"), "no pods", GIVEN_UP_LIMIT_S)
+    bench.kubectl("patch", "jobs.batch", "r", "--type=merge", "-p", suspend % "false")
+    bench.wait_up(attempt=1)
+    bench.stop()
+    assert bench.end(run) == 0
+    assert bench.begun_at() >= step
+
+
+@pytest.mark.parametrize("spares", [0, 1])
+def test_a_node_without_power_is_replaced(bench, spares):
+    bench.site(devices=bench.whole_nodes)
+    run = bench.start("--spares", str(spares))
+    bench.wait_up()
+    _, first = bench.pod_of_rank(0)
+    _, node = bench.pod_of_rank(1)
+    assert node != first
+    cut_at = time.time()
+    bench.cluster.cut_power(node)
+    try:
+        bench.wait_up(attempt=1, limit_s=LOST_LIMIT_S if spares else GIVEN_UP_LIMIT_S)
+        assert bench.pod_of_rank(1)[1] != node
+        bench.stop()
+        assert bench.end(run) == 0
+    finally:
+        bench.cluster.start_node(node)
+        bench.cluster.wait_ready(node)
+    assert bench.result()["restarts_spent"] == 1
+    bench.note_next_attempt(f"a node loses its power, --spares {spares}", cut_at)

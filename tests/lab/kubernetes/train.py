@@ -22,7 +22,8 @@ step = int(kept.read_text()) if kept.exists() else 0
 attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
 print(f"attempt {attempt} of {dist.get_world_size()} ranks begins at step {step}", flush=True)
 while True:
-    if os.path.exists(os.path.join(folder, f"fill-{rank}")):
+    if os.path.exists(fill := os.path.join(folder, f"fill-{rank}")):
+        os.remove(fill)  # once only
         torch.ones(1 << 32)
     asked = [bool(leaving), os.path.exists(os.path.join(folder, "stop"))]
     total = torch.tensor([1.0, *map(float, asked)])

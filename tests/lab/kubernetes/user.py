@@ -32,13 +32,12 @@ class User:
         kinds = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding"}
         cluster.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
         wait_until(self._has_account, "an account in the namespace")
-        role = _role()
+        self.give_role()
         cluster.create(
-            role,
             {
                 **kinds,
                 "metadata": {"name": NAME, "namespace": NAMESPACE},
-                "roleRef": {**subject, "kind": "Role", "name": role["metadata"]["name"]},
+                "roleRef": {**subject, "kind": "Role", "name": _role()["metadata"]["name"]},
                 "subjects": [{**subject, "kind": "User"}],
             },
         )
@@ -46,6 +45,12 @@ class User:
     def _has_account(self):
         words = ("get", "serviceaccount", "default", "-n", NAMESPACE)
         return self.cluster.try_kubectl(*words).returncode == 0
+
+    def give_role(self, without=None):
+        """Give the user the Role of the page, but for the rules of one resource."""
+        role = _role()
+        rules = [rule for rule in role["rules"] if without not in rule["resources"]]
+        self.cluster.create({**role, "rules": rules})
 
     def share(self, name, folder):
         """Make a volume of a folder of every node, which may be the same for all; pods take it by the name."""
@@ -108,4 +113,7 @@ def _role():
 def _toml(value):
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_toml, value))}]"
+    if isinstance(value, dict):
+        pairs = [f'"{key}" = {_toml(one)}' for key, one in value.items()]
+        return f"{{ {', '.join(pairs)} }}"
     return f'"{value}"' if isinstance(value, str | Path) else str(value).lower()

@@ -1,0 +1,59 @@
+"""Clients of runs in real pods that go, come from elsewhere, may not reach pods, or cancel."""
+
+from kit.waiting import wait_until
+
+
+def test_a_run_goes_on_without_its_client_and_another_home_follows_it(bench):
+    run = bench.start()
+    bench.wait_up()
+    run.kill()
+    run.wait()
+    step = bench.step()
+    wait_until(lambda: bench.step() > step + 20, "steps without a client")
+    code, said = bench.user.run("status", "r", home=bench.other_home)
+    assert code == 0, said
+    assert "running" in said
+    code, said = bench.user.run("logs", "r", home=bench.other_home)
+    assert code == 0, said
+    assert "attempt 0 of 2 ranks begins at step 0" in said
+    bench.stop()
+    code, said = bench.user.run("wait", "r", home=bench.other_home)
+    assert code == 0, said
+    assert (bench.other_home / "runs" / "r" / "result.json").exists()
+
+
+def test_a_failure_without_a_client_is_the_last_message_of_the_first_pod(bench):
+    run = bench.start("--max-restarts", "0")
+    bench.wait_up()
+    run.kill()
+    run.wait()
+    pod, _ = bench.pod_of_rank(1)
+    bench.in_pod(pod, "/usr/bin/kill", "-9", str(bench.rank(1)["pid"]))
+    wait_until(lambda: bench.condition("Failed"), "the end of the Job")
+    assert bench.condition("Failed")["reason"] == "PodFailurePolicy"
+    code, said = bench.user.run("wait", "r", home=bench.other_home)
+    assert code != 0, said
+    report = bench.result(bench.other_home)["report"]
+    assert report["error"] == "rank 1 was ended by SIGKILL"
+
+
+def test_a_cancel_leaves_nothing_on_the_cluster(bench):
+    run = bench.start()
+    bench.wait_up()
+    code, said = bench.user.run("cancel", "r")
+    assert code == 0, said
+    assert not bench.user.objects("jobs.batch,services,secrets")
+    bench.end(run)
+    assert bench.result()["state"] == "cancelled"
+    wait_until(lambda: not bench.user.objects(), "no pod")
+
+
+def test_without_the_right_to_reach_pods_their_logs_are_followed(bench):
+    with bench.without_rule("pods/portforward"):
+        run = bench.start()
+        bench.wait_up()
+        bench.wait_said("pods can't be reached from here, so their logs are followed instead")
+        bench.wait_said("attempt 0 of 2 ranks begins at step 0")
+        bench.stop()
+        assert bench.end(run) == 0
+    assert bench.result()["state"] == "succeeded"
