@@ -91,7 +91,7 @@ class RecordMirror:
             seen = self.watch.number
             try:
                 if not self._copy():
-                    self.watch.wait(seen, _LOOK_S)
+                    self._wait(seen)
                     continue
                 failures = 0
             except NotAllowedError as error:
@@ -104,6 +104,11 @@ class RecordMirror:
                 failures += 1
             self.is_connected = False
             self._stopping.wait(_AGAIN_S[min(failures, len(_AGAIN_S) - 1)])
+
+    def _wait(self, seen: int) -> None:
+        """Wait for news; `stop` wakes the watch, and has said so before, for who looked at the number only afterwards."""
+        if not self._stopping.is_set():
+            self.watch.wait(seen, _LOOK_S)
 
     def _copy(self, *, once: bool = False) -> bool:
         """Copy until the way breaks; say whether the first pod runs."""
@@ -247,6 +252,7 @@ class RecordMirror:
         self.say(f"pods can't be reached from here, so their logs are followed instead{hint}")
         context, namespace, _ = place_of(self.job_id)
         while not self._stopping.is_set():
+            seen = self.watch.number
             with contextlib.suppress(MusterError):
                 pod = find_pod(self.job_id, 0)
                 if pod is not None and (pod.is_running or pod.end is not None):
@@ -255,7 +261,7 @@ class RecordMirror:
                     self._follow_log(words, pod.name)
                     if pod.end is not None:
                         return
-            self.watch.wait(self.watch.number, _LOOK_S)
+            self._wait(seen)
 
     def _follow_log(self, argv: list[str], pod: str) -> None:
         """Show what a pod writes, from where that ended the last time."""

@@ -194,11 +194,12 @@ def test_without_the_right_to_reach_pods_their_log_is_followed(run_dir, cluster,
 
 def test_a_copy_that_waits_for_its_pod_ends_at_once(run_dir, cluster, said):
     cluster.say(pods="job-pods-fresh")
+    before = set(threading.enumerate())
     mirror = mirror_of(run_dir, order_of(), said)
     mirror.start()
     wait_until(lambda: cluster.asked, "the first look")
     mirror.stop()
-    assert "mirror" not in [thread.name for thread in threading.enumerate()]
+    assert set(threading.enumerate()) <= before
 
 
 def last_message(text):
