@@ -103,6 +103,8 @@ class RecordNeighbours:
     def _fetch(self, index: int, name: str) -> bytes:
         command = f"cat {_FOLDER}/{name} 2>/dev/null"
         said = self._ask(index, command)
-        if said.status is None:  # it began to answer: a loaded node, and a record that must not be lost
+        if (
+            said.status is None
+        ):  # it began to answer: a loaded node, and a record that must not be lost
             said = self._ask(index, command)
         return said.stdout if said.status == 0 else b""
