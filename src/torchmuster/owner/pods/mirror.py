@@ -31,6 +31,18 @@ from torchmuster.owner.pods.reach import NotAllowedError, PodWatch, find_pod, fo
 
 _AGAIN_S = (0.3, 1.0, 2.0, 5.0)
 _SILENCE_S = 60.0
+# Which Jobs are asked for and removed, and what a workflow goes on with, is the client's alone.
+_ACTED_UPON = frozenset(
+    {
+        "job.json",
+        "jobs.json",
+        "job.sh",
+        "links.json",
+        "site.json",
+        "workflow.json",
+        "cancelled.json",
+    }
+)
 _FROM = "pod"  # where the pieces come from, for `FilesBack`
 _STATE_FILE = "pods/mirror.json"
 _PIECE_BYTES = 1 << 16
@@ -181,14 +193,24 @@ class RecordMirror:
                 self._take_mark(mark, known)
             case messages.FilePiece(path=path, data=data) if path == self._result_name:
                 self._result = data
-            case messages.FilePiece():
+            case messages.FilePiece(path=path) if self._may_write(path):
                 files.take(message, _FROM)
+            case messages.FilePiece():
+                return True
             case messages.RecordEnd():
                 self._finish(message, files)
                 return False
             case _:
                 raise messages.FrameError(f"{type(message).__name__} is not of a record")
         return True
+
+    def _may_write(self, path: str) -> bool:
+        """Say whether a pod may write this file here: nothing that this client acts upon."""
+        if path.startswith("logs/") or path == messages.OUTPUT_FILE:
+            return True
+        if self.order.group is not None:
+            return path == os.path.relpath(self._own_files()[0], self.run_dir.path)
+        return "/" not in path and path not in _ACTED_UPON
 
     @property
     def _result_name(self) -> str:

@@ -242,3 +242,15 @@ def test_a_last_message_of_somebody_else_is_no_result(run_dir, cluster, text):
 def test_a_pod_that_runs_has_left_nothing(run_dir, cluster):
     cluster.say(pods="job-pods-running")
     assert result_of_pod(JOB_ID, run_dir) is None
+
+
+def test_a_pod_can_not_replace_what_the_client_acts_upon(run_dir, pod, said):
+    atomic.write_json(run_dir.job, {"job_id": "lab/research/mine"})
+    for name in ("job.json", "other.json"):
+        with open(os.path.join(pod.order.run_dir.path, name), "w") as file:
+            file.write('{"job_id": "lab/research/somebody-elses"}')
+    pod.end(RESULT)
+    mirror_of(run_dir, pod.order, said).catch_up()
+
+    assert json.loads(read(run_dir.job)) == {"job_id": "lab/research/mine"}
+    assert "somebody" in read(os.path.join(run_dir.path, "other.json"))
