@@ -5,6 +5,7 @@ disk of each node, with a package that the script imports. What a world can't do
 """
 
 import json
+import shlex
 import shutil
 import subprocess
 import time
@@ -22,6 +23,13 @@ RUN_ID = "r"
 NEXT_RUN_ID = "next"
 # For a node's own mounts: nothing in /tmp and /dev/shm is another's, and $1 is a small disk.
 OWN_TMP = "mount -t tmpfs -o mode=1777 none /tmp; mount -t tmpfs -o mode=1777 none /dev/shm"
+REPOSITORY = Path(__file__).resolve().parents[2]
+if REPOSITORY.is_relative_to("/tmp"):  # what runs is in there: it is seen through the new /tmp
+    repository = shlex.quote(str(REPOSITORY))
+    OWN_TMP = (
+        f"mkdir -p /run/muster-matrix; mount --bind {repository} /run/muster-matrix; {OWN_TMP};"
+        f" mkdir -p {repository}; mount --move /run/muster-matrix {repository}; rmdir /run/muster-matrix"
+    )
 OWN_DISK = 'mount -t tmpfs -o size=64m none "$1"'
 FILL_SCRATCH = """\
 rm -rf "$1"/*
@@ -188,7 +196,7 @@ class World:
         for node in nodes:
             words = ("find", *self.watched, "-mindepth", "1")
             paths = self.on(node, "sh", "-c", '"$@" 2>/dev/null || true', "sh", *words).splitlines()
-            kept = tuple(map(str, self.kept))
+            kept = (*map(str, self.kept), str(REPOSITORY))
             found |= {f"{node}:{path}" for path in paths if not path.startswith(kept)}
         return found
 
