@@ -25,7 +25,7 @@ from torchmuster.owner.group_process import GroupProcess
 from torchmuster.owner.record_writer import RecordWriter
 from torchmuster.owner.reuse import link_reused
 from torchmuster.owner.stops import Stops
-from torchmuster.owner.views.record import read_events
+from torchmuster.owner.views.record import next_task_attempts
 
 if TYPE_CHECKING:
     from torchmuster.owner.host_capacity import HostCapacity
@@ -216,7 +216,8 @@ class WorkflowOwner:
     async def _run_group(self, group: _Group, gpus: dict[str, list[str]]) -> None:
         try:
             while group.outcome is None:
-                attempts = self._next_attempts(group.plan) if group.heads_lost else {}
+                events = self._run_dir.group(group.plan.name).events
+                attempts = next_task_attempts(events) if group.heads_lost else {}
                 ran_s = time.monotonic() - (group.running_since or time.monotonic())
                 hosts = self._hosts
                 start = GroupStart(
@@ -268,20 +269,9 @@ class WorkflowOwner:
         name = group.plan.name
         return GroupProcess(self._run_dir, name, self._stops, hear, self._display.say, self._record)
 
-    def _next_attempts(self, plan: GroupPlan) -> dict[str, int]:
-        """Attempts go on where the record of a lost head stops."""
-        following: dict[str, int] = {}
-        for event in read_events(self._run_dir.group(plan.name).events):
-            if event.get("event") == "task_state":
-                task, attempt = str(event["task"]), int(event["attempt"])
-                following[task] = max(following.get(task, 0), attempt + 1)
-        return following
-
     async def _end_orphans(self) -> None:
         """What a lost head has left behind became ours; with hosts of ssh it ends by itself."""
-        if (
-            not self._is_here
-        ):  # our children are ssh, and the master that it may have left, or kubectl
+        if not self._is_here:  # our children are ssh, the master that it may have left, or kubectl
             return
         deadline = time.monotonic() + _END_LIMIT_S
         while proc.end_children(self._heads()) and time.monotonic() < deadline:

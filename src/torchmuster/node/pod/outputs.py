@@ -1,16 +1,14 @@
 """What the tasks of a group have made, on its way from their pods: to the first one, and from there to the client."""
 
 import os
-from typing import Any
 
 from torchmuster.files import atomic, code_copy
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
 from torchmuster.model.workflow import GroupNodes
 from torchmuster.net.relay import SendsMessages
-from torchmuster.net.remote_messages import OUTPUT_FILE
 from torchmuster.node.pod.order import PodOrder
-from torchmuster.node.remote.files import PieceSink
+from torchmuster.node.remote.files import send_outputs
 
 TASKS_FOLDER = "tasks"
 
@@ -28,7 +26,9 @@ class TaskOutputs:
         """
         if self._order.has_volume or self._order.group is None:
             return []
-        run_dir, come, stay = self._order.run_dir, [], []
+        run_dir = self._order.run_dir
+        come: list[str] = []
+        stay: list[str] = []
         room = code_copy.MAX_OUTPUT_BYTES
         for task in _tasks_with_output(self._order):
             names, size = _files_of(run_dir, task)
@@ -37,9 +37,7 @@ class TaskOutputs:
                 continue
             room -= size
             come += names
-        if come:
-            sink: Any = PieceSink(session, OUTPUT_FILE)
-            code_copy.write_archive(run_dir.path, come, sink)
+        send_outputs(session, run_dir.path, come)
         return stay
 
 
@@ -51,21 +49,18 @@ def _tasks_with_output(order: PodOrder) -> list[str]:
     return [name for name in names if os.path.isdir(run_dir.task_output(name))]
 
 
-def take_outputs(run_dir: RunDir, came: str) -> list[str]:
-    """Put outputs that were unpacked in a folder of their own where tasks look for them; return whose they are."""
+def take_outputs(run_dir: RunDir, came: str) -> None:
+    """Put outputs that were unpacked in a folder of their own where tasks look for them."""
     folder = os.path.join(came, TASKS_FOLDER)
     try:
         names = sorted(os.listdir(folder))
     except OSError:
-        return []
-    taken = []
+        return
     for name in names:
         source, target = os.path.join(folder, name, "output"), run_dir.task_output(name)
         if os.path.isdir(source) and not os.path.lexists(target):
             os.makedirs(os.path.dirname(target), exist_ok=True)
             os.rename(source, target)
-            taken.append(name)
-    return taken
 
 
 def output_names(run_dir: RunDir, task: str) -> list[str]:

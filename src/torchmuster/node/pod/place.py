@@ -8,14 +8,13 @@ pod that was made again and found no record begins anew: what its predecessor's 
 
 import argparse
 import os
-import secrets
 import shutil
 import sys
 
 from torchmuster.files import atomic, code_copy
 from torchmuster.node.pod.order import KEY_FILE, NODES_FILE, PodOrder, read_order
 from torchmuster.node.pod.outputs import TASKS_FOLDER, take_outputs
-from torchmuster.node.remote.files import MARK_FILE, mark_of, write_private
+from torchmuster.node.remote.files import make_mark, mark_of
 
 LACKS_CODE = 3
 _LIMIT_BYTES = 2 * (code_copy.MAX_CODE_BYTES + code_copy.MAX_OUTPUT_BYTES)
@@ -29,7 +28,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--check", action="store_true")
     options = parser.parse_args(arguments)
     order = read_order(options.order)
-    if is_placed(order) and placed_by(order) == options.head:
+    if placed_by(order) == options.head:
         return 0
     if options.check:
         return LACKS_CODE
@@ -71,9 +70,8 @@ def place(order: PodOrder, brought: str, head: str | None = None) -> None:
     take_outputs(run_dir, came)
     shutil.rmtree(os.path.join(came, TASKS_FOLDER), ignore_errors=True)
     os.replace(os.path.join(came, NODES_FILE), run_dir.group(order.group or "").nodes)
-    for name in os.listdir(
-        came
-    ):  # the plan and the code: on a volume an earlier group's may be there
+    # The plan and the code: on a volume an earlier group's may be there.
+    for name in os.listdir(came):
         target = os.path.join(run_dir.path, name)
         if os.path.isdir(target):
             shutil.rmtree(os.path.join(came, name))
@@ -82,7 +80,6 @@ def place(order: PodOrder, brought: str, head: str | None = None) -> None:
     shutil.rmtree(came, ignore_errors=True)
     with open(os.path.join(brought, KEY_FILE)) as file:
         atomic.replace_file(run_dir.secret, file.read().encode(), mode=0o600)
-    if not mark_of(run_dir.path):
-        write_private(os.path.join(run_dir.path, MARK_FILE), secrets.token_hex(16))
+    make_mark(run_dir.path)
     os.makedirs(order.folder, exist_ok=True)
     atomic.write_json(order.stamps, {"head": head or mark_of(run_dir.path)})

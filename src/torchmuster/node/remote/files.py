@@ -7,7 +7,7 @@ import secrets
 import shutil
 import stat
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torchmuster.errors import RunDirectoryError
@@ -162,14 +162,19 @@ def make_own_run_dir(run_id: str, token: str, secret: str) -> str:
         os.makedirs(folder, exist_ok=True)
     write_private(os.path.join(path, _RUN_FILE), of_run)
     write_private(os.path.join(path, TOKEN_FILE), token)
-    if not mark_of(path):
-        write_private(os.path.join(path, MARK_FILE), secrets.token_hex(16))
+    make_mark(path)
     return path
 
 
 def mark_of(run_dir: str) -> str:
     """Return what tells this folder from another host's of the same path and run; empty for the client's own."""
     return _read_line(run_dir, MARK_FILE)
+
+
+def make_mark(run_dir: str) -> None:
+    """Give a folder its mark, unless it has one."""
+    if not mark_of(run_dir):
+        write_private(os.path.join(run_dir, MARK_FILE), secrets.token_hex(16))
 
 
 def _read_line(folder: str, name: str) -> str:
@@ -185,7 +190,7 @@ def write_private(path: str, text: str) -> None:
     atomic.replace_file(path, f"{text}\n".encode(), mode=0o600)
 
 
-class PieceSink:
+class _PieceSink:
     """A file to write to, whose content is sent in pieces."""
 
     def __init__(self, session: SendsMessages, name: str) -> None:
@@ -194,7 +199,6 @@ class PieceSink:
         self._offset = 0
 
     def write(self, data: bytes) -> int:
-        """Send what is written."""
         for at in range(0, len(data), CHUNK_BYTES):
             piece = data[at : at + CHUNK_BYTES]
             message = FilePiece(path=self._name, offset=self._offset, data=piece)
@@ -205,6 +209,13 @@ class PieceSink:
 
     def flush(self) -> None:
         """Nothing is kept back."""
+
+
+def send_outputs(session: SendsMessages, root: str, names: Sequence[str]) -> None:
+    """Send files below a root as the archive of outputs; nothing where there are none."""
+    if names:
+        sink: Any = _PieceSink(session, OUTPUT_FILE)
+        code_copy.write_archive(root, names, sink)
 
 
 class CodeOutputs:
@@ -237,7 +248,5 @@ class CodeOutputs:
     def send(self, session: SendsMessages) -> list[str]:
         """Send new and changed files; return those that stay here."""
         come, stay = code_copy.outputs(self.root, self._before, code_copy.MAX_OUTPUT_BYTES)
-        if come:
-            sink: Any = PieceSink(session, OUTPUT_FILE)
-            code_copy.write_archive(self.root, come, sink)
+        send_outputs(session, self.root, come)
         return stay

@@ -246,6 +246,8 @@ class TaskAgent:
     # The command.
 
     async def _run_command(self, begin: messages.TaskBegin) -> None:
+        if self._options.host_name is not None:
+            await wait_for_names(begin.hosts.values(), self._doing)
         facts = TaskFacts(
             workflow=self._options.plan,
             group=self._options.group,
@@ -260,8 +262,6 @@ class TaskAgent:
             self._options.group.name, self._options.task.name, self._attempt
         )
         output = RankOutput(0, log, self._disk, self._show, frozenset((1, 2)), {})
-        if self._options.host_name is not None:
-            await wait_for_names(begin.hosts.values(), self._doing)
         before = read_counters()
         started_at = time.monotonic()
         try:
@@ -373,9 +373,6 @@ class TaskAgent:
             task=self._options.task,
             attempt=self._attempt,
             place=self._place,
-            hosts={},
-            addresses={},
-            ports={},
         )
 
     async def _end_everything(self) -> None:

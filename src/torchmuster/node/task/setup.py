@@ -8,7 +8,7 @@ import os
 import stat
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torchmuster.errors import MusterError
 from torchmuster.files.layout import WorkingFolder, muster_home
@@ -27,9 +27,9 @@ class TaskFacts:
     task: TaskPlan
     attempt: int
     place: WorkingFolder
-    hosts: Mapping[str, str]
-    addresses: Mapping[str, str]
-    ports: Mapping[str, int]
+    hosts: Mapping[str, str] = field(default_factory=dict)
+    addresses: Mapping[str, str] = field(default_factory=dict)
+    ports: Mapping[str, int] = field(default_factory=dict)
 
     def value(self, token: Token) -> str | None:
         """Return what a token stands for; None leaves it as it is."""

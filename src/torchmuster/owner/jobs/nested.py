@@ -39,12 +39,13 @@ def main(arguments: list[str]) -> int:
         start = codec.from_plain(TrainingStart, json.load(file))
     nodes = start.nodes.tasks.get(start.task, ()) if start.nodes is not None else ()
     job, broker = None, ""
-    if start.nodes is not None and len(nodes) > 1 and start.nodes.engine == "ssh":
+    of_several = start.nodes.engine if start.nodes is not None and len(nodes) > 1 else None
+    in_pods = of_several == PODS_ENGINE
+    if of_several == "ssh":
         broker, nodes = task_hosts(nodes, os.environ)
-    elif start.nodes is not None and len(nodes) > 1 and start.nodes.engine != PODS_ENGINE:
-        job = _own_nodes(start.nodes.engine, nodes)
+    elif of_several is not None and not in_pods:
+        job = _own_nodes(of_several, nodes)
     gpus = visible_gpus()
-    in_pods = start.nodes is not None and len(nodes) > 1 and start.nodes.engine == PODS_ENGINE
     by_name = bool(broker) or in_pods
     names = tuple(node.name for node in nodes) if by_name else job.node_names if job else ()
     plan = plan_training(start, gpus, names)

@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import json
 import os
-import secrets
 import signal
 import sys
 import threading
@@ -38,7 +37,7 @@ from torchmuster.net.secret import read_secret
 from torchmuster.node.pod import order as orders
 from torchmuster.node.pod.call import call_argv
 from torchmuster.node.pod.order import AGAIN_CODE, FINAL_CODE, PodOrder
-from torchmuster.node.remote.files import MARK_FILE, CodeOutputs, mark_of, write_private
+from torchmuster.node.remote.files import CodeOutputs, make_mark
 from torchmuster.owner.create import write_owner
 from torchmuster.owner.deadline import Deadline
 from torchmuster.owner.jobs.jobs import cancelled_before_start, failed_before_start
@@ -153,8 +152,7 @@ class _PodOwner:
         with open(self.key) as file:
             atomic.replace_file(run_dir.secret, file.read().encode(), mode=0o600)
         neighbours.find(self.voice.say)
-        if not mark_of(run_dir.path):
-            write_private(os.path.join(run_dir.path, MARK_FILE), secrets.token_hex(16))
+        make_mark(run_dir.path)
         write_owner(run_dir)
         self._set_aside_result()
         plain = atomic.read_json(os.path.join(self.brought, orders.PLAN_FILE))

@@ -13,7 +13,6 @@ import json
 import os
 import signal
 import socket
-import sys
 from dataclasses import dataclass, replace
 
 from torchmuster import proc
@@ -38,7 +37,7 @@ from torchmuster.owner.pods.conduct import MOST_MESSAGE_BYTES, leave_message, wa
 from torchmuster.owner.pods.doors import Doors
 from torchmuster.owner.pods.gather import GroupGather
 from torchmuster.owner.pods.neighbours import RecordNeighbours
-from torchmuster.owner.views.record import read_events, read_outcome
+from torchmuster.owner.views.record import next_task_attempts, read_outcome
 from torchmuster.programs.group_main import ProcessStarter, conduct_group, read_plan
 
 _END_S = 10.0
@@ -146,11 +145,7 @@ class _GroupOwner:
     def _note_start(self) -> None:
         """Attempts go on where the record of a lost pod stops: on a volume it is here."""
         folder = self.run_dir.group(self.group)
-        following: dict[str, int] = {}
-        for event in read_events(folder.events):
-            if event.get("event") == "task_state":
-                task = str(event["task"])
-                following[task] = max(following.get(task, 0), int(event["attempt"]) + 1)
+        following = next_task_attempts(folder.events)
         atomic.write_json(folder.start, codec.to_plain(GroupStart(first_attempts=following)))
 
     async def _conduct(self) -> int:
@@ -236,7 +231,3 @@ def _bind(port: int) -> socket.socket:
 
 def _code_of(outcome: GroupOutcome) -> int:
     return 0 if outcome.state is State.COMPLETED else FINAL_CODE
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

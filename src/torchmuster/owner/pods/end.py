@@ -64,7 +64,7 @@ def cancel_run(run_dir: RunDir) -> bool:
         return False
     atomic.write_json(run_dir.cancelled, {"by": "muster cancel"})
     with contextlib.suppress(MusterError, OSError):
-        _tell_owner(run_dir, order, job_id)
+        tell_owner(run_dir, order, job_id)
         _wait_for_record(run_dir)
     remove(job_id)
     if read_result(run_dir) is None:
@@ -101,11 +101,16 @@ def remove(job_id: str) -> None:
     ask(DIALECT.cancel_argv(job_id))
 
 
-def _tell_owner(run_dir: RunDir, order: PodOrder, job_id: str) -> None:
+def tell_owner(run_dir: RunDir, order: PodOrder, job_id: str) -> None:
+    """Let the owner in the first pod end its run, or its group of a workflow.
+
+    Raises:
+        MusterError: The pod does not run, or can't be reached.
+    """
     pod = find_pod(job_id, 0)
     if pod is None or not pod.is_up:
         raise MusterError("the first pod does not run")
-    note = os.path.join(order.run_dir.path, os.path.basename(run_dir.cancelled))
+    note = os.path.join(order.folder, os.path.basename(run_dir.cancelled))
     with forward(job_id, pod.name, order.port) as way:
         words = [*call_argv(run_dir.secret, way.port), "127.0.0.1"]
         # The owner looks for the note when the signal comes: so it knows that a user ends the run, not a node.

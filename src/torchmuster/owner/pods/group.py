@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from torchmuster import proc
 from torchmuster.engines.kubernetes.dialect import DIALECT
 from torchmuster.errors import MusterError
 from torchmuster.files import atomic
@@ -20,7 +19,6 @@ from torchmuster.model.outcome import GroupOutcome
 from torchmuster.model.states import JobState, State
 from torchmuster.model.workflow import GroupPlan, GroupStart, WorkflowPlan
 from torchmuster.net import messages
-from torchmuster.node.pod.call import call_argv
 from torchmuster.node.task.data import upload_outputs
 from torchmuster.node.task.setup import TaskFacts
 from torchmuster.owner.jobs.jobs import forget_views, submit_script, view_jobs
@@ -32,9 +30,9 @@ from torchmuster.owner.pods.bring_group import (
     keeps_datasets_here,
     plan_group,
 )
-from torchmuster.owner.pods.end import remove
+from torchmuster.owner.pods.end import remove, tell_owner
 from torchmuster.owner.pods.mirror import RecordMirror
-from torchmuster.owner.pods.reach import PodWatch, find_pod, forward
+from torchmuster.owner.pods.reach import PodWatch, find_pod
 from torchmuster.owner.pods.starts import PodStarts
 from torchmuster.owner.views.record import read_events, read_new, read_outcome
 
@@ -43,7 +41,6 @@ if TYPE_CHECKING:
 
 _LOOK_S = 0.2
 _ASK_S = 1.0
-_TELL_S = 20.0
 _LATE_S = 15.0  # from the Job's end to its record
 
 
@@ -144,9 +141,6 @@ class PodGroup:
                 task=task,
                 attempt=0,
                 place=place,
-                hosts={},
-                addresses={},
-                ports={},
             )
             try:
                 stored = await upload_outputs(
@@ -167,9 +161,12 @@ class PodGroup:
         failed = replace(
             outcome, state=State.FAILED, exit_code=error.exit_code, report=report_of_error(error)
         )
-        path = self.run_dir.group(self.group.name).result
-        atomic.write_json(path, codec.to_plain(failed))
+        self._keep(failed)
         return failed
+
+    def _keep(self, outcome: GroupOutcome) -> None:
+        path = self.run_dir.group(self.group.name).result
+        atomic.write_json(path, codec.to_plain(outcome))
 
     def _look(self) -> bool:
         """Say what the cluster says; return whether the first Job is over. What can't start is ended."""
@@ -241,8 +238,7 @@ class PodGroup:
             what = f"the Job of group {self.group.name} ended and left no record"
             fix = f"kubectl describe job {self._job_ids[0].rpartition('/')[2]}"
             outcome = self._failed(MusterError(what, where=f"job {self._job_ids[0]}", fix=fix))
-        path = self.run_dir.group(self.group.name).result
-        atomic.write_json(path, codec.to_plain(outcome))
+        self._keep(outcome)
 
     def _failed(self, error: MusterError) -> GroupOutcome:
         state = State.FAILED_CANCELED if self._num_stops else State.FAILED_BACKEND_ERROR
@@ -266,28 +262,16 @@ class PodGroup:
             self._tell_owner()
         except (MusterError, OSError) as error:
             if not os.path.exists(self.run_dir.group(self.group.name).result):
-                outcome = self._failed(MusterError("the group was stopped", why=str(error)))
-                atomic.write_json(
-                    self.run_dir.group(self.group.name).result, codec.to_plain(outcome)
-                )
+                self._keep(self._failed(MusterError("the group was stopped", why=str(error))))
 
     def _tell_owner(self) -> None:
-        if self._pods is None:
+        if self._pods is None or not self._has_begun:
             raise MusterError("it had not begun")
-        order = self._pods.order
-        pod = find_pod(self._job_ids[0], 0)
-        if pod is None or not pod.is_up or not self._has_begun:
-            raise MusterError("it had not begun")
-        note = os.path.join(order.folder, os.path.basename(self.run_dir.cancelled))
-        with forward(self._job_ids[0], pod.name, order.port) as way:
-            words = [*call_argv(self.run_dir.secret, way.port), "127.0.0.1"]
-            # The owner looks for the note when the signal comes: so it knows that a user ends the group, not a node.
-            proc.ask([*words, f'echo "{{}}" >"{note}" && kill -TERM 1'], b"", _TELL_S)
+        tell_owner(self.run_dir, self._pods.order, self._job_ids[0])
 
     def kill(self) -> None:
         """Remove the Jobs at once."""
-        outcome = self._failed(MusterError("the group was killed"))
-        atomic.write_json(self.run_dir.group(self.group.name).result, codec.to_plain(outcome))
+        self._keep(self._failed(MusterError("the group was killed")))
 
     def close(self) -> None:
         """End what follows the group."""

@@ -71,10 +71,9 @@ class RecordNeighbours:
             self._sent[index, name] = now
 
     def _ask(self, index: int, command: str, data: bytes = b"") -> proc.Answered:
+        # The head of a group ends all its other children.
         words = [*pod_words(self.key, self.order, index), command]
-        return proc.ask_beside(
-            words, _ASK_S, data
-        )  # the head of a group ends all its other children
+        return proc.ask_beside(words, _ASK_S, data)
 
     def find(self, say: Callable[[str], None]) -> None:
         """Take the record over from other pods, where this one has none: the longest that they have."""
@@ -103,8 +102,7 @@ class RecordNeighbours:
     def _fetch(self, index: int, name: str) -> bytes:
         command = f"cat {_FOLDER}/{name} 2>/dev/null"
         said = self._ask(index, command)
-        if (
-            said.status is None
-        ):  # it began to answer: a loaded node, and a record that must not be lost
+        if said.status is None:
+            # It began to answer: a loaded node, and a record that must not be lost.
             said = self._ask(index, command)
         return said.stdout if said.status == 0 else b""

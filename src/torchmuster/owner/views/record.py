@@ -41,6 +41,16 @@ def next_attempt(run_dir: RunDir) -> int:
     return max(numbers, default=-1) + 1
 
 
+def next_task_attempts(events: str) -> dict[str, int]:
+    """Return the number of the next attempt of each task, by the record of a group whose head was lost."""
+    following: dict[str, int] = {}
+    for event in read_events(events):
+        if event.get("event") == "task_state":
+            task, attempt = str(event["task"]), int(event["attempt"])
+            following[task] = max(following.get(task, 0), attempt + 1)
+    return following
+
+
 def read_plan(run_dir: RunDir) -> RunPlan | None:
     """Return the plan of a run, or None when there is no readable one."""
     plain = atomic.read_json(run_dir.plan)
