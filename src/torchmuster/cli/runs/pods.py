@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from torchmuster.spec.problems import Problems
     from torchmuster.spec.sites.site import Site
 
-_PYTHON = "python3"  # of the image
-
 
 def submit_to_pods(
     request: "RunRequest",
@@ -31,14 +29,20 @@ def submit_to_pods(
     from torchmuster.files.layout import RunDir, runs_dir
     from torchmuster.owner.create import create_run_dir
     from torchmuster.owner.jobs.jobs import make_job, note_refusal
-    from torchmuster.owner.pods.bring import bring_run, check_code, settle_place, shown_files
+    from torchmuster.owner.pods.bring import (
+        bring_run,
+        check_code,
+        python_of,
+        settle_place,
+        shown_files,
+    )
 
     gpus = request.gpus_per_node or site.gpus_per_node or 0
     plan = _fit(problems.checked(plan_for_job(request, run_id, gpus, problems)), request, site)
     check_code(plan)
     job = make_job(plan, RunDir(os.path.join(runs_dir(), plan.run_id)), site, request, limits)
     job = _with_spares(job, request.spares)
-    job = replace(job, python=_own_python(site), run_id=plan.run_id)
+    job = replace(job, python=python_of(site), run_id=plan.run_id)
     job = settle_place(job, job.num_nodes)
     if request.dry_run:
         return _show(replace(job, brings=shown_files()), dialect)
@@ -56,15 +60,12 @@ def submit_to_pods(
 def _fit(plan: "RunPlan", request: "RunRequest", site: "Site") -> "RunPlan":
     """Return the plan for pods: the image's interpreter, and nodes that come back."""
     from torchmuster.engines.sites import with_node_setup
+    from torchmuster.owner.pods.bring import PYTHON
 
     plan = with_node_setup(plan, site, python_given=request.python is not None)
     if request.python is None and not site.python:
-        plan = replace(plan, program=replace(plan.program, python=(_PYTHON,)))
+        plan = replace(plan, program=replace(plan.program, python=(PYTHON,)))
     return replace(plan, engine=site.name, nodes_return=True)
-
-
-def _own_python(site: "Site") -> str:
-    return site.python[0] if len(site.python) == 1 else _PYTHON
 
 
 def _with_spares(job: "JobRequest", spares: int) -> "JobRequest":

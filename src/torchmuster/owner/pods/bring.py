@@ -29,14 +29,17 @@ from torchmuster.owner.pods.reach import refused
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from torchmuster.spec.sites.site import Site
+
+PYTHON = "python3"  # of an image
 _ASK_S = 20.0
 _ENFORCED = "pod-security.kubernetes.io/enforce"
 # What only a client needs; the rest must leave room for code in a Secret.
 _CLIENT_ONLY = ("cli/", "ui/", "diagnose/lint/", "diagnose/convert/")
 # Of the folder of what users write, what a training task of a workflow plans with.
 _SPEC_IN_PODS = ("__init__.py", "launch.py", "problems.py", "units.py")
-SECRET_BYTES = 1 << 20
-SPARE_BYTES = 16 << 10  # of a Secret, for the plan and the order
+_SECRET_BYTES = 1 << 20
+_SPARE_BYTES = 16 << 10  # of a Secret, for the plan and the order
 
 
 def settle_place(job: JobRequest, num_pods: int) -> JobRequest:
@@ -120,18 +123,11 @@ def bring_run(
     """
     folder = os.path.join(run_dir.path, "pods")
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    package = package_of(os.path.join(muster_home(), "cache"))
     code = code_copy.find_code(plan.program.cwd)
     code_copy.check_inside(plan.program, code.root)
     archive = os.path.join(folder, orders.CODE_FILE)
     with open(archive, "wb") as file:
         code_copy.write_archive(code.root, code.names, file)
-    size = os.path.getsize(archive)
-    has_room = os.path.getsize(package) + size + SPARE_BYTES <= SECRET_BYTES
-    with open(archive, "rb") as file:
-        sha = hashlib.file_digest(file, "sha256").hexdigest()
-    if not has_room:
-        _check_way(job, code.describe())
     order = PodOrder(
         run_id=plan.run_id,
         job=job.name,
@@ -139,24 +135,46 @@ def bring_run(
         port=int(dict(job.own_keys).get("door_port", DOOR_PORT)),
         home=home_of(job),
         code_root=code.root,
-        code_sha=sha,
-        code_bytes=None if has_room else size,
+        code_sha="",
         warn_s=warn_s,
         start_limit_s=start_limit_s,
         time_limit_s=job.time_limit_s,
     )
+    order, brings = pack_order(order, folder, run_dir)
+    if order.code_bytes is not None:
+        _check_way(job, code.describe())
+    brings[orders.PLAN_FILE] = run_dir.plan
+    return replace(job, brings=tuple(brings.items()))
+
+
+def pack_order(order: PodOrder, folder: str, run_dir: RunDir) -> tuple[PodOrder, dict[str, str]]:
+    """Return the order with how its archive travels, and what goes into its Secret: name there, path here.
+
+    The archive is in the folder already; the order is written beside it.
+    """
+    archive = os.path.join(folder, orders.CODE_FILE)
+    package = _package(os.path.join(muster_home(), "cache"))
+    size = os.path.getsize(archive)
+    has_room = os.path.getsize(package) + size + _SPARE_BYTES <= _SECRET_BYTES
+    with open(archive, "rb") as file:
+        sha = hashlib.file_digest(file, "sha256").hexdigest()
+    order = replace(order, code_sha=sha, code_bytes=None if has_room else size)
     path = os.path.join(folder, orders.ORDER_FILE)
     atomic.write_json(path, codec.to_plain(order))
     brings = {
         orders.KEY_FILE: run_dir.secret,
         orders.ORDER_FILE: path,
-        orders.PLAN_FILE: run_dir.plan,
         orders.PACKAGE_FILE: package,
         orders.START_FILE: os.path.join(travel.package_folder(), "node", "pod", "start.py"),
     }
     if has_room:
         brings[orders.CODE_FILE] = archive
-    return replace(job, brings=tuple(brings.items()))
+    return order, brings
+
+
+def python_of(site: "Site") -> str:
+    """Return the interpreter of a site's images that starts what comes along."""
+    return site.python[0] if len(site.python) == 1 else PYTHON
 
 
 def _check_way(job: JobRequest, code: str) -> None:
@@ -213,7 +231,7 @@ def _enforced(context: str, namespace: str) -> "Mapping[str, str]":
     return {"pod_security": "restricted"} if labels.get(_ENFORCED) == "restricted" else {}
 
 
-def package_of(cache: str) -> str:
+def _package(cache: str) -> str:
     """Return the path of the archive of torchmuster for pods, made once for each content."""
     files = [
         (name, data)

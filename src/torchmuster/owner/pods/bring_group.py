@@ -1,7 +1,8 @@
 """A group of a workflow as Jobs of pods: one Job for each kind of pod, and what all of them bring along."""
 
-import hashlib
+import json
 import os
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -12,8 +13,8 @@ from torchmuster.engines.kubernetes.wishes import DOOR_PORT, home_of, keeps_runs
 from torchmuster.engines.sites import job_of_site
 from torchmuster.engines.workflow_jobs import MARGIN_S
 from torchmuster.errors import UsageError
-from torchmuster.files import atomic, code_copy, travel
-from torchmuster.files.layout import RunDir, muster_home, short_id
+from torchmuster.files import atomic, code_copy
+from torchmuster.files.layout import RunDir, short_id
 from torchmuster.model import codec
 from torchmuster.model.job import JobRequest, NodeChunk
 from torchmuster.model.plan import Program, ScriptKind
@@ -23,6 +24,7 @@ from torchmuster.model.workflow import (
     GroupPlan,
     InputKind,
     OutputKind,
+    TaskNetwork,
     TaskNode,
     TaskPlan,
     WorkflowPlan,
@@ -31,12 +33,10 @@ from torchmuster.node.pod import order as orders
 from torchmuster.node.pod.order import PodOrder
 from torchmuster.node.pod.outputs import output_names
 from torchmuster.node.task.setup import read_credentials
-from torchmuster.owner.pods.bring import SECRET_BYTES, SPARE_BYTES, package_of, settle_place
+from torchmuster.owner.pods.bring import pack_order, python_of, settle_place
 
 if TYPE_CHECKING:
     from torchmuster.spec.sites.site import Site
-
-_PYTHON = "python3"  # of an image
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +112,7 @@ def plan_group(
             name=names[number],
             chunks=(_node(base.chunks[0], kind.node),),
             own_keys=_own_keys(settled, kind),
-            python=site.python[0] if len(site.python) == 1 else _PYTHON,
+            python=python_of(site),
             run_id=plan.run_id,
             time_limit_s=None if group.exec_timeout_s is None else group.exec_timeout_s + MARGIN_S,
             first_index=len(hosts),
@@ -178,24 +178,8 @@ def bring_group(
     """
     folder = os.path.join(run_dir.group(group.name).path, "pods")
     os.makedirs(folder, mode=0o700, exist_ok=True)
-    archive = os.path.join(folder, orders.CODE_FILE)
-    _pack(plan, group, run_dir, pods, archive)
-    package = package_of(os.path.join(muster_home(), "cache"))
-    size = os.path.getsize(archive)
-    has_room = os.path.getsize(package) + size + SPARE_BYTES <= SECRET_BYTES
-    with open(archive, "rb") as file:
-        sha = hashlib.file_digest(file, "sha256").hexdigest()
-    order = replace(pods.order, code_sha=sha, code_bytes=None if has_room else size)
-    path = os.path.join(folder, orders.ORDER_FILE)
-    atomic.write_json(path, codec.to_plain(order))
-    brings = {
-        orders.KEY_FILE: run_dir.secret,
-        orders.ORDER_FILE: path,
-        orders.PACKAGE_FILE: package,
-        orders.START_FILE: os.path.join(travel.package_folder(), "node", "pod", "start.py"),
-    }
-    if has_room:
-        brings[orders.CODE_FILE] = archive
+    _pack(plan, group, run_dir, pods, os.path.join(folder, orders.CODE_FILE))
+    order, brings = pack_order(pods.order, folder, run_dir)
     if text := _credentials(group):
         brings[orders.CREDENTIALS_FILE] = os.path.join(folder, orders.CREDENTIALS_FILE)
         atomic.replace_file(brings[orders.CREDENTIALS_FILE], text.encode(), mode=0o600)
@@ -205,8 +189,6 @@ def bring_group(
 
 def _credentials(group: GroupPlan) -> str:
     """Return the credentials that the group's tasks name, and no others, as TOML."""
-    import json
-
     found: dict[str, dict[str, str]] = {}
     for task in group.tasks:
         found |= read_credentials(task)
@@ -221,8 +203,6 @@ def _pack(
     plan: WorkflowPlan, group: GroupPlan, run_dir: RunDir, pods: GroupPods, archive: str
 ) -> None:
     """Write the archive: the plan as the pods see it, code where something trains, outputs that are read."""
-    import tempfile
-
     with tempfile.TemporaryDirectory(dir=os.path.dirname(archive)) as stage:
         moved = plan
         names = ["workflow.json", orders.NODES_FILE]
@@ -251,16 +231,17 @@ def _pack(
             code_copy.write_archive(stage, names, file)
 
 
-def dataset_outputs(task: TaskPlan) -> TaskPlan:
-    """Return the task with those outputs alone that become versions of datasets."""
-    return replace(task, outputs=tuple(o for o in task.outputs if o.kind is not OutputKind.URL))
+def with_outputs(task: TaskPlan, *, to_urls: bool) -> TaskPlan:
+    """Return the task with those outputs alone that go to URLs, or that become versions of datasets."""
+    kept = (one for one in task.outputs if (one.kind is OutputKind.URL) == to_urls)
+    return replace(task, outputs=tuple(kept))
 
 
 def _without_datasets(plan: WorkflowPlan) -> WorkflowPlan:
-    def changed(task: TaskPlan) -> TaskPlan:
-        return replace(task, outputs=tuple(o for o in task.outputs if o.kind is OutputKind.URL))
-
-    groups = (replace(group, tasks=tuple(map(changed, group.tasks))) for group in plan.groups)
+    groups = (
+        replace(group, tasks=tuple(with_outputs(task, to_urls=True) for task in group.tasks))
+        for group in plan.groups
+    )
     return replace(plan, groups=tuple(groups))
 
 
@@ -298,8 +279,6 @@ def _sources(group: GroupPlan) -> list[str]:
 
 def refuse_what_pods_can_not(plan: WorkflowPlan, site: "Site") -> list[UsageError]:
     """Return what can't be done in pods, before anything exists."""
-    from torchmuster.model.workflow import TaskNetwork
-
     found: list[UsageError] = []
     if plan.network is TaskNetwork.PRIVATE:
         what = "`--task-network private` is for one machine: each pod has a network of its own"

@@ -19,6 +19,14 @@ _FINISH_S = 120.0
 
 
 @dataclass(slots=True)
+class _Known:
+    """Which disk a pod's record is on, and how much of each file has come: no more is sent again."""
+
+    mark: str = ""
+    sizes: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class GroupGather:
     """Follows the records of other pods of a group; on a volume there is nothing to do.
 
@@ -32,6 +40,7 @@ class GroupGather:
     say: Callable[[str], None]
     _threads: list[threading.Thread] = field(default_factory=list)
     _pulls: dict[int, RecordPull] = field(default_factory=dict)
+    _known: dict[int, "_Known"] = field(default_factory=dict)
     _stopping: threading.Event = field(default_factory=threading.Event)
 
     def start(self) -> None:
@@ -66,14 +75,17 @@ class GroupGather:
         files = FilesBack(run_dir)
         host = f"pod-{index}"
         command = f'exec ${PROGRAMS_VARIABLE} pod-record --order "${ORDER_VARIABLE}"{how}'
-        known: dict[str, int] = {}
+        known = self._known.setdefault(index, _Known())
         end: messages.RecordEnd | None = None
 
         def take(message: messages.RemoteMessage) -> bool:
-            nonlocal end
+            nonlocal end, known
             match message:
-                case messages.FilePiece():
+                case messages.RecordOf(mark=mark) if mark != known.mark:
+                    self._known[index] = known = _Known(mark=mark)
+                case messages.FilePiece(path=path, offset=offset, data=data):
                     files.take(message, host)
+                    known.sizes[path] = offset + len(data)
                 case messages.RecordEnd():
                     end = message
                     return False
@@ -81,7 +93,7 @@ class GroupGather:
 
         pull = RecordPull([*pod_words(self.key, self.order, index), command])
         self._pulls[index] = pull
-        pull.run({"mark": "", "sizes": known}, take)
+        pull.run({"mark": known.mark, "sizes": dict(known.sizes)}, take)
         if end is None and how:
             raise MusterError("the connection ended")
         if end is not None and how:

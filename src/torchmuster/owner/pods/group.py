@@ -26,9 +26,9 @@ from torchmuster.owner.jobs.never import NeverWatch, note_group
 from torchmuster.owner.pods.bring_group import (
     GroupPods,
     bring_group,
-    dataset_outputs,
     keeps_datasets_here,
     plan_group,
+    with_outputs,
 )
 from torchmuster.owner.pods.end import remove, tell_owner
 from torchmuster.owner.pods.mirror import RecordMirror
@@ -131,7 +131,7 @@ class PodGroup:
         if self._pods is None or not keeps_datasets_here(self._pods.order):
             return outcome
         completed = {one.task for one in outcome.tasks if one.state is State.COMPLETED}
-        for task in map(dataset_outputs, self.group.tasks):
+        for task in (with_outputs(task, to_urls=False) for task in self.group.tasks):
             if not task.outputs or task.name not in completed:
                 continue
             place = WorkingFolder(self.run_dir.task_folder(task.name))
