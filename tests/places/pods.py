@@ -49,7 +49,7 @@ class PodWorld:
                     out.write(text)
         site = Site(name="k", kind="kubernetes", origin="muster.toml:1:1", own_keys=KEYS)
         group = plan.group(name)
-        pods = plan_group(plan, group, client, site, settle=False)
+        pods = plan_group(plan, group, site)
         brought = bring_group(plan, group, client, pods)
         world._make(nodes, folder, client, brought.jobs[0])
         return world

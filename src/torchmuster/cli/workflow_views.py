@@ -128,7 +128,7 @@ def restart_workflow(view: "RunView", *, detach: bool) -> int:
                 texts.append(file.read())
         except OSError:
             texts.append("")
-    ssh_site = cluster = None
+    ssh_site = pods_site = None
     if isinstance(on_hosts := atomic.read_json(view.run_dir.site), dict):
         from torchmuster.cli.runs.job import find_objects
         from torchmuster.cli.runs.ssh_submit import refuse_what_hosts_can_not
@@ -143,7 +143,7 @@ def restart_workflow(view: "RunView", *, detach: bool) -> int:
             from torchmuster.cli.runs.pod_submit import check_for_pods
             from torchmuster.owner.pods.end import remove_groups
 
-            check_for_pods(plan, cluster[0])
+            pods_site = check_for_pods(plan, cluster[0])
             remove_groups(view.run_dir)
     run_dir = create_workflow_dir(plan, texts[0], texts[1])
     for task in (task for group in plan.groups for task in group.tasks):
@@ -161,8 +161,8 @@ def restart_workflow(view: "RunView", *, detach: bool) -> int:
         from torchmuster.cli.runs.ssh_submit import submit_to_hosts
 
         return submit_to_hosts(run_dir, plan, ssh_site, as_json=False)
-    if cluster is not None:
+    if pods_site is not None:
         from torchmuster.cli.runs.pod_submit import submit_to_pods
 
-        return submit_to_pods(run_dir, plan, cluster[0], detach=detach, as_json=False)
+        return submit_to_pods(run_dir, plan, pods_site, detach=detach, as_json=False)
     return start_workflow(run_dir, plan, detach=detach)

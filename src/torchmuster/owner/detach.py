@@ -60,14 +60,11 @@ def _cluster_of(run_dir: RunDir, voice: "TerminalVoice") -> "PodPlaces | None":
         return None
     from torchmuster.engines.registry import schedulers
     from torchmuster.owner.pods.group import PodPlaces
-    from torchmuster.owner.views.workflow_view import read_workflow
     from torchmuster.spec.sites.site import load_sites
 
-    plan = read_workflow(run_dir)
-    if plan is None:
-        raise RunDirectoryError("the plan of the run can't be read", where=run_dir.workflow)
-    sites = load_sites(os.getcwd(), os.environ, schedulers()).sites
-    return PodPlaces(plan, run_dir, sites[str(noted["site"])], voice.say)
+    site = load_sites(os.getcwd(), os.environ, schedulers()).sites[str(noted["site"])]
+    keys = tuple((str(name), str(text)) for name, text in noted["keys"].items())
+    return PodPlaces(run_dir, site.model_copy(update={"own_keys": keys}), voice.say)
 
 
 def _supervise(run_dir: RunDir) -> int:

@@ -67,7 +67,7 @@ Hear = Callable[[messages.Message], None]
 class Elsewhere(Protocol):
     """Where groups run that are not processes of this machine: they bring their own room."""
 
-    def conductor(self, group: GroupPlan, hear: Hear) -> ConductsGroup:
+    def conductor(self, plan: WorkflowPlan, group: GroupPlan, hear: Hear) -> ConductsGroup:
         """Return what will conduct a group; `hear` gets what it says."""
 
 
@@ -265,7 +265,7 @@ class WorkflowOwner:
             self._hear(group, message)
 
         if self._elsewhere is not None:
-            return self._elsewhere.conductor(group.plan, hear)
+            return self._elsewhere.conductor(self._plan, group.plan, hear)
         name = group.plan.name
         return GroupProcess(self._run_dir, name, self._stops, hear, self._display.say, self._record)
 

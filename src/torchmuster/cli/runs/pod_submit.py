@@ -7,23 +7,25 @@ from typing import TYPE_CHECKING
 import click
 
 from torchmuster.errors import ManyErrors
-from torchmuster.files.layout import RunDir, runs_dir, short_id
+from torchmuster.files.layout import short_id
 
 if TYPE_CHECKING:
     from torchmuster.engines.base import ObjectDialect
+    from torchmuster.files.layout import RunDir
     from torchmuster.files.terminal import TerminalVoice
     from torchmuster.model.outcome import WorkflowResult
     from torchmuster.model.workflow import WorkflowPlan
     from torchmuster.spec.sites.site import Site
 
 
-def check_for_pods(plan: "WorkflowPlan", site: "Site") -> None:
-    """Refuse what can't be done in pods, before anything exists.
+def check_for_pods(plan: "WorkflowPlan", site: "Site") -> "Site":
+    """Refuse what can't be done in pods, before anything exists; return the site with the place of all groups settled.
 
     Raises:
         ManyErrors: Everything of it.
         EngineError: There is no cluster.
     """
+    from torchmuster.owner.pods.bring import settle_site
     from torchmuster.owner.pods.bring_group import (
         plan_group,
         refuse_what_pods_can_not,
@@ -36,20 +38,22 @@ def check_for_pods(plan: "WorkflowPlan", site: "Site") -> None:
     warnings: dict[str, None] = {}
     for group in plan.groups:
         if group.name not in plan.reused:
-            plan_group(plan, group, _run_dir(plan), site)
+            plan_group(plan, group, site)
             warnings |= dict.fromkeys(warnings_of_group(group, keys))
+    settled = settle_site(site)
     for warning in warnings:
         click.echo(f"muster: {warning}", err=True)
+    return settled
 
 
 def submit_to_pods(
-    run_dir: RunDir, plan: "WorkflowPlan", site: "Site", *, detach: bool, as_json: bool
+    run_dir: "RunDir", plan: "WorkflowPlan", site: "Site", *, detach: bool, as_json: bool
 ) -> int:
     """Run a prepared workflow on a cluster and follow it to its end, or leave it in the background."""
     from torchmuster.cli.ending import follow_run, leave_in_background
     from torchmuster.files import atomic
 
-    atomic.write_json(run_dir.site, {"site": site.name})
+    atomic.write_json(run_dir.site, {"site": site.name, "keys": dict(site.own_keys)})
     if detach:
         return leave_in_background(run_dir, plan.run_id, as_json=as_json)
 
@@ -59,7 +63,7 @@ def submit_to_pods(
 
         logs = os.path.join(run_dir.path, "logs")
         voice.say(f"run {short_id(plan.run_id)} on {site.name}; logs in {logs}")
-        return follow_workflow(run_dir, voice, elsewhere=PodPlaces(plan, run_dir, site, voice.say))
+        return follow_workflow(run_dir, voice, elsewhere=PodPlaces(run_dir, site, voice.say))
 
     return follow_run(plan, run_dir, follow, as_json=as_json)
 
@@ -75,7 +79,7 @@ def show_pods(
 
     objects = []
     for group in plan.groups:
-        pods = plan_group(plan, group, _run_dir(plan), site)
+        pods = plan_group(plan, group, site)
         for number, job in enumerate(pods.jobs):
             shown = replace(job, brings=() if number else shown_files())
             objects += json.loads(dialect.script(shown))["items"]
@@ -84,7 +88,3 @@ def show_pods(
                 click.echo(f"# {task}: {', '.join(node.name for node in nodes)}", err=True)
     click.echo(json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}, indent=1))
     click.echo("nothing was submitted (--dry-run); Secrets are shown empty", err=True)
-
-
-def _run_dir(plan: "WorkflowPlan") -> RunDir:
-    return RunDir(os.path.join(runs_dir(), plan.run_id))

@@ -141,7 +141,7 @@ def _to_pods(
     from torchmuster.owner.create import create_workflow_dir
 
     site, dialect = cluster
-    check_for_pods(plan, site)
+    site = check_for_pods(plan, site)
     if given["dry_run"]:
         show_pods(plan, site, dialect, as_json=given["as_json"])
         return 0

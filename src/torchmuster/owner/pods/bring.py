@@ -49,6 +49,24 @@ def settle_place(job: JobRequest, num_pods: int) -> JobRequest:
         EngineError: There is no cluster, or no kubectl.
         UsageError: A key of the site can't be used.
     """
+    _need_kubectl()
+    pods_of(job, {})  # mistakes of the site first: they need no cluster
+    keys = _settled(dict(job.own_keys), job.queue)
+    return replace(job, name=name_of(job.name, num_pods), own_keys=tuple(keys.items()))
+
+
+def settle_site(site: "Site") -> "Site":
+    """Return the site with that for all groups of a workflow: later ones go to the same cluster as the first.
+
+    Raises:
+        EngineError: There is no cluster, or no kubectl.
+    """
+    _need_kubectl()
+    keys = _settled(dict(site.own_keys), site.queue_name)
+    return site.model_copy(update={"own_keys": tuple(keys.items())})
+
+
+def _need_kubectl() -> None:
     if shutil.which("kubectl") is None:
         raise EngineError(
             "this machine has no `kubectl`",
@@ -56,14 +74,15 @@ def settle_place(job: JobRequest, num_pods: int) -> JobRequest:
             why="it is the client of every cluster, with your own credentials",
             fix="install kubectl of the cluster's version, or put it on PATH",
         )
-    keys = dict(job.own_keys)
-    pods_of(job, {})  # mistakes of the site first: they need no cluster
+
+
+def _settled(keys: "dict[str, str]", queue: str | None) -> "dict[str, str]":
     keys["context"], keys["namespace"] = place_of_keys(keys)
     if "pod_security" not in keys:
         keys |= _enforced(keys["context"], keys["namespace"])
-    if job.queue is not None and "gang" not in keys:
-        _check_queue(keys["context"], keys["namespace"], job.queue)
-    return replace(job, name=name_of(job.name, num_pods), own_keys=tuple(keys.items()))
+    if queue is not None and "gang" not in keys:
+        _check_queue(keys["context"], keys["namespace"], queue)
+    return keys
 
 
 def _check_queue(context: str, namespace: str, queue: str) -> None:

@@ -33,7 +33,7 @@ from torchmuster.node.pod import order as orders
 from torchmuster.node.pod.order import PodOrder
 from torchmuster.node.pod.outputs import output_names
 from torchmuster.node.task.setup import read_credentials
-from torchmuster.owner.pods.bring import pack_order, python_of, settle_place
+from torchmuster.owner.pods.bring import pack_order, python_of
 
 if TYPE_CHECKING:
     from torchmuster.spec.sites.site import Site
@@ -79,20 +79,10 @@ def pod_kinds(group: GroupPlan) -> list[PodKind]:
     ]
 
 
-def plan_group(
-    plan: WorkflowPlan, group: GroupPlan, run_dir: RunDir, site: "Site", *, settle: bool = True
-) -> GroupPods:
-    """Return the Jobs of a group without what they bring along.
-
-    Args:
-        plan: The workflow.
-        group: One of its groups.
-        run_dir: Of the workflow, here.
-        site: The cluster.
-        settle: Ask kubectl for context, namespace and what that asks for.
+def plan_group(plan: WorkflowPlan, group: GroupPlan, site: "Site") -> GroupPods:
+    """Return the Jobs of a group on a cluster, without what they bring along.
 
     Raises:
-        EngineError: There is no cluster.
         UsageError: Something of it can't be asked of Kubernetes.
     """
     kinds = pod_kinds(group)
@@ -100,18 +90,15 @@ def plan_group(
     num_pods = sum(kind.node.num_nodes for kind in kinds)
     room = num_pods * 100 if len(kinds) > 1 else num_pods  # for the letter of a later kind
     name = name_of(f"{short_id(plan.run_id)}-{group.name}", room)
-    first = replace(base, name=name, chunks=(replace(base.chunks[0], num_nodes=num_pods),))
-    first = replace(first, own_keys=_own_keys(first, kinds[0]))
-    settled = settle_place(first, room) if settle else first
-    names = [settled.name, *(f"{settled.name}-{chr(ord('b') + i)}" for i in range(len(kinds) - 1))]
+    names = [name, *(f"{name}-{chr(ord('b') + i)}" for i in range(len(kinds) - 1))]
     jobs: list[JobRequest] = []
     hosts: list[str] = []
     for number, kind in enumerate(kinds):
         job = replace(
-            settled,
+            base,
             name=names[number],
             chunks=(_node(base.chunks[0], kind.node),),
-            own_keys=_own_keys(settled, kind),
+            own_keys=_own_keys(base, kind),
             python=python_of(site),
             run_id=plan.run_id,
             time_limit_s=None if group.exec_timeout_s is None else group.exec_timeout_s + MARGIN_S,
@@ -127,13 +114,13 @@ def plan_group(
         run_id=plan.run_id,
         job=names[0],
         num_pods=num_pods,
-        port=int(dict(settled.own_keys).get("door_port", DOOR_PORT)),
-        home=home_of(settled),
+        port=int(dict(base.own_keys).get("door_port", DOOR_PORT)),
+        home=home_of(base),
         code_root="",
         code_sha="",
         group=group.name,
         hosts=tuple(hosts),
-        has_volume=keeps_runs(settled),
+        has_volume=keeps_runs(base),
         environment=_datasets_of_pods(),
     )
     named = {task: tuple(on) for task, on in nodes.items()}

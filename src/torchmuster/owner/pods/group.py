@@ -81,7 +81,7 @@ class PodGroup:
         return "", 0
 
     def _submit(self) -> None:
-        pods = plan_group(self.plan, self.group, self.run_dir, self.site)
+        pods = plan_group(self.plan, self.group, self.site)
         pods = bring_group(self.plan, self.group, self.run_dir, pods)
         folder = self.run_dir.group(self.group.name)
         try:
@@ -293,11 +293,12 @@ class PodGroup:
 class PodPlaces:
     """The cluster on which the groups of a workflow run."""
 
-    plan: WorkflowPlan
     run_dir: RunDir
     site: "Site"
     say: Callable[[str], None]
 
-    def conductor(self, group: GroupPlan, hear: Callable[[messages.Message], None]) -> PodGroup:
+    def conductor(
+        self, plan: WorkflowPlan, group: GroupPlan, hear: Callable[[messages.Message], None]
+    ) -> PodGroup:
         """Return what conducts a group there."""
-        return PodGroup(self.plan, group, self.run_dir, self.site, hear, self.say)
+        return PodGroup(plan, group, self.run_dir, self.site, hear, self.say)

@@ -63,7 +63,7 @@ def plan_of(code, *tasks, **more):
 def planned(code, *tasks):
     plan = plan_of(code, *tasks)
     run_dir = create_workflow_dir(plan, "", "")
-    return plan, run_dir, plan_group(plan, plan.groups[0], run_dir, SITE, settle=False)
+    return plan, run_dir, plan_group(plan, plan.groups[0], SITE)
 
 
 def test_equal_pods_are_one_job_and_the_leads_pod_is_the_first():
@@ -89,8 +89,7 @@ def test_another_image_is_a_job_of_its_own_that_sees_the_files_of_the_first(code
 def test_names_of_pods_fit_however_long_those_of_workflow_and_group_are(code):
     plan = plan_of(code, task("a"), task("b", resources=BIG))
     group = GroupPlan(name="g" * 70, tasks=plan.groups[0].tasks)
-    run_dir = create_workflow_dir(plan, "", "")
-    pods = plan_group(plan, group, run_dir, SITE, settle=False)
+    pods = plan_group(plan, group, SITE)
     assert max(len(host.partition(".")[0]) for host in pods.order.hosts) <= 63
 
 
@@ -156,7 +155,7 @@ def test_versions_of_datasets_are_made_here_where_pods_can_not_reach_them(code, 
     with tarfile.open(dict(job.brings)["code.tar.gz"]) as archive:
         assert b'"model"' not in archive.extractfile("workflow.json").read()
     monkeypatch.setenv("MUSTER_DATASETS", "s3://bucket/sets")
-    pods = plan_group(plan, plan.groups[0], run_dir, SITE, settle=False)
+    pods = plan_group(plan, plan.groups[0], SITE)
     assert pods.order.environment == {"MUSTER_DATASETS": "s3://bucket/sets"}
     job = bring_group(plan, plan.groups[0], run_dir, pods).jobs[0]
     with tarfile.open(dict(job.brings)["code.tar.gz"]) as archive:
