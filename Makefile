@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 export MUSTER_ON ?= local
 STAMP  := $(VENV)/.installed
 
-.PHONY: help demo test test-all check format unit bench chaos matrix lab lab-kubernetes frameworks test-versions system-packages clean
+.PHONY: help demo docs picture test test-all check format unit bench chaos matrix lab lab-kubernetes frameworks test-versions system-packages clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 20
@@ -41,9 +41,11 @@ bench: $(STAMP) ## launch, rendezvous and training against torchrun and hand-wri
 	@$(BIN)/python benchmarks/rendezvous.py $(PEER:%=--torchrun %)
 	@$(BIN)/python benchmarks/train.py
 	@$(BIN)/python benchmarks/workflows.py
+	@$(BIN)/python benchmarks/sweeps.py
 	@$(BIN)/python benchmarks/engines.py
 	@$(BIN)/python benchmarks/doctor.py
 	@$(BIN)/python benchmarks/explain.py
+	@$(BIN)/python benchmarks/report.py
 
 chaos: $(STAMP) ## random kills, the long form of the fault and training tests
 	@MUSTER_TRAIN_SEEDS=100 MUSTER_PREEMPTIONS=100 $(BIN)/python -m pytest --timeout 3600 -q tests/train
@@ -58,6 +60,13 @@ lab: $(STAMP) system-packages ## the long proofs on real Slurm, sshd and network
 # KUBE_BIN=FOLDER make matrix   has the column of Kubernetes, too.
 lab-kubernetes: $(STAMP) ## runs on a real Kubernetes of the programs in KUBE_BIN (root; docs/kubernetes.md)
 	@KUBE_BIN="$(KUBE_BIN)" $(BIN)/python tests/lab/kubernetes
+
+docs: $(STAMP) ## the documentation as a site in build/site, with search and the error book
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "open build/site/index.html"
+
+picture: $(STAMP) ## the picture of the README, from a real run
+	@$(BIN)/python scripts/site/picture.py
 
 frameworks: $(STAMP) ## Lightning, Accelerate and Transformers under muster and torchrun
 	@scripts/install-frameworks $(VENV)

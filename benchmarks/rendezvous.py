@@ -34,7 +34,7 @@ from meeting.agents import light_agents, real_agent  # noqa: E402
 from meeting.head import coordinate, raise_descriptor_limit  # noqa: E402
 from running.results import FOLDER, headline, machine_facts, save  # noqa: E402
 from running.stage import Stage, stage  # noqa: E402
-from torchmuster.net import listener  # noqa: E402
+from torchmuster.net.address import bind  # noqa: E402
 
 LIGHT_PROCESSES = 2
 ONE_LIMIT_S = 120.0  # of one rendezvous
@@ -84,7 +84,7 @@ Start = Callable[[int, list[Any], list[Any]], None]
 def measure_muster(num_callers: int, num_nodes: int, launch: Callable[..., None]) -> Reading:
     """Measure one rendezvous on muster's head; `launch` starts the callers."""
     with tempfile.TemporaryDirectory() as folder:
-        listening = listener.bind("127.0.0.1", 0)
+        listening = bind("127.0.0.1", 0)
         port = int(listening.getsockname()[1])
         here, there = Forking.Pipe()
         head = Forking.Process(
@@ -161,7 +161,7 @@ def _launch(target: Callable[..., None], arguments: tuple[Any, ...], pipes: list
 
 def measure_torchrun(python: str, num_nodes: int) -> Reading:
     """Measure torchrun's side in a process of its own, so that torch weighs on nobody else."""
-    probe = listener.bind("127.0.0.1", 0)
+    probe = bind("127.0.0.1", 0)
     port = int(probe.getsockname()[1])
     probe.close()
     script = Path(__file__).with_name("meeting") / "peers.py"

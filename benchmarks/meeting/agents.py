@@ -34,10 +34,12 @@ class AgentWithoutWorkers(Agent):
         reached_at: When it had its ranks, once.
     """
 
-    def __init__(self, number: int, port: int, folder: str, disk: DiskWriter) -> None:
+    def __init__(
+        self, number: int, port: int, folder: str, disk: DiskWriter, num_workers: int = 1
+    ) -> None:
         options = AgentOptions(
-            plan=make_plan(1),
-            num_workers=1,
+            plan=make_plan(1, num_workers),
+            num_workers=num_workers,
             host=f"n{number}",
             head=HeadPlace(
                 addresses=(("127.0.0.1", port),), secret=SECRET, join_timeout_s=JOIN_TIMEOUT_S
@@ -75,10 +77,16 @@ class LightAgent(AgentWithoutWorkers):
     """Many of these share a process: its connection and its answers, without what belongs to a process."""
 
     def __init__(
-        self, number: int, port: int, folder: str, disk: DiskWriter, gate: asyncio.Semaphore
+        self,
+        number: int,
+        port: int,
+        folder: str,
+        disk: DiskWriter,
+        gate: asyncio.Semaphore,
+        num_workers: int = 1,
     ) -> None:
         self._gate = gate
-        super().__init__(number, port, folder, disk)
+        super().__init__(number, port, folder, disk, num_workers)
 
     def make_link(self) -> HeadLink:
         """Return a connection that waits for its turn."""

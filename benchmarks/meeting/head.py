@@ -20,7 +20,7 @@ SECRET = b"benchmark benchmark benchmark 32"
 JOIN_TIMEOUT_S = 3600.0  # the benchmark has a limit of its own, and says more
 
 
-def make_plan(num_nodes: int) -> RunPlan:
+def make_plan(num_nodes: int, num_workers: int = 1) -> RunPlan:
     """Return the plan of a run in which nothing is ever started."""
     program = Program(
         kind=ScriptKind.COMMAND, target="true", args=(), python=(sys.executable,), cwd=os.getcwd()
@@ -30,7 +30,7 @@ def make_plan(num_nodes: int) -> RunPlan:
         program=program,
         min_nodes=num_nodes,
         max_nodes=num_nodes,
-        workers_per_node=(1,),
+        workers_per_node=(num_workers,),
         limits=Limits(join_timeout_s=JOIN_TIMEOUT_S),
     )
 

@@ -19,9 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import torchmuster.train as tm
-from torchmuster.model import contract
-from torchmuster.model.heartbeat import RankPhase
-from torchmuster.train.heartbeat import open_heartbeat
+from running.beats import heartbeats_us
 from training.parts import (
     Values,
     arguments,
@@ -38,7 +36,6 @@ STEP_MS = 10.0
 STEPS_PER_EPOCH = 1000
 LEARNING_RATE = 1e-3
 LISTENER_THREAD = "muster-stop"
-BEATEN_STEPS = 1000
 
 SMALL_WIDTH, SMALL_BATCH = 64, 32
 WINDOW_STEPS = 50  # as many as `log_every` of World.resume
@@ -86,7 +83,7 @@ def overhead(world: tm.World, folder: Path, what: dict[str, Any]) -> Values:
         f"{what['name']}, ms a step": values,
         f"{what['name']}: its listening thread, % of a core": {"torchmuster": [percent]},
         f"{what['name']}: its heartbeats, µs a step": {
-            "torchmuster": [heartbeats_us(world, folder) for _ in range(what["blocks"])]
+            "torchmuster": [heartbeats_us(world.rank, folder) for _ in range(what["blocks"])]
         },
     }
 
@@ -138,25 +135,6 @@ def listener_cpu_s() -> float:
     threads = [t for t in threading.enumerate() if t.name == LISTENER_THREAD]
     path = Path(f"/proc/self/task/{threads[0].native_id}/schedstat")
     return int(path.read_text().split()[0]) / 1e9
-
-
-def heartbeats_us(world: tm.World, folder: Path) -> float:
-    """Return the microseconds that the heartbeats of a step take; their file is read by nobody."""
-    heartbeat = open_heartbeat(
-        {
-            contract.SOCKET_VARIABLE: str(folder / "nobody.sock"),
-            contract.ATTEMPT_VARIABLE: "0",
-            "RANK": str(world.rank),
-        }
-    )
-    began_s = time.perf_counter()
-    for step in range(BEATEN_STEPS):
-        for phase in (RankPhase.DATA, RankPhase.COMPUTE, RankPhase.FORWARD, RankPhase.COMPUTE):
-            heartbeat.enter(phase)
-        heartbeat.step(step)
-    took_s = time.perf_counter() - began_s
-    heartbeat.close()
-    return 1e6 * took_s / BEATEN_STEPS
 
 
 def metrics(world: tm.World, folder: Path, what: dict[str, Any]) -> Values:

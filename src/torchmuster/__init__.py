@@ -1,6 +1,30 @@
 """torchmuster: take a PyTorch training script from one GPU to many nodes."""
 
+from typing import Any
+
 __version__ = "0.1.0"
+
+# `__init__.pyi` says the same to type checkers.
+_API = {
+    "launch": "launch",
+    "runs": "launch",
+    "find_run": "launch",
+    "RunHandle": "run",
+    "RunStatus": "run",
+    "RunFailed": "failures",
+    "NotLaunchedError": "failures",
+    "ResultError": "values",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import the Python API when it is used: nodes import this package too, and have the standard library only."""
+    name = "RunHandle" if name == "Run" else name
+    if name not in _API:
+        raise AttributeError(f"module 'torchmuster' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f"torchmuster.api.{_API[name]}"), name)
 
 
 def barrier(

@@ -34,6 +34,28 @@ def open_plain(path: str, *, or_descriptor: bool = False) -> BufferedReader:
         raise
 
 
+def open_own(path: str) -> BufferedReader:
+    """Open a plain file of this user for reading; the last part of its path is no link.
+
+    Raises:
+        OSError: It can't be opened, is a link, is no plain file, or another user's.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        status = os.fstat(fd)
+        _check(status, path)
+        _check_owner(status, path)
+        return open(fd, "rb")
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def _check_owner(status: os.stat_result, path: str) -> None:
+    if status.st_uid != os.getuid():
+        raise PermissionError(errno.EPERM, "it is another user's", path)
+
+
 def _check(status: os.stat_result, path: str) -> None:
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)

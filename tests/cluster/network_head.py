@@ -7,11 +7,11 @@ import os
 import sys
 
 from torchmuster.engines.local import agent_argv
-from torchmuster.net import listener
+from torchmuster.net.address import bind
 from torchmuster.node.options import AgentOrder
 
 address_file, run_dir, lifeline_fd = sys.argv[1:]
-listening = listener.bind("0.0.0.0", 0)
+listening = bind("0.0.0.0", 0)
 os.set_inheritable(listening.fileno(), True)
 port = listening.getsockname()[1]
 with open(f"{address_file}.new", "w") as file:

@@ -47,10 +47,15 @@ TOPICS = {
         "negative_restarts": "run --max-restarts -1 train.py",
         "no_number_of_restarts": "run --max-restarts many train.py",
         "stdin_for_nobody": "run --nproc-per-node 2 --stdin 2 train.py",
+        "an_editor_for_nobody": "run --nproc-per-node 2 --debugpy 2 train.py",
     },
     "words": {
         "bad_durations": "run --grace soon --join-timeout 10x --last-call -3 train.py",
         "bad_choice": "run --tee some train.py",
+        "pdb_without_a_terminal": "run --pdb train.py",
+        "debuggers_that_exclude_each_other": "run --pdb --debugpy --stdin 0 --detach train.py",
+        "an_environment_for_simulated_nodes": "run --ship-env --python python3 train.py",
+        "an_editor_in_the_background": "run --detach --debugpy train.py",
         "missing_interpreter": "run --python /no/such/python train.py",
         "interpreter_with_open_quotation": 'run --python "python -c \'x" train.py',
         "unknown_engine": "run --on slrum train.py",
@@ -95,6 +100,33 @@ TOPICS = {
         "logs_of_an_unknown_attempt": "logs --attempt 7 digits-1",
         "logs_of_an_unknown_rank": "logs --rank 7 digits-1",
         "logs_of_a_negative_rank": "logs --rank -1 digits-1",
+    },
+    "sweeps": {
+        "sweep_without_values": "sweep train.py",
+        "sweep_with_an_empty_grid": "sweep train.py --grid lr= seed=",
+        "sweep_with_an_empty_range": "sweep train.py --grid seed=3:3",
+        "sweep_with_a_name_twice": "sweep train.py --grid lr=1 lr=2",
+        "sweep_with_a_value_twice": "sweep train.py --grid lr=1,2,1",
+        "sweep_with_names_alike": "sweep train.py --grid a.b=1 a_b=2",
+        "sweep_of_too_many": "sweep train.py --grid seed=0:1000000000 lr=1,2",
+        "sweep_with_rows_of_other_length": "sweep train.py --zip lr=1,2 batch=32",
+        "sweep_with_a_control_character": "sweep train.py --grid 'lr=1\t2'",
+        "sweep_with_an_open_quotation": "sweep train.py --grid 'text=\"a b,c'",
+        "sweep_with_a_bad_name": "sweep train.py --grid 2=1 'learning rate=1,2'",
+        "sweep_with_an_option_of_the_script": "sweep train.py --grid lr=1,2 --epochs 3",
+        "sweep_stops_by_nothing": "sweep train.py --grid lr=1,2 --stop asha",
+        "sweep_with_an_unknown_rule": "sweep train.py --grid lr=1,2 --metric loss --stop ash",
+        "sweep_with_a_rule_that_is_not_installed": (
+            "sweep train.py --grid lr=1,2 --metric loss --stop asha"
+        ),
+        "sweep_with_a_rule_of_a_missing_module": (
+            "sweep train.py --grid lr=1,2 --metric loss --stop nowhere:Rule"
+        ),
+        "sweep_with_several_mistakes": "sweep trian.py --grid lr seed=1:0 --grace soon --name 'a b'",
+        "sweep_on_an_engine_without_arrays": "sweep train.py --grid lr=1,2 --on kubernetes",
+        "sweep_on_hosts": "sweep train.py --grid lr=1,2 --on ssh",
+        "sweep_stops_jobs_early": "sweep train.py --grid lr=1,2 --on slurm --metric loss --stop asha",
+        "sweep_in_no_slot": "sweep train.py --grid lr=1,2 --slots 0",
     },
     "torchrun": {
         "torchrun_without_script": "torchrun --nnodes 2",
@@ -157,6 +189,7 @@ def place(tmp_path):
         (work / folder).mkdir(parents=True)
     for name in ("train.py", "package/__main__.py"):
         (work / name).write_text("raise SystemExit('this must never run')\n")
+    (work / "optuna.py").write_text("raise ImportError(\"No module named 'optuna'\")\n")
     for name, mode, text in (("open_secret", 0o644, "ab" * 32), ("short_secret", 0o600, "ab")):
         (work / name).write_text(text)
         (work / name).chmod(mode)
@@ -181,6 +214,7 @@ def muster(place, words, *, before=(), **environment):
         "MUSTER_ON": "local",
         "CUDA_VISIBLE_DEVICES": "",
         "PYTHONPATH": str(SOURCE),
+        "PYTHONDONTWRITEBYTECODE": "1",  # beside the module that stands for one that is missing
     }
     return subprocess.run(
         [*before, sys.executable, "-m", "torchmuster", *words],

@@ -156,6 +156,16 @@ TOPICS = {
                 '?timeout=10s": no endpoints available for service "kueue-webhook-service"\n',
             ),
         ),
+        "webhook_whose_program_has_ended": (
+            {},
+            "",
+            refuse(
+                "create",
+                'Error from server (InternalError): error when creating "$FILE": Internal error occurred: failed calling webhook'
+                ' "mjobset.kb.io": failed to call webhook: Post "https://jobset-webhook-service.jobset-system.svc:443/mutate-jobset-x-k8s-io'
+                '-v1alpha2-jobset?timeout=10s": dial tcp 10.91.0.254:9444: connect: connection refused\n',
+            ),
+        ),
         "name_that_is_there": (
             {},
             "",
@@ -241,14 +251,14 @@ def toml(value):
     return json.dumps(value)
 
 
-def run(place, site, words, case, *, path=None):
-    """Run `muster run --on kube` against a pretended cluster; return the transcript and the exit code."""
+def run(place, site, words, case, *, path=None, command=None):
+    """Run `muster run --on kube`, or another command, against a pretended cluster; return transcript and exit code."""
     keys = {k: v for k, v in {**SITE, **site}.items() if v is not None}
     lines = "".join(f"{key} = {toml(value)}\n" for key, value in keys.items())
     (place / "work" / "muster.toml").write_text(f"[engines.kube]\n{lines}")
     (place / "case.json").write_text(json.dumps(case))
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("MUSTER", "KUBE"))}
-    shown = f"run --on kube --run-id wrong {words} train.py".replace("  ", " ")
+    shown = command or f"run --on kube --run-id wrong {words} train.py".replace("  ", " ")
     if "--name" in words:
         shown = shown.replace("--run-id wrong ", "")
     done = subprocess.run(
@@ -268,6 +278,8 @@ def run(place, site, words, case, *, path=None):
     )
     assert done.stdout == ""
     said = done.stderr.replace(str(place), "$TMP")
+    # The page is made, or where that takes too long the command that makes it is named.
+    said = re.sub(r"^muster: report: .*", "muster: report: $PAGE", said, flags=re.MULTILINE)
     extra = "".join(f"{key} = {toml(value)}\n" for key, value in site.items() if value is not None)
     return f"{extra}$ muster {shown}\n{said}exit {done.returncode}\n", done.returncode
 
@@ -285,6 +297,19 @@ def test_what_is_wrong_is_said_in_these_words_and_nothing_is_left_there(name, pl
     # But for what another run has under this name.
     leaves = " create " in asked and " delete " not in asked.rstrip().splitlines()[-1]
     assert leaves == (name == "name_that_is_there"), asked
+
+
+def test_a_group_that_a_cluster_refuses_is_told_with_what_it_said_and_what_helps(place):
+    lines = ("workflow:", "  name: one", "  tasks:", "  - name: a", '    command: ["true"]')
+    (place / "work" / "one.yaml").write_text("\n".join(lines))
+    case = TOPICS["refused"]["webhook_whose_program_has_ended"][2]
+
+    text, code = run(place, {}, "", case, command="submit --on kube --run-id wrong one.yaml")
+
+    assert code != 0
+    assert "\nerror: group a-group is FAILED_START_ERROR: an extension of the cluster" in text
+    assert "\n  because: Error from server (InternalError): Internal error occurred" in text
+    assert "\nhint: try again in a minute" in text
 
 
 def test_a_machine_without_kubectl_is_told_so(place, golden):

@@ -27,9 +27,11 @@ print("world", int(sum), "attempt", os.environ["TORCHELASTIC_RESTART_COUNT"], fl
 stop = sys.argv[1]
 if stop == "raise":
     raise ValueError("the same each time")
-while not os.path.exists(stop):
+told = torch.zeros(1)
+while not told:  # all ranks leave after the same step
     time.sleep(0.05)
-    dist.all_reduce(sum)
+    told.fill_(os.path.exists(stop))
+    dist.all_reduce(told)
 """
 
 
@@ -71,6 +73,12 @@ def trains(world, attempt):
     """Say whether an attempt trains on the first pod."""
     log = Path(world.run_dir(0).rank_log(attempt, 0))
     return log.exists() and "world" in log.read_text()
+
+
+def is_copied(world, word):
+    """Say whether this much of the record is on the second pod's disk."""
+    copies = (world.folder / "disk-1-2" / "home" / "records").glob("*/events.jsonl")
+    return any(word in copy.read_text() for copy in copies)
 
 
 def stop(world):
@@ -155,14 +163,46 @@ def test_the_first_pod_made_again_goes_on_with_the_record_of_its_neighbours(worl
     pods.start(0)
     pods.start(1)
     wait_until(lambda: trains(pods, 0), "the first attempt")
-    copy = pods.folder / "disk-1-2" / "home" / "record-of-the-first-pod" / "events.jsonl"
-    wait_until(lambda: copy.exists() and "attempt_started" in copy.read_text(), "the copy")
+    wait_until(lambda: is_copied(pods, "attempt_started"), "the copy")
     pods.kill(0)
     pods.start(0)
     wait_until(lambda: trains(pods, 1), "the second attempt", 90)
     stop(pods)
     assert pods.wait(0) == 0
     assert [e["attempt"] for e in events(pods, "attempt_started")] == [0, 1]
+    assert read_result(pods.run_dir(0)).restarts_spent == 1
+
+
+def test_the_first_pod_that_is_told_to_end_costs_no_restart(world):
+    pods = world(max_restarts=0)
+    pods.know(p0=1, p1=2)
+    pods.start(0)
+    pods.start(1)
+    wait_until(lambda: trains(pods, 0), "the first attempt")
+    pods.kill(0, signal.SIGTERM)
+    assert pods.wait(0) == 75
+    pods.start(0)
+    wait_until(lambda: trains(pods, 1), "the second attempt", 90)
+    stop(pods)
+    assert pods.wait(0) == 0
+    assert read_result(pods.run_dir(0)).restarts_spent == 0
+
+
+def test_a_first_pod_that_is_killed_ends_a_run_without_restarts(world):
+    pods = world(max_restarts=0)
+    pods.know(p0=1, p1=2)
+    pods.start(0)
+    pods.start(1)
+    wait_until(lambda: trains(pods, 0), "the first attempt")
+    wait_until(lambda: is_copied(pods, "attempt_started"), "the copy")
+    pods.kill(0)
+    pods.start(0)
+    assert pods.wait(0) == 113
+    result = read_result(pods.run_dir(0))
+    assert result.report.error == (
+        "run-0 was lost: this pod, the first one, ended in the middle of the attempt"
+    )
+    assert (result.cause.rank, result.exit_code, result.attempts) == (0, 137, 1)
 
 
 def test_a_failure_that_is_final_ends_the_job(world):

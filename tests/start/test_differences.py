@@ -1,4 +1,4 @@
-"""The closed list of docs/start.md: each entry is true, and there is no other."""
+"""The closed list of docs/workers.md: each entry is true, and there is no other."""
 
 import os
 import pty
@@ -11,7 +11,7 @@ import pytest
 from start.ways import FORKED, FRESH, PLAIN, Workers, together
 from torchmuster import proc
 
-DOCS = Path(__file__).parents[2] / "docs" / "start.md"
+DOCS = Path(__file__).parents[2] / "docs" / "workers.md"
 PYTHON = (sys.executable, "-S")  # without torch, so that a spawner starts at once
 STACKS = 1 << (47 - 1)  # in masks of /proc/PID/status
 both = pytest.mark.parametrize("way", [FORKED, FRESH])

@@ -1,4 +1,4 @@
-"""A worker finds what a freshly started script finds, but for the closed list of docs/start.md."""
+"""A worker finds what a freshly started script finds, but for the closed list of docs/workers.md."""
 
 import pytest
 

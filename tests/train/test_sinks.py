@@ -2,12 +2,15 @@
 
 import io
 import json
+import sys
+import types
 
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import torchmuster.train as tm
+from torchmuster.errors import UsageError
 from torchmuster.train.sinks import MetricsRecord, StepsDone
 
 
@@ -76,6 +79,45 @@ def test_weights_and_biases_gets_values_and_steps():
     assert run.said == [(7, {"loss": 1.0}), "finished"]
 
 
+@pytest.mark.parametrize("make", [tm.WeightsAndBiases, tm.MLflow])
+def test_a_rank_that_writes_nothing_begins_no_run(monkeypatch, make):
+    """Every rank makes the sinks of the script's line: one run is begun, by rank 0's first values.
+
+    The calls are those of wandb 0.31 (`wandb.init(**options)` returns the run) and of mlflow 3.17 (`start_run`, `log_metrics`
+    with `run_id`), with which this was tried.
+    """
+    begun = []
+
+    class Run:
+        info = types.SimpleNamespace(run_id="7")
+        log = finish = staticmethod(lambda *_, **__: None)
+
+    def begin(**options):
+        begun.append(options)
+        return Run()
+
+    wandb = types.SimpleNamespace(init=begin)
+    mlflow = types.SimpleNamespace(
+        start_run=begin, end_run=lambda: None, log_metrics=lambda values, step, run_id: None
+    )
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+    silent, first = make(name="x"), make(name="x")
+    silent.close()
+    assert begun == []
+    first.write(1, {"loss": 1.0})
+    first.write(2, {"loss": 1.0})
+    first.close()
+    assert begun == [{"name": "x"}]
+
+
+def test_a_package_that_is_missing_is_named_on_every_rank(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlflow", None)
+    with pytest.raises(UsageError) as caught:
+        tm.MLflow()
+    assert "pip install mlflow" in caught.value.fix
+
+
 def test_a_run_writes_to_its_record_and_to_its_sinks(world, tmp_path):
     class Kept:
         def __init__(self):
@@ -94,6 +136,9 @@ def test_a_run_writes_to_its_record_and_to_its_sinks(world, tmp_path):
         for (x,) in data:
             run.step(mean=x.mean())
         run.report(eval_loss=0.25)
+    times = [kept.values[step].pop("perf/step_seconds") for step in (1, 2)]
+    assert all(seconds > 0 for seconds in times)
+    assert kept.values[3].pop("perf/step_seconds", 1.0) > 0
     assert kept.values == {
         1: {"mean": 1.5},
         2: {"mean": 5.5},

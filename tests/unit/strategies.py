@@ -28,6 +28,8 @@ def values(annotation):
     origin, parts = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
         return st.one_of([values(part) for part in parts])
+    if origin is tuple and parts[-1] is not Ellipsis:
+        return st.tuples(*map(values, parts))
     if origin is tuple:
         return st.lists(values(parts[0]), max_size=3).map(tuple)
     if origin is dict:

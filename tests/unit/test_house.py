@@ -74,6 +74,16 @@ def test_unit_tests_lie_where_their_source_lies():
     assert [str(path) for path in sorted(folders) if not (PACKAGE / path).is_dir()] == []
 
 
+def test_every_folder_of_tests_is_run():
+    """Say which folder `make test-all` leaves out: its tests would pass for ever."""
+    root = SOURCE.parent
+    script = (root / "scripts" / "test").read_text()
+    folders = {path.relative_to(root).parts[1] for path in (root / "tests").rglob("test_*.py")}
+    left_out = {name for name in folders if not re.search(rf"tests/{name}\b", script)}
+
+    assert left_out == set()
+
+
 def test_a_class_has_its_name_alone():
     names = [
         node.name

@@ -48,3 +48,11 @@ def _engines_of(path: str) -> list[str]:
     except (OSError, ValueError):
         return []
     return list(engines) if isinstance(engines, dict) else []
+
+
+def complete_sessions(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the names of sessions that begin so; whether they live costs more than a key."""
+    from torchmuster.owner.views.sessions import name_of_session, session_dirs
+
+    names = dict.fromkeys(name_of_session(one) for one in session_dirs())
+    return [name for name in names if name.startswith(incomplete)]

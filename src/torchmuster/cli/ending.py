@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,11 @@ if TYPE_CHECKING:
     from torchmuster.model.plan import RunPlan
     from torchmuster.model.verdict import Result
     from torchmuster.model.workflow import WorkflowPlan
+    from torchmuster.owner.views.debugger import DebuggerDoor
 
 GOES_ON = 130
+# This process owns the run in the background, and its caller waits for the run's id.
+is_launched = False
 
 
 def follow_run(
@@ -29,21 +33,60 @@ def follow_run(
 
     `follow` returns None where the run continues without this process, and has said how to see it again.
     """
+    from torchmuster.cli.status_line import StatusLine, wanted
     from torchmuster.files.terminal import TerminalVoice
     from torchmuster.model import codec
 
+    go_to_the_background(plan.run_id, run_dir)
     voice = TerminalVoice(prefix_always=_shows_several(plan))
     voice.start()
+    debugger = getattr(plan, "debugger", None)
+    is_quiet = _is_read_by_doctor(plan) or debugger == "pdb"
+    status = StatusLine(voice, run_dir, "off" if is_quiet else wanted())
+    status.start()
+    door = _open_to_debuggers(plan, run_dir, voice) if debugger is not None else None
     try:
         result = follow(voice)
+        status.close()
         code = GOES_ON
         if result is not None:
             code = say_end(voice, result, run_dir, is_read=_is_read_by_doctor(plan))
     finally:
+        status.close()
+        if door is not None:
+            door.close()
         voice.flush(5.0)
     if as_json and result is not None:
         click.echo(json.dumps(codec.to_plain(result), indent=1))
     return code
+
+
+def _open_to_debuggers(
+    plan: "RunPlan | WorkflowPlan", run_dir: "RunDir", voice: "TerminalVoice"
+) -> "DebuggerDoor":
+    """Bring the user's debugger to the rank that waits for it, while the run is followed here."""
+    from torchmuster.model.plan import RunPlan
+    from torchmuster.owner.views.debugger import DebuggerDoor
+
+    folder = plan.program.cwd if isinstance(plan, RunPlan) else os.getcwd()
+    door = DebuggerDoor(run_dir, folder, voice.say, voice.print)
+    door.start()
+    return door
+
+
+def go_to_the_background(run_id: str, run_dir: "RunDir") -> None:
+    """Say the run's id to who has started this process, if it is `launched`; all else goes into a file, as of `--detach`."""
+    global is_launched
+    if not is_launched:
+        return
+    is_launched = False
+    log = os.open(run_dir.supervisor_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    print_id(run_id)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for fd in (1, 2):
+        os.dup2(log, fd)
+    os.close(log)
 
 
 def _is_read_by_doctor(plan: "RunPlan | WorkflowPlan") -> bool:
@@ -95,6 +138,7 @@ def say_end(
 ) -> int:
     """Say how a run or a workflow has ended, unless its caller reads and says it; return its exit code."""
     from torchmuster.model.outcome import WorkflowResult
+    from torchmuster.model.states import State
     from torchmuster.ui.messages import paint_report, uses_colour, workflow_summary
 
     if not isinstance(result, WorkflowResult):
@@ -106,6 +150,8 @@ def say_end(
         from torchmuster.owner.views.account import what_a_workflow_left
 
         voice.say(what_a_workflow_left(run_dir, tuple(result.groups)))
+    elif result.state is not State.FAILED_CANCELED:
+        _say_report(voice, run_dir, result.run_id)
     return result.exit_code
 
 
@@ -129,4 +175,15 @@ def _say_end_of_run(
         from torchmuster.owner.views.account import what_is_left
 
         voice.say(what_is_left(run_dir))
+    failed = (RunState.FAILED, RunState.TIMED_OUT, RunState.LOST)
+    if not is_read and result.state in failed:
+        _say_report(voice, run_dir, result.run_id)
     return int(result.exit_code)
+
+
+def _say_report(voice: "TerminalVoice", run_dir: "RunDir", run_id: str) -> None:
+    """Say where the page of a failed run is, or how to make it, when all else has been said."""
+    if os.path.isdir(run_dir.path):
+        from torchmuster.report.at_end import report_at_end
+
+        voice.say(report_at_end(run_dir, run_id))

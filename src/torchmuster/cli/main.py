@@ -20,14 +20,17 @@ SECTIONS = {
     "Run": {
         "run": ("torchmuster.cli.runs.run", "Run a training script on one or many nodes."),
         "submit": ("torchmuster.cli.runs.submit", "Run a workflow file."),
+        "sweep": ("torchmuster.cli.runs.sweep", "Run a script with many combinations of values."),
         "torchrun": ("torchmuster.cli.runs.torchrun", "Take torchrun's own command line."),
         "restart": (
             "torchmuster.cli.runs.restart",
             "Start a run again; it continues where it stopped.",
         ),
+        "session": ("torchmuster.cli.runs.session", "Hold nodes on which runs start at once."),
     },
     "Watch": {
         "ps": ("torchmuster.cli.views", "List the runs."),
+        "top": ("torchmuster.cli.top", "Show a run, or all runs, live."),
         "status": ("torchmuster.cli.views", "Show the state of a run."),
         "logs": ("torchmuster.cli.views", "Print the output of the ranks."),
         "wait": ("torchmuster.cli.views", "Wait for the end of a run; exit with its code."),
@@ -44,6 +47,10 @@ SECTIONS = {
         "explain": (
             "torchmuster.cli.diagnosis.explain",
             "Explain from its logs why a run or another job failed.",
+        ),
+        "report": (
+            "torchmuster.cli.diagnosis.report",
+            "Write one page of all that is known of a run.",
         ),
         "lint": ("torchmuster.cli.diagnosis.lint", "Find mistakes in a job script."),
         "plan": ("torchmuster.cli.diagnosis.plan", "Predict a training step on more nodes."),
@@ -109,7 +116,7 @@ class _LazyGroup(click.Group):
             if name.endswith((".yaml", ".yml")):
                 fix = f"muster submit {shlex.join(args)}"
             raise UsageError(f"muster has no command `{name}`", fix=fix)
-        if name in ("run", "submit", "torchrun", "restart"):
+        if name in ("run", "submit", "sweep", "torchrun", "restart", "session"):
             _check_working_directory()
         return super().resolve_command(ctx, args)
 

@@ -8,7 +8,7 @@ import click
 
 from torchmuster.errors import UsageError
 
-MANY = ("--set", "--set-string", "--set-env", "--env", "--label")
+MANY = ("--set", "--set-string", "--set-env", "--env", "--label", "--grid", "--zip")
 _PAIR = re.compile(r"[^-=][^=]*=")
 
 

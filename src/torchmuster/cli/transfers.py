@@ -1,5 +1,6 @@
 """What `muster data` and `muster dataset` share: near misses of commands, and progress on a terminal."""
 
+import shutil
 import sys
 import threading
 import time
@@ -46,23 +47,29 @@ class Bar:
         self._lock = threading.Lock()
         self._next_s = 0.0
         self._is_drawn = False
+        self._began_at: float | None = None
+        self._began_bytes = 0
 
     def update(self, state: "TransferProgress") -> None:
         """Draw how far it is."""
         now_s = time.monotonic()
         if not self._is_terminal or now_s < self._next_s:
             return
-        from torchmuster.model.display.text import show_size
+        from torchmuster.model.display.text import show_transfer
 
         share = state.bytes_done / state.total_bytes if state.total_bytes else 1.0
         full = int(_BAR_WIDTH * min(max(share, 0.0), 1.0))
-        done, total = show_size(max(0, state.bytes_done)), show_size(state.total_bytes)
+        if self._began_at is None:
+            self._began_at, self._began_bytes = now_s, state.bytes_done
+        elapsed_s, before = now_s - self._began_at, self._began_bytes
+        words = show_transfer(state.bytes_done, state.total_bytes, elapsed_s, before_bytes=before)
         files = f"{state.files_done}/{state.num_files} files"
         with self._lock:
             self._next_s = now_s + _REDRAW_S
             self._is_drawn = True
             bar = "#" * full + "." * (_BAR_WIDTH - full)
-            sys.stderr.write(f"\r\x1b[K[{bar}] {done} of {total}, {files}")
+            line = f"[{bar}] {words}, {files}"[: shutil.get_terminal_size().columns - 1]
+            sys.stderr.write(f"\r\x1b[K{line}")
             sys.stderr.flush()
 
     def __enter__(self) -> Self:

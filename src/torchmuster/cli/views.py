@@ -13,7 +13,7 @@ from torchmuster.cli import options
 from torchmuster.cli.account import clock, print_account, span
 from torchmuster.cli.completion import complete_runs
 from torchmuster.cli.echo import echo
-from torchmuster.errors import MusterError, NotFoundError
+from torchmuster.errors import MusterError, NotFoundError, UsageError
 from torchmuster.files.layout import short_id
 from torchmuster.model.display.text import few_of, in_one_line
 from torchmuster.model.plan import GRACE_S
@@ -60,7 +60,7 @@ def _plain(view: "RunView", account: "Account") -> dict[str, Any]:
         "run_id": view.run_id,
         "state": view.state.value,
         "started": view.started,
-        "kind": "workflow" if view.is_workflow else "run",
+        "kind": "workflow" if view.is_workflow else "sweep" if view.is_sweep else "run",
         "submitted": account.submitted,
         "elapsed_s": account.elapsed_s,
         "engine": account.engine,
@@ -89,6 +89,10 @@ def _size_and_command(view: "RunView") -> tuple[str, str]:
         from torchmuster.cli.workflow_views import size_and_name
 
         return size_and_name(view)
+    if view.is_sweep:
+        from torchmuster.cli.sweep_views import size_and_command
+
+        return size_and_command(view)
     attempts = view.attempts
     workers = str(attempts[-1]["world_size"]) if attempts else "-"
     return workers, " ".join(view.plan.program.display()) if view.plan else "-"
@@ -96,9 +100,19 @@ def _size_and_command(view: "RunView") -> tuple[str, str]:
 
 @click.command()
 @click.argument("run", shell_complete=complete_runs)
+@click.option("--watch", is_flag=True, help="Again every two seconds, until RUN has ended.")
 @options.json()
-def status(run: str, *, as_json: bool) -> int:
+def status(run: str, *, watch: bool, as_json: bool) -> int:
     """Show the state of RUN: its nodes, attempts, training and verdict."""
+    if watch:
+        from torchmuster.cli.watch import watch_status
+
+        return watch_status(run, lambda: print_status(run, as_json=as_json))
+    return print_status(run, as_json=as_json)
+
+
+def print_status(run: str, *, as_json: bool) -> int:
+    """Print where a run stands now."""
     from datetime import UTC, datetime
 
     from torchmuster.cli.ending import last_line
@@ -115,6 +129,10 @@ def status(run: str, *, as_json: bool) -> int:
         from torchmuster.cli.workflow_views import print_status
 
         return print_status(view, as_json=as_json)
+    if view.is_sweep:
+        from torchmuster.cli.sweep_views import print_sweep
+
+        return print_sweep(view, as_json=as_json)
     training = view_training(read_events(view.run_dir.training))
     job = view_job(view.run_dir) if view.result is None else None
     account = account_of(view, time.time())
@@ -163,13 +181,15 @@ def _print_attempts(view: "RunView") -> None:
     from torchmuster.ui.table import render_table
 
     rows: list[list[str]] = []
-    failures = {e["attempt"]: e for e in view.events if e.get("event") == "attempt_failed"}
+    failures: dict[str, str] = {}
+    for event in view.events:
+        if event.get("event") == "attempt_failed":
+            failures[str(event.get("attempt"))] = str(event.get("what", ""))
     for start in view.attempts:
-        failure: Any = failures.get(start["attempt"])
-        end = failure["what"] if failure else ""
-        nodes: Any = start["nodes"]
-        places = few_of((f"{n['node']}: {n['ranks']}" for n in nodes), 8)
-        rows.append([str(start["attempt"]), str(start["world_size"]), places, end])
+        number, nodes = str(start.get("attempt")), start.get("nodes")
+        named = [n for n in nodes if isinstance(n, dict)] if isinstance(nodes, list) else []
+        places = few_of((f"{n.get('node')}: {n.get('ranks')}" for n in named), 8)
+        rows.append([number, str(start.get("world_size")), places, failures.get(number, "")])
     if rows:
         echo("\n" + render_table(["ATTEMPT", "WORKERS", "RANKS", "ENDED BY"], rows), nl=False)
 
@@ -234,6 +254,10 @@ def logs(
         from torchmuster.cli.workflow_views import workflow_of
 
         workflow_of(view)
+    elif view.is_sweep:
+        name = short_id(view.run_id)
+        what = f"the sweep {name} writes no log of its own: each member does"
+        raise NotFoundError(what, fix=f"muster logs {name}.0; muster status {name}")
     elif task is not None:
         raise NotFoundError(
             f"the run {short_id(view.run_id)} has no tasks", fix=f"muster logs {run} --rank 0"
@@ -318,6 +342,8 @@ def identity(view: "RunView") -> str:
     what = "-"
     if view.workflow is not None:
         what = f"workflow {view.workflow.plan.name}"
+    elif view.sweep is not None:
+        what = f"sweep of {in_one_line(os.path.basename(view.sweep.plan.run.program.target))}"
     elif view.plan is not None:
         what = in_one_line(os.path.basename(view.plan.program.target))
     jobs = all_jobs(view.run_dir)
@@ -343,10 +369,16 @@ def cancel(run: str, *, now: bool) -> int:
             if left := remove_groups(view.run_dir):
                 echo(f"removed what its owner had left on the cluster: {', '.join(left)}", err=True)
         return 0
+    if view.is_headless_member:
+        sweep = short_id(view.run_id).rpartition(".")[0]
+        what = f"{short_id(view.run_id)} is a process of its sweep and ends with it"
+        raise UsageError(what, fix=f"muster cancel {sweep}")
     echo(f"cancelling {identity(view)}", err=True)
     grace_s = view.plan.limits.grace_s if view.plan is not None else GRACE_S
     if view.workflow is not None:
         grace_s = view.workflow.plan.grace_s
+    if view.sweep is not None:
+        grace_s = view.sweep.plan.run.limits.grace_s
     result = stop_and_wait(view, at_once=now, timeout_s=grace_s + 10.0)
     if result is None:
         raise MusterError(

@@ -8,7 +8,6 @@ import signal
 import time
 from dataclasses import dataclass
 
-from torchmuster import proc
 from torchmuster.engines import starter
 from torchmuster.engines.local import HEAD, AgentProcesses, agent_argv
 from torchmuster.engines.own_job import OwnJob
@@ -16,6 +15,7 @@ from torchmuster.engines.starter import Starter
 from torchmuster.files.layout import RunDir
 from torchmuster.model.plan import RunPlan
 from torchmuster.net.address import own_addresses, own_endpoints
+from torchmuster.node.door.forked import HasStatus
 from torchmuster.node.options import AgentOrder
 
 
@@ -83,7 +83,7 @@ class AllocationEngine(AgentProcesses):
             if held == place and start is not None and start.is_late(now):
                 child.send_signal(signal.SIGKILL)
 
-    def _words_of(self, child: proc.Child) -> tuple[str, ...]:
+    def _words_of(self, child: HasStatus) -> tuple[str, ...]:
         start = self._starters.pop(child.pid, None)
         return start.said() if start is not None else ()
 

@@ -164,6 +164,28 @@ class ObjectDialect(Dialect, Protocol):
         """Return what has to be asked beside a status command; `views` gets all answers behind one another."""
 
 
+class ArrayDialect(Dialect, Protocol):
+    """A dialect of a scheduler with arrays: `submit_argv` submits a request that is one.
+
+    Attributes:
+        array_variable: What tells an element its number.
+    """
+
+    array_variable: str
+
+    def array_status_argv(self, job_ids: Sequence[str]) -> list[list[str]]:
+        """Return commands that tell the state of every element of these arrays, the best first."""
+
+    def array_views(self, stdout: str) -> dict[tuple[str, int], JobView]:
+        """Return what any of them printed, by the job's number and the element's; EngineError when it can't be read."""
+
+
+def array_dialect(dialect: Dialect) -> ArrayDialect | None:
+    """Return a dialect as one with arrays; None for one without."""
+    has_arrays = getattr(dialect, "array_variable", "") and hasattr(dialect, "array_views")
+    return cast("ArrayDialect", dialect) if has_arrays else None
+
+
 def object_dialect(dialect: Dialect) -> ObjectDialect | None:
     """Return a dialect as one whose jobs are objects of an API; None for one with scripts."""
     is_one = hasattr(dialect, "with_files") and hasattr(dialect, "more_argv")

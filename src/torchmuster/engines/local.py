@@ -13,7 +13,8 @@ from torchmuster.files.layout import RunDir
 from torchmuster.model.codec import to_words
 from torchmuster.model.display.terminal import Terminal
 from torchmuster.model.plan import RunPlan
-from torchmuster.net import listener
+from torchmuster.net.address import bind
+from torchmuster.node.door.forked import HasStatus
 from torchmuster.node.options import AgentOrder
 
 HEAD = 0
@@ -48,7 +49,7 @@ class AgentProcesses:
 
     def __init__(self) -> None:
         self.address = ("127.0.0.1", 0)
-        self._agents: list[tuple[int, proc.Child]] = []
+        self._agents: list[tuple[int, HasStatus]] = []
         self._lifeline: tuple[int, int] | None = None
         self._any_failed = False
 
@@ -56,7 +57,7 @@ class AgentProcesses:
         """Start the agent with the head, on this machine."""
         proc.become_subreaper()
         self._lifeline = os.pipe2(os.O_CLOEXEC)
-        listening = listener.bind(self.bind_to, 0)
+        listening = bind(self.bind_to, 0)
         self.address = ("127.0.0.1", int(listening.getsockname()[1]))
         with listening:
             # Our copy is closed at once: when the head dies, callers shall be refused.
@@ -87,9 +88,12 @@ class AgentProcesses:
             first_attempt=first_attempt,
             restarts_spent=restarts_spent,
         )
-        fds = [self._lifeline[0], *([listen_fd] if listen_fd is not None else [])]
-        child = proc.start(agent_argv(order), env=self._environment(place), pass_fds=fds)
-        self._agents.append((place, child))
+        self._agents.append((place, self._launch(order)))
+
+    def _launch(self, order: AgentOrder) -> HasStatus:
+        """Start the process of an agent."""
+        fds = [fd for fd in (order.lifeline_fd, order.listen_fd) if fd is not None]
+        return proc.start(agent_argv(order), env=self._environment(order.place), pass_fds=fds)
 
     def _environment(self, place: int) -> dict[str, str] | None:
         """Return the variables of an agent on this machine; None for ours."""
@@ -128,7 +132,7 @@ class AgentProcesses:
             proc.end_children(frozenset(child.pid for _, child in self._agents))
         return ends
 
-    def _words_of(self, child: proc.Child) -> tuple[str, ...]:
+    def _words_of(self, child: HasStatus) -> tuple[str, ...]:
         """Return the last words of a process that has ended; agents of this machine write to their logs."""
         return ()
 

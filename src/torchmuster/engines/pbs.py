@@ -114,6 +114,7 @@ class PbsDialect:
     refusals: Sequence[Refusal] = _REFUSALS
     # Written in place, so that the log is live; recorded: else it lies in the host's spool until the job's end.
     output_lines: tuple[str, ...] = ("-k oed",)
+    array_variable = "PBS_ARRAY_INDEX"
 
     def script(self, job: JobRequest) -> str:
         """Return the whole job script."""
@@ -143,6 +144,9 @@ class PbsDialect:
     def submit_argv(self, job: JobRequest, script_path: str) -> list[str]:
         """Return the qsub command."""
         argv = ["qsub"]
+        if job.array is not None:
+            limit = f"%{job.array.parallel}" if job.array.parallel is not None else ""
+            argv += ["-J", f"0-{job.array.size - 1}{limit}"]
         if job.after:
             by_kind: dict[str, list[str]] = {}
             for entry in job.after:
@@ -181,6 +185,19 @@ class PbsDialect:
     def view(self, job_id: str, fields: Mapping[str, Any]) -> JobView:
         """Return what the fields of one job mean; ValueError for a number that is none."""
         return _view(job_id, fields)
+
+    def array_status_argv(self, job_ids: Sequence[str]) -> list[list[str]]:
+        """Return qstat with every element, also of finished arrays, and without."""
+        return [["qstat", "-t", *way[1:]] for way in self.status_argv(job_ids)]
+
+    def array_views(self, stdout: str) -> dict[tuple[str, int], JobView]:
+        """Return the elements: `12[3].server`."""
+        found: dict[tuple[str, int], JobView] = {}
+        for job_id, view in self.views(stdout).items():
+            match = re.match(r"(\d+)\[(\d+)\]", job_id)
+            if match is not None:
+                found[match[1], int(match[2])] = view
+        return found
 
     def cancel_argv(self, job_id: str) -> list[str]:
         """Return the qdel command: TERM, then KILL after a delay of the site."""

@@ -93,6 +93,7 @@ SCHEDULERS = {
                 "queue_priority": KeyKind.WORD,
                 "topology": KeyKind.WORD,
                 "gang": KeyKind.WORD,
+                "jobset": KeyKind.YES,
                 "service_account": KeyKind.WORD,
                 "pod_security": KeyKind.WORD,
                 "run_as": KeyKind.COUNT,

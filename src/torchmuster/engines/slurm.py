@@ -112,6 +112,7 @@ class SlurmDialect:
     queues = _QUEUES
     accounts = _ACCOUNTS
     resubmit_methods: tuple[ResubmitMethod, ...] = (ResubmitMethod.REQUEUE, ResubmitMethod.SUBMIT)
+    array_variable = "SLURM_ARRAY_TASK_ID"
 
     def script(self, job: JobRequest) -> str:
         """Return the whole job script; unequal nodes make a heterogeneous job."""
@@ -126,6 +127,9 @@ class SlurmDialect:
     def submit_argv(self, job: JobRequest, script_path: str) -> list[str]:
         """Return the sbatch command."""
         argv = ["sbatch", "--parsable"]
+        if job.array is not None:
+            limit = f"%{job.array.parallel}" if job.array.parallel is not None else ""
+            argv.append(f"--array=0-{job.array.size - 1}{limit}")
         if job.after:
             words = [f"{entry.kind.value}:{entry.job_id}" for entry in job.after]
             argv += [f"--dependency={','.join(words)}", "--kill-on-invalid-dep=yes"]
@@ -165,6 +169,23 @@ class SlurmDialect:
             if view is not None:
                 known = found.get(view.job_id)
                 found[view.job_id] = view if known is None else _joined(known, view)
+        return found
+
+    def array_status_argv(self, job_ids: Sequence[str]) -> list[list[str]]:
+        """Return squeue and sacct with a line for each element, or for several that wait."""
+        ids = ",".join(job_ids)
+        sacct, squeue = self.status_argv(job_ids)[1], ["squeue", "--noheader", "--states=all"]
+        return [[*squeue, f"--jobs={ids}", "--array", "--format=squeue|%i|%T|%r|%S|%N"], sacct]
+
+    def array_views(self, stdout: str) -> dict[tuple[str, int], JobView]:
+        """Return the elements of `12_3` and `12_[4-9,11%2]`."""
+        found: dict[tuple[str, int], JobView] = {}
+        for line in stdout.splitlines():
+            match = _ELEMENTS.search(line)
+            view = _view(line.strip()) if match is not None else None
+            if match is not None and view is not None:
+                for name in _expand(f"[{match[2] or match[3]}]"):
+                    found.setdefault((match[1], int(name)), view)
         return found
 
     def cancel_argv(self, job_id: str) -> list[str]:
@@ -231,6 +252,10 @@ class SlurmDialect:
     def explain_refusal(self, stderr: str) -> Report:
         """Return a report on what sbatch refused."""
         return base.explain(stderr, "sbatch", REFUSALS)
+
+
+# Source: https://slurm.schedmd.com/job_array.html, "Job Commands".
+_ELEMENTS = re.compile(r"\|(\d+)_(?:(\d+)|\[([\d,-]+)(?:%\d+)?\])\|")
 
 
 # One process on one node, beside the steps that run there, on all CPUs and all memory of the job, without a
@@ -352,10 +377,7 @@ def _make_view(
     why = None if reason in _NO_WORDS else reason
     if state is JobState.UNKNOWN:
         why = f"Slurm says {word or 'nothing'}"
-    try:
-        names = () if nodes in _NO_WORDS else expand_hostlist(nodes)
-    except ValueError as error:
-        raise EngineError("Slurm's list of nodes can't be read", why=str(error)) from error
+    names = () if nodes in _NO_WORDS else _expand(nodes)
     return JobView(
         job_id=re.split(r"[+_.]", job_id)[0],
         state=state,
@@ -364,6 +386,13 @@ def _make_view(
         exit_code=_exit_code(code, state) if state.is_final else None,
         nodes=names,
     )
+
+
+def _expand(text: str) -> tuple[str, ...]:
+    try:
+        return expand_hostlist(text)
+    except ValueError as error:
+        raise EngineError("Slurm's list can't be read", why=str(error)) from error
 
 
 def _exit_code(text: str, state: JobState) -> int | None:
@@ -404,11 +433,9 @@ def _component(
         names = expand_hostlist(listed)
         cpus = expand_counts(environment.get(f"SLURM_JOB_CPUS_PER_NODE{suffix}", "") or "0")
     except ValueError as error:
-        raise EngineError(
-            "Slurm's list of nodes can't be read",
-            where=f"SLURM_JOB_NODELIST{suffix}={listed}",
-            why=str(error),
-        ) from error
+        where = f"SLURM_JOB_NODELIST{suffix}={listed}"
+        what = "Slurm's list of nodes can't be read"
+        raise EngineError(what, where=where, why=str(error)) from error
     return tuple(
         AllocatedNode(
             name=name,

@@ -10,12 +10,12 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import TypeGuard
 
 from torchmuster import proc
 from torchmuster.engines.local import HEAD, AgentEnd
 from torchmuster.engines.ssh_bundle import Bundle, CodeArchive
 from torchmuster.engines.ssh_command import CONNECT_LIMIT_S, HostProblem, SshHost
+from torchmuster.engines.ssh_environment import Shipping
 from torchmuster.engines.ssh_files import FilesBack, own_paths
 from torchmuster.engines.ssh_host import HostError, RemoteHost, in_parallel, share_token
 from torchmuster.engines.ssh_places import Places, SshWishes, bad_hosts, workers_of
@@ -30,7 +30,6 @@ from torchmuster.net.secret import read_secret
 from torchmuster.node.remote.files import mark_of
 
 _DEAF_S = 6.0
-_GONE_S = 10.0  # less than a lease: who asks for another agent then has heard nothing either
 
 
 class SshEngine:
@@ -63,6 +62,8 @@ class SshEngine:
         self._said_bad: set[str] = set()
         self._closing = False
         self._port = RelayPort(self._pick_head, wishes.head_port)
+        packed = wishes.environment
+        self._environment = Shipping(packed, say) if packed is not None else None
 
     @property
     def address(self) -> tuple[str, int]:
@@ -234,6 +235,8 @@ class SshEngine:
             place=HEAD, first_attempt=first_attempt, restarts_spent=restarts_spent
         )
         is_first = not self._heads
+        if self._environment is not None:
+            self._bring_environment(self._environment)
         with ThreadPoolExecutor(1, "ssh") as pool:
             try:
                 self._set_up(head)
@@ -252,10 +255,18 @@ class SshEngine:
         if is_first and copied is not None:
             self._say(copied)
 
+    def _bring_environment(self, shipping: Shipping) -> None:
+        """Let all hosts have the environment; which of them can't is known before anything is sent."""
+        problems = shipping.bring([self._hosts[place] for place in sorted(self._hosts)])
+        if len(self._hosts) - len(problems) < self.plan.min_nodes or self._hosts[HEAD].problem:
+            raise bad_hosts(problems, self.plan.min_nodes, self._wishes.where)
+
     def _set_up(self, host: RemoteHost) -> None:
         """Give a host the run; once it has it, nothing is sent."""
         if host.placed is not None:
             return
+        if self._environment is not None and (problems := self._environment.bring([host])):
+            raise HostError(problems[0])
         head = self._hosts[HEAD]
         of_head = head.placed if host is not head else None
         script = code_copy.script_of(self.plan.program)
@@ -314,7 +325,9 @@ class SshEngine:
     def _bring(self, place: int) -> None:
         try:
             host = self._hosts.get(place)
-            if _is_there(host) and (host.num_agents or self._start_other(place)):
+            is_there = host is not None and host.is_answering
+            has_agent = host is not None and host.num_agents > 0
+            if is_there and (has_agent or self._start_other(place)):
                 return
             if host is not None:
                 host.abandon()  # e.g. it is shutting down
@@ -330,12 +343,16 @@ class SshEngine:
         """Say whether an agent of this place runs, or is on its way."""
         with self._lock:
             host = self._hosts.get(place)
-            runs = _is_there(host) and host.num_agents > 0 and not host.is_lost
-            return runs or place in self._coming
+            if host is not None and host.is_answering and not host.is_lost and host.num_agents:
+                return True
+            return place in self._coming
 
     # What hosts say.
 
     def _take(self, host: RemoteHost, message: messages.RemoteMessage) -> None:
+        if isinstance(message, messages.EnvironmentHopFailed) and self._environment is not None:
+            self._environment.take_failed_hop(host, message.why)
+            return
         if not isinstance(message, messages.FilePiece):
             raise messages.FrameError(f"{type(message).__name__} is not for a run")
         self._files.take(message, host.host.name)
@@ -400,8 +417,3 @@ class SshEngine:
         in_parallel(RemoteHost.abandon, self._alive())
         self._port.close()
         self._code.remove()
-
-
-def _is_there(host: RemoteHost | None) -> TypeGuard[RemoteHost]:
-    """Say whether a host is known and gives signs of life: one without power keeps its connection open for half a minute."""
-    return host is not None and time.monotonic() - host.last_heard < _GONE_S

@@ -32,6 +32,7 @@ from torchmuster.node.remote.files import TOKEN_FILE, send_pieces
 _PING_EVERY_S = 4.0
 _FACTS_LIMIT_S = 20.0
 _SILENCE_S = 30.0
+_GONE_S = 10.0  # less than a lease: who asks for another agent then has heard nothing either
 _MAX_NOISE_BYTES = 1 << 20
 _LEAVE_S = 12.0
 _MAX_STDERR_BYTES = 16 << 10
@@ -74,6 +75,10 @@ class _Agent:
     why: str | None = None
 
 
+def _has_call(message: messages.SetUpRun | messages.SetUpTasks) -> bool:
+    return isinstance(message, messages.SetUpRun) and message.plan.program.call is not None
+
+
 class RemoteHost:
     """One session with one host.
 
@@ -94,7 +99,7 @@ class RemoteHost:
         self.on_message: Callable[[RemoteHost, messages.RemoteMessage], None] = lambda *_: None
         self.on_lost: Callable[[RemoteHost], None] = lambda _: None
         self.relay = Relay(self, first_id=1)
-        self._bundle = bundle
+        self._bundle, self._run_dir = bundle, run_dir
         self._stderr_path = os.path.join(run_dir.path, "logs", "ssh", f"{host.name}.log")
         self._child: proc.Child | None = None
         self._answers: dict[type[messages.RemoteMessage], messages.RemoteMessage] = {}
@@ -118,6 +123,11 @@ class RemoteHost:
     def is_usable(self) -> bool:
         """Say whether agents can be started there."""
         return not self.is_lost and self._problem is None
+
+    @property
+    def is_answering(self) -> bool:
+        """Say whether it gives signs of life: one without power keeps its connection open for half a minute."""
+        return time.monotonic() - self.last_heard < _GONE_S
 
     @property
     def num_agents(self) -> int:
@@ -208,9 +218,9 @@ class RemoteHost:
         with self._changed:
             self._answers.pop(kind, None)
         self.send(message)
-        return self._expect(kind)
+        return self.expect(kind)
 
-    def _expect(self, kind: type[Answer]) -> Answer:
+    def expect(self, kind: type[Answer]) -> Answer:
         """Wait for an answer; as long as the host gives signs of life, since disks and links differ."""
         with self._changed:
             self._changed.wait_for(lambda: kind in self._answers or self._problem is not None)
@@ -240,10 +250,12 @@ class RemoteHost:
         with self._changed:
             self._answers.pop(messages.SetUpDone, None)
         placed = self.ask(message, messages.Placed)
+        if _has_call(message) and not placed.is_shared and not placed.with_head:
+            send_pieces(self, self._run_dir.call, messages.CALL_FILE)
         if placed.wants_code and code is not None:
             send_pieces(self, code(), messages.CODE_FILE)
             self.send(messages.CodeSent())
-        note = self._expect(messages.SetUpDone).note
+        note = self.expect(messages.SetUpDone).note
         self.placed = placed
         return note
 
@@ -274,7 +286,13 @@ class RemoteHost:
                     words = f"its torchmuster speaks version {protocol} of the protocol, this one {messages.PROTOCOL}"
                     fix = "remove ~/.cache/torchmuster there"
                     self._fail(HostProblem(host=self.host.name, words=words, fix=fix))
-            case messages.Placed() | messages.SetUpDone() | messages.Collected():
+            case (
+                messages.Placed()
+                | messages.SetUpDone()
+                | messages.Collected()
+                | messages.EnvironmentPlaced()
+                | messages.EnvironmentDone()
+            ):
                 with self._changed:
                     self._answers[type(message)] = message
                     self._changed.notify_all()

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from torchmuster.engines.ssh_command import HostProblem, SshHost
 from torchmuster.errors import ChannelError
+from torchmuster.files.environment import PackedEnvironment
 from torchmuster.model.plan import RunPlan
 
 
@@ -19,6 +20,7 @@ class SshWishes:
         may_share: Look for a shared file system; else everything is copied.
         head_port: Of this loopback, by which the head is called; 0 for any.
         code_root: The folder of the code; None for the work tree that the program is in.
+        environment: What travels to the hosts for the workers; None: they have their own.
         spares_first: A lost host may take minutes to come back, so a spare one takes its place at once.
     """
 
@@ -28,6 +30,7 @@ class SshWishes:
     may_share: bool = True
     head_port: int = 0
     code_root: str | None = None
+    environment: PackedEnvironment | None = None
     spares_first: bool = False
 
 

@@ -33,6 +33,7 @@ class TorqueDialect(PbsDialect):
 
     name = "torque"
     name_limit = 15  # Source: Torque Administrator Guide, "qsub", -N
+    array_variable = ""  # its `qsub -t` has not been tried
     output_lines = ()  # its -k keeps the output in the home folder
 
     def resource_lines(self, job: JobRequest) -> list[str]:

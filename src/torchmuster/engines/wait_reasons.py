@@ -50,17 +50,21 @@ class WaitReasons:
         runs_in_part = self.parts_wait and view.state is JobState.RUNNING
         if view.reason is None or not (view.state in _MAY_WAIT or runs_in_part):
             return view
-        for entry in self.table:
-            if re.match(entry.pattern, view.reason):
-                wait = Wait(
-                    sentence=entry.sentence,
-                    hint=entry.hint or None,
-                    never=entry.never,
-                    may_be_never=entry.may_be_never,
-                    patience_s=entry.patience_s,
-                )
-                return replace(view, wait=wait)
-        return view
+        entry = self.meaning(view.reason)
+        if entry is None:
+            return view
+        wait = Wait(
+            sentence=entry.sentence,
+            hint=entry.hint or None,
+            never=entry.never,
+            may_be_never=entry.may_be_never,
+            patience_s=entry.patience_s,
+        )
+        return replace(view, wait=wait)
+
+    def meaning(self, words: str) -> WaitReason | None:
+        """Return what the scheduler's words mean; None where the table does not know them."""
+        return next((entry for entry in self.table if re.match(entry.pattern, words)), None)
 
 
 def reasons_of(dialect: object) -> WaitReasons | None:

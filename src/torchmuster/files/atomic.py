@@ -41,5 +41,5 @@ def read_json(path: str) -> Any:
     try:
         with open_plain(path) as file:
             return json.load(file)
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None

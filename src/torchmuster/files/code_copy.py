@@ -232,7 +232,9 @@ def _unpack(archive: tarfile.TarFile, member: tarfile.TarInfo, root: str) -> Non
 
 
 def script_of(program: Program) -> str | None:
-    """Return the file of the program; None for an installed one that is no file of the user."""
+    """Return the file of the program, of a function that of its module; None for what is no file of the user."""
+    if program.call is not None:
+        return program.call.module_file
     if program.kind is ScriptKind.FILE:
         return os.path.normpath(os.path.join(program.cwd, program.target))
     if program.kind is ScriptKind.MODULE:

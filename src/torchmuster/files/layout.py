@@ -2,6 +2,7 @@
 
 runs/<run_id>/
   logs/main/train/attempt-<k>/rank-<r>.log     the agent of that rank
+  logs/main/train/attempt-<k>/rank-<r>.value   that rank, 0600: what a function has returned
   logs/agents/<node>.log          that agent, when it has no terminal
   logs/agents/<node>.setup.log    that agent: output of setup lines and --before
   groups/<group>/                 of a workflow: see `GroupDir`
@@ -55,13 +56,17 @@ class RunDir:
 
     # Of a training run.
     plan = PathBelow("plan.json")  # client: what will be started
+    origin = PathBelow("origin.json")  # client: who asked for it, and with which code
+    report = PathBelow("report.html")  # `muster report`: the page of the run
     secret = PathBelow("secret")  # client: the key of the channel, 0600
+    call = PathBelow("call")  # client: the function of `torchmuster.launch`, 0600
     owner = PathBelow("owner.json")  # client: who owns the run: pid, boot, host
     head = PathBelow("head.json")  # agent 0: where the head listens, 0600
     # Head, one line per event, UTC, append only: all views are made from it. Of a workflow, client.
     events = PathBelow("events.jsonl")
     # Head (client, when the head was lost; of a workflow, client): the verdict.
     result = PathBelow("result.json")
+    samples = PathBelow("samples.jsonl")  # head: how all ranks stood, from time to time
     logs = PathBelow(os.path.join("logs", GROUP, TASK))  # agents: a folder for each attempt
     supervisor_log = PathBelow("supervisor.log")  # a detached supervisor: what it says
     # The script, by default; of a restarted run a link to the first's.
@@ -88,6 +93,11 @@ class RunDir:
     rendered = PathBelow("rendered.yaml")  # client: without templates; runtime tokens still stand
     workflow = PathBelow("workflow.json")  # client: the plan, there is no plan.json
     site = PathBelow("site.json")  # client: the site whose hosts the tasks go to, by ssh
+
+    # Of a sweep.
+    sweep = PathBelow("sweep.json")  # client: the plan, there is no plan.json
+    arrays = PathBelow("arrays.json")  # client: which elements of which job arrays are its members
+    members = PathBelow("members")  # a run directory for each member, named by its run id
 
     def group(self, group: str) -> "GroupDir":
         """The folder of a group of a workflow."""
@@ -117,6 +127,10 @@ class RunDir:
     def rank_log(self, attempt: int, rank: int) -> str:
         """All output of one rank in one attempt."""
         return os.path.join(self.attempt_logs(attempt), f"rank-{rank}.log")
+
+    def rank_value(self, attempt: int, rank: int) -> str:
+        """What the function of one rank has returned in one attempt: beside its log, so it travels as that does."""
+        return os.path.join(self.attempt_logs(attempt), f"rank-{rank}.value")
 
     def agent_log(self, node: str) -> str:
         """The log of the agent of one node."""

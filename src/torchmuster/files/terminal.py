@@ -7,13 +7,14 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torchmuster.model.display.lines import HALF_LINE_S, LineJoiner
 from torchmuster.model.display.narration import narrate
 from torchmuster.model.display.repeats import Shown
+from torchmuster.model.display.status_below import StatusBelow
 from torchmuster.model.display.terminal import Terminal
 from torchmuster.model.display.text import printable
 from torchmuster.plainfile import write_all
@@ -48,7 +49,12 @@ class TerminalVoice:
     _lost_lines: int = 0
     _busy: bool = False
     _halves_due: float | None = None  # when half lines that wait are shown
+    _status: StatusBelow = field(init=False)
     _changed: threading.Condition = field(default_factory=threading.Condition)
+
+    def __post_init__(self) -> None:
+        """Put the status below what the joiner writes."""
+        self._status = StatusBelow(self._joiner)
 
     def start(self) -> None:
         """Start the thread."""
@@ -92,14 +98,28 @@ class TerminalVoice:
             self._put_all(self._joiner.interject())
             self._put(2, text, _OWN_WORDS_BYTES)
 
-    def flush(self, timeout_s: float) -> None:
-        """Print the remaining unfinished lines and wait for the terminal."""
+    def show_status(self, rows: Sequence[str]) -> None:
+        """Keep these rows below the output from now on, until others come; not where somebody types behind a prompt.
+
+        Standard error has to be a terminal that understands cursor movements.
+        """
         with self._changed:
+            self._status.wanted = tuple(rows)
+            self._changed.notify_all()
+
+    def flush(self, timeout_s: float) -> None:
+        """Print the remaining unfinished lines and wait for the terminal; the status rows go."""
+        with self._changed:
+            self._status.wanted = ()
+            self._changed.notify_all()  # the thread may sleep below rows that it has drawn again
             for rank, number, text in self.shown.rest():
                 self._put_all(self._joiner.add(rank, number, text))
             self._put_all(self._joiner.rest())
             self._say_what_was_lost()
-            self._changed.wait_for(lambda: not self._queue and not self._busy, timeout_s)
+            self._changed.wait_for(self._is_done, timeout_s)
+
+    def _is_done(self) -> bool:
+        return not self._queue and not self._busy and not self._status.is_drawn
 
     def _put_all(self, pieces: list[tuple[int, str]]) -> None:
         for stream, text in pieces:
@@ -131,18 +151,23 @@ class TerminalVoice:
             with self._changed:
                 stream, data = self._next()
                 self._busy = True
-            if stream not in gone:
+                around = self._status.cover() if data else self._draw_status()
+            for fd, piece in ((2, around.encode(errors="replace")), (stream, data)):
                 try:
-                    write_all(stream, data)
+                    if piece and fd not in gone:
+                        write_all(fd, piece)
                 except OSError:  # the reader of our output has gone
-                    gone.add(stream)
+                    gone.add(fd)
             with self._changed:
                 self._waiting_bytes -= len(data)
                 self._busy = False
                 self._changed.notify_all()
 
     def _next(self) -> tuple[int, bytes]:
-        """Wait for the next text; meanwhile show unfinished lines that have waited long enough."""
+        """Wait for the next text; meanwhile show unfinished lines that have waited long enough.
+
+        No text means that the status has to be drawn.
+        """
         while True:
             wait_s = None
             if self._halves_due is not None:
@@ -152,4 +177,17 @@ class TerminalVoice:
                     self._put_all(self._joiner.show_halves())
             if self._queue:
                 return self._queue.popleft()
+            if self._status.is_due(may_draw=_is_in_foreground()):
+                return 2, b""
             self._changed.wait(wait_s)
+
+    def _draw_status(self) -> str:
+        return self._status.draw(may_draw=_is_in_foreground())
+
+
+def _is_in_foreground() -> bool:
+    """Say whether the terminal is ours: below a shell's prompt nothing of ours may appear."""
+    try:
+        return os.tcgetpgrp(2) == os.getpgrp()
+    except OSError:
+        return False

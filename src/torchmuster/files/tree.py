@@ -149,11 +149,16 @@ def copy_file(source: str, target: str, count: Callable[[int], object] = int) ->
         os.fchmod(writer.fileno(), stat.S_IMODE(os.fstat(reader.fileno()).st_mode))
 
 
-def copy_tree(source: str, target: str, regex: str | None = None) -> int:
+def copy_tree(
+    source: str,
+    target: str,
+    regex: str | None = None,
+    tell: Callable[[int, int], object] = lambda done, total: None,
+) -> int:
     """Copy the files whose relative path `regex` matches (from its start); return their number.
 
     Without a regex, copy empty folders too. Targets of links are copied; sockets, pipes, devices and broken links
-    are skipped.
+    are skipped. `tell` gets again and again how many bytes of how many are copied.
 
     Raises:
         MusterError: A link points outside the tree or forms a cycle, or a file can't be read or written.
@@ -167,8 +172,15 @@ def copy_tree(source: str, target: str, regex: str | None = None) -> int:
         folders = tree.folders if regex is None else [os.path.dirname(file.name) for file in files]
         for name in dict.fromkeys(folders):
             os.makedirs(os.path.join(target, name), exist_ok=True)
+        done, total = 0, sum(file.size_bytes for file in files)
+
+        def count(size: int) -> None:
+            nonlocal done
+            done += size
+            tell(done, total)
+
         for file in files:
-            copy_file(file.path, os.path.join(target, file.name))
+            copy_file(file.path, os.path.join(target, file.name), count)
         return len(files)
     except OSError as error:
         where = str(error.filename or source)

@@ -21,6 +21,9 @@ class AttemptPhase(enum.Enum):
     OVER = "over"
 
 
+EARLY_END_AGAIN_S = 10.0
+
+
 @dataclass(slots=True)
 class Attempt:
     """One life of the process group.
@@ -45,6 +48,7 @@ class Attempt:
     reaped: set[int] = field(default_factory=set)
     store: str = ""
     early_said: int = 0
+    early_again_at: float = float("-inf")
     early_at: float | None = None
     preempted_at: float | None = None
     ended_after_stop: bool = False
@@ -79,6 +83,14 @@ class Attempt:
     def early_ranks(self) -> list[int]:
         """Return the ranks that ended with 0 while others ran on."""
         return [end.rank for end in self.ends if end.kind is EndKind.SUCCESS]
+
+    def tells_early_ends(self, now: float) -> bool:
+        """Say whether more ranks have ended early than were told, and notes it; ranks may end one by one."""
+        count = len(self.early_ranks)
+        if count <= self.early_said or now < self.early_again_at:
+            return False
+        self.early_said, self.early_again_at = count, now + EARLY_END_AGAIN_S
+        return True
 
     def member_of(self, rank: int) -> Member | None:
         """Return the agent of a rank; None when there is no such rank."""

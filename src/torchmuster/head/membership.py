@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from torchmuster import proc
+from torchmuster.model.display.text import name_on
 from torchmuster.model.lease import SILENT_S, is_given_up
 from torchmuster.model.plan import RunPlan
 from torchmuster.model.ranks import free_places, natural_key
@@ -61,7 +62,11 @@ class Membership:
         return [m for m in self.members if m.is_present and m.refused_why is None]
 
     def name(self, member: Member) -> str:
-        """Return what a member's node is called."""
+        """Return what a member's node is called, with the machine under it: `r-1 (n2)` is the pod r-1 on n2."""
+        return name_on(self.name_alone(member), member.hello.machine)
+
+    def name_alone(self, member: Member) -> str:
+        """Return that without the machine, which may be another one the next time."""
         if member.place is not None and member.place < len(self.plan.node_names):
             return self.plan.node_names[member.place]
         return member.hello.host

@@ -22,6 +22,7 @@ from torchmuster.model.network import (
     Interface,
     NetworkNode,
     NoNetwork,
+    PairResult,
     Unused,
 )
 from torchmuster.model.network_choice import (
@@ -42,6 +43,7 @@ LIMIT_S = 2.0
 # When no network is good: once more, with patience, before a run is ended because of it.
 PATIENT_CONNECT_S = 5.0
 PATIENT_LIMIT_S = 7.0
+_MAX_RECORDED = 64  # nodes, and on average 8 pairs of each
 _LOOPBACK = {"lo": "it leads to the node itself"}
 
 
@@ -241,6 +243,8 @@ class NetworkSurvey:
             interface=name,
             subnet=subnet,
             num_nodes=len(survey.members),
+            nodes=survey.names[:_MAX_RECORDED],
+            pairs=_measured(survey.findings.results_of(chosen.candidate)),
             gbit_per_s=gbit(rate) if rate is not None else None,
             latency_s=round(latency_s, 7) if latency_s is not None else None,
             unused=[{"name": u.name, "why": u.why} for u in chosen.unused],
@@ -297,6 +301,21 @@ class NetworkSurvey:
                 if problem is not None:
                     text = f"{variable}={value[:80]} on {survey.names[node]} {problem}"
                     self._tell("notice", node=survey.names[node], text=text)
+
+
+def _measured(results: Sequence[PairResult]) -> list[list[object]]:
+    """Return source, target, why not (or None), microseconds and MB/s of pairs, for the event."""
+    return [
+        [
+            pair.source,
+            pair.target,
+            pair.why,
+            round(pair.latency_s * 1e6) if pair.latency_s is not None else None,
+            round(pair.bytes_per_s / 1e6, 1) if pair.bytes_per_s is not None else None,
+        ]
+        for pair in results[: 8 * _MAX_RECORDED]
+        if max(pair.source, pair.target) < _MAX_RECORDED
+    ]
 
 
 def _cannot_work(why: str) -> bool:

@@ -151,7 +151,7 @@ class NodePolicy:
             network_id=self.members.own_network_id,
         )
         self.send(member, welcome)
-        self._lost.pop(name, None)
+        self._lost.pop(self.members.name_alone(member), None)
         self.tell("agent_joined", node=name, host=hello.host, pid=hello.pid)
         if self.result is not None:
             self._dismiss(member, self.result)
@@ -192,7 +192,7 @@ class NodePolicy:
         if self.phase is AttemptPhase.OVER:
             return
         name = self.members.name(member)
-        self._lost[name] = why
+        self._lost[self.members.name_alone(member)] = why
         self.tell("node_lost", node=name, why=why)
         attempt = self.running
         if attempt is not None and member in attempt.members.values():

@@ -40,6 +40,7 @@ class TrainingHeadOptions:
         hint: What to add while nodes are missing.
         jobs: The schedulers' jobs of the head, where agents of other jobs have to be refused.
         relay_port: The head's own port, where callers of torch's store are passed on; 0: nowhere.
+        samples_bytes: How large the record of samples is already.
         spread: Starts the agents of other hosts, where no engine does.
     """
 
@@ -51,5 +52,6 @@ class TrainingHeadOptions:
     hint: str = ""
     jobs: tuple[str, ...] = ()
     relay_port: int = 0
+    samples_bytes: int = 0
     spread: Spread | None = None
     pid: int = field(default_factory=os.getpid)

@@ -185,7 +185,11 @@ class Preflight:
             "took_s": round(self.clock() - (self._began_at or self.clock()), 3),
             "held_s": round(self._held(), 3),
         }
-        if self.is_long:
+        if not self.is_long:
+            from torchmuster.diagnose.doctor.show import software_rows
+
+            fields["software"] = software_rows(situation.nodes)
+        else:
             from torchmuster.diagnose.doctor.show import node_row
 
             fields["nodes"] = [node_row(node) for node in situation.nodes[:_MAX_ROWS]]

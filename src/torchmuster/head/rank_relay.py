@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torchmuster.head.exec_relay import Client, ExecRelay
 from torchmuster.head.membership import Member
-from torchmuster.model.display.text import nearest
+from torchmuster.model.display.text import name_alone, nearest
 from torchmuster.model.ranks import NodeRanks
 from torchmuster.net import messages
 
@@ -78,7 +78,11 @@ class RankRelay:
             return None
         for place, member in attempt.members.items():
             ranks = attempt.ranks[place]
-            if kind == "node" and name in (self._name(member), member.hello.host):
+            if kind == "node" and name in (
+                self._name(member),
+                name_alone(self._name(member)),
+                member.hello.host,
+            ):
                 return member
             index = int(name) - ranks.first_rank if kind == "rank" and name.isdecimal() else -1
             if 0 <= index < ranks.num_workers:

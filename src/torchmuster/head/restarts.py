@@ -164,11 +164,12 @@ def after_failure(
 
 
 def _what_failed(cause: WorkerEnd) -> str:
+    memory = " because memory ran out" if cause.memory_evidence else ""
     if cause.kind is EndKind.NODE_LOST:
-        return f"{cause.node}: {describe(cause)}"
+        return f"{cause.node}: {describe(cause)}{memory}"
     if cause.kind is EndKind.HANG:
         return describe(cause)
-    return f"{describe(cause)} in rank {cause.rank} on {cause.node}"
+    return f"{describe(cause)} in rank {cause.rank} on {cause.node}{memory}"
 
 
 def after_preemption(

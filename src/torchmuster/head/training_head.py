@@ -11,6 +11,7 @@ import torchmuster
 from torchmuster.files import atomic
 from torchmuster.files.disk import DiskWriter
 from torchmuster.head.attempt import Attempt
+from torchmuster.head.board import Board
 from torchmuster.head.head import Head, HeadClient
 from torchmuster.head.membership import MAX_LISTED, Member, Membership
 from torchmuster.head.node_policy import NodePolicy
@@ -33,6 +34,7 @@ from torchmuster.net.handshake import HandshakeError, Reason
 
 if TYPE_CHECKING:
     from torchmuster.head.hangs.monitor import HangMonitor
+    from torchmuster.head.openmetrics import NewestTraining
     from torchmuster.head.rank_relay import RankRelay
 
 _GOODBYE_S = 2.0
@@ -66,11 +68,14 @@ class TrainingHead(Head[Member]):
         self._started_at = time.monotonic()
         self._logs_lost = 0
         self._owner_came = False
-        self._unheard: deque[messages.Event] = deque(maxlen=MAX_LISTED)
+        self._unheard: deque[messages.Event | messages.Output] = deque(maxlen=MAX_LISTED)
         self._hangs: HangMonitor | None = (
             None  # of the attempt that runs, from its first progress on
         )
         self._execs: RankRelay | None = None
+        self._training: NewestTraining | None = None
+        samples = options.run_dir.samples
+        self._board = Board(lambda line: disk.append(samples, line), options.samples_bytes)
         members = Membership(options.plan, clock=self.clock, jobs=options.jobs)
         self.policy = TrainingPolicy(options, members, self.clock(), self._checks)
 
@@ -101,6 +106,17 @@ class TrainingHead(Head[Member]):
         if error.reason in _WHY_REFUSED:
             self.policy.note_refusal(self.clock(), peer, _WHY_REFUSED[error.reason])
             self._carry_out()
+
+    def metrics(self) -> str:
+        """Return the page that Prometheus reads; asked for only where there is a port for it."""
+        from torchmuster.head.openmetrics import NewestTraining, render
+
+        if self._training is None:
+            self._training = NewestTraining(self.options.run_dir.training)
+        self._training.read()
+        attempt = self.policy.attempt
+        started = attempt.number + 1 if attempt is not None else self.options.first_attempt
+        return render(self.plan.run_id, started, self._board.newest(self.clock()), self._training)
 
     # The record.
 
@@ -147,6 +163,11 @@ class TrainingHead(Head[Member]):
             end = hangs.advance(now, held=self.policy.is_held)
             if end is not None:
                 self.policy.hung(now, end)
+        if attempt is not None:
+            self._board.note_ends(attempt.ends)
+            self._board.advance(now)
+        else:
+            self._board.end(now)
         self.policy.advance(now)
         self._carry_out()
 
@@ -202,6 +223,8 @@ class TrainingHead(Head[Member]):
         match message:
             case messages.Output():
                 self.show(message)
+                if not self._owner_came:  # workers that were forked may be quicker than it
+                    self._unheard.append(message)
             case messages.Notice(text=text):
                 self._logs_lost += message.logs_lost_lines
                 if text:
@@ -250,6 +273,11 @@ class TrainingHead(Head[Member]):
                 self.send_to_nodes(message)
             case messages.AskStacks(ask_id=ask_id):
                 self._ask_stacks(client, ask_id)
+            case messages.JobEnds(ends_at=ends_at):
+                self.event("time_limit", ends_at=ends_at)
+            case messages.AskBoard(ask_id=ask_id):
+                for told in self._board.answer(self.clock(), ask_id):
+                    client.channel.send_nowait(told)
             case _ if isinstance(message, messages.FromExecClient):
                 self._exec_relay().from_client(client.channel, message)
         self._carry_out()
@@ -283,17 +311,19 @@ class TrainingHead(Head[Member]):
             if self._hangs is not None:
                 self._hangs.take_stacks(member.place, message)
         elif message.attempt == attempt.number:
-            self._hang_monitor(attempt).take_progress(self.clock(), message)
+            now = self.clock()
+            self._hang_monitor(attempt).take_progress(now, message)
+            if self._board.attempt != attempt.number:
+                self._board.begin(now, attempt.number, self._rank_nodes(attempt))
+            self._board.take(now, message.ranks)
 
     def _hang_monitor(self, attempt: Attempt) -> "HangMonitor":
         if self._hangs is None or self._hangs.attempt != attempt.number:
             from torchmuster.head.hangs.monitor import HangMonitor, watch_limits
 
-            name = self.policy.members.name
-            nodes = {place: name(member) for place, member in attempt.members.items()}
             self._hangs = HangMonitor(
                 attempt.number,
-                attempt.rank_nodes(nodes),
+                self._rank_nodes(attempt),
                 watch_limits(self.plan.limits),
                 self.options.run_dir.attempt_logs(attempt.number),
                 self,
@@ -303,6 +333,10 @@ class TrainingHead(Head[Member]):
             )
             self._hangs.note_ends(attempt.ends)
         return self._hangs
+
+    def _rank_nodes(self, attempt: Attempt) -> dict[int, str]:
+        name = self.policy.members.name
+        return attempt.rank_nodes({place: name(m) for place, m in attempt.members.items()})
 
     def _ask_stacks(self, client: HeadClient, ask_id: str) -> None:
         attempt, send = self.policy.running, client.channel.send_nowait

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from torchmuster.head.attempt import Attempt, AttemptPhase
+from torchmuster.head.hangs.debuggers import Debuggers
 from torchmuster.head.leavers import StopRequest
 from torchmuster.head.membership import MAX_LISTED, Member, Membership
 from torchmuster.head.node_policy import LOOK_EVERY_S, NodePolicy
@@ -47,7 +48,7 @@ class _Known:
     saved_step: int | None = None
     is_time_up: bool = False
     held_failure_said: bool = False
-    debugging: set[int] = field(default_factory=set)  # ranks
+    debugging: Debuggers = field(default_factory=Debuggers)
 
 
 class TrainingPolicy(NodePolicy):
@@ -119,9 +120,9 @@ class TrainingPolicy(NodePolicy):
                     attempt.reaped.add(member.place)
             case messages.NetworkFacts() | messages.ProbeResults() | messages.NodeFacts():
                 self._checks.take(member, message)
-            case messages.Debugger(rank=rank, active=active):
-                debugging = self._known.debugging
-                debugging.add(rank) if active else debugging.discard(rank)
+            case messages.Debugger():
+                if (event := self._known.debugging.take(message)) is not None:
+                    self.tell("debugger_waits", node=self.members.name(member), **event)
             case messages.LastStop(reason=reason):
                 self._known.last_stop = reason
             case messages.TrainingEnded(step=step, saved_step=saved_step):
@@ -149,6 +150,8 @@ class TrainingPolicy(NodePolicy):
         attempt.ended_after_stop |= self._stop is not None
         self._known.debugging.discard(end.rank)
         fields = {"attempt": end.attempt, "rank": end.rank, "node": end.node, "asked": end.asked}
+        if end.value is not None:
+            fields["value"] = codec.to_plain(end.value)
         self.tell("worker_ended", what=describe(end), elapsed_s=end.elapsed_s, **fields)
 
     def hung(self, now: float, end: WorkerEnd) -> None:
@@ -309,11 +312,11 @@ class TrainingPolicy(NodePolicy):
         return True
 
     def _say_early_end(self, attempt: Attempt) -> None:
-        early = attempt.early_ranks
-        if len(early) > attempt.early_said:
+        if attempt.tells_early_ends(self.now):
             num_running = attempt.world_size - len({end.rank for end in attempt.ends})
-            self.tell("early_end", ranks=compress_ranks(early), num_running=num_running)
-            attempt.early_said = len(early)
+            self.tell(
+                "early_end", ranks=compress_ranks(attempt.early_ranks), num_running=num_running
+            )
 
     def _advance_stop(self, stop: StopRequest, attempt: Attempt) -> None:
         if not stop.sent and attempt.workers_up_at is None:

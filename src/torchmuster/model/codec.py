@@ -12,7 +12,7 @@ import enum
 import functools
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, Union
 
 from torchmuster.errors import UsageError
@@ -24,11 +24,18 @@ class CodecError(ValueError):
     """A value does not have the declared shape; the message names the field."""
 
 
+_PLAIN = frozenset({str, int, float, bool, type(None)})
+
+
 def to_plain(value: Any) -> Any:
     """Return `value` as dicts, lists, strings, numbers, booleans and None; bytes become base64."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return value
+    if kind is tuple or kind is list:
+        return list(value) if _PLAIN.issuperset(map(type, value)) else [*map(to_plain, value)]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        names = _field_types(type(value))
-        return {name: to_plain(getattr(value, name)) for name in names}
+        return {name: to_plain(getattr(value, name)) for name in _readers(kind)}  # type: ignore[arg-type]  # a class is hashable
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, list | tuple):
@@ -46,89 +53,204 @@ def from_plain(cls: type[T], value: Any, where: str = "") -> T:
     Raises:
         CodecError: A field is missing, unknown or of another type.
     """
+    try:
+        read: T = _read_fields(cls, value)
+        return read
+    except _UnfitError as unfit:
+        place = f"{where}{unfit.place if where else unfit.place.removeprefix('.')}"
+        raise CodecError(f"{place or cls.__name__}: {unfit.why}") from None
+
+
+_Reader = Callable[[Any], Any]
+_Kinds = frozenset[type]
+
+
+class _UnfitError(Exception):
+    """A value does not fit; `place` grows from inside to outside, so that what fits costs no text."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+        self.place = ""
+
+    def within(self, place: str) -> "_UnfitError":
+        """Return the same, as seen from outside."""
+        self.place = f"{place}{self.place}"
+        return self
+
+
+def _read_fields(cls: type[Any], value: Any) -> Any:
     if not isinstance(value, dict):
-        raise CodecError(f"{where or cls.__name__}: expected an object")
-    wanted = _field_types(cls)  # type: ignore[arg-type]  # a class is hashable
-    unknown = value.keys() - wanted.keys()
-    if unknown:
-        raise CodecError(f"{where or cls.__name__}: unknown field {min(map(str, unknown))}")
+        raise _UnfitError("expected an object")
+    readers = _readers(cls)  # type: ignore[arg-type]  # a class is hashable
     given: dict[str, Any] = {}
-    for name, (annotation, required) in wanted.items():
+    for name, (kept, read, required) in readers.items():
         if name in value:
-            given[name] = _convert(annotation, value[name], f"{where}.{name}" if where else name)
+            item = value[name]
+            try:
+                given[name] = item if type(item) in kept else read(item)
+            except _UnfitError as unfit:
+                raise unfit.within(f".{name}") from None
         elif required:
-            raise CodecError(f"{where or cls.__name__}: field {name} is missing")
+            # A field that nobody knows tells more: who wrote this is of another version.
+            raise _unknown(value, readers) or _UnfitError(f"field {name} is missing")
+    if (unknown := _unknown(value, readers)) is not None:
+        raise unknown
     return cls(**given)
 
 
+def _unknown(value: dict[str, Any], readers: Mapping[str, Any]) -> _UnfitError | None:
+    if value.keys() <= readers.keys():
+        return None
+    return _UnfitError(f"unknown field {min(map(str, value.keys() - readers.keys()))}")
+
+
 @functools.cache
-def _field_types(cls: type[Any]) -> dict[str, tuple[Any, bool]]:
+def _readers(cls: type[Any]) -> dict[str, tuple[_Kinds, _Reader, bool]]:
+    """Return of each field what is taken as it is, how all else is read, and whether it has to be there."""
     hints = typing.get_type_hints(cls)
     return {
         field.name: (
-            hints[field.name],
+            _kept(hints[field.name]),
+            _reader(hints[field.name]),
             field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING,
         )
         for field in dataclasses.fields(cls)
     }
 
 
-def _convert(annotation: Any, value: Any, where: str) -> Any:
-    origin = typing.get_origin(annotation)
+@functools.cache
+def _kept(annotation: Any) -> _Kinds:
+    """Return the types of which the reader of a type takes every value as it is, so that it need not be called."""
+    if annotation in _PLAIN:
+        return frozenset({annotation})
+    if typing.get_origin(annotation) in (Union, types.UnionType):
+        choices = typing.get_args(annotation)
+        first = next(choice for choice in choices if choice is not types.NoneType)
+        none = {types.NoneType} if types.NoneType in choices else set()
+        return _kept(first) | none
+    return frozenset()
+
+
+@functools.cache
+def _reader(annotation: Any) -> _Reader:
+    """Return what reads values of a type; made once, since messages have thousands of them."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Union or origin is types.UnionType:
-        return _convert_union(typing.get_args(annotation), value, where)
+        return _union_reader(arguments)
+    if origin is tuple and arguments[-1] is not Ellipsis:
+        return _record_reader(arguments)
     if origin in (tuple, list):
-        if not isinstance(value, list | tuple):
-            raise CodecError(f"{where}: expected a list")
-        item_type = typing.get_args(annotation)[0]
-        items = [_convert(item_type, item, f"{where}[{i}]") for i, item in enumerate(value)]
-        return tuple(items) if origin is tuple else items
+        return _items_reader(arguments[0], is_tuple=origin is tuple)
     if origin is dict:
+        return _dict_reader(arguments[1])
+    return _scalar_reader(annotation)
+
+
+def _union_reader(choices: tuple[Any, ...]) -> _Reader:
+    may_be_none = types.NoneType in choices
+    *rest, last = [_reader(choice) for choice in choices if choice is not types.NoneType]
+
+    def read(value: Any) -> Any:
+        if value is None and may_be_none:
+            return None
+        for reader in rest:
+            try:
+                return reader(value)
+            except _UnfitError:
+                continue
+        return last(value)
+
+    return read
+
+
+def _items_reader(annotation: Any, *, is_tuple: bool) -> _Reader:
+    kept, reader = _kept(annotation), _reader(annotation)
+
+    def read(value: Any) -> Any:
+        if not isinstance(value, list | tuple):
+            raise _UnfitError("expected a list")
+        if kept.issuperset(map(type, value)):
+            return tuple(value) if is_tuple else list(value)
+        items: list[Any] = []
+        try:
+            for item in value:
+                items.append(reader(item))  # noqa: PERF401 - their number names the one that does not fit
+        except _UnfitError as unfit:
+            raise unfit.within(f"[{len(items)}]") from None
+        return tuple(items) if is_tuple else items
+
+    return read
+
+
+def _record_reader(annotations: tuple[Any, ...]) -> _Reader:
+    readers = [_reader(annotation) for annotation in annotations]
+
+    def read(value: Any) -> Any:
+        if not isinstance(value, list | tuple):
+            raise _UnfitError("expected a list")
+        if len(value) != len(readers):
+            raise _UnfitError(f"expected {len(readers)} items, got {len(value)}")
+        items: list[Any] = []
+        try:
+            for reader, item in zip(readers, value, strict=True):
+                items.append(reader(item))
+        except _UnfitError as unfit:
+            raise unfit.within(f"[{len(items)}]") from None
+        return tuple(items)
+
+    return read
+
+
+def _dict_reader(annotation: Any) -> _Reader:
+    reader = _reader(annotation)
+
+    def read(value: Any) -> Any:
         if not isinstance(value, dict):
-            raise CodecError(f"{where}: expected an object")
-        item_type = typing.get_args(annotation)[1]
-        return {
-            str(key): _convert(item_type, item, f"{where}.{key}") for key, item in value.items()
-        }
-    return _convert_scalar(annotation, value, where)
+            raise _UnfitError("expected an object")
+        found = {}
+        for key, item in value.items():
+            try:
+                found[str(key)] = reader(item)
+            except _UnfitError as unfit:
+                raise unfit.within(f".{key}") from None
+        return found
+
+    return read
 
 
-def _convert_union(choices: tuple[Any, ...], value: Any, where: str) -> Any:
-    if value is None and types.NoneType in choices:
-        return None
-    rest = [choice for choice in choices if choice is not types.NoneType]
-    for choice in rest[:-1]:
-        try:
-            return _convert(choice, value, where)
-        except CodecError:
-            continue
-    return _convert(rest[-1], value, where)
-
-
-def _convert_scalar(annotation: Any, value: Any, where: str) -> Any:
+def _scalar_reader(annotation: Any) -> _Reader:
     if annotation is Any:
-        return value
+        return lambda value: value
     if dataclasses.is_dataclass(annotation) and isinstance(annotation, type):
-        return from_plain(annotation, value, where)
+        return functools.partial(_read_fields, annotation)
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
-        try:
-            return annotation(value)
-        except ValueError:
-            raise CodecError(f"{where}: unknown word {str(value)[:40]!r}") from None
-    if annotation is float and type(value) is int:
-        try:
-            return float(value)
-        except OverflowError:
-            raise CodecError(f"{where}: the number is too large") from None
-    if annotation is bytes and type(value) is str:
-        try:
-            return base64.b64decode(value, validate=True)
-        except (binascii.Error, ValueError):
-            raise CodecError(f"{where}: expected base64") from None
-    if type(value) is not annotation:
-        name = getattr(annotation, "__name__", str(annotation))
-        raise CodecError(f"{where}: expected {name}, got {type(value).__name__}")
-    return value
+        return functools.partial(_read_word, annotation)
+    name = getattr(annotation, "__name__", str(annotation))
+
+    def read(value: Any) -> Any:
+        if type(value) is annotation:
+            return value
+        if annotation is float and type(value) is int:
+            try:
+                return float(value)
+            except OverflowError:
+                raise _UnfitError("the number is too large") from None
+        if annotation is bytes and type(value) is str:
+            try:
+                return base64.b64decode(value, validate=True)
+            except (binascii.Error, ValueError):
+                raise _UnfitError("expected base64") from None
+        raise _UnfitError(f"expected {name}, got {type(value).__name__}")
+
+    return read
+
+
+def _read_word(kind: type[enum.Enum], value: Any) -> enum.Enum:
+    try:
+        return kind(value)
+    except ValueError:
+        raise _UnfitError(f"unknown word {str(value)[:40]!r}") from None
 
 
 def to_words(order: Any) -> list[str]:

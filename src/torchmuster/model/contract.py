@@ -24,10 +24,19 @@ SIGNALS_VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"
 # `muster run --debug`: NCCL's words go into a file for each rank.
 DEBUG_VARIABLE = "TORCHMUSTER_DEBUG"
 
+# `muster run --debugpy R` and `--pdb`: the tool, and the rank that it is for (of none: every rank).
+DEBUGGER_VARIABLE = "TORCHMUSTER_DEBUGGER"
+DEBUGPY, PDB = "debugpy", "pdb"
+# The first byte that a worker says to who brings its debugger: call me at your port, or here it is.
+CALLS_BACK, STREAMS = b"C", b"S"
+
 # For the script and for `--before`: a folder of this run on this node, and which node it is.
 SCRATCH_VARIABLE = "MUSTER_SCRATCH"
 PLACE_VARIABLE = "MUSTER_PLACE"
 NODE_VARIABLE = "MUSTER_NODE"
+
+# In pods: the machine of the cluster that they are on.
+MACHINE_VARIABLE = "MUSTER_POD_NODE"
 
 # In every task of a workflow: the socket on which its processes call their agent.
 TASK_SOCKET_VARIABLE = "TORCHMUSTER_TASK_SOCKET"
@@ -111,6 +120,11 @@ def worker_environment(place: WorkerPlace, facts: AttemptFacts) -> dict[str, str
         "TORCHELASTIC_USE_AGENT_STORE": str(facts.has_store),
         ATTEMPT_VARIABLE: str(facts.attempt),
     }
+
+
+def debugger_socket(agent_socket: str, rank: str | int) -> str:
+    """Return where the worker of a rank waits for its debugger, in the folder of its agent's own socket."""
+    return f"{agent_socket.rpartition('/')[0]}/debug-{rank}"
 
 
 def signal_name(signum: int) -> str:

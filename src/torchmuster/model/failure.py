@@ -78,6 +78,19 @@ class PythonError:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ValueNote:
+    """What a function has returned, which its worker has left in a file (`RunDir.rank_value`).
+
+    Attributes:
+        python: Minor version of the Python that has pickled it, e.g. `3.12`.
+    """
+
+    size_bytes: int
+    sha256: str
+    python: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerEnd:
     """The end of one worker, with all evidence that its agent found.
 
@@ -88,6 +101,7 @@ class WorkerEnd:
         memory_evidence: What the kernel says of an out-of-memory kill; None if it says nothing.
         step: The last step of training that it has done; None where its script does not say.
         largest_group: Size of the largest process group that it was in, 0 for none; None where nobody saw.
+        value: What its function has returned.
     """
 
     attempt: int
@@ -105,6 +119,7 @@ class WorkerEnd:
     detail: str | None = None
     largest_group: int | None = None
     step: int | None = None
+    value: ValueNote | None = None
 
     @property
     def is_failure(self) -> bool:

@@ -1,8 +1,9 @@
-"""Which torch this interpreter would import, without importing it: so the spawner reports it a second earlier."""
+"""What an interpreter has, found out without importing it: so its torch is reported a second earlier; and what an environment needs."""
 
 import os
 import re
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 _VERSION = re.compile(r"^__version__ = '([^']+)'", re.MULTILINE)
@@ -67,3 +68,28 @@ def _read(path: str) -> str:
             return file.read(_MAX_BYTES)
     except OSError:
         return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentNeeds:
+    """What a node must be for an environment.
+
+    Attributes:
+        sha: Of the archive: the name of the environment.
+        machine: As of `uname -m`.
+        glibc: The minor number of glibc 2 that its files need; 0 for none.
+        python: Of the interpreter, `3.11`.
+        base: The interpreter that has to be there; empty where it travels.
+        size_bytes: Of the archive.
+        unpacked_bytes: Of all its files.
+        has_torch: It can be tried by importing torch.
+    """
+
+    sha: str
+    machine: str
+    glibc: int
+    python: str
+    base: str
+    size_bytes: int
+    unpacked_bytes: int
+    has_torch: bool

@@ -45,7 +45,7 @@ class NodeChunk:
 
     Attributes:
         workers: Processes that will train on each, so it needs as many CPUs where none are asked for.
-        extra: Keys of the site: of a PBS chunk (`sales_op=blanca`), or options of sbatch.
+        extra: Keys of the site: of a PBS chunk (`sales_op=blanca`), options of sbatch, or of pods their `image`.
     """
 
     num_nodes: int = 1
@@ -55,6 +55,19 @@ class NodeChunk:
     memory_bytes: int | None = None
     storage_bytes: int | None = None
     extra: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobArray:
+    """Elements of a job, numbered from 0.
+
+    Attributes:
+        size: How many; at least 2, since PBS has no array of one.
+        parallel: How many may run at a time; None for as many as the scheduler likes.
+    """
+
+    size: int
+    parallel: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +93,7 @@ class JobRequest:
         node_lines: Lines that the agents run on every node; the script has them only for a first node that lacks
             `python`. None where there are no agents that do so.
         warn_s: How long before its time limit the job wants to hear of it (SIGUSR1).
+        array: The job is an array; each of its elements runs the head, which reads its number from its environment.
     """
 
     name: str
@@ -108,6 +122,7 @@ class JobRequest:
     node_lines: tuple[str, ...] | None = None
     requeue: bool = True
     warn_s: float | None = None
+    array: "JobArray | None" = None
 
     @property
     def num_nodes(self) -> int:

@@ -167,6 +167,11 @@ class NetworkFindings:
         self.results.update({(r.candidate, r.source, r.target): r for r in results})
         self.complete.update(complete)
 
+    def results_of(self, candidate: int) -> list[PairResult]:
+        """Return the failures and what was measured on a candidate, by source and target."""
+        mine = [result for key, result in self.results.items() if key[0] == candidate]
+        return sorted(mine, key=lambda r: (r.source, r.target))
+
     def failure(self, candidate: int, num_nodes: int) -> PairResult | None:
         """Return the first pair that did not reach each other or has not reported; None when all did."""
         mine = [r for key, r in self.results.items() if key[0] == candidate and r.why is not None]

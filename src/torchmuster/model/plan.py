@@ -3,6 +3,8 @@
 import enum
 from dataclasses import dataclass, field
 
+from torchmuster.model import contract
+
 # What holds where nobody says otherwise.
 MAX_RESTARTS = 3
 GRACE_S = 30.0  # from the signal to stop to SIGKILL
@@ -10,11 +12,12 @@ WARN_S = 120.0  # from SIGUSR1 to the end of the job
 
 
 class ScriptKind(enum.Enum):
-    """How the program is given: script, module or command."""
+    """How the program is given: script, module, command or function."""
 
     FILE = "file"
     MODULE = "module"
     COMMAND = "command"  # torchrun --no-python: executed as it is
+    FUNCTION = "function"  # `torchmuster.launch`: called with what a call file holds
 
 
 class StartMethod(enum.Enum):
@@ -41,14 +44,31 @@ class Tee(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionCall:
+    """The call file of a function: `model/calls/call_file.py` says what is in it.
+
+    Attributes:
+        source: Its path where the run is made; copied into the run directory.
+        sha256: Of its bytes, in hexadecimal digits: nothing else is unpickled.
+        module_file: Of the module that has the function; None of a function that travels by value.
+    """
+
+    source: str
+    sha256: str
+    module_file: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """The user's program and the interpreter that runs it.
 
     Attributes:
         python: Interpreter and its flags, e.g. `("/usr/bin/python3", "-u")`.
-        target: Script path, module name or command.
+        target: Script path, module name, command, or `module:function`.
         preload: Modules that the spawner imports beside torch.
         macros: Replace `${local_rank}` in the arguments, as torchrun does.
+        has_torch: Import torch before workers are forked; a script without it starts faster from a small process.
+        call: Of a function, what it is called with.
     """
 
     kind: ScriptKind
@@ -59,6 +79,8 @@ class Program:
     start: StartMethod = StartMethod.AUTO
     preload: tuple[str, ...] = ()
     macros: bool = False
+    has_torch: bool = True
+    call: FunctionCall | None = None
 
     def display(self) -> tuple[str, ...]:
         """Return the words at the end of the spawner's command line."""
@@ -148,8 +170,10 @@ class RunPlan:
         engine: Where it was sent, as `--on` names it; `job.json` says more of one that muster submitted.
         job_id: The scheduler's job inside which it was started.
         restart_policy: What a failure must look like to be followed by another attempt.
+        metrics_port: Of the head's loopback, where it tells Prometheus how the run stands; None: nowhere.
         nodes_return: A node that is asked to end is replaced by the system that asks, as pods are: only it ends, and the run
             waits for its replacement.
+        session: The session whose doors fork its agents; None: they are started.
     """
 
     run_id: str
@@ -173,7 +197,9 @@ class RunPlan:
     engine: str = "local"
     job_id: str | None = None
     restart_policy: RestartPolicy = RestartPolicy.EVIDENCE
+    metrics_port: int | None = None
     nodes_return: bool = False
+    session: str | None = None
 
     def num_workers(self, place: int) -> int:
         """Return the number of workers on `place`."""
@@ -182,6 +208,12 @@ class RunPlan:
     def node_name(self, place: int) -> str:
         """Return what messages call `place`."""
         return self.node_names[place] if place < len(self.node_names) else f"node {place}"
+
+    @property
+    def debugger(self) -> str | None:
+        """Return the debugger that the user brings to a rank: `debugpy` or `pdb`."""
+        word = dict(self.node_setup.environment).get(contract.DEBUGGER_VARIABLE)
+        return word.partition(" ")[0] if word is not None else None
 
     @property
     def longer_wait(self) -> str:

@@ -20,6 +20,9 @@ class RankProgress:
         p99_s: Of the newest steps.
         active_s: Processor time of the rank and of what it has started; only differences mean something.
         io_bytes: Read and written, likewise.
+        rss_mib: Resident memory of the rank and of what it has started; what they share counts for each.
+        gpu_percent: Utilization of the rank's GPU; None where there is none, or its driver doesn't say.
+        gpu_mib: Memory in use on it, by whomever.
         state: The kernel's letter: `T` is stopped, `D` sleeps uninterruptibly; empty: it is gone.
     """
 
@@ -27,6 +30,9 @@ class RankProgress:
     state: str
     active_s: float
     io_bytes: int = 0
+    rss_mib: int | None = None
+    gpu_percent: int | None = None
+    gpu_mib: int | None = None
     beat_age_s: float | None = None
     steps_here: int = 0
     step: int = 0

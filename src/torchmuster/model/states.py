@@ -1,6 +1,6 @@
 """All states: of runs, of tasks, groups and workflows, and of a scheduler's jobs; and conversions between them.
 
-    runs         starting -> waiting -> running -> succeeded, failed, preempted, timed out, cancelled, lost
+    runs         starting -> waiting -> running -> succeeded, failed, preempted, timed out, cancelled, stopped, lost
     tasks, ...   SUBMITTING -> WAITING -> PROCESSING -> SCHEDULING -> INITIALIZING -> RUNNING -> COMPLETED
                                                                                  -> RESCHEDULED (a task only)
                                                                                  -> FAILED, FAILED_*
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 
 
 class RunState(enum.Enum):
-    """The state of a run or a whole workflow; the last six are final."""
+    """The state of a run or a whole workflow; the last seven are final."""
 
     STARTING = "starting"
     WAITING = "waiting"
@@ -24,6 +24,7 @@ class RunState(enum.Enum):
     PREEMPTED = "preempted"
     TIMED_OUT = "timed out"
     CANCELLED = "cancelled"
+    STOPPED = "stopped"  # a sweep ended it early: others were better
     LOST = "lost"
 
     @property

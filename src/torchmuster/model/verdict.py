@@ -11,6 +11,8 @@ from torchmuster.model.failure import EndKind, WorkerEnd, describe
 from torchmuster.model.ranks import name_ranks
 from torchmuster.model.states import RunState
 
+MORE_MEMORY = "ask for more memory"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
@@ -116,7 +118,7 @@ def _headline(cause: WorkerEnd, ends: Sequence[WorkerEnd], circumstances: Circum
         needed = "it" if len(early) == 1 else "them"
         return f"{name_ranks(early)} ended with exit code 0 while rank {cause.rank} still needed {needed}"
     if cause.kind is EndKind.NODE_LOST:
-        return f"{cause.node} was lost: {describe(cause)}"
+        return describe_loss(cause)
     if cause.kind is EndKind.HANG:
         return describe(cause)
     if cause.kind is EndKind.NOT_STARTED:
@@ -127,6 +129,13 @@ def _headline(cause: WorkerEnd, ends: Sequence[WorkerEnd], circumstances: Circum
         killed = " because memory ran out" if cause.memory_evidence else ""
         return f"rank {cause.rank} was ended by {describe(cause)}{killed}"
     return f"rank {cause.rank} ended with {describe(cause)}"
+
+
+def describe_loss(cause: WorkerEnd) -> str:
+    """Return how a node was lost."""
+    if cause.memory_evidence:
+        return f"memory ran out on {cause.node}: {describe(cause)}"
+    return f"{cause.node} was lost: {describe(cause)}"
 
 
 def _location(cause: WorkerEnd, circumstances: Circumstances) -> str:
@@ -179,7 +188,7 @@ def _hint(cause: WorkerEnd, circumstances: Circumstances) -> str | None:
             "let every rank make the same number of steps, or train inside `with model.join():`"
         )
     elif cause.memory_evidence:
-        hints.append("lower the batch size or the number of loader workers, or ask for more memory")
+        hints.append(f"lower the batch size or the number of loader workers, or {MORE_MEMORY}")
     elif cause.kind is EndKind.HANG:
         hints.append("if that is right for this script: `--hang-timeout 30m`, or `off`")
     elif cause.kind is EndKind.SIGNAL and cause.signum == 9:

@@ -1,10 +1,30 @@
-"""Which interface has an address: from connections that worked, never guessed."""
+"""Addresses of this machine: which interface has one, from connections that worked and never guessed; ports that listen."""
 
 import fcntl
 import socket
 import struct
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
+_BACKLOG = 4096
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a listening socket; port 0 lets the kernel choose.
+
+    Raises:
+        OSError: The address is not one of this machine, or the port is taken.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(_BACKLOG)
+        listening.setblocking(False)
+    except OSError:
+        listening.close()
+        raise
+    return listening
 
 
 def interface_of(address: str) -> str | None:

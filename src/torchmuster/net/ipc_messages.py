@@ -29,10 +29,25 @@ class WorkerEndedWell(WorkerReport):
     largest_group: int | None
 
 
+class ValueKept(WorkerReport):
+    """The function has returned, and its value is in its file; `model.failure.ValueNote` documents the fields."""
+
+    size_bytes: int
+    sha256: str
+    python: str
+
+
 class DebuggerHeld(WorkerReport):
-    """A debugger holds this worker, or lets it go."""
+    """A debugger holds this worker, or lets it go.
+
+    Attributes:
+        waits: The tool that the worker waits for somebody to bring: `debugpy` or `pdb`.
+        folder: Where the worker's program runs, as an editor has to know.
+    """
 
     active: bool
+    waits: str = ""
+    folder: str = ""
 
 
 class StopAhead(WorkerReport):

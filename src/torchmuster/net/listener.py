@@ -26,29 +26,9 @@ _MAX_WAITING = 256
 _ACCEPTS_IN_A_ROW = 16
 _PAUSE_S = 0.01
 _FAIR_TIME_S = 0.5
-_BACKLOG = 4096
 
 Handler = Callable[[Channel], Awaitable[None]]
 Refusal = Callable[[str, HandshakeError], None]
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """Return a listening socket; port 0 lets the kernel choose.
-
-    Raises:
-        OSError: The address is not one of this machine, or the port is taken.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((host, port))
-        listening.listen(_BACKLOG)
-        listening.setblocking(False)
-    except OSError:
-        listening.close()
-        raise
-    return listening
 
 
 class Listener:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from torchmuster.errors import BarrierError, BarrierTimeoutError, UsageError
 from torchmuster.model.display.text import MAX_NAMES, name_missing, say_missing
 from torchmuster.net import listener
+from torchmuster.net.address import bind
 from torchmuster.net.channel import Channel, ChannelClosedError, connect
 from torchmuster.net.handshake import HandshakeError, Reason, Role
 from torchmuster.net.messages import (
@@ -93,9 +94,9 @@ async def _listen(barrier: LoneBarrier, say: Say) -> None:
 def _bind(port: int) -> socket.socket:
     """Listen on all addresses, of both families where the machine has both."""
     try:
-        return listener.bind("::", port)
+        return bind("::", port)
     except OSError:
-        return listener.bind("0.0.0.0", port)
+        return bind("0.0.0.0", port)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

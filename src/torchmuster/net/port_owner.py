@@ -2,9 +2,11 @@
 
 import os
 import pwd
+import socket
+import struct
 from dataclasses import dataclass
 
-_LISTEN = "0A"  # include/net/tcp_states.h
+_LISTEN, _ESTABLISHED = "0A", "01"  # include/net/tcp_states.h
 _MAX_TABLE_BYTES = 16 << 20
 
 
@@ -88,3 +90,20 @@ def _read(path: str) -> str:
             return file.read(_MAX_TABLE_BYTES).decode(errors="replace")
     except OSError:
         return ""
+
+
+def is_own_connection(stream: socket.socket) -> bool:
+    """Say whether the other end of a loopback connection is of this user: other users of a machine share its loopback."""
+    here, there = stream.getsockname(), stream.getpeername()
+    for line in _read("/proc/net/tcp").splitlines()[1:]:
+        words = line.split()
+        if len(words) >= 10 and words[1:3] == [_word_of(there), _word_of(here)]:
+            # What its process has closed has no owner any more, which the kernel shows as root.
+            return words[3] == _ESTABLISHED and int(words[7]) == os.getuid()
+    return False
+
+
+def _word_of(address: tuple[str, int]) -> str:
+    """Return an address as the kernel's table writes it: four bytes in the machine's own order, and the port."""
+    (number,) = struct.unpack("=I", socket.inet_aton(address[0]))
+    return f"{number:08X}:{address[1]:04X}"

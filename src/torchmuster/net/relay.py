@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from torchmuster.net import listener
+from torchmuster.net.address import bind
 from torchmuster.net.remote_messages import RelayClose, RelayData, RelayOpen, RemoteMessage
 
 _CALL_S = 5.0  # a program that reads nothing for so long loses its connection: it must not hold up the session
@@ -121,7 +121,7 @@ class RelayPort:
 
     def __init__(self, pick: Callable[[], tuple[Relay, int] | None], port: int = 0) -> None:
         self._pick = pick
-        self._listening = listener.bind("127.0.0.1", port)
+        self._listening = bind("127.0.0.1", port)
         self._listening.setblocking(True)
         self.port = int(self._listening.getsockname()[1])
         threading.Thread(target=self._accept, name="relay port", daemon=True).start()

@@ -13,15 +13,18 @@ from dataclasses import field
 from typing import Any
 
 from torchmuster.model import codec, message
+from torchmuster.model.installed import EnvironmentNeeds
 from torchmuster.model.message import TypedMessage
 from torchmuster.model.plan import RunPlan
 
-PROTOCOL = 2
+PROTOCOL = 3
 LENGTH = struct.Struct(">I")
 MAX_FRAME_BYTES = 4 << 20
 CHUNK_BYTES = 256 << 10
 CODE_FILE = "code.tar.gz"
+CALL_FILE = "call"  # as `files.layout.RunDir.call`
 OUTPUT_FILE = "output.tar.gz"
+ENVIRONMENT_FILE = "environment.tar.gz"
 GONE = 255  # the status of an agent that can't be started or watched any more, as ssh's of a broken connection
 _MAX_PATH_BYTES = 4096
 encode = message.encode
@@ -144,6 +147,52 @@ class SetUpDone(RemoteMessage):
     """From the host: agents can be started; `note` is a sentence for the user."""
 
     note: str | None = None
+
+
+# A virtual environment: offered to each host, sent to the first that lacks it, from there on from host to host.
+
+
+class OfferEnvironment(RemoteMessage):
+    """From the client: an environment for the run's workers; `EnvironmentPlaced` or `RemoteFailed` follows.
+
+    Attributes:
+        secret: By which hosts know each other when one brings it to the next.
+        tries: This host imports torch when it is there, to see that it can live at this place.
+    """
+
+    needs: EnvironmentNeeds
+    secret: str
+    tries: bool = False
+
+    def __repr__(self) -> str:
+        return f"OfferEnvironment({self.needs.sha})"
+
+
+class EnvironmentPlaced(RemoteMessage):
+    """From the host: it has the environment, or takes it at this port; or pieces of `ENVIRONMENT_FILE` from the client."""
+
+    has: bool
+    addresses: tuple[str, ...] = ()
+    port: int = 0
+
+
+class PassEnvironment(RemoteMessage):
+    """From the client: bring to the host with these addresses what comes."""
+
+    addresses: tuple[str, ...]
+    port: int
+
+
+class EnvironmentHopFailed(RemoteMessage):
+    """From the host: it can't bring the environment to the next one."""
+
+    why: str
+
+
+class EnvironmentDone(RemoteMessage):
+    """From the host: the environment is in its place; or `why` it is not."""
+
+    why: str | None = None
 
 
 # Files: the code on its way there, the record and the outputs on their way back.

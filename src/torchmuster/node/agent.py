@@ -15,6 +15,7 @@ import torchmuster
 from torchmuster import proc
 from torchmuster.errors import MusterError, found_bug
 from torchmuster.files.disk import DiskWriter
+from torchmuster.model import contract
 from torchmuster.model.lease import PING_EVERY_S
 from torchmuster.model.plan import Program
 from torchmuster.net import messages
@@ -27,6 +28,7 @@ from torchmuster.net.ipc_messages import (
     WorkerReport,
 )
 from torchmuster.node.attempts import AttemptKeeper
+from torchmuster.node.door.forked import HasStatus
 from torchmuster.node.error_file import root_cause
 from torchmuster.node.head_link import AgentRefusedError, HeadLink
 from torchmuster.node.inquiries import Inquiries
@@ -49,7 +51,7 @@ class Agent:
     def __init__(
         self,
         options: AgentOptions,
-        spawner: tuple[proc.Child, Any] | None,
+        spawner: tuple[HasStatus, Any] | None,
         socket_path: str,
         disk: DiskWriter,
         voice: Voice,
@@ -201,6 +203,7 @@ class Agent:
             wants_place_0=self.options.is_head,
             network_id=proc.network_id(),
             jobs=self.options.jobs,
+            machine=os.environ.get(contract.MACHINE_VARIABLE, ""),
         )
 
     async def _watch_lease(self) -> None:
@@ -344,10 +347,10 @@ class Agent:
                 proc.leave_sessions(process.session for process in event.left)
                 self.spawn(self._finish_attempt(event.left))
 
-    async def take_spawner_loss(self, why: str) -> None:
+    async def take_spawner_loss(self, why: str, *, was_killed: bool) -> None:
         """Take that all workers have died with their spawner."""
         self.inquiries.end_execs()
-        await self.attempts.lose(why)
+        await self.attempts.lose(why, was_killed=was_killed)
 
     async def _finish_attempt(self, left: tuple[proc.LeftProcess, ...]) -> None:
         self.inquiries.end_execs()
@@ -381,7 +384,7 @@ class Agent:
         if rank is not None:
             match report:
                 case DebuggerHeld():
-                    self.send(messages.Debugger(rank=rank, active=report.active))
+                    self.send(messages.Debugger(rank=rank, **vars(report)))
                 case StopAhead():
                     self.send(messages.LastStop(rank=rank, reason=report.reason[:200]))
                 case TrainingOver(step=step, saved_step=saved):

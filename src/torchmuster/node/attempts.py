@@ -142,10 +142,11 @@ class AttemptKeeper:
             attempt.killed = True
             self._spawners.kill_children(lambda: attempt.reaped, ended_well=ended_well)
 
-    async def lose(self, why: str) -> None:
-        """Take that all workers have died with their spawner."""
+    async def lose(self, why: str, *, was_killed: bool) -> None:
+        """Take that all workers have died with their spawner, which the kernel may have killed for its memory."""
         if (living := self.living()) is not None:
-            living.note_lost(why)
+            evidence = await living.memory_evidence() if was_killed else None
+            living.note_lost(why, evidence)
             await self.finish()
 
     async def finish(self, left: tuple[proc.LeftProcess, ...] = ()) -> None:

@@ -92,10 +92,25 @@ class Inquiries:
             if reader is None or reader.attempt != attempt.attempt:
                 from torchmuster.node import progress
 
-                reader = progress.NodeProgress(self._folder, attempt.attempt)
+                gpus = self._gpus_of(attempt)
+                reader = progress.NodeProgress(self._folder, attempt.attempt, gpus)
             ranks = await asyncio.to_thread(reader.read, attempt.running)
             if attempt is self._living():
                 self._link.send(messages.Progress(attempt=attempt.attempt, ranks=ranks))
+
+    def _gpus_of(self, attempt: NodeAttempt) -> dict[int, str]:
+        """Return the GPU of each rank: of those that it sees, the one with its local rank."""
+        from torchmuster.diagnose.facts.gpus import visible_gpus
+        from torchmuster.node.rank_exec import whole_environment
+
+        found = {}
+        for rank in attempt.ranks:
+            worker = attempt.environment_of(rank)
+            environment = whole_environment(self._spawners.environment, worker)
+            ids, local_rank = visible_gpus(environment), int(environment["LOCAL_RANK"])
+            if local_rank < len(ids):
+                found[rank] = ids[local_rank]
+        return found
 
     async def take_stacks(self, order: messages.TakeStacks) -> None:
         """Say where the ranks of this node are."""
@@ -130,6 +145,7 @@ class Inquiries:
                 worker = attempt.environment_of(rank)
                 every = rank_exec.whole_environment(self._spawners.environment, worker)
                 of_rank = message.task.startswith("rank ")
+                message = rank_exec.named_program(message, worker, rank)
                 target = rank_exec.rank_target(pid, rank_exec.node_environment(every, of_rank))
         self._execs.take(message, target)
 

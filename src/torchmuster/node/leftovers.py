@@ -44,6 +44,19 @@ def hold(folder: str) -> bool:
     return True
 
 
+def keep_holding(folder: str) -> int:
+    """Let the lock of a folder outlive this interpreter, for one that takes its place in this process; return its descriptor."""
+    fd = _held[folder]
+    os.set_inheritable(fd, True)
+    return fd
+
+
+def go_on_holding(folder: str, fd: int) -> None:
+    """Hold a folder by the descriptor that the interpreter before this one has left."""
+    os.set_inheritable(fd, False)
+    _held[folder] = fd
+
+
 def make_socket_folder() -> str:
     """Return a new folder that only we can enter, short enough for a socket's name, held while we live."""
     folder = _short_folder()

@@ -17,6 +17,7 @@ from typing import Any
 
 from torchmuster.model.network import PairResult
 from torchmuster.net import listener, messages
+from torchmuster.net.address import bind
 from torchmuster.net.channel import Channel, ChannelClosedError, connect
 from torchmuster.net.handshake import HandshakeError, Reason, Role
 
@@ -52,7 +53,7 @@ class NetworkProbe:
         ports = []
         for host in ("0.0.0.0", "::"):
             try:
-                listening = listener.bind(host, 0)
+                listening = bind(host, 0)
             except OSError:
                 continue
             door = listener.Listener(listening, self._secrets, self._answer, _ignore)

@@ -1,34 +1,69 @@
-"""The progress of this node's ranks: their heartbeats, and facts from /proc.
+"""The progress of this node's ranks: their heartbeats, and facts from /proc and of their GPUs.
 
 Read every two seconds, in a thread. The kernel's counters are the only word of a script that does not use the
-training library; its children are looked at only while the rank itself does nothing.
+training library. What a rank has started counts for it; who that is is looked up every ten seconds, and at each
+report of a rank that does nothing itself.
 """
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 from torchmuster import proc
+from torchmuster.diagnose.facts.gpu_use import GpuUse, GpuUseReader
 from torchmuster.model import heartbeat
 from torchmuster.model.heartbeat import HeartbeatRecord
 from torchmuster.model.progress import RankProgress
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_MIB = 1 << 20
 _IDLE_SHARE = 0.02  # of a processor
+_LOOK_EVERY_S = 10.0
 _Everybody = Callable[[], list[proc.ProcessFacts]]
 _UTIME, _STIME = 11, 12  # fields of /proc/PID/stat behind the name, from 0
 
 
 @dataclass(slots=True)
 class _Usage:
-    """The processor time of one rank and of what it has started, added up."""
+    """What one rank and what it has started have used, added up: processes that end take nothing away."""
 
     active_s: float = 0.0
+    io_bytes: int = 0
     at: float = 0.0
-    seen_ticks: dict[int, int] = field(default_factory=dict)
-    watches_children: bool = False
+    looked_at: float = 0.0
+    session: list[int] = field(default_factory=list)
+    seen: dict[int, tuple[int, int]] = field(default_factory=dict)  # pid -> ticks, bytes
+
+    def spend(self, pids: Sequence[int]) -> float:
+        """Add what these processes have used since the last look; return their processor time in it, in seconds."""
+        spent_ticks = 0
+        for pid in pids:
+            ticks = _ticks(pid)
+            if ticks is None:
+                continue
+            io_bytes = _io_bytes(pid)
+            ticks_before, io_before = self.seen.get(pid, (0, 0))
+            if ticks < ticks_before:  # another process has got the number
+                ticks_before = io_before = 0
+            spent_ticks += ticks - ticks_before
+            self.io_bytes += max(io_bytes - io_before, 0)
+            self.seen[pid] = (ticks, io_bytes)
+        spent_s = spent_ticks / _TICKS_PER_S
+        self.active_s += spent_s
+        return spent_s
+
+    def look(self, pid: int, now: float, everybody: list[proc.ProcessFacts]) -> None:
+        """Find the processes that the rank has started."""
+        self.looked_at = now
+        self.session = [
+            p.pid for p in everybody if p.pid != pid and proc.leader_of(p, (pid,)) is not None
+        ]
+        kept = {pid, *self.session}
+        self.seen = {one: used for one, used in self.seen.items() if one in kept}
 
 
 class NodeProgress:
@@ -36,73 +71,71 @@ class NodeProgress:
 
     Args:
         folder: Of the workers' heartbeat files.
+        attempt: Its number.
+        gpus: Rank -> id of its GPU, as `CUDA_VISIBLE_DEVICES` names it; none where there is none.
     """
 
-    def __init__(self, folder: str, attempt: int) -> None:
+    def __init__(self, folder: str, attempt: int, gpus: Mapping[int, str] | None = None) -> None:
         self._folder = folder
         self.attempt = attempt
+        self._gpus = dict(gpus or {})
+        self._gpu_use = GpuUseReader() if self._gpus else None
         self._usage: dict[int, _Usage] = {}
 
     def read(self, workers: Sequence[tuple[int, int]]) -> tuple[RankProgress, ...]:
         """Return the progress of these (rank, pid)."""
         now = time.monotonic()
-        everybody = cache(proc.all_processes)  # one look at all processes serves all idle ranks
+        everybody = cache(proc.all_processes)  # one look at all processes serves all ranks
         return tuple(self._read_rank(rank, pid, now, everybody) for rank, pid in workers)
 
     def _read_rank(self, rank: int, pid: int, now: float, everybody: _Everybody) -> RankProgress:
         facts = proc.read_process(pid)
-        state = facts.state if facts is not None else ""
-        active_s, children = self._read_usage(rank, pid, now, everybody)
-        io_bytes = sum(_io_bytes(one) for one in (pid, *children))
+        usage = self._read_usage(rank, pid, now, everybody)
+        gpu = self._read_gpu(rank)
         beat = _read_beat(self._folder, self.attempt, rank)
-        if beat is None:
-            return RankProgress(rank=rank, state=state, active_s=active_s, io_bytes=io_bytes)
         return RankProgress(
             rank=rank,
-            state=state,
-            active_s=active_s,
-            io_bytes=io_bytes,
-            beat_age_s=round(max(now - beat.at, 0.0), 3),
-            steps_here=beat.steps_here,
-            step=beat.step,
-            step_at=round(beat.step_at, 6),
-            phase=beat.phase,
-            seconds=tuple(round(value, 6) for value in beat.seconds),
-            median_s=round(heartbeat.quantile(beat.durations, 0.5), 6),
-            p99_s=round(heartbeat.quantile(beat.durations, 0.99), 6),
+            state=facts.state if facts is not None else "",
+            active_s=round(usage.active_s, 3),
+            io_bytes=usage.io_bytes,
+            rss_mib=sum(_rss_pages(one) for one in (pid, *usage.session)) * _PAGE_BYTES // _MIB,
+            gpu_percent=gpu.percent,
+            gpu_mib=gpu.mib,
+            **_of_beat(beat, now),
         )
 
-    def _read_usage(
-        self, rank: int, pid: int, now: float, everybody: _Everybody
-    ) -> tuple[float, list[int]]:
-        """Return the processor time so far, and the processes that were looked at beside the rank's."""
+    def _read_usage(self, rank: int, pid: int, now: float, everybody: _Everybody) -> _Usage:
+        """Return what the rank and what it has started have used so far."""
         usage = self._usage.setdefault(rank, _Usage())
-        spent_s = self._spend(usage, [pid])
-        elapsed_s = now - usage.at
-        idle = bool(usage.at) and spent_s < _IDLE_SHARE * elapsed_s
-        session: list[int] = []
-        if idle:
-            session = [
-                p.pid for p in everybody() if p.pid != pid and proc.leader_of(p, (pid,)) is not None
-            ]
-            extra_s = self._spend(usage, session)
-            # At the first look it is the whole life of these processes: that says nothing about now.
-            spent_s += extra_s if usage.watches_children else 0.0
-        usage.watches_children = idle
-        usage.active_s += spent_s
+        spent_s = usage.spend([pid])
+        idle = bool(usage.at) and spent_s < _IDLE_SHARE * (now - usage.at)
+        if idle or now - usage.looked_at >= _LOOK_EVERY_S:
+            usage.look(pid, now, everybody())
+        usage.spend(usage.session)
         usage.at = now
-        return round(usage.active_s, 3), session
+        return usage
 
-    def _spend(self, usage: _Usage, pids: Sequence[int]) -> float:
-        """Return the processor time since the last look at these processes, in seconds."""
-        spent_ticks = 0
-        for pid in pids:
-            ticks = _ticks(pid)
-            if ticks is None:
-                continue
-            spent_ticks += ticks - usage.seen_ticks.get(pid, 0)
-            usage.seen_ticks[pid] = ticks
-        return max(spent_ticks, 0) / _TICKS_PER_S
+    def _read_gpu(self, rank: int) -> GpuUse:
+        gpu_id = self._gpus.get(rank)
+        if gpu_id is None or self._gpu_use is None:
+            return GpuUse()
+        return self._gpu_use.read(gpu_id)
+
+
+def _of_beat(beat: HeartbeatRecord | None, now: float) -> dict[str, Any]:
+    """Return the fields that only the training library can fill."""
+    if beat is None:
+        return {}
+    return {
+        "beat_age_s": round(max(now - beat.at, 0.0), 3),
+        "steps_here": beat.steps_here,
+        "step": beat.step,
+        "step_at": round(beat.step_at, 6),
+        "phase": beat.phase,
+        "seconds": tuple(round(value, 6) for value in beat.seconds),
+        "median_s": round(heartbeat.quantile(beat.durations, 0.5), 6),
+        "p99_s": round(heartbeat.quantile(beat.durations, 0.99), 6),
+    }
 
 
 def last_step(folder: str, attempt: int, rank: int) -> int | None:
@@ -147,3 +180,12 @@ def _io_bytes(pid: int) -> int:
     except (OSError, ValueError):
         return 0
     return total
+
+
+def _rss_pages(pid: int) -> int:
+    """Return the resident pages of a process; what it shares with others counts for each; 0 when it is gone."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as file:
+            return int(file.read().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0

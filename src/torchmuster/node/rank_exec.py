@@ -5,9 +5,10 @@ A forked worker's /proc/PID/environ is its spawner's, so the launcher gets the v
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torchmuster import proc
+from torchmuster.model import contract
 from torchmuster.net import messages
 from torchmuster.node.launcher_ranks import VariableChange
 
@@ -44,6 +45,16 @@ def refuse_unproved(start: messages.ExecStart) -> messages.ExecRefused:
         what="this node has no common key with the head, so it runs no commands for it",
         fix="give all nodes the same key: `--rdzv_conf secret_file=FILE`",
     )
+
+
+def named_program(
+    start: messages.ExecStart, worker: VariableChange, rank: int
+) -> messages.ExecStart:
+    """Return the order with our own program as its command, where the debugger of a rank is meant."""
+    if not start.debugger:
+        return start
+    path = contract.debugger_socket(worker.values[contract.SOCKET_VARIABLE], rank)
+    return replace(start, argv=tuple(proc.node_program("debugger", path)), tty=False)
 
 
 def wanted_rank(start: messages.ExecStart, first_rank: int, num_workers: int) -> int:

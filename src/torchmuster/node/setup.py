@@ -17,7 +17,6 @@ from torchmuster import proc
 from torchmuster.errors import MusterError
 from torchmuster.files.disk import DiskWriter
 from torchmuster.model import contract
-from torchmuster.model.display.text import show_size
 from torchmuster.model.plan import Program
 from torchmuster.node.leftovers import hold, note_owner
 from torchmuster.node.options import AgentOptions
@@ -129,19 +128,16 @@ class NodeWork:
         argv = proc.node_program("stage", str(self.scratch), json.dumps(stages))
         staging = Transfer(argv, environment, shell.tell, log=self._log)
         try:
-            await staging.finish(
-                lambda child: shell.wait(child, lambda: _staging_goes_on(staging.progress))
-            )
+            await staging.finish(lambda child: shell.wait(child, lambda: _staging_goes_on(staging)))
         except MusterError as error:
             what = f"staging failed on {self.options.host}: {error.what}"
             raise SetupError(what, where=error.where, why=error.why, fix=error.fix) from error
 
 
-def _staging_goes_on(said: Mapping[str, Any]) -> str:
-    if "source" not in said:
+def _staging_goes_on(staging: Transfer) -> str:
+    if "source" not in staging.progress:
         return "staging has begun"
-    done, total = show_size(said["bytes_done"]), show_size(said["total_bytes"])
-    return f"staging {said['source']}: {done} of {total}"
+    return f"staging {staging.progress['source']}: {staging.words}"
 
 
 def _follow(

@@ -4,8 +4,9 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from torchmuster.diagnose.facts import memory
 from torchmuster.files.disk import DiskWriter
@@ -14,15 +15,25 @@ from torchmuster.model import contract
 from torchmuster.model.contract import AttemptFacts, WorkerPlace, worker_environment
 from torchmuster.model.display.lines import line_prefix
 from torchmuster.model.display.terminal import Terminal
-from torchmuster.model.failure import EndKind, PythonError, WorkerEnd, error_of_report, is_echo
-from torchmuster.net.ipc_messages import WorkerEndedWell, WorkerFailed, WorkerReport
+from torchmuster.model.failure import (
+    EndKind,
+    PythonError,
+    ValueNote,
+    WorkerEnd,
+    error_of_report,
+    is_echo,
+)
+from torchmuster.net.ipc_messages import ValueKept, WorkerEndedWell, WorkerFailed, WorkerReport
 from torchmuster.net.messages import StartAttempt
 from torchmuster.node import error_file
 from torchmuster.node.launcher_ranks import VariableChange, make_true
 from torchmuster.node.output import RankOutput, Show
 from torchmuster.node.progress import last_step
-from torchmuster.node.spawner.link import SpawnerLink
-from torchmuster.node.spawner.messages import SignalWorkerProcesses, StartWorker
+from torchmuster.node.spawner.messages import (
+    SignalWorkerProcesses,
+    SpawnerOrder,
+    StartWorker,
+)
 
 
 @dataclass(slots=True)
@@ -39,6 +50,7 @@ class _Worker:
     error: PythonError | None = None
     ended_well: bool = False  # its script has; its interpreter may still be leaving
     largest_group: int | None = None
+    value: ValueNote | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +78,13 @@ class WorkerSettings:
         return self.terminal.behind(line_prefix(f"rank {rank}"))
 
 
+class OrderTaker(Protocol):
+    """What starts the workers: the link to a spawner, or what stands before one."""
+
+    def order(self, message: SpawnerOrder, fds: Sequence[int] = ()) -> None:
+        """Take an order with descriptors, which are closed once sent."""
+
+
 class NodeAttempt:
     """One attempt on this node, from its start to the last reaped process."""
 
@@ -73,7 +92,7 @@ class NodeAttempt:
         self,
         order: StartAttempt,
         settings: WorkerSettings,
-        spawner: SpawnerLink,
+        spawner: OrderTaker,
         on_end: Callable[[WorkerEnd], None],
     ) -> None:
         self.order = order
@@ -107,6 +126,11 @@ class NodeAttempt:
     def running_pids(self) -> set[int]:
         """The processes of workers that have not ended."""
         return {w.pid for w in self._workers.values() if w.pid is not None and not w.ended}
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks of this node."""
+        return tuple(self._workers)
 
     @property
     def running(self) -> list[tuple[int, int]]:
@@ -219,6 +243,8 @@ class NodeAttempt:
                 worker.output.mute()  # its traceback would hide the cause
         elif isinstance(report, WorkerEndedWell):
             worker.ended_well, worker.largest_group = True, report.largest_group
+        elif isinstance(report, ValueKept):
+            worker.value = ValueNote(**vars(report))
         return worker.rank
 
     def note_exit(self, rank: int, status: int) -> None:
@@ -239,13 +265,16 @@ class NodeAttempt:
         self._finish(self._end(worker, asked=asked, signum=signum, code=code))
 
     async def _end_with_evidence(self, worker: _Worker, pid: int) -> None:
-        evidence: str | None = None
+        evidence = await self.memory_evidence(pid)
+        self._finish(self._end(worker, signum=int(signal.SIGKILL), evidence=evidence))
+
+    async def memory_evidence(self, pid: int = 0) -> str | None:
+        """Return why memory was the reason for a SIGKILL; `pid` finds the kernel's own line on a process."""
         try:
             async with asyncio.timeout(1.0):
-                evidence = await asyncio.to_thread(memory.explain_kill, self._counters, pid)
+                return await asyncio.to_thread(memory.explain_kill, self._counters, pid)
         except TimeoutError:
-            pass
-        self._finish(self._end(worker, signum=int(signal.SIGKILL), evidence=evidence))
+            return None
 
     def _end(
         self,
@@ -271,6 +300,7 @@ class NodeAttempt:
             memory_evidence=evidence,
             step=last_step(self._folder, self.attempt, worker.rank),
             largest_group=worker.largest_group,
+            value=worker.value,
         )
 
     def _error_file(self, rank: int) -> str:
@@ -295,7 +325,7 @@ class NodeAttempt:
         self.ends.append(end)
         self._on_end(end)
 
-    def note_lost(self, detail: str) -> None:
+    def note_lost(self, detail: str, memory_evidence: str | None = None) -> None:
         """All workers of this node have ended, or will, by no fault of their own."""
         first = min(self._workers.values(), key=lambda w: w.rank)
         for worker in self._workers.values():
@@ -312,6 +342,7 @@ class NodeAttempt:
                 signum=int(signal.SIGKILL),
                 detail=detail,
                 tail=first.output.tail(),
+                memory_evidence=memory_evidence,
             )
         )
 

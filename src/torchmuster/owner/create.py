@@ -1,11 +1,14 @@
 """Make a run directory: the only thing that exists of a run before its engine starts it."""
 
+import hashlib
 import os
 import re
 import secrets
 import socket
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 from torchmuster import proc
 from torchmuster.errors import RunDirectoryError, UsageError
@@ -13,9 +16,17 @@ from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir, runs_dir
 from torchmuster.model import codec
 from torchmuster.model.plan import RunPlan
-from torchmuster.model.workflow import WorkflowPlan
 from torchmuster.net.secret import new_secret, write_secret
+from torchmuster.owner.origin import note_origin
 from torchmuster.owner.room import check_room
+from torchmuster.plainfile import open_own
+
+if TYPE_CHECKING:  # a start of a run has no time for them
+    from torchmuster.model.workflow import WorkflowPlan
+    from torchmuster.spec.sweep_plan import SweepPlan
+
+if TYPE_CHECKING:
+    from torchmuster.model.workflow import WorkflowPlan
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -79,13 +90,66 @@ def create_run_dir(plan: RunPlan, folder: str | None = None) -> RunDir:
     """
 
     def fill(run_dir: RunDir) -> None:
-        atomic.write_json(run_dir.plan, codec.to_plain(plan))
+        atomic.write_json(run_dir.plan, codec.to_plain(_with_call(plan, run_dir)))
         os.makedirs(run_dir.logs, exist_ok=True)
 
-    return _create(os.path.join(folder or runs_dir(), plan.run_id), fill)
+    run_dir = _create(os.path.join(folder or runs_dir(), plan.run_id), fill)
+    note_origin(run_dir, plan.program)
+    return run_dir
 
 
-def create_workflow_dir(plan: WorkflowPlan, source: str, rendered: str) -> RunDir:
+def create_sweep_dir(plan: "SweepPlan") -> RunDir:
+    """Make the run directory of a sweep.
+
+    Raises:
+        UsageError: It exists already.
+        RunDirectoryError: It can't be made or written.
+    """
+
+    def fill(run_dir: RunDir) -> None:
+        atomic.write_json(run_dir.sweep, codec.to_plain(plan))
+        os.mkdir(run_dir.members, 0o700)
+
+    run_dir = _create(os.path.join(runs_dir(), plan.run_id), fill)
+    note_origin(run_dir, plan.run.program)
+    return run_dir
+
+
+def create_member_dir(plan: RunPlan, sweep: RunDir) -> RunDir:
+    """Make the run directory of a sweep's member, which has been asked for with the sweep.
+
+    Raises:
+        UsageError: It exists already.
+        RunDirectoryError: It can't be made or written.
+    """
+
+    def fill(run_dir: RunDir) -> None:
+        atomic.write_json(run_dir.plan, codec.to_plain(plan))
+        os.makedirs(run_dir.logs, exist_ok=True)
+        os.symlink(os.path.join("..", "..", os.path.basename(sweep.origin)), run_dir.origin)
+
+    return _create(os.path.join(sweep.members, plan.run_id), fill)
+
+
+def _with_call(plan: RunPlan, run_dir: RunDir) -> RunPlan:
+    """Take the call file of a function along; return the plan that says where it is now.
+
+    Raises:
+        UsageError: It is not the one of the plan.
+    """
+    call = plan.program.call
+    if call is None:
+        return plan
+    with open_own(call.source) as file:
+        data = file.read()
+    if hashlib.sha256(data).hexdigest() != call.sha256:
+        raise UsageError("the call file has been changed", where=call.source)
+    atomic.replace_file(run_dir.call, data, mode=0o600)
+    here = replace(call, source=run_dir.call)
+    return replace(plan, program=replace(plan.program, call=here))
+
+
+def create_workflow_dir(plan: "WorkflowPlan", source: str, rendered: str) -> RunDir:
     """Make the run directory of a workflow.
 
     Raises:
@@ -101,7 +165,9 @@ def create_workflow_dir(plan: WorkflowPlan, source: str, rendered: str) -> RunDi
         for task in (task for group in plan.groups for task in group.tasks):
             os.makedirs(run_dir.task_folder(task.name), exist_ok=True)
 
-    return _create(os.path.join(runs_dir(), plan.run_id), fill)
+    run_dir = _create(os.path.join(runs_dir(), plan.run_id), fill)
+    note_origin(run_dir, None)
+    return run_dir
 
 
 def _create(path: str, fill: Callable[[RunDir], None]) -> RunDir:
@@ -157,6 +223,17 @@ def write_owner(run_dir: RunDir, pid: int | None = None) -> None:
         "host": socket.gethostname(),
     }
     atomic.write_json(run_dir.owner, owner)
+
+
+def owner_process_lives(run_dir: RunDir) -> bool:
+    """Say whether the process that was noted as the owner still exists; on another machine, assume so."""
+    owner = atomic.read_json(run_dir.owner)
+    if not isinstance(owner, dict):
+        return False
+    if owner.get("boot_id") != proc.boot_id():
+        return owner.get("host") != socket.gethostname()
+    facts = proc.read_process(int(owner.get("pid", -1)))
+    return facts is not None and facts.start_ticks == owner.get("start_ticks")
 
 
 def _remove(path: str) -> None:

@@ -39,6 +39,8 @@ def _own(path: str) -> int:
     run_dir = RunDir(path)
     if os.path.exists(run_dir.workflow):
         return _own_workflow(run_dir)
+    if os.path.exists(run_dir.sweep):
+        return _own_sweep(run_dir)
     return _supervise(run_dir)
 
 
@@ -49,6 +51,17 @@ def _own_workflow(run_dir: RunDir) -> int:
     voice = TerminalVoice(prefix_always=True)
     voice.start()
     result = follow_workflow(run_dir, voice, elsewhere=_cluster_of(run_dir, voice))
+    voice.flush(5.0)
+    return result.exit_code
+
+
+def _own_sweep(run_dir: RunDir) -> int:
+    from torchmuster.files.terminal import TerminalVoice
+    from torchmuster.owner.sweep.owner import follow_sweep
+
+    voice = TerminalVoice()
+    voice.start()
+    result = follow_sweep(run_dir, voice)
     voice.flush(5.0)
     return result.exit_code
 
@@ -71,15 +84,21 @@ def _supervise(run_dir: RunDir) -> int:
     from torchmuster.engines.local import LocalEngine
     from torchmuster.files.terminal import TerminalVoice
     from torchmuster.owner.supervise import own_run
-    from torchmuster.owner.views.record import read_plan
+    from torchmuster.owner.views.record import next_attempt, read_plan
 
     plan = read_plan(run_dir)
     if plan is None:
         raise RunDirectoryError("the plan of the run can't be read", where=run_dir.plan)
-    engine = LocalEngine(plan, run_dir, tuple(visible_gpus()))
-    engine.start_all()
     voice = TerminalVoice()
     voice.start()
+    engine = LocalEngine(plan, run_dir, tuple(visible_gpus()))
+    if plan.session is not None:
+        from torchmuster.engines.session import SessionEngine
+        from torchmuster.owner.views.sessions import find_session
+
+        held = find_session(plan.session)
+        engine = SessionEngine(plan, run_dir, engine.gpus, session=held, say=voice.say)
+    engine.start_all(first_attempt=next_attempt(run_dir))  # a sweep starts members again
     result = own_run(engine, voice)
     voice.flush(5.0)
     return result.exit_code

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import Any
 
 from torchmuster.diagnose.doctor import show
@@ -24,7 +23,8 @@ from torchmuster.errors import MusterError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir, muster_home
 from torchmuster.model import codec
-from torchmuster.model.display.text import report_of_error
+from torchmuster.model.display.text import name_alone, report_of_error
+from torchmuster.model.event import moment_of
 from torchmuster.model.states import JobState, RunState
 from torchmuster.model.verdict import Report, Result
 from torchmuster.owner.room import nearest_folder
@@ -127,7 +127,7 @@ def read_outcome(run_dir: RunDir, *, has_job: bool) -> Outcome:
     event = next((e for e in events if e.get("event") == "preflight"), None)
     result = read_result(run_dir)
     if event is None:
-        came = {str(e.get("node")) for e in events if e.get("event") == "agent_joined"}
+        came = {name_alone(str(e.get("node"))) for e in events if e.get("event") == "agent_joined"}
         found = _calls_in_vain(run_dir, came, result) or _nothing_seen(result)
         return Outcome(findings=tuple(found), could_tell=False)
     findings = [codec.from_plain(Finding, one) for one in event["findings"]]
@@ -153,7 +153,7 @@ def phases(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """
     at: dict[str, float] = {}
     for event in events:
-        name, time = event.get("event"), _moment(event)
+        name, time = event.get("event"), moment_of(event.get("time"))
         if isinstance(name, str) and time is not None and (name not in at or name in _LAST_COUNTS):
             at[name] = time
     pairs = itertools.pairwise(_STEPS)
@@ -162,13 +162,6 @@ def phases(events: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         for (begin, _), (end, word) in pairs
         if begin in at and end in at
     }
-
-
-def _moment(event: Mapping[str, Any]) -> float | None:
-    try:
-        return datetime.fromisoformat(str(event.get("time"))).timestamp()
-    except ValueError:
-        return None
 
 
 def _ended_well(result: Result | None) -> bool:

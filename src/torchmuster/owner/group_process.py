@@ -11,7 +11,8 @@ from torchmuster.model import codec
 from torchmuster.model.lease import OwnClock
 from torchmuster.model.outcome import GroupOutcome
 from torchmuster.model.workflow import GroupStart
-from torchmuster.net import listener, messages
+from torchmuster.net import messages
+from torchmuster.net.address import bind
 from torchmuster.node.task.options import GroupOrder
 from torchmuster.owner.head_follower import HeadFollower
 from torchmuster.owner.head_watch import HeadWatch
@@ -63,7 +64,7 @@ class GroupProcess:
             OSError: What the head has to read can't be written.
         """
         log = await asyncio.to_thread(self._write_start, start)
-        listening = listener.bind("127.0.0.1", 0)
+        listening = bind("127.0.0.1", 0)
         host, port = listening.getsockname()[:2]
         with listening:
             order = GroupOrder(

@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable
 
 from torchmuster.errors import JoinTimeoutError, UsageError
-from torchmuster.net import handshake, listener
+from torchmuster.net import handshake
+from torchmuster.net.address import bind
 from torchmuster.net.port_owner import port_owner
 
 _FIRST_SAY_S = 4.0
@@ -28,7 +29,7 @@ def claim(host: str, port: int, address: str) -> socket.socket:
         UsageError: Something else listens there, and nobody else can be the head.
     """
     try:
-        return listener.bind(address, port)
+        return bind(address, port)
     except OSError as error:
         raise UsageError(
             f"the head can't listen on port {port}",
@@ -52,7 +53,7 @@ def claim_or_find_head(
     say_at, pause = begun + _FIRST_SAY_S, threading.Event()
     while True:
         try:
-            return listener.bind(address, port)
+            return bind(address, port)
         except OSError as error:
             why = _because(error, port)
         if is_muster(host, port):

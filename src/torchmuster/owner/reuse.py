@@ -17,5 +17,5 @@ def link_reused(plan: WorkflowPlan, run_dir: RunDir) -> None:
         for task in plan.group(name).tasks:
             os.makedirs(run_dir.task_folder(task.name), exist_ok=True)
             output = os.path.realpath(earlier.task_output(task.name))
-            if os.path.isdir(output):
+            if os.path.isdir(output) and not os.path.lexists(run_dir.task_output(task.name)):
                 os.symlink(output, run_dir.task_output(task.name))

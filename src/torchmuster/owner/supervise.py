@@ -294,6 +294,8 @@ class Supervisor:
     def _watch_the_time(self) -> asyncio.Task[None] | None:
         if self.deadline is None:
             return None
+        if self.deadline.ends_at is not None:
+            self._head.repeat(messages.JobEnds(ends_at=self.deadline.ends_at))
         watching = self.deadline.watch(self.display.say, self._warn_of_the_end, self._end_in_time)
         return asyncio.create_task(watching)
 

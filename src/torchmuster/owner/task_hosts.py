@@ -8,7 +8,6 @@ host must see the run directory: data goes from task to task through it.
 import contextlib
 import os
 import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
@@ -23,7 +22,6 @@ from torchmuster.net.broker import AgentBroker, AgentRequest
 from torchmuster.node.remote.files import TOKEN_FILE
 from torchmuster.owner.host_capacity import HostFacts
 
-_DEAF_S = 10.0
 _MAX_SHOWN = 8
 
 Ended = Callable[[int, str | None], None]
@@ -256,4 +254,4 @@ class TaskHosts:
 
 
 def _is_well(host: RemoteHost) -> bool:
-    return host.is_usable and time.monotonic() - host.last_heard < _DEAF_S
+    return host.is_usable and host.is_answering

@@ -8,13 +8,14 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torchmuster import proc
 from torchmuster.errors import MusterError
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
+from torchmuster.model.display.text import report_of_error
 from torchmuster.model.outcome import GroupOutcome, WorkflowResult
 from torchmuster.model.states import State, workflow_state
 from torchmuster.model.verdict import Report
@@ -87,6 +88,7 @@ class _Group:
     state: State = State.SUBMITTING
     why: str | None = None
     outcome: GroupOutcome | None = None
+    refusal: Report | None = None  # why it could not be started
     told: GroupOutcome | None = None  # what the head said, for when it could not write it
     process: ConductsGroup | None = None
     scheduling_since: float | None = None
@@ -239,6 +241,7 @@ class WorkflowOwner:
                     self._display.say(sentence)
             self._end_group(group)
         except MusterError as error:
+            group.refusal = report_of_error(error)
             self._enter(group, State.FAILED_START_ERROR, error.what)
         except OSError as error:  # a full disk: the owner waits for an end of the group
             where = f" ({error.filename})" if error.filename else ""
@@ -394,7 +397,8 @@ class WorkflowOwner:
                 reports.append(group.outcome.report)
             elif group.state is not State.FAILED_CANCELED:
                 error = f"group {group.plan.name} is {group.state.value}: {group.why}"
-                reports.append(Report(error=error))
+                known = group.refusal or Report(error="")
+                reports.append(replace(known, error=error))
         return reports
 
     async def _end_everything(self) -> None:

@@ -23,6 +23,7 @@ PROGRAMS = {
     "pod": "node.pod.serve",
     "call": "node.pod.call",
     "leashed": "programs.leashed",
+    "debugger": "programs.debugger",
     "pod-record": "node.pod.record",
     "pod-place": "node.pod.place",
     "pod-task": "node.pod.task",
@@ -30,6 +31,7 @@ PROGRAMS = {
     "conduct-group-pods": "owner.pods.conduct_group",
     "conduct": "owner.jobs.conduct",
     "conduct-group": "owner.jobs.conduct_group",
+    "conduct-member": "owner.sweep.conduct",
     "training-task": "owner.jobs.nested",
 }
 

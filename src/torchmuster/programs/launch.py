@@ -58,6 +58,7 @@ def read_launch(arguments: list[str]) -> AgentLaunch:
             own_address=addresses[0][0],
             first_attempt=order.first_attempt,
             restarts_spent=order.restarts_spent,
+            samples_bytes=_size_of(run_dir.samples),
         )
     agent = AgentOptions(
         plan=plan,
@@ -81,6 +82,13 @@ def read_launch(arguments: list[str]) -> AgentLaunch:
         lifeline_fd=order.lifeline_fd,
         agent_log=run_dir.agent_log(name),
     )
+
+
+def _size_of(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:  # the usual case: nobody has written it yet
+        return 0
 
 
 def job_environment(num_workers: int) -> dict[str, str]:

@@ -10,14 +10,14 @@ import socket
 import sys
 from typing import TYPE_CHECKING, Any
 
-from torchmuster import proc
 from torchmuster.errors import MusterError, found_bug
 from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec, contract
+from torchmuster.node.door.forked import HasStatus
 from torchmuster.node.environment import THREADS, share_threads
 from torchmuster.node.leftovers import make_socket_folder, sweep_beside
-from torchmuster.node.spawner.start import start_spawner
+from torchmuster.node.spawner.start import begin_spawner, start_spawner
 from torchmuster.programs.launch import AgentLaunch, read_launch
 
 if TYPE_CHECKING:
@@ -69,13 +69,19 @@ def main(arguments: list[str]) -> None:
     os._exit(run_agent(read_launch(arguments)))
 
 
-def run_agent(launch: AgentLaunch) -> int:
-    """Run an agent to its end and return its exit code."""
+def run_agent(launch: AgentLaunch, forked: tuple[HasStatus, socket.socket] | None = None) -> int:
+    """Run an agent to its end and return its exit code.
+
+    `forked` is a spawner that waits for its first packet, where a door has forked one.
+    """
     options, plan = launch.agent, launch.agent.plan
     folder = make_socket_folder()
     socket_path = os.path.join(folder, "agent.sock")
-    spawner = None
-    if not plan.node_setup.lines:  # they may change the interpreter and its variables
+    spawner: tuple[HasStatus, Any] | None = None
+    if forked is not None:
+        begin_spawner(forked[1], plan.program, socket_path)
+        spawner = forked
+    elif not plan.node_setup.lines:  # they may change the interpreter and its variables
         try:
             spawner = start_spawner(plan.program, options.environment, socket_path)
         except MusterError as error:
@@ -116,7 +122,7 @@ def _node_work(
 
 async def _run(
     launch: AgentLaunch,
-    spawner: tuple[proc.Child, Any] | None,
+    spawner: tuple[HasStatus, Any] | None,
     socket_path: str,
     disk: DiskWriter,
     work: "NodeWork | None",
@@ -204,11 +210,29 @@ async def _conduct(head: "TrainingHead", listening: socket.socket, place: "HeadP
     relay = StoreRelay(head.store_address, head.notice) if head.options.relay_port else None
     secrets = (place.secret, place.open_secret)
     listener = Listener(listening, secrets, head.serve, head.refuse_stranger, relay)
-    serving = asyncio.create_task(listener.serve())
+    serving = [asyncio.create_task(listener.serve())]
+    if head.plan.metrics_port is not None:
+        serving.append(asyncio.create_task(_tell_metrics(head, head.plan.metrics_port)))
     try:
         return await head.conduct()
     finally:
-        serving.cancel()
+        for task in serving:
+            task.cancel()
+
+
+async def _tell_metrics(head: "TrainingHead", port: int) -> None:
+    """Serve the page of metrics; a port that is taken ends no run."""
+    from torchmuster.head.openmetrics import CONTENT_TYPE
+    from torchmuster.net.address import bind
+    from torchmuster.net.scrape import MetricsPage
+
+    try:
+        listening = bind("127.0.0.1", port)
+    except OSError as error:
+        head.notice(f"no metrics at 127.0.0.1:{port}: {error.strerror}")
+        return
+    head.notice(f"metrics for Prometheus at http://127.0.0.1:{port}/metrics of this node")
+    await MetricsPage(CONTENT_TYPE, head.metrics).serve(listening)
 
 
 def _teller(voice: "TerminalVoice", run_dir: RunDir) -> Any:

@@ -12,6 +12,7 @@ from torchmuster.model.display.text import nearest
 from torchmuster.model.plan import (
     MAX_RESTARTS,
     WARN_S,
+    FunctionCall,
     Limits,
     NodeSetup,
     Program,
@@ -35,6 +36,8 @@ class RunRequest:
     Attributes:
         engine: The name after `--on`; None until it is chosen.
         warn: How long before the end of the job the workers are warned.
+        call: What a function is called with, whose name stands in place of the script; of `torchmuster.launch` only.
+        launched: This process was started to own the run in the background.
     """
 
     script: str
@@ -57,6 +60,9 @@ class RunRequest:
     set_env: tuple[str, ...] = ()
     hang_timeout: str | None = None
     debug: bool = False
+    debugpy: int | None = None
+    pdb: bool = False
+    ship_env: str | None = None
     cwd: str = field(default_factory=os.getcwd)
     preflight: str = "short"
     preflight_script: str | None = None
@@ -78,6 +84,10 @@ class RunRequest:
     warn: str | None = None
     resubmit: int | None = None
     spares: int = 0
+    metrics_port: int | None = None
+    call: FunctionCall | None = None
+    launched: bool = False
+    session: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,11 +141,12 @@ def plan_run(
     program = _program(options, problems)
     limits = _limits(options, problems)
     setup = _node_setup(options, problems)
-    if nodes is not None and workers is not None and options.stdin_rank is not None:
+    if nodes is not None and workers is not None:
         per_node = workers if len(workers) > 1 else workers * nodes[1]
-        if not 0 <= options.stdin_rank < sum(per_node):
-            what = f"there is no rank {options.stdin_rank} among {sum(per_node)} workers"
-            problems.add(what, f"--stdin {options.stdin_rank}", fix="--stdin 0")
+        for option, rank in (("--stdin", options.stdin_rank), ("--debugpy", options.debugpy)):
+            if rank is not None and not 0 <= rank < sum(per_node):
+                what = f"there is no rank {rank} among {sum(per_node)} workers"
+                problems.add(what, f"{option} {rank}", fix=f"{option} 0")
     if problems.found or nodes is None or workers is None or program is None or limits is None:
         return None
     minimum, maximum = nodes
@@ -154,11 +165,17 @@ def plan_run(
         preflight=options.preflight,
         preflight_script=options.preflight_script,
         restart_policy=RestartPolicy(options.restart_policy),
+        metrics_port=options.metrics_port,
     )
 
 
 def _node_setup(options: RunRequest, problems: Problems) -> NodeSetup:
     environment = debug_environment(os.environ) if options.debug else ()
+    if options.debugpy is not None:
+        tool = f"{contract.DEBUGPY} {options.debugpy}"
+        environment = (*environment, (contract.DEBUGGER_VARIABLE, tool))
+    elif options.pdb:
+        environment = (*environment, (contract.DEBUGGER_VARIABLE, contract.PDB))
     if options.set_env:
         from torchmuster.spec.values import parse_set_env
 
@@ -281,18 +298,20 @@ def count_workers(
 
 def _program(options: RunRequest, problems: Problems) -> Program | None:
     python = find_python(options.python, problems)
-    if not options.module:
+    if not options.module and options.call is None:
         check_script(options.script, options.cwd, problems)
     if python is None:
         return None
+    kind = ScriptKind.MODULE if options.module else ScriptKind.FILE
     return Program(
-        kind=ScriptKind.MODULE if options.module else ScriptKind.FILE,
+        kind=kind if options.call is None else ScriptKind.FUNCTION,
         target=options.script,
         args=options.args,
         python=python,
         cwd=options.cwd,
         start=StartMethod(options.start),
         preload=options.preload,
+        call=options.call,
     )
 
 

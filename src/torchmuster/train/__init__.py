@@ -22,7 +22,7 @@ from torchmuster.train.group import WorldError
 from torchmuster.train.once import OnceError
 from torchmuster.train.precision import Precision
 from torchmuster.train.run import Run
-from torchmuster.train.sinks import MetricSink, TensorBoard, WeightsAndBiases
+from torchmuster.train.sinks import MetricSink, MLflow, TensorBoard, WeightsAndBiases
 from torchmuster.train.snapshot.state import SnapshotError
 from torchmuster.train.trainer import Trainer, TrainerOptions
 from torchmuster.train.world import (
@@ -41,6 +41,7 @@ __all__ = [
     "DatasetError",
     "Evaluation",
     "Loader",
+    "MLflow",
     "MetricSink",
     "OnceError",
     "Precision",

@@ -17,7 +17,9 @@ from torchmuster.model.heartbeat import RankPhase
 
 # The phases of shorter steps are told with the step: a stack says more of where a rank stands.
 _TELL_EVERY_S = 0.05
-_ALWAYS_TOLD = frozenset({RankPhase.SAVE, RankPhase.EVALUATE, RankPhase.BETWEEN, RankPhase.OVER})
+# By the number of a phase: members of an enum are slow to hash and to compare, and this runs in every step.
+_IS_ASIDE = tuple(p in (RankPhase.SAVE, RankPhase.EVALUATE, RankPhase.BETWEEN) for p in RankPhase)
+_IS_ALWAYS_TOLD = tuple(_IS_ASIDE[p] or p is RankPhase.OVER for p in RankPhase)
 
 
 class Heartbeat:
@@ -46,9 +48,9 @@ class Heartbeat:
         spent_s = now - self._since
         before, self._phase, self._since = self._phase, phase, now
         self._seconds[before] += spent_s
-        if before in (RankPhase.SAVE, RankPhase.EVALUATE, RankPhase.BETWEEN):
+        if _IS_ASIDE[before]:
             self._aside_s += spent_s
-        if phase in _ALWAYS_TOLD or before in _ALWAYS_TOLD or now - self._told_at > _TELL_EVERY_S:
+        if now - self._told_at > _TELL_EVERY_S or _IS_ALWAYS_TOLD[phase] or _IS_ALWAYS_TOLD[before]:
             self._tell(now)
 
     def step(self, number: int) -> None:
@@ -61,7 +63,7 @@ class Heartbeat:
             return
         now = time.monotonic()
         self._seconds[self._phase] += now - self._since
-        if self._phase in (RankPhase.SAVE, RankPhase.EVALUATE, RankPhase.BETWEEN):
+        if _IS_ASIDE[self._phase]:
             self._aside_s += now - self._since
         duration_s = max(now - self._step_at - self._aside_s, 1e-9)
         self._since, self._step_at, self._aside_s = now, now, 0.0

@@ -8,6 +8,7 @@ epoch, and writes to the sinks.
 import math
 import numbers
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,7 @@ from torchmuster.train.sinks import MetricSink, MetricsRecord, StepsDone
 
 Number = Any  # float, int, or a tensor of one element
 _FOLD_EVERY = 256
+STEP_SECONDS = "perf/step_seconds"  # a group of its own in TensorBoard, W&B and MLflow
 _FLAG = "muster/flag"
 Totals = dict[str, tuple[float, float]]  # sum and weight over all ranks
 
@@ -148,10 +150,14 @@ class RunMetrics:
         self._device = device
         self._meter = Meter()
         self._progress = StepsDone(sys.stderr)
+        self._told_at, self._told_step = time.monotonic(), 0
 
     def begin(self, step: int) -> None:
-        """Start measuring speed at `step`."""
+        """Start measuring speed at `step`, and record how many steps there will be."""
+        if self._is_first and self.total_steps is not None:
+            self.record.event("planned", step=step, total_steps=self.total_steps)
         self._progress.begin(step)
+        self._told_at, self._told_step = time.monotonic(), step
 
     def add(self, values: Mapping[str, Number], weight: float) -> None:
         """Add means over `weight` samples of this rank."""
@@ -168,9 +174,18 @@ class RunMetrics:
             self.epoch_totals[name] = (before[0] + total, before[1] + weight)
         if self._is_first and totals:
             means = means_of(totals)
-            self.write(step, means)
+            self.record.write(step, means)  # when each line came says how fast it went
+            with_speed = {**means, **self._speed(step)}
+            for sink in self.sinks:
+                sink.write(step, with_speed)
             self._progress.show(step, self.total_steps, means)
         return flagged
+
+    def _speed(self, step: int) -> dict[str, float]:
+        """Return the seconds of a step since the last time, all that lies between two steps included."""
+        now, steps = time.monotonic(), step - self._told_step
+        spent_s, self._told_at, self._told_step = now - self._told_at, now, step
+        return {STEP_SECONDS: spent_s / steps} if steps > 0 else {}
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Write values to the record and to all sinks."""

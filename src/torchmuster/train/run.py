@@ -304,9 +304,9 @@ class Run:
                 ) from error
         clock.begin_boundaries()
         if world.rank == 0:
-            self._metrics.record.event(
-                "resumed", step=clock.steps_done, world_size=world.world_size, folder=url
-            )
+            order = self._data.order_settings() if self._data is not None else None
+            told = {"world_size": world.world_size, "folder": url, "order": order}
+            self._metrics.record.event("resumed", step=clock.steps_done, **told)
         self._watch.begin(clock.boundary)
         if loaded is not None:
             step, epoch = clock.steps_done, clock.epoch

@@ -1,4 +1,4 @@
-"""Destinations of metrics: the run's own record, TensorBoard files, Weights & Biases. Rank 0 only."""
+"""Destinations of metrics: the run's own record, TensorBoard files, Weights & Biases, MLflow. Rank 0 only."""
 
 import contextlib
 import json
@@ -80,46 +80,81 @@ class TensorBoard:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise UsageError(
-                "TensorBoard files need the package tensorboard",
-                why=str(error),
-                fix="pip install tensorboard",
+            raise _needs(
+                "TensorBoard files need the package tensorboard", "tensorboard", error
             ) from error
-        self._writer: Any = SummaryWriter(folder)
+        # Every rank makes its sinks, and rank 0 alone writes: what a sink opens must wait for the first value.
+        self._open: Any = lambda: SummaryWriter(folder)
+        self._writer: Any = None
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Write each value as a scalar."""
+        if self._writer is None:
+            self._writer = self._open()
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
         """Flush and close the file."""
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
 
 
 class WeightsAndBiases:
     """A run of Weights & Biases; pass the arguments of `wandb.init`, or an existing run."""
 
     def __init__(self, run: Any = None, **options: Any) -> None:
+        self._run = run
         if run is None:
             try:
                 import wandb
             except ImportError as error:
-                raise UsageError(
-                    "logging to Weights & Biases needs the package wandb",
-                    why=str(error),
-                    fix="pip install wandb",
+                raise _needs(
+                    "logging to Weights & Biases needs the package wandb", "wandb", error
                 ) from error
-            run = wandb.init(**options)
-        self._run = run
+            self._open: Any = lambda: wandb.init(**options)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Log the values."""
+        """Log the values; rank 0's first ones begin the run."""
+        if self._run is None:
+            self._run = self._open()
         self._run.log(dict(values), step=step)
 
     def close(self) -> None:
         """Finish the run."""
-        self._run.finish()
+        if self._run is not None:
+            self._run.finish()
+
+
+class MLflow:
+    """A run of MLflow; pass the arguments of `mlflow.start_run`, or an existing run."""
+
+    def __init__(self, run: Any = None, **options: Any) -> None:
+        try:
+            import mlflow
+        except ImportError as error:
+            raise _needs(
+                "logging to MLflow needs the package mlflow",
+                "mlflow, or the smaller mlflow-skinny",
+                error,
+            ) from error
+        self._mlflow: Any = mlflow
+        self._run, self._is_ours, self._options = run, run is None, options
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Log the values; rank 0's first ones begin the run."""
+        if self._run is None:
+            self._run = self._mlflow.start_run(**self._options)
+        self._mlflow.log_metrics(dict(values), step=step, run_id=self._run.info.run_id)
+
+    def close(self) -> None:
+        """Finish the run, if it was begun here."""
+        if self._run is not None and self._is_ours:
+            self._mlflow.end_run()
+
+
+def _needs(what: str, package: str, error: ImportError) -> UsageError:
+    return UsageError(what, why=str(error), fix=f"pip install {package}")
 
 
 def open_sinks(given: list[MetricSink] | None, tensorboard: str | None) -> list[MetricSink]:

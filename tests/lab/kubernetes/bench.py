@@ -30,7 +30,9 @@ class Bench:
     def __init__(self, cluster, user):
         self.cluster, self.user = cluster, user
         self.shared = user.folder / "shared"
-        self._output = user.folder / "said"
+        self._outputs = user.folder / "said"
+        shutil.rmtree(self._outputs, ignore_errors=True)
+        self._outputs.mkdir()
         self._running = []
         self.run_id = None
         for path in self.shared.iterdir():
@@ -49,10 +51,14 @@ class Bench:
 
     def start(self, *options, nodes=2, run_id="r"):
         """Start the training on two pods, one rank for each; return the process."""
-        self.run_id = run_id
         words = ["run", "--on", "kubernetes", "--nodes", str(nodes), "--nproc-per-node", "1"]
-        words += ["--run-id", run_id, *options, TRAIN.name, str(self.shared)]
-        with self._output.open("wb") as out:
+        return self.start_words(run_id, *words, *options, TRAIN.name, str(self.shared))
+
+    def start_words(self, run_id, *words):
+        """Start `muster WORDS` as the run of this name; return the process."""
+        self.run_id = run_id
+        words = [words[0], "--run-id", run_id, *words[1:]]
+        with (self._outputs / run_id).open("wb") as out:
             silent = subprocess.DEVNULL
             process = self.user.start(words, stdin=silent, stdout=out, stderr=out)
         self._running.append(process)
@@ -61,17 +67,22 @@ class Bench:
     @property
     def said(self):
         """Return what the terminal shows until now."""
-        return self._output.read_text(errors="replace") if self._output.exists() else ""
+        return self.said_of(self.run_id) if self.run_id is not None else ""
 
-    def wait_said(self, text, limit_s=RUN_LIMIT_S):
-        """Wait until the terminal shows a text."""
-        wait_until(lambda: text in self.said, f"`{text}`", limit_s)
+    def said_of(self, run_id):
+        """Return what the terminal shows of a run until now."""
+        path = self._outputs / run_id
+        return path.read_text(errors="replace") if path.exists() else ""
 
-    def wait_up(self, *, attempt=0, limit_s=RUN_LIMIT_S):
-        """Wait until all ranks train, in this attempt or a later one."""
+    def wait_said(self, text, limit_s=RUN_LIMIT_S, run_id=None):
+        """Wait until the terminal shows a text, of the last run or another one."""
+        wait_until(lambda: text in self.said_of(run_id or self.run_id), f"`{text}`", limit_s)
+
+    def wait_up(self, *, attempt=0, limit_s=RUN_LIMIT_S, process=None):
+        """Wait until all ranks train, in this attempt or a later one; `process` is that of a run before the last."""
 
         def up():
-            has_ended = self._running[-1].poll() is not None
+            has_ended = (process or self._running[-1]).poll() is not None
             is_up = self._is_up(attempt)
             assert is_up or not has_ended, f"it ended before attempt {attempt}"
             return is_up
@@ -206,6 +217,9 @@ class Bench:
             if process.poll() is None:
                 process.kill()
                 process.wait()
+        # Before their Jobs, which they would make again; most clusters have none.
+        words = ("delete", "jobsets.jobset.x-k8s.io", "--all", "--wait=false")
+        self.cluster.try_kubectl("-n", NAMESPACE, *words)
         self.kubectl("delete", "jobs.batch,services,secrets", "--all", "--wait=false")
 
 

@@ -248,6 +248,7 @@ class Cluster:
             f"--kubelet-certificate-authority={path('ca.crt')}",
             f"--kubelet-client-certificate={path('admin.crt')}",
             f"--kubelet-client-key={path('admin.key')}", "--allow-privileged=true",
+            "--enable-aggregator-routing=true",  # webhooks: nothing here leads to a Service's address
             "--kubelet-preferred-address-types=InternalIP", "--authorization-mode=Node,RBAC",
             f"--default-not-ready-toleration-seconds={EVICT_S}",
             f"--default-unreachable-toleration-seconds={EVICT_S}",
@@ -262,7 +263,7 @@ class Cluster:
         self._start("kube-scheduler", *own)
         words = [HERE / "names.py", ADDRESS, SERVER, path("ca.crt"), path("admin.crt")]
         words += [path("admin.key"), self.hidden]
-        self._start_words("names", [sys.executable, "-I", "-S", *words])
+        self.start_words("names", [sys.executable, "-I", "-S", *words])
 
     def _answers(self):
         for name, process in self._running.items():
@@ -270,9 +271,10 @@ class Cluster:
         return self.try_kubectl("get", "--raw", "/readyz").returncode == 0
 
     def _start(self, name, *options):
-        self._start_words(name, [self._programs / name, *options])
+        self.start_words(name, [self._programs / name, *options])
 
-    def _start_words(self, name, words):
+    def start_words(self, name, words):
+        """Start a program beside the control plane."""
         argv, silent = self._inside(words), subprocess.DEVNULL
         options = {"env": _clean_environment(), "cwd": self.folder}
         with self._log(name) as log:

@@ -59,6 +59,30 @@ def test_a_process_out_of_memory_is_named_and_restarts_inside_the_pod(bench):
     assert "memory" in str(bench.events("attempt_failed")[0])
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_container_that_is_killed_as_a_whole_for_its_memory_is_the_verdict(bench, rank):
+    # With equal requests and limits all processes but the first one are the kernel's last choice.
+    cpu = "spec.template.spec.containers.0.resources"
+    equal = [f"{cpu}.limits.cpu=500m", f"{cpu}.requests.cpu=500m"]
+    bench.site(memory="1Gi", directives=equal)
+    run = bench.start("--max-restarts", "0")
+    bench.wait_up()
+    pod, node = bench.pod_of_rank(rank)
+    host = bench.rank(rank)["host"]
+    (bench.shared / f"fill-shm-{rank}").touch()
+    assert bench.end(run) == 137
+    report = bench.result()["report"]
+    assert (
+        report["error"] == f"memory ran out on {host} ({node}): its container was killed as a whole"
+    )
+    assert report["at"] == f"rank {rank} of 2 on {host} ({node}), attempt 0"
+    assert report["because"][0].startswith(
+        f"kubernetes says: OOMKilled (exit code 137) of pod {pod} on {node}: "
+    )
+    assert report["because"][0].endswith("its limit of 1 GiB")
+    assert "/dev/shm" in report["hint"]
+
+
 def test_a_first_process_that_is_killed_costs_a_restart_and_its_pod_is_made_again(bench):
     run = bench.start()
     bench.wait_up()

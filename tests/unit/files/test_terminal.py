@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from kit.command import SOURCE
+from kit.screen import TerminalOf
 
 PROLOGUE = """
 import os, sys
@@ -167,3 +168,20 @@ def test_a_reader_that_has_gone_ends_nothing():
 
     assert process.returncode == 0
     assert err == b"readymuster: still here\n"
+
+
+def test_rows_that_stand_below_the_last_words_go_at_the_end():
+    program = (
+        PROLOGUE
+        + """
+voice.say("cancelled")
+voice.show_status(["running"])
+with voice._changed:
+    assert voice._changed.wait_for(lambda: voice._status.is_drawn and not voice._busy, 30)
+voice.flush(30.0)
+"""
+    )
+    env = {**os.environ, "PYTHONPATH": SOURCE, "TERM": "xterm"}
+    with TerminalOf([sys.executable, "-S", "-c", program], env) as screen:
+        assert screen.wait_for_end(limit_s=20) == 0
+        assert screen.text.split() == ["muster:", "cancelled"]

@@ -58,5 +58,5 @@ def test_package_holds_text_only_so_it_is_right_for_every_processor():
         names = archive.namelist()
         for name in names:
             archive.read(name).decode()  # text
-    assert {name.rpartition(".")[2] for name in names} <= {"py", "typed"}
+    assert {name.rpartition(".")[2] for name in names} <= {"py", "pyi", "typed", "css", "j2", "js"}
     assert "node/remote/main.py" in names

@@ -20,9 +20,10 @@ from torchmuster.head.group_ports import port_candidates, port_names
 from torchmuster.model.states import State
 from torchmuster.model.workflow import ExitAction, ExitRule, GroupPlan, TaskPlan, WorkflowPlan
 from torchmuster.net import messages
+from torchmuster.net.address import bind
 from torchmuster.net.channel import ChannelClosedError, connect
 from torchmuster.net.handshake import HandshakeError, Role
-from torchmuster.net.listener import Listener, bind
+from torchmuster.net.listener import Listener
 from unit.net.loopback import SECRET, raw_connection, run
 
 AGAIN = ExitRule(action=ExitAction.RESCHEDULE, ranges=((7, 7),))

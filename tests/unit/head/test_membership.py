@@ -95,6 +95,13 @@ def test_place_0_is_kept_for_a_head_that_has_not_called_yet(roll):
     assert first.place == 1
 
 
+def test_a_node_is_called_with_the_machine_under_it_which_may_be_another_one_later(roll):
+    assert roll.name(admit(roll, "a", place=1)) == "n2"
+    pod = admit(roll, "b", place=2, machine="host7")
+    assert roll.name(pod) == "n3 (host7)"
+    assert roll.name_alone(pod) == "n3"
+
+
 def test_a_number_once_given_does_not_change(roll):
     admit(roll, "head", wants_place_0=True)
     late = admit(roll, "n9")

@@ -18,7 +18,17 @@ from torchmuster.model.states import RunState
 from torchmuster.model.stop import StopCause
 from torchmuster.model.verdict import Result
 from torchmuster.net.channel import ChannelClosedError, Role
-from torchmuster.net.messages import AskStacks, Goodbye, SpawnerRefused, StartFailed, Stop, Welcome
+from torchmuster.net.messages import (
+    AskBoard,
+    AskStacks,
+    BoardTold,
+    Goodbye,
+    JobEnds,
+    SpawnerRefused,
+    StartFailed,
+    Stop,
+    Welcome,
+)
 from torchmuster.programs.main import _end_with_head
 from unit.head import test_membership as test_roll
 from unit.head.test_membership import make_roll
@@ -209,3 +219,21 @@ def test_a_node_that_never_called_is_told_with_the_words_of_what_was_to_start_it
     (waiting,) = [event for event in said if event.name == "waiting"]
     whys = {one["node"]: one["why"] for one in waiting.fields["missing"]}
     assert whys["n2"] == "no agent has connected: mpiexec said no"
+
+
+def test_who_looks_is_answered_and_the_end_of_the_time_is_recorded(make_head):
+    async def go():
+        head = make_head(2)
+        said = []
+        head.on_event = lambda event: said.append((event.name, event.fields))
+        conduct = asyncio.create_task(head.conduct())
+        looks = [AskBoard(ask_id="x"), JobEnds(ends_at=99.5), Stop(signum=15)]
+        client = Line(*looks, None)
+        client.role = Role.CLIENT
+        await head.serve(client)
+        await asyncio.wait_for(conduct, 30)
+        return client.heard, said
+
+    heard, said = asyncio.run(go())
+    assert BoardTold(ask_id="x", sample=None) in heard, "no attempt runs"
+    assert ("time_limit", {"ends_at": 99.5}) in said

@@ -197,3 +197,19 @@ def test_words_that_are_not_of_the_value_are_refused(words, why):
     with pytest.raises(UsageError, match="does not understand how it was started") as caught:
         codec.from_words(CommandLine, words)
     assert why in caught.value.why
+
+
+@dataclass(frozen=True)
+class Pairs:
+    pairs: tuple[tuple[str, float], ...] = ()
+
+
+def test_a_tuple_of_several_types_keeps_them():
+    pairs = Pairs(pairs=(("loss", 1.5), ("step", 2.0)))
+    assert codec.from_plain(Pairs, codec.to_plain(pairs)) == pairs
+
+
+@pytest.mark.parametrize("plain", [[["loss"]], [["loss", 1.0, 2.0]], [[1.0, "loss"]]])
+def test_a_tuple_of_another_form_is_refused(plain):
+    with pytest.raises(codec.CodecError, match=r"pairs\[0\]"):
+        codec.from_plain(Pairs, {"pairs": plain})

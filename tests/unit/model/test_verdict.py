@@ -100,6 +100,11 @@ CASES = {
     "out_of_memory": (killed(3, signal.SIGKILL, memory_evidence=OOM), [], {}),
     "segmentation_fault": (killed(3, signal.SIGSEGV), [], {}),
     "lost_node": (lost(2, "its agent has gone (the other side closed it)"), [ECHO], {}),
+    "lost_for_its_memory": (
+        lost(2, "its spawner ended (SIGKILL)", memory_evidence=OOM),
+        [ECHO],
+        {},
+    ),
     "not_started": (end_of(3, EndKind.NOT_STARTED, detail="no such interpreter"), [], {}),
     "early_end": (ECHO, [succeeded(1), succeeded(2)], {"early_ranks": (1, 2)}),
     "many_consequences": (

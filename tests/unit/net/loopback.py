@@ -6,8 +6,9 @@ import os
 import socket
 
 from torchmuster.net import handshake
+from torchmuster.net.address import bind
 from torchmuster.net.channel import Channel
-from torchmuster.net.listener import Listener, bind
+from torchmuster.net.listener import Listener
 
 SECRET = b"s" * 32
 PUBLIC = b"p" * 32

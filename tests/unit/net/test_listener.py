@@ -11,9 +11,10 @@ import pytest
 from kit.waiting import wait_until_async
 from torchmuster.net import channel
 from torchmuster.net import listener as listening_side
+from torchmuster.net.address import bind
 from torchmuster.net.channel import connect
 from torchmuster.net.handshake import Reason, Role
-from torchmuster.net.listener import MAX_SILENT, MAX_STRANGERS, bind
+from torchmuster.net.listener import MAX_SILENT, MAX_STRANGERS
 from unit.net.loopback import SECRET, listening, run
 
 GARBAGE = [b"", b"\0" * 64, b"GET / HTTP/1.1\r\n\r\n", b"MUSTERCH" + b"\xff" * 200, b"MUSTER"]

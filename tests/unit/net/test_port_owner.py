@@ -49,3 +49,34 @@ def test_control_characters_of_a_name_are_not_shown(monkeypatch):
     monkeypatch.setattr(owners, "_read", lambda path: "/bin/\x1b[31mred\0-x\0evil\n.py\0")
 
     assert owners._name(1) == "?[31mred evil?.py"
+
+
+CALL = """
+import encodings.idna, os, socket, sys  # before it may read nothing of ours
+os.setuid(int(sys.argv[2]))
+s = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("other", [0, 1])
+def test_a_connection_is_this_user_s_when_its_other_end_is(other):
+    if other and os.getuid():
+        pytest.skip("only root can be somebody else")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        words = [str(listening.getsockname()[1]), str(os.getuid() + other)]
+        with subprocess.Popen(
+            [sys.executable, "-c", CALL, *words], stdin=subprocess.PIPE
+        ) as caller:
+            stream, _ = listening.accept()
+            with stream:
+                assert owners.is_own_connection(stream) is not bool(other)
+            caller.stdin.close()
+
+
+def test_a_connection_whose_other_end_has_gone_is_nobody_s():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        with socket.create_connection(listening.getsockname()):
+            stream, _ = listening.accept()
+        with stream:
+            assert not owners.is_own_connection(stream)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from torchmuster.diagnose.facts import memory
 from torchmuster.files.disk import DiskWriter
 from torchmuster.files.layout import RunDir
 from torchmuster.model import contract
@@ -218,15 +219,31 @@ def test_of_an_attempt_that_is_not_here_nothing_is_left(world, runs):
 def test_a_lost_spawner_is_the_end_of_its_attempt(world):
     async def story(attempts, agent, spawners):
         attempts.take_order(order_of(0))
-        await attempts.lose("its spawner ended (SIGKILL)")
+        await attempts.lose("its spawner ended (SIGKILL)", was_killed=False)
         lost, reaped = agent.sent
         assert (lost.end.kind, lost.end.detail) == (
             EndKind.NODE_LOST,
             "its spawner ended (SIGKILL)",
         )
         assert reaped == messages.AllReaped(attempt=0)
-        await attempts.lose("its spawner ended (SIGKILL)")
+        await attempts.lose("its spawner ended (SIGKILL)", was_killed=False)
         assert len(agent.sent) == 2, "without an attempt there is nothing to lose"
+
+    world(story)
+
+
+@pytest.mark.parametrize("was_killed", [True, False])
+def test_a_spawner_that_the_kernel_killed_for_its_memory_is_lost_with_that_evidence(
+    world, monkeypatch, was_killed
+):
+    kills = iter([{"/group": 0}, {"/group": 1}])
+    monkeypatch.setattr(memory, "read_counters", lambda: memory.MemoryCounters(kills=next(kills)))
+
+    async def story(attempts, agent, spawners):
+        attempts.take_order(order_of(0))
+        await attempts.lose("its spawner ended", was_killed=was_killed)
+        evidence = agent.sent[0].end.memory_evidence
+        assert (evidence is not None and "memory ran out" in evidence) == was_killed
 
     world(story)
 

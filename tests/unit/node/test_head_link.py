@@ -10,8 +10,9 @@ from kit.waiting import wait_until_async
 from torchmuster import proc
 from torchmuster.errors import JoinTimeoutError
 from torchmuster.net import messages
+from torchmuster.net.address import bind
 from torchmuster.net.handshake import Role
-from torchmuster.net.listener import Listener, bind
+from torchmuster.net.listener import Listener
 from torchmuster.node import head_link
 from torchmuster.node.head_link import AgentRefusedError, HeadLink
 from torchmuster.node.options import HeadPlace

@@ -112,3 +112,32 @@ def test_one_look_at_all_processes_serves_all_idle_ranks(process, tmp_path, monk
             break
 
     assert len(looks) == 1
+
+
+def test_memory_and_data_of_what_a_rank_has_started_count_for_it(process, tmp_path):
+    pid = process(
+        "import subprocess, sys\n"
+        "code = 'held = bytearray(64 << 20); import sys; sys.stdout.write(\"up\\\\n\"); sys.stdout.flush();'\n"
+        'code += \'open("/dev/null", "wb").write(held); sys.stdin.read()\'\n'
+        "child = subprocess.Popen([sys.executable, '-S', '-c', code], stdin=subprocess.PIPE)\n"
+        "child.wait()"
+    )
+    reader = NodeProgress(str(tmp_path), 0)
+    found = until(reader, pid, lambda found: found.rss_mib > 64)
+    until(reader, pid, lambda found: found.io_bytes > 64 << 20)
+    assert (found.gpu_percent, found.gpu_mib) == (None, None)
+
+
+def test_a_child_that_has_ended_takes_nothing_away(process, tmp_path):
+    pid = process(
+        "import subprocess, sys, signal\n"
+        "print('up', flush=True)\n"
+        "subprocess.run([sys.executable, '-S', '-c', 'sum(range(10**7))'])\n"
+        "signal.pause()"
+    )
+    reader = NodeProgress(str(tmp_path), 0)
+    seen = [until(reader, pid, lambda found: found.active_s > 0.1)]
+    for _ in range(50):
+        seen += reader.read([(0, pid)])
+    spent = [(one.active_s, one.io_bytes) for one in seen]
+    assert spent == sorted(spent)

@@ -50,12 +50,20 @@ def try_pods(site: "Site", timeout_s: float) -> list[dict[str, Any]]:
         if said.status is None:
             name = os.path.basename(run_dir.path)
             proc.ask([sys.executable, "-m", "torchmuster", "cancel", name], b"", 60.0)
-            return [row("test pods", ok=False, found=f"not done after {timeout_s:g} s: cancelled")]
+            said_last = f"not done after {timeout_s:g} s: cancelled{_last_of(said.stderr)}"
+            return [row("test pods", ok=False, found=said_last)]
     result = read_result(run_dir)
     found = _findings(run_dir)
     if result is None or result.exit_code or len(found) < _NODES:
         return [row("test pods", ok=False, found=_why_not(run_dir, said.stderr))]
     return pod_rows(found)
+
+
+def _last_of(stderr: bytes) -> str:
+    """Return what was said last: what the pods wait for, or their queue."""
+    lines = stderr.decode(errors="replace").split("\n")
+    last = next((line for line in reversed(lines) if line.strip()), "")
+    return f"; {last.removeprefix('muster: ')}" if last else ""
 
 
 def _settings(site: "Site") -> list[str]:

@@ -27,9 +27,12 @@ def check_for_pods(plan: "WorkflowPlan", site: "Site") -> "Site":
     """
     from torchmuster.owner.pods.bring import settle_site
     from torchmuster.owner.pods.bring_group import (
+        makes_sets,
         plan_group,
+        pod_kinds,
         refuse_what_pods_can_not,
         warnings_of_group,
+        why_a_set,
     )
 
     if found := refuse_what_pods_can_not(plan, site):
@@ -40,7 +43,11 @@ def check_for_pods(plan: "WorkflowPlan", site: "Site") -> "Site":
         if group.name not in plan.reused:
             plan_group(plan, group, site)
             warnings |= dict.fromkeys(warnings_of_group(group, keys))
-    settled = settle_site(site)
+    kinds = {group.name: len(pod_kinds(group)) for group in plan.groups}
+    several = {name: number for name, number in kinds.items() if number > 1}
+    settled = settle_site(site, has_kinds=bool(several))
+    if several and site.queue_name is not None and not makes_sets(settled):
+        warnings[why_a_set(several)] = None
     for warning in warnings:
         click.echo(f"muster: {warning}", err=True)
     return settled

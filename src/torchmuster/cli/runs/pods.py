@@ -36,6 +36,7 @@ def submit_to_pods(
         settle_place,
         shown_files,
     )
+    from torchmuster.owner.pods.release import words_on_leavers
 
     gpus = request.gpus_per_node or site.gpus_per_node or 0
     plan = _fit(problems.checked(plan_for_job(request, run_id, gpus, problems)), request, site)
@@ -46,6 +47,8 @@ def submit_to_pods(
     job = settle_place(job, job.num_nodes)
     if request.dry_run:
         return _show(replace(job, brings=shown_files()), dialect)
+    if request.run_id is not None and (text := words_on_leavers(job)) is not None:
+        click.echo(f"muster: {text}", err=True)
     run_dir = create_run_dir(plan)
     with note_refusal(run_dir):
         warn_s = (site.warn or 0.0) if limits.warn_s is None else limits.warn_s

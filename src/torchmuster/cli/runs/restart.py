@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from torchmuster.cli import options
+from torchmuster.cli import options, status_line
 from torchmuster.cli.completion import complete_runs
 from torchmuster.errors import UsageError
 from torchmuster.files.layout import short_id
@@ -21,14 +21,16 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("run", shell_complete=complete_runs)
 @options.detach
+@status_line.option
 def restart(run: str, *, detach: bool) -> int:
     """Start RUN again with its options in the same place: a new run on the same snapshots.
 
     A run that was a job is submitted again; a run on ssh hosts is started on them.
 
-    Of a workflow, the groups that have completed are not run again.
+    Of a workflow, the groups that have completed are not run again. A sweep goes on in its own folder, with
+    the members that have not succeeded.
     """
-    from torchmuster.cli.runs.run import start
+    from torchmuster.cli.runs.start import start
     from torchmuster.cli.workflow_views import restart_workflow
     from torchmuster.diagnose.facts.gpus import visible_gpus
     from torchmuster.errors import NotFoundError
@@ -45,6 +47,10 @@ def restart(run: str, *, detach: bool) -> int:
         )
     if view.is_workflow:
         return restart_workflow(view, detach=detach)
+    if view.is_sweep:
+        from torchmuster.cli.runs.sweep import restart_sweep
+
+        return restart_sweep(view, detach=detach)
     plan = view.plan
     if plan is None:
         raise NotFoundError("the run has no plan that can be read", where=view.run_dir.plan)
@@ -55,7 +61,7 @@ def restart(run: str, *, detach: bool) -> int:
         )
     if plan.engine == "local":
         _check_snapshots(view)
-    again = replace(plan, run_id=new_run_id(plan.program.target), job_id=None)
+    again = replace(plan, run_id=new_run_id(plan.program.target), job_id=None, session=None)
     if os.path.isfile(view.run_dir.job):
         return _submit_again(again, view.run_dir, detach=detach)
     if plan.job_id is not None:

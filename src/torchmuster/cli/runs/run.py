@@ -3,25 +3,25 @@
 import os
 import sys
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchmuster.cli import options
-from torchmuster.cli.completion import complete_files
+from torchmuster.cli import options, status_line
+from torchmuster.cli.completion import complete_files, complete_sessions
 from torchmuster.model.plan import GRACE_S, MAX_RESTARTS
 
 if TYPE_CHECKING:
+    from torchmuster.model.calls.call_file import LaunchOrder
     from torchmuster.spec.launch import RunRequest
     from torchmuster.spec.problems import Problems
 
 _SECTIONS = {
     "Workers": (
-        *("nodes", "spares", "nproc_per_node", "module", "python", "set_env", "start", "preload"),
-        *("stage", "before"),
+        *("nodes", "spares", "nproc_per_node", "module", "python", "ship_env", "set_env", "start"),
+        *("preload", "stage", "before"),
     ),
-    "Where": ("engine", "here", "hosts", "hostfile", "detach", "dry_run"),
+    "Where": ("engine", "session", "here", "hosts", "hostfile", "detach", "dry_run"),
     "Job": (
         *("time_limit", "queue", "account", "cpus_per_node", "gpus_per_node", "mem", "warn"),
         "resubmit",
@@ -30,8 +30,8 @@ _SECTIONS = {
         *("max_restarts", "restart_policy", "grace", "join_timeout", "last_call", "grow"),
         "hang_timeout",
     ),
-    "Name and output": ("name", "run_id", "tee", "stdin_rank"),
-    "Debugging": ("debug", "no_preflight"),
+    "Name and output": ("name", "run_id", "tee", "progress", "stdin_rank", "metrics_port"),
+    "Debugging": ("debugpy", "pdb", "debug", "no_preflight"),
 }
 # For a scheduler's job alone.
 _OF_A_JOB = {
@@ -46,6 +46,20 @@ _OF_A_JOB = {
 
 class _RunCommand(click.Command):
     """Shows its options in sections: thirty in one list are read by nobody. One that stands in none is listed last."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take what follows `--debugpy` for its rank only where it is a number, and nothing that follows `--ship-env`."""
+        options = [p for p in self.get_params(ctx) if isinstance(p, click.Option)]
+        with_value = {word for p in options if not p.is_flag for word in p.opts}
+        here = 0
+        while here < len(args) and args[here].startswith("-") and args[here] != "--":
+            is_last = here + 1 == len(args)
+            if args[here] == "--debugpy" and (is_last or not args[here + 1].isdecimal()):
+                args = [*args[:here], "--debugpy=0", *args[here + 1 :]]
+            if args[here] == "--ship-env":  # the next word is none of its own
+                args = [*args[:here], "--ship-env=", *args[here + 1 :]]
+            here += 2 if args[here] in with_value else 1
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         records = {
@@ -107,6 +121,7 @@ class _RunCommand(click.Command):
     type=click.Choice(["0", "all", "none"]),
     help="Ranks that the terminal shows; default rank 0.",
 )
+@status_line.option
 @options.detach
 @click.option("--grow", is_flag=True, help="Restart the attempt when a new node joins, to use it.")
 @click.option(
@@ -124,6 +139,11 @@ class _RunCommand(click.Command):
 )
 @click.option("--preload", multiple=True, metavar="MODULE", help="Import this before forking too.")
 @options.python
+@click.option(
+    "--ship-env",
+    metavar="[=PATH]",
+    help="Over ssh: send this virtual environment to the hosts; default the active one.",
+)
 @click.option(
     "--stage",
     multiple=True,
@@ -163,11 +183,36 @@ class _RunCommand(click.Command):
     help="How long a rank may hang while others wait; default 60s:30m.",
 )
 @click.option(
+    "--debugpy",
+    type=int,
+    metavar="[RANK]",
+    help="A rank, by default 0, waits for VS Code or PyCharm, through a local port.",
+)
+@click.option(
+    "--pdb",
+    is_flag=True,
+    help="Open pdb here on the first rank that fails; the others wait.",
+)
+@click.option(
     "--debug",
     is_flag=True,
     help="More output of NCCL and torch; an NCCL log for each rank.",
 )
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    help="Tell Prometheus how it stands, on this port of the head's loopback.",
+)
 @options.here
+@click.option(
+    "--session",
+    metavar="NAME",
+    help="Start on the nodes that a session holds: `muster session`.",
+    shell_complete=complete_sessions,
+)
+# Of `torchmuster.launch` alone: this process stays as the owner of the run; a file says what stands in no command line.
+@click.option("--launched", hidden=True)
 @click.option("--dry-run", is_flag=True, help="Show the job script and command, submit nothing.")
 @click.argument("script", shell_complete=complete_files)
 @click.argument("args", shell_complete=complete_files, nargs=-1, type=click.UNPROCESSED)
@@ -187,16 +232,37 @@ def request_of(given: dict[str, Any]) -> "RunRequest":
     off = given["no_preflight"] or os.environ.get("MUSTER_PREFLIGHT") in ("off", "no", "0")
     said = {name: value for name, value in given.items() if value is not None}
     del said["no_preflight"]
+    if given["pdb"]:
+        said.setdefault("max_restarts", 0)  # nobody wants to look at the same failure again
+    if "launched" in said:
+        order = _read_order(said["launched"])
+        variables = (f"{name}={value}" for name, value in order.environment.items())
+        said |= {"launched": True, "call": order.call, "args": order.args}
+        said["set_env"] = (*said.get("set_env", ()), *variables)
     return RunRequest(**said, preflight="off" if off else "short")
+
+
+def _read_order(path: str) -> "LaunchOrder":
+    import json
+
+    from torchmuster.model import codec
+    from torchmuster.model.calls.call_file import LaunchOrder
+    from torchmuster.plainfile import open_own
+
+    with open_own(path) as file:
+        return codec.from_plain(LaunchOrder, json.load(file))
 
 
 def launch(request: "RunRequest") -> int:
     """Start what is asked for where it is asked for, and follow it."""
+    from torchmuster.cli import ending
     from torchmuster.cli.runs import job
+    from torchmuster.cli.runs.start import choose_id
     from torchmuster.cli.spelling import option_behind, option_names
     from torchmuster.spec.launch import read_job_limits
     from torchmuster.spec.problems import Problems
 
+    ending.is_launched = request.launched
     if request.engine == "all":
         from torchmuster.cli.runs.dry_run import show_everywhere
 
@@ -204,6 +270,10 @@ def launch(request: "RunRequest") -> int:
     note = option_behind(request.script, request.args, option_names(run))
     if note is not None:
         click.echo(f"muster: {note}", err=True)
+    if request.session is not None:
+        from torchmuster.cli.runs.session import run_in_session
+
+        return run_in_session(replace(request, stdin_rank=_stdin_rank(request)))
     named = request.engine or ("ssh" if request.hosts or request.hostfile else None)
     engine = job.choose_engine(named, here=request.here)
     request = replace(request, engine=engine, stdin_rank=_stdin_rank(request))
@@ -213,6 +283,8 @@ def launch(request: "RunRequest") -> int:
 
         hosts = find_ssh_site(engine, request.hosts, request.hostfile)
     inside = job.find_allocation() if engine == "local" and not request.here else None
+    if request.launched and engine != "local" and hosts is None:
+        request = replace(request, detach=True)  # the job owns its run
     if engine == "local" or hosts is not None:
         _say_ignored(request, on_hosts=hosts is not None, in_job=inside is not None)
     if request.nodes is None:
@@ -222,8 +294,10 @@ def launch(request: "RunRequest") -> int:
             num_nodes = job.nodes_of_site(hosts) if hosts else job.nodes_of_engine(engine)
         request = replace(request, nodes=num_nodes or "1")
     problems = Problems()
-    run_id = _choose_id(request, problems)
+    run_id = choose_id(request, problems)
     limits = read_job_limits(request, problems)
+    _check_debugger(request, problems)
+    _check_ship_env(request, problems, on_hosts=hosts is not None)
     if request.resubmit and engine == "local":
         fix = "--on slurm or --on pbs; in a job of your own: sbatch or qsub again"
         problems.add("--resubmit continues jobs that muster submits", "--resubmit", fix=fix)
@@ -243,18 +317,49 @@ def launch(request: "RunRequest") -> int:
     return _run_here(request, run_id, problems)
 
 
-def _choose_id(request: "RunRequest", problems: "Problems") -> str:
-    from torchmuster.errors import UsageError
-    from torchmuster.owner.create import choose_run_id
+def _check_debugger(request: "RunRequest", problems: "Problems") -> None:
+    """Refuse a debugger that could not be reached from here."""
+    for option in ("debugpy", "pdb"):
+        value = getattr(request, option)
+        if value is None or value is False:
+            continue
+        if request.detach:
+            why = "its connection goes through the command that follows the run"
+            problems.add(
+                f"--{option} can't be combined with --detach", "--detach", why, "leave it out"
+            )
+        for other in ("--debugpy", "--stdin") if option == "pdb" else ():
+            if getattr(request, "stdin_rank" if other == "--stdin" else "debugpy") is not None:
+                what = f"--pdb can't be combined with {other}"
+                problems.add(what, other, fix="leave one of them out")
+    if request.pdb and not (_is_terminal(0) and _is_terminal(1)):
+        why = "standard input or output of this command is none"
+        fix = "muster run --debugpy, for an editor; `muster logs RUN` has the traceback"
+        problems.add("--pdb needs a terminal", "--pdb", why, fix)
 
+
+def _check_ship_env(request: "RunRequest", problems: "Problems", *, on_hosts: bool) -> None:
+    if request.ship_env is None:
+        return
+    where = f"--ship-env={request.ship_env}" if request.ship_env else "--ship-env"
+    if not on_hosts:
+        why = "nodes of a scheduler share a file system, simulated ones this machine, and pods have an image"
+        fix = "--python names an interpreter that they see"
+        problems.add("an environment is sent only to hosts that ssh reaches", where, why, fix)
+    if request.python is not None:
+        what = "--ship-env can't be combined with --python"
+        problems.add(what, where, "the environment brings its interpreter", "leave one of them out")
+
+
+def _is_terminal(fd: int) -> bool:
     try:
-        return choose_run_id(request.script, request.run_id, request.name)
-    except UsageError as error:
-        problems.found.append(error)
-        return ""
+        return os.isatty(fd)
+    except OSError:
+        return False
 
 
 def _run_here(request: "RunRequest", run_id: str, problems: "Problems") -> int:
+    from torchmuster.cli.runs.start import start
     from torchmuster.diagnose.facts.gpus import visible_gpus
     from torchmuster.owner.create import create_run_dir
     from torchmuster.owner.room import room_warnings
@@ -281,47 +386,11 @@ def _say_ignored(request: "RunRequest", *, on_hosts: bool, in_job: bool) -> None
     click.echo(f"muster: ignored: {', '.join(words)}: {why}", err=True)
 
 
-def start(plan: Any, run_dir: Any, gpus: Any, *, detach: bool) -> int:
-    """Start what is planned and follow it to its end, or leave it in the background."""
-    from torchmuster.cli.ending import follow_run, leave_in_background
-
-    if detach:
-        return leave_in_background(run_dir, plan.run_id)
-    from torchmuster.engines.local import LocalEngine
-    from torchmuster.files.terminal import own_terminal
-
-    engine = LocalEngine(plan, run_dir, tuple(gpus), terminal=own_terminal())
-    engine.start_all()
-    return follow_run(plan, run_dir, partial(_follow, engine))
-
-
 def _stdin_rank(request: "RunRequest") -> int | None:
     """Return who gets standard input: nobody unless asked for, or someone sits at a terminal."""
-    if request.stdin_rank is not None:
+    if request.stdin_rank is not None or request.pdb:  # pdb reads the terminal itself
         return request.stdin_rank
     try:
         return 0 if sys.stdin.isatty() and not request.detach else None
     except (AttributeError, ValueError):  # closed
         return None
-
-
-def _follow(engine: Any, voice: Any) -> Any:
-    from torchmuster.files.layout import short_id
-    from torchmuster.owner.session import note_on_session
-    from torchmuster.owner.supervise import own_run  # while the agents start
-    from torchmuster.owner.views.account import near
-
-    plan, run_dir = engine.plan, engine.run_dir
-    voice.say(f"run {short_id(plan.run_id)}: {_size(plan)}; logs in {near(run_dir.logs)}")
-    note = note_on_session()
-    if note is not None:
-        voice.say(note)
-    return own_run(engine, voice, forward_stdin=plan.stdin_rank is not None)
-
-
-def _size(plan: Any) -> str:
-    nodes = f"{plan.min_nodes} to {plan.max_nodes}" if plan.is_elastic else str(plan.max_nodes)
-    total = sum(plan.num_workers(place) for place in range(plan.max_nodes))
-    most = "up to " if plan.is_elastic else ""
-    workers = f"{most}{total} worker{'s' if total != 1 else ''}"
-    return f"{workers} on {nodes} node{'s' if plan.max_nodes != 1 else ''}"

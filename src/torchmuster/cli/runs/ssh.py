@@ -28,6 +28,13 @@ if TYPE_CHECKING:
 KIND = "ssh"
 
 
+# Without the variable the line fails: the workers must not run in what else is there.
+_SENT_LINES = (
+    'export VIRTUAL_ENV="${MUSTER_ENVIRONMENT:?no environment has come}/env"',
+    'export PATH="$VIRTUAL_ENV/bin:$PATH"; unset PYTHONHOME',
+)
+
+
 def find_ssh_site(name: str, hosts: str | None, hostfile: str | None) -> "Site | None":
     """Return the site when the run goes to plain hosts; None when it goes elsewhere.
 
@@ -103,11 +110,34 @@ def run_on_hosts(request: "RunRequest", run_id: str, site: "Site", problems: "Pr
         problems.add("`--detach` can't be used with ssh", "--detach", why, fix)
     wishes = make_wishes(site, by_slots=request.nproc_per_node is None)
     plan = problems.checked(plan_for_hosts(request, run_id, site, wishes, problems))
+    if request.ship_env is not None:
+        plan, wishes = _with_environment(plan, wishes, request.ship_env)
     bundle = make_bundle_for((sys.executable, plan.program.python[0]), wishes)
     if request.dry_run:
         _show(plan, wishes, bundle)
         return 0
     return _follow(plan, wishes, bundle)
+
+
+def _with_environment(
+    plan: "RunPlan", wishes: "SshWishes", named: str
+) -> "tuple[RunPlan, SshWishes]":
+    """Return both for hosts that get a virtual environment of this machine.
+
+    Raises:
+        UsageError: There is none, or it can't travel.
+    """
+    from torchmuster.files.environment import find_prefix, pack
+    from torchmuster.files.layout import muster_home
+
+    prefix = find_prefix(named, os.environ)
+    cache = os.path.join(muster_home(), "cache")
+    packed = pack(prefix, cache, lambda text: click.echo(f"muster: {text}", err=True))
+    old = plan.node_setup
+    setup = replace(old, lines=(*old.lines, *_SENT_LINES), python_follows=True)
+    program = replace(plan.program, python=("python3", *plan.program.python[1:]))
+    plan = replace(plan, node_setup=setup, program=program)
+    return plan, replace(wishes, environment=packed)
 
 
 def run_again_on_hosts(plan: "RunPlan", view: "RunView", *, detach: bool) -> int:
@@ -124,6 +154,13 @@ def run_again_on_hosts(plan: "RunPlan", view: "RunView", *, detach: bool) -> int
             "`--detach` can't be used with ssh",
             why="a run on plain hosts ends with its client",
             fix=f"tmux new -d 'muster restart {name}'",
+        )
+    if _SENT_LINES[0] in plan.node_setup.lines:
+        raise UsageError(
+            f"{name} had an environment that was sent with it",
+            where=old.plan,
+            why="`muster restart` sends none",
+            fix="type its command again, with --ship-env",
         )
     saved = find_saved(old)
     # Of a run without a record and without a result nobody knows what its hosts hold.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from torchmuster.cli import options
+from torchmuster.cli import options, status_line
 from torchmuster.cli.completion import complete_files, complete_runs
 from torchmuster.cli.runs.job import (
     check_engine,
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 @click.option("--dry-run", is_flag=True, help="Check the file, show the plan, start nothing.")
 @click.option("--help-values", is_flag=True, help="Show the values that the file takes.")
 @options.detach
+@status_line.option
 @click.option(
     "--strict-resources", is_flag=True, help="Refuse tasks that ask for more than the machine has."
 )

@@ -350,6 +350,7 @@ def _create_run_dir(run_dir: "RunDir", plan: "RunPlan") -> str:
     from torchmuster.files.layout import short_id
     from torchmuster.model import codec
     from torchmuster.owner.create import unusable, write_owner
+    from torchmuster.owner.origin import note_origin
 
     try:
         os.makedirs(run_dir.logs, mode=0o700)
@@ -357,6 +358,7 @@ def _create_run_dir(run_dir: "RunDir", plan: "RunPlan") -> str:
         write_owner(run_dir)
     except OSError as error:
         raise unusable(run_dir.path, error.strerror or str(error)) from error
+    note_origin(run_dir, plan.program)
     return f"run {short_id(plan.run_id)}; its files are in {run_dir.path}"
 
 

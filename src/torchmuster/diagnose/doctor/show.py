@@ -1,6 +1,6 @@
 """Shows the results of the checks: a row for each node, a matrix, a sentence for each finding."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torchmuster.diagnose.doctor.situation import NodeView, show_bytes
@@ -60,6 +60,28 @@ def node_row(node: NodeView) -> dict[str, Any]:
         "clock_s": round(node.clock_s, 3) if node.clock_s is not None else None,
         "unknown": {**facts.unknown, **({"all": node.why_not} if node.facts is None else {})},
     }
+
+
+_SOFTWARE = (
+    *("python", "torch", "cuda", "nccl", "driver", "num_gpus", "gpu"),
+    *("machine", "kernel", "num_cpus", "memory_bytes"),
+)
+_MAX_KINDS, _MAX_NODES = 8, 16
+
+
+def software_rows(nodes: Iterable[NodeView]) -> list[dict[str, Any]]:
+    """Return what nodes run on, for the record of a run: one row for each kind of node, with the names of the first."""
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for node in nodes:
+        if node.facts is None:
+            continue
+        row = node_row(node)
+        values = {name: row[name] for name in _SOFTWARE if row[name] is not None}
+        kind = found.setdefault(tuple(values.items()), {"nodes": [], "num_nodes": 0, **values})
+        kind["num_nodes"] += 1
+        if len(kind["nodes"]) < _MAX_NODES:
+            kind["nodes"].append(node.name)
+    return list(found.values())[:_MAX_KINDS]
 
 
 def table_row(row: Mapping[str, Any]) -> list[str]:

@@ -1,6 +1,6 @@
-"""What kubectl says of a run's Job, its pods and their events, as values.
+"""What kubectl says of a run's Job, its pods, their events and their place in a queue, as values.
 
-Seen from Kubernetes 1.36 with Kueue 0.19; a test holds each recorded answer. Believe deletionTimestamp, not the phase: a
+Seen from Kubernetes 1.36 with Kueue 0.13 and 0.19; a test holds each recorded answer. Believe deletionTimestamp, not the phase: a
 pod on a dead node stays Running for ever. `active` of a Job counts pods that wait, so pods are counted here.
 """
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torchmuster.engines.base import EngineError
+from torchmuster.model.event import moment_of
 from torchmuster.model.job import JobView
 from torchmuster.model.ranks import compress_ranks
 from torchmuster.model.states import JobState
@@ -18,6 +19,7 @@ from torchmuster.model.states import JobState
 RUN_LABEL = "torchmuster.dev/run"
 INDEX_LABEL = "batch.kubernetes.io/job-completion-index"
 JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 CONTEXT_ANNOTATION = "torchmuster.dev/context"
 RUN_ID_ANNOTATION = "torchmuster.dev/run-id"
 _POD_OF_EVENT = re.compile(r'pods "[^"]*" ')
@@ -45,11 +47,13 @@ class PodEnd:
     Attributes:
         reason: `Error`, `OOMKilled`, `StartError`, or of the whole pod: `Evicted`, `DeadlineExceeded`, with why.
         last_message: What the first pod's owner left of the run: JSON, at most 4,096 bytes.
+        ended_at: When, in seconds since 1970, by its node's clock; None where nobody has seen the end.
     """
 
     exit_code: int | None
     reason: ClusterReason
     last_message: str = ""
+    ended_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +66,7 @@ class Pod:
         is_leaving: Somebody has deleted it; on a dead host it stays so for ever.
         waits: Why it does not run yet.
         disruption: Why it is taken away, e.g. `EvictionByEvictionAPI`; None where nobody does, or a user has deleted it.
+        memory_limit: In the words of its manifest, e.g. `400Gi`; None for none.
     """
 
     name: str
@@ -73,6 +78,7 @@ class Pod:
     waits: ClusterReason | None = None
     disruption: ClusterReason | None = None
     end: PodEnd | None = None
+    memory_limit: str | None = None
 
     @property
     def is_up(self) -> bool:
@@ -85,8 +91,10 @@ class PodsOfRun:
     """A run's Job and pods, as one answer has them.
 
     Attributes:
+        uid: By which a queue knows it: of the Job, or of the JobSet that it belongs to.
         num_pods: How many there are to be.
         context: The client's name for the cluster, as the objects have it.
+        queue: The LocalQueue of Kueue that the Job names, or the JobSet that it belongs to.
         conditions: Of the Job, the reason by the condition's type, those that are true.
         is_there: The Job exists; pods may outlive it by their grace.
     """
@@ -96,6 +104,7 @@ class PodsOfRun:
     context: str = ""
     namespace: str = "default"
     num_pods: int = 0
+    queue: str | None = None
     is_there: bool = False
     is_leaving: bool = False
     conditions: Mapping[str, ClusterReason] = field(default_factory=dict)
@@ -170,13 +179,24 @@ def _run(
         run=run,
         context=context,
         namespace=namespace,
-        uid=job["metadata"].get("uid", ""),
+        uid=_uid_for_queues(job["metadata"]),
         num_pods=job["spec"].get("completions", 0),
+        queue=_queue(job["metadata"]),
         is_there=True,
         is_leaving="deletionTimestamp" in job["metadata"],
         conditions={name: reason for name, is_true, reason in _conditions(job) if is_true},
         pods=in_order,
     )
+
+
+def _queue(metadata: Mapping[str, Any]) -> str | None:
+    named = {**metadata.get("annotations", {}), **metadata.get("labels", {})}
+    return named.get(QUEUE_LABEL)
+
+
+def _uid_for_queues(metadata: Mapping[str, Any]) -> str:
+    owners = (one for one in metadata.get("ownerReferences", ()) if one.get("kind") == "JobSet")
+    return str(next(owners, metadata).get("uid", ""))
 
 
 def _pod(one: Mapping[str, Any]) -> Pod:
@@ -198,7 +218,14 @@ def _pod(one: Mapping[str, Any]) -> Pod:
         waits=waits,
         disruption=why if disrupted else None,
         end=_end(state.get("terminated"), status),
+        memory_limit=_memory_limit(one.get("spec", {})),
     )
+
+
+def _memory_limit(spec: Mapping[str, Any]) -> str | None:
+    first: Mapping[str, Any] = next(iter(spec.get("containers", ())), {})
+    limit = first.get("resources", {}).get("limits", {}).get("memory")
+    return str(limit) if limit is not None else None
 
 
 def _of_pull(reason: ClusterReason) -> ClusterReason:
@@ -227,7 +254,12 @@ def _end(ended: Mapping[str, Any] | None, status: Mapping[str, Any]) -> PodEnd |
         own = ClusterReason(word=own.word)
     else:
         left = ""
-    return PodEnd(exit_code=ended.get("exitCode"), reason=of_pod or own, last_message=left)
+    return PodEnd(
+        exit_code=ended.get("exitCode"),
+        reason=of_pod or own,
+        last_message=left,
+        ended_at=moment_of(ended.get("finishedAt")),
+    )
 
 
 def _conditions(one: Mapping[str, Any]) -> Iterator[tuple[str, bool, ClusterReason]]:
@@ -261,15 +293,40 @@ def warnings_of(
     return tuple(found)
 
 
-def queue_reasons(objects: Iterable[Mapping[str, Any]]) -> dict[str, ClusterReason]:
-    """Return why Kueue does not admit Jobs, from its Workloads, by the Job's uid."""
+def queue_reasons(objects: Sequence[Mapping[str, Any]]) -> dict[str, ClusterReason]:
+    """Return why Kueue does not admit Jobs, by the Job's uid: from its Workloads, and its answers on who waits.
+
+    Of a Job that has run before, who took its place comes first: the word is that of the eviction.
+    """
+    before = dict(_places_in_queues(objects))
     found: dict[str, ClusterReason] = {}
     for one in objects:
         uid = one.get("metadata", {}).get("labels", {}).get(JOB_UID_LABEL)
-        for name, is_true, reason in _conditions(one):
-            if uid is not None and name == "QuotaReserved" and not is_true:
-                found[uid] = reason
+        if uid is None:
+            continue
+        known = {name: (is_true, reason) for name, is_true, reason in _conditions(one)}
+        has_quota, reason = known.get("QuotaReserved", (True, ClusterReason(word="")))
+        is_evicted, evicted = known.get("Evicted", (False, reason))
+        if has_quota and not is_evicted:
+            continue
+        said = [reason.message] if not has_quota else []
+        if is_evicted:
+            said = [evicted.message, *said]
+        if uid in before:
+            said.append(before[uid])
+        word = evicted.word if is_evicted else reason.word
+        found[uid] = ClusterReason(word=word, message="; ".join(dict.fromkeys(said)))
     return found
+
+
+def _places_in_queues(objects: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+    """Yield the uid of each Job that Kueue lists as waiting, and how many are before it."""
+    for one in objects:
+        before = one.get("positionInClusterQueue")
+        for owner in (
+            one.get("metadata", {}).get("ownerReferences", ()) if before is not None else ()
+        ):
+            yield owner["uid"], f"{before} before it in the queue" if before else "it is the next"
 
 
 def view_of(
@@ -366,4 +423,6 @@ def _of_several(indices: Sequence[int], reason: ClusterReason, num_pods: int) ->
     if len(set(indices)) == num_pods:
         return reason
     which = f"(pod {compress_ranks(sorted(set(indices)))})"
-    return ClusterReason(word=reason.word, message=f"{reason.message} {which}".strip())
+    if not reason.message:
+        return ClusterReason(word=f"{reason.word} {which}")
+    return ClusterReason(word=reason.word, message=f"{reason.message} {which}")

@@ -22,14 +22,23 @@ from torchmuster.engines.kubernetes.answers import (
     view_of,
     warnings_of,
 )
-from torchmuster.engines.kubernetes.manifest import MAX_HOST_NAME, objects_of, owned_by
+from torchmuster.engines.kubernetes.manifest import (
+    MAX_HOST_NAME,
+    objects_of,
+    objects_of_set,
+    owned_by,
+)
 from torchmuster.engines.kubernetes.reasons import REASONS, REFUSALS, missing_rule
-from torchmuster.engines.kubernetes.wishes import pods_of
+from torchmuster.engines.kubernetes.wishes import kind_name, name_in_set, pods_of, sets_of
 from torchmuster.model.job import Allocation, JobRequest, JobView
 from torchmuster.model.links import ResubmitMethod
 from torchmuster.model.verdict import Report
 
+JOBSETS = "jobsets.jobset.x-k8s.io"
+_JOBS = ("Job", "JobSet")
 _TIMEOUT = "--request-timeout=20s"
+# Of Kueue, which may not offer it, or not to everybody: then the place in the queue is not told.
+_WHO_WAITS = "/apis/visibility.kueue.x-k8s.io/v1beta1/namespaces/{namespace}/localqueues/{queue}/pendingworkloads"
 _OF_OBJECT = re.compile(r"error when creating \"[^\"]*\": |error validating \"[^\"]*\": ")
 _ADVICE = re.compile(r"; if you choose to ignore these errors, turn validation off with \S+")
 
@@ -57,9 +66,9 @@ def place_of(job_id: str) -> tuple[str, str, str]:
     return parts[0], parts[1], parts[2]
 
 
-def name_of(run: str, num_pods: int) -> str:
-    """Return a name for the objects of a run that each of its pods can have as its host name."""
-    room = MAX_HOST_NAME - len(f"-{num_pods - 1}")
+def name_of(run: str, num_pods: int, more: str = "") -> str:
+    """Return a name for the objects of a run that each of its pods can have as its host name, with `more` in it."""
+    room = MAX_HOST_NAME - len(f"{more}-{num_pods - 1}")
     plain = re.sub(r"[^a-z0-9]+", "-", run.lower()).strip("-")
     if not plain[:1].isalpha():
         plain = f"run-{plain}".rstrip("-")
@@ -84,7 +93,12 @@ class KubernetesDialect:
 
     def with_files(self, job: JobRequest, files: Mapping[str, bytes]) -> str:
         """Return the manifest with what the pods bring along; it holds the run's key."""
-        objects = objects_of(pods_of(job, files))
+        if len(job.chunks) > 1:
+            kinds = sets_of(job, files)
+            named = [(kind_name(number), kind) for number, kind in enumerate(kinds)]
+            objects = objects_of_set(job.name, named)
+        else:
+            objects = objects_of(pods_of(job, files))
         return json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}, indent=1) + "\n"
 
     def submit_argv(self, job: JobRequest, script_path: str) -> list[str]:
@@ -95,23 +109,28 @@ class KubernetesDialect:
         )
 
     def job_id(self, stdout: str) -> str:
-        """Return the id from the objects that were made."""
+        """Return the id from the objects that were made; of a JobSet that of its first Job."""
         job = _job_among(stdout)
         metadata = job["metadata"]
         context = metadata.get("annotations", {}).get(CONTEXT_ANNOTATION, "")
-        return job_id_of(context, metadata.get("namespace", "default"), metadata["name"])
+        name = metadata["name"]
+        if job["kind"] == "JobSet":
+            name = name_in_set(name, 0)
+        return job_id_of(context, metadata.get("namespace", "default"), name)
 
     def settle_argv(self, job: JobRequest, stdout: str | None) -> list[list[str]]:
         """Return what follows a submission: the Job is to own the other objects; of one that failed nothing is to stay."""
         context, namespace = self._place(job)
         if stdout is None:
-            return [self.cancel_argv(job_id_of(context, namespace, job.name))]
+            whole = job_id_of(context, namespace, job.name)
+            is_set = len(job.chunks) > 1
+            return [self.remove_set_argv(whole) if is_set else self.cancel_argv(whole)]
         made = _job_among(stdout)
-        patch = json.dumps(owned_by(made["metadata"]["uid"], job.name))
+        patch = json.dumps(owned_by(made))
         names = [
             f"{one['kind'].lower()}/{one['metadata']['name']}"
             for one in read_objects(stdout)
-            if one.get("kind") not in ("Job", None)
+            if one.get("kind") not in (*_JOBS, None)
         ]
         words = ("patch", *names, "--type=merge", "-p", patch)
         return [kubectl(context, namespace, *words)]
@@ -132,7 +151,7 @@ class KubernetesDialect:
 
     def more_argv(self, argv: Sequence[str], stdout: str) -> list[list[str]]:
         """Return what else has to be asked, by the answer to a status command: why pods are missing stands elsewhere."""
-        runs = runs_of(read_objects(stdout)).values()
+        runs = list(runs_of(read_objects(stdout)).values())
         begin = list(argv[: list(argv).index("get")])
         asks: list[list[str]] = []
         if any(run.is_there and _says_no_more(run) for run in runs):
@@ -142,6 +161,10 @@ class KubernetesDialect:
             selector = f"kueue.x-k8s.io/job-uid in ({','.join(held)})"
             kind = "workloads.kueue.x-k8s.io"
             asks.append([*begin, "get", kind, "-l", selector, "-o", "json"])
+        asks += [
+            [*begin, "get", "--raw", _WHO_WAITS.format(namespace=namespace, queue=queue)]
+            for namespace, queue in _queues_of(runs)
+        ]
         return asks
 
     def views(self, stdout: str) -> dict[str, JobView]:
@@ -160,6 +183,12 @@ class KubernetesDialect:
         context, namespace, name = place_of(job_id)
         # By name: a label would need the right to list them.
         objects = (f"jobs.batch/{name}", f"services/{name}", f"secrets/{name}")
+        return kubectl(context, namespace, "delete", *objects, "--wait=false", "--ignore-not-found")
+
+    def remove_set_argv(self, set_id: str) -> list[str]:
+        """Return the command that removes a JobSet with all its objects."""
+        context, namespace, name = place_of(set_id)
+        objects = (f"{JOBSETS}/{name}", f"secrets/{name}")
         return kubectl(context, namespace, "delete", *objects, "--wait=false", "--ignore-not-found")
 
     def requeue_argv(self, job_id: str) -> list[str]:
@@ -189,7 +218,7 @@ class KubernetesDialect:
         found = []
         if job.account is not None:
             found.append("account: Kubernetes has none: a namespace or a queue stands for it")
-        if any(chunk.extra for chunk in job.chunks):
+        if any(key != "image" for chunk in job.chunks for key, _ in chunk.extra):
             found.append("chunk: pods take `devices`, `node_selector` and `directives` instead")
         return found
 
@@ -214,8 +243,14 @@ def _says_no_more(run: PodsOfRun) -> bool:
     return run.lacks_pods if reason is None else reason.startswith(PREPARED)
 
 
+def _queues_of(runs: Sequence[PodsOfRun]) -> list[tuple[str, str]]:
+    """Return the queues in which some of these wait, with their namespaces."""
+    queues = ((run.namespace, run.queue) for run in runs if "Suspended" in run.conditions)
+    return [(namespace, queue) for namespace, queue in dict.fromkeys(queues) if queue is not None]
+
+
 def _job_among(stdout: str) -> dict[str, Any]:
-    found = next((one for one in read_objects(stdout) if one.get("kind") == "Job"), None)
+    found = next((one for one in read_objects(stdout) if one.get("kind") in _JOBS), None)
     if found is None:
         raise EngineError("kubectl gave no job id: it made no Job", where="kubectl create -o json")
     return found

@@ -1,29 +1,31 @@
 """The objects of a run: a Secret with what it brings along, a headless Service for names, an Indexed Job of pods.
 
-The Job is made last and owns the others, so that one delete removes all. Source: Kubernetes 1.31 to 1.37, batch/v1 and
-v1; what was accepted by a real control plane is marked "recorded" in the tests.
+The Job is made last and owns the others, so that one delete removes all. Where pods differ in kind, a JobSet of such Jobs takes
+its place. Source: Kubernetes 1.31 to 1.37, batch/v1 and v1, JobSet 0.11 and 0.12; what was accepted by a real control plane is marked "recorded" in the tests.
 """
 
 import base64
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from torchmuster.engines.kubernetes.answers import INDEX_LABEL, RUN_LABEL
+from torchmuster.engines.kubernetes.answers import INDEX_LABEL, QUEUE_LABEL, RUN_LABEL
 from torchmuster.engines.kubernetes.request import PodPlace, PodResources, PodsRequest
 from torchmuster.errors import UsageError
+from torchmuster.model import contract
+from torchmuster.node.pod.order import FINAL_CODE, FIRST_INDEX_VARIABLE
 
 CONTAINER = "node"
-FINAL_CODE = 113  # a pod that ends so has told the run's end: it is not made again
 MANY = 1_000_000  # the head of the run counts failures, not the Job
 PACKAGE_FOLDER = "/muster"
 SCRATCH_FOLDER = "/scratch"
-FIRST_INDEX_VARIABLE = "MUSTER_POD_FIRST"  # read by `node/pod/order.py`
 _MANAGER = {"app.kubernetes.io/managed-by": "torchmuster"}
 _DEAD_NODE_S = 30  # instead of 300 s
 _MAX_SECRET_BYTES = 1 << 20
 MAX_HOST_NAME = 63
+_OF_POD = "-abcde"  # what the cluster adds for a pod's own name: a JobSet counts it too
 # A mesh's proxy refuses connections that are not its own, and would never end; autoscalers must not move a run.
 _ANNOTATIONS = {
     "sidecar.istio.io/inject": "false",
@@ -40,11 +42,64 @@ def objects_of(run: PodsRequest) -> list[dict[str, Any]]:
         UsageError: A name is too long, the files are too large for a Secret, or a patch does not fit.
     """
     _check(run)
+    job = _patched_job(run)
+    secret = [_secret(run)] if run.shares is None else []
+    return [*secret, _service(run), *_gang(run), job]
+
+
+def _patched_job(run: PodsRequest) -> dict[str, Any]:
     job = _job(run)
     for path, value in run.patches:
         _put(job, path, value)
-    secret = [_secret(run)] if run.shares is None else []
-    return [*secret, _service(run), *_gang(run), job]
+    return job
+
+
+def objects_of_set(name: str, kinds: Sequence[tuple[str, PodsRequest]]) -> list[dict[str, Any]]:
+    """Return Secret and JobSet of pods of several kinds, in the order in which they are made.
+
+    Each kind is a Job as it would be alone, and pods are made again by it; the set makes the Service, is one object for a queue,
+    ends with the first kind's Job, and does not start anything again.
+
+    Args:
+        name: Of the set.
+        kinds: The pods of each kind, by its name in the set.
+
+    Raises:
+        UsageError: As for one Job.
+    """
+    for _, run in kinds:
+        _check(run, more=_OF_POD)
+    first_name, first = kinds[0]
+    whole = replace(first, name=name)
+    jobs: list[dict[str, Any]] = []
+    for kind, run in kinds:
+        job = _patched_job(replace(run, queue=None, queue_priority=None))
+        del job["metadata"]["name"]
+        if QUEUE_LABEL in _queue_labels(first):  # a label there would be for Kueue itself
+            job["metadata"]["annotations"][QUEUE_LABEL] = first.queue
+        job["spec"].pop("ttlSecondsAfterFinished", None)
+        template = {"metadata": job["metadata"], "spec": job["spec"]}
+        jobs.append({"name": kind, "replicas": 1, "template": template})
+    jobset = {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": {
+            **_metadata(whole, **_queue_labels(whole)),
+            "annotations": dict(first.annotations),
+        },
+        "spec": {
+            "network": {
+                "enableDNSHostnames": True,
+                "publishNotReadyAddresses": True,
+                "subdomain": name,
+            },
+            "successPolicy": {"operator": "All", "targetReplicatedJobs": [first_name]},
+            "failurePolicy": {"maxRestarts": 0},
+            "ttlSecondsAfterFinished": first.keep_s,
+            "replicatedJobs": jobs,
+        },
+    }
+    return [_secret(whole), jobset]
 
 
 def _put(manifest: dict[str, Any], path: Sequence[str], value: Any) -> None:
@@ -92,21 +147,21 @@ def _gang(run: PodsRequest) -> list[dict[str, Any]]:
     ]
 
 
-def owned_by(uid: str, name: str) -> dict[str, Any]:
-    """Return the patch that lets a Job own its Secret and its Service."""
+def owned_by(made: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the patch that lets a Job or a JobSet own its Secret and its Service."""
     owner = {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "name": name,
-        "uid": uid,
+        "apiVersion": made["apiVersion"],
+        "kind": made["kind"],
+        "name": made["metadata"]["name"],
+        "uid": made["metadata"]["uid"],
         "controller": False,
         "blockOwnerDeletion": False,
     }
     return {"metadata": {"ownerReferences": [owner]}}
 
 
-def _check(run: PodsRequest) -> None:
-    host = f"{run.name}-{run.num_pods - 1}"
+def _check(run: PodsRequest, more: str = "") -> None:
+    host = f"{run.name}-{run.num_pods - 1}{more}"
     if len(host) > MAX_HOST_NAME or not re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", run.name):
         raise UsageError(
             f"`{run.name}` can't be the name of a Job of {run.num_pods} pods",
@@ -204,7 +259,7 @@ def _job(run: PodsRequest) -> dict[str, Any]:
 def _queue_labels(run: PodsRequest) -> dict[str, str]:
     labels: dict[str, str] = {}
     if run.queue is not None and run.place.gang is None:
-        labels["kueue.x-k8s.io/queue-name"] = run.queue
+        labels[QUEUE_LABEL] = run.queue
     if run.queue is not None and run.place.gang == "kai":
         labels["kai.scheduler/queue"] = run.queue
     if run.queue_priority is not None:
@@ -229,7 +284,7 @@ def _pod(run: PodsRequest) -> dict[str, Any]:
     pod: dict[str, Any] = {
         # What podFailurePolicy needs; workers are started again inside of the pod.
         "restartPolicy": "Never",
-        "subdomain": run.name,
+        "subdomain": run.service or run.name,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": run.grace_s,
@@ -239,7 +294,7 @@ def _pod(run: PodsRequest) -> dict[str, Any]:
     }
     if run.namespace is not None:
         # So that a pod's host name alone means something to the others; with another cluster domain it does not.
-        search = f"{run.name}.{run.namespace}.svc.cluster.local"
+        search = f"{run.service or run.name}.{run.namespace}.svc.cluster.local"
         pod["dnsConfig"] = {"searches": [search]}
     if place.node_selector:
         pod["nodeSelector"] = dict(place.node_selector)
@@ -287,7 +342,7 @@ def _container(run: PodsRequest) -> dict[str, Any]:
         "MUSTER_POD_INDEX": f"metadata.labels['{INDEX_LABEL}']",
         "MUSTER_POD_IP": "status.podIP",
         "MUSTER_POD_UID": "metadata.uid",
-        "MUSTER_POD_NODE": "spec.nodeName",
+        contract.MACHINE_VARIABLE: "spec.nodeName",
     }
     environment: list[dict[str, Any]] = [
         {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}

@@ -16,6 +16,7 @@ _IMAGE = "set `image` in muster.toml to a name that the nodes can pull"
 _ONE_NODE = (
     "pods on several nodes need a volume that is ReadWriteMany: `kubectl get pvc` shows the modes"
 )
+_OF_KIND = r"(?:(?!; couldn't).)*"  # Kueue's words on one kind of pods of a JobSet
 _PULLS_S = 60.0  # a registry that is away for a moment is tried again by the node
 
 
@@ -189,11 +190,44 @@ REASONS = WaitReasons(
         ),
         _reason(
             "Inadmissible",
-            "its queue can't admit it",
-            "`kubectl get clusterqueues` shows their state",
+            "its queue is stopped, or does not lead anywhere",
+            "`kubectl describe localqueue NAME` tells more; it goes on when somebody resumes the queue",
+        ),
+        # Of any one kind of pods; with a second flavor that has room at times, it is no such case.
+        _reason(
+            rf"Pending: (?:.*; (?=couldn't))?(?!{_OF_KIND}more needed){_OF_KIND}> maximum capacity",
+            "it asks for more than its queue can ever give",
+            "ask for less, or take another queue with --queue",
+            never=True,
+        ),
+        _reason(
+            r"Pending: .*Pending the preemption of",
+            "runs of a lower priority leave their place to it",
+        ),
+        _reason(
+            r"Pending: .*topology \"[^\"]*\" doesn't allow",
+            "no part of the topology has room for all of its pods now",
+            "`topology` of the site asks that one has",
         ),
         _reason(r"Pending: .*insufficient unused quota", "its queue has no room for it now"),
         _reason("Pending", "it waits in its queue"),
+        _reason(
+            "Preempted", "a run of a higher priority has its place; it goes on when there is room"
+        ),
+        _reason(
+            r"(?:Deactivated[A-Za-z]*|InactiveWorkload)",
+            "its queue was told to leave it out",
+            "it goes on when `active: true` is set in its Workload: kubectl get workloads",
+        ),
+        _reason(
+            "(?:Cluster|Local)QueueStopped",
+            "its queue has been stopped; it goes on when somebody resumes that",
+        ),
+        _reason(
+            "PodsReadyTimeout",
+            "its pods did not all start in the time that its queue gives; it waits for another turn",
+            _EVENTS,
+        ),
         _reason("JobSuspended", "it is suspended: by its queue, or by somebody"),
         # What takes a pod away; the first two recorded.
         _reason("EvictionByEvictionAPI", "its node is drained: the pod moves to another"),
@@ -210,6 +244,12 @@ REASONS = WaitReasons(
 
 # Recorded, each; the last line of stderr says it, after those of the discovery cache.
 REFUSALS = (
+    # First: the sentence of a webhook ends with how it could not be reached, which would be taken for the server.
+    Refusal(
+        pattern=r"failed calling webhook",
+        error="an extension of the cluster that checks what is made does not answer",
+        hint="try again in a minute; the cluster's people can tell whether it runs",
+    ),
     Refusal(
         pattern=r"current-context is not set|localhost:8080 was refused",
         error="there is no configuration for a cluster",
@@ -249,11 +289,6 @@ REFUSALS = (
         pattern=r"i/o timeout|context deadline exceeded|TLS handshake timeout|network is unreachable|no route to host|request canceled",
         error="the cluster's server does not answer in time",
         hint="look at the VPN, and at the server in `kubectl config view --minify`",
-    ),
-    Refusal(
-        pattern=r"failed calling webhook",
-        error="an extension of the cluster that checks every Job does not answer",
-        hint="try again in a minute; the cluster's people can tell whether it runs",
     ),
     Refusal(
         pattern=r"exceeded quota",

@@ -72,6 +72,7 @@ class PodsRequest:
         files: What it brings along, by file name: the key, the plan, the package.
         namespace: Where they are made, as far as it is known.
         shares: The run whose Secret these pods see; they have none of their own then.
+        service: By whose names pods are known, where that is not a Service of this run alone.
         first_index: The number of the first pod among those of all runs that share a Secret.
         annotations: Of the Job and its pods.
         queue: A LocalQueue of Kueue.
@@ -87,6 +88,7 @@ class PodsRequest:
     files: Mapping[str, bytes]
     namespace: str | None = None
     shares: str | None = None
+    service: str | None = None
     first_index: int = 0
     resources: PodResources = PodResources()
     place: PodPlace = PodPlace()

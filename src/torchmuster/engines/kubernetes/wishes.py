@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from torchmuster.engines.kubernetes.answers import CONTEXT_ANNOTATION, RUN_ID_ANNOTATION
@@ -79,6 +80,45 @@ def pods_of(job: JobRequest, files: Mapping[str, bytes]) -> PodsRequest:
         time_limit_s=None if limit_s is None else int(limit_s) + _DEADLINE_NET_S,
         patches=tuple(_patch(line) for line in job.directives),
     )
+
+
+def kinds_of(job: JobRequest) -> list[JobRequest]:
+    """Return the Jobs that a JobSet makes of a job with several kinds of pods, by the names that they get there."""
+    found: list[JobRequest] = []
+    first = 0
+    for number, chunk in enumerate(job.chunks):
+        keys = {**dict(job.own_keys), **dict(chunk.extra)}
+        kind = replace(
+            job,
+            name=name_in_set(job.name, number),
+            chunks=(replace(chunk, extra=()),),
+            own_keys=tuple(keys.items()),
+            shares=job.name,
+            first_index=first,
+        )
+        found.append(kind)
+        first += chunk.num_nodes
+    return found
+
+
+def sets_of(job: JobRequest, files: Mapping[str, bytes]) -> list[PodsRequest]:
+    """Return the pods of a job with several kinds of them; the first brings along what all see.
+
+    Raises:
+        UsageError: A key of the site has a value that Kubernetes would not take.
+    """
+    kinds = (pods_of(kind, files) for kind in kinds_of(job))
+    return [replace(kind, service=job.name) for kind in kinds]
+
+
+def name_in_set(name: str, number: int) -> str:
+    """Return what a JobSet calls the Job of its kind of this number: NAME-KIND-REPLICA."""
+    return f"{name}-{kind_name(number)}-0"
+
+
+def kind_name(number: int) -> str:
+    """Return a kind's name in a JobSet."""
+    return chr(ord("a") + number)
 
 
 def home_of(job: JobRequest) -> str:

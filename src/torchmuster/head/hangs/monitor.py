@@ -23,6 +23,7 @@ from torchmuster.model.ranks import name_ranks
 from torchmuster.net import messages
 
 _LEAST_START_S = 3.0
+_LOOK_EVERY_S = 0.5
 _ANSWER_LIMIT_S = 5.0  # stacks take one second, with py-spy three more
 _MAX_LINES_BYTES = 512 << 10
 _MAX_CHUNKS = 8
@@ -81,7 +82,7 @@ class HangMonitor:
     ) -> None:
         self.attempt = attempt
         self._ranks = dict(ranks)
-        self._began_at = now
+        self._began_at = self._look_at = now
         self._folder = folder
         self._around = around
         self._watch = None
@@ -155,6 +156,11 @@ class HangMonitor:
             if question.for_start and not held:
                 self._judge_start(now, question)
             return self._judge(now, question) if question.for_watch and not held else None
+        if now < self._look_at:
+            return None
+        self._look_at = (
+            now + _LOOK_EVERY_S
+        )  # it looks at all ranks, and every agent's report leads here
         if self._watch is not None and not held and self._watch.must_ask(now):
             self._ask(now).for_watch = True
         elif self._starts_late(now, held=held):

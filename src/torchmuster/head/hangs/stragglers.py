@@ -5,7 +5,8 @@ step takes less what it waits for others. The rank that waits least shows how lo
 without waiting; what the others need more there is waiting.
 """
 
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -56,7 +57,7 @@ def _ms(seconds: float) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _PerStep:
+class StepParts:
     """What a step of one rank takes on average."""
 
     step_s: float
@@ -65,6 +66,7 @@ class _PerStep:
 
     @property
     def rest_s(self) -> float:
+        """Return what is left: backward, optimizer, waits for other ranks."""
         return max(self.step_s - self.data_s - self.forward_s, 0.0)
 
 
@@ -82,6 +84,7 @@ class Stragglers:
     _runs: dict[int, int] = field(default_factory=dict)  # windows in a row, by rank
     _steps: dict[int, int] = field(default_factory=dict)
     _told_at: dict[int, float] = field(default_factory=dict)
+    _last: int | None = None  # the rank that had done the fewest steps at the last look at all
 
     def take(self, now: float, progress: Iterable[RankProgress]) -> list[Straggler]:
         """Take what an agent tells; return who has been slow for long enough, each once in ten minutes."""
@@ -91,7 +94,10 @@ class Stragglers:
                 self._bases.setdefault(one.rank, one)
         if len(self._seen) < len(self.nodes) or len(self.nodes) < 2:
             return []
-        done = min(self._seen[r].steps_here - self._bases[r].steps_here for r in self.nodes)
+        if self._last is not None and self._done(self._last) < WINDOW_STEPS:
+            return []  # nothing has to be counted of thousands of ranks for each report of eight
+        self._last = min(self.nodes, key=self._done)
+        done = self._done(self._last)
         if done < WINDOW_STEPS:
             return []
         found = self._compare(done)
@@ -100,13 +106,19 @@ class Stragglers:
         self._told_at.update({one.rank: now for one in due})
         return due
 
+    def _done(self, rank: int) -> int:
+        return self._seen[rank].steps_here - self._bases[rank].steps_here
+
     def _compare(self, done: int) -> list[Straggler]:
         steps = {rank: per_step(self._bases[rank], self._seen[rank]) for rank in self.nodes}
-        rest_s = min(one.rest_s for one in steps.values())
-        own = {rank: one.data_s + one.forward_s + rest_s for rank, one in steps.items()}
-        found = []
+        waits = waits_s(steps)
+        own = {
+            rank: one.data_s + one.forward_s + one.rest_s - waits[rank]
+            for rank, one in steps.items()
+        }
+        found, ordered = [], sorted(own.values())
         for rank, own_s in own.items():
-            others_s = median(value for other, value in own.items() if other != rank)
+            others_s = median_without(ordered, own_s)
             slow = own_s - others_s > max(SLOWER_BY * others_s, _LEAST_S)
             self._runs[rank] = self._runs.get(rank, 0) + 1 if slow else 0
             self._steps[rank] = self._steps.get(rank, 0) + done if slow else 0
@@ -115,7 +127,7 @@ class Stragglers:
                 found.append(self._straggler(rank, share, steps))
         return found
 
-    def _straggler(self, rank: int, share: float, steps: dict[int, _PerStep]) -> Straggler:
+    def _straggler(self, rank: int, share: float, steps: dict[int, StepParts]) -> Straggler:
         mine = steps[rank]
         others = [one for other, one in steps.items() if other != rank]
         data_s, forward_s = median(o.data_s for o in others), median(o.forward_s for o in others)
@@ -132,12 +144,25 @@ class Stragglers:
         )
 
 
-def per_step(before: RankProgress, now: RankProgress) -> _PerStep:
+def median_without(ordered: Sequence[float], value: float) -> float:
+    """Return the median of at least two sorted values, of which `value` is left out."""
+    left_out, num = bisect_left(ordered, value), len(ordered) - 1
+    low, high = (ordered[at + (at >= left_out)] for at in ((num - 1) // 2, num // 2))
+    return (low + high) / 2
+
+
+def waits_s(steps: Mapping[int, StepParts]) -> dict[int, float]:
+    """Return what each of these ranks waits for the others in a step: what its rest takes beyond the shortest rest."""
+    least_s = min((one.rest_s for one in steps.values()), default=0.0)
+    return {rank: one.rest_s - least_s for rank, one in steps.items()}
+
+
+def per_step(before: RankProgress, now: RankProgress) -> StepParts:
     """Return what a step took between two words of a rank."""
     steps = max(now.steps_here - before.steps_here, 1)
     spent = [late - early for early, late in zip(before.seconds, now.seconds, strict=True)]
     aside_s = sum(spent[phase] for phase in _ASIDE)
-    return _PerStep(
+    return StepParts(
         step_s=max(now.step_at - before.step_at - aside_s, 0.0) / steps,
         data_s=max(spent[RankPhase.DATA], 0.0) / steps,
         forward_s=max(spent[RankPhase.FORWARD], 0.0) / steps,

@@ -22,6 +22,7 @@ class _OpenLine:
     key: _Key | None = None  # None: raw text of the only rank
     half: str = ""  # as much of its half line as is shown
     width: int = 0  # of all that is drawn
+    is_redrawn: bool = False  # raw text that begins its line again, as a progress bar does
 
     @property
     def is_bar(self) -> bool:
@@ -56,9 +57,22 @@ class LineJoiner:
         if len(self._ranks) == 1 and not self.prefix_always:
             if text:
                 out.append((stream, text))
-                self._open = None if text.endswith("\n") else _OpenLine(stream)
+                before, last = self._open, text.rpartition("\n")[2]
+                goes_on = before is not None and before.is_redrawn and "\n" not in text
+                is_redrawn = goes_on or "\r" in last
+                self._open = _OpenLine(stream, is_redrawn=is_redrawn) if last else None
             return out
         return out + self._whole_lines((rank, stream), text)
+
+    @property
+    def has_open_line(self) -> bool:
+        """Return whether the cursor stands behind unfinished text."""
+        return self._open is not None
+
+    @property
+    def has_open_bar(self) -> bool:
+        """Return whether that is a progress bar; else it may be a prompt."""
+        return self._open is not None and (self._open.is_bar or self._open.is_redrawn)
 
     @property
     def waits(self) -> bool:

@@ -134,6 +134,7 @@ _TELLERS: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
     "preflight": _preflight,
     "node_lost": lambda f: f"{f['node']} was lost: {f['why']}",
     "newcomer": lambda f: f"{f['node']} has joined; it takes part from the next attempt on",
+    "debugger_waits": lambda f: f"rank {f['rank']} on {f['node']} waits for {f['tool']}",
     "notice": lambda f: f["text"] or None,
     "stopping": lambda f: f["text"],
     "hang": lambda f: f["text"],

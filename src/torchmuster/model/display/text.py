@@ -1,14 +1,18 @@
 """Reports as plain text: `error / at / because / hint`, readable without colour; and escaping of foreign text."""
 
 import itertools
+import math
 import re
 from collections.abc import Iterable, Sequence
 
 from torchmuster.errors import MusterError
 from torchmuster.model.verdict import Report
 
-# What a terminal would obey, or what reorders text: C0 and C1 controls but \t and \n, and Unicode's own directions.
-_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+# What a terminal would obey, or what reorders text: C0 and C1 controls but \t and \n, and Unicode's own directions; and halves
+# of characters, which no encoding takes.
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 _COLOUR = re.compile("\x1b\\[[0-9;]*m")
 _MAX_WORD, _MAX_NAMES = 200, 200  # of a search for a near miss
 MAX_NAMES = 8
@@ -32,6 +36,16 @@ def _visible(character: str) -> str:
 def in_one_line(text: str) -> str:
     """Return a printable text without newlines and tabs, for a cell of a table or a name in a list."""
     return printable(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def name_on(name: str, machine: str) -> str:
+    """Return `r-1 (n2)`: what a node is called, and the machine under it where that has a name of its own."""
+    return f"{name} ({machine})" if machine else name
+
+
+def name_alone(name: str) -> str:
+    """Return the name of a node without the machine under it."""
+    return name.partition(" (")[0]
 
 
 def few_of(names: Iterable[str], most: int, num_names: int | None = None) -> str:
@@ -99,6 +113,43 @@ def render_report(report: Report) -> str:
     if report.hint:
         lines.append(f"hint: {report.hint}")
     return printable("\n".join(lines) + "\n")
+
+
+def in_minutes(seconds: float) -> str:
+    """Return a duration in the words of a sentence: `40 s`, `5 min`, `2 h 10 min`."""
+    whole = max(0, round(seconds))
+    if whole < 120:
+        return f"{whole} s"
+    hours, minutes = divmod(round(whole / 60), 60)
+    if not hours:
+        return f"{minutes} min"
+    return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+
+
+def show_transfer(
+    done_bytes: float, total_bytes: float | None, elapsed_s: float, *, before_bytes: float = 0
+) -> str:
+    """Return how much has been moved, how fast, and how long it takes still: `3 GiB of 12 GiB (25 %), 512 MiB/s, 18 s left`.
+
+    Args:
+        done_bytes: Moved so far.
+        total_bytes: None or 0 where nobody knows.
+        elapsed_s: Since `before_bytes`; of the first second no speed is told.
+        before_bytes: What had been moved before the time is counted, e.g. by an earlier attempt.
+    """
+    done = max(done_bytes, 0)
+    text = show_size(done)
+    speed = (done - before_bytes) / elapsed_s if elapsed_s >= 1.0 else 0.0
+    if total_bytes:
+        text += f" of {show_size(total_bytes)} ({min(done / total_bytes, 1.0) * 100:.0f} %)"
+    if speed >= 1.0:
+        text += f", {show_size(speed)}/s"
+        if total_bytes:
+            minutes, seconds = divmod(math.ceil(max(total_bytes - done, 0) / speed), 60)
+            hours, minutes = divmod(minutes, 60)
+            left = f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
+            text += f", {left if hours or minutes else f'{seconds} s'} left"
+    return text
 
 
 def show_size(size_bytes: float) -> str:

@@ -19,6 +19,7 @@ class ExecStart(Message):
         exec_id: Random, chosen by the client; all messages of this command carry it.
         tty: The command gets a terminal of this size; otherwise three pipes.
         term: The kind of terminal, for TERM.
+        debugger: Not a command: a stream to the rank, which waits for its debugger.
     """
 
     exec_id: str
@@ -28,6 +29,7 @@ class ExecStart(Message):
     rows: int = 24
     columns: int = 80
     term: str = ""
+    debugger: bool = False
 
 
 class ExecInput(Message):

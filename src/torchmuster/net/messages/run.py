@@ -7,6 +7,7 @@ from torchmuster import proc
 from torchmuster.model.failure import WorkerEnd
 from torchmuster.model.progress import RankProgress, RankStack
 from torchmuster.model.ranks import NodeRanks
+from torchmuster.model.sample import RankSample
 from torchmuster.model.stop import StopCause
 from torchmuster.net.messages.base import Message
 
@@ -23,6 +24,7 @@ class Hello(Message):
         attempt: The attempt whose workers it still runs; None without workers.
         network_id: Names kernel and network namespace: agents with the same one share all interfaces.
         jobs: `VARIABLE=ID` of the schedulers' jobs that it is in, where the run has no name of its own.
+        machine: What its host runs on, where that has a name of its own: of a pod the cluster's node.
     """
 
     incarnation: str
@@ -37,6 +39,7 @@ class Hello(Message):
     wants_place_0: bool = False
     network_id: str = ""
     jobs: tuple[str, ...] = ()
+    machine: str = ""
 
 
 class Ping(Message):
@@ -110,10 +113,12 @@ class Notice(Message):
 
 
 class Debugger(Message):
-    """A worker entered or left the debugger."""
+    """A worker entered or left the debugger; `net.ipc_messages.DebuggerHeld` documents the fields."""
 
     rank: int
     active: bool
+    waits: str = ""
+    folder: str = ""
 
 
 class LastStop(Message):
@@ -251,6 +256,12 @@ class Forward(Message):
     last: str = ""
 
 
+class JobEnds(Message):
+    """From the owner: when the time of its job ends, in seconds since 1970; for those who ask how long it has still."""
+
+    ends_at: float
+
+
 class Event(Message):
     """A line of `events.jsonl`, as written."""
 
@@ -319,4 +330,22 @@ class StacksTold(Message):
     ask_id: str
     sentence: str
     lines: tuple[str, ...]
+    is_last: bool = True
+
+
+class AskBoard(Message):
+    """A client wants to know how all ranks stand."""
+
+    ask_id: str
+
+
+class BoardTold(Message):
+    """The head's answer to a client; of many ranks in several messages.
+
+    Attributes:
+        sample: A part of the ranks, in their order; None while no attempt runs.
+    """
+
+    ask_id: str
+    sample: RankSample | None
     is_last: bool = True

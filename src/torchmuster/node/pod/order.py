@@ -13,6 +13,8 @@ FINAL_CODE = 113  # the run has ended, and the Job is to end with it
 AGAIN_CODE = 75  # this pod was taken away: the Job makes another one
 ORDER_FILE, KEY_FILE, PLAN_FILE = "order.json", "key", "plan.json"
 PACKAGE_FILE, CODE_FILE, START_FILE = "package.txz", "code.tar.gz", "start.py"
+CALL_FILE = "call"  # of a function
+KEPT_PREFIX = "code-"  # of archives that stay on a volume for later runs
 PROGRAMS_VARIABLE = "MUSTER_PROGRAMS"  # of sessions: how our programs are started in this pod
 KEY_VARIABLE = "MUSTER_KEY"  # of sessions: the path of the pod's key
 ORDER_VARIABLE = "MUSTER_ORDER"  # of sessions: the path of the pod's order
@@ -20,7 +22,7 @@ NODES_FILE = "nodes.json"  # of a group: which pods each task has
 CREDENTIALS_FILE = "credentials.toml"
 STAMPS_FILE = "code.stamps.json"  # beside what was unpacked: it is whole
 _INDEX_VARIABLES = ("MUSTER_POD_INDEX", "JOB_COMPLETION_INDEX")
-_FIRST_VARIABLE = "MUSTER_POD_FIRST"  # of the pods of a group's second Job and later ones
+FIRST_INDEX_VARIABLE = "MUSTER_POD_FIRST"  # of the pods of a group's second Job and later ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +84,12 @@ class PodOrder:
         return os.path.join(self.folder, CODE_FILE)
 
     @property
+    def kept(self) -> str | None:
+        """Return where an archive that a client has sent stays for later runs, by its content; None without a volume."""
+        name = f"{KEPT_PREFIX}{self.code_sha}.tar.gz"
+        return os.path.join(self.home, "cache", name) if self.has_volume else None
+
+    @property
     def stamps(self) -> str:
         """Return the note that the archive has been unpacked."""
         return os.path.join(self.folder, STAMPS_FILE)
@@ -118,6 +126,6 @@ def own_host(environment: Mapping[str, str]) -> str | None:
 def own_index(environment: Mapping[str, str]) -> int:
     """Return which pod of the run this is."""
     texts = (environment.get(name, "") for name in _INDEX_VARIABLES)
-    first = environment.get(_FIRST_VARIABLE, "")
+    first = environment.get(FIRST_INDEX_VARIABLE, "")
     index = next((int(text) for text in texts if text.isdecimal()), 0)
     return index + (int(first) if first.isdecimal() else 0)

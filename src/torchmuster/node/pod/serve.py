@@ -19,9 +19,10 @@ from torchmuster import proc
 from torchmuster.errors import MusterError
 from torchmuster.files import atomic
 from torchmuster.model.contract import CREDENTIALS_VARIABLE
+from torchmuster.net.address import bind
 from torchmuster.net.channel import Channel
 from torchmuster.net.handshake import HandshakeError, Role
-from torchmuster.net.listener import Listener, bind
+from torchmuster.net.listener import Listener
 from torchmuster.net.secret import read_secret
 from torchmuster.node.pod.order import (
     AGAIN_CODE,

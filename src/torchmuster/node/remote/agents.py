@@ -16,9 +16,8 @@ from torchmuster import proc
 from torchmuster.errors import MusterError
 from torchmuster.files.layout import RunDir
 from torchmuster.model.codec import to_words
-from torchmuster.net import listener
 from torchmuster.net import remote_messages as messages
-from torchmuster.net.address import own_addresses
+from torchmuster.net.address import bind, own_addresses
 from torchmuster.net.broker import AgentBroker, AgentRequest
 from torchmuster.net.relay import Relay, RelayPort, SendsMessages
 from torchmuster.node.options import AgentOrder
@@ -84,7 +83,7 @@ class RemoteAgents:
             environment = {**environment, "CUDA_VISIBLE_DEVICES": ",".join(message.gpus)}
         if message.heads:
             return started, self._launch("agent", self._node_order(message), environment)
-        with listener.bind("0.0.0.0", 0) as listening:
+        with bind("0.0.0.0", 0) as listening:
             port = int(listening.getsockname()[1])
             self._relay.ports = {port}
             order = replace(

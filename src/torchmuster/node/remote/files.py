@@ -14,14 +14,20 @@ from torchmuster.errors import RunDirectoryError
 from torchmuster.files import atomic, code_copy
 from torchmuster.files.layout import RunDir, muster_home
 from torchmuster.net.relay import SendsMessages
-from torchmuster.net.remote_messages import CHUNK_BYTES, CODE_FILE, OUTPUT_FILE, FilePiece
+from torchmuster.net.remote_messages import (
+    CALL_FILE,
+    CHUNK_BYTES,
+    CODE_FILE,
+    OUTPUT_FILE,
+    FilePiece,
+)
 
 TOKEN_FILE = "shared-token"
 MARK_FILE = "made-here"
 _RUN_FILE = "made-for"
 # Each side has its own.
 OWN_FILES = frozenset(
-    {"secret", TOKEN_FILE, MARK_FILE, _RUN_FILE, "plan.json", "head.json", "owner.json"}
+    {"secret", TOKEN_FILE, MARK_FILE, _RUN_FILE, "plan.json", "head.json", "owner.json", CALL_FILE}
 )
 _EVERY_S = 0.3
 _MAX_SMALL_BYTES = 1 << 20
@@ -41,12 +47,12 @@ def send_pieces(session: SendsMessages, path: str, name: str, offset: int = 0) -
     return offset
 
 
-def write_piece(folder: str, name: str, offset: int, data: bytes) -> None:
-    """Write a piece where it belongs in a file below a folder; links are not followed."""
+def write_piece(folder: str, name: str, offset: int, data: bytes, mode: int = 0o644) -> None:
+    """Write a piece where it belongs in a file below a folder; links are not followed. `mode` is that of a new file."""
     path = os.path.join(folder, name)
     if "/" in name:
         os.makedirs(os.path.dirname(path), exist_ok=True)
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, mode)
     try:
         os.pwrite(fd, data, offset)
     finally:

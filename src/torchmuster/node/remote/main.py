@@ -22,6 +22,7 @@ from torchmuster.net.frames import FrameReader, FrameWriter
 from torchmuster.net.relay import Relay
 from torchmuster.node.leftovers import sweep_beside
 from torchmuster.node.remote.agents import RemoteAgents
+from torchmuster.node.remote.environment import VARIABLE, EnvironmentPlace
 from torchmuster.node.remote.files import RecordStream, write_piece
 from torchmuster.node.remote.proxy import BROKER_VARIABLE, HOST_VARIABLE
 from torchmuster.node.remote.setup import RemotePlace, do_setup_lines, lacking_folders
@@ -39,6 +40,7 @@ class RemoteEnd:
         self.agents = RemoteAgents(session, self._relay, self._send_record)
         self._place: RemotePlace | None = None
         self._record: RecordStream | None = None
+        self._environment: EnvironmentPlace | None = None
         self._lock = threading.Lock()  # over writing the secret and leaving
         self._is_leaving = False
 
@@ -61,8 +63,16 @@ class RemoteEnd:
             case messages.SetUpTasks():
                 self._in_background(lambda: self._set_up_tasks(message))
             case messages.FilePiece(path=path, offset=offset, data=data):
-                if path == messages.CODE_FILE and self._place is not None:
-                    write_piece(self._place.run_dir.path, path, offset, data)
+                brought = (messages.CODE_FILE, messages.CALL_FILE)
+                if path in brought and self._place is not None and self._place.is_own:
+                    write_piece(self._place.run_dir.path, path, offset, data, 0o600)
+                elif path == messages.ENVIRONMENT_FILE and self._environment is not None:
+                    self._environment.take(offset, data)
+            case messages.OfferEnvironment():
+                self._in_background(lambda: self._take_environment(message))
+            case messages.PassEnvironment():
+                if self._environment is not None:
+                    self._environment.pass_on(message)
             case messages.CodeSent():
                 self._in_background(self._unpack_code)
             case messages.StartNode() | messages.StartTask():
@@ -102,6 +112,11 @@ class RemoteEnd:
         self._session.send(placed)
         if not placed.wants_code:
             self._finish_run(place)
+
+    def _take_environment(self, offer: messages.OfferEnvironment) -> None:
+        place = self._environment = EnvironmentPlace(offer, self._session)
+        self.agents.environment[VARIABLE] = place.path
+        place.answer()
 
     def _unpack_code(self) -> None:
         if self._place is not None and self._place.code is not None:

@@ -9,6 +9,7 @@ from torchmuster.errors import MusterError
 from torchmuster.files import atomic, code_copy
 from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
+from torchmuster.model.plan import ScriptKind
 from torchmuster.net.remote_messages import Placed, SetUpRun, SetUpTasks
 from torchmuster.node.remote.files import (
     CodeOutputs,
@@ -34,7 +35,9 @@ class RemotePlace:
         # An earlier session's own folder may have the same path and token as the client's, or the head's: the mark tells them apart.
         is_same = mark_of(message.run_dir) == message.mark
         sees_client = message.may_share and is_same and sees_run(message.run_dir, message.token)
-        has_code = message.may_share and _has_code(message)
+        has_code = message.may_share and (
+            _has_code(message) or (sees_client and _is_by_value(message))
+        )
         self.is_own = self._with_head = False
         if sees_client and has_code:
             self.run_dir = RunDir(message.run_dir)
@@ -90,10 +93,18 @@ class RemotePlace:
             return
 
 
+def _is_by_value(message: SetUpRun) -> bool:
+    """Say whether the program is a function without a file: only who shares the client's files has what it uses."""
+    return message.script is None and message.plan.program.kind is ScriptKind.FUNCTION
+
+
 def _has_code(message: SetUpRun) -> bool:
     """Say whether this host has the client's script, or its folder when the program is no file."""
-    if message.script is None:
-        return os.path.isdir(message.plan.program.cwd)
+    program = message.plan.program
+    if (
+        message.script is None
+    ):  # what a function uses may have been edited since the folder was copied by hand
+        return program.kind is not ScriptKind.FUNCTION and os.path.isdir(program.cwd)
     return code_copy.identity(message.script["path"]) == message.script
 
 

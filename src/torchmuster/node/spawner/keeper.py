@@ -13,6 +13,7 @@ from torchmuster.model import contract
 from torchmuster.model.lease import LEASE_S, OwnClock, Stillness
 from torchmuster.model.plan import Program
 from torchmuster.net.messages import Message, Notice, SpawnerReady, SpawnerRefused
+from torchmuster.node.door.forked import HasStatus
 from torchmuster.node.setup import other_interpreter
 from torchmuster.node.spawner import messages as orders
 from torchmuster.node.spawner.link import SpawnerLink
@@ -49,7 +50,7 @@ class SpawnerUser(Protocol):
     def take_event(self, event: orders.SpawnerEvent) -> None:
         """Take what the spawner says of its children."""
 
-    async def take_spawner_loss(self, why: str) -> None:
+    async def take_spawner_loss(self, why: str, *, was_killed: bool) -> None:
         """Take that all workers have died with their spawner."""
 
 
@@ -104,7 +105,7 @@ class SpawnerKeeper:
 
     # Its start.
 
-    def adopt(self, child: proc.Child, control: Any) -> None:
+    def adopt(self, child: HasStatus, control: Any) -> None:
         """Take over a spawner that has been started."""
         self.ready = None
         self._still["spawner"].begin()
@@ -224,8 +225,9 @@ class SpawnerKeeper:
             start_spawner, self.program, self.environment, self._socket_path
         )
         self.adopt(*new)
-        ended = contract.describe_exit(status if status is not None else -int(signal.SIGKILL))
-        await self._user.take_spawner_loss(f"its spawner ended ({ended})")
+        status = status if status is not None else -int(signal.SIGKILL)
+        why = f"its spawner ended ({contract.describe_exit(status)})"
+        await self._user.take_spawner_loss(why, was_killed=status == -signal.SIGKILL)
 
     async def end(self) -> None:
         """Close the pair: the spawner ends its children and itself, or is killed after a second."""

@@ -170,7 +170,8 @@ def user_line(error: BaseException, trace: types.TracebackType | None) -> str | 
         and "/site-packages/" not in name
         and "/dist-packages/" not in name
     ]
-    chosen = own or frames
+    package = os.path.dirname(ours)
+    chosen = own or [frame for frame in frames if not frame[0].startswith(package)]
     return f"{chosen[-1][0]}:{chosen[-1][1]}" if chosen else None
 
 
@@ -190,15 +191,15 @@ def _import_debugger() -> Any:
                 sys.modules.pop(name, None)
 
 
-_pdb = _import_debugger()  # before the script, so that its sessions can be noticed
+pdb = _import_debugger()  # before the script, so that its sessions can be noticed
 
 
 def notice_the_debugger(socket_path: str) -> None:
     """Tell the agent while a debugger holds this worker, so that no restart ends the session."""
     if not socket_path:
         return
-    interaction = _pdb.Pdb.interaction
-    stop_here = _pdb.Pdb.stop_here
+    interaction = pdb.Pdb.interaction
+    stop_here = pdb.Pdb.stop_here
 
     @functools.wraps(interaction)
     def noticed(self: Any, *rest: Any) -> None:
@@ -213,8 +214,8 @@ def notice_the_debugger(socket_path: str) -> None:
         """Who steps out of the script has left it."""
         return not _is_ours(frame) and stop_here(self, frame)
 
-    _pdb.Pdb.interaction = noticed
-    _pdb.Pdb.stop_here = never_in_ours
+    pdb.Pdb.interaction = noticed
+    pdb.Pdb.stop_here = never_in_ours
 
 
 # Stacks: also while C code holds the GIL. A descriptor far above those of a script, and a signal that nobody sends by chance.

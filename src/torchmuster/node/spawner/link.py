@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from torchmuster import proc
 from torchmuster.model.message import decode, encode
+from torchmuster.node.door.forked import HasStatus
 from torchmuster.node.spawner.messages import SpawnerEvent, SpawnerOrder
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ class SpawnerLink:
 
     def __init__(
         self,
-        child: proc.Child,
+        child: HasStatus,
         control: socket.socket,
         on_event: Callable[[SpawnerEvent], None],
         on_end: Callable[[], None],

@@ -1,7 +1,7 @@
 """Run the user's program in this process as a freshly started interpreter would.
 
 The same code serves a forked worker and a fresh one. What differs from `python SCRIPT` is the closed
-list in `docs/start.md`; everything else is a defect.
+list in `docs/workers.md`; everything else is a defect.
 """
 
 import io
@@ -18,7 +18,8 @@ from dataclasses import asdict, dataclass
 from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 from typing import Any
 
-from torchmuster.node.spawner import last_words
+from torchmuster.node.spawner import last_words, worker_call
+from torchmuster.node.spawner.debugging import Debugging
 from torchmuster.node.spawner.last_words import strip_own_frames
 from torchmuster.node.spawner.surroundings import hidden_modules
 
@@ -41,6 +42,7 @@ class WorkerTask:
     socket_path: str
     forked: bool
     imports_torch: bool = False
+    call_sha256: str = ""
 
 
 def task_from_environment() -> WorkerTask:
@@ -72,8 +74,12 @@ def run(task: WorkerTask, at_start: Collection[str]) -> None:
     last_words.write_stacks_on_signal(task.socket_path)
     watch = last_words.GroupWatch(forked=task.forked, imports_torch=task.imports_torch)
     pid = os.getpid()
+    debugging = Debugging(task.socket_path, os.environ)
     try:
-        if task.kind == "module":
+        debugging.before_script()
+        if task.kind == "function":
+            _run_function(task)
+        elif task.kind == "module":
             _run_module(task)
         else:
             _run_file(task)
@@ -86,11 +92,14 @@ def run(task: WorkerTask, at_start: Collection[str]) -> None:
         raise
     except BaseException as error:
         if os.getpid() == pid:  # what the script has forked is not the worker
+            debugging.post_mortem(error)
             last_words.report(task.socket_path, error)
         _hide_own_frames()
         raise  # the interpreter prints it, and ends by SIGINT after a KeyboardInterrupt
     if os.getpid() == pid:
         last_words.tell_at_exit(task.socket_path, watch)
+        if task.kind == "function":
+            worker_call.leave()
 
 
 def first_path(kind: str, target: str) -> str | None:
@@ -102,7 +111,8 @@ def first_path(kind: str, target: str) -> str | None:
         return _absolute(target)  # a zip file
     if sys.flags.safe_path or kind == "command":
         return None
-    return os.getcwd() if kind == "module" else os.path.dirname(os.path.realpath(target))
+    in_folder = kind in ("module", "function")
+    return os.getcwd() if in_folder else os.path.dirname(os.path.realpath(target))
 
 
 def _run_file(task: WorkerTask) -> None:
@@ -145,6 +155,15 @@ def _run_module(task: WorkerTask) -> None:
     _set_argv(["-m", *task.args], ["-m", task.target, *task.args])
     _new_main_module()
     runpy._run_module_as_main(task.target)  # type: ignore[attr-defined]  # what `python -m` calls
+
+
+def _run_function(task: WorkerTask) -> None:
+    folder = first_path(task.kind, task.target)
+    if folder is not None:
+        sys.path.insert(0, folder)
+    _set_argv([task.target], [task.target])
+    _new_main_module()
+    worker_call.run(task.call_sha256, task.socket_path)
 
 
 def _set_argv(argv: list[str], original: list[str]) -> None:

@@ -19,6 +19,8 @@ class BeginSpawner(SpawnerOrder):
     Attributes:
         wrapped: A wrapper command stands between the agent and the spawner.
         macros: `${local_rank}` in the arguments means what it does to torchrun.
+        has_torch: Import torch before the first fork.
+        call_sha256: Of the call file of a function, empty for none.
     """
 
     wrapped: bool
@@ -31,6 +33,8 @@ class BeginSpawner(SpawnerOrder):
     macros: bool
     lease_s: float
     socket_path: str
+    has_torch: bool = True
+    call_sha256: str = ""
 
 
 class PingSpawner(SpawnerOrder):
@@ -38,11 +42,16 @@ class PingSpawner(SpawnerOrder):
 
 
 class StartWorker(SpawnerOrder):
-    """Start the worker of a rank; its three standard streams come with it."""
+    """Start the worker of a rank; its three standard streams come with it.
+
+    Attributes:
+        args: Its arguments, where they are not those of all.
+    """
 
     rank: int
     env: dict[str, str]
     unset: tuple[str, ...]
+    args: tuple[str, ...] | None = None
 
 
 class StartStore(SpawnerOrder):

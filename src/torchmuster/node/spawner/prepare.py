@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from torchmuster.model.installed import look_for_torch
-from torchmuster.node.spawner import mainmodule, messages, source, surroundings
+from torchmuster.node.spawner import debugging, mainmodule, messages, source, surroundings
 
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"  # stronger than OMP_NUM_THREADS
 # Not torch._dynamo, though every optimizer imports it: with it torch.distributed.nn would come before
@@ -34,12 +34,21 @@ def prepare(
     # A second before torch is there: the nodes are compared while it is imported.
     found = look_for_torch() if config.kind != "command" else {}
     send(messages.TorchFound(facts=found))
+    missing = debugging.what_is_missing(os.environ)
+    if missing is not None:
+        send(messages.InterpreterRefused(why=missing))
+        return False, False
     text = _read_source(config)
     imports_torch = source.imports_torch(text)
     why = _reason_for_fresh(config, text, at_start)
     torch_version: str | None = None
     if why is None:
-        torch_version, problem = _preload(config)
+        # What lies beside the script may hide a module, for torch as for the script.
+        folder = mainmodule.first_path(config.kind, config.target)
+        for_calls = config.kind == "function"
+        torch_version, problem = import_for_workers(
+            folder, config.preload, has_torch=config.has_torch, for_calls=for_calls
+        )
         if problem is not None:
             send(messages.InterpreterRefused(why=problem))
             return False, imports_torch
@@ -72,7 +81,7 @@ def _reason_for_fresh(
         return "asked for"
     if config.start == "fork":
         return None
-    writes = source.environment_writes(text)
+    writes = source.environment_writes(text if config.has_torch else b"")
     if writes.names:
         names = ", ".join(writes.names)
         return f"the script changes {names}, which is read while torch is imported"
@@ -91,16 +100,19 @@ def _reason_for_fresh(
     return None
 
 
-def _preload(config: messages.BeginSpawner) -> tuple[str | None, str | None]:
-    """Import torch and what the user named; return torch's version and what went wrong."""
+def import_for_workers(
+    folder: str | None, preload: tuple[str, ...], *, has_torch: bool = True, for_calls: bool = False
+) -> tuple[str | None, str | None]:
+    """Import torch and what the user named, from a folder first; return torch's version and what went wrong."""
     own_threads = os.environ.get(_BLAS_THREADS)
     os.environ[_BLAS_THREADS] = "1"  # numpy would start its threads at import
     gc.disable()
-    # What lies beside the script may hide a module, for torch as for the script.
-    folder = mainmodule.first_path(config.kind, config.target)
     sys.path[:0] = [folder] if folder is not None else []
+    if for_calls:
+        _import_for_calls()
     try:
-        problem = _import_torch() or _import_named(config.preload)
+        problem = _import_torch() if has_torch else None
+        problem = problem or _import_named(preload)
     finally:
         if folder in sys.path:
             sys.path.remove(folder)
@@ -130,6 +142,12 @@ def _import_torch() -> str | None:
         kind = "" if isinstance(error, ImportError) else f"{type(error).__name__}: "
         return f"`import torch` failed: {kind}{error}"
     return None
+
+
+def _import_for_calls() -> None:
+    """Import what unpickles functions that travel by value; a function of a module does without."""
+    with contextlib.suppress(ImportError):
+        importlib.import_module("cloudpickle")
 
 
 def _import_named(names: tuple[str, ...]) -> str | None:

@@ -18,6 +18,7 @@ from collections.abc import Collection
 from typing import Any
 
 from torchmuster import proc
+from torchmuster.model import contract
 from torchmuster.model.lease import OwnClock, is_given_up
 from torchmuster.model.message import decode, encode
 from torchmuster.node.spawner import mainmodule, messages, prepare, store
@@ -221,7 +222,7 @@ def _start_worker(
     spawner: Spawner, order: messages.StartWorker, fds: list[int]
 ) -> WorkerTask | None:
     config = spawner.config
-    arguments = list(config.args)
+    arguments = list(config.args if order.args is None else order.args)
     if config.macros:
         local_rank = order.env["LOCAL_RANK"]
         arguments = [_with_macros(word, local_rank) for word in arguments]
@@ -229,9 +230,10 @@ def _start_worker(
         kind=config.kind,
         target=config.target,
         args=arguments,
-        socket_path=config.socket_path,
+        socket_path=order.env.get(contract.SOCKET_VARIABLE, config.socket_path),
         forked=spawner.forks,
         imports_torch=spawner.imports_torch,
+        call_sha256=config.call_sha256,
     )
     if _fork(spawner, "worker", order.rank, fds):
         return None

@@ -23,10 +23,11 @@ _EVALUATORS = ("exec", "eval")
 
 
 def script_path(kind: str, target: str) -> str | None:
-    """Return the file of a script or module, found without importing any package."""
+    """Return the file of a script, a module or a function's module, found without importing any package."""
     if kind == "file":
         return target
-    if kind != "module":
+    target = target.partition(":")[0]
+    if kind not in ("module", "function") or (kind, target) == ("function", "__main__"):
         return None
     paths: list[str] | None = [os.getcwd(), *sys.path]
     spec = None
@@ -35,7 +36,7 @@ def script_path(kind: str, target: str) -> str | None:
         if spec is None:
             return None
         paths = list(spec.submodule_search_locations or [])
-    if spec is not None and spec.submodule_search_locations:
+    if kind == "module" and spec is not None and spec.submodule_search_locations:
         spec = importlib.machinery.PathFinder.find_spec("__main__", paths)
     return spec.origin if spec is not None else None
 

@@ -10,6 +10,7 @@ from torchmuster import proc
 from torchmuster.model.lease import LEASE_S
 from torchmuster.model.message import encode
 from torchmuster.model.plan import Program
+from torchmuster.node.door.forked import HasStatus
 from torchmuster.node.spawner.link import BUFFER_BYTES, SpawnerLink
 from torchmuster.node.spawner.messages import BeginSpawner, SpawnerEvent
 from torchmuster.node.spawner.wrapped import SpawnerServer, WrappedLink
@@ -32,9 +33,7 @@ def start_spawner(
         )
         words = [*program.python, entry, "spawner", desk.path, "--", *program.display()]
         return desk.start(words, env, program.cwd), desk
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-        ours.setsockopt(socket.SOL_SOCKET, option, BUFFER_BYTES)
+    ours, theirs = control_pair()
     with theirs:
         child = proc.start(
             [*program.python, entry, "spawner", str(theirs.fileno()), "--", *program.display()],
@@ -42,9 +41,22 @@ def start_spawner(
             cwd=program.cwd,
             pass_fds=[theirs.fileno()],
         )
-    ours.send(_config(program, socket_path, wrapped=False))
-    ours.setblocking(False)
+    begin_spawner(ours, program, socket_path)
     return child, ours
+
+
+def control_pair() -> tuple[socket.socket, socket.socket]:
+    """Return the two ends of the line between an agent and its spawner."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+        ours.setsockopt(socket.SOL_SOCKET, option, BUFFER_BYTES)
+    return ours, theirs
+
+
+def begin_spawner(control: socket.socket, program: Program, socket_path: str) -> None:
+    """Tell a spawner what it is for."""
+    control.send(_config(program, socket_path, wrapped=False))
+    control.setblocking(False)
 
 
 def is_interpreter(word: str) -> bool:
@@ -66,12 +78,14 @@ def _config(program: Program, socket_path: str, *, wrapped: bool) -> bytes:
         macros=program.macros,
         lease_s=LEASE_S,
         socket_path=socket_path,
+        has_torch=program.has_torch,
+        call_sha256=program.call.sha256 if program.call is not None else "",
     )
     return encode(begin)
 
 
 def make_link(
-    child: proc.Child,
+    child: HasStatus,
     control: Any,
     on_event: Callable[[SpawnerEvent], None],
     on_end: Callable[[], None],

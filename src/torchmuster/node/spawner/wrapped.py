@@ -15,6 +15,7 @@ from typing import Any
 
 from torchmuster import proc
 from torchmuster.net.ipc import caller_of
+from torchmuster.node.door.forked import HasStatus
 from torchmuster.node.spawner.link import BUFFER_BYTES, SpawnerLink
 from torchmuster.node.spawner.messages import SpawnerEvent
 
@@ -78,7 +79,7 @@ class WrappedLink(SpawnerLink):
 
     def __init__(
         self,
-        child: proc.Child,
+        child: HasStatus,
         desk: SpawnerServer,
         on_event: Callable[[SpawnerEvent], None],
         on_end: Callable[[], None],

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -11,6 +12,7 @@ from torchmuster import proc
 from torchmuster.errors import MusterError
 from torchmuster.files.layout import RunDir, WorkingFolder, runs_dir
 from torchmuster.files.tree import copy_tree
+from torchmuster.model.display.text import show_transfer
 from torchmuster.model.workflow import (
     CheckpointPlan,
     InputKind,
@@ -19,7 +21,7 @@ from torchmuster.model.workflow import (
     OutputPlan,
     TaskPlan,
 )
-from torchmuster.node.task.transfer import Transfer
+from torchmuster.node.task.transfer import SAY_EVERY_S, Transfer
 
 Say = Callable[[str], None]
 Resolve = Callable[[str], str]
@@ -38,21 +40,59 @@ async def fetch_inputs(
         with contextlib.suppress(OSError):
             os.makedirs(folder, exist_ok=True)
         if entry.kind is InputKind.TASK:
-            doing(f"copying input {number}: the output of {entry.source}")
-            source = task_output(entry, run_dir)
-            await asyncio.to_thread(copy_tree, source, folder, entry.regex)
+            what = f"copying input {number}: the output of {entry.source}"
+            doing(what)
+            await copy_aloud(task_output(entry, run_dir), folder, entry.regex, what, doing)
             continue
         source = resolve(entry.source)
-        doing(f"downloading input {number}: {source}")
+        what = f"downloading input {number}: {source}"
+        doing(what)
         words = ["download", source, "--to", folder]
         if entry.kind is InputKind.DATASET:
             inside = os.path.join(folder, entry.folder or "")
             words = ["dataset-download", "--name", source, "--to", inside]
         words += ["--regex", entry.regex] if entry.regex else []
-        await _start(words, doing).finish()
+        await _start(words, doing).finish_aloud(what)
         if entry.kind is InputKind.DATASET:
             with contextlib.suppress(OSError):  # what a resumed download would need; not the task's
                 os.unlink(os.path.join(folder, f".{entry.folder}.muster.jsonl"))
+
+
+async def copy_aloud(
+    source: str,
+    target: str,
+    regex: str | None,
+    what: str,
+    doing: Say,
+    say_every_s: float = SAY_EVERY_S,
+) -> None:
+    """Copy a folder, and say every five seconds how far that is.
+
+    Args:
+        source: A folder.
+        target: Where its files go.
+        regex: Which of them; None for all.
+        what: Is copied: `copying input 0: the output of make`.
+        doing: Gets the sentences.
+        say_every_s: How often.
+
+    Raises:
+        MusterError: It can't be copied.
+    """
+    far, began_at = (0, 0), time.monotonic()
+
+    def tell(done: int, total: int) -> None:
+        nonlocal far
+        far = done, total
+
+    copying = asyncio.ensure_future(asyncio.to_thread(copy_tree, source, target, regex, tell))
+    try:
+        while not (await asyncio.wait([copying], timeout=say_every_s))[0]:
+            doing(f"{what}: {show_transfer(*far, time.monotonic() - began_at)}")
+    except BaseException:
+        copying.cancel()
+        raise
+    copying.result()
 
 
 def task_output(entry: InputPlan, run_dir: RunDir) -> str:
@@ -107,7 +147,7 @@ async def upload_outputs(
             continue
         doing(f"uploading to {target}")
         words = _upload_words(entry, target, place, run_id, resolve)
-        done = await _start(words, doing).finish()
+        done = await _start(words, doing).finish_aloud(f"uploading to {target}")
         if entry.kind is not OutputKind.URL and "version" in done:
             stored.versions.append(f"{done.get('name')}:{done['version']}")
     return stored

@@ -7,15 +7,18 @@ import asyncio
 import contextlib
 import json
 import os
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from torchmuster import proc
 from torchmuster.errors import MusterError
 from torchmuster.model.contract import describe_exit
+from torchmuster.model.display.text import show_transfer
 from torchmuster.node.shell import CommandWatch
 
 _MAX_LINE_BYTES = 1 << 20
+SAY_EVERY_S = 5.0
 
 
 class Transfer:
@@ -42,6 +45,9 @@ class Transfer:
         keeps_stdin: bool = False,
     ) -> None:
         self.progress: dict[str, Any] = {}
+        self._source: object = None  # of several, one after the other, the one that is moved
+        self._began_at = time.monotonic()
+        self._began_bytes = 0
         self._note = note
         self._stdin: int | None = None
         self._error: dict[str, Any] | None = None
@@ -56,6 +62,37 @@ class Transfer:
                 stdin, self._stdin = os.pipe2(os.O_CLOEXEC)
                 ends.callback(os.close, stdin)
             self.child = proc.start(argv, env=environment, stdin=stdin, stdout=out, stderr=err)
+
+    @property
+    def words(self) -> str:
+        """Return how far it is, how fast, and how long still; empty before its first word."""
+        if not self.progress:
+            return ""
+        elapsed_s = time.monotonic() - self._began_at
+        done, total = (self.progress.get(name, 0) for name in ("bytes_done", "total_bytes"))
+        return show_transfer(done, total, elapsed_s, before_bytes=self._began_bytes)
+
+    async def finish_aloud(self, what: str, say_every_s: float = SAY_EVERY_S) -> dict[str, Any]:
+        """Wait for the end like `finish`, and say every five seconds how far it is.
+
+        Args:
+            what: Is moved: `downloading input 0: s3://...`.
+            say_every_s: How often that is said.
+
+        Raises:
+            MusterError: It could not be done.
+        """
+
+        async def wait(child: proc.Child) -> int:
+            say_at = time.monotonic() + say_every_s
+            while (code := child.poll()) is None:
+                if time.monotonic() >= say_at:
+                    say_at += say_every_s
+                    self._note(f"{what}: {self.words or 'not begun yet'}")
+                await asyncio.sleep(0.01)
+            return code
+
+        return await self.finish(wait)
 
     async def finish(
         self, wait: Callable[[proc.Child], Awaitable[int]] | None = None
@@ -96,6 +133,9 @@ class Transfer:
             case {"note": str() as sentence}:
                 self._note(sentence)
             case {"progress": dict() as progress}:
+                if not self.progress or progress.get("source") != self._source:
+                    self._source, self._began_at = progress.get("source"), time.monotonic()
+                    self._began_bytes = int(progress.get("bytes_done", 0))
                 self.progress = progress
             case {"error": dict() as parts}:
                 self._error = parts

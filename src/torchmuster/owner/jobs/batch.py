@@ -27,6 +27,7 @@ _POLL_S = 1.0
 _LOOK_S = 0.3
 _SETTLE_S = 10.0  # from the job's end to its result: a shared file system may show it late
 _SECOND_CTRL_C_S = 3.0
+_SAY_EVERY_S = 10.0  # of the same wait, whose parts change
 
 
 @dataclass(slots=True)
@@ -70,6 +71,31 @@ class TwiceCancels:
 
 
 @dataclass(slots=True)
+class JobNews:
+    """Which changes of a job are told: another state or meaning at once, other words for the same one every 10 s.
+
+    Pods that come one by one change the words only, and each of many would be a line.
+    """
+
+    _text: str = ""
+    _view: JobView | None = None
+    _again_at: float = 0.0
+
+    def is_told(self, text: str, view: JobView, now: float) -> bool:
+        """Say whether this text on a job is told now."""
+        before = self._view
+        is_same = (
+            before is not None
+            and view.wait is not None
+            and (view.job_id, view.state, view.wait) == (before.job_id, before.state, before.wait)
+        )
+        if text == self._text or (is_same and now < self._again_at):
+            return False
+        self._text, self._view, self._again_at = text, view, now + _SAY_EVERY_S
+        return True
+
+
+@dataclass(slots=True)
 class JobFollower:
     """Shows what a job does, from its run directory and its scheduler, until it has a result."""
 
@@ -79,7 +105,7 @@ class JobFollower:
     job_id: str
     voice: TerminalVoice
     _view: JobView | None = None
-    _link: str | None = None
+    _news: JobNews = field(default_factory=JobNews)
     _num_events: int = 0
     _positions: dict[str, int] = field(default_factory=dict)
     _never: NeverWatch = field(default_factory=NeverWatch)
@@ -141,10 +167,12 @@ class JobFollower:
     def _tell_where_it_stands(self) -> None:
         view = view_newest(self.run_dir)
         link = describe_link(self.run_dir)
-        if view is None or (view, link) == (self._view, self._link):
+        if view is None:
             return
-        self._view, self._link, self.job_id = view, link, view.job_id
-        self.voice.say(describe_job(view) + (f", {link}" if link is not None else ""))
+        self._view, self.job_id = view, view.job_id
+        text = describe_job(view) + (f", {link}" if link is not None else "")
+        if self._news.is_told(text, view, time.monotonic()):
+            self.voice.say(text)
 
     def _show_news(self) -> None:
         events = list(read_events(self.run_dir.events))

@@ -20,8 +20,7 @@ from torchmuster.files.layout import RunDir
 from torchmuster.model import codec
 from torchmuster.model.job import AllocatedNode, Allocation
 from torchmuster.model.workflow import GroupNodes, GroupPlan, TaskNode
-from torchmuster.net import listener
-from torchmuster.net.address import own_addresses
+from torchmuster.net.address import bind, own_addresses
 from torchmuster.node.task.options import TaskOrder
 from torchmuster.proc import NODE_DOOR
 from torchmuster.programs.group_main import (
@@ -49,7 +48,7 @@ async def _conduct(options: argparse.Namespace) -> int:
     group = plan.group(options.group)
     job = own_job(options.engine, run_dir.path)
     nodes = nodes_of_tasks(group, job.allocation)
-    listening = listener.bind("0.0.0.0", 0)
+    listening = bind("0.0.0.0", 0)
     port = int(listening.getsockname()[1])
     heads = [(address, port) for address in own_addresses()] or [("127.0.0.1", port)]
     folder = run_dir.group(group.name)

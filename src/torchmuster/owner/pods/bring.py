@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 
 from torchmuster import proc
 from torchmuster.engines.base import EngineError
-from torchmuster.engines.kubernetes.dialect import kubectl, name_of
-from torchmuster.engines.kubernetes.wishes import DOOR_PORT, home_of, pods_of
+from torchmuster.engines.kubernetes.dialect import JOBSETS, kubectl, name_of
+from torchmuster.engines.kubernetes.wishes import DOOR_PORT, home_of, keeps_runs, pods_of
 from torchmuster.errors import UsageError
 from torchmuster.files import atomic, code_copy, travel
 from torchmuster.files.layout import RunDir, muster_home
 from torchmuster.model import codec
-from torchmuster.model.display.text import did_you_mean
+from torchmuster.model.display.text import did_you_mean, show_size
 from torchmuster.model.job import JobRequest
 from torchmuster.model.plan import RunPlan
 from torchmuster.node.pod import order as orders
@@ -35,7 +35,7 @@ PYTHON = "python3"  # of an image
 _ASK_S = 20.0
 _ENFORCED = "pod-security.kubernetes.io/enforce"
 # What only a client needs; the rest must leave room for code in a Secret.
-_CLIENT_ONLY = ("cli/", "ui/", "diagnose/lint/", "diagnose/convert/")
+_CLIENT_ONLY = ("cli/", "ui/", "report/", "diagnose/lint/", "diagnose/convert/")
 # Of the folder of what users write, what a training task of a workflow plans with.
 _SPEC_IN_PODS = ("__init__.py", "launch.py", "problems.py", "units.py")
 _SECRET_BYTES = 1 << 20
@@ -55,14 +55,20 @@ def settle_place(job: JobRequest, num_pods: int) -> JobRequest:
     return replace(job, name=name_of(job.name, num_pods), own_keys=tuple(keys.items()))
 
 
-def settle_site(site: "Site") -> "Site":
+def settle_site(site: "Site", *, has_kinds: bool) -> "Site":
     """Return the site with that for all groups of a workflow: later ones go to the same cluster as the first.
+
+    Args:
+        site: As the user has it.
+        has_kinds: A group has pods of several kinds, so that it matters whether the cluster has JobSets.
 
     Raises:
         EngineError: There is no cluster, or no kubectl.
     """
     _need_kubectl()
     keys = _settled(dict(site.own_keys), site.queue_name)
+    if has_kinds and "jobset" not in keys and "gang" not in keys:
+        keys["jobset"] = "yes" if _may_make_sets(keys["context"], keys["namespace"]) else "no"
     return site.model_copy(update={"own_keys": tuple(keys.items())})
 
 
@@ -83,6 +89,16 @@ def _settled(keys: "dict[str, str]", queue: str | None) -> "dict[str, str]":
     if queue is not None and "gang" not in keys:
         _check_queue(keys["context"], keys["namespace"], queue)
     return keys
+
+
+def _may_make_sets(context: str, namespace: str) -> bool:
+    """Say whether the cluster has JobSets, and lets the user make and remove them."""
+    for verb in ("create", "delete"):
+        said = proc.ask(kubectl(context, namespace, "auth", "can-i", verb, JOBSETS), b"", _ASK_S)
+        # Who may do everything may do it with kinds that there are not, too.
+        if said.stdout.strip() != b"yes" or b"doesn't have a resource type" in said.stderr:
+            return False
+    return True
 
 
 def _check_queue(context: str, namespace: str, queue: str) -> None:
@@ -158,10 +174,11 @@ def bring_run(
         warn_s=warn_s,
         start_limit_s=start_limit_s,
         time_limit_s=job.time_limit_s,
+        has_volume=keeps_runs(job),
     )
     order, brings = pack_order(order, folder, run_dir)
     if order.code_bytes is not None:
-        _check_way(job, code.describe())
+        check_way(job, "the code", code.describe())
     brings[orders.PLAN_FILE] = run_dir.plan
     return replace(job, brings=tuple(brings.items()))
 
@@ -174,7 +191,9 @@ def pack_order(order: PodOrder, folder: str, run_dir: RunDir) -> tuple[PodOrder,
     archive = os.path.join(folder, orders.CODE_FILE)
     package = _package(os.path.join(muster_home(), "cache"))
     size = os.path.getsize(archive)
-    has_room = os.path.getsize(package) + size + _SPARE_BYTES <= _SECRET_BYTES
+    call_bytes = os.path.getsize(run_dir.call) if os.path.exists(run_dir.call) else 0
+    _check_call(call_bytes, _SECRET_BYTES - _SPARE_BYTES - os.path.getsize(package))
+    has_room = os.path.getsize(package) + call_bytes + size + _SPARE_BYTES <= _SECRET_BYTES
     with open(archive, "rb") as file:
         sha = hashlib.file_digest(file, "sha256").hexdigest()
     order = replace(order, code_sha=sha, code_bytes=None if has_room else size)
@@ -186,9 +205,20 @@ def pack_order(order: PodOrder, folder: str, run_dir: RunDir) -> tuple[PodOrder,
         orders.PACKAGE_FILE: package,
         orders.START_FILE: os.path.join(travel.package_folder(), "node", "pod", "start.py"),
     }
+    if call_bytes:
+        brings[orders.CALL_FILE] = run_dir.call
     if has_room:
         brings[orders.CODE_FILE] = archive
     return order, brings
+
+
+def _check_call(call_bytes: int, room_bytes: int) -> None:
+    if call_bytes > room_bytes:
+        raise UsageError(
+            f"the function and its arguments take {show_size(call_bytes)}, pods take {show_size(room_bytes)}",
+            why="they travel in the Secret of the run, which has 1 MiB with torchmuster itself",
+            fix="pass the path of the data, or read it in the function",
+        )
 
 
 def python_of(site: "Site") -> str:
@@ -196,8 +226,8 @@ def python_of(site: "Site") -> str:
     return site.python[0] if len(site.python) == 1 else PYTHON
 
 
-def _check_way(job: JobRequest, code: str) -> None:
-    """Refuse code that has no way to the pods, before they wait for it.
+def check_way(job: JobRequest, what: str, where: str) -> None:
+    """Refuse what has no way to the pods, before they wait for it.
 
     Raises:
         UsageError: It is too large for a Secret, and pods can't be reached.
@@ -208,8 +238,8 @@ def _check_way(job: JobRequest, code: str) -> None:
     if said.stdout.decode(errors="replace").strip() != "no":
         return
     raise UsageError(
-        "the code is too large for a Secret, and there is no other way to the pods",
-        where=code,
+        f"{what} is too large for a Secret, and there is no other way to the pods",
+        where=where,
         why='the Role lacks {apiGroups: [""], resources: ["pods/portforward"], verbs: ["create"]}',
         fix="name data in .gitignore, start in a smaller folder, or ask for that line of the Role",
     )

@@ -1,4 +1,4 @@
-"""A group of a workflow as Jobs of pods: one Job for each kind of pod, and what all of them bring along."""
+"""A group of a workflow as Jobs: one for each kind of pod, in a JobSet where there may be one, and what all bring along."""
 
 import json
 import os
@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 
 from torchmuster.data.reference import STORE_VARIABLE, datasets_url
 from torchmuster.engines.kubernetes.dialect import name_of
-from torchmuster.engines.kubernetes.wishes import DOOR_PORT, home_of, keeps_runs, pods_of
+from torchmuster.engines.kubernetes.wishes import (
+    DOOR_PORT,
+    home_of,
+    keeps_runs,
+    kind_name,
+    kinds_of,
+    pods_of,
+)
 from torchmuster.engines.sites import job_of_site
 from torchmuster.engines.workflow_jobs import MARGIN_S
 from torchmuster.errors import UsageError
@@ -33,10 +40,13 @@ from torchmuster.node.pod import order as orders
 from torchmuster.node.pod.order import PodOrder
 from torchmuster.node.pod.outputs import output_names
 from torchmuster.node.task.setup import read_credentials
-from torchmuster.owner.pods.bring import pack_order, python_of
+from torchmuster.owner.pods.bring import check_way, pack_order, python_of
 
 if TYPE_CHECKING:
     from torchmuster.spec.sites.site import Site
+
+
+_MORE_IN_SET = "-a-0-abcde"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +63,13 @@ class GroupPods:
     """The Jobs of a group, the one with the head first.
 
     Attributes:
+        jobs: What is submitted: each Job, or the JobSet of all as one.
+        names: Of the Jobs that there will be.
         nodes: Which pods each task has, by the names that DNS knows.
     """
 
     jobs: tuple[JobRequest, ...]
+    names: tuple[str, ...]
     order: PodOrder
     nodes: GroupNodes
 
@@ -86,33 +99,30 @@ def plan_group(plan: WorkflowPlan, group: GroupPlan, site: "Site") -> GroupPods:
         UsageError: Something of it can't be asked of Kubernetes.
     """
     kinds = pod_kinds(group)
-    base = job_of_site(site)
+    base = replace(
+        job_of_site(site),
+        python=python_of(site),
+        run_id=plan.run_id,
+        time_limit_s=None if group.exec_timeout_s is None else group.exec_timeout_s + MARGIN_S,
+    )
     num_pods = sum(kind.node.num_nodes for kind in kinds)
-    room = num_pods * 100 if len(kinds) > 1 else num_pods  # for the letter of a later kind
-    name = name_of(f"{short_id(plan.run_id)}-{group.name}", room)
-    names = [name, *(f"{name}-{chr(ord('b') + i)}" for i in range(len(kinds) - 1))]
-    jobs: list[JobRequest] = []
-    hosts: list[str] = []
-    for number, kind in enumerate(kinds):
-        job = replace(
-            base,
-            name=names[number],
-            chunks=(_node(base.chunks[0], kind.node),),
-            own_keys=_own_keys(base, kind),
-            python=python_of(site),
-            run_id=plan.run_id,
-            time_limit_s=None if group.exec_timeout_s is None else group.exec_timeout_s + MARGIN_S,
-            first_index=len(hosts),
-            shares=names[0] if number else None,
-        )
-        jobs.append(job)
-        hosts += [f"{job.name}-{index}.{job.name}" for index in range(kind.node.num_nodes)]
+    is_set = len(kinds) > 1 and makes_sets(site)
+    # What the names of kinds and pods add.
+    more = _MORE_IN_SET if is_set else "-b" if len(kinds) > 1 else ""
+    name = name_of(f"{short_id(plan.run_id)}-{group.name}", num_pods, more)
+    jobs = _set(base, name, kinds) if is_set else _jobs(base, name, kinds)
+    of_kinds = kinds_of(jobs[0]) if is_set else jobs
+    hosts = [
+        f"{job.name}-{index}.{name if is_set else job.name}"
+        for job in of_kinds
+        for index in range(job.num_nodes)
+    ]
     nodes: dict[str, list[TaskNode]] = {}
     for task, host in zip((task for kind in kinds for task in kind.tasks), hosts, strict=True):
         nodes.setdefault(task, []).append(TaskNode(name=host))
     order = PodOrder(
         run_id=plan.run_id,
-        job=names[0],
+        job=of_kinds[0].name,
         num_pods=num_pods,
         port=int(dict(base.own_keys).get("door_port", DOOR_PORT)),
         home=home_of(base),
@@ -124,11 +134,50 @@ def plan_group(plan: WorkflowPlan, group: GroupPlan, site: "Site") -> GroupPods:
         environment=_datasets_of_pods(),
     )
     named = {task: tuple(on) for task, on in nodes.items()}
-    for job in jobs:
+    for job in of_kinds:
         pods_of(job, {})  # mistakes of the site and of images, all before anything exists
     return GroupPods(
-        jobs=tuple(jobs), order=order, nodes=GroupNodes(engine=PODS_ENGINE, tasks=named)
+        jobs=tuple(jobs),
+        names=tuple(job.name for job in of_kinds),
+        order=order,
+        nodes=GroupNodes(engine=PODS_ENGINE, tasks=named),
     )
+
+
+def makes_sets(site: "Site") -> bool:
+    """Say whether pods of several kinds are to be one JobSet, as far as that was settled."""
+    keys = dict(site.own_keys)
+    return keys.get("jobset") == "yes" and "gang" not in keys  # a gang of its own knows Jobs
+
+
+def _set(base: JobRequest, name: str, kinds: list[PodKind]) -> list[JobRequest]:
+    """Return the one job of which a JobSet makes one for each kind."""
+    chunks = (
+        replace(
+            _node(base.chunks[0], kind.node),
+            extra=(("image", kind.image),) if kind.image is not None else (),
+        )
+        for kind in kinds
+    )
+    return [replace(base, name=name, chunks=tuple(chunks))]
+
+
+def _jobs(base: JobRequest, name: str, kinds: list[PodKind]) -> list[JobRequest]:
+    """Return a job for each kind; the first one has the files."""
+    found: list[JobRequest] = []
+    first = 0
+    for number, kind in enumerate(kinds):
+        job = replace(
+            base,
+            name=f"{name}-{kind_name(number)}" if number else name,
+            chunks=(_node(base.chunks[0], kind.node),),
+            own_keys=_own_keys(base, kind),
+            first_index=first,
+            shares=name if number else None,
+        )
+        found.append(job)
+        first += kind.node.num_nodes
+    return found
 
 
 def _datasets_of_pods() -> dict[str, str]:
@@ -167,6 +216,9 @@ def bring_group(
     os.makedirs(folder, mode=0o700, exist_ok=True)
     _pack(plan, group, run_dir, pods, os.path.join(folder, orders.CODE_FILE))
     order, brings = pack_order(pods.order, folder, run_dir)
+    if order.code_bytes is not None:
+        what = "what the pods of the group need, the code and outputs that they read,"
+        check_way(pods.jobs[0], what, f"group {group.name}")
     if text := _credentials(group):
         brings[orders.CREDENTIALS_FILE] = os.path.join(folder, orders.CREDENTIALS_FILE)
         atomic.replace_file(brings[orders.CREDENTIALS_FILE], text.encode(), mode=0o600)
@@ -203,6 +255,9 @@ def _pack(
             os.symlink(code.root, os.path.join(stage, "code"))
             names += [f"code/{name}" for name in code.names]
             moved = _moved(plan, code.root, os.path.join(pods.order.run_dir.path, "code"))
+        runs = os.path.dirname(pods.order.run_dir.path)
+        reused = {name: _in(runs, folder) for name, folder in plan.reused.items()}
+        moved = replace(moved, reused=reused)
         if keeps_datasets_here(pods.order):
             moved = _without_datasets(moved)
         atomic.write_json(os.path.join(stage, "workflow.json"), codec.to_plain(moved))
@@ -216,6 +271,11 @@ def _pack(
             names += output_names(RunDir(stage), source)
         with open(archive, "wb") as file:
             code_copy.write_archive(stage, names, file)
+
+
+def _in(runs: str, folder: str) -> str:
+    """Return where an earlier run is on the volume of the pods."""
+    return os.path.join(runs, os.path.basename(os.path.normpath(folder)))
 
 
 def with_outputs(task: TaskPlan, *, to_urls: bool) -> TaskPlan:
@@ -261,7 +321,8 @@ def _scripts(group: GroupPlan) -> Iterator[str]:
 def _sources(group: GroupPlan) -> list[str]:
     """Return the tasks whose outputs this group reads."""
     inputs = (entry for task in group.tasks for entry in task.inputs)
-    return sorted({entry.source for entry in inputs if entry.kind is InputKind.TASK})
+    read = (entry for entry in inputs if entry.kind is InputKind.TASK)
+    return sorted({entry.source for entry in read if entry.run_id is None})
 
 
 def refuse_what_pods_can_not(plan: WorkflowPlan, site: "Site") -> list[UsageError]:
@@ -308,12 +369,14 @@ def _refusals_of(task: TaskPlan, *, has_image: bool, site: "Site") -> list[Usage
                 fix="`image:` in the task, or `image` in the section of muster.toml for all tasks without one",
             )
         )
-    if any(e.kind is InputKind.TASK and e.run_id is not None for e in task.inputs):
+    reads_other = any(e.kind is InputKind.TASK and e.run_id is not None for e in task.inputs)
+    if reads_other and not has_volume(site):
         found.append(
             UsageError(
                 f"the task `{task.name}` reads the output of another run, which pods don't see",
                 where=f"task {task.name} inputs",
-                fix="store it at a URL, or as a dataset there",
+                why="it is on this machine, or has gone with its pods",
+                fix="keep runs on a volume, both this one and the other (`claims` and `home` of the site), or store it at a URL",
             )
         )
     found += [
@@ -345,3 +408,12 @@ def warnings_of_group(group: GroupPlan, keys: Mapping[str, str]) -> list[str]:
     if any(task.resources.topology for task in group.tasks):
         found.append("topology: not asked for; `topology` of the site does, with Kueue")
     return found
+
+
+def why_a_set(several: Mapping[str, int]) -> str:
+    """Return what a queue does with groups of several kinds of pods that are no JobSets; `several` are the kinds of each."""
+    groups = ", ".join(f"`{name}` is {number} Jobs" for name, number in several.items())
+    return (
+        f"queue: {groups}, which the queue admits one by one, so groups may keep each other waiting; with JobSet on the"
+        " cluster, and rights to create and delete jobsets, a group is one"
+    )

@@ -10,13 +10,14 @@ from typing import Any
 
 from torchmuster import proc
 from torchmuster.engines.base import EngineError
-from torchmuster.engines.kubernetes.dialect import kubectl
+from torchmuster.engines.kubernetes.dialect import JOBSETS, kubectl
 from torchmuster.errors import MusterError
 from torchmuster.model.display.text import did_you_mean, few_of
 from torchmuster.owner.pods.bring import place_of_keys
 from torchmuster.owner.pods.reach import NotAllowedError, ask, refused
 
 _ASK_S = 20.0
+QUEUES = "localqueues.kueue.x-k8s.io"
 # What a run needs: (API group, resource, verbs).
 NEEDED = (
     ("batch", "jobs", ("create", "get", "list", "watch", "delete")),
@@ -30,6 +31,26 @@ HELPFUL = (
     ("", "pods/portforward", ("create",), "the first pod's log instead of the record"),
     ("", "pods", ("delete", "patch"), "pods on dead nodes are not removed"),
     ("", "events", ("list",), "why pods can't be made is not told (a quota, Pod Security)"),
+)
+# The same, of a site with a queue.
+OF_QUEUES = (
+    ("kueue.x-k8s.io", "localqueues", ("get", "list"), "a wrong queue is told late"),
+    ("kueue.x-k8s.io", "workloads", ("get", "list"), "why a run waits in its queue is not told"),
+    (
+        "visibility.kueue.x-k8s.io",
+        "localqueues/pendingworkloads",
+        ("get",),
+        "the place in the queue is not told",
+    ),
+)
+# The same, of a cluster that has JobSet.
+OF_SETS = (
+    (
+        "jobset.x-k8s.io",
+        "jobsets",
+        ("create", "delete"),
+        "a group of a workflow with several kinds of pods is several Jobs",
+    ),
 )
 _REVIEW = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectRulesReview"}
 
@@ -73,7 +94,9 @@ def look_at_cluster(keys: Mapping[str, str], queue: str | None) -> list[ClusterF
         return [ClusterFinding(check="cluster", ok=False, words=_words_of(error))]
     found = [ClusterFinding(check="cluster", ok=True, words=f"{context}: Kubernetes {version}")]
     found.append(_namespace(context, namespace))
-    found += _rights(context, namespace)
+    helpful = [*HELPFUL, *(OF_QUEUES if queue is not None else ())]
+    helpful += OF_SETS if _has_sets(context, namespace) else ()
+    found += _rights(context, namespace, helpful)
     if queue is not None:
         found.append(_queue(context, namespace, queue))
     found += [_claim(context, namespace, line) for line in _entries(keys.get("claims"))]
@@ -132,7 +155,9 @@ def role_line(group: str, resource: str, verbs: Iterable[str]) -> str:
     return f'{{apiGroups: ["{group}"], resources: ["{resource}"], verbs: [{", ".join(verbs)}]}}'
 
 
-def _rights(context: str, namespace: str) -> list[ClusterFinding]:
+def _rights(
+    context: str, namespace: str, helpful: "Iterable[tuple[str, str, tuple[str, ...], str]]"
+) -> list[ClusterFinding]:
     review = json.dumps({**_REVIEW, "spec": {"namespace": namespace}})
     # A user with few rights may not read the schemas by which kubectl would validate it.
     argv = kubectl(context, namespace, "create", "--validate=false", "-f", "-", "-o", "json")
@@ -150,7 +175,7 @@ def _rights(context: str, namespace: str) -> list[ClusterFinding]:
     ]
     words = f"the Role lacks {'; '.join(lacks)}" if lacks else "all that a run needs"
     found = [ClusterFinding(check="rights", ok=not lacks, words=words)]
-    for group, resource, wanted, without in HELPFUL:
+    for group, resource, wanted, without in helpful:
         if verbs := missing(rules, group, resource, wanted):
             line = role_line(group, resource, verbs)
             found.append(ClusterFinding(check="right", ok=None, words=f"without {line}: {without}"))
@@ -160,15 +185,29 @@ def _rights(context: str, namespace: str) -> list[ClusterFinding]:
 def _queue(context: str, namespace: str, queue: str) -> ClusterFinding:
     check = f"queue {queue}"
     try:
-        names = queues_of(context, namespace)
+        text = ask(kubectl(context, namespace, "get", QUEUES, "-o", "json"))
     except EngineError as error:
         return ClusterFinding(check=check, ok=None, words=_words_of(error))
-    if queue in names:
-        return ClusterFinding(check=check, ok=True, words="a LocalQueue of Kueue")
-    hint = did_you_mean(
-        queue, names, f"there are: {few_of(names, 8)}" if names else "there is none"
-    )
-    return ClusterFinding(check=check, ok=False, words=f"there is no such LocalQueue: {hint}")
+    return finding_of_queue(queue, json.loads(text).get("items", []))
+
+
+def finding_of_queue(queue: str, queues: "Iterable[Mapping[str, Any]]") -> ClusterFinding:
+    """Return what a namespace's LocalQueues say of one."""
+    check = f"queue {queue}"
+    known = {one["metadata"]["name"]: one.get("status", {}) for one in queues}
+    if queue not in known:
+        names = list(known)
+        hint = did_you_mean(
+            queue, names, f"there are: {few_of(names, 8)}" if names else "there is none"
+        )
+        return ClusterFinding(check=check, ok=False, words=f"there is no such LocalQueue: {hint}")
+    for condition in known[queue].get("conditions", ()):
+        if condition.get("type") == "Active" and condition.get("status") != "True":
+            words = f"it admits nothing: {condition.get('message')} ({condition.get('reason')})"
+            return ClusterFinding(check=check, ok=False, words=words)
+    number = known[queue].get("pendingWorkloads", 0)
+    words = f"a LocalQueue of Kueue, {number} wait{'s' if number == 1 else ''} in it"
+    return ClusterFinding(check=check, ok=True, words=words)
 
 
 def queues_of(context: str, namespace: str) -> list[str]:
@@ -177,7 +216,15 @@ def queues_of(context: str, namespace: str) -> list[str]:
     Raises:
         EngineError: The cluster has no Kueue, or they may not be listed.
     """
-    return _names(kubectl(context, namespace, "get", "localqueues.kueue.x-k8s.io", "-o", "name"))
+    return _names(kubectl(context, namespace, "get", QUEUES, "-o", "name"))
+
+
+def _has_sets(context: str, namespace: str) -> bool:
+    words = ("api-resources", "--api-group=jobset.x-k8s.io", "-o", "name")
+    try:
+        return JOBSETS in ask(kubectl(context, namespace, *words)).split()
+    except EngineError:
+        return False
 
 
 def _claim(context: str, namespace: str, entry: str) -> ClusterFinding:
@@ -185,6 +232,8 @@ def _claim(context: str, namespace: str, entry: str) -> ClusterFinding:
     try:
         words = ("get", "persistentvolumeclaim", name, "-o", "json")
         claim = json.loads(ask(kubectl(context, namespace, *words)))
+    except NotAllowedError:
+        return ClusterFinding(check=check, ok=None, words="you may not look at claims")
     except EngineError as error:
         return ClusterFinding(check=check, ok=False, words=_words_of(error))
     modes = claim.get("spec", {}).get("accessModes", [])

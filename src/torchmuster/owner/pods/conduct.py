@@ -9,12 +9,10 @@ another pod goes. Its exit code is the pod's: 0, 113 for a failure that is final
 import argparse
 import asyncio
 import contextlib
-import hashlib
 import json
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -30,6 +28,8 @@ from torchmuster.files.terminal import TerminalVoice
 from torchmuster.model import codec
 from torchmuster.model.display.repeats import shortened
 from torchmuster.model.display.text import render_report, report_of_error
+from torchmuster.model.event import moment_of
+from torchmuster.model.failure import EndKind
 from torchmuster.model.plan import RunPlan
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Result
@@ -41,16 +41,16 @@ from torchmuster.node.remote.files import CodeOutputs, make_mark
 from torchmuster.owner.create import write_owner
 from torchmuster.owner.deadline import Deadline
 from torchmuster.owner.jobs.jobs import cancelled_before_start, failed_before_start
+from torchmuster.owner.pods.archive import wait_for_archive
 from torchmuster.owner.pods.doors import Doors
 from torchmuster.owner.pods.neighbours import RecordNeighbours
+from torchmuster.owner.pods.predecessor import count_loss
 from torchmuster.owner.resubmit import restarts_spent
 from torchmuster.owner.supervise import Supervisor
 from torchmuster.owner.views.record import next_attempt, read_events, read_result
 
 _MESSAGE_FILE = "/dev/termination-log"
 MOST_MESSAGE_BYTES = 4096
-_CODE_LOOK_S = 0.1
-_SAY_EVERY_S = 4.5
 
 
 def main(arguments: list[str]) -> int:
@@ -112,6 +112,10 @@ class _PodOwner:
     def _own(self) -> Result:
         neighbours = RecordNeighbours(self.order, self.key)
         plan = self._place_run(neighbours)
+        if (lost := count_loss(self.run_dir, plan)) is not None:
+            lost = replace(lost, elapsed_s=time.time() - _begun(self.run_dir))
+            atomic.write_json(self.run_dir.result, codec.to_plain(lost))
+            return lost
         secret = read_secret(self.key)
         doors = Doors(
             order=self.order,
@@ -137,7 +141,7 @@ class _PodOwner:
             engine.finish()
             return engine.localized(result)
         finally:
-            neighbours.stop()
+            neighbours.stop(is_taken_away=self.is_told_to_stop)
             engine.abandon()
 
     def _note_stop(self, *_: object) -> None:
@@ -155,6 +159,10 @@ class _PodOwner:
         make_mark(run_dir.path)
         write_owner(run_dir)
         self._set_aside_result()
+        call = os.path.join(self.brought, orders.CALL_FILE)
+        if os.path.exists(call):
+            with open(call, "rb") as brought:
+                atomic.replace_file(run_dir.call, brought.read(), mode=0o600)
         plain = atomic.read_json(os.path.join(self.brought, orders.PLAN_FILE))
         plan = codec.from_plain(RunPlan, plain)
         code = CodeOutputs(run_dir)
@@ -226,40 +234,11 @@ def pods_engine(
     return SshEngine(plan, run_dir, wishes, bundle, say)
 
 
-def wait_for_archive(
-    order: PodOrder, brought: str, limit_s: float, say: Callable[[str], None]
-) -> None:
-    """Put what the pods need into its place: from the Secret, or from the client who sends it.
-
-    Raises:
-        MusterError: It does not come within `limit_s`.
-    """
-    target = order.archive
-    came = os.path.join(brought, orders.CODE_FILE)
-    if os.path.exists(came):
-        with open(came, "rb") as file:
-            atomic.replace_file(target, file.read())
-        return
-    begun = say_at = time.monotonic()
-    while not _is_whole(target, order):
-        now = time.monotonic()
-        if now >= say_at:
-            say("waiting for the code: the client sends it")
-            say_at = now + _SAY_EVERY_S
-        if now - begun > limit_s:
-            raise MusterError(
-                "the code did not come",
-                where=target,
-                why="it is too large for a Secret, so the client sends it when the first pod runs",
-                fix="keep muster running until it says that training begins, or put the code on a volume",
-            )
-        threading.Event().wait(_CODE_LOOK_S)
-
-
 def last_message(result: Result) -> str:
     """Return a result as Kubernetes keeps it of an ended pod: at most 4,096 bytes of JSON."""
     plain = codec.to_plain(result)
-    plain.pop("cause", None)
+    if result.cause is None or result.cause.kind is not EndKind.NODE_LOST:
+        plain.pop("cause", None)  # it is long; of a lost pod the client asks the cluster
     report = plain.get("report") or {}
     while len(text := json.dumps(plain)) > MOST_MESSAGE_BYTES and report.get("because"):
         report["because"] = report["because"][:-1]
@@ -276,16 +255,6 @@ def _pod_code(result: Result) -> int:
     return 0 if result.state is RunState.SUCCEEDED else FINAL_CODE
 
 
-def _is_whole(path: str, order: PodOrder) -> bool:
-    try:
-        if os.path.getsize(path) != order.code_bytes:
-            return False
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest() == order.code_sha
-    except OSError:
-        return False
-
-
 def _plan_limit_s(brought: str) -> float:
     plan = codec.from_plain(RunPlan, atomic.read_json(os.path.join(brought, orders.PLAN_FILE)))
     return plan.limits.join_timeout_s
@@ -293,10 +262,5 @@ def _plan_limit_s(brought: str) -> float:
 
 def _begun(run_dir: RunDir) -> float:
     """Return when the run first began: another pod may have."""
-    from datetime import datetime
-
-    first = next(read_events(run_dir.events), {})
-    try:
-        return datetime.fromisoformat(str(first["time"])).timestamp()
-    except (KeyError, ValueError):
-        return time.time()
+    begun = moment_of(next(read_events(run_dir.events), {}).get("time"))
+    return begun if begun is not None else time.time()

@@ -26,17 +26,19 @@ from torchmuster.model.display.text import render_report, report_of_error
 from torchmuster.model.outcome import GroupOutcome
 from torchmuster.model.states import State
 from torchmuster.model.workflow import GroupNodes, GroupStart
-from torchmuster.net import listener
+from torchmuster.net.address import bind
 from torchmuster.net.secret import read_secret
 from torchmuster.node.pod import order as orders
 from torchmuster.node.pod.order import AGAIN_CODE, FINAL_CODE, PodOrder
 from torchmuster.node.pod.place import is_placed, place
 from torchmuster.node.pod.task import pod_words
 from torchmuster.node.task.options import TaskOrder
-from torchmuster.owner.pods.conduct import MOST_MESSAGE_BYTES, leave_message, wait_for_archive
+from torchmuster.owner.pods.archive import wait_for_archive
+from torchmuster.owner.pods.conduct import MOST_MESSAGE_BYTES, leave_message
 from torchmuster.owner.pods.doors import Doors
 from torchmuster.owner.pods.gather import GroupGather
 from torchmuster.owner.pods.neighbours import RecordNeighbours
+from torchmuster.owner.reuse import link_reused
 from torchmuster.owner.views.record import next_task_attempts, read_outcome
 from torchmuster.programs.group_main import ProcessStarter, conduct_group, read_plan
 
@@ -116,6 +118,8 @@ class _GroupOwner:
             wait_for_archive(order, os.path.dirname(self.order_path), order.join_s, self.voice.say)
             # Kept: the other pods get it from here.
             place(order, os.path.dirname(self.order_path))
+        if order.has_volume:
+            link_reused(read_plan(self.run_dir), self.run_dir)
         secret = read_secret(self.key)
         num_pods = order.num_pods
         doors = Doors(
@@ -201,9 +205,13 @@ class _GroupOwner:
         return code
 
     def _dismiss(self) -> None:
-        """End the pods of other Jobs: only the end of the first Job is that of its pods."""
+        """End the pods of other Jobs: only the end of the first Job is that of its pods.
+
+        Those of one JobSet, with a Service for all, end with it.
+        """
+        own_service = self.order.address(0).partition(".")[2]
         for index, host in enumerate(self.order.hosts):
-            if host.partition(".")[2] != self.order.job:
+            if host.partition(".")[2] != own_service:
                 words = [*pod_words(self.key, self.order, index), "kill -USR1 $PPID"]
                 with contextlib.suppress(MusterError):
                     proc.ask(words, b"", _END_S)
@@ -220,7 +228,7 @@ def last_words(outcome: GroupOutcome) -> str:
 
 def _bind(port: int) -> socket.socket:
     try:
-        return listener.bind("", port)
+        return bind("", port)
     except OSError as error:
         raise MusterError(
             f"port {port} of this pod can't be opened",

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import time
+from collections.abc import Sequence
 
 from torchmuster import proc
 from torchmuster.engines.kubernetes.dialect import DIALECT
@@ -13,6 +14,7 @@ from torchmuster.model import codec
 from torchmuster.node.pod.call import call_argv
 from torchmuster.node.pod.order import PodOrder
 from torchmuster.owner.jobs.jobs import cancelled_before_start
+from torchmuster.owner.pods.losses import explain_loss
 from torchmuster.owner.pods.mirror import RecordMirror, result_of_pod
 from torchmuster.owner.pods.reach import PodWatch, ask, find_pod, forward, job_of, pod_order
 from torchmuster.owner.views.record import read_outcome, read_result
@@ -49,6 +51,9 @@ def keep_last_message(run_dir: RunDir, job_id: str) -> None:
         EngineError: The cluster can't be asked.
     """
     result = result_of_pod(job_id, run_dir)
+    order = pod_order(run_dir)
+    if result is not None and order is not None:
+        result = explain_loss(result, run_dir, order, job_id)
     if result is not None:
         atomic.write_json(run_dir.result, codec.to_plain(result))
 
@@ -86,10 +91,23 @@ def remove_groups(run_dir: RunDir) -> list[str]:
             continue
         if read_outcome(run_dir, name) is None:
             noted = atomic.read_json(run_dir.group(name).job)
-            found += [job_id, *map(str, noted.get("more", ()))]
-    for job_id in found:
-        remove(job_id)
+            jobs = [job_id, *map(str, noted.get("more", ()))]
+            remove_jobs(jobs, noted.get("set"))
+            found += jobs
     return found
+
+
+def remove_jobs(job_ids: Sequence[str], set_id: str | None) -> None:
+    """Remove all objects of a group: of each Job, or of the JobSet that they belong to.
+
+    Raises:
+        EngineError: The cluster refuses.
+    """
+    if set_id is not None:
+        ask(DIALECT.remove_set_argv(set_id))
+        return
+    for job_id in job_ids:
+        remove(job_id)
 
 
 def remove(job_id: str) -> None:

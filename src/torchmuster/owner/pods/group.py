@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from torchmuster.engines.kubernetes.dialect import DIALECT
+from torchmuster.engines.kubernetes.dialect import DIALECT, job_id_of, place_of
 from torchmuster.errors import MusterError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir, WorkingFolder
@@ -19,6 +19,7 @@ from torchmuster.model.outcome import GroupOutcome
 from torchmuster.model.states import JobState, State
 from torchmuster.model.workflow import GroupPlan, GroupStart, WorkflowPlan
 from torchmuster.net import messages
+from torchmuster.node.pod.order import CREDENTIALS_FILE
 from torchmuster.node.task.data import upload_outputs
 from torchmuster.node.task.setup import TaskFacts
 from torchmuster.owner.jobs.jobs import forget_views, submit_script, view_jobs
@@ -30,7 +31,7 @@ from torchmuster.owner.pods.bring_group import (
     plan_group,
     with_outputs,
 )
-from torchmuster.owner.pods.end import remove, tell_owner
+from torchmuster.owner.pods.end import remove_jobs, tell_owner
 from torchmuster.owner.pods.mirror import RecordMirror
 from torchmuster.owner.pods.reach import PodWatch, find_pod
 from torchmuster.owner.pods.starts import PodStarts
@@ -61,11 +62,13 @@ class PodGroup:
     pid: int = 0  # no process of this machine
     _pods: GroupPods | None = None
     _job_ids: list[str] = field(default_factory=list)
+    _set_id: str | None = None
     _mirror: RecordMirror | None = None
     _watch: PodWatch | None = None
     _starts: PodStarts | None = None
     _never: NeverWatch = field(default_factory=NeverWatch)
     _told: dict[str, str] = field(default_factory=dict)
+    _waiting: dict[str, JobView] = field(default_factory=dict)
     _num_events: int = 0
     _positions: dict[str, int] = field(default_factory=dict)
     _num_stops: int = 0
@@ -91,8 +94,21 @@ class PodGroup:
         except MusterError:
             self._remove()
             raise
+        finally:
+            # They are in the Secret now, or nowhere; here they have a file of their own.
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(folder.path, "pods", CREDENTIALS_FILE))
         self._pods = pods
-        noted = {"engine": DIALECT.name, "job_id": self._job_ids[0], "more": self._job_ids[1:]}
+        if len(pods.names) > len(pods.jobs):
+            context, namespace, _ = place_of(self._job_ids[0])
+            self._set_id = job_id_of(context, namespace, pods.jobs[0].name)
+            self._job_ids = [job_id_of(context, namespace, name) for name in pods.names]
+        noted = {
+            "engine": DIALECT.name,
+            "job_id": self._job_ids[0],
+            "more": self._job_ids[1:],
+            "set": self._set_id,
+        }
         atomic.write_json(folder.job, noted)
         first = self._job_ids[0]
         self._watch = PodWatch(first)
@@ -122,9 +138,21 @@ class PodGroup:
                     await asyncio.to_thread(self._end_without_record)
                 await asyncio.sleep(_LOOK_S)
             self._pass_on()
-            return await self._with_datasets(outcome)
+            return await self._with_datasets(self._joined(outcome))
         finally:
             await asyncio.to_thread(self._remove)
+
+    def _joined(self, outcome: GroupOutcome) -> GroupOutcome:
+        """Return an outcome with what the cluster said of Jobs whose pods did not come, which the first pod can't know."""
+        if outcome.state is not State.FAILED_START_ERROR or outcome.report is None:
+            return outcome
+        said = tuple(map(describe_job, self._waiting.values()))
+        if not said:
+            return outcome
+        report = replace(outcome.report, because=(*said, *outcome.report.because))
+        joined = replace(outcome, report=report)
+        self._keep(joined)
+        return joined
 
     async def _with_datasets(self, outcome: GroupOutcome) -> GroupOutcome:
         """Make versions of datasets of the outputs that have come, where datasets are in a folder of this machine."""
@@ -171,9 +199,16 @@ class PodGroup:
     def _look(self) -> bool:
         """Say what the cluster says; return whether the first Job is over. What can't start is ended."""
         views = view_jobs(DIALECT, self._job_ids)
+        late = (JobState.PENDING, JobState.HELD)
+        self._waiting = {
+            job_id: view
+            for job_id, view in views.items()
+            if view.state in late and view.reason is not None and job_id != self._job_ids[0]
+        }
         for job_id in self._job_ids:
             view = views.get(job_id)
-            self._tell(job_id, view)
+            if job_id == self._job_ids[0] or self._set_id is None or _has_own_reason(view):
+                self._tell(job_id, view)
             report = self._never.judge(view, DIALECT)
             if report is None and self._starts is not None and job_id == self._job_ids[0]:
                 report = self._starts.judge(view, has_begun=self._has_begun)
@@ -215,10 +250,12 @@ class PodGroup:
             first = self.run_dir.task_log(self.group.name, task.name, 0)
             folder = os.path.dirname(os.path.dirname(first))
             try:
-                count = len(os.listdir(folder))
+                names = os.listdir(folder)
             except OSError:
                 continue
-            for attempt in range(count):
+            # After the first pod was made again on an empty disk, they do not begin with 0.
+            numbers = (name.removeprefix("attempt-") for name in names)
+            for attempt in sorted(int(number) for number in numbers if number.isdecimal()):
                 yield task.name, self.run_dir.task_log(self.group.name, task.name, attempt)
 
     def _end_without_record(self) -> None:
@@ -282,11 +319,17 @@ class PodGroup:
 
     def _remove(self) -> None:
         self.close()
-        for job_id in self._job_ids:
+        for job_id in self._job_ids if self._set_id is None else self._job_ids[:1]:
             try:
-                remove(job_id)
+                remove_jobs([job_id], self._set_id)
             except MusterError as error:
-                self.say(f"{job_id} stays on the cluster: {error.what} ({error.fix or error.why})")
+                stays = self._set_id or job_id
+                self.say(f"{stays} stays on the cluster: {error.what} ({error.fix or error.why})")
+
+
+def _has_own_reason(view: JobView | None) -> bool:
+    """Say whether a Job of a set waits for something of its own: a queue holds all of them for one reason."""
+    return view is not None and view.state is not JobState.HELD
 
 
 @dataclass(frozen=True, slots=True)

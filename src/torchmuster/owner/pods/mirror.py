@@ -26,6 +26,7 @@ from torchmuster.node.pod.call import call_argv
 from torchmuster.node.pod.order import ORDER_VARIABLE, PROGRAMS_VARIABLE, PodOrder
 from torchmuster.node.pod.outputs import take_outputs
 from torchmuster.owner.jobs.jobs import failed_before_start
+from torchmuster.owner.pods.losses import explain_loss
 from torchmuster.owner.pods.pull import RecordPull
 from torchmuster.owner.pods.reach import NotAllowedError, PodWatch, find_pod, forward
 
@@ -137,10 +138,13 @@ class RecordMirror:
         return [*call_argv(self.run_dir.secret, port), "127.0.0.1", command]
 
     def _send_code(self, port: int) -> None:
-        """Send the code, unless the pod has it: from a run before, on a volume."""
+        """Send the code, unless the pod has it: of this run, or on a volume from one before."""
         path, folder = self.order.archive, self.order.folder
-        there = f'{self.order.stamps}" ] || [ "$(wc -c <"{path}" 2>/dev/null)" = {self.order.code_bytes}'
-        asked = proc.ask(self._argv(port, f'[ -f "{there} ]'), b"", _SILENCE_S)
+        size = self.order.code_bytes
+        places = [path, self.order.kept] if self.order.kept is not None else [path]
+        there = [f'[ "$(wc -c 2>/dev/null <"{place}")" = {size} ]' for place in places]
+        asked_for = " || ".join((f'[ -f "{self.order.stamps}" ]', *there))
+        asked = proc.ask(self._argv(port, asked_for), b"", _SILENCE_S)
         if asked.status == 0:
             return
         command = f'mkdir -p "{folder}" && cat >"{path}.part" && mv "{path}.part" "{path}"'
@@ -263,8 +267,15 @@ class RecordMirror:
             plain = json.loads(self._result)
             theirs, ours = self.order.run_dir.path, self.run_dir.path
             own = own_paths(plain, theirs, ours, self.order.code_root or None)
-            atomic.write_json(self._result_path, own)
+            atomic.write_json(self._result_path, self._joined(own))
         self.is_complete = True
+
+    def _joined(self, plain: "dict[str, object]") -> object:
+        """Return the result of a run with what only the cluster knows."""
+        if self.order.group is not None:
+            return plain
+        result = codec.from_plain(Result, plain)
+        return codec.to_plain(explain_loss(result, self.run_dir, self.order, self.job_id))
 
     # Without the right to reach a pod.
 

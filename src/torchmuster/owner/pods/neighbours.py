@@ -6,6 +6,7 @@ attempts, restarts and the client's copy go on. Snapshots are larger: they need 
 
 import contextlib
 import os
+import shlex
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,8 +21,8 @@ from torchmuster.node.remote.files import MARK_FILE, mark_of
 _COPIES = 2
 _EVERY_S = 2.0
 _ASK_S = 10.0
+_LAST_ASK_S = 3.0  # of the grace of a pod that is taken away
 _MAX_BYTES = 8 << 20
-_FOLDER = '"$MUSTER_HOME/record-of-the-first-pod"'  # in the shell of another pod
 _EVENTS, _TRAINING = "events.jsonl", "training.jsonl"
 
 
@@ -35,19 +36,27 @@ class RecordNeighbours:
     _stopping: threading.Event = field(default_factory=threading.Event)
 
     def start(self) -> None:
-        """Begin, in a thread."""
+        """Begin, in a thread; on a volume the record outlives the pods anyhow."""
+        if self.order.has_volume:
+            return
         threading.Thread(target=self._work, name="neighbours", daemon=True).start()
 
-    def stop(self) -> None:
-        """End it."""
+    def stop(self, *, is_taken_away: bool = False) -> None:
+        """End it; who takes the place of a pod that is taken away finds its last words."""
+        was_started = not self.order.has_volume and not self._stopping.is_set()
         self._stopping.set()
+        if is_taken_away and was_started:
+            self._send_all((_EVENTS,), _LAST_ASK_S)
 
     def _work(self) -> None:
         while not self._stopping.wait(_EVERY_S):
-            for index in range(1, min(self.order.num_pods, 1 + _COPIES)):
-                for name in self._paths:
-                    with contextlib.suppress(MusterError, OSError):
-                        self._send(index, name)
+            self._send_all(tuple(self._paths), _ASK_S)
+
+    def _send_all(self, names: tuple[str, ...], limit_s: float) -> None:
+        for index in range(1, min(self.order.num_pods, 1 + _COPIES)):
+            for name in names:
+                with contextlib.suppress(MusterError, OSError):
+                    self._send(index, name, limit_s)
 
     @property
     def _paths(self) -> dict[str, str]:
@@ -58,7 +67,14 @@ class RecordNeighbours:
             return {_EVENTS: run_dir.group(group).events, **mark}
         return {_EVENTS: run_dir.events, _TRAINING: run_dir.training, **mark}
 
-    def _send(self, index: int, name: str) -> None:
+    @property
+    def _folder(self) -> str:
+        """Return the folder of the copies, for the shell of another pod: its home may have seen other runs."""
+        words = (self.order.run_id, self.order.group)
+        name = ".".join(word for word in words if word is not None)
+        return f'"$MUSTER_HOME/records/"{shlex.quote(name)}'
+
+    def _send(self, index: int, name: str, limit_s: float) -> None:
         path = self._paths[name]
         status = os.stat(path)
         now = (status.st_size, status.st_mtime_ns)
@@ -66,18 +82,23 @@ class RecordNeighbours:
             return
         with open(path, "rb") as file:
             data = file.read()
-        command = f"mkdir -p {_FOLDER} && cat >{_FOLDER}/{name}.part && mv {_FOLDER}/{name}.part {_FOLDER}/{name}"
-        if self._ask(index, command, data).status == 0:
+        path = f"{self._folder}/{name}"
+        command = f"mkdir -p {self._folder} && cat >{path}.part && mv {path}.part {path}"
+        if self._ask(index, command, data, limit_s).status == 0:
             self._sent[index, name] = now
 
-    def _ask(self, index: int, command: str, data: bytes = b"") -> proc.Answered:
+    def _ask(
+        self, index: int, command: str, data: bytes = b"", limit_s: float = _ASK_S
+    ) -> proc.Answered:
         # The head of a group ends all its other children.
         words = [*pod_words(self.key, self.order, index), command]
-        return proc.ask_beside(words, _ASK_S, data)
+        return proc.ask_beside(words, limit_s, data)
 
     def find(self, say: Callable[[str], None]) -> None:
         """Take the record over from other pods, where this one has none: the longest that they have."""
         paths = self._paths
+        if self.order.has_volume:
+            return
         if os.path.exists(paths[_EVENTS]) or mark_of(self.order.run_dir.path):
             return
         best: tuple[int, bytes] | None = None
@@ -100,7 +121,7 @@ class RecordNeighbours:
         )
 
     def _fetch(self, index: int, name: str) -> bytes:
-        command = f"cat {_FOLDER}/{name} 2>/dev/null"
+        command = f"cat {self._folder}/{name} 2>/dev/null"
         said = self._ask(index, command)
         if said.status is None:
             # It began to answer: a loaded node, and a record that must not be lost.

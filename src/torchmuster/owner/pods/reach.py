@@ -88,6 +88,18 @@ def find_pod(job_id: str, index: int) -> Pod | None:
     return run.newest().get(index) if run is not None else None
 
 
+def find_pods(job_id: str) -> tuple[Pod, ...]:
+    """Return all pods of a run, also those that have ended, in the order in which they were made.
+
+    Raises:
+        EngineError: The cluster can't be asked.
+    """
+    context, namespace, name = place_of(job_id)
+    words = ("get", "pods", "-l", f"{RUN_LABEL}={name}", "-o", "json")
+    run = runs_of(read_objects(ask(kubectl(context, namespace, *words)))).get(name)
+    return run.pods if run is not None else ()
+
+
 @dataclass(slots=True)
 class PortForward:
     """A port of this loopback that leads to one of a pod's."""

@@ -9,11 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torchmuster.engines.base import EngineError
-from torchmuster.engines.kubernetes.answers import RUN_LABEL, Pod, read_objects, runs_of
-from torchmuster.engines.kubernetes.dialect import kubectl, place_of
+from torchmuster.engines.kubernetes.answers import Pod
+from torchmuster.engines.kubernetes.dialect import job_id_of, kubectl, place_of
 from torchmuster.files.layout import RunDir
+from torchmuster.model.display.text import few_of, name_alone
+from torchmuster.model.job import JobRequest
 from torchmuster.node.pod.order import PodOrder
-from torchmuster.owner.pods.reach import NotAllowedError, ask
+from torchmuster.owner.pods.reach import NotAllowedError, ask, find_pods
 from torchmuster.owner.views.record import read_events
 
 _GIVEN_UP = "DeletionByTaintManager"
@@ -34,10 +36,8 @@ class PlaceRelease:
         lost = self._lost_names()
         if not lost:
             return
-        context, namespace, name = place_of(self.job_id)
-        words = ("get", "pods", "-l", f"{RUN_LABEL}={name}", "-o", "json")
-        run = runs_of(read_objects(ask(kubectl(context, namespace, *words)))).get(name)
-        for pod in run.pods if run is not None else ():
+        context, namespace, _ = place_of(self.job_id)
+        for pod in find_pods(self.job_id):
             if (
                 pod.uid not in self._done
                 and _is_given_up(pod)
@@ -50,10 +50,10 @@ class PlaceRelease:
         """Return the nodes of the run that the head has lost and not seen again."""
         lost: set[str] = set()
         for event in read_events(self.run_dir.events):
-            name = str(event.get("node"))
+            name = name_alone(str(event.get("node")))
             if event.get("event") == "node_lost":
                 lost.add(name)
-            elif event.get("event") == "node_joined":
+            elif event.get("event") == "agent_joined":
                 lost.discard(name)
         return lost
 
@@ -79,6 +79,22 @@ class PlaceRelease:
         self.say(
             f"{pod.node} does not answer: its pod {pod.name} was removed, so that another can come"
         )
+
+
+def words_on_leavers(job: JobRequest) -> str | None:
+    """Return a sentence on pods of an earlier run of this name that still end; None where there are none, or nobody can say."""
+    keys = dict(job.own_keys)
+    try:
+        pods = find_pods(job_id_of(keys["context"], keys["namespace"], job.name))
+    except EngineError:
+        return None  # what is wrong is said when the objects are made
+    leaving = [f"{pod.name} on {pod.node}" for pod in pods if pod.is_leaving]
+    if not leaving:
+        return None
+    return (
+        f"pods of an earlier run `{job.name}` have not ended yet: {few_of(leaving, 4)}; their names may lead to"
+        " them until they have gone, so this start takes longer: another --run-id does not wait for them"
+    )
 
 
 def _is_given_up(pod: Pod) -> bool:

@@ -4,24 +4,22 @@ import contextlib
 import time
 from dataclasses import dataclass, field, replace
 
-from torchmuster.engines.kubernetes.answers import RUN_LABEL, Pod, read_objects, runs_of
+from torchmuster.engines.kubernetes.answers import Pod
 from torchmuster.engines.kubernetes.dialect import kubectl, place_of
 from torchmuster.errors import JoinTimeoutError, MusterError
 from torchmuster.model.job import JobView
 from torchmuster.model.states import JobState
 from torchmuster.model.verdict import Report, Result
 from torchmuster.node.pod.order import AGAIN_CODE, FINAL_CODE, PodOrder
-from torchmuster.owner.pods.reach import ask, find_pod
+from torchmuster.owner.pods.apart import KEPT_APART, evidence, is_kept_apart
+from torchmuster.owner.pods.reach import ask, find_pod, find_pods
 
 _TWICE = 2  # a start that fails twice in the same way is no accident
 _SHOWN_LINES = 5
 _WAIT_LONGER = "a longer --join-timeout waits on, and none for as long as it takes; or ask for less"
-_KEPT_APART = (
-    "their network keeps them apart: names come from the headless Service of the run and the cluster's DNS, and"
-    " a NetworkPolicy or the proxy of a mesh has to let all TCP ports between pods of one run pass"
-)
 _VOICE = "muster: "
 _WAITS = f"{_VOICE}waiting for "
+_LOG_S = 4.0  # the first pod says it as often
 _OWN_CODES = (0, AGAIN_CODE, FINAL_CODE)
 
 
@@ -35,6 +33,7 @@ class PodStarts:
     _last: JobView | None = None
     _all_run: bool = False
     _told: str = ""
+    _ask_log_at: float = 0.0
 
     def judge(self, view: JobView | None, *, has_begun: bool) -> Report | None:
         """Return why the run is to end; None while it may begin."""
@@ -50,20 +49,28 @@ class PodStarts:
     def joined(self, result: Result) -> Result:
         """Return a result with what the cluster said of pods that did not come, which the pods themselves can't know."""
         last, report = self._last, result.report
+        if report is not None and is_kept_apart(result):
+            return self._kept_apart(result, report)
         is_join = result.exit_code == JoinTimeoutError.exit_code and not result.attempts
         if report is None or not is_join:
             return result
         if self._all_run:
-            because = ("kubernetes says: all pods run", *report.because)
-            return replace(result, report=replace(report, because=because, hint=_KEPT_APART))
+            return self._kept_apart(result, report)
         if last is None:
             return result
-        if any(line.startswith("kubernetes says") for line in report.because):
+        if _is_joined(report):
             return result
         hint = last.wait.hint if last.wait is not None else None
         sentence = f"{last.wait.sentence}: " if last.wait is not None else ""
         because = (f"kubernetes says: {sentence}{last.reason}", *report.because)
         return replace(result, report=replace(report, because=because, hint=hint or report.hint))
+
+    def _kept_apart(self, result: Result, report: Report) -> Result:
+        if _is_joined(report):
+            return result
+        said = evidence(self.job_id, "\n".join((report.error, *report.because)))
+        because = ("kubernetes says: all pods run", *said, *report.because)
+        return replace(result, report=replace(report, because=because, hint=KEPT_APART))
 
     def waits_for(self, view: JobView | None) -> str | None:
         """Return what the first pod says that it waits for, if that is new: before there is a record its log alone has it.
@@ -73,6 +80,10 @@ class PodStarts:
         """
         if view is None or view.state is not JobState.RUNNING:
             return None
+        now = time.monotonic()
+        if now < self._ask_log_at:
+            return None
+        self._ask_log_at = now + _LOG_S
         first = find_pod(self.job_id, 0)
         if first is None or not first.is_up:
             return None
@@ -103,16 +114,10 @@ class PodStarts:
         if view.reason is None or not view.reason.startswith("Error"):
             return None
         with contextlib.suppress(MusterError):
-            dead = [pod for pod in self._pods() if _died_early(pod)]
+            dead = [pod for pod in find_pods(self.job_id) if _died_early(pod)]
             if len(dead) >= _TWICE:
                 return self._report(dead[-1])
         return None
-
-    def _pods(self) -> tuple[Pod, ...]:
-        context, namespace, name = place_of(self.job_id)
-        words = ("get", "pods", "-l", f"{RUN_LABEL}={name}", "-o", "json")
-        run = runs_of(read_objects(ask(kubectl(context, namespace, *words)))).get(name)
-        return run.pods if run is not None else ()
 
     def _report(self, pod: Pod) -> Report:
         context, namespace, _ = place_of(self.job_id)
@@ -131,6 +136,10 @@ class PodStarts:
             because=tuple(lines) or ("the pod wrote nothing",),
             hint=hint,
         )
+
+
+def _is_joined(report: Report) -> bool:
+    return any(line.startswith("kubernetes says") for line in report.because)
 
 
 def _died_early(pod: Pod) -> bool:

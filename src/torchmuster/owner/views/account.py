@@ -3,11 +3,11 @@
 import os
 import re
 from dataclasses import dataclass, replace
-from datetime import datetime
 
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir, short_id
 from torchmuster.model.display.text import few_of
+from torchmuster.model.event import moment_of
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Result
 from torchmuster.owner.views.find import RunView, read_jobs_of, view_job
@@ -93,14 +93,8 @@ def _records(view: RunView) -> list[str]:
 def _ends_of(path: str) -> list[float]:
     """Return the time of the first and of the last event of a record."""
     events = list(read_events(path))
-    words = [str(event.get("time", "")) for event in (*events[:1], *events[-1:])]
-    times: list[float] = []
-    for word in words:
-        try:
-            times.append(datetime.fromisoformat(word).timestamp())
-        except ValueError:
-            continue
-    return times
+    words = [event.get("time") for event in (*events[:1], *events[-1:])]
+    return [time for word in words if (time := moment_of(word)) is not None]
 
 
 def _ended_by(view: RunView) -> str | None:

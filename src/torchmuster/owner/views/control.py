@@ -23,6 +23,7 @@ from torchmuster.net import messages
 from torchmuster.owner.jobs.jobs import cancel_job, read_jobs
 from torchmuster.owner.jobs.links import cancel_jobs
 from torchmuster.owner.jobs.never import NeverWatch
+from torchmuster.owner.sweep.arrays import cancel_arrays
 from torchmuster.owner.views.find import (
     RunView,
     any_result,
@@ -64,7 +65,9 @@ async def send_stop(view: RunView, signum: int, *, at_once: bool) -> None:
             with contextlib.suppress(MusterError):  # it may have ended
                 cancel_job(jobs[0], job_id)
         return
-    if view.workflow is not None:
+    if cancel_arrays(view.run_dir):
+        return
+    if view.workflow is not None or view.is_sweep:
         _signal_owner(view, signum, times=2 if at_once else 1)
         return
     try:

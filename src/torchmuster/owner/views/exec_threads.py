@@ -3,10 +3,13 @@
 import asyncio
 import os
 import queue
+import select
 import threading
 from collections.abc import Callable
 
 from torchmuster.net import messages
+
+_LOOK_EVERY_MS = 200
 
 # task, stream (1 or 2), data; may block
 Write = Callable[[str, int, bytes], None]
@@ -111,6 +114,12 @@ class InputThread:
 
     def _read(self, num_bytes: int) -> bytes:
         try:
-            return os.read(self._fd if self._fd is not None else 0, num_bytes)
+            fd = self._fd if self._fd is not None else 0
+            poll = select.poll()
+            poll.register(fd, select.POLLIN)
+            while not poll.poll(_LOOK_EVERY_MS):  # what is typed later is for somebody else
+                if self._is_over:
+                    return b""
+            return os.read(fd, num_bytes)
         except OSError:  # closed by the shell (`<&-`), or a terminal that is gone
             return b""

@@ -40,12 +40,14 @@ class ExecOrder:
         tty: It gets a terminal.
         input_fd: Where it reads from; None: it reads nothing.
         timeout_s: After this time it is ended; None: never.
+        debugger: Not a command: the stream to a rank that waits for its debugger.
     """
 
     argv: tuple[str, ...]
     tty: bool = False
     input_fd: int | None = 0
     timeout_s: float | None = None
+    debugger: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,6 +221,7 @@ class ExecSession:
                 rows=rows,
                 columns=columns,
                 term=os.environ.get("TERM", "") if self._order.tty else "",
+                debugger=self._order.debugger,
             )
             self._channel.send_nowait(start)
             if self._order.input_fd is None:
@@ -310,6 +313,9 @@ class ExecSession:
 
     @contextlib.contextmanager
     def _signals(self, terminal: RawTerminal) -> Iterator[None]:
+        if self._order.debugger:  # beside a run that is followed: signals are meant for the run
+            yield
+            return
         own = {signum: (self._signalled, signum) for signum in _FORWARDED}
         own[signal.SIGHUP] = (self._leave, 128 + signal.SIGHUP)  # type: ignore[assignment]
         for signum, (action, argument) in own.items():

@@ -1,11 +1,9 @@
 """Find runs, and whether they still live."""
 
-import contextlib
 import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import TYPE_CHECKING
 
 from torchmuster import proc
@@ -13,11 +11,14 @@ from torchmuster.errors import NotFoundError
 from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir, runs_dir, short_id
 from torchmuster.model.display.text import did_you_mean, few_of
+from torchmuster.model.event import moment_of
 from torchmuster.model.job import JobView
 from torchmuster.model.plan import RunPlan
 from torchmuster.model.states import RunState
 from torchmuster.model.verdict import Result
+from torchmuster.owner.create import owner_process_lives
 from torchmuster.owner.views.record import read_events, read_outcome, read_plan, read_result
+from torchmuster.owner.views.sweep_view import SweepView, view_sweep
 from torchmuster.owner.views.workflow_view import (
     WorkflowView,
     as_result,
@@ -25,6 +26,7 @@ from torchmuster.owner.views.workflow_view import (
     view_job_workflow,
     view_workflow,
 )
+from torchmuster.spec.sweep_plan import member_of_id
 
 if TYPE_CHECKING:
     from torchmuster.engines.base import Dialect
@@ -43,6 +45,19 @@ class RunView:
     result: Result | None
     events: tuple[dict[str, object], ...]
     workflow: WorkflowView | None = None
+    sweep: SweepView | None = None
+
+    @property
+    def is_sweep(self) -> bool:
+        """Say whether it was started by `muster sweep`."""
+        return os.path.isfile(self.run_dir.sweep)
+
+    @property
+    def is_headless_member(self) -> bool:
+        """Say whether it is a single process of a sweep, which the sweep's owner starts and ends."""
+        folder = os.path.dirname(os.path.dirname(self.run_dir.path))
+        is_member = os.path.isfile(RunDir(folder).sweep)
+        return is_member and not os.path.exists(self.run_dir.head)
 
     @property
     def is_workflow(self) -> bool:
@@ -104,10 +119,11 @@ def _submitted(run_dir: RunDir, started: str) -> float:
 
     The client writes these files before anything starts; a later link or a copy may write some of them again.
     """
-    files = (run_dir.secret, run_dir.plan, run_dir.workflow, run_dir.owner, run_dir.job)
+    of_kind = (run_dir.plan, run_dir.workflow, run_dir.sweep)
+    files = (run_dir.secret, *of_kind, run_dir.owner, run_dir.job)
     times = [time for path in files if (time := _changed(path)) is not None]
-    with contextlib.suppress(ValueError):  # a job in a queue has no event
-        times.append(datetime.fromisoformat(started).timestamp())
+    if (begun := moment_of(started)) is not None:  # a job in a queue has no event
+        times.append(begun)
     return min(times, default=_changed(run_dir.path) or 0.0)
 
 
@@ -173,10 +189,38 @@ def find_run(word: str) -> RunView:
     if matching:
         fix = f"one of: {few_of(reversed(_as_typed(matching)), _MOST_CANDIDATES)}"
         raise NotFoundError(f"`{word}` names {len(matching)} runs", where=runs_dir(), fix=fix)
+    if (member := _member_dir(word)) is not None:
+        return _view_found(member)
     if (adopted := _on_clusters(word)) is not None:
         return _view_found(adopted)
     near = did_you_mean(word, names, "`muster ps` lists the runs")
     raise NotFoundError(f"there is no run `{word}`", where=runs_dir(), fix=near)
+
+
+def _member_dir(word: str) -> RunDir | None:
+    """Return the folder of a sweep's member: `NAME.7`, by any word for the sweep; None where it is no such word.
+
+    Raises:
+        NotFoundError: The sweep has no such member, or it has not begun.
+    """
+    named = member_of_id(word)
+    if named is None:
+        return None
+    try:
+        view = find_run(named[0])
+    except NotFoundError:
+        return None
+    if view.sweep is None:
+        return None
+    if named[1] >= len(view.sweep.members):
+        what = f"the sweep {short_id(view.run_id)} has no member {named[1]}"
+        last = len(view.sweep.members) - 1
+        raise NotFoundError(what, where=view.run_dir.path, why=f"its members are 0 to {last}")
+    path = os.path.join(view.run_dir.members, view.sweep.plan.member_id(named[1]))
+    if not os.path.isdir(path):
+        what = f"member {named[1]} of the sweep {short_id(view.run_id)} has not begun"
+        raise NotFoundError(what, where=view.run_dir.path)
+    return RunDir(path)
 
 
 def _on_clusters(word: str) -> RunDir | None:
@@ -206,14 +250,16 @@ def _as_typed(names: list[str]) -> list[str]:
 
 
 def _is_run(run_dir: RunDir) -> bool:
-    return os.path.isfile(run_dir.plan) or os.path.isfile(run_dir.workflow)
+    return any(os.path.isfile(path) for path in (run_dir.plan, run_dir.workflow, run_dir.sweep))
 
 
-def view_run(run_dir: RunDir) -> RunView:
-    """Return what a run directory says now."""
-    events = tuple(read_events(run_dir.events))
+def view_run(run_dir: RunDir, read: Sequence[dict[str, object]] | None = None) -> RunView:
+    """Return what a run directory says now; `read` are its events, where they have been read already."""
+    events = tuple(read_events(run_dir.events) if read is None else read)
     if os.path.isfile(run_dir.workflow):
         return _view_of_workflow(run_dir, events)
+    if os.path.isfile(run_dir.sweep):
+        return _view_of_sweep(run_dir, events)
     result = _settled_result(run_dir)
     return RunView(
         run_id=os.path.basename(run_dir.path),
@@ -252,6 +298,24 @@ def _view_of_workflow(run_dir: RunDir, events: tuple[dict[str, object], ...]) ->
     )
 
 
+def _view_of_sweep(run_dir: RunDir, events: tuple[dict[str, object], ...]) -> RunView:
+    if os.path.isfile(run_dir.arrays):
+        from torchmuster.owner.views.array_view import view_arrays
+
+        sweep = view_arrays(run_dir)
+    else:
+        sweep = view_sweep(run_dir, is_alive=owner_lives(run_dir))
+    return RunView(
+        run_id=os.path.basename(run_dir.path),
+        run_dir=run_dir,
+        state=sweep.state if sweep is not None else RunState.LOST,
+        plan=None,
+        result=sweep.result if sweep is not None else None,
+        events=events,
+        sweep=sweep,
+    )
+
+
 def _view_of_jobs(run_dir: RunDir) -> WorkflowView | None:
     from torchmuster.owner.jobs.jobs import read_jobs, view_jobs
 
@@ -271,12 +335,27 @@ def _state(run_dir: RunDir, events: tuple[dict[str, object], ...]) -> RunState:
         state = job.state.of_run if job is not None else RunState.UNKNOWN
         if state is not RunState.RUNNING:
             return state
+    elif (told := _state_of_element(run_dir)) is not None:
+        if told is not RunState.RUNNING:
+            return told
     elif not owner_lives(run_dir):
         return RunState.LOST
     names = [event.get("event") for event in events]
     if "attempt_started" in names:
         return RunState.RUNNING
     return RunState.WAITING if "waiting" in names else RunState.STARTING
+
+
+def _state_of_element(run_dir: RunDir) -> RunState | None:
+    """Return how a member of a sweep stands whose job is an element of an array; None of any other run."""
+    sweep_dir = RunDir(os.path.dirname(os.path.dirname(run_dir.path)))
+    named = member_of_id(os.path.basename(run_dir.path))
+    if named is None or not os.path.isfile(sweep_dir.arrays):
+        return None
+    from torchmuster.owner.views.array_view import view_arrays
+
+    sweep = view_arrays(sweep_dir)
+    return sweep.members[named[1]].state if sweep is not None else None
 
 
 def owner_is_here(run_dir: RunDir) -> bool:
@@ -294,13 +373,9 @@ def owner_lives(run_dir: RunDir) -> bool:
     if os.path.isfile(run_dir.jobs):
         workflow = _view_of_jobs(run_dir)
         return workflow is not None and workflow.result is None
-    owner = atomic.read_json(run_dir.owner)
-    if not isinstance(owner, dict):
-        return False
-    if owner.get("boot_id") != proc.boot_id():
-        return owner.get("host") != os.uname().nodename
-    facts = proc.read_process(int(owner.get("pid", -1)))
-    return facts is not None and facts.start_ticks == owner.get("start_ticks")
+    if os.path.isfile(run_dir.arrays):
+        return not view_run(run_dir).state.is_final
+    return owner_process_lives(run_dir)
 
 
 def _job_lives(run_dir: RunDir) -> bool:
@@ -339,7 +414,7 @@ def any_result(run_dir: RunDir) -> Result | None:
     """Return the result of a run or of a workflow; None while it has none."""
     if os.path.isfile(run_dir.job):
         return _settled_result(run_dir)  # a link of a chain may follow
-    if os.path.isfile(run_dir.jobs):
+    if os.path.isfile(run_dir.jobs) or os.path.isfile(run_dir.arrays):
         return view_run(run_dir).result  # no process owns it, so nobody writes one
     workflow = read_workflow_result(run_dir)
     return as_result(workflow) if workflow is not None else read_result(run_dir)

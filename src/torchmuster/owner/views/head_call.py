@@ -2,6 +2,7 @@
 
 import asyncio
 import atexit
+import os
 
 from torchmuster.errors import ChannelError
 from torchmuster.files import atomic
@@ -9,8 +10,6 @@ from torchmuster.net.channel import Channel, connect
 from torchmuster.net.handshake import HandshakeError, Role
 from torchmuster.net.race import RaceError, race, worst_failure
 from torchmuster.net.secret import read_secret
-from torchmuster.node.pod.order import PodOrder
-from torchmuster.owner.pods.reach import find_pod, forward, job_of, pod_order
 from torchmuster.owner.views.find import RunView
 
 
@@ -20,9 +19,14 @@ async def call_head(view: RunView, group: str | None = None) -> Channel:
     Raises:
         ChannelError: It can't be reached.
     """
-    order, job_id = pod_order(view.run_dir, group), job_of(view.run_dir, group)
-    if order is not None and job_id is not None:
-        return await _call_in_pod(view, order, job_id)
+    folder = view.run_dir.path if group is None else view.run_dir.group(group).path
+    if os.path.exists(os.path.join(folder, "pods")):  # noqa: ASYNC240 - one look at a file, as those below
+        # Half of what a view imports before its first picture would be for pods.
+        from torchmuster.owner.pods.reach import job_of, pod_order
+
+        order, job_id = pod_order(view.run_dir, group), job_of(view.run_dir, group)
+        if order is not None and job_id is not None:
+            return await _call_in_pod(view, order.head_port, job_id)
     path = view.run_dir.head if group is None else view.run_dir.group(group).head
     whose = f"the run {view.run_id}" if group is None else f"the group {group}"
     where = atomic.read_json(path)
@@ -50,8 +54,10 @@ async def call_head(view: RunView, group: str | None = None) -> Channel:
     return channel
 
 
-async def _call_in_pod(view: RunView, order: PodOrder, job_id: str) -> Channel:
+async def _call_in_pod(view: RunView, port: int, job_id: str) -> Channel:
     """Return a connection through the first pod; its way ends with this process."""
+    from torchmuster.owner.pods.reach import find_pod, forward
+
     pod = await asyncio.to_thread(find_pod, job_id, 0)
     if pod is None or not pod.is_up:
         raise ChannelError(
@@ -59,14 +65,14 @@ async def _call_in_pod(view: RunView, order: PodOrder, job_id: str) -> Channel:
             where=f"job {job_id}",
             fix=f"muster status {view.run_id} tells what it waits for",
         )
-    way = await asyncio.to_thread(forward, job_id, pod.name, order.head_port)
+    way = await asyncio.to_thread(forward, job_id, pod.name, port)
     atexit.register(way.close)
     try:
         return await connect("127.0.0.1", way.port, Role.CLIENT, read_secret(view.run_dir.secret))
     except (OSError, HandshakeError) as error:
         raise ChannelError(
             f"the head of the run {view.run_id} does not answer",
-            where=f"pod {pod.name}, port {order.head_port}",
+            where=f"pod {pod.name}, port {port}",
             why=str(error) or "the connection was closed",
             fix="try again in a second",
         ) from error

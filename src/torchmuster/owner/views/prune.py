@@ -91,7 +91,11 @@ def plan_prune(
 
 def why_not(view: RunView) -> str | None:
     """Return why a run must stay; None when it has ended for sure."""
-    if view.plan is None and not view.is_workflow and not os.path.isfile(view.run_dir.result):
+    if (
+        view.plan is None
+        and not (view.is_workflow or view.is_sweep)
+        and not os.path.isfile(view.run_dir.result)
+    ):
         return "it is not a readable run"
     if view.state is RunState.UNKNOWN:
         return "it is unknown whether its job has ended"

@@ -12,8 +12,11 @@ from torchmuster.model import codec
 from torchmuster.model.outcome import GroupOutcome
 from torchmuster.model.plan import RunPlan
 from torchmuster.model.verdict import Result
+from torchmuster.plainfile import open_plain
 
 _BLOCK_BYTES = 1 << 20
+# What a look into an event raises that another version wrote, or that was written on a full disk: it is left out.
+DAMAGED = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 
 
 def read_events(path: str) -> Iterator[dict[str, Any]]:
@@ -23,12 +26,49 @@ def read_events(path: str) -> Iterator[dict[str, Any]]:
             for line in file:
                 try:
                     event = json.loads(line)
-                except ValueError:
+                except (ValueError, RecursionError):
                     continue
                 if isinstance(event, dict):
                     yield event
     except OSError:
         return
+
+
+class RecordTail:
+    """Reads what a record of one event a line gets, each line once; a line without its end waits for it.
+
+    Args:
+        path: Of the record. It may not be there yet; one that is shorter than before is read anew.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._position = 0
+
+    def read(self) -> tuple[list[dict[str, Any]], bool]:
+        """Return the new events, and whether the record has begun anew."""
+        try:
+            with open_plain(
+                self._path
+            ) as file:  # opened each time: NFS caches what an open file shows
+                began_anew = os.fstat(file.fileno()).st_size < self._position
+                if began_anew:
+                    self._position = 0
+                file.seek(self._position)
+                data = file.read()
+        except OSError:
+            return [], False
+        whole = data[: data.rfind(b"\n") + 1]
+        self._position += len(whole)
+        events = []
+        for line in whole.splitlines():
+            try:
+                event = json.loads(line)
+            except (ValueError, RecursionError):  # torn by a crash
+                continue
+            if isinstance(event, dict):
+                events.append(event)
+        return events, began_anew
 
 
 def next_attempt(run_dir: RunDir) -> int:

@@ -262,6 +262,11 @@ class Loader:
             "shuffle": self.settings.shuffle,
         }
 
+    def order_settings(self) -> dict[str, Any]:
+        """Return what decides the order of the samples, for the record: two runs with the same have the same order."""
+        order = {k: v for k, v in self.state_dict().items() if k not in ("epoch", "position")}
+        return {**order, "global_batch_size": self.global_batch_size}
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Move to the position in `state`.
 

@@ -48,6 +48,17 @@ JOBS = {
         queue_priority="urgent",
         topology="rack",
     ),
+    "kinds": site(
+        job=replace(
+            DEFAULT,
+            chunks=(
+                NodeChunk(memory_bytes=1 << 30),
+                replace(NODE, extra=(("image", "other/y:2"),)),
+            ),
+            queue="team",
+        ),
+        queue_priority="urgent",
+    ),
     "volcano": site(job=replace(DEFAULT, queue="team"), gang="volcano"),
     "kai": site(job=replace(DEFAULT, queue="team"), gang="kai"),
     "native": site(gang="native"),

@@ -1,4 +1,4 @@
-"""Every answer that was recorded from a real control plane (1.36, Kueue 0.19), and what is made of it: one row for each."""
+"""Every answer that was recorded from a real control plane (1.36, Kueue 0.13 and 0.19), and what is made of it: one row for each."""
 
 import json
 from dataclasses import replace
@@ -37,7 +37,7 @@ VIEWS = {
     ),
     "job-pods-neverpull": (JobState.PENDING, "ErrImageNeverPull: ", None, ("n1", "n2"), True),
     "job-pods-command-not-found": (JobState.PENDING, "StartError: ", None, ("n1",), True),
-    "job-pods-oomkilled": (JobState.RUNNING, "OOMKilled: (pod 1)", None, ("n1", "n2"), False),
+    "job-pods-oomkilled": (JobState.RUNNING, "OOMKilled (pod 1)", None, ("n1", "n2"), False),
     "job-pods-evicting": (
         JobState.RUNNING,
         "EvictionByEvictionAPI: ",
@@ -71,6 +71,16 @@ VIEWS = {
     "job-resumed": (JobState.RUNNING, None, None, ("n1",), None),
     "kueue-no-queue": (JobState.HELD, "Inadmissible: LocalQueue nosuch", None, (), True),
     "kueue-readmitted-job-pods": (JobState.RUNNING, None, None, ("n1",), None),
+    "kueue-admitted": (JobState.RUNNING, None, None, ("n2",), None),
+    "kueue-next": (JobState.HELD, "Pending: couldn't assign", None, (), False),
+    "kueue-second": (JobState.HELD, "Pending: couldn't assign", None, (), False),
+    "kueue-preempted": (JobState.HELD, "Preempted: Preempted to accommodate", None, (), False),
+    "kueue-deactivated": (JobState.HELD, "Deactivated: The workload is", None, (), False),
+    "kueue-stopped": (JobState.HELD, "Inadmissible: ClusterQueue stopped", None, (), False),
+    "kueue-held": (JobState.HELD, "Inadmissible: LocalQueue held", None, (), False),
+    "kueue-nowhere": (JobState.HELD, "Inadmissible: ClusterQueue nosuch", None, (), False),
+    "kueue-too-far": (JobState.HELD, "Pending: couldn't assign", None, (), False),
+    "kueue-too-large": (JobState.HELD, "Pending: couldn't assign", None, (), True),
 }
 
 
@@ -207,3 +217,66 @@ def test_an_answer_that_is_no_object_is_said_to_be_unreadable(text):
     with pytest.raises(EngineError) as caught:
         read_objects(text)
     assert caught.value.what == "the answer of kubectl can't be read"
+
+
+@pytest.mark.parametrize(
+    ("what", "sentence", "ends"),
+    [
+        ("kueue-next", "its queue has no room for it now", "4 more needed; it is the next"),
+        ("kueue-second", "its queue has no room for it now", "; 1 before it in the queue"),
+        (
+            "kueue-preempted",
+            "a run of a higher priority has its place",
+            "flavor gpu, 4 more needed",
+        ),
+        ("kueue-deactivated", "its queue was told to leave it out", "The workload is deactivated"),
+        ("kueue-stopped", "its queue is stopped, or does not lead anywhere", "is inactive"),
+        ("kueue-too-far", "no part of the topology", "doesn't allow to fit any of 2 pod(s)"),
+        ("kueue-too-large", "it asks for more than its queue can ever give", "(5 > 4)"),
+    ],
+)
+def test_a_queue_says_why_it_does_not_admit_and_how_many_are_before(what, sentence, ends):
+    objects = RECORDED[what]
+    (run,) = runs_of(objects).values()
+    view = REASONS.explained(view_of(run, queue=queue_reasons(objects)[run.uid]))
+    assert view.wait.sentence.startswith(sentence)
+    assert view.reason.endswith(ends)
+
+
+NO_ROOM = "insufficient unused quota for nvidia.com/gpu in flavor b, 2 more needed"
+TOO_MUCH = "insufficient quota for nvidia.com/gpu in flavor a, request > maximum capacity (5 > 4)"
+
+
+@pytest.mark.parametrize(
+    ("kinds", "never"),
+    [
+        ([f"{TOO_MUCH}, {NO_ROOM}"], False),  # another flavor may have room
+        ([f"{NO_ROOM}, {TOO_MUCH}"], False),
+        ([NO_ROOM, TOO_MUCH], True),  # recorded, of a JobSet
+        ([TOO_MUCH, NO_ROOM], True),
+        ([NO_ROOM, f"{TOO_MUCH}, {NO_ROOM}"], False),
+    ],
+)
+def test_one_kind_of_pods_that_no_flavor_can_ever_take_keeps_all_from_starting(kinds, never):
+    said = [
+        f"couldn't assign flavors to pod set {name}: {k}"
+        for name, k in zip("ab", kinds, strict=False)
+    ]
+    reason = f"Pending: {'; '.join(said)}; 1 before it in the queue"
+    view = JobView(job_id="j", state=JobState.HELD, reason=reason)
+    assert REASONS.explained(view).wait.never == never
+
+
+def test_the_jobs_of_a_jobset_are_read_one_by_one():
+    runs = runs_of(RECORDED["jobset-running"])
+    assert [view_of(run).state for run in runs.values()] == [JobState.RUNNING] * 2
+    assert [view_of(run).nodes for run in runs.values()] == [("n2",), ("n1",)]
+
+
+def test_a_queue_holds_a_jobset_as_one_and_each_of_its_jobs_says_why():
+    objects = RECORDED["jobset-queued"]
+    queues = queue_reasons(objects)
+    views = [view_of(run, queue=queues.get(run.uid)) for run in runs_of(objects).values()]
+    assert [view.state for view in views] == [JobState.HELD] * 2
+    assert len({view.reason for view in views}) == 1
+    assert "couldn't assign flavors to pod set b" in views[0].reason

@@ -19,7 +19,7 @@ from torchmuster.engines.kubernetes.dialect import (
 )
 from torchmuster.model.job import NodeChunk
 from torchmuster.model.states import JobState
-from unit.engines.kubernetes.site_jobs import DEFAULT, manifest_of, site
+from unit.engines.kubernetes.site_jobs import DEFAULT, JOBS, manifest_of, site
 
 RECORDED = json.loads((Path(__file__).parent / "recorded.json").read_text())
 HERE = ["kubectl", "--context=lab", "--namespace=research", "--request-timeout=20s"]
@@ -118,6 +118,8 @@ def test_jobs_of_one_namespace_are_asked_for_together():
         ("job-pods-fresh", ["events"]),  # only they tell what a pod is prepared for
         ("job-pods-mounting", ["events"]),
         ("kueue-suspended-job", ["workloads.kueue.x-k8s.io"]),
+        ("kueue-next", ["workloads.kueue.x-k8s.io", "--raw"]),
+        ("kueue-admitted", []),
     ],
 )
 def test_more_is_asked_where_the_answer_does_not_say_why_pods_are_missing(what, kinds):
@@ -125,6 +127,15 @@ def test_more_is_asked_where_the_answer_does_not_say_why_pods_are_missing(what, 
     asked = DIALECT.more_argv(argv, answer(what))
     assert [words[len(HERE) + 1] for words in asked] == kinds
     assert all(words[: len(HERE)] == HERE for words in asked)
+
+
+def test_a_queue_is_asked_once_how_many_wait_before_the_jobs_in_it():
+    (argv,) = DIALECT.status_argv(["lab/research/x", "lab/research/y"])
+    jobs = json.loads(answer("kueue-next"))["items"] + json.loads(answer("kueue-second"))["items"]
+    raw = [words[-1] for words in DIALECT.more_argv(argv, json.dumps({"items": jobs}))[1:]]
+    assert raw == [
+        "/apis/visibility.kueue.x-k8s.io/v1beta1/namespaces/default/localqueues/team/pendingworkloads"
+    ]
 
 
 def test_a_view_is_found_by_the_id_of_its_job():
@@ -173,3 +184,34 @@ def test_a_refusal_is_told_without_what_kubectl_says_before_it():
         'the Role of the namespace lacks {apiGroups: [""], resources: ["secrets"], verbs: ["create"]}'
         ' and {apiGroups: ["batch"], resources: ["jobs"], verbs: ["create"]}; docs/kubernetes.md has it whole'
     )
+
+
+def test_a_job_of_several_kinds_is_one_jobset_whose_first_job_is_that_of_the_run():
+    objects = json.loads(manifest_of("kinds"))["items"]
+    assert [one["kind"] for one in objects] == ["Secret", "JobSet"]
+    stdout = made("kinds")
+    assert DIALECT.job_id(stdout) == "lab/research/run-7f3a-a-0"
+    (argv,) = DIALECT.settle_argv(JOBS["kinds"], stdout)
+    assert argv[len(HERE) :][:2] == ["patch", "secret/run-7f3a"]
+    (owner,) = json.loads(argv[-1])["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["name"], owner["uid"]) == ("JobSet", "run-7f3a", "uid-1")
+
+
+def test_a_jobset_goes_with_its_secret_also_where_it_was_refused():
+    words = ["delete", "jobsets.jobset.x-k8s.io/run-7f3a", "secrets/run-7f3a"]
+    assert DIALECT.remove_set_argv("lab/research/run-7f3a")[len(HERE) :][:3] == words
+    (argv,) = DIALECT.settle_argv(JOBS["kinds"], None)
+    assert argv == DIALECT.remove_set_argv("lab/research/run-7f3a")
+
+
+def test_each_kind_of_a_jobset_sees_the_files_of_all_and_counts_its_pods_on():
+    (_, jobset) = json.loads(manifest_of("kinds"))["items"]
+    pods = [one["template"]["spec"]["template"] for one in jobset["spec"]["replicatedJobs"]]
+    containers = [pod["spec"]["containers"][0] for pod in pods]
+    assert [c["image"] for c in containers] == ["example.com/team/train:1", "other/y:2"]
+    assert [pod["spec"]["volumes"][0]["secret"]["secretName"] for pod in pods] == ["run-7f3a"] * 2
+    firsts = [[e["value"] for e in c["env"] if e["name"] == "MUSTER_POD_FIRST"] for c in containers]
+    assert firsts == [[], ["1"]]
+    labels = [pod["metadata"]["labels"]["torchmuster.dev/run"] for pod in pods]
+    assert labels == ["run-7f3a-a-0", "run-7f3a-b-0"]
+    assert jobset["spec"]["successPolicy"]["targetReplicatedJobs"] == ["a"]

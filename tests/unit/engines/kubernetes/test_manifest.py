@@ -135,7 +135,9 @@ def test_a_queue_is_a_label_of_the_job():
 
 
 def test_the_job_owns_the_others_by_its_uid():
-    (owner,) = owned_by("d317dfee", "run-7f3a")["metadata"]["ownerReferences"]
+    metadata = {"name": "run-7f3a", "uid": "d317dfee"}
+    made = {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata}
+    (owner,) = owned_by(made)["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["name"], owner["uid"]) == ("Job", "run-7f3a", "d317dfee")
 
 

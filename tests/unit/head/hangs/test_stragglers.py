@@ -1,9 +1,10 @@
 """A rank is slow by its own work: what it waits for others does not count."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchmuster.head.hangs.stragglers import Stragglers
+from torchmuster.head.hangs.stragglers import Stragglers, median_without
 from torchmuster.model.heartbeat import RankPhase
 from torchmuster.model.progress import RankProgress
 
@@ -85,3 +86,12 @@ def test_nobody_is_named_who_is_faster_than_the_median(own):
     total = sorted(sum(one) for one in own)
     middle = total[(len(total) - 1) // 2]
     assert all(sum(own[one.rank]) >= middle for one in told)
+
+
+@given(st.lists(st.floats(0, 10), min_size=2, max_size=9), st.data())
+def test_the_median_of_the_others_leaves_one_out(values, data):
+    from statistics import median
+
+    at = data.draw(st.integers(0, len(values) - 1))
+    others = values[:at] + values[at + 1 :]
+    assert median_without(sorted(values), values[at]) == pytest.approx(median(others))

@@ -9,6 +9,7 @@ from torchmuster.model.display.text import (
     report_of_error,
     say_missing,
     show_size,
+    show_transfer,
 )
 
 
@@ -89,3 +90,26 @@ def test_who_is_missing_is_told_in_few_words(names, num_missing, text):
 def test_a_progress_line_counts_and_names():
     assert say_missing(1, 3, "b, c") == "1 of 3 is here, missing: b, c"
     assert say_missing(2, 3, "c") == "2 of 3 are here, missing: c"
+
+
+def test_half_a_character_is_shown_and_can_be_written():
+    assert printable("a\ud800b").encode() == b"a\\ud800b"
+
+
+@pytest.mark.parametrize(
+    ("done", "total", "elapsed_s", "before", "words"),
+    [
+        (0, 0, 0.0, 0, "0 B"),
+        (3 << 30, 12 << 30, 6.0, 0, "3 GiB of 12 GiB (25 %), 512 MiB/s, 18 s left"),
+        (3 << 30, 12 << 30, 0.5, 0, "3 GiB of 12 GiB (25 %)"),
+        (3 << 30, None, 6.0, 0, "3 GiB, 512 MiB/s"),
+        (3 << 30, 12 << 30, 4.0, 2 << 30, "3 GiB of 12 GiB (25 %), 256 MiB/s, 36 s left"),
+        (1 << 20, 1 << 40, 1.0, 0, "1 MiB of 1 TiB (0 %), 1 MiB/s, 291:16:15 left"),
+        (13 << 30, 12 << 30, 6.0, 0, "13 GiB of 12 GiB (100 %), 2.167 GiB/s, 0 s left"),
+        (-5, 100, 3.0, 0, "0 B of 100 B (0 %)"),
+    ],
+)
+def test_a_transfer_says_how_much_how_fast_and_how_long_still(
+    done, total, elapsed_s, before, words
+):
+    assert show_transfer(done, total, elapsed_s, before_bytes=before) == words

@@ -56,6 +56,7 @@ class Agent:
     def __init__(self):
         self.voice = SimpleNamespace(say=self.tell, print=self.tell)
         self.sent, self.told, self.losses, self.events, self.work = [], [], [], [], []
+        self.killed = []
 
     def tell(self, text):
         self.told.append(text)
@@ -69,8 +70,9 @@ class Agent:
     def take_event(self, event):
         self.events.append(event)
 
-    async def take_spawner_loss(self, why):
+    async def take_spawner_loss(self, why, *, was_killed):
         self.losses.append(why)
+        self.killed.append(was_killed)
 
 
 class Clock:
@@ -128,6 +130,7 @@ def test_a_killed_spawner_is_replaced_and_its_workers_are_lost(world):
         links[0].on_event(READY)
         await end(agent, links[0], KILLED)
         assert agent.losses == ["its spawner ended (SIGKILL)"]
+        assert agent.killed == [True]
         assert spawners.link is links[1]
         assert spawners.ready is None, "the new one has not imported torch yet"
         links[1].on_event(READY)

@@ -12,7 +12,8 @@ from torchmuster.model import codec
 from torchmuster.model.lease import LEASE_S, Lease
 from torchmuster.model.workflow import GroupPlan, TaskPlan, WorkflowPlan
 from torchmuster.net import messages
-from torchmuster.net.listener import Listener, bind
+from torchmuster.net.address import bind
+from torchmuster.net.listener import Listener
 from torchmuster.net.secret import read_secret
 from torchmuster.node import head_link
 from torchmuster.node.task import agent as task_agent

@@ -8,7 +8,13 @@ import pytest
 from torchmuster.errors import MusterError
 from torchmuster.files.layout import RunDir, WorkingFolder
 from torchmuster.model.workflow import InputKind, InputPlan, OutputKind, OutputPlan, TaskPlan
-from torchmuster.node.task.data import fetch_inputs, publish, task_output, upload_outputs
+from torchmuster.node.task.data import (
+    copy_aloud,
+    fetch_inputs,
+    publish,
+    task_output,
+    upload_outputs,
+)
 
 
 @pytest.fixture
@@ -121,3 +127,26 @@ def test_a_missing_part_of_a_dataset_is_named(tmp_path):
     entry = OutputPlan(kind=OutputKind.DATASET, target="set", paths=("a", "b"))
     notes, _ = upload(place, entry, succeeded=True)
     assert notes == ["nothing to upload to set: output/b is empty or missing"]
+
+
+def test_a_long_copy_says_how_far_it_is(tmp_path):
+    source, said = tmp_path / "made", []
+    source.mkdir()
+    for number in range(12):
+        (source / f"part-{number}").write_bytes(bytes(8 << 20))
+
+    asyncio.run(copy_aloud(str(source), str(tmp_path / "in"), None, "copying", said.append, 0.0005))
+
+    assert len(os.listdir(tmp_path / "in")) == 12
+    assert all(one.startswith("copying: ") for one in said)
+    assert any(" of 96 MiB (" in one for one in said)
+
+
+def test_a_copy_that_fails_says_why(tmp_path):
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "out").symlink_to("/etc/hostname")
+
+    with pytest.raises(MusterError, match="points outside"):
+        asyncio.run(
+            copy_aloud(str(tmp_path / "made"), str(tmp_path / "in"), None, "copying", print)
+        )

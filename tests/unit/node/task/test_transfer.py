@@ -109,3 +109,20 @@ def test_it_does_not_outlive_who_waits_for_it():
         assert read_process(transfer.child.pid) is None
 
     play(story, "say(note='here'); sys.stdin.read()", keeps_stdin=True)
+
+
+def test_a_long_transfer_says_how_far_it_is():
+    script = """
+say(progress={"bytes_done": 1 << 20, "total_bytes": 4 << 20})
+sys.stdin.read()
+say(done={})
+"""
+
+    async def story(transfer, notes):
+        end = asyncio.create_task(transfer.finish_aloud("downloading x", say_every_s=0.01))
+        said = "downloading x: 1 MiB of 4 MiB (25 %)"
+        await wait_until_async(lambda: said in notes, "the words of its progress")
+        transfer.end_input()
+        assert await end == {}
+
+    play(story, script, keeps_stdin=True)

@@ -7,12 +7,14 @@ from dataclasses import replace
 
 import pytest
 
+from torchmuster import proc
 from torchmuster.engines.base import EngineError
 from torchmuster.errors import UsageError
 from torchmuster.model.plan import Program, RunPlan, ScriptKind
 from torchmuster.owner.create import create_run_dir
-from torchmuster.owner.pods.bring import bring_run, check_code, settle_place
+from torchmuster.owner.pods.bring import bring_run, check_code, settle_place, settle_site
 from torchmuster.owner.pods.reach import pod_order
+from torchmuster.spec.sites.site import Site
 from unit.engines.kubernetes.site_jobs import DEFAULT
 from unit.owner.pods.conftest import RUN_ID
 
@@ -183,3 +185,36 @@ def test_the_queue_of_another_scheduler_is_not_kueues(cluster):
     keys = (*PLAIN.own_keys, ("gang", "volcano"))
     assert settle_place(replace(PLAIN, queue="gpus", own_keys=keys), 1).queue == "gpus"
     assert not any("localqueues" in line for line in cluster.asked)
+
+
+# Recorded: kubectl of who may do everything, on a cluster without JobSet.
+NO_JOBSETS = (
+    b"Warning: the server doesn't have a resource type 'jobsets' in group 'jobset.x-k8s.io'\n\n"
+)
+
+
+def settled(**keys):
+    own = (("image", "x"), *keys.items())
+    site = Site(name="k", kind="kubernetes", origin="muster.toml:1:1", own_keys=own)
+    return dict(settle_site(site, has_kinds=True).own_keys).get("jobset")
+
+
+def test_pods_of_several_kinds_are_a_jobset_where_the_user_may_make_one(cluster):
+    assert settled() == "yes"
+    cluster.say(answers={"can-i delete jobsets.jobset.x-k8s.io": "no"})
+    assert settled() == "no"
+
+
+def test_a_right_to_everything_makes_no_jobsets_where_there_are_none(cluster, monkeypatch):
+    def without(argv, request, limit_s):
+        said = asks(argv, request, limit_s)
+        return replace(said, stderr=NO_JOBSETS) if "can-i" in argv else said
+
+    asks = proc.ask
+    monkeypatch.setattr(proc, "ask", without)
+    assert settled() == "no"
+
+
+def test_the_users_own_word_on_jobsets_counts_and_nobody_is_asked(cluster):
+    assert (settled(jobset="no"), settled(gang="volcano")) == ("no", None)
+    assert not any("can-i" in line for line in cluster.asked)

@@ -1,14 +1,22 @@
 """A group of a workflow as Jobs: which pods there are, what they bring along, and what is refused before."""
 
+import asyncio
+import json
 import os
+import pathlib
+import random
 import tarfile
+from dataclasses import replace
 
 import pytest
 
+from torchmuster.errors import UsageError
 from torchmuster.files import atomic
+from torchmuster.files.layout import RunDir
 from torchmuster.model.workflow import (
     Credential,
     GroupPlan,
+    GroupStart,
     InputKind,
     InputPlan,
     OutputKind,
@@ -26,12 +34,25 @@ from torchmuster.owner.pods.bring_group import (
     pod_kinds,
     refuse_what_pods_can_not,
 )
+from torchmuster.owner.pods.group import PodGroup
+from torchmuster.owner.reuse import link_reused
 from torchmuster.spec.sites.site import Site
 
 SITE = Site(
     name="k", kind="kubernetes", origin="muster.toml:1:1", own_keys=(("image", "team/x:1"),)
 )
+ON_A_VOLUME = SITE.model_copy(
+    update={"own_keys": (*SITE.own_keys, ("claims", "team:/team"), ("home", "/team/home"))}
+)
 BIG = Resources(cpu=8, gpu=4)
+
+
+def archive_of(pods):
+    return tarfile.open(dict(pods.jobs[0].brings)["code.tar.gz"])
+
+
+def files_below(folder):
+    return [path for path in pathlib.Path(folder).rglob("*") if path.is_file()]
 
 
 def task(name, **more):
@@ -86,10 +107,36 @@ def test_another_image_is_a_job_of_its_own_that_sees_the_files_of_the_first(code
     assert pods.nodes.tasks["b"][0].name == pods.order.hosts[2]
 
 
-def test_names_of_pods_fit_however_long_those_of_workflow_and_group_are(code):
+SETS = SITE.model_copy(update={"own_keys": (*SITE.own_keys, ("jobset", "yes"))})
+
+
+def test_where_there_are_jobsets_pods_of_several_kinds_are_one(code):
+    plan = plan_of(code, task("a"), task("b", image="other/y:2"), task("c"))
+    pods = plan_group(plan, plan.groups[0], SETS)
+    (job,) = pods.jobs
+    assert [chunk.num_nodes for chunk in job.chunks] == [2, 1]
+    assert pods.names == (f"{job.name}-a-0", f"{job.name}-b-0")
+    assert pods.order.job == pods.names[0]
+    assert pods.order.hosts == tuple(
+        f"{job.name}-{pod}.{job.name}" for pod in ("a-0-0", "a-0-1", "b-0-0")
+    )
+    assert pods.nodes.tasks["b"][0].name == pods.order.hosts[2]
+
+
+def test_equal_pods_and_gangs_of_other_schedulers_are_no_jobset(code):
+    plan = plan_of(code, task("a"), task("b"))
+    assert len(plan_group(plan, plan.groups[0], SETS).jobs[0].chunks) == 1
+    plan = plan_of(code, task("a"), task("b", image="other/y:2"))
+    keys = (*SETS.own_keys, ("gang", "volcano"))
+    gang = SETS.model_copy(update={"own_keys": keys})
+    assert len(plan_group(plan, plan.groups[0], gang).jobs) == 2
+
+
+@pytest.mark.parametrize("site", [SITE, SETS], ids=["jobs", "jobset"])
+def test_names_of_pods_fit_however_long_those_of_workflow_and_group_are(code, site):
     plan = plan_of(code, task("a"), task("b", resources=BIG))
     group = GroupPlan(name="g" * 70, tasks=plan.groups[0].tasks)
-    pods = plan_group(plan, group, SITE)
+    pods = plan_group(plan, group, site)
     assert max(len(host.partition(".")[0]) for host in pods.order.hosts) <= 63
 
 
@@ -127,6 +174,34 @@ def test_only_the_credentials_that_the_group_names_go_along(code):
     assert text == '["wandb"]\n"key" = "s3\\"cret"\n'
 
 
+def test_credentials_are_not_left_here_when_they_have_been_sent(code, cluster):
+    known = b'[wandb]\nkey = "s3cret"\n'
+    (code.parent / "home").mkdir()
+    atomic.replace_file(str(code.parent / "home" / "credentials.toml"), known, mode=0o600)
+    named = Credential(name="wandb", variables={"TOKEN": "key"})
+    plan, run_dir, _ = planned(code, task("a", credentials=(named,)))
+    group = PodGroup(plan, plan.groups[0], run_dir, SITE, lambda _: None, lambda _: None)
+    asyncio.run(group.start(GroupStart()))
+    group.close()
+    folder = run_dir.group("work").path
+    assert any("create" in line for line in cluster.asked)
+    assert "credentials.toml" not in os.listdir(os.path.join(folder, "pods"))
+    assert not any("s3cret" in path.read_text(errors="replace") for path in files_below(folder))
+
+
+def test_an_archive_without_a_way_to_the_pods_is_refused(code, cluster, monkeypatch):
+    (code / "inner" / "large").write_bytes(random.Random(0).randbytes(2 << 20))
+    training = TrainingPlan(nodes="1", nproc_per_node="1", script=str(code / "inner" / "train.py"))
+    plan, run_dir, pods = planned(code, task("fit", training=training))
+    settled = replace(pods.jobs[0], own_keys=(("context", "lab"), ("namespace", "research")))
+    pods = replace(pods, jobs=(settled,))
+    bring_group(plan, plan.groups[0], run_dir, pods)
+    cluster.say(answers={"can-i": "no"})
+    with pytest.raises(UsageError, match="is too large for a Secret") as caught:
+        bring_group(plan, plan.groups[0], run_dir, pods)
+    assert caught.value.where == "group work"
+
+
 def test_everything_that_pods_can_not_is_said_at_once(code):
     elsewhere = InputPlan(kind=InputKind.TASK, source="t", run_id="other")
     dataset = InputPlan(kind=InputKind.DATASET, source="digits")
@@ -146,6 +221,32 @@ def test_everything_that_pods_can_not_is_said_at_once(code):
         "the task `a` reads the output of another run, which pods don't see",
         "`/data` of the task `a` is no volume of a cluster",
     ]
+
+
+def test_outputs_of_another_run_are_read_on_a_volume(code):
+    other = InputPlan(kind=InputKind.TASK, source="t", run_id="other")
+    plan = plan_of(code, task("a", inputs=(other,)))
+    assert refuse_what_pods_can_not(plan, ON_A_VOLUME) == []
+    run_dir = create_workflow_dir(plan, "", "")
+    pods = plan_group(plan, plan.groups[0], ON_A_VOLUME)
+    with archive_of(bring_group(plan, plan.groups[0], run_dir, pods)) as archive:
+        assert not any(name.startswith("tasks/") for name in archive.getnames())
+
+
+def test_what_an_earlier_run_has_finished_is_looked_for_on_the_volume_once_for_all_groups(code):
+    plan = replace(plan_of(code, task("a")), reused={"work": "/here/home/runs/earlier"})
+    run_dir = create_workflow_dir(plan, "", "")
+    pods = plan_group(plan, plan.groups[0], ON_A_VOLUME)
+    with archive_of(bring_group(plan, plan.groups[0], run_dir, pods)) as archive:
+        there = json.loads(archive.extractfile("workflow.json").read())["reused"]
+    assert there == {"work": "/team/home/runs/earlier"}
+
+    earlier = RunDir(str(code.parent / "home" / "runs" / "earlier"))
+    os.makedirs(earlier.task_output("a"))
+    here = replace(plan, reused={"work": earlier.path})
+    link_reused(here, run_dir)
+    link_reused(here, run_dir)
+    assert os.path.samefile(run_dir.task_output("a"), earlier.task_output("a"))
 
 
 def test_versions_of_datasets_are_made_here_where_pods_can_not_reach_them(code, monkeypatch):

@@ -2,7 +2,18 @@
 
 import json
 
-from torchmuster.owner.pods.check import HELPFUL, NEEDED, missing, offers_of, role_line, rules_of
+import pytest
+
+from torchmuster.owner.pods.check import (
+    HELPFUL,
+    NEEDED,
+    finding_of_queue,
+    look_at_cluster,
+    missing,
+    offers_of,
+    role_line,
+    rules_of,
+)
 
 # Recorded: SelfSubjectRulesReview of a user whose Role lacks watch on pods, port-forward and events.
 ANSWER = {
@@ -25,6 +36,65 @@ ANSWER = {
         ],
     },
 }
+# Recorded: LocalQueues of Kueue 0.13.
+QUEUES = [
+    {
+        "metadata": {"name": "held"},
+        "status": {
+            "pendingWorkloads": 0,
+            "conditions": [
+                {
+                    "type": "Active",
+                    "status": "False",
+                    "reason": "Stopped",
+                    "message": "LocalQueue is stopped",
+                }
+            ],
+        },
+    },
+    {
+        "metadata": {"name": "nowhere"},
+        "status": {
+            "pendingWorkloads": 1,
+            "conditions": [
+                {
+                    "type": "Active",
+                    "status": "False",
+                    "reason": "ClusterQueueDoesNotExist",
+                    "message": "Can't submit new workloads to clusterQueue",
+                }
+            ],
+        },
+    },
+    {
+        "metadata": {"name": "stopped"},
+        "status": {
+            "pendingWorkloads": 1,
+            "conditions": [
+                {
+                    "type": "Active",
+                    "status": "False",
+                    "reason": "ClusterQueueIsInactive",
+                    "message": "Can't submit new workloads to clusterQueue",
+                }
+            ],
+        },
+    },
+    {
+        "metadata": {"name": "team"},
+        "status": {
+            "pendingWorkloads": 1,
+            "conditions": [
+                {
+                    "type": "Active",
+                    "status": "True",
+                    "reason": "Ready",
+                    "message": "Can submit new workloads to localQueue",
+                }
+            ],
+        },
+    },
+]
 ADMIN = {"status": {"resourceRules": [{"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}]}}
 
 
@@ -59,3 +129,55 @@ def test_devices_are_summed_over_nodes_and_cpus_are_none():
     node = {"status": {"allocatable": {"cpu": "2", "memory": "24Gi", "nvidia.com/gpu": "4"}}}
     none = {"status": {"allocatable": {"rdma/ib": "0"}}}
     assert offers_of([node, node, none]) == {"nvidia.com/gpu": 8}
+
+
+@pytest.mark.parametrize(
+    ("queue", "ok", "words"),
+    [
+        ("team", True, "a LocalQueue of Kueue, 1 waits in it"),
+        ("held", False, "it admits nothing: LocalQueue is stopped (Stopped)"),
+        (
+            "stopped",
+            False,
+            "it admits nothing: Can't submit new workloads to clusterQueue (ClusterQueueIsInactive)",
+        ),
+        ("teem", False, "there is no such LocalQueue: did you mean `team`?"),
+    ],
+)
+def test_a_queue_that_admits_nothing_is_found_before_anything_waits_in_it(queue, ok, words):
+    found = finding_of_queue(queue, QUEUES)
+    assert (found.ok, found.words) == (ok, words)
+
+
+NO_CLAIMS = (
+    'Error from server (Forbidden): persistentvolumeclaims "team" is forbidden: User "u" cannot get resource'
+    ' "persistentvolumeclaims" in API group "" in the namespace "research"\n'
+)
+
+
+def found(cluster, *, sets):
+    """Return what is found with the rights of `ANSWER`, on a cluster with JobSet or without."""
+    cluster.say(
+        refuse={"persistentvolumeclaim": [1, NO_CLAIMS]},
+        answers={
+            "version": {"serverVersion": {"gitVersion": "v1.36.2"}},
+            "create": ANSWER,
+            "api-resources": "jobsets.jobset.x-k8s.io" if sets else "",
+            "get localqueues": {"items": QUEUES},
+        },
+    )
+    return look_at_cluster({"claims": "team:/home/team"}, "team")
+
+
+def test_a_claim_that_may_not_be_looked_at_is_no_failure(cluster):
+    (claim,) = [one for one in found(cluster, sets=False) if one.check == "volume team"]
+    assert (claim.ok, claim.words) == (None, "you may not look at claims")
+
+
+@pytest.mark.parametrize("sets", [False, True])
+def test_rights_to_jobsets_lack_only_where_there_are_some(cluster, sets):
+    lacks = [one.words for one in found(cluster, sets=sets) if one.check == "right"]
+    assert (
+        sum('resources: ["jobsets"], verbs: [create, delete]' in words for words in lacks) == sets
+    )
+    assert sum("the place in the queue is not told" in words for words in lacks) == 1

@@ -6,7 +6,8 @@ import pytest
 
 from kit.ports import reserve_port
 from torchmuster.errors import JoinTimeoutError
-from torchmuster.net.listener import Listener, bind
+from torchmuster.net.address import bind
+from torchmuster.net.listener import Listener
 from torchmuster.owner.pods.doors import Doors
 from unit.net.loopback import SECRET
 from unit.owner.pods.conftest import order_of

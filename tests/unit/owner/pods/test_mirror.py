@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -254,3 +255,19 @@ def test_a_pod_can_not_replace_what_the_client_acts_upon(run_dir, pod, said):
 
     assert json.loads(read(run_dir.job)) == {"job_id": "lab/research/mine"}
     assert "somebody" in read(os.path.join(run_dir.path, "other.json"))
+
+
+@pytest.mark.parametrize("has_it", [True, False])
+def test_code_that_a_volume_has_is_not_sent_again(run_dir, pod, said, has_it):
+    code = b"x" * 5000
+    order = replace(pod.order, code_bytes=len(code), code_sha="5" * 64, has_volume=True)
+    os.makedirs(os.path.join(run_dir.path, "pods"), exist_ok=True)
+    with open(os.path.join(run_dir.path, "pods", "code.tar.gz"), "wb") as file:
+        file.write(code)
+    os.makedirs(os.path.dirname(order.kept))
+    with open(order.kept, "wb") as file:
+        file.write(code[: None if has_it else -1])
+
+    mirror_of(run_dir, order, said).catch_up()
+
+    assert os.path.exists(order.archive) is not has_it

@@ -1,14 +1,16 @@
 """Pods of dead nodes are removed only where the cluster and the head both say so."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
-from torchmuster.owner.pods.release import PlaceRelease
+from torchmuster.owner.pods.release import PlaceRelease, words_on_leavers
+from unit.engines.kubernetes.site_jobs import DEFAULT
 from unit.owner.pods.conftest import JOB_ID, order_of
 
-LOST = {"event": "node_lost", "node": "run-7f3a-0"}
-BACK = {"event": "node_joined", "node": "run-7f3a-0"}
+LOST = {"event": "node_lost", "node": "run-7f3a-0 (n2)"}
+BACK = {"event": "agent_joined", "node": "run-7f3a-0 (n1)"}
 POD = "run-7f3a-0-wt22k"  # of `job-pods-node-lost-terminating`: on n2, deleted by the taint manager
 NO_DELETE = (
     'Error from server (Forbidden): pods "p" is forbidden: User "u" cannot delete resource "pods" in API group ""'
@@ -85,3 +87,26 @@ def test_a_pod_that_has_just_gone_is_nothing_to_speak_of(release, run_dir, clust
     events(run_dir, LOST)
     look.look()
     assert said == []
+
+
+@pytest.mark.parametrize(
+    ("pods", "said"),
+    [
+        (
+            "job-pods-node-lost-terminating",
+            f"pods of an earlier run `run-7f3a` have not ended yet: {POD} on n2; ",
+        ),
+        ("job-pods-running", None),
+    ],
+)
+def test_pods_of_a_run_that_had_this_name_are_told_before_it_starts(cluster, pods, said):
+    cluster.say(pods=pods)
+    settled = replace(DEFAULT, own_keys=(("context", "lab"), ("namespace", "research")))
+    words = words_on_leavers(settled)
+    assert words is None if said is None else words.startswith(said)
+
+
+def test_who_can_not_ask_is_told_nothing_of_them(cluster):
+    cluster.say(refuse={"get pods": [1, "Unable to connect to the server: i/o timeout\n"]})
+    settled = replace(DEFAULT, own_keys=(("context", "lab"), ("namespace", "research")))
+    assert words_on_leavers(settled) is None

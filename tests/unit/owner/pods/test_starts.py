@@ -1,5 +1,7 @@
 """Starts that come to nothing: which of them end a run, and what is said."""
 
+import pytest
+
 from torchmuster.engines.kubernetes.dialect import DIALECT
 from torchmuster.engines.wait_reasons import reasons_of
 from torchmuster.errors import JoinTimeoutError
@@ -83,13 +85,70 @@ def test_a_verdict_on_pods_that_did_not_come_has_the_clusters_reason():
     assert starts.joined(late(report=report)).report == report  # once
 
 
-def test_pods_that_run_and_do_not_answer_are_kept_apart_by_their_network():
+POLICY = {
+    "kind": "NetworkPolicy",
+    "metadata": {"name": "deny"},
+    "spec": {"podSelector": {"matchLabels": {"torchmuster.dev/run": "run-7f3a"}}},
+}
+OTHER = {
+    **POLICY,
+    "metadata": {"name": "other"},
+    "spec": {"podSelector": {"matchLabels": {"a": "b"}}},
+}
+NOT_LISTED = (
+    'Error from server (Forbidden): networkpolicies.networking.k8s.io is forbidden: User "u" cannot list resource'
+    ' "networkpolicies" in API group "networking.k8s.io" in the namespace "research"\n'
+)
+SELECTS = "kubernetes says: the NetworkPolicy deny (Ingress) of the namespace selects these pods"
+SEES_NONE = (
+    "kubernetes says: no NetworkPolicy of the namespace research selects these pods;"
+    " those of the network itself, as of Cilium or Calico, are not seen here"
+)
+MAY_NOT = "whether NetworkPolicies select these pods is not known: you may not list them"
+
+
+@pytest.mark.parametrize("why", ["run-7f3a-1 (no answer in time)", "n2: no agent has connected"])
+@pytest.mark.parametrize(
+    ("answers", "refuse", "said"),
+    [
+        ([OTHER, POLICY], {}, SELECTS),
+        ([OTHER], {}, SEES_NONE),
+        ([], {"networkpolicies": [1, NOT_LISTED]}, MAY_NOT),
+        ([], {"networkpolicies": [1, "Unable to connect to the server: i/o timeout\n"]}, None),
+    ],
+)
+def test_pods_that_run_and_do_not_answer_get_what_the_cluster_has_on_it(
+    cluster, why, answers, refuse, said
+):
+    cluster.say(
+        pods="job-pods-running", refuse=refuse, answers={"networkpolicies": {"items": answers}}
+    )
     starts = PodStarts(order_of(), JOB_ID)
     starts.judge(view(JobState.PENDING, "ContainerCreating"), has_begun=False)
     starts.judge(view(JobState.RUNNING), has_begun=False)
-    report = starts.joined(late()).report
-    assert report.because[0] == "kubernetes says: all pods run"
-    assert "NetworkPolicy" in report.hint
+    came = starts.joined(late(report=Report(error="only 1 of 2 pods came", because=(why,))))
+    told = ("kubernetes says: all pods run", said, why)
+    assert came.report.because == tuple(text for text in told if text)
+    assert "may keep them apart" in came.report.hint
+    assert starts.joined(came) is came  # once
+
+
+@pytest.mark.parametrize(("found", "word"), [("service/run-7f3a\n", "there"), ("", "gone")])
+def test_pods_without_names_get_whether_their_service_is_there(cluster, found, word):
+    cluster.say(answers={"get services": found})
+    starts = PodStarts(order_of(), JOB_ID)
+    starts.judge(view(JobState.RUNNING), has_begun=False)
+    assert starts.joined(late()).report.because[1] == (
+        f"kubernetes says: the Service run-7f3a is {word}, which gives the pods their names"
+    )
+    assert not any("networkpolicies" in line for line in cluster.asked)
+
+
+def test_nodes_that_no_network_connects_get_the_same(cluster):
+    error = "no network connects all nodes: run-7f3a-0 and run-7f3a-1 don't reach each other"
+    cluster.say(pods="job-pods-running", answers={"networkpolicies": {"items": [POLICY]}})
+    apart = late(exit_code=7, report=Report(error=error))
+    assert PodStarts(order_of(), JOB_ID).joined(apart).report.because[1] == SELECTS
 
 
 def test_other_verdicts_stay_as_they_are():

@@ -12,7 +12,7 @@ from torchmuster.files import atomic
 from torchmuster.files.layout import RunDir
 from torchmuster.model.states import RunState
 from torchmuster.model.stop import StopCause
-from torchmuster.net.listener import bind
+from torchmuster.net.address import bind
 from torchmuster.owner.views.control import LogChoice, log_files, send_stop
 from torchmuster.owner.views.find import view_run
 

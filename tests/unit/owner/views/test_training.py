@@ -1,5 +1,7 @@
 """The record of the training library, as `muster status` shows it."""
 
+import pytest
+
 from torchmuster.owner.views.training import view_training
 
 LEDGER = {"samples": 101, "lost": 0, "twice": 0, "whole": True}
@@ -54,3 +56,27 @@ def test_an_epoch_that_was_left_early_says_so():
 def test_an_epoch_without_our_loader_has_no_ledger():
     event = epoch(0, 4, 3.0) | {"ledger": {}}
     assert view_training([event]).epochs[0].samples is None
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        {"event": "metrics", "step": float("inf"), "values": {}},
+        {"event": "metrics", "step": 3, "values": None},
+        {"event": "metrics", "step": 3, "values": {"loss": {}}},
+        {"event": "saved"},
+        {"event": "saved", "saved": {}},
+        {"event": "epoch", "epoch": None, "step": 1, "elapsed_s": 1.0},
+        {"event": "epoch", "epoch": 1, "step": 1, "elapsed_s": 1.0, "ledger": "x"},
+        {"event": [], "step": "x"},
+    ],
+)
+def test_a_line_of_another_version_is_left_out_and_the_others_count(damaged):
+    good = [
+        {"event": "metrics", "step": 7, "values": {"loss": 0.5}},
+        {"event": "saved", "step": 7, "saved": 7},
+    ]
+    found = view_training([damaged, *good])
+    assert (found.step, found.saved_step, found.values) == (7, 7, {"loss": 0.5})
+    assert found.epochs == ()
+    assert view_training([*good, damaged]).saved_step == 7

@@ -1,0 +1,141 @@
+"""Measure a run in a session: from the command to its first all-reduce, beside torchrun and a run without a session.
+
+    python benchmarks/sessions.py [--rounds 100] [--memory-runs 300] [--quick] [--json FILE] [--limit SECONDS]
+
+Two nodes with two workers each, on this machine. Every round measures every side once; torchrun, which has no simulated nodes here, has four
+workers in one. The last part runs an empty script again and again and reads how much memory the doors have.
+"""
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from launching import processes
+from running.results import FOLDER, headline, machine_facts, save
+from running.stage import stage
+
+SOURCE = Path(__file__).parents[1] / "src"
+MUSTER = [sys.executable, "-m", "torchmuster"]
+SHAPE = ["--nodes", "2", "--nproc-per-node", "2"]
+SCRIPT = """\
+import os, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))
+if dist.get_rank() == 0:
+    with open(os.environ["BENCH_OUT"], "w") as file:
+        file.write(repr(time.time()))
+dist.destroy_process_group()
+"""
+SIDES = {
+    "muster run --session": [*MUSTER, "run", "--session", "bench", "train.py"],
+    "muster run": [*MUSTER, "run", "--here", *SHAPE, "train.py"],
+    "torchrun": [
+        *(sys.executable, "-m", "torch.distributed.run"),
+        *("--standalone", "--nproc-per-node", "4", "train.py"),
+    ],
+}
+
+
+def main() -> None:
+    """Measure, print the table and write the file."""
+    options = _parser().parse_args()
+    num_rounds, num_runs = (3, 10) if options.quick else (options.rounds, options.memory_runs)
+    processes.adopt_orphans()
+    with (
+        stage("sessions", options.limit) as running,
+        tempfile.TemporaryDirectory(prefix="muster-bench-") as name,
+    ):
+        folder = Path(name)
+        (folder / "train.py").write_text(SCRIPT)
+        environment = _environment(folder)
+        _run([*MUSTER, "session", "start", "--name", "bench", *SHAPE], folder, environment)
+        try:
+            _first_all_reduce(SIDES["muster run --session"], folder, environment)
+            samples: dict[str, list[float]] = {side: [] for side in SIDES}
+            for number in range(num_rounds):
+                running.step(f"round {number + 1} of {num_rounds}")
+                for side, command in SIDES.items():
+                    samples[side].append(_first_all_reduce(command, folder, environment))
+            memory = _memory(num_runs, folder, environment)
+            _run([*MUSTER, "session", "end", "bench"], folder, environment)
+        finally:
+            processes.kill_descendants()
+    machine = machine_facts()
+    document = {"machine": machine, "samples": samples, "memory": memory}
+    how = f"seconds from the command to the first all-reduce, {num_rounds} interleaved rounds"
+    save(options.json, document, f"{headline(machine, how)}\n\n{_table(samples, memory)}\n")
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    own = {"PYTHONPATH": str(SOURCE), "MUSTER_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1"}
+    return {**os.environ, **own, "BENCH_OUT": str(folder / "out")}
+
+
+def _run(command: list[str], folder: Path, environment: dict[str, str]) -> None:
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
+    if done.returncode != 0:
+        sys.exit(f"{command}: {done.stderr}")
+
+
+def _first_all_reduce(command: list[str], folder: Path, environment: dict[str, str]) -> float:
+    began_at = time.time()
+    _run(command, folder, environment)
+    return float((folder / "out").read_text()) - began_at
+
+
+def _memory(num_runs: int, folder: Path, environment: dict[str, str]) -> dict[str, list[int]]:
+    """Return the unique memory of each door before and after so many runs, in bytes."""
+    (folder / "empty.py").write_text("")
+    doors = [
+        json.loads(path.read_text())["pid"]
+        for path in sorted(folder.glob("home/runs/*-session-bench-*/doors/*.json"))
+    ]
+    before = [processes.rss_bytes(pid) for pid in doors]
+    command = [*MUSTER, "run", "--session", "bench", "--nproc-per-node", "1", "empty.py"]
+    for _ in range(num_runs):
+        _run(command, folder, environment)
+    after = [processes.rss_bytes(pid) for pid in doors]
+    return {"runs": [num_runs], "before": before, "after": after}
+
+
+def _table(samples: dict[str, list[float]], memory: dict[str, list[int]]) -> str:
+    base = statistics.median(samples["muster run --session"])
+    lines = ["| | median | p95 | times the session's |", "|---|---|---|---|"]
+    for side, values in samples.items():
+        ordered = sorted(values)
+        p95 = ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]
+        median = statistics.median(values)
+        lines.append(f"| {side} | {median:.2f} s | {p95:.2f} s | {median / base:.1f} |")
+    grown = [b - a for a, b in zip(memory["before"], memory["after"], strict=True)]
+    words = ", ".join(f"{one / 2**20:+.1f} MiB" for one in grown)
+    lines.append(f"\nResident memory of the doors after {memory['runs'][0]} more runs: {words}.")
+    return "\n".join(lines)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--memory-runs", type=int, default=300)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", type=Path, default=FOLDER / "sessions.json")
+    parser.add_argument("--limit", type=float, default=3000.0)
+    return parser
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    main()

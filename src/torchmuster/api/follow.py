@@ -1,0 +1,124 @@
+"""Follow a run from Python: the lines of rank 0 and one status line, in a terminal, a notebook's cell, or a file."""
+
+import contextlib
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from torchmuster.errors import MusterError, NotFoundError
+from torchmuster.files.layout import RunDir
+from torchmuster.model.display.text import printable
+from torchmuster.owner.views.board_watch import BoardWatch
+from torchmuster.owner.views.control import LogChoice, log_files
+from torchmuster.owner.views.find import any_result, owner_lives, view_run
+from torchmuster.owner.views.live import LiveReader
+from torchmuster.owner.views.record import read_new
+from torchmuster.ui.status_line import status_rows
+
+_POLL_S = 0.1
+_STATUS_EVERY_S = 2.0  # agents report as often
+_COLUMNS = 100  # of a cell
+
+
+def follow(run_dir: RunDir) -> None:
+    """Show a run until it has ended."""
+    cell = _cell()
+    shown: _Status = cell if cell is not None else _Terminal() if sys.stdout.isatty() else _Status()
+    positions: dict[str, int] = {}
+    watch = BoardWatch(view_run(run_dir), ask_every_s=_STATUS_EVERY_S)
+    watch.start()
+    reader = LiveReader(run_dir, watch.newest)
+    try:
+        status_at = time.monotonic() + _STATUS_EVERY_S
+        while True:
+            over = any_result(run_dir) is not None or not owner_lives(run_dir)
+            for text in _new_lines(run_dir, positions):
+                shown.write(text)
+            if over:
+                return
+            if time.monotonic() >= status_at:
+                status_at = time.monotonic() + _STATUS_EVERY_S
+                with contextlib.suppress(
+                    MusterError, OSError
+                ):  # a scheduler that does not answer now
+                    shown.show("".join(status_rows(reader.read(), shown.columns(), 1)))
+            threading.Event().wait(_POLL_S)
+    finally:
+        watch.close()
+        shown.show("")
+
+
+def _new_lines(run_dir: RunDir, positions: dict[str, int]) -> Iterator[str]:
+    """Yield what rank 0 has written since the last look, in its newest attempt."""
+    with contextlib.suppress(NotFoundError):
+        for _, path in log_files(view_run(run_dir), LogChoice(rank=0)):
+            yield from read_new(path, positions)
+
+
+class _Status:
+    """Where nobody sees a status: lines only."""
+
+    def write(self, text: str) -> None:
+        """Show what rank 0 has written."""
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    def show(self, row: str) -> None:
+        """Show the status in place of the last one; an empty one takes it away."""
+
+    def columns(self) -> int:
+        """Return how long the status may be."""
+        return _COLUMNS
+
+
+class _Terminal(_Status):
+    """One row below the output, taken away before more is written."""
+
+    def __init__(self) -> None:
+        self._row = ""
+        self._is_open = False  # the output stands in the middle of a line
+
+    def write(self, text: str) -> None:
+        row = self._row
+        self.show("")
+        super().write(text)
+        self._is_open = not text.endswith("\n")
+        self.show(row)
+
+    def show(self, row: str) -> None:
+        if self._row:
+            sys.stdout.write("\r\x1b[K")
+        self._row = "" if self._is_open else row
+        sys.stdout.write(printable(self._row))
+        sys.stdout.flush()
+
+    def columns(self) -> int:
+        return shutil.get_terminal_size().columns
+
+
+class _Cell(_Status):
+    """An output of its own in a notebook's cell, which is replaced."""
+
+    def __init__(self, display: Any) -> None:
+        self._display = display
+        self._handle: Any = None
+
+    def show(self, row: str) -> None:
+        data = {"text/plain": printable(row)}
+        if self._handle is not None:
+            self._handle.update(data, raw=True)
+        elif row:
+            self._handle = self._display(data, raw=True, display_id=True)
+
+
+def _cell() -> _Cell | None:
+    """Return the cell that runs now; None outside of a notebook."""
+    ipython: Any = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if shell is None or not hasattr(shell, "kernel"):
+        return None
+    display: Any = sys.modules["IPython.display"].display
+    return _Cell(display)

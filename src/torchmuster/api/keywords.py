@@ -1,0 +1,173 @@
+"""The keywords of `launch`: the long options of `muster run`, read from the command itself, and the words that they become."""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from inspect import Parameter, Signature
+from typing import Any
+
+import click
+
+from torchmuster.api.failures import NotLaunchedError
+from torchmuster.model.display.text import did_you_mean
+
+# Options of a command on a terminal, and what to do instead.
+_OF_A_TERMINAL = {
+    "debugpy": "`muster run --debugpy` prints the port for the editor",
+    "pdb": "`muster run --pdb` opens it on a terminal",
+    "detach": "launch returns at once, always",
+    "dry_run": "`muster run --dry-run` shows it",
+    "progress": "`run.follow()` shows the status",
+    "tee": "`run.follow()` shows rank 0, and `run.logs(rank)` each",
+    "stdin": "nobody types into a run in the background",
+}
+
+
+@functools.cache
+def options() -> Mapping[str, click.Option]:
+    """Return the option that each keyword stands for; several keywords may be the same: `queue`, `partition`."""
+    from torchmuster.cli.runs.run import run as command
+
+    return {
+        keyword: param
+        for param in command.params
+        if isinstance(param, click.Option) and not param.hidden
+        for word in param.opts
+        if word.startswith("--")
+        if (keyword := word[2:].replace("-", "_")) not in _OF_A_TERMINAL
+    }
+
+
+def check(keywords: Mapping[str, object], what: str) -> None:
+    """Refuse keywords that are no options; `what` is what they can't be passed to.
+
+    Raises:
+        NotLaunchedError: All of them.
+    """
+    _raise([_unknown(name, what) for name in keywords if name not in options()])
+
+
+def _unknown(name: str, what: str, more: Sequence[str] = ()) -> NotLaunchedError:
+    if name in _OF_A_TERMINAL:
+        return NotLaunchedError(f"`{name}` is no keyword of launch", fix=_OF_A_TERMINAL[name])
+    near = did_you_mean(name, [*more, *options()], f"launch takes {', '.join(sorted(options()))}")
+    return NotLaunchedError(f"neither launch nor {what} has a parameter `{name}`", fix=near)
+
+
+def split(
+    keywords: Mapping[str, Any], function: Callable[..., Any], args: Sequence[Any], name: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the keywords of launch, and those of the function.
+
+    Args:
+        keywords: All.
+        function: Will be called with the others.
+        args: And with these.
+        name: What messages call it.
+
+    Raises:
+        NotLaunchedError: It has a parameter that launch takes, or can't be called so.
+    """
+    ours = {key: value for key, value in keywords.items() if key in options()}
+    theirs = {key: value for key, value in keywords.items() if key not in options()}
+    try:
+        signature = Signature.from_callable(function)
+    except (TypeError, ValueError):  # of C code
+        return ours, theirs
+    parameters = signature.parameters.values()
+    named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    takes_any = any(p.kind is Parameter.VAR_KEYWORD for p in parameters)
+    both = [key for key in ours if key in named]
+    errors = [_meant_twice(key, name) for key in both]
+    if not takes_any:
+        errors += [_unknown(key, f"`{name}`", named) for key in theirs if key not in named]
+    _raise(errors)
+    try:
+        signature.bind(*args, **theirs)
+    except TypeError as error:
+        raise NotLaunchedError(
+            f"`{name}` can't be called so: {error}", where=f"{name}{signature}"
+        ) from None
+    return ours, theirs
+
+
+def _meant_twice(key: str, name: str) -> NotLaunchedError:
+    return NotLaunchedError(
+        f"`{key}` is a keyword of launch, and `{name}` has a parameter of this name",
+        where=f"{key}=",
+        why=f"launch would take it for `{options()[key].opts[0]}`",
+        fix=f"launch(functools.partial({name}, {key}=...), ...) passes it to the function",
+    )
+
+
+def _raise(errors: Sequence[NotLaunchedError]) -> None:
+    if errors:
+        first, *others = errors
+        raise NotLaunchedError(
+            first.what, where=first.where, why=first.why, fix=first.fix, others=tuple(others)
+        )
+
+
+def words(keywords: Mapping[str, Any]) -> list[str]:
+    """Return the words of the command line; `env` is not among them.
+
+    Raises:
+        NotLaunchedError: Values that an option can't have.
+    """
+    found: list[str] = []
+    errors: list[NotLaunchedError] = []
+    for name, value in keywords.items():
+        option = options()[name]
+        if value is None or option.name == "set_env":
+            continue
+        if value is True and _has_default_value(option):
+            found.append(f"{_long(option)}=")
+        elif option.is_flag != isinstance(value, bool):
+            should = "True or False" if option.is_flag else "a value"
+            errors.append(
+                NotLaunchedError(f"`{name}` is {should}, not {value!r}", where=f"{name}={value!r}")
+            )
+        elif option.is_flag:
+            found += [_long(option)] if value else []
+        else:
+            texts = _texts(value, several=option.multiple)
+            found += [f"{_long(option)}={text}" for text in texts]
+    _raise(errors)
+    return found
+
+
+def _has_default_value(option: click.Option) -> bool:
+    """Say whether the option may stand alone, as its help shows: `--ship-env[=PATH]`."""
+    return (option.metavar or "").startswith("[=")
+
+
+def _long(option: click.Option) -> str:
+    return next(word for word in option.opts if word.startswith("--"))
+
+
+def _texts(value: Any, *, several: bool) -> list[str]:
+    if isinstance(value, timedelta):
+        return [f"{value.total_seconds():g}s"]
+    if isinstance(value, list | tuple):
+        texts = [str(one) for one in value]
+        return texts if several else [",".join(texts)]
+    return [str(value)]
+
+
+def environment(keywords: Mapping[str, Any]) -> dict[str, str]:
+    """Return what `env` (also spelled `set_env`) sets in every worker.
+
+    Raises:
+        NotLaunchedError: It is no mapping of names to values.
+    """
+    found: dict[str, str] = {}
+    for name, value in keywords.items():
+        if options()[name].name != "set_env" or value is None:
+            continue
+        if not isinstance(value, Mapping):
+            fix = f'{name}={{"NCCL_DEBUG": "INFO"}}'
+            raise NotLaunchedError(
+                f"`{name}` is a mapping of names to values", where=f"{name}={value!r}", fix=fix
+            )
+        found |= {str(key): str(text) for key, text in value.items()}
+    return found

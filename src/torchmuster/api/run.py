@@ -1,0 +1,264 @@
+"""A run from Python: what its directory shows, by the same code as `muster status`, `logs`, `wait` and `cancel`."""
+
+import asyncio
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from torchmuster.api import values
+from torchmuster.api.failures import RunFailed
+from torchmuster.files.layout import RunDir, short_id
+from torchmuster.model.states import RunState
+from torchmuster.model.verdict import Result
+from torchmuster.owner.views.find import RunView, any_result, owner_lives, view_run
+
+_POLL_S = 0.02
+_MOST_POLL_S = 0.05  # it looks for files; a scheduler is asked less often
+_LOOK_AT_OWNER_S = 2.0  # it may ask a scheduler
+_COMES_S = 10.0  # files of other hosts, behind the result
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStatus:
+    """How a run stands.
+
+    Attributes:
+        run_id: Its name.
+        state: `starting`, `waiting`, `running`, or how it has ended: `succeeded`, `failed`, `cancelled`, ...
+        is_final: It has ended.
+        num_attempts: Started so far.
+        elapsed_s: Since its start, or from its start to its end, in seconds; None before it.
+        waits_for: What it waits for, in a sentence; empty for nothing.
+        exit_code: As `muster run` would have ended; None while it runs.
+    """
+
+    run_id: str
+    state: str
+    is_final: bool
+    num_attempts: int
+    elapsed_s: float | None
+    waits_for: str
+    exit_code: int | None
+
+
+class RunHandle:
+    """One run: of `launch`, of another process, or of the command line.
+
+    It has no state of its own: two objects of one run show the same, in any process of this user.
+
+    Attributes:
+        run_id: Its name, which every command takes.
+        path: Its directory.
+    """
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self.run_id = os.path.basename(run_dir.path)
+        self.path = run_dir.path
+        self._dir = run_dir
+
+    def __repr__(self) -> str:
+        """Return the name and the state."""
+        return f"<torchmuster.Run {short_id(self.run_id)}: {self._view().state.value}>"
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether it is the same run."""
+        return isinstance(other, RunHandle) and other.path == self.path
+
+    def __hash__(self) -> int:
+        """Return the hash of its path."""
+        return hash(self.path)
+
+    # How it stands.
+
+    def status(self) -> RunStatus:
+        """Return how the run stands now; of a job the scheduler is asked.
+
+        Raises:
+            torchmuster.errors.EngineError: The scheduler does not answer.
+        """
+        from torchmuster.owner.views.live import LiveReader
+
+        result = any_result(self._dir)
+        live = LiveReader(self._dir).read()
+        return RunStatus(
+            run_id=self.run_id,
+            state=live.state,
+            is_final=live.is_final,
+            num_attempts=live.num_attempts,
+            elapsed_s=live.elapsed_s,
+            waits_for=live.waits or live.job,
+            exit_code=result.exit_code if result is not None else None,
+        )
+
+    def logs(self, rank: int = 0, *, attempt: int | None = None) -> str:
+        """Return all that a rank has written so far.
+
+        Args:
+            rank: Of the run.
+            attempt: Its number, from 0; None for the last.
+
+        Raises:
+            torchmuster.errors.NotFoundError: There is no such rank or attempt, or nothing was written yet.
+        """
+        from torchmuster.owner.views.control import LogChoice, log_files
+
+        (_, path), *_ = log_files(self._view(), LogChoice(rank=rank, attempt=attempt))
+        with open(path, errors="replace") as file:
+            return file.read()
+
+    # The end.
+
+    def wait(self, timeout_s: float | None = None) -> "RunHandle":
+        """Wait until the run has succeeded; return it.
+
+        Args:
+            timeout_s: For so many seconds; None for as long as it takes. The run goes on when the time is up.
+
+        Raises:
+            RunFailed: It has not succeeded.
+            TimeoutError: The time is up.
+        """
+        with _copied(self._dir):
+            for pause_s in self._look_until_ended(timeout_s):
+                threading.Event().wait(pause_s)
+        return self
+
+    async def wait_async(self, timeout_s: float | None = None) -> "RunHandle":
+        """Wait as `wait` does, without blocking the event loop: `await run.wait_async()`."""
+        with _copied(self._dir):
+            for pause_s in self._look_until_ended(timeout_s):
+                await asyncio.sleep(pause_s)
+        return self
+
+    def results(self, timeout_s: float | None = None) -> list[Any]:
+        """Wait until the run has succeeded; return what its function has returned on every rank, by rank.
+
+        Values of the last attempt count, and no others. Each was sent by a worker of this run, over a channel with the
+        run's key; one whose hash is not the one that was sent is not unpickled.
+
+        Args:
+            timeout_s: As of `wait`.
+
+        Raises:
+            RunFailed: The run has not succeeded.
+            TimeoutError: The time is up.
+            ResultError: A value is missing, damaged or of another Python.
+            torchmuster.errors.NotFoundError: It was a script.
+        """
+        self.wait(timeout_s)
+        for pause_s in self._look_for_values():
+            threading.Event().wait(pause_s)
+        return self._values()
+
+    async def results_async(self, timeout_s: float | None = None) -> list[Any]:
+        """Return the same as `results`, without blocking the event loop."""
+        await self.wait_async(timeout_s)
+        for pause_s in self._look_for_values():
+            await asyncio.sleep(pause_s)
+        return self._values()
+
+    def follow(self) -> "RunHandle":
+        """Show the lines of rank 0 and one status line until the run has ended; return it.
+
+        In a notebook the cell shows them. An interrupt (Ctrl-C, the button of a notebook) cancels the run.
+
+        Raises:
+            RunFailed: It has not succeeded.
+            KeyboardInterrupt: It was interrupted, and has been cancelled.
+        """
+        from torchmuster.api.follow import follow
+
+        try:
+            with _copied(self._dir):
+                follow(self._dir)
+        except KeyboardInterrupt:
+            with contextlib.suppress(KeyboardInterrupt):  # a second one does not wait for the end
+                self.cancel()
+            raise
+        return self.wait()
+
+    def cancel(self, *, at_once: bool = False, timeout_s: float = 60.0) -> None:
+        """Stop the run and wait for its end; one that has ended stays as it is.
+
+        Args:
+            at_once: Without the time that workers have to save (`grace`).
+            timeout_s: For how many seconds the end is waited for.
+
+        Raises:
+            torchmuster.errors.ChannelError: Its head can't be reached.
+            TimeoutError: It has not ended within `timeout_s`; it was told to.
+        """
+        from torchmuster.owner.views.control import stop_and_wait
+
+        if any_result(self._dir) is not None:
+            return
+        view = self._view()
+        # In a thread: a notebook has an event loop in this one.
+        result = _in_thread(lambda: stop_and_wait(view, at_once=at_once, timeout_s=timeout_s))
+        if result is None:
+            raise TimeoutError(
+                f"{short_id(self.run_id)} was told to stop {timeout_s:g} s ago and has not ended"
+            )
+
+    # How it is looked at.
+
+    def _view(self) -> RunView:
+        return view_run(self._dir)
+
+    def _look_until_ended(self, timeout_s: float | None) -> Any:
+        """Yield how long to wait until the next look, until the run has succeeded."""
+        started = look_at = time.monotonic()
+        pause_s = _POLL_S
+        while (result := any_result(self._dir)) is None:
+            now = time.monotonic()
+            if timeout_s is not None and now - started >= timeout_s:
+                raise TimeoutError(f"{short_id(self.run_id)} has not ended within {timeout_s:g} s")
+            if now >= look_at:
+                look_at = now + _LOOK_AT_OWNER_S
+                if not owner_lives(self._dir) and (result := any_result(self._dir)) is None:
+                    break
+            yield pause_s
+            pause_s = min(pause_s * 1.2, _MOST_POLL_S)
+        self._raise_unless_succeeded(result)
+
+    def _raise_unless_succeeded(self, result: Result | None) -> None:
+        state = result.state if result is not None else RunState.LOST
+        if state is not RunState.SUCCEEDED:
+            raise RunFailed(short_id(self.run_id), result, state.value)
+
+    def _look_for_values(self) -> Any:
+        """Yield how long to wait until the next look, until the values of all ranks are here."""
+        attempt, notes = values.noted_values(self._dir)
+        until = time.monotonic() + _COMES_S
+        while not values.are_here(self._dir, attempt, notes) and time.monotonic() < until:
+            yield _POLL_S
+
+    def _values(self) -> list[Any]:
+        attempt, notes = values.noted_values(self._dir)
+        return [
+            values.read_value(self._dir.rank_value(attempt, rank), note, rank)
+            for rank, note in notes.items()
+        ]
+
+
+def _copied(run_dir: RunDir) -> contextlib.AbstractContextManager[None]:
+    """Copy the record of a run in pods while somebody waits for it, as `muster wait` does; others need no copy."""
+    if not os.path.isdir(os.path.join(run_dir.path, "pods")):
+        return contextlib.nullcontext()  # the usual case costs no import
+    from torchmuster.owner.pods.copy import copied
+
+    return copied(run_dir)
+
+
+def _in_thread(action: Callable[[], T]) -> T:
+    """Return what an action returns in a thread of its own."""
+    import concurrent.futures
+
+    with concurrent.futures.ThreadPoolExecutor(1, "muster") as pool:
+        return pool.submit(action).result()

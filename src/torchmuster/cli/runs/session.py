@@ -1,0 +1,410 @@
+"""`muster session`, and `muster run --session`: nodes that are held, on which runs start by a fork."""
+
+import json
+import os
+import threading
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchmuster import proc
+from torchmuster.cli import options
+from torchmuster.cli.completion import complete_sessions
+from torchmuster.cli.transfers import NearMissGroup
+from torchmuster.errors import ChannelError, MusterError, UsageError
+
+if TYPE_CHECKING:
+    from torchmuster.files.layout import RunDir
+    from torchmuster.owner.views.sessions import SessionView
+    from torchmuster.spec.launch import RunRequest
+    from torchmuster.spec.problems import Problems
+
+IDLE = "30m"
+_MAX_RESTARTS = 20  # of its doors, over its whole life
+_LOOK_S = 0.05
+_END_S = 40.0
+_SOON_S = 600.0
+# Options of `muster run` that a session has decided, or that need agents which live longer than the client.
+_REFUSED = {
+    "engine": "--on",
+    "hosts": "--hosts",
+    "hostfile": "--hostfile",
+    "spares": "--spares",
+    "time_limit": "--time",
+    "queue": "--partition",
+    "account": "--account",
+    "cpus_per_node": "--cpus-per-node",
+    "gpus_per_node": "--gpus-per-node",
+    "mem": "--mem",
+    "warn": "--warn",
+    "resubmit": "--resubmit",
+    "ship_env": "--ship-env",
+    "debugpy": "--debugpy",
+    "pdb": "--pdb",
+}
+
+
+@click.group(cls=NearMissGroup)
+def session() -> None:
+    """Hold nodes on which runs start at once: torch is imported already."""
+
+
+@session.command()
+@click.option(
+    "--nodes",
+    "--nnodes",
+    "nodes",
+    type=click.IntRange(1, 64),
+    default=1,
+    metavar="N",
+    help="Number of nodes; default 1.",
+)
+@click.option(
+    "--nproc-per-node",
+    metavar="N|gpu|cpu|auto",
+    help="Workers on each node, for runs that don't say.",
+)
+@click.option(
+    "--name", metavar="WORD", default="main", show_default=True, help="What `--session` calls it."
+)
+@click.option("--preload", multiple=True, metavar="MODULE", help="Import this too; repeatable.")
+@click.option(
+    "--idle",
+    metavar="TIME|off",
+    default=IDLE,
+    show_default=True,
+    help="End when no run has begun for so long.",
+)
+@click.option("--time", "time_limit", metavar="TIME", help="End so long after the start.")
+@options.python
+@options.on
+def start(**given: Any) -> int:
+    """Hold nodes, and import torch on them."""
+    from torchmuster.spec.problems import Problems
+
+    problems = Problems()
+    run_dir = _start(given, problems)
+    name = given["name"]
+    _wait_until_open(run_dir, name)
+    view = _view(run_dir)
+    if view is not None and view.state is not None and view.state.problem:
+        click.echo(f"muster: nothing is imported ahead: {view.state.problem}", err=True)
+    nodes = given["nodes"]
+    words = f"{nodes} node{'s' if nodes != 1 else ''}"
+    click.echo(
+        f"muster: session {name}: {words} of this machine; muster run --session {name} SCRIPT",
+        err=True,
+    )
+    return 0
+
+
+def _start(given: dict[str, Any], problems: "Problems") -> "RunDir":
+    """Start the run that is the session, and return its directory.
+
+    Raises:
+        ManyErrors: All that is wrong with the command line.
+    """
+    from torchmuster.files import atomic
+    from torchmuster.files.layout import runs_dir
+    from torchmuster.model import codec
+    from torchmuster.model.plan import (
+        Limits,
+        NodeSetup,
+        Program,
+        RunPlan,
+        ScriptKind,
+        StartMethod,
+        Tee,
+    )
+    from torchmuster.node.door.call import SESSION_FILE
+    from torchmuster.node.door.messages import SessionSetup
+    from torchmuster.node.environment import THREADS
+    from torchmuster.owner.create import choose_run_id, create_run_dir
+    from torchmuster.owner.detach import detach_supervisor
+    from torchmuster.owner.views.sessions import PREFIX
+    from torchmuster.spec.launch import find_python, parse_workers
+
+    name = given["name"]
+    python = find_python(given["python"], problems)
+    idle_s = None if given["idle"] == "off" else _duration(given["idle"], "--idle", problems)
+    limit_s = None
+    if given["time_limit"] is not None:
+        limit_s = _duration(given["time_limit"], "--time", problems)
+    _check_place(given["engine"], problems)
+    workers: tuple[int, ...] | None = (1,)
+    if given["nproc_per_node"] is not None:
+        from torchmuster.diagnose.facts.gpus import visible_gpus
+
+        workers = parse_workers(given["nproc_per_node"], visible_gpus(), problems)
+    run_id = ""
+    try:
+        run_id = choose_run_id("", None, f"{PREFIX}{name}")
+        _check_name(name)
+    except UsageError as error:
+        problems.found.append(error)
+    if problems.found or python is None or workers is None:
+        problems.checked(None)
+    assert python is not None
+    assert workers is not None
+    setup = SessionSetup(
+        name=name,
+        nodes=given["nodes"],
+        workers=given["nproc_per_node"],
+        python=python,
+        preload=given["preload"],
+        idle_s=idle_s,
+        limit_s=limit_s,
+        folder=os.getcwd(),
+        variables=tuple(os.environ),
+    )
+    several = len(set(workers)) == 1 and workers[0] > 1 and THREADS not in os.environ
+    entry = os.path.join(os.path.dirname(proc.NODE_DOOR), "door.py")
+    program = Program(
+        kind=ScriptKind.COMMAND,
+        target=python[0],
+        args=(*python[1:], entry, os.path.join(runs_dir(), run_id)),
+        python=python,
+        cwd=os.getcwd(),
+        start=StartMethod.FRESH,
+    )
+    plan = RunPlan(
+        run_id=run_id,
+        program=program,
+        min_nodes=given["nodes"],
+        max_nodes=given["nodes"],
+        workers_per_node=(1,),
+        limits=Limits(max_restarts=_MAX_RESTARTS, hang_s=0.0),
+        node_names=tuple(f"n{place + 1}" for place in range(given["nodes"])),
+        tee=Tee.NONE,
+        stdin_rank=None,
+        node_setup=NodeSetup(environment=((THREADS, "1"),) if several else ()),
+    )
+    run_dir = create_run_dir(plan)
+    atomic.write_json(os.path.join(run_dir.path, SESSION_FILE), codec.to_plain(setup), mode=0o600)
+    detach_supervisor(run_dir)
+    return run_dir
+
+
+def _duration(text: str, option: str, problems: "Problems") -> float | None:
+    from torchmuster.spec.units import duration_fix, parse_timeout
+
+    seconds = parse_timeout(text)
+    if not seconds:
+        fix = duration_fix(option, text, IDLE)
+        problems.add(f"`{text}` is not a valid duration", option, fix=fix)
+    return seconds
+
+
+def _check_place(engine: str | None, problems: "Problems") -> None:
+    if engine not in (None, "local"):
+        problems.add(
+            f"a session can't be held on `{engine}`",
+            f"--on {engine}",
+            "sessions are for simulated nodes of one machine",
+            "log in to a node, or `salloc` one, and start it there without --on",
+        )
+
+
+def _check_name(name: str) -> None:
+    from torchmuster.owner.views.sessions import living_sessions, name_of_session
+
+    taken = next((one for one in living_sessions() if name_of_session(one) == name), None)
+    if taken is not None:
+        raise UsageError(
+            f"there is a session `{name}` already",
+            where=taken.path,
+            fix=f"muster run --session {name} SCRIPT, muster session end {name}, or another --name",
+        )
+
+
+def _wait_until_open(run_dir: "RunDir", name: str) -> None:
+    """Wait for all doors.
+
+    Raises:
+        MusterError: The session has ended before.
+    """
+    from torchmuster.files.layout import short_id
+    from torchmuster.owner.views.sessions import lives
+
+    while True:
+        view = _view(run_dir)
+        if view is not None and view.state is not None:
+            return
+        if not lives(run_dir):
+            raise MusterError(
+                f"the session {name} has ended before it was open",
+                where=run_dir.path,
+                fix=f"muster logs {short_id(os.path.basename(run_dir.path))}",
+            )
+        threading.Event().wait(_LOOK_S)
+
+
+def _view(run_dir: "RunDir") -> "SessionView | None":
+    from torchmuster.owner.views.sessions import view_session
+
+    try:
+        return view_session(run_dir)
+    except ChannelError:
+        return None
+
+
+@session.command(name="list")
+@options.json("As JSON, with what the doors say.")
+def list_sessions(*, as_json: bool) -> int:
+    """List the sessions that live."""
+    from torchmuster.model import codec
+    from torchmuster.owner.views.sessions import living_sessions
+    from torchmuster.ui.table import render_table
+
+    views = [view for one in living_sessions() if (view := _view(one)) is not None]
+    if as_json:
+        plain = [
+            {
+                "run_id": view.run_id,
+                **codec.to_plain(view.setup),
+                "door": codec.to_plain(view.state) if view.state is not None else None,
+            }
+            for view in views
+        ]
+        click.echo(json.dumps(plain, indent=1))
+        return 0
+    if not views:
+        click.echo("no session: muster session start", err=True)
+        return 0
+    rows = [_row(view) for view in views]
+    click.echo(render_table(("NAME", "NODES", "RUNS", "STATE", "ENDS"), rows), nl=False)
+    return 0
+
+
+def _row(view: "SessionView") -> tuple[str, ...]:
+    from torchmuster.files.layout import short_id
+    from torchmuster.model.display.text import in_minutes
+
+    state = view.state
+    if state is None:
+        return (view.setup.name, str(view.setup.nodes), "", "opening", "")
+    doing = short_id(state.run_id) if state.run_id else f"idle for {in_minutes(state.idle_s)}"
+    ends = f"in {in_minutes(state.ends_in_s)}" if state.ends_in_s is not None else "never"
+    return (view.setup.name, str(view.setup.nodes), str(state.num_runs), doing, ends)
+
+
+@session.command()
+@click.argument("name", shell_complete=complete_sessions, default="main")
+def end(name: str) -> int:
+    """End the session NAME, default `main`."""
+    from torchmuster.owner.views.sessions import find_session
+
+    held = find_session(name)
+    view = _view(held.run_dir)
+    if view is not None and view.state is not None and view.state.run_id:
+        raise UsageError(
+            f"the run {view.state.run_id} is in the session {name}",
+            fix=f"muster cancel {view.state.run_id}",
+        )
+    end_session(held.run_dir, name)
+    return 0
+
+
+def end_session(run_dir: "RunDir", name: str) -> None:
+    """End a session and wait until it has ended.
+
+    Raises:
+        MusterError: It has not in time.
+    """
+    from torchmuster.node.door import messages
+    from torchmuster.node.door.call import ask
+    from torchmuster.owner.views.control import stop_and_wait
+    from torchmuster.owner.views.find import view_run
+    from torchmuster.owner.views.sessions import lives
+
+    try:
+        ask(run_dir, 0, messages.EndSession(why="`muster session end`"))
+    except ChannelError:
+        stop_and_wait(view_run(run_dir), at_once=True, timeout_s=_END_S)
+    deadline = time.monotonic() + _END_S
+    while lives(run_dir):
+        if time.monotonic() > deadline:
+            run_id = os.path.basename(run_dir.path)
+            raise MusterError(
+                f"the session {name} has not ended yet", fix=f"muster cancel --now {run_id}"
+            )
+        threading.Event().wait(_LOOK_S)
+
+
+# Runs in a session.
+
+
+def run_in_session(request: "RunRequest") -> int:
+    """Start a run whose agents the doors of a session fork, and follow it.
+
+    Raises:
+        NotFoundError: There is no such session.
+        ManyErrors: All that is wrong with the options.
+    """
+    from torchmuster.cli.runs.start import choose_id, start
+    from torchmuster.diagnose.facts.gpus import visible_gpus
+    from torchmuster.node.door.call import read_setup
+    from torchmuster.owner.create import create_run_dir
+    from torchmuster.owner.views.sessions import find_session
+    from torchmuster.spec.launch import plan_run
+    from torchmuster.spec.problems import Problems
+
+    name = str(request.session)
+    held = find_session(name)
+    setup = read_setup(held.run_dir)
+    problems = Problems()
+    request = replace(
+        request,
+        nodes=request.nodes or str(setup.nodes),
+        nproc_per_node=request.nproc_per_node or setup.workers,
+        preload=tuple(dict.fromkeys([*setup.preload, *request.preload])),
+    )
+    run_id = choose_id(request, problems)
+    gpus = visible_gpus()
+    plan = plan_run(request, run_id, gpus, problems)
+    if plan is not None and plan.max_nodes > setup.nodes:
+        words = f"{setup.nodes} node{'s' if setup.nodes != 1 else ''}"
+        problems.add(
+            f"the session {name} has {words}",
+            f"--nodes {request.nodes}",
+            fix=f"--nodes {setup.nodes}",
+        )
+    for field, word in _REFUSED.items():
+        if getattr(request, field) not in (None, 0, False):
+            problems.add(
+                f"`{word}` can't be used in a session",
+                word,
+                "the session has its nodes and interpreters already",
+            )
+    plan = problems.checked(plan)
+    if request.python is None:
+        plan = replace(plan, program=replace(plan.program, python=setup.python))
+    # All nodes are of one machine and were compared when the session began.
+    plan = replace(plan, session=name, preflight="off")
+    if request.dry_run:
+        from torchmuster.cli.runs.dry_run import show_here
+
+        return show_here(plan)
+    _say_when_it_ends(held.run_dir, name)
+    return start(plan, create_run_dir(plan), gpus, detach=request.detach, session=held)
+
+
+def _say_when_it_ends(run_dir: "RunDir", name: str) -> None:
+    """Warn of the end of the session's time: its idle time begins anew with the run."""
+    from torchmuster.model.display.text import in_minutes
+    from torchmuster.node.door import messages
+    from torchmuster.node.door.call import ask
+
+    try:
+        state = ask(run_dir, 0, messages.AskDoor())
+    except ChannelError:
+        return  # the start says it
+    if not isinstance(state, messages.DoorState):
+        return
+    left_s = state.ends_in_s
+    if left_s is not None and left_s < _SOON_S and "time limit" in state.why_ends:
+        click.echo(
+            f"muster: the session {name} ends in {in_minutes(left_s)}: {state.why_ends}", err=True
+        )

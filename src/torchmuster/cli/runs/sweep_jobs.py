@@ -1,0 +1,164 @@
+"""`muster sweep --on ENGINE`: all members as one job array."""
+
+import contextlib
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from torchmuster.errors import ManyErrors, UsageError
+from torchmuster.files.layout import short_id
+
+if TYPE_CHECKING:
+    from torchmuster.files.layout import RunDir
+    from torchmuster.files.terminal import TerminalVoice
+    from torchmuster.owner.views.sweep_view import SweepView
+    from torchmuster.spec.sweep_plan import SweepPlan
+
+
+def submit_sweep(given: dict[str, Any], engine: str) -> int:
+    """Submit a sweep, and follow it to its end; Ctrl-C leaves it alone, twice cancels it."""
+    from torchmuster.cli.runs.job import check_engine
+    from torchmuster.cli.runs.sweep_words import plan_sweep, sweep_request
+    from torchmuster.engines.registry import load_dialect
+    from torchmuster.engines.sites import with_node_setup
+    from torchmuster.files.layout import RunDir, runs_dir
+    from torchmuster.owner.create import create_sweep_dir
+    from torchmuster.owner.jobs.jobs import make_job, note_refusal
+    from torchmuster.owner.sweep.arrays import (
+        array_request,
+        find_arrays,
+        request_of,
+        submit_members,
+    )
+    from torchmuster.spec.launch import read_job_limits
+    from torchmuster.spec.problems import Problems
+
+    problems = Problems()
+    request = sweep_request(given)
+    limits = read_job_limits(request, problems)
+    site = check_engine(engine, problems)
+    if given["stop"] is not None:
+        why = "members of a job array have no owner that compares them while they run"
+        fix = "on this machine, or in a job of your own: muster sweep --here --stop ..."
+        problems.add("`--stop` is for sweeps that run on one machine", "--stop", why, fix)
+    if site is None:
+        raise ManyErrors(problems.found)
+    try:
+        dialect = find_arrays(load_dialect(site.kind), f"--on {engine}")
+    except UsageError as error:
+        problems.found.append(error)
+        raise ManyErrors(problems.found) from error
+    gpus = [str(n) for n in range(request.gpus_per_node or site.gpus_per_node or 0)]
+    plan = plan_sweep(given, request, gpus, problems, is_job=True)
+    run = with_node_setup(plan.run, site, python_given=request.python is not None)
+    plan = replace(plan, run=run)
+    members = range(len(plan.members))
+    if given["dry_run"]:
+        run_dir = RunDir(os.path.join(runs_dir(), plan.run_id))
+        one = request_of(make_job(run, run_dir, site, request, limits), run_dir, site.kind)
+        job = array_request(one, plan, members, 0)
+        click.echo(f"$ {shlex.join(dialect.submit_argv(job, run_dir.job_script))}\n")
+        click.echo(dialect.script(job), nl=False)
+        click.echo("nothing was submitted (--dry-run)", err=True)
+        return 0
+    run_dir = create_sweep_dir(plan)
+    with note_refusal(run_dir):
+        one = request_of(make_job(run, run_dir, site, request, limits), run_dir, site.kind)
+        for sentence in dialect.unmapped(one):
+            click.echo(f"muster: {sentence}", err=True)
+        job_id = submit_members(plan, run_dir, dialect, one, members)
+    return _follow_unless(plan, run_dir, job_id, dialect.name, detach=given["detach"])
+
+
+def submit_again(
+    plan: "SweepPlan", run_dir: "RunDir", members: Sequence[int], *, detach: bool
+) -> int:
+    """Submit these members of a sweep once more, as one array."""
+    from torchmuster.owner.sweep.arrays import load_arrays, submit_members
+    from torchmuster.owner.sweep.members import member_dir
+
+    loaded = load_arrays(run_dir)
+    if loaded is None:
+        raise UsageError("the arrays of the sweep can't be read", where=run_dir.arrays)
+    for number in members:
+        _set_aside(member_dir(run_dir, plan, number))
+    dialect, noted = loaded
+    job_id = submit_members(plan, run_dir, dialect, noted.request, members)
+    return _follow_unless(plan, run_dir, job_id, dialect.name, detach=detach)
+
+
+def _set_aside(member: "RunDir") -> None:
+    """Remove how a member ended: while it waits in the queue it has not."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(member.result)
+
+
+def _follow_unless(
+    plan: "SweepPlan", run_dir: "RunDir", job_id: str, engine: str, *, detach: bool
+) -> int:
+    from torchmuster.cli.ending import print_id
+    from torchmuster.files.terminal import TerminalVoice
+
+    if detach:
+        return print_id(plan.run_id)
+    voice = TerminalVoice()
+    voice.start()
+    try:
+        name = short_id(plan.run_id)
+        voice.say(f"sweep {name} is job {job_id} of {engine}; muster status {name}")
+        return _follow(plan, run_dir, voice)
+    finally:
+        voice.flush(5.0)
+
+
+def _follow(plan: "SweepPlan", run_dir: "RunDir", voice: "TerminalVoice") -> int:
+    import asyncio
+
+    from torchmuster.cli.ending import GOES_ON
+    from torchmuster.cli.runs.sweep_words import say_end
+
+    view = asyncio.run(_watch(run_dir, voice))
+    if view is None or view.result is None:
+        voice.say(f"the sweep continues: muster wait {short_id(plan.run_id)}")
+        return GOES_ON
+    say_end(view, view.result, voice)
+    return view.result.exit_code
+
+
+async def _watch(run_dir: "RunDir", voice: "TerminalVoice") -> "SweepView | None":
+    """Say where the members stand, whenever that has changed, until all have ended."""
+    import asyncio
+
+    from torchmuster.cli.sweep_views import counted
+    from torchmuster.owner.jobs.answers import FIRST_POLL_S, LAST_POLL_S
+    from torchmuster.owner.jobs.batch import TwiceCancels
+    from torchmuster.owner.sweep.arrays import cancel_arrays
+    from torchmuster.owner.views.array_view import view_arrays
+
+    interrupts = TwiceCancels(
+        voice,
+        lambda: "the jobs continue; again within 3 s cancels them",
+        lambda: "cancelling the jobs",
+        lambda: cancel_arrays(run_dir),
+    )
+    interrupts.listen()
+    said, pause_s, waited_s = "", FIRST_POLL_S, FIRST_POLL_S
+    view: SweepView | None = None
+    while not interrupts.leaves():
+        if waited_s >= pause_s:
+            waited_s = 0.0
+            view = await asyncio.to_thread(view_arrays, run_dir)
+            text = counted(view) if view is not None else "its plan can't be read"
+            pause_s = FIRST_POLL_S if text != said else min(1.5 * pause_s, LAST_POLL_S)
+            if text != said:
+                voice.say(text)
+            said = text
+            if view is None or view.result is not None:
+                return view
+        await asyncio.sleep(0.2)
+        waited_s += 0.2
+    return None

@@ -1,0 +1,155 @@
+"""What `muster ps`, `status` and the end of a sweep show: one table of all members."""
+
+import json
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+from torchmuster.cli.echo import echo
+from torchmuster.errors import NotFoundError
+from torchmuster.files.layout import short_id
+from torchmuster.model.states import RunState
+
+if TYPE_CHECKING:
+    from torchmuster.owner.views.find import RunView
+    from torchmuster.owner.views.sweep_view import MemberView, SweepView
+
+_MAX_ROWS = 40
+_CELL = 40
+_WHY = 70
+# What is worth a row when there are too many members: what runs, what failed, the best of the rest.
+_FIRST = (RunState.RUNNING, RunState.FAILED, RunState.LOST, RunState.PREEMPTED)
+
+
+def sweep_of(view: "RunView") -> "SweepView":
+    """Return the sweep of a run that is one.
+
+    Raises:
+        NotFoundError: Its plan can't be read.
+    """
+    if view.sweep is None:
+        raise NotFoundError("the plan of the sweep can't be read", where=view.run_dir.sweep)
+    return view.sweep
+
+
+def size_and_command(view: "RunView") -> tuple[str, str]:
+    """Return what the line of `muster ps` says of its size and of what it is."""
+    if view.sweep is None:
+        return "-", "sweep"
+    plan = view.sweep.plan
+    return f"{len(plan.members)} members", f"sweep of {' '.join(plan.run.program.display())}"
+
+
+def print_sweep(view: "RunView", *, as_json: bool) -> int:
+    """Show where a sweep stands: its members with their values, states and metric."""
+    from torchmuster.cli.account import print_account
+    from torchmuster.owner.views.account import account_of
+
+    sweep = sweep_of(view)
+    if as_json:
+        echo(json.dumps(_plain(view, sweep), indent=1))
+        return 0
+    name = short_id(view.run_id)
+    echo(f"sweep    {name}")
+    echo(f"state    {view.state.value}: {counted(sweep)}")
+    echo(f"command  {' '.join(sweep.plan.run.program.display())}")
+    echo(f"folder   {view.run_dir.path}")
+    print_account(account_of(view, time.time()))
+    if (best := describe_best(sweep)) is not None:
+        echo(f"best     {best}")
+    echo()
+    echo(members_table(sweep), nl=False)
+    if view.state.is_final and view.state is not RunState.SUCCEEDED:
+        echo(
+            f"\nhint: muster restart {name} goes on with the members that have not succeeded",
+            err=True,
+        )
+    return 0
+
+
+def counted(sweep: "SweepView") -> str:
+    """Return how many members are in which state: `998 succeeded, 2 failed`."""
+    return ", ".join(f"{number} {state.value}" for state, number in sweep.counted().items())
+
+
+def describe_best(sweep: "SweepView") -> str | None:
+    """Return the best value so far and who has it; None without any."""
+    best, metric = sweep.best, sweep.plan.metric
+    if best is None or metric is None or best.value is None:
+        return None
+    values = " ".join(
+        f"{name}={value}" for name, value in sweep.plan.values_of(best.number).items()
+    )
+    return f"{metric.name} {best.value:.6g}: member {best.number}, {values}"
+
+
+def members_table(sweep: "SweepView") -> str:
+    """Return the table of the members; of many, those that say most."""
+    from torchmuster.cli.account import span
+    from torchmuster.ui.table import render_table
+
+    shown = _chosen(sweep)
+    metric = sweep.plan.metric
+    header = ["MEMBER", "STATE", "TRY", "TIME", *sweep.plan.names]
+    header += [metric.name, "STEP"] if metric is not None else []
+    header.append("WHY")
+    rows = []
+    for member in shown:
+        tries = "-" if member.attempt is None else str(member.attempt + 1)
+        row = [str(member.number), member.state.value, tries]
+        row.append(span(member.elapsed_s))
+        row += [value[:_CELL] for value in sweep.plan.members[member.number]]
+        if metric is not None:
+            row.append("-" if member.value is None else f"{member.value:.6g}")
+            row.append("-" if member.step is None else str(member.step))
+        row.append((member.why or "")[:_WHY])
+        rows.append(row)
+    text = render_table(header, rows)
+    left = len(sweep.members) - len(shown)
+    return text + (f"and {left} more members: muster status --json has all\n" if left else "")
+
+
+def _chosen(sweep: "SweepView") -> "list[MemberView]":
+    members = list(sweep.members)
+    if len(members) <= _MAX_ROWS:
+        return members
+    metric = sweep.plan.metric
+
+    def key(member: "MemberView") -> tuple[int, float, int]:
+        urgent = _FIRST.index(member.state) if member.state in _FIRST else len(_FIRST)
+        value = member.value
+        if metric is None or value is None or not math.isfinite(value):
+            rank = math.inf
+        else:
+            rank = value if metric.is_better(0.0, 1.0) else -value
+        return urgent, rank, member.number
+
+    half = _MAX_ROWS // 2
+    urgent = [m for m in sorted(members, key=key) if m.state in _FIRST][:half]
+    rest = [m for m in sorted(members, key=key) if m not in urgent]
+    return urgent + rest[: _MAX_ROWS - len(urgent)]
+
+
+def _plain(view: "RunView", sweep: "SweepView") -> dict[str, Any]:
+    from torchmuster.model import codec
+
+    members = []
+    for member in sweep.members:
+        plain = codec.to_plain(member)
+        value = plain["value"]
+        if value is not None and not math.isfinite(value):
+            plain["value"] = str(value)  # JSON has no number for it
+        plain["run_id"] = sweep.plan.member_id(member.number)
+        plain["values"] = sweep.plan.values_of(member.number)
+        members.append(plain)
+    best = sweep.best
+    return {
+        "run_id": view.run_id,
+        "kind": "sweep",
+        "state": view.state.value,
+        "counts": {state.value: number for state, number in sweep.counted().items()},
+        "metric": codec.to_plain(sweep.plan.metric) if sweep.plan.metric is not None else None,
+        "best": best.number if best is not None else None,
+        "members": members,
+        "result": codec.to_plain(sweep.result) if sweep.result else None,
+    }

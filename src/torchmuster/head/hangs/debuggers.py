@@ -1,0 +1,34 @@
+"""Which ranks somebody debugs: meanwhile no rank hangs, and nothing is started again."""
+
+from typing import Any
+
+from torchmuster.model import contract
+from torchmuster.net import messages
+
+
+class Debuggers(set[int]):
+    """The ranks of one attempt that sit in a debugger, or wait for one."""
+
+    _is_failure_seen = False
+
+    def clear(self) -> None:
+        """Begin with the next attempt."""
+        super().clear()
+        self._is_failure_seen = False
+
+    def take(self, told: messages.Debugger) -> dict[str, Any] | None:
+        """Note what a rank says of itself; return what the user's client has to know to bring a debugger.
+
+        Of ranks that have failed, only the first of an attempt is looked at: the others fail because of it, or wait until they are ended.
+        """
+        if not told.active:
+            self.discard(told.rank)
+            return None
+        if told.waits == contract.PDB:
+            if self or self._is_failure_seen:
+                return None
+            self._is_failure_seen = True
+        self.add(told.rank)
+        if not told.waits:
+            return None
+        return {"rank": told.rank, "tool": told.waits[:16], "folder": told.folder[:4096]}

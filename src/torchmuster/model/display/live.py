@@ -1,0 +1,132 @@
+"""A run as it is seen while it lives: one value, from which views are drawn without asking anybody."""
+
+from dataclasses import dataclass
+
+from torchmuster.model.display.bars import BarWords
+from torchmuster.model.sample import RankSample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveAttempt:
+    """One attempt.
+
+    Attributes:
+        began_at: Seconds since 1970, as all times here.
+        ended_at: None while it runs.
+        why: What it follows: `start`, `after SIGKILL`.
+        ended_by: Why it ended; empty while it runs, or where nobody says.
+    """
+
+    number: int
+    num_workers: int
+    num_nodes: int
+    began_at: float | None
+    ended_at: float | None = None
+    why: str = ""
+    ended_by: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveTraining:
+    """What the training library has recorded; numbers may be nan or infinite.
+
+    Attributes:
+        total_steps: Of the whole run, over all attempts; None where the library can't know.
+        epoch: Number of the last that has ended.
+        values: The newest metrics.
+        curve_of: The name of the metric whose history is `curve`; empty without metrics.
+        saved_at: When the last snapshot was whole.
+        saved_bytes: Its size; None where it can't be seen from here.
+        saving_since: When the snapshot was ordered that is being written; None without one.
+        saving_step: Its step.
+        saving_bytes: What is written of it; None where it can't be seen from here.
+    """
+
+    step: int
+    total_steps: int | None = None
+    epoch: int | None = None
+    values: tuple[tuple[str, float], ...] = ()
+    curve_of: str = ""
+    curve: tuple[float, ...] = ()
+    saved_step: int | None = None
+    saved_at: float | None = None
+    saved_bytes: int | None = None
+    saving_since: float | None = None
+    saving_step: int | None = None
+    saving_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveTask:
+    """A task of a workflow."""
+
+    group: str
+    name: str
+    state: str
+    attempt: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveRun:
+    """A run at one moment, as far as it is known.
+
+    Attributes:
+        now: When this was read.
+        place: Where it runs: `slurm 17`, `local`.
+        elapsed_s: None while it waits in a queue.
+        num_attempts: So many there were; `attempts` has the last of them.
+        sample: How the ranks stand; None where nobody has said.
+        sample_at: When that was; older than `now` where it comes from the record, not from the head.
+        unheard: Why the head itself does not say it; empty when it does, or when the run is over.
+        waits: What it waits for, with the time that is left.
+        job: Where its job stands in the queue, with the scheduler's estimate.
+        ends_at: The end of its job's time.
+        said: What its head has noticed last, the newest at the end.
+        bar: What rank 0's own progress bar says.
+        ended_by: How it ended.
+        problems: What of the record can't be read, and why.
+    """
+
+    run_id: str
+    state: str
+    is_final: bool
+    now: float
+    command: str = ""
+    place: str = ""
+    elapsed_s: float | None = None
+    num_attempts: int = 0
+    attempts: tuple[LiveAttempt, ...] = ()
+    sample: RankSample | None = None
+    sample_at: float | None = None
+    unheard: str = ""
+    waits: str = ""
+    job: str = ""
+    ends_at: float | None = None
+    network: str = ""
+    said: tuple[str, ...] = ()
+    training: LiveTraining | None = None
+    bar: BarWords | None = None
+    tasks: tuple[LiveTask, ...] = ()
+    ended_by: str = ""
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveRow:
+    """A run in the list of all live ones.
+
+    Attributes:
+        step: The last that the slowest rank has told; None without the training library.
+        left_s: Until its last step, at the speed of now.
+        why: What it waits for, or how it ended.
+    """
+
+    run_id: str
+    state: str
+    place: str
+    num_workers: int | None
+    step: int | None
+    left_s: float | None
+    elapsed_s: float | None
+    why: str

@@ -1,0 +1,148 @@
+"""Whether what a door has imported is still what an import would give: its files, variables, interpreter and folder."""
+
+import importlib.machinery
+import os
+import sys
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+# A file that was changed while it was imported may have been read before or after: its time is not before the beginning.
+_SLACK_NS = 50_000_000
+_SHOWN = 3
+# True of a shell or a node, and read by no import.
+_VOLATILE = frozenset(
+    {
+        *("PWD", "OLDPWD", "SHLVL", "_", "COLUMNS", "LINES", "TERM", "COLORTERM", "WINDOWID"),
+        *("DISPLAY", "STY", "PS1", "PS2", "LS_COLORS", "HISTFILE", "CUDA_VISIBLE_DEVICES"),
+        *("PYTEST_CURRENT_TEST", "INVOCATION_ID", "JOURNAL_STREAM"),
+    }
+)
+_VOLATILE_BEGINS = ("SSH_", "TMUX", "TERM_", "MUSTER_", "TORCHMUSTER_", "VSCODE_", "XDG_SESSION")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Template:
+    """What has been imported, and under which circumstances.
+
+    Attributes:
+        python: The interpreter and its flags.
+        environment: The variables while it was imported, without those that no import reads.
+        preload: The modules that were asked for.
+        folder: What stood in front of `sys.path`.
+        files: For each file that a module came from, what tells whether it has changed.
+    """
+
+    python: tuple[str, ...]
+    environment: Mapping[str, str]
+    preload: tuple[str, ...]
+    folder: str
+    files: Mapping[str, tuple[int, ...]]
+
+    def why_stale(
+        self,
+        python: tuple[str, ...],
+        environment: Mapping[str, str],
+        preload: tuple[str, ...],
+        folder: str,
+    ) -> str | None:
+        """Return why a run with these needs other imports; None if these serve it."""
+        if python != self.python:
+            return f"the interpreter is {' '.join(python)}"
+        missing = [name for name in preload if name not in self.preload]
+        if missing:
+            return f"--preload {missing[0]} is new"
+        changed = changed_variables(self.environment, read_by_imports(environment))
+        if changed:
+            return f"variables have changed: {_few(changed)}"
+        edited = changed_files(self.files)
+        if edited:
+            return f"files of imported modules have changed: {_few(edited)}"
+        if folder != self.folder:
+            if self.preload:
+                return f"modules are imported from {folder}"
+            moved = sorted({*own_modules(self.folder), *hides(folder)})
+            if moved:
+                return f"{folder} has a module `{moved[0]}` of its own"
+        return None
+
+
+def _few(words: list[str]) -> str:
+    more = f" and {len(words) - _SHOWN} more" if len(words) > _SHOWN else ""
+    return ", ".join(words[:_SHOWN]) + more
+
+
+def read_by_imports(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that an import may read."""
+    return {
+        name: value
+        for name, value in environment.items()
+        if name not in _VOLATILE and not name.startswith(_VOLATILE_BEGINS)
+    }
+
+
+def changed_variables(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """Return the names of those that differ."""
+    return sorted(n for n in {*before, *after} if before.get(n) != after.get(n))
+
+
+def imported_files(begun_ns: int) -> dict[str, tuple[int, ...]]:
+    """Return the files that modules came from; one that changed after the beginning of the imports counts as changed.
+
+    Args:
+        begun_ns: When the first import began, in ns since 1970.
+    """
+    found: dict[str, tuple[int, ...]] = {}
+    for module in list(sys.modules.values()):
+        path = getattr(module, "__file__", None)
+        if isinstance(path, str) and path not in found:
+            facts = _facts_of(path)
+            found[path] = () if facts and facts[-1] > begun_ns - _SLACK_NS else facts
+    return found
+
+
+def _facts_of(path: str) -> tuple[int, ...]:
+    try:
+        status = os.stat(path)
+    except OSError:  # in a zip file, or removed
+        return (0,)
+    return (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def changed_files(files: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """Return the files that are not what they were."""
+    return [path for path, facts in files.items() if _facts_of(path) != facts]
+
+
+def own_modules(folder: str) -> list[str]:
+    """Return the imported top-level modules that came from a folder."""
+    begin = os.path.join(folder, "")
+    return sorted(
+        name
+        for name, module in list(sys.modules.items())
+        if "." not in name and (getattr(module, "__file__", None) or "").startswith(begin)
+    )
+
+
+def hides(folder: str, standard: Collection[str] = sys.stdlib_module_names) -> list[str]:
+    """Return the imported top-level modules that files of a folder would hide; Python's own are the spawner's business."""
+    try:
+        entries = os.listdir(folder)
+    except OSError:
+        return []
+    suffixes = tuple(importlib.machinery.all_suffixes())
+    found = set()
+    for entry in entries:
+        stem = next((entry[: -len(s)] for s in suffixes if entry.endswith(s)), entry)
+        module = sys.modules.get(stem)
+        path = getattr(module, "__file__", None) or ""
+        if module is None or stem in standard or path.startswith(os.path.join(folder, "")):
+            continue
+        if stem != entry or os.path.isfile(os.path.join(folder, entry, "__init__.py")):
+            found.add(stem)
+    return sorted(found)
+
+
+def resident_bytes() -> int:
+    """Return the memory that this process has, shared pages included."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,365 @@
+"""The owner of a sweep on this machine: fills the slots, follows the metric, ends the worst, writes the record.
+
+`muster sweep` is this process; with `--detach` one in the background takes its place. When it dies, the members die with it;
+`muster restart` goes on with those that have not succeeded.
+"""
+
+import asyncio
+import signal
+import time
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torchmuster.diagnose.facts.gpus import visible_gpus
+from torchmuster.errors import MusterError, RunDirectoryError
+from torchmuster.files.disk import DiskWriter
+from torchmuster.files.layout import RunDir, short_id
+from torchmuster.model import codec
+from torchmuster.model.contract import EX_TEMPFAIL
+from torchmuster.model.display.text import report_of_error
+from torchmuster.model.states import RunState
+from torchmuster.model.verdict import Report, Result
+from torchmuster.owner.record_writer import RecordWriter
+from torchmuster.owner.stops import Stops
+from torchmuster.owner.sweep.forks import ForkSlots
+from torchmuster.owner.sweep.members import (
+    MemberRecords,
+    member_dir,
+    prepare_member,
+    result_of_end,
+    why_of,
+)
+from torchmuster.owner.sweep.metric import MetricReader
+from torchmuster.owner.sweep.policy import MemberStart, SweepPolicy
+from torchmuster.owner.sweep.runs import RunSlots
+from torchmuster.owner.sweep.slots import MemberEnd, Slots
+from torchmuster.owner.sweep.stop_rules import StopRule, load_rule
+from torchmuster.owner.views.record import read_result
+from torchmuster.owner.views.sweep_view import read_sweep, view_sweep
+from torchmuster.spec.sweep_plan import SweepPlan
+
+_TICK_S = 0.5
+_MEASURE_EVERY_S = 0.5
+_MAX_TOLD = 20  # failures that are worth a line each
+_MAX_EVIDENCE = 5
+_FLUSH_S = 5.0
+_MAX_LOSSES = 2
+_NOT_AGAIN = (RunState.SUCCEEDED, RunState.STOPPED)
+
+
+class SweepDisplay(Protocol):
+    """What the owner shows."""
+
+    def say(self, sentence: str) -> None:
+        """Show a sentence of muster's own."""
+
+
+def follow_sweep(run_dir: RunDir, display: SweepDisplay) -> Result:
+    """Own a prepared sweep to its end, or go on with one whose owner has gone.
+
+    Raises:
+        MusterError: Its plan can't be read, its rule is not there, or its interpreter can't be started.
+    """
+    plan = read_sweep(run_dir)
+    if plan is None:
+        raise RunDirectoryError("the plan of the sweep can't be read", where=run_dir.sweep)
+    rule = load_rule(plan.stop, plan.metric) if plan.stop and plan.metric else None
+    return asyncio.run(SweepOwner(plan, run_dir, display, rule).run())
+
+
+@dataclass(slots=True)
+class _Member:
+    run_dir: RunDir
+    attempt: int
+    started_at: float = 0.0
+    reader: MetricReader | None = None
+    told: float | None = None
+
+
+@dataclass(slots=True)
+class SweepOwner:
+    """Owns one sweep.
+
+    Attributes:
+        rule: What ends members early.
+    """
+
+    plan: SweepPlan
+    run_dir: RunDir
+    display: SweepDisplay
+    rule: StopRule | None = None
+    _policy: SweepPolicy = field(init=False)
+    _record: RecordWriter = field(init=False)
+    _disk: DiskWriter = field(init=False)
+    _slots: Slots = field(init=False)
+    _records: MemberRecords = field(init=False)
+    _stops: Stops = field(default_factory=Stops)
+    _prepared: dict[int, tuple[RunDir, int]] = field(default_factory=dict)
+    _members: dict[int, _Member] = field(default_factory=dict)
+    _losses: dict[int, int] = field(default_factory=dict)
+    _failures: list[tuple[int, str]] = field(default_factory=list)
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _refusal: Report | None = None
+    _num_started: int = 0
+    _started_at: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self._policy = SweepPolicy(self.plan.slots, self.plan.metric)
+        self._record = RecordWriter(self.run_dir, self.display.say)
+        self._disk = DiskWriter(root=self.run_dir.path)
+        self._records = MemberRecords(self.plan, self._disk)
+
+    async def run(self) -> Result:
+        """Conduct the sweep to its end and return its result."""
+        self._disk.start()
+        async with self._record:
+            try:
+                return await self._conduct()
+            finally:
+                await asyncio.to_thread(self._disk.flush, _FLUSH_S)
+
+    def _make_slots(self) -> Slots:
+        gpus = visible_gpus()
+        if self.plan.is_of_single_workers:
+            of_slot = [
+                gpus[number // self.plan.per_gpu % len(gpus)] if gpus else None
+                for number in range(self.plan.slots)
+            ]
+            log = self.run_dir.agent_log("slots")
+            return ForkSlots(self.plan, of_slot, log, self._disk, self._take_end, self.display.say)
+        share = len(gpus) // self.plan.slots
+        shares = [gpus[n * share : (n + 1) * share] for n in range(self.plan.slots)]
+        return RunSlots(shares, self._take_end)
+
+    async def _conduct(self) -> Result:
+        self._stops.listen(self._take_stop)
+        settled = await asyncio.to_thread(self._settle_earlier)
+        self._policy.begin(range(len(self.plan.members)), settled)
+        num = self._policy.num_waiting
+        self._record.event("sweep_started", members=num, slots=self.plan.slots)
+        self._slots = self._make_slots()
+        measuring = asyncio.create_task(self._measure_always())
+        try:
+            await self._slots.open()
+            await self._fill()
+        except MusterError as error:
+            self._refusal = report_of_error(error)
+        finally:
+            measuring.cancel()
+            await asyncio.gather(measuring, return_exceptions=True)
+            await self._slots.close()
+            await asyncio.gather(*self._tasks)
+        return self._conclude()
+
+    def _settle_earlier(self) -> dict[int, RunState]:
+        """Return the members that need not run again, and let policy and rule know what they have reached."""
+        view = view_sweep(self.run_dir, is_alive=False)
+        settled: dict[int, RunState] = {}
+        for member in view.members if view is not None else ():
+            if member.state not in _NOT_AGAIN:
+                continue
+            settled[member.number] = member.state
+            if member.value is not None:
+                self._policy.measured(member.number, member.value)
+            if self.rule is not None and self.plan.metric is not None:
+                run_dir = member_dir(self.run_dir, self.plan, member.number)
+                for point in MetricReader(run_dir, self.plan.metric.name).read():
+                    self.rule.report(member.number, point.step, point.value)
+                self.rule.ended(member.number, member.state is RunState.SUCCEEDED)
+        return settled
+
+    # Members.
+
+    async def _fill(self) -> None:
+        while not self._policy.is_over:
+            if (refusal := self._slots.refusal) is not None:
+                self._refusal = refusal
+                for number in self._policy.cancel():
+                    self._slots.signal(number, signal.SIGKILL)
+            await self._prepare_ahead()
+            self._changed.clear()
+            if self._policy.is_over or self._policy.has_room:
+                continue
+            try:
+                async with asyncio.timeout(_TICK_S):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    async def _prepare_ahead(self) -> None:
+        """Make the folders of the members that start next, while others run."""
+        for number in self._policy.next_waiting(2 * self.plan.slots):
+            if number not in self._prepared:
+                prepared = await asyncio.to_thread(prepare_member, self.run_dir, self.plan, number)
+                self._prepared[number] = prepared
+            self._start_prepared()
+
+    def _start_prepared(self) -> None:
+        """Start what has its folder, as long as a slot is free: at once, since a sweep must have no idle slot."""
+        while self._policy.has_room and self._policy.next_waiting(1)[0] in self._prepared:
+            self._start(self._policy.start())
+
+    def _start(self, start: MemberStart) -> None:
+        number = start.member
+        run_dir, attempt = self._prepared.pop(number)
+        metric = self.plan.metric
+        reader = MetricReader(run_dir, metric.name) if metric is not None else None
+        self._members[number] = _Member(run_dir, attempt, time.monotonic(), reader)
+        self._num_started += 1
+        self._record.event("member_started", member=number, slot=start.slot, attempt=attempt)
+        if self.plan.is_of_single_workers:
+            self._records.begin(number, run_dir, attempt)
+        self._slots.start(number, run_dir, attempt, start.slot)
+
+    def _take_end(self, number: int, end: MemberEnd) -> None:
+        member = self._members.pop(number)
+        self._losses[number] = self._losses.get(number, 0) + end.is_lost
+        if end.is_lost and self._losses[number] < _MAX_LOSSES and not self._stops.count:
+            self._policy.again(number)
+            self._record.event("member_lost", member=number, attempt=member.attempt)
+        else:
+            state = self._policy.ended(number, end.state)
+            task = asyncio.create_task(self._settle(number, member, end, state))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        if self._slots.refusal is None:
+            self._start_prepared()
+        self._changed.set()
+
+    async def _settle(self, number: int, member: _Member, end: MemberEnd, state: RunState) -> None:
+        """Write how a member has ended, with its last value, while the next one runs."""
+        log = member.run_dir.rank_log(member.attempt, 0)
+        result = await asyncio.to_thread(read_result, member.run_dir) if not end.worker else None
+        if end.worker is not None:
+            result = result_of_end(self.plan, number, end.worker, state, log)
+            self._records.end(member.run_dir, end.worker, result)
+        if member.reader is not None:
+            await asyncio.to_thread(self._disk.flush, _FLUSH_S)
+            await self._measure(number, member, is_last=True)
+        if self.rule is not None:
+            self.rule.ended(number, state is RunState.SUCCEEDED)
+        newest = member.reader.newest if member.reader is not None else None
+        why = why_of(result) if result is not None else "it left no result"
+        elapsed_s = round(time.monotonic() - member.started_at, 3)
+        self._record.event(
+            "member_ended",
+            member=number,
+            attempt=member.attempt,
+            state=state.value,
+            exit_code=result.exit_code if result is not None else None,
+            elapsed_s=end.worker.elapsed_s if end.worker is not None else elapsed_s,
+            why=why,
+            value=newest.value if newest is not None else None,
+            step=newest.step if newest is not None else None,
+        )
+        if state in (RunState.FAILED, RunState.LOST):
+            self._tell_failure(number, why)
+
+    def _tell_failure(self, number: int, why: str | None) -> None:
+        self._failures.append((number, why or "no reason is known"))
+        if len(self._failures) <= _MAX_TOLD:
+            self.display.say(f"member {number} ({self._words(number)}) failed: {why}")
+        elif len(self._failures) == _MAX_TOLD + 1:
+            self.display.say("more members fail; `muster status` shows them all")
+
+    def _words(self, number: int) -> str:
+        return " ".join(f"{name}={value}" for name, value in self.plan.values_of(number).items())
+
+    # The metric.
+
+    async def _measure_always(self) -> None:
+        while self.plan.metric is not None:
+            await asyncio.sleep(_MEASURE_EVERY_S)
+            for number, member in list(self._members.items()):
+                await self._measure(number, member)
+
+    async def _measure(self, number: int, member: _Member, *, is_last: bool = False) -> None:
+        if member.reader is None:
+            return
+        points = await asyncio.to_thread(member.reader.read)
+        points += member.reader.last_half() if is_last else []
+        for point in points:
+            if self.rule is not None and self.rule.report(number, point.step, point.value):
+                self._end_early(number, point.step)
+        if not points:
+            return
+        before = self._policy.best
+        self._policy.measured(number, points[-1].value)
+        if not is_last:
+            self._record.event(
+                "member_measured", member=number, value=points[-1].value, step=points[-1].step
+            )
+        if self._policy.best == number and before != number and is_last and self.plan.metric:
+            text = f"{self.plan.metric.name} {points[-1].value:.6g}"
+            self.display.say(f"best so far: {text}, member {number} ({self._words(number)})")
+
+    def _end_early(self, number: int, step: int) -> None:
+        if self._policy.stop(number):
+            self._record.event("member_stopped", member=number, step=step, rule=self.plan.stop)
+            self._ask_to_end(number)
+
+    def _ask_to_end(self, number: int) -> None:
+        self._slots.signal(number, signal.SIGTERM)
+        member = self._members.get(number)
+        loop = asyncio.get_running_loop()
+        loop.call_later(self.plan.run.limits.grace_s, self._kill_if_here, number, member)
+
+    def _kill_if_here(self, number: int, member: _Member | None) -> None:
+        if member is not None and self._members.get(number) is member:
+            self._slots.signal(number, signal.SIGKILL)
+
+    # The end.
+
+    def _take_stop(self) -> None:
+        running = self._policy.cancel()
+        if self._stops.count == 1:
+            grace = f"{self.plan.run.limits.grace_s:g} s"
+            if running:
+                self.display.say(f"stopping {len(running)} members, SIGKILL in {grace}")
+            for number in running:
+                self._ask_to_end(number)
+        else:
+            for number in running:
+                self._slots.signal(number, signal.SIGKILL)
+        self._changed.set()
+
+    def _conclude(self) -> Result:
+        state = RunState.FAILED if self._refusal is not None else self._policy.state
+        code, report = 0, self._refusal
+        match state:
+            case RunState.FAILED:
+                code = 1
+                report = report or self._report_failures()
+            case RunState.PREEMPTED:
+                code = EX_TEMPFAIL
+            case RunState.CANCELLED:
+                code = 128 + (self._stops.signum or signal.SIGTERM)
+        result = Result(
+            run_id=self.plan.run_id,
+            state=state,
+            exit_code=code,
+            attempts=self._num_started,
+            restarts_spent=0,
+            elapsed_s=round(time.monotonic() - self._started_at, 3),
+            report=report,
+        )
+        plain: dict[str, Any] = codec.to_plain(result)
+        self._record.event("sweep_ended", **plain)
+        self._record.replace(self.run_dir.result, plain)
+        return result
+
+    def _report_failures(self) -> Report:
+        because = [
+            f"{short_id(self.plan.member_id(number))} ({self._words(number)}): {why}"
+            for number, why in self._failures[:_MAX_EVIDENCE]
+        ]
+        if len(self._failures) > _MAX_EVIDENCE:
+            because.append(f"and {len(self._failures) - _MAX_EVIDENCE} more")
+        total = len(self.plan.members)
+        return Report(
+            error=f"{len(self._failures)} of {total} members of the sweep failed",
+            at=self.run_dir.path,
+            because=tuple(because),
+            hint=f"muster restart {short_id(self.plan.run_id)} runs those again",
+        )

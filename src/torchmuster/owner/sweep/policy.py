@@ -1,0 +1,150 @@
+"""Which member of a sweep starts when, in which slot: decides without I/O, and is told what has happened."""
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from torchmuster.model.states import RunState
+from torchmuster.spec.sweep_plan import MetricChoice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberStart:
+    """A member that is to start now."""
+
+    member: int
+    slot: int
+
+
+@dataclass(slots=True)
+class SweepPolicy:
+    """The queue of a sweep.
+
+    Attributes:
+        num_slots: How many members run at a time.
+        metric: What is looked for; None: nothing.
+        states: Of the members that have begun or will not.
+        running: The slot of each member that runs.
+        asked: Members that were asked to end, and why: the state that follows.
+        values: The last value of the metric, by member.
+    """
+
+    num_slots: int
+    metric: MetricChoice | None = None
+    states: dict[int, RunState] = field(default_factory=dict)
+    running: dict[int, int] = field(default_factory=dict)
+    asked: dict[int, RunState] = field(default_factory=dict)
+    values: dict[int, float] = field(default_factory=dict)
+    is_cancelled: bool = False
+    _waiting: deque[int] = field(default_factory=deque)
+    _free: list[int] = field(default_factory=list)
+
+    def begin(self, members: Iterable[int], settled: Mapping[int, RunState]) -> None:
+        """Take the members; those that are settled by an earlier life of the sweep don't run again."""
+        self.states = dict(settled)
+        self._waiting = deque(member for member in members if member not in settled)
+        self._free = list(range(self.num_slots))
+
+    # Questions.
+
+    @property
+    def is_over(self) -> bool:
+        """Say whether nothing runs and nothing will."""
+        return not self.running and not self._waiting
+
+    @property
+    def has_room(self) -> bool:
+        """Say whether a member waits and a slot is free for it."""
+        return bool(self._waiting and self._free)
+
+    @property
+    def num_waiting(self) -> int:
+        """Return how many have not begun."""
+        return len(self._waiting)
+
+    def next_waiting(self, most: int) -> list[int]:
+        """Return the members that start next."""
+        return [self._waiting[place] for place in range(min(most, len(self._waiting)))]
+
+    @property
+    def best(self) -> int | None:
+        """Return the member with the best value so far, of equals the first; None without any."""
+        best: int | None = None
+        for member in sorted(self.values) if self.metric is not None else ():
+            value = self.values[member]
+            if value == value and (
+                best is None or self.metric.is_better(value, self.values[best])  # type: ignore[union-attr]
+            ):
+                best = member
+        return best
+
+    @property
+    def state(self) -> RunState:
+        """Return the state of a sweep that is over."""
+        return RunState.CANCELLED if self.is_cancelled else state_of_sweep(self.states.values())
+
+    # What happens.
+
+    def start(self) -> MemberStart:
+        """Return what starts now, in the lowest free slot; it counts as running from here on.
+
+        Raises:
+            IndexError: There is no room, or nothing waits.
+        """
+        start = MemberStart(member=self._waiting.popleft(), slot=self._free.pop(0))
+        self.running[start.member] = start.slot
+        return start
+
+    def ended(self, member: int, state: RunState) -> RunState:
+        """Take the end of a member; return its state, which who asked for it decides unless it ended well."""
+        slot = self.running.pop(member)
+        self._free.append(slot)
+        self._free.sort()
+        asked = self.asked.pop(member, None)
+        if asked is not None and state is not RunState.SUCCEEDED:
+            state = asked
+        self.states[member] = state
+        return state
+
+    def again(self, member: int) -> None:
+        """Let a member that ended by no fault of its own start once more, before all others."""
+        slot = self.running.pop(member)
+        self._free.append(slot)
+        self._free.sort()
+        asked = self.asked.pop(member, None)
+        if asked is None:
+            self._waiting.appendleft(member)
+        else:
+            self.states[member] = asked
+
+    def measured(self, member: int, value: float) -> None:
+        """Take the newest value of a member's metric."""
+        self.values[member] = value
+
+    def stop(self, member: int) -> bool:
+        """Ask a member to end because it is among the worst; say whether it runs and was not asked before."""
+        if member not in self.running or member in self.asked:
+            return False
+        self.asked[member] = RunState.STOPPED
+        return True
+
+    def cancel(self) -> list[int]:
+        """Start nothing more; return the members that have to end."""
+        self.is_cancelled = True
+        for member in self._waiting:
+            self.states[member] = RunState.CANCELLED
+        self._waiting.clear()
+        for member in self.running:
+            self.asked[member] = RunState.CANCELLED
+        return list(self.running)
+
+
+def state_of_sweep(states: Iterable[RunState]) -> RunState:
+    """Return the state of a sweep that is over: that of its worst member."""
+    found = set(states)
+    if found & {RunState.FAILED, RunState.LOST, RunState.TIMED_OUT}:
+        return RunState.FAILED
+    for state in (RunState.PREEMPTED, RunState.CANCELLED):
+        if state in found:
+            return state
+    return RunState.SUCCEEDED

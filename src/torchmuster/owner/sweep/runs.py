@@ -1,0 +1,83 @@
+"""The slots of a sweep whose members have several workers: each is a whole run with an owner, a head and agents."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Sequence
+
+from torchmuster import proc
+from torchmuster.files.layout import RunDir
+from torchmuster.model.states import RunState
+from torchmuster.model.verdict import Report
+from torchmuster.owner.create import write_owner
+from torchmuster.owner.sweep.slots import MemberEnd, TakeEnd
+from torchmuster.owner.views.record import read_result
+
+_POLL_S = 0.02
+_END_LIMIT_S = 15.0
+
+
+class RunSlots:
+    """Starts each member as a run of its own, owned by a process that dies with us.
+
+    Args:
+        gpus: The GPUs of each slot; none where the machine has none.
+        take_end: Called with a member and how it ended.
+
+    Attributes:
+        refusal: Nothing: each run says itself why it can't start.
+    """
+
+    def __init__(self, gpus: Sequence[Sequence[str]], take_end: TakeEnd) -> None:
+        self.refusal: Report | None = None
+        self._gpus, self._take_end = gpus, take_end
+        self._running: dict[int, tuple[proc.Child, RunDir]] = {}
+        self._watching: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Begin to watch."""
+        self._watching = asyncio.create_task(self._watch())
+
+    async def close(self) -> None:
+        """End what runs."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        for child, _ in self._running.values():
+            child.send_signal(signal.SIGKILL)
+        while proc.end_children():
+            await asyncio.sleep(_POLL_S)
+
+    def start(self, number: int, run_dir: RunDir, attempt: int, slot_number: int) -> None:
+        """Start the owner of a member."""
+        del attempt  # it reads the record itself
+        environment = proc.own_package_environment()
+        if self._gpus[slot_number]:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(self._gpus[slot_number])
+        log = os.open(run_dir.supervisor_log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            command = [sys.executable, "-m", "torchmuster.owner.detach", run_dir.path]
+            child = proc.start(
+                proc.node_program("leashed", *command), env=environment, stdout=log, stderr=log
+            )
+        finally:
+            os.close(log)
+        write_owner(run_dir, child.pid)
+        self._running[number] = (child, run_dir)
+
+    def signal(self, number: int, signum: int) -> None:
+        """Send a signal to the owner of a member: it asks its workers, the second time it ends them."""
+        if number in self._running:
+            child = self._running[number][0]
+            child.send_signal(signal.SIGTERM if signum == signal.SIGKILL else signum)
+
+    async def _watch(self) -> None:
+        while True:
+            for number, (child, run_dir) in list(self._running.items()):
+                if child.poll() is not None:
+                    del self._running[number]
+                    result = read_result(run_dir)
+                    state = result.state if result is not None else RunState.LOST
+                    self._take_end(number, MemberEnd(state=state, is_lost=result is None))
+            await asyncio.sleep(_POLL_S)

@@ -1,0 +1,169 @@
+"""A sweep that is job arrays: what the members have left, and one question to the scheduler for the others."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from torchmuster import proc
+from torchmuster.engines.base import ArrayDialect
+from torchmuster.errors import MusterError
+from torchmuster.files.layout import RunDir, short_id
+from torchmuster.model.contract import EX_TEMPFAIL
+from torchmuster.model.job import JobView
+from torchmuster.model.states import RunState
+from torchmuster.model.verdict import Report, Result
+from torchmuster.owner.jobs.answers import ask_scheduler
+from torchmuster.owner.sweep.arrays import SweepArrays, load_arrays
+from torchmuster.owner.sweep.members import member_dir, why_of
+from torchmuster.owner.sweep.metric import MetricReader
+from torchmuster.owner.sweep.policy import state_of_sweep
+from torchmuster.owner.views.record import next_attempt, read_result
+from torchmuster.owner.views.sweep_view import MemberView, SweepView, read_sweep
+from torchmuster.spec.sweep_plan import SweepPlan
+
+Ask = Callable[[Sequence[str]], proc.Answered]
+_CODES = {RunState.FAILED: 1, RunState.PREEMPTED: EX_TEMPFAIL, RunState.CANCELLED: 143}
+_MAX_EVIDENCE = 5
+
+
+def view_arrays(run_dir: RunDir, ask: Ask = ask_scheduler) -> SweepView | None:
+    """Return where a sweep of job arrays stands; None when its plan can't be read.
+
+    A member that has left no result has the state that the scheduler tells of its element.
+    """
+    plan, loaded = read_sweep(run_dir), load_arrays(run_dir)
+    if plan is None or loaded is None:
+        return None
+    members = [_left_by(run_dir, plan, number) for number in range(len(plan.members))]
+    # A member that was preempted has a result, and may come back.
+    wanted = {m.number for m in members if not m.state.is_final or m.state is RunState.PREEMPTED}
+    told, problem = _ask_for(*loaded, wanted, ask)
+    for number in wanted:
+        found = told.get(number)
+        if found is not None and found.state.is_final:
+            members[number] = _left_by(run_dir, plan, number)  # it may have ended just now
+        members[number] = _with_word(members[number], found, problem)
+    is_open = any(not member.state.is_final for member in members)
+    result = None if is_open else _result_of(plan, run_dir, members)
+    state = result.state if result is not None else _open_state(members)
+    return SweepView(plan=plan, state=state, members=tuple(members), result=result)
+
+
+def _left_by(run_dir: RunDir, plan: SweepPlan, number: int) -> MemberView:
+    """Return what a member's own folder says."""
+    folder, view = member_dir(run_dir, plan, number), MemberView(number=number)
+    if not os.path.isdir(folder.path):
+        return view
+    view = replace(view, attempt=max(0, next_attempt(folder) - 1))
+    if plan.metric is not None:
+        reader = MetricReader(folder, plan.metric.name)
+        reader.read()
+        if (newest := reader.newest) is not None:
+            view = replace(view, value=newest.value, step=newest.step)
+    result = read_result(folder)
+    if result is None:
+        return view
+    return replace(
+        view,
+        state=result.state,
+        elapsed_s=result.elapsed_s,
+        exit_code=result.exit_code,
+        why=why_of(result) if result.state is not RunState.SUCCEEDED else None,
+    )
+
+
+def _ask_for(
+    dialect: ArrayDialect, noted: SweepArrays, wanted: set[int], ask: Ask
+) -> tuple[dict[int, JobView], str | None]:
+    """Return what the scheduler tells of the elements of these members, and why it could not.
+
+    One command tells of all; a second one is asked where the first knows too little.
+    """
+    element_of: dict[int, tuple[str, int]] = {}
+    for array in noted.arrays:
+        for position, number in enumerate(array.members):
+            element_of[number] = (array.job_id, position)
+    ids = sorted({element_of[number][0] for number in wanted if number in element_of} - {""})
+    found: dict[int, JobView] = {}
+    problem: str | None = None
+    for argv in dialect.array_status_argv(ids) if ids else ():
+        try:
+            said = ask(argv)
+            text = said.stdout.decode(errors="replace")
+            elements, jobs = dialect.array_views(text), dialect.views(text)
+        except MusterError as error:
+            problem = error.why or error.what
+            continue
+        for number in wanted - found.keys() & element_of.keys():
+            job_id, position = element_of[number]
+            bare = job_id.partition(".")[0].partition("[")[0]
+            view = elements.get((bare, position))
+            if view is None and "[" not in job_id and (bare, position) not in elements:
+                view = jobs.get(job_id) if len(_members_of(noted, job_id)) == 1 else None
+            if view is not None:
+                found[number] = view
+        stderr = said.stderr.decode(errors="replace").strip()
+        problem = None if said.status == 0 else (stderr or "it did not answer").splitlines()[-1]
+        if wanted <= found.keys():
+            break
+    return found, problem
+
+
+def _members_of(noted: SweepArrays, job_id: str) -> tuple[int, ...]:
+    return next((array.members for array in noted.arrays if array.job_id == job_id), ())
+
+
+def _with_word(member: MemberView, job: JobView | None, problem: str | None) -> MemberView:
+    """Return where a member stands without a result, or with one that may not be its last."""
+    if job is None:
+        if member.state.is_final:
+            return member
+        if problem is not None:
+            return replace(member, state=RunState.UNKNOWN, why=problem)
+        why = "its job has left no result, and the scheduler knows it no more"
+        return replace(member, state=RunState.LOST, why=why)
+    if not job.state.is_final:
+        state = job.state.of_run
+        return replace(member, state=state, why=job.reason if state is RunState.WAITING else None)
+    if member.state.is_final:
+        return member
+    word = job.state.value.replace("_", " ")
+    return replace(
+        member,
+        state=job.state.of_run,
+        exit_code=job.exit_code,
+        why=f"its job left no result: it is {word}",
+    )
+
+
+def _open_state(members: Sequence[MemberView]) -> RunState:
+    states = {member.state for member in members}
+    if RunState.RUNNING in states or any(state.is_final for state in states):
+        return RunState.RUNNING
+    return RunState.UNKNOWN if states == {RunState.UNKNOWN} else RunState.WAITING
+
+
+def _result_of(plan: SweepPlan, run_dir: RunDir, members: Sequence[MemberView]) -> Result:
+    """Return the result of a sweep that is over; no process of it could write one."""
+    state = state_of_sweep(member.state for member in members)
+    bad = [m for m in members if m.state in (RunState.FAILED, RunState.LOST, RunState.TIMED_OUT)]
+    report: Report | None = None
+    if bad:
+        name = short_id(plan.run_id)
+        report = Report(
+            error=f"{len(bad)} of {len(members)} members of the sweep failed",
+            at=run_dir.path,
+            because=tuple(
+                f"{name}.{m.number}: {m.why or 'no reason is known'}" for m in bad[:_MAX_EVIDENCE]
+            ),
+            hint=f"muster restart {name} runs those again",
+        )
+    return Result(
+        run_id=plan.run_id,
+        state=state,
+        exit_code=_CODES.get(state, 0),
+        attempts=sum((m.attempt or 0) + 1 for m in members if m.attempt is not None),
+        restarts_spent=0,
+        elapsed_s=max((m.elapsed_s or 0.0 for m in members), default=0.0),
+        report=report,
+    )

@@ -1,0 +1,150 @@
+"""What a door's fork becomes: the agent of a run, with its own spawner forked from it before anything else."""
+
+import importlib
+import os
+import signal
+import sys
+from dataclasses import replace
+
+from torchmuster import proc
+from torchmuster.model.codec import from_words, to_words
+from torchmuster.node.door import messages
+from torchmuster.node.door.forked import ForkedChild
+from torchmuster.node.options import AgentOrder
+from torchmuster.node.spawner.start import control_pair
+
+_OF_THE_LAUNCHER = (
+    "TORCHELASTIC_",
+    "TORCHMUSTER_",
+    "MUSTER_PLACE",
+    "MUSTER_NODE",
+    "MUSTER_SCRATCH",
+)
+# What an agent, and the head in it, import when they run.
+_OF_AGENTS = (
+    "asyncio",
+    "torchmuster.programs.main",
+    "torchmuster.node.agent",
+    "torchmuster.node.setup",
+    "torchmuster.node.voice",
+    "torchmuster.head.training_head",
+    "torchmuster.net.listener",
+    "torchmuster.net.store_relay",
+)
+_RANK_NAMES = (
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+    *("GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),
+)
+# Set for every worker, unless the user has set them.
+_ADDED = (
+    "GLOO_SOCKET_IFNAME",
+    "NCCL_SOCKET_IFNAME",
+    "RES_OPTIONS",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+)
+
+
+def import_agents(root: str) -> None:
+    """Import what an agent needs, from the folder that holds torchmuster."""
+    sys.path.insert(0, root)
+    for name in _OF_AGENTS:
+        importlib.import_module(name)
+    sys.path.remove(root)
+
+
+def forget_launcher(given: tuple[str, ...], root: str) -> None:
+    """Remove what the run that is the session has given to its worker: a run in it has its own."""
+    names = [n for n in os.environ if n in _RANK_NAMES or n.startswith(_OF_THE_LAUNCHER)]
+    for name in [*names, *(name for name in _ADDED if name not in given)]:
+        os.environ.pop(name, None)
+    first, _, others = os.environ.get("PYTHONPATH", "").partition(os.pathsep)
+    if first == root:  # `proc.own_package_environment`
+        os.environ.pop("PYTHONPATH")
+        if others:
+            os.environ["PYTHONPATH"] = others
+
+
+def become_agent(
+    order: messages.ForkAgent,
+    fds: list[int],
+    door: int,
+    mask: set[int | signal.Signals],
+    *,
+    is_warm: bool,
+) -> int:
+    """Be the agent to its end; returns in its spawner only, with the descriptor to the agent.
+
+    Args:
+        order: What was asked for.
+        fds: The file of the order, standard output and errors, the lifeline, the head's socket.
+        door: The process that we were forked from.
+        mask: The signals that were blocked before.
+        is_warm: What is imported serves this run.
+    """
+    proc.stand_apart()
+    proc.die_with_parent(door)
+    for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+        signal.signal(signum, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    code = 1
+    try:
+        os.close(fds[0])
+        null = os.open(os.devnull, os.O_RDONLY)
+        for target, fd in enumerate((null, fds[1], fds[2])):
+            os.dup2(fd, target)
+            os.close(fd)
+        _take_environment(order.environment)
+        os.umask(order.umask)
+        os.chdir(order.cwd)
+        importlib.invalidate_caches()
+        from torchmuster.programs.launch import read_launch
+        from torchmuster.programs.main import run_agent
+
+        listen_fd = fds[4] if order.has_head else None
+        told = from_words(AgentOrder, list(order.arguments))
+        launch = read_launch(to_words(replace(told, lifeline_fd=fds[3], listen_fd=listen_fd)))
+        forked = None
+        if is_warm and not launch.agent.plan.node_setup.lines:
+            ours, theirs = control_pair()
+            agent = os.getpid()
+            pid = os.fork()
+            if pid == 0:
+                proc.stand_apart()
+                proc.die_with_parent(agent)
+                ours.close()
+                if launch.listening is not None:
+                    launch.listening.detach()
+                close_all(fds[3:])
+                _take_environment(dict(launch.agent.environment))
+                os.chdir(launch.agent.plan.program.cwd)
+                return theirs.detach()
+            theirs.close()
+            forked = (ForkedChild(pid), ours)
+        code = run_agent(launch, forked)
+    except BaseException as error:  # noqa: BLE001 - nothing of an agent may run on as a door
+        _report(error)
+    os._exit(code)
+
+
+def _take_environment(environment: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+def close_all(fds: list[int]) -> None:
+    """Close descriptors."""
+    for fd in fds:
+        os.close(fd)
+
+
+def _report(error: BaseException) -> None:
+    from torchmuster.errors import MusterError
+    from torchmuster.model.display.text import render_report, report_of_error
+
+    if isinstance(error, MusterError):
+        sys.stderr.write(render_report(report_of_error(error)))
+        return
+    import traceback
+
+    traceback.print_exception(error)

@@ -1,0 +1,450 @@
+"""What a door does: it imports, listens, forks agents with their spawners, and ends with its session.
+
+One thread and no event loop, so that every fork is safe. What is asked of it comes from its own user only: its socket lies in a
+folder that nobody else can enter, and the kernel says who calls.
+"""
+
+import contextlib
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from dataclasses import dataclass, field
+
+from torchmuster import proc
+from torchmuster.files import atomic
+from torchmuster.files.layout import RunDir
+from torchmuster.model import codec, contract
+from torchmuster.model.display.text import in_minutes
+from torchmuster.model.message import encode
+from torchmuster.node.door import messages
+from torchmuster.node.door.call import door_file, peer_uid, read_setup
+from torchmuster.node.door.modules import Template, imported_files, read_by_imports, resident_bytes
+from torchmuster.node.leftovers import go_on_holding, keep_holding, make_socket_folder
+from torchmuster.node.spawner.prepare import import_for_workers, reason_not_to_fork
+from torchmuster.programs.door_forks import become_agent, close_all, forget_launcher, import_agents
+
+_LOOK_S = 1.0
+_MOST_CALLERS = 32
+_ABANDONED_S = 8.0  # an owner that was killed: its agents see the end of their lifeline and leave by themselves
+_GRACE_S = 20.0
+_WARN_S = 300.0
+_END_FILE = "session-end.json"
+
+
+@dataclass(slots=True)
+class _Caller:
+    """A connection, and the agent that was forked for it."""
+
+    line: socket.socket
+    order: messages.ForkAgent | None = None
+    fds: list[int] = field(default_factory=list)
+    pid: int = 0
+    gone_at: float | None = None
+
+
+class Door:
+    """The state of a door between two packets."""
+
+    def __init__(self, run_dir: RunDir, place: int, entry: str, root: str) -> None:
+        self.run_dir, self.place, self.entry, self.root = run_dir, place, entry, root
+        self.setup = read_setup(run_dir)
+        self.began_at = self.used_at = time.time()
+        self.num_runs = 0
+        self.problem = ""
+        self.template: Template
+        self.listening: socket.socket
+        self.socket_path = ""
+        self.callers: list[_Caller] = []
+        self.ends: str | None = None
+        self.ends_at = 0.0
+        self.warned = False
+        self.renewed_for: _Caller | None = None  # once for each order is enough
+        self.wakeup_r, self.wakeup_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    # Its beginning.
+
+    def import_all(
+        self, begun_ns: int, python: tuple[str, ...], preload: tuple[str, ...], folder: str
+    ) -> None:
+        """Import what agents and workers need, and note what it depended on."""
+        environment = read_by_imports(os.environ)
+        _, problem = import_for_workers(folder, preload)
+        import_agents(self.root)
+        sys.dont_write_bytecode = (
+            True  # of code that changes twice in a second: see docs/sessions.md
+        )
+        gc.collect()
+        gc.freeze()
+        self.problem = problem or reason_not_to_fork() or ""
+        self.template = Template(
+            python=python,
+            environment=environment,
+            preload=preload,
+            folder=folder,
+            files=imported_files(begun_ns),
+        )
+
+    def listen(self) -> None:
+        """Make the socket and say where it is."""
+        folder = make_socket_folder()
+        self.socket_path = os.path.join(folder, "door.sock")
+        self.listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.listening.bind(self.socket_path)
+        self.listening.listen(_MOST_CALLERS)
+        self.announce()
+
+    def announce(self) -> None:
+        """Write where this door can be called."""
+        place = messages.DoorPlace(
+            socket=self.socket_path,
+            pid=os.getpid(),
+            machine=(proc.boot_id(), proc.network_id()),
+        )
+        path = door_file(self.run_dir, self.place)
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        atomic.write_json(path, codec.to_plain(place), mode=0o600)
+
+    # Its service.
+
+    def serve(self) -> int | None:
+        """Serve to the end of the session; returns a descriptor in each forked spawner."""
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(signum, self._hear_signal)
+        signal.set_wakeup_fd(self.wakeup_w, warn_on_full_buffer=False)
+        while True:
+            poll = select.poll()
+            poll.register(self.listening, select.POLLIN)
+            poll.register(self.wakeup_r, select.POLLIN)
+            lines = {caller.line.fileno(): caller for caller in self.callers if not caller.gone_at}
+            for fd in lines:
+                poll.register(fd, select.POLLIN)
+            events = dict(poll.poll(_LOOK_S * 1000))
+            if self.wakeup_r in events:
+                os.read(self.wakeup_r, 4096)
+            self._reap()
+            for fd in [fd for fd in events if fd in lines]:
+                self._hear(lines[fd])
+            if self.listening.fileno() in events:
+                self._accept()
+            control = self._begin_waiting()
+            if control is not None:
+                return control
+            if self._look_at_time():
+                return None
+
+    def _hear_signal(self, signum: int, frame: object) -> None:
+        if signum != signal.SIGCHLD:
+            self._begin_end("it was told to stop")
+
+    def _accept(self) -> None:
+        line, _ = self.listening.accept()
+        if peer_uid(line) != os.getuid() or len(self.callers) >= _MOST_CALLERS:
+            line.close()
+            return
+        line.setblocking(False)
+        self.callers.append(_Caller(line))
+
+    def _hear(self, caller: _Caller) -> None:
+        try:
+            packet, fds, _, _ = socket.recv_fds(caller.line, 16, messages.MAX_FDS)
+        except BlockingIOError:
+            return
+        except OSError:
+            packet, fds = b"", []
+        for fd in fds:
+            os.set_inheritable(fd, False)
+        if not packet or not fds or caller.order is not None:
+            close_all(fds)
+            self._lose(caller)
+            return
+        try:
+            order = messages.read_order(fds[0])
+        except (codec.CodecError, OSError) as error:
+            self._answer(caller, messages.DoorRefused(why=str(error)))
+            close_all(fds)
+            self._lose(caller)
+            return
+        match order:
+            case messages.ForkAgent():
+                caller.order, caller.fds = order, fds
+            case messages.AskDoor():
+                close_all(fds)
+                self._answer(caller, self._state())
+            case messages.EndSession(why=why):
+                close_all(fds)
+                self._tell_others(why)
+                self._begin_end(why)
+                self._answer(caller, self._state())
+
+    def _lose(self, caller: _Caller) -> None:
+        """The caller is gone; an agent that it wanted has seen the end of its lifeline, and gets a moment."""
+        close_all(caller.fds)
+        caller.fds = []
+        caller.line.close()
+        if caller.pid:
+            caller.gone_at = time.monotonic()
+        else:
+            self.callers.remove(caller)
+
+    def _answer(self, caller: _Caller, answer: messages.DoorAnswer, *fds: int) -> None:
+        with contextlib.suppress(OSError):
+            socket.send_fds(caller.line, [encode(answer)], fds)
+
+    def _state(self) -> messages.DoorState:
+        left_s, why = self._time_left()
+        return messages.DoorState(
+            run_id=self._run_id(),
+            num_runs=self.num_runs,
+            idle_s=time.time() - self.used_at,
+            ends_in_s=left_s,
+            why_ends=why,
+            memory_bytes=resident_bytes(),
+            problem=self.problem,
+        )
+
+    def _run_id(self) -> str:
+        return next((c.order.run_id for c in self.callers if c.pid and c.order is not None), "")
+
+    # Agents.
+
+    def _begin_waiting(self) -> int | None:
+        """Start the agents that are asked for; returns a descriptor in a forked spawner."""
+        for caller in [c for c in self.callers if c.order is not None and not c.pid]:
+            order = caller.order
+            if order is None:
+                continue
+            others = [
+                c for c in self.callers if c.pid and c.order and c.order.run_id != order.run_id
+            ]
+            if any(c.gone_at is None for c in others):
+                self._answer(caller, messages.DoorBusy(run_id=self._run_id()))
+                self._lose(caller)
+                continue
+            if others:
+                continue  # killed owner: its agents are about to end
+            control = self._begin(caller, order)
+            if control is not None:
+                return control
+        return None
+
+    def _begin(self, caller: _Caller, order: messages.ForkAgent) -> int | None:
+        if self.ends is not None:
+            self._answer(caller, messages.DoorRefused(why=f"the session ends: {self.ends}"))
+            self._lose(caller)
+            return None
+        is_warm = not order.is_fresh and order.kind != "command"
+        if is_warm:
+            job = {**order.environment, **order.added}
+            t = self.template
+            stale = t.why_stale(order.python, job, order.preload, order.folder)
+            was_renewed = caller is self.renewed_for
+            if stale is None and self.problem and not was_renewed:
+                stale = self.problem
+            may_renew = not was_renewed and not self._run_id()
+            if stale is not None and may_renew:
+                self._answer(caller, messages.TemplateRenewed(why=stale))
+                self._renew(caller, order, job)
+            is_warm = stale is None and not self.problem
+        return self._fork(caller, order, is_warm=is_warm)
+
+    def _fork(self, caller: _Caller, order: messages.ForkAgent, *, is_warm: bool) -> int | None:
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT))
+        door = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            self._let_go_but(caller)
+            return become_agent(order, caller.fds, door, mask, is_warm=is_warm)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        close_all(caller.fds)
+        caller.pid, caller.fds = pid, []
+        self.num_runs += not any(
+            c.order and c.order.run_id == order.run_id for c in self.callers if c is not caller
+        )
+        self.warned = False
+        pidfd = os.pidfd_open(pid)
+        self._answer(caller, messages.AgentForked(pid=pid, is_warm=is_warm), pidfd)
+        os.close(pidfd)
+        return None
+
+    def _let_go_but(self, caller: _Caller) -> None:
+        """Close what is the door's, in a process that becomes an agent."""
+        signal.set_wakeup_fd(-1)
+        self.listening.close()
+        os.close(self.wakeup_r)
+        os.close(self.wakeup_w)
+        for other in self.callers:
+            if not other.gone_at:
+                other.line.close()
+            if other is not caller:
+                close_all(other.fds)
+
+    def _reap(self) -> None:
+        """Tell of agents that have ended, once all that they left has ended too."""
+        for caller in [c for c in self.callers if c.pid]:
+            try:
+                pid, status = os.waitpid(caller.pid, os.WNOHANG)
+            except ChildProcessError:
+                pid, status = caller.pid, 0
+            if pid == 0:
+                if caller.gone_at and time.monotonic() > caller.gone_at + _ABANDONED_S:
+                    proc.kill_quietly(caller.pid)
+                continue
+            living = frozenset(c.pid for c in self.callers if c.pid and c is not caller)
+            while proc.end_children(living):
+                select.select([], [], [], 0.005)
+            if not caller.gone_at:
+                code = os.waitstatus_to_exitcode(status)
+                self._answer(caller, messages.ForkedEnded(status=code))
+                caller.line.close()
+            self.callers.remove(caller)
+            self.used_at = time.time()
+
+    # Renewal.
+
+    def _renew(self, caller: _Caller, order: messages.ForkAgent, job: dict[str, str]) -> None:
+        """Become a new interpreter that imports again; returns only where that can't be started."""
+        line = caller.line.detach()
+        lock = keep_holding(os.path.dirname(self.socket_path))
+        fds = caller.fds
+        others = tuple(c.line.fileno() for c in self.callers if c is not caller and not c.order)
+        handed = messages.Handed(
+            python=order.python,
+            preload=tuple(dict.fromkeys([*self.setup.preload, *order.preload])),
+            folder=order.folder,
+            socket_path=self.socket_path,
+            place=self.place,
+            listening=self.listening.fileno(),
+            lock=lock,
+            order=fds[0],
+            line=line,
+            fds=tuple(fds[1:]),
+            began_at=self.began_at,
+            used_at=self.used_at,
+            num_runs=self.num_runs,
+            others=others,
+        )
+        kept = os.memfd_create("muster-door", 0)
+        os.write(kept, json.dumps(codec.to_plain(handed)).encode())
+        inherited = [kept, lock, line, *fds, self.listening.fileno(), *others]
+        for fd in inherited:
+            os.set_inheritable(fd, True)
+        words = [self.entry, self.run_dir.path, "--handed", str(kept)]
+        sys.stdout.flush()
+        try:
+            os.execvpe(order.python[0], [*order.python, *words], job)
+        except OSError as error:
+            for fd in inherited:
+                os.set_inheritable(fd, False)
+            os.close(kept)
+            caller.line = socket.socket(fileno=line)
+            caller.line.setblocking(False)
+            self.problem = f"{order.python[0]} can't be executed: {error.strerror}"
+            self.renewed_for = caller
+
+    def take_over(self, handed: messages.Handed) -> None:
+        """Go on as the door that this process was."""
+        self.listening = socket.socket(fileno=handed.listening)
+        self.socket_path = handed.socket_path
+        self.began_at, self.used_at, self.num_runs = (
+            handed.began_at,
+            handed.used_at,
+            handed.num_runs,
+        )
+        go_on_holding(os.path.dirname(self.socket_path), handed.lock)
+        for fd in (handed.listening, handed.order, handed.line, *handed.fds, *handed.others):
+            os.set_inheritable(fd, False)
+        order = messages.read_order(handed.order)
+        line = socket.socket(fileno=handed.line)
+        line.setblocking(False)
+        if isinstance(order, messages.ForkAgent):
+            caller = _Caller(line, order, [handed.order, *handed.fds])
+            self.callers.append(caller)
+            self.renewed_for = caller
+        for fd in handed.others:
+            other = socket.socket(fileno=fd)
+            other.setblocking(False)
+            self.callers.append(_Caller(other))
+
+    # Its end.
+
+    def _time_left(self) -> tuple[float | None, str]:
+        """Return how long the session lives if no run begins, and what ends it then."""
+        now = time.time()
+        ends: list[tuple[float, str]] = []
+        if self.setup.limit_s is not None:
+            limit = in_minutes(self.setup.limit_s)
+            ends.append((self.began_at + self.setup.limit_s - now, f"its time limit of {limit}"))
+        if self.setup.idle_s is not None:
+            since = now if self._run_id() else self.used_at
+            idle = in_minutes(self.setup.idle_s)
+            ends.append((since + self.setup.idle_s - now, f"no run began for {idle}"))
+        return min(ends) if ends else (None, "")
+
+    def _look_at_time(self) -> bool:
+        """Warn, begin the end and say whether it has come; the first node's door decides for all."""
+        if self.ends is None and self.place == 0:
+            left_s, why = self._time_left()
+            if left_s is not None and left_s <= 0:
+                self._tell_others(why)
+                self._begin_end(why)
+            elif left_s is not None and left_s < self._warn_s() and not self.warned:
+                self.warned = True
+                print(
+                    f"muster: the session {self.setup.name} ends in {in_minutes(left_s)}: {why}",
+                    flush=True,
+                )
+        if self.ends is None and self.place != 0:
+            told = atomic.read_json(os.path.join(self.run_dir.path, _END_FILE))
+            if isinstance(told, dict):
+                self._begin_end(str(told.get("why", "")))
+        if self.ends is None:
+            return False
+        living = [c for c in self.callers if c.pid]
+        if living and time.monotonic() > self.ends_at:
+            for caller in living:
+                proc.kill_quietly(caller.pid)
+        return not living
+
+    def _warn_s(self) -> float:
+        limits = [x for x in (self.setup.idle_s, self.setup.limit_s) if x is not None]
+        return min(_WARN_S, min(limits, default=0.0) / 2)
+
+    def _tell_others(self, why: str) -> None:
+        if self.place == 0:
+            atomic.write_json(os.path.join(self.run_dir.path, _END_FILE), {"why": why})
+
+    def _begin_end(self, why: str) -> None:
+        """Let the run that is here end as on a node that shuts down."""
+        if self.ends is None:
+            self.ends, self.ends_at = why, time.monotonic() + _GRACE_S
+            print(f"muster: the session {self.setup.name} ends: {why}", flush=True)
+            for caller in [c for c in self.callers if c.pid]:
+                proc.kill_quietly(caller.pid, signal.SIGTERM)
+
+
+def keep(words: list[str], entry: str, begun_ns: int, root: str) -> int | None:
+    """Be a door to the end of the session; returns in each forked spawner, with the descriptor to its agent."""
+    place = int(os.environ.get(contract.PLACE_VARIABLE, "0"))
+    proc.become_subreaper()
+    handed = None
+    if len(words) > 1:
+        fd = int(words[2])
+        handed = codec.from_plain(messages.Handed, json.loads(os.pread(fd, 1 << 20, 0)))
+        os.close(fd)
+        place = handed.place
+    door = Door(RunDir(words[0]), place, entry, root)
+    if handed is not None:
+        door.import_all(begun_ns, handed.python, handed.preload, handed.folder)
+        door.take_over(handed)
+    else:
+        setup = door.setup
+        forget_launcher(setup.variables, root)
+        door.import_all(begun_ns, setup.python, setup.preload, setup.folder)
+        door.listen()
+        print(f"muster: the door of node {place} is open", flush=True)
+    return door.serve()

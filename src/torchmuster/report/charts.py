@@ -1,0 +1,331 @@
+"""Plots of a run with their words and tables: metrics, step time, phases of ranks, memory, cost; the matrix of the network."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from torchmuster.report import plots
+from torchmuster.report.loose import several
+from torchmuster.report.plots import Area, Labels, PlotBar, PlotLine, PlotPiece
+from torchmuster.report.story import Band, RanksTold, RankTotals, SeriesTold, Story
+from torchmuster.report.words import figure, node_time, percent, span
+
+_BARS_UP_TO = 24  # ranks; above that a column for each
+_SLOWEST = 8
+_POINTS_OF_TABLE = 24
+_MATRIX_UP_TO = 24
+# Name of a phase, its style, the field of `RankTotals`.
+PHASES = (
+    ("data", "p-data", "data_s"),
+    ("forward", "p-forward", "forward_s"),
+    ("backward", "p-backward", "backward_s"),
+    ("wait for others", "p-wait", "wait_s"),
+    ("save", "p-save", "save_s"),
+    ("evaluate", "p-evaluate", "evaluate_s"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlotSheet:
+    """A plot with its title, a sentence, and the same as a table: head and rows."""
+
+    key: str
+    title: str
+    words: str
+    svg: Markup
+    head: tuple[str, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
+    is_wide: bool = False
+
+
+# Metrics.
+
+
+def metric_plot(story: Story, series: SeriesTold, prefix: str, number: int) -> PlotSheet:
+    """Return the plot of a metric over the steps, with those that were done again and the starts of attempts."""
+    known = [(v, s) for v, s in zip(series.values, series.steps, strict=True) if v is not None]
+    words = "No finite value was recorded."
+    if known:
+        (low, low_at), (high, high_at) = min(known), max(known)
+        words = f"From {figure(known[0][0])} to {figure(known[-1][0])}; least {figure(low)} at step {low_at:,}, greatest {figure(high)} at step {high_at:,}."
+    if series.num_not_finite:
+        first = ", ".join(f"{word} at step {step:,}" for step, word in series.not_finite)
+        words += f" {several(series.num_not_finite, 'value')} not finite: {first}."
+    lines = [PlotLine(name=series.name, points=[*zip(series.steps, series.values, strict=True)])]
+    if series.redone_steps:
+        redone = _split([*zip(series.redone_steps, series.redone_values, strict=True)])
+        lines.append(PlotLine(name="done again later", points=redone, style="line again"))
+    marks = [
+        (float(step), "mark bad", f"{series.name} is {word} at step {step}")
+        for step, word in series.not_finite
+    ]
+    marks += [
+        (float(one.first_step), "mark", f"attempt {one.number} began at step {one.first_step}")
+        for one in story.attempts[-40:]
+        if one.first_step and one.number
+    ]
+    labels = Labels(
+        key=f"{prefix}m{number}", title=series.name, words=words, x="step", y=series.name[:40]
+    )
+    return PlotSheet(
+        key=labels.key,
+        title=series.name,
+        words=words,
+        svg=plots.line_plot(labels, lines, marks=marks),
+        head=("step", series.name),
+        rows=tuple(
+            (f"{step:,}", figure(value) if value is not None else "not finite")
+            for step, value in _few(series)
+        ),
+    )
+
+
+def _split(points: Sequence[tuple[int, float | None]]) -> list[tuple[float, float | None]]:
+    """Return points with an interruption where the steps go back: the next attempt."""
+    found: list[tuple[float, float | None]] = []
+    for step, value in points:
+        if found and step <= found[-1][0]:
+            found.append((step, None))
+        found.append((step, value))
+    return found
+
+
+def _few(series: SeriesTold) -> list[tuple[int, float | None]]:
+    points = [*zip(series.steps, series.values, strict=True)]
+    if len(points) <= _POINTS_OF_TABLE:
+        return points
+    return [
+        points[round(n * (len(points) - 1) / (_POINTS_OF_TABLE - 1))]
+        for n in range(_POINTS_OF_TABLE)
+    ]
+
+
+def step_time_plot(story: Story, prefix: str) -> PlotSheet | None:
+    """Return the plot of how long a step took; None where nothing tells."""
+    series = story.training.step_time if story.training else None
+    if series is None:
+        return None
+    known = sorted(v for v in series.values if v is not None)
+    median = known[len(known) // 2] if known else None
+    words = f"The time from one record of metrics to the next, by steps: saves and evaluations are in it. Median {span(median)}."
+    lines = [
+        PlotLine(
+            name="a step",
+            points=[
+                (s, v * 1000 if v is not None else None)
+                for s, v in zip(series.steps, series.values, strict=True)
+            ],
+        )
+    ]
+    labels = Labels(key=f"{prefix}steptime", title="Time of a step", words=words, x="step", y="ms")
+    rows = tuple((f"{step:,}", span(value)) for step, value in _few(series))
+    return PlotSheet(
+        key=labels.key,
+        title=labels.title,
+        words=words,
+        svg=plots.line_plot(labels, lines),
+        head=("step", "time"),
+        rows=rows,
+    )
+
+
+# Ranks.
+
+
+def phases_plot(ranks: RanksTold | None, prefix: str) -> PlotSheet | None:
+    """Return what each rank does within a step: bars, or columns for many ranks; None where nothing tells."""
+    if ranks is None or not ranks.has_phases:
+        return None
+    totals = [one for one in ranks.totals if one.told_steps]
+    if not totals:
+        return None
+    slow = slowest_of(ranks)[0].rank if slowest_of(ranks) else -1
+    words = "The mean step of each rank by what it did. Time spent waiting for other ranks is the others' time: the rank that waits least is the one they wait for."
+    labels = Labels(
+        key=f"{prefix}phases",
+        title="A step of each rank, by phase",
+        words=words,
+        x="milliseconds a step",
+        y="ms a step",
+    )
+    if len(totals) <= _BARS_UP_TO:
+        rows = [_phase_bar(one, is_marked=one.rank == slow) for one in totals]
+        svg = plots.bars(labels, rows, is_time=False, left=150)
+    else:
+        labels = Labels(key=labels.key, title=labels.title, words=words, x="rank", y="ms a step")
+        layers = [
+            (style, [1000 * getattr(t, key) / t.told_steps for t in totals])
+            for _, style, key in PHASES
+        ]
+        svg = plots.columns(labels, [str(t.rank) for t in totals], layers)
+    return PlotSheet(key=labels.key, title=labels.title, words=words, svg=svg, is_wide=True)
+
+
+def _phase_bar(one: RankTotals, *, is_marked: bool) -> PlotBar:
+    pieces, begin = [], 0.0
+    for name, style, key in PHASES:
+        each = 1000 * getattr(one, key) / one.told_steps
+        pieces.append(
+            PlotPiece(
+                begin=begin,
+                end=begin + each,
+                style=style,
+                title=f"rank {one.rank}: {name} {figure(each)} ms",
+            )
+        )
+        begin += each
+    name = f"rank {one.rank} on {one.node}"
+    return PlotBar(
+        name=name if len(name) <= 22 else f"rank {one.rank}",
+        pieces=[p for p in pieces if p.end > p.begin],
+        is_marked=is_marked,
+    )
+
+
+def heat_of_ranks(ranks: RanksTold | None, prefix: str) -> PlotSheet | None:
+    """Return the picture of each rank's own work over time; None where nothing tells."""
+    if (
+        ranks is None
+        or len(ranks.own_ms) < 2
+        or not any(v is not None for row in ranks.own_ms for v in row)
+    ):
+        return None
+    words = f"A step's own work of each rank in spans of {span(ranks.width_s)}: a bright row is a rank that is slow all the time, a bright column a moment that was slow for all."
+    labels = Labels(
+        key=f"{prefix}heat",
+        title="Own work of each rank over time",
+        words=words,
+        x="since the first sample",
+        y="rank",
+    )
+    svg = plots.heat(labels, ranks.own_ms, span_s=ranks.width_s, unit="ms")
+    return PlotSheet(key=labels.key, title=labels.title, words=words, svg=svg, is_wide=True)
+
+
+def band_plot(ranks: RanksTold, band: Band, prefix: str, number: int) -> PlotSheet:
+    """Return the plot of a quantity over time, over all ranks."""
+    xs = [(n + 0.5) * ranks.width_s for n in range(ranks.num_spans)]
+    most = max((v for v in band.most if v is not None), default=None)
+    middle = sorted(v for v in band.median if v is not None)
+    usual = middle[len(middle) // 2] if middle else None
+    title = band.name[:1].upper() + band.name[1:]
+    words = f"The median rank and, shaded, from the least to the most of all. Median {figure(usual)} {band.unit}, at most {figure(most)} {band.unit}.".replace(
+        " ,", ","
+    ).replace(" .", ".")
+    labels = Labels(
+        key=f"{prefix}b{number}",
+        title=title,
+        words=words,
+        x="since the first sample",
+        y=band.unit or "processors",
+    )
+    area = Area(xs=xs, least=band.least, most=band.most)
+    lines = [PlotLine(name="median rank", points=[*zip(xs, band.median, strict=True)])]
+    svg = plots.line_plot(labels, lines, areas=[area], from_zero=True, is_time=True)
+    places = (
+        [round(n * (len(xs) - 1) / (_POINTS_OF_TABLE - 1)) for n in range(_POINTS_OF_TABLE)]
+        if len(xs) > _POINTS_OF_TABLE
+        else range(len(xs))
+    )
+    rows = tuple(
+        (span(xs[p]), figure(band.least[p]), figure(band.median[p]), figure(band.most[p]))
+        for p in places
+    )
+    return PlotSheet(
+        key=labels.key,
+        title=title,
+        words=words,
+        svg=svg,
+        head=("after", "least", "median", "most"),
+        rows=rows,
+    )
+
+
+def slowest_of(ranks: RanksTold | None) -> tuple[RankTotals, ...]:
+    """Return the ranks with the most work of their own in a step, the slowest first."""
+    known = [one for one in (ranks.totals if ranks else ()) if one.own_s is not None]
+    return (
+        tuple(sorted(known, key=lambda one: -(one.own_s or 0.0))[:_SLOWEST])
+        if len(known) > 1
+        else ()
+    )
+
+
+# Cost and network.
+
+
+def cost_plot(story: Story, prefix: str) -> PlotSheet | None:
+    """Return where the node time went; None where no node was held."""
+    cost = story.cost
+    if cost.held_s <= 0:
+        return None
+    parts = (
+        ("starting", "t-start", cost.starting_s),
+        ("training that counts", "t-kept", cost.kept_s),
+        ("training that was lost", "t-lost", cost.lost_s),
+        ("restarting", "t-again", cost.restarting_s),
+    )
+    begin, pieces, rows = 0.0, [], []
+    for name, style, seconds in parts:
+        share = seconds / cost.held_s
+        if seconds > 0:
+            pieces.append(
+                PlotPiece(
+                    begin=begin,
+                    end=begin + share * 100,
+                    style=style,
+                    title=f"{name}: {percent(share, 1)}",
+                )
+            )
+        rows.append((name, node_time(seconds), percent(share, 1)))
+        begin += share * 100
+    rows.append(("all", node_time(cost.held_s), "100 %"))
+    words = "Every node second between the start of the run and its end, by what it was for."
+    labels = Labels(
+        key=f"{prefix}cost-plot",
+        title="Where the time of the nodes went",
+        words=words,
+        x="percent of all node time",
+    )
+    svg = plots.bars(labels, [PlotBar(name="", pieces=pieces)], is_time=False, left=20)
+    return PlotSheet(
+        key=labels.key,
+        title=labels.title,
+        words=words,
+        svg=svg,
+        head=("part", "node time", "share"),
+        rows=tuple(rows),
+        is_wide=True,
+    )
+
+
+def matrix_of(story: Story) -> tuple[tuple[tuple[str, str], ...], ...]:
+    """Return rows of (text, style) of the matrix of pairs; empty where nothing was measured, or too much for a table."""
+    network = story.network
+    if network is None or not network.pairs or not 1 < len(network.nodes) <= _MATRIX_UP_TO:
+        return ()
+    cells = {(pair.source, pair.target): pair for pair in network.pairs}
+    rates = sorted(pair.mb_per_s for pair in network.pairs if pair.mb_per_s is not None)
+    half = rates[len(rates) // 2] / 2 if rates else 0.0
+    rows = []
+    for source in range(len(network.nodes)):
+        row = []
+        for target in range(len(network.nodes)):
+            pair = cells.get((source, target))
+            if pair is None:
+                row.append(("" if source == target else "·", ""))
+            elif pair.why:
+                row.append((pair.why, "bad"))
+            else:
+                rate = f"{figure(pair.mb_per_s)} MB/s" if pair.mb_per_s is not None else ""
+                delay = f"{figure(pair.latency_us)} µs" if pair.latency_us is not None else ""
+                slow = pair.mb_per_s is not None and pair.mb_per_s < half
+                row.append(
+                    (
+                        " ".join(part for part in (rate, delay) if part) or "reached",
+                        "warn" if slow else "",
+                    )
+                )
+        rows.append(tuple(row))
+    return tuple(rows)

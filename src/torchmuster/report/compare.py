@@ -1,0 +1,275 @@
+"""Compare two runs: code, environment, order of the data, speed, loss, and the first step that differs."""
+
+import difflib
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torchmuster.files.layout import RunDir
+from torchmuster.report.loose import LooseRecord, mapped, number, text, whole
+from torchmuster.report.story import FORM, RankTotals, SeriesTold, Story
+from torchmuster.report.words import figure, node_time, percent, span
+
+_MAX_LINES = 2000  # of the difference between two differences
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """One thing of both runs, in words; empty where it is not known."""
+
+    what: str
+    one: str
+    other: str
+
+    @property
+    def differs(self) -> bool:
+        """Say whether both are known and not the same."""
+        return bool(self.one and self.other) and self.one != self.other
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstDifference:
+    """Where the metrics of two runs part.
+
+    Attributes:
+        step: The first recorded step at which a metric is not the same in both.
+        equal_until: The last recorded step before it at which all are the same; None where the first one differs.
+        num_common: How many steps both runs have recorded.
+    """
+
+    step: int
+    metric: str
+    one: float | None
+    other: float | None
+    equal_until: int | None
+    num_common: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """How two runs differ; each list has all that was compared, also what is the same.
+
+    Attributes:
+        code_difference: How the second run's difference from the commit differs from that of the first, as lines.
+        first: None where no common step differs, or none is common.
+        num_common: Steps that both have recorded.
+        sentence: The answer in one sentence.
+    """
+
+    form: int = FORM
+    one: str
+    other: str
+    code: tuple[Compared, ...]
+    code_difference: tuple[str, ...]
+    environment: tuple[Compared, ...]
+    data: tuple[Compared, ...]
+    speed: tuple[Compared, ...]
+    loss: tuple[Compared, ...]
+    first: FirstDifference | None
+    num_common: int
+    sentence: str
+
+
+Points = dict[int, dict[str, float | None]]
+
+
+def compare(one: Story, other: Story) -> Comparison:
+    """Return how two runs differ; their metrics are read again, because a story keeps a part of very many."""
+    mine, theirs = (_points(LooseRecord(RunDir(story.folder).training)) for story in (one, other))
+    first, num_common = first_difference(mine, theirs)
+    code, data = _code(one, other), _data(one, other)
+    environment = _environment(one, other)
+    return Comparison(
+        one=one.name,
+        other=other.name,
+        code=code,
+        code_difference=_between(one, other),
+        environment=environment,
+        data=data,
+        speed=_speed(one, other),
+        loss=_loss(one, other),
+        first=first,
+        num_common=num_common,
+        sentence=_sentence(first, num_common, code=code, environment=environment, data=data),
+    )
+
+
+def first_difference(one: Points, other: Points) -> tuple[FirstDifference | None, int]:
+    """Return the first step at which a metric of both differs, and how many steps both have."""
+    common = sorted(one.keys() & other.keys())
+    equal_until = None
+    for step in common:
+        for name in one[step].keys() & other[step].keys():
+            a, b = one[step][name], other[step][name]
+            if a != b:
+                found = FirstDifference(
+                    step=step,
+                    metric=name,
+                    one=a,
+                    other=b,
+                    equal_until=equal_until,
+                    num_common=len(common),
+                )
+                return found, len(common)
+        equal_until = step
+    return None, len(common)
+
+
+def _points(events: Iterable[Mapping[str, Any]]) -> Points:
+    """Return the metrics by step; of a step that was done again, the last."""
+    found: Points = {}
+    for event in events:
+        step = whole(event.get("step"))
+        if event.get("event") == "metrics" and step is not None:
+            values = mapped(event.get("values"))
+            found[step] = {text(name, 80): number(value) for name, value in values.items()}
+    return found
+
+
+def _sentence(first: FirstDifference | None, num_common: int, **parts: Sequence[Compared]) -> str:
+    named = {"code": "code", "environment": "command or environment", "data": "order of the data"}
+    differing = [named[name] for name, rows in parts.items() if any(row.differs for row in rows)]
+    why = (
+        f"different: {', '.join(differing)}"
+        if differing
+        else "code, command and order of the data are the same, as far as they are known"
+    )
+    if first is not None:
+        until = (
+            f"the same until step {first.equal_until:,}, and "
+            if first.equal_until is not None
+            else ""
+        )
+        return f"The metrics are {until}different from step {first.step:,} on ({first.metric}: {figure(first.one)} and {figure(first.other)}); {why}."
+    if num_common:
+        return (
+            f"The metrics are the same at all {num_common:,} steps that both have recorded; {why}."
+        )
+    return f"No step was recorded by both; {why}."
+
+
+def _code(one: Story, other: Story) -> tuple[Compared, ...]:
+    def rows(story: Story) -> dict[str, str]:
+        code = story.what.code
+        if code is None:
+            return {"code": f"not known: {story.what.why_no_code}"}
+        changed = (
+            f"{code.num_changed}: {', '.join(code.changed[:20])}" if code.num_changed else "none"
+        )
+        return {
+            "commit": code.commit,
+            "branch": code.branch,
+            "changed files": changed,
+            "folder of the code": code.root,
+        }
+
+    found = _joined(rows(one), rows(other))
+    mine, theirs = one.what.code, other.what.code
+    if mine is not None and theirs is not None:
+        same = mine.difference == theirs.difference
+        here, there = ("one" if code.difference else "none" for code in (mine, theirs))
+        there = there if same or here != there else "another one"
+        found.append(Compared(what="difference from the commit", one=here, other=there))
+    return tuple(found)
+
+
+def _between(one: Story, other: Story) -> tuple[str, ...]:
+    mine, theirs = one.what.code, other.what.code
+    if mine is None or theirs is None or mine.difference == theirs.difference:
+        return ()
+    lines = difflib.unified_diff(
+        mine.difference.splitlines()[:_MAX_LINES],
+        theirs.difference.splitlines()[:_MAX_LINES],
+        one.name,
+        other.name,
+        lineterm="",
+    )
+    return tuple(lines)[:_MAX_LINES]
+
+
+def _environment(one: Story, other: Story) -> tuple[Compared, ...]:
+    def rows(story: Story) -> dict[str, str]:
+        what = story.what
+        found = {
+            "command": " ".join(what.command),
+            "folder": what.folder,
+            "interpreter": what.interpreter,
+            "who": f"{what.user} on {what.host}",
+            "where": what.engine,
+            "nodes": what.num_nodes,
+            "workers per node": ", ".join(map(str, what.workers_per_node)),
+            "torchmuster": what.torchmuster,
+        }
+        for row in what.software[:1]:
+            found |= {name: value for name, value in row.items() if name not in ("node", "nodes")}
+        found |= {f"variable {name}": value for name, value in what.environment}
+        found |= {f"limit {name}": value for name, value in what.limits}
+        return found
+
+    mine, theirs = rows(one), rows(other)
+    for name in [name for name in (*mine, *theirs) if name.startswith("variable ")]:
+        mine.setdefault(name, "not set")
+        theirs.setdefault(name, "not set")
+    return tuple(_joined(mine, theirs))
+
+
+def _data(one: Story, other: Story) -> tuple[Compared, ...]:
+    def rows(story: Story) -> dict[str, str]:
+        training = story.training
+        found = dict(training.order) if training is not None else {}
+        for epoch in training.epochs[:3] if training is not None else ():
+            if epoch.samples is not None:
+                found[f"samples of epoch {epoch.epoch}"] = f"{epoch.samples}"
+        return found
+
+    return tuple(_joined(rows(one), rows(other)))
+
+
+def _speed(one: Story, other: Story) -> tuple[Compared, ...]:
+    def rows(story: Story) -> dict[str, str]:
+        training, cost = story.training, story.cost
+        times = [
+            v
+            for v in (training.step_time.values if training and training.step_time else ())
+            if v is not None
+        ]
+        slowest = story.slowest
+        return {
+            "state": story.ending.state,
+            "took": span(story.ending.elapsed_s),
+            "attempts": str(story.num_attempts),
+            "steps": f"{training.step:,}" if training is not None else "",
+            "median time of a step": span(statistics.median(times)) if times else "",
+            "goodput": percent(cost.goodput, 1),
+            "node time": node_time(cost.held_s),
+            "slowest rank": _slowest(slowest) if slowest is not None else "",
+        }
+
+    return tuple(_joined(rows(one), rows(other)))
+
+
+def _slowest(slowest: RankTotals) -> str:
+    return f"{slowest.rank} on {slowest.node}, {percent(slowest.over_median)} over the median"
+
+
+def _loss(one: Story, other: Story) -> tuple[Compared, ...]:
+    def rows(story: Story) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for series in story.training.series if story.training is not None else ():
+            found[f"last {series.name}"] = _last(series)
+            known = [v for v in series.values if v is not None]
+            found[f"least {series.name}"] = f"{min(known):.6g}" if known else ""
+        return found
+
+    return tuple(_joined(rows(one), rows(other)))
+
+
+def _last(series: SeriesTold) -> str:
+    known = [(s, v) for s, v in zip(series.steps, series.values, strict=True) if v is not None]
+    return f"{known[-1][1]:.6g} at step {known[-1][0]:,}" if known else ""
+
+
+def _joined(one: Mapping[str, str], other: Mapping[str, str]) -> list[Compared]:
+    names = dict.fromkeys([*one, *other])
+    return [Compared(what=name, one=one.get(name, ""), other=other.get(name, "")) for name in names]

@@ -1,0 +1,103 @@
+"""The page of how two runs differ."""
+
+from torchmuster.report import plots
+from torchmuster.report.charts import PlotSheet
+from torchmuster.report.compare import Compared, Comparison
+from torchmuster.report.page import render
+from torchmuster.report.plots import Labels, PlotLine
+from torchmuster.report.sheet import MAX_METRICS, Answer
+from torchmuster.report.story import SeriesTold, Story
+from torchmuster.report.words import figure, span
+
+
+def render_comparison(both: Comparison, one: Story, other: Story) -> str:
+    """Return the page of two runs."""
+    return render(
+        "compare.html.j2",
+        title=f"{both.one} and {both.other}",
+        both=both,
+        answers=_answers(both, one, other),
+        metrics=_metrics(one, other),
+        made=other.made,
+        made_by=other.made_by,
+    )
+
+
+def _answers(both: Comparison, one: Story, other: Story) -> list[Answer]:
+    first = both.first
+    step = (
+        f"step {first.step:,}" if first is not None else "none" if both.num_common else "not known"
+    )
+    more = (
+        f"{first.metric}: {figure(first.one)} and {figure(first.other)}"
+        if first is not None
+        else f"{both.num_common:,} steps compared"
+    )
+    took = span(one.ending.elapsed_s), span(other.ending.elapsed_s)
+    return [
+        Answer(
+            question="First step that differs?",
+            answer=step,
+            more=more,
+            link="loss",
+            tone="warn" if first else "",
+        ),
+        Answer(
+            question="How long did they take?",
+            answer=" and ".join(took),
+            more=f"{one.ending.state} and {other.ending.state}",
+            link="speed",
+        ),
+        Answer(
+            question="Is the code the same?",
+            answer="no" if _names(both.code) else "yes",
+            more=_names(both.code),
+            link="code",
+        ),
+        Answer(
+            question="The command and environment?",
+            answer="different" if _names(both.environment) else "the same",
+            more=_names(both.environment),
+            link="environment",
+        ),
+        Answer(
+            question="The order of the data?",
+            answer=_order(both),
+            more=_names(both.data),
+            link="data",
+        ),
+    ]
+
+
+def _order(both: Comparison) -> str:
+    if not both.data:
+        return "not known"
+    return "different" if any(row.differs for row in both.data) else "the same"
+
+
+def _names(rows: tuple[Compared, ...]) -> str:
+    return ", ".join(row.what for row in rows if row.differs)
+
+
+def _metrics(one: Story, other: Story) -> list[PlotSheet]:
+    mine = {s.name: s for s in (one.training.series if one.training else ())}
+    theirs = {s.name: s for s in (other.training.series if other.training else ())}
+    names = [name for name in mine if name in theirs][:MAX_METRICS]
+    return [
+        _metric(number, mine[name], theirs[name], one.name, other.name)
+        for number, name in enumerate(names)
+    ]
+
+
+def _metric(number: int, one: SeriesTold, other: SeriesTold, mine: str, theirs: str) -> PlotSheet:
+    words = f"{one.name} of {mine} and, dashed, of {theirs}."
+    labels = Labels(key=f"m{number}", title=one.name, words=words, x="step", y=one.name[:40])
+    lines = [
+        PlotLine(name=mine, points=[*zip(one.steps, one.values, strict=True)]),
+        PlotLine(
+            name=theirs, points=[*zip(other.steps, other.values, strict=True)], style="line other"
+        ),
+    ]
+    return PlotSheet(
+        key=labels.key, title=one.name, words=words, svg=plots.line_plot(labels, lines)
+    )

@@ -1,0 +1,393 @@
+"""Plots as SVG, made here: nothing is loaded, and no library is needed.
+
+Colours are classes of the page's style sheet, so that a plot follows the theme and prints. All text is escaped by
+`Markup.format`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from torchmuster.report.png import colour_of, heatmap
+from torchmuster.report.scales import Scale, ticks, time_ticks, value_scale
+from torchmuster.report.thin import thinned
+from torchmuster.report.words import figure
+
+WIDTH, HEIGHT = 640, 250
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 26, 12, 36
+_POINTS = 1200  # of a line: two for each pixel of its width
+_ROW = 24  # of a bar
+_BAR = 14
+
+
+_NOTHING = Markup("")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlotLine:
+    """A series to draw; `style` is a class of the style sheet."""
+
+    name: str
+    points: Sequence[tuple[float, float | None]]
+    style: str = "line"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Area:
+    """The room between two series of the same places."""
+
+    xs: Sequence[float]
+    least: Sequence[float | None]
+    most: Sequence[float | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlotPiece:
+    """A part of a bar."""
+
+    begin: float
+    end: float
+    style: str
+    title: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlotBar:
+    """A bar of several pieces with its name, signs, and words at its end."""
+
+    name: str
+    pieces: Sequence[PlotPiece]
+    words: str = ""
+    signs: Sequence[float] = ()
+    is_marked: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Labels:
+    """What a plot is called: a short title, what it shows in a sentence, and its axes."""
+
+    key: str
+    title: str
+    words: str
+    x: str = ""
+    y: str = ""
+
+
+def _picture(
+    labels: Labels, width: float, height: float, body: Markup, more: Markup = _NOTHING
+) -> Markup:
+    return Markup(
+        '<svg viewBox="0 0 {w:.0f} {h:.0f}" role="img" aria-labelledby="{key}-t {key}-d"{more}>'
+        '<title id="{key}-t">{title}</title><desc id="{key}-d">{words}</desc>{body}</svg>'
+    ).format(
+        w=width,
+        h=height,
+        key=labels.key,
+        title=labels.title,
+        words=labels.words,
+        body=body,
+        more=more,
+    )
+
+
+def _x_axis(
+    scale: Scale, marks: Sequence[tuple[float, str]], top: float, bottom: float, label: str
+) -> Markup:
+    parts = []
+    for value, words in marks:
+        x = scale.at(value)
+        parts.append(
+            Markup(
+                '<path class="grid" d="M{x:.1f} {a:.1f}V{b:.1f}"/><text x="{x:.1f}" y="{c:.1f}" text-anchor="middle">{t}</text>'
+            ).format(x=x, a=top, b=bottom, c=bottom + 15, t=words)
+        )
+    middle = (scale.begin + scale.end) / 2
+    parts.append(
+        Markup('<text class="axis" x="{:.1f}" y="{:.1f}" text-anchor="middle">{}</text>').format(
+            middle, bottom + 31, label
+        )
+    )
+    return Markup("").join(parts)
+
+
+def _y_axis(scale: Scale, left: float, right: float, label: str) -> Markup:
+    parts = [
+        Markup(
+            '<path class="grid" d="M{a:.1f} {y:.1f}H{b:.1f}"/><text x="{c:.1f}" y="{d:.1f}" text-anchor="end">{t}</text>'
+        ).format(a=left, b=right, y=scale.at(value), c=left - 6, d=scale.at(value) + 4, t=words)
+        for value, words in ticks(scale)
+    ]
+    parts.append(
+        Markup(
+            '<text class="axis" transform="translate(13 {:.1f}) rotate(-90)" text-anchor="middle">{}</text>'
+        ).format((scale.begin + scale.end) / 2, label)
+    )
+    return Markup("").join(parts)
+
+
+def line_plot(
+    labels: Labels,
+    lines: Sequence[PlotLine],
+    *,
+    areas: Sequence[Area] = (),
+    marks: Sequence[tuple[float, str, str]] = (),
+    from_zero: bool = False,
+    is_time: bool = False,
+) -> Markup:
+    """Return a plot of lines over steps or seconds; extremes are kept, gaps stay gaps.
+
+    Args:
+        labels: Of the plot.
+        lines: The first is the one that arrow keys read out.
+        areas: Drawn below them.
+        marks: (place, style, title) of vertical marks.
+        from_zero: Whether the axis of values begins at zero.
+        is_time: Whether places are seconds.
+    """
+    xs = [x for line in lines for x, _ in line.points] or [0.0, 1.0]
+    values = [v for line in lines for _, v in line.points if v is not None]
+    values += [
+        v for area in areas for column in (area.least, area.most) for v in column if v is not None
+    ]
+    right, bottom = WIDTH - _RIGHT, HEIGHT - _BOTTOM
+    low, high = min(xs), max(xs)
+    across = Scale(low=low, high=high if high > low else low + 1, begin=_LEFT, end=right)
+    up = value_scale(values, bottom, _TOP, from_zero=from_zero)
+    label = f"{labels.y} (log scale)" if up.is_log else labels.y
+    places = (
+        time_ticks(across)
+        if is_time
+        else [(v, f"{v:,.0f}") for v, _ in ticks(across, 6) if v == int(v)]
+    )
+    body = [_x_axis(across, places, _TOP, bottom, labels.x), _y_axis(up, _LEFT, right, label)]
+    band = Markup('<path class="band" d="{}"/>')
+    body += [band.format(_area(area, across, up)) for area in areas]
+    for place, style, title in marks:
+        x = across.at(place)
+        body.append(
+            Markup('<path class="{}" d="M{:.1f} {}V{}"><title>{}</title></path>').format(
+                style, x, _TOP, bottom, title
+            )
+        )
+    for number, line in enumerate(lines):
+        way = _way(line, across, up)
+        more = Markup(" data-read=1") if number == 0 else Markup("")
+        body.append(
+            Markup('<path class="{}" d="{}"{}><title>{}</title></path>').format(
+                line.style, way, more, line.name
+            )
+        )
+    body.append(
+        Markup(
+            '<g class="cursor" visibility="hidden"><path d="M0 {}V{}"/><circle r="4"/></g>'
+        ).format(_TOP, bottom)
+    )
+    data = Markup(
+        ' data-x="{:.9g} {:.9g} {} {}" data-y="{:.9g} {:.9g} {} {} {}" data-axes="{}|{}"'
+    ).format(
+        across.low,
+        across.high,
+        _LEFT,
+        right,
+        up.low,
+        up.high,
+        bottom,
+        _TOP,
+        int(up.is_log),
+        labels.x,
+        labels.y,
+    )
+    return _picture(labels, WIDTH, HEIGHT, Markup("").join(body), data)
+
+
+def _way(line: PlotLine, across: Scale, up: Scale) -> str:
+    """Return the path of a line; where nothing is known it is interrupted."""
+    parts: list[str] = []
+    is_open = False
+    for x, value in thinned(line.points, _POINTS):
+        if value is None:
+            is_open = False
+            continue
+        here = f"{across.at(x):.1f} {up.at(value):.1f}"
+        parts.append(f"{'L' if is_open else 'M'}{here}")
+        is_open = True
+    if len(parts) == 1:  # a single point is drawn too
+        parts.append("h.1")
+    return "".join(parts)
+
+
+def _area(area: Area, across: Scale, up: Scale) -> str:
+    parts: list[str] = []
+    stretch: list[tuple[float, float, float]] = []
+
+    def close() -> None:
+        if stretch:
+            there = "L".join(f"{x:.1f} {b:.1f}" for x, _, b in stretch)
+            back = "L".join(f"{x:.1f} {a:.1f}" for x, a, _ in reversed(stretch))
+            parts.append(f"M{there}L{back}z")
+            stretch.clear()
+
+    for x, least, most in zip(area.xs, area.least, area.most, strict=True):
+        if least is None or most is None:
+            close()
+        else:
+            stretch.append((across.at(x), up.at(least), up.at(most)))
+    close()
+    return "".join(parts)
+
+
+def bars(
+    labels: Labels,
+    rows: Sequence[PlotBar],
+    *,
+    is_time: bool,
+    width: float = 1000,
+    left: float = 150,
+) -> Markup:
+    """Return horizontal bars, one below the other: attempts over time, phases of ranks."""
+    high = max((piece.end for row in rows for piece in row.pieces), default=1.0)
+    across = Scale(low=0.0, high=high if high > 0 else 1.0, begin=left, end=width - 26)
+    bottom = 8 + _ROW * len(rows)
+    places = time_ticks(across, 8) if is_time else ticks(across, 6)
+    parts = [_x_axis(across, places, 4, bottom, labels.x)]
+    for number, row in enumerate(rows):
+        parts.append(_bar(row, across, 8 + _ROW * number, left))
+    return _picture(labels, width, bottom + 36, Markup("").join(parts))
+
+
+def _bar(row: PlotBar, across: Scale, top: float, left: float) -> Markup:
+    y = top + (_ROW - _BAR) / 2 - 2
+    style = "name strong" if row.is_marked else "name"
+    parts = [
+        Markup('<text class="{}" x="{:.0f}" y="{:.1f}" text-anchor="end">{}</text>').format(
+            style, left - 8, y + 11, row.name
+        )
+    ]
+    for piece in row.pieces:
+        x, end = across.at(piece.begin), across.at(piece.end)
+        parts.append(
+            Markup(
+                '<rect class="{}" x="{:.1f}" y="{:.1f}" width="{:.1f}" height="{}"><title>{}</title></rect>'
+            ).format(piece.style, x, y, max(end - x, 0.6), _BAR, piece.title)
+        )
+    for sign in row.signs:
+        x, middle = across.at(sign), y + _BAR / 2
+        parts.append(
+            Markup('<path class="sign" d="M{:.1f} {:.1f}l10 10m0 -10l-10 10"/>').format(
+                x - 5, middle - 5
+            )
+        )
+    if row.words:
+        last = max((across.at(piece.end) for piece in row.pieces), default=left)
+        room_right = across.end - last
+        is_right = room_right >= last - left
+        x = last + 10 if is_right else min(across.at(piece.begin) for piece in row.pieces) - 8
+        room = (room_right if is_right else x - left) / 6.4
+        words = row.words if len(row.words) <= room else row.words[: max(int(room) - 1, 0)] + "…"
+        anchor = "start" if is_right else "end"
+        if room > 12:
+            parts.append(
+                Markup('<text x="{:.1f}" y="{:.1f}" text-anchor="{}">{}</text>').format(
+                    x, y + 11, anchor, words
+                )
+            )
+    return Markup("").join(parts)
+
+
+def columns(
+    labels: Labels, names: Sequence[str], layers: Sequence[tuple[str, Sequence[float]]]
+) -> Markup:
+    """Return stacked columns, one for each rank: a path for each layer, whatever the number of ranks.
+
+    Args:
+        labels: Of the plot.
+        names: Of the columns, for the axis.
+        layers: (style, value of each column), from the bottom.
+    """
+    count, width, right = len(names), 1000, 1000 - _RIGHT
+    totals = [sum(values[n] for _, values in layers) for n in range(count)]
+    bottom = HEIGHT - _BOTTOM
+    up = value_scale(totals, bottom, _TOP, from_zero=True)
+    across = Scale(low=0, high=max(count, 1), begin=_LEFT, end=right)
+    gap = 0.15 if count <= 128 else 0.0
+    places = [
+        (v + 0.5, f"{v:.0f}")
+        for v, _ in ticks(Scale(low=0, high=max(count - 1, 1), begin=0, end=1), 10)
+        if v == int(v)
+    ]
+    parts = [_x_axis(across, places, _TOP, bottom, labels.x), _y_axis(up, _LEFT, right, labels.y)]
+    base = [0.0] * count
+    for style, values in layers:
+        pieces = []
+        for n, value in enumerate(values):
+            if value > 0:
+                x, end = across.at(n + gap / 2), across.at(n + 1 - gap / 2)
+                top, foot = up.at(base[n] + value), up.at(base[n])
+                pieces.append(f"M{x:.1f} {foot:.1f}V{top:.1f}H{end:.1f}V{foot:.1f}z")
+            base[n] += value
+        parts.append(Markup('<path class="{}" d="{}"/>').format(style, "".join(pieces)))
+    return _picture(labels, width, HEIGHT, Markup("").join(parts))
+
+
+def heat(
+    labels: Labels, rows: Sequence[Sequence[float | None]], *, span_s: float, unit: str
+) -> Markup:
+    """Return a picture of ranks (downwards) over time; the scale ends at the 99th percentile, so that one spike does not hide the rest."""
+    known = sorted(value for row in rows for value in row if value is not None)
+    low = known[0] if known else 0.0
+    high = known[min(len(known) - 1, int(len(known) * 0.99))] if known else 1.0
+    high = high if high > low else low + 1
+    height = min(max(len(rows) * 3, 90), 420)
+    num_spans = max(map(len, rows), default=1)
+    across = Scale(low=0, high=num_spans * span_s, begin=_LEFT, end=1000 - 110)
+    bottom = _TOP + height
+    count = len(rows)
+    places = [
+        (v, f"{v:.0f}")
+        for v, _ in ticks(Scale(low=0, high=max(count - 1, 1), begin=0, end=1), 6)
+        if v == int(v)
+    ]
+    parts = [
+        Markup(
+            '<image href="{}" x="{}" y="{}" width="{:.1f}" height="{}" preserveAspectRatio="none"/>'
+        ).format(heatmap(rows, low, high), _LEFT, _TOP, across.end - _LEFT, height),
+        _x_axis(across, time_ticks(across), bottom, bottom + 4, labels.x),
+    ]
+    for value, words in places:
+        y = _TOP + (value + 0.5) * height / max(count, 1)
+        parts.append(
+            Markup('<text x="{}" y="{:.1f}" text-anchor="end">{}</text>').format(
+                _LEFT - 6, y + 4, words
+            )
+        )
+    parts.append(
+        Markup(
+            '<text class="axis" transform="translate(13 {:.1f}) rotate(-90)" text-anchor="middle">{}</text>'
+        ).format(_TOP + height / 2, labels.y)
+    )
+    parts.append(_key_of_colours(low, high, unit, height))
+    return _picture(labels, 1000, bottom + 40, Markup("").join(parts))
+
+
+def _key_of_colours(low: float, high: float, unit: str, height: float) -> Markup:
+    """Return the key beside a heat map: what its colours mean."""
+    left, num = 1000 - 92, 16
+    step = (height - 4) / num
+    parts = []
+    for n in range(num):
+        red, green, blue = colour_of((n + 0.5) / num)
+        y = _TOP + height - step * (n + 1)
+        parts.append(
+            Markup(
+                '<rect x="{}" y="{:.1f}" width="14" height="{:.1f}" fill="rgb({},{},{})"/>'
+            ).format(left, y, step + 0.5, red, green, blue)
+        )
+    for share in (0.0, 0.5, 1.0):
+        y = _TOP + height - (height - 4) * share
+        sign = "≥ " if share == 1 else ""
+        words = f"{sign}{figure(low + (high - low) * share)} {unit}"
+        parts.append(
+            Markup('<text x="{}" y="{:.1f}">{}</text>').format(left + 19, max(y, _TOP + 9), words)
+        )
+    return Markup("").join(parts)

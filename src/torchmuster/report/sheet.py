@@ -1,0 +1,231 @@
+"""What a page shows of a story, prepared: the answers on top, plots, and tables that are as long as a person can read."""
+
+from dataclasses import dataclass
+
+from torchmuster.report.charts import (
+    PHASES,
+    PlotSheet,
+    band_plot,
+    cost_plot,
+    heat_of_ranks,
+    matrix_of,
+    metric_plot,
+    phases_plot,
+    slowest_of,
+    step_time_plot,
+)
+from torchmuster.report.loose import several
+from torchmuster.report.story import AttemptTold, RankTotals, Story
+from torchmuster.report.timelines import (
+    lanes_of_ranks,
+    telling_attempts,
+    timeline_of_attempts,
+    timeline_of_tasks,
+)
+from torchmuster.report.words import figure, node_time, percent, span
+
+MAX_METRICS = 16
+_OWN_STEP_TIME = "perf/step_seconds"  # of the library: then the times between records say less
+_NOTEWORTHY = 0.05  # a rank that is less slower than the median is not called slow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """A question that people open the page with, the answer in few words, and one line more."""
+
+    question: str
+    answer: str
+    more: str = ""
+    tone: str = ""
+    link: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sheet:
+    """All that the page of a training run shows beside the story itself.
+
+    Attributes:
+        telling: Attempts whose evidence is not that of the one before; of very many the last.
+    """
+
+    prefix: str
+    answers: tuple[Answer, ...]
+    timeline: PlotSheet | None
+    lanes: PlotSheet | None
+    telling: tuple[AttemptTold, ...]
+    metrics: tuple[PlotSheet, ...]
+    num_metrics_left_out: int
+    phases: PlotSheet | None
+    over_time: PlotSheet | None
+    step_time: PlotSheet | None
+    bands: tuple[PlotSheet, ...]
+    slowest: tuple[RankTotals, ...]
+    cost: PlotSheet | None
+    matrix: tuple[tuple[tuple[str, str], ...], ...]
+    inner: "tuple[tuple[str, Story, Sheet], ...]" = ()
+
+
+def sheet_of(story: Story, prefix: str = "") -> Sheet:
+    """Return the sheet of a story; `prefix` keeps the names of parts apart where a page has several."""
+    inner = tuple(
+        (name, one, sheet_of(one, f"t{number}-"))
+        for number, (name, one) in enumerate(story.trainings)
+    )
+    series = story.training.series if story.training else ()
+    return Sheet(
+        prefix=prefix,
+        answers=tuple(_answers(story, prefix)),
+        timeline=timeline_of_tasks(story) if story.groups else timeline_of_attempts(story, prefix),
+        lanes=lanes_of_ranks(story, prefix),
+        telling=telling_attempts(story.attempts),
+        metrics=tuple(
+            metric_plot(story, one, prefix, n) for n, one in enumerate(series[:MAX_METRICS])
+        ),
+        num_metrics_left_out=max(0, len(series) - MAX_METRICS),
+        phases=phases_plot(story.ranks, prefix),
+        over_time=heat_of_ranks(story.ranks, prefix),
+        step_time=None
+        if any(s.name == _OWN_STEP_TIME for s in series)
+        else step_time_plot(story, prefix),
+        bands=tuple(
+            band_plot(story.ranks, one, prefix, n) for n, one in enumerate(story.ranks.bands)
+        )
+        if story.ranks
+        else (),
+        slowest=slowest_of(story.ranks),
+        cost=cost_plot(story, prefix),
+        matrix=matrix_of(story),
+        inner=inner,
+    )
+
+
+# The answers on top.
+
+
+def _answers(story: Story, prefix: str) -> list[Answer]:
+    ending, found = story.ending, []
+    tones = {"succeeded": "good", "running": "", "waiting": "", "starting": ""}
+    tone = tones.get(ending.state, "bad")
+    why = ending.sentence if ending.is_final else "it has not ended"
+    found.append(
+        Answer(
+            question="How did it end?" if ending.is_final else "Where does it stand?",
+            answer=ending.state,
+            more=why,
+            tone=tone,
+            link=f"{prefix}end",
+        )
+    )
+    took = "How long did it take?" if ending.is_final else "How long has it run?"
+    found.append(
+        Answer(
+            question=took,
+            answer=span(ending.elapsed_s),
+            more=_cost_words(story),
+            link=f"{prefix}cost",
+        )
+    )
+    if story.groups:
+        return [*found, _tasks_answer(story)]
+    last = next((one for one in reversed(story.attempts) if one.has_failed), None)
+    if story.num_attempts:
+        more = f"attempt {last.number} ended: {last.ended_by}" if last else "none failed"
+        answer = several(story.num_attempts, "attempt")
+        found.append(
+            Answer(
+                question="Was it started again?", answer=answer, more=more, link=f"{prefix}timeline"
+            )
+        )
+    if story.training is not None:
+        found.append(_steps_answer(story, prefix))
+    if story.slowest is not None:
+        found.append(_slowest_answer(story, story.slowest, prefix))
+    if story.cost.goodput is not None:
+        found.append(_goodput_answer(story, prefix))
+    return found
+
+
+def _cost_words(story: Story) -> str:
+    return f"{node_time(story.cost.held_s)}" if story.cost.held_s else ""
+
+
+def _tasks_answer(story: Story) -> Answer:
+    tasks = [task for group in story.groups for task in group.tasks]
+    done = sum(task.state == "COMPLETED" for task in tasks)
+    return Answer(
+        question="How many tasks?",
+        answer=str(len(tasks)),
+        more=f"{done} completed",
+        link="timeline",
+    )
+
+
+def _steps_answer(story: Story, prefix: str) -> Answer:
+    training = story.training
+    if training is None:
+        return Answer(question="", answer="")
+    again = training.steps_done - training.step
+    if story.attempts and story.attempts[0].first_step:  # it went on from another run's snapshot
+        again = training.steps_done - (training.step - story.attempts[0].first_step)
+    series = {one.name: one for one in reversed(training.series)}
+    last = series.get("loss") or (training.series[0] if training.series else None)
+    value = next((v for v in reversed(last.values) if v is not None), None) if last else None
+    parts = [f"last {last.name} {figure(value)}"] if last and value is not None else []
+    parts += [f"{several(again, 'step')} done twice"] if again > 0 else []
+    return Answer(
+        question="How far did it come?",
+        answer=f"step {training.step:,}",
+        more="; ".join(parts),
+        link=f"{prefix}metrics",
+    )
+
+
+def _slowest_answer(story: Story, slowest: RankTotals, prefix: str) -> Answer:
+    share = slowest.over_median or 0.0
+    where = f"rank {slowest.rank} on {slowest.node}"
+    if share < _NOTEWORTHY:
+        words = f"{where} by {percent(share, 1)}: the ranks are even"
+        return Answer(
+            question="Which rank is the slowest?",
+            answer="none stands out",
+            more=words,
+            link=f"{prefix}ranks",
+        )
+    words = f"{percent(share)} slower than the median rank: {_slow_part(story, slowest)}"
+    return Answer(
+        question="Which rank is the slowest?",
+        answer=where,
+        more=words,
+        tone="warn",
+        link=f"{prefix}ranks",
+    )
+
+
+def _slow_part(story: Story, slowest: RankTotals) -> str:
+    """Return which phase of the slowest rank is furthest above that of the others."""
+    totals = story.ranks.totals if story.ranks else ()
+    found = []
+    for name, _, key in PHASES[:3]:
+        others = sorted(
+            getattr(t, key) / t.told_steps
+            for t in totals
+            if t.told_steps and t.rank != slowest.rank
+        )
+        own = getattr(slowest, key) / max(slowest.told_steps, 1)
+        usual = others[len(others) // 2] if others else 0.0
+        found.append((own - usual, name, own, usual))
+    _, name, own, usual = max(found)
+    return f"{name} takes {span(own)} a step, the others {span(usual)}"
+
+
+def _goodput_answer(story: Story, prefix: str) -> Answer:
+    cost = story.cost
+    least, most = percent(cost.goodput), percent(cost.most_goodput)
+    words = f"{node_time(cost.lost_s)} lost to failures, {node_time(cost.restarting_s)} to restarts"
+    answer = least if least == most else f"{least} to {most}"
+    return Answer(
+        question="How much of it counts?",
+        answer=f"goodput {answer}",
+        more=words,
+        link=f"{prefix}cost",
+    )

@@ -1,0 +1,176 @@
+"""One picture of the screen: exactly as many lines as it has rows, from what is known and what is looked at. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torchmuster.files.layout import short_id
+from torchmuster.model.display.live import LiveRow, LiveRun
+from torchmuster.model.display.text import in_one_line
+from torchmuster.ui.top.overview import overview_lines
+from torchmuster.ui.top.ranks import choose, rank_rows
+from torchmuster.ui.top.run_lines import (
+    attempt_line,
+    head_lines,
+    stale_note,
+    table_lines,
+    task_lines,
+)
+from torchmuster.ui.top.state import OnScreen, Page, ViewState
+from torchmuster.ui.top.words import Line, Span, line
+
+_LEAST_TABLE_ROWS = 5
+_HELP = (
+    ("up down, page, home end", "choose a run or a rank; scroll"),
+    ("enter", "open the run; the log of the rank"),
+    ("l", "log of the rank"),
+    ("s", "stacks of all ranks, where they stand now"),
+    ("a", "all attempts, and why they ended"),
+    ("c", "cancel the run; asked twice"),
+    ("f or /", "filter ranks: 3, 0-7, a node, what it does, slow; escape: all again"),
+    ("o", "sort ranks by another column"),
+    ("q, escape", "back; at the top q ends, the run goes on"),
+    ("", ""),
+    ("STEP, STEPS/S", "the last step and the speed of the last ten to twenty seconds"),
+    ("AGE", "since the library's last sign; of other scripts, its agent's report"),
+    ("CPU, MEM", "processors used and memory held by the rank and what it has started"),
+    ("GPU, GPUMEM", "use and memory of its GPU, by NVIDIA's driver"),
+    ("WAIT", "share of a step in which the rank waits for others: 0% is the slowest"),
+    ("! +20ms", "the rank makes each step so much longer"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """A picture, and what keys refer to."""
+
+    lines: tuple[Line, ...]
+    shown: OnScreen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What has been read so far; None where nothing has.
+
+    Attributes:
+        runs: The list of runs.
+        run: The run that is looked at.
+        text: Of a log, or the stacks.
+    """
+
+    runs: Sequence[LiveRow] | None = None
+    run: LiveRun | None = None
+    text: Sequence[str] | None = None
+
+
+def draw(
+    state: ViewState, known: Known, columns: int, num_rows: int, *, unicode: bool = True
+) -> Picture:
+    """Return the picture for a terminal of this size."""
+    room = max(num_rows - 1, 1)  # the last line has the keys, a question or a message
+    body, shown = _body(state, known, columns, room, unicode=unicode)
+    body = [*body[:room], *[line()] * (room - len(body))]
+    return Picture(lines=(*body, _last_line(state, known)), shown=shown)
+
+
+def _body(
+    state: ViewState, known: Known, columns: int, room: int, *, unicode: bool
+) -> tuple[list[Line], OnScreen]:
+    if state.page is Page.HELP:
+        lines = [line(Span(name.ljust(24), "bold"), about) for name, about in _HELP]
+        return _scroll(state, lines, room)
+    if state.page is Page.OVERVIEW:
+        return _overview(state, known.runs, columns, room)
+    if known.run is None:
+        return [line("reading the run ...")], OnScreen(num_rows=room)
+    if state.page is Page.TEXT:
+        texts = ["reading ..."] if known.text is None else known.text
+        title = line(Span(f"{state.title} of {short_id(known.run.run_id)}", "title"))
+        folded = [piece for text in texts for piece in _folded(in_one_line(text), columns)]
+        lines, shown = _scroll(state, [line(piece) for piece in folded], room - 1)
+        return [title, *lines], shown
+    if state.page is Page.ATTEMPTS:
+        lines = [attempt_line(one, known.run.now) for one in reversed(known.run.attempts)]
+        more = known.run.num_attempts - len(lines)
+        lines += [line(f"and {more} before them: muster status has all")] if more else []
+        return _scroll(state, lines, room)
+    return _run(state, known.run, columns, room, unicode=unicode)
+
+
+def _overview(
+    state: ViewState, rows: Sequence[LiveRow] | None, columns: int, room: int
+) -> tuple[list[Line], OnScreen]:
+    if rows is None:
+        return [line("reading the runs ...")], OnScreen(num_rows=room)
+    if not rows:
+        return [line("no runs yet: muster run train.py")], OnScreen(num_rows=room)
+    ids = tuple(row.run_id for row in rows)
+    chosen = state.chosen_run if state.chosen_run in ids else ids[0]
+    lines = overview_lines(rows, columns, chosen)
+    first = min(max(state.first, 0), max(len(rows) - room + 1, 0))
+    return [lines[0], *lines[1 + first :]], OnScreen(runs=ids, num_rows=max(room - 1, 1))
+
+
+def _run(
+    state: ViewState, run: LiveRun, columns: int, room: int, *, unicode: bool
+) -> tuple[list[Line], OnScreen]:
+    rows = rank_rows(run.sample) if run.sample is not None else []
+    kept = choose(rows, state.typed if state.typed is not None else state.word, state.sort)
+    head = head_lines(run, rows, columns, unicode=unicode)
+    if run.tasks:
+        return _scroll(state, [*head, line(), *task_lines(run)], room)
+    head = head[: max(room - _LEAST_TABLE_ROWS, 1) if rows else room]
+    table_rows = max(room - len(head) - 2, 1)
+    first = min(max(state.first, 0), max(len(kept) - table_rows, 0))
+    chosen = state.chosen_rank if state.chosen_rank is not None else _first_of(kept)
+    table = table_lines(kept[first : first + table_rows], columns, chosen) if rows else []
+    shown = OnScreen(
+        ranks=tuple(row.rank for row in kept), num_rows=table_rows, is_over=run.is_final
+    )
+    note = _table_note(state, run, len(kept), len(rows), first, table_rows)
+    return [*head, line(Span(note, "dim")), *table], shown
+
+
+def _first_of(rows: Sequence[object]) -> int | None:
+    rank = getattr(rows[0], "rank", None) if rows else None
+    return rank if isinstance(rank, int) else None
+
+
+def _table_note(
+    state: ViewState, run: LiveRun, num_kept: int, num_all: int, first: int, room: int
+) -> str:
+    parts = []
+    if num_kept < num_all:
+        parts.append(f"{num_kept} of {num_all} ranks: {state.word or state.typed or ''}")
+    if num_kept > room:
+        parts.append(f"rows {first + 1}-{min(first + room, num_kept)} of {num_kept}")
+    if state.sort != "rank":
+        parts.append(f"by {state.sort}")
+    parts += [note] if (note := stale_note(run)) else []
+    return "; ".join(parts)
+
+
+def _folded(text: str, columns: int) -> list[str]:
+    """Return a line of a log on as many lines as it needs."""
+    return [text[at : at + columns] for at in range(0, len(text), columns)] or [""]
+
+
+def _scroll(state: ViewState, lines: Sequence[Line], room: int) -> tuple[list[Line], OnScreen]:
+    last = max(len(lines) - room, 0)
+    first = last if state.first < 0 else min(state.first, last)
+    return list(lines[first : first + room]), OnScreen(num_rows=room, num_lines=len(lines))
+
+
+def _last_line(state: ViewState, known: Known) -> Line:
+    if state.typed is not None:
+        return line(Span(f"filter: {state.typed}_", "bold"), "   enter: keep  escape: all")
+    if state.asked is not None:
+        name = short_id(known.run.run_id) if known.run is not None else "the run"
+        really = "really " if state.asked else ""
+        return line(Span(f"{really}cancel {name}? y: yes, any other key: no", "bad"))
+    if state.message:
+        return line(Span(in_one_line(state.message), "bold"))
+    keys = {
+        Page.OVERVIEW: "enter open  ? keys  q quit",
+        Page.RUN: "l log  s stacks  a attempts  c cancel  f filter  o sort  ? keys  q back",
+    }.get(state.page, "up down scroll  q back")
+    return line(Span(keys, "dim"))

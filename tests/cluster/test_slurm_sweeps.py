@@ -1,0 +1,87 @@
+"""`muster sweep --on slurm` on a real Slurm: one job array, whose members fail, are preempted and are cancelled."""
+
+import json
+import os
+
+import pytest
+
+from kit.waiting import wait_until
+
+SCRIPT = """
+import os, signal, sys
+x, attempt = int(os.environ["MUSTER_SWEEP_X"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+print(f"x={x} attempt {attempt} loss={x * 10}", flush=True)
+if x == 1 and not os.path.exists("mended"):
+    raise ValueError("x is 1")
+if "wait" in sys.argv and attempt == 0:
+    signal.pause()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _script(login):
+    login.script(SCRIPT)
+
+
+ON = ("sweep", "--on", "slurm", "--run-id", "s", "--style", "env", "--cpus-per-node", "1")
+
+
+def told(login):
+    return json.loads(login("status", "s", "--json").stdout)
+
+
+def states(login):
+    return [member["state"] for member in told(login)["members"]]
+
+
+def jobs_of(login):
+    noted = json.loads((login.folder / "home/runs/s/arrays.json").read_text())
+    return [array["job_id"] for array in noted["arrays"]]
+
+
+def test_a_sweep_is_one_job_array_and_failed_members_run_again(login):
+    done = login(*ON, "train.py", "--grid", "x=0:4", "--metric", "loss", "--slots", "2")
+
+    assert done.returncode == 1, done.stderr
+    assert len(jobs_of(login)) == 1
+    assert states(login) == ["succeeded", "failed", "succeeded", "succeeded"]
+    assert [m["value"] for m in told(login)["members"]] == [0.0, 10.0, 20.0, 30.0]
+    assert "rank 0 raised ValueError: x is 1" in done.stderr
+    assert "x=1 attempt" in login("logs", "s.1").stdout
+
+    (login.folder / "mended").write_text("")
+    again = login("restart", "s")
+    assert again.returncode == 0, again.stderr
+    assert len(jobs_of(login)) == 2
+    assert states(login) == ["succeeded"] * 4
+    assert login("wait", "s").returncode == 0
+
+
+def test_members_that_are_requeued_or_cancelled(login, slurm_lab):
+    done = login(*ON, "--detach", "train.py", "--grid", "x=2,3,4", "--", "wait")
+    assert done.stdout == "s\n"
+    logs = [
+        login.folder / f"home/runs/s/members/s.{n}/logs/main/train/attempt-0/rank-0.log"
+        for n in range(3)
+    ]
+    wait_until(lambda: all(log.exists() and log.read_text() for log in logs), "three members")
+    assert states(login) == ["running"] * 3
+    (job,) = jobs_of(login)
+
+    slurm_lab.run(["scontrol", "requeue", f"{job}_0"])  # as a preemption does
+    slurm_lab.run(["scancel", "--full", f"{job}_1"])
+    wait_until(lambda: states(login)[:2] == ["succeeded", "cancelled"], "their ends", limit_s=90)
+    assert told(login)["members"][0]["attempt"] == 1
+
+    assert login("cancel", "s").returncode == 0
+    wait_until(lambda: states(login)[2] == "cancelled", "the end of the last", limit_s=60)
+
+
+def test_a_waiting_array_is_one_question(login):
+    done = login(*ON, "--detach", "train.py", "--grid", "x=0:300", "--slots", "1", "--", "wait")
+    assert done.returncode == 0, done.stderr
+    wait_until(lambda: states(login).count("running") == 1, "the first member")
+    assert states(login).count("waiting") == 299
+    assert os.listdir(login.folder / "home/runs/s/members") == ["s.0"]
+    assert login("cancel", "s", "--now").returncode in (0, 1)
+    wait_until(lambda: set(states(login)) == {"cancelled"}, "the end of all", limit_s=60)

@@ -1,0 +1,178 @@
+"""Sessions on this machine: what they start is an ordinary run, of the code that was saved last."""
+
+import json
+import os
+import signal
+
+import pytest
+
+from conftest import begin, processes_of
+from kit.waiting import wait_until
+from torchmuster import proc
+
+WAITING = """\
+import pathlib, time, torch.distributed as dist
+dist.init_process_group("gloo")
+pathlib.Path("began").touch()
+while not pathlib.Path("go").exists():
+    time.sleep(0.02)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.short
+def test_a_run_in_a_session_is_an_ordinary_run_of_the_code_saved_last(place):
+    place.start("--nodes", "2", "--nproc-per-node", "2")
+    for answer in range(5):
+        place.write("model.py", f"ANSWER = {answer}\n")
+        done = place.run()
+        assert done.returncode == 0, done.stderr
+        assert f"answer {answer} of 4" in done.stdout
+        assert "imports its modules again" not in done.stderr
+    run = max((place.home / "runs").glob("*-train-*"))
+    assert json.loads((run / "plan.json").read_text())["session"] == "main"
+    assert json.loads((run / "result.json").read_text())["state"] == "succeeded"
+    assert "answer 4" in place.muster("logs", run.name).stdout
+    assert place.listed()[0]["door"]["num_runs"] == 5
+    assert place.muster("session", "end").returncode == 0
+    assert place.listed() == []
+    assert not processes_of(place)
+
+
+def test_two_hundred_edits_within_the_same_second_and_size_each_run(place):
+    place.start()
+    for edit in range(int(os.environ.get("MUSTER_CHAOS", "0")) * 2 or 20):
+        answer = 100 + edit % 900
+        place.write("model.py", f"ANSWER = {answer}\n")
+        assert f"answer {answer} of 1" in place.run().stdout
+
+
+def test_an_edited_preloaded_module_is_imported_again(place):
+    place.start("--preload", "model")
+    assert "answer 0" in place.run().stdout
+    place.write("model.py", "ANSWER = 1\n")
+    done = place.run()
+    assert "answer 1" in done.stdout
+    assert "imports its modules again: files of imported modules have changed" in done.stderr
+    done = place.run()
+    assert "imports" not in done.stderr
+    assert "answer 1" in done.stdout
+
+
+def test_a_preloaded_module_that_is_broken_fails_the_run_not_the_session(place):
+    place.start("--preload", "model")
+    place.write("model.py", "ANSWER = \n")
+    done = place.run()
+    assert done.returncode != 0
+    assert "--preload model: SyntaxError" in done.stderr
+    place.write("model.py", "ANSWER = 7\n")
+    assert "answer 7" in place.run().stdout
+
+
+def test_a_variable_that_changed_is_seen_by_imports(place):
+    place.start()
+    done = place.run(OMP_NUM_THREADS="2")
+    assert "variables have changed: OMP_NUM_THREADS" in done.stderr
+    assert "answer 0" in done.stdout
+    assert "imports" not in place.run(OMP_NUM_THREADS="2").stderr
+
+
+def test_a_second_run_at_the_same_time_is_refused(place):
+    place.start()
+    place.write("train.py", WAITING)
+    first = begin(place)
+    wait_until((place.project / "began").exists, "the first run to begin")
+    second = place.run()
+    assert second.returncode == 2
+    assert "error: the session main is busy" in second.stderr
+    assert "muster wait" in second.stderr
+    refused = place.muster("session", "end")
+    assert refused.returncode == 2
+    assert "is in the session main" in refused.stderr
+    (place.project / "go").touch()
+    assert first.communicate(timeout=60)
+    assert first.returncode == 0
+    assert place.run().returncode == 0
+
+
+def test_the_death_of_a_client_ends_its_run_and_leaves_the_session(place):
+    place.start("--nodes", "2")
+    place.write("train.py", WAITING)
+    client = begin(place)
+    wait_until((place.project / "began").exists, "the run to begin")
+    before = {pid for door in place.doors() for pid in proc.descendants(door)}
+    client.kill()
+    client.communicate(timeout=60)
+    wait_until(lambda: not any(map(proc.is_running, before)), "the run's processes to end")
+    (place.project / "go").touch()
+    assert place.run().returncode == 0
+
+
+def test_a_killed_agent_with_the_head_is_forked_again(place):
+    place.start("--nodes", "2")
+    place.write("train.py", WAITING)
+    client = begin(place)
+    wait_until((place.project / "began").exists, "the run to begin")
+    (place.project / "began").unlink()
+    head = proc.children_of(place.doors()[0])[0]
+    os.kill(head, signal.SIGKILL)
+    wait_until((place.project / "began").exists, "the next attempt to begin")
+    (place.project / "go").touch()
+    said, _ = client.communicate(timeout=60)
+    assert client.returncode == 0, said
+    assert "the head's agent ended" in said
+
+
+def test_a_killed_door_opens_again(place):
+    place.start("--nodes", "2")
+    old = place.doors()
+    os.kill(old[1], signal.SIGKILL)
+    wait_until(
+        lambda: not set(old) & set(place.doors()) and all(map(proc.is_running, place.doors())),
+        "both doors to open again",
+    )
+    assert "answer 0 of 2" in place.run().stdout
+
+
+def test_the_death_of_a_session_s_owner_ends_all_of_it(place):
+    place.start("--nodes", "2")
+    os.kill(place.owner(), signal.SIGKILL)
+    wait_until(lambda: not processes_of(place), "the session to end")
+    done = place.run()
+    assert done.returncode == 4
+    assert "error: the session main has ended" in done.stderr
+    assert "muster session start --name main" in done.stderr
+
+
+def test_an_idle_session_says_so_and_ends(place):
+    folder = place.start("--idle", "4s")
+    log = folder / "logs/main/train/attempt-0/rank-0.log"
+    wait_until((folder / "result.json").exists, "the session to end")
+    said = log.read_text()
+    warned, ended = said.index("ends in "), said.index("main ends: no run began for 4 s")
+    assert warned < ended
+    assert json.loads((folder / "result.json").read_text())["state"] == "succeeded"
+
+
+def test_a_session_that_others_may_enter_is_refused(place):
+    folder = place.start()
+    where = json.loads((folder / "doors/0.json").read_text())["socket"]
+    os.chmod(os.path.dirname(where), 0o755)
+    done = place.run()
+    assert done.returncode == 5
+    assert "the door's folder is not only ours" in done.stderr
+    os.chmod(os.path.dirname(where), 0o700)
+    assert place.run().returncode == 0
+
+
+def test_what_a_session_can_t_do_is_said_at_once(place):
+    assert "there is no session `main`" in place.run().stderr
+    slurm = place.muster("session", "start", "--on", "slurm", "--idle", "soon")
+    assert slurm.returncode == 2
+    assert "a session can't be held on `slurm`" in slurm.stderr
+    assert "`soon` is not a valid duration" in slurm.stderr
+    place.start()
+    assert "there is a session `main` already" in place.muster("session", "start").stderr
+    wide = place.run("--nodes", "3", "--on", "slurm")
+    assert "the session main has 1 node" in wide.stderr
+    assert "`--on` can't be used in a session" in wide.stderr

@@ -1,0 +1,114 @@
+"""`--ship-env`: the client's virtual environment on hosts that have none of it."""
+
+import subprocess
+import sys
+
+import pytest
+
+SAYS = """\
+import os, sys, here_alone, being_edited
+print("rank", os.environ["RANK"], here_alone.WORD, being_edited.WORD, "in", sys.prefix, flush=True)
+import subprocess
+print(subprocess.run(["tool"], capture_output=True, text=True, check=True).stdout, flush=True)
+"""
+WORDS = ("--hosts", "a,b,c", "--tee", "all")
+
+
+@pytest.fixture(autouse=True)
+def own_temporary_folders(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+
+
+@pytest.fixture
+def environment(hosts, tmp_path):
+    """Make one with a package, a script, and an editable install from outside."""
+    prefix = hosts.client / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", prefix], check=True)
+    (site,) = prefix.glob("lib/python3*/site-packages")
+    (site / "here_alone.py").write_text("WORD = 'shipped'\n")
+    edited = hosts.client / "edited" / "src"
+    edited.mkdir(parents=True)
+    (edited / "being_edited.py").write_text("WORD = 'edited'\n")
+    (site / "__editable__.edited.pth").write_text(f"{edited}\n")
+    tool = prefix / "bin" / "tool"
+    tool.write_text(
+        f"#!{prefix}/bin/python\nimport here_alone; print('tool of', here_alone.WORD)\n"
+    )
+    tool.chmod(0o755)
+    return prefix
+
+
+@pytest.fixture
+def three(hosts):
+    homes = [hosts.add(name, rc='export TMPDIR="$HOME/tmp"\n') for name in "abc"]
+    for home in homes:
+        (home / "tmp").mkdir()
+    (hosts.code / "says.py").write_text(SAYS)
+    return homes
+
+
+def places(homes):
+    return [sorted(p.name for p in home.glob("tmp/muster-environments-*/*")) for home in homes]
+
+
+def test_an_environment_goes_to_all_hosts_once_and_is_what_the_workers_run(
+    hosts, three, environment
+):
+    words = (f"--ship-env={environment}", *WORDS, "says.py")
+    code, out, err = hosts.run(*words)
+    assert code == 0, err
+    assert out.count("shipped edited in") == 3
+    assert out.count("tool of shipped") == 3
+    assert str(three[0] / "tmp") in out
+    assert "has come to 3 hosts" in err
+    assert "from here" not in err
+    (name,) = places(three)[0]
+    assert places(three) == [[name]] * 3
+
+    code, out, err = hosts.run(*words)
+    assert code == 0, err
+    assert "has come" not in err
+    assert out.count("shipped edited in") == 3
+
+    (environment.parent / "edited" / "src" / "being_edited.py").write_text("WORD = 'anew'\n")
+    code, out, err = hosts.run(*words)
+    assert code == 0, err
+    assert out.count("shipped anew in") == 3
+    assert [len(found) for found in places(three)] == [2, 2, 2]
+
+
+def test_a_host_that_has_it_sends_nothing(hosts, three, environment):
+    words = (f"--ship-env={environment}", "--hosts", "a", "--run-id", "r", "says.py")
+    code, _, err = hosts.run(*words)
+    assert code == 0, err
+    assert "has come to 1 host in" in err
+    code, _, err = hosts.run("r", command="restart")
+    assert code == 2, err
+    assert "with --ship-env" in err
+    code, out, err = hosts.run(f"--ship-env={environment}", *WORDS, "says.py")
+    assert code == 0, err
+    assert "has come to 2 hosts" in err
+    assert out.count("shipped edited in") == 3
+
+
+def test_a_damaged_copy_of_it_is_never_used(hosts, three, environment):
+    code, _, err = hosts.run(f"--ship-env={environment}", "--hosts", "a", "says.py")
+    assert code == 0, err
+    for archive in hosts.home.glob("cache/environment-*.tar.gz"):
+        data = bytearray(archive.read_bytes())
+        data[len(data) // 2] ^= 1
+        archive.write_bytes(data)
+    code, _, err = hosts.run(f"--ship-env={environment}", "--hosts", "b", "says.py")
+    assert code == 5, err
+    assert "came damaged" in err
+    assert places(three)[1] == []
+
+
+def test_an_environment_that_does_not_work_there_stops_the_run(hosts, three, environment):
+    (site,) = environment.glob("lib/python3*/site-packages")
+    (site / "torch").mkdir()
+    (site / "torch" / "__init__.py").write_text("raise OSError('libcudart is missing')\n")
+    code, _, err = hosts.run(f"--ship-env={environment}", *WORDS, "says.py")
+    assert code == 5, err
+    assert "`import torch` fails" in err
+    assert "libcudart is missing" in err

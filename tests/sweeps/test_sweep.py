@@ -1,0 +1,259 @@
+"""Sweeps on this machine: real members, failures, owners that are killed."""
+
+import json
+import os
+import signal
+import subprocess
+
+import pytest
+
+from kit.command import MUSTER, muster_env, run_muster
+from kit.waiting import wait_until
+
+SUM = """
+import argparse, os, sys
+parser = argparse.ArgumentParser()
+parser.add_argument("--a", type=float)
+parser.add_argument("--b", type=float)
+given = parser.parse_args()
+if given.b == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    raise ValueError("b is 1")
+print(f"loss={given.a + given.b}")
+"""
+TELL = "import json, os, sys; print(json.dumps([sys.argv[1:], os.environ['MUSTER_SWEEP_X']]))"
+# Each member waits for a file beside the script; the word in it ends it.
+HOLD = """
+import os, pathlib
+gate = pathlib.Path(__file__).with_name("gate")
+with open(gate.with_name(f"pid-{os.getpid()}"), "w"):
+    pass
+with open(gate) as pipe:
+    pipe.read()
+"""
+
+
+@pytest.fixture
+def env(tmp_path):
+    return muster_env(tmp_path / "home")
+
+
+def write(folder, text):
+    script = folder / "script.py"
+    script.write_text(text)
+    return script
+
+
+def status(name, env):
+    return json.loads(run_muster("status", name, "--json", env=env).stdout)
+
+
+def states(name, env):
+    return [member["state"] for member in status(name, env)["members"]]
+
+
+def held(folder):
+    return [int(name.removeprefix("pid-")) for name in os.listdir(folder) if name[:4] == "pid-"]
+
+
+def living(folder):
+    """Return the processes of a sweep's script: the spawner and its members have its path in their words."""
+    script = str(folder / "script.py").encode()
+    found = []
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{pid}/cmdline", "rb") as words:
+                found += [int(pid)] * (script in words.read())
+        except OSError:
+            continue
+    return found
+
+
+@pytest.fixture
+def holding(tmp_path, env):
+    """Return a sweep of four members in two slots that wait for a pipe, its process and its folder."""
+    script = write(tmp_path, HOLD)
+    os.mkfifo(tmp_path / "gate")
+    words = (*MUSTER, "sweep", script, "--grid", "x=0:4", "--style", "env", "--slots", "2")
+    command = [*map(str, words), "--run-id", "held", "--grace", "20s"]
+    with subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as owner:
+        wait_until(lambda: len(held(tmp_path)) == 2, "two members")
+        wait_until(lambda: states("held", env).count("running") == 2, "the record of two members")
+        yield owner, tmp_path
+        owner.kill()
+    wait_until(lambda: not living(tmp_path), "the end of all members")
+
+
+def let_go(folder):
+    """Let members that open the gate from now on end at once: it is a plain file."""
+    os.unlink(folder / "gate")
+    (folder / "gate").write_text("")
+
+
+@pytest.mark.short
+def test_a_failed_member_runs_again_alone(tmp_path, env):
+    script = write(tmp_path, SUM)
+    words = ("--grid", "a=1,2", "b=0:2", "--metric", "loss", "--run-id", "sums", "--slots", "2")
+    done = run_muster("sweep", script, *words, env=env)
+    assert done.returncode == 1
+    assert "2 of 4 members of the sweep failed" in done.stderr
+    assert "sums.1 (a=1 b=1): rank 0 raised ValueError: b is 1" in done.stderr
+    told = status("sums", env)
+    assert [m["state"] for m in told["members"]] == ["succeeded", "failed", "succeeded", "failed"]
+    assert [m["value"] for m in told["members"]] == [1.0, None, 2.0, None]
+    assert told["best"] == 0
+
+    again = run_muster("restart", "sums", env=env)
+    assert again.returncode == 0
+    told = status("sums", env)
+    assert [m["attempt"] for m in told["members"]] == [0, 1, 0, 1]
+    assert [m["value"] for m in told["members"]] == [1.0, 2.0, 2.0, 3.0]
+    refused = run_muster("restart", "sums", env=env)
+    assert "all members of the sweep sums have succeeded" in refused.stderr
+
+
+@pytest.mark.short
+def test_a_member_is_a_run_for_other_commands(tmp_path, env):
+    script = write(tmp_path, SUM)
+    run_muster("sweep", script, "--grid", "a=3", "b=1", "--run-id", "one", env=env)
+    shown = run_muster("status", "one.0", env=env).stdout
+    assert "--a 3 --b 1" in shown
+    assert "ValueError: b is 1" in shown
+    assert "ValueError: b is 1" in run_muster("logs", "one.0", env=env).stdout
+    assert run_muster("wait", "one.0", env=env).returncode == 1
+    assert "rank 0 raised" in run_muster("explain", "one.0", env=env).stdout
+    assert run_muster("logs", "one", env=env).stderr.endswith(
+        "hint: muster logs one.0; muster status one\n"
+    )
+    assert "has no member 7" in run_muster("logs", "one.7", env=env).stderr
+    assert "sweep of" in run_muster("ps", env=env).stdout
+
+
+@pytest.mark.short
+def test_values_reach_the_script_as_they_are(tmp_path, env):
+    script = write(tmp_path, TELL)
+    grid = 'x="a, b",it\'s,$HOME,""'
+    done = run_muster("sweep", script, "--grid", grid, "--run-id", "odd", "--", "{x}!", env=env)
+    assert done.returncode == 0
+    told = [json.loads(run_muster("logs", f"odd.{n}", env=env).stdout) for n in range(4)]
+    assert told == [[[f"{x}!"], x] for x in ("a, b", "it's", "$HOME", "")]
+
+
+def test_members_with_several_workers_are_whole_runs(tmp_path, env):
+    script = write(tmp_path, "import os, torch\nprint('loss', os.environ['WORLD_SIZE'], sep='=')")
+    words = ("--grid", "x=1,2", "--style", "env", "--nproc-per-node", "2", "--slots", "1")
+    done = run_muster("sweep", script, *words, "--metric", "loss", "--run-id", "wide", env=env)
+    assert done.returncode == 0, done.stderr
+    assert [m["value"] for m in status("wide", env)["members"]] == [2.0, 2.0]
+
+
+@pytest.mark.short
+def test_members_die_with_their_owner_and_the_sweep_goes_on(holding, env):
+    owner, folder = holding
+    owner.kill()
+    owner.wait(30)
+    wait_until(lambda: not living(folder), "the end of the members")
+    assert states("held", env) == ["lost", "lost", "waiting", "waiting"]
+    let_go(folder)
+    assert run_muster("restart", "held", "--detach", env=env).stdout == "held\n"
+    assert run_muster("wait", "held", env=env).returncode == 0
+    told = status("held", env)["members"]
+    assert [(m["state"], m["attempt"]) for m in told] == [
+        ("succeeded", 1),
+        ("succeeded", 1),
+        ("succeeded", 0),
+        ("succeeded", 0),
+    ]
+
+
+@pytest.mark.short
+def test_a_cancelled_sweep_leaves_no_process(holding, env):
+    owner, folder = holding
+    assert "is a process of its sweep" in run_muster("cancel", "held.0", env=env).stderr
+    assert run_muster("cancel", "held", env=env).returncode == 0
+    assert owner.wait(30) == 128 + signal.SIGTERM
+    assert states("held", env) == ["cancelled"] * 4
+    assert not living(folder)
+
+
+@pytest.mark.short
+def test_a_killed_spawner_costs_no_member(holding, env):
+    owner, folder = holding
+    with open(f"/proc/{held(folder)[0]}/stat") as stat:
+        spawner = int(stat.read().rpartition(")")[2].split()[1])
+    let_go(folder)
+    os.kill(spawner, signal.SIGKILL)
+    assert owner.wait(60) == 0
+    told = status("held", env)["members"]
+    assert [m["state"] for m in told] == ["succeeded"] * 4
+    assert [m["attempt"] for m in told] == [1, 1, 0, 0]
+
+
+@pytest.mark.short
+def test_nothing_is_made_by_a_dry_run(tmp_path, env):
+    script = write(tmp_path, SUM)
+    done = run_muster(
+        "sweep", script, "--grid", "a=1,2", "--dry-run", "--", "--b", "{a} x", env=env
+    )
+    assert done.stdout == f"0\t{script} --b '1 x'\n1\t{script} --b '2 x'\n"
+    assert not os.path.exists(tmp_path / "home" / "runs")
+
+
+LOSSES = """
+import os, time
+x = float(os.environ["MUSTER_SWEEP_X"])
+for step in range(1, 41):
+    time.sleep(0.05)
+    print(f"loss={x + 1 / step}", flush=True)
+"""
+
+
+def num_steps(name, env):
+    logs = [run_muster("logs", f"{name}.{n}", env=env).stdout for n in range(8)]
+    return [log.count("loss=") for log in logs]
+
+
+@pytest.mark.parametrize("rule", ["asha", "median"])
+def test_the_worst_end_early_and_their_steps_are_saved(tmp_path, env, rule):
+    pytest.importorskip("optuna")
+    script = write(tmp_path, LOSSES)
+    words = ("--grid", "x=0:8", "--style", "env", "--slots", "2", "--run-id", "early")
+    done = run_muster("sweep", script, *words, "--metric", "loss", "--stop", rule, env=env)
+    assert done.returncode == 0, done.stderr
+    told = status("early", env)
+    assert told["best"] == 0
+    assert told["members"][0]["state"] == "succeeded"
+    stopped = [m["number"] for m in told["members"] if m["state"] == "stopped"]
+    steps = num_steps("early", env)
+    assert stopped
+    assert all(steps[n] < 40 for n in stopped)
+    assert "the sweep stopped this member early" in run_muster("status", "early.7", env=env).stdout
+    assert run_muster("restart", "early", env=env).returncode == 2  # they count as done
+
+
+LEAVES = """
+import os, sys, subprocess
+child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+print(child.pid, flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.short
+@pytest.mark.parametrize("job", [{}, {"PBS_JOBID": "1"}], ids=["alone", "in a job of PBS"])
+def test_what_a_member_leaves_behind_ends_before_the_sweep(tmp_path, env, job):
+    script = write(tmp_path, LEAVES)
+    words = ("sweep", "--here", script, "--grid", "x=0:3", "--style", "env", "--slots", "1")
+    done = run_muster(*words, "--run-id", "left", env={**env, **job})
+    assert done.returncode == 0, done.stderr
+    pids = [int(run_muster("logs", f"left.{n}", env=env).stdout) for n in range(3)]
+    assert not any(is_waiting(pid) for pid in pids)
+
+
+def is_waiting(pid):
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as words:
+            return b"signal.pause" in words.read()
+    except OSError:
+        return False

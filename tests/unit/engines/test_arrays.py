@@ -1,0 +1,58 @@
+"""Job arrays: how they are asked for, and how their elements are read."""
+
+import contextlib
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchmuster.engines.base import EngineError, array_dialect
+from torchmuster.engines.registry import load_dialect
+from torchmuster.model.job import JobArray, JobRequest, NodeChunk
+from torchmuster.model.states import JobState
+
+JOB = JobRequest(name="s", chunks=(NodeChunk(),), head=("/x",), log_path="/s/job.log")
+
+
+@pytest.mark.parametrize(
+    ("engine", "array", "words"),
+    [
+        ("slurm", JobArray(size=1000), ["--array=0-999"]),
+        ("slurm", JobArray(size=1000, parallel=8), ["--array=0-999%8"]),
+        ("slurm", None, []),
+        ("pbs", JobArray(size=1000), ["-J", "0-999"]),
+        ("pbs", JobArray(size=2, parallel=1), ["-J", "0-1%1"]),
+        ("pbs", None, []),
+    ],
+)
+def test_one_command_submits_all_elements(engine, array, words):
+    dialect = load_dialect(engine)
+    plain = dialect.submit_argv(JOB, "/s/job.sh")
+    argv = dialect.submit_argv(replace(JOB, array=array), "/s/job.sh")
+    assert [word for word in argv if word not in plain] == words
+    assert dialect.script(replace(JOB, array=array)) == dialect.script(JOB)
+
+
+@pytest.mark.parametrize("engine", ["torque", "kubernetes"])
+def test_these_have_no_arrays_yet(engine):
+    assert array_dialect(load_dialect(engine)) is None
+
+
+def test_elements_that_wait_together_are_told_in_one_line():
+    views = load_dialect("slurm").array_views(
+        "squeue|7_[2-4,9%2]|PENDING|Priority|N/A|\nsqueue|7_1|RUNNING|None|x|n[1-2]\n"
+        "8|7_0|COMPLETED|0:0|None|x|n1\nsqueue|5|RUNNING|None|x|n1\n"
+    )
+    assert {key: view.state for key, view in views.items()} == {
+        ("7", 0): JobState.SUCCEEDED,
+        ("7", 1): JobState.RUNNING,
+        **{("7", number): JobState.PENDING for number in (2, 3, 4, 9)},
+    }
+
+
+@given(st.text() | st.text("0123456789-,%[]"))
+def test_any_text_has_elements_or_is_an_error_of_the_scheduler(text):
+    with contextlib.suppress(EngineError):
+        views = load_dialect("slurm").array_views(f"squeue|7_{text}|RUNNING|None|x|n1")
+        assert all(view.state is JobState.RUNNING for view in views.values())

@@ -1,0 +1,148 @@
+"""A virtual environment as an archive."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from torchmuster.errors import UsageError
+from torchmuster.files import code_copy, environment
+
+
+@pytest.fixture
+def prefix(tmp_path):
+    made = tmp_path / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", made], check=True)
+    (made / "bin" / "tool").write_text(f"#!{made}/bin/python\n")
+    (made / "bin" / "tool").chmod(0o755)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def base_of_the_system(monkeypatch):
+    """Leave the interpreter below where it is: it is large."""
+    monkeypatch.setattr(environment, "_base_travels", lambda facts: False)
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return str(tmp_path / "cache")
+
+
+def unpacked(packed, folder, place="/elsewhere"):
+    folder.mkdir()
+    with open(packed.path, "rb") as file:
+        code_copy.read_archive(file, str(folder), packed.needs.unpacked_bytes + 1)
+    environment.relocate(str(folder), place)
+    return folder
+
+
+def site_of(prefix):
+    (site,) = prefix.glob("lib/python3*/site-packages")
+    return site
+
+
+def test_what_names_its_own_place_names_the_new_one(prefix, cache, tmp_path):
+    packed = environment.pack(str(prefix), cache)
+    there = unpacked(packed, tmp_path / "there")
+    assert (there / "env" / "bin" / "tool").read_text() == "#!/elsewhere/env/bin/python\n"
+    assert os.access(there / "env" / "bin" / "tool", os.X_OK)
+    assert str(prefix) not in (there / "env" / "pyvenv.cfg").read_text()
+
+
+def test_the_interpreter_runs_at_its_new_place(prefix, cache, tmp_path):
+    (site_of(prefix) / "mine.py").write_text("print('imported')\n")
+    packed = environment.pack(str(prefix), cache)
+    there = unpacked(packed, tmp_path / "there", str(tmp_path / "there"))
+    python = there / "env" / "bin" / "python"
+    done = subprocess.run(
+        [python, "-c", "import sys, mine; print(sys.prefix)"], capture_output=True, text=True
+    )
+    assert done.stdout.split() == ["imported", str(there / "env")], done.stderr
+
+
+def test_the_same_files_are_packed_once(prefix, cache):
+    first = environment.pack(str(prefix), cache)
+    inode = os.stat(first.path).st_ino
+    again = environment.pack(str(prefix), cache)
+    assert (again.needs, os.stat(again.path).st_ino) == (first.needs, inode)
+    (site_of(prefix) / "more.py").write_text("x = 1\n")
+    assert environment.pack(str(prefix), cache).needs.sha != first.needs.sha
+
+
+def test_archives_do_not_pile_up(prefix, cache):
+    for number in range(5):
+        (site_of(prefix) / "more.py").write_text("x = 1\n" * number)
+        newest = environment.pack(str(prefix), cache)
+    names = os.listdir(cache)
+    assert len([name for name in names if name.endswith(".tar.gz")]) == 3
+    assert len([name for name in names if name.endswith(".json")]) == 3
+    assert os.path.basename(newest.path) in names
+
+
+def test_files_that_are_links_to_a_cache_travel_themselves(prefix, cache, tmp_path):
+    kept = tmp_path / "uv-cache.py"
+    kept.write_text("x = 1\n")
+    (site_of(prefix) / "linked.py").symlink_to(kept)
+    packed = environment.pack(str(prefix), cache)
+    there = unpacked(packed, tmp_path / "there")
+    (linked,) = there.glob("env/lib/python3*/site-packages/linked.py")
+    assert not linked.is_symlink()
+    assert linked.read_text() == "x = 1\n"
+
+
+def test_an_editable_install_travels_with_the_folder_that_it_names(prefix, cache, tmp_path):
+    source = tmp_path / "project" / "src"
+    (source / "package").mkdir(parents=True)
+    (source / "package" / "__init__.py").write_text("x = 1\n")
+    (site_of(prefix) / "__editable__.package.pth").write_text(f"{source}\n")
+    finder = site_of(prefix) / "__editable___other_finder.py"
+    finder.write_text(f"MAPPING = {{'package': '{source}/package'}}\n")
+    there = unpacked(environment.pack(str(prefix), cache), tmp_path / "there")
+    assert (there / "extra" / "0" / "package" / "__init__.py").exists()
+    (pth,) = there.glob("env/lib/python3*/site-packages/*.pth")
+    assert pth.read_text() == "/elsewhere/extra/0\n"
+    (found,) = there.glob("env/lib/python3*/site-packages/*_finder.py")
+    assert found.read_text() == "MAPPING = {'package': '/elsewhere/extra/0/package'}\n"
+
+
+def test_what_the_libraries_need_of_the_system_is_read_in_them(prefix, cache):
+    (site_of(prefix) / "library.so").write_bytes(b"\x7fELF..GLIBC_2.5\0GLIBC_2.999\0")
+    assert environment.pack(str(prefix), cache).needs.glibc == 999
+
+
+def test_a_folder_that_is_no_environment_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="no virtual environment"):
+        environment.find_prefix(str(tmp_path), {})
+    (tmp_path / "conda-meta").mkdir()
+    with pytest.raises(UsageError) as refused:
+        environment.find_prefix(str(tmp_path), {})
+    assert refused.value.why == "conda's are not sent"
+
+
+def test_the_active_environment_is_meant_where_none_is_named(prefix):
+    assert environment.find_prefix("", {"VIRTUAL_ENV": str(prefix)}) == str(prefix)
+
+
+def test_a_broken_interpreter_is_named(prefix, cache):
+    python = prefix / "bin" / "python"
+    python.unlink()
+    python.write_text("#!/bin/sh\necho broken >&2; exit 1\n")
+    python.chmod(0o755)
+    with pytest.raises(UsageError) as refused:
+        environment.pack(str(prefix), cache)
+    assert (refused.value.where, refused.value.why) == (str(python), "broken")
+
+
+def test_an_interpreter_of_the_user_s_own_travels_too(monkeypatch, prefix, cache, tmp_path):
+    monkeypatch.setattr(environment, "_base_travels", lambda facts: True)
+    packed = environment.pack(str(prefix), cache)
+    there = unpacked(packed, tmp_path / "there", str(tmp_path / "there"))
+    assert packed.needs.base == ""
+    python = there / "env" / "bin" / "python"
+    assert os.path.realpath(python).startswith(f"{there}/base/")
+    done = subprocess.run(
+        [python, "-I", "-c", "import sys; print(sys.base_prefix)"], capture_output=True, text=True
+    )
+    assert done.stdout.split() == [f"{there}/base"], done.stderr

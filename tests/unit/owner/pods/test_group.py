@@ -1,0 +1,67 @@
+"""A group in pods as the owner of its workflow shows it."""
+
+import os
+from dataclasses import replace
+
+from torchmuster.files.layout import RunDir
+from torchmuster.model.job import JobView
+from torchmuster.model.outcome import GroupOutcome
+from torchmuster.model.states import JobState, State
+from torchmuster.model.verdict import Report
+from torchmuster.model.workflow import GroupPlan, TaskPlan, WorkflowPlan
+from torchmuster.net import messages
+from torchmuster.owner.pods.group import PodGroup
+from torchmuster.owner.views.record import read_outcome
+from torchmuster.spec.sites.site import Site
+
+
+def group_of(run_dir, hear):
+    """Return a group of one task, and its workflow's folder."""
+    group = GroupPlan(name="work", tasks=(TaskPlan(name="t", command=("true",)),))
+    plan = WorkflowPlan(
+        run_id="w",
+        name="w",
+        groups=(group,),
+        spec_path="w.yaml",
+        python=("python3",),
+        cwd=run_dir.path,
+    )
+    site = Site(name="k", kind="kubernetes", origin="muster.toml:1:1")
+    return PodGroup(plan, group, run_dir, site, hear, print)
+
+
+def test_pods_that_did_not_come_are_told_with_what_the_cluster_says_of_their_job(tmp_path):
+    run_dir = RunDir(str(tmp_path))
+    os.makedirs(run_dir.group("work").path)
+    group = group_of(run_dir, print)
+    report = Report(error="only 1 of 2 pods came within 300 s", because=("w-b-0.w-b",))
+    outcome = GroupOutcome(
+        group="work",
+        state=State.FAILED_START_ERROR,
+        exit_code=15,
+        elapsed_s=300.0,
+        report=report,
+    )
+    assert group._joined(outcome) == outcome
+    held = JobView(job_id="lab/ml/w-b", state=JobState.HELD, reason="Pending: 1 more needed")
+    group._waiting = {held.job_id: held}
+    said = "job lab/ml/w-b is held (Pending: 1 more needed)"
+    assert group._joined(outcome).report.because == (said, "w-b-0.w-b")
+    assert read_outcome(run_dir, "work").report.because[0] == said
+    ended = replace(outcome, state=State.FAILED)
+    assert group._joined(ended) == ended
+
+
+def test_logs_are_shown_from_whichever_attempt_the_record_begins(tmp_path):
+    run_dir = RunDir(str(tmp_path))
+    heard = []
+    shown = group_of(run_dir, heard.append)
+    # The first pod was made again on an empty disk: attempts before are in another folder.
+    for attempt in (9, 10):
+        path = run_dir.task_log("work", "t", attempt)
+        os.makedirs(os.path.dirname(path))
+        with open(path, "w") as log:
+            log.write(f"attempt {attempt}\n")
+    shown._pass_on()
+    texts = [one.text for one in heard if isinstance(one, messages.TaskOutput)]
+    assert texts == ["attempt 9\n", "attempt 10\n"]

@@ -1,0 +1,221 @@
+"""Reading a run that lives, grows, is torn, is of another version, or is gone: shown or said, never an exception."""
+
+import json
+import os
+import shutil
+
+import pytest
+
+from torchmuster.files.layout import RunDir
+from torchmuster.model import codec
+from torchmuster.model.plan import Program, RunPlan, ScriptKind
+from torchmuster.owner.views.find import view_run
+from torchmuster.owner.views.live import MOST_ATTEMPTS, LiveReader, last_sample, row_of
+from torchmuster.owner.views.live_training import TrainingTail
+from torchmuster.owner.views.record import RecordTail
+from torchmuster.ui.top.overview import overview_lines
+from torchmuster.ui.top.picture import run_picture
+from unit.ui.top.samples import sample_of
+
+STARTED = {
+    "time": "2027-01-15T08:00:00.000Z",
+    "event": "attempt_started",
+    "attempt": 0,
+    "world_size": 4,
+    "num_nodes": 2,
+    "why": "start",
+    "nodes": [{"node": "n1", "host": "n1", "ranks": "0-3"}],
+}
+FAILED = {
+    "time": "2027-01-15T08:01:00.000Z",
+    "event": "attempt_failed",
+    "attempt": 0,
+    "what": "SIGKILL in rank 1 on n1",
+}
+
+
+@pytest.fixture
+def run_dir(tmp_path):
+    made = RunDir(str(tmp_path / "runs" / "20270115-080000-train-3f2a"))
+    os.makedirs(made.path)
+    program = Program(kind=ScriptKind.FILE, target="train.py", args=(), python=("python",), cwd="/")
+    plan = RunPlan(
+        run_id="20270115-080000-train-3f2a",
+        program=program,
+        min_nodes=2,
+        max_nodes=2,
+        workers_per_node=(2,),
+    )
+    write(made.plan, codec.to_plain(plan))
+    return made
+
+
+def write(path, *lines):
+    with open(path, "a") as file:
+        file.write(
+            "".join(line if isinstance(line, str) else f"{json.dumps(line)}\n" for line in lines)
+        )
+
+
+def sample_line(**changed):
+    return codec.to_plain(sample_of(4, **changed))
+
+
+def test_a_run_is_read_again_from_where_the_last_look_ended(run_dir):
+    reader = LiveReader(run_dir)
+    write(run_dir.events, STARTED)
+    assert [one.ended_by for one in reader.read().attempts] == [""]
+    write(run_dir.events, json.dumps(FAILED)[:20])
+    assert [one.ended_by for one in reader.read().attempts] == [""], "half a line is none"
+    write(run_dir.events, json.dumps(FAILED)[20:] + "\n")
+    (attempt,) = reader.read().attempts
+    assert (attempt.ended_by, attempt.ended_at - attempt.began_at) == (FAILED["what"], 60.0)
+
+
+def test_the_training_is_read_as_it_grows(run_dir):
+    reader, when = LiveReader(run_dir), "2027-01-15T08:00:10.000+00:00"
+    write(
+        run_dir.training,
+        {"time": when, "event": "planned", "step": 0, "total_steps": 500},
+        {"time": when, "event": "metrics", "step": 50, "values": {"accuracy": 0.2, "loss": 0.5}},
+        {"time": when, "event": "save", "step": 100},
+    )
+    training = reader.read().training
+    assert (training.step, training.total_steps, training.curve_of) == (100, 500, "loss")
+    assert training.curve == (0.5,)
+    write(
+        run_dir.training, {"time": when, "event": "saved", "step": 101, "saved": 100, "folder": ""}
+    )
+    training = reader.read().training
+    assert (training.saved_step, training.saving_since) == (100, None)
+
+
+def test_a_snapshot_that_is_being_written_grows(run_dir, tmp_path):
+    reader, when = TrainingTail(run_dir), "2027-01-15T08:00:10.000+00:00"
+    folder = tmp_path / "snapshots"
+    (folder / ".step-000000100.3.tmp").mkdir(parents=True)
+    (folder / ".step-000000050.2.tmp").mkdir()
+    (folder / ".step-000000050.2.tmp" / "data").write_bytes(bytes(7))
+    write(
+        run_dir.training,
+        {"time": when, "event": "resumed", "step": 0, "folder": str(folder)},
+        {"time": when, "event": "save", "step": 100},
+    )
+    training = reader.read(is_over=False)
+    assert (training.saving_step, training.saving_bytes) == (100, 0)
+    (folder / ".step-000000100.3.tmp" / "rank-0").write_bytes(bytes(3000))
+    (folder / ".step-000000100.3.tmp" / "rank-1").write_bytes(bytes(40))
+    assert reader.read(is_over=False).saving_bytes == 3040
+    write(run_dir.training, {"time": when, "event": "saved", "step": 101, "saved": 100})
+    assert reader.read(is_over=False).saving_step is None
+
+
+def test_a_loop_that_waits_for_its_saves_is_not_saving_behind_them(run_dir):
+    reader, when = TrainingTail(run_dir), "2027-01-15T08:00:10.000+00:00"
+    write(
+        run_dir.training,
+        {"time": when, "event": "saved", "step": 100, "saved": 100, "folder": ""},
+        {"time": when, "event": "save", "step": 100},
+    )
+    training = reader.read(is_over=False)
+    assert (training.saved_step, training.saving_since) == (100, None)
+
+
+def test_steps_that_are_done_again_are_one_curve(run_dir):
+    metrics = [
+        {"event": "metrics", "step": step, "values": {"loss": 1.0 / step}}
+        for step in (50, 100, 150)
+    ]
+    write(run_dir.training, *metrics, {"event": "resumed", "step": 100}, metrics[2])
+    assert len(LiveReader(run_dir).read().training.curve) == 3
+
+
+def test_a_long_training_keeps_a_curve_of_bounded_length(run_dir):
+    write(
+        run_dir.training,
+        *({"event": "metrics", "step": n, "values": {"loss": 1.0}} for n in range(1, 9001)),
+    )
+    assert 1000 <= len(LiveReader(run_dir).read().training.curve) <= 2001
+
+
+def test_the_head_is_asked_first_and_the_record_stands_in(run_dir):
+    write(run_dir.events, STARTED)
+    write(run_dir.samples, sample_line())
+    write(run_dir.owner, {"pid": os.getpid(), "host": "elsewhere", "boot_id": "other"})
+    fresh = sample_of(4, slow=1)
+    assert LiveReader(run_dir, lambda: (fresh, "")).read().sample == fresh
+    without = LiveReader(run_dir, lambda: (None, "it is behind a firewall")).read()
+    assert (without.sample, without.unheard) == (sample_of(4), "it is behind a firewall")
+
+
+@pytest.mark.parametrize("num_ranks", [1, 4, 4096])
+def test_the_last_whole_sample_is_found_in_a_long_record(run_dir, num_ranks):
+    lines = [codec.to_plain(sample_of(num_ranks, over_s=float(n))) for n in range(3)]
+    write(run_dir.samples, *lines, json.dumps(lines[0])[:1000])
+    assert last_sample(run_dir).over_s == 2.0
+
+
+ODD = [
+    "\x00\x01\x02\n",
+    "[]\n",
+    "null\n",
+    '{"event": "attempt_started"}\n',
+    '{"event": "attempt_started", "attempt": "x", "world_size": null, "num_nodes": [], "time": 3}\n',
+    '{"event": "attempt_failed", "attempt": 77, "time": "never"}\n',
+    '{"event": "attempt_failed", "attempt": 0, "what": {"a": 1}, "time": "2027-01-15T08:00:00Z"}\n',
+    '{"event": "run_ended", "state": "of another version", "time": "2027-01-15T08:00:00Z"}\n',
+    '{"event": "waiting"}\n',
+    '{"event": "waiting", "left_s": "x", "time": "y"}\n',
+    '{"event": "network", "interface": 3}\n',
+    '{"event": "hang"}\n{"event": "notice", "text": "\\u001b[2J"}\n',
+    '{"event": "time_limit", "ends_at": "tomorrow"}\n',
+    '{"event": "transfer", "what": 3}\n',
+    '{"event": "metrics", "step": 1, "values": {"loss": NaN, "x": Infinity}}\n',
+    '{"event": "metrics", "step": "a", "values": []}\n',
+    '{"event": "saved", "saved": null}\n{"event": "epoch"}\n{"event": "planned"}\n',
+    '{"time": "", "attempt": 0, "over_s": 1, "nodes": ["a"], "states": []}\n',
+    '{"event": "' + "x" * 100_000 + '"}\n',
+    "{" * 5000 + "\n",
+]
+
+
+@pytest.mark.parametrize("text", ODD, ids=range(len(ODD)))
+def test_what_another_version_or_a_crash_has_written_is_no_exception(run_dir, text):
+    for path in (run_dir.events, run_dir.training, run_dir.samples, run_dir.result, run_dir.owner):
+        write(path, text)
+    write(run_dir.events, STARTED)
+    live = LiveReader(run_dir).read()
+    assert [one.number for one in live.attempts][:1] == [0]
+    assert len(run_picture(live, 80)) > 1
+    overview_lines([row_of(view_run(run_dir), 0.0)], 80)
+
+
+def test_the_plan_of_another_version_is_said_to_be_so(run_dir):
+    write(run_dir.plan, "{")
+    (problem,) = LiveReader(run_dir).read().problems
+    assert "another version" in problem
+
+
+def test_a_run_that_is_gone_is_said_to_be_so(run_dir):
+    reader = LiveReader(run_dir)
+    write(run_dir.events, STARTED)
+    reader.read()
+    shutil.rmtree(run_dir.path)
+    assert "has been removed" in reader.read().problems[0]
+
+
+def test_ten_thousand_attempts_are_read_and_the_last_are_kept(run_dir):
+    started = [{**STARTED, "attempt": n} for n in range(10_000)]
+    failed = [{**FAILED, "attempt": n} for n in range(10_000)]
+    write(run_dir.events, *(event for pair in zip(started, failed, strict=True) for event in pair))
+    live = LiveReader(run_dir).read()
+    assert (live.num_attempts, len(live.attempts)) == (10_000, MOST_ATTEMPTS)
+
+
+def test_a_record_that_begins_anew_is_read_anew(run_dir):
+    tail = RecordTail(run_dir.events)
+    write(run_dir.events, STARTED, FAILED)
+    assert len(tail.read()[0]) == 2
+    os.truncate(run_dir.events, 0)
+    write(run_dir.events, STARTED)
+    assert tail.read() == ([STARTED], True)
