@@ -10,15 +10,18 @@ PAGE = SOURCE.parent / "docs" / "python.md"
 CELLS = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
 
 BROKEN = """\
-import os
+import os, pathlib, time
 import torchmuster
-factor = 7
+factor, printed = 7, pathlib.Path("printed").resolve()
 
 def work(x):
-    print("here", os.environ["RANK"], flush=True)
-    if os.environ["RANK"] == "1":
-        raise ValueError(f"bad batch {x}")
-    return x * factor
+    if os.environ["RANK"] == "0":
+        print("here", os.environ["RANK"], flush=True)
+        printed.touch()
+        time.sleep(600)  # ended with the attempt
+    while not printed.exists():  # else rank 1 may end the attempt before rank 0 has begun
+        time.sleep(0.01)
+    raise ValueError(f"bad batch {x}")
 
 run = torchmuster.launch(work, 6, nodes=2, nproc_per_node=1, max_restarts=0)
 run.follow()
