@@ -1,12 +1,8 @@
-"""The matrix of faults in the README and in its page is the one that was measured."""
+"""The matrix of faults on its page is the one that was measured."""
 
 from matrix import page
 from matrix.faults import FAULTS
 from matrix.worlds import WORLDS
-
-
-def test_the_readme_holds_the_measured_matrix():
-    assert page.in_readme() == page.table(page.read()), "make matrix"
 
 
 def test_the_page_holds_the_measured_matrix():

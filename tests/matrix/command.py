@@ -2,7 +2,7 @@
 
     python tests/matrix [--engine local,ssh,slurm,pbs,kubernetes] [--fault sigkill,cancel,...] [--show]
 
-Writes docs/matrix.json, docs/matrix.md and the table in README.md: the columns of the engines that were asked for. With
+Writes docs/matrix.json and docs/matrix.md: the columns of the engines that were asked for. With
 `--fault` nothing is written. Needs root on Linux; the world of each engine is in namespaces and one temporary folder.
 """
 

@@ -1,4 +1,4 @@
-"""The matrix as JSON and as a table of Markdown, and where both are kept: `docs/` and between the markers of the README."""
+"""The matrix as JSON and as a page of Markdown, and where both are kept: `docs/`."""
 
 import json
 from pathlib import Path
@@ -7,10 +7,7 @@ from matrix.faults import FAULTS
 from matrix.worlds import WORLDS
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-JSON, PAGE, README = (
-    REPOSITORY / name for name in ("docs/matrix.json", "docs/matrix.md", "README.md")
-)
-BEGIN, END = "<!-- made by `make matrix` -->\n", "<!-- end of the matrix -->\n"
+JSON, PAGE = (REPOSITORY / name for name in ("docs/matrix.json", "docs/matrix.md"))
 NOT_RUN = {"word": "not run"}
 TEXT = """\
 # Twelve faults on every engine
@@ -55,16 +52,9 @@ def read():
 
 
 def write(document):
-    """Keep it, as JSON and as tables."""
+    """Keep it, as JSON and as a page."""
     JSON.write_text(json.dumps(document, indent=1) + "\n")
     PAGE.write_text(page(document))
-    before, _, rest = README.read_text().partition(BEGIN)
-    README.write_text(f"{before}{BEGIN}{table(document)}{END}{rest.partition(END)[2]}")
-
-
-def in_readme():
-    """Return the table that stands in the README."""
-    return README.read_text().partition(BEGIN)[2].partition(END)[0]
 
 
 def page(document):
