@@ -41,7 +41,7 @@ class RunFailed(MusterError):  # noqa: N818 - the name of the public API
         node: The node of that rank.
         traceback: Python's of that rank, as text; empty where it raised nothing.
         cause: What went wrong, in one sentence.
-        hint: How to mend it; None when unknown.
+        hint: The cure; None when unknown.
     """
 
     def __init__(self, run_id: str, result: Result | None, state: str) -> None:
