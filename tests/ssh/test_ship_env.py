@@ -94,14 +94,16 @@ def test_a_host_that_has_it_sends_nothing(hosts, three, environment):
 def test_a_damaged_copy_of_it_is_never_used(hosts, three, environment):
     code, _, err = hosts.run(f"--ship-env={environment}", "--hosts", "a", "says.py")
     assert code == 0, err
-    for archive in hosts.home.glob("cache/environment-*.tar.gz"):
+    for archive in hosts.home.glob("cache/environment-*.parcel"):
         data = bytearray(archive.read_bytes())
         data[len(data) // 2] ^= 1
         archive.write_bytes(data)
     code, _, err = hosts.run(f"--ship-env={environment}", "--hosts", "b", "says.py")
     assert code == 5, err
-    assert "came damaged" in err
+    assert "the kept archive of the environment is damaged" in err
     assert places(three)[1] == []
+    code, _, err = hosts.run(f"--ship-env={environment}", "--hosts", "b", "says.py")
+    assert code == 0, err
 
 
 def test_an_environment_that_does_not_work_there_stops_the_run(hosts, three, environment):

@@ -1,10 +1,12 @@
-"""Brings a virtual environment to the hosts of a run: once from here, then from host to host while it comes.
+"""Brings an environment to the hosts of a run: once from here, then from host to host while it comes.
 
 So the client's link carries it once, however many hosts there are. A host that the one before can't reach, or that had to wait for one that is gone,
-gets it from here.
+gets from here what it lacks.
 """
 
+import contextlib
 import itertools
+import os
 import secrets
 import threading
 import time
@@ -13,24 +15,12 @@ from collections.abc import Callable, Sequence
 from torchmuster.engines.ssh_command import HostProblem
 from torchmuster.engines.ssh_host import HostError, RemoteHost, in_parallel
 from torchmuster.files.environment import PackedEnvironment
+from torchmuster.files.parcel import ParcelError, ParcelFile
 from torchmuster.model.display.text import few_of, show_size
 from torchmuster.net import remote_messages as messages
-from torchmuster.node.remote.files import send_pieces
 
 _SAY_EVERY_S = 5.0
-
-
-class _Counting:
-    """A host whose pieces are counted."""
-
-    def __init__(self, host: RemoteHost, shipping: "Shipping") -> None:
-        self._host, self._shipping = host, shipping
-
-    def send(self, message: messages.RemoteMessage, *, bulk: bool = False) -> bool:
-        """Send a message."""
-        if isinstance(message, messages.FilePiece):
-            self._shipping.note_sent(message.offset + len(message.data))
-        return self._host.send(message, bulk=bulk)
+_LIST = -1
 
 
 class Shipping:
@@ -54,7 +44,7 @@ class Shipping:
         wanted = [host for host in hosts if host not in self._there and host.is_usable]
         if not wanted:
             return []
-        answers = in_parallel(self._offer, list(enumerate(wanted)))
+        answers = in_parallel(self._offer, wanted)
         problems = [answer for answer in answers if isinstance(answer, HostProblem)]
         if problems:  # which of them can't have it is said before anything is sent
             return problems
@@ -70,8 +60,8 @@ class Shipping:
             with self._lock:
                 self._after[host] = after
             host.send(messages.PassEnvironment(addresses=place.addresses, port=place.port))
-        sending = threading.Thread(target=self._send, args=(lacking[0][0],), daemon=True)
-        sending.start()
+        lacking[-1][0].send(messages.PassEnvironment())
+        self._send_from_here(lacking[0][0], tries=True)
         is_over = threading.Event()
         names = [host.host.name for host, _ in lacking]
         threading.Thread(target=self._tell, args=(names, is_over), daemon=True).start()
@@ -88,22 +78,39 @@ class Shipping:
             self._say(f"the environment ({size}) has come to {number} in {took_s:.1f} s")
         return problems
 
-    def _offer(self, numbered: tuple[int, RemoteHost]) -> messages.EnvironmentPlaced | HostProblem:
-        number, host = numbered
-        offer = messages.OfferEnvironment(
-            needs=self._packed.needs, secret=self._secret, tries=number == 0
-        )
+    def _offer(self, host: RemoteHost) -> messages.EnvironmentPlaced | HostProblem:
+        offer = messages.OfferEnvironment(needs=self._packed.needs, secret=self._secret)
         try:
             return host.ask(offer, messages.EnvironmentPlaced)
         except HostError as error:
             return error.problem
 
-    def _send(self, host: RemoteHost) -> None:
-        send_pieces(_Counting(host, self), self._packed.path, messages.ENVIRONMENT_FILE)
+    def _send_from_here(self, host: RemoteHost, *, tries: bool = False) -> None:
+        threading.Thread(target=self._send, args=(host, tries), daemon=True).start()
 
-    def note_sent(self, num_bytes: int) -> None:
-        """Note how far the first host is."""
-        self._sent = num_bytes
+    def _send(self, host: RemoteHost, tries: bool) -> None:
+        """Send what a host lacks."""
+        packed = self._packed
+        try:
+            with contextlib.closing(
+                ParcelFile(packed.path, packed.needs.sha, packed.needs.num_pieces)
+            ) as parcel:
+                question = messages.BringEnvironment(tries=tries)
+                first = host.ask(question, messages.EnvironmentWants).index
+                for index in range(max(first, _LIST), packed.needs.num_pieces):
+                    data = parcel.list_bytes if index == _LIST else parcel.piece(index)
+                    piece = messages.EnvironmentPiece(index=index, data=data)
+                    if not host.send(piece, bulk=True):
+                        return
+                    self._sent = max(self._sent, parcel.offset(index + 1))
+        except HostError:
+            return  # who waits for it hears it too
+        except (ParcelError, OSError) as error:
+            with contextlib.suppress(OSError):
+                os.unlink(packed.path)
+            words, fix = f"{error}: {packed.path}", "it is removed; type the command again"
+            for one in {host, *self._after, *self._after.values()}:
+                one.refuse(HostProblem(host=one.host.name, words=words, fix=fix))
 
     def _tell(self, names: Sequence[str], is_over: threading.Event) -> None:
         """Say every few seconds what is waited for."""
@@ -113,8 +120,6 @@ class Shipping:
                 there = {host.host.name for host in self._there}
             missing = few_of([name for name in names if name not in there], 8)
             how = f"{show_size(self._sent)} of {show_size(size)} are sent"
-            if self._sent >= size:
-                how = "all is sent and is being unpacked"
             self._say(f"the environment comes to {missing}: {how}")
 
     def _wait(self, host: RemoteHost) -> HostProblem | None:
@@ -125,6 +130,7 @@ class Shipping:
             return error.problem
         if done.why is not None:
             host.abandon()
+            self.take_failed_hop(host, "it has failed")
             return HostProblem(host=host.host.name, words=done.why, fix="")
         with self._lock:
             self._there.add(host)
@@ -138,4 +144,4 @@ class Shipping:
             return
         names = host.host.name, after.host.name
         self._say(f"{names[1]} gets the environment from here: not from {names[0]} ({why})")
-        threading.Thread(target=self._send, args=(after,), daemon=True).start()
+        self._send_from_here(after)

@@ -291,6 +291,7 @@ class RemoteHost:
                 | messages.SetUpDone()
                 | messages.Collected()
                 | messages.EnvironmentPlaced()
+                | messages.EnvironmentWants()
                 | messages.EnvironmentDone()
             ):
                 with self._changed:
@@ -311,6 +312,10 @@ class RemoteHost:
                 self.relay.take(message)
             case _:
                 self.on_message(self, message)
+
+    def refuse(self, problem: HostProblem) -> None:
+        """Use the host no longer; whoever waits for it hears why."""
+        self._fail(problem)
 
     def _fail(self, problem: HostProblem) -> None:
         with self._changed:

@@ -1,19 +1,19 @@
-"""A virtual environment as one archive, named by its content: packed once here, unpacked on nodes at another path.
+"""A virtual environment as one parcel, named by its content: packed once here, unpacked on nodes at another path.
 
-What names its own place is noted while packing and written anew while unpacking: scripts, `pyvenv.cfg`, `.pth` files and the finders
-of editable installs. A base interpreter of the user's own (uv, pyenv) travels too; one of the system has to be there.
+What names its own place is noted while packing and written anew while unpacking (`files/relocation.py`). A base interpreter of the
+user's own (uv, pyenv) travels too, as that of a conda environment, which lies in it; one of the system has to be there.
 """
 
 import contextlib
+import fcntl
 import glob
-import gzip
 import hashlib
-import io
 import json
+import mmap
 import os
 import re
 import sys
-import tarfile
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -21,16 +21,18 @@ from typing import Any, BinaryIO
 
 from torchmuster import proc
 from torchmuster.errors import UsageError
-from torchmuster.files import atomic, code_copy
+from torchmuster.files import atomic, code_copy, parcel
+from torchmuster.files.relocation import conda_records, may_name_places
 from torchmuster.model import codec
 from torchmuster.model.display.text import show_size
 from torchmuster.model.installed import EnvironmentNeeds
 
-RELOCATION_FILE = "relocation.json"
+_BEGUN = ".environment-"
 _KEPT = 3  # archives, in the cache of the client
 _FACTS_LIMIT_S = 30.0
 _SAY_EVERY_S = 5.0
 _MAX_TEXT_BYTES = 1 << 20
+_MAPPED_BYTES = 1 << 20
 _GLIBC = re.compile(rb"GLIBC_2\.(\d{1,3})\b")
 _FOLDER_IN_FINDER = re.compile(r"""['"](/[^'"\n]+)['"]""")
 _ASK = """
@@ -42,6 +44,9 @@ print(json.dumps({"prefix": sys.prefix, "base": sys.base_prefix, "python": list(
 _LEFT_OUT = re.compile(
     r"lib/python3\.\d+/(?:test|idlelib|lib2to3|ensurepip|site-packages|config-[^/]+)/|share/|lib/[^/]+\.a$"
 )
+_CONDA = "conda-meta"
+# Of conda's own environment: its cache of packages, and the other environments.
+_NOT_OF_CONDA = ("pkgs/", "envs/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,29 +67,28 @@ class _Part:
 
 
 def find_prefix(path: str, environ: Mapping[str, str]) -> str:
-    """Return the folder of a virtual environment: as named, the active one, or that of this interpreter.
+    """Return the folder of an environment: as named, the active one, or that of this interpreter.
 
     Raises:
         UsageError: There is none.
     """
     own = sys.prefix if sys.prefix != sys.base_prefix else ""
-    folder = path or environ.get("VIRTUAL_ENV", "") or own
+    active = environ.get("VIRTUAL_ENV") or environ.get("CONDA_PREFIX") or own
+    folder = path or active
     where = f"--ship-env={path}" if path else "--ship-env"
     fix = "activate one, or name it: --ship-env=PATH"
     if not folder:
-        why = environ.get("CONDA_PREFIX")
-        raise UsageError(
-            "there is no virtual environment to send",
-            where=where,
-            why=f"{why} is one of conda, which is not sent" if why else None,
-            fix=fix,
-        )
+        raise UsageError("there is no virtual environment to send", where=where, fix=fix)
     folder = os.path.abspath(folder)
-    if not os.path.exists(os.path.join(folder, "pyvenv.cfg")):
-        is_conda = os.path.isdir(os.path.join(folder, "conda-meta"))
-        why = "conda's are not sent" if is_conda else f"there is no {folder}/pyvenv.cfg"
+    if not is_conda(folder) and not os.path.exists(os.path.join(folder, "pyvenv.cfg")):
+        why = f"there is no {folder}/pyvenv.cfg, and no {folder}/{_CONDA}"
         raise UsageError("this is no virtual environment", where=where, why=why, fix=fix)
     return folder
+
+
+def is_conda(prefix: str) -> bool:
+    """Say whether conda, mamba or pixi has made an environment."""
+    return os.path.isdir(os.path.join(prefix, _CONDA))
 
 
 def pack(prefix: str, cache: str, say: Callable[[str], object] = str) -> PackedEnvironment:
@@ -100,6 +104,8 @@ def pack(prefix: str, cache: str, say: Callable[[str], object] = str) -> PackedE
         OSError: It can't be read, or the cache can't be written.
     """
     facts = _ask(prefix)
+    for sentence in _stays_here(prefix, facts):
+        say(sentence)
     parts = _parts(prefix, facts)
     mark, num_bytes = _mark(parts)
     kept = os.path.join(cache, f"environment-{mark}.json")
@@ -107,20 +113,26 @@ def pack(prefix: str, cache: str, say: Callable[[str], object] = str) -> PackedE
     if isinstance(known, dict):
         with contextlib.suppress(codec.CodecError):
             needs = codec.from_plain(EnvironmentNeeds, known)
-            path = _archive_path(cache, needs.sha)
+            path = archive_path(cache, needs.sha)
             if os.path.exists(path) and os.path.getsize(path) == needs.size_bytes:
                 os.utime(path)
                 return PackedEnvironment(needs, path)
     os.makedirs(cache, mode=0o700, exist_ok=True)
-    temporary = os.path.join(cache, f".environment-{os.getpid()}.tmp")
+    _forget_begun(cache)
+    fd, temporary = tempfile.mkstemp(prefix=_BEGUN, dir=cache)
     try:
-        with open(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        with open(fd, "wb", buffering=1 << 20) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
             writer = _Writer(file, prefix, facts, _Progress(num_bytes, say))
-            for part in parts:
-                writer.add(part)
-            needs = writer.finish(parts)
-        path = _archive_path(cache, needs.sha)
-        os.replace(temporary, path)
+            try:
+                for part in parts:
+                    writer.add(part)
+                needs = writer.finish(parts)
+            finally:
+                writer.close()
+            file.flush()
+            path = archive_path(cache, needs.sha)
+            os.replace(temporary, path)
     finally:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
@@ -129,23 +141,40 @@ def pack(prefix: str, cache: str, say: Callable[[str], object] = str) -> PackedE
     return PackedEnvironment(needs, path)
 
 
-def _archive_path(cache: str, sha: str) -> str:
-    return os.path.join(cache, f"environment-{sha}.tar.gz")
+def archive_path(cache: str, sha: str) -> str:
+    """Return where the archive of an environment is kept."""
+    return os.path.join(cache, f"environment-{sha}.parcel")
+
+
+def _forget_begun(cache: str) -> None:
+    """Remove what packers that were killed have left: nobody holds it."""
+    for path in glob.glob(os.path.join(glob.escape(cache), f"{_BEGUN}*")):
+        with contextlib.suppress(OSError), open(path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(path)
 
 
 def _forget_old(cache: str) -> None:
     """Remove the archives that were not used for longest, and what is noted of them."""
-    found = sorted(
-        glob.glob(glob.escape(cache) + "/environment-*.tar.gz"), key=os.path.getmtime, reverse=True
-    )
-    for path in found[_KEPT:]:
+    for path in kept_archives(cache)[_KEPT:]:
         with contextlib.suppress(OSError):
             os.unlink(path)
-    living = {os.path.basename(path) for path in found[:_KEPT]}
+    forget_notes(cache)
+
+
+def kept_archives(cache: str) -> list[str]:
+    """Return the paths of all archives, the one that was used last first."""
+    found = glob.glob(glob.escape(cache) + "/environment-*.parcel")
+    return sorted(found, key=os.path.getmtime, reverse=True)
+
+
+def forget_notes(cache: str) -> None:
+    """Remove what is noted of archives that are gone."""
+    living = {os.path.basename(path) for path in kept_archives(cache)}
     for path in glob.glob(glob.escape(cache) + "/environment-*.json"):
         known = atomic.read_json(path)
         sha = known.get("sha") if isinstance(known, dict) else None
-        if f"environment-{sha}.tar.gz" not in living:
+        if f"environment-{sha}.parcel" not in living:
             with contextlib.suppress(OSError):
                 os.unlink(path)
 
@@ -171,7 +200,9 @@ def _ask(prefix: str) -> dict[str, Any]:
 
 
 def _parts(prefix: str, facts: Mapping[str, Any]) -> list[_Part]:
-    parts = [_Part(prefix, "env", tuple(_files(prefix, "")))]
+    out = _NOT_OF_CONDA if is_conda(prefix) else ()
+    own = tuple(name for name in _files(prefix, "") if not name.startswith(out))
+    parts = [_Part(prefix, "env", own)]
     if _base_travels(facts):
         base = str(facts["base"])
         names = tuple(name for name in _files(base, "") if not _LEFT_OUT.match(name))
@@ -186,8 +217,21 @@ def _parts(prefix: str, facts: Mapping[str, Any]) -> list[_Part]:
 
 
 def _base_travels(facts: Mapping[str, Any]) -> bool:
-    """Say whether the base interpreter is the user's own; the system's is a part of the node."""
+    """Say whether the base interpreter is the user's own; the system's is a part of the node, that of conda is in the environment."""
+    if facts["base"] == facts["prefix"]:
+        return False
     return not f"{facts['base']}/".startswith(("/usr/", "/bin/", "/opt/"))
+
+
+def _stays_here(prefix: str, facts: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence for what the environment uses here and will not have there."""
+    with contextlib.suppress(OSError), open(os.path.join(prefix, "pyvenv.cfg")) as file:
+        words = [line.replace(" ", "").strip().lower() for line in file]
+        if "include-system-site-packages=true" in words:
+            yield (
+                f"the environment uses the packages of {facts['base']} (--system-site-packages): they are not sent, "
+                "hosts have to have them"
+            )
 
 
 def _files(folder: str, below: str) -> Iterator[str]:
@@ -232,7 +276,7 @@ def _editable_folders(prefix: str) -> list[str]:
 
 def _mark(parts: Sequence[_Part]) -> tuple[str, int]:
     """Return what changes when a file does, and the bytes of all: reading them would take seconds."""
-    whole, num_bytes = hashlib.sha256(b"1"), 0
+    whole, num_bytes = hashlib.sha256(b"2"), 0
     for part in parts:
         whole.update(f"{part.folder}\0{part.name}\0".encode(errors="surrogateescape"))
         for name in part.files:
@@ -258,37 +302,19 @@ class _Progress:
             self._say(f"packing the environment: {show_size(num_bytes)} of {self._whole}")
 
 
-class _Counted(io.RawIOBase):
-    """A file that hashes what is written."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self.hash, self.size = hashlib.sha256(), 0
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        self.hash.update(data)
-        self.size += len(data)
-        return self._file.write(data)
-
-
 class _Writer:
-    """Writes an archive, and notes what has to be changed where it is unpacked."""
+    """Writes a parcel, and notes what has to be changed where it is unpacked."""
 
     def __init__(
         self, file: BinaryIO, prefix: str, facts: Mapping[str, Any], progress: _Progress
     ) -> None:
         self._prefix, self._facts, self._progress = prefix, facts, progress
-        self._out = _Counted(file)
-        self._zip = gzip.GzipFile(
-            filename="", mode="wb", compresslevel=1, fileobj=self._out, mtime=0
-        )
-        self._tar = tarfile.open(fileobj=self._zip, mode="w|")  # noqa: SIM115 - closed in finish
+        self._out = parcel.ParcelWriter(file)
         self._links: dict[str, str] = {}
         self._texts: list[str] = []
-        self._glibc = self._unpacked = 0
+        self._conda_texts, self._conda_binaries = conda_records(prefix)
+        self._binaries: dict[str, int] = {}
+        self._glibc = 0
 
     def add(self, part: _Part) -> None:
         """Write a folder."""
@@ -297,19 +323,17 @@ class _Writer:
             if os.path.islink(path) and self._is_link(part, path, inside):
                 continue
             with open(path, "rb") as file:
-                data = file.read()
-            self._note(part, name, inside, data)
-            info = self._tar.gettarinfo(os.path.realpath(path), inside)
-            self._add(info, data)
-
-    def _add(self, info: tarfile.TarInfo, data: bytes) -> None:
-        info.type, info.size = tarfile.REGTYPE, len(data)
-        info.uid = info.gid = 0
-        info.uname = info.gname = ""
-        info.mtime = int(info.mtime)
-        self._unpacked += len(data)
-        self._progress.note(self._unpacked)
-        self._tar.addfile(info, io.BytesIO(data))
+                status = os.fstat(file.fileno())
+                kind = parcel.PROGRAM if status.st_mode & 0o100 else parcel.FILE
+                if status.st_size > _MAPPED_BYTES:
+                    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                        self._note(part, name, inside, data)
+                        self._out.add(kind, inside, data)
+                else:
+                    content = file.read()
+                    self._note(part, name, inside, content)
+                    self._out.add(kind, inside, content)
+            self._progress.note(self._out.unpacked_bytes)
 
     def _is_link(self, part: _Part, path: str, inside: str) -> bool:
         """Write a link that stays in the archive; of what leads elsewhere, the file itself goes."""
@@ -333,70 +357,45 @@ class _Writer:
             )
         else:
             return not os.path.exists(target)  # one that leads nowhere stays here
-        info = tarfile.TarInfo(inside)
-        info.type, info.linkname = tarfile.SYMTYPE, link
-        self._tar.addfile(info)
+        self._out.add(parcel.LINK, inside, os.fsencode(link))
         return True
 
-    def _note(self, part: _Part, name: str, inside: str, data: bytes) -> None:
+    def _note(self, part: _Part, name: str, inside: str, data: bytes | mmap.mmap) -> None:
         if data[:4] == b"\x7fELF":
             found = [int(number) for number in set(_GLIBC.findall(data))]
             self._glibc = max([self._glibc, *found])
-        elif part.name == "env" and len(data) <= _MAX_TEXT_BYTES and _may_name_places(name):
+        is_text = len(data) <= _MAX_TEXT_BYTES and may_name_places(name)
+        if part.name != "env":
+            return
+        if name in self._conda_texts or (is_text and data[:4] != b"\x7fELF"):
             self._texts.append(inside)
+        if name in self._conda_binaries:
+            self._binaries[inside] = self._conda_binaries[name]
 
     def finish(self, parts: Sequence[_Part]) -> EnvironmentNeeds:
         """Write the end; return what the environment needs."""
-        moves = {part.folder: part.name for part in parts}
-        noted = {"links": self._links, "texts": self._texts, "moves": moves}
-        self._add(tarfile.TarInfo(RELOCATION_FILE), json.dumps(noted).encode())
-        self._tar.close()
-        self._zip.close()
-        facts = self._facts
+        noted = {
+            "links": self._links,
+            "texts": self._texts,
+            "binaries": self._binaries,
+            "moves": {part.folder: part.name for part in parts},
+        }
+        sha, facts = self._out.finish(noted), self._facts
         site = glob.glob(glob.escape(self._prefix) + "/lib/python3*/site-packages/torch")
+        is_there = not _base_travels(facts) and facts["base"] != facts["prefix"]
         return EnvironmentNeeds(
-            sha=self._out.hash.hexdigest(),
+            sha=sha,
             machine=str(facts["machine"]),
             glibc=self._glibc,
             python=".".join(map(str, facts["python"])),
-            base="" if _base_travels(facts) else str(facts["executable"]),
-            size_bytes=self._out.size,
-            unpacked_bytes=self._unpacked,
+            base=str(facts["executable"]) if is_there else "",
+            size_bytes=self._out.size_bytes,
+            num_pieces=self._out.num_pieces,
+            unpacked_bytes=self._out.unpacked_bytes,
+            num_files=self._out.num_files,
             has_torch=bool(site),
         )
 
-
-def _may_name_places(name: str) -> bool:
-    """Say whether a file of an environment may hold the path of its folder, as scripts and settings do."""
-    if os.path.dirname(name) == "bin" or name == "pyvenv.cfg":
-        return True
-    return name.endswith(".pth") or os.path.basename(name).startswith("__editable__")
-
-
-def relocate(root: str, place: str) -> None:
-    """Write the place where it will be into what was unpacked below `root`.
-
-    Raises:
-        ValueError: What is noted of it is damaged.
-        OSError: A file can't be written.
-    """
-    with open(os.path.join(root, RELOCATION_FILE), "rb") as file:
-        noted = json.loads(file.read())
-    for name, target in noted["links"].items():
-        if ".." in name.split("/") or name.startswith("/"):
-            raise ValueError(f"{name!r} leaves its folder")
-        os.symlink(target, os.path.join(root, name))
-    # The longest first: an environment may lie in the folder of an editable install.
-    moves = sorted(noted["moves"].items(), key=lambda move: -len(move[0]))
-    new = {old.encode(): os.path.join(place, name).encode() for old, name in moves}
-    pattern = re.compile(b"|".join(map(re.escape, new)))
-    for name in noted["texts"]:
-        path = os.path.join(root, name)
-        with open(path, "rb") as file:
-            before = file.read()
-        if b"\0" in before:
-            continue
-        after = pattern.sub(lambda found: new[found[0]], before)
-        if after != before:
-            with open(path, "wb") as file:
-                file.write(after)
+    def close(self) -> None:
+        """End its threads."""
+        self._out.close()

@@ -75,13 +75,13 @@ class EnvironmentNeeds:
     """What a node must be for an environment.
 
     Attributes:
-        sha: Of the archive: the name of the environment.
+        sha: Of the list of its pieces: the name of the environment.
         machine: As of `uname -m`.
         glibc: The minor number of glibc 2 that its files need; 0 for none.
         python: Of the interpreter, `3.11`.
         base: The interpreter that has to be there; empty where it travels.
-        size_bytes: Of the archive.
-        unpacked_bytes: Of all its files.
+        size_bytes: Of the archive, which has `num_pieces`.
+        unpacked_bytes: Of all its files, of which there are `num_files`.
         has_torch: It can be tried by importing torch.
     """
 
@@ -91,5 +91,7 @@ class EnvironmentNeeds:
     python: str
     base: str
     size_bytes: int
+    num_pieces: int
     unpacked_bytes: int
+    num_files: int
     has_torch: bool

@@ -1,7 +1,8 @@
 """All messages between the client and the remote end of an ssh session: this file defines the protocol.
 
 It travels on the standard streams of the session: four bytes of length, then one JSON object as on the channel, whose `type`
-is the name of a class here and whose other fields are that class's fields (`model.message`; bytes are base64). There is no
+is the name of a class here and whose other fields are that class's fields (`model.message`; bytes are base64). Only an
+`EnvironmentPiece` is bytes as they are: the highest bit of its length is set, and its index comes first. There is no
 MAC: ssh authenticates the stream. Three things are no messages, since torchmuster may not be there yet: the line that ends
 what the host's shell says, the loader's text before it, and the package, which is one frame (`node/remote/loader.py`).
 
@@ -17,14 +18,15 @@ from torchmuster.model.installed import EnvironmentNeeds
 from torchmuster.model.message import TypedMessage
 from torchmuster.model.plan import RunPlan
 
-PROTOCOL = 3
+PROTOCOL = 4
 LENGTH = struct.Struct(">I")
+RAW_BIT = 1 << 31
+_INDEX = struct.Struct(">i")
 MAX_FRAME_BYTES = 4 << 20
 CHUNK_BYTES = 256 << 10
 CODE_FILE = "code.tar.gz"
 CALL_FILE = "call"  # as `files.layout.RunDir.call`
 OUTPUT_FILE = "output.tar.gz"
-ENVIRONMENT_FILE = "environment.tar.gz"
 GONE = 255  # the status of an agent that can't be started or watched any more, as ssh's of a broken connection
 _MAX_PATH_BYTES = 4096
 encode = message.encode
@@ -157,19 +159,17 @@ class OfferEnvironment(RemoteMessage):
 
     Attributes:
         secret: By which hosts know each other when one brings it to the next.
-        tries: This host imports torch when it is there, to see that it can live at this place.
     """
 
     needs: EnvironmentNeeds
     secret: str
-    tries: bool = False
 
     def __repr__(self) -> str:
         return f"OfferEnvironment({self.needs.sha})"
 
 
 class EnvironmentPlaced(RemoteMessage):
-    """From the host: it has the environment, or takes it at this port; or pieces of `ENVIRONMENT_FILE` from the client."""
+    """From the host: it has the environment, or takes it at this port; or from the client, behind `BringEnvironment`."""
 
     has: bool
     addresses: tuple[str, ...] = ()
@@ -177,10 +177,33 @@ class EnvironmentPlaced(RemoteMessage):
 
 
 class PassEnvironment(RemoteMessage):
-    """From the client: bring to the host with these addresses what comes."""
+    """From the client: bring to the host with these addresses what comes; port 0: nobody follows."""
 
-    addresses: tuple[str, ...]
-    port: int
+    addresses: tuple[str, ...] = ()
+    port: int = 0
+
+
+class BringEnvironment(RemoteMessage):
+    """From the client: what is still lacking comes from here; `EnvironmentWants` follows.
+
+    Attributes:
+        tries: This host imports torch when all is there, to see that it can live at this place.
+    """
+
+    tries: bool = False
+
+
+class EnvironmentWants(RemoteMessage):
+    """From the host: the piece that it wants next; -1 is their list, and behind the last one it lacks nothing."""
+
+    index: int
+
+
+class EnvironmentPiece(RemoteMessage):
+    """From the client: a piece of the environment, or with index -1 their list."""
+
+    index: int
+    data: bytes
 
 
 class EnvironmentHopFailed(RemoteMessage):
@@ -355,9 +378,21 @@ def decode(payload: bytes) -> RemoteMessage:
         raise FrameError(str(error)[:300]) from None
 
 
+def decode_raw(payload: bytes) -> RemoteMessage:
+    """Return the piece in a payload that is no JSON.
+
+    Raises:
+        FrameError: It is too short for one.
+    """
+    if len(payload) < _INDEX.size:
+        raise FrameError("a piece without its index")
+    return EnvironmentPiece(index=_INDEX.unpack_from(payload)[0], data=payload[_INDEX.size :])
+
+
 def pack(value: RemoteMessage) -> bytes:
     """Return a message as a frame; ValueError for one that is too long."""
-    payload = encode(value)
+    is_raw = isinstance(value, EnvironmentPiece)
+    payload = _INDEX.pack(value.index) + value.data if is_raw else encode(value)  # type: ignore[attr-defined]
     if len(payload) > MAX_FRAME_BYTES:
         raise ValueError(f"{type(value).__name__} has {len(payload)} bytes")
-    return LENGTH.pack(len(payload)) + payload
+    return LENGTH.pack(len(payload) | (RAW_BIT if is_raw else 0)) + payload

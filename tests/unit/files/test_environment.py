@@ -1,5 +1,6 @@
 """A virtual environment as an archive."""
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -7,7 +8,9 @@ import sys
 import pytest
 
 from torchmuster.errors import UsageError
-from torchmuster.files import code_copy, environment
+from torchmuster.files import environment
+from torchmuster.files.parcel import ParcelFile, Unpacker
+from torchmuster.files.relocation import relocate
 
 
 @pytest.fixture
@@ -32,9 +35,13 @@ def cache(tmp_path):
 
 def unpacked(packed, folder, place="/elsewhere"):
     folder.mkdir()
-    with open(packed.path, "rb") as file:
-        code_copy.read_archive(file, str(folder), packed.needs.unpacked_bytes + 1)
-    environment.relocate(str(folder), place)
+    needs = packed.needs
+    kept = ParcelFile(packed.path, needs.sha, needs.num_pieces)
+    unpacker = Unpacker(str(folder), needs.unpacked_bytes, needs.num_files)
+    for index, piece in enumerate(kept.pieces):
+        unpacker.feed(piece.content(kept.piece(index)))
+    kept.close()
+    relocate(str(folder), place, unpacker.finish())
     return folder
 
 
@@ -76,7 +83,7 @@ def test_archives_do_not_pile_up(prefix, cache):
         (site_of(prefix) / "more.py").write_text("x = 1\n" * number)
         newest = environment.pack(str(prefix), cache)
     names = os.listdir(cache)
-    assert len([name for name in names if name.endswith(".tar.gz")]) == 3
+    assert len([name for name in names if name.endswith(".parcel")]) == 3
     assert len([name for name in names if name.endswith(".json")]) == 3
     assert os.path.basename(newest.path) in names
 
@@ -116,13 +123,37 @@ def test_a_folder_that_is_no_environment_is_refused(tmp_path):
     with pytest.raises(UsageError, match="no virtual environment"):
         environment.find_prefix(str(tmp_path), {})
     (tmp_path / "conda-meta").mkdir()
-    with pytest.raises(UsageError) as refused:
-        environment.find_prefix(str(tmp_path), {})
-    assert refused.value.why == "conda's are not sent"
+    assert environment.find_prefix(str(tmp_path), {}) == str(tmp_path)
 
 
-def test_the_active_environment_is_meant_where_none_is_named(prefix):
+def test_the_active_environment_is_meant_where_none_is_named(prefix, tmp_path):
     assert environment.find_prefix("", {"VIRTUAL_ENV": str(prefix)}) == str(prefix)
+    (tmp_path / "conda-meta").mkdir()
+    assert environment.find_prefix("", {"CONDA_PREFIX": str(tmp_path)}) == str(tmp_path)
+
+
+def test_packages_of_the_system_are_said_to_stay_here(prefix, cache):
+    settings = prefix / "pyvenv.cfg"
+    text = settings.read_text()
+    settings.write_text(
+        text.replace("include-system-site-packages = false", "include-system-site-packages = true")
+    )
+    said = []
+    environment.pack(str(prefix), cache, said.append)
+    assert any("--system-site-packages" in sentence for sentence in said)
+
+
+def test_what_a_killed_packer_has_left_is_removed_and_what_another_writes_is_not(prefix, cache):
+    os.makedirs(cache)
+    left, written = (os.path.join(cache, f".environment-{name}") for name in ("left", "written"))
+    for path in (left, written):
+        with open(path, "w") as file:
+            file.write("half")
+    with open(written) as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        environment.pack(str(prefix), cache)
+        assert os.path.exists(written)
+    assert not os.path.exists(left)
 
 
 def test_a_broken_interpreter_is_named(prefix, cache):

@@ -22,10 +22,11 @@ from torchmuster.net.frames import FrameReader, FrameWriter
 from torchmuster.net.relay import Relay
 from torchmuster.node.leftovers import sweep_beside
 from torchmuster.node.remote.agents import RemoteAgents
-from torchmuster.node.remote.environment import VARIABLE, EnvironmentPlace
+from torchmuster.node.remote.environment import EnvironmentPlace
 from torchmuster.node.remote.files import RecordStream, write_piece
 from torchmuster.node.remote.proxy import BROKER_VARIABLE, HOST_VARIABLE
 from torchmuster.node.remote.setup import RemotePlace, do_setup_lines, lacking_folders
+from torchmuster.node.shipping.shelf import VARIABLE
 
 SILENCE_S = 20.0
 _SWEEP_LIMIT_S = 5.0  # a folder of staged data takes longer: the next run goes on with it
@@ -66,13 +67,15 @@ class RemoteEnd:
                 brought = (messages.CODE_FILE, messages.CALL_FILE)
                 if path in brought and self._place is not None and self._place.is_own:
                     write_piece(self._place.run_dir.path, path, offset, data, 0o600)
-                elif path == messages.ENVIRONMENT_FILE and self._environment is not None:
-                    self._environment.take(offset, data)
             case messages.OfferEnvironment():
                 self._in_background(lambda: self._take_environment(message))
-            case messages.PassEnvironment():
+            case (
+                messages.PassEnvironment()
+                | messages.BringEnvironment()
+                | messages.EnvironmentPiece()
+            ):
                 if self._environment is not None:
-                    self._environment.pass_on(message)
+                    self._environment.take(message)
             case messages.CodeSent():
                 self._in_background(self._unpack_code)
             case messages.StartNode() | messages.StartTask():
@@ -180,6 +183,8 @@ class RemoteEnd:
     def leave(self) -> None:
         """End the agents and all below them, and take the secret away."""
         self.agents.leave()
+        if self._environment is not None:
+            self._environment.close()
         if self._record is not None:
             self._record.stop()
         with self._lock:
