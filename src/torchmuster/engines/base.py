@@ -276,7 +276,9 @@ def _with_copy(head: Sequence[str], copy: str) -> tuple[list[str], str]:
         f'if [ ! -r "$MUSTER{_DOOR}" ]; then',
         f"  COPY={shlex.quote(check_text(copy, 'package_copy'))}",
         '  echo "muster: $MUSTER is not on $(uname -n): the copy in $COPY is used" >&2',
-        '  [ -d "$COPY" ] || { "$PYTHON" -I -m zipfile -e "$COPY.zip" "$COPY.$$/torchmuster" && mv -T "$COPY.$$" "$COPY"; }',
+        # Elements of an array do this at once, on several nodes: the first who is ready stays.
+        '  [ -d "$COPY" ] || { PART=$(mktemp -d "$COPY.XXXXXXXX") && "$PYTHON" -I -m zipfile -e "$COPY.zip" "$PART/torchmuster" &&',
+        '    { mv -T "$PART" "$COPY" 2>/dev/null || { [ -d "$COPY" ] && rm -rf "$PART"; }; }; }',
         "  MUSTER=$COPY/torchmuster",
         "fi",
     ]

@@ -4,6 +4,7 @@ import enum
 from dataclasses import dataclass, field
 
 from torchmuster.model import contract
+from torchmuster.model.installed import EnvironmentNeeds
 
 # What holds where nobody says otherwise.
 MAX_RESTARTS = 3
@@ -125,6 +126,19 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShippedEnvironment:
+    """An environment that nodes unpack into their scratch and run the program in.
+
+    Attributes:
+        archive: Its parcel, where every node can read it.
+        needs: What a node must be for it.
+    """
+
+    archive: str
+    needs: EnvironmentNeeds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeSetup:
     """The set-up of every node, done once before its workers start.
 
@@ -137,6 +151,7 @@ class NodeSetup:
             it. None takes the scheduler's, else the node's temporary folder.
         python_follows: Whether an interpreter that the lines put on PATH is the job's.
         origin: Where the lines stand, for messages: `muster.toml [engines.gpu] setup`.
+        shipped: The environment of the job, unpacked behind the lines.
     """
 
     environment: tuple[tuple[str, str], ...] = ()
@@ -146,11 +161,13 @@ class NodeSetup:
     scratch: str | None = None
     python_follows: bool = False
     origin: str = "setup"
+    shipped: ShippedEnvironment | None = None
 
     @property
     def is_empty(self) -> bool:
         """Return whether there is nothing to wait for."""
-        return not (self.environment or self.lines or self.stages or self.before)
+        given = self.environment, self.lines, self.stages, self.before, self.shipped
+        return not any(given)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,6 +81,7 @@ class FrameWriter:
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._ping_every_s: float | None = None
+        self._pinged_at = time.monotonic()
         self._queue: deque[bytes] = deque()
         self._waiting_bytes = 0
         self._changed = threading.Condition()
@@ -89,7 +90,7 @@ class FrameWriter:
         threading.Thread(target=self._work, name="frames", daemon=True).start()
 
     def ping_every(self, interval_s: float) -> None:
-        """Send a ping whenever nothing else was sent for this long."""
+        """Send a ping this often, also between bulk data: only pings are answered, and silence is the end of a session."""
         with self._changed:
             self._ping_every_s = interval_s
             self._changed.notify_all()
@@ -145,9 +146,16 @@ class FrameWriter:
 
     def _next(self) -> bytes | None:
         with self._changed:
-            while not self._queue and not self._closing:
-                interval = self._ping_every_s
-                if not self._changed.wait(interval) and interval is not None:
-                    self._queue.append(ping := messages.pack(messages.RemotePing()))
+            while True:
+                every_s, now = self._ping_every_s, time.monotonic()
+                left_s = None if every_s is None else self._pinged_at + every_s - now
+                if left_s is not None and left_s <= 0 and not self._closing:
+                    self._pinged_at = now
+                    ping = messages.pack(messages.RemotePing())
                     self._waiting_bytes += len(ping)
-            return self._queue.popleft() if self._queue else None
+                    return ping
+                if self._queue:
+                    return self._queue.popleft()
+                if self._closing:
+                    return None
+                self._changed.wait(left_s)

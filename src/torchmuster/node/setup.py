@@ -9,15 +9,15 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
 from torchmuster import proc
 from torchmuster.errors import MusterError
 from torchmuster.files.disk import DiskWriter
-from torchmuster.model import contract
-from torchmuster.model.plan import Program
+from torchmuster.model import codec, contract
+from torchmuster.model.plan import Program, ShippedEnvironment
 from torchmuster.node.leftovers import hold, note_owner
 from torchmuster.node.options import AgentOptions
 from torchmuster.node.scratch import folder_name, make_scratch, parent_folder
@@ -97,7 +97,10 @@ class NodeWork:
             if setup.python_follows:
                 program = _follow(program, environment, shelled.path_before, shelled.environment)
             environment = shelled.environment
-        if program.python != self.plan.program.python:
+        if setup.shipped is not None:
+            path = await self._unpack(shell, setup.shipped, environment)
+            program, environment = _inside(path, program, environment)
+        elif program.python != self.plan.program.python:
             host.tell(f"the interpreter is {program.python[0]}: the setup lines put it on PATH")
         host.start_with(program, environment)
         parent = parent_folder(environment, setup.scratch)
@@ -109,6 +112,31 @@ class NodeWork:
             extra = {contract.RUN_DIR_VARIABLE: self.run_dir.path, **self.variables}
             await shell.run_command(command, self.plan.program.cwd, {**environment, **extra})
         self.is_done = True
+
+    async def _unpack(
+        self, shell: NodeShell, shipped: ShippedEnvironment, environment: Mapping[str, str]
+    ) -> str:
+        """Unpack the environment of the job in a process of its own, unless it is here; hold it while we live; return its folder."""
+        parent = await shell.expand(parent_folder(environment, self.setup.scratch), environment)
+        order = {"parent": parent, "tries": self.place == 0, **codec.to_plain(shipped)}
+        for _ in range(_MAX_TAKES):
+            argv = proc.node_program("unpack", json.dumps(order))
+            unpacking = Transfer(argv, environment, shell.tell, log=self._log)
+
+            def goes_on(unpacking: Transfer = unpacking) -> str:
+                return f"unpacking the environment: {unpacking.words or 'not begun yet'}"
+
+            async def wait(child: proc.Child, what: Callable[[], str] = goes_on) -> int:
+                return await shell.wait(child, what)
+
+            try:
+                path = str((await unpacking.finish(wait))["path"])
+            except MusterError as error:
+                what = f"{error.what} ({self.options.host})"
+                raise SetupError(what, where=error.where, why=error.why, fix=error.fix) from error
+            if hold(path):
+                return path  # else somebody has just removed it
+        raise SetupError(f"the environment is removed again and again on {self.options.host}")
 
     def _make_scratch(self, parent: str) -> None:
         name = folder_name(self.plan.run_id, self.place, self.run_dir.path)
@@ -138,6 +166,20 @@ def _staging_goes_on(staging: Transfer) -> str:
     if "source" not in staging.progress:
         return "staging has begun"
     return f"staging {staging.progress['source']}: {staging.words}"
+
+
+def _inside(
+    path: str, program: Program, environment: Mapping[str, str]
+) -> tuple[Program, dict[str, str]]:
+    """Return program and variables for an environment that was unpacked there."""
+    prefix = os.path.join(path, "env")
+    name = "CONDA_PREFIX" if os.path.isdir(os.path.join(prefix, "conda-meta")) else "VIRTUAL_ENV"
+    dropped = ("PYTHONHOME", "VIRTUAL_ENV", "CONDA_PREFIX")
+    after = {key: value for key, value in environment.items() if key not in dropped}
+    paths = [os.path.join(prefix, "bin"), environment.get("PATH", "")]
+    after |= {name: prefix, "PATH": os.pathsep.join(filter(None, paths))}
+    python = (os.path.join(prefix, "bin", "python"), *program.python[1:])
+    return replace(program, python=python), after
 
 
 def _follow(

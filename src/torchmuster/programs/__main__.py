@@ -18,6 +18,7 @@ PROGRAMS = {
     "exec": "node.sandbox.exec_launch",
     "network": "node.sandbox.network_hold",
     "stage": "node.staging",
+    "unpack": "node.shipping.unpack",
     "remote": "node.remote.main",
     "proxy": "node.remote.proxy",
     "pod": "node.pod.serve",

@@ -14,6 +14,7 @@ from torchmuster.net.frames import FrameReader, FrameWriter
 from torchmuster.net.remote_messages import (
     LENGTH,
     MAX_FRAME_BYTES,
+    EnvironmentPiece,
     FilePiece,
     FrameError,
     RelayData,
@@ -137,6 +138,44 @@ def test_writer_pings_while_nothing_else_is_sent(pipe):
     writer.close()
     while reader.read(5.0) is not None:
         continue
+
+
+def test_writer_pings_between_bulk_data_too(pipe):
+    writer = FrameWriter(pipe[1])
+    writer.ping_every(0.01)
+    reader = FrameReader(pipe[0])
+    bulk = RelayData(call_id=1, data=bytes(1 << 18))
+    sending = threading.Event()
+
+    def send():
+        while not sending.is_set() and writer.send(bulk, bulk=True):
+            continue
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    heard = []
+    while heard.count(RemotePing()) < 3:
+        heard.append(reader.read(5.0))
+    sending.set()
+    thread.join()
+    writer.close()
+    while reader.read(5.0) is not None:
+        continue
+    assert len(heard) > heard.count(RemotePing())
+
+
+def test_a_piece_of_an_environment_travels_as_bytes(pipe):
+    writer, reader = FrameWriter(pipe[1]), FrameReader(pipe[0])
+    piece = EnvironmentPiece(index=-1, data=bytes(range(256)))
+    writer.send(piece)
+    assert reader.read(5.0) == piece
+    writer.send_raw(remote_messages.LENGTH.pack(remote_messages.RAW_BIT | 2) + b"xx")
+    with pytest.raises(FrameError, match="without its index"):
+        reader.read(5.0)
+    writer.send_raw(remote_messages.LENGTH.pack((1 << 32) - 1))
+    with pytest.raises(FrameError):
+        reader.read(5.0)
+    writer.close()
 
 
 def test_bulk_waits_for_a_slow_reader_and_gives_up_when_it_goes():

@@ -134,6 +134,7 @@ def submit_run(
     request: "RunRequest", run_id: str, limits: "JobLimits", problems: "Problems"
 ) -> int:
     """Submit a run and follow it to its end; Ctrl-C leaves it alone, twice cancels it."""
+    from torchmuster.cli.runs.ship import place_archive, with_shipped
     from torchmuster.engines.registry import load_dialect
     from torchmuster.engines.sites import with_node_setup
     from torchmuster.files.layout import RunDir, runs_dir
@@ -157,7 +158,9 @@ def submit_run(
         click.echo(dialect.script(job), nl=False)
         click.echo("nothing was submitted (--dry-run)", err=True)
         return 0
+    plan, packed = with_shipped(plan, request.ship_env)
     run_dir = create_run_dir(plan)
+    place_archive(plan, packed)
     with note_refusal(run_dir):
         job = make_job(plan, run_dir, site, request, limits)
         for sentence in dialect.unmapped(job):
@@ -264,11 +267,15 @@ def run_inside(
     gpus = visible_gpus()  # those of one node; the others have their own
     plan = problems.checked(plan_for_job(request, run_id, len(gpus), problems))
     warn_s = WARN_S if limits.warn_s is None else limits.warn_s
-    return run_in_allocation(plan, inside, warn_s)
+    return run_in_allocation(plan, inside, warn_s, ship_env=request.ship_env)
 
 
 def run_in_allocation(
-    plan: "RunPlan", inside: "OwnJob", warn_s: float, snapshots: str | None = None
+    plan: "RunPlan",
+    inside: "OwnJob",
+    warn_s: float,
+    snapshots: str | None = None,
+    ship_env: str | None = None,
 ) -> int:
     """Run on the nodes of the job that we are in, on the snapshots of an earlier run where it has any.
 
@@ -276,6 +283,7 @@ def run_in_allocation(
         UsageError: The job has fewer nodes than asked for.
     """
     from torchmuster.cli.ending import follow_run
+    from torchmuster.cli.runs.ship import place_archive, with_shipped
     from torchmuster.engines.allocation import AllocationEngine
     from torchmuster.owner.create import create_run_dir, link_snapshots
     from torchmuster.owner.jobs.inside import make_deadline, note_the_end, own_run_inside
@@ -292,7 +300,9 @@ def run_in_allocation(
         )
     job = job.with_nodes(job.nodes[: plan.max_nodes]).with_launcher()
     plan = replace(plan, node_names=job.node_names, engine=engine_name, job_id=job_id)
+    plan, packed = with_shipped(plan, ship_env)
     run_dir = create_run_dir(plan)
+    place_archive(plan, packed)
     if snapshots is not None:
         link_snapshots(run_dir, snapshots)
     engine = AllocationEngine(plan, run_dir, job)

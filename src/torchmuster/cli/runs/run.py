@@ -142,7 +142,7 @@ class _RunCommand(click.Command):
 @click.option(
     "--ship-env",
     metavar="[=PATH]",
-    help="Over ssh: send this virtual environment to the hosts; default the active one.",
+    help="Send this environment to hosts of ssh, or to the nodes of a job; default the active one.",
 )
 @click.option(
     "--stage",
@@ -297,7 +297,9 @@ def launch(request: "RunRequest") -> int:
     run_id = choose_id(request, problems)
     limits = read_job_limits(request, problems)
     _check_debugger(request, problems)
-    _check_ship_env(request, problems, on_hosts=hosts is not None)
+    pods = engine != "local" and hosts is None and job.find_objects(engine) is not None
+    travels = hosts is not None or inside is not None or (engine != "local" and not pods)
+    _check_ship_env(request, problems, travels=travels)
     if request.resubmit and engine == "local":
         fix = "--on slurm or --on pbs; in a job of your own: sbatch or qsub again"
         problems.add("--resubmit continues jobs that muster submits", "--resubmit", fix=fix)
@@ -338,14 +340,15 @@ def _check_debugger(request: "RunRequest", problems: "Problems") -> None:
         problems.add("--pdb needs a terminal", "--pdb", why, fix)
 
 
-def _check_ship_env(request: "RunRequest", problems: "Problems", *, on_hosts: bool) -> None:
+def _check_ship_env(request: "RunRequest", problems: "Problems", *, travels: bool) -> None:
     if request.ship_env is None:
         return
     where = f"--ship-env={request.ship_env}" if request.ship_env else "--ship-env"
-    if not on_hosts:
-        why = "nodes of a scheduler share a file system, simulated ones this machine, and pods have an image"
+    if not travels:
+        why = "simulated nodes are this machine, and pods have an image"
         fix = "--python names an interpreter that they see"
-        problems.add("an environment is sent only to hosts that ssh reaches", where, why, fix)
+        what = "an environment is sent only to hosts of ssh and to nodes of jobs"
+        problems.add(what, where, why, fix)
     if request.python is not None:
         what = "--ship-env can't be combined with --python"
         problems.add(what, where, "the environment brings its interpreter", "leave one of them out")

@@ -32,6 +32,7 @@ KIND = "ssh"
 _SENT_LINES = (
     'export VIRTUAL_ENV="${MUSTER_ENVIRONMENT:?no environment has come}/env"',
     'export PATH="$VIRTUAL_ENV/bin:$PATH"; unset PYTHONHOME',
+    '[ ! -d "$VIRTUAL_ENV/conda-meta" ] || export CONDA_PREFIX="$VIRTUAL_ENV"',
 )
 
 
@@ -127,12 +128,9 @@ def _with_environment(
     Raises:
         UsageError: There is none, or it can't travel.
     """
-    from torchmuster.files.environment import find_prefix, pack
-    from torchmuster.files.layout import muster_home
+    from torchmuster.cli.runs.ship import pack_named
 
-    prefix = find_prefix(named, os.environ)
-    cache = os.path.join(muster_home(), "cache")
-    packed = pack(prefix, cache, lambda text: click.echo(f"muster: {text}", err=True))
+    packed = pack_named(named)
     old = plan.node_setup
     setup = replace(old, lines=(*old.lines, *_SENT_LINES), python_follows=True)
     program = replace(plan.program, python=("python3", *plan.program.python[1:]))

@@ -1,0 +1,71 @@
+"""`--ship-env`: the environment that is packed here, for hosts of ssh and for jobs."""
+
+import contextlib
+import os
+import shutil
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import click
+
+from torchmuster.errors import UsageError
+
+if TYPE_CHECKING:
+    from torchmuster.files.environment import PackedEnvironment
+    from torchmuster.model.plan import RunPlan
+
+_ARCHIVE = "environment.parcel"
+
+
+def pack_named(named: str) -> "PackedEnvironment":
+    """Return the archive of the environment that the user means, saying how it goes.
+
+    Raises:
+        UsageError: There is none, or it can't travel.
+    """
+    from torchmuster.files.environment import find_prefix, pack
+    from torchmuster.files.layout import muster_home
+
+    prefix = find_prefix(named, os.environ)
+    cache = os.path.join(muster_home(), "cache")
+    return pack(prefix, cache, lambda text: click.echo(f"muster: {text}", err=True))
+
+
+def with_shipped(plan: "RunPlan", named: str | None) -> "tuple[RunPlan, PackedEnvironment | None]":
+    """Return the plan of a job whose nodes unpack an environment from the run directory, and its archive; both as before without one.
+
+    Raises:
+        UsageError: There is none, or it can't travel.
+    """
+    from torchmuster.files.layout import runs_dir
+    from torchmuster.model.plan import ShippedEnvironment
+
+    if named is None:
+        return plan, None
+    packed = pack_named(named)
+    archive = os.path.join(runs_dir(), plan.run_id, _ARCHIVE)
+    shipped = ShippedEnvironment(archive=archive, needs=packed.needs)
+    setup = replace(plan.node_setup, shipped=shipped, python_follows=False)
+    return replace(plan, node_setup=setup), packed
+
+
+def place_archive(plan: "RunPlan", packed: "PackedEnvironment | None") -> None:
+    """Put the archive into the run directory: a second name of the one in the cache, so nothing takes it away from a job that waits.
+
+    Raises:
+        UsageError: It can't be written.
+    """
+    shipped = plan.node_setup.shipped
+    if packed is None or shipped is None:
+        return
+    with contextlib.suppress(OSError):
+        os.link(packed.path, shipped.archive)
+        return
+    try:
+        shutil.copyfile(packed.path, shipped.archive)
+    except OSError as error:
+        raise UsageError(
+            "the environment can't be put into the run directory",
+            where=shipped.archive,
+            why=str(error),
+        ) from error
